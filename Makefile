@@ -1,0 +1,48 @@
+# Everything starts from a bare machine with Python 3.11 or 3.12 and pip.
+#   make train   the main job: GraphSAGE on a generated graph, through the global store
+#   make test    all tests
+#   make lint type wheel bench clean
+# Options of the main job:  make train ARGS="trainer.epochs=2 trainer.ranks=2"
+
+PYTHON ?= $(shell for v in python3.12 python3.11 python3; do \
+	"$$v" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 12))' 2>/dev/null \
+	&& echo $$v && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+ARGS ?=
+
+.PHONY: train test lint type wheel bench clean setup
+.DEFAULT_GOAL := train
+
+setup: $(VENV)/.ready
+
+$(VENV)/.ready: pyproject.toml .ci/constraints.txt
+	@test -n "$(PYTHON)" || { echo "Python 3.11 or 3.12 is needed; none found on the PATH. Install one, or say: make PYTHON=/path/to/python3.12" >&2; exit 1; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e ".[dev]"
+	@touch $@
+
+train: setup
+	$(BIN)/dgl-mgpu train $(ARGS)
+
+test: setup
+	$(BIN)/python -m pytest -q $(ARGS)
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+type: setup
+	$(BIN)/mypy
+
+wheel: setup
+	rm -rf dist
+	$(BIN)/python -m build --wheel --outdir dist .
+
+bench: setup
+	for name in gather_cpu sampling_cpu placement_solver convergence; do \
+		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
+
+clean:
+	rm -rf $(VENV) dist build outputs

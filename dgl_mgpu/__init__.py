@@ -1,0 +1,81 @@
+"""DGL models unchanged, on today's PyTorch and on all the GPUs of a machine.
+
+Importing this package makes ``import dgl`` work, and imports neither DGL nor torch itself: the
+names below are loaded when they are first used.
+
+>>> import dgl_mgpu, dgl
+>>> store = dgl_mgpu.GlobalStore.from_dgl(g)
+>>> loader = dgl.dataloading.DataLoader(store.graph, train_ids, sampler)
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dgl_mgpu.backend.compat import install
+
+install()
+
+if TYPE_CHECKING:
+    from dgl_mgpu.backend.graph import StoreGraph
+    from dgl_mgpu.backend.store import GlobalStore
+    from dgl_mgpu.data import Dataset, load
+    from dgl_mgpu.ops import (
+        SampleKey,
+        append_unique,
+        gather_rows,
+        pinsage_neighbors,
+        random_walk,
+        sample_neighbors,
+    )
+    from dgl_mgpu.placement import Plan, TableSpec, solve
+    from dgl_mgpu.topology import Topology, preset, probe
+
+_HOME = {
+    "StoreGraph": "backend.graph",
+    "GlobalStore": "backend.store",
+    "Dataset": "data",
+    "load": "data",
+    "SampleKey": "ops",
+    "append_unique": "ops",
+    "gather_rows": "ops",
+    "pinsage_neighbors": "ops",
+    "random_walk": "ops",
+    "sample_neighbors": "ops",
+    "Plan": "placement",
+    "TableSpec": "placement",
+    "solve": "placement",
+    "Topology": "topology",
+    "preset": "topology",
+    "probe": "topology",
+}
+
+__all__ = [
+    "Dataset",
+    "GlobalStore",
+    "Plan",
+    "SampleKey",
+    "StoreGraph",
+    "TableSpec",
+    "Topology",
+    "append_unique",
+    "gather_rows",
+    "load",
+    "pinsage_neighbors",
+    "preset",
+    "probe",
+    "random_walk",
+    "sample_neighbors",
+    "solve",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return [*globals(), *__all__]

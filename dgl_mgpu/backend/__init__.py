@@ -1,0 +1,1 @@
+"""How DGL sees this package: import compatibility, graphs and feature storages."""

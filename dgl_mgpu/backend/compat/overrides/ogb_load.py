@@ -1,0 +1,115 @@
+"""ogb on a torch whose `torch.load` refuses pickles, and on a machine without a network.
+
+ogb keeps its processed data sets as pickled NumPy arrays, which torch's ``weights_only``
+unpickler does not read (they are written with pickle protocol 4). They are read here with an
+unpickler of our own that resolves only the names such files hold: a file that names anything
+else, and so could run code, is refused.
+"""
+
+from __future__ import annotations
+
+import pickle
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from ....errors import DataFormatError
+from .modules import module_with
+
+# NumPy 2 moved numpy.core to numpy._core; files hold whichever name their writer had.
+_ARRAYS = {
+    (f"numpy.{core}.{module}", name)
+    for core in ("core", "_core")
+    for module, name in (
+        ("multiarray", "_reconstruct"),
+        ("multiarray", "scalar"),
+        ("numeric", "_frombuffer"),
+    )
+} | {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+_TENSORS = {
+    ("torch._utils", "_rebuild_tensor"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("collections", "OrderedDict"),
+}
+# The graphs of the PyG variants are plain containers of tensors.
+_GRAPHS = {
+    (f"torch_geometric.data.{module}", name)
+    for module, names in (
+        ("data", ("Data", "DataEdgeAttr", "DataTensorAttr")),
+        ("hetero_data", ("HeteroData",)),
+        ("storage", ("BaseStorage", "GlobalStorage", "NodeStorage", "EdgeStorage")),
+    )
+    for name in names
+}
+_ALLOWED = _ARRAYS | _TENSORS | _GRAPHS
+
+
+def _is_allowed(module: str, name: str) -> bool:
+    is_storage = module == "torch" and name.endswith("Storage") and name.isidentifier()
+    return is_storage or (module, name) in _ALLOWED
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if not _is_allowed(module, name):
+            raise DataFormatError(
+                asked="read a processed ogb data set",
+                found=f"the file names {module}.{name}, which no ogb file holds",
+                fix="delete the data set's folder 'processed' and let ogb write it again",
+            )
+        return super().find_class(module, name)
+
+
+class _ArrayPickle:
+    """What torch.load takes as ``pickle_module``."""
+
+    __name__ = "pickle"
+    Unpickler = _ArrayUnpickler
+
+    @staticmethod
+    def load(file: Any, **options: Any) -> Any:
+        return _ArrayUnpickler(file, **options).load()
+
+
+def load(
+    f: Any,
+    map_location: Any = None,
+    pickle_module: Any = None,
+    *,
+    weights_only: bool | None = None,
+    mmap: bool | None = None,
+    **pickle_load_args: Any,
+) -> Any:
+    """torch.load, which reads pickled arrays too unless it is told how to read."""
+    if pickle_module is None and weights_only is None:
+        pickle_module, weights_only = _ArrayPickle, False
+    return torch.load(
+        f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args
+    )
+
+
+def from_numpy(array: np.ndarray, /) -> torch.Tensor:
+    """torch.from_numpy, which copies arrays that must not be written to, as pandas 3 gives out."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+torch_for_ogb = module_with(torch, load=load, from_numpy=from_numpy)
+
+
+@contextmanager
+def without_version_check() -> Iterator[None]:
+    """Hide the package `outdated` from ogb, which then skips its version check by itself."""
+    missing = object()
+    before = sys.modules.get("outdated", missing)
+    sys.modules["outdated"] = None  # type: ignore[assignment]  # importing it raises ImportError
+    try:
+        yield
+    finally:
+        if before is missing:
+            del sys.modules["outdated"]
+        else:
+            sys.modules["outdated"] = before  # type: ignore[assignment]

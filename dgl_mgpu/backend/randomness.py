@@ -1,0 +1,80 @@
+"""How a store's graph knows which random experiment a call is part of."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping
+
+import torch
+
+from dgl_mgpu.ops import SampleKey
+
+
+class Randomness:
+    """Which random experiment the next call of ``sample_neighbors`` is.
+
+    A sample depends on the seed, the epoch, the mini-batch, the hop and the node, and on
+    nothing else: not on the number of ranks or workers, nor on which of them does the work.
+    A batch is known by its seed nodes.  Who samples hop by hop tells a graph neither the batch
+    nor the hop: a call whose seed nodes begin with those of the call before it, in the same
+    epoch, is that call's next hop (DGL keeps seeds first when it relabels).
+
+    The epoch is set by :meth:`StoreGraph.set_epoch`; otherwise a DataLoader counts its own.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+        # In shared memory: workers that live on see the next epoch too.
+        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        self._calls = threading.local()
+
+    @property
+    def epoch(self) -> int:
+        return int(self._epoch)
+
+    @epoch.setter
+    def epoch(self, value: int) -> None:
+        self._epoch.fill_(value)
+        self._calls.last = None
+
+    def batch_key(self, seeds: Mapping[str, torch.Tensor]) -> SampleKey:
+        """The key of the first hop of a mini-batch of ``seeds``, by node type."""
+        self._calls.last = None
+        return SampleKey(self.seed, self.epoch, _digest(seeds), 0)
+
+    def next_key(self, seeds: Mapping[str, torch.Tensor]) -> SampleKey:
+        """The key of a call that samples one hop from ``seeds``, by node type."""
+        epoch = self.epoch
+        last = getattr(self._calls, "last", None)
+        if last is not None and last[0] == epoch and _begins_with(seeds, last[3]):
+            _, batch, hop, _ = last
+            hop += 1
+        else:
+            batch, hop = _digest(seeds), 0
+        self._calls.last = epoch, batch, hop, dict(seeds)
+        return SampleKey(self.seed, epoch, batch, hop)
+
+    def __getstate__(self) -> tuple[int, torch.Tensor]:
+        return self.seed, self._epoch
+
+    def __setstate__(self, state: tuple[int, torch.Tensor]) -> None:
+        self.seed, self._epoch = state
+        self._calls = threading.local()
+
+
+def _begins_with(seeds: Mapping[str, torch.Tensor], earlier: Mapping[str, torch.Tensor]) -> bool:
+    found = [
+        ntype in seeds and torch.equal(seeds[ntype][: len(nodes)], nodes)
+        for ntype, nodes in earlier.items()
+        if len(nodes)
+    ]
+    return bool(found) and all(found)
+
+
+def _digest(seeds: Mapping[str, torch.Tensor]) -> int:
+    digest = hashlib.blake2b(digest_size=8)
+    for ntype in sorted(seeds):
+        digest.update(ntype.encode())
+        digest.update(seeds[ntype].to(torch.int64).numpy().tobytes())
+    return int.from_bytes(digest.digest(), "little")

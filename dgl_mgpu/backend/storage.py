@@ -1,0 +1,134 @@
+"""Tables of the store as DGL feature storages, and the count of what was read from where."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+
+import torch
+from dgl.storages import FeatureStorage
+
+from dgl_mgpu.ops import count_tiers, gather_rows
+from dgl_mgpu.ops.view import FIRST, PARTS, RowView
+from dgl_mgpu.store import Table
+
+
+class Traffic:
+    """Rows and bytes read from each kind of memory, and the time it took.
+
+    Attributes
+    ----------
+    rows, nbytes : Counter of (table, memory)
+        ``memory`` is 'device', 'peer', 'host' or 'disk'.
+    seconds : float
+        Wall time spent gathering.
+    """
+
+    def __init__(self) -> None:
+        self.rows: Counter[tuple[str, str]] = Counter()
+        self.nbytes: Counter[tuple[str, str]] = Counter()
+        self.seconds = 0.0
+        self._lock = threading.Lock()
+
+    def add(self, name: str, table: Table, ids: torch.Tensor, begin: float) -> None:
+        """Count one gather of ``ids`` from ``table``, begun at ``begin`` by the clock."""
+        view = table.view
+        assert isinstance(view, RowView)
+        counts = count_tiers(view, ids)
+        with self._lock:
+            self.seconds += time.perf_counter() - begin
+            for tier, row in enumerate(view.tiers.tolist()):
+                for part in range(row[PARTS]):
+                    rows = int(counts[row[FIRST] + part])
+                    if rows:
+                        key = name, table.memory_of(tier, part)
+                        self.rows[key] += rows
+                        self.nbytes[key] += rows * view.row_bytes
+
+    def take(self) -> Traffic:
+        """What was counted since the last time, leaving zero."""
+        taken = Traffic()
+        with self._lock:
+            taken.rows, self.rows = self.rows, Counter()
+            taken.nbytes, self.nbytes = self.nbytes, Counter()
+            taken.seconds, self.seconds = self.seconds, 0.0
+        return taken
+
+    def __reduce__(self):
+        # A worker counts for itself; what it fetches is not fetched by this process.
+        return Traffic, ()
+
+
+class TableStorage(FeatureStorage):
+    """One feature table behind DGL's ``FeatureStorage`` interface.
+
+    Parameters
+    ----------
+    name : str
+        Under which its traffic is counted.
+    table : Table
+    traffic : Traffic
+    """
+
+    def __init__(self, name: str, table: Table, traffic: Traffic) -> None:
+        self._name = name
+        self._table = table
+        self._traffic = traffic
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the whole table."""
+        return torch.Size((self._view.num_rows, *self._view.row_shape))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type as stored."""
+        return self._view.dtype
+
+    @property
+    def _view(self) -> RowView:
+        assert isinstance(self._table.view, RowView)
+        return self._table.view
+
+    def __len__(self) -> int:
+        return self._view.num_rows
+
+    def __getitem__(self, indices: torch.Tensor) -> torch.Tensor:
+        """The rows at ``indices``, int32 or int64, on the indices' device."""
+        indices = torch.as_tensor(indices)
+        return self.fetch(indices, indices.device)
+
+    def fetch(
+        self,
+        indices: torch.Tensor,
+        device: torch.device | str,
+        pin_memory: bool | None = False,
+        **kwargs: object,
+    ) -> torch.Tensor:
+        """Gather rows and put them on ``device``.
+
+        Parameters
+        ----------
+        indices : Tensor, int32 or int64, shape (n,)
+        device : torch.device
+        pin_memory : bool
+            Gather into page-locked memory, so that the copy to a GPU is asynchronous.
+
+        Returns
+        -------
+        Tensor, shape (n, *row_shape)
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError
+        """
+        begin = time.perf_counter()
+        out = None
+        if pin_memory:
+            shape = (len(indices), *self._view.row_shape)
+            out = torch.empty(shape, dtype=self._view.dtype, pin_memory=True)
+        rows = gather_rows(self._view, indices, out=out)
+        rows = rows.to(device, non_blocking=bool(pin_memory))
+        self._traffic.add(self._name, self._table, indices, begin)
+        return rows

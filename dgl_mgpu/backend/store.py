@@ -1,0 +1,240 @@
+"""The global store as users meet it: made from a DGLGraph or a data set, read by DGL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import dgl
+import numpy as np
+import torch
+
+from dgl_mgpu.backend.graph import (
+    CanonicalEtype,
+    Nodes,
+    StoreGraph,
+    edge_table,
+    node_table,
+    topology_table,
+)
+from dgl_mgpu.backend.hotness import degree_hotness, presample_hotness
+from dgl_mgpu.data import Dataset
+from dgl_mgpu.errors import ConfigError, InvalidInputError
+from dgl_mgpu.placement import Plan
+from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, Store, TopologySource, build
+from dgl_mgpu.store.planning import StoreOptions, make_blueprint
+from dgl_mgpu.store.store import Source
+from dgl_mgpu.topology import Topology, preset, probe_shared_memory
+
+# DGL's names in a homogeneous graph.
+_NTYPE = "_N"
+_ETYPE = (_NTYPE, "_E", _NTYPE)
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """What is stored, beside the data."""
+
+    num_nodes: dict[str, int]
+    canonical_etypes: list[CanonicalEtype]
+
+
+@dataclass(frozen=True)
+class _Data:
+    """A graph as tables."""
+
+    schema: _Schema
+    sources: dict[str, Source]
+    #: Nodes that mini-batches start from; all of the first type where that is not known.
+    seeds: Nodes
+
+
+class GlobalStore:
+    """Topology and features of one graph over GPU, peer, host and disk memory.
+
+    Everything is there once on the machine and read by all its ranks directly (XGNN's global
+    GNN memory store, section 4; WholeGraph, section III-B).
+
+    Examples
+    --------
+    >>> store = dgl_mgpu.GlobalStore.from_dgl(g)
+    >>> loader = dgl.dataloading.DataLoader(store.graph, train_ids, sampler, batch_size=1024)
+
+    Attributes
+    ----------
+    graph : StoreGraph
+        Takes a DGLGraph's place in DGL's DataLoader.
+    plan : Plan
+        Where every row is.
+    """
+
+    def __init__(self, store: Store, schema: _Schema, seed: int) -> None:
+        self._store = store
+        self.plan: Plan = store.plan
+        self.graph = StoreGraph(store, schema.num_nodes, schema.canonical_etypes, seed)
+
+    @classmethod
+    def from_dgl(
+        cls, g: dgl.DGLGraph | None, *, seeds: Nodes | None = None, seed: int = 0, **options: Any
+    ) -> GlobalStore:
+        """Store a DGLGraph with all its node and edge features.
+
+        Collective where torch.distributed is initialised: every rank calls it.  The data is
+        read on the machine's first rank; the others may pass None.
+
+        Parameters
+        ----------
+        g : DGLGraph
+            On the CPU, homogeneous or heterogeneous, with int32 or int64 ids.
+        seeds : Tensor or dict of Tensor, optional
+            Nodes that mini-batches will start from, for ``hotness='presample'``; all nodes by
+            default.
+        seed : int
+            Which samples are drawn.
+        **options
+            As in :class:`~dgl_mgpu.store.planning.StoreOptions`, and ``topology``: a
+            :class:`~dgl_mgpu.topology.Topology`, a preset's name, or 'auto' for this machine.
+
+        Raises
+        ------
+        InvalidInputError, ConfigError, PlanDoesNotFitError, SharedMemoryError
+        RankFailedError
+            If another rank failed.
+        """
+        return cls._build(None if g is None else lambda: _from_dgl(g, seeds), seed, options)
+
+    @classmethod
+    def from_dataset(cls, dataset: Dataset | None, *, seed: int = 0, **options: Any) -> GlobalStore:
+        """Store a data set: its graph, features and, as node feature 'label', its labels.
+
+        Collective; parameters and errors as for :meth:`from_dgl`.
+        """
+        return cls._build(
+            None if dataset is None else lambda: _from_dataset(dataset), seed, options
+        )
+
+    @classmethod
+    def _build(cls, read: Any, seed: int, options: Mapping[str, Any]) -> GlobalStore:
+        options = dict(options)
+        topology = options.pop("topology", "auto")
+        unknown = sorted(options.keys() - StoreOptions.__dataclass_fields__.keys())
+        if unknown:
+            raise ConfigError(
+                f"build a store with {unknown}",
+                f"options {sorted([*StoreOptions.__dataclass_fields__, 'topology'])}",
+                "use one of these",
+            )
+        if type(seed) is not int or not 0 <= seed < 2**64:
+            raise InvalidInputError("build a store", f"seed {seed!r}", "use an int in [0, 2**64)")
+        ranks = Ranks.of_this_machine()
+        blueprint: Blueprint | None = None
+
+        def plan() -> _Schema:
+            nonlocal blueprint
+            if read is None:
+                raise InvalidInputError(
+                    "build a store", "no graph on the machine's first rank", "pass it there"
+                )
+            data = read()
+            checked = StoreOptions(**options)
+            blueprint = make_blueprint(
+                data.sources,
+                _hotness(data, checked, seed),
+                machine(topology, ranks.size),
+                checked,
+            )
+            return data.schema
+
+        schema = ranks.from_first("plan the store", plan)
+        return cls(build(blueprint, ranks), schema, seed)
+
+    def gather(self, key: str, ids: torch.Tensor, ntype: str | None = None) -> torch.Tensor:
+        """Rows of node feature ``key``, shape (len(ids), ...), on the ids' device."""
+        return self.graph.get_node_storage(key, ntype)[ids]
+
+
+def machine(topology: Topology | str, num_ranks: int) -> Topology:
+    """The machine a plan is made for, with one GPU for each rank.
+
+    Raises
+    ------
+    ConfigError
+        If there are more ranks than GPUs to hold their partitions.
+    """
+    if topology == "auto":
+        # The store's memory is shared memory until it can be a GPU's (see README).
+        return probe_shared_memory(num_ranks)
+    if not isinstance(topology, str | Topology):
+        raise ConfigError(
+            "place a store on a machine",
+            f"topology={topology!r}",
+            "pass a Topology, a preset's name or 'auto'",
+        )
+    found = preset(topology, num_ranks) if isinstance(topology, str) else topology
+    if found.num_gpus < num_ranks:
+        raise ConfigError(
+            f"place a store for {num_ranks} ranks on '{found.name}'",
+            f"it has {found.num_gpus} GPUs, each of which holds one partition",
+            f"use at most {found.num_gpus} ranks",
+        )
+    return found if found.num_gpus == num_ranks else found.subset(range(num_ranks))
+
+
+def sources_of(
+    dataset: Dataset, options: StoreOptions, seed: int
+) -> tuple[dict[str, Source], dict[str, np.ndarray]]:
+    """A data set as tables, and how hot the rows of each order are."""
+    data = _from_dataset(dataset)
+    return data.sources, _hotness(data, options, seed)
+
+
+def _hotness(data: _Data, options: StoreOptions, seed: int) -> dict[str, np.ndarray]:
+    graph = (data.schema.num_nodes, data.schema.canonical_etypes, data.sources)
+    if options.hotness == "degree":
+        return degree_hotness(*graph)
+    return presample_hotness(*graph, data.seeds, options.fanouts, options.batch_size, seed)
+
+
+def _from_dataset(dataset: Dataset) -> _Data:
+    idtype = torch.int32 if dataset.indices.dtype == np.int32 else torch.int64
+    sources: dict[str, Source] = {
+        topology_table(_ETYPE): TopologySource(
+            dataset.indptr, dataset.indices, dataset.eids, dataset.num_nodes, idtype, _NTYPE
+        )
+    }
+    for name, rows in (*dataset.node_features.items(), ("label", dataset.labels)):
+        sources[node_table(_NTYPE, name)] = FeatureSource(rows, _NTYPE)
+    for name, rows in dataset.edge_features.items():
+        sources[edge_table(_ETYPE, name)] = FeatureSource(rows)
+    schema = _Schema({_NTYPE: dataset.num_nodes}, [_ETYPE])
+    return _Data(schema, sources, torch.tensor(dataset.train))
+
+
+def _from_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> _Data:
+    if not isinstance(g, dgl.DGLGraph):
+        raise InvalidInputError(
+            "store a DGLGraph", f"a {type(g).__name__}", "pass a dgl.DGLGraph, or use from_dataset"
+        )
+    if g.device.type != "cpu":
+        raise InvalidInputError("store a DGLGraph", f"a graph on {g.device}", "pass g.to('cpu')")
+    sources: dict[str, Source] = {}
+    for etype in g.canonical_etypes:
+        indptr, indices, eids = g.adj_tensors("csc", etype=etype)
+        sources[topology_table(etype)] = TopologySource(
+            indptr.to(torch.int64).numpy(),
+            indices.numpy(),
+            eids.numpy(),
+            g.num_nodes(etype[0]),
+            g.idtype,
+            etype[2],
+        )
+        for name, rows in g.edges[etype].data.items():
+            sources[edge_table(etype, name)] = FeatureSource(rows)
+    for ntype in g.ntypes:
+        for name, rows in g.nodes[ntype].data.items():
+            sources[node_table(ntype, name)] = FeatureSource(rows, ntype)
+    schema = _Schema({ntype: g.num_nodes(ntype) for ntype in g.ntypes}, g.canonical_etypes)
+    if seeds is None:
+        seeds = {ntype: g.nodes(ntype) for ntype in g.ntypes}
+    return _Data(schema, sources, seeds)

@@ -1,0 +1,243 @@
+"""The command ``dgl-mgpu``: train, plan, topology, doctor."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from dgl_mgpu.errors import ConfigError, DGLMGPUError
+from dgl_mgpu.resources import resource_folder
+
+USAGE = """\
+dgl-mgpu COMMAND [key=value ...]
+
+  train      train a model:      dgl-mgpu train data=cora model=gcn trainer.ranks=2
+  plan       where the store would put every tier, and the modelled time, also for a machine
+             that is not there:  dgl-mgpu plan data=generated-twitter topology=dgx1
+  topology   what this machine is (topology measure: with timed copies between its GPUs), or
+             one known by name:   dgl-mgpu topology dgx1
+  doctor     what works here, and how to mend what does not
+
+Keys and their values: the files in configs/ ({configs}), or
+dgl-mgpu train --cfg job. To run an unmodified DGL script: python -m dgl_mgpu script.py
+"""
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run a command; return its exit status."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    commands: dict[str, Callable[[list[str]], int]] = {
+        "train": _train,
+        "plan": _plan,
+        "topology": _topology,
+        "doctor": _doctor,
+    }
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(USAGE.format(configs=resource_folder("configs")))
+        return 0 if arguments else 2
+    name, *rest = arguments
+    try:
+        if name not in commands:
+            raise ConfigError(f"run command '{name}'", "no such command", nearest(name, commands))
+        return commands[name](rest)
+    except DGLMGPUError as error:
+        print(f"dgl-mgpu {name}: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print(f"dgl-mgpu {name}: interrupted", file=sys.stderr)
+        return 130
+
+
+def _train(arguments: list[str]) -> int:
+    import hydra
+    from hydra.core.hydra_config import HydraConfig
+
+    arguments = check_overrides(arguments)
+    failure: list[DGLMGPUError | KeyboardInterrupt] = []
+
+    @hydra.main(
+        config_path=str(resource_folder("configs")), config_name="config", version_base="1.3"
+    )
+    def job(raw: Any) -> None:
+        from dgl_mgpu.minibatch.run import train
+
+        try:
+            train(to_config(raw), Path(HydraConfig.get().runtime.output_dir))
+        except (DGLMGPUError, KeyboardInterrupt) as error:
+            # Hydra would print a traceback; ours say what is wrong in one line.
+            failure.append(error)
+
+    sys.argv = ["dgl-mgpu train", *arguments]
+    job()
+    if failure:
+        raise failure[0]
+    return 0
+
+
+def _plan(arguments: list[str]) -> int:
+    from rich.console import Console
+
+    from dgl_mgpu.minibatch.planned import plan_for
+    from dgl_mgpu.report import plan_table
+
+    config = compose(arguments)
+    plan = plan_for(config)
+    console = Console()
+    title = f"{config.data.name} on {plan.topology}, policy {plan.policy}"
+    console.print(plan_table(plan.summary(), title))
+    each = ", ".join(f"{seconds * 1e3:.3g}" for seconds in plan.seconds)
+    console.print(
+        f"modelled for the reads of a mini-batch of {config.trainer.batch_size} seeds with fanouts "
+        f"{list(config.sampler.fanouts)}: {plan.step_seconds * 1e3:.3g} ms on the slowest GPU "
+        f"(each: {each} ms)",
+        highlight=False,
+    )
+    return 0
+
+
+def _topology(arguments: list[str]) -> int:
+    from rich.console import Console
+
+    from dgl_mgpu.report.machine import machine_tables
+    from dgl_mgpu.topology import measure, preset, preset_names, probe
+
+    if len(arguments) > 1:
+        raise ConfigError("show a topology", f"{arguments}", "name one machine, or 'measure'")
+    name = arguments[0] if arguments else "auto"
+    ways = {"auto": probe, "measure": measure}
+    topology = ways[name]() if name in ways else preset(name)
+    console = Console()
+    for renderable in machine_tables(topology, preset_names()):
+        console.print(renderable, highlight=False)
+    return 0
+
+
+def _doctor(arguments: list[str]) -> int:
+    from dgl_mgpu.doctor import main as doctor
+
+    return doctor()
+
+
+def compose(overrides: list[str]) -> Any:
+    """The :class:`~dgl_mgpu.minibatch.config.Config` of a command line; flags are left out.
+
+    Raises
+    ------
+    ConfigError
+    """
+    words = [word for word in check_overrides(overrides) if not word.startswith("-")]
+    return to_config(_compose(words))
+
+
+def to_config(raw: Any) -> Any:
+    """Merge a composed configuration into its schema and check its values.
+
+    Raises
+    ------
+    ConfigError
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from dgl_mgpu.minibatch.config import Config
+
+    config: Any
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), raw))
+    except OmegaConfBaseException as error:
+        message = str(error).splitlines()[0]
+        raise ConfigError(
+            f"set {error.full_key}" if error.full_key else "read the configuration",
+            message,
+            "give it a value of its type",
+        ) from error
+    config.check()
+    return config
+
+
+def check_overrides(arguments: list[str]) -> list[str]:
+    """Check that every ``key=value`` names a key or group that is there; return all arguments.
+
+    Options of a data set are those of its loader, not listed in ``configs/``: they come back
+    in the form that Hydra takes new keys in.
+
+    Raises
+    ------
+    ConfigError
+        With the nearest name.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    folder = resource_folder("configs")
+    groups = {path.name for path in folder.iterdir() if path.is_dir()}
+    overrides = []
+    for word in arguments:
+        if word.startswith("-"):
+            continue
+        try:
+            overrides.append(OverridesParser.create().parse_override(word))
+        except HydraException as error:
+            raise ConfigError(f"read '{word}'", "no key=value", "write key=value") from error
+    chosen = [each for each in overrides if each.key_or_group in groups]
+    for override in chosen:
+        options = sorted(path.stem for path in (folder / override.key_or_group).glob("*.yaml"))
+        if not override.is_sweep_override() and override.value() not in options:
+            raise ConfigError(
+                f"set {override.key_or_group}={override.value()}",
+                f"no such {override.key_or_group}",
+                nearest(str(override.value()), options),
+            )
+    known = _keys(
+        OmegaConf.to_container(
+            _compose([str(o.input_line) for o in chosen if not o.is_sweep_override()])
+        )
+    )
+    renamed: dict[str | None, str] = {}
+    for override in overrides:
+        key = override.key_or_group
+        if key.startswith("data.options.") and key not in known and not override.is_add():
+            renamed[override.input_line] = f"+{override.input_line}"
+        elif key not in groups | known and not key.startswith(
+            ("hydra.", "hydra/", "data.options.")
+        ):
+            raise ConfigError(f"set {key}", "no such key", nearest(key, groups | known))
+    return [renamed.get(word, word) for word in arguments]
+
+
+def _keys(node: Any, prefix: str = "") -> set[str]:
+    if not isinstance(node, dict):
+        return {prefix.rstrip(".")}
+    keys = {prefix.rstrip(".")} if prefix else set()
+    return keys.union(*(_keys(value, f"{prefix}{name}.") for name, value in node.items()))
+
+
+def _compose(overrides: list[str]) -> Any:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        with initialize_config_dir(str(resource_folder("configs")), version_base="1.3"):
+            return hydra_compose("config", overrides)
+    except (HydraException, OmegaConfBaseException) as error:
+        raise ConfigError(
+            f"compose the configuration with {overrides}",
+            str(error).splitlines()[0],
+            "see configs/ for what there is",
+        ) from error
+
+
+def nearest(name: str, known: Any) -> str:
+    """Advice that names what was probably meant."""
+    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(sorted(known))}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,190 @@
+"""From edge lists to compressed sparse columns (CSC), without a Python object per edge.
+
+CSC lists the in-edges of every node: the in-neighbours of node ``v`` are
+``indices[indptr[v]:indptr[v + 1]]``.  The order of the edges of one node is their order in the
+edge list (a stable counting sort), so that every run sees the same neighbours at the same
+places.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+import numpy as np
+from numba import njit
+
+from ..errors import IdOutOfRangeError, InvalidInputError
+
+#: Makes an array to be filled: ``allocate(name, shape, dtype)``; in memory or in a file.
+Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]
+
+
+class CSC(NamedTuple):
+    """A graph as compressed sparse columns.
+
+    Attributes
+    ----------
+    indptr : ndarray, int64 [num_nodes + 1]
+        Where each node's in-edges begin.
+    indices : ndarray, int32 or int64 [num_edges]
+        Source node of every edge, ordered by destination.
+    eids : ndarray, int64 [num_edges], or None
+        Place in the edge list of every edge; None where it was not asked for.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    eids: np.ndarray | None
+
+
+def in_memory(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    """Allocate an array in memory (the default `Allocate`)."""
+    return np.empty(shape, dtype)
+
+
+def index_dtype(num_nodes: int) -> np.dtype:
+    """Return the narrowest of int32 and int64 that holds every node id."""
+    return np.dtype(np.int32 if num_nodes <= np.iinfo(np.int32).max else np.int64)
+
+
+def require_ids(what: str, ids: np.ndarray) -> np.ndarray:
+    """Return `ids` if it is a one-dimensional integer array, raise InvalidInputError if not."""
+    if ids.ndim != 1 or ids.dtype.kind not in "iu":
+        raise InvalidInputError(
+            asked=f"read {what} as ids",
+            found=f"an array of dtype {ids.dtype} and shape {ids.shape}",
+            fix="pass a one-dimensional array of an integer dtype",
+        )
+    return ids
+
+
+@njit(cache=True, nogil=True)
+def _count(src, dst, num_nodes, both_directions, counts):
+    """Add this chunk's in-degrees at ``counts[node + 2]``; return the first bad edge or -1."""
+    for edge in range(len(src)):
+        source, target = src[edge], dst[edge]
+        if source < 0 or source >= num_nodes or target < 0 or target >= num_nodes:
+            return edge
+        counts[target + 2] += 1
+        if both_directions:
+            counts[source + 2] += 1
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def _place(src, dst, both_directions, first, cursor, indices, eids):
+    """Put this chunk's edges at their places; ``cursor[node + 1]`` is the next free one."""
+    with_eids = len(eids) > 0
+    copies = 2 if both_directions else 1
+    for edge in range(len(src)):
+        source, target = src[edge], dst[edge]
+        for copy in range(copies):
+            place = cursor[target + 1]
+            cursor[target + 1] = place + 1
+            indices[place] = source
+            if with_eids:
+                eids[place] = copies * (first + edge) + copy
+            source, target = target, source
+
+
+@njit(cache=True, nogil=True)
+def first_out_of_range(ids, lowest, stop):
+    """Return the place of the first value outside ``[lowest, stop)``, or -1."""
+    for place in range(len(ids)):
+        if ids[place] < lowest or ids[place] >= stop:
+            return place
+    return -1
+
+
+@njit(cache=True, nogil=True)
+def first_decrease(indptr):
+    """Return the first place whose successor is smaller, or -1."""
+    for place in range(len(indptr) - 1):
+        if indptr[place + 1] < indptr[place]:
+            return place
+    return -1
+
+
+def csc_from_chunks(
+    chunks: Callable[[], Iterable[tuple[np.ndarray, np.ndarray]]],
+    num_nodes: int,
+    *,
+    both_directions: bool = False,
+    with_eids: bool = False,
+    allocate: Allocate = in_memory,
+) -> CSC:
+    """Build CSC from an edge list that is read twice, a chunk at a time.
+
+    Parameters
+    ----------
+    chunks : callable
+        Starts a pass over the edge list: each call returns the same sequence of pairs
+        ``(src, dst)`` of integer arrays of equal length.
+    num_nodes : int
+        Number of nodes.
+    both_directions : bool
+        Also add the reverse of every edge.  Edge ``e`` of the list then has id ``2 e`` and its
+        reverse ``2 e + 1``, as in OGB.
+    with_eids : bool
+        Also return the edge ids.
+    allocate : callable
+        Makes the arrays ``indices`` and ``eids``, so that they can be files.
+
+    Returns
+    -------
+    CSC
+
+    Raises
+    ------
+    InvalidInputError
+        An id array is not of an integer dtype, or `src` and `dst` differ in length.
+    IdOutOfRangeError
+        An id is negative or not smaller than `num_nodes`.
+    """
+    # One array serves both passes: counts sit two places up, so that after the cumulative sum
+    # ``indptr[v + 1]`` is where v's edges begin, and after placing them where they end.
+    indptr = np.zeros(num_nodes + 2, np.int64)
+    first = 0
+    for src, dst in chunks():
+        if len(require_ids("sources", src)) != len(require_ids("destinations", dst)):
+            raise InvalidInputError(
+                asked="build CSC from an edge list",
+                found=f"{len(src)} sources but {len(dst)} destinations",
+                fix="pass one source and one destination per edge",
+            )
+        bad = _count(src, dst, num_nodes, both_directions, indptr)
+        if bad >= 0:
+            raise IdOutOfRangeError(
+                asked=f"build CSC of {num_nodes} nodes",
+                found=f"edge {first + bad} is ({src[bad]}, {dst[bad]})",
+                fix=f"use node ids in [0, {num_nodes})",
+            )
+        first += len(src)
+    np.cumsum(indptr, out=indptr)
+
+    num_edges = int(indptr[-1])
+    indices = allocate("indices", (num_edges,), index_dtype(num_nodes))
+    eids = allocate("eids", (num_edges,), np.dtype(np.int64)) if with_eids else None
+    no_eids = np.empty(0, np.int64)
+    first = 0
+    for src, dst in chunks():
+        _place(src, dst, both_directions, first, indptr, indices, no_eids if eids is None else eids)
+        first += len(src)
+    return CSC(indptr[:-1], indices, eids)
+
+
+def from_edges(src: np.ndarray, dst: np.ndarray, num_nodes: int, *, with_eids: bool = False) -> CSC:
+    """Build CSC from an edge list in memory; see `csc_from_chunks`.
+
+    Parameters
+    ----------
+    src, dst : ndarray, integer [num_edges]
+        Source and destination of every edge.
+    num_nodes : int
+        Number of nodes.
+    with_eids : bool
+        Also return each edge's place in the list.
+    """
+    src, dst = np.asarray(src), np.asarray(dst)
+    return csc_from_chunks(lambda: [(src, dst)], num_nodes, with_eids=with_eids)

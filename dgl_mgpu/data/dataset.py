@@ -1,0 +1,264 @@
+"""The one form in which the rest of the package meets a data set."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numba import njit
+
+from ..errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
+from .csc import first_decrease, first_out_of_range, require_ids
+
+if TYPE_CHECKING:
+    import dgl
+
+#: The label of a node without one.
+UNLABELLED = -1
+
+
+@dataclass(frozen=True, eq=False)
+class Dataset:
+    """A graph with features, labels and a split, in memory or memory-mapped.
+
+    Nothing here depends on DGL, and every array may be a read-only memory map, so that a store
+    can be built by streaming from disk.
+
+    Attributes
+    ----------
+    name : str
+        Name for people and log files.
+    num_nodes, num_classes : int
+        Number of nodes and of classes.
+    indptr : ndarray, int64 [num_nodes + 1]
+        Where each node's in-edges begin (CSC).
+    indices : ndarray, int32 or int64 [num_edges]
+        Source of every edge, ordered by destination.
+    labels : ndarray, int64 [num_nodes]
+        Class of every node, -1 (`UNLABELLED`) where it is unknown.
+    train, valid, test : ndarray, int64
+        Node ids of the split.
+    node_features : mapping of str to array-like [num_nodes, …]
+        NumPy arrays, memory maps or torch tensors; the input features are ``"feat"``.
+    edge_features : mapping of str to array-like [num_edges, …]
+        Row ``i`` belongs to the edge with id ``i``.  ``"weight"``, where present, must be
+        finite, non-negative and not all zero at any node.
+    eids : ndarray, int64 [num_edges], or None
+        Id of the edge at every place of the CSC; None: its place is its id.
+    description : str
+        Where the data comes from, and how it was changed.
+    checked : bool
+        True: skip the checks that read whole arrays, because this content passed them before.
+
+    Raises
+    ------
+    InvalidInputError
+        Shapes or dtypes disagree, such as features whose row count is not the node count, or
+        the CSC is malformed.
+    IdOutOfRangeError
+        A node or edge id is outside its range.
+    InvalidWeightError
+        ``edge_features["weight"]`` is unusable.
+    """
+
+    name: str
+    num_nodes: int
+    num_classes: int
+    indptr: np.ndarray
+    indices: np.ndarray
+    labels: np.ndarray
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray
+    node_features: Mapping[str, Any] = field(default_factory=dict)
+    edge_features: Mapping[str, Any] = field(default_factory=dict)
+    eids: np.ndarray | None = None
+    description: str = ""
+    checked: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._check_shapes()
+        if not self.checked:
+            self._check_contents()
+
+    @property
+    def num_edges(self) -> int:
+        """Number of edges, each direction counted."""
+        return len(self.indices)
+
+    def __repr__(self) -> str:
+        features = ", ".join(
+            f"{name}: {feature.dtype} {tuple(feature.shape)}"
+            for name, feature in (*self.node_features.items(), *self.edge_features.items())
+        )
+        return (
+            f"Dataset({self.name!r}, {self.num_nodes:,} nodes, {self.num_edges:,} edges, "
+            f"{self.num_classes} classes, {features})"
+        )
+
+    def _invalid(self, found: str, fix: str) -> InvalidInputError:
+        return InvalidInputError(asked=f"describe data set {self.name!r}", found=found, fix=fix)
+
+    def _check_shapes(self) -> None:
+        if self.indptr.dtype != np.int64 or self.indptr.shape != (self.num_nodes + 1,):
+            raise self._invalid(
+                f"indptr of dtype {self.indptr.dtype} and shape {self.indptr.shape}",
+                f"pass int64 of shape ({self.num_nodes + 1},), one more than there are nodes",
+            )
+        if self.indices.dtype not in (np.int32, np.int64) or self.indices.ndim != 1:
+            raise self._invalid(
+                f"indices of dtype {self.indices.dtype} and shape {self.indices.shape}",
+                "pass a one-dimensional int32 or int64 array",
+            )
+        if self.indptr[0] != 0 or self.indptr[-1] != self.num_edges:
+            raise self._invalid(
+                f"indptr from {self.indptr[0]} to {self.indptr[-1]} over {self.num_edges} indices",
+                "let indptr begin at 0 and end at the number of edges",
+            )
+        if self.labels.dtype != np.int64 or self.labels.shape != (self.num_nodes,):
+            raise self._invalid(
+                f"labels of dtype {self.labels.dtype} and shape {self.labels.shape}",
+                f"pass int64 of shape ({self.num_nodes},), {UNLABELLED} where there is none",
+            )
+        if self.eids is not None and (
+            self.eids.dtype != np.int64 or self.eids.shape != (self.num_edges,)
+        ):
+            raise self._invalid(
+                f"eids of dtype {self.eids.dtype} and shape {self.eids.shape}",
+                f"pass int64 of shape ({self.num_edges},), or None",
+            )
+        for of, rows, features in (
+            ("node", self.num_nodes, self.node_features),
+            ("edge", self.num_edges, self.edge_features),
+        ):
+            for name, feature in features.items():
+                if len(feature.shape) == 0 or feature.shape[0] != rows:
+                    raise self._invalid(
+                        f"{of} feature {name!r} of shape {tuple(feature.shape)} for {rows} {of}s",
+                        f"pass one row per {of}",
+                    )
+
+    def _check_contents(self) -> None:
+        bad = first_decrease(self.indptr)
+        if bad >= 0:
+            raise self._invalid(f"indptr decreases after place {bad}", "pass a well-formed CSC")
+        self._check_range("indices", self.indices, self.num_nodes)
+        for part in ("train", "valid", "test"):
+            ids = require_ids(f"the {part} nodes", getattr(self, part))
+            if ids.dtype != np.int64:
+                raise self._invalid(f"{part} ids of dtype {ids.dtype}", "pass int64")
+            self._check_range(part, ids, self.num_nodes)
+        if self.eids is not None:
+            self._check_range("eids", self.eids, self.num_edges)
+            seen = np.zeros(self.num_edges, np.bool_)
+            seen[self.eids] = True
+            if not seen.all():
+                raise self._invalid(
+                    f"edge id {int(seen.argmin())} is missing from eids",
+                    "let eids be a permutation of the edge ids",
+                )
+        self._check_range("labels", self.labels, self.num_classes, lowest=UNLABELLED)
+        if "weight" in self.edge_features:
+            self._check_weights(np.asarray(self.edge_features["weight"]))
+
+    def _check_range(self, what: str, ids: np.ndarray, stop: int, lowest: int = 0) -> None:
+        bad = first_out_of_range(ids, lowest, stop)
+        if bad >= 0:
+            raise IdOutOfRangeError(
+                asked=f"describe data set {self.name!r}",
+                found=f"{what}[{bad}] is {ids[bad]}",
+                fix=f"use values in [{lowest}, {stop})",
+            )
+
+    def _check_weights(self, weight: np.ndarray) -> None:
+        if weight.ndim != 1:
+            raise self._invalid(f"edge weights of shape {weight.shape}", "pass one per edge")
+        eids = np.empty(0, np.int64) if self.eids is None else self.eids
+        place, node = _first_bad_weight(self.indptr, eids, weight)
+        if node >= 0:
+            found = (
+                f"the weights of all in-edges of node {node} are zero"
+                if place < 0
+                else f"the weight of edge {place}, an in-edge of node {node}, is {weight[place]}"
+            )
+            raise InvalidWeightError(
+                asked=f"describe data set {self.name!r}",
+                found=found,
+                fix="pass finite weights of at least 0, with one above 0 at every node",
+            )
+
+    def to_dgl(self) -> dgl.DGLGraph:
+        """Return the data set as a DGLGraph on the CPU.
+
+        Node data are the node features, ``label`` and the masks ``train_mask``, ``val_mask``
+        and ``test_mask``; edge data are the edge features.  Arrays in memory are shared, not
+        copied, except that both index arrays of a graph must have one dtype (int64).
+        """
+        import dgl
+        import torch
+
+        with warnings.catch_warnings():
+            # DGL does not write to these, so a read-only memory map may be shared.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            indices = torch.as_tensor(self.indices).long()
+            eids = torch.as_tensor([] if self.eids is None else self.eids, dtype=torch.int64)
+            graph = dgl.graph(
+                ("csc", (torch.as_tensor(self.indptr), indices, eids)), num_nodes=self.num_nodes
+            )
+            graph.ndata["label"] = torch.as_tensor(self.labels)
+            for name, feature in self.node_features.items():
+                graph.ndata[name] = torch.as_tensor(feature)
+            for name, feature in self.edge_features.items():
+                graph.edata[name] = torch.as_tensor(feature)
+            for name, ids in (("train", self.train), ("val", self.valid), ("test", self.test)):
+                mask = torch.zeros(self.num_nodes, dtype=torch.bool)
+                mask[torch.as_tensor(ids)] = True
+                graph.ndata[f"{name}_mask"] = mask
+        return graph
+
+
+def as_labels(raw: np.ndarray) -> np.ndarray:
+    """Return labels of any numeric dtype and shape [N] or [N, 1] as int64 [N], NaN as -1.
+
+    Raises
+    ------
+    InvalidInputError
+        There is more than one label per node, or a label is not a whole number.
+    """
+    if raw.ndim == 2 and raw.shape[1] == 1:
+        raw = raw[:, 0]
+    if raw.ndim != 1 or raw.dtype.kind not in "iuf":
+        raise InvalidInputError(
+            asked="read labels",
+            found=f"an array of dtype {raw.dtype} and shape {raw.shape}",
+            fix="pass one numeric class per node",
+        )
+    if raw.dtype.kind != "f":
+        return raw.astype(np.int64)
+    known = np.isfinite(raw)
+    labels = np.where(known, raw, UNLABELLED).astype(np.int64)
+    if not np.array_equal(labels[known], raw[known]):
+        raise InvalidInputError(
+            asked="read labels",
+            found="labels that are not whole numbers",
+            fix="pass class numbers, NaN where there is none",
+        )
+    return labels
+
+
+@njit(cache=True, nogil=True)
+def _first_bad_weight(indptr, eids, weight):
+    """Return (edge, node) of the first bad weight, (-1, node) of an all-zero node, (-1, -1)."""
+    for node in range(len(indptr) - 1):
+        total = 0.0
+        for place in range(indptr[node], indptr[node + 1]):
+            edge = eids[place] if len(eids) > 0 else place
+            if not (weight[edge] >= 0 and weight[edge] < np.inf):
+                return edge, node
+            total += weight[edge]
+        if indptr[node + 1] > indptr[node] and total == 0:
+            return -1, node
+    return -1, -1

@@ -1,0 +1,167 @@
+"""Files that are complete or absent: folders built once, and downloads."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import shutil
+import urllib.error
+import urllib.request
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from ..errors import ConfigError, DataFormatError
+
+log = logging.getLogger(__name__)
+
+#: Seconds without a byte after which a download is given up.
+_TIMEOUT_S = 30
+_CHUNK_BYTES = 1 << 22
+
+
+def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
+    """Return `target`, a folder; let `fill` make its content if it is not there yet.
+
+    The folder is filled under another name and renamed when it is complete, so that an
+    interrupted run leaves nothing that looks complete.  Of several processes that want the same
+    folder, one builds it and the others wait.
+
+    Parameters
+    ----------
+    target : Path
+        The folder.  What it holds must follow from its name alone.
+    fill : callable
+        Called with an empty folder to fill.
+    """
+    if target.is_dir():
+        return target
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(target.with_name(f".{target.name}.lock")):
+            if not target.is_dir():
+                _build(target, fill)
+    except PermissionError as error:
+        raise ConfigError(
+            asked=f"create {target}",
+            found=f"no permission to write {error.filename}",
+            fix="choose a folder that you may write to",
+        ) from error
+    return target
+
+
+def _build(target: Path, fill: Callable[[Path], None]) -> None:
+    partial = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
+    partial.mkdir()
+    try:
+        fill(partial)
+        for path in partial.rglob("*"):
+            if path.is_file():
+                with path.open("rb") as file:
+                    os.fsync(file.fileno())  # the rename must not reach the disk before the data
+        partial.rename(target)
+    except BaseException:
+        shutil.rmtree(partial, ignore_errors=True)
+        raise
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Hold an exclusive lock on the file `path`; the file is gone again afterwards."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            # The previous holder removed its file: a lock on that one excludes nobody.
+            if _is_at(descriptor, path):
+                try:
+                    yield
+                finally:
+                    path.unlink()
+                return
+        finally:
+            os.close(descriptor)
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    """Say whether the open file is still the one at `path`."""
+    try:
+        return os.path.samestat(os.stat(path), os.fstat(descriptor))
+    except FileNotFoundError:
+        return False
+
+
+def require_space(folder: Path, num_bytes: int, what: str) -> None:
+    """Raise ConfigError if the disk of `folder` has less than `num_bytes` free."""
+    folder.mkdir(parents=True, exist_ok=True)
+    free = shutil.disk_usage(folder).free
+    if free < num_bytes:
+        raise ConfigError(
+            asked=f"write {what} to {folder}",
+            found=f"it takes {num_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free",
+            fix="free space, choose another data root, or a smaller data set",
+        )
+
+
+def require_files(folder: Path, names: list[str], what: str) -> None:
+    """Raise DataFormatError naming every file of `names` that is not in `folder`."""
+    missing = [name for name in names if not (folder / name).is_file()]
+    if missing:
+        raise DataFormatError(
+            asked=f"read {what}",
+            found=f"no file {', '.join(missing)} in {folder}",
+            fix=f"put {'it' if len(missing) == 1 else 'them'} there",
+        )
+
+
+def download_zip(url: str, folder: Path, instead: str) -> None:
+    """Download a zip archive and extract it into `folder`.
+
+    Parameters
+    ----------
+    url : str
+        Address of the archive.
+    folder : Path
+        Existing folder for the archive's content.
+    instead : str
+        What the user can do where there is no network, for the error.
+
+    Raises
+    ------
+    DataFormatError
+        The archive cannot be fetched, or is corrupt.
+    ConfigError
+        The disk is too small.
+    """
+    archive = folder / ".download.zip"
+    try:
+        _fetch(url, archive)
+        with zipfile.ZipFile(archive) as content:
+            require_space(folder, sum(info.file_size for info in content.infolist()), url)
+            content.extractall(folder)
+    except (OSError, zipfile.BadZipFile) as error:
+        reason = error.reason if isinstance(error, urllib.error.URLError) else error
+        raise DataFormatError(
+            asked=f"download {url}", found=f"it failed: {reason}", fix=instead
+        ) from error
+    finally:
+        archive.unlink(missing_ok=True)
+
+
+def _fetch(url: str, path: Path) -> None:
+    with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response, path.open("wb") as file:
+        total = int(response.headers.get("Content-Length", 0))
+        require_space(path.parent, total, url)
+        log.info("downloading %s (%.2f GiB)", url, total / 2**30)
+        done, next_report = 0, total // 10
+        while chunk := response.read(_CHUNK_BYTES):
+            file.write(chunk)
+            done += len(chunk)
+            if total and done >= next_report:
+                log.info("%s: %d %%", url, 100 * done // total)
+                next_report += total // 10
+        if done < total:
+            raise OSError(f"the connection ended after {done} of {total} bytes")

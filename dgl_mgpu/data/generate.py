@@ -1,0 +1,364 @@
+"""Generated graphs of any size, written in OGB's on-disk format and read back through its loader.
+
+The model is described in `blockmodel`.  Everything is streamed: memory holds a few numbers per
+node (about 50 bytes) and a chunk of edges or features, whatever the number of edges.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import hashlib
+import json
+import logging
+import numbers
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import ConfigError, DataFormatError
+from . import blockmodel, ogb
+from .dataset import Dataset
+from .files import build_once, require_space
+from .npz import NpzWriter
+
+log = logging.getLogger(__name__)
+
+#: Change it when the same parameters give another graph: old folders are then left aside.
+_FORMAT_VERSION = 1
+_CHUNK_EDGES = 1 << 22
+_CHUNK_ROWS = 1 << 15
+_SPLIT_TYPE = "random"
+_META_FILE = "meta.json"
+
+
+@dataclass(frozen=True)
+class GraphSpec:
+    """What a generated graph is made of; see `blockmodel` for the meaning.
+
+    Attributes
+    ----------
+    num_nodes, num_edges, num_features, num_classes : int
+        Size.  Edges are directed.
+    exponent : float
+        Exponent of the tail of the degree distribution function, above 1.
+    homophily : float
+        Probability that an edge joins nodes of one class.
+    signal : float
+        Distance of the class centroids from the origin over ``sqrt(2 ln num_classes)``, where
+        the noise has unit variance per dimension.
+    train, valid, test : float
+        Fractions of the nodes in the split; their sum may be below 1.
+    seed : int
+        Seed of everything random.
+    shape : str
+        Name of the real data set whose size this is, empty if none.
+    scale : float
+        What its size was multiplied with.
+
+    Raises
+    ------
+    ConfigError
+        A value is out of its range.
+    """
+
+    num_nodes: int = 20_000
+    num_edges: int = 200_000
+    num_features: int = 64
+    num_classes: int = 10
+    exponent: float = 1.5
+    homophily: float = 0.8
+    signal: float = 0.8
+    train: float = 0.6
+    valid: float = 0.2
+    test: float = 0.2
+    seed: int = 0
+    shape: str = ""
+    scale: float = 1.0
+
+    def __post_init__(self) -> None:
+        within = {
+            "num_classes": (2, self.num_nodes),
+            "num_features": (1, 2**20),
+            "num_nodes": (2, 2**40),
+            "num_edges": (1, 2**40),
+            "exponent": (1.01, 100),
+            "homophily": (0, 1),
+            "signal": (0, 1000),
+            "train": (0, 1),
+            "valid": (0, 1),
+            "test": (0, 1),
+            "seed": (0, 2**63 - 1),
+        }
+        for name, (low, high) in within.items():
+            value = getattr(self, name)
+            whole = name.startswith("num_") or name == "seed"
+            kind = numbers.Integral if whole else numbers.Real
+            if not isinstance(value, kind) or not low <= float(value) <= high:
+                raise ConfigError(
+                    asked=f"generate a graph with {name}={value!r}",
+                    found="a value out of range",
+                    fix=f"choose a{' whole' * whole} number from {low} to {high}",
+                )
+        if self.train + self.valid + self.test > 1 + 1e-9:
+            raise ConfigError(
+                asked=f"split nodes into {self.train} + {self.valid} + {self.test}",
+                found="a sum above 1",
+                fix="choose fractions that sum to at most 1",
+            )
+
+    @property
+    def name(self) -> str:
+        """Name that says that the graph is generated, and after what."""
+        scale = "" if self.scale == 1 else f" (scale {self.scale:g})"
+        return f"generated-{self.shape}{scale}" if self.shape else "generated"
+
+    @property
+    def description(self) -> str:
+        """One sentence for logs and tables."""
+        after = f" after the size of {self.shape} times {self.scale:g}" if self.shape else ""
+        return (
+            f"generated, not real data{after}: {self.num_nodes:,} nodes, {self.num_edges:,} edges, "
+            f"power-law degrees (exponent {self.exponent:g}), {self.num_classes} planted classes, "
+            f"homophily {self.homophily:g}, signal {self.signal:g}, seed {self.seed}"
+        )
+
+    def scaled(self, scale: float) -> GraphSpec:
+        """Return the same graph with `scale` times the nodes and edges."""
+        if not scale > 0:
+            raise ConfigError(
+                asked=f"generate a graph at scale {scale}",
+                found="a scale that is not positive",
+                fix="choose a positive factor, such as 0.01",
+            )
+        return dataclasses.replace(
+            self,
+            num_nodes=max(self.num_classes, round(self.num_nodes * scale)),
+            num_edges=max(1, round(self.num_edges * scale)),
+            scale=scale,
+        )
+
+
+def _shape(
+    name: str, nodes: int, edges: int, features: int, classes: int, split: tuple[float, ...]
+) -> GraphSpec:
+    train, valid, test = split
+    return GraphSpec(
+        nodes, edges, features, classes, train=train, valid=valid, test=test, shape=name
+    )
+
+
+#: Sizes of graphs that papers measure on.  The split fractions of reddit, products and
+#: papers100M are those of the real data; the other three have no labels in reality: 64 classes
+#: are planted, and 1 % of the nodes are for training.
+SHAPES = {
+    spec.shape: spec
+    for spec in (
+        _shape("reddit", 232_965, 114_615_892, 602, 41, (0.66, 0.10, 0.24)),
+        _shape("products", 2_449_029, 123_718_280, 100, 47, (0.08, 0.016, 0.904)),
+        _shape("papers100M", 111_059_956, 1_615_685_872, 128, 172, (0.011, 0.0011, 0.0019)),
+        _shape("twitter", 41_700_000, 1_500_000_000, 256, 64, (0.01, 0.001, 0.002)),
+        _shape("uk-2006", 77_700_000, 3_000_000_000, 256, 64, (0.01, 0.001, 0.002)),
+        _shape("friendster", 65_600_000, 3_600_000_000, 140, 64, (0.01, 0.001, 0.002)),
+    )
+}
+
+
+def load(
+    name: str,
+    root: Path,
+    *,
+    scale: float = 1.0,
+    add_reverse: bool = False,
+    self_loops: bool = False,
+    **parameters: float,
+) -> Dataset:
+    """Load a generated graph, generating it if it is not on disk.
+
+    Parameters
+    ----------
+    name : str
+        ``"generated"``, or ``"generated-"`` and one of `SHAPES`.
+    root : Path
+        Folder in which each generated graph has a folder, named after all its parameters.
+    scale : float
+        Multiplies the numbers of nodes and edges.
+    add_reverse, self_loops
+        See `ogb.load_folder`.
+    **parameters
+        Fields of `GraphSpec` to change, before scaling.
+
+    Raises
+    ------
+    ConfigError
+        A parameter is unknown or out of range, or the disk is too small.
+    """
+    spec = named_spec(name, scale=scale, **parameters)
+    folder = generate(spec, root)
+    return ogb.load_folder(
+        folder, meta_dict(folder), add_reverse=add_reverse, self_loops=self_loops
+    )
+
+
+def named_spec(name: str, *, scale: float = 1.0, **parameters: float) -> GraphSpec:
+    """Return what `load` generates for a name and its options.
+
+    Raises
+    ------
+    ConfigError
+        A parameter is unknown or out of range.
+    """
+    spec = SHAPES.get(name.removeprefix("generated-"), GraphSpec())
+    known = {field.name for field in dataclasses.fields(GraphSpec)} - {"shape", "scale"}
+    for key in parameters:
+        if key not in known:
+            near = difflib.get_close_matches(key, [*known, "scale", "add_reverse", "self_loops"])
+            raise ConfigError(
+                asked=f"load {name} with option {key!r}",
+                found="no such option",
+                fix=f"the nearest are {', '.join(near)}"
+                if near
+                else f"choose from {sorted(known)}",
+            )
+    spec = dataclasses.replace(spec, **parameters)  # type: ignore[arg-type]
+    if scale != 1:
+        spec = spec.scaled(scale)
+    return spec
+
+
+def generate(spec: GraphSpec, root: Path) -> Path:
+    """Write the graph in OGB's format, unless it is on disk already.
+
+    Parameters
+    ----------
+    spec : GraphSpec
+        What to generate.
+    root : Path
+        Folder for the graph's folder.
+
+    Returns
+    -------
+    Path
+        The graph's folder, whose name contains a digest of all parameters.
+    """
+    parameters = json.dumps([_FORMAT_VERSION, dataclasses.asdict(spec)], sort_keys=True)
+    digest = hashlib.sha256(parameters.encode()).hexdigest()[:12]
+    label = f"generated_{spec.shape or 'graph'}_{spec.num_nodes}n_{spec.num_edges}e_{digest}"
+    return build_once(Path(root) / label, lambda partial: _write(spec, partial))
+
+
+def meta_dict(folder: Path) -> dict[str, str]:
+    """Return what ``NodePropPredDataset(name=…, root=…, meta_dict=…)`` needs to read `folder`."""
+    path = Path(folder) / _META_FILE
+    try:
+        meta = json.loads(path.read_text())
+        return {str(key): str(value) for key, value in meta.items()} | {"dir_path": str(folder)}
+    except (OSError, ValueError, AttributeError) as error:
+        raise DataFormatError(
+            asked=f"read {path}",
+            found=f"no usable description of a generated graph ({error})",
+            fix="remove the folder, so that the graph is generated again",
+        ) from error
+
+
+def _write(spec: GraphSpec, folder: Path) -> None:
+    num_bytes = 16 * spec.num_edges + 4 * spec.num_nodes * (spec.num_features + 2)
+    require_space(folder, num_bytes, spec.name)
+    started = time.perf_counter()
+    for name in ("raw", "mapping", "processed", f"split/{_SPLIT_TYPE}"):
+        (folder / name).mkdir(parents=True)
+    labels = blockmodel.classes(spec.num_nodes, spec.num_classes, spec.seed)
+    indptr = blockmodel.in_degrees(spec.num_nodes, spec.num_edges, spec.exponent, spec.seed)
+
+    with NpzWriter(folder / "raw" / "data.npz") as data:
+        shape = (2, spec.num_edges)
+        data.write("edge_index", shape, np.dtype(np.int64), _edges(spec, labels, indptr))
+        shape = (spec.num_nodes, spec.num_features)
+        data.write("node_feat", shape, np.dtype(np.float32), _features(spec, labels))
+        for of, count in (("nodes", spec.num_nodes), ("edges", spec.num_edges)):
+            data.write(f"num_{of}_list", (1,), np.dtype(np.int64), [np.array([count])])
+    with NpzWriter(folder / "raw" / "node-label.npz") as data:
+        data.write("node_label", (spec.num_nodes, 1), np.dtype(np.int64), [labels])
+    fractions = (spec.train, spec.valid, spec.test)
+    for name, ids in zip(
+        ("train", "valid", "test"),
+        blockmodel.split(spec.num_nodes, fractions, spec.seed),
+        strict=True,
+    ):
+        _write_ids(folder / "split" / _SPLIT_TYPE / f"{name}.csv.gz", ids)
+    _write_texts(spec, folder)
+    seconds = time.perf_counter() - started
+    log.info("%s: written in %.1f s", spec.description, seconds)
+
+
+def _edges(spec: GraphSpec, labels: np.ndarray, indptr: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the row of sources, then the row of destinations."""
+    members, first = blockmodel.members_by_rank(labels, indptr, spec.num_classes)
+    class_key = blockmodel.stream(spec.seed, blockmodel.CLASS_OF_SOURCE)
+    rank_key = blockmodel.stream(spec.seed, blockmodel.RANK_OF_SOURCE)
+    for start, stop in _chunks(spec.num_edges, _CHUNK_EDGES):
+        yield blockmodel.sources(
+            start,
+            stop,
+            indptr,
+            labels,
+            members,
+            first,
+            float(spec.homophily),
+            float(spec.exponent),
+            class_key,
+            rank_key,
+        )
+    for start, stop in _chunks(spec.num_edges, _CHUNK_EDGES):
+        yield blockmodel.destinations(start, stop, indptr)
+
+
+def _features(spec: GraphSpec, labels: np.ndarray) -> Iterator[np.ndarray]:
+    centroid = blockmodel.centroids(spec.num_classes, spec.num_features, spec.signal, spec.seed)
+    key = blockmodel.stream(spec.seed, blockmodel.NOISE)
+    for start, stop in _chunks(spec.num_nodes, _CHUNK_ROWS):
+        yield blockmodel.features(start, stop, labels, centroid, key)
+
+
+def _chunks(total: int, step: int) -> Iterator[tuple[int, int]]:
+    for start in range(0, total, step):
+        yield start, min(start + step, total)
+
+
+def _write_ids(path: Path, ids: np.ndarray) -> None:
+    import pandas as pd
+
+    compression = {"method": "gzip", "compresslevel": 1, "mtime": 1}
+    pd.Series(ids).to_csv(path, header=False, index=False, compression=compression)
+
+
+def _write_texts(spec: GraphSpec, folder: Path) -> None:
+    version = 1
+    meta = {
+        "name": spec.name,
+        "description": spec.description,
+        "version": version,
+        "download_name": folder.name,
+        "url": "",
+        "num tasks": 1,
+        "num classes": spec.num_classes,
+        "eval metric": "acc",
+        "task type": "multiclass classification",
+        "add_inverse_edge": False,
+        "has_node_attr": True,
+        "has_edge_attr": False,
+        "split": _SPLIT_TYPE,
+        "additional node files": "None",
+        "additional edge files": "None",
+        "is hetero": False,
+        "binary": True,
+        "parameters": dataclasses.asdict(spec),
+    }
+    (folder / _META_FILE).write_text(json.dumps(meta, indent=1))
+    (folder / f"RELEASE_v{version}.txt").touch()
+    (folder / "mapping" / "README.md").write_text(
+        f"Node ids are those of the generator. {spec.description}\n"
+    )

@@ -1,0 +1,338 @@
+"""Node-classification data sets in the on-disk format of the Open Graph Benchmark (OGB).
+
+Reads what ``ogb.nodeproppred.NodePropPredDataset`` reads, with the same result, but leaves
+aside its pickled cache, its questions on standard input and its copies in memory.  On first use
+the edges are sorted into CSC and what is compressed is unpacked, streaming, into .npy files
+beside the raw data; from then on everything is memory-mapped, and all processes of a machine
+share one copy in the page cache.
+
+Hu et al., «Open Graph Benchmark: Datasets for Machine Learning on Graphs», 2020.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import importlib.util
+import json
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import ConfigError, DataFormatError, InvalidInputError, UnavailableError
+from .csc import csc_from_chunks
+from .dataset import Dataset, as_labels
+from .files import build_once, download_zip, require_files
+from .npz import NpzReader
+from .tables import read_table, unpack_table
+from .transform import csc_with_self_loops, in_folder
+
+#: Change it when the content of the derived files changes: old ones are then left aside.
+_CACHE_VERSION = 1
+_CHUNK_EDGES = 1 << 22
+_SPLITS = ("train", "valid", "test")
+_FIX = "fetch or generate the data set again"
+
+
+def load(
+    name: str,
+    root: Path,
+    *,
+    add_reverse: bool = False,
+    self_loops: bool = False,
+    cache: Path | None = None,
+) -> Dataset:
+    """Load an official OGB data set, downloading it where it is not on disk.
+
+    Parameters
+    ----------
+    name : str
+        OGB's name, such as ``"ogbn-products"``.
+    root : Path
+        Folder that holds, or will hold, OGB's folder of the data set (``ogbn_products``).
+    add_reverse, self_loops, cache
+        See `load_folder`.
+
+    Raises
+    ------
+    DataFormatError
+        The data set is neither on disk nor to be downloaded, or its files are damaged.
+    """
+    folder = root / name.replace("-", "_")
+    meta = _official_meta(name)
+    if not (folder / "raw").is_dir():
+        build_once(folder, lambda partial: _download(meta, folder, partial))
+    return load_folder(folder, meta, add_reverse=add_reverse, self_loops=self_loops, cache=cache)
+
+
+def _official_meta(name: str) -> dict[str, str]:
+    """Return the properties of a data set from the table that the ogb package carries.
+
+    The file is found without importing ogb, which would bring torch and scikit-learn with it.
+    """
+    package = importlib.util.find_spec("ogb")
+    if package is None or not package.submodule_search_locations:
+        raise UnavailableError(
+            asked=f"load {name}", found="the package ogb is not installed", fix="pip install ogb"
+        )
+    table = Path(package.submodule_search_locations[0]) / "nodeproppred" / "master.csv"
+    with table.open(newline="") as file:
+        rows = list(csv.reader(file))
+    column = rows[0].index(name)
+    return {row[0]: row[column] for row in rows[1:]} | {"name": name}
+
+
+def _download(meta: Mapping[str, str], folder: Path, partial: Path) -> None:
+    top = meta["download_name"]
+    instead = (
+        f"on a machine with a network, download it, unpack it, and put the content of its folder "
+        f"{top!r} (raw, split, …) into {folder}"
+    )
+    download_zip(meta["url"], partial, instead)
+    for path in (partial / top).iterdir():
+        path.rename(partial / path.name)
+    (partial / top).rmdir()
+
+
+def load_folder(
+    folder: Path,
+    meta: Mapping[str, str],
+    *,
+    add_reverse: bool = False,
+    self_loops: bool = False,
+    cache: Path | None = None,
+) -> Dataset:
+    """Load a data set from a folder in OGB's format.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder with ``raw`` and ``split``.
+    meta : mapping
+        OGB's properties of the data set (the columns of its ``master.csv``), and ``name``.
+    add_reverse : bool
+        Add the reverse of every edge (ogbn-arxiv and ogbn-papers100M are directed).  OGB adds
+        them to ogbn-products by itself.
+    self_loops : bool
+        Give every node exactly one self-loop.  Not for data sets with edge features.
+    cache : Path, optional
+        Folder for the derived files.  None: ``derived`` in `folder`.
+
+    Returns
+    -------
+    Dataset
+        ``node_feat`` becomes the feature ``"feat"``, ``node_year`` ``"year"``, and so on.
+
+    Raises
+    ------
+    DataFormatError
+        A file is missing, truncated or corrupt, or the files contradict one another.
+    """
+    folder = Path(folder)
+    binary = meta["binary"] == "True"
+    both_directions = add_reverse or meta["add_inverse_edge"] == "True"
+    files = _raw_files(folder, meta)
+    key = _digest(files)
+    cache = folder / "derived" if cache is None else Path(cache) / folder.name
+    unpack = _unpack_binary if binary else _unpack_csv
+    arrays_folder = build_once(
+        cache / f"arrays-{key}", lambda partial: unpack(folder, meta, partial)
+    )
+    arrays = _open_arrays(arrays_folder)
+    if binary:
+        raw = NpzReader(folder / "raw" / "data.npz")
+        arrays |= {
+            name: raw.map(name) for name, member in raw.members.items() if member.is_mappable
+        }
+
+    variant = "both" * both_directions + "loops" * self_loops or "plain"
+    name = meta["name"]
+
+    def sort_edges(partial: Path) -> None:
+        if self_loops and any(of == "edge" for of, _, _ in _features(arrays)):
+            raise ConfigError(
+                asked=f"add self-loops to {name}",
+                found="edge features, which the loops would not have",
+                fix="leave self_loops off",
+            )
+        with _content_of(folder):
+            _write_csc(arrays, both_directions, self_loops, partial)
+            _assemble(meta, arrays, _open_arrays(partial), both_directions, checked=False)
+
+    csc_folder = build_once(cache / f"csc-{variant}-{key}", sort_edges)
+    return _assemble(meta, arrays, _open_arrays(csc_folder), both_directions, checked=True)
+
+
+def _assemble(
+    meta: Mapping[str, str],
+    arrays: Mapping[str, np.ndarray],
+    csc: Mapping[str, np.ndarray],
+    both_directions: bool,
+    checked: bool,
+) -> Dataset:
+    features: dict[str, dict[str, np.ndarray]] = {"node": {}, "edge": {}}
+    for of, feature, array in _features(arrays):
+        if of == "edge" and both_directions:
+            array = np.repeat(array, 2, axis=0)  # an edge and its reverse share their features
+        features[of][feature] = array
+    return Dataset(
+        name=meta["name"],
+        num_nodes=int(arrays["num_nodes_list"][0]),
+        num_classes=int(meta["num classes"]),
+        indptr=csc["indptr"],
+        indices=csc["indices"],
+        eids=csc.get("eids"),
+        labels=arrays["labels"],
+        train=arrays["train"],
+        valid=arrays["valid"],
+        test=arrays["test"],
+        node_features=features["node"],
+        edge_features=features["edge"],
+        description=meta.get("description", f"{meta['name']} of the Open Graph Benchmark"),
+        checked=checked,
+    )
+
+
+def _features(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarray]]:
+    """Yield ("node" or "edge", name, array) of every feature."""
+    for name, array in arrays.items():
+        of, _, feature = name.partition("_")
+        if of in ("node", "edge") and name != "edge_index":
+            yield of, feature, array
+
+
+def _open_arrays(folder: Path) -> dict[str, np.ndarray]:
+    try:
+        return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+    except (OSError, ValueError, EOFError) as error:
+        raise DataFormatError(
+            asked=f"read the derived files in {folder}",
+            found=f"a truncated or corrupt file ({error})",
+            fix="remove that folder, so that it is made again",
+        ) from error
+
+
+@contextmanager
+def _content_of(path: Path) -> Iterator[None]:
+    """Turn complaints about arrays into complaints about the file that they came from."""
+    try:
+        yield
+    except InvalidInputError as error:
+        raise DataFormatError(f"read {path}", error.found, _FIX) from error
+
+
+def _raw_files(folder: Path, meta: Mapping[str, str]) -> list[Path]:
+    """Return the files that the data set needs, raise DataFormatError if one is missing."""
+    if meta["binary"] == "True":
+        raw = ["data.npz", "node-label.npz"]
+    else:
+        raw = ["edge", "num-node-list", "num-edge-list", "node-label"]
+        raw += ["node-feat"] * (meta["has_node_attr"] == "True")
+        raw += ["edge-feat"] * (meta["has_edge_attr"] == "True")
+        raw += _additional(meta)
+        raw = [f"{name}.csv.gz" for name in raw]
+    names = [f"raw/{name}" for name in raw]
+    names += [f"split/{meta['split']}/{part}.csv.gz" for part in _SPLITS]
+    require_files(folder, names, meta["name"])
+    return [folder / name for name in names]
+
+
+def _additional(meta: Mapping[str, str]) -> list[str]:
+    listed = (meta[f"additional {of} files"] for of in ("node", "edge"))
+    return [name for names in listed if names != "None" for name in names.split(",")]
+
+
+def _digest(files: list[Path]) -> str:
+    """Return a key that changes when one of the files does."""
+    state = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
+    return hashlib.sha256(json.dumps([_CACHE_VERSION, state]).encode()).hexdigest()[:12]
+
+
+# Unpacking: whatever cannot be mapped where it is becomes a .npy file in `to`.
+
+
+def _unpack_binary(folder: Path, meta: Mapping[str, str], to: Path) -> None:
+    data, labels = (NpzReader(folder / "raw" / name) for name in ("data.npz", "node-label.npz"))
+    data.verify()
+    for name, member in data.members.items():
+        if not member.is_mappable:
+            data.unpack(name, to / f"{name}.npy")
+    num_nodes, num_edges = (
+        _single(data.path, data.read(f"num_{of}_list")) for of in ("nodes", "edges")
+    )
+    edge_index = data.members.get("edge_index")
+    if edge_index is None or edge_index.shape != (2, num_edges) or edge_index.fortran_order:
+        found = "no edge_index" if edge_index is None else f"an edge_index {edge_index.shape}"
+        raise DataFormatError(
+            f"read {data.path}", f"{found} for {num_edges} edges in row-major order", _FIX
+        )
+    _save_labels(labels.path, labels.read("node_label"), num_nodes, to)
+    _save_splits(folder, meta, to)
+
+
+def _unpack_csv(folder: Path, meta: Mapping[str, str], to: Path) -> None:
+    raw = folder / "raw"
+    counts = [raw / f"num-{of}-list.csv.gz" for of in ("node", "edge")]
+    num_nodes, num_edges = (_single(path, read_table(path)) for path in counts)
+    np.save(to / "num_nodes_list.npy", np.array([num_nodes]))
+    np.save(to / "num_edges_list.npy", np.array([num_edges]))
+
+    unpack_table(raw / "edge.csv.gz", to / "edge_index.npy", num_edges, np.int64, transpose=True)
+    rows = {"node": num_nodes, "edge": num_edges}
+    for of in ("node", "edge"):
+        if meta[f"has_{of}_attr"] == "True":
+            unpack_table(raw / f"{of}-feat.csv.gz", to / f"{of}_feat.npy", rows[of], np.float32)
+    for name in _additional(meta):
+        unpack_table(raw / f"{name}.csv.gz", to / f"{name}.npy", rows[name[:4]], None)
+    path = raw / "node-label.csv.gz"
+    _save_labels(path, read_table(path), num_nodes, to)
+    _save_splits(folder, meta, to)
+
+
+def _save_labels(path: Path, raw: np.ndarray, num_nodes: int, to: Path) -> None:
+    if len(raw) != num_nodes:
+        raise DataFormatError(f"read {path}", f"{len(raw)} labels for {num_nodes} nodes", _FIX)
+    with _content_of(path):
+        np.save(to / "labels.npy", as_labels(raw))
+
+
+def _save_splits(folder: Path, meta: Mapping[str, str], to: Path) -> None:
+    for part in _SPLITS:
+        ids = read_table(folder / "split" / meta["split"] / f"{part}.csv.gz", np.int64)
+        np.save(to / f"{part}.npy", ids.reshape(-1))
+
+
+def _single(path: Path, counts: np.ndarray) -> int:
+    """Return the one number in `counts`: an OGB node-classification set is one graph."""
+    if counts.size != 1:
+        raise DataFormatError(f"read {path}", f"{counts.size} graphs instead of one", _FIX)
+    return int(counts.reshape(-1)[0])
+
+
+def _write_csc(
+    arrays: Mapping[str, np.ndarray], both_directions: bool, self_loops: bool, to: Path
+) -> None:
+    edge_index = arrays["edge_index"]
+    num_nodes = int(arrays["num_nodes_list"][0])
+
+    def chunks() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        for start in range(0, edge_index.shape[1], _CHUNK_EDGES):
+            src, dst = edge_index[:, start : start + _CHUNK_EDGES]
+            yield src, dst
+
+    allocate = in_folder(to)
+    csc = csc_from_chunks(
+        chunks,
+        num_nodes,
+        both_directions=both_directions,
+        with_eids=any(of == "edge" for of, _, _ in _features(arrays)),
+        allocate=allocate,
+    )
+    indptr = csc.indptr
+    if self_loops:
+        # The first indices file is unlinked, not overwritten: the map of it stays readable.
+        (to / "indices.npy").unlink()
+        indptr, _ = csc_with_self_loops(indptr, csc.indices, allocate)
+    np.save(to / "indptr.npy", indptr)

@@ -1,0 +1,106 @@
+"""OGB's tables: numbers in CSV without a header, compressed with gzip."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import DataFormatError
+
+_CHUNK_ROWS = 1 << 16
+
+
+def read_table(path: Path, dtype: Any = None) -> np.ndarray:
+    """Read a table into memory.
+
+    Parameters
+    ----------
+    path : Path
+        The ``.csv.gz`` file.
+    dtype : dtype, optional
+        Type of the result.  None: int64 where all numbers are whole, float32 otherwise, as the
+        ogb package does.
+
+    Returns
+    -------
+    ndarray [rows, columns]
+
+    Raises
+    ------
+    DataFormatError
+        The file is truncated or corrupt, or holds something else.
+    """
+    chunks = list(_chunks(path, dtype)) or [np.empty((0, 1), dtype or np.int64)]
+    return np.concatenate(chunks)
+
+
+def unpack_table(
+    path: Path, to: Path, rows: int, dtype: Any = None, transpose: bool = False
+) -> None:
+    """Write a table as .npy file, a chunk at a time.
+
+    Parameters
+    ----------
+    path : Path
+        The ``.csv.gz`` file.
+    to : Path
+        The ``.npy`` file.
+    rows : int
+        Number of rows that the table must have.
+    dtype : dtype, optional
+        See `read_table`.
+    transpose : bool
+        Write the table's columns as rows.
+
+    Raises
+    ------
+    DataFormatError
+        The file is truncated or corrupt, or has another number of rows.
+    """
+    done = 0
+    out = np.empty((0, 0))
+    for chunk in _chunks(path, dtype):
+        if done == 0:
+            shape = (rows, chunk.shape[1])
+            out = np.lib.format.open_memmap(
+                to, "w+", chunk.dtype, shape[::-1] if transpose else shape
+            )
+            out = out.T if transpose else out
+        if chunk.dtype != out.dtype:
+            raise _wrong(path, "whole numbers and others in turn")
+        if done + len(chunk) > rows:
+            raise _wrong(path, f"more than {rows} rows")
+        out[done : done + len(chunk)] = chunk
+        done += len(chunk)
+    if done < rows:
+        raise _wrong(path, f"{done} rows instead of {rows}")
+
+
+def _chunks(path: Path, dtype: Any) -> Iterator[np.ndarray]:
+    import pandas as pd  # slow to import, and only tables need it
+
+    try:
+        with pd.read_csv(path, compression="gzip", header=None, chunksize=_CHUNK_ROWS) as frames:
+            for frame in frames:
+                yield _cast(path, frame.to_numpy(), dtype)
+    except pd.errors.EmptyDataError:
+        return
+    except (OSError, EOFError, zlib.error, pd.errors.ParserError, UnicodeDecodeError) as error:
+        raise _wrong(path, f"a truncated or corrupt file ({error})") from error
+
+
+def _cast(path: Path, chunk: np.ndarray, dtype: Any) -> np.ndarray:
+    if chunk.dtype.kind not in "iuf":
+        raise _wrong(path, "something that is no number")
+    whole = chunk.dtype.kind in "iu"
+    if dtype is np.int64 and not whole:
+        raise _wrong(path, "numbers that are not whole, or none")
+    return chunk.astype(dtype or (np.int64 if whole else np.float32))
+
+
+def _wrong(path: Path, found: str) -> DataFormatError:
+    return DataFormatError(f"read {path}", found, "fetch or generate the data set again")

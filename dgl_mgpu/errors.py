@@ -1,0 +1,99 @@
+"""Every error this package raises on purpose, and nothing else.
+
+Each says three things: what was asked for, what was found instead, and what the reader can
+do about it.  Each also derives from the built-in exception that fits, so that ``except
+ValueError`` keeps working in code that has never heard of this package.
+"""
+
+from __future__ import annotations
+
+
+class DGLMGPUError(Exception):
+    """Base of all errors of this package.
+
+    Parameters
+    ----------
+    asked : str
+        What was asked for, as a clause: ``"gather rows 0..9 of table 'feat'"``.
+    found : str
+        What was found instead: ``"id 12, but the table has 10 rows"``.
+    fix : str
+        What to do: ``"pass ids in [0, 10)"``.
+    """
+
+    def __init__(self, asked: str, found: str = "", fix: str = "") -> None:
+        # args hold all three: the error pickles across ranks. A DataLoader worker's error is made
+        # anew from its text alone, in another process, and that is then all there is.
+        super().__init__(asked, found, fix)
+        self.asked = asked
+        self.found = found
+        self.fix = fix
+
+    def __str__(self) -> str:
+        return f"{self.asked}: {self.found}; {self.fix}" if self.found else self.asked
+
+
+class InvalidInputError(DGLMGPUError, ValueError):
+    """An argument has the wrong shape, dtype, range or content."""
+
+
+class IdOutOfRangeError(InvalidInputError, IndexError):
+    """A node or edge id is negative or not smaller than the number of rows."""
+
+
+class InvalidWeightError(InvalidInputError):
+    """Edge weights hold NaN, infinity or a negative value, or are all zero at some node."""
+
+
+class ConfigError(DGLMGPUError, ValueError):
+    """A configuration key, value or data-set name is unknown or out of its range."""
+
+
+class PlanDoesNotFitError(DGLMGPUError, MemoryError):
+    """A placement needs more memory than a tier has.
+
+    Attributes
+    ----------
+    needed, available : int
+        Bytes, per GPU for device tiers and for the whole machine for host and disk.
+    """
+
+    def __init__(
+        self, asked: str, found: str = "", fix: str = "", needed: int = 0, available: int = 0
+    ) -> None:
+        super().__init__(asked, found, fix)
+        self.args = (asked, found, fix, needed, available)
+        self.needed = needed
+        self.available = available
+
+
+class UnreachableError(DGLMGPUError):
+    """A rank can reach no copy of some partition over any link of the topology."""
+
+
+class SharedMemoryError(DGLMGPUError, OSError):
+    """A shared-memory segment cannot be created, sized or mapped."""
+
+
+class DataFormatError(DGLMGPUError, ValueError):
+    """A data file is missing, truncated, corrupt or of another format."""
+
+
+class CheckpointError(DGLMGPUError, ValueError):
+    """A checkpoint is missing, truncated, corrupt or belongs to another run's configuration."""
+
+
+class RankFailedError(DGLMGPUError, RuntimeError):
+    """A rank of a multi-process run raised, was killed or stopped answering."""
+
+
+class UnsupportedEnvironmentError(DGLMGPUError, ImportError):
+    """Python, torch or DGL is outside the range this package supports."""
+
+
+class UnsupportedByStoreError(DGLMGPUError, AttributeError):
+    """A store's graph does not have what a DGLGraph has under this name."""
+
+
+class UnavailableError(DGLMGPUError, ImportError):
+    """A part of DGL, or an extra of this package, cannot work in this environment."""

@@ -1,0 +1,202 @@
+"""Checkpoints: written whole or not at all, read without executing anything in them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import re
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dgl_mgpu.errors import CheckpointError
+
+_FORMAT = 1
+_NAME = re.compile(r"epoch-(\d+)\.pt")
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything a run needs to go on after an epoch as if it had never stopped.
+
+    Attributes
+    ----------
+    epoch : int
+        Epochs done; the sampler goes on with the first batch of the next.
+    model, optimizer : dict
+        State dicts.
+    best_model : dict
+        State dict of the epoch of best validation accuracy.
+    random : list of Tensor, uint8
+        State of torch's generator on each rank.
+    reports : list of dict
+        The report of each epoch so far.
+    config : dict
+        The run's configuration.
+    plan : dict
+        Where the store kept what.
+    """
+
+    epoch: int
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    best_model: dict[str, Any]
+    random: list[torch.Tensor]
+    reports: list[dict]
+    config: dict
+    plan: dict
+
+    def save(self, folder: Path) -> Path:
+        """Write ``folder/epoch-NNNN.pt`` and drop the one before; return its path.
+
+        The file appears under its name only when it is complete and on disk, so a crash or a
+        full disk at any moment leaves the last good checkpoint as it was.
+
+        Raises
+        ------
+        CheckpointError
+            If it cannot be written.
+        """
+        path = folder / f"epoch-{self.epoch:04d}.pt"
+        partial = path.with_suffix(".partial")
+        content = {"format": _FORMAT} | {name: getattr(self, name) for name in _FIELDS}
+        # Tensors and plain containers only: this is what weights_only reads back.
+        for name in ("reports", "config", "plan"):
+            content[name] = json.dumps(content[name])
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(partial, "wb") as file:
+                torch.save(content, file)
+                file.flush()
+                os.fsync(file.fileno())
+            partial.replace(path)
+            _sync_folder(folder)
+        except (OSError, RuntimeError) as error:
+            partial.unlink(missing_ok=True)
+            raise CheckpointError(
+                f"write checkpoint {path}", str(error), "free space there, or choose another folder"
+            ) from error
+        for other in checkpoints(folder):
+            if other != path:
+                other.unlink()
+        return path
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """Read a checkpoint: a file, or the last one of a run's folder.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none, or it is truncated, corrupt or of another format.
+        """
+        path = _find(Path(path))
+        asked = f"resume from {path}"
+        try:
+            with zipfile.ZipFile(path) as archive:
+                damaged = archive.testzip()  # torch checks no sums when it reads
+            content = None if damaged else torch.load(path, weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                asked, "it holds something else than tensors and plain values", _OTHER
+            ) from error
+        except _DAMAGE as error:
+            raise CheckpointError(asked, f"it is damaged ({error})", _OTHER) from error
+        if damaged:
+            raise CheckpointError(asked, f"its part {damaged} is damaged", _OTHER)
+        if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
+            raise CheckpointError(
+                asked, f"it is no checkpoint of format {_FORMAT} of this package", _OTHER
+            )
+        missing = [name for name in _FIELDS if name not in content]
+        if missing:
+            raise CheckpointError(asked, f"it lacks {missing}", _OTHER)
+        values = {name: content[name] for name in _FIELDS}
+        try:
+            for name in ("reports", "config", "plan"):
+                values[name] = json.loads(values[name])
+            return cls(**values)
+        except (TypeError, ValueError) as error:
+            raise CheckpointError(asked, f"a field is no JSON ({error})", _OTHER) from error
+
+    def require_same_run(self, config: Mapping[str, Any]) -> None:
+        """Check that ``config`` continues the run this was saved by.
+
+        What a run may change when it resumes is how it is carried out: ranks, workers, where
+        the data lies and where the store keeps it, and the number of epochs.
+
+        Raises
+        ------
+        CheckpointError
+        """
+        saved, asked = _identity(self.config), _identity(config)
+        differing = sorted(k for k in saved.keys() | asked.keys() if saved.get(k) != asked.get(k))
+        if differing:
+            name = differing[0]
+            raise CheckpointError(
+                f"resume with {name}={asked.get(name)}",
+                f"the checkpoint was saved with {name}={saved.get(name)}"
+                + (f" (and {differing[1:]} differ too)" if differing[1:] else ""),
+                "resume with the configuration of the run, or start a new run",
+            )
+
+
+_FIELDS = tuple(Checkpoint.__dataclass_fields__)
+# What the readers of zip archives and pickles raise at bytes that make no sense to them.
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, RuntimeError, ValueError,
+    TypeError, LookupError, ArithmeticError, AttributeError,
+)  # fmt: skip
+_OTHER = "resume from another checkpoint, or start anew without trainer.resume"
+_FREE = re.compile(
+    r"topology|store\..*|data\.root|sampler\.num_workers|trainer\.(ranks|epochs|resume|eval_every)"
+)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints in a folder, oldest first."""
+    found = (path for path in folder.glob("epoch-*.pt") if _NAME.fullmatch(path.name))
+    return sorted(found, key=lambda path: int(_NAME.fullmatch(path.name)[1]))  # type: ignore[index]
+
+
+def _find(path: Path) -> Path:
+    if path.is_dir():
+        found = checkpoints(path) or checkpoints(path / "checkpoints")
+        if not found:
+            raise CheckpointError(f"resume from {path}", "the folder holds no checkpoint", _OTHER)
+        return found[-1]
+    if not path.exists():
+        raise CheckpointError(
+            f"resume from {path}", "there is no such file or folder", "check trainer.resume"
+        )
+    return path
+
+
+def _identity(config: Mapping[str, Any]) -> dict[str, str]:
+    """What makes a run that run, as flat names and values."""
+    flat: dict[str, str] = {}
+
+    def visit(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                visit(f"{prefix}.{key}" if prefix else str(key), inner)
+        elif not _FREE.fullmatch(prefix):
+            flat[prefix] = json.dumps(value)
+
+    visit("", config)
+    return flat
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,168 @@
+"""What a training run is configured with; ``configs/`` holds the values.
+
+These classes are the schema: Hydra merges the YAML files and the command line into them, so a
+value of the wrong type or an unknown key is an error before anything starts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from dgl_mgpu.errors import ConfigError
+
+#: Models, and the ways in which each may aggregate.
+AGGREGATORS = {
+    "graphsage": ("mean", "gcn", "pool", "lstm"),
+    "gcn": ("mean",),
+    "gat": ("mean",),
+    "gin": ("mean", "sum", "max"),
+    "pinsage": ("mean",),
+}
+SAMPLERS = ("neighbor", "random_walk")
+
+
+@dataclass
+class DataConfig:
+    """The data set: its name, where it lies, and options of its loader."""
+
+    name: str = "generated"
+    root: str = "data"
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ModelConfig:
+    """The model."""
+
+    name: str = "graphsage"
+    hidden: int = 128
+    dropout: float = 0.5
+    aggregator: str = "mean"
+    heads: int = 4
+    self_loops: bool = False
+
+
+@dataclass
+class SamplerConfig:
+    """How mini-batches are sampled.
+
+    ``fanouts`` has one entry for each layer, the layer nearest the input first; -1 takes all
+    neighbours.  ``eval_fanouts`` are those of validation and test.  The random-walk sampler
+    (PinSAGE) takes in every layer the ``num_neighbors`` nodes that ``num_walks`` walks of
+    ``walk_length`` steps from a node visit most often; of the fanouts, only their number counts.
+    """
+
+    name: str = "neighbor"
+    fanouts: list[int] = field(default_factory=lambda: [10, 10])
+    eval_fanouts: list[int] = field(default_factory=lambda: [-1, -1])
+    replace: bool = False
+    num_neighbors: int = 5
+    num_walks: int = 4
+    walk_length: int = 3
+    num_workers: int = 0
+
+
+@dataclass
+class StoreConfig:
+    """Where topology and features go; see :class:`dgl_mgpu.store.planning.StoreOptions`."""
+
+    policy: str = "auto"
+    gpu_memory: str = "auto"
+    host_memory: str = "auto"
+    disk_path: str | None = None
+    graph_ratio: Any = "auto"
+    feature_ratio: Any = "auto"
+    hotness: str = "degree"
+
+
+@dataclass
+class TrainerConfig:
+    """The training run."""
+
+    ranks: int = 1
+    epochs: int = 10
+    batch_size: int = 1024
+    lr: float = 0.003
+    weight_decay: float = 0.0
+    seed: int = 0
+    eval_every: int = 1
+    resume: str | None = None
+
+
+@dataclass
+class Config:
+    """A whole run."""
+
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    topology: str = "auto"
+
+    def check(self) -> None:
+        """Check values that no type can.
+
+        Raises
+        ------
+        ConfigError
+        """
+        self._check_ranges()
+        self._check_names()
+        sampler = self.sampler
+        if len(sampler.fanouts) != len(sampler.eval_fanouts) or not sampler.fanouts:
+            raise ConfigError(
+                f"sampler.fanouts={sampler.fanouts} eval_fanouts={sampler.eval_fanouts}",
+                "their lengths differ or are 0",
+                "give both an entry for each layer of the model",
+            )
+        if any(fanout < -1 or fanout == 0 for fanout in (*sampler.fanouts, *sampler.eval_fanouts)):
+            raise ConfigError(
+                f"sampler.fanouts={sampler.fanouts} eval_fanouts={sampler.eval_fanouts}",
+                "a fanout below -1 or 0",
+                "use a number of neighbours, or -1 for all",
+            )
+
+    def _check_ranges(self) -> None:
+        trainer, sampler, model = self.trainer, self.sampler, self.model
+        infinity = float("inf")
+        for name, value, least, below in (
+            ("trainer.ranks", trainer.ranks, 1, infinity),
+            ("trainer.epochs", trainer.epochs, 1, infinity),
+            ("trainer.batch_size", trainer.batch_size, 1, infinity),
+            ("trainer.eval_every", trainer.eval_every, 1, infinity),
+            ("trainer.lr", trainer.lr, 0, infinity),
+            ("trainer.weight_decay", trainer.weight_decay, 0, infinity),
+            ("trainer.seed", trainer.seed, 0, 2**32),
+            ("sampler.num_workers", sampler.num_workers, 0, infinity),
+            ("sampler.num_neighbors", sampler.num_neighbors, 1, infinity),
+            ("sampler.num_walks", sampler.num_walks, 1, infinity),
+            ("sampler.walk_length", sampler.walk_length, 1, infinity),
+            ("model.hidden", model.hidden, 1, infinity),
+            ("model.heads", model.heads, 1, infinity),
+            ("model.dropout", model.dropout, 0, 1),
+        ):
+            if not least <= value < below:
+                end = "" if below == infinity else f", below {below}"
+                raise ConfigError(
+                    f"{name}={value}", "out of its range", f"use {least} or more{end}"
+                )
+
+    def _check_names(self) -> None:
+        model, sampler = self.model.name, self.sampler.name
+        for name, value, known in (
+            ("model.name", model, tuple(AGGREGATORS)),
+            ("sampler.name", sampler, SAMPLERS),
+            ("model.aggregator", self.model.aggregator, AGGREGATORS.get(model, ("mean",))),
+        ):
+            if value not in known:
+                raise ConfigError(
+                    f"{name}={value}", "no such name", f"choose from {', '.join(known)}"
+                )
+        if (model == "pinsage") != (sampler == "random_walk"):
+            raise ConfigError(
+                f"model.name={model} sampler.name={sampler}",
+                "PinSAGE and the random-walk sampler belong together",
+                "choose model=pinsage alone, which brings its sampler, or another model",
+            )

@@ -1,0 +1,64 @@
+"""Plans for a configuration whose data need not be built, on a machine that need not be there."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+
+from dgl_mgpu.backend.store import machine, sources_of
+from dgl_mgpu.data import load
+from dgl_mgpu.data.blockmodel import in_degrees
+from dgl_mgpu.data.generate import named_spec
+from dgl_mgpu.minibatch.config import Config
+from dgl_mgpu.placement import Plan, TableSpec
+from dgl_mgpu.store.planning import StoreOptions, make_blueprint, plan_tables
+from dgl_mgpu.topology import Topology, preset, probe
+
+
+def plan_for(config: Config) -> Plan:
+    """Solve the placement of a configuration's topology and features.
+
+    A generated graph is not generated for it: its degrees are drawn, the rest is arithmetic.
+    The machine is a preset (used whole when ``trainer.ranks`` is 1), or this one with its GPUs,
+    which training does not keep data on yet.
+
+    Raises
+    ------
+    DGLMGPUError
+        As :func:`dgl_mgpu.minibatch.run.train`.
+    """
+    options = StoreOptions(
+        batch_size=config.trainer.batch_size,
+        fanouts=config.sampler.fanouts,
+        **dataclasses.asdict(config.store),
+    )
+    topology = _topology(config)
+    data = config.data
+    if not data.name.startswith("generated"):
+        dataset = load(data.name, data.root, **data.options)
+        tables = sources_of(dataset, options, config.trainer.seed)
+        return make_blueprint(*tables, topology, options).plan
+    graph = named_spec(data.name, **data.options)
+    indptr = in_degrees(graph.num_nodes, graph.num_edges, graph.exponent, graph.seed)
+    # The graph's out-degrees, which sampling reads nodes in proportion to, follow the law of
+    # its in-degrees and are large at the same nodes.
+    hot = np.sort(np.diff(indptr))[::-1]
+    reads = options.reads(len(hot), int(hot.sum()))
+    id_bytes = 4 if len(hot) <= np.iinfo(np.int32).max else 8
+    specs = [
+        TableSpec.topology(
+            "topology", hot, hot, reads.topology,
+            fanout=reads.fanout, id_bytes=id_bytes, edge_bytes=2 * id_bytes,
+        ),
+        TableSpec.features("features", len(hot), 4 * graph.num_features, hot, reads.nodes),
+    ]  # fmt: skip
+    return plan_tables(specs, topology, options)
+
+
+def _topology(config: Config) -> Topology:
+    if config.topology == "auto":
+        return probe(config.trainer.ranks)
+    if config.trainer.ranks == 1:
+        return preset(config.topology)
+    return machine(config.topology, config.trainer.ranks)

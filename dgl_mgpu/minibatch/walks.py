@@ -1,0 +1,57 @@
+"""PinSAGE's sampler: neighbours are the nodes that random walks visit most."""
+
+from __future__ import annotations
+
+import dgl
+import torch
+from dgl.dataloading import BlockSampler
+
+from dgl_mgpu.backend.graph import StoreGraph
+from dgl_mgpu.minibatch.models import VISITS
+
+
+class RandomWalkSampler(BlockSampler):
+    """Blocks of important neighbours (Ying et al., 2018; XGNN, section 6.1).
+
+    Parameters
+    ----------
+    num_layers : int
+    num_neighbors : int
+        Neighbours of a node in each layer.
+    num_walks : int
+        Walks from each node.
+    walk_length : int
+        Steps of a walk.
+    **prefetch
+        As in ``dgl.dataloading.BlockSampler``.
+    """
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_neighbors: int,
+        num_walks: int,
+        walk_length: int,
+        **prefetch: object,
+    ) -> None:
+        super().__init__(**prefetch)
+        self._num_layers = num_layers
+        self._num_neighbors = num_neighbors
+        self._num_walks = num_walks
+        self._walk_length = walk_length
+
+    def sample_blocks(
+        self, g: StoreGraph, seed_nodes: torch.Tensor, exclude_eids: object = None
+    ) -> tuple[torch.Tensor, torch.Tensor, list[dgl.DGLGraph]]:
+        """Input nodes, ``seed_nodes`` and one block a layer, with visit counts as edge data."""
+        outputs = seed_nodes
+        blocks: list[dgl.DGLGraph] = []
+        for _ in range(self._num_layers):
+            frontier = g.pinsage_neighbors(
+                seed_nodes, self._num_walks, self._walk_length, self._num_neighbors
+            )
+            block = dgl.to_block(frontier, seed_nodes)
+            block.edata[VISITS] = frontier.edata[VISITS][block.edata[dgl.EID].long()]
+            seed_nodes = block.srcdata[dgl.NID]
+            blocks.insert(0, block)
+        return seed_nodes, outputs, blocks

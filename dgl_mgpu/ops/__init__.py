@@ -1,0 +1,34 @@
+"""What is computed on graphs and features in the store, wherever they are kept.
+
+Each operator is a folder: ``op.py`` has the public function, its contract and its
+``torch.library`` schema; ``cpu.py`` has the kernels of the CPU.
+"""
+
+from __future__ import annotations
+
+from dgl_mgpu.ops.blocks import SampledBlock, sample_blocks
+from dgl_mgpu.ops.gather import count_tiers, gather_rows
+from dgl_mgpu.ops.philox import SampleKey
+from dgl_mgpu.ops.sample import SampledNeighbors, sample_etype_neighbors, sample_neighbors
+from dgl_mgpu.ops.sample_weighted import check_weights
+from dgl_mgpu.ops.unique import append_unique
+from dgl_mgpu.ops.view import GraphView, RowView
+from dgl_mgpu.ops.walk import VisitedNeighbors, pinsage_neighbors, random_walk
+
+__all__ = [
+    "GraphView",
+    "RowView",
+    "SampleKey",
+    "SampledBlock",
+    "SampledNeighbors",
+    "VisitedNeighbors",
+    "append_unique",
+    "check_weights",
+    "count_tiers",
+    "gather_rows",
+    "pinsage_neighbors",
+    "random_walk",
+    "sample_blocks",
+    "sample_etype_neighbors",
+    "sample_neighbors",
+]

@@ -1,0 +1,54 @@
+"""Checks of arguments that more than one operator takes."""
+
+from __future__ import annotations
+
+from numbers import Integral
+
+import torch
+
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+
+ID_DTYPES = (torch.int32, torch.int64)
+
+
+def check_ids(ids: torch.Tensor, asked: str) -> torch.Tensor:
+    """Return ``ids`` contiguous, or raise InvalidInputError if they are not a vector of ids."""
+    if not isinstance(ids, torch.Tensor):
+        raise InvalidInputError(
+            asked, f"ids of type {type(ids).__name__}", "pass a tensor of int32 or int64"
+        )
+    if ids.dtype not in ID_DTYPES:
+        raise InvalidInputError(
+            asked, f"ids of dtype {ids.dtype}", "pass ids of dtype torch.int32 or torch.int64"
+        )
+    if ids.dim() != 1:
+        raise InvalidInputError(
+            asked, f"ids of shape {tuple(ids.shape)}", "pass a tensor of one dimension"
+        )
+    return ids.contiguous()
+
+
+def raise_at_bad_id(places: list[int], ids: torch.Tensor, num_rows: int, asked: str) -> None:
+    """Raise IdOutOfRangeError for the first place that a kernel found bad, if any did.
+
+    Parameters
+    ----------
+    places : list of int
+        For each range of ids in order, the first bad place in it or -1.
+    """
+    for place in places:
+        if place >= 0:
+            raise IdOutOfRangeError(
+                asked,
+                f"id {int(ids[place])} at place {place}, but there are {num_rows} rows",
+                f"pass ids in [0, {num_rows})",
+            )
+
+
+def check_integer(value: int, name: str, smallest: int, asked: str) -> int:
+    """Return ``value``, or raise InvalidInputError if it is no integer >= ``smallest``."""
+    if isinstance(value, bool) or not isinstance(value, Integral) or value < smallest:
+        raise InvalidInputError(
+            asked, f"{name}={value!r}", f"pass an integer {name} of at least {smallest}"
+        )
+    return int(value)

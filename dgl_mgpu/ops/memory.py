@@ -1,0 +1,177 @@
+"""What a Numba kernel needs to see the store: raw addresses, and rows behind tiers.
+
+A segment is an address and nothing else, so kernels load and store through addresses.  An id
+may be 4 or 8 bytes wide; the width is an argument and not a type, which keeps every kernel
+to one compiled version (the branch is the same for a whole call and costs nothing measured).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numba
+import numba.extending
+import numpy as np
+import torch
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+
+from dgl_mgpu.ops.view import FIRST, PARTS, START, STOP
+
+#: Decorator of the parts of a kernel: always inlined, so that a call costs nothing.
+inline: Callable[..., Any] = numba.njit(nogil=True, forceinline=True)
+#: Decorator of a function whose machine code is spelled out; typed, which Numba's is not.
+intrinsic: Callable[..., Any] = numba.extending.intrinsic
+
+#: State of the files whose functions are inlined into kernels of other files.
+_SHARED_STAMP = tuple(
+    (Path(__file__).with_name(name).stat().st_mtime, Path(__file__).with_name(name).stat().st_size)
+    for name in ("memory.py", "philox.py", "view.py")
+)
+
+
+def kernel(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Decorate a kernel: without the interpreter lock, compiled once and kept on disk."""
+    dispatcher: Any = numba.njit(nogil=True, cache=True)(function)
+    # Numba recompiles when the kernel's own file changes; look at the shared ones, too.
+    index = getattr(dispatcher._cache, "_cache_file", None)
+    if index is not None:
+        index._source_stamp = (index._source_stamp, _SHARED_STAMP)
+    return dispatcher
+
+
+#: Tiers, pointers and the address and item size (0, 4 or 8 bytes) of ``position``.
+Rows = tuple[np.ndarray, np.ndarray, int, int]
+
+CACHE_LINE = 64
+
+
+def _load(dtype: types.Type) -> Callable[[int], Any]:
+    @intrinsic
+    def load(typing_context, address):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            pointer = builder.inttoptr(args[0], context.get_data_type(dtype).as_pointer())
+            return builder.load(pointer)
+
+        return dtype(types.int64), codegen
+
+    return load
+
+
+def _store(dtype: types.Type) -> Callable[[int, Any], None]:
+    @intrinsic
+    def store(typing_context, address, value):  # type: ignore[no-untyped-def]
+        def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+            pointer = builder.inttoptr(args[0], context.get_data_type(dtype).as_pointer())
+            builder.store(args[1], pointer)
+            return context.get_dummy_value()
+
+        return types.void(types.int64, dtype), codegen
+
+    return store
+
+
+load_uint8 = _load(types.uint8)
+load_int32 = _load(types.int32)
+load_int64 = _load(types.int64)
+load_float32 = _load(types.float32)
+load_float64 = _load(types.float64)
+store_int32 = _store(types.int32)
+store_int64 = _store(types.int64)
+
+
+@intrinsic
+def copy_bytes(typing_context, target, source, count):  # type: ignore[no-untyped-def]
+    """memcpy between two addresses."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        byte_pointer = ir.IntType(8).as_pointer()
+        target, source = (builder.inttoptr(address, byte_pointer) for address in args[:2])
+        cgutils.raw_memcpy(builder, target, source, args[2], 1)
+        return context.get_dummy_value()
+
+    return types.void(types.int64, types.int64, types.int64), codegen
+
+
+@intrinsic
+def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
+    """Ask for the cache line at an address; any address may be asked for."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        int32, byte_pointer = ir.IntType(32), ir.IntType(8).as_pointer()
+        function = builder.module.declare_intrinsic(
+            "llvm.prefetch",
+            [byte_pointer],
+            ir.FunctionType(ir.VoidType(), [byte_pointer, int32, int32, int32]),
+        )
+        read, keep_in_all_levels, data = (ir.Constant(int32, value) for value in (0, 3, 1))
+        pointer = builder.inttoptr(args[0], byte_pointer)
+        builder.call(function, [pointer, read, keep_in_all_levels, data])
+        return context.get_dummy_value()
+
+    return types.void(types.int64), codegen
+
+
+@intrinsic
+def count_bits(typing_context, value):  # type: ignore[no-untyped-def]
+    """Number of set bits of an int64."""
+
+    def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
+        return builder.ctpop(args[0])
+
+    return types.int64(types.int64), codegen
+
+
+@inline
+def load_id(address: int, index: int, width: int) -> np.int64:
+    """Element ``index`` of an array of 4- or 8-byte integers, as int64."""
+    if width == 8:
+        return load_int64(address + 8 * index)
+    return np.int64(load_int32(address + 4 * index))
+
+
+@inline
+def store_id(address: int, index: int, width: int, value: int) -> None:
+    """Set element ``index`` of an array of 4- or 8-byte integers."""
+    if width == 8:
+        store_int64(address + 8 * index, value)
+    else:
+        store_int32(address + 4 * index, np.int32(value))
+
+
+@inline
+def position_of(row: int, position: int, position_width: int) -> int:
+    """Place of a row in the order of hotness."""
+    if position_width == 0:
+        return row
+    return load_id(position, row, position_width)
+
+
+@inline
+def segment_in(tier: int, place: int, tiers: np.ndarray) -> tuple[int, int]:
+    """Which segment of a tier holds a position, and which of the segment's rows it is."""
+    offset = place - tiers[tier, START]
+    parts = tiers[tier, PARTS]
+    first = tiers[tier, FIRST]
+    if parts == 1:  # replicated, host and disk tiers: spare them the division
+        return first, offset
+    local = offset // parts
+    return first + (offset - local * parts), local
+
+
+@inline
+def segment_of(place: int, tiers: np.ndarray) -> tuple[int, int]:
+    """Which segment holds a position, and which of the segment's rows it is."""
+    tier = 0
+    for earlier in range(len(tiers) - 1):  # counted, not searched: there is nothing to mispredict
+        tier += place >= tiers[earlier, STOP]
+    return segment_in(tier, place, tiers)
+
+
+def rows_argument(tiers: torch.Tensor, pointers: torch.Tensor, position: torch.Tensor) -> Rows:
+    """Put the tensors of a view into the form in which kernels take them."""
+    width = position.element_size() if position.numel() else 0
+    return tiers.numpy(), pointers.numpy(), position.data_ptr(), width

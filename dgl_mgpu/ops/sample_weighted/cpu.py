@@ -1,0 +1,348 @@
+"""Neighbour sampling by edge weight on the CPU.
+
+Three passes: find each seed's edges; check and count its weights; then, after a prefix sum of
+the sample sizes, fill.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dgl_mgpu.errors import InvalidWeightError
+from dgl_mgpu.ops import parallel
+from dgl_mgpu.ops.edges import DEGREE, FIRST_EDGE, GRAIN, SEGMENT, find_edges
+from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.memory import (
+    Rows,
+    inline,
+    kernel,
+    load_float32,
+    load_float64,
+    load_id,
+    load_uint8,
+    position_of,
+    rows_argument,
+    segment_of,
+    store_id,
+)
+from dgl_mgpu.ops.philox import SAMPLE_STREAM, draw, exponential, mulhi64
+from dgl_mgpu.ops.sample_weighted import op  # noqa: F401  (defines the schemas)
+from dgl_mgpu.ops.view import EIDS, INDICES
+
+#: Nodes checked at a time by ``check_weights``, to bound its memory.
+_CHECKED_TOGETHER = 1 << 20
+_ONE = np.uint64(1)
+
+
+@inline
+def _weight_of(edge: int, weights: Rows, size: int) -> float:
+    """Weight of an edge id: a float of ``size`` 4 or 8 bytes, or a mask of 1 byte."""
+    tiers, pointers, position, width = weights
+    segment, local = segment_of(position_of(edge, position, width), tiers)
+    address = pointers[segment] + local * size
+    if size == 1:
+        return 1.0 if load_uint8(address) != 0 else 0.0
+    if size == 4:
+        return np.float64(load_float32(address))
+    return load_float64(address)
+
+
+@inline
+def _edge_id(edge_ids: int, edge: int, width: int) -> int:
+    return edge if edge_ids == 0 else load_id(edge_ids, edge, width)
+
+
+@inline
+def _scaled(weight: float, largest: float) -> np.uint64:
+    """Weight relative to the node's largest one as an integer of at most 2**32."""
+    if weight == 0.0:
+        return np.uint64(0)
+    return max(np.uint64(weight / largest * 4294967296.0), _ONE)
+
+
+@kernel
+def _weigh(
+    begin: int,
+    end: int,
+    pointers: np.ndarray,
+    width: int,
+    weights: Rows,
+    size: int,
+    found: np.ndarray,
+    positive: np.ndarray,
+    largest: np.ndarray,
+) -> tuple[int, int]:
+    """Count the positive weights of seeds ``[begin, end)`` and find the largest.
+
+    Returns the first bad place and the id of its bad edge, -1 where all its weights are zero;
+    (-1, -1) if none is bad.
+    """
+    for place in range(begin, end):
+        edge_ids = pointers[found[place, SEGMENT], EIDS]
+        first, degree = found[place, FIRST_EDGE], found[place, DEGREE]
+        count = 0
+        most = 0.0
+        for edge in range(first, first + degree):
+            edge_id = _edge_id(edge_ids, edge, width)
+            weight = _weight_of(edge_id, weights, size)
+            if not 0.0 <= weight < np.inf:
+                return place, edge_id
+            count += weight > 0.0
+            most = max(most, weight)
+        if degree > 0 and count == 0 and size != 1:
+            return place, -1
+        positive[place] = count
+        largest[place] = most
+    return -1, -1
+
+
+@inline
+def _pick_with_replacement(
+    picks: np.ndarray,
+    count: int,
+    first: int,
+    degree: int,
+    edge_ids: int,
+    width: int,
+    weights: Rows,
+    size: int,
+    largest: float,
+    sums: np.ndarray,
+    node: int,
+    key: int,
+) -> None:
+    total = np.uint64(0)
+    for index in range(degree):
+        edge_id = _edge_id(edge_ids, first + index, width)
+        total += _scaled(_weight_of(edge_id, weights, size), largest)
+        sums[index] = total
+    for index in range(count):
+        point = mulhi64(draw(node, index, SAMPLE_STREAM, key), total)
+        low, high = 0, degree - 1
+        while low < high:
+            middle = (low + high) // 2
+            if sums[middle] > point:
+                high = middle
+            else:
+                low = middle + 1
+        picks[index] = low
+
+
+@inline
+def _pick_without_replacement(
+    picks: np.ndarray,
+    count: int,
+    first: int,
+    degree: int,
+    edge_ids: int,
+    width: int,
+    weights: Rows,
+    size: int,
+    largest: float,
+    keys: np.ndarray,
+    node: int,
+    key: int,
+) -> None:
+    kept = 0
+    for index in range(degree):
+        edge_id = _edge_id(edge_ids, first + index, width)
+        scaled = _scaled(_weight_of(edge_id, weights, size), largest)
+        if scaled == 0:
+            continue
+        mine = exponential(draw(node, index, SAMPLE_STREAM, key)) / np.float64(scaled)
+        if kept == count and mine >= keys[count - 1]:
+            continue
+        kept = min(kept + 1, count)
+        slot = kept - 1
+        while slot > 0 and keys[slot - 1] > mine:
+            keys[slot] = keys[slot - 1]
+            picks[slot] = picks[slot - 1]
+            slot -= 1
+        keys[slot] = mine
+        picks[slot] = index
+
+
+@inline
+def _pick_positive(
+    picks: np.ndarray,
+    first: int,
+    degree: int,
+    edge_ids: int,
+    width: int,
+    weights: Rows,
+    size: int,
+) -> None:
+    kept = 0
+    for index in range(degree):
+        if _weight_of(_edge_id(edge_ids, first + index, width), weights, size) > 0.0:
+            picks[kept] = index
+            kept += 1
+
+
+@kernel
+def _fill(
+    begin: int,
+    end: int,
+    seeds: int,
+    seed_width: int,
+    pointers: np.ndarray,
+    width: int,
+    weights: Rows,
+    size: int,
+    found: np.ndarray,
+    positive: np.ndarray,
+    largest: np.ndarray,
+    indptr: np.ndarray,
+    replace: bool,
+    key: int,
+    neighbors: int,
+    eids: int,
+) -> None:
+    """Write the samples of seeds ``[begin, end)`` to the addresses ``neighbors`` and ``eids``."""
+    most_edges = 0
+    most_picks = 0
+    for place in range(begin, end):
+        most_edges = max(most_edges, found[place, DEGREE])
+        most_picks = max(most_picks, indptr[place + 1] - indptr[place])
+    picks = np.empty(most_picks, np.int64)
+    keys = np.empty(most_picks, np.float64)
+    sums = np.empty(most_edges if replace else 0, np.uint64)
+
+    for place in range(begin, end):
+        to = indptr[place]
+        count = indptr[place + 1] - to
+        segment, first, degree = found[place]
+        edge_ids = pointers[segment, EIDS]
+        node = load_id(seeds, place, seed_width)
+        if replace and count > 0:
+            _pick_with_replacement(
+                picks,
+                count,
+                first,
+                degree,
+                edge_ids,
+                width,
+                weights,
+                size,
+                largest[place],
+                sums,
+                node,
+                key,
+            )
+        elif count < positive[place] and count > 0:
+            _pick_without_replacement(
+                picks,
+                count,
+                first,
+                degree,
+                edge_ids,
+                width,
+                weights,
+                size,
+                largest[place],
+                keys,
+                node,
+                key,
+            )
+        elif count > 0:
+            _pick_positive(picks, first, degree, edge_ids, width, weights, size)
+        for index in range(count):
+            edge = first + picks[index]
+            neighbor = load_id(pointers[segment, INDICES], edge, width)
+            store_id(neighbors, to + index, width, neighbor)
+            store_id(eids, to + index, width, _edge_id(edge_ids, edge, width))
+
+
+def _checked(
+    seeds: torch.Tensor, graph: Rows, num_rows: int, width: int, weights: Rows, size: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Edges, number of positive weights and largest weight of each seed."""
+    found = find_edges(seeds, graph, num_rows)
+    positive = np.empty(len(found), dtype=np.int64)
+    largest = np.empty(len(found), dtype=np.float64)
+    bad = parallel.run(
+        _weigh, len(found), GRAIN, graph[1], width, weights, size, found, positive, largest
+    )
+    for place, edge in bad:
+        if place >= 0:
+            node = int(seeds[place])
+            raise InvalidWeightError(
+                "sample neighbors by weight",
+                f"all edges of node {node} have weight 0"
+                if edge < 0
+                else f"edge {edge} of node {node} has a weight that is NaN, infinite or negative",
+                "give each node a positive, finite weight, or pass a bool mask"
+                if edge < 0
+                else "make all weights finite and at least 0",
+            )
+    return found, positive, largest
+
+
+@torch.library.impl(library, "sample_neighbors_weighted", "CPU")
+def _sample_neighbors_weighted(
+    seeds: torch.Tensor,
+    tiers: torch.Tensor,
+    pointers: torch.Tensor,
+    position: torch.Tensor,
+    num_rows: int,
+    idtype: torch.dtype,
+    weight_tiers: torch.Tensor,
+    weight_pointers: torch.Tensor,
+    weight_position: torch.Tensor,
+    weight_dtype: torch.dtype,
+    fanout: int,
+    replace: bool,
+    key: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    graph = rows_argument(tiers, pointers, position)
+    weights = rows_argument(weight_tiers, weight_pointers, weight_position)
+    width, size = idtype.itemsize, weight_dtype.itemsize
+    found, positive, largest = _checked(seeds, graph, num_rows, width, weights, size)
+    replace = replace and fanout >= 0
+    counts = positive if fanout < 0 else np.minimum(positive, fanout)
+    if replace:
+        counts = np.where(positive > 0, fanout, 0)
+    indptr = torch.zeros(len(found) + 1, dtype=torch.int64)
+    np.cumsum(counts, out=indptr.numpy()[1:])
+    neighbors = torch.empty(int(indptr[-1]), dtype=idtype)
+    eids = torch.empty_like(neighbors)
+    parallel.run(
+        _fill,
+        len(found),
+        GRAIN,
+        seeds.data_ptr(),
+        seeds.element_size(),
+        graph[1],
+        width,
+        weights,
+        size,
+        found,
+        positive,
+        largest,
+        indptr.numpy(),
+        replace,
+        key,
+        neighbors.data_ptr(),
+        eids.data_ptr(),
+    )
+    return indptr, neighbors, eids
+
+
+@torch.library.impl(library, "check_weights", "CPU")
+def _check_weights(
+    tiers: torch.Tensor,
+    pointers: torch.Tensor,
+    position: torch.Tensor,
+    num_rows: int,
+    idtype: torch.dtype,
+    weight_tiers: torch.Tensor,
+    weight_pointers: torch.Tensor,
+    weight_position: torch.Tensor,
+    weight_dtype: torch.dtype,
+) -> None:
+    graph = rows_argument(tiers, pointers, position)
+    weights = rows_argument(weight_tiers, weight_pointers, weight_position)
+    for start in range(0, num_rows, _CHECKED_TOGETHER):
+        nodes = torch.arange(start, min(start + _CHECKED_TOGETHER, num_rows))
+        _checked(nodes, graph, num_rows, idtype.itemsize, weights, weight_dtype.itemsize)

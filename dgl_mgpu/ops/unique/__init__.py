@@ -1,0 +1,8 @@
+"""Append-unique: relabel the nodes of a sample."""
+
+from __future__ import annotations
+
+from dgl_mgpu.ops.unique import cpu as _cpu  # noqa: F401  (registers the CPU kernel)
+from dgl_mgpu.ops.unique.op import append_unique
+
+__all__ = ["append_unique"]

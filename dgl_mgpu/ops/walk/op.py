@@ -1,0 +1,252 @@
+"""Random walks and PinSAGE's neighbour selection: the contract."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops.check import check_ids, check_integer
+from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.philox import SampleKey
+from dgl_mgpu.ops.view import GraphView
+
+library.define(
+    "random_walk(Tensor starts, Tensor walks, Tensor[] tiers, Tensor[] pointers,"
+    " Tensor[] positions, SymInt[] num_rows, ScalarType idtype, Tensor stops, int key) -> Tensor"
+)
+library.define(
+    "select_visited(Tensor traces, int num_walks, int stride, int num_neighbors)"
+    " -> (Tensor neighbors, Tensor counts)"
+)
+
+
+@torch.library.register_fake("dgl_mgpu::random_walk", lib=library)
+def _random_walk_fake(
+    starts: torch.Tensor,
+    walks: torch.Tensor,
+    tiers: list[torch.Tensor],
+    pointers: list[torch.Tensor],
+    positions: list[torch.Tensor],
+    num_rows: list[int],
+    idtype: torch.dtype,
+    stops: torch.Tensor,
+    key: int,
+) -> torch.Tensor:
+    return starts.new_empty((starts.shape[0], stops.shape[0] + 1), dtype=torch.int64)
+
+
+@torch.library.register_fake("dgl_mgpu::select_visited", lib=library)
+def _select_visited_fake(
+    traces: torch.Tensor, num_walks: int, stride: int, num_neighbors: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    shape = (traces.shape[0] // num_walks, num_neighbors)
+    return traces.new_empty(shape), traces.new_empty(shape)
+
+
+class VisitedNeighbors(NamedTuple):
+    """For each seed the nodes its walks visited most.
+
+    Attributes
+    ----------
+    indptr : Tensor, int64, shape (n + 1,)
+        Seed ``i`` has the neighbors ``indptr[i]`` to ``indptr[i + 1]``.
+    neighbors : Tensor, the graph's idtype, shape (E,)
+        Visited nodes, the most visited first.
+    counts : Tensor, int64, shape (E,)
+        Number of visits to each.
+    """
+
+    indptr: torch.Tensor
+    neighbors: torch.Tensor
+    counts: torch.Tensor
+
+
+def _as_metapath(views: GraphView | Sequence[GraphView], asked: str) -> list[GraphView]:
+    path = [views] if isinstance(views, GraphView) else list(views)
+    if not path:
+        raise InvalidInputError(asked, "an empty metapath", "pass at least one view")
+    for view, following in zip(path, path[1:] + path[:1], strict=True):
+        if view.num_cols != following.num_rows or view.idtype != following.idtype:
+            raise InvalidInputError(
+                asked,
+                f"a step to {view.num_cols} nodes of {view.idtype} and then one from"
+                f" {following.num_rows} of {following.idtype}",
+                "pass views of which each ends where the next, and the last where the first, "
+                "begins",
+            )
+    return path
+
+
+def _walk(
+    path: list[GraphView],
+    starts: torch.Tensor,
+    walks: torch.Tensor,
+    stop_probabilities: list[float],
+    key: SampleKey,
+) -> torch.Tensor:
+    # Probabilities as multiples of 2**-53, to be compared with the top 53 bits of a draw.
+    stops = [math.ceil(probability * 2**53) for probability in stop_probabilities]
+    return torch.ops.dgl_mgpu.random_walk(
+        starts,
+        walks,
+        [view.tiers for view in path],
+        [view.pointers for view in path],
+        [view.position for view in path],
+        [view.num_rows for view in path],
+        path[0].idtype,
+        torch.tensor(stops, dtype=torch.int64),
+        key.fold(),
+    )
+
+
+def _check_probability(value: float, name: str, asked: str) -> float:
+    if not 0.0 <= value <= 1.0:
+        raise InvalidInputError(asked, f"{name}={value!r}", "pass a probability in [0, 1]")
+    return float(value)
+
+
+def _occurrence(ids: torch.Tensor) -> torch.Tensor:
+    """How many equal ids come before each."""
+    ordered, order = torch.sort(ids, stable=True)
+    place = torch.arange(ids.numel(), device=ids.device)
+    begins = torch.ones_like(place, dtype=torch.bool)
+    begins[1:] = ordered[1:] != ordered[:-1]
+    run_start = torch.cummax(torch.where(begins, place, 0), dim=0).values if len(ids) else place
+    occurrence = torch.empty_like(place)
+    occurrence[order] = place - run_start
+    return occurrence
+
+
+def random_walk(
+    views: GraphView | Sequence[GraphView],
+    starts: torch.Tensor,
+    length: int,
+    key: SampleKey,
+    *,
+    restart_prob: float | Sequence[float] = 0.0,
+) -> torch.Tensor:
+    """Walk from each start, each step along a uniformly chosen edge.
+
+    A step goes from a row of a view to one of the columns stored there.  A view is CSC, rows
+    are destinations: to walk *along* edges, as ``dgl.sampling.random_walk`` does, pass the
+    view of the reversed graph (the CSR of the graph).
+
+    Parameters
+    ----------
+    views : GraphView or sequence of GraphView
+        Topology; of a sequence (a metapath), step ``t`` uses ``views[t % len(views)]``.
+    starts : Tensor, int32 or int64, shape (n,)
+        Start nodes.  The j-th walk from the same node in a call uses the node's j-th stream.
+    length : int
+        Number of steps.
+    key : SampleKey
+        Names the experiment.
+    restart_prob : float or sequence of ``length`` floats
+        Probability to end the walk before each step.
+
+    Returns
+    -------
+    Tensor, int64, shape (n, length + 1)
+        The nodes visited, the start first; -1 after the end of a walk, which comes early at a
+        node without edges.
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument has the wrong dtype, shape or value, or views do not follow each other.
+    IdOutOfRangeError
+        If a start is not a node; it names the first one.
+
+    Notes
+    -----
+    Step ``t`` of a start's walk ``j`` has block ``j`` of the node's Philox stream
+    ``WALK_STREAM + t``: the walk ends if the top 53 bits of the second draw are below
+    ``ceil(restart_prob * 2**53)``; else it takes edge number high half of first draw * degree.
+    """
+    asked = f"walk {length} steps"
+    path = _as_metapath(views, asked)
+    starts = check_ids(starts, asked)
+    length = check_integer(length, "length", 0, asked)
+    stops = (
+        [restart_prob] * length
+        if isinstance(restart_prob, (int, float))
+        else [float(probability) for probability in restart_prob]
+    )
+    if len(stops) != length:
+        raise InvalidInputError(
+            asked, f"{len(stops)} restart probabilities", "pass one float, or one for each step"
+        )
+    stops = [_check_probability(stop, "restart_prob", asked) for stop in stops]
+    return _walk(path, starts, _occurrence(starts), stops, key)
+
+
+def pinsage_neighbors(
+    views: GraphView | Sequence[GraphView],
+    seeds: torch.Tensor,
+    *,
+    num_traversals: int,
+    termination_prob: float,
+    num_random_walks: int,
+    num_neighbors: int,
+    key: SampleKey,
+) -> VisitedNeighbors:
+    """Select for each seed the nodes that short random walks from it visit most.
+
+    Semantics of DGL's ``RandomWalkNeighborSampler`` and, with the two views of a bipartite
+    graph, ``PinSAGESampler``; a walk may visit, and a seed select, the seed itself.  XGNN's
+    setting (section 6.1) is ``num_traversals=3, num_random_walks=4, num_neighbors=5``.
+
+    Parameters
+    ----------
+    views : GraphView or sequence of GraphView
+        The metapath of one traversal, see :func:`random_walk`; it ends at the type of node at
+        which it begins.
+    seeds : Tensor, int32 or int64, shape (n,)
+        Nodes to select neighbors for; repeats are allowed and get equal neighbors.
+    num_traversals : int
+        Times that a walk goes through the metapath; visits count at the end of each.
+    termination_prob : float
+        Probability to end a walk after each traversal.
+    num_random_walks : int
+        Walks from each seed.
+    num_neighbors : int
+        Nodes to select at most.
+    key : SampleKey
+        Names the experiment.
+
+    Returns
+    -------
+    VisitedNeighbors
+        By decreasing number of visits; of equally visited ones those visited first (counting
+        walk by walk) come first.  DGL prefers higher ids, which is a bias if ids mean anything.
+
+    Raises
+    ------
+    InvalidInputError, IdOutOfRangeError
+        As :func:`random_walk`.
+    """
+    asked = "select PinSAGE neighbors"
+    path = _as_metapath(views, asked)
+    seeds = check_ids(seeds, asked)
+    num_traversals = check_integer(num_traversals, "num_traversals", 1, asked)
+    num_random_walks = check_integer(num_random_walks, "num_random_walks", 1, asked)
+    num_neighbors = check_integer(num_neighbors, "num_neighbors", 0, asked)
+    _check_probability(termination_prob, "termination_prob", asked)
+    hops = len(path)
+    stops = [
+        termination_prob if step > 0 and step % hops == 0 else 0.0
+        for step in range(hops * num_traversals)
+    ]
+    walks = torch.arange(num_random_walks, device=seeds.device).repeat(seeds.numel())
+    traces = _walk(path, seeds.repeat_interleave(num_random_walks), walks, stops, key)
+    neighbors, counts = torch.ops.dgl_mgpu.select_visited(
+        traces, num_random_walks, hops, num_neighbors
+    )
+    selected = counts > 0
+    indptr = torch.zeros(seeds.numel() + 1, dtype=torch.int64, device=seeds.device)
+    torch.cumsum(selected.sum(dim=1), dim=0, out=indptr[1:])
+    return VisitedNeighbors(indptr, neighbors[selected].to(path[0].idtype), counts[selected])

@@ -1,0 +1,253 @@
+"""The cost model: how long each GPU needs for one step's reads, given who reads what where.
+
+Every GPU makes the same expected accesses in a step.  What it reads from each memory loads the
+*resources* on the way, and time is load over bandwidth:
+
+- GPU memories: each GPU's own memory (its reads and those it serves), each link, and each
+  port where a switch limits what a GPU takes in or serves in all;
+- the host: each GPU's own way to it, and the ways that several GPUs share;
+- the disk, which all share and whose rows come through host memory.
+
+Links work side by side, so the time for GPU memories is that of the busiest resource that
+belongs to a GPU; a link belongs to its reader.  Host rows and disk rows come on top: they are
+not assumed to hide behind the others.  The time of a plan is that of its slowest GPU, since
+gradients are synchronised every step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+
+import numpy as np
+
+from dgl_mgpu.topology.topology import GB, Topology
+
+from .partition import part_sizes
+from .plan import HOST, TablePlan, Tier
+from .table import TableSpec
+
+#: Share of a link's bandwidth that reads of a size (bytes) reach, random rows, all GPUs at
+#: once, host rows in sorted order; measured on 8 x H200 with a plain gather kernel (2026-11).
+EFFICIENCY: dict[str, tuple[tuple[float, float], ...]] = {
+    "local": ((4, 0.055), (16, 0.22), (64, 0.62), (128, 0.82), (512, 0.92), (4096, 1.0)),
+    "peer": ((4, 0.085), (16, 0.34), (64, 0.83), (128, 0.93), (512, 0.94), (4096, 1.0)),
+    "host": ((4, 0.005), (16, 0.02), (64, 0.08), (128, 0.5), (512, 0.83), (4096, 0.95)),
+    "disk": ((4, 0.001), (4096, 1.0)),
+}
+
+
+@cache
+def efficiency(link: str, request_bytes: float) -> float:
+    """Share of the bandwidth of a kind of link that reads of one size reach."""
+    sizes, shares = zip(*EFFICIENCY[link], strict=True)
+    return float(np.interp(math.log(request_bytes), np.log(sizes), shares))
+
+
+@dataclass(frozen=True, eq=False)
+class Resources:
+    """What reads can be held up by, on one machine.
+
+    ``reads`` arguments are matrices of shape (n, n + 2): what each GPU reads from every GPU,
+    then from the host, then from disk.
+
+    Attributes
+    ----------
+    num_gpus : int
+    users : ndarray, float64, shape (r, n, n + 2)
+        1 for the reads that load each resource.
+    seconds_per_byte : ndarray, shape (r,)
+    link : tuple of str, length r
+        Row of :data:`EFFICIENCY` that applies.
+    owners : ndarray of bool, shape (r, n)
+        GPUs that wait for each resource.
+    """
+
+    num_gpus: int
+    users: np.ndarray
+    seconds_per_byte: np.ndarray
+    link: tuple[str, ...]
+    owners: np.ndarray
+
+    @classmethod
+    def of(cls, topology: Topology) -> Resources:
+        """The resources of a machine."""
+        n = topology.num_gpus
+        links = topology.link_bandwidth
+        ports = topology.ports()
+        entries: list[tuple[str, float, list[int], list[tuple[int | slice, int | slice]]]] = []
+        for gpu in range(n):
+            entries.append(("local", links[gpu, gpu], [gpu], [(slice(None), gpu)]))
+            peers = topology.neighbors(gpu)
+            for peer in peers:
+                entries.append(("peer", links[gpu, peer], [gpu], [(gpu, peer)]))
+            readers = [peer for peer in range(n) if peer != gpu and links[peer, gpu]]
+            # A port as wide as all its links together never holds anything up.
+            if links[gpu, list(peers)].sum() > ports[gpu]:
+                entries.append(("peer", ports[gpu], [gpu], [(gpu, peer) for peer in peers]))
+            if links[readers, gpu].sum() > ports[gpu]:
+                entries.append(("peer", ports[gpu], [gpu], [(peer, gpu) for peer in readers]))
+            entries.append(("host", topology.host_bandwidth[gpu], [gpu], [(gpu, slice(n, n + 2))]))
+        for group in topology.host_groups:
+            members = list(group.gpus)
+            reads: list[tuple[int | slice, int | slice]] = [
+                (gpu, slice(n, n + 2)) for gpu in members
+            ]
+            entries.append(("host", group.bandwidth, members, reads))
+        if topology.disk_bandwidth:
+            everyone = list(range(n))
+            entries.append(("disk", topology.disk_bandwidth, everyone, [(slice(None), n + 1)]))
+        users = np.zeros((len(entries), n, n + 2))
+        owners = np.zeros((len(entries), n), bool)
+        for index, (_, _, members, marks) in enumerate(entries):
+            owners[index, members] = True
+            for mark in marks:
+                users[index][mark] = 1.0
+        rates = np.array([1.0 / (bandwidth * GB) for _, bandwidth, _, _ in entries])
+        return cls(n, users, rates, tuple(entry[0] for entry in entries), owners)
+
+    def access_seconds(self, table: TableSpec) -> np.ndarray:
+        """Seconds that one access to a table takes of each resource.  Shape (r,)."""
+        shares = {kind: efficiency(kind, table.request_bytes) for kind in EFFICIENCY}
+        return table.access_bytes * self.seconds_per_byte / [shares[kind] for kind in self.link]
+
+    def load(self, table: TableSpec, reads: np.ndarray) -> np.ndarray:
+        """Seconds of each resource for so many accesses.  Shape (r,)."""
+        users = self.users.reshape(len(self.link), -1)
+        return self.access_seconds(table) * np.einsum("rm,m->r", users, reads.ravel())
+
+    def gpu_seconds(self, load: np.ndarray) -> np.ndarray:
+        """Time of each GPU under a load.  Shape (n,)."""
+        waits = np.where(self.owners, load[:, None], 0.0)
+        total = np.zeros(self.num_gpus)
+        for kind in self._kinds:
+            total += waits[kind].max(0, initial=0.0)
+        return total
+
+    @cached_property
+    def _kinds(self) -> tuple[np.ndarray, ...]:
+        """Resources whose times add up: those of GPU memories, of the host, of the disk."""
+        link = np.array(self.link)
+        return tuple(
+            np.isin(link, kind).nonzero()[0] for kind in (("local", "peer"), "host", "disk")
+        )
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """What the cost model says of a placement; the fields are those of ``Plan``."""
+
+    seconds: tuple[float, ...]
+    gpu_bytes: tuple[int, ...]
+    host_bytes: int
+    disk_bytes: int
+    hit_rates: dict[str, dict[str, float]]
+    rows: tuple[dict, ...]
+
+
+def tier_reads(tier: Tier) -> np.ndarray:
+    """Share of a tier's accesses that each GPU sends to every GPU, the host and the disk.
+
+    Returns
+    -------
+    ndarray, float64, shape (n, n + 2)
+    """
+    n = len(tier.source)
+    reads = np.zeros((n, n + 2))
+    if tier.memory != "gpu":
+        reads[:, n if tier.memory == "host" else n + 1] = 1.0
+        return reads
+    share = part_sizes(tier) / tier.num_rows
+    for gpu, sources in enumerate(tier.source):
+        for part, holder in enumerate(sources):
+            reads[gpu, n if holder == HOST else holder] += share[part]
+    return reads
+
+
+def tier_bytes(tier: Tier, nbytes: float) -> tuple[np.ndarray, float, float]:
+    """Bytes that a tier takes of each GPU, the host and the disk."""
+    if tier.memory != "gpu":
+        nothing = np.zeros(len(tier.source))
+        return nothing, nbytes * (tier.memory == "host"), nbytes * (tier.memory == "disk")
+    held, host = [0.0] * len(tier.source), 0.0
+    kept_on_host = any(HOST in reads for reads in tier.source)
+    shares = (nbytes * part_sizes(tier) / tier.num_rows).tolist()
+    for part, (share, holders) in enumerate(zip(shares, tier.copies, strict=True)):
+        for holder in holders:
+            held[holder] += share
+        if kept_on_host and tier.on_host(part):
+            host += share
+    return np.array(held), host, 0.0
+
+
+def table_load(resources: Resources, spec: TableSpec, tiers: Sequence[Tier]) -> np.ndarray:
+    """Seconds of each resource that the reads of one table take.  Shape (r,)."""
+    n = resources.num_gpus
+    reads = np.zeros((n, n + 2))
+    for tier in tiers:
+        accesses = float(np.diff(spec.accesses_before((tier.start, tier.stop)))[0])
+        reads += accesses * tier_reads(tier)
+    return resources.load(spec, reads)
+
+
+def estimate(
+    resources: Resources, specs: Sequence[TableSpec], tables: Mapping[str, TablePlan]
+) -> Estimate:
+    """Modelled time and memory of a placement."""
+    n = resources.num_gpus
+    load = np.zeros(len(resources.link))
+    gpu_bytes, host_bytes, disk_bytes = np.zeros(n), 0.0, 0.0
+    hit_rates, rows = {}, []
+    for spec in specs:
+        table_reads = np.zeros((n, n + 2))
+        for tier in tables[spec.name].tiers:
+            edges = (tier.start, tier.stop)
+            accesses = float(np.diff(spec.accesses_before(edges))[0])
+            nbytes = float(np.diff(spec.bytes_before(edges))[0])
+            reads = tier_reads(tier) * accesses
+            tier_load = resources.load(spec, reads)
+            held, host, disk = tier_bytes(tier, nbytes)
+            table_reads += reads
+            load += tier_load
+            gpu_bytes, host_bytes, disk_bytes = (
+                gpu_bytes + held,
+                host_bytes + host,
+                disk_bytes + disk,
+            )
+            rows.append({
+                "table": spec.name,
+                "rows": tier.num_rows,
+                "memory": tier.memory,
+                "bytes": round(nbytes),
+                "accesses": accesses / max(spec.total_accesses, 1e-300),
+                "copies": sum(map(len, tier.copies)) / tier.parts if tier.memory == "gpu" else 1.0,
+                "where": _where(tier),
+                "seconds": tuple(resources.gpu_seconds(tier_load).tolist()),
+            })  # fmt: skip
+        total = max(table_reads.sum(), 1e-300)
+        local = np.trace(table_reads[:, :n])
+        hit_rates[spec.name] = {
+            "local": float(local / total),
+            "peer": float((table_reads[:, :n].sum() - local) / total),
+            "host": float(table_reads[:, n].sum() / total),
+            "disk": float(table_reads[:, n + 1].sum() / total),
+        }
+    return Estimate(
+        tuple(resources.gpu_seconds(load).tolist()),
+        tuple(math.ceil(held - 1e-6) for held in gpu_bytes),
+        math.ceil(host_bytes - 1e-6),
+        math.ceil(disk_bytes - 1e-6),
+        hit_rates,
+        tuple(rows),
+    )
+
+
+def _where(tier: Tier) -> str:
+    """GPU lists of the parts, as in ``0+6 | 1+7``; equal ones once."""
+    if tier.memory != "gpu":
+        return tier.memory
+    names = dict.fromkeys("+".join(map(str, holders)) for holders in tier.copies)
+    host = any(tier.on_host(part) for part in range(tier.parts))
+    return " | ".join(names) + (" (and host)" if host else "")

@@ -1,0 +1,307 @@
+"""A placement: which rows lie in which memory, and from which copy each GPU reads them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from dgl_mgpu.errors import DataFormatError, PlanDoesNotFitError, UnreachableError
+from dgl_mgpu.topology.topology import Topology
+
+Memory = Literal["gpu", "host", "disk"]
+MEMORIES: tuple[Memory, ...] = ("gpu", "host", "disk")
+
+#: In ``Tier.source``: the GPU reads this part from a copy in host memory.
+HOST = -1
+
+
+@dataclass(frozen=True)
+class Tier:
+    """A run of positions kept in one kind of memory, dealt out modulo over its parts.
+
+    Attributes
+    ----------
+    start, stop : int
+        Positions ``[start, stop)``.
+    memory : 'gpu', 'host' or 'disk'
+    parts : int
+        1 for host and disk.
+    copies : tuple of tuple of int, ``parts`` entries
+        GPUs that hold each part; empty tuples for host and disk.
+    source : tuple of tuple of int, one a GPU with ``parts`` entries
+        Whose copy a GPU reads: a GPU, or ``HOST`` where host memory keeps this part too,
+        for GPUs that no copy can be reached by (or reached fast enough).
+    """
+
+    start: int
+    stop: int
+    memory: Memory
+    parts: int
+    copies: tuple[tuple[int, ...], ...]
+    source: tuple[tuple[int, ...], ...]
+
+    @property
+    def num_rows(self) -> int:
+        return self.stop - self.start
+
+    def on_host(self, part: int) -> bool:
+        """Whether host memory holds a copy of a part."""
+        return self.memory == "host" or (
+            self.memory == "gpu" and any(reads[part] == HOST for reads in self.source)
+        )
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """Where the rows of one table lie.
+
+    Attributes
+    ----------
+    name : str
+    tiers : tuple of Tier
+        By ascending position, covering every row once.
+    """
+
+    name: str
+    tiers: tuple[Tier, ...]
+
+    @property
+    def num_rows(self) -> int:
+        return self.tiers[-1].stop if self.tiers else 0
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Where the rows of all tables lie, and what the cost model expects of that.
+
+    Attributes
+    ----------
+    topology : str
+        Name of the machine it was made for.
+    num_gpus : int
+    policy : str
+    tables : dict of str to TablePlan
+    gpu_budget : tuple of int
+        Bytes each GPU may hold.
+    host_budget, disk_budget : int
+    gpu_bytes : tuple of int
+        Bytes each GPU holds by the table's curves.
+    host_bytes, disk_bytes : int
+    seconds : tuple of float
+        Modelled time that each GPU needs for one step's reads; see ``cost.py``.
+    hit_rates : dict of str to dict
+        Table → ``{'local', 'peer', 'host', 'disk'}`` → share of its accesses, over all GPUs.
+    rows : tuple of dict
+        What :meth:`describe` returns.
+    """
+
+    topology: str
+    num_gpus: int
+    policy: str
+    tables: Mapping[str, TablePlan]
+    gpu_budget: tuple[int, ...]
+    host_budget: int
+    disk_budget: int
+    gpu_bytes: tuple[int, ...]
+    host_bytes: int
+    disk_bytes: int
+    seconds: tuple[float, ...]
+    hit_rates: Mapping[str, Mapping[str, float]]
+    rows: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+
+    @property
+    def step_seconds(self) -> float:
+        """Modelled time of the slowest GPU."""
+        return max(self.seconds)
+
+    def describe(self) -> list[dict[str, Any]]:
+        """One row a tier, for a table on the screen.
+
+        Each holds ``table``, ``rows``, ``memory``, ``bytes`` (of one copy), ``accesses`` (share
+        of the table's), ``copies`` (per row on average), ``where`` (text) and ``seconds`` (per
+        GPU, for this tier alone).
+        """
+        return [dict(row) for row in self.rows]
+
+    def summary(self) -> list[dict[str, Any]]:
+        """Fewer rows than :meth:`describe`: tiers of one table, memory and number of copies as
+        one, with the patterns they are kept under counted in ``where``."""
+        groups: dict[tuple, list[Mapping[str, Any]]] = {}
+        for row in self.rows:
+            groups.setdefault((row["table"], row["memory"], round(row["copies"], 2)), []).append(
+                row
+            )
+        result = []
+        for (table, memory, copies), rows in groups.items():
+            patterns = list(dict.fromkeys(row["where"] for row in rows))
+            result.append({
+                "table": table,
+                "memory": memory,
+                "copies": copies,
+                "rows": sum(row["rows"] for row in rows),
+                "bytes": sum(row["bytes"] for row in rows),
+                "accesses": sum(row["accesses"] for row in rows),
+                "where": patterns[0] if len(patterns) == 1 else f"{len(patterns)} patterns",
+            })  # fmt: skip
+        return result
+
+    def validate(self, topology: Topology | None = None) -> None:
+        """Check that every row is somewhere, within reach, and within the budgets.
+
+        Parameters
+        ----------
+        topology : Topology, optional
+            With it, also that every read goes over a link that exists.
+
+        Raises
+        ------
+        DataFormatError
+            If a table's tiers do not cover its rows once, or name GPUs or parts that are not.
+        UnreachableError
+            If a GPU reads a part from one that has no copy, or over no link.
+        PlanDoesNotFitError
+            If a memory holds more than its budget.
+        """
+        if topology is not None and topology.num_gpus != self.num_gpus:
+            raise DataFormatError(
+                f"use a plan for {self.num_gpus} GPUs on '{topology.name}'",
+                f"it has {topology.num_gpus}",
+                "solve the plan for this machine",
+            )
+        for table in self.tables.values():
+            _check_tiers(table, self.num_gpus)
+            for tier in table.tiers:
+                _check_reach(table.name, tier, topology)
+        self._check_budgets()
+
+    def _check_budgets(self) -> None:
+        held = [
+            *((f"GPU {gpu}", *pair) for gpu, pair in
+              enumerate(zip(self.gpu_bytes, self.gpu_budget, strict=True))),
+            ("host memory", self.host_bytes, self.host_budget),
+            ("the disk", self.disk_bytes, self.disk_budget),
+        ]  # fmt: skip
+        for where, needed, available in held:
+            if needed > available:
+                raise PlanDoesNotFitError(
+                    f"keep {needed:,} bytes in {where}", f"its budget is {available:,} bytes",
+                    "lower a ratio or raise the budget", needed, available,
+                )  # fmt: skip
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything as JSON types."""
+        data = {name: getattr(self, name) for name in self.__dataclass_fields__ if name != "tables"}
+        data["tables"] = {
+            name: [tier.__dict__ for tier in table.tiers] for name, table in self.tables.items()
+        }
+        # A round trip turns tuples into lists, so that what is written equals what is read.
+        return json.loads(json.dumps({"format": 1, **data}))
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        """Inverse of :meth:`to_dict`; validates what it reads.
+
+        Raises
+        ------
+        DataFormatError
+            If a field is missing, of another type, or contradicts the others.
+        """
+        try:
+            if data["format"] != 1:
+                raise ValueError(f"format {data['format']!r}")
+            plan = cls(
+                topology=str(data["topology"]),
+                num_gpus=int(data["num_gpus"]),
+                policy=str(data["policy"]),
+                tables={
+                    str(name): TablePlan(str(name), tuple(map(_tier, tiers)))
+                    for name, tiers in data["tables"].items()
+                },
+                gpu_budget=_ints(data["gpu_budget"]),
+                host_budget=int(data["host_budget"]),
+                disk_budget=int(data["disk_budget"]),
+                gpu_bytes=_ints(data["gpu_bytes"]),
+                host_bytes=int(data["host_bytes"]),
+                disk_bytes=int(data["disk_bytes"]),
+                seconds=tuple(map(float, data["seconds"])),
+                hit_rates={
+                    str(name): {str(key): float(rate) for key, rate in rates.items()}
+                    for name, rates in data["hit_rates"].items()
+                },
+                rows=tuple(dict(row) for row in data["rows"]),
+            )
+            lengths = {len(plan.gpu_budget), len(plan.gpu_bytes), len(plan.seconds)}
+            if lengths != {plan.num_gpus}:
+                raise ValueError(f"{plan.num_gpus} GPUs with {sorted(lengths)} entries")
+            plan.validate()
+        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+            raise _corrupt(f"{type(error).__name__}: {error}") from error
+        except (UnreachableError, PlanDoesNotFitError) as error:
+            raise _corrupt(str(error)) from error
+        return plan
+
+
+def _corrupt(found: str) -> DataFormatError:
+    return DataFormatError("read a plan", found, "solve it again or write it with to_dict()")
+
+
+def _ints(values: Iterable[Any]) -> tuple[int, ...]:
+    return tuple(_int(value) for value in values)
+
+
+def _int(value: Any) -> int:
+    if type(value) is not int:
+        raise TypeError(f"{value!r} is not an integer")
+    return value
+
+
+def _tier(data: Mapping[str, Any]) -> Tier:
+    if data["memory"] not in MEMORIES:
+        raise ValueError(f"memory {data['memory']!r}")
+    return Tier(
+        _int(data["start"]), _int(data["stop"]), data["memory"], _int(data["parts"]),
+        tuple(map(_ints, data["copies"])), tuple(map(_ints, data["source"])),
+    )  # fmt: skip
+
+
+def _check_tiers(table: TablePlan, num_gpus: int) -> None:
+    expected = 0
+    for tier in table.tiers:
+        whole = tier.start == expected and tier.stop > tier.start and tier.parts >= 1
+        shaped = (
+            len(tier.copies) == tier.parts
+            and len(tier.source) == num_gpus
+            and all(len(reads) == tier.parts for reads in tier.source)
+        )
+        gpus = {gpu for holders in tier.copies for gpu in holders}
+        if tier.memory == "gpu":
+            placed = all(tier.copies) and gpus <= set(range(num_gpus))
+        else:
+            placed = tier.parts == 1 and not gpus
+        if not (whole and shaped and placed):
+            raise DataFormatError(
+                f"check the plan of table '{table.name}'",
+                f"tier [{tier.start}, {tier.stop}) after position {expected}, {tier.parts} parts, "
+                f"{len(tier.copies)} sets of copies, {len(tier.source)} readers",
+                "solve the plan again",
+            )
+        expected = tier.stop
+
+
+def _check_reach(table: str, tier: Tier, topology: Topology | None) -> None:
+    if tier.memory != "gpu":
+        return
+    for gpu, reads in enumerate(tier.source):
+        for part, holder in enumerate(reads):
+            if holder == HOST:
+                continue
+            linked = topology is None or topology.link_bandwidth[gpu, holder] > 0
+            if holder not in tier.copies[part] or not linked:
+                raise UnreachableError(
+                    f"read part {part} of '{table}' at [{tier.start}, {tier.stop}) on GPU {gpu}",
+                    f"the plan reads it from GPU {holder}; copies are on {tier.copies[part]}"
+                    + ("" if linked else ", and the two are not linked"),
+                    "solve the plan for this machine",
+                )

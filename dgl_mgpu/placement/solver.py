@@ -1,0 +1,312 @@
+"""From tables, a machine and budgets to a plan."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Literal
+
+import numpy as np
+
+from dgl_mgpu.errors import ConfigError, InvalidInputError, PlanDoesNotFitError
+from dgl_mgpu.topology.topology import Topology
+
+from .candidates import AllSets, Candidates, FixedPatterns
+from .cost import Estimate, Resources, estimate, table_load
+from .patterns import symmetries
+from .plan import Plan, TablePlan, Tier
+from .policies import POLICIES, patterns_of
+from .programme import Programme, Solution
+from .rounding import as_plans, fit, held_bytes, whole_rows
+from .table import TableSpec
+from .tidy import tidy
+
+Ratio = float | Literal["auto"] | None
+
+# Shares of all bytes that may stay unplaced: the linear programme's rounding.
+_NOTHING = 1e-7
+# Rows that rounding to whole rows may take of each memory, where that is next to nothing.
+_ROUNDED_ROWS = 16
+# Time over the lower bound at which rounding is taken to have spoilt a plan, and what to try
+# instead.
+_ROUNDED_BADLY = 1.01
+# Time over the lower bound that a plan may have to be readable instead of a patchwork.
+_TIDY = 1.004
+_SIMPLER = ("xgnn", "clique_opt", "replicated", "host")
+
+
+def solve(
+    topology: Topology,
+    tables: Sequence[TableSpec],
+    policy: str = "auto",
+    *,
+    gpu_budget_bytes: int | Sequence[int] | None = None,
+    graph_ratio: Ratio = None,
+    feature_ratio: Ratio = None,
+    host_budget: int | None = None,
+    allow_disk: bool = False,
+) -> Plan:
+    """Decide where every row of every table lies and from which copy each GPU reads it.
+
+    Parameters
+    ----------
+    topology : Topology
+    tables : sequence of TableSpec
+    policy : str
+        One of :data:`~dgl_mgpu.placement.POLICIES`.
+    gpu_budget_bytes : int or sequence of int, optional
+        Bytes that the tables may take on each GPU; all of its memory by default.
+    graph_ratio, feature_ratio : float in [0, 1], 'auto' or None
+        Share of the rows (hottest first) of topology and feature tables to keep on GPUs, the
+        others then being off them; ``'auto'`` or None leaves it to the solver.
+    host_budget : int, optional
+        Bytes of host memory; all of it by default.
+    allow_disk : bool
+        Whether rows may go to disk when host memory is full.
+
+    Returns
+    -------
+    Plan
+
+    Raises
+    ------
+    ConfigError
+        If the policy is unknown or a ratio or budget out of range.
+    UnreachableError
+        If the policy needs links that the machine lacks.
+    PlanDoesNotFitError
+        If the rows, or as many as the ratios demand on GPUs, do not fit.
+    """
+    _check_policy(policy)
+    names = [table.name for table in tables]
+    if not names or len(set(names)) != len(names):
+        raise InvalidInputError(
+            "solve a placement", f"tables {names}", "name one or more, each once"
+        )
+    budgets = _budgets(topology, gpu_budget_bytes, host_budget, allow_disk)
+    ratios = {
+        "topology": _ratio("graph_ratio", graph_ratio),
+        "features": _ratio("feature_ratio", feature_ratio),
+    }
+    if policy == "partitioned":
+        ratios = {"topology": 1.0, "features": 1.0}
+    plan, bound = _Problem(topology, tables, policy, budgets, ratios).plan()
+    if policy == "auto" and plan.step_seconds > _ROUNDED_BADLY * bound:
+        # Few rows, or a row that is much of the whole: dealing them out is far from what the
+        # linear programme takes it for, and a simpler plan may be better.
+        others = [_Problem(topology, tables, name, budgets, ratios) for name in _SIMPLER]
+        plans = [plan, *(other.plan()[0] for other in others if other.fits())]
+        plan = replace(min(plans, key=lambda plan: plan.step_seconds), policy=policy)
+    return plan
+
+
+class _Problem:
+    """One call of :func:`solve`, its arguments checked."""
+
+    def __init__(
+        self,
+        topology: Topology,
+        tables: Sequence[TableSpec],
+        policy: str,
+        budgets: np.ndarray,
+        ratios: Mapping[str, float | None],
+    ) -> None:
+        self._topology = topology
+        self._policy = policy
+        self._budgets = budgets
+        self._ratios = ratios
+        self._tables = tables
+        self._resources = Resources.of(topology)
+        n = topology.num_gpus
+        self._candidates: Candidates
+        if policy == "auto":
+            self._moves = symmetries(topology, budgets[:n].tolist())
+            self._candidates = AllSets(topology, self._moves)
+        else:
+            self._moves = np.arange(n)[None]
+            self._candidates = FixedPatterns(patterns_of(policy, topology), n)
+
+    def plan(self) -> tuple[Plan, float]:
+        """The plan, in whole rows, and the seconds that no plan by these candidates beats."""
+        specs, tiers, solution = self._place(self._budgets, self._ratios)
+        if tiers is None:
+            raise self._does_not_fit(solution.overflow)
+        tiers = self._tidied(specs, tiers, _TIDY * solution.lower_bound)
+        tables = as_plans(tiers)
+        found = estimate(self._resources, specs, tables)
+        return self._finished(tables, found), solution.lower_bound
+
+    def _tidied(
+        self, specs: list[TableSpec], tiers: dict[str, list[Tier]], limit: float
+    ) -> dict[str, list[Tier]]:
+        """The tiers in a readable form, table by table where that keeps the time below a limit."""
+        loads = {spec.name: table_load(self._resources, spec, tiers[spec.name]) for spec in specs}
+        n = self._topology.num_gpus
+        for spec in specs:
+            simple = {**tiers, spec.name: tidy(spec, tiers[spec.name])}
+            if len(simple[spec.name]) >= len(tiers[spec.name]):
+                continue
+            load = {
+                **loads, spec.name: table_load(self._resources, spec, simple[spec.name])
+            }  # fmt: skip
+            seconds = self._resources.gpu_seconds(np.sum(list(load.values()), axis=0)).max()
+            if seconds > limit:
+                continue
+            if (np.ceil(held_bytes(specs, simple, n) - 1e-6) <= self._budgets).all():
+                tiers, loads = simple, load
+        return tiers
+
+    def fits(self) -> bool:
+        """Whether everything fits."""
+        return self._fits(self._budgets, self._ratios)
+
+    def _place(
+        self, budgets: np.ndarray, ratios: Mapping[str, float | None]
+    ) -> tuple[list[TableSpec], dict[str, list[Tier]] | None, Solution]:
+        """Tables, their tiers if everything fits, and the solution behind them."""
+        row_bytes = sum(table.total_bytes / max(table.num_rows, 1) for table in self._tables)
+        reserve = _ROUNDED_ROWS * row_bytes
+        next_to_nothing = np.where(reserve < 1e-3 * budgets, reserve, 0.0)
+        for keep in (next_to_nothing, 0.0, reserve, 8 * reserve, 64 * reserve, 512 * reserve):
+            specs, solution = self._solve(np.maximum(budgets - keep, 0.0), ratios)
+            if solution.overflow <= _NOTHING * sum(spec.total_bytes for spec in specs):
+                tiers = whole_rows(specs, solution.runs, self._candidates)
+                if fit(specs, tiers, budgets, [ratios[spec.kind] is None for spec in specs]):
+                    return specs, tiers, solution
+            elif np.all(keep == 0.0):  # less room will not help
+                break
+        return specs, None, solution
+
+    def _solve(
+        self, budgets: np.ndarray, ratios: Mapping[str, float | None]
+    ) -> tuple[list[TableSpec], Solution]:
+        specs: list[TableSpec] = []
+        cuts: list[int | None] = []
+        for table in self._tables:
+            ratio = ratios[table.kind]
+            if ratio is not None:
+                position = round(ratio * table.num_rows)
+                table = table.with_breakpoint(position)
+                cuts.append(int(np.searchsorted(table.positions, position)))
+            else:
+                cuts.append(None)
+            specs.append(table)
+        exact = self._policy != "auto" or len(self._moves) == self._topology.num_gpus
+        programme = Programme(self._resources, specs, self._candidates, self._moves, budgets, exact)
+        return specs, programme.solve(programme.segments(cuts))
+
+    def _finished(self, tables: dict[str, TablePlan], found: Estimate) -> Plan:
+        n = self._topology.num_gpus
+        return Plan(
+            topology=self._topology.name,
+            num_gpus=n,
+            policy=self._policy,
+            tables=tables,
+            gpu_budget=tuple(int(budget) for budget in self._budgets[:n]),
+            host_budget=int(self._budgets[n]),
+            disk_budget=int(self._budgets[n + 1]),
+            gpu_bytes=found.gpu_bytes,
+            host_bytes=found.host_bytes,
+            disk_bytes=found.disk_bytes,
+            seconds=found.seconds,
+            hit_rates=found.hit_rates,
+            rows=found.rows,
+        )
+
+    # --- when it does not fit ------------------------------------------------------------
+
+    def _does_not_fit(self, overflow: float) -> PlanDoesNotFitError:
+        n = self._topology.num_gpus
+        total = math.ceil(sum(table.total_bytes for table in self._tables))
+        missing = f"{max(math.ceil(overflow), 1):,} bytes"
+        asked = f"place {total:,} bytes on '{self._topology.name}' by the policy '{self._policy}'"
+        fixed = {kind: ratio for kind, ratio in self._ratios.items() if ratio is not None}
+        if not fixed:
+            return PlanDoesNotFitError(
+                asked, f"{missing} do not fit into all memories together",
+                f"raise host_budget by {missing} or allow the disk",
+                total, total - math.ceil(overflow),
+            )  # fmt: skip
+        scale, _ = _bisect(lambda share: self._fits(
+            self._budgets, {kind: ratio and ratio * share for kind, ratio in self._ratios.items()}
+        ))  # fmt: skip
+        on_gpus = np.arange(n + 2) < n
+        _, more = _bisect(lambda share: not self._fits(
+            self._budgets + on_gpus * share * total, self._ratios
+        ))  # fmt: skip
+        extra = math.ceil(more * total)
+        budget = int(self._budgets[:n].min())
+        names = {"topology": "graph_ratio", "features": "feature_ratio"}
+        shares = ", ".join(
+            f"{names[kind]}={math.floor(ratio * scale * 1e3) / 1e3}"
+            for kind, ratio in fixed.items()
+        )
+        instead = "the policy 'auto'" if self._policy == "partitioned" else shares
+        return PlanDoesNotFitError(
+            asked,
+            f"{missing} do not fit: {budget:,} bytes a GPU, {budget + extra:,} needed",
+            f"give {extra:,} bytes more on each GPU, or use {instead}",
+            budget + extra,
+            budget,
+        )
+
+    def _fits(self, budgets: np.ndarray, ratios: Mapping[str, float | None]) -> bool:
+        return self._place(budgets, ratios)[1] is not None
+
+
+def _bisect(holds: Callable[[float], bool]) -> tuple[float, float]:
+    """Shares in [0, 1] next to each other, to 1/1024: something holds up to the first, and
+    does not at the second."""
+    low, high = 0.0, 1.0
+    for _ in range(10):
+        middle = (low + high) / 2
+        low, high = (middle, high) if holds(middle) else (low, middle)
+    return low, high
+
+
+def _check_policy(policy: str) -> None:
+    if policy not in POLICIES:
+        near = difflib.get_close_matches(policy, POLICIES, n=1, cutoff=0.0)[0]
+        raise ConfigError(
+            f"use the placement policy '{policy}'",
+            f"known are {', '.join(POLICIES)}",
+            f"did you mean '{near}'?",
+        )
+
+
+def _ratio(name: str, ratio: Ratio) -> float | None:
+    if ratio is None or ratio == "auto":
+        return None
+    if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
+        raise ConfigError(f"use {name}={ratio!r}", "not in [0, 1]", "give a share, or 'auto'")
+    return float(ratio)
+
+
+def _budgets(
+    topology: Topology,
+    gpu_budget: int | Sequence[int] | None,
+    host_budget: int | None,
+    allow_disk: bool,
+) -> np.ndarray:
+    """Bytes of each GPU, the host and the disk.  Shape (n + 2,)."""
+    gpus = topology.gpu_memory if gpu_budget is None else np.asarray(gpu_budget)
+    host = topology.host_memory if host_budget is None else host_budget
+    disk = topology.disk_memory if allow_disk and topology.disk_bandwidth else 0
+    if gpus.shape not in ((), (topology.num_gpus,)) or gpus.dtype.kind not in "iu":
+        raise ConfigError(
+            f"use gpu_budget_bytes={gpu_budget!r}",
+            "neither a whole number nor one a GPU",
+            f"give bytes, once or {topology.num_gpus} times",
+        )
+    budgets = np.array([*np.broadcast_to(gpus, topology.num_gpus), host, disk], np.float64)
+    if (budgets < 0).any():
+        raise ConfigError(
+            "use the memory budgets", f"{budgets.tolist()} bytes", "give numbers >= 0"
+        )
+    if allow_disk and not topology.disk_bandwidth:
+        raise ConfigError(
+            "place rows on disk", f"'{topology.name}' has none", "give it a disk_bandwidth"
+        )
+    return budgets

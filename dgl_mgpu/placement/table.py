@@ -1,0 +1,256 @@
+"""What the solver needs to know of a table: two curves over its rows, hottest first."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from dgl_mgpu.errors import InvalidInputError
+
+Kind = Literal["topology", "features"]
+
+#: Points that a curve is kept at, whatever the number of rows.
+MAX_BREAKPOINTS = 256
+# Positions that breakpoints are chosen from: one by one at first, then in geometric steps.
+_CANDIDATES = 4096
+
+
+@dataclass(frozen=True, eq=False)
+class TableSpec:
+    """A table, its rows in the order of hotness, described at a few breakpoints.
+
+    Between breakpoints both curves are straight.  Expected accesses are those of one GPU in
+    one step, whatever the step is (a mini-batch, an epoch); modelled times are per that step.
+
+    Attributes
+    ----------
+    name : str
+    kind : 'topology' or 'features'
+        Which ratio of the solver applies.
+    positions : ndarray, int64, shape (b,)
+        Breakpoints, ascending from 0 to the number of rows.
+    nbytes : ndarray, float64, shape (b,)
+        Bytes of all rows before each breakpoint.
+    accesses : ndarray, float64, shape (b,)
+        Expected accesses of all rows before each breakpoint.
+    access_bytes : float
+        Bytes one access moves.
+    request_bytes : float
+        Size of the single reads that an access consists of; small ones waste bandwidth.
+    """
+
+    name: str
+    kind: Kind
+    positions: np.ndarray
+    nbytes: np.ndarray
+    accesses: np.ndarray
+    access_bytes: float
+    request_bytes: float
+
+    def __post_init__(self) -> None:
+        curves = (self.positions, self.nbytes, self.accesses)
+        shapes = {np.shape(curve) for curve in curves}
+        rising = all((np.diff(curve) >= 0).all() and curve[0] == 0 for curve in curves)
+        finite = all(np.isfinite(curve).all() for curve in curves)
+        if len(shapes) != 1 or not rising or not finite or not (np.diff(self.positions) > 0).all():
+            raise InvalidInputError(
+                f"describe table '{self.name}'",
+                "curves that do not rise from 0 over the same breakpoints",
+                "build it with TableSpec.features or TableSpec.topology",
+            )
+        if not (0 < self.access_bytes < np.inf and 0 < self.request_bytes < np.inf):
+            raise InvalidInputError(
+                f"describe table '{self.name}'",
+                f"accesses of {self.access_bytes} bytes in reads of {self.request_bytes}",
+                "give positive sizes",
+            )
+
+    @property
+    def num_rows(self) -> int:
+        return int(self.positions[-1])
+
+    @property
+    def total_bytes(self) -> float:
+        return float(self.nbytes[-1])
+
+    @property
+    def total_accesses(self) -> float:
+        return float(self.accesses[-1])
+
+    def bytes_before(self, position: float | Sequence[int] | np.ndarray) -> np.ndarray:
+        """Bytes of the rows before a position."""
+        return np.interp(position, self.positions, self.nbytes)
+
+    def accesses_before(self, position: float | Sequence[int] | np.ndarray) -> np.ndarray:
+        """Expected accesses of the rows before a position."""
+        return np.interp(position, self.positions, self.accesses)
+
+    def with_breakpoint(self, position: int) -> TableSpec:
+        """The same curves, kept at one more point."""
+        if position in self.positions:
+            return self
+        at = int(np.searchsorted(self.positions, position))
+        return replace(
+            self,
+            positions=np.insert(self.positions, at, position),
+            nbytes=np.insert(self.nbytes, at, self.bytes_before(position)),
+            accesses=np.insert(self.accesses, at, self.accesses_before(position)),
+        )
+
+    @classmethod
+    def features(
+        cls,
+        name: str,
+        num_rows: int,
+        row_bytes: int,
+        hotness: np.ndarray | None = None,
+        accesses_per_step: float = 1.0,
+    ) -> TableSpec:
+        """Rows of one size, each read whole.
+
+        Parameters
+        ----------
+        name : str
+        num_rows, row_bytes : int
+        hotness : ndarray, shape (num_rows,), optional
+            Relative number of reads of each row **by position**; equal when not given.
+        accesses_per_step : float
+            Rows that one GPU reads in a step.
+
+        Raises
+        ------
+        InvalidInputError
+            If sizes are not positive or the hotness is negative, NaN or not one number a row.
+        """
+        if row_bytes <= 0:
+            raise InvalidInputError(
+                f"describe table '{name}'", f"rows of {row_bytes} bytes", "give a positive size"
+            )
+        sizes = np.broadcast_to(np.float64(row_bytes), (num_rows,))
+        return _spec(name, "features", sizes, hotness, accesses_per_step, row_bytes, row_bytes)
+
+    @classmethod
+    def topology(
+        cls,
+        name: str,
+        degrees: np.ndarray,
+        hotness: np.ndarray | None = None,
+        accesses_per_step: float = 1.0,
+        *,
+        fanout: float = 10.0,
+        id_bytes: int = 8,
+        edge_bytes: int | None = None,
+    ) -> TableSpec:
+        """Rows of neighbours, of which an access reads the bounds and ``fanout`` ids.
+
+        Parameters
+        ----------
+        name : str
+        degrees : ndarray, shape (num_rows,)
+            Neighbours of each row **by position**.
+        hotness : ndarray, shape (num_rows,), optional
+            Relative number of reads of each row by position; the degree when not given.
+        accesses_per_step : float
+            Rows that one GPU samples from in a step.
+        fanout : float
+            Mean number of neighbours drawn from a row; at most the mean degree of what is read.
+        id_bytes : int
+            Size of a node id.
+        edge_bytes : int, optional
+            Bytes kept an edge: more than ``id_bytes`` where edge ids are kept too.
+
+        Raises
+        ------
+        InvalidInputError
+            As :meth:`features`.
+        """
+        degrees = np.asarray(degrees)
+        edge = id_bytes if edge_bytes is None else edge_bytes
+        if degrees.ndim != 1 or (len(degrees) and degrees.min() < 0) or min(id_bytes, edge) <= 0:
+            raise InvalidInputError(
+                f"describe table '{name}'",
+                "degrees that are negative or not one a row, or ids without size",
+                "pass the in-degrees by position and positive sizes",
+            )
+        # A bound is 8 bytes; a neighbour read here and there costs a request of its own.
+        moved = 16 + fanout * id_bytes
+        hotness = degrees if hotness is None else hotness
+        return _spec(
+            name, "topology", degrees, hotness, accesses_per_step, moved, id_bytes,
+            scale=float(edge), offset=8.0,
+        )  # fmt: skip
+
+
+def _spec(
+    name: str,
+    kind: Kind,
+    sizes: np.ndarray,
+    hotness: np.ndarray | None,
+    accesses_per_step: float,
+    access_bytes: float,
+    request_bytes: float,
+    scale: float = 1.0,
+    offset: float = 0.0,
+) -> TableSpec:
+    """A table of rows of ``scale * sizes + offset`` bytes."""
+    num_rows = len(sizes)
+    if hotness is None:
+        hotness = np.broadcast_to(np.float64(1.0), (num_rows,))
+    hotness = np.asarray(hotness)
+    sums = np.zeros(1)
+    if hotness.shape == (num_rows,):
+        at = _candidates(num_rows)
+        sums = _running_sum(hotness, at)
+    if hotness.shape != (num_rows,) or not np.isfinite(sums).all() or _negative(hotness):
+        raise InvalidInputError(
+            f"describe table '{name}'",
+            f"hotness of shape {hotness.shape} with NaN or negative values or not one a row",
+            f"pass {num_rows} numbers >= 0, by position",
+        )
+    if not 0 <= accesses_per_step < np.inf:
+        raise InvalidInputError(
+            f"describe table '{name}'", f"{accesses_per_step} accesses a step", "pass a number >= 0"
+        )
+    nbytes = scale * _running_sum(sizes, at) + offset * at
+    if sums[-1] == 0:  # rows that were never read are all equally hot
+        sums = at.astype(np.float64)
+    accesses = sums * (accesses_per_step / sums[-1]) if num_rows else sums
+    keep = _breakpoints(nbytes, accesses)
+    return TableSpec(
+        name, kind, at[keep], nbytes[keep], accesses[keep], float(access_bytes),
+        float(request_bytes),
+    )  # fmt: skip
+
+
+def _negative(values: np.ndarray) -> bool:
+    return bool(len(values)) and bool(values.min() < 0)
+
+
+def _candidates(num_rows: int) -> np.ndarray:
+    if num_rows <= _CANDIDATES:
+        return np.arange(num_rows + 1)
+    steps = np.geomspace(1, num_rows, _CANDIDATES // 2)
+    even = np.linspace(0, num_rows, _CANDIDATES // 2)
+    return np.unique(np.rint(np.concatenate([steps, even])).astype(np.int64))
+
+
+def _running_sum(values: np.ndarray, at: np.ndarray) -> np.ndarray:
+    """Sum of the values before each candidate position, without a copy of the values."""
+    if len(at) == 1:
+        return np.zeros(1)
+    sums = np.add.reduceat(values, at[:-1], dtype=np.float64)
+    return np.concatenate([[0.0], np.cumsum(sums)])
+
+
+def _breakpoints(nbytes: np.ndarray, accesses: np.ndarray) -> np.ndarray:
+    """Candidates that split bytes and accesses most evenly: both curves rise by little
+    between one and the next."""
+    if len(nbytes) <= MAX_BREAKPOINTS:
+        return np.arange(len(nbytes))
+    progress = nbytes / max(nbytes[-1], 1e-300) + accesses / max(accesses[-1], 1e-300)
+    wanted = np.linspace(0, progress[-1], MAX_BREAKPOINTS)
+    keep = np.searchsorted(progress, wanted)
+    return np.unique(np.concatenate([[0], np.minimum(keep, len(nbytes) - 1), [len(nbytes) - 1]]))

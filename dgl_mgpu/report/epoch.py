@@ -1,0 +1,290 @@
+"""What one epoch did: the record that progress, metrics, tables and plots are made of."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
+from typing import Any
+
+from dgl_mgpu.errors import DataFormatError, InvalidInputError
+
+
+@dataclass(frozen=True)
+class StageSeconds:
+    """Wall-clock seconds of one epoch by stage.
+
+    Stages that overlap each count in full, so the parts may add up to more than `total`.
+
+    Attributes
+    ----------
+    sample, gather : float
+        Seconds spent sampling blocks and gathering features and labels.
+    compute : float
+        Seconds of forward, backward and optimizer step.
+    evaluate : float
+        Seconds spent on validation and test accuracy.
+    total : float
+        Seconds of the whole epoch, `evaluate` included.
+    """
+
+    sample: float
+    gather: float
+    compute: float
+    evaluate: float
+    total: float
+
+
+@dataclass(frozen=True)
+class TierTraffic:
+    """Rows of one table read from one tier of the store during an epoch.
+
+    Attributes
+    ----------
+    name : str
+        The tier: ``"device"``, ``"peer"``, ``"replica"``, ``"host"``, ``"disk"``.
+    table : str
+        The table read, such as ``"feat"`` or ``"topology"``.
+    rows, bytes : int
+        How many rows were read, and how many bytes they hold.
+    """
+
+    name: str
+    table: str
+    rows: int
+    bytes: int
+
+
+@dataclass(frozen=True)
+class EpochReport:
+    """One epoch of training, of one rank or (after :func:`merge`) of all.
+
+    Attributes
+    ----------
+    epoch : int
+        Number of the epoch, counted from 1: what is shown is what is in the files.
+    steps : int
+        Optimizer steps.
+    seeds : int
+        Seed nodes (or edges) trained on.
+    loss : float
+        Mean training loss over the seeds; NaN and infinity are allowed, as they happen.
+    train_accuracy : float
+        Accuracy on the seeds while training, in 0..1.
+    valid_accuracy, test_accuracy : float or None
+        Accuracy in 0..1; None in epochs that were not evaluated.
+    seconds : StageSeconds
+        Time by stage.
+    tiers : tuple of TierTraffic
+        Rows and bytes by table and tier, at most one entry for each pair.
+    ranks : int
+        How many ranks this report stands for.
+
+    Raises
+    ------
+    InvalidInputError
+        If `epoch` is smaller than 1.
+    """
+
+    epoch: int
+    steps: int
+    seeds: int
+    loss: float
+    train_accuracy: float
+    valid_accuracy: float | None
+    test_accuracy: float | None
+    seconds: StageSeconds
+    tiers: tuple[TierTraffic, ...]
+    ranks: int
+
+    def __post_init__(self) -> None:
+        if self.epoch < 1:
+            raise InvalidInputError("report an epoch", f"epoch {self.epoch}", "count epochs from 1")
+
+    @property
+    def seeds_per_second(self) -> float:
+        """Seeds over the time of training, evaluation left out; 0.0 if no time was measured."""
+        training = self.seconds.total - self.seconds.evaluate
+        return self.seeds / training if training > 0.0 else 0.0
+
+    @property
+    def tables(self) -> tuple[str, ...]:
+        """Names of the tables read, in the order of `tiers`."""
+        return tuple(dict.fromkeys(tier.table for tier in self.tiers))
+
+    def tier_rows(self, table: str | None = None) -> dict[str, int]:
+        """Rows read from each tier, of `table` or (None) of all tables together."""
+        return self._sum_by_tier(table, lambda tier: tier.rows)
+
+    def tier_bytes(self, table: str | None = None) -> dict[str, int]:
+        """Bytes read from each tier, of `table` or (None) of all tables together."""
+        return self._sum_by_tier(table, lambda tier: tier.bytes)
+
+    def tier_shares(self, table: str | None = None) -> dict[str, float]:
+        """Share of the rows served by each tier, of `table` or (None) of all tables.
+
+        The shares add up to 1, or are all 0.0 where no row was read.
+        """
+        rows = self.tier_rows(table)
+        total = sum(rows.values())
+        return {tier: count / total if total else 0.0 for tier, count in rows.items()}
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain numbers, strings, lists and dicts, ready for strict JSON.
+
+        A loss or accuracy that is not finite becomes None, because JSON has no word for it.
+        """
+        values = asdict(self)
+        values["tiers"] = list(values["tiers"])
+        for name in ("loss", "train_accuracy", "valid_accuracy", "test_accuracy"):
+            if values[name] is not None and not math.isfinite(values[name]):
+                values[name] = None
+        return values
+
+    @classmethod
+    def from_dict(cls, values: Mapping[str, Any]) -> EpochReport:
+        """Read back what :meth:`to_dict` wrote; keys that it does not know are ignored.
+
+        A loss or training accuracy of None comes back as NaN.
+
+        Raises
+        ------
+        DataFormatError
+            If a key is missing or a value is of another type.
+        """
+        try:
+            return cls(
+                epoch=int(values["epoch"]),
+                steps=int(values["steps"]),
+                seeds=int(values["seeds"]),
+                loss=_float_or(values["loss"], math.nan),
+                train_accuracy=_float_or(values["train_accuracy"], math.nan),
+                valid_accuracy=_float_or(values["valid_accuracy"], None),
+                test_accuracy=_float_or(values["test_accuracy"], None),
+                seconds=StageSeconds(
+                    **{stage: float(values["seconds"][stage]) for stage in STAGES}
+                ),
+                tiers=tuple(
+                    TierTraffic(
+                        name=str(tier["name"]),
+                        table=str(tier["table"]),
+                        rows=int(tier["rows"]),
+                        bytes=int(tier["bytes"]),
+                    )
+                    for tier in values["tiers"]
+                ),
+                ranks=int(values["ranks"]),
+            )
+        except KeyError as error:
+            raise DataFormatError(
+                "read an epoch report", f"no key {error}", "pass what EpochReport.to_dict wrote"
+            ) from error
+        except (TypeError, ValueError) as error:
+            raise DataFormatError(
+                "read an epoch report", str(error), "pass what EpochReport.to_dict wrote"
+            ) from error
+
+    def _sum_by_tier(
+        self, table: str | None, amount: Callable[[TierTraffic], int]
+    ) -> dict[str, int]:
+        sums: dict[str, int] = {}
+        for tier in self.tiers:
+            if table is None or tier.table == table:
+                sums[tier.name] = sums.get(tier.name, 0) + amount(tier)
+        return sums
+
+
+STAGES = tuple(field.name for field in fields(StageSeconds))
+"""Names of the stages, `total` last."""
+
+
+def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
+    """Combine the reports that all ranks made of the same epoch.
+
+    The slowest rank sets each time and the number of steps; seeds, rows and bytes add up;
+    loss and accuracies are means weighted by the seeds of each rank, over the ranks that
+    have the figure.  A figure that is global already (every rank holds the same value)
+    stays what it is.
+
+    Parameters
+    ----------
+    reports_of_ranks : sequence of EpochReport
+        One a rank, all of the same epoch.
+
+    Returns
+    -------
+    EpochReport
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no report, or they are of different epochs.
+    """
+    reports = list(reports_of_ranks)
+    epochs = sorted({report.epoch for report in reports})
+    if len(epochs) != 1:
+        raise InvalidInputError(
+            "merge the reports of the ranks",
+            f"reports of the epochs {epochs}" if reports else "no report",
+            "pass one report a rank, all of the same epoch",
+        )
+    seeds = [report.seeds for report in reports]
+    traffic: dict[tuple[str, str], tuple[int, int]] = {}
+    for tier in (tier for report in reports for tier in report.tiers):
+        rows, size = traffic.get((tier.table, tier.name), (0, 0))
+        traffic[tier.table, tier.name] = (rows + tier.rows, size + tier.bytes)
+    return EpochReport(
+        epoch=epochs[0],
+        steps=max(report.steps for report in reports),
+        seeds=sum(seeds),
+        loss=_weighted_mean([report.loss for report in reports], seeds),
+        train_accuracy=_weighted_mean([report.train_accuracy for report in reports], seeds),
+        valid_accuracy=_weighted_mean_or_none([r.valid_accuracy for r in reports], seeds),
+        test_accuracy=_weighted_mean_or_none([r.test_accuracy for r in reports], seeds),
+        seconds=StageSeconds(
+            **{stage: max(getattr(r.seconds, stage) for r in reports) for stage in STAGES}
+        ),
+        tiers=tuple(
+            TierTraffic(name, table, rows, size) for (table, name), (rows, size) in traffic.items()
+        ),
+        ranks=sum(report.ranks for report in reports),
+    )
+
+
+def best_epoch(reports: Sequence[EpochReport]) -> EpochReport | None:
+    """The epoch to judge a run by: of highest validation accuracy, the first of equals.
+
+    Where no epoch was validated the training accuracy decides; None without any epoch.
+    """
+
+    def figure(report: EpochReport) -> float:
+        value = report.valid_accuracy if validated else report.train_accuracy
+        return -math.inf if value is None or math.isnan(value) else value
+
+    validated = any(report.valid_accuracy is not None for report in reports)
+    return max(reports, key=figure, default=None)
+
+
+def _float_or(value: Any, missing: Any) -> Any:
+    return missing if value is None else float(value)
+
+
+def _weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
+    """Mean weighted by seeds; plain where no rank had any.
+
+    A rank without seeds has no loss either (NaN), so it is left out rather than weighted 0.
+    The result lies exactly on a value that all share, which keeps global figures exact.
+    """
+    pairs = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight > 0]
+    pairs = pairs or [(value, 1) for value in values]
+    if all(value == pairs[0][0] for value, _ in pairs):
+        return pairs[0][0]
+    total = sum(weight for _, weight in pairs)
+    return sum(value * weight for value, weight in pairs) / total
+
+
+def _weighted_mean_or_none(values: Sequence[float | None], weights: Sequence[int]) -> float | None:
+    measured = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None]
+    if not measured:
+        return None
+    return _weighted_mean([value for value, _ in measured], [weight for _, weight in measured])

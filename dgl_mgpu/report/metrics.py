@@ -1,0 +1,212 @@
+"""Metrics of a run on disk: JSON Lines for programs, TensorBoard events for people."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from dgl_mgpu.errors import DataFormatError, InvalidInputError
+from dgl_mgpu.report.epoch import STAGES, EpochReport
+
+if TYPE_CHECKING:
+    from torch.utils.tensorboard import SummaryWriter
+
+METRICS_FILE = "metrics.jsonl"
+
+
+class MetricsLog:
+    """Appends each epoch's report to ``metrics.jsonl`` and to TensorBoard events.
+
+    Every line is on disk before the call that wrote it returns, so a killed run loses at
+    most the line it was writing.  Use it as a context manager, on one rank only.
+
+    Parameters
+    ----------
+    folder : path
+        Run folder; created if need be.  Holds ``metrics.jsonl`` and the event files.
+    tensorboard : bool, default True
+        Whether to write TensorBoard events as well.
+    resume_epoch : int, optional
+        Continue the run in `folder` after this epoch (0: from its start): later epochs, and
+        the summary, are dropped from the file, and TensorBoard hides them, so that no epoch
+        stands twice.  None starts a new run.
+
+    Attributes
+    ----------
+    history : list of EpochReport
+        The epochs in the file, those of before the resumption included.
+
+    Raises
+    ------
+    InvalidInputError
+        If a new run is to start in a folder that holds epochs of another one.
+    DataFormatError
+        If the file to continue is damaged anywhere but in its last line.
+    """
+
+    def __init__(
+        self,
+        folder: str | os.PathLike[str],
+        tensorboard: bool = True,
+        resume_epoch: int | None = None,
+    ) -> None:
+        self.path = Path(folder) / METRICS_FILE
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.history: list[EpochReport] = []
+        if self.path.exists():
+            earlier, _ = read_metrics(self.path)
+            if resume_epoch is None and earlier:
+                raise InvalidInputError(
+                    f"start a new run in {self.path.parent}",
+                    f"{METRICS_FILE} with {len(earlier)} epochs of another run",
+                    "resume that run or choose another folder",
+                )
+            self.history = [r for r in earlier if r.epoch <= (resume_epoch or 0)]
+            _replace(self.path, "".join(_epoch_line(report) for report in self.history))
+        self._file = self.path.open("a", encoding="utf-8")
+        self._writer: SummaryWriter | None = None
+        if tensorboard:
+            # Imported here: it costs a second that runs without TensorBoard need not wait.
+            from torch.utils.tensorboard import SummaryWriter
+
+            purge = None if resume_epoch is None else resume_epoch + 1
+            self._writer = SummaryWriter(str(self.path.parent), purge_step=purge)
+
+    def append(self, report: EpochReport) -> None:
+        """Write one epoch (already merged over the ranks) and flush.
+
+        Raises
+        ------
+        InvalidInputError
+            If the epoch does not come after the last one in the file.
+        """
+        if self.history and report.epoch <= self.history[-1].epoch:
+            raise InvalidInputError(
+                f"log epoch {report.epoch}",
+                f"epoch {self.history[-1].epoch} is in {self.path} already",
+                "log each epoch once, or reopen with resume_epoch",
+            )
+        self._write(_epoch_line(report))
+        self.history.append(report)
+        if self._writer is not None:
+            for tag, value in _scalars(report).items():
+                self._writer.add_scalar(tag, value, report.epoch)
+            self._writer.flush()
+
+    def summary(self, values: Mapping[str, Any]) -> None:
+        """Write the one line that closes a run: any JSON-ready figures about all of it."""
+        self._write(_line({"kind": "summary", **_finite(dict(values))}))
+
+    def close(self) -> None:
+        """Close both files; does nothing the second time."""
+        self._file.close()
+        if self._writer is not None:
+            self._writer.close()
+
+    def __enter__(self) -> MetricsLog:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def _write(self, line: str) -> None:
+        self._file.write(line)
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+
+def read_metrics(
+    path: str | os.PathLike[str],
+) -> tuple[list[EpochReport], dict[str, Any] | None]:
+    """Read a ``metrics.jsonl``: its epochs in order, and the summary if the run was closed.
+
+    A last line without its newline is what a kill left of an unfinished write; it is
+    dropped.  Any other damage is an error.
+
+    Raises
+    ------
+    DataFormatError
+        If a complete line is not JSON, or is neither an epoch nor a summary.
+    """
+    text = Path(path).read_bytes()
+    complete = text[: text.rfind(b"\n") + 1]
+    reports: list[EpochReport] = []
+    summary: dict[str, Any] | None = None
+    for number, line in enumerate(complete.splitlines(), start=1):
+        try:
+            values = json.loads(line)
+            kind = values.pop("kind")
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
+            raise DataFormatError(
+                f"read line {number} of {path}",
+                f"no object with a 'kind' ({type(error).__name__}: {error})",
+                "restore the file, or move it away to start it anew",
+            ) from error
+        if kind == "epoch":
+            reports.append(EpochReport.from_dict(values))
+        elif kind == "summary":
+            summary = values
+        else:
+            raise DataFormatError(
+                f"read line {number} of {path}",
+                f"kind {kind!r}",
+                "use the version of dgl_mgpu that wrote the file",
+            )
+    return reports, summary
+
+
+def _epoch_line(report: EpochReport) -> str:
+    """One epoch as a line, with the derived figures a reader would otherwise compute."""
+    derived = {"seeds_per_second": report.seeds_per_second, "tier_shares": report.tier_shares()}
+    return _line({"kind": "epoch", **report.to_dict(), **derived})
+
+
+def _line(values: Mapping[str, Any]) -> str:
+    return json.dumps(values, allow_nan=False) + "\n"
+
+
+def _finite(value: Any) -> Any:
+    """The same value with every NaN and infinity replaced by None, for strict JSON."""
+    if isinstance(value, dict):
+        return {key: _finite(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(part) for part in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _scalars(report: EpochReport) -> dict[str, float]:
+    """TensorBoard's scalars of one epoch; the part before the slash groups the charts."""
+    scalars = {"loss/train": report.loss, "accuracy/train": report.train_accuracy}
+    if report.valid_accuracy is not None:
+        scalars["accuracy/valid"] = report.valid_accuracy
+    if report.test_accuracy is not None:
+        scalars["accuracy/test"] = report.test_accuracy
+    for stage in STAGES:
+        scalars[f"time/{stage}_seconds"] = getattr(report.seconds, stage)
+    scalars["time/seeds_per_second"] = report.seeds_per_second
+    for table in report.tables:
+        for tier, share in report.tier_shares(table).items():
+            scalars[f"tiers/{table}_{tier}_share"] = share
+        for tier, size in report.tier_bytes(table).items():
+            scalars[f"tiers/{table}_{tier}_bytes"] = size
+    return scalars
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write `text` to `path` so that a reader sees all of the old content or of the new."""
+    partial = path.with_name(path.name + ".partial")
+    with partial.open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(partial, path)

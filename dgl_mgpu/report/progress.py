@@ -1,0 +1,196 @@
+"""Progress of a training run: a live bar on a terminal, plain lines anywhere else."""
+
+from __future__ import annotations
+
+import textwrap
+import time
+from types import TracebackType
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from dgl_mgpu.report.epoch import EpochReport
+from dgl_mgpu.report.units import human_bytes, human_count, human_seconds, human_share
+
+LINE_WIDTH = 80
+"""Columns that every line fits in, whatever the terminal: logs are read in windows too."""
+
+MOST_TABLES_SHOWN = 4
+"""With more tables than this the lines of an epoch show the tiers of all tables together."""
+
+PLAIN_INTERVAL_SECONDS = 30.0
+"""Where there is no bar, a long epoch prints a line this often, to show that it lives."""
+
+
+class TrainProgress:
+    """Shows a run while it trains; create it on rank 0 only and use it as a context manager.
+
+    On a terminal two bars (the run and its current epoch) stay below the lines of the epochs
+    done.  Elsewhere only plain lines are printed: those of each epoch and, every
+    30 seconds, where the epoch stands.
+
+    Parameters
+    ----------
+    epochs : int
+        Number of the last epoch; epochs count from 1.
+    steps_per_epoch : int
+        Steps of one epoch.
+    console : rich.console.Console, optional
+        Where to print; by default the standard output.
+    first_epoch : int, default 1
+        Number of the epoch that this process starts with: larger after resuming.
+    """
+
+    def __init__(
+        self,
+        epochs: int,
+        steps_per_epoch: int,
+        console: Console | None = None,
+        first_epoch: int = 1,
+    ) -> None:
+        self._console = console or Console()
+        self._epochs = epochs
+        self._steps_per_epoch = steps_per_epoch
+        self._epoch = first_epoch
+        self._epoch_start = self._last_line = time.monotonic()
+        self._best_valid: float | None = None
+        self._bars: Progress | None = None
+        if self._console.is_terminal:
+            self._bars = Progress(
+                TextColumn("{task.description}"),
+                BarColumn(bar_width=None),
+                TextColumn("{task.completed:.0f}/{task.total:.0f}"),
+                TextColumn("{task.fields[status]}"),
+                TimeRemainingColumn(compact=True),
+                console=self._console,
+                expand=True,
+            )
+            self._run_bar = self._bars.add_task(
+                "run", total=epochs, completed=first_epoch - 1, status=""
+            )
+            self._epoch_bar = self._bars.add_task(
+                self._epoch_name, total=steps_per_epoch, status=""
+            )
+
+    def __enter__(self) -> TrainProgress:
+        if self._bars is not None:
+            self._bars.start()
+        self._start_epoch_clock()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        if self._bars is not None:
+            self._bars.stop()
+
+    def update(self, step: int, loss: float, accuracy: float | None, seeds: int) -> None:
+        """Show where the current epoch stands.
+
+        Parameters
+        ----------
+        step : int
+            Steps done in this epoch.
+        loss : float
+            Training loss, of this step or the mean so far.
+        accuracy : float or None
+            Training accuracy in 0..1, likewise; None where there is none.
+        seeds : int
+            Seeds trained on so far **in this epoch** (by all ranks, if the caller knows).
+        """
+        now = time.monotonic()
+        if self._bars is None and now - self._last_line < PLAIN_INTERVAL_SECONDS:
+            return
+        rate = seeds / max(now - self._epoch_start, 1e-9)
+        figures = [f"loss {loss:.4f}"]
+        if accuracy is not None:
+            figures.append(f"acc {human_share(accuracy)}")
+        figures.append(f"{human_count(rate)} seeds/s")
+        status = "  ".join(figures)
+        if self._bars is not None:
+            self._bars.update(self._epoch_bar, completed=step, status=status)
+        else:
+            self._last_line = now
+            self._print(f"{self._epoch_name}  step {step}/{self._steps_per_epoch}  {status}")
+
+    def epoch_done(self, report: EpochReport) -> None:
+        """Print the lines of an epoch above the bars and turn to the next one."""
+        self._print("\n".join(epoch_lines(report, self._epochs)))
+        self._epoch = report.epoch + 1
+        if self._bars is not None:
+            self._note_valid(report.valid_accuracy)
+            self._bars.update(self._run_bar, completed=report.epoch)
+            if self._epoch <= self._epochs:
+                self._bars.reset(self._epoch_bar, description=self._epoch_name, status="")
+            else:
+                self._bars.update(self._epoch_bar, completed=self._steps_per_epoch)
+        self._start_epoch_clock()
+
+    @property
+    def _epoch_name(self) -> str:
+        return f"epoch {self._epoch}/{self._epochs}"
+
+    def _start_epoch_clock(self) -> None:
+        self._epoch_start = self._last_line = time.monotonic()
+
+    def _note_valid(self, valid: float | None) -> None:
+        if self._bars is None or valid is None:
+            return
+        self._best_valid = valid if self._best_valid is None else max(valid, self._best_valid)
+        status = f"best valid {human_share(self._best_valid)}"
+        self._bars.update(self._run_bar, status=status)
+
+    def _print(self, text: str) -> None:
+        # Unwrapped and unstyled: the lines carry their own layout, and a log stays greppable.
+        self._console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)
+
+
+def epoch_lines(report: EpochReport, epochs: int) -> list[str]:
+    """What an epoch did, as lines of at most 80 columns: accuracy, time by stage, tiers."""
+    head = [f"epoch {report.epoch}/{epochs}", f"loss {report.loss:.4f}"]
+    accuracies = (
+        ("train", report.train_accuracy),
+        ("valid", report.valid_accuracy),
+        ("test", report.test_accuracy),
+    )
+    head += [f"{name} {human_share(value)}" for name, value in accuracies if value is not None]
+    head.append(f"{human_count(report.seeds_per_second)} seeds/s")
+    seconds = report.seconds
+    stages = [
+        f"{human_seconds(seconds.total)}: sample {human_seconds(seconds.sample)}",
+        f"gather {human_seconds(seconds.gather)}",
+        f"forward/backward {human_seconds(seconds.compute)}",
+        f"eval {human_seconds(seconds.evaluate)}",
+    ]
+    lines = _wrapped("", head, "  ") + _wrapped("  ", stages, ", ")
+    tables: tuple[str | None, ...] = report.tables
+    if len(tables) > MOST_TABLES_SHOWN:
+        tables = (None,)
+    for table in tables:
+        lines += _wrapped(f"  {table or 'all'} rows: ", _tiers(report, table), ", ")
+    return lines
+
+
+def _tiers(report: EpochReport, table: str | None) -> list[str]:
+    sizes = report.tier_bytes(table)
+    return [
+        f"{tier} {human_share(share)} ({human_bytes(sizes[tier])})"
+        for tier, share in report.tier_shares(table).items()
+    ]
+
+
+def _wrapped(label: str, parts: list[str], separator: str) -> list[str]:
+    """Join `parts`, breaking lines only between them; further lines are indented by 4."""
+    unbroken = [part.replace(" ", "\0") for part in parts]  # not white space to textwrap
+    lines = textwrap.wrap(
+        label + separator.join(unbroken),
+        LINE_WIDTH,
+        initial_indent="",
+        subsequent_indent="    ",
+        break_long_words=False,
+        break_on_hyphens=False,
+    )
+    return [line.replace("\0", " ").rstrip() for line in lines]

@@ -1,0 +1,192 @@
+"""How the rows of a table lie in a segment, and how operators see them there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dgl_mgpu.ops.view import GraphView, RowView
+from dgl_mgpu.placement import Tier
+from dgl_mgpu.store.segment import Segment
+from dgl_mgpu.store.source import FeatureSource, TopologySource
+
+# What a build copies at a time; all that it needs beside the data itself.
+_CHUNK_BYTES = 64 << 20
+# Start of each array in a segment: a GPU's memory transactions are 128 bytes.
+_ALIGNMENT = 128
+
+
+def local_rows(tier: Tier, part: int) -> range:
+    """Positions that fall to ``part`` of a tier, dealt out modulo."""
+    return range(tier.start + part, tier.stop, tier.parts)
+
+
+def _row_ids(order: np.ndarray | None, positions: range) -> np.ndarray:
+    """Ids of the rows at ``positions``, int64."""
+    if order is None:
+        return np.arange(positions.start, positions.stop, positions.step, dtype=np.int64)
+    return order[positions.start : positions.stop : positions.step].astype(np.int64)
+
+
+def _chunks(positions: range, size: int) -> Iterator[tuple[int, range]]:
+    """Runs of at most ``size`` positions, each with the local row it begins at."""
+    for begin in range(0, len(positions), size):
+        yield begin, positions[begin : begin + size]
+
+
+class TableFormat(Protocol):
+    """What a table needs to know of its rows to be mapped, in any process."""
+
+    @property
+    def num_rows(self) -> int:
+        """Rows of the whole table."""
+
+    def pointers(self, segment: Segment, rows: int) -> list[int]:
+        """Addresses of the arrays in a segment of ``rows`` rows."""
+
+    def view(
+        self, tiers: torch.Tensor, pointers: torch.Tensor, position: torch.Tensor, owner: object
+    ) -> RowView | GraphView:
+        """The table as operators see it."""
+
+
+class TableWriter(Protocol):
+    """What a rank needs to make the pieces it holds."""
+
+    @property
+    def format(self) -> TableFormat:
+        """How the rows lie in a segment."""
+
+    def nbytes(self, positions: range) -> int:
+        """Size of a segment for the rows at ``positions``."""
+
+    def fill(self, segment: Segment, positions: range) -> None:
+        """Copy the rows at ``positions`` into a segment."""
+
+
+@dataclass(frozen=True)
+class RowFormat:
+    """Rows of one size, one after another."""
+
+    num_rows: int
+    row_shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def pointers(self, segment: Segment, rows: int) -> list[int]:
+        return [segment.address]
+
+    def view(
+        self, tiers: torch.Tensor, pointers: torch.Tensor, position: torch.Tensor, owner: object
+    ) -> RowView:
+        return RowView(
+            tiers, pointers[:, 0].contiguous(), self.num_rows, self.row_shape, self.dtype,
+            position, owner,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class CSCFormat:
+    """``indptr`` of the local rows, then their ``indices``, then, if kept, their edge ids."""
+
+    num_rows: int
+    num_cols: int
+    num_edges: int
+    idtype: torch.dtype
+    keep_eids: bool
+
+    @property
+    def id_dtype(self) -> np.dtype:
+        return np.dtype(np.int32 if self.idtype == torch.int32 else np.int64)
+
+    def offsets(self, rows: int, edges: int) -> tuple[int, int, int]:
+        """Where indices and edge ids start and where the segment ends, in bytes."""
+        indices = _aligned((rows + 1) * 8)
+        if not self.keep_eids:
+            return indices, 0, indices + edges * self.id_dtype.itemsize
+        eids = _aligned(indices + edges * self.id_dtype.itemsize)
+        return indices, eids, eids + edges * self.id_dtype.itemsize
+
+    def pointers(self, segment: Segment, rows: int) -> list[int]:
+        edges = int(segment.array(np.int64, (rows + 1,))[-1])
+        indices, eids, _ = self.offsets(rows, edges)
+        base = segment.address
+        return [base, base + indices, base + eids if self.keep_eids else 0]
+
+    def view(
+        self, tiers: torch.Tensor, pointers: torch.Tensor, position: torch.Tensor, owner: object
+    ) -> GraphView:
+        return GraphView(
+            tiers, pointers, self.num_rows, self.num_cols, self.num_edges, self.idtype,
+            position, owner,
+        )  # fmt: skip
+
+
+class RowWriter:
+    """Writes the rows of a :class:`FeatureSource`."""
+
+    def __init__(self, source: FeatureSource, order: np.ndarray | None) -> None:
+        self._source = source
+        self._order = order
+        self.format = RowFormat(source.num_rows, source.row_shape, source.dtype)
+
+    def nbytes(self, positions: range) -> int:
+        return len(positions) * self._source.row_bytes
+
+    def fill(self, segment: Segment, positions: range) -> None:
+        row_bytes = self._source.row_bytes
+        out = segment.array(np.uint8, (len(positions), row_bytes))
+        for begin, run in _chunks(positions, max(1, _CHUNK_BYTES // max(row_bytes, 1))):
+            self._source.copy_rows(_row_ids(self._order, run), out[begin : begin + len(run)])
+
+
+class CSCWriter:
+    """Writes the rows of a :class:`TopologySource`."""
+
+    def __init__(
+        self, source: TopologySource, order: np.ndarray | None, *, keep_eids: bool
+    ) -> None:
+        self._source = source
+        self._order = order
+        self.format = CSCFormat(
+            source.num_rows, source.num_cols, source.num_edges, source.idtype, keep_eids
+        )
+
+    def nbytes(self, positions: range) -> int:
+        edges = sum(
+            int(self._source.degrees(_row_ids(self._order, run)).sum())
+            for _, run in _chunks(positions, _CHUNK_BYTES // 8)
+        )
+        return self.format.offsets(len(positions), edges)[2]
+
+    def fill(self, segment: Segment, positions: range) -> None:
+        rows = len(positions)
+        indptr = segment.array(np.int64, (rows + 1,))
+        for begin, run in _chunks(positions, _CHUNK_BYTES // 8):
+            ends = indptr[begin + 1 : begin + 1 + len(run)]
+            np.cumsum(self._source.degrees(_row_ids(self._order, run)), out=ends)
+            ends += indptr[begin]
+        edges = int(indptr[-1])
+        indices_at, eids_at, _ = self.format.offsets(rows, edges)
+        indices = segment.array(self.format.id_dtype, (edges,), indices_at)
+        if self.format.keep_eids:
+            eids = segment.array(self.format.id_dtype, (edges,), eids_at)
+        begin = 0
+        while begin < rows:
+            # As many rows as hold a chunk's worth of edges, and at least one.
+            budget = _CHUNK_BYTES // 8
+            end = int(np.searchsorted(indptr, indptr[begin] + budget, side="right")) - 1
+            end = min(max(end, begin + 1), begin + budget, rows)
+            places = self._source.edge_places(_row_ids(self._order, positions[begin:end]))
+            span = slice(int(indptr[begin]), int(indptr[end]))
+            indices[span] = self._source.indices[places]
+            if self.format.keep_eids:
+                eids[span] = places if self._source.eids is None else self._source.eids[places]
+            begin = end
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,207 @@
+"""From data and options to a plan: how hot each row is, and where the solver puts it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from dgl_mgpu.errors import ConfigError, PlanDoesNotFitError
+from dgl_mgpu.placement import Plan, TableSpec, order_by_hotness, solve
+from dgl_mgpu.store.source import FeatureSource, TopologySource
+from dgl_mgpu.store.store import Blueprint, Source
+from dgl_mgpu.topology import Topology
+
+#: Ways to tell how often a row will be read.
+HOTNESS = ("degree", "presample")
+
+_UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*", re.IGNORECASE)
+
+
+def parse_bytes(text: str | int, asked: str) -> int | None:
+    """A number of bytes: ``16GiB``, ``512MB`` (powers of 1024 both), or None for ``auto``.
+
+    Raises
+    ------
+    ConfigError
+        If it is no size; ``asked`` says of what.
+    """
+    if isinstance(text, int) and not isinstance(text, bool):
+        return text
+    if text == "auto":
+        return None
+    match = _SIZE.fullmatch(str(text))
+    if match is None:
+        raise ConfigError(f"{asked}={text}", "no size", "write it like 16GiB, 512MiB or auto")
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+@dataclass(frozen=True)
+class StoreOptions:
+    """How a store uses the machine's memory.
+
+    Attributes
+    ----------
+    policy : str
+        'auto', which minimises the modelled time, or a named placement
+        (:data:`dgl_mgpu.placement.POLICIES`).
+    gpu_memory, host_memory : int or str
+        Bytes for the store on each GPU and in host memory: ``'16GiB'``, or 'auto' for what
+        the machine has.
+    disk_path : str or Path, optional
+        Folder for what neither holds; without one the disk is not used.
+    graph_ratio, feature_ratio : float in [0, 1] or 'auto'
+        Share of topology and of features, hottest rows first, that goes to GPU memory; with
+        'auto' the solver chooses (XGNN, section 4.3).
+    hotness : 'degree' or 'presample'
+        What rows are ordered by: how often a node is another's neighbour, or how often it was
+        read by mini-batches sampled for the purpose (XGNN, section 4.3).
+    batch_size : int
+    fanouts : sequence of int
+        The mini-batch that times are modelled for; -1 takes all neighbours.
+
+    Raises
+    ------
+    ConfigError
+        If ``hotness`` is none of these.
+    """
+
+    policy: str = "auto"
+    gpu_memory: int | str = "auto"
+    host_memory: int | str = "auto"
+    disk_path: str | Path | None = None
+    graph_ratio: float | Literal["auto"] = "auto"
+    feature_ratio: float | Literal["auto"] = "auto"
+    hotness: str = "degree"
+    batch_size: int = 1024
+    fanouts: Sequence[int] = (15, 10, 5)
+
+    def __post_init__(self) -> None:
+        if self.hotness not in HOTNESS:
+            raise ConfigError(
+                f"order rows by hotness='{self.hotness}'",
+                f"known are {', '.join(HOTNESS)}",
+                "use one of these",
+            )
+        whole = isinstance(self.fanouts, Sequence) and all(type(n) is int for n in self.fanouts)
+        if not whole or not self.fanouts or not self.batch_size >= 1:
+            raise ConfigError(
+                f"plan for batch_size={self.batch_size} and fanouts={self.fanouts}",
+                "no mini-batch",
+                "give a batch size of 1 or more and a whole number for each layer",
+            )
+
+    def reads(self, num_nodes: int, num_edges: int) -> Reads:
+        """Expected reads of one mini-batch, were no node sampled twice."""
+        all_neighbours = max(1.0, num_edges / max(num_nodes, 1))
+        sampled, nodes, width = 0.0, 0.0, float(self.batch_size)
+        for fanout in reversed(self.fanouts):
+            sampled += min(width, num_nodes)
+            width *= all_neighbours if fanout < 0 else min(fanout, all_neighbours)
+            nodes += width
+        inputs = min(nodes + self.batch_size, num_nodes)
+        return Reads(sampled, inputs, nodes, nodes / max(sampled, 1.0))
+
+
+@dataclass(frozen=True)
+class Reads:
+    """What one mini-batch reads: rows of topology, of node and of edge features, and the mean
+    number of neighbours taken from a row of topology."""
+
+    topology: float
+    nodes: float
+    edges: float
+    fanout: float
+
+
+def make_blueprint(
+    sources: Mapping[str, Source],
+    hotness: Mapping[str, np.ndarray],
+    topology: Topology,
+    options: StoreOptions,
+) -> Blueprint:
+    """Order rows by hotness and solve the placement.
+
+    Parameters
+    ----------
+    sources : mapping of str to FeatureSource or TopologySource
+    hotness : mapping of str to ndarray
+        Expected accesses of each row id, for each order that a source names.
+    topology : Topology
+        The machine, one GPU for each rank.
+    options : StoreOptions
+
+    Raises
+    ------
+    ConfigError, PlanDoesNotFitError, UnreachableError
+    """
+    orders = {name: order_by_hotness(counts).order for name, counts in hotness.items()}
+    edges = sum(s.num_edges for s in sources.values() if isinstance(s, TopologySource))
+    nodes = sum(len(counts) for counts in hotness.values())
+    reads = options.reads(nodes, edges)
+    specs = [
+        _spec(name, source, reads, orders.get(source.position), hotness.get(source.position))
+        for name, source in sources.items()
+    ]
+    plan = plan_tables(specs, topology, options)
+    disk_path = None if options.disk_path is None else Path(options.disk_path)
+    return Blueprint(sources, orders, plan, disk_path)
+
+
+def plan_tables(specs: list[TableSpec], topology: Topology, options: StoreOptions) -> Plan:
+    """Solve the placement of tables that need not exist yet.
+
+    Raises
+    ------
+    ConfigError, PlanDoesNotFitError, UnreachableError
+    """
+    try:
+        return solve(
+            topology,
+            specs,
+            policy=options.policy,
+            gpu_budget_bytes=parse_bytes(options.gpu_memory, "store.gpu_memory"),
+            host_budget=parse_bytes(options.host_memory, "store.host_memory"),
+            graph_ratio=options.graph_ratio,
+            feature_ratio=options.feature_ratio,
+            allow_disk=options.disk_path is not None,
+        )
+    except PlanDoesNotFitError as error:
+        # The same advice in the words of a store's options.
+        fix = error.fix.replace("host_budget", "store.host_memory")
+        fix = fix.replace("allow the disk", "give a folder for the rest as store.disk_path")
+        if topology.name == "cpu":
+            fix += "; all of it is in /dev/shm, so make that as large (docker run --shm-size=…)"
+        raise PlanDoesNotFitError(
+            error.asked, error.found, fix, error.needed, error.available
+        ) from error
+
+
+def _spec(
+    name: str,
+    source: Source,
+    reads: Reads,
+    order: np.ndarray | None,
+    counts: np.ndarray | None,
+) -> TableSpec:
+    hot = None if order is None or counts is None else counts[order]
+    if isinstance(source, TopologySource):
+        degrees = np.diff(source.indptr)
+        id_bytes = source.idtype.itemsize
+        return TableSpec.topology(
+            name,
+            degrees if order is None else degrees[order],
+            hot,
+            reads.topology,
+            fanout=reads.fanout,
+            id_bytes=id_bytes,
+            edge_bytes=2 * id_bytes,
+        )
+    assert isinstance(source, FeatureSource)
+    accesses = reads.edges if order is None else reads.nodes
+    return TableSpec.features(name, source.num_rows, source.row_bytes, hot, accesses)

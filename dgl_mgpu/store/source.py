@@ -1,0 +1,141 @@
+"""What a store is built from: arrays in memory, in shared memory or mapped from files."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+
+
+@dataclass(frozen=True)
+class FeatureSource:
+    """Rows to be stored, one per node or edge.
+
+    Attributes
+    ----------
+    rows : Tensor or ndarray, shape (num_rows, ...)
+        Anything whose rows an integer array selects: a tensor, an array, a ``numpy.memmap``.
+    position : str
+        Name of the order its rows are kept in; '' keeps them in the order of their ids.
+    """
+
+    rows: Any
+    position: str = ""
+
+    def __post_init__(self) -> None:
+        if getattr(self.rows, "ndim", 0) < 1:
+            raise InvalidInputError(
+                "store a table of rows",
+                f"a {type(self.rows).__name__} without a first dimension",
+                "pass a tensor or array of shape (rows, ...)",
+            )
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.rows)
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type."""
+        if isinstance(self.rows, torch.Tensor):
+            return self.rows.dtype
+        return torch.from_numpy(np.empty(0, self.rows.dtype)).dtype
+
+    @property
+    def row_shape(self) -> tuple[int, ...]:
+        return tuple(self.rows.shape[1:])
+
+    @property
+    def row_bytes(self) -> int:
+        return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
+
+    def copy_rows(self, ids: np.ndarray, out: np.ndarray) -> None:
+        """Write the rows ``ids`` into ``out``, a uint8 array of shape (len(ids), row_bytes)."""
+        if isinstance(self.rows, torch.Tensor):
+            rows = self.rows[torch.from_numpy(ids)].contiguous()
+            # NumPy lacks bfloat16 and float8; as bytes every type is the same.
+            data = rows.flatten().view(torch.uint8).numpy()
+        else:
+            data = np.ascontiguousarray(self.rows[ids]).reshape(-1).view(np.uint8)
+        out[:] = data.reshape(out.shape)
+
+
+@dataclass(frozen=True)
+class TopologySource:
+    """One relation in CSC: the in-edges of every destination node.
+
+    Attributes
+    ----------
+    indptr : ndarray, int64, shape (num_rows + 1,)
+    indices : ndarray, int32 or int64, shape (num_edges,)
+        Source node of each edge.
+    eids : ndarray or None
+        Edge ids; ``None`` when an edge's id is its place in ``indices``.
+    num_cols : int
+        Source nodes.
+    idtype : torch.dtype
+        int32 or int64: the type of ids that will be given and returned.
+    position : str
+        Name of the order its rows are kept in; '' keeps them in the order of their ids.
+    """
+
+    indptr: np.ndarray
+    indices: np.ndarray
+    eids: np.ndarray | None
+    num_cols: int
+    idtype: torch.dtype
+    position: str = ""
+
+    def __post_init__(self) -> None:
+        asked = "store a graph in CSC"
+        if self.idtype not in (torch.int32, torch.int64):
+            raise InvalidInputError(asked, f"ids of {self.idtype}", "use int32 or int64 ids")
+        if self.indptr.ndim != 1 or len(self.indptr) < 1 or self.indptr[0] != 0:
+            raise InvalidInputError(
+                asked, "an indptr that does not start with 0", "pass num_rows + 1 offsets"
+            )
+        if int(self.indptr[-1]) != len(self.indices):
+            raise InvalidInputError(
+                asked,
+                f"indptr ends at {int(self.indptr[-1])} for {len(self.indices)} indices",
+                "pass indptr and indices of the same graph",
+            )
+        if np.any(np.diff(self.indptr) < 0):
+            raise InvalidInputError(asked, "an indptr that decreases", "pass offsets in order")
+        if self.eids is not None and len(self.eids) != len(self.indices):
+            raise InvalidInputError(
+                asked,
+                f"{len(self.eids)} edge ids for {len(self.indices)} edges",
+                "pass one id per edge, or none",
+            )
+        if len(self.indices):
+            low, high = int(self.indices.min()), int(self.indices.max())
+            if low < 0 or high >= self.num_cols:
+                raise IdOutOfRangeError(
+                    asked,
+                    f"source node {low if low < 0 else high} of {self.num_cols} source nodes",
+                    f"pass node ids in [0, {self.num_cols})",
+                )
+
+    @property
+    def num_rows(self) -> int:
+        return len(self.indptr) - 1
+
+    @property
+    def num_edges(self) -> int:
+        return len(self.indices)
+
+    def degrees(self, rows: np.ndarray) -> np.ndarray:
+        """In-degrees of ``rows``, int64."""
+        return self.indptr[rows + 1] - self.indptr[rows]
+
+    def edge_places(self, rows: np.ndarray) -> np.ndarray:
+        """Places in ``indices`` of all in-edges of ``rows``, row after row, int64."""
+        degrees = self.degrees(rows)
+        ends = np.cumsum(degrees)
+        within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - degrees, degrees)
+        return np.repeat(self.indptr[rows], degrees) + within

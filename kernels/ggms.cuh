@@ -1,0 +1,94 @@
+// How a kernel sees the store: the three accessors of XGNN's global GNN memory store (section 3,
+// figure 5), NumNeighbor, Neighbors and Features, over tiers and base pointers.
+//
+// The structures repeat dgl_mgpu/ops/view.py, where tiers, parts and positions are explained. A
+// view's tensors are passed to a kernel as they are:
+//
+//   extern "C" __global__ void degrees(const int64* tiers, int num_tiers, const int64* pointers,
+//                                      const int* position, ...) {
+//     const dgl_mgpu::Graph<int, int> graph{{tiers, num_tiers, position}, pointers};
+//     ... graph.NumNeighbor(node) ...
+//   }
+#pragma once
+
+#include "philox.cuh"
+
+namespace dgl_mgpu {
+
+// Where a row lies: the index of its segment's pointer and its row there.
+struct Place {
+  int64 segment;
+  int64 row;
+};
+
+// Rows behind tiers. Position is the type of the entries of `position`, which maps a row's id to
+// its position and is null where ids are positions.
+template <typename Position>
+struct Rows {
+  const int64* tiers;  // (num_tiers, 4): start, stop, parts, first pointer
+  int num_tiers;
+  const Position* position;
+
+  __device__ __forceinline__ Place Find(int64 id) const {
+    const int64 at = position == nullptr ? id : static_cast<int64>(position[id]);
+    int tier = 0;
+    while (tier + 1 < num_tiers && at >= tiers[4 * tier + 1]) ++tier;
+    const int64 offset = at - tiers[4 * tier];
+    const int64 parts = tiers[4 * tier + 2], first = tiers[4 * tier + 3];
+    return {first + offset % parts, offset / parts};
+  }
+};
+
+// A table of rows of `row_bytes` bytes.
+template <typename Position>
+struct FeatureTable {
+  Rows<Position> rows;
+  const int64* pointers;
+  int64 row_bytes;
+
+  // Address of a node's row; Element is its type as stored.
+  template <typename Element>
+  __device__ __forceinline__ const Element* Features(int64 node) const {
+    const Place place = rows.Find(node);
+    return reinterpret_cast<const Element*>(pointers[place.segment] + place.row * row_bytes);
+  }
+};
+
+// The in-edges of every node. Id is the graph's id type.
+template <typename Id, typename Position>
+struct Graph {
+  Rows<Position> rows;
+  const int64* pointers;  // (segments, 3): indptr, indices, edge ids
+
+  // Where a node's edges begin and end in its segment.
+  struct Span {
+    const int64* base;  // the segment's three pointers
+    int64 begin;
+    int64 end;
+
+    __device__ __forceinline__ int64 size() const { return end - begin; }
+    __device__ __forceinline__ const Id* neighbors() const {
+      return reinterpret_cast<const Id*>(base[1]) + begin;
+    }
+    // Id of edge `i` of the node; without stored ids an edge's id is its place.
+    __device__ __forceinline__ Id edge(int64 i) const {
+      return base[2] == 0 ? static_cast<Id>(begin + i)
+                          : reinterpret_cast<const Id*>(base[2])[begin + i];
+    }
+  };
+
+  // Looks a node up once; the accessors below are for those who want one thing of it.
+  __device__ __forceinline__ Span Find(int64 node) const {
+    const Place place = rows.Find(node);
+    const int64* base = pointers + 3 * place.segment;
+    const int64* indptr = reinterpret_cast<const int64*>(base[0]);
+    return {base, indptr[place.row], indptr[place.row + 1]};
+  }
+
+  __device__ __forceinline__ int64 NumNeighbor(int64 node) const { return Find(node).size(); }
+  __device__ __forceinline__ const Id* Neighbors(int64 node) const {
+    return Find(node).neighbors();
+  }
+};
+
+}  // namespace dgl_mgpu

@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dgl_mgpu.data.dataset import as_labels
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
+
+
+def test_accepts_arrays_maps_and_tensors(edges, build_dataset, tmp_path):
+    np.save(tmp_path / "feat.npy", np.ones((40, 2), np.float32))
+    mapped = np.load(tmp_path / "feat.npy", mmap_mode="r")
+    for feature in (np.ones((40, 2), np.float16), mapped, torch.ones(40, 2, dtype=torch.bfloat16)):
+        dataset = build_dataset(*edges, node_features={"feat": feature})
+        assert dataset.node_features["feat"] is feature
+    assert dataset.num_edges == 200
+    assert "40 nodes, 200 edges" in repr(dataset)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"node_features": {"feat": np.ones((39, 2))}}, r"'feat' of shape \(39, 2\) for 40 nodes"),
+        ({"node_features": {"feat": torch.ones(41)}}, "for 40 nodes"),
+        ({"edge_features": {"w": np.ones(199)}}, "for 200 edges"),
+        ({"labels": np.zeros(39, np.int64)}, "labels of dtype int64"),
+        ({"labels": np.zeros(40)}, "labels of dtype float64"),
+        ({"indptr": np.zeros(40, np.int64)}, "indptr of dtype"),
+        ({"indptr": np.arange(41)}, "indptr from 0 to 40 over 200 indices"),
+        ({"indices": np.zeros(200)}, "indices of dtype float64"),
+        ({"eids": np.zeros(200, np.int64)}, "edge id 1 is missing"),
+        ({"eids": np.zeros(3, np.int64)}, "eids of dtype"),
+        ({"train": np.array([1.0])}, "float64"),
+        ({"test": np.array([1], np.int32)}, "int32"),
+    ],
+)
+def test_malformed(edges, build_dataset, changes, found):
+    with pytest.raises(InvalidInputError, match=found):
+        build_dataset(*edges, **changes)
+
+
+def test_decreasing_indptr(toy, build_dataset, edges):
+    indptr = toy.indptr.copy()
+    indptr[3] = indptr[5] + 1
+    with pytest.raises(InvalidInputError, match="indptr decreases after place"):
+        build_dataset(*edges, indptr=indptr)
+
+
+@pytest.mark.parametrize(
+    ("part", "value"),
+    [
+        ("train", 40),
+        ("valid", -1),
+        ("test", 1000),
+        ("indices", 40),
+        ("indices", -1),
+        ("eids", 200),
+        ("labels", 3),
+        ("labels", -2),
+    ],
+)
+def test_out_of_range(toy, edges, build_dataset, part, value):
+    array = getattr(toy, part).copy()
+    array[4] = value
+    with pytest.raises(IdOutOfRangeError, match=rf"{part}\[4\] is {value}"):
+        build_dataset(*edges, **{part: array})
+
+
+def test_unlabelled_nodes_are_allowed(edges, build_dataset):
+    build_dataset(*edges, labels=np.full(40, -1))
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf, -1.0])
+def test_bad_weight_is_named(edges, build_dataset, value):
+    weight = np.ones(200)
+    weight[17] = value
+    with pytest.raises(InvalidWeightError, match=f"edge 17, an in-edge of node {edges[1][17]}"):
+        build_dataset(*edges, edge_features={"weight": weight})
+
+
+def test_all_zero_weights_at_a_node(edges, build_dataset):
+    weight = np.ones(200)
+    weight[edges[1] == 12] = 0
+    with pytest.raises(InvalidWeightError, match="all in-edges of node 12 are zero"):
+        build_dataset(*edges, edge_features={"weight": weight})
+    weight[np.flatnonzero(edges[1] == 12)[0]] = 1  # isolated nodes do not count
+    build_dataset(*edges, edge_features={"weight": weight})
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.float32])
+def test_labels_of_any_dtype(dtype):
+    np.testing.assert_array_equal(as_labels(np.array([[2], [0]], dtype)), [2, 0])
+    assert as_labels(np.array([1], dtype)).dtype == np.int64
+
+
+def test_labels_with_gaps():
+    np.testing.assert_array_equal(as_labels(np.array([[1.0], [np.nan]])), [1, -1])
+    for raw in (np.zeros((2, 2)), np.array([0.5]), np.array(["a"])):
+        with pytest.raises(InvalidInputError):
+            as_labels(raw)
+
+
+def test_to_dgl(toy, edges):
+    pytest.importorskip("dgl_mgpu.backend.compat")
+    import dgl_mgpu  # noqa: F401  makes `import dgl` work
+
+    pytest.importorskip("dgl")
+    graph = toy.to_dgl()
+    src, dst, _ = edges
+    u, v = graph.edges(order="eid")
+    np.testing.assert_array_equal(u, src)
+    np.testing.assert_array_equal(v, dst)
+    np.testing.assert_array_equal(graph.edata["pair"], np.stack([src, dst], 1))
+    np.testing.assert_array_equal(graph.ndata["feat"], toy.node_features["feat"])
+    np.testing.assert_array_equal(graph.ndata["label"], toy.labels)
+    for part, ids in (("train", toy.train), ("val", toy.valid), ("test", toy.test)):
+        np.testing.assert_array_equal(graph.ndata[f"{part}_mask"].nonzero()[:, 0], ids)
+
+
+@pytest.mark.filterwarnings("error")
+def test_memory_maps_go_to_dgl_without_a_warning(toy, edges, build_dataset, tmp_path):
+    pytest.importorskip("dgl_mgpu.backend.compat")
+    import dgl_mgpu  # noqa: F401
+
+    pytest.importorskip("dgl")
+    np.save(tmp_path / "feat.npy", np.ones((40, 2), np.float32))
+    np.save(tmp_path / "indptr.npy", toy.indptr)
+    mapped = {name: np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in ("feat", "indptr")}
+    dataset = build_dataset(*edges, indptr=mapped["indptr"], node_features={"feat": mapped["feat"]})
+    assert dataset.to_dgl().ndata["feat"].sum() == 80

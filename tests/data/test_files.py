@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import time
+import urllib.error
+import zipfile
+
+import pytest
+
+from dgl_mgpu.data import files
+from dgl_mgpu.errors import ConfigError, DataFormatError
+
+
+def test_built_once(tmp_path):
+    calls = []
+
+    def fill(folder):
+        calls.append(folder)
+        (folder / "a").write_text("x")
+
+    target = tmp_path / "deep" / "target"
+    for _ in range(2):
+        assert files.build_once(target, fill) == target
+    assert len(calls) == 1
+    assert os.listdir(target.parent) == ["target"]
+
+
+def test_failure_leaves_nothing(tmp_path):
+    def fill(folder):
+        (folder / "half").touch()
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        files.build_once(tmp_path / "target", fill)
+    assert os.listdir(tmp_path) == []
+
+
+def _fill_and_hang(folder):
+    (folder / "half").touch()
+    time.sleep(60)
+
+
+def _fill_slowly(folder):
+    (folder / str(os.getpid())).touch()
+    time.sleep(0.3)
+
+
+def test_killed_builder_is_replaced(tmp_path):
+    target = tmp_path / "target"
+    context = multiprocessing.get_context("spawn")
+    process = context.Process(target=files.build_once, args=(target, _fill_and_hang))
+    process.start()
+    while not list(tmp_path.glob("*/half")) and not list(tmp_path.glob(".*/half")):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGKILL)
+    process.join()
+    assert not target.exists()
+    files.build_once(target, lambda folder: (folder / "whole").touch())
+    assert os.listdir(target) == ["whole"]
+    assert os.listdir(tmp_path) == ["target"]
+
+
+def test_one_of_several_processes_builds(tmp_path):
+    target = tmp_path / "target"
+    context = multiprocessing.get_context("fork")
+    processes = [
+        context.Process(target=files.build_once, args=(target, _fill_slowly)) for _ in range(4)
+    ]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join()
+        assert process.exitcode == 0
+    assert len(os.listdir(target)) == 1
+    assert os.listdir(tmp_path) == ["target"]
+
+
+def test_no_space(tmp_path):
+    with pytest.raises(ConfigError, match="GiB are free"):
+        files.require_space(tmp_path, 2**60, "a graph")
+
+
+def test_download(tmp_path):
+    archive = tmp_path / "served.zip"
+    with zipfile.ZipFile(archive, "w") as content:
+        content.writestr("top/a.txt", "hello")
+    folder = tmp_path / "to"
+    folder.mkdir()
+    files.download_zip(archive.as_uri(), folder, "fetch it by hand")
+    assert (folder / "top" / "a.txt").read_text() == "hello"
+    assert os.listdir(folder) == ["top"]
+
+
+def test_download_offline_or_corrupt(tmp_path, monkeypatch):
+    (tmp_path / "bad.zip").write_bytes(b"no archive")
+    with pytest.raises(DataFormatError, match="fetch it by hand"):
+        files.download_zip((tmp_path / "bad.zip").as_uri(), tmp_path, "fetch it by hand")
+
+    def offline(*args, **kwargs):
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr("urllib.request.urlopen", offline)
+    with pytest.raises(DataFormatError, match=r"no route to host.*fetch it by hand"):
+        files.download_zip("https://example.org/a.zip", tmp_path, "fetch it by hand")

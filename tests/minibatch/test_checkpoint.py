@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import pickle
+
+import numpy as np
+import pytest
+import torch
+
+from dgl_mgpu.errors import CheckpointError
+from dgl_mgpu.minibatch.checkpoint import Checkpoint, checkpoints
+
+CONFIG = {
+    "model": {"name": "gcn", "hidden": 16},
+    "trainer": {"epochs": 3, "ranks": 1, "lr": 0.1},
+    "store": {"policy": "auto"},
+}
+
+
+def make(epoch: int = 1) -> Checkpoint:
+    model = torch.nn.Linear(40, 30)
+    optimizer = torch.optim.Adam(model.parameters())
+    model(torch.randn(5, 40)).sum().backward()
+    optimizer.step()
+    return Checkpoint(
+        epoch=epoch,
+        model=model.state_dict(),
+        optimizer=optimizer.state_dict(),
+        best_model=model.state_dict(),
+        random=[torch.get_rng_state()],
+        reports=[{"epoch": 1, "loss": 0.5, "tiers": []}],
+        config=CONFIG,
+        plan={"tables": {}},
+    )
+
+
+def test_round_trip(tmp_path):
+    saved = make()
+    loaded = Checkpoint.load(saved.save(tmp_path))
+    assert torch.equal(loaded.model["weight"], saved.model["weight"])
+    moments = saved.optimizer["state"][0]["exp_avg"]
+    assert torch.equal(loaded.optimizer["state"][0]["exp_avg"], moments)
+    assert torch.equal(loaded.random[0], saved.random[0])
+    assert (loaded.epoch, loaded.reports, loaded.config, loaded.plan) == (
+        saved.epoch, saved.reports, saved.config, saved.plan,
+    )  # fmt: skip
+
+
+def test_a_folder_holds_the_last_epoch_only_and_means_it(tmp_path):
+    for epoch in (9, 10):
+        make(epoch).save(tmp_path / "checkpoints")
+    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["epoch-0010.pt"]
+    assert Checkpoint.load(tmp_path).epoch == 10
+
+
+def test_a_crash_while_writing_leaves_the_last_one(tmp_path, monkeypatch):
+    make(1).save(tmp_path)
+
+    def full_disk(fd):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full_disk)
+    with pytest.raises(CheckpointError, match="No space left"):
+        make(2).save(tmp_path)
+    monkeypatch.undo()
+    assert os.listdir(tmp_path) == ["epoch-0001.pt"]
+    assert Checkpoint.load(tmp_path).epoch == 1
+
+
+@pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
+def test_truncated(tmp_path, keep):
+    path = make().save(tmp_path)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(keep if keep >= 1 else keep * len(data))])
+    with pytest.raises(CheckpointError, match="damaged"):
+        Checkpoint.load(path)
+
+
+def test_one_flipped_bit(tmp_path):
+    path = make().save(tmp_path)
+    data = bytearray(path.read_bytes())
+    weight = make().model["weight"]
+    needle = Checkpoint.load(path).model["weight"].numpy().tobytes()[: weight.element_size() * 8]
+    data[data.find(needle) + 2] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="damaged"):
+        Checkpoint.load(path)
+
+
+def test_no_flipped_bit_gives_an_untyped_error(tmp_path):
+    path = make().save(tmp_path)
+    data = path.read_bytes()
+    rng = np.random.default_rng(0)
+    refused = 0
+    for at in rng.integers(0, len(data), 300):
+        damaged = bytearray(data)
+        damaged[at] ^= 1 << int(rng.integers(8))
+        path.write_bytes(damaged)
+        try:
+            Checkpoint.load(path)
+        except CheckpointError:
+            refused += 1
+    assert refused > 200  # the rest hit padding and time stamps
+
+
+def test_fields_of_another_type(tmp_path):
+    path = make().save(tmp_path)
+    content = torch.load(path, weights_only=True)
+    for reports in ("{not json", 5):
+        torch.save(content | {"reports": reports}, path)
+        with pytest.raises(CheckpointError, match="no JSON"):
+            Checkpoint.load(path)
+
+
+class Trap:
+    def __reduce__(self):
+        return os.mkdir, ("executed",)
+
+
+def test_nothing_in_a_checkpoint_is_executed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    torch.save({"format": 1, "model": Trap()}, "trap.pt")
+    with pytest.raises(CheckpointError, match="something else"):
+        Checkpoint.load(tmp_path / "trap.pt")
+    (tmp_path / "raw.pt").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(CheckpointError):
+        Checkpoint.load(tmp_path / "raw.pt")
+    assert not (tmp_path / "executed").exists()
+
+
+def test_missing_and_foreign(tmp_path):
+    with pytest.raises(CheckpointError, match="no such file"):
+        Checkpoint.load(tmp_path / "none.pt")
+    with pytest.raises(CheckpointError, match="no checkpoint"):
+        Checkpoint.load(tmp_path)
+    torch.save({"weight": torch.zeros(3)}, tmp_path / "other.pt")
+    with pytest.raises(CheckpointError, match="no checkpoint of format"):
+        Checkpoint.load(tmp_path / "other.pt")
+
+
+def test_another_run_is_refused_and_another_machine_is_not():
+    checkpoint = make()
+    moved = {**CONFIG, "store": {"policy": "host"}, "trainer": {**CONFIG["trainer"], "ranks": 4}}
+    checkpoint.require_same_run(moved)
+    with pytest.raises(CheckpointError, match=r"model\.hidden=32.*model\.hidden=16"):
+        checkpoint.require_same_run({**CONFIG, "model": {"name": "gcn", "hidden": 32}})
+    renamed = dataclasses.replace(checkpoint, config={**CONFIG, "extra": 1})
+    with pytest.raises(CheckpointError, match="extra"):
+        renamed.require_same_run(CONFIG)

@@ -1,0 +1,79 @@
+"""All hops of a mini-batch against one-hop sampling and relabelling by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace as with_fields
+
+import numpy as np
+import pytest
+import torch
+
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.ops import sample_blocks
+from tests.ops import reference
+from tests.ops.test_sample import GRAPHS, KEY
+from tests.ops.views import LAYOUTS, row_view
+
+GRAPH = GRAPHS["power law"]
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("weighted", [False, True])
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("seeds", [[], [3], [5, 0, 199, 42]])
+def test_matches_reference(seeds, replace, weighted, idtype):
+    weights = torch.arange(1, 3001, dtype=torch.float32) if weighted else None
+    blocks = sample_blocks(
+        GRAPH.view(LAYOUTS["three tiers"], idtype),
+        torch.tensor(seeds, dtype=idtype),
+        [4, 3, 2],
+        KEY,
+        replace=replace,
+        weights=None if weights is None else row_view(weights),
+    )
+    nodes = seeds
+    for hop, (block, fanout) in enumerate(zip(blocks[::-1], [2, 3, 4], strict=True)):
+        key = with_fields(KEY, hop=KEY.hop + hop).fold()
+        numbers = None if weights is None else weights.numpy()
+        indptr, neighbors, eids = reference.sample(GRAPH, nodes, fanout, key, replace, numbers)
+        assert block.num_dst == len(nodes)
+        nodes, src = reference.append_unique(nodes, neighbors)
+        assert block.indptr.tolist() == indptr
+        assert block.eids.tolist() == eids
+        assert block.src.tolist() == src
+        assert block.src_nodes.tolist() == nodes
+        assert block.src.dtype == block.eids.dtype == block.src_nodes.dtype == idtype
+
+
+def test_edges_of_blocks_are_edges_of_the_graph():
+    blocks = sample_blocks(GRAPH.view(), torch.arange(50), [5, 5], KEY)
+    for block in blocks:
+        destinations = np.repeat(
+            block.src_nodes[: block.num_dst].numpy(), block.indptr.diff().numpy()
+        )
+        for dst, src, eid in zip(
+            destinations.tolist(),
+            block.src_nodes[block.src].tolist(),
+            block.eids.tolist(),
+            strict=True,
+        ):
+            assert GRAPH.indptr[dst] <= eid < GRAPH.indptr[dst + 1]
+            assert GRAPH.indices[eid] == src
+
+
+def test_no_layers():
+    assert sample_blocks(GRAPH.view(), torch.arange(3), [], KEY) == []
+
+
+def test_one_batch_is_the_same_in_any_company():
+    """A node's sample is its own: the union of two batches samples what they do alone."""
+    both = sample_blocks(GRAPH.view(), torch.arange(40), [4], KEY)[0]
+    half = sample_blocks(GRAPH.view(), torch.arange(20, 40), [4], KEY)[0]
+    assert torch.equal(both.eids[both.indptr[20] :], half.eids)
+
+
+def test_bad_arguments():
+    with pytest.raises(InvalidInputError, match="sample_etype_neighbors"):
+        sample_blocks(GRAPHS["bipartite"].view(), torch.arange(3), [2, 2], KEY)
+    with pytest.raises(IdOutOfRangeError, match="id 200 at place 1"):
+        sample_blocks(GRAPH.view(), torch.tensor([0, 200]), [2, 2], KEY)

@@ -1,0 +1,89 @@
+from __future__ import annotations
+
+import pytest
+
+from dgl_mgpu.cli import compose, main
+from dgl_mgpu.errors import ConfigError
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["trian"], "did you mean 'train'"),
+        (["train", "data=coraa"], "did you mean 'cora'"),
+        (["train", "model=grahpsage"], "graphsage"),
+        (["train", "trainer.epcohs=3"], "did you mean 'trainer.epochs'"),
+        (["train", "modle=gcn"], "did you mean 'model'"),
+        (["train", "trainer.epochs=many"], "trainer.epochs"),
+        (["train", "trainer.epochs=0"], "use 1 or more"),
+        (["train", "trainer.ranks=0"], "use 1 or more"),
+        (["train", "model.dropout=1.5"], "model.dropout=1.5"),
+        (["train", "sampler.fanouts=[5]"], "lengths differ"),
+        (["train", "sampler.fanouts=[5,-2]"], "below -1"),
+        (["train", "sampler.fanouts=[0,0]"], "or 0"),
+        (["train", "model.aggregator=foo"], "lstm"),
+        (["train", "model=gin", "model.aggregator=lstm"], "sum"),
+        (["train", "model.name=gatt"], "gat"),
+        (["train", "model=pinsage", "sampler=neighbor"], "belong together"),
+        (["train", "trainer.lr=-1"], "trainer.lr=-1"),
+        (["train", "trainer.seed=-1"], "trainer.seed=-1"),
+        (["train", "trainer.seed=99999999999999999"], "below"),
+        (["train", "store.host_memory=1KiB", "store.gpu_memory=1KiB"], "store.disk_path"),
+        (["train", "nonsense"], "key=value"),
+        (["train", "store.gpu_memory=lots"], "16GiB"),
+        (["train", "store.graph_ratio=2"], "ratio"),
+        (["train", "store.feature_ratio=most"], "ratio"),
+        (["train", "store.policy=cliqeu"], "clique"),
+        (["train", "store.hotness=warm"], "presample"),
+        (["train", "topology=dgx2"], "dgx"),
+        (["train", "topology=dgx1-4gf", "trainer.ranks=5"], "5"),
+        (["train", "data.options.num_nodse=5"], "num_nodes"),
+        (["plan", "topology=dgx2"], "dgx"),
+        (["topology", "dgx2"], "dgx"),
+    ],
+)
+def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path):
+    options = [f"hydra.run.dir={tmp_path}", f"data.root={tmp_path}"]
+    assert main([*arguments, *(options if arguments[0] == "train" else [])]) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert "Traceback" not in error
+    assert len(error.splitlines()) == 1
+
+
+def test_compose_gives_the_schema():
+    config = compose(["data=cora", "model=gcn", "trainer.lr=0.5"])
+    assert (config.data.name, config.model.hidden, config.trainer.lr) == ("cora", 16, 0.5)
+    assert config.sampler.fanouts == [-1, -1]
+    assert compose(["model=pinsage"]).sampler.name == "random_walk"
+    with pytest.raises(ConfigError):
+        compose(["data=cora", "model.name=nothing", "trainer.seed=x"])
+
+
+def test_every_model_goes_with_every_data_set():
+    for data in ("cora", "ogbn-products", "facebook", "generated-twitter"):
+        for model in ("graphsage", "gcn", "gat", "gin", "pinsage"):
+            config = compose([f"data={data}", f"model={model}"])
+            assert (config.data.name, config.model.name) == (data, model)
+
+
+def test_plan_of_a_machine_that_is_not_there(capsys):
+    arguments = ["data=generated-twitter", "data.options.scale=0.01", "store.gpu_memory=64MiB"]
+    assert main(["plan", *arguments, "topology=dgx1"]) == 0
+    shown = capsys.readouterr().out
+    for word in ("topology", "features", "gpu", "host", "dgx1", "on the slowest GPU"):
+        assert word in shown
+
+
+def test_plan_that_does_not_fit_says_by_how_much(capsys):
+    arguments = ["data=generated", "store.gpu_memory=1KiB", "store.host_memory=1KiB"]
+    assert main(["plan", *arguments, "topology=dgx1"]) == 1
+    assert "PlanDoesNotFitError" in capsys.readouterr().err
+
+
+def test_help_names_the_commands(capsys):
+    assert main(["--help"]) == 0
+    shown = capsys.readouterr().out
+    for command in ("train", "plan", "topology", "doctor"):
+        assert command in shown
+    assert main([]) == 2
