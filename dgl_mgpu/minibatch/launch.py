@@ -172,13 +172,22 @@ def _rank_failed(rank: int, found: str) -> RankFailedError:
 def _end(processes: list[Any]) -> None:
     for process in processes:
         if process.is_alive():
-            process.terminate()
+            _terminate(process)
     deadline = time.monotonic() + _TERMINATE_SECONDS
     for process in processes:
         process.join(max(0.0, deadline - time.monotonic()))
         if process.is_alive():
             process.kill()
             process.join()
+
+
+def _terminate(process: Any) -> None:
+    # With its children: a DataLoader worker that is handing a batch to a rank just gone
+    # complains of the broken connection.
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+    except ProcessLookupError:  # it has not come to lead its group yet, and has no children
+        process.terminate()
 
 
 def _rank_main(
@@ -191,6 +200,7 @@ def _rank_main(
     args: tuple,
 ) -> None:
     # The parent hears Ctrl-C and ends its ranks; and they do not outlive it.
+    os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:
