@@ -49,13 +49,13 @@ class ConfigError(DGLMGPUError, ValueError):
     """A configuration key, value or data-set name is unknown or out of its range."""
 
 
-class PlanDoesNotFitError(DGLMGPUError, MemoryError):
-    """A placement needs more memory than a tier has.
+class _MemoryError(DGLMGPUError, MemoryError):
+    """Memory is too small.
 
     Attributes
     ----------
     needed, available : int
-        Bytes, per GPU for device tiers and for the whole machine for host and disk.
+        Bytes.
     """
 
     def __init__(
@@ -65,6 +65,34 @@ class PlanDoesNotFitError(DGLMGPUError, MemoryError):
         self.args = (asked, found, fix, needed, available)
         self.needed = needed
         self.available = available
+
+
+class PlanDoesNotFitError(_MemoryError):
+    """A placement needs more memory than a tier has.
+
+    Attributes
+    ----------
+    needed, available : int
+        Bytes, per GPU for device tiers and for the whole machine for host and disk.
+    """
+
+
+class DeviceMemoryError(_MemoryError):
+    """A GPU has too little free memory, or cannot map memory of the host.
+
+    Attributes
+    ----------
+    needed, available : int
+        Bytes on that GPU.
+    """
+
+
+class PeerAccessError(DGLMGPUError, RuntimeError):
+    """A rank cannot map the memory of another's GPU."""
+
+
+class StoreClosedError(DGLMGPUError, RuntimeError):
+    """A store is read after it was closed, or from a process that cannot reach its memory."""
 
 
 class UnreachableError(DGLMGPUError):

@@ -10,6 +10,10 @@ using int64 = long long;
 
 // Fourth counter word of neighbour sampling.
 constexpr uint32 kSampleStream = 0;
+// Of random walks it is this plus the step.
+constexpr uint32 kWalkStream = 1u << 31;
+// Of negative sampling, of edges and of destinations, these plus the try.
+constexpr uint32 kNegativeEdgeStream = 1u << 29, kNegativeDestinationStream = 1u << 30;
 
 struct Draws {
   uint64 first;

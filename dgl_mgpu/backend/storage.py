@@ -10,7 +10,7 @@ import torch
 from dgl.storages import FeatureStorage
 
 from dgl_mgpu.ops import count_tiers, gather_rows
-from dgl_mgpu.ops.view import FIRST, PARTS, RowView
+from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import Table
 
 
@@ -20,7 +20,7 @@ class Traffic:
     Attributes
     ----------
     rows, nbytes : Counter of (table, memory)
-        ``memory`` is 'device', 'peer', 'host' or 'disk'.
+        ``memory`` is 'device', 'peer', 'host' or 'disk'.  Filled in by :meth:`take`.
     seconds : float
         Wall time spent gathering.
     """
@@ -29,30 +29,32 @@ class Traffic:
         self.rows: Counter[tuple[str, str]] = Counter()
         self.nbytes: Counter[tuple[str, str]] = Counter()
         self.seconds = 0.0
+        # Rows that each segment of a table served, on the device that read them: to look at
+        # them with every gather would be to wait for it.
+        self._counts: dict[tuple[str, Table], torch.Tensor] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, table: Table, ids: torch.Tensor, begin: float) -> None:
         """Count one gather of ``ids`` from ``table``, begun at ``begin`` by the clock."""
-        view = table.view
-        assert isinstance(view, RowView)
-        counts = count_tiers(view, ids)
+        assert isinstance(table.view, RowView)
+        counts = count_tiers(table.view, ids)
         with self._lock:
             self.seconds += time.perf_counter() - begin
-            for tier, row in enumerate(view.tiers.tolist()):
-                for part in range(row[PARTS]):
-                    rows = int(counts[row[FIRST] + part])
-                    if rows:
-                        key = name, table.memory_of(tier, part)
-                        self.rows[key] += rows
-                        self.nbytes[key] += rows * view.row_bytes
+            key = name, table
+            self._counts[key] = self._counts[key] + counts if key in self._counts else counts
 
     def take(self) -> Traffic:
         """What was counted since the last time, leaving zero."""
         taken = Traffic()
         with self._lock:
-            taken.rows, self.rows = self.rows, Counter()
-            taken.nbytes, self.nbytes = self.nbytes, Counter()
+            counts, self._counts = self._counts, {}
             taken.seconds, self.seconds = self.seconds, 0.0
+        for (name, table), rows in counts.items():
+            for (tier, part), count in zip(table.parts(), rows.tolist(), strict=True):
+                if count:
+                    key = name, table.memory_of(tier, part)
+                    taken.rows[key] += count
+                    taken.nbytes[key] += count * table.row_bytes
         return taken
 
     def __reduce__(self):
@@ -106,14 +108,15 @@ class TableStorage(FeatureStorage):
         pin_memory: bool | None = False,
         **kwargs: object,
     ) -> torch.Tensor:
-        """Gather rows and put them on ``device``.
+        """Gather rows where the store is, and put them on ``device``.
 
         Parameters
         ----------
         indices : Tensor, int32 or int64, shape (n,)
         device : torch.device
         pin_memory : bool
-            Gather into page-locked memory, so that the copy to a GPU is asynchronous.
+            Gather into page-locked memory, so that the copy to a GPU is asynchronous; for a
+            store on GPUs, where rows need no such copy, it has no effect.
 
         Returns
         -------
@@ -124,11 +127,13 @@ class TableStorage(FeatureStorage):
         InvalidInputError, IdOutOfRangeError
         """
         begin = time.perf_counter()
+        indices = indices.to(self._table.device)
+        pin_memory = bool(pin_memory) and self._table.device.type == "cpu"
         out = None
         if pin_memory:
             shape = (len(indices), *self._view.row_shape)
             out = torch.empty(shape, dtype=self._view.dtype, pin_memory=True)
         rows = gather_rows(self._view, indices, out=out)
-        rows = rows.to(device, non_blocking=bool(pin_memory))
+        rows = rows.to(device, non_blocking=pin_memory)
         self._traffic.add(self._name, self._table, indices, begin)
         return rows

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,10 @@ from dgl_mgpu.data import Dataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, Store, TopologySource, build
+from dgl_mgpu.store.cuda import Runtime, Seat, choose_runtime
+from dgl_mgpu.store.links import prove_access, with_access
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint
+from dgl_mgpu.store.seats import topology_of_ranks
 from dgl_mgpu.store.store import Source
 from dgl_mgpu.topology import Topology, preset, probe_shared_memory
 
@@ -67,11 +70,15 @@ class GlobalStore:
         Takes a DGLGraph's place in DGL's DataLoader.
     plan : Plan
         Where every row is.
+    device : torch.device
+        Where its operators run and put what they return: a GPU, or the CPU when all of it is
+        in shared memory.
     """
 
     def __init__(self, store: Store, schema: _Schema, seed: int) -> None:
         self._store = store
         self.plan: Plan = store.plan
+        self.device: torch.device = store.device
         self.graph = StoreGraph(store, schema.num_nodes, schema.canonical_etypes, seed)
 
     @classmethod
@@ -99,6 +106,8 @@ class GlobalStore:
         Raises
         ------
         InvalidInputError, ConfigError, PlanDoesNotFitError, SharedMemoryError
+        DeviceMemoryError
+            If a GPU has less free memory than the plan takes.
         RankFailedError
             If another rank failed.
         """
@@ -128,6 +137,12 @@ class GlobalStore:
         if type(seed) is not int or not 0 <= seed < 2**64:
             raise InvalidInputError("build a store", f"seed {seed!r}", "use an int in [0, 2**64)")
         ranks = Ranks.of_this_machine()
+        checked = ranks.together("read the store's options", lambda: StoreOptions(**options))
+        runtime = choose_runtime(checked.device, ranks)
+        access = seats = None
+        if runtime is not None:
+            access = prove_access(runtime, ranks)
+            seats = ranks.all_gather(runtime.seat())
         blueprint: Blueprint | None = None
 
         def plan() -> _Schema:
@@ -137,25 +152,49 @@ class GlobalStore:
                     "build a store", "no graph on the machine's first rank", "pass it there"
                 )
             data = read()
-            checked = StoreOptions(**options)
+            found = machine(topology, ranks.size, runtime, seats)
             blueprint = make_blueprint(
                 data.sources,
                 _hotness(data, checked, seed),
-                machine(topology, ranks.size),
+                found if access is None else with_access(found, access),
                 checked,
+                on_gpus=runtime is not None,
             )
             return data.schema
 
         schema = ranks.from_first("plan the store", plan)
-        return cls(build(blueprint, ranks), schema, seed)
+        return cls(build(blueprint, ranks, runtime), schema, seed)
+
+    def close(self) -> None:
+        """Give all memory back, on every GPU and of the host.
+
+        Every rank calls it.  The graph and its storages can no longer be read; what they
+        returned stays.  A store that is not closed goes with the last reference to it, or with
+        the process.
+        """
+        self._store.close()
 
     def gather(self, key: str, ids: torch.Tensor, ntype: str | None = None) -> torch.Tensor:
         """Rows of node feature ``key``, shape (len(ids), ...), on the ids' device."""
         return self.graph.get_node_storage(key, ntype)[ids]
 
 
-def machine(topology: Topology | str, num_ranks: int) -> Topology:
+def machine(
+    topology: Topology | str,
+    num_ranks: int,
+    runtime: Runtime | None = None,
+    seats: Sequence[Seat] | None = None,
+) -> Topology:
     """The machine a plan is made for, with one GPU for each rank.
+
+    Parameters
+    ----------
+    topology : Topology or str
+        Or a preset's name, or 'auto' for this machine.
+    num_ranks : int
+    runtime : Runtime, optional
+    seats : sequence of Seat, optional
+        This rank's GPU and that of each rank; without them 'auto' is for shared memory.
 
     Raises
     ------
@@ -163,8 +202,9 @@ def machine(topology: Topology | str, num_ranks: int) -> Topology:
         If there are more ranks than GPUs to hold their partitions.
     """
     if topology == "auto":
-        # The store's memory is shared memory until it can be a GPU's (see README).
-        return probe_shared_memory(num_ranks)
+        if runtime is None or seats is None:
+            return probe_shared_memory(num_ranks)
+        return topology_of_ranks(runtime.machine(), runtime.seats(), seats)
     if not isinstance(topology, str | Topology):
         raise ConfigError(
             "place a store on a machine",

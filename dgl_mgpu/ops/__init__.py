@@ -8,15 +8,22 @@ from __future__ import annotations
 
 from dgl_mgpu.ops.blocks import SampledBlock, sample_blocks
 from dgl_mgpu.ops.gather import count_tiers, gather_rows
+from dgl_mgpu.ops.negative import NegativeEdges, negative_destinations, negative_edges
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample import SampledNeighbors, sample_etype_neighbors, sample_neighbors
 from dgl_mgpu.ops.sample_weighted import check_weights
+from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, scatter_rows, update_rows
 from dgl_mgpu.ops.unique import append_unique
 from dgl_mgpu.ops.view import GraphView, RowView
 from dgl_mgpu.ops.walk import VisitedNeighbors, pinsage_neighbors, random_walk
 
 __all__ = [
+    "SGD",
+    "Adagrad",
+    "Adam",
+    "AlignedTables",
     "GraphView",
+    "NegativeEdges",
     "RowView",
     "SampleKey",
     "SampledBlock",
@@ -26,9 +33,13 @@ __all__ = [
     "check_weights",
     "count_tiers",
     "gather_rows",
+    "negative_destinations",
+    "negative_edges",
     "pinsage_neighbors",
     "random_walk",
     "sample_blocks",
     "sample_etype_neighbors",
     "sample_neighbors",
+    "scatter_rows",
+    "update_rows",
 ]

@@ -21,6 +21,7 @@ splitmix64 as in Steele, Lea, Flood, «Fast splittable pseudorandom number gener
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, fields
 
 import numpy as np
@@ -34,6 +35,8 @@ from dgl_mgpu.ops.memory import inline, intrinsic
 SAMPLE_STREAM = 0
 #: Fourth counter word of random walks is this plus the step, which has the block to itself.
 WALK_STREAM = 1 << 31
+#: Fourth counter words of negative sampling, of edges and of destinations, are these plus the try.
+NEGATIVE_EDGE_STREAM, NEGATIVE_DESTINATION_STREAM = 1 << 29, 1 << 30
 
 _MULTIPLIER_0 = np.uint64(0xD2511F53)
 _MULTIPLIER_1 = np.uint64(0xCD9E8D57)
@@ -95,10 +98,21 @@ class SampleKey:
         ``k = splitmix64(seed)``, then ``k = splitmix64(k ^ field)`` for epoch, batch, hop and
         edge type in this order.  Keys that differ in one field never fold to the same value.
         """
-        key = 0
-        for field in fields(self):
-            key = splitmix64(key ^ getattr(self, field.name))
-        return key - (1 << 64) if key >> 63 else key
+        return self.fold_hops(1)[0]
+
+    def fold_hops(self, count: int) -> list[int]:
+        """The folded keys of this hop and of those that follow, ``count`` of them."""
+        batch = splitmix64(_fold(self.seed, self.epoch) ^ self.batch)
+        keys = [
+            splitmix64(splitmix64(batch ^ hop) ^ self.etype)
+            for hop in range(self.hop, self.hop + count)
+        ]
+        return [key - (1 << 64) if key >> 63 else key for key in keys]
+
+
+@functools.lru_cache(maxsize=64)
+def _fold(seed: int, epoch: int) -> int:
+    return splitmix64(splitmix64(seed) ^ epoch)
 
 
 @intrinsic

@@ -51,6 +51,9 @@ class RowView:
         Row id → position; empty when ids are positions already.
     owner : object
         Whatever keeps the addressed memory mapped.
+    host_start : int
+        First position that lies in host memory while those before lie in a GPU's; -1 where there
+        is none.  A GPU reads host rows in the order of their addresses.
     """
 
     tiers: torch.Tensor
@@ -60,6 +63,7 @@ class RowView:
     dtype: torch.dtype
     position: torch.Tensor = field(default_factory=_identity)
     owner: object = None
+    host_start: int = -1
 
     @property
     def row_bytes(self) -> int:

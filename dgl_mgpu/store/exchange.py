@@ -24,6 +24,7 @@ class Ranks:
 
     def __init__(self, group: dist.ProcessGroup | None = None) -> None:
         self._group = group
+        self._lost = ""
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
 
@@ -42,11 +43,17 @@ class Ranks:
         return _known_groups()[1]
 
     def all_gather(self, value: T) -> list[T]:
-        """What every rank passed, by rank."""
-        if self._group is None:
+        """What every rank passed, by rank.
+
+        Raises
+        ------
+        RankFailedError
+            If a rank is gone.
+        """
+        if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        dist.all_gather_object(values, value, group=self._group)
+        self._exchange(lambda group: dist.all_gather_object(values, value, group=group))
         return values
 
     def from_first(self, asked: str, step: Callable[[], T]) -> T:
@@ -55,9 +62,10 @@ class Ranks:
         Raises
         ------
         RankFailedError
-            On the other ranks, when it failed; on the first, the original error.
+            On the other ranks, when it failed; on the first, the original error.  On all, if a
+            rank is gone.
         """
-        if self._group is None:
+        if self.size == 1:
             return step()
         outcome: list[Any] = [None, ""]
         failure: Exception | None = None
@@ -65,13 +73,16 @@ class Ranks:
             try:
                 outcome[0] = step()
             except Exception as error:
-                failure, outcome[1] = error, _text(error)
-        first = dist.get_global_rank(self._group, 0)
-        dist.broadcast_object_list(outcome, src=first, group=self._group)
+                failure, outcome[1] = error, error_text(error)
+        self._exchange(
+            lambda group: dist.broadcast_object_list(
+                outcome, src=dist.get_global_rank(group, 0), group=group
+            )
+        )
         if failure is not None:
             raise failure
         if outcome[1]:
-            raise _failed(asked, 0, outcome[1])
+            raise rank_failed(asked, 0, outcome[1])
         return outcome[0]
 
     def together(self, asked: str, step: Callable[[], T]) -> T:
@@ -84,17 +95,34 @@ class Ranks:
         ------
         RankFailedError
             On the ranks whose own step went well, when another's did not; where it failed,
-            the original error.
+            the original error.  On all, if a rank is gone.
         """
         try:
             result = step()
         except Exception as error:
-            self.all_gather(_text(error))
+            self.all_gather(error_text(error))
             raise
         for rank, reason in enumerate(self.all_gather("")):
             if reason:
-                raise _failed(asked, rank, reason)
+                raise rank_failed(asked, rank, reason)
         return result
+
+    def _exchange(self, collective: Callable[[dist.ProcessGroup], None]) -> None:
+        if self._group is not None:
+            try:
+                return collective(self._group)
+            except RuntimeError as error:  # gloo's, when a connection is lost
+                self._lost = str(error).splitlines()[0]
+                error.__traceback__ = None  # its frames hold the group
+            # Only the neighbours of a rank that is gone see its connection close.  They close
+            # theirs, which the last reference to a group does, so that no rank waits for ever.
+            dist.destroy_process_group(self._group)
+            self._group = None
+        raise RankFailedError(
+            "exchange with the machine's other ranks",
+            f"one of them is gone ({self._lost})",
+            "see why it ended, and start the run again",
+        )
 
 
 _groups: tuple[object, Ranks, Ranks] | None = None
@@ -118,13 +146,15 @@ def _known_groups() -> tuple[Ranks, Ranks]:
     return _groups[1:]
 
 
-def _failed(asked: str, rank: int, reason: str) -> RankFailedError:
+def rank_failed(asked: str, rank: int, reason: str) -> RankFailedError:
+    """What the other ranks raise when one failed."""
     return RankFailedError(
         asked, f"rank {rank} failed with {reason}", f"mend the cause on rank {rank}"
     )
 
 
-def _text(error: Exception) -> str:
+def error_text(error: Exception) -> str:
+    """An error as the other ranks hear of it."""
     return f"{type(error).__name__}: {error}"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,11 +12,10 @@ import torch
 
 from dgl_mgpu.ops.view import GraphView, RowView
 from dgl_mgpu.placement import Tier
-from dgl_mgpu.store.segment import Segment
 from dgl_mgpu.store.source import FeatureSource, TopologySource
 
-# What a build copies at a time; all that it needs beside the data itself.
-_CHUNK_BYTES = 64 << 20
+# What a build copies at a time; a few times this is all that it needs beside the data itself.
+_CHUNK_BYTES = 32 << 20
 # Start of each array in a segment: a GPU's memory transactions are 128 bytes.
 _ALIGNMENT = 128
 
@@ -38,6 +38,24 @@ def _chunks(positions: range, size: int) -> Iterator[tuple[int, range]]:
         yield begin, positions[begin : begin + size]
 
 
+class Target(Protocol):
+    """Memory to be filled: a segment, or one on another rank's GPU."""
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Copy an array's bytes to ``offset``."""
+
+
+class Mapped(Protocol):
+    """A segment in any memory, as this process has it mapped."""
+
+    @property
+    def address(self) -> int:
+        """Address of the first byte, for operators."""
+
+    def read(self, offset: int, dtype: np.dtype | type, count: int) -> np.ndarray:
+        """A copy of ``count`` elements at ``offset``."""
+
+
 class TableFormat(Protocol):
     """What a table needs to know of its rows to be mapped, in any process."""
 
@@ -45,7 +63,7 @@ class TableFormat(Protocol):
     def num_rows(self) -> int:
         """Rows of the whole table."""
 
-    def pointers(self, segment: Segment, rows: int) -> list[int]:
+    def pointers(self, segment: Mapped, rows: int) -> list[int]:
         """Addresses of the arrays in a segment of ``rows`` rows."""
 
     def view(
@@ -64,8 +82,8 @@ class TableWriter(Protocol):
     def nbytes(self, positions: range) -> int:
         """Size of a segment for the rows at ``positions``."""
 
-    def fill(self, segment: Segment, positions: range) -> None:
-        """Copy the rows at ``positions`` into a segment."""
+    def fill(self, target: Target, positions: range) -> None:
+        """Copy the rows at ``positions`` there."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +94,11 @@ class RowFormat:
     row_shape: tuple[int, ...]
     dtype: torch.dtype
 
-    def pointers(self, segment: Segment, rows: int) -> list[int]:
+    @property
+    def row_bytes(self) -> int:
+        return math.prod(self.row_shape) * self.dtype.itemsize
+
+    def pointers(self, segment: Mapped, rows: int) -> list[int]:
         return [segment.address]
 
     def view(
@@ -104,14 +126,14 @@ class CSCFormat:
 
     def offsets(self, rows: int, edges: int) -> tuple[int, int, int]:
         """Where indices and edge ids start and where the segment ends, in bytes."""
-        indices = _aligned((rows + 1) * 8)
+        indices = aligned((rows + 1) * 8)
         if not self.keep_eids:
             return indices, 0, indices + edges * self.id_dtype.itemsize
-        eids = _aligned(indices + edges * self.id_dtype.itemsize)
+        eids = aligned(indices + edges * self.id_dtype.itemsize)
         return indices, eids, eids + edges * self.id_dtype.itemsize
 
-    def pointers(self, segment: Segment, rows: int) -> list[int]:
-        edges = int(segment.array(np.int64, (rows + 1,))[-1])
+    def pointers(self, segment: Mapped, rows: int) -> list[int]:
+        edges = int(segment.read(rows * 8, np.int64, 1)[0])
         indices, eids, _ = self.offsets(rows, edges)
         base = segment.address
         return [base, base + indices, base + eids if self.keep_eids else 0]
@@ -136,11 +158,11 @@ class RowWriter:
     def nbytes(self, positions: range) -> int:
         return len(positions) * self._source.row_bytes
 
-    def fill(self, segment: Segment, positions: range) -> None:
+    def fill(self, target: Target, positions: range) -> None:
         row_bytes = self._source.row_bytes
-        out = segment.array(np.uint8, (len(positions), row_bytes))
         for begin, run in _chunks(positions, max(1, _CHUNK_BYTES // max(row_bytes, 1))):
-            self._source.copy_rows(_row_ids(self._order, run), out[begin : begin + len(run)])
+            rows = self._source.bytes_of(_row_ids(self._order, run))
+            target.write(begin * row_bytes, rows)
 
 
 class CSCWriter:
@@ -156,37 +178,38 @@ class CSCWriter:
         )
 
     def nbytes(self, positions: range) -> int:
-        edges = sum(
+        return self.format.offsets(len(positions), self._num_edges(positions))[2]
+
+    def _num_edges(self, positions: range) -> int:
+        return sum(
             int(self._source.degrees(_row_ids(self._order, run)).sum())
             for _, run in _chunks(positions, _CHUNK_BYTES // 8)
         )
-        return self.format.offsets(len(positions), edges)[2]
 
-    def fill(self, segment: Segment, positions: range) -> None:
-        rows = len(positions)
-        indptr = segment.array(np.int64, (rows + 1,))
+    def fill(self, target: Target, positions: range) -> None:
+        width = self.format.id_dtype.itemsize
+        indices_at, eids_at, _ = self.format.offsets(len(positions), self._num_edges(positions))
+        target.write(0, np.zeros(1, np.int64))
+        written = 0
         for begin, run in _chunks(positions, _CHUNK_BYTES // 8):
-            ends = indptr[begin + 1 : begin + 1 + len(run)]
-            np.cumsum(self._source.degrees(_row_ids(self._order, run)), out=ends)
-            ends += indptr[begin]
-        edges = int(indptr[-1])
-        indices_at, eids_at, _ = self.format.offsets(rows, edges)
-        indices = segment.array(self.format.id_dtype, (edges,), indices_at)
-        if self.format.keep_eids:
-            eids = segment.array(self.format.id_dtype, (edges,), eids_at)
-        begin = 0
-        while begin < rows:
-            # As many rows as hold a chunk's worth of edges, and at least one.
-            budget = _CHUNK_BYTES // 8
-            end = int(np.searchsorted(indptr, indptr[begin] + budget, side="right")) - 1
-            end = min(max(end, begin + 1), begin + budget, rows)
-            places = self._source.edge_places(_row_ids(self._order, positions[begin:end]))
-            span = slice(int(indptr[begin]), int(indptr[end]))
-            indices[span] = self._source.indices[places]
-            if self.format.keep_eids:
-                eids[span] = places if self._source.eids is None else self._source.eids[places]
-            begin = end
+            ids = _row_ids(self._order, run)
+            ends = written + np.cumsum(self._source.degrees(ids))
+            target.write((begin + 1) * 8, ends)
+            row = 0
+            while row < len(ids):
+                # As many rows as hold a chunk's worth of edges, and at least one.
+                full = int(np.searchsorted(ends, written + _CHUNK_BYTES // 8, side="right"))
+                stop = max(full, row + 1)
+                places = self._source.edge_places(ids[row:stop])
+                target.write(indices_at + written * width, self._ids(self._source.indices[places]))
+                if self.format.keep_eids:
+                    eids = places if self._source.eids is None else self._source.eids[places]
+                    target.write(eids_at + written * width, self._ids(eids))
+                row, written = stop, int(ends[stop - 1])
+
+    def _ids(self, values: np.ndarray) -> np.ndarray:
+        return np.ascontiguousarray(values, self.format.id_dtype)
 
 
-def _aligned(nbytes: int) -> int:
+def aligned(nbytes: int) -> int:
     return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -12,8 +12,11 @@ import numpy as np
 
 from dgl_mgpu.errors import ConfigError, PlanDoesNotFitError
 from dgl_mgpu.placement import Plan, TableSpec, order_by_hotness, solve
+from dgl_mgpu.store.cuda import DEVICES
+from dgl_mgpu.store.links import linked
 from dgl_mgpu.store.source import FeatureSource, TopologySource
 from dgl_mgpu.store.store import Blueprint, Source
+from dgl_mgpu.store.table import position_dtype
 from dgl_mgpu.topology import Topology
 
 #: Ways to tell how often a row will be read.
@@ -52,9 +55,16 @@ class StoreOptions:
         (:data:`dgl_mgpu.placement.POLICIES`).
     gpu_memory, host_memory : int or str
         Bytes for the store on each GPU and in host memory: ``'16GiB'``, or 'auto' for what
-        the machine has.
+        the machine has; on a GPU, what is free less what training needs, for which a quarter of
+        the GPU or 4 GiB is kept, whichever is more.
     disk_path : str or Path, optional
         Folder for what neither holds; without one the disk is not used.
+    device : 'auto', 'cpu' or 'cuda'
+        Where what the plan calls GPU memory is: on the GPUs, or with 'cpu' in shared memory.
+        'auto' takes GPUs where every rank has one and CuPy can be imported.
+    links : 'auto', str or sequence of (int, int)
+        Which GPUs may read each other: all that can, those linked in a preset (so that another
+        machine's links are tried out on this one), or the pairs of ranks given.
     graph_ratio, feature_ratio : float in [0, 1] or 'auto'
         Share of topology and of features, hottest rows first, that goes to GPU memory; with
         'auto' the solver chooses (XGNN, section 4.3).
@@ -68,13 +78,15 @@ class StoreOptions:
     Raises
     ------
     ConfigError
-        If ``hotness`` is none of these.
+        If ``hotness`` or ``device`` is none of these, or ``links`` no pairs of ranks.
     """
 
     policy: str = "auto"
     gpu_memory: int | str = "auto"
     host_memory: int | str = "auto"
     disk_path: str | Path | None = None
+    device: str = "auto"
+    links: str | Sequence[Sequence[int]] = "auto"
     graph_ratio: float | Literal["auto"] = "auto"
     feature_ratio: float | Literal["auto"] = "auto"
     hotness: str = "degree"
@@ -86,6 +98,12 @@ class StoreOptions:
             raise ConfigError(
                 f"order rows by hotness='{self.hotness}'",
                 f"known are {', '.join(HOTNESS)}",
+                "use one of these",
+            )
+        if self.device not in DEVICES:
+            raise ConfigError(
+                f"keep a store on device='{self.device}'",
+                f"known are {', '.join(DEVICES)}",
                 "use one of these",
             )
         whole = isinstance(self.fanouts, Sequence) and all(type(n) is int for n in self.fanouts)
@@ -124,6 +142,8 @@ def make_blueprint(
     hotness: Mapping[str, np.ndarray],
     topology: Topology,
     options: StoreOptions,
+    *,
+    on_gpus: bool = False,
 ) -> Blueprint:
     """Order rows by hotness and solve the placement.
 
@@ -135,6 +155,8 @@ def make_blueprint(
     topology : Topology
         The machine, one GPU for each rank.
     options : StoreOptions
+    on_gpus : bool
+        Whether every rank has its GPU hold the orders too, which then count there.
 
     Raises
     ------
@@ -148,24 +170,39 @@ def make_blueprint(
         _spec(name, source, reads, orders.get(source.position), hotness.get(source.position))
         for name, source in sources.items()
     ]
-    plan = plan_tables(specs, topology, options)
+    held = sum(position_dtype(len(o)).itemsize * len(o) for o in orders.values()) if on_gpus else 0
+    plan = plan_tables(specs, topology, options, held)
     disk_path = None if options.disk_path is None else Path(options.disk_path)
     return Blueprint(sources, orders, plan, disk_path)
 
 
-def plan_tables(specs: list[TableSpec], topology: Topology, options: StoreOptions) -> Plan:
+def plan_tables(
+    specs: list[TableSpec], topology: Topology, options: StoreOptions, held_bytes: int = 0
+) -> Plan:
     """Solve the placement of tables that need not exist yet.
+
+    Parameters
+    ----------
+    specs : list of TableSpec
+    topology : Topology
+    options : StoreOptions
+    held_bytes : int
+        What each GPU holds of the store beside tables.
 
     Raises
     ------
     ConfigError, PlanDoesNotFitError, UnreachableError
     """
+    limit = parse_bytes(options.gpu_memory, "store.gpu_memory")
+    budgets = topology.gpu_memory if limit is None else np.full(topology.num_gpus, limit)
+    if held_bytes:
+        budgets = np.maximum(budgets - held_bytes, 0)
     try:
         return solve(
-            topology,
+            linked(topology, options.links),
             specs,
             policy=options.policy,
-            gpu_budget_bytes=parse_bytes(options.gpu_memory, "store.gpu_memory"),
+            gpu_budget_bytes=budgets.tolist(),
             host_budget=parse_bytes(options.host_memory, "store.host_memory"),
             graph_ratio=options.graph_ratio,
             feature_ratio=options.feature_ratio,

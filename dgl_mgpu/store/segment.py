@@ -115,6 +115,14 @@ class Segment:
         """A writable array over part of the segment, without a copy."""
         return np.ndarray(shape, dtype, buffer=self._map, offset=offset)
 
+    def write(self, offset: int, data: np.ndarray) -> None:
+        """Copy an array's bytes to ``offset``."""
+        self.array(data.dtype, data.shape, offset)[...] = data
+
+    def read(self, offset: int, dtype: np.dtype | type, count: int) -> np.ndarray:
+        """A copy of ``count`` elements at ``offset``."""
+        return self.array(dtype, (count,), offset).copy()
+
     def __reduce__(self):
         return _reattach, (reduction.DupFd(self._fd), self.nbytes)
 

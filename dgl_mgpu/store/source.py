@@ -53,15 +53,13 @@ class FeatureSource:
     def row_bytes(self) -> int:
         return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
 
-    def copy_rows(self, ids: np.ndarray, out: np.ndarray) -> None:
-        """Write the rows ``ids`` into ``out``, a uint8 array of shape (len(ids), row_bytes)."""
+    def bytes_of(self, ids: np.ndarray) -> np.ndarray:
+        """The rows ``ids``, uint8, shape (len(ids) * row_bytes,)."""
         if isinstance(self.rows, torch.Tensor):
             rows = self.rows[torch.from_numpy(ids)].contiguous()
             # NumPy lacks bfloat16 and float8; as bytes every type is the same.
-            data = rows.flatten().view(torch.uint8).numpy()
-        else:
-            data = np.ascontiguousarray(self.rows[ids]).reshape(-1).view(np.uint8)
-        out[:] = data.reshape(out.shape)
+            return rows.flatten().view(torch.uint8).numpy()
+        return np.ascontiguousarray(self.rows[ids]).reshape(-1).view(np.uint8)
 
 
 @dataclass(frozen=True)

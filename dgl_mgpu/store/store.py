@@ -2,32 +2,26 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 import numpy as np
+import torch
 
-from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.placement import Plan, TablePlan
+from dgl_mgpu.store.cuda import Runtime
+from dgl_mgpu.store.device import DeviceMemory
 from dgl_mgpu.store.exchange import Ranks
-from dgl_mgpu.store.format import CSCWriter, RowWriter, TableFormat, TableWriter, local_rows
-from dgl_mgpu.store.segment import SHARED_MEMORY, Segment, require_room
+from dgl_mgpu.store.format import CSCWriter, RowWriter, TableWriter, Target, local_rows
+from dgl_mgpu.store.layout import Layout, PieceKey
+from dgl_mgpu.store.memory import RankMemory
 from dgl_mgpu.store.source import FeatureSource, TopologySource
-from dgl_mgpu.store.table import (
-    Piece,
-    Table,
-    all_pieces,
-    position_array,
-    position_dtype,
-    read_pieces,
-)
+from dgl_mgpu.store.table import Table, all_pieces, position_array, position_dtype, read_pieces
 
 Source = FeatureSource | TopologySource
-
-#: A piece of a table by the table's name, or (with None) the positions of an order by its.
-PieceKey = tuple[str, Piece | None]
 
 _BUILD = "build the store"
 
@@ -65,121 +59,117 @@ class Store:
         Where each row of each table is.
     rank, num_ranks : int
         This process among those that share the store.
+    device : torch.device
+        Where operators on its tables run.
+    gpu : DeviceMemory, optional
+        This rank's share of GPU memory; None where all is in shared memory or files.
     """
 
     tables: dict[str, Table]
     plan: Plan
     rank: int
     num_ranks: int
+    device: torch.device = field(default=torch.device("cpu"))
+    gpu: DeviceMemory | None = None
+
+    def close(self) -> None:
+        """Give all memory back; what was read stays, the tables can no longer be read.
+
+        Every rank calls it, for a GPU's memory is freed once no other rank maps it; ranks wait
+        for each other for some seconds.  What is not closed goes back when nothing refers to
+        it any more, or with the process.
+        """
+        for table in self.tables.values():
+            table.close()
+        if self.gpu is not None:
+            self.gpu.close()
 
 
-def build(blueprint: Blueprint | None, ranks: Ranks) -> Store:
+def build(blueprint: Blueprint | None, ranks: Ranks, runtime: Runtime | None = None) -> Store:
     """Lay a blueprint out in memory and map it on every rank.
 
-    Collective.  The machine's first rank has the data and fills all memory from it, chunk by
-    chunk; the others make room for what the plan has them hold.  So the data is read once,
-    and only one process needs to have it open.
+    Collective.  The machine's first rank has the data, reads it once and hands it on chunk by
+    chunk; the others make room for what the plan has them hold.
 
     Parameters
     ----------
     blueprint : Blueprint
         On the machine's first rank; the others' is not looked at.
     ranks : Ranks
+    runtime : Runtime, optional
+        This rank's GPU, on every rank; without it, what the plan calls GPU memory is shared
+        memory.
 
     Raises
     ------
     InvalidInputError
         If the plan is not one for these sources and ranks.
-    SharedMemoryError
-        If a folder has too little room; before anything is allocated.
+    ConfigError
+        If it keeps part of a store on GPUs on disk.
+    SharedMemoryError, DeviceMemoryError
+        If a folder or a GPU has too little room; before anything is allocated.
+    PeerAccessError
+        If a rank cannot map memory that the plan has it read.
     RankFailedError
         If another rank failed.
     """
-    filler = ranks.together(_BUILD, lambda: _filler(blueprint, ranks))
+    on_gpus = runtime is not None
+    filler = ranks.together(_BUILD, lambda: _filler(blueprint, ranks, on_gpus))
     layout = ranks.from_first(_BUILD, lambda: _checked_layout(filler))
-    own = ranks.together(_BUILD, lambda: layout.create(ranks.rank))
-    found = {
-        key: where
-        for part in ranks.all_gather({key: segment.path for key, segment in own.items()})
-        for key, where in part.items()
+    memory = RankMemory(layout, ranks, runtime)
+    try:
+        memory.make()
+        write = partial(filler.fill, memory) if filler is not None else None
+        ranks.together(_BUILD, lambda: memory.fill(write))
+        # No rank goes on, and perhaps ends, before all have mapped what it holds.
+        tables = ranks.together(_BUILD, lambda: _map_tables(layout, ranks.rank, memory))
+    except BaseException:
+        memory.release()
+        raise
+    device = torch.device("cpu") if runtime is None else runtime.device
+    return Store(tables, layout.plan, ranks.rank, ranks.size, device, memory.gpu)
+
+
+def _map_tables(layout: Layout, rank: int, memory: RankMemory) -> dict[str, Table]:
+    """Map what ``rank`` reads."""
+    plans = layout.plan.tables
+    positions = {
+        order: memory.positions(order, layout.formats[name].num_rows)
+        for name, order in layout.orders.items()
+        if order
+    }
+    return {
+        name: Table(
+            format,
+            plans[name],
+            rank,
+            [memory.map((name, piece)) for piece in read_pieces(plans[name], rank)],
+            positions.get(layout.orders[name]),
+            memory.gpu,
+        )
+        for name, format in layout.formats.items()
     }
 
-    def segment(key: PieceKey) -> Segment:
-        return own[key] if key in own else Segment.attach(found[key], layout.nbytes[key])
 
-    ranks.together(_BUILD, lambda: filler.fill(segment) if filler is not None else None)
-    # No rank goes on, and perhaps ends, before all have mapped what it holds.
-    tables = ranks.together(_BUILD, lambda: layout.map_tables(ranks.rank, segment))
-    return Store(tables, layout.plan, ranks.rank, ranks.size)
-
-
-def _filler(blueprint: Blueprint | None, ranks: Ranks) -> _Filler | None:
+def _filler(blueprint: Blueprint | None, ranks: Ranks, on_gpus: bool) -> _Filler | None:
     if ranks.rank != 0:
         return None
     if blueprint is None:
         raise InvalidInputError(_BUILD, "no data on the machine's first rank", "pass it there")
-    return _Filler(blueprint, ranks.size)
+    return _Filler(blueprint, ranks.size, on_gpus)
 
 
-def _checked_layout(filler: _Filler | None) -> _Layout:
+def _checked_layout(filler: _Filler | None) -> Layout:
     assert filler is not None  # the first rank has one
     filler.layout.require_room()
     return filler.layout
 
 
-@dataclass(frozen=True)
-class _Layout:
-    """What every rank needs to know to make and map its part."""
-
-    plan: Plan
-    formats: dict[str, TableFormat]
-    #: By table, the name of the order its rows are kept in; '' for the order of their ids.
-    orders: dict[str, str]
-    nbytes: dict[PieceKey, int]
-    disk_path: Path | None
-
-    def folder_of(self, key: PieceKey) -> Path:
-        name, piece = key
-        on_disk = piece is not None and self.plan.tables[name].tiers[piece.tier].memory == "disk"
-        # Without a GPU a rank's own memory is shared memory too: the same path runs.
-        return self.disk_path if on_disk and self.disk_path is not None else SHARED_MEMORY
-
-    def require_room(self) -> None:
-        """Raise unless every folder can take what is to be placed in it."""
-        need: Counter[Path] = Counter()
-        for key, nbytes in self.nbytes.items():
-            need[self.folder_of(key)] += nbytes
-        for folder, nbytes in need.items():
-            require_room(nbytes, folder)
-
-    def create(self, rank: int) -> dict[PieceKey, Segment]:
-        """Make the segments that ``rank`` holds, empty."""
-        return {
-            key: Segment.create(nbytes, self.folder_of(key))
-            for key, nbytes in self.nbytes.items()
-            if rank == (key[1].maker if key[1] is not None else 0)
-        }
-
-    def map_tables(self, rank: int, segment: Callable[[PieceKey], Segment]) -> dict[str, Table]:
-        """Map what ``rank`` reads."""
-        positions = {name: segment((name, None)) for name in set(self.orders.values()) if name}
-        return {
-            name: Table(
-                format,
-                self.plan.tables[name],
-                rank,
-                [segment((name, p)) for p in read_pieces(self.plan.tables[name], rank)],
-                positions.get(self.orders[name]),
-            )
-            for name, format in self.formats.items()
-        }
-
-
 class _Filler:
     """Writes a blueprint's data into segments, on the machine's first rank."""
 
-    def __init__(self, blueprint: Blueprint, num_ranks: int) -> None:
-        _check(blueprint, num_ranks)
+    def __init__(self, blueprint: Blueprint, num_ranks: int, on_gpus: bool) -> None:
+        _check(blueprint, num_ranks, on_gpus)
         plans = {name: blueprint.plan.tables[name] for name in blueprint.sources}
         # An order matters only where tiers differ: within one tier every row is as near.
         order_of = {
@@ -202,13 +192,16 @@ class _Filler:
         for name, order in self._orders.items():
             nbytes[name, None] = position_dtype(len(order)).itemsize * len(order)
         formats = {name: writer.format for name, writer in self._writers.items()}
-        self.layout = _Layout(blueprint.plan, formats, order_of, nbytes, blueprint.disk_path)
+        self.layout = Layout(
+            blueprint.plan, formats, order_of, nbytes, blueprint.disk_path, on_gpus
+        )
 
-    def fill(self, segment: Callable[[PieceKey], Segment]) -> None:
+    def fill(self, memory: RankMemory, target: Callable[[PieceKey], Target]) -> None:
+        """Write every piece to its target, and the positions to their files."""
         for (name, piece), rows in self._positions.items():
-            self._writers[name].fill(segment((name, piece)), rows)
+            self._writers[name].fill(target((name, piece)), rows)
         for name, order in self._orders.items():
-            position = position_array(segment((name, None)), len(order))
+            position = position_array(memory.file((name, None)), len(order))
             position[order] = np.arange(len(order), dtype=position.dtype)
 
 
@@ -219,7 +212,7 @@ def _writer(source: Source, plan: TablePlan, order: np.ndarray | None) -> TableW
     return CSCWriter(source, order, keep_eids=source.eids is not None or not one_piece)
 
 
-def _check(blueprint: Blueprint, num_ranks: int) -> None:
+def _check(blueprint: Blueprint, num_ranks: int, on_gpus: bool) -> None:
     for name, source in blueprint.sources.items():
         table = blueprint.plan.tables.get(name)
         covered = table.tiers[-1].stop if table is not None and table.tiers else 0
@@ -241,4 +234,10 @@ def _check(blueprint: Blueprint, num_ranks: int) -> None:
                     f"place part of table '{name}' on disk",
                     "no folder for it",
                     "pass disk_path (store.disk_path)",
+                )
+            if tier.memory == "disk" and on_gpus:
+                raise ConfigError(
+                    f"place part of table '{name}' on disk in a store on GPUs",
+                    "their kernels read GPU and host memory only",
+                    "raise store.host_memory or store.gpu_memory, or use store.device=cpu",
                 )

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 
+from dgl_mgpu.errors import StoreClosedError
 from dgl_mgpu.ops.view import GraphView, RowView
 from dgl_mgpu.placement import HOST, TablePlan
-from dgl_mgpu.store.format import TableFormat, local_rows
+from dgl_mgpu.store.device import DeviceMemory, DeviceSegment, not_in_workers
+from dgl_mgpu.store.format import RowFormat, TableFormat, local_rows
 from dgl_mgpu.store.segment import Segment
 
 
@@ -58,10 +61,17 @@ class Table:
     plan : TablePlan
     rank : int
         Whose view this is.
-    segments : list of Segment
+    segments : list of Segment or DeviceSegment
         The pieces this rank reads, as :func:`read_pieces` lists them.
-    position : Segment or None
+    position : Segment, Tensor or None
         Row id → position, when rows are not kept in the order of their ids.
+    gpu : DeviceMemory, optional
+        What holds on to the segments, for a store on GPUs.
+
+    Attributes
+    ----------
+    device : torch.device
+        Where the view's tensors are, and operators run.
     """
 
     def __init__(
@@ -69,17 +79,21 @@ class Table:
         format: TableFormat,
         plan: TablePlan,
         rank: int,
-        segments: list[Segment],
-        position: Segment | None,
+        segments: Sequence[Segment | DeviceSegment],
+        position: Segment | torch.Tensor | None,
+        gpu: DeviceMemory | None = None,
     ) -> None:
         self.format = format
         self.plan = plan
         self.rank = rank
+        self.device = torch.device("cpu") if gpu is None else gpu.runtime.device
         self._segments = segments
         self._position = position
-        self._map()
+        self._gpu = gpu
+        self._pid = os.getpid()
+        self._view: RowView | GraphView | None = self._mapped()
 
-    def _map(self) -> None:
+    def _mapped(self) -> RowView | GraphView:
         # Addresses hold in this process only: a table that reached a DataLoader worker by
         # spawn maps its segments again.
         rows = [
@@ -88,15 +102,49 @@ class Table:
                 read_pieces(self.plan, self.rank), self._segments, strict=True
             )
         ]
-        position = np.empty(0, np.int64)
-        if self._position is not None:
-            position = position_array(self._position, self.format.num_rows)
-        self.view: RowView | GraphView = self.format.view(
-            _tier_tensor(self.plan),
-            torch.tensor(rows, dtype=torch.int64),
-            torch.from_numpy(position),
-            owner=self._segments,
+        position = self._position
+        if position is None:
+            position = torch.empty(0, dtype=torch.int64)
+        elif isinstance(position, Segment):
+            position = position_tensor(position, self.format.num_rows)
+        return self.format.view(
+            _tier_tensor(self.plan).to(self.device),
+            torch.tensor(rows, dtype=torch.int64).to(self.device),
+            position.to(self.device),
+            owner=(self._segments, self._gpu),
         )
+
+    @property
+    def view(self) -> RowView | GraphView:
+        """The table as operators see it.
+
+        Raises
+        ------
+        StoreClosedError
+            If the store was closed, or is on GPUs and this process is a fork of its rank's.
+        """
+        if self._view is None:
+            raise StoreClosedError(
+                "read a table", "its store was closed", "close a store when all is read"
+            )
+        if self._gpu is not None and os.getpid() != self._pid:
+            raise not_in_workers()
+        return self._view
+
+    def close(self) -> None:
+        """Let go of the memory; what holds the view still has it."""
+        self._view, self._segments, self._position, self._gpu = None, (), None, None
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row, of a table of rows of one size."""
+        assert isinstance(self.format, RowFormat)
+        return self.format.row_bytes
+
+    def parts(self) -> Iterator[tuple[int, int]]:
+        """Tier and part of each segment, in pointer order."""
+        for piece in read_pieces(self.plan, self.rank):
+            yield piece.tier, piece.part
 
     def memory_of(self, tier: int, part: int) -> str:
         """Where this rank reads a part from: 'device', 'peer', 'host' or 'disk'."""
@@ -109,11 +157,13 @@ class Table:
         return "device" if holder == self.rank else "peer"
 
     def __getstate__(self) -> dict:
-        return {name: value for name, value in self.__dict__.items() if name != "view"}
+        if self._gpu is not None:
+            raise not_in_workers()
+        return {name: value for name, value in self.__dict__.items() if name != "_view"}
 
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
-        self._map()
+        self._view = self._mapped()
 
 
 def position_dtype(num_rows: int) -> np.dtype:
@@ -124,6 +174,11 @@ def position_dtype(num_rows: int) -> np.dtype:
 def position_array(segment: Segment, num_rows: int) -> np.ndarray:
     """The positions kept in a segment."""
     return segment.array(position_dtype(num_rows), (num_rows,))
+
+
+def position_tensor(segment: Segment, num_rows: int) -> torch.Tensor:
+    """The positions kept in a segment, without a copy."""
+    return torch.from_numpy(position_array(segment, num_rows))
 
 
 def _tier_tensor(plan: TablePlan) -> torch.Tensor:

@@ -89,14 +89,20 @@ def sample(
     key: int,
     replace: bool = False,
     weights: np.ndarray | None = None,
+    times: np.ndarray | None = None,
+    until: Sequence[float] | None = None,
 ) -> tuple[list[int], list[int], list[int]]:
     """``indptr``, ``neighbors`` and ``eids`` of the sample."""
     indptr, neighbors, eids = [0], [], []
-    for seed in seeds:
-        if weights is None:
+    for place, seed in enumerate(seeds):
+        edges = graph.edge_ids(seed)
+        if weights is None and times is None:
             picks = pick_uniform(seed, graph.degree(seed), fanout, replace, key)
         else:
-            mine = weights[graph.edge_ids(seed)].astype(np.float64)
+            mine = np.ones(len(edges)) if weights is None else weights[edges].astype(np.float64)
+            if times is not None and until is not None:
+                late = [not time <= until[place] for time in times[edges].tolist()]
+                mine[late] = 0
             picks = pick_weighted(seed, mine, fanout, replace, key)
         neighbors += [int(graph.neighbors(seed)[pick]) for pick in picks]
         eids += [int(graph.edge_ids(seed)[pick]) for pick in picks]

@@ -1,8 +1,9 @@
-"""Weighted neighbour sampling: bit for bit against the reference, and its distribution."""
+"""Weighted and temporal neighbour sampling: bit for bit against the reference; distributions."""
 
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace as with_fields
 from itertools import product
 
 import numpy as np
@@ -11,12 +12,14 @@ import torch
 from scipy import stats
 
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
-from dgl_mgpu.ops import SampleKey, check_weights, sample_neighbors
+from dgl_mgpu.ops import SampleKey, check_weights, sample_etype_neighbors, sample_neighbors
+from dgl_mgpu.ops.sample_weighted import EdgeTimes
 from tests.ops import reference
 from tests.ops.test_sample import FALSE_ALARM, GRAPHS, KEY, batches, regular, same
 from tests.ops.views import LAYOUTS, Graph, power_law_graph, row_view
 
 DTYPES = [torch.float32, torch.float64, torch.bool, torch.uint8]
+TIME_DTYPES = [torch.int32, torch.int64, torch.float32, torch.float64]
 
 
 def random_weights(graph: Graph, dtype: torch.dtype) -> torch.Tensor:
@@ -27,6 +30,13 @@ def random_weights(graph: Graph, dtype: torch.dtype) -> torch.Tensor:
     for node in range(graph.num_rows):
         weights[graph.edge_ids(node)[:1]] = 1.0
     return torch.from_numpy(weights != 0 if not dtype.is_floating_point else weights).to(dtype)
+
+
+def random_times(graph: Graph, dtype: torch.dtype, seeds: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Times of edges and of seeds, few enough for many to be equal."""
+    random = torch.Generator().manual_seed(8)
+    edges = torch.randint(-4, 5, (len(graph.indices),), generator=random)
+    return edges.to(dtype), torch.randint(-5, 5, (seeds,), generator=random).to(dtype)
 
 
 @pytest.mark.parametrize("replace", [False, True])
@@ -181,6 +191,168 @@ def test_weights_that_do_not_fit(weights):
         check_weights(view, row_view(weights))
 
 
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [0, 1, 3, 60, -1])
+@pytest.mark.parametrize("dtype", TIME_DTYPES)
+def test_times_match_reference(dtype, fanout, replace):
+    for name, number in product(GRAPHS, range(3)):
+        graph = GRAPHS[name]
+        seeds = batches(graph)[number][:40]
+        edges, until = random_times(graph, dtype, len(seeds))
+        weights = random_weights(graph, torch.bool)
+        for mask in (None, weights):
+            sampled = sample_neighbors(
+                graph.view(),
+                seeds,
+                fanout,
+                KEY,
+                replace=replace,
+                weights=None if mask is None else row_view(mask),
+                times=EdgeTimes(row_view(edges), until),
+            )
+            expected = reference.sample(
+                graph,
+                seeds.tolist(),
+                fanout,
+                KEY.fold(),
+                replace,
+                None if mask is None else mask.numpy(),
+                edges.numpy(),
+                until.tolist(),
+            )
+            assert same(sampled, expected)
+            degrees = sampled.indptr.diff()
+            assert (edges[sampled.eids.long()] <= until.repeat_interleave(degrees)).all()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_times_in_tiers_and_floating_weights(layout):
+    graph = GRAPHS["power law"]
+    seeds = batches(graph)[2]
+    weights = random_weights(graph, torch.float64)
+    edges, until = random_times(graph, torch.int32, len(seeds))
+    # Where all edges in time have weight 0 there is an error to raise; let there be none.
+    weights[weights == 0] = 0.5
+    sampled = sample_neighbors(
+        graph.view(),
+        seeds,
+        4,
+        KEY,
+        weights=row_view(weights),
+        times=EdgeTimes(row_view(edges, LAYOUTS[layout], np.random.default_rng(0)), until.long()),
+    )
+    assert same(
+        sampled,
+        reference.sample(
+            graph,
+            seeds.tolist(),
+            4,
+            KEY.fold(),
+            weights=weights.numpy(),
+            times=edges.numpy(),
+            until=until.tolist(),
+        ),
+    )
+
+
+def test_a_node_at_two_times():
+    graph = Graph.of_lists([[5, 6, 7, 8]], num_cols=9)
+    times = EdgeTimes(row_view(torch.tensor([3, 1, 2, 9])), torch.tensor([1, 3, 0, 2]))
+    sampled = sample_neighbors(graph.view(), torch.zeros(4, dtype=torch.int64), 5, KEY, times=times)
+    assert sampled.indptr.tolist() == [0, 1, 4, 4, 6]
+    assert sampled.neighbors.tolist() == [6, 5, 6, 7, 6, 7]
+
+
+def test_times_are_compared_exactly():
+    """float64 cannot tell these integers apart, nor float32 these floats."""
+    graph = Graph.of_lists([[0, 0]])
+    seeds, large = torch.tensor([0]), 2**62
+    times = EdgeTimes(row_view(torch.tensor([large, large + 1])), torch.tensor([large]))
+    assert sample_neighbors(graph.view(), seeds, 5, KEY, times=times).eids.tolist() == [0]
+    limit = torch.tensor([1 - 1e-12], dtype=torch.float64)
+    times = EdgeTimes(row_view(torch.tensor([0.5, 1.0])), limit)
+    assert sample_neighbors(graph.view(), seeds, 5, KEY, times=times).eids.tolist() == [0]
+
+
+def test_no_time_is_in_no_sample():
+    graph = Graph.of_lists([[0, 0]])
+    nan = float("nan")
+    for edges, until, expected in (([1.0, nan], 2.0, [0]), ([1.0, 1.0], nan, [])):
+        times = EdgeTimes(row_view(torch.tensor(edges)), torch.tensor([until]))
+        sampled = sample_neighbors(graph.view(), torch.tensor([0]), -1, KEY, times=times)
+        assert sampled.eids.tolist() == expected
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_edges_in_time_are_equally_likely(seed):
+    nodes = 30_000
+    graph = regular(nodes, 6)
+    times = EdgeTimes(row_view(torch.tensor([0, 9, 0, 0, 9, 0] * nodes)), torch.full((nodes,), 5))
+    sampled = sample_neighbors(graph.view(), torch.arange(nodes), 2, SampleKey(seed), times=times)
+    seen = Counter(map(tuple, sampled.neighbors.reshape(nodes, 2).tolist()))
+    assert set(seen) == {(a, b) for a, b in product((0, 2, 3, 5), repeat=2) if a != b}
+    assert stats.chisquare(list(seen.values())).pvalue > FALSE_ALARM
+
+
+def test_weights_of_late_edges_do_not_count():
+    graph = Graph.of_lists([[0, 0, 0]])
+    weights = row_view(torch.tensor([float("nan"), 1e300, 2.0], dtype=torch.float64))
+    seed, edges = torch.tensor([0]), row_view(torch.tensor([7, 8, 6]))
+
+    def sample(time: int) -> list[int]:
+        times = EdgeTimes(edges, torch.tensor([time]))
+        return sample_neighbors(
+            graph.view(), seed, 2, KEY, weights=weights, times=times
+        ).eids.tolist()
+
+    assert sample(5) == []
+    assert sample(6) == [2]
+    with pytest.raises(InvalidWeightError, match="edge 0 of node 0"):
+        sample(7)
+
+
+def test_all_weights_in_time_zero():
+    graph = Graph.of_lists([[0, 0]])
+    weights = row_view(torch.tensor([0.0, 1.0]))
+    edges = row_view(torch.tensor([1, 2]))
+    with pytest.raises(InvalidWeightError, match="all edges of node 0"):
+        times = EdgeTimes(edges, torch.tensor([1]))
+        sample_neighbors(graph.view(), torch.tensor([0]), 2, KEY, weights=weights, times=times)
+
+
+def test_times_by_edge_type():
+    graph = regular(20, 9)
+    times = EdgeTimes(row_view(torch.arange(180)), torch.full((20,), 90))
+    seeds = {"likes": torch.arange(20), "knows": torch.arange(20)}
+    views = {"likes": graph.view(), "knows": graph.view()}
+    sampled = sample_etype_neighbors(views, seeds, 3, KEY, times={"knows": times})
+    for number, (etype, its_times) in enumerate([("likes", None), ("knows", times)]):
+        key = with_fields(KEY, etype=number)
+        expected = sample_neighbors(graph.view(), seeds[etype], 3, key, times=its_times)
+        assert same(sampled[etype], expected)
+    with pytest.raises(InvalidInputError, match="times for unknown edge type 'hates'"):
+        sample_etype_neighbors(views, seeds, 3, KEY, times={"hates": times})
+
+
+@pytest.mark.parametrize(
+    ("edges", "until"),
+    [
+        (torch.arange(2999), torch.arange(3)),
+        (torch.ones(3000, 1), torch.ones(3)),
+        (torch.ones(3000, dtype=torch.bool), torch.arange(3)),
+        (torch.arange(3000), torch.ones(3)),
+        (torch.ones(3000), torch.arange(3)),
+        (torch.arange(3000), torch.arange(2)),
+        (torch.arange(3000), torch.zeros(3, 1, dtype=torch.int64)),
+        (torch.arange(3000), torch.zeros(3, dtype=torch.int64, device="meta")),
+    ],
+)
+def test_times_that_do_not_fit(edges, until):
+    times = EdgeTimes(row_view(edges), until)
+    with pytest.raises(InvalidInputError, match="time"):
+        sample_neighbors(GRAPHS["power law"].view(), torch.arange(3), 2, KEY, times=times)
+
+
 def test_children(in_children):
     graph = GRAPHS["power law"]
     view, weights = graph.view(), row_view(random_weights(graph, torch.float32))
@@ -194,11 +366,18 @@ def test_registration():
     graph = GRAPHS["power law"]
     view, weights = graph.view(), row_view(random_weights(graph, torch.float32))
     placed = (view.tiers, view.pointers, view.position, view.num_rows, view.idtype)
-    weighed = (weights.tiers, weights.pointers, weights.position, weights.dtype)
+    weighed = ([weights.tiers, weights.pointers, weights.position], weights.dtype)
     operators = torch.ops.dgl_mgpu
     torch.library.opcheck(
         operators.sample_neighbors_weighted.default,
-        (torch.arange(20), *placed, *weighed, 3, True, KEY.fold()),
+        (torch.arange(20), *placed, *weighed, [], None, None, 3, True, KEY.fold()),
+    )
+    edges, until = random_times(graph, torch.int64, 20)
+    times = row_view(edges)
+    timed = ([times.tiers, times.pointers, times.position], times.dtype, until)
+    torch.library.opcheck(
+        operators.sample_neighbors_weighted.default,
+        (torch.arange(20), *placed, [], None, *timed, 3, False, KEY.fold()),
     )
     # It has no output, so that there is nothing to trace.
     torch.library.opcheck(

@@ -104,6 +104,13 @@ def test_walk_lengths_are_geometric():
     assert stats.chisquare(lengths, np.array(expected) * 40_000).pvalue > FALSE_ALARM
 
 
+def test_a_walk_ends_exactly_below_its_probability():
+    view, end = regular(4, 4).view(), reference.block(0, 0, 2**31, KEY.fold())[1] >> 11
+    for below, steps in ((end, 1), (end + 1, 0)):
+        trace = random_walk(view, torch.tensor([0]), 1, KEY, restart_prob=below / 2**53)
+        assert (trace >= 0).sum() == 1 + steps
+
+
 def test_walks_from_one_start_are_independent():
     starts = torch.arange(20_000).repeat_interleave(2)
     traces = random_walk(regular(20_000, 4).view(), starts, 1, KEY)[:, 1].reshape(-1, 2).numpy()
@@ -192,20 +199,13 @@ def test_keys_name_walks():
 
 def test_registration():
     view = GRAPHS["power law"].view()
+    graph = ([view.tiers], [view.pointers], [view.position], [view.num_rows], view.idtype)
+    nodes, stops = torch.arange(20), [0, 1 << 52, 1 << 53]
     operators = torch.ops.dgl_mgpu
     torch.library.opcheck(
         operators.random_walk.default,
-        (
-            torch.arange(20),
-            torch.zeros(20, dtype=torch.int64),
-            [view.tiers],
-            [view.pointers],
-            [view.position],
-            [view.num_rows],
-            view.idtype,
-            torch.zeros(3, dtype=torch.int64),
-            KEY.fold(),
-        ),
+        (nodes, torch.zeros_like(nodes), *graph, stops, KEY.fold()),
     )
-    traces = random_walk(view, torch.arange(20), 3, KEY)
-    torch.library.opcheck(operators.select_visited.default, (traces, 4, 1, 3))
+    torch.library.opcheck(
+        operators.pinsage_neighbors.default, (nodes, *graph, stops, 4, 3, KEY.fold())
+    )

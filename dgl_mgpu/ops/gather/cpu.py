@@ -107,6 +107,8 @@ def _gather_rows(
     pointers: torch.Tensor,
     position: torch.Tensor,
     num_rows: int,
+    host_start: int = -1,
+    sms: int = 0,
 ) -> None:
     count = ids.numel()
     if count == 0:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.check import check_ids
+from dgl_mgpu.ops.check import check_ids, check_integer
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.view import RowView
 
 library.define(
     "gather_rows(Tensor(a!) out, Tensor ids, Tensor tiers, Tensor pointers, Tensor position,"
-    " SymInt num_rows) -> ()"
+    " SymInt num_rows, SymInt host_start=-1, int sms=0) -> ()"
 )
 library.define(
     "count_tiers(Tensor ids, Tensor tiers, Tensor pointers, Tensor position, SymInt num_rows)"
@@ -27,6 +27,8 @@ def _gather_rows_fake(
     pointers: torch.Tensor,
     position: torch.Tensor,
     num_rows: int,
+    host_start: int = -1,
+    sms: int = 0,
 ) -> None:
     return None
 
@@ -42,7 +44,9 @@ def _count_tiers_fake(
     return ids.new_empty(pointers.shape[0], dtype=torch.int64)
 
 
-def gather_rows(view: RowView, ids: torch.Tensor, out: torch.Tensor | None = None) -> torch.Tensor:
+def gather_rows(
+    view: RowView, ids: torch.Tensor, out: torch.Tensor | None = None, *, sms: int = 0
+) -> torch.Tensor:
     """Copy rows of a table from wherever they are kept.
 
     Parameters
@@ -54,6 +58,9 @@ def gather_rows(view: RowView, ids: torch.Tensor, out: torch.Tensor | None = Non
     out : Tensor, optional
         Contiguous, of ``view.dtype`` and shape ``(n, *view.row_shape)``; its content is
         undefined if an error is raised.
+    sms : int
+        Most multiprocessors of a GPU to use; 0 for as many as are free.  A small part of them
+        fills a link, and the rest is then left to kernels that run meanwhile.
 
     Returns
     -------
@@ -65,7 +72,9 @@ def gather_rows(view: RowView, ids: torch.Tensor, out: torch.Tensor | None = Non
     InvalidInputError
         If ``ids`` or ``out`` has the wrong dtype or shape.
     IdOutOfRangeError
-        If an id is negative or not smaller than ``view.num_rows``; it names the first one.
+        If an id is negative or not smaller than ``view.num_rows``; it names the first one.  On a
+        GPU, which nobody waits for here, the row is zero and the error is raised by the next
+        operator call on that device or by :func:`dgl_mgpu.ops.device.raise_faults`.
 
     Notes
     -----
@@ -83,8 +92,9 @@ def gather_rows(view: RowView, ids: torch.Tensor, out: torch.Tensor | None = Non
             f"out has shape {tuple(out.shape)}, dtype {out.dtype} and is {layout}",
             f"pass a contiguous out of shape {shape} and dtype {view.dtype}",
         )
-    torch.ops.dgl_mgpu.gather_rows(
-        out, ids, view.tiers, view.pointers, view.position, view.num_rows
+    sms = check_integer(sms, "sms", 0, asked)
+    torch.ops.dgl_mgpu.gather_rows.default(
+        out, ids, view.tiers, view.pointers, view.position, view.num_rows, view.host_start, sms
     )
     return out
 

@@ -12,7 +12,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids, check_integer
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.philox import SampleKey
-from dgl_mgpu.ops.sample_weighted.op import check_weight_view
+from dgl_mgpu.ops.sample_weighted.op import EdgeTimes, weighting
 from dgl_mgpu.ops.view import GraphView, RowView
 
 library.define(
@@ -68,6 +68,7 @@ def sample_neighbors(
     *,
     replace: bool = False,
     weights: RowView | None = None,
+    times: EdgeTimes | None = None,
 ) -> SampledNeighbors:
     """Sample in-edges of each seed.
 
@@ -89,6 +90,10 @@ def sample_neighbors(
         Weight of each edge id: an edge is drawn with a probability proportional to it, and
         never where it is 0, not even by ``fanout=-1``.  bool and uint8 are masks (any value
         but 0 counts as 1).  See :mod:`dgl_mgpu.ops.sample_weighted.op`.
+    times : EdgeTimes, optional
+        Temporal sampling: only the edges no later than the seed's time are drawn, as if the
+        others had weight 0; a seed without such edges gets none.  A node asked for at two
+        times may get two samples.
 
     Returns
     -------
@@ -102,7 +107,7 @@ def sample_neighbors(
         If a seed is not a node; it names the first one.
     InvalidWeightError
         If a seed has a weight that is NaN, infinite or negative, or edges with float weights
-        that are all zero.
+        that are all zero.  With ``times``, only the edges no later than the seed's count.
 
     Notes
     -----
@@ -119,19 +124,10 @@ def sample_neighbors(
     fanout = check_integer(fanout, "fanout", -1, asked)
     graph = (seeds, view.tiers, view.pointers, view.position, view.num_rows, view.idtype)
     draw = (fanout, replace, key.fold())
-    if weights is None:
+    if weights is None and times is None:
         return SampledNeighbors(*torch.ops.dgl_mgpu.sample_neighbors(*graph, *draw))
-    check_weight_view(view, weights)
-    return SampledNeighbors(
-        *torch.ops.dgl_mgpu.sample_neighbors_weighted(
-            *graph,
-            weights.tiers,
-            weights.pointers,
-            weights.position,
-            weights.dtype,
-            *draw,
-        )
-    )
+    weighed = weighting(view, seeds, weights, times)
+    return SampledNeighbors(*torch.ops.dgl_mgpu.sample_neighbors_weighted(*graph, *weighed, *draw))
 
 
 def sample_etype_neighbors(
@@ -142,6 +138,7 @@ def sample_etype_neighbors(
     *,
     replace: bool = False,
     weights: Mapping[str, RowView] | None = None,
+    times: Mapping[str, EdgeTimes] | None = None,
 ) -> dict[str, SampledNeighbors]:
     """Sample in-edges of each seed, from each edge type on its own.
 
@@ -154,8 +151,9 @@ def sample_etype_neighbors(
         Destination nodes for each edge type; a type left out is not sampled.
     fanouts : int or mapping of edge type to int
         Edges per seed and edge type.
-    key, replace, weights
-        As in :func:`sample_neighbors`; ``weights`` by edge type, a type left out is uniform.
+    key, replace, weights, times
+        As in :func:`sample_neighbors`; ``weights`` and ``times`` by edge type, a type left out
+        is uniform and has no times.
 
     Returns
     -------
@@ -168,7 +166,7 @@ def sample_etype_neighbors(
         If an edge type is unknown or has no fanout; else as :func:`sample_neighbors`.
     """
     asked = "sample neighbors of each edge type"
-    for name, types in (("seeds", seeds), ("weights", weights or {})):
+    for name, types in (("seeds", seeds), ("weights", weights or {}), ("times", times or {})):
         if unknown := [etype for etype in types if etype not in views]:
             raise InvalidInputError(
                 asked, f"{name} for unknown edge type {unknown[0]!r}", f"use one of {list(views)}"
@@ -189,5 +187,6 @@ def sample_etype_neighbors(
             with_fields(key, etype=number),
             replace=replace,
             weights=(weights or {}).get(etype),
+            times=(times or {}).get(etype),
         )
     return sampled

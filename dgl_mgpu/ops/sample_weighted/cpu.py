@@ -1,4 +1,4 @@
-"""Neighbour sampling by edge weight on the CPU.
+"""Neighbour sampling by edge weight and by time on the CPU.
 
 Three passes: find each seed's edges; check and count its weights; then, after a prefix sum of
 the sample sizes, fill.
@@ -9,7 +9,6 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dgl_mgpu.errors import InvalidWeightError
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.edges import DEGREE, FIRST_EDGE, GRAIN, SEGMENT, find_edges
 from dgl_mgpu.ops.library import library
@@ -20,6 +19,7 @@ from dgl_mgpu.ops.memory import (
     load_float32,
     load_float64,
     load_id,
+    load_int64,
     load_uint8,
     position_of,
     rows_argument,
@@ -27,25 +27,57 @@ from dgl_mgpu.ops.memory import (
     store_id,
 )
 from dgl_mgpu.ops.philox import SAMPLE_STREAM, draw, exponential, mulhi64
-from dgl_mgpu.ops.sample_weighted import op  # noqa: F401  (defines the schemas)
+from dgl_mgpu.ops.sample_weighted.op import raise_bad_weight
 from dgl_mgpu.ops.view import EIDS, INDICES
 
 #: Nodes checked at a time by ``check_weights``, to bound its memory.
 _CHECKED_TOGETHER = 1 << 20
 _ONE = np.uint64(1)
 
+#: Weights and the bytes of one: 4 or 8 of a float, 1 of a mask, 0 where all weights are 1. Times
+#: and the bytes of one, negative those of floats, 0 where there are none; address of the seeds'.
+EdgeWeights = tuple[Rows, int, Rows, int, int]
+_NO_ROWS: Rows = (np.empty((0, 4), np.int64), np.empty(0, np.int64), 0, 0)
+
 
 @inline
-def _weight_of(edge: int, weights: Rows, size: int) -> float:
-    """Weight of an edge id: a float of ``size`` 4 or 8 bytes, or a mask of 1 byte."""
-    tiers, pointers, position, width = weights
+def _address_of(edge: int, rows: Rows, size: int) -> int:
+    tiers, pointers, position, width = rows
     segment, local = segment_of(position_of(edge, position, width), tiers)
-    address = pointers[segment] + local * size
+    return pointers[segment] + local * size
+
+
+@inline
+def _in_time(edge: int, place: int, weights: EdgeWeights) -> bool:
+    """Whether an edge is no later than the time of the seed at a place."""
+    _, _, times, size, until = weights
+    if size == 0:
+        return True
+    if size > 0:
+        return load_id(_address_of(edge, times, size), 0, size) <= load_int64(until + 8 * place)
+    address = _address_of(edge, times, -size)
+    time = load_float64(address) if size == -8 else np.float64(load_float32(address))
+    return time <= load_float64(until + 8 * place)
+
+
+@inline
+def _weight_of(edge: int, weights: EdgeWeights) -> float:
+    """Weight of an edge id that is in time."""
+    rows, size = weights[0], weights[1]
+    if size == 0:
+        return 1.0
+    address = _address_of(edge, rows, size)
     if size == 1:
         return 1.0 if load_uint8(address) != 0 else 0.0
     if size == 4:
         return np.float64(load_float32(address))
     return load_float64(address)
+
+
+@inline
+def _weight_at(edge: int, place: int, weights: EdgeWeights) -> float:
+    """Weight of an edge id for the seed at a place."""
+    return _weight_of(edge, weights) if _in_time(edge, place, weights) else 0.0
 
 
 @inline
@@ -67,8 +99,7 @@ def _weigh(
     end: int,
     pointers: np.ndarray,
     width: int,
-    weights: Rows,
-    size: int,
+    weights: EdgeWeights,
     found: np.ndarray,
     positive: np.ndarray,
     largest: np.ndarray,
@@ -81,16 +112,20 @@ def _weigh(
     for place in range(begin, end):
         edge_ids = pointers[found[place, SEGMENT], EIDS]
         first, degree = found[place, FIRST_EDGE], found[place, DEGREE]
+        in_time = 0
         count = 0
         most = 0.0
         for edge in range(first, first + degree):
             edge_id = _edge_id(edge_ids, edge, width)
-            weight = _weight_of(edge_id, weights, size)
+            if not _in_time(edge_id, place, weights):
+                continue
+            weight = _weight_of(edge_id, weights)
             if not 0.0 <= weight < np.inf:
                 return place, edge_id
+            in_time += 1
             count += weight > 0.0
             most = max(most, weight)
-        if degree > 0 and count == 0 and size != 1:
+        if in_time > 0 and count == 0 and weights[1] != 1:
             return place, -1
         positive[place] = count
         largest[place] = most
@@ -105,8 +140,8 @@ def _pick_with_replacement(
     degree: int,
     edge_ids: int,
     width: int,
-    weights: Rows,
-    size: int,
+    place: int,
+    weights: EdgeWeights,
     largest: float,
     sums: np.ndarray,
     node: int,
@@ -115,7 +150,7 @@ def _pick_with_replacement(
     total = np.uint64(0)
     for index in range(degree):
         edge_id = _edge_id(edge_ids, first + index, width)
-        total += _scaled(_weight_of(edge_id, weights, size), largest)
+        total += _scaled(_weight_at(edge_id, place, weights), largest)
         sums[index] = total
     for index in range(count):
         point = mulhi64(draw(node, index, SAMPLE_STREAM, key), total)
@@ -137,8 +172,8 @@ def _pick_without_replacement(
     degree: int,
     edge_ids: int,
     width: int,
-    weights: Rows,
-    size: int,
+    place: int,
+    weights: EdgeWeights,
     largest: float,
     keys: np.ndarray,
     node: int,
@@ -147,7 +182,7 @@ def _pick_without_replacement(
     kept = 0
     for index in range(degree):
         edge_id = _edge_id(edge_ids, first + index, width)
-        scaled = _scaled(_weight_of(edge_id, weights, size), largest)
+        scaled = _scaled(_weight_at(edge_id, place, weights), largest)
         if scaled == 0:
             continue
         mine = exponential(draw(node, index, SAMPLE_STREAM, key)) / np.float64(scaled)
@@ -170,12 +205,12 @@ def _pick_positive(
     degree: int,
     edge_ids: int,
     width: int,
-    weights: Rows,
-    size: int,
+    place: int,
+    weights: EdgeWeights,
 ) -> None:
     kept = 0
     for index in range(degree):
-        if _weight_of(_edge_id(edge_ids, first + index, width), weights, size) > 0.0:
+        if _weight_at(_edge_id(edge_ids, first + index, width), place, weights) > 0.0:
             picks[kept] = index
             kept += 1
 
@@ -188,8 +223,7 @@ def _fill(
     seed_width: int,
     pointers: np.ndarray,
     width: int,
-    weights: Rows,
-    size: int,
+    weights: EdgeWeights,
     found: np.ndarray,
     positive: np.ndarray,
     largest: np.ndarray,
@@ -223,8 +257,8 @@ def _fill(
                 degree,
                 edge_ids,
                 width,
+                place,
                 weights,
-                size,
                 largest[place],
                 sums,
                 node,
@@ -238,15 +272,15 @@ def _fill(
                 degree,
                 edge_ids,
                 width,
+                place,
                 weights,
-                size,
                 largest[place],
                 keys,
                 node,
                 key,
             )
         elif count > 0:
-            _pick_positive(picks, first, degree, edge_ids, width, weights, size)
+            _pick_positive(picks, first, degree, edge_ids, width, place, weights)
         for index in range(count):
             edge = first + picks[index]
             neighbor = load_id(pointers[segment, INDICES], edge, width)
@@ -255,28 +289,41 @@ def _fill(
 
 
 def _checked(
-    seeds: torch.Tensor, graph: Rows, num_rows: int, width: int, weights: Rows, size: int
+    seeds: torch.Tensor, graph: Rows, num_rows: int, width: int, weights: EdgeWeights
 ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Edges, number of positive weights and largest weight of each seed."""
     found = find_edges(seeds, graph, num_rows)
     positive = np.empty(len(found), dtype=np.int64)
     largest = np.empty(len(found), dtype=np.float64)
     bad = parallel.run(
-        _weigh, len(found), GRAIN, graph[1], width, weights, size, found, positive, largest
+        _weigh, len(found), GRAIN, graph[1], width, weights, found, positive, largest
     )
     for place, edge in bad:
         if place >= 0:
-            node = int(seeds[place])
-            raise InvalidWeightError(
-                "sample neighbors by weight",
-                f"all edges of node {node} have weight 0"
-                if edge < 0
-                else f"edge {edge} of node {node} has a weight that is NaN, infinite or negative",
-                "give each node a positive, finite weight, or pass a bool mask"
-                if edge < 0
-                else "make all weights finite and at least 0",
-            )
+            raise_bad_weight(int(seeds[place]), edge)
     return found, positive, largest
+
+
+def _weights_argument(
+    weights: list[torch.Tensor],
+    weight_dtype: torch.dtype | None,
+    times: list[torch.Tensor],
+    time_dtype: torch.dtype | None,
+    until: torch.Tensor | None,
+) -> EdgeWeights:
+    size = time_size = address = 0
+    if weight_dtype is not None:
+        size = weight_dtype.itemsize
+    if time_dtype is not None and until is not None:
+        time_size = time_dtype.itemsize * (-1 if time_dtype.is_floating_point else 1)
+        address = until.data_ptr()
+    return (
+        rows_argument(*weights) if weights else _NO_ROWS,
+        size,
+        rows_argument(*times) if times else _NO_ROWS,
+        time_size,
+        address,
+    )
 
 
 @torch.library.impl(library, "sample_neighbors_weighted", "CPU")
@@ -287,18 +334,19 @@ def _sample_neighbors_weighted(
     position: torch.Tensor,
     num_rows: int,
     idtype: torch.dtype,
-    weight_tiers: torch.Tensor,
-    weight_pointers: torch.Tensor,
-    weight_position: torch.Tensor,
-    weight_dtype: torch.dtype,
+    weights: list[torch.Tensor],
+    weight_dtype: torch.dtype | None,
+    times: list[torch.Tensor],
+    time_dtype: torch.dtype | None,
+    until: torch.Tensor | None,
     fanout: int,
     replace: bool,
     key: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     graph = rows_argument(tiers, pointers, position)
-    weights = rows_argument(weight_tiers, weight_pointers, weight_position)
-    width, size = idtype.itemsize, weight_dtype.itemsize
-    found, positive, largest = _checked(seeds, graph, num_rows, width, weights, size)
+    edge_weights = _weights_argument(weights, weight_dtype, times, time_dtype, until)
+    width = idtype.itemsize
+    found, positive, largest = _checked(seeds, graph, num_rows, width, edge_weights)
     replace = replace and fanout >= 0
     counts = positive if fanout < 0 else np.minimum(positive, fanout)
     if replace:
@@ -315,8 +363,7 @@ def _sample_neighbors_weighted(
         seeds.element_size(),
         graph[1],
         width,
-        weights,
-        size,
+        edge_weights,
         found,
         positive,
         largest,
@@ -336,13 +383,11 @@ def _check_weights(
     position: torch.Tensor,
     num_rows: int,
     idtype: torch.dtype,
-    weight_tiers: torch.Tensor,
-    weight_pointers: torch.Tensor,
-    weight_position: torch.Tensor,
+    weights: list[torch.Tensor],
     weight_dtype: torch.dtype,
 ) -> None:
     graph = rows_argument(tiers, pointers, position)
-    weights = rows_argument(weight_tiers, weight_pointers, weight_position)
+    edge_weights = _weights_argument(weights, weight_dtype, [], None, None)
     for start in range(0, num_rows, _CHECKED_TOGETHER):
         nodes = torch.arange(start, min(start + _CHECKED_TOGETHER, num_rows))
-        _checked(nodes, graph, num_rows, idtype.itemsize, weights, weight_dtype.itemsize)
+        _checked(nodes, graph, num_rows, idtype.itemsize, edge_weights)

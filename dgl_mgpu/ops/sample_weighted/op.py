@@ -1,4 +1,4 @@
-"""Neighbour sampling by edge weight: the contract.
+"""Neighbour sampling by edge weight and by time: the contract.
 
 At a node whose largest weight is ``w_max``, an edge's float64 weight ``w`` becomes::
 
@@ -15,29 +15,45 @@ smallest keys are taken, in the order of their keys, equal ones by place: the sa
 distribution as drawing one after another, each time in proportion to the weights that are
 left (Efraimidis, Spirakis, «Weighted random sampling with a reservoir», 2006).  Where no more
 than ``fanout`` edges have a positive weight, they are all taken as they are stored.
+
+With times, an edge later than the seed's time is as if it were not there, except that the
+others keep their draws: its weight is not looked at and W is 0.  Without weights, all edges
+have weight 1.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 
-from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.view import GraphView, RowView
 
 _MASK_DTYPES = (torch.bool, torch.uint8)
 _WEIGHT_DTYPES = (torch.float32, torch.float64, *_MASK_DTYPES)
+_TIME_DTYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
 
+#: What :func:`weighting` returns.
+Weighting = tuple[
+    list[torch.Tensor],
+    torch.dtype | None,
+    list[torch.Tensor],
+    torch.dtype | None,
+    torch.Tensor | None,
+]
+
+# `weights` and `times` are the tiers, pointers and position of a view, or empty without one.
 library.define(
     "sample_neighbors_weighted(Tensor seeds, Tensor tiers, Tensor pointers, Tensor position,"
-    " SymInt num_rows, ScalarType idtype, Tensor weight_tiers, Tensor weight_pointers,"
-    " Tensor weight_position, ScalarType weight_dtype, int fanout, bool replace, int key)"
+    " SymInt num_rows, ScalarType idtype, Tensor[] weights, ScalarType? weight_dtype,"
+    " Tensor[] times, ScalarType? time_dtype, Tensor? until, int fanout, bool replace, int key)"
     " -> (Tensor indptr, Tensor neighbors, Tensor eids)"
 )
 library.define(
     "check_weights(Tensor tiers, Tensor pointers, Tensor position, SymInt num_rows,"
-    " ScalarType idtype, Tensor weight_tiers, Tensor weight_pointers, Tensor weight_position,"
-    " ScalarType weight_dtype) -> ()"
+    " ScalarType idtype, Tensor[] weights, ScalarType weight_dtype) -> ()"
 )
 
 
@@ -49,10 +65,11 @@ def _sample_neighbors_weighted_fake(
     position: torch.Tensor,
     num_rows: int,
     idtype: torch.dtype,
-    weight_tiers: torch.Tensor,
-    weight_pointers: torch.Tensor,
-    weight_position: torch.Tensor,
-    weight_dtype: torch.dtype,
+    weights: list[torch.Tensor],
+    weight_dtype: torch.dtype | None,
+    times: list[torch.Tensor],
+    time_dtype: torch.dtype | None,
+    until: torch.Tensor | None,
     fanout: int,
     replace: bool,
     key: int,
@@ -63,6 +80,28 @@ def _sample_neighbors_weighted_fake(
         seeds.new_empty(total, dtype=idtype),
         seeds.new_empty(total, dtype=idtype),
     )
+
+
+@dataclass(frozen=True)
+class EdgeTimes:
+    """When each edge came to be, and how late each seed may look.
+
+    Attributes
+    ----------
+    edges : RowView of scalars, int32, int64, float32 or float64
+        Time of each edge id.
+    until : Tensor, shape (n,)
+        Time of each seed: it has the edges whose time is at most that.  Integers (int32,
+        int64) if the edges' times are, else float32 or float64; NaN, on either side, is no
+        time and has or is in no sample.
+    """
+
+    edges: RowView
+    until: torch.Tensor
+
+
+def _tensors(rows: RowView) -> list[torch.Tensor]:
+    return [rows.tiers, rows.pointers, rows.position]
 
 
 def check_weight_view(view: GraphView, weights: RowView) -> None:
@@ -80,6 +119,75 @@ def check_weight_view(view: GraphView, weights: RowView) -> None:
             f"{weights.num_rows} weights for {view.num_edges} edges",
             "pass one weight for each edge id",
         )
+
+
+def _check_times(view: GraphView, seeds: torch.Tensor, times: EdgeTimes) -> None:
+    asked = "sample neighbors by time"
+    edges, until = times.edges, times.until
+    if edges.dtype not in _TIME_DTYPES or edges.row_shape != ():
+        raise InvalidInputError(
+            asked,
+            f"times of dtype {edges.dtype} and shape (edges, *{edges.row_shape})",
+            "pass one int32, int64, float32 or float64 for each edge",
+        )
+    if edges.num_rows != view.num_edges:
+        raise InvalidInputError(
+            asked,
+            f"{edges.num_rows} times for {view.num_edges} edges",
+            "pass one time for each edge id",
+        )
+    kind = "floating-point" if edges.dtype.is_floating_point else "integer"
+    if (
+        until.dtype not in _TIME_DTYPES
+        or until.dtype.is_floating_point != edges.dtype.is_floating_point
+        or until.shape != seeds.shape
+        or until.device != seeds.device
+    ):
+        raise InvalidInputError(
+            asked,
+            f"times of seeds of dtype {until.dtype} and shape {tuple(until.shape)} on"
+            f" {until.device}, for {len(seeds)} seeds on {seeds.device} and {kind} times of edges",
+            f"pass one {kind} time for each seed, on the device of the seeds",
+        )
+
+
+def weighting(
+    view: GraphView, seeds: torch.Tensor, weights: RowView | None, times: EdgeTimes | None
+) -> Weighting:
+    """Check weights and times, and put them into the form in which the operator takes them.
+
+    Times of seeds become int64 or float64, with which every time of an edge compares exactly.
+
+    Raises
+    ------
+    InvalidInputError
+        If the dtype, shape, device or number of weights or times is wrong.
+    """
+    placed: list[torch.Tensor] = []
+    timed: list[torch.Tensor] = []
+    weight_dtype = time_dtype = until = None
+    if weights is not None:
+        check_weight_view(view, weights)
+        placed, weight_dtype = _tensors(weights), weights.dtype
+    if times is not None:
+        _check_times(view, seeds, times)
+        timed, time_dtype = _tensors(times.edges), times.edges.dtype
+        wide = torch.float64 if time_dtype.is_floating_point else torch.int64
+        until = times.until.to(wide).contiguous()
+    return placed, weight_dtype, timed, time_dtype, until
+
+
+def raise_bad_weight(node: int, edge: int) -> None:
+    """Raise InvalidWeightError for an edge of a node; -1 says that all have weight 0."""
+    raise InvalidWeightError(
+        "sample neighbors by weight",
+        f"all edges of node {node} have weight 0"
+        if edge < 0
+        else f"edge {edge} of node {node} has a weight that is NaN, infinite or negative",
+        "give each node a positive, finite weight, or pass a bool mask"
+        if edge < 0
+        else "make all weights finite and at least 0",
+    )
 
 
 def check_weights(view: GraphView, weights: RowView) -> None:
@@ -107,8 +215,6 @@ def check_weights(view: GraphView, weights: RowView) -> None:
         view.position,
         view.num_rows,
         view.idtype,
-        weights.tiers,
-        weights.pointers,
-        weights.position,
+        _tensors(weights),
         weights.dtype,
     )

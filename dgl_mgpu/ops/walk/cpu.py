@@ -137,15 +137,15 @@ def _random_walk(
     positions: list[torch.Tensor],
     num_rows: list[int],
     idtype: torch.dtype,
-    stops: torch.Tensor,
+    stops: list[int],
     key: int,
 ) -> torch.Tensor:
     outside = (starts < 0) | (starts >= num_rows[0])
     raise_at_bad_id(outside.nonzero()[:1, 0].tolist(), starts, num_rows[0], "walk")
-    traces = torch.empty((starts.numel(), stops.numel() + 1), dtype=torch.int64)
+    traces = torch.empty((starts.numel(), len(stops) + 1), dtype=torch.int64)
     traces[:, 0] = starts
     graphs = [rows_argument(*view) for view in zip(tiers, pointers, positions, strict=True)]
-    for step, stop in enumerate(stops.tolist()):
+    for step, stop in enumerate(stops):
         parallel.run(
             _step,
             len(traces),
@@ -161,11 +161,33 @@ def _random_walk(
     return traces
 
 
-@torch.library.impl(library, "select_visited", "CPU")
-def _select_visited(
-    traces: torch.Tensor, num_walks: int, stride: int, num_neighbors: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    neighbors = torch.empty((len(traces) // num_walks, num_neighbors), dtype=torch.int64)
+@torch.library.impl(library, "pinsage_neighbors", "CPU")
+def _pinsage_neighbors(
+    seeds: torch.Tensor,
+    tiers: list[torch.Tensor],
+    pointers: list[torch.Tensor],
+    positions: list[torch.Tensor],
+    num_rows: list[int],
+    idtype: torch.dtype,
+    stops: list[int],
+    num_walks: int,
+    num_neighbors: int,
+    key: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    outside = (seeds < 0) | (seeds >= num_rows[0])
+    raise_at_bad_id(outside.nonzero()[:1, 0].tolist(), seeds, num_rows[0], "walk")
+    traces = _random_walk(
+        seeds.repeat_interleave(num_walks),
+        torch.arange(num_walks).repeat(seeds.numel()),
+        tiers,
+        pointers,
+        positions,
+        num_rows,
+        idtype,
+        stops,
+        key,
+    )
+    neighbors = torch.empty((seeds.numel(), num_neighbors), dtype=torch.int64)
     counts = torch.empty_like(neighbors)
     parallel.run(
         _select,
@@ -173,8 +195,11 @@ def _select_visited(
         _GRAIN,
         traces.numpy(),
         num_walks,
-        stride,
+        len(tiers),
         neighbors.numpy(),
         counts.numpy(),
     )
-    return neighbors, counts
+    selected = counts > 0
+    indptr = torch.zeros(seeds.numel() + 1, dtype=torch.int64)
+    torch.cumsum(selected.sum(dim=1), dim=0, out=indptr[1:])
+    return indptr, neighbors[selected].to(idtype), counts[selected]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -16,11 +16,12 @@ from dgl_mgpu.ops.view import GraphView
 
 library.define(
     "random_walk(Tensor starts, Tensor walks, Tensor[] tiers, Tensor[] pointers,"
-    " Tensor[] positions, SymInt[] num_rows, ScalarType idtype, Tensor stops, int key) -> Tensor"
+    " Tensor[] positions, SymInt[] num_rows, ScalarType idtype, int[] stops, int key) -> Tensor"
 )
 library.define(
-    "select_visited(Tensor traces, int num_walks, int stride, int num_neighbors)"
-    " -> (Tensor neighbors, Tensor counts)"
+    "pinsage_neighbors(Tensor seeds, Tensor[] tiers, Tensor[] pointers, Tensor[] positions,"
+    " SymInt[] num_rows, ScalarType idtype, int[] stops, int num_walks, int num_neighbors, int key)"
+    " -> (Tensor indptr, Tensor neighbors, Tensor counts)"
 )
 
 
@@ -33,18 +34,31 @@ def _random_walk_fake(
     positions: list[torch.Tensor],
     num_rows: list[int],
     idtype: torch.dtype,
-    stops: torch.Tensor,
+    stops: list[int],
     key: int,
 ) -> torch.Tensor:
-    return starts.new_empty((starts.shape[0], stops.shape[0] + 1), dtype=torch.int64)
+    return starts.new_empty((starts.shape[0], len(stops) + 1), dtype=torch.int64)
 
 
-@torch.library.register_fake("dgl_mgpu::select_visited", lib=library)
-def _select_visited_fake(
-    traces: torch.Tensor, num_walks: int, stride: int, num_neighbors: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    shape = (traces.shape[0] // num_walks, num_neighbors)
-    return traces.new_empty(shape), traces.new_empty(shape)
+@torch.library.register_fake("dgl_mgpu::pinsage_neighbors", lib=library)
+def _pinsage_neighbors_fake(
+    seeds: torch.Tensor,
+    tiers: list[torch.Tensor],
+    pointers: list[torch.Tensor],
+    positions: list[torch.Tensor],
+    num_rows: list[int],
+    idtype: torch.dtype,
+    stops: list[int],
+    num_walks: int,
+    num_neighbors: int,
+    key: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    total = torch.library.get_ctx().new_dynamic_size()
+    return (
+        seeds.new_empty(seeds.shape[0] + 1, dtype=torch.int64),
+        seeds.new_empty(total, dtype=idtype),
+        seeds.new_empty(total, dtype=torch.int64),
+    )
 
 
 class VisitedNeighbors(NamedTuple):
@@ -81,26 +95,19 @@ def _as_metapath(views: GraphView | Sequence[GraphView], asked: str) -> list[Gra
     return path
 
 
-def _walk(
-    path: list[GraphView],
-    starts: torch.Tensor,
-    walks: torch.Tensor,
-    stop_probabilities: list[float],
-    key: SampleKey,
-) -> torch.Tensor:
-    # Probabilities as multiples of 2**-53, to be compared with the top 53 bits of a draw.
-    stops = [math.ceil(probability * 2**53) for probability in stop_probabilities]
-    return torch.ops.dgl_mgpu.random_walk(
-        starts,
-        walks,
+def _graphs(path: list[GraphView]) -> tuple[Any, ...]:
+    return (
         [view.tiers for view in path],
         [view.pointers for view in path],
         [view.position for view in path],
         [view.num_rows for view in path],
         path[0].idtype,
-        torch.tensor(stops, dtype=torch.int64),
-        key.fold(),
     )
+
+
+def _as_stops(probabilities: list[float]) -> list[int]:
+    """Probabilities as multiples of 2**-53, to be compared with the top 53 bits of a draw."""
+    return [math.ceil(probability * 2**53) for probability in probabilities]
 
 
 def _check_probability(value: float, name: str, asked: str) -> float:
@@ -109,7 +116,7 @@ def _check_probability(value: float, name: str, asked: str) -> float:
     return float(value)
 
 
-def _occurrence(ids: torch.Tensor) -> torch.Tensor:
+def occurrences(ids: torch.Tensor) -> torch.Tensor:
     """How many equal ids come before each."""
     ordered, order = torch.sort(ids, stable=True)
     place = torch.arange(ids.numel(), device=ids.device)
@@ -181,7 +188,9 @@ def random_walk(
             asked, f"{len(stops)} restart probabilities", "pass one float, or one for each step"
         )
     stops = [_check_probability(stop, "restart_prob", asked) for stop in stops]
-    return _walk(path, starts, _occurrence(starts), stops, key)
+    return torch.ops.dgl_mgpu.random_walk(
+        starts, occurrences(starts), *_graphs(path), _as_stops(stops), key.fold()
+    )
 
 
 def pinsage_neighbors(
@@ -241,12 +250,8 @@ def pinsage_neighbors(
         termination_prob if step > 0 and step % hops == 0 else 0.0
         for step in range(hops * num_traversals)
     ]
-    walks = torch.arange(num_random_walks, device=seeds.device).repeat(seeds.numel())
-    traces = _walk(path, seeds.repeat_interleave(num_random_walks), walks, stops, key)
-    neighbors, counts = torch.ops.dgl_mgpu.select_visited(
-        traces, num_random_walks, hops, num_neighbors
+    return VisitedNeighbors(
+        *torch.ops.dgl_mgpu.pinsage_neighbors(
+            seeds, *_graphs(path), _as_stops(stops), num_random_walks, num_neighbors, key.fold()
+        )
     )
-    selected = counts > 0
-    indptr = torch.zeros(seeds.numel() + 1, dtype=torch.int64, device=seeds.device)
-    torch.cumsum(selected.sum(dim=1), dim=0, out=indptr[1:])
-    return VisitedNeighbors(indptr, neighbors[selected].to(path[0].idtype), counts[selected])

@@ -1,0 +1,271 @@
+"""Claim: gathering rows over GPUs is ahead of pylibwholegraph and near what copies reach.
+
+Three parts, all ranks at once, each contender with ids of its own in turns:
+
+- ``uniform``: rows partitioned over all GPUs, ids uniform; at least 1.15 times the peer, and 0.9 of
+  a ring of copies over the remote share;
+- ``skewed``: ids as 3-hop sampling of a power-law graph yields them, after and before repeats are
+  taken out, and memory for a partition and 10 % more; at least twice the peer, which can only
+  partition;
+- ``host``: rows in host memory; at least 0.9 of pinned copies (rows below 400 B: 0.75), and the
+  peer's speed.
+
+No speed is reported for rows that are not right.
+
+    python -m benchmarks.gather_gpu --ranks 4 --out gather.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+
+from benchmarks.ceilings import measure_ceilings, print_ceilings
+from benchmarks.figures import Figure, Report
+from benchmarks.gpu import (
+    Minibatches,
+    NumberedWords,
+    PowerLaw,
+    built_store,
+    common_options,
+    from_pool,
+    measure,
+    require_words,
+    this_device,
+)
+from benchmarks.peers.wholegraph import WholeGraph, connect
+from dgl_mgpu.minibatch.launch import launch
+from dgl_mgpu.ops import RowView, count_tiers, gather_rows
+from dgl_mgpu.ops.view import PARTS, START, STOP
+from dgl_mgpu.store import FeatureSource, Ranks, Table
+
+PARTS_OF_IT = ("uniform", "skewed", "host")
+#: Fanouts of the skewed ids, beginning at the seeds.
+FANOUTS = (15, 10, 5)
+
+
+def narrowed(view: RowView, row_bytes: int) -> RowView:
+    """The same rows of another width, laid out as a table of that width is, each segment's at its
+    beginning.  So one build serves all widths."""
+    return replace(view, row_shape=(row_bytes // 4,))
+
+
+def refilled(view: RowView, row_bytes: int) -> RowView:
+    """As :func:`narrowed`, with as many rows as the memory of the only tier holds."""
+    parts = int(view.tiers[0, PARTS])
+    num_rows = view.num_rows // parts * view.row_bytes // row_bytes * parts
+    tiers = view.tiers.clone()
+    tiers[0, STOP] = num_rows
+    return narrowed(replace(view, tiers=tiers, num_rows=num_rows), row_bytes)
+
+
+def numbering(view: RowView, wide: int) -> Callable[[torch.Tensor], torch.Tensor]:
+    """What tells the numbers of rows' words, int64, shape (len(ids), width), from their ids.
+
+    ``wide`` is the width, in words, that the memory was filled with as
+    :class:`~benchmarks.gpu.NumberedWords`.
+    """
+    ordered = view.position.numel() > 0
+    id_at = view.position.argsort()
+    width = view.row_shape[0]
+
+    def numbers(ids: torch.Tensor) -> torch.Tensor:
+        place = view.position[ids].long() if ordered else ids
+        tier = view.tiers[(place[:, None] >= view.tiers[:-1, STOP]).sum(1)]
+        start, parts = tier[:, START, None], tier[:, PARTS, None]
+        offset = place[:, None] - start
+        word = offset // parts * width + torch.arange(width, device=ids.device)
+        wide_place = start + word // wide * parts + offset % parts
+        return (id_at[wide_place] if ordered else wide_place) * wide + word % wide
+
+    return numbers
+
+
+def rows_of(table: Table) -> RowView:
+    """A table of rows as this rank sees it."""
+    assert isinstance(table.view, RowView)
+    return table.view
+
+
+class Bench:
+    """The parts, on one rank."""
+
+    def __init__(self, options: argparse.Namespace, ceilings: dict[str, float]) -> None:
+        self._options = options
+        self._ceilings = ceilings
+        self._ranks = Ranks.of_this_machine()
+        self._device = this_device()
+        self._wide = max(options.row_bytes)
+        about = {key: str(value) if key == "out" else value for key, value in vars(options).items()}
+        self._report = Report(self._ranks, options.out, options=about, ceilings=ceilings)
+
+    def run(self) -> None:
+        torch.manual_seed(self._ranks.rank)
+        peer = connect(self._ranks, not self._options.no_peer)
+        for part in self._options.parts:
+            getattr(self, part)(peer)
+        if peer is not None:
+            peer.close()
+
+    def uniform(self, peer: WholeGraph | None) -> None:
+        """Rows partitioned over all GPUs, ids uniform."""
+        ranks, options = self._ranks, self._options
+        targets, ceiling = {}, self._over("device_copy", 1.0)
+        if ranks.size > 1:
+            targets = {"times_peer": 1.15, "of_ceiling": 0.9}
+            ceiling = self._over("ring_copy", 1 - 1 / ranks.size)
+        rows = int(options.gb_per_gpu * 1e9) // self._wide * ranks.size
+        with self._table(rows, {"policy": "partitioned"}) as table:
+            for row_bytes in options.row_bytes:
+                view = refilled(rows_of(table), row_bytes)
+                ids = partial(self._uniform_ids, view.num_rows, options.window)
+                case = f"uniform, {row_bytes} B"
+                self._figure(case, peer, "cuda", table, view, ids, ceiling, targets)
+
+    def skewed(self, peer: WholeGraph | None) -> None:
+        """Ids as sampling yields them, memory for a partition and 10 % more."""
+        ranks, options = self._ranks, self._options
+        if ranks.size == 1:
+            print("skewed: one GPU holds everything; left out")
+            return
+        law = PowerLaw(options.nodes, options.edges, source_exponent=options.source_exponent)
+        minibatches = Minibatches(law, options.batch, FANOUTS)
+        hotness = {"nodes": minibatches.hotness()} if ranks.rank == 0 else {}
+        budget = int(1.1 * law.nodes * self._wide / ranks.size)
+        store = {"policy": "auto", "gpu_memory": budget, "batch_size": options.batch}
+        with self._table(law.nodes, {**store, "fanouts": FANOUTS[::-1]}, hotness) as table:
+            for kind in ("distinct", "repeated"):
+                pool = minibatches.draw(4 * (options.window + 2), kind == "distinct")
+                shares = self._shares(table, pool)
+                ceiling = self._over("ring_copy", shares["peer"]) if shares["peer"] else None
+                more = {
+                    "shares": shares,
+                    "graph": vars(law),
+                    "fanouts_from_seeds": FANOUTS,
+                    "neighbours": "drawn with replacement",
+                    "gpu_budget_bytes": budget,
+                }
+                for row_bytes in options.row_bytes:
+                    view = narrowed(rows_of(table), row_bytes)
+                    ids = partial(from_pool, pool, options.window + 2)
+                    case = f"skewed, {kind} ids, {row_bytes} B"
+                    self._figure(
+                        case, peer, "cuda", table, view, ids, ceiling, {"times_peer": 2.0}, more
+                    )
+
+    def host(self, peer: WholeGraph | None) -> None:
+        """Rows in host memory, ids uniform."""
+        options, ceiling = self._options, self._over("pinned_copy", 1.0)
+        nbytes = int(options.host_gb * 1e9)
+        # What the machine says of its memory may be less than it gives.
+        store = {"policy": "host", "host_memory": 2 * nbytes}
+        with self._table(nbytes // self._wide, store) as table:
+            for row_bytes in options.row_bytes:
+                view = refilled(rows_of(table), row_bytes)
+                ids = partial(self._uniform_ids, view.num_rows, max(1, options.window // 4))
+                targets = {"times_peer": 1.0, "of_ceiling": 0.9 if row_bytes >= 400 else 0.75}
+                case = f"host, {row_bytes} B"
+                self._figure(case, peer, "cpu", table, view, ids, ceiling, targets)
+
+    @contextlib.contextmanager
+    def _table(
+        self, rows: int, options: dict[str, Any], hotness: dict[str, np.ndarray] | None = None
+    ) -> Iterator[Table]:
+        order = "" if hotness is None else "nodes"
+        sources = {"rows": FeatureSource(NumberedWords(rows, self._wide), order)}
+        first = self._ranks.rank == 0
+        with built_store(sources if first else None, hotness or {}, self._ranks, options) as store:
+            yield store.tables["rows"]
+
+    def _over(self, kind: str, share: float) -> float | None:
+        return self._ceilings[kind] / share if kind in self._ceilings else None
+
+    def _uniform_ids(self, num_rows: int, window: int, turn: int) -> list[torch.Tensor]:
+        shape = (window + 2, self._options.ids)
+        return list(torch.randint(num_rows, shape, device=self._device))
+
+    def _shares(self, table: Table, pool: Sequence[torch.Tensor]) -> dict[str, float]:
+        """Share of the rows read from each kind of memory, the mean over ranks."""
+        view, read = rows_of(table), Counter({"device": 0, "peer": 0, "host": 0})
+        served = torch.stack([count_tiers(view, ids) for ids in pool]).sum(0).tolist()
+        at = 0
+        for tier, parts in enumerate(view.tiers[:, PARTS].tolist()):
+            for part in range(parts):
+                read[table.memory_of(tier, part)] += served[at]
+                at += 1
+        everyone = sum(self._ranks.all_gather(read), Counter())
+        return {kind: everyone[kind] / everyone.total() for kind in read}
+
+    def _figure(
+        self,
+        case: str,
+        peer: WholeGraph | None,
+        where: str,
+        table: Table,
+        view: RowView,
+        new_batches: Callable[[int], Sequence[torch.Tensor]],
+        ceiling: float | None,
+        targets: dict[str, float],
+        more: dict[str, Any] | None = None,
+    ) -> None:
+        ids, row_bytes = new_batches(0)[0], view.row_bytes
+        contenders: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+            "ours": partial(gather_rows, view)
+        }
+        numbers = numbering(view, self._wide // 4)
+        require_words(f"ours, {case}", contenders["ours"], ids, numbers)
+        with contextlib.ExitStack() as using:
+            if peer is not None:
+                gather = using.enter_context(peer.numbered_table(where, view.num_rows, row_bytes))
+                words = torch.arange(row_bytes // 4, device=ids.device)
+                require_words(
+                    f"peer, {case}", gather, ids, lambda ids: ids[:, None] * len(words) + words
+                )
+                contenders["peer"] = gather
+            seconds = measure(contenders, new_batches, self._options.repeats, self._ranks)
+        # Batches of sampled nodes differ in size a little.
+        sizes = self._ranks.all_gather(np.mean([len(ids) for ids in new_batches(0)]))
+        rates = {
+            name: [size * row_bytes / s / 1e9 for size, s in zip(sizes, spent, strict=True)]
+            for name, spent in seconds.items()
+        }
+        mean = {name: float(np.mean(found)) for name, found in rates.items()}
+        tiers = [vars(tier) | {"source": len(tier.source)} for tier in table.plan.tiers]
+        details = {"row_bytes": row_bytes, "rows": view.num_rows, "ids_a_batch": sizes[0],
+                   "each_rank": rates, "tiers": tiers, **(more or {})}  # fmt: skip
+        self._report.add(
+            Figure(case, "GB/s", mean["ours"], mean.get("peer"), ceiling, more=details, **targets)
+        )
+
+
+def work(options: argparse.Namespace, ceilings: dict[str, float]) -> None:
+    """All that a rank does."""
+    Bench(options, ceilings).run()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    common_options(parser)
+    parser.add_argument("--parts", nargs="+", choices=PARTS_OF_IT, default=PARTS_OF_IT)
+    parser.add_argument("--row-bytes", type=int, nargs="+", default=[128, 400, 512, 1024])
+    parser.add_argument("--ids", type=int, default=1_000_000, help="uniform ids a batch")
+    parser.add_argument("--gb-per-gpu", type=float, default=2.0, help="partitioned table")
+    parser.add_argument("--host-gb", type=float, default=16.0, help="table in host memory")
+    parser.add_argument("--source-exponent", type=float, default=1.2, help="see PowerLaw")
+    parser.add_argument("--batch", type=int, default=6000, help="seeds of the graph sampled")
+    options = parser.parse_args()
+    ceilings = measure_ceilings(options.ranks)
+    print_ceilings(ceilings)
+    launch(work, options.ranks, options, ceilings)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""The peer pylibwholegraph (WholeGraph's successor), where it is installed."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from dgl_mgpu.store import Ranks
+
+_CHUNK = 1 << 26
+
+Hop = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+def connect(ranks: Ranks, wanted: bool) -> WholeGraph | None:
+    """The peer, on every rank; None, and the first rank says so, where there is none."""
+    reason = None
+    if not wanted:
+        reason = "it is not wanted"
+    elif not torch.cuda.is_available():
+        reason = "this machine has no GPU"
+    elif importlib.util.find_spec("pylibwholegraph") is None:
+        reason = "it is not installed"
+    if reason is None:
+        return WholeGraph(ranks)
+    if ranks.rank == 0:
+        print(f"without the peer pylibwholegraph: {reason}")
+    return None
+
+
+class WholeGraph:
+    """Its memory over all ranks' GPUs ('cuda') or the host's ('cpu'), of type 'continuous':
+    the fastest one, in which a rank reads the others' memory directly."""
+
+    def __init__(self, ranks: Ranks) -> None:
+        import pylibwholegraph.torch as wholegraph
+
+        self._wholegraph = wholegraph
+        # It wants a job of torch.distributed, also for one rank.
+        self._own_job = not dist.is_initialized()
+        if self._own_job:
+            dist.init_process_group("nccl", store=dist.HashStore(), rank=0, world_size=1)
+        wholegraph.init(ranks.rank, ranks.size, ranks.rank, ranks.size, "warn")
+        self._communicator = wholegraph.get_global_communicator("nccl")
+
+    @contextlib.contextmanager
+    def _memory(self, where: str, shape: list[int], dtype: torch.dtype) -> Iterator[Any]:
+        strides = [*shape[1:], 1]
+        tensor = self._wholegraph.create_wholememory_tensor(
+            self._communicator, "continuous", where, shape, dtype, strides
+        )
+        try:
+            yield tensor
+        finally:
+            torch.cuda.synchronize()
+            self._communicator.barrier()
+            self._wholegraph.destroy_wholememory_tensor(tensor)
+
+    def _filled(self) -> None:
+        torch.cuda.synchronize()
+        self._communicator.barrier()
+
+    @contextlib.contextmanager
+    def numbered_table(
+        self, where: str, num_rows: int, row_bytes: int
+    ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+        """The gather from a table as :class:`benchmarks.gpu.NumberedWords`; collective."""
+        width = row_bytes // 4
+        with self._memory(where, [num_rows, width], torch.float32) as tensor:
+            rows, first = tensor.get_local_tensor()
+            words = torch.arange(width, device=rows.device)
+            for chunk in rows.split(_CHUNK // width):
+                ids = torch.arange(first, first + len(chunk), device=rows.device)
+                chunk.view(torch.int32).copy_(ids[:, None] * width + words)
+                first += len(chunk)
+            self._filled()
+            yield tensor.gather
+
+    @contextlib.contextmanager
+    def sampler(
+        self, where: str, indptr: torch.Tensor, indices: torch.Tensor
+    ) -> Iterator[Callable[[torch.Tensor, Sequence[int]], list[Hop]]]:
+        """Sampling of all hops of a graph that every rank has in full; collective.
+
+        Called with seeds and fanouts, beginning at the seeds, it gives for each hop the
+        destination nodes, their offsets, and the sampled neighbours as node ids.
+        """
+        with contextlib.ExitStack() as memories:
+            parts = []
+            for whole in (indptr, indices):
+                memory = memories.enter_context(self._memory(where, [len(whole)], whole.dtype))
+                mine, first = memory.get_local_tensor()
+                mine.copy_(whole[first : first + len(mine)])
+                parts.append(memory)
+            self._filled()
+            graph = self._wholegraph.GraphStructure()
+            graph.set_csr_graph(*parts)
+            yield graph.multilayer_sample_without_replacement
+
+    def close(self) -> None:
+        """End it; collective, and nothing of it may be in use."""
+        from pylibwholegraph.binding import wholememory_binding
+        from pylibwholegraph.torch.comm import reset_communicators
+
+        wholememory_binding.finalize()
+        reset_communicators()
+        if self._own_job:
+            dist.destroy_process_group()
+
+
+def hops(sampled: tuple[list, list, list, list]) -> list[Hop]:
+    """Destination nodes, offsets and neighbours of each hop, that of the seeds first."""
+    nodes, _, offsets, neighbors = sampled
+    return [
+        (nodes[hop + 1], offsets[hop], nodes[hop][neighbors[hop]])
+        for hop in reversed(range(len(offsets)))
+    ]

@@ -1,0 +1,37 @@
+"""All hops one after another, each by the operators for one hop."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dgl_mgpu.ops.blocks import op  # noqa: F401  (defines the schema)
+from dgl_mgpu.ops.library import library
+
+
+@torch.library.impl(library, "sample_hops", "CPU")
+def hop_by_hop(
+    seeds: torch.Tensor,
+    tiers: torch.Tensor,
+    pointers: torch.Tensor,
+    position: torch.Tensor,
+    num_rows: int,
+    num_cols: int,
+    idtype: torch.dtype,
+    fanouts: Sequence[int],
+    replace: bool,
+    keys: Sequence[int],
+    sms: int = 0,
+) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    """``sample_hops`` on the device of ``seeds``, whatever it is."""
+    nodes = seeds
+    indptrs, sources, eids = [], [], []
+    graph = (tiers, pointers, position, num_rows, idtype)
+    for fanout, key in zip(fanouts, keys, strict=True):
+        sampled = torch.ops.dgl_mgpu.sample_neighbors(nodes, *graph, fanout, replace, key)
+        nodes, local = torch.ops.dgl_mgpu.append_unique(nodes, sampled[1])
+        indptrs.append(sampled[0])
+        sources.append(local)
+        eids.append(sampled[2])
+    return nodes.clone() if nodes is seeds else nodes, indptrs, sources, eids

@@ -1,0 +1,165 @@
+"""All hops of a mini-batch, neighbour sampling and append-unique in turn: the contract."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace as with_fields
+from typing import NamedTuple
+
+import torch
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops.check import check_ids, check_integer
+from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.philox import SampleKey
+from dgl_mgpu.ops.sample import sample_neighbors
+from dgl_mgpu.ops.unique import append_unique
+from dgl_mgpu.ops.view import GraphView, RowView
+
+library.define(
+    "sample_hops(Tensor seeds, Tensor tiers, Tensor pointers, Tensor position, SymInt num_rows,"
+    " SymInt num_cols, ScalarType idtype, int[] fanouts, bool replace, int[] keys, int sms=0)"
+    " -> (Tensor nodes, Tensor[] indptrs, Tensor[] sources, Tensor[] eids)"
+)
+
+
+@torch.library.register_fake("dgl_mgpu::sample_hops", lib=library)
+def _sample_hops_fake(
+    seeds: torch.Tensor,
+    tiers: torch.Tensor,
+    pointers: torch.Tensor,
+    position: torch.Tensor,
+    num_rows: int,
+    num_cols: int,
+    idtype: torch.dtype,
+    fanouts: Sequence[int],
+    replace: bool,
+    keys: Sequence[int],
+    sms: int = 0,
+) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
+    context = torch.library.get_ctx()
+    num_nodes = [seeds.shape[0], *(context.new_dynamic_size() for _ in fanouts)]
+    num_edges = [context.new_dynamic_size() for _ in fanouts]
+    return (
+        seeds.new_empty(num_nodes[-1], dtype=idtype),
+        [seeds.new_empty(nodes + 1, dtype=torch.int64) for nodes in num_nodes[:-1]],
+        [seeds.new_empty(edges, dtype=idtype) for edges in num_edges],
+        [seeds.new_empty(edges, dtype=idtype) for edges in num_edges],
+    )
+
+
+class SampledBlock(NamedTuple):
+    """A message-flow graph: the edges into a layer's destination nodes.
+
+    Attributes
+    ----------
+    indptr : Tensor, int64, shape (num_dst + 1,)
+        Destination node ``i`` has the edges ``indptr[i]`` to ``indptr[i + 1]``.
+    src : Tensor, the graph's idtype, shape (E,)
+        Source of each edge, as an index into ``src_nodes``.
+    eids : Tensor, the graph's idtype, shape (E,)
+        Edge ids in the whole graph.
+    src_nodes : Tensor, the graph's idtype, shape (num_src,)
+        Ids of the source nodes; the first ``num_dst`` are the destination nodes.
+    num_dst : int
+    """
+
+    indptr: torch.Tensor
+    src: torch.Tensor
+    eids: torch.Tensor
+    src_nodes: torch.Tensor
+    num_dst: int
+
+
+def sample_blocks(
+    view: GraphView,
+    seeds: torch.Tensor,
+    fanouts: Sequence[int],
+    key: SampleKey,
+    *,
+    replace: bool = False,
+    weights: RowView | None = None,
+    sms: int = 0,
+) -> list[SampledBlock]:
+    """Sample the message-flow graphs of a mini-batch.
+
+    Parameters
+    ----------
+    view : GraphView
+        Topology of a graph whose sources and destinations are the same nodes.
+    seeds : Tensor, int32 or int64, shape (n,)
+        Destination nodes of the last layer.
+    fanouts : sequence of int
+        Edges per node for each layer, the one nearest the input first, as DGL's
+        ``NeighborSampler`` takes them.
+    key : SampleKey
+        Its ``hop`` is that of the last layer; each layer before it has one more.
+    replace, weights
+        As in :func:`dgl_mgpu.ops.sample_neighbors`.
+    sms : int
+        Most multiprocessors of a GPU to use; 0 for as many as are free.
+
+    Returns
+    -------
+    list of SampledBlock
+        In the order of ``fanouts``: the ``src_nodes`` of the first are the input nodes, the
+        destination nodes of the last are ``seeds``.
+
+    Raises
+    ------
+    InvalidInputError
+        If sources and destinations differ; else as :func:`dgl_mgpu.ops.sample_neighbors`.
+
+    Notes
+    -----
+    On a GPU all hops are one kernel, and the host waits for it once (XGNN, section 5).  Its
+    outputs are made as large as fanouts allow and returned as their beginnings; where that is
+    unknown (a fanout of -1, weights) or too much, the hops are sampled one by one.
+    """
+    if view.num_rows != view.num_cols:
+        raise InvalidInputError(
+            "sample blocks of several hops",
+            f"a graph from {view.num_cols} source nodes to {view.num_rows} destination nodes",
+            "sample each edge type with sample_etype_neighbors",
+        )
+    seeds = check_ids(seeds, "sample blocks").to(view.idtype)
+    sms = check_integer(sms, "sms", 0, "sample blocks")
+    hops = [check_integer(fanout, "fanout", -1, "sample blocks") for fanout in reversed(fanouts)]
+    if weights is not None:
+        return _weighted_blocks(view, seeds, hops, key, replace, weights)
+    nodes, indptrs, sources, eids = torch.ops.dgl_mgpu.sample_hops.default(
+        seeds,
+        view.tiers,
+        view.pointers,
+        view.position,
+        view.num_rows,
+        view.num_cols,
+        view.idtype,
+        hops,
+        replace,
+        key.fold_hops(len(hops)),
+        sms,
+    )
+    sizes = [len(indptr) - 1 for indptr in indptrs] + [len(nodes)]
+    return [
+        SampledBlock(indptrs[hop], sources[hop], eids[hop], nodes[: sizes[hop + 1]], sizes[hop])
+        for hop in reversed(range(len(hops)))
+    ]
+
+
+def _weighted_blocks(
+    view: GraphView,
+    nodes: torch.Tensor,
+    fanouts: Sequence[int],
+    key: SampleKey,
+    replace: bool,
+    weights: RowView,
+) -> list[SampledBlock]:
+    blocks: list[SampledBlock] = []
+    for hop, fanout in enumerate(fanouts):
+        hop_key = with_fields(key, hop=key.hop + hop)
+        sampled = sample_neighbors(view, nodes, fanout, hop_key, replace=replace, weights=weights)
+        num_dst = nodes.numel()
+        nodes, src = append_unique(nodes, sampled.neighbors)
+        blocks.insert(0, SampledBlock(sampled.indptr, src, sampled.eids, nodes, num_dst))
+    return blocks

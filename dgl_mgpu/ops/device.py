@@ -1,0 +1,323 @@
+"""The CUDA kernels in ``kernels/``: compiled for the device at hand, launched on torch's stream.
+
+An operator's ``cuda.py`` names a kernel by its file and a C++ expression and calls it::
+
+    kernel = Kernel("gather.cu", "dgl_mgpu::gather<int, int, 16>")
+    kernel(blocks, threads, out, ids, len(ids), device=out.device)
+
+Tensors arrive as pointers, integers as ``int64``, floats as ``double``, None as a null pointer, and
+what :func:`struct` makes of many such values as one struct, which costs the host much less.
+Nothing here is imported by a process that uses no GPU: CuPy is, at the first launch.
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Any, ClassVar, Protocol
+
+import numpy as np
+import torch
+
+from dgl_mgpu.errors import IdOutOfRangeError, UnavailableError
+from dgl_mgpu.resources import resource_folder
+
+_INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
+
+
+class Kernel:
+    """One kernel: a file in ``kernels/`` and the C++ name of a template's instance in it.
+
+    Parameters
+    ----------
+    source : str
+        File name.
+    expression : str
+        As in ``dgl_mgpu::gather<int, int, 16>``.
+    cooperative : bool
+        Whether its blocks wait for each other, so that all must be resident at once.
+    """
+
+    _all: ClassVar[dict[tuple[str, str, bool], Kernel]] = {}
+
+    def __new__(cls, source: str, expression: str, cooperative: bool = False) -> Kernel:
+        # The same kernel is the same object, so that it is compiled once.
+        kernel = cls._all.get((source, expression, cooperative))
+        if kernel is None:
+            kernel = super().__new__(cls)
+            kernel.source, kernel.expression = source, expression
+            kernel.cooperative = cooperative
+            #: What the driver keeps of it, by device.
+            kernel.loaded = {}
+            cls._all[source, expression, cooperative] = kernel
+        return kernel
+
+    source: str
+    expression: str
+    cooperative: bool
+    loaded: dict[Any, Any]
+
+    def __call__(
+        self,
+        blocks: int,
+        threads: int,
+        *arguments: Any,
+        device: torch.device,
+        shared_bytes: int = 0,
+    ) -> None:
+        """Launch on the device's current stream; returns at once."""
+        if blocks:
+            driver.launch(self, device, blocks, threads, shared_bytes, arguments)
+
+    def resident_blocks(self, threads: int, device: torch.device, shared_bytes: int = 0) -> int:
+        """How many blocks the whole device holds at once."""
+        return driver.resident_blocks(self, device, threads, shared_bytes)
+
+
+class Driver(Protocol):
+    """What runs kernels."""
+
+    def launch(
+        self,
+        kernel: Kernel,
+        device: torch.device,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        arguments: tuple[Any, ...],
+    ) -> None:
+        """Launch a kernel on the device's current stream."""
+
+    def resident_blocks(
+        self, kernel: Kernel, device: torch.device, threads: int, shared_bytes: int
+    ) -> int:
+        """How many blocks of a kernel the device holds at once."""
+
+    def num_sms(self, device: torch.device) -> int:
+        """Multiprocessors of a device."""
+
+    def current_stream(self, device: torch.device) -> int:
+        """Address of the device's current stream."""
+
+    def synchronize(self, device: torch.device) -> None:
+        """Wait for the device's current stream."""
+
+    def host_buffer(self, count: int) -> torch.Tensor:
+        """An int64 vector that the host and every device write at one address."""
+
+
+def source_text(name: str) -> str:
+    """A file of ``kernels/`` with its includes in place.
+
+    One text is what the compiler's cache goes by: a change in a header is a change.
+    """
+    folder = resource_folder("kernels")
+    seen: set[str] = set()
+
+    def expand(file: str) -> str:
+        if file in seen:
+            return ""
+        seen.add(file)
+        text = (folder / file).read_text()
+        return _INCLUDE.sub(lambda match: expand(match[1]), text.replace("#pragma once\n", ""))
+
+    return expand(name)
+
+
+_TYPES = {torch.int32: "int", torch.int64: "dgl_mgpu::int64"}
+
+
+def c_type(dtype: torch.dtype) -> str:
+    """C++ type of an id."""
+    return _TYPES[dtype]
+
+
+def position_type(position: torch.Tensor) -> str:
+    """C++ type of a view's positions; any, where ids are positions."""
+    return _TYPES[position.dtype if position.numel() else torch.int32]
+
+
+def position_pointer(position: torch.Tensor) -> torch.Tensor | None:
+    """A view's positions as a kernel takes them: null where ids are positions."""
+    return position if position.numel() else None
+
+
+def blocks_within(
+    kernel: Kernel, threads: int, wanted: int, device: torch.device, sms: int = 0
+) -> int:
+    """At least one of the blocks ``wanted``, no more than the device holds.
+
+    Parameters
+    ----------
+    sms : int
+        No more than fill this many multiprocessors, which leaves the others to kernels that
+        run meanwhile; 0 for all of them.
+    """
+    most = kernel.resident_blocks(threads, device)
+    if sms:
+        most = max(1, most * sms // driver.num_sms(device))
+    return max(1, min(most, wanted))
+
+
+# What a kernel that nobody waits for found wrong: {whether, the id, the number of rows}.
+_faults: dict[torch.device, torch.Tensor] = {}
+
+
+def fault_record(device: torch.device) -> torch.Tensor:
+    """Where kernels of a device that nobody waits for write which id was no row."""
+    record = _faults.get(device)
+    if record is None:
+        record = _faults[device] = driver.host_buffer(3).zero_()
+    return record
+
+
+def raise_faults(device: torch.device, *, wait: bool) -> None:
+    """Raise what kernels of a device have found wrong since the last time.
+
+    Gathers do not wait for the GPU, so an id that is no row gives a row of zeros at first and
+    its error here: at the device's next operator call, or at once with ``wait``.
+
+    Parameters
+    ----------
+    wait : bool
+        Whether to wait for all kernels of the current stream first.
+
+    Raises
+    ------
+    IdOutOfRangeError
+    """
+    if wait:
+        driver.synchronize(device)
+    record = _faults.get(device)
+    if record is None or not record[0]:
+        return
+    _, bad, num_rows = record.tolist()
+    record.zero_()
+    raise IdOutOfRangeError(
+        "look up rows on the GPU",
+        f"id {bad}, but there are {num_rows} rows",
+        f"pass ids in [0, {num_rows})",
+    )
+
+
+def _most_shared_bytes(device: torch.device) -> int:
+    return cupy().cuda.Device(device.index).attributes["MaxSharedMemoryPerBlockOptin"]
+
+
+class _Stream:
+    """A stream as CuPy launches on it."""
+
+    def __init__(self, pointer: int) -> None:
+        self.ptr = pointer
+
+
+class _CuPyDriver:
+    def launch(
+        self,
+        kernel: Kernel,
+        device: torch.device,
+        blocks: int,
+        threads: int,
+        shared_bytes: int,
+        arguments: tuple[Any, ...],
+    ) -> None:
+        if torch.cuda.current_device() != device.index:
+            with torch.cuda.device(device):
+                self.launch(kernel, device, blocks, threads, shared_bytes, arguments)
+            return
+        self._function(kernel, device)(
+            (blocks,),
+            (threads,),
+            tuple(map(_argument, arguments)),
+            shared_bytes,
+            _Stream(current_stream(device)),
+            kernel.cooperative,
+        )
+
+    def _function(self, kernel: Kernel, device: torch.device) -> Any:
+        # Called with the device current: a module is loaded for one device.
+        function = kernel.loaded.get(device.index)
+        if function is None:
+            module = cupy().RawModule(
+                code=source_text(kernel.source),
+                options=("-std=c++17",),
+                name_expressions=(kernel.expression,),
+            )
+            raw = module.get_function(kernel.expression)
+            # Equal modules share their functions: a limit set for one launch holds for all.
+            raw.max_dynamic_shared_size_bytes = _most_shared_bytes(device) - raw.shared_size_bytes
+            function = kernel.loaded[device.index] = raw.kernel
+        return function
+
+    def resident_blocks(
+        self, kernel: Kernel, device: torch.device, threads: int, shared_bytes: int
+    ) -> int:
+        blocks = kernel.loaded.get((device.index, shared_bytes, threads))
+        if blocks is None:
+            with torch.cuda.device(device):
+                function = self._function(kernel, device)
+                occupancy = cupy().cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
+                blocks = occupancy(function.ptr, threads, shared_bytes) * self.num_sms(device)
+            kernel.loaded[device.index, shared_bytes, threads] = blocks
+        return blocks
+
+    def num_sms(self, device: torch.device) -> int:
+        return torch.cuda.get_device_properties(device).multi_processor_count
+
+    def current_stream(self, device: torch.device) -> int:
+        # What torch.cuda.current_stream() asks, without making an object of it.
+        return torch._C._cuda_getCurrentRawStream(device.index)
+
+    def synchronize(self, device: torch.device) -> None:
+        cupy().cuda.runtime.streamSynchronize(self.current_stream(device))
+
+    def host_buffer(self, count: int) -> torch.Tensor:
+        return torch.empty(count, dtype=torch.int64, pin_memory=True)
+
+
+#: Replaced in tests, which run kernels without a GPU.
+driver: Driver = _CuPyDriver()
+
+
+def current_stream(device: torch.device) -> int:
+    """Address of the stream on which work for a device is queued."""
+    return driver.current_stream(device)
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
+    if isinstance(value, np.ndarray):
+        return value
+    if isinstance(value, float):
+        return np.float64(value)
+    return np.int64(0 if value is None else value)
+
+
+def struct(*values: int | torch.Tensor | None) -> np.ndarray:
+    """A kernel's parameter that is a struct of pointers and 64-bit integers."""
+    words = [
+        value if type(value) is int else 0 if value is None else value.data_ptr()
+        for value in values
+    ]
+    # As one element, which CuPy passes by value.
+    return np.array(words, dtype=np.int64).view(f"V{8 * len(words)}")
+
+
+def cupy() -> Any:
+    """The CuPy module.
+
+    Raises
+    ------
+    UnavailableError
+        If it is not installed or finds no CUDA.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        major = (torch.version.cuda or "13").partition(".")[0]
+        raise UnavailableError(
+            "run a CUDA kernel",
+            f"CuPy cannot be imported ({error})",
+            f"pip install 'dgl-mgpu[cuda{major}]'",
+        ) from error
+    return cupy

@@ -1,0 +1,125 @@
+"""Negative sampling on CUDA; see ``kernels/negative.cu``."""
+
+from __future__ import annotations
+
+import torch
+
+from dgl_mgpu.ops import device
+from dgl_mgpu.ops.check import raise_at_bad_id
+from dgl_mgpu.ops.device import Kernel, blocks_within, c_type, position_pointer, position_type
+from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.negative import op  # noqa: F401  (defines the schemas)
+from dgl_mgpu.ops.workspace import workspace
+
+_THREADS = 256
+_WARPS = _THREADS // 32
+
+
+@torch.library.impl(library, "negative_edges", "CUDA")
+def _negative_edges(
+    tiers: torch.Tensor,
+    pointers: torch.Tensor,
+    position: torch.Tensor,
+    num_rows: int,
+    num_cols: int,
+    idtype: torch.dtype,
+    num: int,
+    replace: bool,
+    exclude_self_loops: bool,
+    max_tries: int,
+    key: int,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    where = tiers.device
+    device.raise_faults(where, wait=False)
+    kernel = Kernel(
+        "negative.cu",
+        f"dgl_mgpu::negative_edges<{c_type(idtype)}, {position_type(position)}>",
+        cooperative=True,
+    )
+    space = workspace(where)
+    blocks = blocks_within(kernel, _THREADS, -(-num // _WARPS), where)
+    drawn = torch.empty((2, num), dtype=idtype, device=where)
+    slots = torch.empty(num, dtype=torch.int64, device=where)
+    output = torch.empty((2, num), dtype=idtype, device=where)
+    table_slots = 0 if replace else 1 << (2 * num).bit_length()
+    with space.lock:
+        kernel(
+            blocks,
+            _THREADS,
+            num,
+            tiers,
+            len(tiers),
+            pointers,
+            position_pointer(position),
+            num_rows,
+            num_cols,
+            exclude_self_loops,
+            max_tries,
+            key,
+            drawn[0],
+            drawn[1],
+            slots,
+            None if replace else space.buffer("table", table_slots, torch.int64),
+            table_slots - 1,
+            space.control(blocks),
+            output[0],
+            output[1],
+            space.report,
+            device=where,
+        )
+        device.driver.synchronize(where)
+        total = int(space.report[0])
+    return output[0, :total], output[1, :total]
+
+
+@torch.library.impl(library, "negative_destinations", "CUDA")
+def _negative_destinations(
+    sources: torch.Tensor,
+    numbers: torch.Tensor,
+    tiers: torch.Tensor,
+    pointers: torch.Tensor,
+    position: torch.Tensor,
+    num_rows: int,
+    num_cols: int,
+    idtype: torch.dtype,
+    k: int,
+    avoid_existing: bool,
+    exclude_self_loops: bool,
+    max_tries: int,
+    key: int,
+) -> torch.Tensor:
+    where, count = sources.device, sources.numel()
+    device.raise_faults(where, wait=False)
+    destinations = torch.empty((count, k), dtype=idtype, device=where)
+    bad = torch.full((1,), -1, dtype=torch.int64, device=where)
+    kernel = Kernel(
+        "negative.cu",
+        f"dgl_mgpu::negative_destinations<{c_type(sources.dtype)}, {c_type(idtype)}, "
+        f"{position_type(position)}>",
+    )
+    items = count * k
+    kernel(
+        blocks_within(kernel, _THREADS, -(-items // _WARPS), where) if items else 0,
+        _THREADS,
+        sources,
+        count,
+        numbers,
+        k,
+        tiers,
+        len(tiers),
+        pointers,
+        position_pointer(position),
+        num_rows,
+        num_cols,
+        avoid_existing,
+        exclude_self_loops,
+        max_tries,
+        key,
+        destinations,
+        bad,
+        device=where,
+    )
+    report = device.driver.host_buffer(1).copy_(bad, non_blocking=True)
+    device.driver.synchronize(where)
+    raise_at_bad_id(report.tolist(), sources, num_cols, "sample negative destinations")
+    return destinations

@@ -1,0 +1,101 @@
+"""Writing and training rows of tables over tiers on CUDA; see ``kernels/scatter.cu``."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dgl_mgpu.ops import device
+from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
+from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.scatter import op
+
+_THREADS = 256
+_WARPS = _THREADS // 32
+_VECTORS = {16: "uint4", 8: "uint2", 4: "unsigned int", 2: "unsigned short", 1: "unsigned char"}
+_RULES = {op.SGD.number: "SGD", op.Adagrad.number: "Adagrad", op.Adam.number: "Adam"}
+#: Numbers that every rule's kernel takes; the last ones are those of Adam alone.
+_NUM_SETTINGS = 4
+
+
+@torch.library.impl(library, "scatter_rows", "CUDA")
+def _scatter_rows(
+    ids: torch.Tensor,
+    rows: torch.Tensor,
+    tiers: torch.Tensor,
+    pointers: torch.Tensor,
+    position: torch.Tensor,
+    shares: torch.Tensor,
+    num_rows: int,
+) -> None:
+    where, count = ids.device, ids.numel()
+    device.raise_faults(where, wait=False)
+    row_bytes = 0 if count == 0 else rows.numel() // count * rows.element_size()
+    if row_bytes == 0:
+        return
+    vector = _VECTORS[math.gcd(row_bytes, rows.data_ptr(), 16)]
+    _launch(
+        f"scatter<{c_type(ids.dtype)}, {position_type(position)}, {vector}>",
+        ids,
+        rows,
+        (tiers, pointers, position, shares, num_rows),
+        row_bytes,
+    )
+
+
+@torch.library.impl(library, "update_rows", "CUDA")
+def _update_rows(
+    ids: torch.Tensor,
+    gradients: torch.Tensor,
+    tiers: torch.Tensor,
+    pointers: torch.Tensor,
+    position: torch.Tensor,
+    shares: torch.Tensor,
+    num_rows: int,
+    rule: int,
+    settings: list[float],
+) -> None:
+    where, count = ids.device, ids.numel()
+    device.raise_faults(where, wait=False)
+    if gradients.numel() == 0:
+        return
+    _launch(
+        f"update<{c_type(ids.dtype)}, {position_type(position)}, dgl_mgpu::{_RULES[rule]}>",
+        ids,
+        gradients,
+        (tiers, pointers, position, shares, num_rows),
+        gradients.numel() // count,
+        *settings,
+        *[0.0] * (_NUM_SETTINGS - len(settings)),
+    )
+
+
+def _launch(
+    expression: str,
+    ids: torch.Tensor,
+    rows: torch.Tensor,
+    table: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int],
+    *arguments: float,
+) -> None:
+    tiers, pointers, position, shares, num_rows = table
+    where, count = ids.device, ids.numel()
+    found, order = torch.sort(ids, stable=True)
+    kernel = Kernel("scatter.cu", f"dgl_mgpu::{expression}")
+    kernel(
+        device.blocks_within(kernel, _THREADS, -(-count // _WARPS), where),
+        _THREADS,
+        found,
+        order,
+        count,
+        rows,
+        tiers,
+        len(tiers),
+        pointers,
+        position_pointer(position),
+        shares if len(shares) else None,
+        num_rows,
+        device.fault_record(where),
+        *arguments,
+        device=where,
+    )

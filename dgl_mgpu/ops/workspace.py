@@ -1,0 +1,71 @@
+"""Working memory on a GPU that operators keep between calls, a set for each stream.
+
+Allocating and clearing it anew would take the host longer than the kernel takes. Work on one
+stream is done in order, so the next call may overwrite what the last one left.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from dgl_mgpu.ops import device
+
+#: Words of a control block before the sums of blocks; see ``kernels/grid.cuh``.
+_CONTROL_WORDS = 4
+
+
+class Workspace:
+    """Buffers by name, for one stream of one device.
+
+    Attributes
+    ----------
+    lock : threading.Lock
+        Held from the launch that uses the buffers to the reading of its report.
+    report : Tensor, int64, shape (32,)
+        In host memory; kernels write their results' sizes there.
+    sizes : dict
+        What an operator remembers of the sizes of earlier calls.
+    """
+
+    def __init__(self, where: torch.device) -> None:
+        self._where = where
+        self._buffers: dict[str, torch.Tensor] = {}
+        self.lock = threading.Lock()
+        self.report = device.driver.host_buffer(32)
+        self.sizes: dict = {}
+
+    def buffer(self, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+        """At least ``count`` elements, uninitialised."""
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < count:
+            buffer = torch.empty(count + count // 4 + 1, dtype=dtype, device=self._where)
+            self._buffers[name] = buffer
+        return buffer
+
+    def control(self, blocks: int) -> torch.Tensor:
+        """What the blocks of a cooperative launch share; kernels leave it as they found it."""
+        words = _CONTROL_WORDS + 2 * blocks
+        buffer = self._buffers.get("control")
+        if buffer is None or buffer.numel() < words:
+            buffer = torch.full((2 * words,), -1, dtype=torch.int64, device=self._where)
+            self._buffers["control"] = buffer
+        return buffer
+
+
+_workspaces: dict[tuple[torch.device, int], Workspace] = {}
+
+
+def workspace(where: torch.device) -> Workspace:
+    """The working memory of a device's current stream."""
+    key = where, device.current_stream(where)
+    found = _workspaces.get(key)
+    if found is None:
+        found = _workspaces.setdefault(key, Workspace(where))
+    return found
+
+
+def release() -> None:
+    """Give all working memory back to torch; for tests, and when memory is short."""
+    _workspaces.clear()

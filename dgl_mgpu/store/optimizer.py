@@ -1,0 +1,285 @@
+"""Changing stored rows: every rank's changes, in every copy, at a stated point.
+
+A change is collective.  All ranks tell each other theirs, and each rank makes all of them in the
+memory it answers for: its own, and its share of what several ranks read but none of them holds
+(host memory).  When the call returns on one rank, all memory has been changed, and every rank
+reads the new rows.  Whatever a rank read before it made the call (on a GPU: on the stream that is
+current at the call), it read unchanged.
+
+Changes are made in the order of ranks and, within a rank, as they come, so that copies stay equal
+bit for bit, and n ranks do what one would with all their changes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import device
+from dgl_mgpu.ops.check import check_ids, raise_at_bad_id
+from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, scatter_rows, update_rows
+from dgl_mgpu.ops.scatter.op import Rule
+from dgl_mgpu.ops.view import RowView
+from dgl_mgpu.placement import HOST, TablePlan
+from dgl_mgpu.store.exchange import Ranks
+from dgl_mgpu.store.table import Table
+
+
+def write_rows(
+    table: Table, ids: torch.Tensor, rows: torch.Tensor, ranks: Ranks | None = None
+) -> None:
+    """Replace rows of a table, on all ranks together.
+
+    Parameters
+    ----------
+    table : Table
+        Of rows, in GPU or host memory.
+    ids : Tensor, int32 or int64, shape (n,)
+        This rank's rows; n may differ between ranks and be 0.  Of rows for the same id the last
+        one of the last rank is kept.
+    rows : Tensor, of the table's dtype, shape (n, *row_shape)
+    ranks : Ranks, optional
+        Those that take part, by default all ranks of the job, on all machines.
+
+    Raises
+    ------
+    InvalidInputError
+        If the table is one of topology or has rows on disk, or an argument has the wrong dtype
+        or shape.
+    IdOutOfRangeError
+        If an id is no row.
+    RankFailedError
+        If another rank's arguments are wrong; as with the errors above, nothing is changed.
+    """
+    asked = "write rows of a stored table"
+    view = _row_view(table, asked)
+    changes = _Changes(view, ranks or Ranks.of_all_machines(), asked)
+    every_id, every_row = changes.of_all_ranks(ids, rows, view.dtype)
+    shares = torch.tensor(_shares(table.plan, table.rank, asked), dtype=torch.int64)
+    changes.make(lambda: scatter_rows(view, every_id, every_row, shares))
+
+
+class SparseOptimizer:
+    """Trains the rows of a table that get gradients; see the classes below.
+
+    Making one is collective if ``ranks`` is left out.  It keeps the tables' memory, also when their
+    store is closed.
+
+    Parameters
+    ----------
+    table : Table
+        Of float32 rows, in GPU or host memory.
+    states : list of Table
+        Placed as ``table`` is.
+    ranks : Ranks, optional
+        Whose gradients are summed, by default those of all ranks of the job, on all machines.
+    """
+
+    def __init__(self, table: Table, states: list[Table], ranks: Ranks | None) -> None:
+        asked = "train a stored table"
+        for state in states:
+            if state.plan.tiers != table.plan.tiers:
+                raise InvalidInputError(
+                    asked,
+                    f"tables '{table.plan.name}' and '{state.plan.name}' are placed apart",
+                    "place the optimizer's state as its table is",
+                )
+        self._tables = AlignedTables.of(
+            [_row_view(each, asked) for each in (table, *states)],
+            torch.tensor(_shares(table.plan, table.rank, asked), dtype=torch.int64),
+        )
+        self._changes = _Changes(_row_view(table, asked), ranks or Ranks.of_all_machines(), asked)
+
+    def step(self, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+        """Update the rows for which any rank has a gradient; collective.
+
+        Parameters
+        ----------
+        ids : Tensor, int32 or int64, shape (n,)
+            This rank's rows, also repeated; n may differ between ranks and be 0.
+        gradients : Tensor, float32, shape (n, *row_shape)
+            Those of one row are summed, over ranks too.
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError, RankFailedError
+            As :func:`write_rows`.
+        """
+        every_id, every_gradient = self._changes.of_all_ranks(ids, gradients, torch.float32)
+        rule = self._next_rule()
+        self._changes.make(lambda: update_rows(self._tables, every_id, every_gradient, rule))
+
+    def _next_rule(self) -> Rule:
+        raise NotImplementedError
+
+
+class SparseSGD(SparseOptimizer):
+    """``torch.optim.SGD`` on sparse gradients, without momentum.
+
+    Attributes
+    ----------
+    lr : float
+        May be changed between steps.
+    """
+
+    def __init__(self, table: Table, lr: float, ranks: Ranks | None = None) -> None:
+        super().__init__(table, [], ranks)
+        self.lr = lr
+
+    def _next_rule(self) -> Rule:
+        return SGD(self.lr)
+
+
+class SparseAdagrad(SparseOptimizer):
+    """``torch.optim.Adagrad`` on sparse gradients.
+
+    Parameters
+    ----------
+    state_sum : Table
+        Sums of squared gradients, float32, zeros at first.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        state_sum: Table,
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        ranks: Ranks | None = None,
+    ) -> None:
+        super().__init__(table, [state_sum], ranks)
+        self.lr = lr
+        self.eps = eps
+
+    def _next_rule(self) -> Rule:
+        return Adagrad(self.lr, self.eps)
+
+
+class SparseAdam(SparseOptimizer):
+    """``torch.optim.SparseAdam``: moments of rows without a gradient wait, steps count for all.
+
+    ``dgl.optim.SparseAdam`` differs: it takes the mean of a row's gradients, not their sum, and
+    counts steps for each row.
+
+    Parameters
+    ----------
+    exp_avg, exp_avg_sq : Table
+        The moments, float32, zeros at first.
+
+    Attributes
+    ----------
+    steps : int
+        Steps taken; a checkpoint needs it beside the tables.
+    """
+
+    def __init__(
+        self,
+        table: Table,
+        exp_avg: Table,
+        exp_avg_sq: Table,
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        ranks: Ranks | None = None,
+    ) -> None:
+        super().__init__(table, [exp_avg, exp_avg_sq], ranks)
+        self.lr = lr
+        self.betas = betas
+        self.eps = eps
+        self.steps = 0
+
+    def _next_rule(self) -> Rule:
+        self.steps += 1
+        return Adam(self.lr, self.steps, self.betas, self.eps)
+
+
+class _Changes:
+    """Brings the changes of all ranks to each, and has all make them."""
+
+    def __init__(self, view: RowView, ranks: Ranks, asked: str) -> None:
+        self._view = view
+        self._ranks = ranks
+        self._asked = asked
+        self._device = view.tiers.device
+
+    def of_all_ranks(
+        self, ids: torch.Tensor, values: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The ids (int64) and values of all ranks, one rank after the other.
+
+        When it returns, every rank has read what it asked for before.
+        """
+
+        def check() -> tuple[torch.Tensor, torch.Tensor]:
+            self._wait()
+            return self._checked(ids, values, dtype)
+
+        mine = self._ranks.together(self._asked, check)
+        every = self._ranks.all_gather(mine)
+        all_ids, all_values = (torch.cat(parts) for parts in zip(*every, strict=True))
+        return all_ids.to(self._device), all_values.to(self._device)
+
+    def make(self, change: Callable[[], None]) -> None:
+        """Run the change; when it returns, every rank has made its part."""
+
+        def finish() -> None:
+            change()
+            self._wait()
+
+        self._ranks.together(self._asked, finish)
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            device.raise_faults(self._device, wait=True)
+
+    def _checked(
+        self, ids: torch.Tensor, values: torch.Tensor, dtype: torch.dtype
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        ids = check_ids(ids, self._asked).cpu()
+        shape = (len(ids), *self._view.row_shape)
+        if tuple(values.shape) != shape or values.dtype != dtype:
+            raise InvalidInputError(
+                self._asked,
+                f"{len(ids)} ids with values of shape {tuple(values.shape)} and {values.dtype}",
+                f"pass values of shape {shape} and {dtype}",
+            )
+        bad = ((ids < 0) | (ids >= self._view.num_rows)).nonzero()
+        if len(bad):
+            raise_at_bad_id([int(bad[0])], ids, self._view.num_rows, self._asked)
+        return ids.long(), values.detach().cpu().contiguous()
+
+
+def _row_view(table: Table, asked: str) -> RowView:
+    if not isinstance(table.view, RowView):
+        raise InvalidInputError(
+            asked, f"'{table.plan.name}' is a graph's topology", "pass a table of rows"
+        )
+    return table.view
+
+
+def _shares(plan: TablePlan, rank: int, asked: str) -> list[tuple[int, int]]:
+    """For each part in pointer order, how many ranks write its copy that ``rank`` reads, and
+    this one's place among them.
+
+    Who holds a copy writes it.  Copies in host memory are dealt out over those who read them:
+    they have it mapped.
+    """
+    shares = []
+    for tier in plan.tiers:
+        if tier.memory == "disk":
+            raise InvalidInputError(
+                asked,
+                f"{tier.num_rows} rows of table '{plan.name}' on disk",
+                "place tables that change in GPU or host memory",
+            )
+        for part in range(tier.parts):
+            holders = [reads[part] if tier.memory == "gpu" else HOST for reads in tier.source]
+            holder = holders[rank]
+            readers = [reader for reader, other in enumerate(holders) if other == holder]
+            if holder in readers:
+                shares.append((1, 0) if holder == rank else (0, 0))
+            else:
+                shares.append((len(readers), readers.index(rank)))
+    return shares

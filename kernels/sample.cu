@@ -1,0 +1,324 @@
+// Uniform neighbour sampling of one hop, and of all hops with append-unique in one launch
+// (XGNN's KHop sampler, section 5, and WholeGraph's sampling and append-unique, section III-C, as
+// one kernel). The contract stands in dgl_mgpu/ops/sample/op.py.
+//
+// A block has the same seeds in every phase of a hop. Phases are divided by barriers over the
+// grid, so that no phase waits for the host.
+#include "floyd.cuh"
+#include "ggms.cuh"
+#include "node_table.cuh"
+
+namespace dgl_mgpu {
+
+constexpr int kThreads = 512;
+constexpr int kMostHops = 6;
+
+// Where the edges of each seed were found.
+struct Found {
+  int64* first;
+  int64* degree;
+  int* segment;
+};
+
+__device__ __forceinline__ int64 sample_size(int64 degree, int64 fanout, bool replace) {
+  if (fanout < 0) return degree;
+  if (replace) return degree > 0 ? fanout : 0;
+  return min(degree, fanout);
+}
+
+// Looks up the edges of the seeds in `mine`; `indptr` gets the sum of sizes within this block,
+// the block's sum goes to `control`.
+template <typename Seed, typename Id, typename Position>
+__device__ void find_edges(const Graph<Id, Position>& graph, int64 num_rows, const Seed* seeds,
+                           Run mine, int64 fanout, bool replace, Found found, int64* indptr,
+                           GridControl control) {
+  int64 size = 0;
+  for (int64 start = mine.begin; start < mine.end; start += kThreads) {
+    const int64 i = start + threadIdx.x;
+    int64 count = 0;
+    if (i < mine.end) {
+      const int64 node = seeds[i];
+      int64 first = 0, degree = 0, segment = 0;
+      if (node < 0 || node >= num_rows) {
+        atomicMin(control.bad(), static_cast<uint64>(i));
+      } else {
+        const auto span = graph.Find(node);
+        first = span.begin;
+        degree = span.size();
+        segment = (span.base - graph.pointers) / 3;
+      }
+      found.first[i] = first;
+      found.degree[i] = degree;
+      found.segment[i] = static_cast<int>(segment);
+      count = sample_size(degree, fanout, replace);
+    }
+    const Sum sum = block_sum<kThreads>(count);
+    if (i < mine.end) indptr[i] = size + sum.before;
+    size += sum.total;
+  }
+  if (threadIdx.x == 0) control.sums()[blockIdx.x] = size;
+}
+
+// Writes samples: neighbors and edge ids. `Added` is told of every neighbor and its place.
+template <typename Id, typename Position, typename Added>
+struct Filler {
+  const Graph<Id, Position>& graph;
+  Found found;
+  bool replace;
+  int64 fanout;
+  uint64 key;
+  Id* neighbors;
+  Id* eids;
+  Added added;
+
+  __device__ __forceinline__ void Take(int64 to, const int64* base, int64 edge) const {
+    const Id neighbor = reinterpret_cast<const Id*>(base[1])[edge];
+    const Id* ids = reinterpret_cast<const Id*>(base[2]);
+    neighbors[to] = neighbor;
+    eids[to] = ids == nullptr ? static_cast<Id>(edge) : ids[edge];
+    added(to, neighbor);
+  }
+
+  // The sample of one seed, by a group of lanes.
+  template <int kLanes>
+  __device__ __forceinline__ void Fill(int64 i, int64 node, int64 to, uint32 mask, int lane) const {
+    const int64 first = found.first[i], degree = found.degree[i];
+    const int64 count = sample_size(degree, fanout, replace);
+    const int64* base = graph.pointers + 3 * static_cast<int64>(found.segment[i]);
+    if (replace && fanout >= 0) {
+      for (int64 j = lane; j < count; j += kLanes) {
+        Take(to + j, base, first + below(draw(node, j, kSampleStream, key), degree));
+      }
+    } else if (count == degree) {
+      for (int64 j = lane; j < count; j += kLanes) Take(to + j, base, first + j);
+    } else if (count <= kLanes) {
+      const bool active = lane < count;
+      const int64 last = degree - count + lane;
+      const int64 t = active ? below(draw(node, lane, kSampleStream, key), last + 1) : 0;
+      const int64 pick = resolve_draws<kLanes>(mask, lane, degree - count, t, active, false);
+      if (active) Take(to + lane, base, first + pick);
+    } else {
+      FillMany<kLanes>(node, to, base, first, degree, count, mask, lane);
+    }
+  }
+
+  // More picks than lanes: in groups, which look through the picks of the groups before.
+  template <int kLanes>
+  __device__ void FillMany(int64 node, int64 to, const int64* base, int64 first, int64 degree,
+                           int64 count, uint32 mask, int lane) const {
+    for (int64 start = 0; start < count; start += kLanes) {
+      const int64 j = start + lane;
+      const bool active = j < count;
+      const int64 last = degree - count + j;
+      const int64 t = active ? below(draw(node, j, kSampleStream, key), last + 1) : 0;
+      bool taken = false;
+      for (int64 earlier = 0; earlier < start; ++earlier) taken |= eids[to + earlier] == t;
+      const int64 pick =
+          resolve_draws<kLanes>(mask, lane, degree - count + start, t, active, active && taken);
+      if (active) eids[to + j] = static_cast<Id>(pick);
+      __syncwarp(mask);
+    }
+    for (int64 j = lane; j < count; j += kLanes) Take(to + j, base, first + eids[to + j]);
+  }
+
+  // The samples of the seeds in `mine`, whose first edge is number `before`.
+  template <typename Seed, int kLanes>
+  __device__ void FillGroups(const Seed* seeds, Run mine, int64 before, int64* indptr) const {
+    const int lane = threadIdx.x % kLanes;
+    const uint32 mask = (kAllLanes >> (32 - kLanes)) << (threadIdx.x % 32 / kLanes * kLanes);
+    for (int64 i = mine.begin + threadIdx.x / kLanes; i < mine.end; i += kThreads / kLanes) {
+      const int64 to = before + indptr[i];
+      __syncwarp(mask);
+      if (lane == 0) indptr[i] = to;
+      Fill<kLanes>(i, seeds[i], to, mask, lane);
+    }
+  }
+
+  template <typename Seed>
+  __device__ void FillAll(const Seed* seeds, Run mine, int64 before, int64* indptr) const {
+    if (fanout < 0 || fanout > 16) {
+      FillGroups<Seed, 32>(seeds, mine, before, indptr);
+    } else if (fanout > 8) {
+      FillGroups<Seed, 16>(seeds, mine, before, indptr);
+    } else if (fanout > 4) {
+      FillGroups<Seed, 8>(seeds, mine, before, indptr);
+    } else {
+      FillGroups<Seed, 4>(seeds, mine, before, indptr);
+    }
+  }
+};
+
+template <typename Id>
+struct Ignore {
+  __device__ __forceinline__ void operator()(int64, Id) const {}
+};
+
+template <typename Id>
+struct AddToTable {
+  NodeTable<Id> table;
+  int64 known;
+  int* slots;
+  __device__ __forceinline__ void operator()(int64 place, Id node) const {
+    slots[place] = table.Insert(node, static_cast<int>(known + place));
+  }
+};
+
+// First of two launches where the number of edges has no useful bound (fanout -1): look up and
+// count. `report` gets the first bad seed (or -1) and the number of edges.
+template <typename Seed, typename Id, typename Position>
+__global__ void __launch_bounds__(kThreads)
+    count_edges(const Seed* seeds, int64 num_seeds, const int64* tiers, int64 num_tiers,
+                const int64* pointers, const Position* position, int64 num_rows, int64 fanout,
+                int64 replace, int64* found_first, int64* found_degree, int* found_segment,
+                int64* indptr, uint64* control_words, int64* report) {
+  const Graph<Id, Position> graph{{tiers, static_cast<int>(num_tiers), position}, pointers};
+  const Found found{found_first, found_degree, found_segment};
+  const GridControl control{control_words};
+  GridBarrier barrier(control);
+  const Run mine = run_of_block(num_seeds);
+  find_edges(graph, num_rows, seeds, mine, fanout, replace, found, indptr, control);
+  barrier.Wait();
+  const Sum edges = grid_sum<kThreads>(control.sums());
+  for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) indptr[i] += edges.before;
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    indptr[num_seeds] = edges.total;
+    report[0] = static_cast<int64>(*control.bad());
+    report[1] = edges.total;
+  }
+  control.Leave();
+}
+
+// Second of the two: write the samples.
+template <typename Seed, typename Id, typename Position>
+__global__ void __launch_bounds__(kThreads)
+    fill_edges(const Seed* seeds, int64 num_seeds, const int64* pointers, int64 fanout,
+               int64 replace, uint64 key, int64* found_first, int64* found_degree,
+               int* found_segment, int64* indptr, Id* neighbors, Id* eids) {
+  const Graph<Id, Position> graph{{nullptr, 0, nullptr}, pointers};
+  const Filler<Id, Position, Ignore<Id>> filler{
+      graph, {found_first, found_degree, found_segment}, replace != 0, fanout, key, neighbors,
+      eids, {}};
+  filler.template FillAll<Seed>(seeds, run_of_block(num_seeds), 0, indptr);
+}
+
+// Both in one cooperative launch, where outputs of `num_seeds` * `fanout` edges are there.
+template <typename Seed, typename Id, typename Position>
+__global__ void __launch_bounds__(kThreads)
+    sample_hop(const Seed* seeds, int64 num_seeds, const int64* tiers, int64 num_tiers,
+               const int64* pointers, const Position* position, int64 num_rows, int64 fanout,
+               int64 replace, uint64 key, int64* found_first, int64* found_degree,
+               int* found_segment, int64* indptr, Id* neighbors, Id* eids,
+               uint64* control_words, int64* report) {
+  const Graph<Id, Position> graph{{tiers, static_cast<int>(num_tiers), position}, pointers};
+  const Found found{found_first, found_degree, found_segment};
+  const GridControl control{control_words};
+  GridBarrier barrier(control);
+  const Run mine = run_of_block(num_seeds);
+  find_edges(graph, num_rows, seeds, mine, fanout, replace, found, indptr, control);
+  barrier.Wait();
+  const Sum edges = grid_sum<kThreads>(control.sums());
+  const Filler<Id, Position, Ignore<Id>> filler{graph, found, replace != 0, fanout,
+                                                key,   neighbors, eids, {}};
+  filler.template FillAll<Seed>(seeds, mine, edges.before, indptr);
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    indptr[num_seeds] = edges.total;
+    report[0] = static_cast<int64>(*control.bad());
+    report[1] = edges.total;
+  }
+  control.Leave();
+}
+
+// What all hops of a mini-batch are sampled from and into. `nodes` gets the seeds and then the new
+// nodes of each hop, so that the nodes of every hop are a beginning of it. `indptr`, `neighbors`
+// and `eids` hold the hops one after another, each in as much room as hop h can need: S seeds and
+// S * fanout edges, with S the seeds of the hop before and its edges, at most `most_nodes`.
+// `report` gets the first bad seed (or -1), whether the table was large enough (-1), and edges and
+// nodes of each hop.
+template <typename Id, typename Position>
+struct Hops {
+  const Id* seeds;
+  int64 num_seeds;
+  const int64* tiers;
+  int64 num_tiers;
+  const int64* pointers;
+  const Position* position;
+  int64 num_rows;
+  int64 most_nodes;
+  int64 replace;
+  Id* nodes;
+  int64* indptr;
+  Id* neighbors;
+  Id* eids;
+  int64* found_first;
+  int64* found_degree;
+  int* found_segment;
+  int* slots;
+  int* numbers;
+  uint64* control_words;
+  uint64* table_words;
+  int64 table_mask;
+  int64* report;
+  int64 num_hops;
+  int64 fanouts[kMostHops];
+  uint64 keys[kMostHops];
+};
+
+template <typename Id, typename Position>
+__global__ void __launch_bounds__(kThreads) sample_hops(const Hops<Id, Position> hops) {
+  const Graph<Id, Position> graph{
+      {hops.tiers, static_cast<int>(hops.num_tiers), hops.position}, hops.pointers};
+  const Found found{hops.found_first, hops.found_degree, hops.found_segment};
+  const GridControl control{hops.control_words};
+  const NodeTable<Id> table{hops.table_words, static_cast<uint64>(hops.table_mask),
+                            control.overflow()};
+  GridBarrier barrier(control);
+  const Numbering scratch{hops.slots, hops.numbers, control.more_sums()};
+  const bool reports = blockIdx.x == 0 && threadIdx.x == 0;
+  Id* nodes = hops.nodes;
+  int64* indptr = hops.indptr;
+  Id* neighbors = hops.neighbors;
+  Id* eids = hops.eids;
+
+  clear(table);
+  int64 known = hops.num_seeds, room = hops.num_seeds;
+  Run mine = run_of_block(known);
+  for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) nodes[i] = hops.seeds[i];
+#pragma unroll 1
+  for (int hop = 0; hop < hops.num_hops; ++hop) {
+    const int64 fanout = hops.fanouts[hop];
+    mine = run_of_block(known);
+    find_edges(graph, hops.num_rows, nodes, mine, fanout, hops.replace, found, indptr, control);
+    barrier.Wait();
+    if (hop == 0) {  // not before the whole table is clear
+      for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) {
+        if (nodes[i] >= 0) table.Insert(nodes[i], static_cast<int>(i));
+      }
+    }
+    const Sum edges = grid_sum<kThreads>(control.sums());
+    const Filler<Id, Position, AddToTable<Id>> filler{
+        graph,     found, hops.replace != 0, fanout, hops.keys[hop],
+        neighbors, eids,  {table, known, hops.slots}};
+    filler.template FillAll<Id>(nodes, mine, edges.before, indptr);
+    // The block's own edges end where the next block's begin.
+    const Run own{edges.before, edges.before + control.sums()[blockIdx.x]};
+    barrier.Wait();
+    if (reports) {
+      indptr[known] = edges.total;
+      hops.report[2 + 2 * hop] = edges.total;
+    }
+    known = number_nodes<Id, kThreads>(table, known, own, scratch, neighbors, nodes,
+                                       hop + 1 == hops.num_hops, barrier);
+    if (reports) hops.report[3 + 2 * hop] = known;
+    indptr += room + 1;
+    neighbors += room * fanout;
+    eids += room * fanout;
+    room = min(room + room * fanout, hops.most_nodes);
+  }
+  if (reports) {
+    hops.report[0] = static_cast<int64>(*control.bad());
+    hops.report[1] = static_cast<int64>(*control.overflow());
+  }
+  control.Leave();
+}
+
+}  // namespace dgl_mgpu

@@ -1,0 +1,507 @@
+// Neighbour sampling by edge weight and by time. The contract stands in
+// dgl_mgpu/ops/sample_weighted/op.py.
+//
+// Three kernels: find the seeds' edges; weigh them; then, after a prefix sum of the sample sizes,
+// fill. A seed is a warp's work, one of many edges a whole block's: those are listed by the first
+// kernel and dealt out before the others.
+#include "exponential.cuh"
+#include "grid.cuh"
+#include "weights.cuh"
+
+namespace dgl_mgpu {
+
+constexpr int kThreads = 512;
+constexpr int kWarps = kThreads / 32;
+// Edges and picks by weight that a warp deals with alone.
+constexpr int64 kWarpEdges = 1024;
+constexpr int64 kWarpPicks = 32;
+// Seeds that a block takes at a time.
+constexpr int64 kSeedsTogether = 4 * kWarps;
+// Edges that a block looks at between two looks at its candidates, and its room for those.
+constexpr int kEdgesTogether = 2 * kThreads;
+constexpr int kNearCandidates = 2048;
+
+constexpr double kLargestDouble = 1.7976931348623157e308;
+constexpr double kNever = kLargestDouble;  // no key is as large
+constexpr int64 kNone = 0x7fffffffffffffff;
+
+// What is known of a seed: a row of an int64 tensor.
+struct Found {
+  int64 segment;
+  int64 first;
+  int64 degree;
+  int64 positive;  // weights; where they are bad, -1 says that all are 0, -2 - e that e's is
+  double largest;
+};
+
+// What the kernels of a call tell each other and the host; zeros at first.
+struct Control {
+  int64 bad_seed;    // the number of seeds less the first place that is no node
+  int64 bad_weight;  // the same for bad weights
+  uint64 total;      // edges of the sample
+  int64 far;         // whether a block selects more edges than its shared memory holds
+  uint64 hubs;       // seeds that are a block's work
+  uint64 weighed;    // shares of the work taken, of each of two kernels
+  uint64 filled;
+};
+
+__device__ __forceinline__ bool is_hub(int64 degree, int64 fanout, bool replace) {
+  return degree > kWarpEdges || (!replace && fanout > kWarpPicks && degree > fanout);
+}
+
+template <typename T>
+__device__ __forceinline__ T warp_sum(T value) {
+#pragma unroll
+  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(kAllLanes, value, lanes);
+  return value;
+}
+
+// Deals out the seeds: hubs to blocks, then the others to warps.
+template <typename OnHub, typename OnSeed>
+__device__ __forceinline__ void deal(int64 num_seeds, const int64* hubs, int64 num_hubs,
+                                     uint64* taken, OnHub on_hub, OnSeed on_seed) {
+  __shared__ int64 next;
+  const int64 shares = num_hubs + (num_seeds + kSeedsTogether - 1) / kSeedsTogether;
+  for (;;) {
+    __syncthreads();
+    if (threadIdx.x == 0) next = static_cast<int64>(atomicAdd(taken, uint64{1}));
+    __syncthreads();
+    const int64 share = next;
+    if (share >= shares) return;
+    if (share < num_hubs) {
+      on_hub(hubs[share]);
+    } else {
+      const int64 begin = (share - num_hubs) * kSeedsTogether;
+      const int64 end = min(begin + kSeedsTogether, num_seeds);
+      for (int64 place = begin + threadIdx.x / 32; place < end; place += kWarps) on_seed(place);
+    }
+  }
+}
+
+template <typename Node, typename Id, typename Position>
+__global__ void __launch_bounds__(kThreads)
+    find(const Node* seeds, int64 num_seeds, const int64* tiers, int64 num_tiers,
+         const int64* pointers, const Position* position, int64 num_rows, int64 fanout,
+         int64 replace, Found* found, int64* hubs, Control* control) {
+  const Graph<Id, Position> graph{{tiers, static_cast<int>(num_tiers), position}, pointers};
+  const int64 step = static_cast<int64>(gridDim.x) * kThreads;
+  for (int64 place = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x; place < num_seeds;
+       place += step) {
+    const int64 node = seeds[place];
+    int64 segment = 0, first = 0, degree = 0;
+    if (node < 0 || node >= num_rows) {
+      atomicMax(&control->bad_seed, num_seeds - place);
+    } else {
+      const auto edges = graph.Find(node);
+      segment = (edges.base - pointers) / 3;
+      first = edges.begin;
+      degree = edges.size();
+    }
+    found[place] = {segment, first, degree, 0, 0.0};
+    if (is_hub(degree, fanout, replace)) hubs[atomicAdd(&control->hubs, uint64{1})] = place;
+  }
+}
+
+// Weights of some edges of a seed.
+struct Weighed {
+  int64 in_time;
+  int64 positive;
+  int64 bad;  // the first edge whose weight is
+  double largest;
+
+  __device__ __forceinline__ Weighed OverWarp() const {
+    Weighed all{warp_sum(in_time), warp_sum(positive), bad, largest};
+#pragma unroll
+    for (int lanes = 16; lanes > 0; lanes /= 2) {
+      all.bad = min(all.bad, __shfl_xor_sync(kAllLanes, all.bad, lanes));
+      all.largest = max(all.largest, __shfl_xor_sync(kAllLanes, all.largest, lanes));
+    }
+    return all;
+  }
+
+  __device__ __forceinline__ Weighed OverBlock() const {
+    __shared__ Weighed parts[kWarps];
+    const int lane = threadIdx.x % 32;
+    const Weighed warps = OverWarp();
+    if (lane == 0) parts[threadIdx.x / 32] = warps;
+    __syncthreads();
+    return (lane < kWarps ? parts[lane] : Weighed{0, 0, kNone, 0.0}).OverWarp();
+  }
+};
+
+// Every `step`-th edge of a seed from number `start`.
+template <typename Edges>
+__device__ __forceinline__ Weighed weigh_edges(const EdgeWeights& weights, const Edges& edges,
+                                               int64 place, int start, int step) {
+  Weighed sum{0, 0, kNone, 0.0};
+#pragma unroll 2
+  for (int64 i = start; i < edges.size(); i += step) {
+    const int64 edge = edges.edge(i);
+    if (!weights.InTime(edge, place)) continue;
+    const double weight = weights.Weight(edge);
+    ++sum.in_time;
+    if (0.0 <= weight && weight <= kLargestDouble) {
+      sum.positive += weight > 0.0;
+      sum.largest = max(sum.largest, weight);
+    } else {
+      sum.bad = min(sum.bad, i);
+    }
+  }
+  return sum;
+}
+
+// Writes the size of each sample to `indptr[1:]`, for a prefix sum.
+template <typename Id>
+__global__ void __launch_bounds__(kThreads)
+    weigh(int64 num_seeds, const int64* pointers, const int64* weight_tiers,
+          int64 num_weight_tiers, const int64* weight_pointers, const void* weight_position,
+          int64 weight_position_bytes, int64 weight_stored, const int64* time_tiers,
+          int64 num_time_tiers, const int64* time_pointers, const void* time_position,
+          int64 time_position_bytes, int64 time_stored, const void* until, int64 fanout,
+          int64 replace, Found* found, const int64* hubs, int64* indptr, Control* control) {
+  const EdgeWeights weights{{weight_tiers, num_weight_tiers, weight_pointers, weight_position,
+                             weight_position_bytes, weight_stored},
+                            {time_tiers, num_time_tiers, time_pointers, time_position,
+                             time_position_bytes, time_stored},
+                            until};
+  const auto edges_of = [&](const Found& seed) {
+    return typename Graph<Id, int>::Span{pointers + 3 * seed.segment, seed.first,
+                                         seed.first + seed.degree};
+  };
+  uint64 total = 0;
+  const auto conclude = [&](int64 place, const Weighed& sum) {
+    int64 positive = sum.positive;
+    if (sum.bad != kNone) {
+      positive = -2 - static_cast<int64>(edges_of(found[place]).edge(sum.bad));
+    } else if (sum.in_time > 0 && positive == 0 && weight_stored != kMask) {
+      positive = -1;
+    }
+    if (positive < 0) atomicMax(&control->bad_weight, num_seeds - place);
+    int64 size = max(positive, int64{0});
+    if (replace) {
+      size = size > 0 ? fanout : 0;
+    } else if (fanout >= 0 && size > fanout) {
+      size = fanout;
+      if (fanout + kEdgesTogether > kNearCandidates) atomicMax(&control->far, int64{1});
+    }
+    found[place].positive = positive;
+    found[place].largest = sum.largest;
+    indptr[place + 1] = size;
+    total += size;
+  };
+  deal(
+      num_seeds, hubs, static_cast<int64>(control->hubs), &control->weighed,
+      [&](int64 place) {
+        const auto edges = edges_of(found[place]);
+        const Weighed sum =
+            weigh_edges(weights, edges, place, threadIdx.x, kThreads).OverBlock();
+        if (threadIdx.x == 0) conclude(place, sum);
+      },
+      [&](int64 place) {
+        const Found seed = found[place];
+        if (is_hub(seed.degree, fanout, replace)) return;
+        const Weighed sum =
+            weigh_edges(weights, edges_of(seed), place, threadIdx.x % 32, 32).OverWarp();
+        if (threadIdx.x % 32 == 0) conclude(place, sum);
+      });
+  if (total > 0) atomicAdd(&control->total, total);
+}
+
+// An edge of a seed that may be among those of the smallest keys.
+struct Candidate {
+  double key;
+  int64 edge;
+
+  __device__ __forceinline__ bool IsBefore(const Candidate& other) const {
+    return key < other.key || (key == other.key && edge < other.edge);
+  }
+};
+
+// Sorts as a block, in room for a power of 2 candidates (Batcher's bitonic network).
+__device__ void sort_candidates(Candidate* candidates, int64 count) {
+  int64 size = 1;
+  while (size < count) size *= 2;
+  for (int64 i = count + threadIdx.x; i < size; i += kThreads) candidates[i] = {kNever, kNone};
+  __syncthreads();
+  for (int64 width = 2; width <= size; width *= 2) {
+    for (int64 stride = width / 2; stride > 0; stride /= 2) {
+      for (int64 i = threadIdx.x; i < size / 2; i += kThreads) {
+        const int64 low = 2 * i - (i & (stride - 1));
+        const Candidate left = candidates[low], right = candidates[low + stride];
+        if (right.IsBefore(left) == ((low & width) == 0)) {
+          candidates[low] = right;
+          candidates[low + stride] = left;
+        }
+      }
+      __syncthreads();
+    }
+  }
+}
+
+// A seed's sample of `count` edges, which goes to the places from `to` on.
+template <typename Id>
+struct Sampler {
+  const EdgeWeights& weights;
+  typename Graph<Id, int>::Span edges;
+  int64 place;
+  uint64 node;
+  uint64 key;
+  double largest;
+  int64 to;
+  int64 count;
+  Id* neighbors;
+  Id* eids;
+
+  __device__ __forceinline__ void Take(int64 number, int64 i) const {
+    neighbors[to + number] = edges.neighbors()[i];
+    eids[to + number] = edges.edge(i);
+  }
+
+  __device__ __forceinline__ uint64 Draw(int64 number) const {
+    const Draws both = philox(node, static_cast<uint32>(number >> 1), kSampleStream, key);
+    return number & 1 ? both.second : both.first;
+  }
+
+  __device__ __forceinline__ bool IsPositive(int64 i) const {
+    const int64 edge = edges.edge(i);
+    return weights.InTime(edge, place) && weights.Weight(edge) > 0.0;
+  }
+
+  __device__ __forceinline__ uint64 Scaled(int64 i) const {
+    return weights.Scaled(edges.edge(i), place, largest);
+  }
+
+  __device__ __forceinline__ double Key(int64 i) const {
+    const uint64 scaled = i < edges.size() ? Scaled(i) : 0;
+    if (scaled == 0) return kNever;
+    return __ddiv_rn(exponential(Draw(i)), static_cast<double>(scaled));
+  }
+
+  // ---- By a warp ----
+
+  // Takes the edges [begin, end) of positive weight, from place `number` of the sample on.
+  __device__ __forceinline__ void TakePositive(int64 begin, int64 end, int64 number) const {
+    const int lane = threadIdx.x % 32;
+    for (int64 start = begin; start < end; start += 32) {
+      const int64 i = start + lane;
+      const bool taken = i < end && IsPositive(i);
+      const uint32 all = __ballot_sync(kAllLanes, taken);
+      if (taken) Take(number + __popc(all & ((1u << lane) - 1)), i);
+      number += __popc(all);
+    }
+  }
+
+  // The first edge of [begin, end) whose inclusive prefix sum of W exceeds the lane's point,
+  // with `sum` the W of the edges before.
+  __device__ __forceinline__ int64 EdgeAt(uint64 point, bool sought, int64 begin, int64 end,
+                                          uint64 sum) const {
+    const int lane = threadIdx.x % 32;
+    int64 edge = begin;
+    for (int64 start = begin; __any_sync(kAllLanes, sought) && start < end; start += 32) {
+      uint64 upto = start + lane < end ? Scaled(start + lane) : 0;
+#pragma unroll
+      for (int offset = 1; offset < 32; offset *= 2) {
+        const uint64 left = __shfl_up_sync(kAllLanes, upto, offset);
+        if (lane >= offset) upto += left;
+      }
+      upto += sum;
+      sum = __shfl_sync(kAllLanes, upto, 31);
+      const bool here = sought && point < sum;
+      if (!__any_sync(kAllLanes, here)) continue;
+      int before = 0;  // lanes whose sum does not exceed the point
+#pragma unroll
+      for (int lanes = 16; lanes > 0; lanes /= 2) {
+        if (__shfl_sync(kAllLanes, upto, before + lanes - 1) <= point) before += lanes;
+      }
+      if (here) edge = start + before;
+      sought = sought && !here;
+    }
+    return edge;
+  }
+
+  __device__ __forceinline__ void DrawByWarp() const {
+    const int lane = threadIdx.x % 32;
+    uint64 sum = 0;
+    for (int64 i = lane; i < edges.size(); i += 32) sum += Scaled(i);
+    sum = warp_sum(sum);
+    for (int64 start = 0; start < count; start += 32) {
+      const int64 number = start + lane;
+      const bool active = number < count;
+      const uint64 point = active ? below(Draw(number), sum) : 0;
+      const int64 i = EdgeAt(point, active, 0, edges.size(), 0);
+      if (active) Take(number, i);
+    }
+  }
+
+  // Lane k holds the edge of the k-th smallest key; a smaller one moves those after it up.
+  __device__ __forceinline__ void SelectByWarp() const {
+    const int lane = threadIdx.x % 32;
+    Candidate held{kNever, 0};
+    double bound = kNever;
+    for (int64 start = 0; start < edges.size(); start += 32) {
+      const double own = Key(start + lane);
+      for (uint32 better = __ballot_sync(kAllLanes, own < bound); better; better &= better - 1) {
+        const int from = __ffs(better) - 1;
+        const double added = __shfl_sync(kAllLanes, own, from);
+        const double left_key = __shfl_up_sync(kAllLanes, held.key, 1);
+        const int64 left_edge = __shfl_up_sync(kAllLanes, held.edge, 1);
+        if (held.key > added) {
+          const bool here = lane == 0 || left_key <= added;
+          held = here ? Candidate{added, start + from} : Candidate{left_key, left_edge};
+        }
+      }
+      bound = __shfl_sync(kAllLanes, held.key, static_cast<int>(count) - 1);
+    }
+    if (lane < count) Take(lane, held.edge);
+  }
+
+  // ---- By a block; not inlined, so that they take no registers from what warps do ----
+
+  // A hub's edges fall into as many runs as a block has threads; a run is a warp's work.
+  __device__ __forceinline__ Run RunOf(int64 number) const {
+    const int64 each = (edges.size() + 32 * kThreads - 1) / (32 * kThreads) * 32;
+    return {min(number * each, edges.size()), min((number + 1) * each, edges.size())};
+  }
+
+  // Sums a value of the edges over the runs before each; returns the sum over all.
+  template <typename Value>
+  __device__ __forceinline__ int64 SumRuns(int64* before, Value value) const {
+    for (int number = threadIdx.x / 32; number < kThreads; number += kWarps) {
+      const Run run = RunOf(number);
+      int64 sum = 0;
+#pragma unroll 4
+      for (int64 i = run.begin + threadIdx.x % 32; i < run.end; i += 32) sum += value(i);
+      sum = warp_sum(sum);
+      if (threadIdx.x % 32 == 0) before[number] = sum;
+    }
+    __syncthreads();
+    const Sum sum = block_sum<kThreads>(before[threadIdx.x]);
+    before[threadIdx.x] = sum.before;
+    __syncthreads();
+    return sum.total;
+  }
+
+  __device__ __attribute__((noinline)) void TakePositiveByBlock(int64* before) const {
+    SumRuns(before, [&](int64 i) { return static_cast<int64>(IsPositive(i)); });
+    for (int number = threadIdx.x / 32; number < kThreads; number += kWarps) {
+      const Run run = RunOf(number);
+      TakePositive(run.begin, run.end, before[number]);
+    }
+  }
+
+  __device__ __attribute__((noinline)) void DrawByBlock(int64* before) const {
+    const uint64 sum = SumRuns(before, [&](int64 i) { return static_cast<int64>(Scaled(i)); });
+    for (int64 number = threadIdx.x / 32; number < count; number += kWarps) {
+      const uint64 point = below(Draw(number), sum);
+      int low = 0, high = kThreads;  // the last run whose sum before does not exceed the point
+      while (high - low > 1) {
+        const int middle = (low + high) / 2;
+        if (static_cast<uint64>(before[middle]) <= point) {
+          low = middle;
+        } else {
+          high = middle;
+        }
+      }
+      const Run run = RunOf(low);
+      const int64 i = EdgeAt(point, true, run.begin, run.end, before[low]);
+      if (threadIdx.x % 32 == 0) Take(number, i);
+    }
+  }
+
+  // Keeps what is below the `count`-th smallest key so far, until there is no room for more. The
+  // room holds a power of 2 candidates, at least `count` + kEdgesTogether.
+  __device__ __attribute__((noinline)) void SelectByBlock(Candidate* candidates, int64 room) const {
+    __shared__ int held;
+    if (threadIdx.x == 0) held = 0;
+    __syncthreads();
+    double bound = kNever;
+    for (int64 start = 0; start < edges.size(); start += kEdgesTogether) {
+      double own[kEdgesTogether / kThreads];
+#pragma unroll
+      for (int k = 0; k < kEdgesTogether / kThreads; ++k) {
+        own[k] = Key(start + k * kThreads + threadIdx.x);
+      }
+#pragma unroll
+      for (int k = 0; k < kEdgesTogether / kThreads; ++k) {
+        if (own[k] < bound) {
+          candidates[atomicAdd(&held, 1)] = {own[k], start + k * kThreads + threadIdx.x};
+        }
+      }
+      __syncthreads();
+      const int64 kept = held;
+      if (kept + kEdgesTogether > room || start + kEdgesTogether >= edges.size()) {
+        sort_candidates(candidates, kept);
+        if (kept >= count) bound = candidates[count - 1].key;
+        if (threadIdx.x == 0) held = static_cast<int>(min(kept, count));
+      }
+      __syncthreads();
+    }
+    for (int64 number = threadIdx.x; number < count; number += kThreads) {
+      Take(number, candidates[number].edge);
+    }
+  }
+};
+
+// `far` has room for `far_room` candidates a block; it is null where shared memory holds them.
+template <typename Node, typename Id>
+__global__ void __launch_bounds__(kThreads)
+    fill(const Node* seeds, int64 num_seeds, const int64* pointers, const int64* weight_tiers,
+         int64 num_weight_tiers, const int64* weight_pointers, const void* weight_position,
+         int64 weight_position_bytes, int64 weight_stored, const int64* time_tiers,
+         int64 num_time_tiers, const int64* time_pointers, const void* time_position,
+         int64 time_position_bytes, int64 time_stored, const void* until, int64 fanout,
+         int64 replace, uint64 key, const Found* found, const int64* hubs, const int64* indptr,
+         Candidate* far, int64 far_room, Id* neighbors, Id* eids, Control* control) {
+  __shared__ Candidate near[kNearCandidates];
+  __shared__ int64 before[kThreads];
+  const EdgeWeights weights{{weight_tiers, num_weight_tiers, weight_pointers, weight_position,
+                             weight_position_bytes, weight_stored},
+                            {time_tiers, num_time_tiers, time_pointers, time_position,
+                             time_position_bytes, time_stored},
+                            until};
+  Candidate* const candidates = far == nullptr ? near : far + blockIdx.x * far_room;
+  const int64 room = far == nullptr ? kNearCandidates : far_room;
+  const auto sampler_of = [&](int64 place, const Found& seed) {
+    const int64 to = indptr[place];
+    return Sampler<Id>{
+        weights,
+        {pointers + 3 * seed.segment, seed.first, seed.first + seed.degree},
+        place,
+        static_cast<uint64>(seeds[place]),
+        key,
+        seed.largest,
+        to,
+        indptr[place + 1] - to,
+        neighbors,
+        eids};
+  };
+  deal(
+      num_seeds, hubs, static_cast<int64>(control->hubs), &control->filled,
+      [&](int64 place) {
+        const Found seed = found[place];
+        const Sampler<Id> sampler = sampler_of(place, seed);
+        if (sampler.count == 0) return;
+        if (replace) {
+          sampler.DrawByBlock(before);
+        } else if (sampler.count < seed.positive) {
+          sampler.SelectByBlock(candidates, room);
+        } else {
+          sampler.TakePositiveByBlock(before);
+        }
+      },
+      [&](int64 place) {
+        const Found seed = found[place];
+        if (is_hub(seed.degree, fanout, replace)) return;
+        const Sampler<Id> sampler = sampler_of(place, seed);
+        if (sampler.count == 0) return;
+        if (replace) {
+          sampler.DrawByWarp();
+        } else if (sampler.count < seed.positive) {
+          sampler.SelectByWarp();
+        } else {
+          sampler.TakePositive(0, seed.degree, 0);
+        }
+      });
+}
+
+}  // namespace dgl_mgpu

@@ -1,0 +1,72 @@
+// Weights and times of edges: the contract stands in dgl_mgpu/ops/sample_weighted/op.py.
+#pragma once
+
+#include "ggms.cuh"
+
+namespace dgl_mgpu {
+
+// How a value is stored, as dgl_mgpu/ops/sample_weighted/cuda.py numbers it. A mask is 0 or not.
+enum Stored : int64 { kNothing, kMask, kInt32, kInt64, kFloat32, kFloat64 };
+
+// A scalar of every edge id, behind tiers.
+struct EdgeValues {
+  const int64* tiers;
+  int64 num_tiers;
+  const int64* pointers;
+  const void* position;
+  int64 position_bytes;
+  int64 stored;
+
+  // Address of an edge's value, of `bytes` bytes.
+  __device__ __forceinline__ int64 Find(int64 edge, int bytes) const {
+    int64 at = edge;
+    if (position != nullptr) {
+      at = position_bytes == 8 ? static_cast<const int64*>(position)[edge]
+                               : static_cast<const int*>(position)[edge];
+    }
+    const Place place = Rows<int>{tiers, static_cast<int>(num_tiers), nullptr}.Find(at);
+    return pointers[place.segment] + place.row * bytes;
+  }
+};
+
+template <typename Element>
+__device__ __forceinline__ Element load(int64 address) {
+  return *reinterpret_cast<const Element*>(address);
+}
+
+// What an edge weighs for a seed.
+struct EdgeWeights {
+  EdgeValues weights;  // none where all weights are 1
+  EdgeValues times;    // none where all edges are in time
+  const void* until;   // a seed's time, int64 or double as the edges' are integers or not
+
+  // Whether an edge is no later than the time of the seed at a place.
+  __device__ __forceinline__ bool InTime(int64 edge, int64 place) const {
+    if (times.stored == kNothing) return true;
+    const bool wide = times.stored == kInt64 || times.stored == kFloat64;
+    const int64 at = times.Find(edge, wide ? 8 : 4);
+    if (times.stored == kInt32 || times.stored == kInt64) {
+      return (wide ? load<int64>(at) : load<int>(at)) <= static_cast<const int64*>(until)[place];
+    }
+    return (wide ? load<double>(at) : load<float>(at)) <= static_cast<const double*>(until)[place];
+  }
+
+  // Weight of an edge that is in time.
+  __device__ __forceinline__ double Weight(int64 edge) const {
+    if (weights.stored == kNothing) return 1.0;
+    const int64 at =
+        weights.Find(edge, weights.stored == kMask ? 1 : weights.stored == kFloat32 ? 4 : 8);
+    if (weights.stored == kMask) return load<unsigned char>(at) != 0 ? 1.0 : 0.0;
+    return weights.stored == kFloat32 ? load<float>(at) : load<double>(at);
+  }
+
+  // The contract's W: the weight relative to the node's largest, as an integer up to 2^32.
+  __device__ __forceinline__ uint64 Scaled(int64 edge, int64 place, double largest) const {
+    const double weight = InTime(edge, place) ? Weight(edge) : 0.0;
+    if (weight == 0.0) return 0;
+    const double scaled = __dmul_rn(__ddiv_rn(weight, largest), 4294967296.0);
+    return scaled < 1.0 ? 1 : static_cast<uint64>(scaled);
+  }
+};
+
+}  // namespace dgl_mgpu

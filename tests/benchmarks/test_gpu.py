@@ -1,0 +1,148 @@
+"""The benchmarks on GPUs as far as a machine without one shows: they measure what they say."""
+
+from __future__ import annotations
+
+import json
+import sys
+from functools import partial
+
+import numpy as np
+import pytest
+import torch
+
+from benchmarks import gather_gpu, placement_gpu, sampling_gpu
+from benchmarks.figures import Figure, Report
+from benchmarks.gather_gpu import narrowed, numbering, refilled, rows_of
+from benchmarks.gpu import NumberedWords, PowerLaw, built_store, require_words, this_device
+from benchmarks.sampling_gpu import Checker, our_hops
+from dgl_mgpu.ops import GraphView, SampleKey, gather_rows, sample_blocks
+from dgl_mgpu.store import FeatureSource, Ranks
+
+WIDE = 256  # bytes a row
+
+
+@pytest.mark.parametrize(
+    ("unit", "ours", "reached"), [("GB/s", 115, True), ("GB/s", 114, False), ("ms", 86, True)]
+)
+def test_a_figure_is_reached_by_the_right_side(unit: str, ours: float, reached: bool) -> None:
+    assert Figure("case", unit, ours, peer=100, times_peer=1.15).reached is reached
+
+
+def test_a_figure_needs_every_target_and_all_to_compare_with() -> None:
+    near = Figure("case", "GB/s", 100, peer=10, ceiling=120, times_peer=1.0, of_ceiling=0.9)
+    assert near.ratio_to_ceiling == pytest.approx(1 / 1.2) and near.reached is False
+    assert Figure("case", "GB/s", 100, times_peer=1.0).reached is None
+    assert Figure("case", "GB/s", 100, peer=10).reached is None
+
+
+def test_a_report_keeps_what_it_prints(tmp_path, capsys) -> None:
+    out = tmp_path / "found.json"
+    report = Report(Ranks(), out, ceilings={"ring_copy": 400.0})
+    report.add(Figure("rows of 512 B", "GB/s", 350.0, peer=300.0, times_peer=1.15))
+    report.add(Figure("rows of 400 B", "GB/s", 300.0))
+    found = json.loads(out.read_text())
+    assert found["ceilings"] == {"ring_copy": 400.0} and "commit" in found["machine"]
+    assert [figure["reached"] for figure in found["figures"]] == [True, None]
+    printed = capsys.readouterr().out
+    assert "350.0" in printed and "1.17" in printed and "yes" in printed
+
+
+def test_words_are_numbered() -> None:
+    rows = NumberedWords(2**31, 16)[np.array([3, 2**30 + 1])]
+    assert rows.dtype == np.float32
+    assert rows.view(np.uint32).tolist() == [[12, 13, 14, 15], [4, 5, 6, 7]]  # modulo 2**32
+
+
+@pytest.mark.parametrize("row_bytes", [16, 100, WIDE])
+@pytest.mark.parametrize("tiers", [1, 2])
+def test_rows_of_any_width_are_checked(row_bytes: int, tiers: int) -> None:
+    source = FeatureSource(NumberedWords(1000, WIDE), "nodes" if tiers == 2 else "")
+    hotness = {"nodes": np.random.default_rng(0).random(1000)} if tiers == 2 else {}
+    options = {"policy": "host"}
+    if tiers == 2:
+        options = {"policy": "auto", "gpu_memory": 300 * WIDE + 4000, "feature_ratio": 0.3}
+    with built_store({"rows": source}, hotness, Ranks(), options) as store:
+        wide = rows_of(store.tables["rows"])
+        assert len(wide.tiers) == tiers
+        view = refilled(wide, row_bytes) if tiers == 1 else narrowed(wide, row_bytes)
+        if tiers == 1:
+            assert view.num_rows == 1000 * WIDE // row_bytes
+        ids = torch.randint(view.num_rows, (500,), device=this_device())
+        numbers = numbering(view, WIDE // 4)
+        require_words("right", partial(gather_rows, view), ids, numbers)
+        with pytest.raises(ValueError, match="moved: wrong rows"):
+            require_words(
+                "moved", lambda ids: gather_rows(view, ids - 1), ids.clamp(min=1), numbers
+            )
+
+
+def test_a_power_law_graph_has_its_tails() -> None:
+    device = torch.device("cpu")
+    law = PowerLaw(20_000, 320_000, source_exponent=1.25)
+    indptr, indices = law.csc(device, torch.int32)
+    assert indices.dtype == torch.int32 and indices.min() >= 0 and indices.max() < law.nodes
+    assert int(indptr[-1]) == len(indices) == pytest.approx(law.edges, rel=0.2)
+    again, _ = law.csc(device, torch.int32)
+    assert torch.equal(indptr, again)
+    # 1 % of the nodes are the sources of 0.01 ** (1 - 1 / 1.25) of the edges.
+    counts = torch.bincount(indices, minlength=law.nodes).sort(descending=True)[0]
+    assert int(counts[:200].sum()) / len(indices) == pytest.approx(0.01**0.2, rel=0.1)
+    assert int(indptr.diff().max()) > 20 * law.edges / law.nodes
+
+
+def test_wrong_samples_are_found() -> None:
+    indptr, indices = PowerLaw(300, 3000).csc(torch.device("cpu"), torch.int64)
+    checker, seeds, fanouts = Checker(indptr, indices), torch.arange(20), (8, 4)
+    found, eids = our_hops(blocks_of(indptr, indices, seeds, fanouts))
+    checker.require("right", seeds, fanouts, found, eids)
+    dst, offsets, neighbors = found[0]
+    row = indices[indptr[0] : indptr[1]]
+    stranger = next(node for node in range(300) if node not in row)
+    strange = torch.cat([torch.tensor([stranger]), neighbors[1:]])
+    twice = torch.cat([eids[0][:1], eids[0][:1], eids[0][2:]])
+    for found_first, eids_first, wrong in (
+        ((dst, offsets, strange), eids[0], "edges"),
+        ((dst, offsets, neighbors), twice, "edge ids"),
+        ((dst, offsets.clamp(max=len(neighbors) - 1), neighbors[:-1]), None, "number of edges"),
+        ((dst.flip(0)[1:], offsets[:-1], neighbors), None, "destinations"),
+    ):
+        with pytest.raises(ValueError, match=f"hop 0 .*{wrong}"):
+            ids = None if eids_first is None else [eids_first]
+            checker.require("wrong", seeds, fanouts[:1], [found_first], ids)
+
+
+def blocks_of(indptr: torch.Tensor, indices: torch.Tensor, seeds: torch.Tensor, fanouts: tuple):
+    view = GraphView(
+        tiers=torch.tensor([[0, len(indptr) - 1, 1, 0]]),
+        pointers=torch.tensor([[indptr.data_ptr(), indices.data_ptr(), 0]]),
+        num_rows=len(indptr) - 1,
+        num_cols=len(indptr) - 1,
+        num_edges=len(indices),
+        idtype=indices.dtype,
+        owner=(indptr, indices),
+    )
+    return sample_blocks(view, seeds, fanouts[::-1], SampleKey(0))
+
+
+@pytest.mark.parametrize(
+    ("program", "arguments", "cases"),
+    [
+        (gather_gpu, "--parts uniform host --gb-per-gpu 0.001 --host-gb 0.001 --ids 500", 8),
+        (sampling_gpu, "--nodes 2000 --edges 20000 --idtypes int32", 2),
+    ],
+)
+def test_programs_run(program, arguments: str, cases: int, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(sampling_gpu, "SETTINGS", ((100, (4, 3)),))
+    out = tmp_path / "found.json"
+    common = f"--ranks 1 --repeats 1 --window 1 --no-peer --out {out}"
+    monkeypatch.setattr(sys, "argv", ["program", *common.split(), *arguments.split()])
+    program.main()
+    figures = json.loads(out.read_text())["figures"]
+    assert len(figures) == cases and all(figure["ours"] > 0 for figure in figures)
+
+
+def test_a_pattern_of_links_is_for_its_number_of_gpus(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(sys, "argv", ["program", "--links", "dgx1-6g", "--ranks", "4"])
+    with pytest.raises(SystemExit):
+        placement_gpu.main()
+    assert "--ranks 6" in capsys.readouterr().err

@@ -1,0 +1,84 @@
+"""Which instances of the kernels' templates operators launch."""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import re
+
+from dgl_mgpu.resources import resource_folder
+
+_IDS = ("int", "dgl_mgpu::int64")
+_SMALL = ("unsigned short", "unsigned char")
+#: What may stand for a template's parameter, by its name; first for all files.
+_ARGUMENTS = {
+    "": dict.fromkeys(("Id", "Node", "Position", "Seed", "Sorted", "Source", "Start"), _IDS),
+    "gather.cu": {
+        "Vector": ("dgl_mgpu::Vector16", "dgl_mgpu::uint64", "dgl_mgpu::uint32", *_SMALL),
+        "kUnroll": ("8",),
+    },
+    "scatter.cu": {
+        "Vector": ("uint4", "uint2", "unsigned int", *_SMALL),
+        "Rule": ("dgl_mgpu::SGD", "dgl_mgpu::Adagrad", "dgl_mgpu::Adam"),
+    },
+}
+_KERNEL = re.compile(
+    r"(?:template <(?P<parameters>[^>]*)>\s*)?"
+    r"__global__ void\s+(?:__launch_bounds__\([^)]*\)\s*)?(?P<name>\w+)\("
+)
+
+
+def sources() -> list[str]:
+    """The files with kernels."""
+    return sorted(path.name for path in resource_folder("kernels").glob("*.cu"))
+
+
+def _kernels(source: str) -> list[tuple[str, list[tuple[str, ...]]]]:
+    """Each kernel's name and what may stand for its parameters."""
+    found = _KERNEL.findall((resource_folder("kernels") / source).read_text())
+    if not found:
+        raise LookupError(f"{source} has no kernel")
+    known = _ARGUMENTS[""] | _ARGUMENTS.get(source, {})
+    kernels = []
+    for parameters, name in found:
+        names = [parameter.split()[-1] for parameter in parameters.split(",") if parameter]
+        if unknown := sorted(set(names) - known.keys()):
+            raise LookupError(f"{source}, {name}: tests/kernels/instances.py lacks {unknown}")
+        kernels.append((name, [known[parameter] for parameter in names]))
+    return kernels
+
+
+def _expression(name: str, arguments: tuple[str, ...]) -> str:
+    return f"dgl_mgpu::{name}" + (f"<{', '.join(arguments)}>" if arguments else "")
+
+
+@functools.cache
+def instances(source: str) -> frozenset[str]:
+    """Every instance of the kernels in a file, as expressions.
+
+    Raises
+    ------
+    LookupError
+        If the file has no kernel, or a template's parameter has a name unknown here.
+    """
+    return frozenset(
+        _expression(name, arguments)
+        for name, choices in _kernels(source)
+        for arguments in itertools.product(*choices)
+    )
+
+
+def representatives(source: str, most: int) -> list[str]:
+    """Few of the instances, at most ``most`` of each kernel.
+
+    Unless that is too few, everything that may stand for a parameter is in one of them.
+    Neighbouring parameters begin at different places of their lists: ids of different types
+    meet, which is where types are mistaken for each other.
+    """
+    return [
+        _expression(
+            name, tuple(choice[(i + place) % len(choice)] for place, choice in enumerate(choices))
+        )
+        for name, choices in _kernels(source)
+        for i in range(min(most, max(map(len, choices), default=1)))
+    ]

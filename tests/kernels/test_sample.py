@@ -1,0 +1,121 @@
+"""Uniform sampling, append-unique and all hops as CUDA kernels: bit for bit the CPU's results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dgl_mgpu.errors import IdOutOfRangeError
+from dgl_mgpu.ops import SampleKey, append_unique, sample_blocks, sample_neighbors
+from dgl_mgpu.ops.blocks import cuda as blocks_cuda
+from dgl_mgpu.ops.sample import cuda as sample_cuda
+from dgl_mgpu.ops.unique import cuda as unique_cuda
+from tests.kernels.cuda_views import on_device
+from tests.ops.test_sample import GRAPHS, batches
+from tests.ops.views import LAYOUTS, Graph, power_law_graph
+
+KEY = SampleKey(seed=3, epoch=1, batch=4, hop=0)
+
+
+def sample(view, seeds, fanout, replace=False):
+    return sample_cuda._sample_neighbors(
+        seeds, view.tiers, view.pointers, view.position, view.num_rows, view.idtype,
+        fanout, replace, KEY.fold(),
+    )  # fmt: skip
+
+
+def same(left, right) -> bool:
+    return all(torch.equal(a.cpu(), b) for a, b in zip(left, right, strict=True))
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanout", [0, 1, 3, 5, 8, 13, 16, 30, 33, 100, -1])
+def test_one_hop(where, fanout, replace):
+    for number, graph in enumerate(GRAPHS.values()):
+        idtype = (torch.int32, torch.int64)[number % 2]
+        view = graph.view(idtype=idtype)
+        for seeds in batches(graph):
+            expected = sample_neighbors(view, seeds, fanout, KEY, replace=replace)
+            found = sample(on_device(view, where), seeds.to(where), fanout, replace)
+            assert same(found, expected)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("seed_dtype", [torch.int32, torch.int64])
+def test_one_hop_over_tiers(where, layout, seed_dtype):
+    graph = power_law_graph(100, 900, seed=5)
+    seeds = torch.arange(100, dtype=seed_dtype)
+    for shuffle in (None, np.random.default_rng(0)):
+        view = graph.view(LAYOUTS[layout], torch.int32, shuffle)
+        expected = sample_neighbors(view, seeds, 4, KEY)
+        found = sample(on_device(view, where, host_segments=True), seeds.to(where), 4)
+        assert same(found, expected)
+
+
+@pytest.mark.parametrize("fanout", [3, -1])
+@pytest.mark.parametrize("bad", [-1, 200])
+def test_a_seed_that_is_no_node(where, fanout, bad):
+    seeds = torch.tensor([5, 6, bad, 7, bad], device=where)
+    view = on_device(GRAPHS["power law"].view(), where)
+    with pytest.raises(IdOutOfRangeError, match=f"id {bad} at place 2"):
+        sample(view, seeds, fanout)
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_append_unique(where, dtype):
+    random = np.random.default_rng(1)
+    for num_seeds, count, bound in ((0, 0, 1), (3, 0, 9), (0, 7, 3), (50, 2000, 300), (1, 1, 1)):
+        # Repeated seeds, too: a neighbor gets the number of the first.
+        seeds = torch.from_numpy(random.integers(0, bound, num_seeds)).to(dtype)
+        neighbors = torch.from_numpy(random.integers(0, bound, count)).to(dtype)
+        found = unique_cuda._append_unique(seeds.to(where), neighbors.to(where))
+        assert same(found, append_unique(seeds, neighbors))
+
+
+def test_append_unique_of_a_negative_id(where):
+    with pytest.raises(IdOutOfRangeError, match="negative id -4 at place 3"):
+        unique_cuda._append_unique(
+            torch.tensor([1, 2], device=where), torch.tensor([5, -4, 1, -1], device=where)
+        )
+
+
+def hops(view, seeds, fanouts, replace=False):
+    keys = [SampleKey(3, 1, 4, hop).fold() for hop in range(len(fanouts))]
+    return blocks_cuda._sample_hops(
+        seeds, view.tiers, view.pointers, view.position, view.num_rows, view.num_cols,
+        view.idtype, fanouts, replace, keys,
+    )  # fmt: skip
+
+
+def test_all_hops(where):
+    graphs = [graph for graph in GRAPHS.values() if graph.num_rows == graph.num_cols]
+    cases = [([5, 5, 5], False), ([3], False), ([2, 40], False), ([4, 3], True), ([0, 2], False)]
+    for number, (fanouts, replace) in enumerate(cases):
+        for graph in graphs:
+            view = graph.view(idtype=(torch.int32, torch.int64)[number % 2])
+            for seeds in batches(graph):
+                seeds = seeds.to(view.idtype)
+                blocks = sample_blocks(view, seeds, fanouts[::-1], KEY, replace=replace)
+                found = hops(on_device(view, where), seeds.to(where), fanouts, replace)
+                nodes, indptrs, sources, eids = found
+                assert torch.equal(nodes.cpu(), blocks[0].src_nodes)
+                for hop, block in enumerate(reversed(blocks)):
+                    hop_found = (indptrs[hop], sources[hop], eids[hop])
+                    assert same(hop_found, (block.indptr, block.src, block.eids))
+
+
+def test_all_hops_over_tiers(where):
+    graph: Graph = power_law_graph(300, 4000, seed=6)
+    view = graph.view(LAYOUTS["three tiers"], torch.int32, np.random.default_rng(2))
+    seeds = torch.arange(0, 300, 7, dtype=torch.int32)
+    blocks = sample_blocks(view, seeds, [5, 4, 3], KEY)
+    found = hops(on_device(view, where, host_segments=True), seeds.to(where), [3, 4, 5])
+    assert torch.equal(found[0].cpu(), blocks[0].src_nodes)
+    assert same([each[2] for each in found[1:]], (blocks[0].indptr, blocks[0].src, blocks[0].eids))
+
+
+def test_all_hops_from_a_seed_that_is_no_node(where):
+    view = on_device(GRAPHS["power law"].view(), where)
+    with pytest.raises(IdOutOfRangeError, match="id 200 at place 1"):
+        hops(view, torch.tensor([5, 200, 3], device=where), [3, 3])

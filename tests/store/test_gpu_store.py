@@ -1,0 +1,354 @@
+"""The store on GPUs that are not there (fake_gpu.py), for one rank and for several."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import time
+from pathlib import Path
+
+import dgl
+import numpy as np
+import pytest
+import torch
+
+import dgl_mgpu
+from dgl_mgpu.errors import (
+    ConfigError,
+    DeviceMemoryError,
+    RankFailedError,
+    StoreClosedError,
+    UnavailableError,
+)
+from dgl_mgpu.minibatch.launch import launch
+from dgl_mgpu.ops import gather_rows
+from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, build, cuda
+from dgl_mgpu.store import device as device_module
+from dgl_mgpu.store import relay as relay_module
+from dgl_mgpu.store.links import linked, prove_access
+from dgl_mgpu.store.seats import topology_of_ranks
+from dgl_mgpu.topology import preset
+from tests.store.fake_gpu import FakeRuntime
+from tests.store.layouts import partitioned, plan_of, replicated, single
+from tests.store.test_store import ROWS, assert_equal_to_sources, make_blueprint
+
+
+def three_tiers(num_ranks: int):
+    a, b = ROWS // 7, ROWS // 2
+    return [
+        replicated(0, a, num_ranks),
+        partitioned(a, b, num_ranks),
+        single(b, ROWS, "host", num_ranks),
+    ]
+
+
+def build_here(ranks: Ranks, runtime: FakeRuntime, idtype=torch.int64):
+    torch.manual_seed(0)  # every rank makes the same data to compare with
+    blueprint = make_blueprint(ranks.size, three_tiers(ranks.size), Path("/none"), idtype)
+    return build(blueprint if ranks.rank == 0 else None, ranks, runtime), blueprint
+
+
+def _reads_everything(part_bytes: int) -> None:
+    relay_module._PART_BYTES = part_bytes
+    relay_module.Relay.window_bytes = 3 * part_bytes
+    ranks = Ranks.of_this_machine()
+    runtime = FakeRuntime(ranks.rank, ranks.size)
+    for idtype in (torch.int32, torch.int64):
+        store, blueprint = build_here(ranks, runtime, idtype)
+        assert_equal_to_sources(store, blueprint)
+        # Nothing but the tables is on the GPU, and the window is no longer registered.
+        mine = sum(
+            -(-segment.nbytes // 128) * 128
+            for table in store.tables.values()
+            for (tier, part), segment in zip(table.parts(), table._segments, strict=True)
+            if table.memory_of(tier, part) == "device"
+        )
+        assert runtime.used == mine
+        assert len(runtime.registered) == len(store.tables)
+        store.close()
+        assert runtime.is_empty
+
+
+@pytest.mark.parametrize(("num_ranks", "part_bytes"), [(1, 1000), (2, 1 << 20), (4, 1000)])
+def test_every_rank_reads_the_sources_rows_and_closing_frees_all(num_ranks, part_bytes):
+    launch(_reads_everything, num_ranks, part_bytes)
+
+
+def _leaves_without_closing() -> None:
+    ranks = Ranks.of_this_machine()
+    runtime = FakeRuntime(ranks.rank, ranks.size)
+    store, _ = build_here(ranks, runtime)
+    if ranks.rank == 0:
+        del store
+        gc.collect()
+        # Mapped by the other, its memory is not to be freed yet.
+        assert runtime.used and not runtime.opened and not runtime.registered
+    ranks.together("wait", lambda: None)
+    if ranks.rank == 1:
+        del store
+        gc.collect()
+        assert runtime.is_empty
+    ranks.together("wait", lambda: None)
+    store, blueprint = build_here(ranks, runtime)  # frees what was left
+    assert_equal_to_sources(store, blueprint)
+    assert len(runtime.blocks) == 1
+    store.close()
+    assert runtime.is_empty
+
+
+def test_what_nothing_refers_to_is_freed_once_no_rank_maps_it():
+    launch(_leaves_without_closing, 2)
+
+
+def _fails_while_filling(where: str) -> None:
+    ranks = Ranks.of_this_machine()
+    runtime = FakeRuntime(ranks.rank, ranks.size)
+    runtime.fail_upload = where == "upload" and ranks.rank == 1
+    before = {os.readlink(f"/proc/self/fd/{fd}") for fd in _open_files()}
+    rows = np.ones((50_000, 16), np.float32)
+    blueprint = Blueprint(
+        {"a": FeatureSource(rows), "b": FeatureSource(_Fragile(rows))},
+        {},
+        plan_of(ranks.size, {name: [partitioned(0, 50_000, ranks.size)] for name in "ab"}),
+    )
+    if where == "upload":
+        blueprint.sources.pop("b")
+    reasons = {"upload": "the bus is on fire", "source": "the disk is gone"}
+    try:
+        build(blueprint if ranks.rank == 0 else None, ranks, runtime)
+    except (RankFailedError, RuntimeError, OSError) as error:
+        assert reasons[where] in str(error)
+    else:
+        raise AssertionError("it was built")
+    gc.collect()
+    assert runtime.is_empty
+    after = {os.readlink(f"/proc/self/fd/{fd}") for fd in _open_files()}
+    assert not {name for name in after - before if "/dev/shm" in name}
+    ranks.together("go on", lambda: None)  # the ranks still talk to each other
+
+
+class _Fragile:
+    """Rows that cannot be read to the end."""
+
+    def __init__(self, rows: np.ndarray) -> None:
+        self._rows = rows
+        self.ndim, self.shape, self.dtype = rows.ndim, rows.shape, rows.dtype
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, ids: np.ndarray) -> np.ndarray:
+        if ids.max() % 2:
+            raise OSError("the disk is gone")
+        return self._rows[ids]
+
+
+def _open_files() -> list[str]:
+    return [fd for fd in os.listdir("/proc/self/fd") if os.path.islink(f"/proc/self/fd/{fd}")]
+
+
+@pytest.mark.parametrize("where", ["upload", "source"])
+@pytest.mark.parametrize("num_ranks", [1, 4])
+def test_a_failure_half_way_leaves_nothing(where, num_ranks):
+    if (where, num_ranks) != ("upload", 1):  # a single rank has no other to fail
+        launch(_fails_while_filling, num_ranks, where)
+
+
+def _runs_out_of_memory(share: bool) -> None:
+    ranks = Ranks.of_this_machine()
+    gpu = 0 if share else ranks.rank
+    # Enough for each alone where they share one GPU; too little on rank 1 where they do not.
+    memory = 40_000 if share or ranks.rank == 1 else 1 << 20
+    runtime = FakeRuntime(ranks.rank, ranks.size, gpu, memory)
+    rows = np.zeros((1000 if share else 2000, 16), np.float32)
+    blueprint = Blueprint(
+        {"f": FeatureSource(rows)}, {}, plan_of(2, {"f": [partitioned(0, len(rows), 2)]})
+    )
+    with pytest.raises(DeviceMemoryError, match=rf"fake-{0 if share else 1}: 40,000") as caught:
+        build(blueprint if ranks.rank == 0 else None, ranks, runtime)
+    assert caught.value.needed == 64_000 and caught.value.available == 40_000
+    assert runtime.most_bytes == 0  # nobody had allocated anything
+
+
+@pytest.mark.parametrize("share", [False, True])
+def test_too_little_gpu_memory_is_told_on_all_ranks_before_anything_is_made(share):
+    launch(_runs_out_of_memory, 2, share)
+
+
+def test_no_other_process_reads_it():
+    store, _ = build_here(Ranks(), FakeRuntime(0, 1))
+    table = store.tables["label"]
+    with pytest.raises(StoreClosedError, match="num_workers=0"):
+        pickle.dumps(table)
+    answers = mp.get_context("fork").Queue()
+
+    def read() -> None:
+        try:
+            gather_rows(table.view, torch.arange(3))
+        except StoreClosedError as error:
+            answers.put(str(error))
+
+    process = mp.get_context("fork").Process(target=read)
+    process.start()
+    assert "num_workers=0" in answers.get(timeout=60)
+    process.join()
+    assert gather_rows(table.view, torch.arange(3)).shape == (3,)  # the fork has freed nothing
+    store.close()
+    with pytest.raises(StoreClosedError, match="closed"):
+        table.view  # noqa: B018
+
+
+def _one_is_killed(folder: Path) -> None:
+    ranks = Ranks.of_this_machine()
+    if ranks.rank == 2:
+        os.kill(os.getpid(), signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(RankFailedError, match="gone"):
+            ranks.all_gather(0)
+    (folder / f"{ranks.rank}").touch()
+
+
+def test_a_killed_rank_is_told_to_all(tmp_path):
+    # Four, so that one of the others is no neighbour of the rank that is gone.
+    with pytest.raises(RankFailedError, match="SIGKILL"):
+        launch(_one_is_killed, 4, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "3"]
+
+
+def _proves(refused, garbled) -> None:
+    ranks = Ranks.of_this_machine()
+    runtime = FakeRuntime(ranks.rank, ranks.size, refused=refused, garbled=garbled)
+    access = prove_access(runtime, ranks)
+    expected = np.ones((ranks.size, ranks.size), bool)
+    for pair in (*refused, *garbled):
+        expected[pair] = False
+    assert np.array_equal(access, expected)
+    assert runtime.is_empty
+
+
+def test_access_is_proved_by_reading():
+    launch(_proves, 3, [(0, 2)], [(1, 0), (2, 1)])
+
+
+def power_law_graph(num_nodes: int = 600, num_edges: int = 6000) -> dgl.DGLGraph:
+    rng = np.random.default_rng(5)
+    sources = (num_nodes * rng.random(num_edges) ** 3).astype(np.int64)
+    g = dgl.graph((sources, rng.integers(0, num_nodes, num_edges)), num_nodes=num_nodes)
+    g.ndata["feat"] = torch.from_numpy(rng.standard_normal((num_nodes, 64)).astype(np.float32))
+    g.ndata["half"] = g.ndata["feat"][:, :3].to(torch.bfloat16)
+    return g
+
+
+def _builds_from_dgl(options: dict, fake: dict, hidden: list) -> None:
+    ranks = Ranks.of_this_machine()
+    settings = {name: value for name, value in fake.items() if name != "gpus"}
+    gpus = fake.get("gpus", list(range(ranks.size)))
+    runtime = FakeRuntime(ranks.rank, max(gpus) + 1, gpus[ranks.rank], **settings)
+    cuda.find_runtime = lambda: runtime
+    g = power_law_graph()
+    store = dgl_mgpu.GlobalStore.from_dgl(g if ranks.rank == 0 else None, **options)
+    every = torch.arange(g.num_nodes())
+    for name, rows in g.ndata.items():
+        assert torch.equal(store.gather(name, every), rows)
+    _, _, blocks = store.graph.sample_blocks(every[:100], [-1, -1])
+    frontier = dgl.in_subgraph(g, every[:100])
+    assert blocks[-1].num_edges() == frontier.num_edges()
+    for table in store.plan.tables.values():
+        for tier in table.tiers:
+            for reader, owner in hidden:
+                assert owner not in tier.source[reader]
+    if "gpu_memory" in options:
+        held = runtime.used + 4 * g.num_nodes()  # with the positions
+        assert held <= int(options["gpu_memory"]) + 128 * 40
+    assert any(t.memory == "gpu" for table in store.plan.tables.values() for t in table.tiers)
+    store.close()
+    assert runtime.is_empty
+    with pytest.raises(StoreClosedError):
+        store.gather("feat", every)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "options", "fake", "hidden"),
+    [
+        (1, {"gpu_memory": 60_000}, {}, []),
+        (2, {"gpu_memory": 90_000}, {"gpus": [0, 0]}, []),
+        (3, {"gpu_memory": 60_000}, {"gpus": [2, 0, 1]}, []),
+        (4, {"gpu_memory": 60_000, "links": "dgx1-4gc"}, {}, [(0, 3), (1, 2), (3, 0), (2, 1)]),
+        (2, {"gpu_memory": 90_000}, {"refused": [(1, 0)]}, [(1, 0)]),
+        (4, {"links": [[0, 1], [2, 3]]}, {}, [(0, 2), (0, 3), (1, 2), (1, 3)]),
+    ],
+)
+def test_the_plan_is_for_the_links_there_are(num_ranks, options, fake, hidden):
+    launch(_builds_from_dgl, num_ranks, options, fake, hidden)
+
+
+def test_links_that_are_none():
+    machine = preset("hgx-h200", 4)
+    for links in ([[0, 4]], [[1, 1]], [[0, 1, 2]], 7, [[0, "1"]], "dgx-1000", [0, 1]):
+        with pytest.raises(ConfigError):
+            linked(machine, links)
+    with pytest.raises(ConfigError, match="it has 4"):
+        linked(preset("hgx-h200", 6), "quad-v100")
+    only = linked(machine, [[0, 1]]).link_bandwidth
+    assert (only > 0).sum() == 4 + 2 and only[0, 1] == machine.link_bandwidth[0, 1]
+    dgx1 = linked(preset("hgx-h200"), "dgx1").link_bandwidth > 0
+    assert np.array_equal(dgx1, preset("dgx1").link_bandwidth > 0)
+
+
+def test_a_disk_tier_is_refused_on_gpus(tmp_path):
+    blueprint = make_blueprint(1, [single(0, ROWS, "disk", 1)], tmp_path)
+    with pytest.raises(ConfigError, match=r"host_memory.*store\.device=cpu"):
+        build(blueprint, Ranks(), FakeRuntime(0, 1))
+
+
+def test_which_device(monkeypatch):
+    g = power_law_graph(20, 30)
+    runtime = FakeRuntime(0, 1)
+    monkeypatch.setattr(cuda, "find_runtime", lambda: runtime)
+    dgl_mgpu.GlobalStore.from_dgl(g, device="cpu")
+    assert runtime.most_bytes == 0
+    dgl_mgpu.GlobalStore.from_dgl(g, device="cuda").close()
+    assert runtime.most_bytes > 0 and runtime.is_empty
+    with pytest.raises(ConfigError, match="auto, cpu, cuda"):
+        dgl_mgpu.GlobalStore.from_dgl(g, device="gpu")
+
+    def no_cupy():
+        raise UnavailableError("run a CUDA kernel", "CuPy cannot be imported", "pip install it")
+
+    monkeypatch.setattr(cuda, "find_runtime", no_cupy)
+    with pytest.raises(UnavailableError, match=r"rank 0: .*pip install it"):
+        dgl_mgpu.GlobalStore.from_dgl(g, device="cuda")
+    with pytest.warns(UserWarning, match="stays in shared memory"):
+        dgl_mgpu.GlobalStore.from_dgl(g)
+    monkeypatch.setattr(cuda, "find_runtime", lambda: None)
+    with pytest.raises(UnavailableError, match="no GPU"):
+        dgl_mgpu.GlobalStore.from_dgl(g, device="cuda")
+
+
+def test_training_keeps_its_share_of_a_gpu():
+    gib = 1 << 30
+    seen = [cuda.Seat(f"{i}", free, 100 * gib) for i, free in enumerate((90 * gib, 20 * gib))]
+    found = topology_of_ranks(preset("hgx-h200", 2), seen, [seen[1], seen[0], seen[0]])
+    assert found.gpu_memory.tolist() == [0, 65 * gib // 2, 65 * gib // 2]
+    local, link = (preset("hgx-h200").link_bandwidth[0, gpu] for gpu in (0, 1))
+    assert found.link_bandwidth.tolist() == [
+        [local, link, link], [link, local, local], [link, local, local]
+    ]  # fmt: skip
+    small = [cuda.Seat("0", 8 * gib, 8 * gib)]
+    assert topology_of_ranks(preset("single"), small, small).gpu_memory.tolist() == [4 * gib]
+    with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
+        topology_of_ranks(preset("single"), small, seen[1:])
+
+
+def test_a_process_that_ended_has_nothing_mapped():
+    process = mp.get_context("fork").Process(target=lambda: None)
+    process.start()
+    while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":
+        time.sleep(0.01)
+    assert not device_module._is_alive(process.pid)  # though it is still listed
+    process.join()
+    assert not device_module._is_alive(process.pid)
+    assert device_module._is_alive(os.getpid())

@@ -1,0 +1,169 @@
+"""Rows changed by several ranks in all their copies, against torch on one tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, RankFailedError
+from dgl_mgpu.minibatch.launch import launch
+from dgl_mgpu.ops import gather_rows
+from dgl_mgpu.placement import HOST, Tier
+from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, Store, TopologySource, build
+from dgl_mgpu.store.optimizer import SparseAdagrad, SparseAdam, SparseSGD, write_rows
+from tests.store.layouts import partitioned, plan_of, replicated, single
+
+ROWS, WIDTH = 211, 5
+TABLES = ["weight", "first", "second"]
+
+
+def half_replicated(start: int, stop: int, num_ranks: int) -> Tier:
+    """Even ranks hold it; odd ones read a copy of the rank before, the last a host copy."""
+    sources = [rank - rank % 2 for rank in range(num_ranks)]
+    if num_ranks > 1:
+        sources[-1] = HOST
+    holders = tuple(range(0, num_ranks, 2))
+    return Tier(start, stop, "gpu", 1, (holders,), tuple((source,) for source in sources))
+
+
+def tiers(num_ranks: int) -> list[Tier]:
+    return [
+        replicated(0, 40, num_ranks),
+        half_replicated(40, 80, num_ranks),
+        partitioned(80, 150, num_ranks),
+        single(150, ROWS, "host", num_ranks),
+    ]
+
+
+def first_weights() -> torch.Tensor:
+    return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
+
+
+def make_store(ranks: Ranks) -> Store:
+    blueprint = None
+    if ranks.rank == 0:
+        weights = first_weights()
+        rows = dict(zip(TABLES, (weights, *[torch.zeros_like(weights)] * 2), strict=True))
+        sources = {name: FeatureSource(table, "node") for name, table in rows.items()}
+        order = np.random.default_rng(1).permutation(ROWS)
+        plan = plan_of(ranks.size, {name: tiers(ranks.size) for name in sources})
+        blueprint = Blueprint(sources, {"node": order}, plan)
+    return build(blueprint, ranks)
+
+
+def gradients_of(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Skewed ids with repeats; at some steps some ranks have none."""
+    random = np.random.default_rng((rank, step))
+    count = 0 if (rank + step) % 3 == 0 else 90
+    ids = torch.from_numpy((ROWS * random.random(count) ** 2).astype(np.int64))
+    gradients = torch.from_numpy(random.standard_normal((count, WIDTH), np.float32))
+    return (ids.int() if rank == 1 else ids), gradients
+
+
+def every_row(store: Store, name: str) -> torch.Tensor:
+    return gather_rows(store.tables[name].view, torch.arange(ROWS))
+
+
+def train(store: Store, name: str, steps: int = 3) -> None:
+    ranks = Ranks.of_this_machine()
+    weights = torch.nn.Parameter(first_weights())
+    weight, first, second = (store.tables[table] for table in TABLES)
+    if name == "sgd":
+        ours, theirs = SparseSGD(weight, lr=0.1), torch.optim.SGD([weights], lr=0.1)
+    elif name == "adagrad":
+        ours = SparseAdagrad(weight, first, lr=0.1)
+        theirs = torch.optim.Adagrad([weights], lr=0.1)
+    else:
+        ours = SparseAdam(weight, first, second, lr=0.1, betas=(0.8, 0.95))
+        theirs = torch.optim.SparseAdam([weights], lr=0.1, betas=(0.8, 0.95))
+    for step in range(steps):
+        ours.step(*gradients_of(ranks.rank, step))
+        every = [gradients_of(rank, step) for rank in range(ranks.size)]
+        weights.grad = torch.sparse_coo_tensor(
+            torch.cat([ids.long() for ids, _ in every])[None],
+            torch.cat([gradients for _, gradients in every]),
+            weights.shape,
+            check_invariants=True,
+        )
+        theirs.step()
+        found = every_row(store, "weight")
+        torch.testing.assert_close(found, weights.detach(), rtol=1e-4, atol=1e-5)
+        # Copies are equal bit for bit, and nobody begins the next step before all have looked.
+        for table in TABLES:
+            mine = every_row(store, table).numpy().tobytes()
+            assert all(other == mine for other in ranks.all_gather(mine))
+
+
+def write() -> None:
+    ranks = Ranks.of_this_machine()
+    store = make_store(ranks)
+    expected = first_weights()
+    for rank in range(ranks.size):
+        ids, rows = gradients_of(rank, 1)
+        for row, value in zip(ids.tolist(), rows, strict=True):
+            expected[row] = value
+    write_rows(store.tables["weight"], *gradients_of(ranks.rank, 1))
+    assert torch.equal(every_row(store, "weight"), expected)
+    assert not every_row(store, "first").any()
+
+
+def _writes_and_trains() -> None:
+    write()
+    for name in ("sgd", "adagrad", "adam"):
+        train(make_store(Ranks.of_this_machine()), name)
+
+
+@pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own Adagrad
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_ranks_write_in_turn_and_train_as_torch_does(num_ranks):
+    launch(_writes_and_trains, num_ranks)
+
+
+def _one_rank_has_a_bad_id(folder: Path) -> None:
+    ranks = Ranks.of_this_machine()
+    store = make_store(ranks)
+    optimizer = SparseSGD(store.tables["weight"], lr=0.1)
+    ids = torch.tensor([3, ROWS if ranks.rank == 1 else 4])
+    with pytest.raises(IdOutOfRangeError if ranks.rank == 1 else RankFailedError, match="id 211"):
+        optimizer.step(ids, torch.ones(2, WIDTH))
+    with pytest.raises(RankFailedError if ranks.rank == 1 else InvalidInputError, match="values"):
+        optimizer.step(ids[:1], torch.ones(1, WIDTH + (ranks.rank != 1)))
+    assert torch.equal(every_row(store, "weight"), first_weights())
+    ranks.all_gather(None)
+    optimizer.step(ids[:1], torch.ones(1, WIDTH))
+    assert not torch.equal(every_row(store, "weight"), first_weights())
+    (folder / f"{ranks.rank}").touch()
+
+
+def test_a_mistake_on_one_rank_is_told_on_all_and_changes_nothing(tmp_path):
+    launch(_one_rank_has_a_bad_id, 2, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_what_cannot_be_trained_is_refused(tmp_path):
+    rows = np.zeros((ROWS, WIDTH), np.float32)
+    graph = TopologySource(np.zeros(ROWS + 1, np.int64), np.zeros(0, np.int64), None, ROWS,
+                           torch.int64)  # fmt: skip
+    sources = {
+        "weight": FeatureSource(rows),
+        "elsewhere": FeatureSource(rows),
+        "on disk": FeatureSource(rows),
+        "half": FeatureSource(rows.astype(np.float16)),
+        "graph": graph,
+    }
+    whole = [partitioned(0, ROWS, 1)]
+    places = dict.fromkeys(sources, whole)
+    places["elsewhere"] = [single(0, ROWS, "host", 1)]
+    places["on disk"] = [single(0, ROWS, "disk", 1)]
+    tables = build(Blueprint(sources, {}, plan_of(1, places), tmp_path), Ranks()).tables
+    with pytest.raises(InvalidInputError, match="'elsewhere' are placed apart"):
+        SparseAdagrad(tables["weight"], tables["elsewhere"])
+    with pytest.raises(InvalidInputError, match="211 rows of table 'on disk' on disk"):
+        SparseSGD(tables["on disk"], 0.1)
+    with pytest.raises(InvalidInputError, match="float16"):
+        SparseSGD(tables["half"], 0.1)
+    with pytest.raises(InvalidInputError, match="'graph' is a graph's topology"):
+        write_rows(tables["graph"], torch.arange(1), torch.zeros(1, WIDTH))
