@@ -10,7 +10,7 @@
 
 namespace dgl_mgpu {
 
-constexpr int kThreads = 512;
+constexpr int kThreads = 256;
 constexpr int kMostHops = 6;
 
 // Where the edges of each seed were found.
@@ -166,7 +166,7 @@ struct AddToTable {
 // First of two launches where the number of edges has no useful bound (fanout -1): look up and
 // count. `report` gets the first bad seed (or -1) and the number of edges.
 template <typename Seed, typename Id, typename Position>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     count_edges(const Seed* seeds, int64 num_seeds, const int64* tiers, int64 num_tiers,
                 const int64* pointers, const Position* position, int64 num_rows, int64 fanout,
                 int64 replace, int64* found_first, int64* found_degree, int* found_segment,
@@ -190,7 +190,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // Second of the two: write the samples.
 template <typename Seed, typename Id, typename Position>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     fill_edges(const Seed* seeds, int64 num_seeds, const int64* pointers, int64 fanout,
                int64 replace, uint64 key, int64* found_first, int64* found_degree,
                int* found_segment, int64* indptr, Id* neighbors, Id* eids) {
@@ -203,7 +203,7 @@ __global__ void __launch_bounds__(kThreads)
 
 // Both in one cooperative launch, where outputs of `num_seeds` * `fanout` edges are there.
 template <typename Seed, typename Id, typename Position>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, 4)
     sample_hop(const Seed* seeds, int64 num_seeds, const int64* tiers, int64 num_tiers,
                const int64* pointers, const Position* position, int64 num_rows, int64 fanout,
                int64 replace, uint64 key, int64* found_first, int64* found_degree,
@@ -264,7 +264,7 @@ struct Hops {
 };
 
 template <typename Id, typename Position>
-__global__ void __launch_bounds__(kThreads) sample_hops(const Hops<Id, Position> hops) {
+__global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Position> hops) {
   const Graph<Id, Position> graph{
       {hops.tiers, static_cast<int>(hops.num_tiers), hops.position}, hops.pointers};
   const Found found{hops.found_first, hops.found_degree, hops.found_segment};

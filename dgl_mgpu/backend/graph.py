@@ -60,7 +60,8 @@ class StoreGraph:
     canonical_etypes : list of (str, str, str)
     idtype : torch.dtype
     device : torch.device
-        Where sampling happens.
+        Where its blocks are: the CPU, since DGL's wheel has no graphs on GPUs.  Sampling happens
+        where the store is.
     """
 
     def __init__(
@@ -109,7 +110,7 @@ class StoreGraph:
     @property
     def idtype(self) -> torch.dtype:
         """int32 or int64."""
-        return self._view(self.canonical_etypes[0]).idtype
+        return self.view(self.canonical_etypes[0]).idtype
 
     @property
     def is_homogeneous(self) -> bool:
@@ -142,9 +143,15 @@ class StoreGraph:
     def num_edges(self, etype: str | CanonicalEtype | None = None) -> int:
         """Edges of a type, or of all types."""
         etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
-        return sum(self._view(full).num_edges for full in etypes)
+        return sum(self.view(full).num_edges for full in etypes)
 
     number_of_edges = num_edges
+
+    def view(self, etype: str | CanonicalEtype | None = None) -> GraphView:
+        """An edge type's topology as operators and kernels take it (:mod:`dgl_mgpu.ops`)."""
+        view = self._store.tables[topology_table(self.to_canonical_etype(etype))].view
+        assert isinstance(view, GraphView)
+        return view
 
     # -- features -----------------------------------------------------------------------
 
@@ -233,14 +240,14 @@ class StoreGraph:
         )
         edges = {
             etype: (
-                sample.neighbors,
-                seeds[etype[2]].to(self.idtype).repeat_interleave(sample.indptr.diff()),
+                sample.neighbors.cpu(),
+                seeds[etype[2]].to(self.idtype).repeat_interleave(sample.indptr.diff().cpu()),
             )
             for etype, sample in sampled.items()
         }
         frontier = dgl.heterograph(edges, self._num_nodes, idtype=self.idtype)
         for etype, sample in sampled.items():
-            frontier.edges[etype].data[dgl.EID] = sample.eids
+            frontier.edges[etype].data[dgl.EID] = sample.eids.cpu()
         if exclude_edges is not None:
             frontier = EidExcluder(exclude_edges)(frontier)
         return frontier if output_device is None else frontier.to(output_device)
@@ -295,8 +302,10 @@ class StoreGraph:
         replace: bool,
         key: SampleKey,
     ) -> dgl.DGLGraph:
-        empty = torch.empty(0, dtype=self.idtype)
-        targets = {ntype: seeds.get(ntype, empty).to(self.idtype) for ntype in self.ntypes}
+        empty = torch.empty(0, dtype=self.idtype, device=self._where)
+        targets = {
+            ntype: seeds.get(ntype, empty).to(self._where, self.idtype) for ntype in self.ntypes
+        }
         sampled = self._sample(targets, fanouts, prob, replace, key)
         sources: dict[str, torch.Tensor] = {}
         local: dict[CanonicalEtype, torch.Tensor] = {}
@@ -313,10 +322,10 @@ class StoreGraph:
             idtype=self.idtype,
         )
         for ntype in self.ntypes:
-            block.srcnodes[ntype].data[dgl.NID] = sources[ntype]
-            block.dstnodes[ntype].data[dgl.NID] = targets[ntype]
+            block.srcnodes[ntype].data[dgl.NID] = sources[ntype].cpu()
+            block.dstnodes[ntype].data[dgl.NID] = targets[ntype].cpu()
         for etype in self.canonical_etypes:
-            block.edges[etype].data[dgl.EID] = sampled[etype].eids
+            block.edges[etype].data[dgl.EID] = sampled[etype].eids.cpu()
         return block
 
     def _csc(
@@ -324,7 +333,8 @@ class StoreGraph:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         # Edge ids are places, which DGL would take for granted; but its CPU kernels for edge
         # features refuse a graph that does not spell them out.
-        return sample.indptr.to(self.idtype), local, torch.arange(len(local), dtype=self.idtype)
+        eids = torch.arange(len(local), dtype=self.idtype)
+        return sample.indptr.cpu().to(self.idtype), local.cpu(), eids
 
     def _sample(
         self,
@@ -335,13 +345,14 @@ class StoreGraph:
         key: SampleKey,
     ) -> dict[CanonicalEtype, SampledNeighbors]:
         """Sample every edge type; adds empty seeds for node types that have none."""
+        where = self._where
         empty = torch.empty(0, dtype=self.idtype)
         sampled = {}
         for index, etype in enumerate(self.canonical_etypes):
             seeds.setdefault(etype[2], empty)
             sampled[etype] = sample_neighbors(
-                self._view(etype),
-                seeds[etype[2]],
+                self.view(etype),
+                seeds[etype[2]].to(where),
                 fanouts[etype],
                 dataclasses.replace(key, etype=index),
                 replace=replace,
@@ -380,19 +391,19 @@ class StoreGraph:
             )
         key = self._randomness.next_key({self.ntypes[0]: nodes})
         visited = pinsage_neighbors(
-            self._view(self.canonical_etypes[0]),
-            nodes,
+            self.view(self.canonical_etypes[0]),
+            nodes.to(self._where),
             num_traversals=walk_length,
             termination_prob=0.0,
             num_random_walks=num_walks,
             num_neighbors=num_neighbors,
             key=key,
         )
-        targets = nodes.to(self.idtype).repeat_interleave(visited.indptr.diff())
+        targets = nodes.to(self.idtype).repeat_interleave(visited.indptr.diff().cpu())
         frontier = dgl.graph(
-            (visited.neighbors, targets), num_nodes=self.num_nodes(), idtype=self.idtype
+            (visited.neighbors.cpu(), targets), num_nodes=self.num_nodes(), idtype=self.idtype
         )
-        frontier.edata["visits"] = visited.counts
+        frontier.edata["visits"] = visited.counts.cpu()
         return frontier
 
     def check_weights(self, prob: str) -> None:
@@ -408,7 +419,7 @@ class StoreGraph:
         for etype in self.canonical_etypes:
             weights = self._weights(etype, prob)
             if weights is not None:
-                check_weights(self._view(etype), weights)
+                check_weights(self.view(etype), weights)
         self._checked_weights.add(prob)
 
     # -- helpers ------------------------------------------------------------------------
@@ -426,10 +437,10 @@ class StoreGraph:
         mine, its = self._randomness, shared._randomness
         mine.epoch = its.epoch if shared._epoch_is_set else mine.epoch + 1
 
-    def _view(self, etype: CanonicalEtype) -> GraphView:
-        view = self._store.tables[topology_table(etype)].view
-        assert isinstance(view, GraphView)
-        return view
+    @property
+    def _where(self) -> torch.device:
+        """Where the store's operators run."""
+        return self.view(self.canonical_etypes[0]).tiers.device
 
     def _weights(self, etype: CanonicalEtype, prob: str) -> RowView | None:
         """Weights of an edge type; None, as in DGL, for one that has no such feature."""
@@ -474,7 +485,7 @@ class StoreGraph:
         # Before any conversion: a float or a mask would become ids that nobody asked for.
         ids = torch.as_tensor(ids)
         if not len(ids):
-            return ids.to(self.idtype)
+            return ids.to(self.device, self.idtype)
         if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
             hint = "; of a mask, mask.nonzero().flatten()" if ids.dtype == torch.bool else ""
             raise InvalidInputError(
@@ -489,7 +500,7 @@ class StoreGraph:
                 f"seed node {low if low < 0 else high} of {num_nodes} nodes",
                 f"pass node ids in [0, {num_nodes})",
             )
-        return ids.to(self.idtype)
+        return ids.to(self.device, self.idtype)
 
     def _by_etype(self, fanout: int | Mapping) -> dict[CanonicalEtype, int]:
         if not isinstance(fanout, Mapping):

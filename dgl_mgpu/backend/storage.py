@@ -81,20 +81,21 @@ class TableStorage(FeatureStorage):
     @property
     def shape(self) -> torch.Size:
         """Shape of the whole table."""
-        return torch.Size((self._view.num_rows, *self._view.row_shape))
+        return torch.Size((self.view.num_rows, *self.view.row_shape))
 
     @property
     def dtype(self) -> torch.dtype:
         """Element type as stored."""
-        return self._view.dtype
+        return self.view.dtype
 
     @property
-    def _view(self) -> RowView:
+    def view(self) -> RowView:
+        """The table as operators and kernels take it (:mod:`dgl_mgpu.ops`)."""
         assert isinstance(self._table.view, RowView)
         return self._table.view
 
     def __len__(self) -> int:
-        return self._view.num_rows
+        return self.view.num_rows
 
     def __getitem__(self, indices: torch.Tensor) -> torch.Tensor:
         """The rows at ``indices``, int32 or int64, on the indices' device."""
@@ -131,9 +132,9 @@ class TableStorage(FeatureStorage):
         pin_memory = bool(pin_memory) and self._table.device.type == "cpu"
         out = None
         if pin_memory:
-            shape = (len(indices), *self._view.row_shape)
-            out = torch.empty(shape, dtype=self._view.dtype, pin_memory=True)
-        rows = gather_rows(self._view, indices, out=out)
+            shape = (len(indices), *self.view.row_shape)
+            out = torch.empty(shape, dtype=self.view.dtype, pin_memory=True)
+        rows = gather_rows(self.view, indices, out=out)
         rows = rows.to(device, non_blocking=pin_memory)
         self._traffic.add(self._name, self._table, indices, begin)
         return rows

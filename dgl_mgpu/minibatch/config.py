@@ -74,6 +74,8 @@ class StoreConfig:
     graph_ratio: Any = "auto"
     feature_ratio: Any = "auto"
     hotness: str = "degree"
+    device: str = "cpu"
+    links: Any = "auto"
 
 
 @dataclass

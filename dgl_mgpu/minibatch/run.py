@@ -104,6 +104,7 @@ def _train_rank(config: Config, folder: Path) -> None:
         test_accuracy = trainer.test()
         if report:
             report.finish(trainer.reports, test_accuracy)
+    store.close()
 
 
 def _save(checkpoint: Checkpoint, folder: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -107,12 +108,15 @@ class Table:
             position = torch.empty(0, dtype=torch.int64)
         elif isinstance(position, Segment):
             position = position_tensor(position, self.format.num_rows)
-        return self.format.view(
+        view = self.format.view(
             _tier_tensor(self.plan).to(self.device),
             torch.tensor(rows, dtype=torch.int64).to(self.device),
             position.to(self.device),
             owner=(self._segments, self._gpu),
         )
+        if self._gpu is None or isinstance(view, GraphView):
+            return view
+        return dataclasses.replace(view, host_start=_host_start(self.plan))
 
     @property
     def view(self) -> RowView | GraphView:
@@ -179,6 +183,16 @@ def position_array(segment: Segment, num_rows: int) -> np.ndarray:
 def position_tensor(segment: Segment, num_rows: int) -> torch.Tensor:
     """The positions kept in a segment, without a copy."""
     return torch.from_numpy(position_array(segment, num_rows))
+
+
+def _host_start(plan: TablePlan) -> int:
+    """The first position from which on all rows are in host memory; -1 if the last is not."""
+    start = -1
+    for tier in reversed(plan.tiers):
+        if tier.memory != "host":
+            break
+        start = tier.start
+    return start
 
 
 def _tier_tensor(plan: TablePlan) -> torch.Tensor:

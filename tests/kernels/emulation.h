@@ -3,8 +3,8 @@
 // A block is an operating system's thread, so that blocks may wait for each other through memory.
 // A CUDA thread is a fiber of it, which runs until it waits: for its block, for the lanes that a
 // warp primitive names, or a turn after an atomic. What is undefined on a GPU is made to show:
-// shared memory starts with rubbish, threads run in orders that differ between blocks, and
-// a product and a sum become one fused operation wherever the compiler may do that.
+// shared memory starts with rubbish, warps run far ahead of each other in orders that differ
+// between blocks, and a product and a sum become one operation wherever the compiler may do that.
 // If no thread of a block can go on, the launch ends with a message that says who waits for whom.
 #pragma once
 
@@ -201,6 +201,20 @@ static int fill_shared(dl_phdr_info* info, size_t, void*) {
   return here;
 }
 
+// Gives each lane that is ready a turn; whether there is one.
+static bool run_warp(unsigned warp) {
+  bool progress = false;
+  for (unsigned i = 0; i < kWarp; ++i) {
+    if (__atomic_load_n(&worker->launch->failed, __ATOMIC_SEQ_CST)) _longjmp(worker->stop, 1);
+    const unsigned lane = worker->block.x % 2 == 0 ? i : kWarp - 1 - i;
+    const unsigned index = warp * kWarp + lane;
+    if (index >= worker->launch->threads || worker->threads[index].state != State::kReady) continue;
+    progress = true;
+    resume(worker->threads[index]);
+  }
+  return progress;
+}
+
 static void run_block(unsigned block) {
   Worker* const own = worker;
   const Launch& launch = *own->launch;
@@ -212,16 +226,14 @@ static void run_block(unsigned block) {
   own->running = launch.threads;
   own->at_barrier = 0;
   for (unsigned i = 0; i < launch.threads; ++i) own->threads[i].state = State::kReady;
-  const unsigned first = block * 2654435761u % launch.threads;
+  const unsigned warps = (launch.threads + kWarp - 1) / kWarp;
+  const unsigned first = block * 2654435761u % warps;
   while (own->running > 0) {
     bool progress = false;
-    for (unsigned i = 0; i < launch.threads; ++i) {
-      if (__atomic_load_n(&launch.failed, __ATOMIC_SEQ_CST)) _longjmp(own->stop, 1);
-      const unsigned step = block % 2 == 0 ? i : launch.threads - 1 - i;
-      Thread& thread = own->threads[(first + step) % launch.threads];
-      if (thread.state != State::kReady) continue;
-      progress = true;
-      resume(thread);
+    for (unsigned step = 0; step < warps; ++step) {
+      const unsigned warp = (first + (block % 2 == 0 ? step : warps - 1 - step)) % warps;
+      // As far ahead as it can get, but not for ever: it may wait for the next one in a loop.
+      for (int turn = 0; turn < 100 && run_warp(warp); ++turn) progress = true;
     }
     if (!progress) report_deadlock();
   }

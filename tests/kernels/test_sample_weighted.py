@@ -10,6 +10,7 @@ import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidWeightError
 from dgl_mgpu.ops import RowView, SampleKey, sample_neighbors
+from dgl_mgpu.ops.device import source_text
 from dgl_mgpu.ops.philox import exponential
 from dgl_mgpu.ops.sample_weighted import EdgeTimes, cuda
 from dgl_mgpu.ops.sample_weighted.op import weighting
@@ -60,8 +61,7 @@ def check(where: torch.device, view: GraphView, weights: RowView) -> None:
     )  # fmt: skip
 
 
-DRAWS = r"""
-#include "exponential.cuh"
+EXPONENTIALS = r"""
 namespace dgl_mgpu {
 __global__ void exponentials(const uint64* draws, int64 count, double* out) {
   for (int64 i = threadIdx.x; i < count; i += blockDim.x) out[i] = exponential(draws[i]);
@@ -71,12 +71,14 @@ __global__ void exponentials(const uint64* draws, int64 count, double* out) {
 
 
 def test_exponential_is_the_cpus_bit_for_bit(emulated):
-    draws = np.random.default_rng(0).integers(0, 2**64, 5000, np.uint64)
-    draws[:1000] >>= np.arange(1000, dtype=np.uint64) % np.uint64(64)
+    """A fused operation shows in one of a thousand draws."""
+    draws = np.random.default_rng(0).integers(0, 2**64, 20_000, np.uint64)
+    draws[:2000] >>= np.arange(2000, dtype=np.uint64) % np.uint64(64)
     draws[:2] = 0, 2**64 - 1
-    out = torch.empty(5000, dtype=torch.float64)
+    out = torch.empty(len(draws), dtype=torch.float64)
+    text = source_text("exponential.cuh") + EXPONENTIALS
     given = torch.from_numpy(draws.view(np.int64))
-    emulated.run(DRAWS, "dgl_mgpu::exponentials", 1, 64, given, 5000, out)
+    emulated.run(text, "dgl_mgpu::exponentials", 1, 64, given, len(draws), out)
     assert out.tolist() == [exponential(draw) for draw in draws]
 
 

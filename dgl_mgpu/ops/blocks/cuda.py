@@ -16,7 +16,7 @@ from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.unique.cuda import hash_table
 from dgl_mgpu.ops.workspace import workspace
 
-_THREADS = 512
+_THREADS = 256
 #: As many hops as the kernel has parameters for.
 _MOST_HOPS = 6
 #: Edges of all hops up to which room for the largest possible sample is made in advance.

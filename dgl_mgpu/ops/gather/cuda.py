@@ -18,8 +18,8 @@ _WARPS = _THREADS // 32
 _LINE = 128
 #: Loads that a lane has under way at once.
 _UNROLL = 8
-#: Multiprocessors that keep the host's link busy; with more, rows that are read at the same time lie
-#: further apart, and more addresses have to be translated for them.
+#: Multiprocessors that keep the host's link busy. With more, rows that are read at the same time
+#: lie further apart, and more addresses have to be translated for them.
 _HOST_SMS = 4
 #: Rows from host memory that are worth sorting.
 _SORTED_ROWS = 1 << 12

@@ -13,7 +13,7 @@ from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.sample import op  # noqa: F401  (defines the schema)
 from dgl_mgpu.ops.workspace import workspace
 
-_THREADS = 512
+_THREADS = 256
 #: Edges up to which room for the largest possible sample is made in advance.
 _MOST_EDGES = 1 << 27
 
