@@ -22,7 +22,7 @@ splitmix64 as in Steele, Lea, Flood, «Fast splittable pseudorandom number gener
 from __future__ import annotations
 
 import functools
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 
 import numpy as np
 from llvmlite import ir
@@ -83,11 +83,10 @@ class SampleKey:
     etype: int = 0
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
+        for name, value in vars(self).items():
             if not isinstance(value, int) or not 0 <= value <= _MASK64:
                 raise InvalidInputError(
-                    f"make a SampleKey with {field.name}={value!r}",
+                    f"make a SampleKey with {name}={value!r}",
                     "it is not an integer in [0, 2**64)",
                     "pass a non-negative Python int of at most 64 bits",
                 )

@@ -7,6 +7,8 @@ stream is done in order, so the next call may overwrite what the last one left.
 from __future__ import annotations
 
 import threading
+from collections.abc import Hashable
+from typing import Any
 
 import torch
 
@@ -25,8 +27,10 @@ class Workspace:
         Held from the launch that uses the buffers to the reading of its report.
     report : Tensor, int64, shape (32,)
         In host memory; kernels write their results' sizes there.
-    sizes : dict
-        What an operator remembers of the sizes of earlier calls.
+    kept : dict
+        What operators prepared for calls like earlier ones.
+    generation : int
+        Changes when a buffer is made anew, and with it its address.
     """
 
     def __init__(self, where: torch.device) -> None:
@@ -34,7 +38,9 @@ class Workspace:
         self._buffers: dict[str, torch.Tensor] = {}
         self.lock = threading.Lock()
         self.report = device.driver.host_buffer(32)
-        self.sizes: dict = {}
+        self._report = self.report.numpy()
+        self.kept: dict[Hashable, Any] = {}
+        self.generation = 0
 
     def buffer(self, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
         """At least ``count`` elements, uninitialised."""
@@ -42,6 +48,7 @@ class Workspace:
         if buffer is None or buffer.numel() < count:
             buffer = torch.empty(count + count // 4 + 1, dtype=dtype, device=self._where)
             self._buffers[name] = buffer
+            self.generation += 1
         return buffer
 
     def control(self, blocks: int) -> torch.Tensor:
@@ -51,7 +58,13 @@ class Workspace:
         if buffer is None or buffer.numel() < words:
             buffer = torch.full((2 * words,), -1, dtype=torch.int64, device=self._where)
             self._buffers["control"] = buffer
+            self.generation += 1
         return buffer
+
+    def read_report(self, count: int) -> list[int]:
+        """Wait for the stream, and return the first ``count`` numbers of the report."""
+        device.driver.synchronize(self._where)
+        return self._report[:count].tolist()
 
 
 _workspaces: dict[tuple[torch.device, int], Workspace] = {}

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.ops import SampleKey, append_unique, sample_blocks, sample_neighbors
+from dgl_mgpu.ops import SampleKey, append_unique, sample_blocks, sample_neighbors, workspace
 from dgl_mgpu.ops.blocks import cuda as blocks_cuda
 from dgl_mgpu.ops.sample import cuda as sample_cuda
 from dgl_mgpu.ops.unique import cuda as unique_cuda
@@ -113,6 +113,19 @@ def test_all_hops_over_tiers(where):
     found = hops(on_device(view, where, host_segments=True), seeds.to(where), [3, 4, 5])
     assert torch.equal(found[0].cpu(), blocks[0].src_nodes)
     assert same([each[2] for each in found[1:]], (blocks[0].indptr, blocks[0].src, blocks[0].eids))
+
+
+def test_all_hops_into_a_table_that_was_too_small(where):
+    view = on_device(power_law_graph(3000, 30000, seed=7).view(idtype=torch.int32), where)
+    few = torch.zeros(40, dtype=torch.int32, device=where)
+    many = torch.arange(0, 3000, 75, dtype=torch.int32, device=where)
+    expected = hops(view, many, [30, 30])
+    workspace.release()
+    for seeds in (few, few, many):  # a sample of few nodes shrinks the table
+        found = hops(view, seeds, [30, 30])
+    assert torch.equal(found[0], expected[0])
+    for left, right in zip(found[1:], expected[1:], strict=True):
+        assert same(left, [each.cpu() for each in right])
 
 
 def test_all_hops_from_a_seed_that_is_no_node(where):

@@ -1,8 +1,11 @@
-"""All hops of a mini-batch in one CUDA kernel; see ``sample_hops`` in ``kernels/sample.cu``."""
+"""All hops of a mini-batch in one CUDA kernel; see ``sample_hops`` in ``kernels/sample.cu``.
+
+A small mini-batch takes the GPU a tenth of a millisecond, no longer than the host needs to prepare
+it.  So what is the same for every batch of a size is prepared once, in a :class:`_Prepared`.
+"""
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
@@ -14,21 +17,17 @@ from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.unique.cuda import hash_table
-from dgl_mgpu.ops.workspace import workspace
+from dgl_mgpu.ops.workspace import Workspace, workspace
 
 _THREADS = 256
 #: As many hops as the kernel has parameters for.
 _MOST_HOPS = 6
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
 _MOST_EDGES = 1 << 28
+#: Places in the kernel's struct ``Hops`` of what differs from batch to batch.
+_SEEDS, _OUTPUTS, _TABLE, _KEYS = 0, slice(9, 13), slice(19, 21), slice(29, 35)
 
 _Hops = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
-
-
-@functools.cache
-def _kernel(idtype: torch.dtype, position_dtype: torch.dtype) -> Kernel:
-    types = f"{c_type(idtype)}, {c_type(position_dtype)}"
-    return Kernel("sample.cu", f"dgl_mgpu::sample_hops<{types}>", cooperative=True)
 
 
 @torch.library.impl(library, "sample_hops", "CUDA")
@@ -45,87 +44,146 @@ def _sample_hops(
     keys: Sequence[int],
     sms: int = 0,
 ) -> _Hops:
-    where, count, hops = seeds.device, seeds.numel(), len(fanouts)
+    where, count = seeds.device, seeds.numel()
     device.raise_faults(where, wait=False)
-    # The most seeds and edges that each hop can have.
-    most_seeds, most_edges = [count], []
-    for fanout in fanouts:
-        most_edges.append(most_seeds[-1] * fanout)
-        most_seeds.append(min(most_seeds[-1] + most_edges[-1], count + num_cols))
-    all_edges = sum(most_edges)
-    if not 0 < hops <= _MOST_HOPS or min(fanouts) < 0 or all_edges > _MOST_EDGES:
-        return hop_by_hop(
-            seeds, tiers, pointers, position, num_rows, num_cols, idtype, fanouts, replace, keys
-        )
-    kernel, space = _kernel(idtype, position.dtype), workspace(where)
-    blocks = device.blocks_within(kernel, _THREADS, -(-all_edges // _THREADS), where, sms)
-    ids = torch.empty(most_seeds[-1] + 2 * all_edges, dtype=idtype, device=where)
-    indptr = torch.empty(sum(most_seeds[:-1]) + hops, dtype=torch.int64, device=where)
-    nodes = ids.data_ptr()
-    sources = nodes + most_seeds[-1] * idtype.itemsize
-    padding = [0] * (_MOST_HOPS - hops)
-    # The last sample says more of this one than what fanouts allow, and a table that stays in the
-    # cache is filled several times as fast. One that turns out too small is made larger.
-    room = space.sizes.get((count, *fanouts), most_seeds[-1])
+    graph = (tiers, pointers, position, num_rows, num_cols, idtype, fanouts, replace)
+    same = (count, pointers.data_ptr(), tiers.data_ptr(), num_rows, *fanouts, idtype, replace, sms)
+    space = workspace(where)
     with space.lock:
+        prepared: _Prepared | None = space.kept.get(same)
+        if prepared is None or prepared.generation != space.generation:
+            room = prepared.room if prepared is not None else None
+            prepared = space.kept[same] = _Prepared(space, where, count, *graph, sms, room)
+        if prepared.fits:
+            return prepared.sample(space, seeds, keys)
+    return hop_by_hop(seeds, *graph, keys)
+
+
+class _Prepared:
+    """What is the same for every batch of ``count`` seeds and some fanouts.
+
+    Attributes
+    ----------
+    fits : bool
+        Whether the kernel can do it, and the largest possible sample is not too large.
+    room : int
+        Nodes that the hash table has room for.  Earlier samples say more of the next than what
+        fanouts allow, and a table that stays in the cache is filled several times as fast; one
+        that turns out too small is made larger.
+    generation : int
+        Of the workspace whose buffers these are.
+    """
+
+    def __init__(
+        self,
+        space: Workspace,
+        where: torch.device,
+        count: int,
+        tiers: torch.Tensor,
+        pointers: torch.Tensor,
+        position: torch.Tensor,
+        num_rows: int,
+        num_cols: int,
+        idtype: torch.dtype,
+        fanouts: Sequence[int],
+        replace: bool,
+        sms: int,
+        room: int | None,
+    ) -> None:
+        self.hops, self.num_rows, self.idtype, self._where = len(fanouts), num_rows, idtype, where
+        # The most seeds and edges that each hop can have.
+        seeds, edges = [count], []
+        for fanout in fanouts:
+            edges.append(seeds[-1] * fanout)
+            seeds.append(min(seeds[-1] + edges[-1], count + num_cols))
+        self._seeds, self._edges, self._all_edges = seeds, edges, sum(edges)
+        self.room = seeds[-1] if room is None else room
+        self.generation = space.generation
+        self.fits = (
+            0 < self.hops <= _MOST_HOPS and min(fanouts) >= 0 and self._all_edges <= _MOST_EDGES
+        )
+        if not self.fits:
+            return
+        types = f"{c_type(idtype)}, {c_type(position.dtype)}"
+        self._kernel = Kernel("sample.cu", f"dgl_mgpu::sample_hops<{types}>", cooperative=True)
+        blocks = -(-self._all_edges // _THREADS)
+        self._blocks = device.blocks_within(self._kernel, _THREADS, blocks, where, sms)
+        table, mask = hash_table(space, self.room, idtype)
+        padding = [0] * (_MOST_HOPS - self.hops)
+        self._arguments = device.struct(
+            None,  # seeds
+            count,
+            tiers,
+            len(tiers),
+            pointers,
+            position_pointer(position),
+            num_rows,
+            count + num_cols,
+            int(replace),
+            *[None] * 4,  # nodes, indptr, sources, edge ids
+            space.buffer("first", seeds[-2], torch.int64),
+            space.buffer("degree", seeds[-2], torch.int64),
+            space.buffer("segment", seeds[-2], torch.int32),
+            space.buffer("slots", max(edges), torch.int32),
+            space.buffer("numbers", max(edges), torch.int32),
+            space.control(self._blocks),
+            table,
+            mask,
+            space.report,
+            self.hops,
+            *fanouts,
+            *padding,
+            *[0] * _MOST_HOPS,  # keys
+        )
+        self._words = self._arguments.view("int64")
+        self.generation = space.generation
+
+    def sample(self, space: Workspace, seeds: torch.Tensor, keys: Sequence[int]) -> _Hops:
+        """Sample a batch."""
+        item = self.idtype.itemsize
+        ids = torch.empty(
+            self._seeds[-1] + 2 * self._all_edges, dtype=self.idtype, device=self._where
+        )
+        indptr = torch.empty(
+            sum(self._seeds[:-1]) + self.hops, dtype=torch.int64, device=self._where
+        )
+        nodes = ids.data_ptr()
+        sources = nodes + self._seeds[-1] * item
+        self._words[_SEEDS] = seeds.data_ptr()
+        self._words[_OUTPUTS] = nodes, indptr.data_ptr(), sources, sources + self._all_edges * item
+        self._words[_KEYS] = (*keys, *[0] * (_MOST_HOPS - self.hops))
         while True:
-            table, mask = hash_table(space, room, idtype)
-            arguments = device.struct(
-                seeds,
-                count,
-                tiers,
-                len(tiers),
-                pointers,
-                position_pointer(position),
-                num_rows,
-                count + num_cols,
-                int(replace),
-                nodes,
-                indptr,
-                sources,
-                sources + all_edges * idtype.itemsize,
-                space.buffer("first", most_seeds[-2], torch.int64),
-                space.buffer("degree", most_seeds[-2], torch.int64),
-                space.buffer("segment", most_seeds[-2], torch.int32),
-                space.buffer("slots", max(most_edges), torch.int32),
-                space.buffer("numbers", max(most_edges), torch.int32),
-                space.control(blocks),
-                table,
-                mask,
-                space.report,
-                hops,
-                *fanouts,
-                *padding,
-                *keys,
-                *padding,
-            )
-            kernel(blocks, _THREADS, arguments, device=where)
-            device.driver.synchronize(where)
-            bad, overflow, *sizes = space.report[: 2 + 2 * hops].tolist()
-            if overflow or bad >= 0:
+            self._kernel(self._blocks, _THREADS, self._arguments, device=self._where)
+            bad, overflow, *sizes = space.read_report(2 + 2 * self.hops)
+            raise_at_bad_id([bad], seeds, self.num_rows, "look up the edges of nodes")
+            if overflow:
                 break
-            room *= 4
-        raise_at_bad_id([bad], seeds, num_rows, "look up the edges of nodes")
-        num_edges, num_nodes = sizes[0::2], [count, *sizes[1::2]]
-        space.sizes[count, *fanouts] = num_nodes[-1]
-    return _split(ids, indptr, most_seeds, most_edges, num_nodes, num_edges)
+            self._make_room(space, 4 * self.room)
+        if self.room > 2 * sizes[-1]:
+            self._make_room(space, sizes[-1])
+        return self._split(ids, indptr, [len(seeds), *sizes[1::2]], sizes[0::2])
 
+    def _make_room(self, space: Workspace, nodes: int) -> None:
+        """Use a hash table of another size from now on."""
+        self.room = nodes
+        table, mask = hash_table(space, nodes, self.idtype)
+        self._words[_TABLE] = table.data_ptr(), mask
+        self.generation = space.generation
 
-def _split(
-    ids: torch.Tensor,
-    indptr: torch.Tensor,
-    most_seeds: Sequence[int],
-    most_edges: Sequence[int],
-    num_nodes: Sequence[int],
-    num_edges: Sequence[int],
-) -> _Hops:
-    """The results as beginnings of the room that was made for them."""
-    hops = len(num_edges)
-    pieces = [num_nodes[-1], most_seeds[-1] - num_nodes[-1]]
-    for found, most in zip((*num_edges, *num_edges), (*most_edges, *most_edges), strict=True):
-        pieces += [found, most - found]
-    nodes, *edges = ids.split_with_sizes(pieces)[::2]
-    rows: list[int] = []
-    for found, most in zip(num_nodes[:-1], most_seeds[:-1], strict=True):
-        rows += [found + 1, most - found]
-    return nodes, list(indptr.split_with_sizes(rows)[::2]), edges[:hops], edges[hops:]
+    def _split(
+        self,
+        ids: torch.Tensor,
+        indptr: torch.Tensor,
+        num_nodes: Sequence[int],
+        num_edges: Sequence[int],
+    ) -> _Hops:
+        """The results as beginnings of the room that was made for them."""
+        pieces = [num_nodes[-1], self._seeds[-1] - num_nodes[-1]]
+        rows: list[int] = []
+        for found, most in zip((*num_edges, *num_edges), (*self._edges, *self._edges), strict=True):
+            pieces += [found, most - found]
+        for found, most in zip(num_nodes[:-1], self._seeds[:-1], strict=True):
+            rows += [found + 1, most - found]
+        nodes, *edges = ids.split_with_sizes(pieces)[::2]
+        starts = list(indptr.split_with_sizes(rows)[::2])
+        return nodes, starts, edges[: self.hops], edges[self.hops :]

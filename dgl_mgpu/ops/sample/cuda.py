@@ -61,8 +61,7 @@ def _sample_neighbors(
             )  # fmt: skip
         else:
             kernel(blocks, _THREADS, *graph, fanout, replace, *found, *shared, device=where)
-        device.driver.synchronize(where)
-        bad, total = space.report[:2].tolist()
+        bad, total = space.read_report(2)
         raise_at_bad_id([bad], seeds, num_rows, "look up the edges of nodes")
         if not in_advance:
             neighbors = torch.empty(total, dtype=idtype, device=where)

@@ -58,8 +58,7 @@ def _append_unique(
                 space.report,
                 device=where,
             )
-            device.driver.synchronize(where)
-            bad, overflow, count = space.report[:3].tolist()
+            bad, overflow, count = space.read_report(3)
         full = overflow == 0 and bad < 0
         room *= 4
     if bad >= 0:
