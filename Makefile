@@ -1,6 +1,7 @@
 # Everything starts from a bare machine with Python 3.11 or 3.12 and pip.
 #   make train   the main job: GraphSAGE on a generated graph, through the global store
 #   make test    all tests
+#   make test-gpu bench-gpu    what needs GPUs
 #   make lint type wheel bench clean
 # Options of the main job:  make train ARGS="trainer.epochs=2 trainer.ranks=2"
 
@@ -11,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test lint type wheel bench clean setup
+.PHONY: train test test-gpu lint type wheel bench bench-gpu clean setup
 .DEFAULT_GOAL := train
 
 setup: $(VENV)/.ready
@@ -29,6 +30,12 @@ train: setup
 test: setup
 	$(BIN)/python -m pytest -q $(ARGS)
 
+# Needs CuPy beside what setup installs: pip install -e '.[cuda13]'. GPU_PYTHON names another
+# environment to run in.
+GPU_PYTHON ?= $(BIN)/python
+test-gpu:
+	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q tests/kernels tests/store/test_store_gpu.py $(ARGS)
+
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -43,6 +50,10 @@ wheel: setup
 bench: setup
 	for name in gather_cpu sampling_cpu placement_solver convergence; do \
 		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
+
+bench-gpu:
+	for name in gather_gpu sampling_gpu sm_budget; do \
+		$(GPU_PYTHON) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 clean:
 	rm -rf $(VENV) dist build outputs

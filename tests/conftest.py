@@ -1,13 +1,22 @@
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 
 import pytest
+import torch
 
 import dgl_mgpu  # noqa: F401  (lets dgl import in every test module)
 
 ROOT = Path(__file__).parent.parent
+
+
+def pytest_sessionstart() -> None:
+    """Where a GPU is required, its tests must not be skipped without a word."""
+    there = torch.cuda.is_available() and importlib.util.find_spec("cupy") is not None
+    if os.environ.get("DGL_MGPU_REQUIRE_GPU") and not there:
+        pytest.exit("make test-gpu needs a GPU that torch sees, and CuPy", returncode=2)
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,11 @@
 A test of an operator's ``cuda.py`` calls its function directly, with CPU tensors, while the
 fixture ``emulated`` has put an :class:`EmulatedDriver` in the driver's place. ``emulation.h``
 says how kernels are run and which mistakes that brings to light.
+
+Reads and writes beyond a tensor are found, too, and end the process, with AddressSanitizer in it::
+
+    LD_PRELOAD=$(g++ -print-file-name=libasan.so) ASAN_OPTIONS=detect_leaks=0 \\
+        python -m pytest -s tests/kernels
 """
 
 from __future__ import annotations
@@ -33,6 +38,8 @@ _COMMAND = [
     "-fno-sanitize=vptr,pointer-overflow,float-cast-overflow",
     "-fsanitize-undefined-trap-on-error", "-U_FORTIFY_SOURCE", "-Wno-attributes",
 ]  # fmt: skip
+if hasattr(ctypes.CDLL(None), "__asan_init"):
+    _COMMAND += ["-fsanitize=address", "--param=asan-stack=0", "--param=asan-globals=0"]
 _DYNAMIC_SHARED = re.compile(
     r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+|alignas\(\d+\)\s+)?([^;]+?)\s*(\w+)\[\];"
 )

@@ -113,9 +113,10 @@ def _gather_sorted(
     positions, order = torch.sort(positions)
     kernel = _kernel("gather_sorted", dtype, vector=vector)
     blocks, warp_rows = _shape(kernel, count, where, sms)
-    host_blocks = device.blocks_within(kernel, _THREADS, blocks, where, _HOST_SMS)
     # Where all rows are the host's, nobody else needs a block.
     others = blocks if host_start > 0 else 0
+    host_sms = _HOST_SMS if others else sms or _HOST_SMS
+    host_blocks = device.blocks_within(kernel, _THREADS, blocks, where, host_sms)
     kernel(
         host_blocks + others,
         _THREADS,
