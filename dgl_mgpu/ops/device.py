@@ -296,8 +296,7 @@ def _argument(value: Any) -> Any:
 def struct(*values: int | torch.Tensor | None) -> np.ndarray:
     """A kernel's parameter that is a struct of pointers and 64-bit integers."""
     words = [
-        value if type(value) is int else 0 if value is None else value.data_ptr()
-        for value in values
+        value.data_ptr() if isinstance(value, torch.Tensor) else value or 0 for value in values
     ]
     # As one element, which CuPy passes by value.
     return np.array(words, dtype=np.int64).view(f"V{8 * len(words)}")

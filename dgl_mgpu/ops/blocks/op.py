@@ -38,8 +38,8 @@ def _sample_hops_fake(
     sms: int = 0,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     context = torch.library.get_ctx()
-    num_nodes = [seeds.shape[0], *(context.new_dynamic_size() for _ in fanouts)]
-    num_edges = [context.new_dynamic_size() for _ in fanouts]
+    num_nodes: list[int] = [seeds.shape[0], *(context.new_dynamic_size() for _ in fanouts)]
+    num_edges: list[int] = [context.new_dynamic_size() for _ in fanouts]
     return (
         seeds.new_empty(num_nodes[-1], dtype=idtype),
         [seeds.new_empty(nodes + 1, dtype=torch.int64) for nodes in num_nodes[:-1]],
