@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace as with_fields
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -38,8 +38,8 @@ def _sample_hops_fake(
     sms: int = 0,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     context = torch.library.get_ctx()
-    num_nodes: list[int] = [seeds.shape[0], *(context.new_dynamic_size() for _ in fanouts)]
-    num_edges: list[int] = [context.new_dynamic_size() for _ in fanouts]
+    num_nodes: list[Any] = [seeds.shape[0], *(context.new_dynamic_size() for _ in fanouts)]
+    num_edges: list[Any] = [context.new_dynamic_size() for _ in fanouts]
     return (
         seeds.new_empty(num_nodes[-1], dtype=idtype),
         [seeds.new_empty(nodes + 1, dtype=torch.int64) for nodes in num_nodes[:-1]],
