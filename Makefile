@@ -31,10 +31,14 @@ test: setup
 	$(BIN)/python -m pytest -q $(ARGS)
 
 # Needs CuPy beside what setup installs: pip install -e '.[cuda13]'. GPU_PYTHON names another
-# environment to run in.
+# environment to run in. Several tests may share the GPUs (ARGS="-n 8", with pytest-xdist); those
+# that measure what is free on them come after, one by one.
 GPU_PYTHON ?= $(BIN)/python
+GPU_TESTS := tests/kernels tests/store/test_exchange.py tests/store/test_optimizer.py \
+	$(wildcard tests/store/test_*_gpu.py)
 test-gpu:
-	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q tests/kernels tests/store/test_store_gpu.py $(ARGS)
+	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q $(GPU_TESTS) $(ARGS)
+	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q tests/store/test_gpu_memory.py
 
 lint: setup
 	$(BIN)/ruff check .
@@ -52,7 +56,7 @@ bench: setup
 		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
 bench-gpu:
-	for name in gather_gpu sampling_gpu sm_budget; do \
+	for name in gather_gpu sampling_gpu sampling_bytes sm_budget; do \
 		$(GPU_PYTHON) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 clean:

@@ -11,6 +11,9 @@ from typing import Any
 from benchmarks.machine import describe_machine
 from dgl_mgpu.store import Ranks
 
+#: Units of which less is better.
+LESS_IS_BETTER = ("ms", "MB")
+
 
 @dataclass(frozen=True)
 class Figure:
@@ -20,7 +23,7 @@ class Figure:
     ----------
     case : str
     unit : str
-        'GB/s', of which more is better, or 'ms', of which less is.
+        'GB/s', of which more is better, or one of :data:`LESS_IS_BETTER`.
     ours, peer : float
         The mean over ranks of each rank's median; ``peer`` is None without one.
     ceiling : float or None
@@ -43,7 +46,8 @@ class Figure:
     def ratio_to_peer(self) -> float | None:
         if self.peer is None:
             return None
-        return self.peer / self.ours if self.unit == "ms" else self.ours / self.peer
+        less = self.unit in LESS_IS_BETTER
+        return self.peer / self.ours if less else self.ours / self.peer
 
     @property
     def ratio_to_ceiling(self) -> float | None:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from dgl_mgpu.placement import expected_reads
 from dgl_mgpu.store import Ranks, Store, build
 from dgl_mgpu.store.cuda import choose_runtime
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint
@@ -124,12 +125,12 @@ class Minibatches:
         ]
 
     def hotness(self) -> np.ndarray:
-        """How many of some mini-batches read each node; those of none by out-degree."""
-        reads = torch.bincount(self._indices, minlength=self._law.nodes).double()
-        reads /= reads.sum()
+        """How many of some mini-batches will read each node, by those that did."""
+        degrees = torch.bincount(self._indices, minlength=self._law.nodes)
+        reads = torch.zeros_like(degrees)
         for nodes in self.draw(_PRESAMPLED, distinct=True):
             reads[nodes] += 1
-        return reads.cpu().numpy()
+        return expected_reads(reads.cpu().numpy(), degrees.cpu().numpy())
 
     def _nodes(self, seeds: torch.Tensor, distinct: bool) -> torch.Tensor:
         nodes, sampled = seeds, [seeds]

@@ -37,7 +37,7 @@ from dgl_mgpu.store import Ranks, TopologySource
 #: Seeds of a mini-batch and fanouts, beginning at the seeds.
 SETTINGS = ((6000, (15, 10, 5)), (6000, (25, 10)), (1024, (15, 10, 5)), (512, (30, 30, 30)))
 TIMES_PEER = {"gpu": 3.0, "half": 2.0}
-_IDTYPES = {"int32": torch.int32, "int64": torch.int64}
+IDTYPES = {"int32": torch.int32, "int64": torch.int64}
 
 
 class Checker:
@@ -136,7 +136,7 @@ def work(options: argparse.Namespace) -> None:
     about = {**vars(options), "out": str(options.out)}
     report = Report(ranks, options.out, options=about, graph=vars(law))
     for idtype in options.idtypes:
-        indptr, indices = law.csc(device, _IDTYPES[idtype])
+        indptr, indices = law.csc(device, IDTYPES[idtype])
         checker = Checker(indptr, indices)
         for memory in options.memory:
             with contextlib.ExitStack() as using:
@@ -146,7 +146,7 @@ def work(options: argparse.Namespace) -> None:
                     where = "cuda" if memory == "gpu" else "cpu"
                     theirs = using.enter_context(peer.sampler(where, indptr, indices))
                 for batch, fanouts in SETTINGS:
-                    seeds = partial(new_seeds, law.nodes, batch, options.window, _IDTYPES[idtype])
+                    seeds = partial(new_seeds, law.nodes, batch, options.window, IDTYPES[idtype])
                     name = f"{idtype}, {memory}, {batch} at {','.join(map(str, fanouts))}"
                     figure = compare(
                         name, view, theirs, checker, fanouts, seeds, options.repeats, ranks,
@@ -166,8 +166,8 @@ def our_view(
     options: dict[str, Any] = {"policy": "partitioned"}
     if memory == "half":
         # The hotter half of the rows, dealt out; it may be a little more than half of the bytes,
-        # which are bounds, neighbours, edge ids and positions.
-        nbytes = 8 * nodes + 2 * indices.element_size() * edges
+        # which are bounds, neighbours and positions.
+        nbytes = 16 * nodes + indices.element_size() * edges
         memory_a_gpu = int(1.1 * nbytes / (2 * ranks.size)) + 4 * nodes
         options = {"policy": "auto", "gpu_memory": memory_a_gpu, "graph_ratio": 0.5}
     sources, hotness = None, {}
@@ -228,7 +228,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     common_options(parser)
     parser.add_argument("--memory", nargs="+", choices=("gpu", "half"), default=["gpu", "half"])
-    parser.add_argument("--idtypes", nargs="+", choices=tuple(_IDTYPES), default=list(_IDTYPES))
+    parser.add_argument("--idtypes", nargs="+", choices=tuple(IDTYPES), default=list(IDTYPES))
     parser.add_argument(
         "--source-exponent", type=float, default=0.0, help="0: uniform sources; see PowerLaw"
     )

@@ -35,7 +35,10 @@ struct Rows {
     while (tier + 1 < num_tiers && at >= tiers[4 * tier + 1]) ++tier;
     const int64 offset = at - tiers[4 * tier];
     const int64 parts = tiers[4 * tier + 2], first = tiers[4 * tier + 3];
-    return {first + offset % parts, offset / parts};
+    if (parts == 1) return {first, offset};
+    if (offset > 0xffffffffll) return {first + offset % parts, offset / parts};
+    const uint32 row = static_cast<uint32>(offset) / static_cast<uint32>(parts);
+    return {first + offset - row * parts, row};
   }
 };
 
@@ -54,6 +57,15 @@ struct FeatureTable {
   }
 };
 
+// In place of a segment's pointer to edge ids: they count on from a first one of each row.
+constexpr int64 kPaired = 1;
+
+// Of a row: the place of its first edge in its segment and, if the segment is paired, its id.
+struct alignas(16) FirstEdge {
+  int64 place;
+  int64 id;
+};
+
 // The in-edges of every node. Id is the graph's id type.
 template <typename Id, typename Position>
 struct Graph {
@@ -65,15 +77,17 @@ struct Graph {
     const int64* base;  // the segment's three pointers
     int64 begin;
     int64 end;
+    int64 shift;  // from an edge's place to its id, where ids are not stored
 
     __device__ __forceinline__ int64 size() const { return end - begin; }
     __device__ __forceinline__ const Id* neighbors() const {
       return reinterpret_cast<const Id*>(base[1]) + begin;
     }
-    // Id of edge `i` of the node; without stored ids an edge's id is its place.
+    // Id of edge `i` of the node.
     __device__ __forceinline__ Id edge(int64 i) const {
-      return base[2] == 0 ? static_cast<Id>(begin + i)
-                          : reinterpret_cast<const Id*>(base[2])[begin + i];
+      return base[2] == 0 || base[2] == kPaired
+                 ? static_cast<Id>(begin + i + shift)
+                 : reinterpret_cast<const Id*>(base[2])[begin + i];
     }
   };
 
@@ -81,8 +95,13 @@ struct Graph {
   __device__ __forceinline__ Span Find(int64 node) const {
     const Place place = rows.Find(node);
     const int64* base = pointers + 3 * place.segment;
+    if (base[2] == kPaired) {
+      const FirstEdge* first = reinterpret_cast<const FirstEdge*>(base[0]) + place.row;
+      const FirstEdge mine = first[0];
+      return {base, mine.place, first[1].place, mine.id - mine.place};
+    }
     const int64* indptr = reinterpret_cast<const int64*>(base[0]);
-    return {base, indptr[place.row], indptr[place.row + 1]};
+    return {base, indptr[place.row], indptr[place.row + 1], 0};
   }
 
   __device__ __forceinline__ int64 NumNeighbor(int64 node) const { return Find(node).size(); }

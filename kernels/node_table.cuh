@@ -20,10 +20,11 @@ struct alignas(16) Pair {
 };
 
 // Entries that are looked through before a table counts as full.
-constexpr int kMostProbes = 1024;
+constexpr uint64 kMostProbes = 1024;
 
 // Open addressing over `mask` + 1 entries, filled with ones before use. Ids are not negative. A
-// table that is full says so in `overflow` (0 then), and its result is not to be used.
+// table that is full says so in `overflow` (0 then), and its result is not to be used. Where that is
+// null, the table has more entries than there can be nodes, and is searched to its end.
 template <typename Id>
 struct NodeTable;
 
@@ -40,7 +41,8 @@ struct NodeTable<int> {
   __device__ __forceinline__ int Insert(int id, int number) const {
     const uint64 mine = static_cast<uint64>(id) << 32 | static_cast<uint32>(number);
     uint64 slot = hash_id(id) & mask;
-    for (int probe = 0; probe < kMostProbes; ++probe) {
+    const uint64 most = overflow == nullptr ? mask + 1 : kMostProbes;
+    for (uint64 probe = 0; probe < most; ++probe) {
       uint64 seen = *static_cast<volatile uint64*>(words + slot);
       if (seen == ~0ull) {
         seen = atomicCAS(words + slot, ~0ull, mine);
@@ -52,7 +54,7 @@ struct NodeTable<int> {
       }
       slot = (slot + 1) & mask;
     }
-    *overflow = 0;
+    if (overflow != nullptr) *overflow = 0;
     return 0;
   }
   __device__ __forceinline__ int Number(int slot) const { return static_cast<int>(words[slot]); }
@@ -73,7 +75,8 @@ struct NodeTable<int64> {
   __device__ __forceinline__ int Insert(int64 id, int number) const {
     const uint64 wanted = static_cast<uint64>(id);
     uint64 slot = hash_id(wanted) & mask;
-    for (int probe = 0; probe < kMostProbes; ++probe) {
+    const uint64 most = overflow == nullptr ? mask + 1 : kMostProbes;
+    for (uint64 probe = 0; probe < most; ++probe) {
       uint64* entry = words + 2 * slot;
       uint64 seen = *static_cast<volatile uint64*>(entry);
       if (seen == ~0ull) {
@@ -87,7 +90,7 @@ struct NodeTable<int64> {
       }
       slot = (slot + 1) & mask;
     }
-    *overflow = 0;
+    if (overflow != nullptr) *overflow = 0;
     return 0;
   }
   __device__ __forceinline__ int Number(int slot) const {

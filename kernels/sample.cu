@@ -4,6 +4,7 @@
 //
 // A block has the same seeds in every phase of a hop. Phases are divided by barriers over the
 // grid, so that no phase waits for the host.
+#include "bounded.cuh"
 #include "floyd.cuh"
 #include "ggms.cuh"
 #include "node_table.cuh"
@@ -17,6 +18,7 @@ constexpr int kMostHops = 6;
 struct Found {
   int64* first;
   int64* degree;
+  int64* shift;  // from an edge's place to its id
   int* segment;
 };
 
@@ -38,17 +40,19 @@ __device__ void find_edges(const Graph<Id, Position>& graph, int64 num_rows, con
     int64 count = 0;
     if (i < mine.end) {
       const int64 node = seeds[i];
-      int64 first = 0, degree = 0, segment = 0;
+      int64 first = 0, degree = 0, shift = 0, segment = 0;
       if (node < 0 || node >= num_rows) {
         atomicMin(control.bad(), static_cast<uint64>(i));
       } else {
         const auto span = graph.Find(node);
         first = span.begin;
         degree = span.size();
+        shift = span.shift;
         segment = (span.base - graph.pointers) / 3;
       }
       found.first[i] = first;
       found.degree[i] = degree;
+      found.shift[i] = shift;
       found.segment[i] = static_cast<int>(segment);
       count = sample_size(degree, fanout, replace);
     }
@@ -62,6 +66,8 @@ __device__ void find_edges(const Graph<Id, Position>& graph, int64 num_rows, con
 // Writes samples: neighbors and edge ids. `Added` is told of every neighbor and its place.
 template <typename Id, typename Position, typename Added>
 struct Filler {
+  using Edges = typename Graph<Id, Position>::Span;
+
   const Graph<Id, Position>& graph;
   Found found;
   bool replace;
@@ -71,11 +77,11 @@ struct Filler {
   Id* eids;
   Added added;
 
-  __device__ __forceinline__ void Take(int64 to, const int64* base, int64 edge) const {
-    const Id neighbor = reinterpret_cast<const Id*>(base[1])[edge];
-    const Id* ids = reinterpret_cast<const Id*>(base[2]);
+  // Writes edge `i` of a seed.
+  __device__ __forceinline__ void Take(int64 to, const Edges& edges, int64 i) const {
+    const Id neighbor = edges.neighbors()[i];
     neighbors[to] = neighbor;
-    eids[to] = ids == nullptr ? static_cast<Id>(edge) : ids[edge];
+    eids[to] = edges.edge(i);
     added(to, neighbor);
   }
 
@@ -84,28 +90,30 @@ struct Filler {
   __device__ __forceinline__ void Fill(int64 i, int64 node, int64 to, uint32 mask, int lane) const {
     const int64 first = found.first[i], degree = found.degree[i];
     const int64 count = sample_size(degree, fanout, replace);
-    const int64* base = graph.pointers + 3 * static_cast<int64>(found.segment[i]);
+    const Edges edges{graph.pointers + 3 * static_cast<int64>(found.segment[i]), first,
+                      first + degree, found.shift[i]};
     if (replace && fanout >= 0) {
       for (int64 j = lane; j < count; j += kLanes) {
-        Take(to + j, base, first + below(draw(node, j, kSampleStream, key), degree));
+        Take(to + j, edges, below(draw(node, j, kSampleStream, key), degree));
       }
     } else if (count == degree) {
-      for (int64 j = lane; j < count; j += kLanes) Take(to + j, base, first + j);
+      for (int64 j = lane; j < count; j += kLanes) Take(to + j, edges, j);
     } else if (count <= kLanes) {
       const bool active = lane < count;
       const int64 last = degree - count + lane;
       const int64 t = active ? below(draw(node, lane, kSampleStream, key), last + 1) : 0;
       const int64 pick = resolve_draws<kLanes>(mask, lane, degree - count, t, active, false);
-      if (active) Take(to + lane, base, first + pick);
+      if (active) Take(to + lane, edges, pick);
     } else {
-      FillMany<kLanes>(node, to, base, first, degree, count, mask, lane);
+      FillMany<kLanes>(node, to, edges, count, mask, lane);
     }
   }
 
   // More picks than lanes: in groups, which look through the picks of the groups before.
   template <int kLanes>
-  __device__ void FillMany(int64 node, int64 to, const int64* base, int64 first, int64 degree,
-                           int64 count, uint32 mask, int lane) const {
+  __device__ void FillMany(int64 node, int64 to, const Edges& edges, int64 count, uint32 mask,
+                           int lane) const {
+    const int64 degree = edges.size();
     for (int64 start = 0; start < count; start += kLanes) {
       const int64 j = start + lane;
       const bool active = j < count;
@@ -118,7 +126,7 @@ struct Filler {
       if (active) eids[to + j] = static_cast<Id>(pick);
       __syncwarp(mask);
     }
-    for (int64 j = lane; j < count; j += kLanes) Take(to + j, base, first + eids[to + j]);
+    for (int64 j = lane; j < count; j += kLanes) Take(to + j, edges, eids[to + j]);
   }
 
   // The samples of the seeds in `mine`, whose first edge is number `before`.
@@ -169,10 +177,10 @@ template <typename Seed, typename Id, typename Position>
 __global__ void __launch_bounds__(kThreads, 4)
     count_edges(const Seed* seeds, int64 num_seeds, const int64* tiers, int64 num_tiers,
                 const int64* pointers, const Position* position, int64 num_rows, int64 fanout,
-                int64 replace, int64* found_first, int64* found_degree, int* found_segment,
-                int64* indptr, uint64* control_words, int64* report) {
+                int64 replace, int64* found_first, int64* found_degree, int64* found_shift,
+                int* found_segment, int64* indptr, uint64* control_words, int64* report) {
   const Graph<Id, Position> graph{{tiers, static_cast<int>(num_tiers), position}, pointers};
-  const Found found{found_first, found_degree, found_segment};
+  const Found found{found_first, found_degree, found_shift, found_segment};
   const GridControl control{control_words};
   GridBarrier barrier(control);
   const Run mine = run_of_block(num_seeds);
@@ -193,37 +201,40 @@ template <typename Seed, typename Id, typename Position>
 __global__ void __launch_bounds__(kThreads, 4)
     fill_edges(const Seed* seeds, int64 num_seeds, const int64* pointers, int64 fanout,
                int64 replace, uint64 key, int64* found_first, int64* found_degree,
-               int* found_segment, int64* indptr, Id* neighbors, Id* eids) {
+               int64* found_shift, int* found_segment, int64* indptr, Id* neighbors, Id* eids) {
   const Graph<Id, Position> graph{{nullptr, 0, nullptr}, pointers};
   const Filler<Id, Position, Ignore<Id>> filler{
-      graph, {found_first, found_degree, found_segment}, replace != 0, fanout, key, neighbors,
-      eids, {}};
+      graph, {found_first, found_degree, found_shift, found_segment}, replace != 0, fanout, key,
+      neighbors, eids, {}};
   filler.template FillAll<Seed>(seeds, run_of_block(num_seeds), 0, indptr);
 }
 
-// Both in one cooperative launch, where outputs of `num_seeds` * `fanout` edges are there.
+// Both in one cooperative launch, where outputs of `most_seeds` * `fanout` edges are there. They are
+// written from the place on that `start` points to, the first where it is null; `report` gets the
+// first bad seed (or -1) and the place after the last edge.
 template <typename Seed, typename Id, typename Position>
 __global__ void __launch_bounds__(kThreads, 4)
-    sample_hop(const Seed* seeds, int64 num_seeds, const int64* tiers, int64 num_tiers,
-               const int64* pointers, const Position* position, int64 num_rows, int64 fanout,
-               int64 replace, uint64 key, int64* found_first, int64* found_degree,
-               int* found_segment, int64* indptr, Id* neighbors, Id* eids,
-               uint64* control_words, int64* report) {
+    sample_hop(const Seed* seeds, int64 most_seeds, const int64* exact_seeds, const int64* tiers,
+               int64 num_tiers, const int64* pointers, const Position* position, int64 num_rows,
+               int64 fanout, int64 replace, uint64 key, int64* found_first, int64* found_degree,
+               int64* found_shift, int* found_segment, int64* indptr, const int64* start,
+               Id* neighbors, Id* eids, uint64* control_words, int64* report) {
+  const int64 num_seeds = count_of(most_seeds, exact_seeds), first = count_of(0, start);
   const Graph<Id, Position> graph{{tiers, static_cast<int>(num_tiers), position}, pointers};
-  const Found found{found_first, found_degree, found_segment};
+  const Found found{found_first, found_degree, found_shift, found_segment};
   const GridControl control{control_words};
   GridBarrier barrier(control);
   const Run mine = run_of_block(num_seeds);
   find_edges(graph, num_rows, seeds, mine, fanout, replace, found, indptr, control);
   barrier.Wait();
   const Sum edges = grid_sum<kThreads>(control.sums());
-  const Filler<Id, Position, Ignore<Id>> filler{graph, found, replace != 0, fanout,
-                                                key,   neighbors, eids, {}};
+  const Filler<Id, Position, Ignore<Id>> filler{
+      graph, found, replace != 0, fanout, key, neighbors + first, eids + first, {}};
   filler.template FillAll<Seed>(seeds, mine, edges.before, indptr);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     indptr[num_seeds] = edges.total;
     report[0] = static_cast<int64>(*control.bad());
-    report[1] = edges.total;
+    report[1] = first + edges.total;
   }
   control.Leave();
 }
@@ -233,7 +244,9 @@ __global__ void __launch_bounds__(kThreads, 4)
 // and `eids` hold the hops one after another, each in as much room as hop h can need: S seeds and
 // S * fanout edges, with S the seeds of the hop before and its edges, at most `most_nodes`.
 // `report` gets the first bad seed (or -1), whether the table was large enough (-1), and edges and
-// nodes of each hop.
+// nodes of each hop. Where nobody waits for it, a bad seed goes to `fault`: {whether, the id, the
+// number of rows}, in host memory; every `indptr` is then filled to the end of its room, and the
+// table has room for all nodes there can be.
 template <typename Id, typename Position>
 struct Hops {
   const Id* seeds;
@@ -251,6 +264,7 @@ struct Hops {
   Id* eids;
   int64* found_first;
   int64* found_degree;
+  int64* found_shift;
   int* found_segment;
   int* slots;
   int* numbers;
@@ -261,16 +275,17 @@ struct Hops {
   int64 num_hops;
   int64 fanouts[kMostHops];
   uint64 keys[kMostHops];
+  int64* fault;
 };
 
 template <typename Id, typename Position>
 __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Position> hops) {
   const Graph<Id, Position> graph{
       {hops.tiers, static_cast<int>(hops.num_tiers), hops.position}, hops.pointers};
-  const Found found{hops.found_first, hops.found_degree, hops.found_segment};
+  const Found found{hops.found_first, hops.found_degree, hops.found_shift, hops.found_segment};
   const GridControl control{hops.control_words};
   const NodeTable<Id> table{hops.table_words, static_cast<uint64>(hops.table_mask),
-                            control.overflow()};
+                            hops.fault == nullptr ? control.overflow() : nullptr};
   GridBarrier barrier(control);
   const Numbering scratch{hops.slots, hops.numbers, control.more_sums()};
   const bool reports = blockIdx.x == 0 && threadIdx.x == 0;
@@ -306,6 +321,12 @@ __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Positi
       indptr[known] = edges.total;
       hops.report[2 + 2 * hop] = edges.total;
     }
+    if (hops.fault != nullptr) {
+      const Run rest = run_of_block(room - known);
+      for (int64 i = rest.begin + threadIdx.x; i < rest.end; i += kThreads) {
+        indptr[known + 1 + i] = edges.total;
+      }
+    }
     known = number_nodes<Id, kThreads>(table, known, own, scratch, neighbors, nodes,
                                        hop + 1 == hops.num_hops, barrier);
     if (reports) hops.report[3 + 2 * hop] = known;
@@ -317,6 +338,12 @@ __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Positi
   if (reports) {
     hops.report[0] = static_cast<int64>(*control.bad());
     hops.report[1] = static_cast<int64>(*control.overflow());
+    if (hops.fault != nullptr && *control.bad() != ~0ull) {
+      hops.fault[1] = hops.seeds[*control.bad()];
+      hops.fault[2] = hops.num_rows;
+      __threadfence_system();
+      hops.fault[0] = 1;
+    }
   }
   control.Leave();
 }

@@ -4,6 +4,11 @@
 // Three kernels: find the seeds' edges; weigh them; then, after a prefix sum of the sample sizes,
 // fill. A seed is a warp's work, one of many edges a whole block's: those are listed by the first
 // kernel and dealt out before the others.
+//
+// Over several hops a node is sampled at the time of the seed that it was reached from. Its id is
+// then that of a node at a time: node + number of the time * number of nodes. Otherwise
+// `num_nodes` is 0, an id is the node's, and the time of the seed at a place has the same place.
+#include "bounded.cuh"
 #include "exponential.cuh"
 #include "grid.cuh"
 #include "weights.cuh"
@@ -27,22 +32,25 @@ constexpr int64 kNone = 0x7fffffffffffffff;
 
 // What is known of a seed: a row of an int64 tensor.
 struct Found {
+  int64 time;  // its number
   int64 segment;
   int64 first;
   int64 degree;
+  int64 shift;     // from an edge's place to its id
   int64 positive;  // weights; where they are bad, -1 says that all are 0, -2 - e that e's is
   double largest;
 };
 
 // What the kernels of a call tell each other and the host; zeros at first.
 struct Control {
-  int64 bad_seed;    // the number of seeds less the first place that is no node
+  int64 bad_seed;    // the most seeds there can be less the first place that is no node
   int64 bad_weight;  // the same for bad weights
   uint64 total;      // edges of the sample
   int64 far;         // whether a block selects more edges than its shared memory holds
   uint64 hubs;       // seeds that are a block's work
   uint64 weighed;    // shares of the work taken, of each of two kernels
   uint64 filled;
+  int64 end;  // the place after the sample's last edge
 };
 
 __device__ __forceinline__ bool is_hub(int64 degree, int64 fanout, bool replace) {
@@ -80,24 +88,28 @@ __device__ __forceinline__ void deal(int64 num_seeds, const int64* hubs, int64 n
 
 template <typename Node, typename Id, typename Position>
 __global__ void __launch_bounds__(kThreads)
-    find(const Node* seeds, int64 num_seeds, const int64* tiers, int64 num_tiers,
-         const int64* pointers, const Position* position, int64 num_rows, int64 fanout,
-         int64 replace, Found* found, int64* hubs, Control* control) {
+    find(const Node* seeds, int64 most_seeds, const int64* exact_seeds, int64 num_nodes,
+         const int64* tiers, int64 num_tiers, const int64* pointers, const Position* position,
+         int64 num_rows, int64 fanout, int64 replace, Found* found, int64* hubs,
+         Control* control) {
+  const int64 num_seeds = count_of(most_seeds, exact_seeds);
   const Graph<Id, Position> graph{{tiers, static_cast<int>(num_tiers), position}, pointers};
   const int64 step = static_cast<int64>(gridDim.x) * kThreads;
   for (int64 place = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x; place < num_seeds;
        place += step) {
-    const int64 node = seeds[place];
-    int64 segment = 0, first = 0, degree = 0;
+    const int64 time = num_nodes > 0 ? seeds[place] / num_nodes : place;
+    const int64 node = seeds[place] - time * num_nodes;
+    int64 segment = 0, first = 0, degree = 0, shift = 0;
     if (node < 0 || node >= num_rows) {
-      atomicMax(&control->bad_seed, num_seeds - place);
+      atomicMax(&control->bad_seed, most_seeds - place);
     } else {
       const auto edges = graph.Find(node);
       segment = (edges.base - pointers) / 3;
       first = edges.begin;
       degree = edges.size();
+      shift = edges.shift;
     }
-    found[place] = {segment, first, degree, 0, 0.0};
+    found[place] = {time, segment, first, degree, shift, 0, 0.0};
     if (is_hub(degree, fanout, replace)) hubs[atomicAdd(&control->hubs, uint64{1})] = place;
   }
 }
@@ -132,12 +144,12 @@ struct Weighed {
 // Every `step`-th edge of a seed from number `start`.
 template <typename Edges>
 __device__ __forceinline__ Weighed weigh_edges(const EdgeWeights& weights, const Edges& edges,
-                                               int64 place, int start, int step) {
+                                               int64 time, int start, int step) {
   Weighed sum{0, 0, kNone, 0.0};
 #pragma unroll 2
   for (int64 i = start; i < edges.size(); i += step) {
     const int64 edge = edges.edge(i);
-    if (!weights.InTime(edge, place)) continue;
+    if (!weights.InTime(edge, time)) continue;
     const double weight = weights.Weight(edge);
     ++sum.in_time;
     if (0.0 <= weight && weight <= kLargestDouble) {
@@ -153,12 +165,14 @@ __device__ __forceinline__ Weighed weigh_edges(const EdgeWeights& weights, const
 // Writes the size of each sample to `indptr[1:]`, for a prefix sum.
 template <typename Id>
 __global__ void __launch_bounds__(kThreads)
-    weigh(int64 num_seeds, const int64* pointers, const int64* weight_tiers,
-          int64 num_weight_tiers, const int64* weight_pointers, const void* weight_position,
-          int64 weight_position_bytes, int64 weight_stored, const int64* time_tiers,
-          int64 num_time_tiers, const int64* time_pointers, const void* time_position,
-          int64 time_position_bytes, int64 time_stored, const void* until, int64 fanout,
-          int64 replace, Found* found, const int64* hubs, int64* indptr, Control* control) {
+    weigh(int64 most_seeds, const int64* exact_seeds, const int64* pointers,
+          const int64* weight_tiers, int64 num_weight_tiers, const int64* weight_pointers,
+          const void* weight_position, int64 weight_position_bytes, int64 weight_stored,
+          const int64* time_tiers, int64 num_time_tiers, const int64* time_pointers,
+          const void* time_position, int64 time_position_bytes, int64 time_stored,
+          const void* until, int64 fanout, int64 replace, Found* found, const int64* hubs,
+          int64* indptr, Control* control) {
+  const int64 num_seeds = count_of(most_seeds, exact_seeds);
   const EdgeWeights weights{{weight_tiers, num_weight_tiers, weight_pointers, weight_position,
                              weight_position_bytes, weight_stored},
                             {time_tiers, num_time_tiers, time_pointers, time_position,
@@ -166,7 +180,7 @@ __global__ void __launch_bounds__(kThreads)
                             until};
   const auto edges_of = [&](const Found& seed) {
     return typename Graph<Id, int>::Span{pointers + 3 * seed.segment, seed.first,
-                                         seed.first + seed.degree};
+                                         seed.first + seed.degree, seed.shift};
   };
   uint64 total = 0;
   const auto conclude = [&](int64 place, const Weighed& sum) {
@@ -176,7 +190,7 @@ __global__ void __launch_bounds__(kThreads)
     } else if (sum.in_time > 0 && positive == 0 && weight_stored != kMask) {
       positive = -1;
     }
-    if (positive < 0) atomicMax(&control->bad_weight, num_seeds - place);
+    if (positive < 0) atomicMax(&control->bad_weight, most_seeds - place);
     int64 size = max(positive, int64{0});
     if (replace) {
       size = size > 0 ? fanout : 0;
@@ -192,16 +206,16 @@ __global__ void __launch_bounds__(kThreads)
   deal(
       num_seeds, hubs, static_cast<int64>(control->hubs), &control->weighed,
       [&](int64 place) {
-        const auto edges = edges_of(found[place]);
+        const Found seed = found[place];
         const Weighed sum =
-            weigh_edges(weights, edges, place, threadIdx.x, kThreads).OverBlock();
+            weigh_edges(weights, edges_of(seed), seed.time, threadIdx.x, kThreads).OverBlock();
         if (threadIdx.x == 0) conclude(place, sum);
       },
       [&](int64 place) {
         const Found seed = found[place];
         if (is_hub(seed.degree, fanout, replace)) return;
         const Weighed sum =
-            weigh_edges(weights, edges_of(seed), place, threadIdx.x % 32, 32).OverWarp();
+            weigh_edges(weights, edges_of(seed), seed.time, threadIdx.x % 32, 32).OverWarp();
         if (threadIdx.x % 32 == 0) conclude(place, sum);
       });
   if (total > 0) atomicAdd(&control->total, total);
@@ -239,21 +253,22 @@ __device__ void sort_candidates(Candidate* candidates, int64 count) {
 }
 
 // A seed's sample of `count` edges, which goes to the places from `to` on.
-template <typename Id>
+template <typename Id, typename Neighbor>
 struct Sampler {
   const EdgeWeights& weights;
   typename Graph<Id, int>::Span edges;
-  int64 place;
+  int64 time;
   uint64 node;
   uint64 key;
   double largest;
   int64 to;
   int64 count;
-  Id* neighbors;
+  int64 num_sources;
+  Neighbor* neighbors;
   Id* eids;
 
   __device__ __forceinline__ void Take(int64 number, int64 i) const {
-    neighbors[to + number] = edges.neighbors()[i];
+    neighbors[to + number] = static_cast<Neighbor>(edges.neighbors()[i] + time * num_sources);
     eids[to + number] = edges.edge(i);
   }
 
@@ -264,11 +279,11 @@ struct Sampler {
 
   __device__ __forceinline__ bool IsPositive(int64 i) const {
     const int64 edge = edges.edge(i);
-    return weights.InTime(edge, place) && weights.Weight(edge) > 0.0;
+    return weights.InTime(edge, time) && weights.Weight(edge) > 0.0;
   }
 
   __device__ __forceinline__ uint64 Scaled(int64 i) const {
-    return weights.Scaled(edges.edge(i), place, largest);
+    return weights.Scaled(edges.edge(i), time, largest);
   }
 
   __device__ __forceinline__ double Key(int64 i) const {
@@ -442,16 +457,21 @@ struct Sampler {
   }
 };
 
-// `far` has room for `far_room` candidates a block; it is null where shared memory holds them.
-template <typename Node, typename Id>
+// `far` has room for `far_room` candidates a block; it is null where shared memory holds them. The
+// sample is written from the place on that `start` points to, the first where it is null.
+// Neighbors are of `num_sources` nodes; it is 0 with `num_nodes`.
+template <typename Node, typename Id, typename Neighbor>
 __global__ void __launch_bounds__(kThreads)
-    fill(const Node* seeds, int64 num_seeds, const int64* pointers, const int64* weight_tiers,
+    fill(const Node* seeds, int64 most_seeds, const int64* exact_seeds, int64 num_nodes,
+         int64 num_sources, const int64* pointers, const int64* weight_tiers,
          int64 num_weight_tiers, const int64* weight_pointers, const void* weight_position,
          int64 weight_position_bytes, int64 weight_stored, const int64* time_tiers,
          int64 num_time_tiers, const int64* time_pointers, const void* time_position,
          int64 time_position_bytes, int64 time_stored, const void* until, int64 fanout,
          int64 replace, uint64 key, const Found* found, const int64* hubs, const int64* indptr,
-         Candidate* far, int64 far_room, Id* neighbors, Id* eids, Control* control) {
+         Candidate* far, int64 far_room, const int64* start, Neighbor* neighbors, Id* eids,
+         Control* control) {
+  const int64 num_seeds = count_of(most_seeds, exact_seeds), begin = count_of(0, start);
   __shared__ Candidate near[kNearCandidates];
   __shared__ int64 before[kThreads];
   const EdgeWeights weights{{weight_tiers, num_weight_tiers, weight_pointers, weight_position,
@@ -459,19 +479,25 @@ __global__ void __launch_bounds__(kThreads)
                             {time_tiers, num_time_tiers, time_pointers, time_position,
                              time_position_bytes, time_stored},
                             until};
+  if (blockIdx.x == 0 && threadIdx.x == 0) {
+    control->end = begin + static_cast<int64>(control->total);
+  }
+  neighbors += begin;
+  eids += begin;
   Candidate* const candidates = far == nullptr ? near : far + blockIdx.x * far_room;
   const int64 room = far == nullptr ? kNearCandidates : far_room;
   const auto sampler_of = [&](int64 place, const Found& seed) {
     const int64 to = indptr[place];
-    return Sampler<Id>{
+    return Sampler<Id, Neighbor>{
         weights,
-        {pointers + 3 * seed.segment, seed.first, seed.first + seed.degree},
-        place,
-        static_cast<uint64>(seeds[place]),
+        {pointers + 3 * seed.segment, seed.first, seed.first + seed.degree, seed.shift},
+        seed.time,
+        static_cast<uint64>(seeds[place] - seed.time * num_nodes),
         key,
         seed.largest,
         to,
         indptr[place + 1] - to,
+        num_sources,
         neighbors,
         eids};
   };
@@ -479,7 +505,7 @@ __global__ void __launch_bounds__(kThreads)
       num_seeds, hubs, static_cast<int64>(control->hubs), &control->filled,
       [&](int64 place) {
         const Found seed = found[place];
-        const Sampler<Id> sampler = sampler_of(place, seed);
+        const Sampler<Id, Neighbor> sampler = sampler_of(place, seed);
         if (sampler.count == 0) return;
         if (replace) {
           sampler.DrawByBlock(before);
@@ -492,7 +518,7 @@ __global__ void __launch_bounds__(kThreads)
       [&](int64 place) {
         const Found seed = found[place];
         if (is_hub(seed.degree, fanout, replace)) return;
-        const Sampler<Id> sampler = sampler_of(place, seed);
+        const Sampler<Id, Neighbor> sampler = sampler_of(place, seed);
         if (sampler.count == 0) return;
         if (replace) {
           sampler.DrawByWarp();

@@ -1,4 +1,5 @@
 // Append-unique: the contract stands in dgl_mgpu/ops/unique/op.py.
+#include "bounded.cuh"
 #include "node_table.cuh"
 
 namespace dgl_mgpu {
@@ -7,14 +8,17 @@ constexpr int kThreads = 512;
 
 // `nodes` starts with the seeds and has room for all neighbors, `local` starts as the neighbors.
 // `report` gets the first bad place (or -1), whether the table was large enough (-1) and the number
-// of nodes.
+// of nodes. Where the number of neighbors is on the device (bounded.cuh), the table has room for all.
 template <typename Id>
 __global__ void __launch_bounds__(kThreads)
-    append_unique(int64 num_seeds, int64 num_neighbors, Id* nodes, Id* local, int* slots,
-                  int* numbers, uint64* control_words, uint64* table_words, int64 table_mask,
-                  int64* report) {
+    append_unique(int64 most_seeds, const int64* exact_seeds, int64 most_neighbors,
+                  const int64* exact_neighbors, Id* nodes, Id* local, int* slots, int* numbers,
+                  uint64* control_words, uint64* table_words, int64 table_mask, int64* report) {
+  const int64 num_seeds = count_of(most_seeds, exact_seeds);
+  const int64 num_neighbors = count_of(most_neighbors, exact_neighbors);
   const GridControl control{control_words};
-  const NodeTable<Id> table{table_words, static_cast<uint64>(table_mask), control.overflow()};
+  const NodeTable<Id> table{table_words, static_cast<uint64>(table_mask),
+                            exact_neighbors == nullptr ? control.overflow() : nullptr};
   GridBarrier barrier(control);
   const Numbering scratch{slots, numbers, control.sums()};
   clear(table);

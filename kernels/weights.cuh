@@ -38,17 +38,17 @@ __device__ __forceinline__ Element load(int64 address) {
 struct EdgeWeights {
   EdgeValues weights;  // none where all weights are 1
   EdgeValues times;    // none where all edges are in time
-  const void* until;   // a seed's time, int64 or double as the edges' are integers or not
+  const void* until;   // seeds' times, int64 or double as the edges' are integers or not
 
-  // Whether an edge is no later than the time of the seed at a place.
-  __device__ __forceinline__ bool InTime(int64 edge, int64 place) const {
+  // Whether an edge is no later than time number `time` of the seeds'.
+  __device__ __forceinline__ bool InTime(int64 edge, int64 time) const {
     if (times.stored == kNothing) return true;
     const bool wide = times.stored == kInt64 || times.stored == kFloat64;
     const int64 at = times.Find(edge, wide ? 8 : 4);
     if (times.stored == kInt32 || times.stored == kInt64) {
-      return (wide ? load<int64>(at) : load<int>(at)) <= static_cast<const int64*>(until)[place];
+      return (wide ? load<int64>(at) : load<int>(at)) <= static_cast<const int64*>(until)[time];
     }
-    return (wide ? load<double>(at) : load<float>(at)) <= static_cast<const double*>(until)[place];
+    return (wide ? load<double>(at) : load<float>(at)) <= static_cast<const double*>(until)[time];
   }
 
   // Weight of an edge that is in time.
@@ -61,8 +61,8 @@ struct EdgeWeights {
   }
 
   // The contract's W: the weight relative to the node's largest, as an integer up to 2^32.
-  __device__ __forceinline__ uint64 Scaled(int64 edge, int64 place, double largest) const {
-    const double weight = InTime(edge, place) ? Weight(edge) : 0.0;
+  __device__ __forceinline__ uint64 Scaled(int64 edge, int64 time, double largest) const {
+    const double weight = InTime(edge, time) ? Weight(edge) : 0.0;
     if (weight == 0.0) return 0;
     const double scaled = __dmul_rn(__ddiv_rn(weight, largest), 4294967296.0);
     return scaled < 1.0 ? 1 : static_cast<uint64>(scaled);

@@ -15,11 +15,14 @@ from dgl_mgpu.backend.randomness import Randomness
 from dgl_mgpu.backend.storage import TableStorage, Traffic
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import (
+    BlockEdges,
+    EtypeBlock,
     SampledNeighbors,
     SampleKey,
-    append_unique,
     check_weights,
     pinsage_neighbors,
+    sample_blocks,
+    sample_etype_blocks,
     sample_neighbors,
 )
 from dgl_mgpu.ops.view import GraphView, RowView
@@ -282,59 +285,78 @@ class StoreGraph:
         ------
         InvalidInputError, IdOutOfRangeError, InvalidWeightError
         """
-        seeds = self._by_ntype(nodes)
-        key = self._randomness.batch_key(seeds)
-        sources: Nodes = nodes
-        blocks: list[dgl.DGLGraph] = []
-        for hop, fanout in enumerate(reversed(fanouts)):
-            hop_key = dataclasses.replace(key, hop=key.hop + hop)
-            block = self._block(seeds, self._by_etype(fanout), prob, replace, hop_key)
-            sources = block.srcdata[dgl.NID]
-            seeds = self._by_ntype(sources)
-            blocks.insert(0, block)
-        return sources, nodes, blocks
+        sampled = self._sample_blocks(self._by_ntype(nodes), fanouts, prob, replace)
+        blocks = [self._dgl_block(each) for each in sampled]
+        return blocks[0].srcdata[dgl.NID] if blocks else nodes, nodes, blocks
 
-    def _block(
+    def input_nodes(
+        self, nodes: Nodes, fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]]
+    ) -> dict[str, torch.Tensor]:
+        """The input nodes of a mini-batch: those of :meth:`sample_blocks`, without the blocks.
+
+        Returns
+        -------
+        dict of Tensor
+            By node type, on the device where the store's operators run.
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError
+        """
+        seeds = self._by_ntype(nodes)
+        sampled = self._sample_blocks(seeds, fanouts, None, False)
+        return sampled[0].src_nodes if sampled else seeds
+
+    def _sample_blocks(
         self,
-        seeds: Mapping[str, torch.Tensor],
-        fanouts: Mapping[CanonicalEtype, int],
+        seeds: dict[str, torch.Tensor],
+        fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
         prob: str | None,
         replace: bool,
-        key: SampleKey,
-    ) -> dgl.DGLGraph:
-        empty = torch.empty(0, dtype=self.idtype, device=self._where)
-        targets = {
-            ntype: seeds.get(ntype, empty).to(self._where, self.idtype) for ntype in self.ntypes
-        }
-        sampled = self._sample(targets, fanouts, prob, replace, key)
-        sources: dict[str, torch.Tensor] = {}
-        local: dict[CanonicalEtype, torch.Tensor] = {}
-        for ntype in self.ntypes:
-            etypes = [etype for etype in self.canonical_etypes if etype[0] == ntype]
-            neighbors = [sampled[etype].neighbors for etype in etypes]
-            joined = neighbors[0] if len(neighbors) == 1 else torch.cat([empty, *neighbors])
-            sources[ntype], index = append_unique(targets[ntype], joined)
-            local.update(zip(etypes, index.split([len(each) for each in neighbors]), strict=True))
+    ) -> list[EtypeBlock]:
+        """Sample all hops of a mini-batch where the store is."""
+        key = self._randomness.batch_key(seeds)
+        by_etype = [self._by_etype(fanout) for fanout in fanouts]
+        here = {ntype: ids.to(self._where) for ntype, ids in seeds.items()}
+        weights = {}
+        if prob is not None:
+            found = {etype: self._weights(etype, prob) for etype in self.canonical_etypes}
+            weights = {etype: rows for etype, rows in found.items() if rows is not None}
+        if not self.is_homogeneous:
+            views = {etype: self.view(etype) for etype in self.canonical_etypes}
+            return sample_etype_blocks(views, here, by_etype, key, replace=replace, weights=weights)
+        (etype,), (ntype,) = self.canonical_etypes, self.ntypes
+        only = [fanout[etype] for fanout in by_etype]
+        blocks = sample_blocks(
+            self.view(etype), here[ntype], only, key, replace=replace, weights=weights.get(etype)
+        )
+        return [
+            EtypeBlock(
+                {etype: BlockEdges(*block[:3])}, {ntype: block.src_nodes}, {ntype: block.num_dst}
+            )
+            for block in blocks
+        ]
+
+    def _dgl_block(self, sampled: EtypeBlock) -> dgl.DGLGraph:
+        sources = {ntype: nodes.cpu() for ntype, nodes in sampled.src_nodes.items()}
         block = dgl.create_block(
-            {etype: ("csc", self._csc(sampled[etype], local[etype])) for etype in local},
+            {etype: ("csc", self._csc(edges)) for etype, edges in sampled.edges.items()},
             {ntype: len(nodes) for ntype, nodes in sources.items()},
-            {ntype: len(nodes) for ntype, nodes in targets.items()},
+            sampled.num_dst,
             idtype=self.idtype,
         )
-        for ntype in self.ntypes:
-            block.srcnodes[ntype].data[dgl.NID] = sources[ntype].cpu()
-            block.dstnodes[ntype].data[dgl.NID] = targets[ntype].cpu()
-        for etype in self.canonical_etypes:
-            block.edges[etype].data[dgl.EID] = sampled[etype].eids.cpu()
+        for ntype, nodes in sources.items():
+            block.srcnodes[ntype].data[dgl.NID] = nodes
+            block.dstnodes[ntype].data[dgl.NID] = nodes[: sampled.num_dst[ntype]]
+        for etype, edges in sampled.edges.items():
+            block.edges[etype].data[dgl.EID] = edges.eids.cpu()
         return block
 
-    def _csc(
-        self, sample: SampledNeighbors, local: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def _csc(self, edges: BlockEdges) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         # Edge ids are places, which DGL would take for granted; but its CPU kernels for edge
         # features refuse a graph that does not spell them out.
-        eids = torch.arange(len(local), dtype=self.idtype)
-        return sample.indptr.cpu().to(self.idtype), local.cpu(), eids
+        eids = torch.arange(len(edges.src), dtype=self.idtype)
+        return edges.indptr.cpu().to(self.idtype), edges.src.cpu(), eids
 
     def _sample(
         self,

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import logging
+from collections.abc import Collection, Mapping, Sequence
 from types import SimpleNamespace
 
-import dgl
 import numpy as np
 import torch
 
+from dgl_mgpu.backend.accesses import add_accesses
 from dgl_mgpu.backend.graph import CanonicalEtype, Nodes, StoreGraph, topology_table
+from dgl_mgpu.ops import workspace
 from dgl_mgpu.ops.view import GraphView
-from dgl_mgpu.placement import count_accesses
 from dgl_mgpu.store import TopologySource
+from dgl_mgpu.store.cuda import Runtime
 from dgl_mgpu.store.store import Source
 
-# Edges counted at a time, at least.
+log = logging.getLogger(__name__)
+
+# Edges counted at a time, at least, and copied at a time.
 _STRETCH = 1 << 23
+# Share of a GPU's free memory that topology may take for a pre-sampling pass; the rest is for
+# its samples.
+_TOPOLOGY_SHARE = 0.75
 # Mini-batches of a pre-sampling pass, from each node type: hot rows show within a few.
 _BATCHES = 64
 # Pre-sampling draws other samples than training does.
@@ -48,6 +55,7 @@ def presample_hotness(
     fanouts: Sequence[int],
     batch_size: int,
     seed: int,
+    runtime: Runtime | None = None,
 ) -> dict[str, np.ndarray]:
     """How often each node was an input node of mini-batches sampled for the purpose.
 
@@ -64,24 +72,83 @@ def presample_hotness(
         The mini-batches.
     seed : int
         Which samples are drawn.
+    runtime : Runtime, optional
+        A GPU to sample on.  The topology is copied there for the time being; if there is too
+        little room, the CPU samples instead, which is logged and gives the same counts.
+
+    Returns
+    -------
+    dict of ndarray, int64, shape (num_nodes,)
     """
-    tables = {
-        topology_table(etype): SimpleNamespace(view=_view_of(_topology(sources, etype)))
-        for etype in etypes
+    topologies = {topology_table(etype): _topology(sources, etype) for etype in etypes}
+
+    def sample(views: Mapping[str, GraphView], where: torch.device) -> dict[str, np.ndarray]:
+        tables = {name: SimpleNamespace(view=view) for name, view in views.items()}
+        graph = StoreGraph(SimpleNamespace(tables=tables), num_nodes, list(etypes), seed)  # type: ignore[arg-type]
+        return _count_input_nodes(graph, num_nodes, where, seeds, fanouts, batch_size, seed)
+
+    if runtime is not None and _has_room(runtime, topologies.values(), num_nodes):
+        try:
+            return sample(
+                {name: _copy_of(source, runtime.device) for name, source in topologies.items()},
+                runtime.device,
+            )
+        except torch.cuda.OutOfMemoryError as error:
+            log.warning("pre-sampling on the CPU: %s", str(error).splitlines()[0])
+        finally:
+            # What the store is built in has to be free, not kept by torch for later.
+            workspace.release()
+            runtime.trim()
+    return sample(
+        {name: _view_of(source) for name, source in topologies.items()}, torch.device("cpu")
+    )
+
+
+def _count_input_nodes(
+    graph: StoreGraph,
+    num_nodes: Mapping[str, int],
+    where: torch.device,
+    seeds: Nodes,
+    fanouts: Sequence[int],
+    batch_size: int,
+    seed: int,
+) -> dict[str, np.ndarray]:
+    counts = {
+        ntype: torch.zeros(num, dtype=torch.int64, device=where) for ntype, num in num_nodes.items()
     }
-    graph = StoreGraph(SimpleNamespace(tables=tables), num_nodes, list(etypes), seed)  # type: ignore[arg-type]
     by_type = dict(seeds) if isinstance(seeds, Mapping) else {graph.ntypes[0]: seeds}
-    visited: dict[str, list[np.ndarray]] = {ntype: [] for ntype in num_nodes}
     for ntype, ids in by_type.items():
         key = [seed, graph.ntypes.index(ntype)]
         random = np.random.Generator(np.random.Philox(key=key))
         for number in range(_BATCHES):
             graph.set_epoch(_FIRST_EPOCH + number)
             chosen = torch.from_numpy(random.choice(len(ids), min(batch_size, len(ids)), False))
-            _, _, blocks = graph.sample_blocks({ntype: ids[chosen].to(graph.idtype)}, fanouts)
-            for read in num_nodes:
-                visited[read].append(blocks[0].srcnodes[read].data[dgl.NID].numpy())
-    return {ntype: count_accesses(visited[ntype], num) for ntype, num in num_nodes.items()}
+            read = graph.input_nodes({ntype: ids[chosen].to(graph.idtype)}, fanouts)
+            for other, nodes in read.items():
+                add_accesses(counts[other], nodes)
+    return {ntype: each.cpu().numpy() for ntype, each in counts.items()}
+
+
+def _has_room(
+    runtime: Runtime, topologies: Collection[TopologySource], num_nodes: Mapping[str, int]
+) -> bool:
+    """Whether a GPU has room for topologies, counts and samples."""
+    needed = 8 * sum(num_nodes.values()) + sum(
+        8 * (source.num_rows + 1) + source.idtype.itemsize * source.num_edges
+        for source in topologies
+    )
+    runtime.trim()
+    free = runtime.seat().free
+    if needed <= _TOPOLOGY_SHARE * free:
+        return True
+    log.warning(
+        "pre-sampling on the CPU: the topology takes %s bytes, more than %d %% of the %s that are "
+        "free on the GPU",
+        f"{needed:,}",
+        100 * _TOPOLOGY_SHARE,
+        f"{free:,}",
+    )
+    return False
 
 
 def _topology(sources: Mapping[str, Source], etype: CanonicalEtype) -> TopologySource:
@@ -92,18 +159,40 @@ def _topology(sources: Mapping[str, Source], etype: CanonicalEtype) -> TopologyS
 
 def _view_of(source: TopologySource) -> GraphView:
     """The data itself as one segment."""
-    arrays = [
-        np.ascontiguousarray(source.indptr, np.int64),
-        np.ascontiguousarray(source.indices),
-        *([] if source.eids is None else [np.ascontiguousarray(source.eids)]),
-    ]
-    addresses = [array.ctypes.data for array in arrays] + [0] * (3 - len(arrays))
+    indptr = np.ascontiguousarray(source.indptr, np.int64)
+    indices = np.ascontiguousarray(source.indices)
+    addresses = [indptr.ctypes.data, indices.ctypes.data]
+    return _one_segment(source, addresses, torch.device("cpu"), (indptr, indices))
+
+
+def _copy_of(source: TopologySource, where: torch.device) -> GraphView:
+    """The same in a device's memory."""
+    indptr = _copied(source.indptr, torch.int64, where)
+    indices = _copied(source.indices, source.idtype, where)
+    addresses = [indptr.data_ptr(), indices.data_ptr()]
+    return _one_segment(source, addresses, where, (indptr, indices))
+
+
+def _one_segment(
+    source: TopologySource, addresses: list[int], where: torch.device, owner: object
+) -> GraphView:
+    # Which edges are sampled does not depend on edge ids: places do.
     return GraphView(
-        torch.tensor([[0, source.num_rows, 1, 0]]),
-        torch.tensor([addresses]),
+        torch.tensor([[0, source.num_rows, 1, 0]], device=where),
+        torch.tensor([[*addresses, 0]], device=where),
         source.num_rows,
         source.num_cols,
         source.num_edges,
         source.idtype,
-        owner=arrays,
+        torch.empty(0, dtype=torch.int64, device=where),
+        owner,
     )
+
+
+def _copied(array: np.ndarray, dtype: torch.dtype, where: torch.device) -> torch.Tensor:
+    copy = torch.empty(len(array), dtype=dtype, device=where)
+    # In stretches: an array mapped from a file is then never in memory as a whole.
+    for begin in range(0, len(array), _STRETCH):
+        part = np.array(array[begin : begin + _STRETCH])
+        copy[begin : begin + len(part)] = torch.from_numpy(part).to(where)
+    return copy

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 
 import torch
 from dgl.storages import FeatureStorage
@@ -23,9 +24,12 @@ class Traffic:
         ``memory`` is 'device', 'peer', 'host' or 'disk'.  Filled in by :meth:`take`.
     seconds : float
         Wall time spent gathering.
+    watchers : list of callable
+        Called with the table and the ids of each gather.
     """
 
     def __init__(self) -> None:
+        self.watchers: list[Callable[[Table, torch.Tensor], None]] = []
         self.rows: Counter[tuple[str, str]] = Counter()
         self.nbytes: Counter[tuple[str, str]] = Counter()
         self.seconds = 0.0
@@ -42,6 +46,8 @@ class Traffic:
             self.seconds += time.perf_counter() - begin
             key = name, table
             self._counts[key] = self._counts[key] + counts if key in self._counts else counts
+            for watch in self.watchers:
+                watch(table, ids)
 
     def take(self) -> Traffic:
         """What was counted since the last time, leaving zero."""
@@ -107,6 +113,8 @@ class TableStorage(FeatureStorage):
         indices: torch.Tensor,
         device: torch.device | str,
         pin_memory: bool | None = False,
+        *,
+        dtype: torch.dtype | None = None,
         **kwargs: object,
     ) -> torch.Tensor:
         """Gather rows where the store is, and put them on ``device``.
@@ -118,10 +126,12 @@ class TableStorage(FeatureStorage):
         pin_memory : bool
             Gather into page-locked memory, so that the copy to a GPU is asynchronous; for a
             store on GPUs, where rows need no such copy, it has no effect.
+        dtype : torch.dtype, optional
+            Cast on the way, as :func:`dgl_mgpu.ops.gather_rows` can; as stored by default.
 
         Returns
         -------
-        Tensor, shape (n, *row_shape)
+        Tensor, ``dtype``, shape (n, *row_shape)
 
         Raises
         ------
@@ -133,8 +143,8 @@ class TableStorage(FeatureStorage):
         out = None
         if pin_memory:
             shape = (len(indices), *self.view.row_shape)
-            out = torch.empty(shape, dtype=self.view.dtype, pin_memory=True)
-        rows = gather_rows(self.view, indices, out=out)
+            out = torch.empty(shape, dtype=dtype or self.view.dtype, pin_memory=True)
+        rows = gather_rows(self.view, indices, out=out, dtype=dtype)
         rows = rows.to(device, non_blocking=pin_memory)
         self._traffic.add(self._name, self._table, indices, begin)
         return rows

@@ -10,6 +10,7 @@ import dgl
 import numpy as np
 import torch
 
+from dgl_mgpu.backend.accesses import Accesses
 from dgl_mgpu.backend.graph import (
     CanonicalEtype,
     Nodes,
@@ -21,8 +22,9 @@ from dgl_mgpu.backend.graph import (
 from dgl_mgpu.backend.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.data import Dataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError
-from dgl_mgpu.placement import Plan
+from dgl_mgpu.placement import Plan, expected_reads, load_accesses
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, Store, TopologySource, build
+from dgl_mgpu.store.calibration import calibrate
 from dgl_mgpu.store.cuda import Runtime, Seat, choose_runtime
 from dgl_mgpu.store.links import prove_access, with_access
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint
@@ -33,6 +35,8 @@ from dgl_mgpu.topology import Topology, preset, probe_shared_memory
 # DGL's names in a homogeneous graph.
 _NTYPE = "_N"
 _ETYPE = (_NTYPE, "_E", _NTYPE)
+# Edge ids looked at together.
+_STRETCH = 1 << 24
 
 
 @dataclass(frozen=True)
@@ -155,7 +159,7 @@ class GlobalStore:
             found = machine(topology, ranks.size, runtime, seats)
             blueprint = make_blueprint(
                 data.sources,
-                _hotness(data, checked, seed),
+                _hotness(data, checked, seed, runtime),
                 found if access is None else with_access(found, access),
                 checked,
                 on_gpus=runtime is not None,
@@ -163,7 +167,39 @@ class GlobalStore:
             return data.schema
 
         schema = ranks.from_first("plan the store", plan)
-        return cls(build(blueprint, ranks, runtime), schema, seed)
+        store = build(blueprint, ranks, runtime)
+        try:
+            calibrate(store, checked, ranks)
+        except BaseException:
+            store.close()
+            raise
+        return cls(store, schema, seed)
+
+    def count_accesses(self) -> Accesses:
+        """Count how often each node's features are read, for a later store to be ordered by.
+
+        Examples
+        --------
+        >>> with store.count_accesses() as accesses:
+        ...     for input_nodes, output_nodes, blocks in loader:
+        ...         ...
+        >>> accesses.save("accesses.npz")
+        >>> store = dgl_mgpu.GlobalStore.from_dgl(g, hotness="accesses.npz")
+
+        Returns
+        -------
+        Accesses
+            Counts within ``with``, again each time it is entered.
+        """
+        tables = {
+            table: ntype
+            # Of types whose names begin alike, the longest is the table's.
+            for ntype in sorted(self.graph.ntypes, key=len)
+            for name, table in self._store.tables.items()
+            if name.startswith(node_table(ntype, ""))
+        }
+        num_nodes = {ntype: self.graph.num_nodes(ntype) for ntype in self.graph.ntypes}
+        return Accesses(self.graph.traffic, tables, num_nodes)
 
     def close(self) -> None:
         """Give all memory back, on every GPU and of the host.
@@ -174,9 +210,20 @@ class GlobalStore:
         """
         self._store.close()
 
-    def gather(self, key: str, ids: torch.Tensor, ntype: str | None = None) -> torch.Tensor:
-        """Rows of node feature ``key``, shape (len(ids), ...), on the ids' device."""
-        return self.graph.get_node_storage(key, ntype)[ids]
+    def gather(
+        self,
+        key: str,
+        ids: torch.Tensor,
+        ntype: str | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Rows of node feature ``key``, shape (len(ids), ...), on the ids' device.
+
+        With ``dtype`` they are cast on the way, as :func:`dgl_mgpu.ops.gather_rows` can.
+        """
+        ids = torch.as_tensor(ids)
+        return self.graph.get_node_storage(key, ntype).fetch(ids, ids.device, dtype=dtype)
 
 
 def machine(
@@ -229,11 +276,29 @@ def sources_of(
     return data.sources, _hotness(data, options, seed)
 
 
-def _hotness(data: _Data, options: StoreOptions, seed: int) -> dict[str, np.ndarray]:
+def _are_places(eids: torch.Tensor) -> bool:
+    """Whether edges are numbered as they lie, so that a store need not keep their ids."""
+    stretches = enumerate(eids.split(_STRETCH))
+    return all(
+        torch.equal(some, torch.arange(at * _STRETCH, at * _STRETCH + len(some), dtype=some.dtype))
+        for at, some in stretches
+    )
+
+
+def _hotness(
+    data: _Data, options: StoreOptions, seed: int, runtime: Runtime | None = None
+) -> dict[str, np.ndarray]:
     graph = (data.schema.num_nodes, data.schema.canonical_etypes, data.sources)
+    degrees = degree_hotness(*graph)
     if options.hotness == "degree":
-        return degree_hotness(*graph)
-    return presample_hotness(*graph, data.seeds, options.fanouts, options.batch_size, seed)
+        return degrees
+    if options.hotness == "presample":
+        counts = presample_hotness(
+            *graph, data.seeds, options.fanouts, options.batch_size, seed, runtime
+        )
+    else:
+        counts = load_accesses(options.hotness, data.schema.num_nodes)
+    return {ntype: expected_reads(counts[ntype], degrees[ntype]) for ntype in counts}
 
 
 def _from_dataset(dataset: Dataset) -> _Data:
@@ -264,7 +329,7 @@ def _from_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> _Data:
         sources[topology_table(etype)] = TopologySource(
             indptr.to(torch.int64).numpy(),
             indices.numpy(),
-            eids.numpy(),
+            None if _are_places(eids) else eids.numpy(),
             g.num_nodes(etype[0]),
             g.idtype,
             etype[2],

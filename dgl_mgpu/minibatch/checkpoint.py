@@ -156,7 +156,8 @@ _DAMAGE = (
 )  # fmt: skip
 _OTHER = "resume from another checkpoint, or start anew without trainer.resume"
 _FREE = re.compile(
-    r"topology|store\..*|data\.root|sampler\.num_workers|trainer\.(ranks|epochs|resume|eval_every)"
+    r"topology|store\..*|data\.root|sampler\.num_workers"
+    r"|trainer\.(ranks|epochs|resume|eval_every|count_accesses)"
 )
 
 

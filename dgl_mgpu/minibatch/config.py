@@ -71,16 +71,22 @@ class StoreConfig:
     gpu_memory: str = "auto"
     host_memory: str = "auto"
     disk_path: str | None = None
+    staging_memory: str = "256MiB"
     graph_ratio: Any = "auto"
     feature_ratio: Any = "auto"
     hotness: str = "degree"
     device: str = "cpu"
     links: Any = "auto"
+    sms: Any = "auto"
 
 
 @dataclass
 class TrainerConfig:
-    """The training run."""
+    """The training run.
+
+    With ``count_accesses``, ``accesses.npz`` in the run's folder says how often each node was read
+    in training; ``store.hotness`` of a later run can name it.
+    """
 
     ranks: int = 1
     epochs: int = 10
@@ -89,6 +95,7 @@ class TrainerConfig:
     weight_decay: float = 0.0
     seed: int = 0
     eval_every: int = 1
+    count_accesses: bool = False
     resume: str | None = None
 
 

@@ -49,7 +49,7 @@ def plan_for(config: Config) -> Plan:
     specs = [
         TableSpec.topology(
             "topology", hot, hot, reads.topology,
-            fanout=reads.fanout, id_bytes=id_bytes, edge_bytes=2 * id_bytes,
+            fanout=reads.fanout, id_bytes=id_bytes,
         ),
         TableSpec.features("features", len(hot), 4 * graph.num_features, hot, reads.nodes),
     ]  # fmt: skip

@@ -84,6 +84,7 @@ def _train_rank(config: Config, folder: Path) -> None:
         *(_split(config, model, name, splits[name]) for name in ("train", "valid", "test")),
         num_workers=config.sampler.num_workers,
         eval_every=config.trainer.eval_every,
+        count_accesses=config.trainer.count_accesses,
     )
     if checkpoint is not None:
         trainer.resume(checkpoint)
@@ -101,6 +102,8 @@ def _train_rank(config: Config, folder: Path) -> None:
             everyone.from_first("write a checkpoint", partial(_save, state, folder))
             if report:
                 report.epoch(done)
+        if trainer.accesses is not None:
+            trainer.accesses.save(folder / "accesses.npz")
         test_accuracy = trainer.test()
         if report:
             report.finish(trainer.reports, test_accuracy)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import time
 import warnings
@@ -72,6 +73,13 @@ class Trainer:
         Processes that sample, for each rank.
     eval_every : int
         Epochs between validations; the last epoch is always validated.
+    count_accesses : bool
+        Whether to count how often training reads each node.
+
+    Attributes
+    ----------
+    accesses : Accesses or None
+        These counts.
     """
 
     def __init__(
@@ -85,10 +93,12 @@ class Trainer:
         *,
         num_workers: int = 0,
         eval_every: int = 1,
+        count_accesses: bool = False,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
         self.store = store
+        self.accesses = store.count_accesses() if count_accesses else None
         self.reports: list[EpochReport] = []
         self.best_model: dict[str, torch.Tensor] = copy.deepcopy(model.state_dict())
         self._train, self._valid, self._test = train, valid, test
@@ -118,7 +128,8 @@ class Trainer:
         on_step : callable
         """
         begin = time.perf_counter()
-        sums, loading, compute = self._train_epoch(on_step)
+        with self.accesses or contextlib.nullcontext():
+            sums, loading, compute = self._train_epoch(on_step)
         traffic = self.store.graph.traffic.take()
         number = self.epoch + 1
         valid = None

@@ -6,12 +6,13 @@ Each operator is a folder: ``op.py`` has the public function, its contract and i
 
 from __future__ import annotations
 
-from dgl_mgpu.ops.blocks import SampledBlock, sample_blocks
+from dgl_mgpu.ops.blocks import PaddedBlock, SampledBlock, sample_blocks, sample_padded_blocks
+from dgl_mgpu.ops.etype_blocks import BlockEdges, EtypeBlock, sample_etype_blocks
 from dgl_mgpu.ops.gather import count_tiers, gather_rows
 from dgl_mgpu.ops.negative import NegativeEdges, negative_destinations, negative_edges
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample import SampledNeighbors, sample_etype_neighbors, sample_neighbors
-from dgl_mgpu.ops.sample_weighted import check_weights
+from dgl_mgpu.ops.sample_weighted import EdgeTimes, check_weights
 from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, scatter_rows, update_rows
 from dgl_mgpu.ops.unique import append_unique
 from dgl_mgpu.ops.view import GraphView, RowView
@@ -22,8 +23,12 @@ __all__ = [
     "Adagrad",
     "Adam",
     "AlignedTables",
+    "BlockEdges",
+    "EdgeTimes",
+    "EtypeBlock",
     "GraphView",
     "NegativeEdges",
+    "PaddedBlock",
     "RowView",
     "SampleKey",
     "SampledBlock",
@@ -38,8 +43,10 @@ __all__ = [
     "pinsage_neighbors",
     "random_walk",
     "sample_blocks",
+    "sample_etype_blocks",
     "sample_etype_neighbors",
     "sample_neighbors",
+    "sample_padded_blocks",
     "scatter_rows",
     "update_rows",
 ]

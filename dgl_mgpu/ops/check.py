@@ -11,8 +11,9 @@ from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 ID_DTYPES = (torch.int32, torch.int64)
 
 
-def check_ids(ids: torch.Tensor, asked: str) -> torch.Tensor:
-    """Return ``ids`` contiguous, or raise InvalidInputError if they are not a vector of ids."""
+def check_ids(ids: torch.Tensor, asked: str, where: torch.device | None = None) -> torch.Tensor:
+    """Return ``ids`` contiguous, or raise InvalidInputError if they are not a vector of ids, or
+    not on the device ``where``."""
     if not isinstance(ids, torch.Tensor):
         raise InvalidInputError(
             asked, f"ids of type {type(ids).__name__}", "pass a tensor of int32 or int64"
@@ -24,6 +25,10 @@ def check_ids(ids: torch.Tensor, asked: str) -> torch.Tensor:
     if ids.dim() != 1:
         raise InvalidInputError(
             asked, f"ids of shape {tuple(ids.shape)}", "pass a tensor of one dimension"
+        )
+    if where is not None and ids.device != where:
+        raise InvalidInputError(
+            asked, f"ids on '{ids.device}' for data on '{where}'", f"move them: ids.to('{where}')"
         )
     return ids.contiguous()
 

@@ -152,9 +152,9 @@ def blocks_within(
         No more than fill this many multiprocessors, which leaves the others to kernels that
         run meanwhile; 0 for all of them.
     """
-    most = kernel.resident_blocks(threads, device)
-    if sms:
-        most = max(1, most * sms // driver.num_sms(device))
+    most, all_sms = kernel.resident_blocks(threads, device), driver.num_sms(device)
+    if 0 < sms < all_sms:
+        most = max(1, most * sms // all_sms)
     return max(1, min(most, wanted))
 
 
@@ -166,7 +166,7 @@ def fault_record(device: torch.device) -> torch.Tensor:
     """Where kernels of a device that nobody waits for write which id was no row."""
     record = _faults.get(device)
     if record is None:
-        record = _faults[device] = driver.host_buffer(3).zero_()
+        record = _faults.setdefault(device, driver.host_buffer(3).zero_())
     return record
 
 
@@ -190,6 +190,8 @@ def raise_faults(device: torch.device, *, wait: bool) -> None:
     record = _faults.get(device)
     if record is None or not record[0]:
         return
+    # What runs still may find the same ids: they are told of once.
+    driver.synchronize(device)
     _, bad, num_rows = record.tolist()
     record.zero_()
     raise IdOutOfRangeError(
@@ -268,6 +270,11 @@ class _CuPyDriver:
         return torch._C._cuda_getCurrentRawStream(device.index)
 
     def synchronize(self, device: torch.device) -> None:
+        # The default stream, number 0, is that of whichever device is current.
+        if torch.cuda.current_device() != device.index:
+            with torch.cuda.device(device):
+                self.synchronize(device)
+            return
         cupy().cuda.runtime.streamSynchronize(self.current_stream(device))
 
     def host_buffer(self, count: int) -> torch.Tensor:

@@ -9,6 +9,7 @@ from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.memory import (
     Rows,
+    inline,
     kernel,
     load_id,
     load_int64,
@@ -16,15 +17,35 @@ from dgl_mgpu.ops.memory import (
     prefetch,
     segment_of,
 )
-from dgl_mgpu.ops.view import INDPTR
+from dgl_mgpu.ops.view import EIDS, INDPTR, PAIRED
 
 #: Seeds that are worth waking a thread for.
 GRAIN = 256
 #: Columns of what :func:`find_edges` returns.
-SEGMENT, FIRST_EDGE, DEGREE = range(3)
+SEGMENT, FIRST_EDGE, DEGREE, SHIFT = range(4)
 
 #: Seeds looked up ahead, at each of the two steps of the look-up.
 _AHEAD = 16
+
+
+@inline
+def row_bounds(pointers: np.ndarray, segment: int, local: int) -> tuple[int, int]:
+    """Address of a row's first bound in ``indptr``, and how far from it the next row's is."""
+    step = 16 if pointers[segment, EIDS] == PAIRED else 8
+    return pointers[segment, INDPTR] + step * local, step
+
+
+@inline
+def stored_ids(pointers: np.ndarray, segment: int) -> int:
+    """Address of a segment's edge ids, or 0 if they follow from the places of edges."""
+    address = pointers[segment, EIDS]
+    return 0 if address == PAIRED else address
+
+
+@inline
+def edge_id(ids: int, edge: int, shift: int, width: int) -> int:
+    """Id of the edge at a place; ``ids`` as :func:`stored_ids` has it."""
+    return edge + shift if ids == 0 else load_id(ids, edge, width)
 
 
 @kernel
@@ -43,10 +64,11 @@ def _find(
         place = ahead - _AHEAD
         if place >= begin:
             segment, local = found[place, SEGMENT], found[place, FIRST_EDGE]
-            indptr = pointers[segment, INDPTR] + 8 * local
+            indptr, step = row_bounds(pointers, segment, local)
             first = load_int64(indptr)
             found[place, FIRST_EDGE] = first
-            found[place, DEGREE] = load_int64(indptr + 8) - first
+            found[place, DEGREE] = load_int64(indptr + step) - first
+            found[place, SHIFT] = load_int64(indptr + 8) - first if step == 16 else 0
         if ahead < end:
             seed = load_id(seeds, ahead, seed_width)
             if seed < 0 or seed >= num_rows:
@@ -54,7 +76,7 @@ def _find(
             if width != 0 and ahead + _AHEAD < end:
                 prefetch(position + width * load_id(seeds, ahead + _AHEAD, seed_width))
             segment, local = segment_of(position_of(seed, position, width), tiers)
-            prefetch(pointers[segment, INDPTR] + 8 * local)
+            prefetch(row_bounds(pointers, segment, local)[0])
             found[ahead, SEGMENT] = segment
             found[ahead, FIRST_EDGE] = local
     return -1
@@ -65,15 +87,16 @@ def find_edges(seeds: torch.Tensor, graph: Rows, num_rows: int) -> np.ndarray:
 
     Returns
     -------
-    ndarray, int64, shape (n, 3)
-        The segment, the number of the first edge in it and the degree.
+    ndarray, int64, shape (n, 4)
+        The segment, the place of the first edge in it, the degree, and what makes the id of an
+        edge of its place where ids are not stored.
 
     Raises
     ------
     IdOutOfRangeError
         If a seed is not in [0, num_rows).
     """
-    found = np.empty((seeds.numel(), 3), dtype=np.int64)
+    found = np.empty((seeds.numel(), 4), dtype=np.int64)
     places = parallel.run(
         _find, len(found), GRAIN, seeds.data_ptr(), seeds.element_size(), graph, num_rows, found
     )

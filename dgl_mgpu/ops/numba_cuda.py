@@ -28,7 +28,18 @@ import numpy as np
 import torch
 
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
-from dgl_mgpu.ops.view import EIDS, FIRST, INDICES, INDPTR, PARTS, START, STOP, GraphView, RowView
+from dgl_mgpu.ops.view import (
+    EIDS,
+    FIRST,
+    INDICES,
+    INDPTR,
+    PAIRED,
+    PARTS,
+    START,
+    STOP,
+    GraphView,
+    RowView,
+)
 
 
 def _import_numba_cuda() -> Any:
@@ -170,12 +181,18 @@ def _find(rows, row):  # type: ignore[no-untyped-def]
 
 
 @_inline
+def _bounds(graph, segment, local):  # type: ignore[no-untyped-def]
+    """Address of a row's first bound, and how many int64 further the next row's is."""
+    step = 2 if graph.pointers[segment, EIDS] == PAIRED else 1
+    return graph.pointers[segment, INDPTR] + 8 * step * local, step
+
+
+@_inline
 def num_neighbors(graph, node):  # type: ignore[no-untyped-def]
     """In-degree of a node (NumNeighbor), int64; ``node`` must be in ``[0, num_rows)``."""
     segment, local = _find(graph, node)
-    indptr = graph.pointers[segment, INDPTR]
-    begin = _load(graph.pointers, indptr, local)
-    return _load(graph.pointers, indptr, local + 1) - begin
+    first, step = _bounds(graph, segment, local)
+    return _load(graph.pointers, first, step) - _load(graph.pointers, first, 0)
 
 
 @_inline
@@ -185,7 +202,7 @@ def neighbor(graph, node, i):  # type: ignore[no-untyped-def]
     ``i`` must be in ``[0, num_neighbors(graph, node))``.
     """
     segment, local = _find(graph, node)
-    begin = _load(graph.pointers, graph.pointers[segment, INDPTR], local)
+    begin = _load(graph.pointers, _bounds(graph, segment, local)[0], 0)
     return _load(graph.ids, graph.pointers[segment, INDICES], begin + i)
 
 
@@ -193,8 +210,11 @@ def neighbor(graph, node, i):  # type: ignore[no-untyped-def]
 def edge_id(graph, node, i):  # type: ignore[no-untyped-def]
     """Id of in-edge ``i`` of a node, of the graph's id type; ``i`` as for :func:`neighbor`."""
     segment, local = _find(graph, node)
-    place = _load(graph.pointers, graph.pointers[segment, INDPTR], local) + i
+    first, _ = _bounds(graph, segment, local)
     eids = graph.pointers[segment, EIDS]
+    if eids == PAIRED:
+        return graph.ids.dtype.type(_load(graph.pointers, first, 1) + i)
+    place = _load(graph.pointers, first, 0) + i
     if eids == 0:  # not stored: an edge's id is its place
         return graph.ids.dtype.type(place)
     return _load(graph.ids, eids, place)

@@ -17,7 +17,10 @@ the placement chose for this rank.
 
 from __future__ import annotations
 
+import math
+import threading
 from dataclasses import dataclass, field
+from typing import Protocol
 
 import torch
 
@@ -25,10 +28,52 @@ import torch
 START, STOP, PARTS, FIRST = range(4)
 #: Columns of ``GraphView.pointers``.
 INDPTR, INDICES, EIDS = range(3)
+#: In column EIDS in place of an address: the edges of a row have consecutive ids, and ``indptr``
+#: has the first of them beside the place of the row's first edge.
+PAIRED = 1
+
+#: Multiprocessors that keep the host's link busy. With more, rows that are read at the same time
+#: lie further apart, and more addresses have to be translated for them.
+HOST_SMS = 4
+
+
+def as_bytes(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of any element type as bytes, uint8, shape (n, bytes of a row), without a copy."""
+    return rows.view(len(rows), math.prod(rows.shape[1:])).view(torch.uint8)
 
 
 def _identity() -> torch.Tensor:
     return torch.empty(0, dtype=torch.int64)
+
+
+class DiskRows(Protocol):
+    """Rows of a table that are on disk, where a GPU cannot read them, and a cache of some.
+
+    Attributes
+    ----------
+    lock : threading.Lock
+        Held from the launch of a gather until all that it needs of the cache is done.
+    tags : Tensor, int64, shape (slots,)
+        Position of the row in each slot of the cache, or -1.  A row's slot is its position
+        modulo ``slots``.
+    cache : Tensor, uint8, shape (at least slots, row_bytes)
+        The cached rows, in this GPU's memory.
+    """
+
+    lock: threading.Lock
+    tags: torch.Tensor
+    cache: torch.Tensor
+
+    def fetch(self, out: torch.Tensor, aside: torch.Tensor) -> None:
+        """Read rows from disk into their places of a gather's output, and into the cache.
+
+        Parameters
+        ----------
+        out : Tensor, shape (n, *row_shape)
+            Contiguous, of the table's element type or another to cast to.
+        aside : Tensor, int64, shape (n,)
+            For each place in ``out``, the position of the row it still lacks, or -1.
+        """
 
 
 @dataclass(frozen=True)
@@ -41,7 +86,7 @@ class RowView:
         ``start``, ``stop``, ``parts`` of each tier and the index of its first pointer, by
         ascending ``start``; together they cover ``[0, num_rows)``.
     pointers : Tensor, int64, shape (sum of parts,)
-        Address of each segment's first row, in this process.
+        Address of each segment's first row, in this process; 0 where ``disk`` has its rows.
     num_rows : int
     row_shape : tuple of int
         Shape of one row; ``()`` for scalars.
@@ -54,6 +99,11 @@ class RowView:
     host_start : int
         First position that lies in host memory while those before lie in a GPU's; -1 where there
         is none.  A GPU reads host rows in the order of their addresses.
+    sms, host_sms : int
+        Multiprocessors of a GPU that were found to fill its way to the rows in GPUs, and to those
+        in host memory: gathers use so many where nothing else is asked for.  0 for all.
+    disk : DiskRows, optional
+        What reads the rows that kernels cannot.
     """
 
     tiers: torch.Tensor
@@ -64,14 +114,14 @@ class RowView:
     position: torch.Tensor = field(default_factory=_identity)
     owner: object = None
     host_start: int = -1
+    sms: int = 0
+    host_sms: int = HOST_SMS
+    disk: DiskRows | None = None
 
     @property
     def row_bytes(self) -> int:
         """Size of one row in bytes."""
-        count = 1
-        for extent in self.row_shape:
-            count *= extent
-        return count * self.dtype.itemsize
+        return math.prod(self.row_shape) * self.dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -85,8 +135,10 @@ class GraphView:
     pointers : Tensor, int64, shape (sum of parts, 3)
         Addresses of each segment's ``indptr`` (int64, local rows + 1, counted from this
         segment's own first edge), ``indices`` (``idtype``, source node ids) and edge ids
-        (``idtype``).  Where every edge-id address is 0, an edge's id is its place in the
-        segment's ``indices``; this is allowed only when a single segment holds all rows.
+        (``idtype``).  Edge ids are left out where they follow from those of rows: with ``PAIRED``
+        in place of their address, ``indptr`` has the shape (local rows + 1, 2), and its second
+        column is the id of a row's first edge, from which the others count on.  With 0, an edge's
+        id is its place in ``indices``, which only a segment of all rows can say.
     num_rows, num_cols : int
         Destination and source nodes.
     num_edges : int
@@ -96,6 +148,8 @@ class GraphView:
         Destination node id → position; empty when ids are positions already.
     owner : object
         Whatever keeps the addressed memory mapped.
+    sms : int
+        Multiprocessors of a GPU that were found to sample as fast as all of them; 0 for all.
     """
 
     tiers: torch.Tensor
@@ -106,3 +160,4 @@ class GraphView:
     idtype: torch.dtype
     position: torch.Tensor = field(default_factory=_identity)
     owner: object = None
+    sms: int = 0

@@ -1,6 +1,6 @@
 """Where each row goes: hotness, partition, cost model and solver; plain arithmetic."""
 
-from .hotness import RowOrder, count_accesses, order_by_hotness
+from .hotness import RowOrder, expected_reads, load_accesses, order_by_hotness, save_accesses
 from .partition import locate, part_sizes, position_of
 from .plan import HOST, Plan, TablePlan, Tier
 from .solver import POLICIES, solve
@@ -14,10 +14,12 @@ __all__ = [
     "TablePlan",
     "TableSpec",
     "Tier",
-    "count_accesses",
+    "expected_reads",
+    "load_accesses",
     "locate",
     "order_by_hotness",
     "part_sizes",
     "position_of",
+    "save_accesses",
     "solve",
 ]

@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import NamedTuple
+import contextlib
+import struct
+import zipfile
+import zlib
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.errors import ConfigError, InvalidInputError
+
+_VERSION = 1
+_PREFIX = "accesses/"
+# What NumPy's reader raises at bytes that make no sense to it.
+_DAMAGE = (
+    zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, RuntimeError, ValueError,
+    TypeError, LookupError, AttributeError, SyntaxError,
+)  # fmt: skip
 
 
 class RowOrder(NamedTuple):
@@ -31,7 +44,7 @@ def order_by_hotness(hotness: np.ndarray) -> RowOrder:
     Parameters
     ----------
     hotness : ndarray of int or float, shape (num_rows,)
-        Degrees, or how often each row was read (:func:`count_accesses`).
+        Degrees, or how often each row was read.
 
     Raises
     ------
@@ -57,25 +70,121 @@ def order_by_hotness(hotness: np.ndarray) -> RowOrder:
     return RowOrder(order, position)
 
 
-def count_accesses(batches: Iterable[np.ndarray], num_rows: int) -> np.ndarray:
-    """How often each row occurs in the id arrays of a pre-sampling pass or an epoch.
+def expected_reads(counts: np.ndarray, prior: np.ndarray) -> np.ndarray:
+    """How often rows will be read, from how often a sample of mini-batches read them.
+
+    A count of 0 does not say never.  Of what comes, rows not seen so far take about the share that
+    rows seen once had of the sample (I. J. Good, «The population frequencies of species and the
+    estimation of population parameters», 1953).  They divide it in proportion to ``prior``, but
+    none gets as much as one that was seen.
+
+    Parameters
+    ----------
+    counts : ndarray of int, shape (num_rows,)
+        Reads in the sample.
+    prior : ndarray, shape (num_rows,)
+        What hotness goes by without a sample, such as degrees.
 
     Returns
     -------
-    ndarray, int64, shape (num_rows,)
+    ndarray, float64, shape (num_rows,)
+        In reads of the sample.
+    """
+    reads = counts.astype(np.float64)
+    unseen = np.flatnonzero(counts == 0)
+    weight = prior[unseen].astype(np.float64)
+    if not weight.any():
+        weight[:] = 1
+    if len(unseen):
+        reads[unseen] = np.minimum(np.count_nonzero(counts == 1) * weight / weight.sum(), 0.99)
+    return reads
+
+
+def save_accesses(path: str | Path, counts: Mapping[str, np.ndarray]) -> None:
+    """Write how often nodes were read to a file, for a store that is built later.
+
+    The file is an .npz archive: ``version``, which is 1, and for each node type an array of
+    counts, int64, shape (num_nodes,), by the name ``accesses/`` and the type.  It appears under
+    its name when it is complete, in a folder that is made if need be.
+
+    Parameters
+    ----------
+    path : str or Path
+    counts : mapping of str to ndarray
+        By node type.
 
     Raises
     ------
-    IdOutOfRangeError
-        If an id is not a row.
+    InvalidInputError
+        If it cannot be written.
     """
-    counts = np.zeros(num_rows, np.int64)
-    for ids in batches:
-        ids = np.asarray(ids)
-        if len(ids) and (ids.min() < 0 or ids.max() >= num_rows):
-            raise IdOutOfRangeError(
-                "count accesses", f"ids {ids.min()} to {ids.max()}, but there are {num_rows} rows",
-                f"pass ids in [0, {num_rows})",
-            )  # fmt: skip
-        counts += np.bincount(ids, minlength=num_rows)
-    return counts
+    path = Path(path)
+    partial = path.with_name(f"{path.name}.partial")
+    arrays: dict[str, Any] = {
+        f"{_PREFIX}{ntype}": np.asarray(each, np.int64) for ntype, each in counts.items()
+    }
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(partial, "wb") as file:
+            np.savez(file, version=_VERSION, **arrays)
+        partial.replace(path)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            partial.unlink()
+        raise InvalidInputError(
+            f"save to {path} how often nodes were read",
+            str(error),
+            "free space there, or choose another file",
+        ) from error
+
+
+def load_accesses(path: str | Path, num_nodes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Read how often each node was read, as :func:`save_accesses` wrote it.
+
+    Parameters
+    ----------
+    path : str or Path
+    num_nodes : mapping of str to int
+        The node types of the graph that is to be stored, and how many nodes each has.
+
+    Returns
+    -------
+    dict of ndarray, int64, shape (num_nodes,)
+        By node type.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such file, it holds something else, or counts of another graph.
+    """
+    asked = f"order rows by the counts in {path}"
+    again = "name a file that count_accesses saved, or use hotness=degree or presample"
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            version = int(archive["version"])
+            counts = {
+                name.removeprefix(_PREFIX): archive[name]
+                for name in archive.files
+                if name.startswith(_PREFIX)
+            }
+    except FileNotFoundError as error:
+        raise ConfigError(asked, "there is no such file", again) from error
+    except _DAMAGE as error:
+        raise ConfigError(asked, f"it is no such file, or damaged ({error})", again) from error
+    if version != _VERSION:
+        raise ConfigError(asked, f"its version is {version}, not {_VERSION}", again)
+    for each in counts.values():
+        if each.ndim != 1 or each.dtype.kind not in "iu" or (len(each) and each.min() < 0):
+            raise ConfigError(asked, "some of its arrays are no counts", again)
+    found = {ntype: len(each) for ntype, each in counts.items()}
+    if found != dict(num_nodes):
+        raise ConfigError(
+            asked,
+            f"they are of {_nodes(found)}, but the graph has {_nodes(num_nodes)}",
+            "count accesses to this graph, or use hotness=degree or presample",
+        )
+    return {ntype: each.astype(np.int64, copy=False) for ntype, each in counts.items()}
+
+
+def _nodes(num_nodes: Mapping[str, int]) -> str:
+    return ", ".join(f"{num} nodes of type '{ntype}'" for ntype, num in num_nodes.items()) or "none"

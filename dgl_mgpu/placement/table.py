@@ -142,7 +142,7 @@ class TableSpec:
         *,
         fanout: float = 10.0,
         id_bytes: int = 8,
-        edge_bytes: int | None = None,
+        stored_eids: bool = False,
     ) -> TableSpec:
         """Rows of neighbours, of which an access reads the bounds and ``fanout`` ids.
 
@@ -159,8 +159,8 @@ class TableSpec:
             Mean number of neighbours drawn from a row; at most the mean degree of what is read.
         id_bytes : int
             Size of a node id.
-        edge_bytes : int, optional
-            Bytes kept an edge: more than ``id_bytes`` where edge ids are kept too.
+        stored_eids : bool
+            Whether every edge's id is kept beside its neighbour, and not one for each row.
 
         Raises
         ------
@@ -168,19 +168,19 @@ class TableSpec:
             As :meth:`features`.
         """
         degrees = np.asarray(degrees)
-        edge = id_bytes if edge_bytes is None else edge_bytes
-        if degrees.ndim != 1 or (len(degrees) and degrees.min() < 0) or min(id_bytes, edge) <= 0:
+        if degrees.ndim != 1 or (len(degrees) and degrees.min() < 0) or id_bytes <= 0:
             raise InvalidInputError(
                 f"describe table '{name}'",
                 "degrees that are negative or not one a row, or ids without size",
                 "pass the in-degrees by position and positive sizes",
             )
-        # A bound is 8 bytes; a neighbour read here and there costs a request of its own.
-        moved = 16 + fanout * id_bytes
+        # A neighbour read here and there costs a request of its own, and so does its edge id.
+        bound, edge = (8, 2 * id_bytes) if stored_eids else (16, id_bytes)
+        moved = bound + 8 + fanout * edge
         hotness = degrees if hotness is None else hotness
         return _spec(
             name, "topology", degrees, hotness, accesses_per_step, moved, id_bytes,
-            scale=float(edge), offset=8.0,
+            scale=float(edge), offset=float(bound),
         )  # fmt: skip
 
 

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
+import torch
 import torch.distributed as dist
 
 from dgl_mgpu.errors import RankFailedError
 
 T = TypeVar("T")
+
+# How long GPUs wait for each other's tensors, which all ranks were about to send; then NCCL ends
+# the process, which cannot be told of it in any other way.
+_NCCL_TIMEOUT = timedelta(seconds=30)
 
 
 class Ranks:
@@ -20,10 +28,17 @@ class Ranks:
     ----------
     group : torch.distributed.ProcessGroup, optional
         A gloo group; ``None`` for a single process.
+    gpu_group : torch.distributed.ProcessGroup, optional
+        An NCCL group of the same ranks, for tensors on GPUs.
     """
 
-    def __init__(self, group: dist.ProcessGroup | None = None) -> None:
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        gpu_group: dist.ProcessGroup | None = None,
+    ) -> None:
         self._group = group
+        self._gpu_group = gpu_group
         self._lost = ""
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
@@ -55,6 +70,50 @@ class Ranks:
         values: list[Any] = [None] * self.size
         self._exchange(lambda group: dist.all_gather_object(values, value, group=group))
         return values
+
+    def concatenated(self, asked: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Each tensor with those of the other ranks in its place, one rank after the other.
+
+        From GPU to GPU (NCCL) where every rank's tensors are on a GPU of its own, else over the
+        hosts (gloo).
+
+        Parameters
+        ----------
+        asked : str
+            What for, should it fail.
+        tensors : sequence of Tensor, shape (n, ...)
+            On one device.  Of the same dtypes and row shapes on all ranks; ``n`` may differ, also
+            between tensors, and be 0.
+
+        Returns
+        -------
+        list of Tensor
+            On the device of ``tensors``.
+
+        Raises
+        ------
+        RankFailedError
+            If a rank is gone, or has too little memory.
+        """
+        if self.size == 1:
+            return list(tensors)
+        device = tensors[0].device
+        found = self.all_gather((_gpu_of(device), [len(tensor) for tensor in tensors]))
+        # NCCL does not serve two ranks on one GPU.
+        gpus = {gpu for gpu, _ in found}
+        direct = self._gpu_group is not None and "" not in gpus and len(gpus) == self.size
+        lengths = list(zip(*(of_rank for _, of_rank in found), strict=True))
+        sent = self.together(
+            asked,
+            lambda: [
+                _Sent(tensor if direct else tensor.cpu(), counts)
+                for tensor, counts in zip(tensors, lengths, strict=True)
+            ],
+        )
+        for each in sent:
+            if len(each.mine):
+                self._exchange(partial(_send, each, self._gpu_group if direct else None))
+        return [each.joined().to(device) for each in sent]
 
     def from_first(self, asked: str, step: Callable[[], T]) -> T:
         """Run ``step`` on the first rank and return its result on every rank.
@@ -134,16 +193,70 @@ def _known_groups() -> tuple[Ranks, Ranks]:
     if not dist.is_initialized() or dist.get_world_size() == 1:
         return Ranks(), Ranks()
     if _groups is None or _groups[0] is not dist.group.WORLD:
-        everyone = Ranks(dist.new_group(backend="gloo"))
-        machines = everyone.all_gather(_machine_id())
-        mine = None
+        group = dist.new_group(backend="gloo")
+        found = Ranks(group).all_gather((_machine_id(), _has_nccl()))
+        machines = [machine for machine, _ in found]
+        has_nccl = all(has for _, has in found)
+        everyone = Ranks(group, _nccl_group(None) if has_nccl else None)
+        mine = Ranks()
         for machine in dict.fromkeys(machines):
             members = [rank for rank, other in enumerate(machines) if other == machine]
             group = dist.new_group(members, backend="gloo")
+            gpu_group = _nccl_group(members) if has_nccl else None
             if machine == machines[dist.get_rank()]:
-                mine = group
-        _groups = dist.group.WORLD, everyone, Ranks(mine)
+                mine = Ranks(group, gpu_group)
+        _groups = dist.group.WORLD, everyone, mine
     return _groups[1:]
+
+
+def _has_nccl() -> bool:
+    return torch.cuda.is_available() and dist.is_nccl_available()
+
+
+def _nccl_group(members: list[int] | None) -> dist.ProcessGroup:
+    # Its ranks are connected when it is first used.
+    return dist.new_group(members, backend="nccl", timeout=_NCCL_TIMEOUT)
+
+
+def _gpu_of(device: torch.device) -> str:
+    """Which GPU a device is, the same for every process; '' if it is none."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def _send(sent: _Sent, gpu_group: dist.ProcessGroup | None, group: dist.ProcessGroup) -> None:
+    dist.all_gather(list(sent.every), sent.mine, group=gpu_group or group)
+
+
+class _Sent:
+    """A tensor on its way to all ranks: as bytes, and each rank's as long as the longest.
+
+    Parameters
+    ----------
+    tensor : Tensor, shape (n, ...)
+    lengths : sequence of int
+        ``n`` of every rank.
+
+    Attributes
+    ----------
+    mine : Tensor, uint8, shape (bytes of the longest,)
+        What this rank sends.
+    every : Tensor, uint8, shape (ranks, bytes of the longest)
+        What it receives.
+    """
+
+    def __init__(self, tensor: torch.Tensor, lengths: Sequence[int]) -> None:
+        self._dtype, self._row_shape, self._lengths = tensor.dtype, tensor.shape[1:], lengths
+        self._row_bytes = math.prod(self._row_shape) * tensor.element_size()
+        self.mine = tensor.new_empty(max(lengths) * self._row_bytes, dtype=torch.uint8)
+        self.every = self.mine.new_empty(len(lengths), len(self.mine))
+        nbytes = tensor.numel() * tensor.element_size()
+        self.mine[:nbytes].view(tensor.dtype).copy_(tensor.flatten())
+
+    def joined(self) -> torch.Tensor:
+        """All ranks' rows."""
+        parts = zip(self.every, self._lengths, strict=True)
+        rows = torch.cat([part[: length * self._row_bytes] for part, length in parts])
+        return rows.view(self._dtype).reshape(sum(self._lengths), *self._row_shape)
 
 
 def rank_failed(asked: str, rank: int, reason: str) -> RankFailedError:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from enum import Enum
 from typing import Protocol
 
 import numpy as np
 import torch
 
-from dgl_mgpu.ops.view import GraphView, RowView
+from dgl_mgpu.ops.view import PAIRED, GraphView, RowView
 from dgl_mgpu.placement import Tier
 from dgl_mgpu.store.source import FeatureSource, TopologySource
 
@@ -110,15 +111,28 @@ class RowFormat:
         )  # fmt: skip
 
 
+class EdgeIds(Enum):
+    """How the edge ids of a segment are known; see ``GraphView.pointers``."""
+
+    PLACES = "an edge's id is its place"
+    FIRST = "each row has the id of its first edge"
+    STORED = "each edge has its id"
+
+
 @dataclass(frozen=True)
 class CSCFormat:
-    """``indptr`` of the local rows, then their ``indices``, then, if kept, their edge ids."""
+    """``indptr`` of the local rows, then their ``indices``, then, if stored, their edge ids."""
 
     num_rows: int
     num_cols: int
     num_edges: int
     idtype: torch.dtype
-    keep_eids: bool
+    edge_ids: EdgeIds
+
+    @property
+    def bound_bytes(self) -> int:
+        """Size of an entry of ``indptr``."""
+        return 16 if self.edge_ids is EdgeIds.FIRST else 8
 
     @property
     def id_dtype(self) -> np.dtype:
@@ -126,17 +140,18 @@ class CSCFormat:
 
     def offsets(self, rows: int, edges: int) -> tuple[int, int, int]:
         """Where indices and edge ids start and where the segment ends, in bytes."""
-        indices = aligned((rows + 1) * 8)
-        if not self.keep_eids:
+        indices = aligned((rows + 1) * self.bound_bytes)
+        if self.edge_ids is not EdgeIds.STORED:
             return indices, 0, indices + edges * self.id_dtype.itemsize
         eids = aligned(indices + edges * self.id_dtype.itemsize)
         return indices, eids, eids + edges * self.id_dtype.itemsize
 
     def pointers(self, segment: Mapped, rows: int) -> list[int]:
-        edges = int(segment.read(rows * 8, np.int64, 1)[0])
+        edges = int(segment.read(rows * self.bound_bytes, np.int64, 1)[0])
         indices, eids, _ = self.offsets(rows, edges)
         base = segment.address
-        return [base, base + indices, base + eids if self.keep_eids else 0]
+        third = {EdgeIds.PLACES: 0, EdgeIds.FIRST: PAIRED, EdgeIds.STORED: base + eids}
+        return [base, base + indices, third[self.edge_ids]]
 
     def view(
         self, tiers: torch.Tensor, pointers: torch.Tensor, position: torch.Tensor, owner: object
@@ -168,13 +183,11 @@ class RowWriter:
 class CSCWriter:
     """Writes the rows of a :class:`TopologySource`."""
 
-    def __init__(
-        self, source: TopologySource, order: np.ndarray | None, *, keep_eids: bool
-    ) -> None:
+    def __init__(self, source: TopologySource, order: np.ndarray | None, edge_ids: EdgeIds) -> None:
         self._source = source
         self._order = order
         self.format = CSCFormat(
-            source.num_rows, source.num_cols, source.num_edges, source.idtype, keep_eids
+            source.num_rows, source.num_cols, source.num_edges, source.idtype, edge_ids
         )
 
     def nbytes(self, positions: range) -> int:
@@ -189,12 +202,12 @@ class CSCWriter:
     def fill(self, target: Target, positions: range) -> None:
         width = self.format.id_dtype.itemsize
         indices_at, eids_at, _ = self.format.offsets(len(positions), self._num_edges(positions))
-        target.write(0, np.zeros(1, np.int64))
         written = 0
         for begin, run in _chunks(positions, _CHUNK_BYTES // 8):
             ids = _row_ids(self._order, run)
-            ends = written + np.cumsum(self._source.degrees(ids))
-            target.write((begin + 1) * 8, ends)
+            degrees = self._source.degrees(ids)
+            ends = written + np.cumsum(degrees)
+            target.write(begin * self.format.bound_bytes, self._bounds(ends - degrees, ids))
             row = 0
             while row < len(ids):
                 # As many rows as hold a chunk's worth of edges, and at least one.
@@ -202,10 +215,17 @@ class CSCWriter:
                 stop = max(full, row + 1)
                 places = self._source.edge_places(ids[row:stop])
                 target.write(indices_at + written * width, self._ids(self._source.indices[places]))
-                if self.format.keep_eids:
+                if self.format.edge_ids is EdgeIds.STORED:
                     eids = places if self._source.eids is None else self._source.eids[places]
                     target.write(eids_at + written * width, self._ids(eids))
                 row, written = stop, int(ends[stop - 1])
+        target.write(len(positions) * self.format.bound_bytes, np.array([written], np.int64))
+
+    def _bounds(self, places: np.ndarray, ids: np.ndarray) -> np.ndarray:
+        """Entries of ``indptr`` for rows whose first edges are at ``places``."""
+        if self.format.edge_ids is not EdgeIds.FIRST:
+            return places
+        return np.stack([places, self._source.indptr[ids]], axis=1)
 
     def _ids(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, self.format.id_dtype)

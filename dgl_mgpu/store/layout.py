@@ -31,6 +31,8 @@ class Layout:
     disk_path : Path or None
     on_gpus : bool
         Whether what the plan calls GPU memory is that, or shared memory.
+    staging_memory : int
+        Bytes of each GPU that may cache rows on disk.
     """
 
     plan: Plan
@@ -39,6 +41,7 @@ class Layout:
     nbytes: dict[PieceKey, int]
     disk_path: Path | None
     on_gpus: bool
+    staging_memory: int
 
     def gpu_of(self, key: PieceKey) -> int | None:
         """The rank on whose GPU a piece lies; None for host memory and disk."""
@@ -47,9 +50,27 @@ class Layout:
 
     def folder_of(self, key: PieceKey) -> Path:
         """Where the file lies that a piece off the GPUs is."""
+        if self.disk_path is not None and self.is_on_disk(key):
+            return self.disk_path
+        return SHARED_MEMORY
+
+    def is_on_disk(self, key: PieceKey) -> bool:
+        """Whether a piece is a file on disk."""
         name, piece = key
-        on_disk = piece is not None and self.plan.tables[name].tiers[piece.tier].memory == "disk"
-        return self.disk_path if on_disk and self.disk_path is not None else SHARED_MEMORY
+        return piece is not None and self.plan.tables[name].tiers[piece.tier].memory == "disk"
+
+    @cached_property
+    def staging(self) -> dict[str, int]:
+        """Bytes of each GPU that cache a table's rows on disk: as its share of all on disk."""
+        on_disk: Counter[str] = Counter()
+        for key, nbytes in self.nbytes.items():
+            if self.on_gpus and self.is_on_disk(key):
+                on_disk[key[0]] += nbytes
+        return {
+            name: self.staging_memory * nbytes // on_disk.total()
+            for name, nbytes in on_disk.items()
+            if nbytes
+        }
 
     def files_of(self, rank: int) -> list[PieceKey]:
         """The pieces off the GPUs that ``rank`` makes."""

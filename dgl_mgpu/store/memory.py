@@ -98,7 +98,8 @@ class RankMemory:
         rank = self._layout.gpu_of(key)
         if rank is None:
             segment = self.file(key)
-            if self.gpu is not None:
+            # Pages of a file cannot be pinned without reading all of it into memory.
+            if self.gpu is not None and not self._layout.is_on_disk(key):
                 self.gpu.register(segment)
             return segment
         assert self.gpu is not None and self._runtime is not None
@@ -127,7 +128,8 @@ class RankMemory:
             return
         # All ranks are here: what they gave up before can go.
         sweep()
-        needed = self._layout.block_bytes(self._ranks.rank)
+        layout = self._layout
+        needed = layout.block_bytes(self._ranks.rank) + sum(layout.staging.values())
         need: Counter[str] = Counter()
         free: dict[str, int] = {}
         for seat, nbytes in self._ranks.all_gather((self._runtime.seat(), needed)):

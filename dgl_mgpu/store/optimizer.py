@@ -217,9 +217,8 @@ class _Changes:
             return self._checked(ids, values, dtype)
 
         mine = self._ranks.together(self._asked, check)
-        every = self._ranks.all_gather(mine)
-        all_ids, all_values = (torch.cat(parts) for parts in zip(*every, strict=True))
-        return all_ids.to(self._device), all_values.to(self._device)
+        every_id, every_value = self._ranks.concatenated(self._asked, mine)
+        return every_id, every_value
 
     def make(self, change: Callable[[], None]) -> None:
         """Run the change; when it returns, every rank has made its part."""
@@ -237,7 +236,7 @@ class _Changes:
     def _checked(
         self, ids: torch.Tensor, values: torch.Tensor, dtype: torch.dtype
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        ids = check_ids(ids, self._asked).cpu()
+        ids = check_ids(ids, self._asked).to(self._device)
         shape = (len(ids), *self._view.row_shape)
         if tuple(values.shape) != shape or values.dtype != dtype:
             raise InvalidInputError(
@@ -248,7 +247,7 @@ class _Changes:
         bad = ((ids < 0) | (ids >= self._view.num_rows)).nonzero()
         if len(bad):
             raise_at_bad_id([int(bad[0])], ids, self._view.num_rows, self._asked)
-        return ids.long(), values.detach().cpu().contiguous()
+        return ids.long(), values.detach().to(self._device).contiguous()
 
 
 def _row_view(table: Table, asked: str) -> RowView:

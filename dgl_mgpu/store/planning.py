@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from dgl_mgpu.errors import ConfigError, PlanDoesNotFitError
 from dgl_mgpu.placement import Plan, TableSpec, order_by_hotness, solve
+from dgl_mgpu.placement.cost import Resources, estimate
 from dgl_mgpu.store.cuda import DEVICES
 from dgl_mgpu.store.links import linked
 from dgl_mgpu.store.source import FeatureSource, TopologySource
@@ -19,9 +21,10 @@ from dgl_mgpu.store.store import Blueprint, Source
 from dgl_mgpu.store.table import position_dtype
 from dgl_mgpu.topology import Topology
 
-#: Ways to tell how often a row will be read.
+#: Ways to tell how often a row will be read, beside a file of counts.
 HOTNESS = ("degree", "presample")
 
+_STAGING = "store.staging_memory"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*", re.IGNORECASE)
 
@@ -58,19 +61,29 @@ class StoreOptions:
         the machine has; on a GPU, what is free less what training needs, for which a quarter of
         the GPU or 4 GiB is kept, whichever is more.
     disk_path : str or Path, optional
-        Folder for what neither holds; without one the disk is not used.
+        Folder for what neither holds; without one the disk is not used.  A store on GPUs keeps
+        features there, and topology not.
+    staging_memory : int or str
+        Bytes of each GPU's share that cache rows on disk, where there is a ``disk_path``.
     device : 'auto', 'cpu' or 'cuda'
         Where what the plan calls GPU memory is: on the GPUs, or with 'cpu' in shared memory.
         'auto' takes GPUs where every rank has one and CuPy can be imported.
     links : 'auto', str or sequence of (int, int)
         Which GPUs may read each other: all that can, those linked in a preset (so that another
         machine's links are tried out on this one), or the pairs of ranks given.
+    sms : 'auto' or int
+        Most multiprocessors of a GPU that a gather or a sampler takes, which leaves the others to
+        the model: as many as fill its links, found by measuring when the store is built
+        (:mod:`dgl_mgpu.store.calibration`), or so many, of which host memory gets no more than
+        the default of :class:`~dgl_mgpu.ops.view.RowView`; 0 for all.
     graph_ratio, feature_ratio : float in [0, 1] or 'auto'
         Share of topology and of features, hottest rows first, that goes to GPU memory; with
         'auto' the solver chooses (XGNN, section 4.3).
-    hotness : 'degree' or 'presample'
-        What rows are ordered by: how often a node is another's neighbour, or how often it was
-        read by mini-batches sampled for the purpose (XGNN, section 4.3).
+    hotness : 'degree', 'presample', str or Path
+        What rows are ordered by: how often a node is another's neighbour; how often it was
+        read by mini-batches sampled for the purpose (XGNN, section 4.3), on the first rank's GPU
+        where the store is on GPUs; or, by the path of the file, how often it was read while
+        an earlier store counted (:meth:`dgl_mgpu.GlobalStore.count_accesses`).
     batch_size : int
     fanouts : sequence of int
         The mini-batch that times are modelled for; -1 takes all neighbours.
@@ -78,33 +91,46 @@ class StoreOptions:
     Raises
     ------
     ConfigError
-        If ``hotness`` or ``device`` is none of these, or ``links`` no pairs of ranks.
+        If ``hotness``, ``device`` or ``sms`` is none of these, ``links`` no pairs of ranks, or
+        ``staging_memory`` no size.
     """
 
     policy: str = "auto"
     gpu_memory: int | str = "auto"
     host_memory: int | str = "auto"
     disk_path: str | Path | None = None
+    staging_memory: int | str = "256MiB"
     device: str = "auto"
     links: str | Sequence[Sequence[int]] = "auto"
+    sms: int | Literal["auto"] = "auto"
     graph_ratio: float | Literal["auto"] = "auto"
     feature_ratio: float | Literal["auto"] = "auto"
-    hotness: str = "degree"
+    hotness: str | Path = "degree"
     batch_size: int = 1024
     fanouts: Sequence[int] = (15, 10, 5)
 
     def __post_init__(self) -> None:
-        if self.hotness not in HOTNESS:
+        if self.hotness not in HOTNESS and not Path(self.hotness).is_file():
             raise ConfigError(
                 f"order rows by hotness='{self.hotness}'",
-                f"known are {', '.join(HOTNESS)}",
-                "use one of these",
+                f"none of {', '.join(HOTNESS)}, and there is no such file",
+                "use one of these, or name a file of counts that an earlier store saved",
             )
         if self.device not in DEVICES:
             raise ConfigError(
                 f"keep a store on device='{self.device}'",
                 f"known are {', '.join(DEVICES)}",
                 "use one of these",
+            )
+        if parse_bytes(self.staging_memory, _STAGING) is None:
+            raise ConfigError(
+                f"{_STAGING}={self.staging_memory}", "no size", "write it like 256MiB"
+            )
+        if self.sms != "auto" and not (type(self.sms) is int and self.sms >= 0):
+            raise ConfigError(
+                f"use store.sms={self.sms!r} multiprocessors",
+                "no whole number of 0 or more",
+                "give 'auto', a number, or 0 for all",
             )
         whole = isinstance(self.fanouts, Sequence) and all(type(n) is int for n in self.fanouts)
         if not whole or not self.fanouts or not self.batch_size >= 1:
@@ -170,14 +196,23 @@ def make_blueprint(
         _spec(name, source, reads, orders.get(source.position), hotness.get(source.position))
         for name, source in sources.items()
     ]
-    held = sum(position_dtype(len(o)).itemsize * len(o) for o in orders.values()) if on_gpus else 0
-    plan = plan_tables(specs, topology, options, held)
     disk_path = None if options.disk_path is None else Path(options.disk_path)
-    return Blueprint(sources, orders, plan, disk_path)
+    staging = parse_bytes(options.staging_memory, _STAGING) or 0
+    held = 0
+    if on_gpus:
+        held = sum(position_dtype(len(o)).itemsize * len(o) for o in orders.values())
+        held += staging if disk_path is not None else 0
+    plan = plan_tables(specs, topology, options, held, graph_on_disk=not on_gpus)
+    return Blueprint(sources, orders, plan, disk_path, staging)
 
 
 def plan_tables(
-    specs: list[TableSpec], topology: Topology, options: StoreOptions, held_bytes: int = 0
+    specs: list[TableSpec],
+    topology: Topology,
+    options: StoreOptions,
+    held_bytes: int = 0,
+    *,
+    graph_on_disk: bool = True,
 ) -> Plan:
     """Solve the placement of tables that need not exist yet.
 
@@ -188,6 +223,8 @@ def plan_tables(
     options : StoreOptions
     held_bytes : int
         What each GPU holds of the store beside tables.
+    graph_on_disk : bool
+        Whether topology may go to disk, too.
 
     Raises
     ------
@@ -197,17 +234,25 @@ def plan_tables(
     budgets = topology.gpu_memory if limit is None else np.full(topology.num_gpus, limit)
     if held_bytes:
         budgets = np.maximum(budgets - held_bytes, 0)
+    machine = linked(topology, options.links)
+    host = parse_bytes(options.host_memory, "store.host_memory")
+    place = partial(
+        solve,
+        machine,
+        policy=options.policy,
+        graph_ratio=options.graph_ratio,
+        feature_ratio=options.feature_ratio,
+    )
     try:
-        return solve(
-            linked(topology, options.links),
+        plan = place(
             specs,
-            policy=options.policy,
             gpu_budget_bytes=budgets.tolist(),
-            host_budget=parse_bytes(options.host_memory, "store.host_memory"),
-            graph_ratio=options.graph_ratio,
-            feature_ratio=options.feature_ratio,
+            host_budget=host,
             allow_disk=options.disk_path is not None,
         )
+        if graph_on_disk or not any(_is_on_disk(plan, spec) for spec in _graphs(specs)):
+            return plan
+        return _without_graph_on_disk(plan, specs, machine, place)
     except PlanDoesNotFitError as error:
         # The same advice in the words of a store's options.
         fix = error.fix.replace("host_budget", "store.host_memory")
@@ -217,6 +262,47 @@ def plan_tables(
         raise PlanDoesNotFitError(
             error.asked, error.found, fix, error.needed, error.available
         ) from error
+
+
+def _graphs(specs: list[TableSpec]) -> list[TableSpec]:
+    return [spec for spec in specs if spec.kind == "topology"]
+
+
+def _is_on_disk(plan: Plan, spec: TableSpec) -> bool:
+    return any(tier.memory == "disk" for tier in plan.tables[spec.name].tiers)
+
+
+def _without_graph_on_disk(
+    plan: Plan, specs: list[TableSpec], machine: Topology, place: Callable[..., Plan]
+) -> Plan:
+    """A plan for the same budgets that has topology in memory, before features have the rest.
+
+    Topology keeps its share of the GPUs, if with host memory that is enough.
+    """
+    graphs = _graphs(specs)
+    resources = Resources.of(machine)
+    memory = {"host_budget": plan.host_budget, "allow_disk": False}
+    try:
+        share = estimate(resources, graphs, plan.tables).gpu_bytes
+        first = place(graphs, gpu_budget_bytes=share, **memory)
+    except PlanDoesNotFitError:
+        try:
+            first = place(graphs, gpu_budget_bytes=plan.gpu_budget, **memory)
+        except PlanDoesNotFitError as error:
+            raise ConfigError(
+                "keep topology off the disk, which a store on GPUs cannot sample from",
+                error.found,
+                "raise store.host_memory or store.gpu_memory, or use store.device=cpu",
+            ) from error
+    tables = dict(first.tables)
+    others = [spec for spec in specs if spec.kind != "topology"]
+    if others:
+        left = np.subtract(plan.gpu_budget, first.gpu_bytes).tolist()
+        host = plan.host_budget - first.host_bytes
+        rest = place(others, gpu_budget_bytes=left, host_budget=host, allow_disk=True)
+        tables.update(rest.tables)
+    found = estimate(resources, specs, tables)
+    return replace(plan, tables={name: tables[name] for name in plan.tables}, **vars(found))
 
 
 def _spec(
@@ -229,15 +315,14 @@ def _spec(
     hot = None if order is None or counts is None else counts[order]
     if isinstance(source, TopologySource):
         degrees = np.diff(source.indptr)
-        id_bytes = source.idtype.itemsize
         return TableSpec.topology(
             name,
             degrees if order is None else degrees[order],
             hot,
             reads.topology,
             fanout=reads.fanout,
-            id_bytes=id_bytes,
-            edge_bytes=2 * id_bytes,
+            id_bytes=source.idtype.itemsize,
+            stored_eids=source.eids is not None,
         )
     assert isinstance(source, FeatureSource)
     accesses = reads.edges if order is None else reads.nodes

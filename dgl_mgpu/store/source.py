@@ -92,6 +92,13 @@ class TopologySource:
         asked = "store a graph in CSC"
         if self.idtype not in (torch.int32, torch.int64):
             raise InvalidInputError(asked, f"ids of {self.idtype}", "use int32 or int64 ids")
+        most = torch.iinfo(self.idtype).max + 1
+        if len(self.indices) > most:
+            raise InvalidInputError(
+                asked,
+                f"{len(self.indices):,} edges with ids of {self.idtype}",
+                f"use int64 ids for more than {most:,} edges (with DGL: g.long())",
+            )
         if self.indptr.ndim != 1 or len(self.indptr) < 1 or self.indptr[0] != 0:
             raise InvalidInputError(
                 asked, "an indptr that does not start with 0", "pass num_rows + 1 offsets"

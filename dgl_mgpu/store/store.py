@@ -15,10 +15,18 @@ from dgl_mgpu.placement import Plan, TablePlan
 from dgl_mgpu.store.cuda import Runtime
 from dgl_mgpu.store.device import DeviceMemory
 from dgl_mgpu.store.exchange import Ranks
-from dgl_mgpu.store.format import CSCWriter, RowWriter, TableWriter, Target, local_rows
+from dgl_mgpu.store.format import (
+    CSCWriter,
+    EdgeIds,
+    RowWriter,
+    TableWriter,
+    Target,
+    local_rows,
+)
 from dgl_mgpu.store.layout import Layout, PieceKey
 from dgl_mgpu.store.memory import RankMemory
 from dgl_mgpu.store.source import FeatureSource, TopologySource
+from dgl_mgpu.store.staging import STAGING_BYTES
 from dgl_mgpu.store.table import Table, all_pieces, position_array, position_dtype, read_pieces
 
 Source = FeatureSource | TopologySource
@@ -40,12 +48,15 @@ class Blueprint:
         One table for every source, for as many GPUs as there are ranks.
     disk_path : Path, optional
         Folder for what the plan keeps on disk.
+    staging_memory : int
+        Bytes of each GPU that cache rows on disk, where there are any and the store is on GPUs.
     """
 
     sources: Mapping[str, Source]
     orders: Mapping[str, np.ndarray]
     plan: Plan
     disk_path: Path | None = None
+    staging_memory: int = STAGING_BYTES
 
 
 @dataclass(frozen=True)
@@ -105,7 +116,7 @@ def build(blueprint: Blueprint | None, ranks: Ranks, runtime: Runtime | None = N
     InvalidInputError
         If the plan is not one for these sources and ranks.
     ConfigError
-        If it keeps part of a store on GPUs on disk.
+        If it keeps topology of a store on GPUs on disk.
     SharedMemoryError, DeviceMemoryError
         If a folder or a GPU has too little room; before anything is allocated.
     PeerAccessError
@@ -146,6 +157,7 @@ def _map_tables(layout: Layout, rank: int, memory: RankMemory) -> dict[str, Tabl
             [memory.map((name, piece)) for piece in read_pieces(plans[name], rank)],
             positions.get(layout.orders[name]),
             memory.gpu,
+            layout.staging.get(name, 0),
         )
         for name, format in layout.formats.items()
     }
@@ -193,7 +205,13 @@ class _Filler:
             nbytes[name, None] = position_dtype(len(order)).itemsize * len(order)
         formats = {name: writer.format for name, writer in self._writers.items()}
         self.layout = Layout(
-            blueprint.plan, formats, order_of, nbytes, blueprint.disk_path, on_gpus
+            blueprint.plan,
+            formats,
+            order_of,
+            nbytes,
+            blueprint.disk_path,
+            on_gpus,
+            blueprint.staging_memory,
         )
 
     def fill(self, memory: RankMemory, target: Callable[[PieceKey], Target]) -> None:
@@ -208,8 +226,10 @@ class _Filler:
 def _writer(source: Source, plan: TablePlan, order: np.ndarray | None) -> TableWriter:
     if isinstance(source, FeatureSource):
         return RowWriter(source, order)
+    if source.eids is not None:
+        return CSCWriter(source, order, EdgeIds.STORED)
     one_piece = len(plan.tiers) == 1 and plan.tiers[0].parts == 1
-    return CSCWriter(source, order, keep_eids=source.eids is not None or not one_piece)
+    return CSCWriter(source, order, EdgeIds.PLACES if one_piece else EdgeIds.FIRST)
 
 
 def _check(blueprint: Blueprint, num_ranks: int, on_gpus: bool) -> None:
@@ -235,9 +255,9 @@ def _check(blueprint: Blueprint, num_ranks: int, on_gpus: bool) -> None:
                     "no folder for it",
                     "pass disk_path (store.disk_path)",
                 )
-            if tier.memory == "disk" and on_gpus:
+            if tier.memory == "disk" and on_gpus and isinstance(source, TopologySource):
                 raise ConfigError(
                     f"place part of table '{name}' on disk in a store on GPUs",
-                    "their kernels read GPU and host memory only",
+                    "the kernels that sample read GPU and host memory only",
                     "raise store.host_memory or store.gpu_memory, or use store.device=cpu",
                 )

@@ -16,6 +16,7 @@ from dgl_mgpu.placement import HOST, TablePlan
 from dgl_mgpu.store.device import DeviceMemory, DeviceSegment, not_in_workers
 from dgl_mgpu.store.format import RowFormat, TableFormat, local_rows
 from dgl_mgpu.store.segment import Segment
+from dgl_mgpu.store.staging import StagedRows
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,8 @@ class Table:
         Row id → position, when rows are not kept in the order of their ids.
     gpu : DeviceMemory, optional
         What holds on to the segments, for a store on GPUs.
+    staging_bytes : int
+        Bytes of the GPU's memory that cache rows on disk.
 
     Attributes
     ----------
@@ -83,6 +86,7 @@ class Table:
         segments: Sequence[Segment | DeviceSegment],
         position: Segment | torch.Tensor | None,
         gpu: DeviceMemory | None = None,
+        staging_bytes: int = 0,
     ) -> None:
         self.format = format
         self.plan = plan
@@ -91,32 +95,46 @@ class Table:
         self._segments = segments
         self._position = position
         self._gpu = gpu
+        self._staging_bytes = staging_bytes
         self._pid = os.getpid()
         self._view: RowView | GraphView | None = self._mapped()
 
     def _mapped(self) -> RowView | GraphView:
         # Addresses hold in this process only: a table that reached a DataLoader worker by
         # spawn maps its segments again.
+        pieces = list(read_pieces(self.plan, self.rank))
         rows = [
             self.format.pointers(segment, len(local_rows(self.plan.tiers[piece.tier], piece.part)))
-            for piece, segment in zip(
-                read_pieces(self.plan, self.rank), self._segments, strict=True
-            )
+            for piece, segment in zip(pieces, self._segments, strict=True)
         ]
         position = self._position
         if position is None:
             position = torch.empty(0, dtype=torch.int64)
         elif isinstance(position, Segment):
             position = position_tensor(position, self.format.num_rows)
+        tiers, pointers = _tier_tensor(self.plan), torch.tensor(rows, dtype=torch.int64)
         view = self.format.view(
-            _tier_tensor(self.plan).to(self.device),
-            torch.tensor(rows, dtype=torch.int64).to(self.device),
+            tiers.to(self.device),
+            pointers.to(self.device),
             position.to(self.device),
             owner=(self._segments, self._gpu),
         )
         if self._gpu is None or isinstance(view, GraphView):
             return view
-        return dataclasses.replace(view, host_start=_host_start(self.plan))
+        view = dataclasses.replace(view, host_start=_host_start(self.plan))
+        on_disk = [self.plan.tiers[piece.tier].memory == "disk" for piece in pieces]
+        if not any(on_disk) or view.row_bytes == 0:
+            return view
+        disk = RowView(
+            tiers, pointers[:, 0].contiguous(), view.num_rows, view.row_shape, view.dtype,
+            owner=self._segments,
+        )  # fmt: skip
+        num_rows = sum(tier.num_rows for tier in self.plan.tiers if tier.memory == "disk")
+        return dataclasses.replace(
+            view,
+            pointers=view.pointers.masked_fill(torch.tensor(on_disk, device=self.device), 0),
+            disk=StagedRows(disk, num_rows, self._staging_bytes, self.device),
+        )
 
     @property
     def view(self) -> RowView | GraphView:
@@ -134,6 +152,19 @@ class Table:
         if self._gpu is not None and os.getpid() != self._pid:
             raise not_in_workers()
         return self._view
+
+    def use_sms(self, sms: int, host_sms: int) -> None:
+        """Have operators use as many of a GPU's multiprocessors as were found enough.
+
+        Parameters
+        ----------
+        sms, host_sms : int
+            As in :class:`~dgl_mgpu.ops.view.RowView`; ``host_sms`` has no meaning for topology.
+        """
+        if isinstance(self._view, RowView):
+            self._view = dataclasses.replace(self._view, sms=sms, host_sms=host_sms)
+        elif self._view is not None:
+            self._view = dataclasses.replace(self._view, sms=sms)
 
     def close(self) -> None:
         """Let go of the memory; what holds the view still has it."""
@@ -186,12 +217,13 @@ def position_tensor(segment: Segment, num_rows: int) -> torch.Tensor:
 
 
 def _host_start(plan: TablePlan) -> int:
-    """The first position from which on all rows are in host memory; -1 if the last is not."""
+    """The first position from which on all rows in memory are in the host's; -1 if none are."""
     start = -1
     for tier in reversed(plan.tiers):
-        if tier.memory != "host":
+        if tier.memory == "gpu":
             break
-        start = tier.start
+        if tier.memory == "host":
+            start = tier.start
     return start
 
 

@@ -149,7 +149,7 @@ def _device(name: str) -> tuple[float, float, float]:
 
 
 def _nvlinks(gpus: Sequence[int]) -> np.ndarray:
-    """NVLinks between GPUs, a switch counting for every pair; zeros without NVML."""
+    """NVLinks between GPUs, a switch counting for every pair; zeros where NVML cannot tell."""
     count = np.zeros((len(gpus), len(gpus)))
     try:
         import pynvml
@@ -157,7 +157,10 @@ def _nvlinks(gpus: Sequence[int]) -> np.ndarray:
         return count
     import torch
 
-    pynvml.nvmlInit()
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return count
     try:
         handles = [
             pynvml.nvmlDeviceGetHandleByUUID(f"GPU-{torch.cuda.get_device_properties(gpu).uuid}")
@@ -174,6 +177,8 @@ def _nvlinks(gpus: Sequence[int]) -> np.ndarray:
                     continue
                 peer = address.get(remote)
                 count[index, slice(None) if peer is None else peer] += 1
+    except pynvml.NVMLError:  # part of a GPU, as MIG gives it, is not found by its name
+        return np.zeros_like(count)
     finally:
         pynvml.nvmlShutdown()
     np.fill_diagonal(count, 0)

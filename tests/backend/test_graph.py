@@ -24,6 +24,7 @@ from dgl_mgpu.errors import (
     UnsupportedByStoreError,
 )
 from dgl_mgpu.minibatch.launch import launch
+from dgl_mgpu.ops.view import EIDS, PAIRED
 from tests.environment import search_path
 
 
@@ -111,6 +112,24 @@ def test_full_neighbours_equal_dgls(idtype, memory, tmp_path):
         assert_blocks_are_in_graph(g, ours[2])
         assert torch.equal(ours[2][0].srcdata["feat"], g.ndata["feat"][ours[0].long()])
         assert torch.equal(ours[2][-1].dstdata["label"], g.ndata["label"][ours[1].long()])
+
+
+@pytest.mark.parametrize("kept", ["no ids", "ids in order", "ids of their own"])
+def test_graphs_given_in_csc(kept):
+    indptr, indices, _ = power_law_graph().adj_tensors("csc")
+    eids = {
+        "no ids": torch.tensor([], dtype=torch.int64),
+        "ids in order": torch.arange(len(indices)),
+        "ids of their own": torch.randperm(len(indices)),
+    }[kept]
+    g = dgl.graph(("csc", (indptr, indices, eids)))
+    store = dgl_mgpu.GlobalStore.from_dgl(g, graph_ratio=0.4)
+    view = store.graph.view()
+    assert len(view.tiers) > 1
+    assert (view.pointers[:, EIDS] == PAIRED).all() == (kept != "ids of their own")
+    ids = torch.arange(0, 800, 3)
+    for _, _, blocks in batches(store.graph, ids, NeighborSampler([5, 5])):
+        assert_blocks_are_in_graph(g, blocks)
 
 
 def test_sampling_respects_fanout_mask_and_replacement():
@@ -352,6 +371,31 @@ def test_blocks_are_those_of_sampling_hop_by_hop():
             assert sorted(block.edata[dgl.EID].tolist()) == sorted(expected.tolist())
             assert torch.equal(block.dstdata[dgl.NID], nodes)
             nodes = block.srcdata[dgl.NID]
+
+
+@pytest.mark.parametrize("prob", [None, "price"])
+def test_heterogeneous_blocks_are_those_of_sampling_hop_by_hop(prob):
+    g = hetero_graph()
+    graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
+    seeds = {"user": torch.arange(0, 50, 9), "item": torch.arange(4)}
+    fanouts = [{"follows": 2, "buys": 3, "bought-by": 0}, 2]
+    inputs, _, blocks = graph.sample_blocks(seeds, fanouts, prob)
+    graph.set_epoch(0)  # forgets the hop
+    nodes = seeds
+    for block, fanout in zip(reversed(blocks), reversed(fanouts), strict=True):
+        frontier = graph.sample_neighbors(nodes, fanout, prob=prob)
+        reference = dgl.to_block(frontier, nodes)
+        for etype in g.canonical_etypes:
+            eids = frontier.edges[etype].data[dgl.EID][reference.edges[etype].data[dgl.EID]]
+            assert sorted(block.edges[etype].data[dgl.EID].tolist()) == sorted(eids.tolist())
+            src, dst = block.edges(etype=etype)
+            true_src, true_dst = g.find_edges(block.edges[etype].data[dgl.EID], etype=etype)
+            assert torch.equal(block.srcnodes[etype[0]].data[dgl.NID][src], true_src)
+            assert torch.equal(block.dstnodes[etype[2]].data[dgl.NID][dst], true_dst)
+        for ntype in g.ntypes:
+            assert torch.equal(block.dstnodes[ntype].data[dgl.NID], nodes[ntype])
+        nodes = block.srcdata[dgl.NID]
+    assert all(torch.equal(inputs[ntype], nodes[ntype]) for ntype in g.ntypes)
 
 
 @pytest.mark.parametrize(

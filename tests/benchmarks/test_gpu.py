@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import gather_gpu, placement_gpu, sampling_gpu
+from benchmarks import gather_gpu, placement_gpu, sampling_bytes, sampling_gpu
 from benchmarks.figures import Figure, Report
 from benchmarks.gather_gpu import narrowed, numbering, refilled, rows_of
 from benchmarks.gpu import NumberedWords, PowerLaw, built_store, require_words, this_device
+from benchmarks.nvlink import received_bytes
+from benchmarks.sampling_bytes import Layout, Sectors, sectors_of
 from benchmarks.sampling_gpu import Checker, our_hops
 from dgl_mgpu.ops import GraphView, SampleKey, gather_rows, sample_blocks
 from dgl_mgpu.store import FeatureSource, Ranks
@@ -22,7 +24,8 @@ WIDE = 256  # bytes a row
 
 
 @pytest.mark.parametrize(
-    ("unit", "ours", "reached"), [("GB/s", 115, True), ("GB/s", 114, False), ("ms", 86, True)]
+    ("unit", "ours", "reached"),
+    [("GB/s", 115, True), ("GB/s", 114, False), ("ms", 86, True), ("MB", 88, False)],
 )
 def test_a_figure_is_reached_by_the_right_side(unit: str, ours: float, reached: bool) -> None:
     assert Figure("case", unit, ours, peer=100, times_peer=1.15).reached is reached
@@ -129,16 +132,65 @@ def blocks_of(indptr: torch.Tensor, indices: torch.Tensor, seeds: torch.Tensor, 
     [
         (gather_gpu, "--parts uniform host --gb-per-gpu 0.001 --host-gb 0.001 --ids 500", 8),
         (sampling_gpu, "--nodes 2000 --edges 20000 --idtypes int32", 2),
+        (sampling_bytes, "--nodes 2000 --edges 20000", 2),
     ],
 )
 def test_programs_run(program, arguments: str, cases: int, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(sampling_gpu, "SETTINGS", ((100, (4, 3)),))
+    for module in (sampling_gpu, sampling_bytes):
+        monkeypatch.setattr(module, "SETTINGS", ((100, (4, 3)),))
     out = tmp_path / "found.json"
     common = f"--ranks 1 --repeats 1 --window 1 --no-peer --out {out}"
     monkeypatch.setattr(sys, "argv", ["program", *common.split(), *arguments.split()])
     program.main()
     figures = json.loads(out.read_text())["figures"]
     assert len(figures) == cases and all(figure["ours"] > 0 for figure in figures)
+
+
+def test_sectors_are_counted_where_the_rows_are() -> None:
+    """Against every byte that is read, one after another."""
+    indptr, indices = PowerLaw(300, 9000).csc(torch.device("cpu"), torch.int32)
+    seeds, parts, mine = torch.arange(0, 300, 7, dtype=torch.int32), 3, 1
+    blocks = blocks_of(indptr, indices, seeds, (8, 4))
+    degrees = indptr.diff().tolist()
+    # Where the entries of a row begin among those of its part, and how many sectors these are.
+    first = [sum(degrees[row % parts : row : parts]) for row in range(300)]
+    expected = Sectors()
+    for block in blocks:
+        for i, row in enumerate(block.src_nodes[: block.num_dst].tolist()):
+            if row % parts == mine:
+                continue
+            own = slice(int(block.indptr[i]), int(block.indptr[i + 1]))
+            places = [first[row] + int(e) - int(indptr[row]) for e in block.eids[own]]
+            bounds = {byte // 32 for byte in range(8 * (row // parts), 8 * (row // parts) + 16)}
+            every = range(first[row], first[row] + degrees[row])
+            expected += Sectors(
+                len(bounds), len({4 * place // 32 for place in places}),
+                len({4 * place // 32 for place in every}), len(places), degrees[row],
+            )  # fmt: skip
+    assert sectors_of(Layout(indptr, 4, parts, mine), blocks) == expected
+    assert expected.megabytes("sampled", 2) < expected.megabytes("whole", 2)
+    # One GPU alone counts all of its reads.
+    assert sectors_of(Layout(indptr, 4, 1, 0), blocks).edges > expected.edges
+
+
+def test_what_links_received_is_read_from_the_drivers_listing() -> None:
+    listing = """\
+GPU 0: NVIDIA H200 (UUID: GPU-0a1b2c3d-0000-1111-2222-333344445555)
+\t Link 0: Data Tx: 7 KiB
+\t Link 0: Data Rx: 100 KiB
+\t Link 1: Data Tx: 7 KiB
+\t Link 1: Data Rx: 20 KiB
+GPU 1: NVIDIA H200 (UUID: GPU-0a1b2c3d-0000-1111-2222-333344446666)
+\t Link 0: Data Rx: 3 KiB
+GPU 2: NVIDIA H200 (UUID: GPU-0a1b2c3d-0000-1111-2222-333344447777)
+\t Link 0: Data Rx: N/A
+"""
+    gpus = [f"0a1b2c3d-0000-1111-2222-33334444{end}" for end in ("5555", "6666", "7777")]
+    assert received_bytes(listing, gpus[:2]) == 123 * 1024
+    with pytest.raises(ValueError, match=r"no counters .*7777"):
+        received_bytes(listing, gpus)
+    with pytest.raises(ValueError, match="no counters"):
+        received_bytes("No devices were found\n", gpus)
 
 
 def test_a_pattern_of_links_is_for_its_number_of_gpus(monkeypatch, capsys) -> None:

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 import torch
 
-from dgl_mgpu.ops.view import GraphView, RowView
+from dgl_mgpu.ops.view import PAIRED, GraphView, RowView
 
 View = TypeVar("View", GraphView, RowView)
 
@@ -49,10 +49,12 @@ def on_device(view: View, device: torch.device | str, host_segments: bool = Fals
     return replace(
         view,
         tiers=view.tiers.to(device),
-        # An address of 0 says that an array is left out; an empty array's address says nothing.
-        pointers=torch.where(view.pointers == 0, 0, addresses.reshape(view.pointers.shape)).to(
-            device
-        ),
+        # What is no address says that an array is left out; an empty one's address says nothing.
+        pointers=torch.where(
+            (view.pointers == 0) | (view.pointers == PAIRED),
+            view.pointers,
+            addresses.reshape(view.pointers.shape),
+        ).to(device),
         position=view.position.to(device),
         owner=segments,
     )

@@ -12,9 +12,26 @@ _IDS = ("int", "dgl_mgpu::int64")
 _SMALL = ("unsigned short", "unsigned char")
 #: What may stand for a template's parameter, by its name; first for all files.
 _ARGUMENTS = {
-    "": dict.fromkeys(("Id", "Node", "Position", "Seed", "Sorted", "Source", "Start"), _IDS),
+    "": dict.fromkeys(
+        ("Id", "Neighbor", "Node", "Position", "Seed", "Sorted", "Source", "Start"), _IDS
+    ),
     "gather.cu": {
         "Vector": ("dgl_mgpu::Vector16", "dgl_mgpu::uint64", "dgl_mgpu::uint32", *_SMALL),
+        "Stored": (
+            "double",
+            "float",
+            "dgl_mgpu::Float16",
+            "dgl_mgpu::BFloat16",
+            "dgl_mgpu::Float8E4M3",
+            "dgl_mgpu::Float8E5M2",
+            "signed char",
+            "unsigned char",
+            "short",
+            "int",
+            "dgl_mgpu::int64",
+        ),
+        "Wanted": ("float", "dgl_mgpu::Float16", "dgl_mgpu::BFloat16", "double"),
+        "kElements": ("16", "8", "4", "2", "1"),
         "kUnroll": ("8",),
     },
     "scatter.cu": {

@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.ops import count_tiers, device
+from dgl_mgpu.ops import count_tiers, device, gather_rows
 from dgl_mgpu.ops.gather import cuda
+from dgl_mgpu.ops.gather.op import CASTS_FROM, CASTS_TO
 from tests.kernels.cuda_views import on_device
-from tests.ops.test_gather import some_ids, table
+from tests.ops.test_gather import assert_same_values, every_value, some_ids, table
 from tests.ops.views import LAYOUTS, row_view
 
 
-def gather(view, ids, host_start=-1, sms=0):
-    out = torch.full((len(ids), *view.row_shape), 77, device=ids.device).to(view.dtype)
+def gather(view, ids, host_start=-1, sms=0, dtype=None, staging=()):
+    out = torch.full((len(ids), *view.row_shape), 77, device=ids.device).to(dtype or view.dtype)
     cuda._gather_rows(
-        out, ids, view.tiers, view.pointers, view.position, view.num_rows, host_start, sms
-    )
+        out, ids, view.tiers, view.pointers, view.position, view.num_rows, host_start, sms, 4,
+        view.dtype if dtype else None, *staging,
+    )  # fmt: skip
     device.raise_faults(ids.device, wait=True)
     return out.cpu()
 
@@ -60,6 +64,82 @@ def test_out_of_any_alignment(where):
         assert buffer[:offset].sum() == 0 and buffer[offset + 320 :].sum() == 0
 
 
+PAIRS = [(stored, to) for stored in CASTS_FROM for to in CASTS_TO if stored != to]
+
+
+def test_every_conversion(emulated):
+    values = [every_value(stored) for stored, _ in PAIRS]
+    results = [
+        torch.full(rows.shape, 77, dtype=to) for rows, (_, to) in zip(values, PAIRS, strict=True)
+    ]
+    calls = "\n".join(
+        f"all(reinterpret_cast<const {cuda._ELEMENTS[stored]}*>(from[{place}]),"
+        f" reinterpret_cast<{cuda._ELEMENTS[to]}*>(to[{place}]), counts[{place}]);"
+        for place, (stored, to) in enumerate(PAIRS)
+    )
+    text = f"""{device.source_text("convert.cuh")}
+namespace dgl_mgpu {{
+template <typename Stored, typename Wanted>
+__device__ void all(const Stored* from, Wanted* to, int64 count) {{
+  for (int64 i = threadIdx.x; i < count; i += blockDim.x) convert(from[i], to + i);
+}}
+__global__ void convert_all(const int64* from, const int64* to, const int64* counts) {{
+{calls}
+}}
+}}
+"""
+    addresses = [torch.tensor([x.data_ptr() for x in each]) for each in (values, results)]
+    counts = torch.tensor([len(each) for each in values])
+    emulated.run(text, "dgl_mgpu::convert_all", 1, 64, *addresses, counts)
+    for (_, to), stored, found in zip(PAIRS, values, results, strict=True):
+        assert_same_values(found, stored.to(to))
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted", "shape"),
+    [
+        (torch.float32, torch.float16, (100,)),
+        (torch.float16, torch.float32, (40, 2)),
+        (torch.float8_e4m3fn, torch.bfloat16, (3,)),
+        (torch.int64, torch.float64, ()),
+        (torch.bool, torch.float32, (16,)),
+    ],
+)
+def test_casts(where, monkeypatch, stored, wanted, shape):
+    values = every_value(stored)
+    values = values[torch.arange(103 * max(1, math.prod(shape))) * 7 % len(values)]
+    rows = values.view(103, *shape)
+    view = row_view(rows, LAYOUTS["three tiers"], np.random.default_rng(0))
+    view = on_device(view, where, host_segments=True)
+    for ids, least in ((some_ids(300, 103), 1 << 12), (torch.arange(103).flip(0), 1)):
+        monkeypatch.setattr(cuda, "_SORTED_ROWS", least)
+        gathered = gather(view, ids.to(where), 16, dtype=wanted)
+        assert_same_values(gathered, rows[ids].to(wanted))
+
+
+def test_a_cast_of_any_alignment(where):
+    rows, ids = torch.randn(50, 8, dtype=torch.float64), some_ids(40, 50).to(where)
+    view = on_device(row_view(rows), where)
+    for offset in (1, 2, 4, 8):
+        buffer = torch.zeros(8 * 40 + 16, dtype=torch.float16, device=where)
+        out = buffer[offset : offset + 320].view(40, 8)
+        cuda._gather_rows(
+            out, ids, view.tiers, view.pointers, view.position, 50, stored=torch.float64
+        )
+        assert torch.equal(out.cpu(), rows[ids.cpu()].half())
+        assert buffer[:offset].sum() == 0 and buffer[offset + 320 :].sum() == 0
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("stored", CASTS_FROM)
+def test_every_cast_on_a_gpu(stored):
+    rows = every_value(stored)
+    rows = rows[: len(rows) // 2 * 2].view(-1, 2)
+    view, ids = on_device(row_view(rows), "cuda"), torch.arange(len(rows), device="cuda")
+    for wanted in CASTS_TO:
+        assert_same_values(gather_rows(view, ids, dtype=wanted).cpu(), rows.to(wanted))
+
+
 @pytest.mark.parametrize("sms", [0, 1])
 @pytest.mark.parametrize("host_start", [0, 16, 102])
 def test_host_rows_in_order(where, monkeypatch, host_start, sms):
@@ -70,6 +150,44 @@ def test_host_rows_in_order(where, monkeypatch, host_start, sms):
     for ids in (some_ids(500, 103), some_ids(1, 103), torch.arange(103).flip(0)):
         gathered = gather(view, ids.to(where), host_start, sms)
         assert torch.equal(gathered, rows[ids])
+
+
+@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize("host_start", [-1, 16])
+@pytest.mark.parametrize("slots", [1, 7, 87])
+def test_rows_on_disk_come_from_the_cache_or_are_left_aside(
+    where, monkeypatch, slots, host_start, dtype
+):
+    monkeypatch.setattr(cuda, "_SORTED_ROWS", 1)
+    rows, ids = table(103, 12), some_ids(400, 103)
+    whole = row_view(rows, LAYOUTS["three tiers"], np.random.default_rng(0))
+    start, stop, _, last = whole.tiers[-1].tolist()
+    view = on_device(whole, where, host_segments=True)
+    view.pointers[last] = 0
+    ordered = torch.empty_like(rows)
+    ordered[whole.position.long()] = rows  # rows by position
+    tags = torch.full((slots,), -1)
+    kept = torch.arange(start, stop, 3)
+    tags[kept % slots] = kept
+    cache = ordered[tags].view(torch.uint8).to(where)
+    aside = torch.full((len(ids),), 77, device=where)
+    gathered = gather(view, ids.to(where), host_start, 0, dtype, (tags.to(where), cache, aside))
+    position = whole.position[ids].long()
+    lacking = (position >= start) & (tags[position % slots] != position)
+    assert 0 < lacking.sum() < len(ids)
+    assert torch.equal(aside.cpu(), torch.where(lacking, position, -1))
+    expected = rows[ids].to(dtype or rows.dtype)
+    assert torch.equal(gathered[~lacking], expected[~lacking])
+    # The CPU's operator leaves aside the same.
+    out, aside_there = torch.zeros_like(expected), torch.full((len(ids),), 77)
+    pointers = whole.pointers.clone()
+    pointers[last] = 0
+    torch.ops.dgl_mgpu.gather_rows(
+        out, ids, whole.tiers, pointers, whole.position, 103, -1, 0, 4,
+        rows.dtype if dtype else None, tags, cache.cpu(), aside_there,
+    )  # fmt: skip
+    assert torch.equal(aside_there, aside.cpu())
+    assert torch.equal(out[~lacking], gathered[~lacking])
 
 
 @pytest.mark.parametrize("host_start", [-1, 0])

@@ -11,6 +11,7 @@ import torch
 
 from dgl_mgpu.ops.memory import kernel
 from dgl_mgpu.ops.philox import philox
+from dgl_mgpu.ops.view import PAIRED
 from dgl_mgpu.resources import resource_folder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
@@ -134,27 +135,31 @@ def test_features_finds_every_row(module):
     assert torch.equal(out.cpu(), table[nodes])
 
 
-@pytest.mark.parametrize("keep_eids", [True, False])
-def test_neighbors_finds_every_edge(module, keep_eids):
+@pytest.mark.parametrize("edge_ids", ["stored", "paired", "places"])
+def test_neighbors_finds_every_edge(module, edge_ids):
     rng = np.random.default_rng(2)
     degrees = rng.zipf(1.7, 1013).clip(max=300) - 1
     indptr = np.concatenate([[0], np.cumsum(degrees)])
     indices = rng.integers(0, 1013, indptr[-1]).astype(np.int32)
     eids = rng.permutation(len(indices)).astype(np.int32)
     layout = Layout(1013)
-    if not keep_eids:  # allowed where one segment holds all rows, in the order of their ids
+    if edge_ids != "stored":
+        eids = np.arange(len(indices), dtype=np.int32)
+    if edge_ids == "places":  # allowed where one segment holds all rows, in the order of their ids
         layout.tiers = [(0, 1013, 1, 0)]
         layout.order = np.arange(1013)
         layout.position = None
         layout.tiers_cuda = torch.tensor(layout.tiers, dtype=torch.int64, device="cuda")
-        eids = np.arange(len(indices), dtype=np.int32)
     segments, pointers = [], []
     for ids in layout.parts():
         local = np.concatenate([[0], np.cumsum(degrees[ids])]).astype(np.int64)
+        if edge_ids == "paired":
+            local = np.stack([local, np.append(indptr[ids], 0)], axis=1)
         places = np.concatenate([np.arange(indptr[i], indptr[i + 1]) for i in ids])
         arrays = [torch.from_numpy(x).cuda() for x in (local, indices[places], eids[places])]
         segments.append(arrays)
-        pointers.append([a.data_ptr() for a in arrays[:2]] + [arrays[2].data_ptr() * keep_eids])
+        third = {"stored": arrays[2].data_ptr(), "paired": PAIRED, "places": 0}[edge_ids]
+        pointers.append([*(a.data_ptr() for a in arrays[:2]), third])
     table = torch.tensor(pointers, dtype=torch.int64, device="cuda")
     nodes = torch.arange(1013, device="cuda")
     found = torch.full((1013,), -1, dtype=torch.int64, device="cuda")

@@ -7,7 +7,14 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.ops import SampleKey, append_unique, sample_blocks, sample_neighbors, workspace
+from dgl_mgpu.ops import (
+    SampleKey,
+    append_unique,
+    device,
+    sample_blocks,
+    sample_neighbors,
+    workspace,
+)
 from dgl_mgpu.ops.blocks import cuda as blocks_cuda
 from dgl_mgpu.ops.sample import cuda as sample_cuda
 from dgl_mgpu.ops.unique import cuda as unique_cuda
@@ -132,3 +139,41 @@ def test_all_hops_from_a_seed_that_is_no_node(where):
     view = on_device(GRAPHS["power law"].view(), where)
     with pytest.raises(IdOutOfRangeError, match="id 200 at place 1"):
         hops(view, torch.tensor([5, 200, 3], device=where), [3, 3])
+
+
+def padded(view, seeds, fanouts, replace=False):
+    keys = [SampleKey(3, 1, 4, hop).fold() for hop in range(len(fanouts))]
+    return blocks_cuda._sample_hops_padded(
+        seeds, view.tiers, view.pointers, view.position, view.num_rows, view.num_cols,
+        view.idtype, fanouts, replace, keys,
+    )  # fmt: skip
+
+
+def test_padded_hops(where, monkeypatch):
+    """The same as the CPU's, whose padding tests/ops/test_padded_blocks.py checks; no wait."""
+    monkeypatch.setattr(type(device.driver), "synchronize", None)
+    graphs = [graph for graph in GRAPHS.values() if graph.num_rows == graph.num_cols]
+    cases = [([5, 3], False), ([3], False), ([2, 40], False), ([4, 3], True), ([0, 2], False)]
+    for number, (fanouts, replace) in enumerate(cases):
+        for graph in graphs:
+            view = graph.view(idtype=(torch.int32, torch.int64)[number % 2])
+            for seeds in batches(graph):
+                seeds = seeds[:40].to(view.idtype)
+                expected = torch.ops.dgl_mgpu.sample_hops_padded(
+                    seeds, view.tiers, view.pointers, view.position, view.num_rows, view.num_cols,
+                    view.idtype, fanouts, replace,
+                    [SampleKey(3, 1, 4, hop).fold() for hop in range(len(fanouts))],
+                )  # fmt: skip
+                found = padded(on_device(view, where), seeds.to(where), fanouts, replace)
+                assert same(found[:-1], expected[:-1])
+                assert torch.equal(found[-1][2:].cpu(), expected[-1][2:])
+
+
+def test_padded_hops_from_a_seed_that_is_no_node(where):
+    view = on_device(GRAPHS["power law"].view(), where)
+    found = padded(view, torch.tensor([5, 200, 3], device=where), [3, 3])
+    indptr = found[1][:4].cpu()
+    assert indptr[1] == indptr[2]
+    with pytest.raises(IdOutOfRangeError, match="id 200, but there are 200 rows"):
+        device.raise_faults(view.tiers.device, wait=True)
+    device.raise_faults(view.tiers.device, wait=True)  # once

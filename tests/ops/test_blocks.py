@@ -73,7 +73,7 @@ def test_one_batch_is_the_same_in_any_company():
 
 
 def test_bad_arguments():
-    with pytest.raises(InvalidInputError, match="sample_etype_neighbors"):
+    with pytest.raises(InvalidInputError, match="sample_etype_blocks"):
         sample_blocks(GRAPHS["bipartite"].view(), torch.arange(3), [2, 2], KEY)
     with pytest.raises(IdOutOfRangeError, match="id 200 at place 1"):
         sample_blocks(GRAPH.view(), torch.tensor([0, 200]), [2, 2], KEY)

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import count_tiers, gather_rows
+from dgl_mgpu.ops.gather import cpu
+from dgl_mgpu.ops.gather.op import CASTS_FROM, CASTS_TO
 from dgl_mgpu.ops.view import FIRST, PARTS
 from tests.ops.views import LAYOUTS, row_view
 
@@ -46,6 +51,111 @@ def test_dtypes_and_shapes(dtype, shape):
     gathered = gather_rows(row_view(rows, LAYOUTS["three tiers"]), ids)
     assert gathered.dtype == dtype
     assert torch.equal(gathered, rows[ids])
+
+
+def every_value(dtype: torch.dtype) -> torch.Tensor:
+    """All values of a small type; of another all sorts of bits, and what is hard to round."""
+    if dtype == torch.bool:
+        return torch.tensor([False, True])
+    if dtype.itemsize == 1:
+        return torch.arange(256, dtype=torch.uint8).view(dtype)
+    if dtype.itemsize == 2:
+        return torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16).view(dtype)
+    random = np.random.default_rng(0)
+    bits = torch.from_numpy(random.integers(-(2**63), 2**63 - 1, 1 << 14, endpoint=True))
+    bits = bits.to(torch.int32) if dtype.itemsize == 4 else bits
+    if not dtype.is_floating_point:
+        small = torch.from_numpy(random.integers(-(2**26), 2**26, 4096))
+        return torch.cat([bits, small.to(dtype), torch.arange(-300, 300, dtype=dtype)])
+    exact = torch.cat([every_value(torch.float16), every_value(torch.bfloat16).float()]).to(dtype)
+    exact = exact[exact.isfinite()]
+    # Halfway between neighbours of a smaller type, and next to that.
+    between = torch.cat([exact * (1 + 2**-11), exact * (1 + 2**-8), exact + 2**-25])
+    ends = [torch.nextafter(between, torch.full_like(between, to)) for to in (-np.inf, np.inf)]
+    special = torch.tensor([0.0, -0.0, np.inf, -np.inf, np.nan, 65504, 65519, 65520], dtype=dtype)
+    return torch.cat([bits.view(dtype), exact, between, *ends, special])
+
+
+def assert_same_values(found: torch.Tensor, expected: torch.Tensor) -> None:
+    """Equal bit for bit, but for the payload of NaNs."""
+    assert found.dtype == expected.dtype and found.shape == expected.shape
+    assert torch.equal(found.isnan(), expected.isnan())
+    words = {2: torch.int16, 4: torch.int32, 8: torch.int64}[found.element_size()]
+    assert torch.equal(*(torch.where(x.isnan(), 0, x).view(words) for x in (found, expected)))
+
+
+@pytest.mark.parametrize("wanted", CASTS_TO)
+@pytest.mark.parametrize("stored", CASTS_FROM)
+def test_casts(monkeypatch, stored, wanted):
+    monkeypatch.setattr(cpu, "_CAST_BYTES", 1000)
+    values = every_value(stored)
+    rows = values[torch.randperm(len(values))[:700]].view(-1, 2, 1)
+    ids = some_ids(500, len(rows))
+    view = row_view(rows, LAYOUTS["three tiers"])
+    gathered = gather_rows(view, ids, dtype=wanted)
+    assert_same_values(gathered, rows[ids].to(wanted))
+    out = torch.empty_like(gathered)
+    assert gather_rows(view, ids, out, dtype=wanted) is out
+    assert_same_values(out, gathered)
+    assert gather_rows(view, ids[:0], dtype=wanted).shape == (0, 2, 1)
+
+
+def test_an_id_out_of_range_of_a_cast(monkeypatch):
+    monkeypatch.setattr(cpu, "_CAST_BYTES", 100)
+    ids = some_ids(300, 50)
+    ids[[123, 200]] = 50
+    with pytest.raises(IdOutOfRangeError, match="id 50 at place 123"):
+        gather_rows(row_view(table(50, 3)), ids, dtype=torch.float16)
+
+
+@pytest.mark.parametrize(
+    ("stored", "wanted"),
+    [
+        (torch.float32, torch.int64),
+        (torch.float32, torch.float8_e5m2),
+        (torch.complex64, torch.float32),
+        (torch.float32, "float16"),
+        (torch.uint8, torch.bool),
+    ],
+)
+def test_casts_there_are_not(stored, wanted):
+    with pytest.raises(InvalidInputError, match=f"dtype={wanted} for elements stored as {stored}"):
+        gather_rows(row_view(torch.zeros(5, 3, dtype=stored)), torch.arange(5), dtype=wanted)
+
+
+def test_out_is_of_the_dtype_asked_for():
+    view, ids = row_view(table(50, 3)), some_ids(20, 50)
+    for out, wanted in ((torch.float32, torch.float16), (torch.float16, None)):
+        with pytest.raises(InvalidInputError, match="out has shape"):
+            gather_rows(view, ids, torch.empty(20, 3, dtype=out), dtype=wanted)
+
+
+class _Arguments(TorchDispatchMode):
+    """Sees what the operator is called with."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func is torch.ops.dgl_mgpu.gather_rows.default:
+            self.seen = dict(
+                zip((each.name for each in func._schema.arguments), args, strict=False)
+            )
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("host_start", "sms", "expected"),
+    [
+        (-1, 0, (16, 3)),
+        (-1, 40, (40, 3)),
+        (20, 40, (40, 3)),
+        (0, 0, (16, 3)),
+        (0, 40, (40, 40)),  # a limit is for all rows
+    ],
+)
+def test_multiprocessors_are_those_the_view_was_found_to_need(host_start, sms, expected):
+    view = replace(row_view(table(50, 3)), sms=16, host_sms=3, host_start=host_start)
+    with _Arguments() as arguments:
+        gather_rows(view, some_ids(20, 50), sms=sms)
+    assert (arguments.seen["sms"], arguments.seen["host_sms"]) == expected
 
 
 def test_ids_need_not_be_contiguous():
@@ -137,5 +247,9 @@ def test_registration():
     placed = (view.tiers, view.pointers, view.position, view.num_rows)
     torch.library.opcheck(
         torch.ops.dgl_mgpu.gather_rows.default, (torch.empty(20, 3), ids, *placed)
+    )
+    torch.library.opcheck(
+        torch.ops.dgl_mgpu.gather_rows.default,
+        (torch.empty(20, 3, dtype=torch.float64), ids, *placed, -1, 0, 4, torch.float32),
     )
     torch.library.opcheck(torch.ops.dgl_mgpu.count_tiers.default, (ids, *placed))

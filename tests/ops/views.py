@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from dgl_mgpu.ops.view import GraphView, RowView
+from dgl_mgpu.ops.view import EIDS, PAIRED, GraphView, RowView
 
 #: A layout: the tiers' (rows, parts).  The last tier takes whatever rows remain.
 Layout = Sequence[tuple[int, int]]
@@ -108,14 +108,17 @@ class Graph:
         idtype: torch.dtype = torch.int64,
         shuffle: np.random.Generator | None = None,
     ) -> GraphView:
-        """View of this graph; edge-id arrays are left out where that is allowed."""
+        """View of this graph; edge ids that follow from places or rows are left out."""
         order = _order(self.num_rows, shuffle)
         tiers = _tiers(self.num_rows, layout)
-        implicit = self.eids is None and shuffle is None and tiers[:, 2].sum() == 1
+        places = self.eids is None and shuffle is None and tiers[:, 2].sum() == 1
+        paired = self.eids is None and not places
         owner, pointers = [], []
         for held in _segments(tiers):
             nodes = order[held]
             indptr = np.concatenate([[0], np.cumsum([self.degree(n) for n in nodes])])
+            if paired:
+                indptr = np.stack([indptr, np.append(self.indptr[nodes], 0)], axis=1)
             parts = [
                 torch.from_numpy(indptr.astype(np.int64)),
                 _concatenate([self.neighbors(n) for n in nodes]).to(idtype),
@@ -123,7 +126,9 @@ class Graph:
             ]
             owner.append(parts)
             addresses = [part.data_ptr() for part in parts]
-            pointers.append([*addresses[:2], 0] if implicit else addresses)
+            if places or paired:
+                addresses[EIDS] = PAIRED if paired else 0
+            pointers.append(addresses)
         return GraphView(
             tiers=torch.from_numpy(tiers),
             pointers=torch.tensor(pointers, dtype=torch.int64).reshape(-1, 3),

@@ -18,7 +18,7 @@ def power_law(rows):
 @pytest.mark.parametrize("rows", [0, 1, 2, 255, 256, 5_000, 300_000])
 def test_curves_follow_the_sums_they_stand_for(rows):
     degrees = power_law(rows)
-    spec = TableSpec.topology("graph", degrees, accesses_per_step=1e4, edge_bytes=16)
+    spec = TableSpec.topology("graph", degrees, accesses_per_step=1e4, stored_eids=True)
     assert len(spec.positions) <= MAX_BREAKPOINTS + 2
     assert spec.num_rows == rows
     at = np.arange(rows + 1)
@@ -42,9 +42,11 @@ def test_rows_that_were_never_read_are_equally_hot():
     assert spec.accesses_before(4) == pytest.approx(2.0)
 
 
-def test_sampling_reads_bounds_and_neighbours():
-    spec = TableSpec.topology("g", np.array([3, 1]), fanout=15, id_bytes=4)
-    assert spec.access_bytes == 16 + 15 * 4
+@pytest.mark.parametrize("stored", [False, True])
+def test_sampling_reads_bounds_neighbours_and_edge_ids(stored):
+    spec = TableSpec.topology("g", np.array([3, 1]), fanout=15, id_bytes=4, stored_eids=stored)
+    # Two bounds and 15 ids; the ids of edges follow from that of the first one or are read too.
+    assert spec.access_bytes == (16 + 15 * 8 if stored else 24 + 15 * 4)
     assert spec.request_bytes == 4
 
 

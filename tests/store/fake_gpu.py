@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -9,11 +10,12 @@ import torch
 
 from dgl_mgpu.errors import PeerAccessError
 from dgl_mgpu.store import cuda
+from dgl_mgpu.store.device import _is_alive as is_alive
 from dgl_mgpu.store.segment import Segment
 from dgl_mgpu.topology import Topology, preset
 
-#: After a block's bytes, one for each rank: whether it has the block open.
-_RANKS = 8
+#: After a block's bytes, eight for each rank: the process that has the block open, or 0.
+_MAPPERS = 8 * 8
 
 
 class FakeRuntime:
@@ -49,7 +51,7 @@ class FakeRuntime:
 
     @property
     def used(self) -> int:
-        return sum(block.nbytes - _RANKS for block in self.blocks.values())
+        return sum(block.nbytes - _MAPPERS for block in self.blocks.values())
 
     @property
     def is_empty(self) -> bool:
@@ -68,7 +70,7 @@ class FakeRuntime:
     def allocate(self, nbytes: int) -> int:
         if nbytes > self.memory - self.used:
             raise cuda.out_of_memory(f"fake-{self.gpu}", nbytes, self.memory - self.used)
-        block = Segment.create(nbytes + _RANKS)
+        block = Segment.create(nbytes + _MAPPERS)
         block.bytes[:nbytes] = 0xA5  # a GPU's memory is not zero at first
         self.blocks[block.address] = block
         self.most_bytes = max(self.most_bytes, self.used)
@@ -76,7 +78,9 @@ class FakeRuntime:
 
     def free(self, address: int) -> None:
         block = self.blocks.pop(address)
-        assert not block.bytes[-_RANKS:].any(), "freed while another process has it mapped"
+        # The driver unmaps what a process had that was killed.
+        mappers = [pid for pid in self._mappers(block).tolist() if pid and is_alive(pid)]
+        assert not mappers, "freed while another process has it mapped"
 
     def share(self, address: int) -> bytes:
         block = self.blocks[address]
@@ -88,12 +92,12 @@ class FakeRuntime:
         if (self.rank, int(owner)) in self.refused:
             raise PeerAccessError("map", "refused", "do not")
         block = Segment.attach(Path(path), int(nbytes))
-        block.bytes[self.rank - _RANKS] = 1
+        self._mappers(block)[self.rank] = os.getpid()
         self.opened[block.address] = block, int(owner)
         return block.address
 
     def close(self, address: int) -> None:
-        self.opened.pop(address)[0].bytes[self.rank - _RANKS] = 0
+        self._mappers(self.opened.pop(address)[0])[self.rank] = 0
 
     def register(self, address: int, nbytes: int) -> None:
         assert address not in self.registered, "registered twice"
@@ -122,9 +126,13 @@ class FakeRuntime:
     def trim(self) -> None:
         pass
 
+    @staticmethod
+    def _mappers(block: Segment) -> np.ndarray:
+        return block.bytes[-_MAPPERS:].view(np.int64)
+
     def _at(self, address: int, nbytes: int) -> np.ndarray:
         for block in (*self.blocks.values(), *(block for block, _ in self.opened.values())):
             offset = address - block.address
-            if offset >= 0 and offset + nbytes <= block.nbytes - _RANKS:
+            if offset >= 0 and offset + nbytes <= block.nbytes - _MAPPERS:
                 return block.bytes[offset : offset + nbytes]
         raise AssertionError("no such GPU memory is mapped here")

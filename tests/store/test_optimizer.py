@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +15,7 @@ from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.placement import HOST, Tier
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, Store, TopologySource, build
 from dgl_mgpu.store.optimizer import SparseAdagrad, SparseAdam, SparseSGD, write_rows
+from tests.store.gpu_runtimes import KINDS, CountingRuntime
 from tests.store.layouts import partitioned, plan_of, replicated, single
 
 ROWS, WIDTH = 211, 5
@@ -42,7 +44,7 @@ def first_weights() -> torch.Tensor:
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
-def make_store(ranks: Ranks) -> Store:
+def make_store(ranks: Ranks, kind: str = "shared") -> Store:
     blueprint = None
     if ranks.rank == 0:
         weights = first_weights()
@@ -51,7 +53,7 @@ def make_store(ranks: Ranks) -> Store:
         order = np.random.default_rng(1).permutation(ROWS)
         plan = plan_of(ranks.size, {name: tiers(ranks.size) for name in sources})
         blueprint = Blueprint(sources, {"node": order}, plan)
-    return build(blueprint, ranks)
+    return build(blueprint, ranks, CountingRuntime() if kind == "cuda" else None)
 
 
 def gradients_of(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -63,8 +65,14 @@ def gradients_of(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
     return (ids.int() if rank == 1 else ids), gradients
 
 
+def given(store: Store, step: int) -> tuple[torch.Tensor, ...]:
+    """This rank's gradients; some ranks have them on the host, whatever their store is on."""
+    changes = gradients_of(store.rank, step)
+    return changes if store.rank == 2 else tuple(each.to(store.device) for each in changes)
+
+
 def every_row(store: Store, name: str) -> torch.Tensor:
-    return gather_rows(store.tables[name].view, torch.arange(ROWS))
+    return gather_rows(store.tables[name].view, torch.arange(ROWS, device=store.device)).cpu()
 
 
 def train(store: Store, name: str, steps: int = 3) -> None:
@@ -80,7 +88,7 @@ def train(store: Store, name: str, steps: int = 3) -> None:
         ours = SparseAdam(weight, first, second, lr=0.1, betas=(0.8, 0.95))
         theirs = torch.optim.SparseAdam([weights], lr=0.1, betas=(0.8, 0.95))
     for step in range(steps):
-        ours.step(*gradients_of(ranks.rank, step))
+        ours.step(*given(store, step))
         every = [gradients_of(rank, step) for rank in range(ranks.size)]
         weights.grad = torch.sparse_coo_tensor(
             torch.cat([ids.long() for ids, _ in every])[None],
@@ -97,29 +105,31 @@ def train(store: Store, name: str, steps: int = 3) -> None:
             assert all(other == mine for other in ranks.all_gather(mine))
 
 
-def write() -> None:
+def write(store: Store) -> None:
     ranks = Ranks.of_this_machine()
-    store = make_store(ranks)
     expected = first_weights()
     for rank in range(ranks.size):
         ids, rows = gradients_of(rank, 1)
         for row, value in zip(ids.tolist(), rows, strict=True):
             expected[row] = value
-    write_rows(store.tables["weight"], *gradients_of(ranks.rank, 1))
+    write_rows(store.tables["weight"], *given(store, 1))
     assert torch.equal(every_row(store, "weight"), expected)
     assert not every_row(store, "first").any()
 
 
-def _writes_and_trains() -> None:
-    write()
-    for name in ("sgd", "adagrad", "adam"):
-        train(make_store(Ranks.of_this_machine()), name)
+def _writes_and_trains(kind: str) -> None:
+    ranks = Ranks.of_this_machine()
+    for work in (write, *(partial(train, name=name) for name in ("sgd", "adagrad", "adam"))):
+        store = make_store(ranks, kind)
+        work(store)
+        store.close()
 
 
 @pytest.mark.filterwarnings("ignore:Sparse invariant checks")  # torch's own Adagrad
+@pytest.mark.parametrize("kind", ["shared", KINDS[1]])
 @pytest.mark.parametrize("num_ranks", [1, 2, 4])
-def test_ranks_write_in_turn_and_train_as_torch_does(num_ranks):
-    launch(_writes_and_trains, num_ranks)
+def test_ranks_write_in_turn_and_train_as_torch_does(kind, num_ranks):
+    launch(_writes_and_trains, num_ranks, kind)
 
 
 def _one_rank_has_a_bad_id(folder: Path) -> None:

@@ -34,6 +34,8 @@ def test_parts_of_dgx1_have_the_shapes_of_section_6_6():
     full, circle = preset("dgx1-4gf"), preset("dgx1-4gc")
     assert full.fully_linked
     assert all(len(circle.neighbors(gpu)) == 2 for gpu in range(4))
+    # A ring, of two single and two double links: no three GPUs are linked with each other.
+    assert circle.link_bandwidth[np.triu_indices(4, 1)].tolist() == [25, 50, 0, 0, 50, 25]
     assert [len(preset("dgx1-6g").neighbors(gpu)) for gpu in range(6)] == [3, 3, 4, 4, 2, 2]
     assert preset("dgx1-8g").num_gpus == 8
 

@@ -6,28 +6,86 @@ it.  So what is the same for every batch of a size is prepared once, in a :class
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
+import numpy as np
 import torch
 
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.blocks import op  # noqa: F401  (defines the schema)
 from dgl_mgpu.ops.blocks.cpu import hop_by_hop
+from dgl_mgpu.ops.blocks.padded import MOST_HOPS, PaddedHops, rooms
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer
 from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.unique.cuda import hash_table
+from dgl_mgpu.ops.sample.cuda import found_buffers
+from dgl_mgpu.ops.unique.cuda import hash_table, table_size
 from dgl_mgpu.ops.workspace import Workspace, workspace
 
 _THREADS = 256
-#: As many hops as the kernel has parameters for.
-_MOST_HOPS = 6
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
 _MOST_EDGES = 1 << 28
 #: Places in the kernel's struct ``Hops`` of what differs from batch to batch.
-_SEEDS, _OUTPUTS, _TABLE, _KEYS = 0, slice(9, 13), slice(19, 21), slice(29, 35)
+_SEEDS, _OUTPUTS, _TABLE, _KEYS = 0, slice(9, 13), slice(20, 22), slice(30, 36)
 
 _Hops = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
+
+
+def _launch(
+    idtype: torch.dtype, position: torch.Tensor, edges: int, where: torch.device, sms: int
+) -> tuple[Kernel, int]:
+    """The kernel, and how many of its blocks to launch."""
+    types = f"{c_type(idtype)}, {c_type(position.dtype)}"
+    kernel = Kernel("sample.cu", f"dgl_mgpu::sample_hops<{types}>", cooperative=True)
+    return kernel, device.blocks_within(kernel, _THREADS, -(-edges // _THREADS), where, sms)
+
+
+def _scratch(
+    buffer: Callable[[str, int, torch.dtype], torch.Tensor], seeds: int, edges: int
+) -> tuple[torch.Tensor, ...]:
+    """Working memory for hops of so many seeds and edges."""
+    return (
+        *found_buffers(buffer, seeds),
+        buffer("slots", edges, torch.int32),
+        buffer("numbers", edges, torch.int32),
+    )
+
+
+def _arguments(
+    seeds: tuple[torch.Tensor | None, int],
+    graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int, int],
+    replace: bool,
+    outputs: Sequence[torch.Tensor | None],
+    scratch: Sequence[torch.Tensor],
+    table: tuple[torch.Tensor, int],
+    report: torch.Tensor,
+    fanouts: Sequence[int],
+    keys: Sequence[int],
+    fault: torch.Tensor | None,
+) -> np.ndarray:
+    """The kernel's struct ``Hops``."""
+    tiers, pointers, position, num_rows, num_cols = graph
+    padding = [0] * (MOST_HOPS - len(fanouts))
+    return device.struct(
+        *seeds,
+        tiers,
+        len(tiers),
+        pointers,
+        position_pointer(position),
+        num_rows,
+        seeds[1] + num_cols,
+        int(replace),
+        *outputs,  # nodes, indptr, sources, edge ids
+        *scratch,  # and the control block of the grid
+        *table,
+        report,
+        len(fanouts),
+        *fanouts,
+        *padding,
+        *keys,
+        *padding,
+        fault,
+    )
 
 
 @torch.library.impl(library, "sample_hops", "CUDA")
@@ -91,49 +149,28 @@ class _Prepared:
         room: int | None,
     ) -> None:
         self.hops, self.num_rows, self.idtype, self._where = len(fanouts), num_rows, idtype, where
-        # The most seeds and edges that each hop can have.
-        seeds, edges = [count], []
-        for fanout in fanouts:
-            edges.append(seeds[-1] * fanout)
-            seeds.append(min(seeds[-1] + edges[-1], count + num_cols))
+        seeds, edges = rooms(count, fanouts, num_cols)
         self._seeds, self._edges, self._all_edges = seeds, edges, sum(edges)
         self.room = seeds[-1] if room is None else room
         self.generation = space.generation
         self.fits = (
-            0 < self.hops <= _MOST_HOPS and min(fanouts) >= 0 and self._all_edges <= _MOST_EDGES
+            0 < self.hops <= MOST_HOPS and min(fanouts) >= 0 and self._all_edges <= _MOST_EDGES
         )
         if not self.fits:
             return
-        types = f"{c_type(idtype)}, {c_type(position.dtype)}"
-        self._kernel = Kernel("sample.cu", f"dgl_mgpu::sample_hops<{types}>", cooperative=True)
-        blocks = -(-self._all_edges // _THREADS)
-        self._blocks = device.blocks_within(self._kernel, _THREADS, blocks, where, sms)
+        self._kernel, self._blocks = _launch(idtype, position, self._all_edges, where, sms)
         table, mask = hash_table(space, self.room, idtype)
-        padding = [0] * (_MOST_HOPS - self.hops)
-        self._arguments = device.struct(
-            None,  # seeds
-            count,
-            tiers,
-            len(tiers),
-            pointers,
-            position_pointer(position),
-            num_rows,
-            count + num_cols,
-            int(replace),
-            *[None] * 4,  # nodes, indptr, sources, edge ids
-            space.buffer("first", seeds[-2], torch.int64),
-            space.buffer("degree", seeds[-2], torch.int64),
-            space.buffer("segment", seeds[-2], torch.int32),
-            space.buffer("slots", max(edges), torch.int32),
-            space.buffer("numbers", max(edges), torch.int32),
-            space.control(self._blocks),
-            table,
-            mask,
+        self._arguments = _arguments(
+            (None, count),
+            (tiers, pointers, position, num_rows, num_cols),
+            replace,
+            (None,) * 4,
+            (*_scratch(space.buffer, seeds[-2], max(edges)), space.control(self._blocks)),
+            (table, mask),
             space.report,
-            self.hops,
-            *fanouts,
-            *padding,
-            *[0] * _MOST_HOPS,  # keys
+            fanouts,
+            (0,) * self.hops,
+            None,
         )
         self._words = self._arguments.view("int64")
         self.generation = space.generation
@@ -151,7 +188,7 @@ class _Prepared:
         sources = nodes + self._seeds[-1] * item
         self._words[_SEEDS] = seeds.data_ptr()
         self._words[_OUTPUTS] = nodes, indptr.data_ptr(), sources, sources + self._all_edges * item
-        self._words[_KEYS] = (*keys, *[0] * (_MOST_HOPS - self.hops))
+        self._words[_KEYS] = (*keys, *[0] * (MOST_HOPS - self.hops))
         while True:
             self._kernel(self._blocks, _THREADS, self._arguments, device=self._where)
             bad, overflow, *sizes = space.read_report(2 + 2 * self.hops)
@@ -187,3 +224,55 @@ class _Prepared:
         nodes, *edges = ids.split_with_sizes(pieces)[::2]
         starts = list(indptr.split_with_sizes(rows)[::2])
         return nodes, starts, edges[: self.hops], edges[self.hops :]
+
+
+@torch.library.impl(library, "sample_hops_padded", "CUDA")
+def _sample_hops_padded(
+    seeds: torch.Tensor,
+    tiers: torch.Tensor,
+    pointers: torch.Tensor,
+    position: torch.Tensor,
+    num_rows: int,
+    num_cols: int,
+    idtype: torch.dtype,
+    fanouts: Sequence[int],
+    replace: bool,
+    keys: Sequence[int],
+    sms: int = 0,
+) -> PaddedHops:
+    where, count = seeds.device, seeds.numel()
+    device.raise_faults(where, wait=False)
+    most_nodes, most_edges = rooms(count, fanouts, num_cols)
+    edges = sum(most_edges)
+    kernel, blocks = _launch(idtype, position, edges, where, sms)
+
+    def new(name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
+        return torch.empty(count, dtype=dtype, device=where)
+
+    nodes = torch.zeros(most_nodes[-1], dtype=idtype, device=where)
+    indptr = new("indptr", sum(most_nodes[:-1]) + len(fanouts), torch.int64)
+    sources = torch.zeros(edges, dtype=idtype, device=where)
+    eids = torch.zeros_like(sources)
+    counts = new("counts", 2 + 2 * len(fanouts), torch.int64)
+    words, mask = table_size(most_nodes[-1], idtype)
+    # Not a Workspace's: a CUDA graph of this may be replayed on another stream. The struct has
+    # addresses alone, so the names keep what they name until the launch.
+    scratch = (
+        *_scratch(new, most_nodes[-2], max(most_edges)),
+        torch.full((4 + 2 * blocks,), -1, dtype=torch.int64, device=where),
+    )
+    table = new("table", words, torch.int64)
+    arguments = _arguments(
+        (seeds, count),
+        (tiers, pointers, position, num_rows, num_cols),
+        replace,
+        (nodes, indptr, sources, eids),
+        scratch,
+        (table, mask),
+        counts,
+        fanouts,
+        keys,
+        device.fault_record(where),
+    )
+    kernel(blocks, _THREADS, arguments, device=where)
+    return nodes, indptr, sources, eids, counts

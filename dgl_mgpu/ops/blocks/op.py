@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace as with_fields
 from typing import Any, NamedTuple
 
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.check import check_ids, check_integer
+from dgl_mgpu.ops.check import check_integer
+from dgl_mgpu.ops.etype_blocks.op import TypedEdges, sample_typed_hops, to_idtype
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.philox import SampleKey
-from dgl_mgpu.ops.sample import sample_neighbors
-from dgl_mgpu.ops.unique import append_unique
+from dgl_mgpu.ops.sample_weighted.op import EdgeTimes
 from dgl_mgpu.ops.view import GraphView, RowView
+
+_ASKED = "sample blocks"
 
 library.define(
     "sample_hops(Tensor seeds, Tensor tiers, Tensor pointers, Tensor position, SymInt num_rows,"
@@ -62,6 +63,8 @@ class SampledBlock(NamedTuple):
     src_nodes : Tensor, the graph's idtype, shape (num_src,)
         Ids of the source nodes; the first ``num_dst`` are the destination nodes.
     num_dst : int
+    src_times : Tensor, int64 or float64, shape (num_src,), optional
+        With times: up to when each source node was sampled.
     """
 
     indptr: torch.Tensor
@@ -69,6 +72,17 @@ class SampledBlock(NamedTuple):
     eids: torch.Tensor
     src_nodes: torch.Tensor
     num_dst: int
+    src_times: torch.Tensor | None = None
+
+
+def check_one_node_type(view: GraphView, asked: str) -> None:
+    """Raise InvalidInputError if source nodes cannot be destination nodes of the next hop."""
+    if view.num_rows != view.num_cols:
+        raise InvalidInputError(
+            asked,
+            f"a graph from {view.num_cols} source nodes to {view.num_rows} destination nodes",
+            "sample a graph of several node types with sample_etype_blocks",
+        )
 
 
 def sample_blocks(
@@ -79,6 +93,7 @@ def sample_blocks(
     *,
     replace: bool = False,
     weights: RowView | None = None,
+    times: EdgeTimes | None = None,
     sms: int = 0,
 ) -> list[SampledBlock]:
     """Sample the message-flow graphs of a mini-batch.
@@ -96,8 +111,12 @@ def sample_blocks(
         Its ``hop`` is that of the last layer; each layer before it has one more.
     replace, weights
         As in :func:`dgl_mgpu.ops.sample_neighbors`.
+    times : EdgeTimes, optional
+        Temporal sampling: a node is sampled at the time of the seed from which it was reached,
+        however many hops away, and is a source node of its own for each time that it is reached
+        at.  So no seed sees an edge later than itself, whatever seeds it shares a batch with.
     sms : int
-        Most multiprocessors of a GPU to use; 0 for as many as are free.
+        Most multiprocessors of a GPU to use; 0 for ``view.sms``.
 
     Returns
     -------
@@ -112,21 +131,19 @@ def sample_blocks(
 
     Notes
     -----
-    On a GPU all hops are one kernel, and the host waits for it once (XGNN, section 5).  Its
-    outputs are made as large as fanouts allow and returned as their beginnings; where that is
-    unknown (a fanout of -1, weights) or too much, the hops are sampled one by one.
+    On a GPU the host waits once, after all hops (XGNN, section 5).  Uniform hops are one kernel,
+    others a few kernels each.  Outputs are made as large as fanouts allow and returned as their
+    beginnings; where that is unknown (a fanout of -1) or too much, the hops are sampled one by
+    one.
     """
-    if view.num_rows != view.num_cols:
-        raise InvalidInputError(
-            "sample blocks of several hops",
-            f"a graph from {view.num_cols} source nodes to {view.num_rows} destination nodes",
-            "sample each edge type with sample_etype_neighbors",
-        )
-    seeds = check_ids(seeds, "sample blocks").to(view.idtype)
-    sms = check_integer(sms, "sms", 0, "sample blocks")
-    hops = [check_integer(fanout, "fanout", -1, "sample blocks") for fanout in reversed(fanouts)]
-    if weights is not None:
-        return _weighted_blocks(view, seeds, hops, key, replace, weights)
+    check_one_node_type(view, _ASKED)
+    seeds = to_idtype(seeds, view, view.num_rows)
+    sms = check_integer(sms, "sms", 0, _ASKED) or view.sms
+    hops = [check_integer(fanout, "fanout", -1, _ASKED) for fanout in reversed(fanouts)]
+    if not hops:
+        return []
+    if weights is not None or times is not None:
+        return _weighted_blocks(view, seeds, hops, key, replace, weights, times, sms)
     nodes, indptrs, sources, eids = torch.ops.dgl_mgpu.sample_hops.default(
         seeds,
         view.tiers,
@@ -149,17 +166,28 @@ def sample_blocks(
 
 def _weighted_blocks(
     view: GraphView,
-    nodes: torch.Tensor,
+    seeds: torch.Tensor,
     fanouts: Sequence[int],
     key: SampleKey,
     replace: bool,
-    weights: RowView,
+    weights: RowView | None,
+    times: EdgeTimes | None,
+    sms: int,
 ) -> list[SampledBlock]:
-    blocks: list[SampledBlock] = []
-    for hop, fanout in enumerate(fanouts):
-        hop_key = with_fields(key, hop=key.hop + hop)
-        sampled = sample_neighbors(view, nodes, fanout, hop_key, replace=replace, weights=weights)
-        num_dst = nodes.numel()
-        nodes, src = append_unique(nodes, sampled.neighbors)
-        blocks.insert(0, SampledBlock(sampled.indptr, src, sampled.eids, nodes, num_dst))
-    return blocks
+    edges = TypedEdges(0, 0, view, weights, None if times is None else times.edges, key)
+    until = None if times is None else [times.until]
+    by_type = [[fanout] for fanout in fanouts]
+    nodes, found, indptrs, sources, eids, sizes = sample_typed_hops(
+        [seeds], until, [edges], by_type, replace, sms
+    )
+    return [
+        SampledBlock(
+            indptrs[hop],
+            sources[hop],
+            eids[hop],
+            nodes[0][: sizes[hop + 1][0]],
+            sizes[hop][0],
+            None if found is None else found[0][: sizes[hop + 1][0]],
+        )
+        for hop in reversed(range(len(fanouts)))
+    ]

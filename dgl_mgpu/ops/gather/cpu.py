@@ -21,7 +21,7 @@ from dgl_mgpu.ops.memory import (
     segment_in,
     segment_of,
 )
-from dgl_mgpu.ops.view import STOP
+from dgl_mgpu.ops.view import HOST_SMS, STOP, as_bytes
 
 #: Bytes copied per range of ids that are worth waking a thread for.
 _GRAIN_BYTES = 128 * 1024
@@ -29,8 +29,11 @@ _GRAIN_BYTES = 128 * 1024
 #: A group is of about this many bytes, within these bounds for the number of rows.
 _GROUP_BYTES = 4096
 _GROUP_ROWS = (16, 32)
+#: Bytes gathered before they are cast: few enough to stay in a cache.
+_CAST_BYTES = 1 << 20
 #: Lines of a row asked for ahead; the hardware prefetcher follows with the rest.
 _LINES = 4
+_ASKED = "gather rows"
 
 
 @kernel
@@ -109,23 +112,62 @@ def _gather_rows(
     num_rows: int,
     host_start: int = -1,
     sms: int = 0,
+    host_sms: int = HOST_SMS,
+    stored: torch.dtype | None = None,
+    tags: torch.Tensor | None = None,
+    cache: torch.Tensor | None = None,
+    aside: torch.Tensor | None = None,
 ) -> None:
+    stored = stored or out.dtype
+    if tags is None or cache is None or aside is None:
+        _gather_mapped(out, ids, rows_argument(tiers, pointers, position), num_rows, stored)
+        return
+    bad = ((ids < 0) | (ids >= num_rows)).nonzero().flatten()
+    raise_at_bad_id(bad[:1].tolist(), ids, num_rows, _ASKED)
+    at = (position[ids] if position.numel() else ids).long()
+    start, _, parts, first = tiers[
+        torch.searchsorted(tiers[:, STOP].contiguous(), at, right=True)
+    ].T
+    on_disk = pointers[first + (at - start) % parts] == 0
+    slot = at % len(tags)
+    cached = on_disk & (tags[slot] == at)
+    aside.copy_(torch.where(on_disk & ~cached, at, -1))
+    mapped = (~on_disk).nonzero().flatten()
+    rows = out.new_empty((len(mapped), *out.shape[1:]))
+    table = rows_argument(tiers, pointers, position)
+    _gather_mapped(rows, ids[mapped], table, num_rows, stored)
+    as_bytes(out)[mapped] = as_bytes(rows)
+    as_bytes(out)[cached] = as_bytes(cache[slot[cached]].view(stored).to(out.dtype))
+
+
+def _gather_mapped(
+    out: torch.Tensor, ids: torch.Tensor, table: Rows, num_rows: int, stored: torch.dtype
+) -> None:
+    """Gather rows that all lie at addresses of this process."""
     count = ids.numel()
     if count == 0:
         return
-    row_bytes = out.numel() // count * out.element_size()
-    places = parallel.run(
-        _gather,
-        count,
-        max(1, _GRAIN_BYTES // max(row_bytes, 8)),
-        out.data_ptr(),
-        ids.data_ptr(),
-        ids.element_size(),
-        rows_argument(tiers, pointers, position),
-        num_rows,
-        row_bytes,
-    )
-    raise_at_bad_id(places, ids, num_rows, "gather rows")
+    row_bytes = out.numel() // count * stored.itemsize
+    step = count if stored == out.dtype else max(1, _CAST_BYTES // max(row_bytes, 1))
+    held = out
+    if stored != out.dtype:
+        held = torch.empty((min(step, count), *out.shape[1:]), dtype=stored)
+    for begin in range(0, count, step):
+        part = ids[begin : begin + step]
+        places = parallel.run(
+            _gather,
+            len(part),
+            max(1, _GRAIN_BYTES // max(row_bytes, 8)),
+            held.data_ptr(),
+            part.data_ptr(),
+            ids.element_size(),
+            table,
+            num_rows,
+            row_bytes,
+        )
+        raise_at_bad_id([begin + at if at >= 0 else at for at in places], ids, num_rows, _ASKED)
+        if held is not out:
+            out[begin : begin + step] = held[: len(part)]
 
 
 @torch.library.impl(library, "count_tiers", "CPU")

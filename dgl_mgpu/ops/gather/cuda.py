@@ -11,6 +11,7 @@ from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer
 from dgl_mgpu.ops.gather import op  # noqa: F401  (defines the schemas)
 from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.view import HOST_SMS
 
 _THREADS = 256
 _WARPS = _THREADS // 32
@@ -18,9 +19,6 @@ _WARPS = _THREADS // 32
 _LINE = 128
 #: Loads that a lane has under way at once.
 _UNROLL = 8
-#: Multiprocessors that keep the host's link busy. With more, rows that are read at the same time
-#: lie further apart, and more addresses have to be translated for them.
-_HOST_SMS = 4
 #: Rows from host memory that are worth sorting.
 _SORTED_ROWS = 1 << 12
 _VECTORS = {
@@ -30,14 +28,42 @@ _VECTORS = {
     2: "unsigned short",
     1: "unsigned char",
 }
+_ELEMENTS = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.float16: "dgl_mgpu::Float16",
+    torch.bfloat16: "dgl_mgpu::BFloat16",
+    torch.float8_e4m3fn: "dgl_mgpu::Float8E4M3",
+    torch.float8_e5m2: "dgl_mgpu::Float8E5M2",
+    torch.int8: "signed char",
+    torch.uint8: "unsigned char",
+    torch.int16: "short",
+    torch.int32: "int",
+    torch.int64: "dgl_mgpu::int64",
+    torch.bool: "unsigned char",
+}
 
 
 @functools.cache
-def _kernel(name: str, *types: torch.dtype, vector: int = 0) -> Kernel:
-    arguments = [c_type(dtype) for dtype in types]
-    if vector:
-        arguments += [_VECTORS[vector], str(_UNROLL)]
-    return Kernel("gather.cu", f"dgl_mgpu::{name}<{', '.join(arguments)}>")
+def _kernel(name: str, *arguments: torch.dtype | str) -> Kernel:
+    types = [each if isinstance(each, str) else c_type(each) for each in arguments]
+    return Kernel("gather.cu", f"dgl_mgpu::{name}<{', '.join(types)}>")
+
+
+@functools.cache
+def _gather_kernel(
+    seed: torch.dtype,
+    position: torch.dtype,
+    stored: torch.dtype | None,
+    wanted: torch.dtype,
+    vector: int,
+) -> Kernel:
+    """The kernel that reads ``vector`` bytes at a time."""
+    if stored is None:
+        return _kernel("gather", seed, position, _VECTORS[vector], str(_UNROLL))
+    elements = vector // stored.itemsize
+    types = (_ELEMENTS[stored], _ELEMENTS[wanted])
+    return _kernel("gather_cast", seed, position, *types, str(elements), str(_UNROLL))
 
 
 @torch.library.impl(library, "gather_rows", "CUDA")
@@ -50,92 +76,91 @@ def _gather_rows(
     num_rows: int,
     host_start: int = -1,
     sms: int = 0,
+    host_sms: int = HOST_SMS,
+    stored: torch.dtype | None = None,
+    tags: torch.Tensor | None = None,
+    cache: torch.Tensor | None = None,
+    aside: torch.Tensor | None = None,
 ) -> None:
     where = out.device
     device.raise_faults(where, wait=False)
     count = ids.numel()
-    row_bytes = 0 if count == 0 else out.numel() // count * out.element_size()
-    if row_bytes == 0:
+    if out.numel() == 0:
         return
-    vector = math.gcd(row_bytes, out.data_ptr(), 16)
+    elements = out.numel() // count
+    row_bytes = elements * (stored or out.dtype).itemsize
+    vector = _vector(out, elements, stored)
+    order = None
     if 0 <= host_start < num_rows and count >= _SORTED_ROWS:
-        _gather_sorted(out, ids, tiers, pointers, position, num_rows, host_start, sms, vector)
-        return
-    kernel = _kernel("gather", ids.dtype, position.dtype, vector=vector)
+        ids, order = _sorted_positions(ids, position, num_rows)
+        position = ids[:0]
+    kernel = _gather_kernel(ids.dtype, position.dtype, stored, out.dtype, vector)
     blocks, warp_rows = _shape(kernel, count, where, sms)
+    host_blocks = 0
+    if order is not None:
+        wanted = -(-count // (warp_rows * _WARPS))
+        host_blocks = device.blocks_within(kernel, _THREADS, wanted, where, host_sms)
+        # Where all rows are the host's, nobody else needs a block.
+        blocks = host_blocks + (blocks if host_start > 0 else 0)
     kernel(
         blocks,
         _THREADS,
-        out,
+        device.struct(
+            out,
+            ids,
+            order,
+            count,
+            tiers,
+            len(tiers),
+            pointers,
+            position_pointer(position),
+            num_rows,
+            row_bytes,
+            _slots(row_bytes, vector),
+            warp_rows,
+            host_start,
+            host_blocks,
+            tags,
+            cache,
+            0 if tags is None else len(tags),
+            aside,
+            device.fault_record(where),
+        ),
+        device=where,
+    )
+
+
+def _sorted_positions(
+    ids: torch.Tensor, position: torch.Tensor, num_rows: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The positions of rows in their order, and which of ``ids`` each was."""
+    where, count = ids.device, ids.numel()
+    dtype = torch.int32 if num_rows <= torch.iinfo(torch.int32).max else torch.int64
+    positions = torch.empty(count, dtype=dtype, device=where)
+    kernel = _kernel("find_positions", ids.dtype, position.dtype, dtype)
+    kernel(
+        device.blocks_within(kernel, _THREADS, -(-count // _THREADS), where),
+        _THREADS,
+        positions,
         ids,
         count,
-        tiers,
-        len(tiers),
-        pointers,
         position_pointer(position),
         num_rows,
-        row_bytes,
-        _slots(row_bytes, vector),
-        warp_rows,
         device.fault_record(where),
         device=where,
     )
+    return torch.sort(positions)
 
 
-def _gather_sorted(
-    out: torch.Tensor,
-    ids: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    host_start: int,
-    sms: int,
-    vector: int,
-) -> None:
-    where, count = out.device, ids.numel()
-    row_bytes = out.numel() // count * out.element_size()
-    fault = device.fault_record(where)
-    dtype = torch.int32 if num_rows <= torch.iinfo(torch.int32).max else torch.int64
-    positions = torch.empty(count, dtype=dtype, device=where)
-    find = _kernel("find_positions", ids.dtype, position.dtype, dtype)
-    find(
-        device.blocks_within(find, _THREADS, -(-count // _THREADS), where),
-        _THREADS,
-        positions,
-        ids,
-        count,
-        position_pointer(position),
-        num_rows,
-        fault,
-        device=where,
-    )
-    positions, order = torch.sort(positions)
-    kernel = _kernel("gather_sorted", dtype, vector=vector)
-    blocks, warp_rows = _shape(kernel, count, where, sms)
-    # Where all rows are the host's, nobody else needs a block.
-    others = blocks if host_start > 0 else 0
-    host_sms = _HOST_SMS if others else sms or _HOST_SMS
-    host_blocks = device.blocks_within(kernel, _THREADS, blocks, where, host_sms)
-    kernel(
-        host_blocks + others,
-        _THREADS,
-        out,
-        positions,
-        order,
-        count,
-        tiers,
-        len(tiers),
-        pointers,
-        num_rows,
-        row_bytes,
-        _slots(row_bytes, vector),
-        warp_rows,
-        host_start,
-        host_blocks,
-        fault,
-        device=where,
-    )
+def _vector(out: torch.Tensor, elements: int, stored: torch.dtype | None) -> int:
+    """Bytes of a row to read at a time: 16, or fewer where rows are not aligned to them."""
+    if stored is None:
+        return math.gcd(elements * out.element_size(), out.data_ptr(), 16)
+    together = math.gcd(elements, 16 // stored.itemsize)
+    # What one vector becomes is written as vectors of up to 16 bytes.
+    while out.data_ptr() % min(16, together * out.element_size()):
+        together //= 2
+    return together * stored.itemsize
 
 
 def _slots(row_bytes: int, vector: int) -> int:

@@ -7,11 +7,12 @@ import torch
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids, check_integer
 from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.view import RowView
+from dgl_mgpu.ops.view import HOST_SMS, RowView
 
 library.define(
     "gather_rows(Tensor(a!) out, Tensor ids, Tensor tiers, Tensor pointers, Tensor position,"
-    " SymInt num_rows, SymInt host_start=-1, int sms=0) -> ()"
+    " SymInt num_rows, SymInt host_start=-1, int sms=0, int host_sms=4, ScalarType? stored=None,"
+    " Tensor? tags=None, Tensor? cache=None, Tensor(b!)? aside=None) -> ()"
 )
 library.define(
     "count_tiers(Tensor ids, Tensor tiers, Tensor pointers, Tensor position, SymInt num_rows)"
@@ -29,6 +30,11 @@ def _gather_rows_fake(
     num_rows: int,
     host_start: int = -1,
     sms: int = 0,
+    host_sms: int = HOST_SMS,
+    stored: torch.dtype | None = None,
+    tags: torch.Tensor | None = None,
+    cache: torch.Tensor | None = None,
+    aside: torch.Tensor | None = None,
 ) -> None:
     return None
 
@@ -44,8 +50,21 @@ def _count_tiers_fake(
     return ids.new_empty(pointers.shape[0], dtype=torch.int64)
 
 
+#: Element types that can be cast while rows are gathered, and those they can be cast to.
+CASTS_FROM = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
+    torch.float8_e5m2, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool,
+)  # fmt: skip
+CASTS_TO = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
+
+
 def gather_rows(
-    view: RowView, ids: torch.Tensor, out: torch.Tensor | None = None, *, sms: int = 0
+    view: RowView,
+    ids: torch.Tensor,
+    out: torch.Tensor | None = None,
+    *,
+    dtype: torch.dtype | None = None,
+    sms: int = 0,
 ) -> torch.Tensor:
     """Copy rows of a table from wherever they are kept.
 
@@ -56,21 +75,26 @@ def gather_rows(
     ids : Tensor, int32 or int64, shape (n,)
         Row ids, in any order and with repeats.
     out : Tensor, optional
-        Contiguous, of ``view.dtype`` and shape ``(n, *view.row_shape)``; its content is
+        Contiguous, of the dtype asked for and shape ``(n, *view.row_shape)``; its content is
         undefined if an error is raised.
+    dtype : torch.dtype, optional
+        float32, float16, bfloat16 or float64: cast the rows on the way, to what torch's
+        ``.to(dtype)`` gives.  ``view.dtype`` by default, as stored.
     sms : int
-        Most multiprocessors of a GPU to use; 0 for as many as are free.  A small part of them
-        fills a link, and the rest is then left to kernels that run meanwhile.
+        Most multiprocessors of a GPU to use; 0 for ``view.sms``, and for ``view.host_sms`` where
+        rows lie in host memory.  A small part of them fills a link, and the rest is then left to
+        kernels that run meanwhile.
 
     Returns
     -------
-    Tensor, ``view.dtype``, shape (n, *view.row_shape)
+    Tensor, ``dtype``, shape (n, *view.row_shape)
         ``out``, or a new tensor on the device of ``ids``.
 
     Raises
     ------
     InvalidInputError
-        If ``ids`` or ``out`` has the wrong dtype or shape.
+        If ``ids`` or ``out`` has the wrong dtype or shape, or the table's element type cannot be
+        cast to ``dtype``.
     IdOutOfRangeError
         If an id is negative or not smaller than ``view.num_rows``; it names the first one.  On a
         GPU, which nobody waits for here, the row is zero and the error is raised by the next
@@ -79,24 +103,51 @@ def gather_rows(
     Notes
     -----
     Global gather of WholeGraph (section III-C) on the modulo layout of XGNN (section 4.3).
+
+    A gather from a view with rows on disk (``view.disk``) waits for the GPU: the kernel says
+    which rows it lacks, and the CPU reads these.  Such gathers of one table take turns.
     """
     asked = f"gather rows of a table of {view.num_rows} rows"
-    ids = check_ids(ids, asked)
+    ids = check_ids(ids, asked, view.tiers.device)
+    dtype = _checked_dtype(view.dtype, dtype, asked)
     shape = (ids.numel(), *view.row_shape)
     if out is None:
-        out = torch.empty(shape, dtype=view.dtype, device=ids.device)
-    elif tuple(out.shape) != shape or out.dtype != view.dtype or not out.is_contiguous():
+        out = torch.empty(shape, dtype=dtype, device=ids.device)
+    elif tuple(out.shape) != shape or out.dtype != dtype or not out.is_contiguous():
         layout = "contiguous" if out.is_contiguous() else "not contiguous"
         raise InvalidInputError(
             asked,
             f"out has shape {tuple(out.shape)}, dtype {out.dtype} and is {layout}",
-            f"pass a contiguous out of shape {shape} and dtype {view.dtype}",
+            f"pass a contiguous out of shape {shape} and dtype {dtype}",
         )
     sms = check_integer(sms, "sms", 0, asked)
-    torch.ops.dgl_mgpu.gather_rows.default(
-        out, ids, view.tiers, view.pointers, view.position, view.num_rows, view.host_start, sms
-    )
+    # Where all rows are the host's, a limit is meant for them.
+    host_sms = sms if sms and view.host_start == 0 else view.host_sms
+    arguments = (
+        out, ids, view.tiers, view.pointers, view.position, view.num_rows, view.host_start,
+        sms or view.sms, host_sms, None if dtype == view.dtype else view.dtype,
+    )  # fmt: skip
+    if view.disk is None or out.numel() == 0:
+        torch.ops.dgl_mgpu.gather_rows.default(*arguments)
+        return out
+    with view.disk.lock:
+        aside = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
+        torch.ops.dgl_mgpu.gather_rows.default(*arguments, view.disk.tags, view.disk.cache, aside)
+        view.disk.fetch(out, aside)
     return out
+
+
+def _checked_dtype(stored: torch.dtype, wanted: torch.dtype | None, asked: str) -> torch.dtype:
+    if wanted is None or wanted == stored:
+        return stored
+    if wanted not in CASTS_TO or stored not in CASTS_FROM:
+        known = CASTS_TO if stored in CASTS_FROM else (stored,)
+        raise InvalidInputError(
+            asked,
+            f"dtype={wanted} for elements stored as {stored}",
+            f"ask for {', '.join(map(str, known))}, or cast what is gathered",
+        )
+    return wanted
 
 
 def count_tiers(view: RowView, ids: torch.Tensor) -> torch.Tensor:
@@ -120,7 +171,8 @@ def count_tiers(view: RowView, ids: torch.Tensor) -> torch.Tensor:
     InvalidInputError, IdOutOfRangeError
         As :func:`gather_rows`.
     """
-    ids = check_ids(ids, f"count tiers of a table of {view.num_rows} rows")
+    asked = f"count tiers of a table of {view.num_rows} rows"
+    ids = check_ids(ids, asked, view.tiers.device)
     return torch.ops.dgl_mgpu.count_tiers(
         ids, view.tiers, view.pointers, view.position, view.num_rows
     )

@@ -211,7 +211,7 @@ def negative_destinations(
     ``j * k + p`` of the node's Philox stream ``NEGATIVE_DESTINATION_STREAM + t``.
     """
     asked = f"sample {k} negative destinations a source"
-    sources = check_ids(sources, asked)
+    sources = check_ids(sources, asked, view.tiers.device)
     k = check_integer(k, "k", 0, asked)
     max_tries = _check_tries(view, max_tries, exclude_self_loops, asked)
     return torch.ops.dgl_mgpu.negative_destinations(

@@ -11,7 +11,16 @@ import numpy as np
 import torch
 
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.edges import DEGREE, FIRST_EDGE, GRAIN, SEGMENT, find_edges
+from dgl_mgpu.ops.edges import (
+    DEGREE,
+    FIRST_EDGE,
+    GRAIN,
+    SEGMENT,
+    SHIFT,
+    edge_id,
+    find_edges,
+    stored_ids,
+)
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.memory import (
     CACHE_LINE,
@@ -25,7 +34,7 @@ from dgl_mgpu.ops.memory import (
 )
 from dgl_mgpu.ops.philox import SAMPLE_STREAM, below, philox
 from dgl_mgpu.ops.sample import op  # noqa: F401  (defines the schema)
-from dgl_mgpu.ops.view import EIDS, INDICES
+from dgl_mgpu.ops.view import INDICES
 
 #: Seeds sampled together, and the draws they may need together.
 _SEEDS, _DRAWS = 64, 1024
@@ -138,8 +147,9 @@ def _fill(
             if count == degree and not replace:
                 segment, first = found[place, SEGMENT], found[place, FIRST_EDGE]
                 _prefetch_range(pointers[segment, INDICES] + first * width, count * width)
-                if pointers[segment, EIDS] != 0:
-                    _prefetch_range(pointers[segment, EIDS] + first * width, count * width)
+                edge_ids = stored_ids(pointers, segment)
+                if edge_ids != 0:
+                    _prefetch_range(edge_ids + first * width, count * width)
             else:
                 node = load_id(seeds, place, seed_width)
                 for block in range((count + 1) // 2):
@@ -163,10 +173,11 @@ def _fill(
             else:
                 _pick_distinct(picks, at, count, degree, draws, table)
             segment, first = found[place, SEGMENT], found[place, FIRST_EDGE]
+            edge_ids = stored_ids(pointers, segment)
             for index in range(count):
                 prefetch(pointers[segment, INDICES] + (first + picks[at + index]) * width)
-                if pointers[segment, EIDS] != 0:
-                    prefetch(pointers[segment, EIDS] + (first + picks[at + index]) * width)
+                if edge_ids != 0:
+                    prefetch(edge_ids + (first + picks[at + index]) * width)
             at += (count + 1) // 2 * 2
 
         at = 0
@@ -174,7 +185,7 @@ def _fill(
             to = indptr[place]
             count = indptr[place + 1] - to
             segment, first = found[place, SEGMENT], found[place, FIRST_EDGE]
-            edge_ids = pointers[segment, EIDS]
+            edge_ids, shift = stored_ids(pointers, segment), found[place, SHIFT]
             indices = pointers[segment, INDICES]
             if count == found[place, DEGREE] and not replace:
                 copy_bytes(neighbors + to * width, indices + first * width, count * width)
@@ -182,14 +193,12 @@ def _fill(
                     copy_bytes(eids + to * width, edge_ids + first * width, count * width)
                 else:
                     for index in range(count):
-                        store_id(eids, to + index, width, first + index)
+                        store_id(eids, to + index, width, first + index + shift)
             else:
                 for index in range(count):
                     edge = first + picks[at + index]
                     store_id(neighbors, to + index, width, load_id(indices, edge, width))
-                    if edge_ids != 0:
-                        edge = load_id(edge_ids, edge, width)
-                    store_id(eids, to + index, width, edge)
+                    store_id(eids, to + index, width, edge_id(edge_ids, edge, shift, width))
                 at += (count + 1) // 2 * 2
 
 
@@ -204,6 +213,7 @@ def _sample_neighbors(
     fanout: int,
     replace: bool,
     key: int,
+    sms: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     graph = rows_argument(tiers, pointers, position)
     found = find_edges(seeds, graph, num_rows)

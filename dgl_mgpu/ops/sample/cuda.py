@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 
 import torch
 
@@ -11,7 +12,7 @@ from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.sample import op  # noqa: F401  (defines the schema)
-from dgl_mgpu.ops.workspace import workspace
+from dgl_mgpu.ops.workspace import Workspace, workspace
 
 _THREADS = 256
 #: Edges up to which room for the largest possible sample is made in advance.
@@ -21,6 +22,53 @@ _MOST_EDGES = 1 << 27
 @functools.cache
 def _kernel(name: str, types: str) -> Kernel:
     return Kernel("sample.cu", f"dgl_mgpu::{name}<{types}>", cooperative=name != "fill_edges")
+
+
+def found_buffers(
+    buffer: Callable[[str, int, torch.dtype], torch.Tensor], count: int
+) -> tuple[torch.Tensor, ...]:
+    """Where the kernels keep what they found of each seed's edges, their ``Found``."""
+    return (
+        buffer("first", count, torch.int64),
+        buffer("degree", count, torch.int64),
+        buffer("shift", count, torch.int64),
+        buffer("segment", count, torch.int32),
+    )
+
+
+def sample_hop(
+    space: Workspace,
+    seeds: torch.Tensor,
+    count: int,
+    exact: torch.Tensor | None,
+    graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int],
+    fanout: int,
+    replace: bool,
+    key: int,
+    indptr: torch.Tensor,
+    start: torch.Tensor | None,
+    neighbors: torch.Tensor,
+    eids: torch.Tensor,
+    report: torch.Tensor,
+    sms: int,
+) -> None:
+    """Launch the sampling of one hop of at most ``count`` seeds; see ``kernels/sample.cu``."""
+    tiers, pointers, position, num_rows = graph
+    types = f"{c_type(seeds.dtype)}, {c_type(eids.dtype)}, {position_type(position)}"
+    kernel = _kernel("sample_hop", types)
+    blocks = _blocks(kernel, count, seeds.device, sms)
+    kernel(
+        blocks, _THREADS, seeds, count, exact, tiers, len(tiers), pointers,
+        position_pointer(position), num_rows, fanout, replace, key,
+        *found_buffers(space.buffer, count), indptr, start, neighbors, eids,
+        space.control(blocks), report,
+        device=seeds.device,
+    )  # fmt: skip
+
+
+def _blocks(kernel: Kernel, count: int, where: torch.device, sms: int) -> int:
+    # A few lanes a seed.
+    return device.blocks_within(kernel, _THREADS, -(-8 * count // _THREADS), where, sms)
 
 
 @torch.library.impl(library, "sample_neighbors", "CUDA")
@@ -34,40 +82,44 @@ def _sample_neighbors(
     fanout: int,
     replace: bool,
     key: int,
+    sms: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     where, count, space = seeds.device, seeds.numel(), workspace(seeds.device)
     device.raise_faults(where, wait=False)
-    in_advance = 0 <= count * fanout <= _MOST_EDGES and fanout >= 0
-    types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
-    kernel = _kernel("sample_hop" if in_advance else "count_edges", types)
-    # A few lanes a seed.
-    blocks = device.blocks_within(kernel, _THREADS, -(-8 * count // _THREADS), where)
     indptr = torch.empty(count + 1, dtype=torch.int64, device=where)
-    graph = (seeds, count, tiers, len(tiers), pointers, position_pointer(position), num_rows)
-    with space.lock:
-        found = (
-            space.buffer("first", count, torch.int64),
-            space.buffer("degree", count, torch.int64),
-            space.buffer("segment", count, torch.int32),
-            indptr,
-        )
-        shared = (space.control(blocks), space.report)
-        neighbors = torch.empty(count * fanout if in_advance else 0, dtype=idtype, device=where)
-        eids = torch.empty_like(neighbors)
-        if in_advance:
-            kernel(
-                blocks, _THREADS, *graph, fanout, replace, key, *found, neighbors, eids, *shared,
-                device=where,
-            )  # fmt: skip
-        else:
-            kernel(blocks, _THREADS, *graph, fanout, replace, *found, *shared, device=where)
+
+    def room(edges: int) -> tuple[torch.Tensor, torch.Tensor]:
+        neighbors = torch.empty(edges, dtype=idtype, device=where)
+        return neighbors, torch.empty_like(neighbors)
+
+    def read_report() -> int:
         bad, total = space.read_report(2)
         raise_at_bad_id([bad], seeds, num_rows, "look up the edges of nodes")
-        if not in_advance:
-            neighbors = torch.empty(total, dtype=idtype, device=where)
-            eids = torch.empty_like(neighbors)
-            _kernel("fill_edges", types)(
-                blocks, _THREADS, seeds, count, pointers, fanout, replace, key, *found, neighbors,
-                eids, device=where,
+        return total
+
+    with space.lock:
+        if fanout >= 0 and count * fanout <= _MOST_EDGES:
+            neighbors, eids = room(count * fanout)
+            graph = (tiers, pointers, position, num_rows)
+            sample_hop(
+                space, seeds, count, None, graph, fanout, replace, key, indptr, None, neighbors,
+                eids, space.report, sms,
             )  # fmt: skip
-    return indptr, neighbors[:total], eids[:total]
+            total = read_report()
+            return indptr, neighbors[:total], eids[:total]
+        types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
+        kernel = _kernel("count_edges", types)
+        blocks = _blocks(kernel, count, where, sms)
+        found = (*found_buffers(space.buffer, count), indptr)
+        kernel(
+            blocks, _THREADS, seeds, count, tiers, len(tiers), pointers,
+            position_pointer(position), num_rows, fanout, replace, *found, space.control(blocks),
+            space.report,
+            device=where,
+        )  # fmt: skip
+        neighbors, eids = room(read_report())
+        _kernel("fill_edges", types)(
+            blocks, _THREADS, seeds, count, pointers, fanout, replace, key, *found, neighbors,
+            eids, device=where,
+        )  # fmt: skip
+    return indptr, neighbors, eids

@@ -17,7 +17,7 @@ from dgl_mgpu.ops.view import GraphView, RowView
 
 library.define(
     "sample_neighbors(Tensor seeds, Tensor tiers, Tensor pointers, Tensor position,"
-    " SymInt num_rows, ScalarType idtype, int fanout, bool replace, int key)"
+    " SymInt num_rows, ScalarType idtype, int fanout, bool replace, int key, int sms=0)"
     " -> (Tensor indptr, Tensor neighbors, Tensor eids)"
 )
 
@@ -33,6 +33,7 @@ def _sample_neighbors_fake(
     fanout: int,
     replace: bool,
     key: int,
+    sms: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     total = torch.library.get_ctx().new_dynamic_size()
     return (
@@ -120,10 +121,10 @@ def sample_neighbors(
     index falls the replacement of an earlier collision.
     """
     asked = f"sample {fanout} neighbors"
-    seeds = check_ids(seeds, asked)
+    seeds = check_ids(seeds, asked, view.tiers.device)
     fanout = check_integer(fanout, "fanout", -1, asked)
     graph = (seeds, view.tiers, view.pointers, view.position, view.num_rows, view.idtype)
-    draw = (fanout, replace, key.fold())
+    draw = (fanout, replace, key.fold(), view.sms)
     if weights is None and times is None:
         return SampledNeighbors(*torch.ops.dgl_mgpu.sample_neighbors(*graph, *draw))
     weighed = weighting(view, seeds, weights, times)

@@ -10,7 +10,16 @@ import numpy as np
 import torch
 
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.edges import DEGREE, FIRST_EDGE, GRAIN, SEGMENT, find_edges
+from dgl_mgpu.ops.edges import (
+    DEGREE,
+    FIRST_EDGE,
+    GRAIN,
+    SEGMENT,
+    SHIFT,
+    edge_id,
+    find_edges,
+    stored_ids,
+)
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.memory import (
     Rows,
@@ -28,7 +37,7 @@ from dgl_mgpu.ops.memory import (
 )
 from dgl_mgpu.ops.philox import SAMPLE_STREAM, draw, exponential, mulhi64
 from dgl_mgpu.ops.sample_weighted.op import raise_bad_weight
-from dgl_mgpu.ops.view import EIDS, INDICES
+from dgl_mgpu.ops.view import INDICES
 
 #: Nodes checked at a time by ``check_weights``, to bound its memory.
 _CHECKED_TOGETHER = 1 << 20
@@ -81,8 +90,8 @@ def _weight_at(edge: int, place: int, weights: EdgeWeights) -> float:
 
 
 @inline
-def _edge_id(edge_ids: int, edge: int, width: int) -> int:
-    return edge if edge_ids == 0 else load_id(edge_ids, edge, width)
+def _edge_id(edge_ids: tuple[int, int], edge: int, width: int) -> int:
+    return edge_id(edge_ids[0], edge, edge_ids[1], width)
 
 
 @inline
@@ -110,7 +119,7 @@ def _weigh(
     (-1, -1) if none is bad.
     """
     for place in range(begin, end):
-        edge_ids = pointers[found[place, SEGMENT], EIDS]
+        edge_ids = (stored_ids(pointers, found[place, SEGMENT]), found[place, SHIFT])
         first, degree = found[place, FIRST_EDGE], found[place, DEGREE]
         in_time = 0
         count = 0
@@ -138,7 +147,7 @@ def _pick_with_replacement(
     count: int,
     first: int,
     degree: int,
-    edge_ids: int,
+    edge_ids: tuple[int, int],
     width: int,
     place: int,
     weights: EdgeWeights,
@@ -170,7 +179,7 @@ def _pick_without_replacement(
     count: int,
     first: int,
     degree: int,
-    edge_ids: int,
+    edge_ids: tuple[int, int],
     width: int,
     place: int,
     weights: EdgeWeights,
@@ -203,7 +212,7 @@ def _pick_positive(
     picks: np.ndarray,
     first: int,
     degree: int,
-    edge_ids: int,
+    edge_ids: tuple[int, int],
     width: int,
     place: int,
     weights: EdgeWeights,
@@ -246,8 +255,8 @@ def _fill(
     for place in range(begin, end):
         to = indptr[place]
         count = indptr[place + 1] - to
-        segment, first, degree = found[place]
-        edge_ids = pointers[segment, EIDS]
+        segment, first, degree, shift = found[place]
+        edge_ids = (stored_ids(pointers, segment), shift)
         node = load_id(seeds, place, seed_width)
         if replace and count > 0:
             _pick_with_replacement(
@@ -342,6 +351,7 @@ def _sample_neighbors_weighted(
     fanout: int,
     replace: bool,
     key: int,
+    sms: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     graph = rows_argument(tiers, pointers, position)
     edge_weights = _weights_argument(weights, weight_dtype, times, time_dtype, until)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -15,11 +14,13 @@ from dgl_mgpu.ops.sample_weighted.op import raise_bad_weight
 
 _THREADS = 512
 #: Of what the kernels know of a seed, ``Found``: the int64 in it, and which is ``positive``.
-_FOUND, _POSITIVE = 5, 3
-#: Of what they tell the host, ``Control``: the int64 in it, and how many of them are read.
-_CONTROL, _REPORTED = 7, 4
+_FOUND, _POSITIVE = 7, 5
+#: Of what they tell each other and the host, ``Control``: the int64 in it, and which is what.
+CONTROL, _TOTAL, _FAR, END = 8, 2, 3, 7
 #: Edges that a block looks at together, bytes of a candidate, and memory for those of all blocks.
 _EDGES_TOGETHER, _CANDIDATE, _MOST_CANDIDATES = 1024, 16, 1 << 28
+#: Edges selected of a seed for which a block's shared memory has room.
+MOST_PICKS = 2048 - _EDGES_TOGETHER
 #: Nodes checked at a time by ``check_weights``, to bound its memory.
 _CHECKED_TOGETHER = 1 << 20
 #: ``Stored``: how a kernel knows a type of weights or times.
@@ -33,8 +34,8 @@ _STORED = {
 }
 
 
-def _values(view: list[torch.Tensor], dtype: torch.dtype | None) -> tuple[Any, ...]:
-    """Scalars of edges as a kernel takes them."""
+def edge_values(view: list[torch.Tensor], dtype: torch.dtype | None) -> tuple[Any, ...]:
+    """Scalars of edges, a view's tiers, pointers and position, as a kernel takes them."""
     if dtype is None:
         return None, 0, None, None, 0, 0
     tiers, pointers, position = view
@@ -48,62 +49,133 @@ def _values(view: list[torch.Tensor], dtype: torch.dtype | None) -> tuple[Any, .
     )
 
 
-@dataclass(frozen=True)
-class _Weighed:
-    """What the second kernel leaves behind."""
+class Weighed:
+    """What is known of seeds whose edges have been weighed, all of it on the device.
 
-    found: torch.Tensor
-    hubs: torch.Tensor
-    indptr: torch.Tensor
-    control: torch.Tensor
-    total: int
-    #: Whether a block needs more room for candidates than its shared memory.
-    far: bool
+    Parameters
+    ----------
+    seeds : Tensor
+        Their first ``count`` at most; ``exact`` of them, where that is a number on the device.
+    graph : tuple
+        Tiers, pointers and position of the topology, and the number of its rows.
+    values : tuple
+        Weights, times and times of seeds as kernels take them: :func:`edge_values`.
+    num_nodes : int
+        Of seeds that are nodes at a time; else 0.  See ``kernels/sample_weighted.cu``.
+    control : Tensor, int64, shape (CONTROL,)
+        Zeros, which the kernels change.
+    """
+
+    def __init__(
+        self,
+        seeds: torch.Tensor,
+        count: int,
+        exact: torch.Tensor | None,
+        graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int],
+        idtype: torch.dtype,
+        values: tuple[Any, ...],
+        num_nodes: int,
+        fanout: int,
+        replace: bool,
+        control: torch.Tensor,
+        sms: int = 0,
+    ) -> None:
+        tiers, pointers, position, num_rows = graph
+        where = seeds.device
+        self._seeds, self._count, self._exact, self._num_nodes = seeds, count, exact, num_nodes
+        self._pointers, self._values, self._where, self._sms = pointers, values, where, sms
+        self._fanout, self._replace, self._control = fanout, replace, control
+        self.found = torch.empty((count, _FOUND), dtype=torch.int64, device=where)
+        self._hubs = torch.empty(count, dtype=torch.int64, device=where)
+        self.indptr = torch.zeros(count + 1, dtype=torch.int64, device=where)
+        types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
+        find = Kernel("sample_weighted.cu", f"dgl_mgpu::find<{types}>")
+        find(
+            blocks_within(find, _THREADS, -(-count // _THREADS), where, sms),
+            _THREADS,
+            *(seeds, count, exact, num_nodes, tiers, len(tiers), pointers),
+            *(position_pointer(position), num_rows, fanout, replace, self.found, self._hubs),
+            control,
+            device=where,
+        )
+        weigh = Kernel("sample_weighted.cu", f"dgl_mgpu::weigh<{c_type(idtype)}>")
+        weigh(
+            blocks_within(weigh, _THREADS, -(-32 * count // _THREADS), where, sms),
+            _THREADS,
+            *(count, exact, pointers, *values, fanout, replace, self.found, self._hubs),
+            *(self.indptr, control),
+            device=where,
+        )
+        self.indptr.cumsum_(0)
+
+    def fill(
+        self,
+        key: int,
+        far: bool,
+        num_sources: int,
+        start: torch.Tensor | None,
+        neighbors: torch.Tensor,
+        eids: torch.Tensor,
+    ) -> None:
+        """Write the samples, from the place on that ``start`` has.
+
+        Parameters
+        ----------
+        far : bool
+            Whether a block may need more room for candidates than its shared memory.
+        """
+        types = ", ".join(map(c_type, (self._seeds.dtype, eids.dtype, neighbors.dtype)))
+        fill = Kernel("sample_weighted.cu", f"dgl_mgpu::fill<{types}>")
+        wanted = -(-32 * self._count // _THREADS)
+        blocks = blocks_within(fill, _THREADS, wanted, self._where, self._sms)
+        candidates, room = None, 0
+        if far:
+            room = 1 << (self._fanout + _EDGES_TOGETHER - 1).bit_length()
+            blocks = max(1, min(blocks, _MOST_CANDIDATES // (room * _CANDIDATE)))
+            candidates = torch.empty(
+                blocks * room * _CANDIDATE, dtype=torch.uint8, device=self._where
+            )
+        fill(
+            blocks,
+            _THREADS,
+            *(self._seeds, self._count, self._exact, self._num_nodes, num_sources),
+            *(self._pointers, *self._values, self._fanout, self._replace, key, self.found),
+            *(self._hubs, self.indptr, candidates, room, start, neighbors, eids, self._control),
+            device=self._where,
+        )
 
 
-def _weigh(
-    seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    idtype: torch.dtype,
-    weights: tuple[Any, ...],
-    fanout: int,
-    replace: bool,
-) -> _Weighed:
-    where, count = seeds.device, seeds.numel()
-    found = torch.empty((count, _FOUND), dtype=torch.int64, device=where)
-    hubs = torch.empty(count, dtype=torch.int64, device=where)
-    indptr = torch.zeros(count + 1, dtype=torch.int64, device=where)
-    control = torch.zeros(_CONTROL, dtype=torch.int64, device=where)
-    types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
-    find = Kernel("sample_weighted.cu", f"dgl_mgpu::find<{types}>")
-    find(
-        blocks_within(find, _THREADS, -(-count // _THREADS), where),
-        _THREADS,
-        *(seeds, count, tiers, len(tiers), pointers, position_pointer(position), num_rows),
-        *(fanout, replace, found, hubs, control),
-        device=where,
-    )
-    weigh = Kernel("sample_weighted.cu", f"dgl_mgpu::weigh<{c_type(idtype)}>")
-    weigh(
-        blocks_within(weigh, _THREADS, -(-32 * count // _THREADS), where),
-        _THREADS,
-        *(count, pointers, *weights, fanout, replace, found, hubs, indptr, control),
-        device=where,
-    )
-    indptr.cumsum_(0)
-    report = device.driver.host_buffer(_REPORTED)
-    report.copy_(control[:_REPORTED], non_blocking=True)
-    device.driver.synchronize(where)
-    bad_seed, bad_weight, total, far = report.tolist()
+def raise_if_bad(
+    control: list[int], count: int, seeds: torch.Tensor, num_rows: int, found: torch.Tensor
+) -> None:
+    """Raise what the kernels have found wrong with one of at most ``count`` seeds."""
+    bad_seed, bad_weight = control[:2]
     if bad_seed:
         raise_at_bad_id([count - bad_seed], seeds, num_rows, "look up the edges of nodes")
     if bad_weight:
         place = count - bad_weight
         raise_bad_weight(int(seeds[place]), -2 - int(found[place, _POSITIVE]))
-    return _Weighed(found, hubs, indptr, control, total, bool(far))
+
+
+def _weigh(
+    seeds: torch.Tensor,
+    graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int],
+    idtype: torch.dtype,
+    values: tuple[Any, ...],
+    fanout: int,
+    replace: bool,
+    sms: int = 0,
+) -> tuple[Weighed, int, bool]:
+    """Weigh the edges of seeds, and wait for the size of the sample and whether it is far."""
+    where, count = seeds.device, seeds.numel()
+    control = torch.zeros(CONTROL, dtype=torch.int64, device=where)
+    weighed = Weighed(seeds, count, None, graph, idtype, values, 0, fanout, replace, control, sms)
+    report = device.driver.host_buffer(CONTROL)
+    report.copy_(control, non_blocking=True)
+    device.driver.synchronize(where)
+    found = report.tolist()
+    raise_if_bad(found, count, seeds, graph[3], weighed.found)
+    return weighed, found[_TOTAL], bool(found[_FAR])
 
 
 @torch.library.impl(library, "sample_neighbors_weighted", "CUDA")
@@ -122,30 +194,17 @@ def _sample_neighbors_weighted(
     fanout: int,
     replace: bool,
     key: int,
+    sms: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    where, count = seeds.device, seeds.numel()
-    device.raise_faults(where, wait=False)
+    device.raise_faults(seeds.device, wait=False)
     replace = replace and fanout >= 0
-    values = (*_values(weights, weight_dtype), *_values(times, time_dtype), until)
-    weighed = _weigh(seeds, tiers, pointers, position, num_rows, idtype, values, fanout, replace)
-    neighbors = torch.empty(weighed.total, dtype=idtype, device=where)
+    values = (*edge_values(weights, weight_dtype), *edge_values(times, time_dtype), until)
+    graph = (tiers, pointers, position, num_rows)
+    weighed, total, far = _weigh(seeds, graph, idtype, values, fanout, replace, sms)
+    neighbors = torch.empty(total, dtype=idtype, device=seeds.device)
     eids = torch.empty_like(neighbors)
-    if weighed.total == 0:
-        return weighed.indptr, neighbors, eids
-    fill = Kernel("sample_weighted.cu", f"dgl_mgpu::fill<{c_type(seeds.dtype)}, {c_type(idtype)}>")
-    blocks = blocks_within(fill, _THREADS, -(-32 * count // _THREADS), where)
-    far, room = None, 0
-    if weighed.far:
-        room = 1 << (fanout + _EDGES_TOGETHER - 1).bit_length()
-        blocks = max(1, min(blocks, _MOST_CANDIDATES // (room * _CANDIDATE)))
-        far = torch.empty(blocks * room * _CANDIDATE, dtype=torch.uint8, device=where)
-    fill(
-        blocks,
-        _THREADS,
-        *(seeds, count, pointers, *values, fanout, replace, key, weighed.found, weighed.hubs),
-        *(weighed.indptr, far, room, neighbors, eids, weighed.control),
-        device=where,
-    )
+    if total:
+        weighed.fill(key, far, 0, None, neighbors, eids)
     return weighed.indptr, neighbors, eids
 
 
@@ -159,8 +218,8 @@ def _check_weights(
     weights: list[torch.Tensor],
     weight_dtype: torch.dtype,
 ) -> None:
-    values = (*_values(weights, weight_dtype), *_values([], None), None)
+    values = (*edge_values(weights, weight_dtype), *edge_values([], None), None)
     for start in range(0, num_rows, _CHECKED_TOGETHER):
         stop = min(start + _CHECKED_TOGETHER, num_rows)
         nodes = torch.arange(start, stop, device=tiers.device)
-        _weigh(nodes, tiers, pointers, position, num_rows, idtype, values, -1, False)
+        _weigh(nodes, (tiers, pointers, position, num_rows), idtype, values, -1, False)

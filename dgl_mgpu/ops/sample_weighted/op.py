@@ -48,8 +48,8 @@ Weighting = tuple[
 library.define(
     "sample_neighbors_weighted(Tensor seeds, Tensor tiers, Tensor pointers, Tensor position,"
     " SymInt num_rows, ScalarType idtype, Tensor[] weights, ScalarType? weight_dtype,"
-    " Tensor[] times, ScalarType? time_dtype, Tensor? until, int fanout, bool replace, int key)"
-    " -> (Tensor indptr, Tensor neighbors, Tensor eids)"
+    " Tensor[] times, ScalarType? time_dtype, Tensor? until, int fanout, bool replace, int key,"
+    " int sms=0) -> (Tensor indptr, Tensor neighbors, Tensor eids)"
 )
 library.define(
     "check_weights(Tensor tiers, Tensor pointers, Tensor position, SymInt num_rows,"
@@ -73,6 +73,7 @@ def _sample_neighbors_weighted_fake(
     fanout: int,
     replace: bool,
     key: int,
+    sms: int = 0,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     total = torch.library.get_ctx().new_dynamic_size()
     return (

@@ -222,7 +222,7 @@ def scatter_rows(
         :func:`~dgl_mgpu.ops.gather.op.gather_rows`.
     """
     asked = f"write rows of a table of {view.num_rows} rows"
-    ids = check_ids(ids, asked)
+    ids = check_ids(ids, asked, view.tiers.device)
     rows = _checked_rows(rows, "rows", ids, view.row_shape, view.dtype, asked)
     torch.ops.dgl_mgpu.scatter_rows(
         ids,
@@ -266,7 +266,7 @@ def update_rows(
     instead, and counts Adam's steps for each row.
     """
     asked = f"update rows of a table of {tables.num_rows} rows"
-    ids = check_ids(ids, asked)
+    ids = check_ids(ids, asked, tables.tiers.device)
     gradients = _checked_rows(gradients, "gradients", ids, tables.row_shape, torch.float32, asked)
     num_states = tables.pointers.shape[1] - 1
     if num_states != rule.num_states:

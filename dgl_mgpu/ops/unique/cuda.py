@@ -21,51 +21,81 @@ def _kernel(dtype: torch.dtype) -> Kernel:
     return Kernel("unique.cu", f"dgl_mgpu::append_unique<{c_type(dtype)}>", cooperative=True)
 
 
+def table_size(nodes: int, dtype: torch.dtype) -> tuple[int, int]:
+    """How many words a hash table of so many nodes has, and the mask of its slots."""
+    slots = 1 << max(4, (nodes + nodes // 2).bit_length())
+    return slots * (1 if dtype == torch.int32 else 2), slots - 1
+
+
 def hash_table(space: Workspace, nodes: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
     """Room for a hash table of so many nodes: its words, and the mask of its slots."""
-    slots = 1 << max(4, (nodes + nodes // 2).bit_length())
-    words = slots * (1 if dtype == torch.int32 else 2)
-    return space.buffer("table", words, torch.int64), slots - 1
+    words, mask = table_size(nodes, dtype)
+    return space.buffer("table", words, torch.int64), mask
+
+
+def number_nodes(
+    space: Workspace,
+    nodes: torch.Tensor,
+    num_seeds: int,
+    exact_seeds: torch.Tensor | None,
+    local: torch.Tensor,
+    exact_neighbors: torch.Tensor | None,
+    room: int,
+    report: torch.Tensor,
+) -> None:
+    """Launch the numbering of ``local``, with a hash table of room for so many nodes.
+
+    See ``kernels/unique.cu``.
+    """
+    where, num_neighbors = nodes.device, local.numel()
+    kernel = _kernel(nodes.dtype)
+    blocks = device.blocks_within(kernel, _THREADS, -(-num_neighbors // _THREADS), where)
+    table, mask = hash_table(space, room, nodes.dtype)
+    kernel(
+        blocks,
+        _THREADS,
+        num_seeds,
+        exact_seeds,
+        num_neighbors,
+        exact_neighbors,
+        nodes,
+        local,
+        space.buffer("slots", num_neighbors, torch.int32),
+        space.buffer("numbers", num_neighbors, torch.int32),
+        space.control(blocks),
+        table,
+        mask,
+        report,
+        device=where,
+    )
+
+
+def raise_at_negative_id(id: int, place: int) -> None:
+    """Raise IdOutOfRangeError for an id among seeds and neighbors."""
+    raise IdOutOfRangeError(
+        "append unique neighbors to seeds",
+        f"the negative id {id} at place {place} of seeds and neighbors",
+        "pass non-negative ids",
+    )
 
 
 @torch.library.impl(library, "append_unique", "CUDA")
 def _append_unique(
     seeds: torch.Tensor, neighbors: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    where, num_seeds, num_neighbors = seeds.device, seeds.numel(), neighbors.numel()
-    kernel, space = _kernel(seeds.dtype), workspace(where)
-    blocks = device.blocks_within(kernel, _THREADS, -(-num_neighbors // _THREADS), where)
-    total = num_seeds + num_neighbors
+    where, num_seeds, space = seeds.device, seeds.numel(), workspace(seeds.device)
+    total = num_seeds + neighbors.numel()
     nodes = torch.empty(total, dtype=seeds.dtype, device=where)
     room, full = total, True
     while full:
         nodes[:num_seeds] = seeds
         local = neighbors.clone()
         with space.lock:
-            table, mask = hash_table(space, room, seeds.dtype)
-            kernel(
-                blocks,
-                _THREADS,
-                num_seeds,
-                num_neighbors,
-                nodes,
-                local,
-                space.buffer("slots", num_neighbors, torch.int32),
-                space.buffer("numbers", num_neighbors, torch.int32),
-                space.control(blocks),
-                table,
-                mask,
-                space.report,
-                device=where,
-            )
+            number_nodes(space, nodes, num_seeds, None, local, None, room, space.report)
             bad, overflow, count = space.read_report(3)
         full = overflow == 0 and bad < 0
         room *= 4
     if bad >= 0:
-        id = int(seeds[bad] if bad < num_seeds else neighbors[bad - num_seeds])
-        raise IdOutOfRangeError(
-            "append unique neighbors to seeds",
-            f"the negative id {id} at place {bad} of seeds and neighbors",
-            "pass non-negative ids",
-        )
+        id = seeds[bad] if bad < num_seeds else neighbors[bad - num_seeds]
+        raise_at_negative_id(int(id), bad)
     return nodes[:count], local

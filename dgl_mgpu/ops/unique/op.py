@@ -53,7 +53,8 @@ def append_unique(
     nodes, which there is the order of a hash table.
     """
     asked = "append unique neighbors to seeds"
-    seeds, neighbors = check_ids(seeds, asked), check_ids(neighbors, asked)
+    seeds = check_ids(seeds, asked)
+    neighbors = check_ids(neighbors, asked, seeds.device)
     if seeds.dtype != neighbors.dtype:
         raise InvalidInputError(
             asked,

@@ -7,6 +7,7 @@ import torch
 
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import raise_at_bad_id
+from dgl_mgpu.ops.edges import row_bounds
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.memory import (
     Rows,
@@ -19,7 +20,7 @@ from dgl_mgpu.ops.memory import (
     segment_of,
 )
 from dgl_mgpu.ops.philox import WALK_STREAM, below, philox
-from dgl_mgpu.ops.view import INDICES, INDPTR
+from dgl_mgpu.ops.view import INDICES
 from dgl_mgpu.ops.walk import op  # noqa: F401  (defines the schemas)
 
 #: Walks, or seeds, that are worth waking a thread for.
@@ -44,6 +45,7 @@ def _step(
     tiers, pointers, position, position_width = graph
     segments = np.empty(_TOGETHER, np.int64)
     indptrs = np.empty(_TOGETHER, np.int64)
+    steps = np.empty(_TOGETHER, np.int64)
     edges = np.empty(_TOGETHER, np.int64)
     for start in range(begin, end, _TOGETHER):
         count = min(_TOGETHER, end - start)
@@ -58,7 +60,7 @@ def _step(
             if node >= 0:
                 segment, local = segment_of(position_of(node, position, position_width), tiers)
                 segments[index] = segment
-                indptrs[index] = pointers[segment, INDPTR] + 8 * local
+                indptrs[index], steps[index] = row_bounds(pointers, segment, local)
                 prefetch(indptrs[index])
 
         for index in range(count):
@@ -68,7 +70,7 @@ def _step(
             walk = start + index
             pick, end_draw = philox(traces[walk, 0], walks[walk], WALK_STREAM + step, key)
             first = load_int64(indptrs[index])
-            degree = load_int64(indptrs[index] + 8) - first
+            degree = load_int64(indptrs[index] + steps[index]) - first
             if degree > 0 and np.int64(end_draw >> np.uint64(11)) >= stop:
                 edge = first + below(pick, degree)
                 edges[index] = pointers[segments[index], INDICES] + edge * width

@@ -176,7 +176,7 @@ def random_walk(
     """
     asked = f"walk {length} steps"
     path = _as_metapath(views, asked)
-    starts = check_ids(starts, asked)
+    starts = check_ids(starts, asked, path[0].tiers.device)
     length = check_integer(length, "length", 0, asked)
     stops = (
         [restart_prob] * length
@@ -240,7 +240,7 @@ def pinsage_neighbors(
     """
     asked = "select PinSAGE neighbors"
     path = _as_metapath(views, asked)
-    seeds = check_ids(seeds, asked)
+    seeds = check_ids(seeds, asked, path[0].tiers.device)
     num_traversals = check_integer(num_traversals, "num_traversals", 1, asked)
     num_random_walks = check_integer(num_random_walks, "num_random_walks", 1, asked)
     num_neighbors = check_integer(num_neighbors, "num_neighbors", 0, asked)

@@ -1,0 +1,97 @@
+"""All hops over edge types one after another, each by the operators for one hop."""
+
+from __future__ import annotations
+
+import torch
+
+from dgl_mgpu.ops.etype_blocks.op import EdgeType, Hops, at_moments, edge_types, num_nodes
+from dgl_mgpu.ops.library import library
+
+
+@torch.library.impl(library, "sample_etype_hops", "CPU")
+def hop_by_hop(
+    seeds: list[torch.Tensor],
+    moments: list[torch.Tensor],
+    until: torch.Tensor | None,
+    ends: list[int],
+    graphs: list[torch.Tensor],
+    num_rows: list[int],
+    num_cols: list[int],
+    idtype: torch.dtype,
+    weights: list[torch.Tensor | None],
+    times: list[torch.Tensor | None],
+    fanouts: list[int],
+    replace: bool,
+    keys: list[int],
+    sms: int = 0,
+) -> Hops:
+    """``sample_etype_hops`` on the device of the seeds, whatever it is."""
+    types = edge_types(ends, graphs, num_rows, num_cols, weights, times)
+    counts = num_nodes(types)
+    # Nodes by type and their times, and what they are numbered by.
+    nodes, ids = seeds, seeds
+    if until is not None:
+        ids = [at_moments(each, moments[n], counts[n]) for n, each in enumerate(seeds)]
+    indptrs, sources, eids = [], [], []
+    sizes = [[len(each) for each in ids]]
+    draws = list(zip(fanouts, keys, strict=True))
+    for hop in range(len(fanouts) // len(types)):
+        neighbors = []
+        for each, (fanout, key) in zip(types, draws[hop * len(types) :], strict=False):
+            at = None if until is None else moments[each.target]
+            sampled = _sample(
+                each, nodes[each.target], at, until, idtype, fanout, replace, key, sms
+            )
+            neighbors.append(sampled[1])
+            indptrs.append(sampled[0])
+            eids.append(sampled[2])
+        numbered: dict[int, torch.Tensor] = {}
+        joined = list(ids)
+        for ntype, known in enumerate(ids):
+            mine = [n for n, each in enumerate(types) if each.source == ntype]
+            if mine:
+                found = [neighbors[n] for n in mine]
+                all_found = found[0] if len(found) == 1 else torch.cat(found)
+                joined[ntype], local = torch.ops.dgl_mgpu.append_unique(known, all_found)
+                parts = local.to(idtype).split([len(each) for each in found])
+                # What an operator returns must not share memory.
+                parts = parts if len(found) == 1 else tuple(each.clone() for each in parts)
+                numbered.update(zip(mine, parts, strict=True))
+        sources += [numbered[n] for n in range(len(types))]
+        nodes = ids = joined
+        if until is not None:
+            moments = [each // counts[n] for n, each in enumerate(ids)]
+            nodes = [(each % counts[n]).to(idtype) for n, each in enumerate(ids)]
+        sizes.append([len(each) for each in ids])
+    # Nodes of a type that is no edge's source are the seeds themselves.
+    ids = [each.clone() if any(each is seed for seed in seeds) else each for each in ids]
+    return ids, indptrs, sources, eids, torch.tensor(sizes)
+
+
+def _sample(
+    of: EdgeType,
+    nodes: torch.Tensor,
+    moments: torch.Tensor | None,
+    until: torch.Tensor | None,
+    idtype: torch.dtype,
+    fanout: int,
+    replace: bool,
+    key: int,
+    sms: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """One hop of an edge type; the neighbors are at the nodes' times."""
+    draw = (fanout, replace, key, sms)
+    if of.is_uniform:
+        indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors(
+            nodes, *of.graph, idtype, *draw
+        )
+    else:
+        weighed = (of.weights, of.weight_dtype, of.times, of.time_dtype)
+        latest = None if until is None or of.time_dtype is None else until[moments]
+        indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors_weighted(
+            nodes, *of.graph, idtype, *weighed, latest, *draw
+        )
+    if moments is not None:
+        at = moments.repeat_interleave(indptr.diff(), output_size=len(neighbors))
+        neighbors = neighbors + at * of.num_sources
+    return indptr, neighbors, eids

@@ -1,0 +1,518 @@
+"""All hops of a mini-batch over edge types, by weight or by time: the contract.
+
+With times, a node is sampled at the time of the seed that it was reached from, however many hops
+away, and is one source node for each time that it is reached at.  So no seed learns of an edge
+later than itself, and what it sees does not depend on the other seeds of its batch: samples are
+those of as many batches of one seed, put together where they are the same.
+
+The operator knows *a node at a time* by one id::
+
+    id = node + moment * (number of nodes of its type)
+
+where ``moment`` is the number of the time among the times of the seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from dataclasses import replace as with_fields
+from typing import Any, NamedTuple
+
+import torch
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops.check import check_ids, check_integer
+from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.philox import SampleKey
+from dgl_mgpu.ops.sample_weighted.op import EdgeTimes, weighting
+from dgl_mgpu.ops.view import GraphView, RowView
+
+_ASKED = "sample blocks"
+
+# By node type: `seeds`, and `moments`, the number of each seed's time in `until`; without times
+# both are left out. By edge type: `ends`, the numbers of its source and destination type; `graphs`,
+# tiers, pointers and position; `weights` and `times`, the same and an empty tensor of their dtype,
+# or four times None. By hop, and by edge type in it: `fanouts` and `keys`; `indptrs`, `sources` and
+# `eids`. `nodes` are those of the last hop by type, as nodes at a time (int64) if there are times;
+# those of other hops are beginnings of them, in `sizes`, (hops + 1, node types) on the CPU.
+library.define(
+    "sample_etype_hops(Tensor[] seeds, Tensor[] moments, Tensor? until, int[] ends,"
+    " Tensor[] graphs, SymInt[] num_rows, SymInt[] num_cols, ScalarType idtype,"
+    " Tensor?[] weights, Tensor?[] times, int[] fanouts, bool replace, int[] keys, int sms=0)"
+    " -> (Tensor[] nodes, Tensor[] indptrs, Tensor[] sources, Tensor[] eids, Tensor sizes)"
+)
+
+#: What the operator returns.
+Hops = tuple[
+    list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], torch.Tensor
+]
+
+
+@torch.library.register_fake("dgl_mgpu::sample_etype_hops", lib=library)
+def _sample_etype_hops_fake(
+    seeds: list[torch.Tensor],
+    moments: list[torch.Tensor],
+    until: torch.Tensor | None,
+    ends: list[int],
+    graphs: list[torch.Tensor],
+    num_rows: list[int],
+    num_cols: list[int],
+    idtype: torch.dtype,
+    weights: list[torch.Tensor | None],
+    times: list[torch.Tensor | None],
+    fanouts: list[int],
+    replace: bool,
+    keys: list[int],
+    sms: int = 0,
+) -> Hops:
+    context = torch.library.get_ctx()
+    num_types = len(num_rows)
+    known: list[Any] = [len(each) for each in seeds]
+    indptrs, sources, eids = [], [], []
+    for _ in range(len(fanouts) // num_types):
+        for target in ends[1::2]:
+            indptrs.append(seeds[0].new_empty(known[target] + 1, dtype=torch.int64))
+            sources.append(seeds[0].new_empty(context.new_dynamic_size(), dtype=idtype))
+            eids.append(torch.empty_like(sources[-1]))
+        known = [context.new_dynamic_size() for _ in seeds]
+    dtype = idtype if until is None else torch.int64
+    nodes = [seeds[0].new_empty(size, dtype=dtype) for size in known]
+    sizes = torch.empty(len(fanouts) // num_types + 1, len(seeds), dtype=torch.int64, device="cpu")
+    return nodes, indptrs, sources, eids, sizes
+
+
+@dataclass(frozen=True)
+class EdgeType:
+    """One edge type of the operator's arguments.
+
+    Attributes
+    ----------
+    source, target : int
+        Numbers of its node types.
+    graph : tuple
+        Tiers, pointers, position and number of rows.
+    num_sources : int
+    weights, times : list of Tensor
+        Tiers, pointers and position; empty where there are none.
+    weight_dtype, time_dtype : torch.dtype, optional
+    """
+
+    source: int
+    target: int
+    graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
+    num_sources: int
+    weights: list[torch.Tensor]
+    weight_dtype: torch.dtype | None
+    times: list[torch.Tensor]
+    time_dtype: torch.dtype | None
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all edges are drawn alike."""
+        return self.weight_dtype is None and self.time_dtype is None
+
+
+def edge_types(
+    ends: Sequence[int],
+    graphs: Sequence[torch.Tensor],
+    num_rows: Sequence[int],
+    num_cols: Sequence[int],
+    weights: Sequence[torch.Tensor | None],
+    times: Sequence[torch.Tensor | None],
+) -> list[EdgeType]:
+    """The edge types of the operator's arguments."""
+    types = []
+    for number, (rows, cols) in enumerate(zip(num_rows, num_cols, strict=True)):
+        source, target = ends[2 * number : 2 * number + 2]
+        tiers, pointers, position = graphs[3 * number : 3 * number + 3]
+        types.append(
+            EdgeType(
+                source,
+                target,
+                (tiers, pointers, position, rows),
+                cols,
+                *_values(weights[4 * number : 4 * number + 4]),
+                *_values(times[4 * number : 4 * number + 4]),
+            )
+        )
+    return types
+
+
+def _values(
+    values: Sequence[torch.Tensor | None],
+) -> tuple[list[torch.Tensor], torch.dtype | None]:
+    there = [each for each in values if each is not None]
+    return (there[:-1], there[-1].dtype) if there else ([], None)
+
+
+def num_nodes(types: Sequence[EdgeType]) -> dict[int, int]:
+    """Nodes of each node type, by its number."""
+    found = {}
+    for each in types:
+        found[each.source], found[each.target] = each.num_sources, each.graph[3]
+    return found
+
+
+def at_moments(seeds: torch.Tensor, moments: torch.Tensor, num_nodes: int) -> torch.Tensor:
+    """Ids of nodes at times; -1 for a seed that is no node."""
+    ids = seeds.to(torch.int64)
+    return torch.where((ids < 0) | (ids >= num_nodes), -1, ids + moments * num_nodes)
+
+
+def to_idtype(ids: torch.Tensor, view: GraphView, num_nodes: int) -> torch.Tensor:
+    """Ids in the graph's type; one that is no node stays none."""
+    ids = check_ids(ids, _ASKED, view.tiers.device)
+    if ids.dtype == torch.int64 and view.idtype == torch.int32:
+        ids = ids.clamp(-1, num_nodes)  # without it, one in 2**32 would become a node
+    return ids.to(view.idtype)
+
+
+class TypedEdges(NamedTuple):
+    """What is sampled of an edge type, between node types known by numbers."""
+
+    source: int
+    target: int
+    view: GraphView
+    weights: RowView | None
+    times: RowView | None
+    key: SampleKey
+
+
+class SampledHops(NamedTuple):
+    """All hops of a mini-batch: lists by hop, and in it by edge type.
+
+    ``nodes`` and ``times`` are by node type; ``sizes[h]`` is how many of them are known at hop h.
+    """
+
+    nodes: list[torch.Tensor]
+    times: list[torch.Tensor] | None
+    indptrs: list[torch.Tensor]
+    sources: list[torch.Tensor]
+    eids: list[torch.Tensor]
+    sizes: list[list[int]]
+
+
+def sample_typed_hops(
+    seeds: list[torch.Tensor],
+    until: list[torch.Tensor] | None,
+    types: Sequence[TypedEdges],
+    fanouts: Sequence[Sequence[int]],
+    replace: bool,
+    sms: int,
+) -> SampledHops:
+    """Call the operator for seeds, by node type, that are in the graph's id type.
+
+    Parameters
+    ----------
+    until : list of Tensor, optional
+        Time of each seed.
+    fanouts : sequence of sequences of int
+        By hop, and in it by edge type.
+    """
+    weights: list[torch.Tensor | None] = []
+    times: list[torch.Tensor | None] = []
+    for each in types:
+        timed = None
+        if each.times is not None and until is not None:
+            timed = EdgeTimes(each.times, until[each.target])
+        placed, weight_dtype, times_placed, time_dtype, _ = weighting(
+            each.view, seeds[each.target], each.weights, timed
+        )
+        weights += _operands(placed, weight_dtype)
+        times += _operands(times_placed, time_dtype)
+    table: torch.Tensor | None = None
+    moments: list[torch.Tensor] = []
+    if until is not None:
+        table, moments = _moments(until)
+    keys = [each.key.fold_hops(len(fanouts)) for each in types]
+    nodes, indptrs, sources, eids, sizes = torch.ops.dgl_mgpu.sample_etype_hops.default(
+        seeds,
+        moments,
+        table,
+        [end for each in types for end in (each.source, each.target)],
+        [
+            tensor
+            for each in types
+            for tensor in (each.view.tiers, each.view.pointers, each.view.position)
+        ],
+        [each.view.num_rows for each in types],
+        [each.view.num_cols for each in types],
+        types[0].view.idtype,
+        weights,
+        times,
+        [fanout for hop in fanouts for fanout in hop],
+        replace,
+        [key for hop in zip(*keys, strict=True) for key in hop],
+        sms,
+    )
+    found = None
+    if table is not None:
+        counts: dict[int, int] = {}
+        for each in types:
+            counts[each.source], counts[each.target] = each.view.num_cols, each.view.num_rows
+        found = [table[ids // counts[number]] for number, ids in enumerate(nodes)]
+        nodes = [(ids % counts[number]).to(seeds[0].dtype) for number, ids in enumerate(nodes)]
+    return SampledHops(nodes, found, indptrs, sources, eids, sizes.tolist())
+
+
+def _operands(view: list[torch.Tensor], dtype: torch.dtype | None) -> Sequence[torch.Tensor | None]:
+    return [None] * 4 if dtype is None else [*view, torch.empty(0, dtype=dtype)]
+
+
+def _moments(until: list[torch.Tensor]) -> tuple[torch.Tensor, list[torch.Tensor]]:
+    """Distinct times of seeds, and which of them each seed has, by node type.
+
+    Nothing here waits for a GPU, as ``torch.unique`` would.
+    """
+    wide = torch.float64 if until[0].dtype.is_floating_point else torch.int64
+    ordered, order = torch.cat([each.to(wide) for each in until]).sort()
+    is_new = torch.ones_like(order)
+    is_new[1:] = ordered[1:] != ordered[:-1]
+    number = is_new.cumsum(0) - 1
+    times = torch.zeros_like(ordered).scatter(0, number, ordered)
+    moments = torch.empty_like(order).scatter(0, order, number)
+    return times, list(moments.split([len(each) for each in until]))
+
+
+class BlockEdges(NamedTuple):
+    """The edges of one type into a layer's destination nodes.
+
+    Attributes
+    ----------
+    indptr : Tensor, int64, shape (num_dst + 1,)
+        Destination node ``i`` has the edges ``indptr[i]`` to ``indptr[i + 1]``.
+    src : Tensor, the graph's idtype, shape (E,)
+        Source of each edge, as an index into the ``src_nodes`` of its type.
+    eids : Tensor, the graph's idtype, shape (E,)
+        Edge ids in the whole graph.
+    """
+
+    indptr: torch.Tensor
+    src: torch.Tensor
+    eids: torch.Tensor
+
+
+class EtypeBlock(NamedTuple):
+    """A message-flow graph of several node and edge types.
+
+    Attributes
+    ----------
+    edges : dict of edge type to BlockEdges
+    src_nodes : dict of node type to Tensor, the graph's idtype, shape (num_src,)
+        Ids of the source nodes; the first ``num_dst`` are the destination nodes.
+    num_dst : dict of node type to int
+    src_times : dict of node type to Tensor, int64 or float64, shape (num_src,); or None
+        With times: up to when each source node was sampled.
+    """
+
+    edges: dict[tuple[str, str, str], BlockEdges]
+    src_nodes: dict[str, torch.Tensor]
+    num_dst: dict[str, int]
+    src_times: dict[str, torch.Tensor] | None = None
+
+
+def sample_etype_blocks(
+    views: Mapping[tuple[str, str, str], GraphView],
+    seeds: Mapping[str, torch.Tensor],
+    fanouts: Sequence[int | Mapping[tuple[str, str, str], int]],
+    key: SampleKey,
+    *,
+    replace: bool = False,
+    weights: Mapping[tuple[str, str, str], RowView] | None = None,
+    times: Mapping[tuple[str, str, str], RowView] | None = None,
+    until: Mapping[str, torch.Tensor] | None = None,
+    sms: int = 0,
+) -> list[EtypeBlock]:
+    """Sample the message-flow graphs of a mini-batch of a heterogeneous graph.
+
+    Parameters
+    ----------
+    views : mapping of (source type, edge type, destination type) to GraphView
+        All edge types of the graph, of one idtype: the place of a type among them enters the
+        key, so that two types between the same nodes are sampled independently.
+    seeds : mapping of node type to Tensor, int32 or int64, shape (n,)
+        Destination nodes of the last layer; a type left out has none.
+    fanouts : sequence of int or mapping of edge type to int
+        Edges per node and edge type for each layer, the one nearest the input first, as DGL's
+        ``NeighborSampler`` takes them.
+    key : SampleKey
+        Its ``hop`` is that of the last layer; each layer before it has one more.
+    replace
+        As in :func:`dgl_mgpu.ops.sample_neighbors`.
+    weights : mapping of edge type to RowView, optional
+        As in :func:`dgl_mgpu.ops.sample_neighbors`; a type left out is uniform.
+    times : mapping of edge type to RowView, optional
+        Time of each edge id, all of integers or all floating-point.  An edge is drawn only if it
+        is no later than the time of the seed from which its destination was reached.  A type left
+        out has no times.
+    until : mapping of node type to Tensor, shape (n,), with ``times``
+        Time of each seed, as in :class:`dgl_mgpu.ops.EdgeTimes`.
+    sms : int
+        Most multiprocessors of a GPU to use; 0 for those of the first view.
+
+    Returns
+    -------
+    list of EtypeBlock
+        In the order of ``fanouts``.  New source nodes of a type follow in the order of the edge
+        types in ``views``, and in each by first occurrence.  With times, a node reached at two
+        times is two source nodes.
+
+    Raises
+    ------
+    InvalidInputError
+        If types, shapes, dtypes or numbers of nodes do not fit each other.
+    IdOutOfRangeError, InvalidWeightError
+        As :func:`dgl_mgpu.ops.sample_neighbors`.
+
+    Notes
+    -----
+    On a GPU the host waits once: kernels are launched for as many nodes as fanouts allow, and read
+    from the GPU how many there are.  Where that bound is unknown (a fanout of -1) or too large,
+    and for edge types without times in a batch with times, hops are sampled one by one.
+    """
+    first = _check_types(views)
+    ntypes = list(dict.fromkeys(ntype for etype in views for ntype in (etype[0], etype[2])))
+    for name, types, known in (
+        ("seeds", seeds, ntypes),
+        ("weights", weights or {}, views),
+        ("times", times or {}, views),
+        ("until", until or {}, ntypes),
+    ):
+        if unknown := [each for each in types if each not in known]:
+            raise InvalidInputError(
+                _ASKED, f"{name} for unknown type {unknown[0]!r}", f"use one of {list(known)}"
+            )
+    sms = check_integer(sms, "sms", 0, _ASKED)
+    hops = [_fanouts_of(fanout, views) for fanout in reversed(fanouts)]
+    where = first.tiers.device
+    empty = torch.empty(0, dtype=first.idtype, device=where)
+    counts = _num_nodes(views)
+    given = [
+        to_idtype(seeds[ntype], first, counts[ntype]) if ntype in seeds else empty
+        for ntype in ntypes
+    ]
+    moments = None
+    if times or until:
+        moments = _check_until(ntypes, given, times or {}, until or {})
+    if not hops:
+        return []
+    sampled = sample_typed_hops(
+        given,
+        moments,
+        [
+            TypedEdges(
+                ntypes.index(etype[0]),
+                ntypes.index(etype[2]),
+                view,
+                (weights or {}).get(etype),
+                (times or {}).get(etype),
+                with_fields(key, etype=number),
+            )
+            for number, (etype, view) in enumerate(views.items())
+        ],
+        hops,
+        replace,
+        sms or first.sms,
+    )
+    return [_block(sampled, hop, list(views), ntypes) for hop in reversed(range(len(hops)))]
+
+
+def _block(
+    sampled: SampledHops, hop: int, etypes: list[tuple[str, str, str]], ntypes: list[str]
+) -> EtypeBlock:
+    first = hop * len(etypes)
+    num_dst, num_src = sampled.sizes[hop : hop + 2]
+    return EtypeBlock(
+        {
+            etype: BlockEdges(
+                sampled.indptrs[first + number],
+                sampled.sources[first + number],
+                sampled.eids[first + number],
+            )
+            for number, etype in enumerate(etypes)
+        },
+        {
+            ntype: nodes[:size]
+            for ntype, nodes, size in zip(ntypes, sampled.nodes, num_src, strict=True)
+        },
+        dict(zip(ntypes, num_dst, strict=True)),
+        None
+        if sampled.times is None
+        else {
+            ntype: times[:size]
+            for ntype, times, size in zip(ntypes, sampled.times, num_src, strict=True)
+        },
+    )
+
+
+def _num_nodes(views: Mapping[tuple[str, str, str], GraphView]) -> dict[str, int]:
+    counts = {}
+    for (source, _, target), view in views.items():
+        counts[source], counts[target] = view.num_cols, view.num_rows
+    return counts
+
+
+def _check_types(views: Mapping[tuple[str, str, str], GraphView]) -> GraphView:
+    """Return the first view, or raise if the views are not edge types of one graph."""
+    if not views:
+        raise InvalidInputError(_ASKED, "no edge types", "pass a view for each edge type")
+    counts = _num_nodes(views)
+    first = next(iter(views.values()))
+    for etype, view in views.items():
+        if view.idtype != first.idtype:
+            raise InvalidInputError(
+                _ASKED,
+                f"edge type {etype} with ids of {view.idtype} in a graph of {first.idtype}",
+                "give all edge types the same id type",
+            )
+        for ntype, found in ((etype[0], view.num_cols), (etype[2], view.num_rows)):
+            if found != counts[ntype]:
+                raise InvalidInputError(
+                    _ASKED,
+                    f"{found} nodes of type {ntype!r} in {etype}, {counts[ntype]} in another",
+                    "pass the edge types of one graph",
+                )
+    return first
+
+
+def _fanouts_of(
+    fanout: int | Mapping[tuple[str, str, str], int], views: Mapping[tuple[str, str, str], Any]
+) -> list[int]:
+    found = []
+    for etype in views:
+        of_type = fanout.get(etype) if isinstance(fanout, Mapping) else fanout
+        if of_type is None:
+            raise InvalidInputError(
+                _ASKED, f"no fanout for edge type {etype!r}", "give one for each edge type"
+            )
+        found.append(check_integer(of_type, "fanout", -1, _ASKED))
+    return found
+
+
+def _check_until(
+    ntypes: list[str],
+    seeds: list[torch.Tensor],
+    times: Mapping[tuple[str, str, str], RowView],
+    until: Mapping[str, torch.Tensor],
+) -> list[torch.Tensor]:
+    """Times of seeds by node type, or raise if they do not fit the seeds or each other."""
+    dtypes = [each.dtype for each in times.values()] + [each.dtype for each in until.values()]
+    if not times or len({dtype.is_floating_point for dtype in dtypes}) > 1:
+        raise InvalidInputError(
+            _ASKED,
+            f"times of {[str(dtype) for dtype in dtypes]} for {len(times)} edge types",
+            "pass times of edges and of seeds together, all integers or all floating-point",
+        )
+    found = []
+    for ntype, ids in zip(ntypes, seeds, strict=True):
+        moments = until.get(ntype, ids.new_empty(0, dtype=dtypes[0]))
+        if moments.shape != ids.shape or moments.device != ids.device:
+            raise InvalidInputError(
+                _ASKED,
+                f"times of shape {tuple(moments.shape)} on {moments.device} for {len(ids)} seeds"
+                f" of type {ntype!r} on {ids.device}",
+                "pass one time for each seed, on the device of the seeds",
+            )
+        found.append(moments)
+    return found

@@ -1,0 +1,14 @@
+// Numbers that the host does not wait for: it knows a bound, and a kernel reads what an earlier one
+// of the same stream found.
+#pragma once
+
+#include "philox.cuh"
+
+namespace dgl_mgpu {
+
+// A number of at most `most`: what `exact` points to, or `most` itself where that is null.
+__device__ __forceinline__ int64 count_of(int64 most, const int64* exact) {
+  return exact == nullptr ? most : *exact;
+}
+
+}  // namespace dgl_mgpu

@@ -1,0 +1,185 @@
+"""All hops over edge types, by weight and by time, on CUDA: bit for bit the CPU's results."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidWeightError
+from dgl_mgpu.ops import EdgeTimes, SampleKey, sample_blocks, sample_etype_blocks
+from dgl_mgpu.ops.etype_blocks import cpu, cuda
+from tests.kernels.cuda_views import on_device
+from tests.ops.etype_graphs import ETYPES, hetero_case
+from tests.ops.test_sample import GRAPHS, batches
+from tests.ops.test_sample_weighted import random_times, random_weights
+from tests.ops.views import LAYOUTS, power_law_graph, row_view
+
+KEY = SampleKey(seed=3, epoch=1, batch=4, hop=0, etype=1)
+
+
+class Waits:
+    """Counts how often the host waits for the device."""
+
+    def __init__(self, driver) -> None:
+        self._driver, self.count = driver, 0
+
+    def __getattr__(self, name):
+        return getattr(self._driver, name)
+
+    def synchronize(self, device) -> None:
+        self.count += 1
+        self._driver.synchronize(device)
+
+
+@pytest.fixture
+def on_gpu(where, monkeypatch):
+    """Call a public function as if its tensors lay on the device, and count the waits."""
+    waits = Waits(cuda.device.driver)
+    monkeypatch.setattr(cuda.device, "driver", waits)
+    monkeypatch.setattr(cuda, "hop_by_hop", None)  # nothing here falls back to it
+
+    def call(function, *args, **kwargs):
+        with monkeypatch.context() as patch:
+            if where.type == "cpu":
+                operator = torch.ops.dgl_mgpu.sample_etype_hops
+                patch.setattr(operator, "default", cuda._sample_etype_hops)
+            waits.count = 0
+            found = function(*args, **kwargs)
+            assert waits.count == 1
+        return found
+
+    return call
+
+
+def same(found, expected) -> bool:
+    if isinstance(found, torch.Tensor):
+        return found.dtype == expected.dtype and torch.equal(found.cpu(), expected)
+    if isinstance(found, dict):
+        return found.keys() == expected.keys() and all(same(found[k], expected[k]) for k in found)
+    if isinstance(found, list | tuple):
+        return len(found) == len(expected) and all(map(same, found, expected))
+    return found == expected
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("fanouts", [[3, 2], [0, 40], [2, 2, 2]])
+def test_by_weight(where, on_gpu, fanouts, replace):
+    graphs = [graph for graph in GRAPHS.values() if graph.num_rows == graph.num_cols]
+    for number, graph in enumerate(graphs):
+        dtype = (torch.float32, torch.float64, torch.bool)[number % 3]
+        weights = row_view(random_weights(graph, dtype))
+        view = graph.view(idtype=(torch.int32, torch.int64)[number % 2])
+        for seeds in batches(graph):
+            seeds = seeds[:40].to(view.idtype)
+            expected = sample_blocks(view, seeds, fanouts, KEY, replace=replace, weights=weights)
+            found = on_gpu(
+                sample_blocks, on_device(view, where), seeds.to(where), fanouts, KEY,
+                replace=replace, weights=on_device(weights, where),
+            )  # fmt: skip
+            assert same(found, expected)
+
+
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.float64])
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+def test_by_time(where, on_gpu, idtype, dtype, replace):
+    graph = power_law_graph(100, 900, seed=5)
+    seeds = torch.arange(0, 100, 3, dtype=idtype).repeat(2)
+    edges, until = random_times(graph, dtype, len(seeds))
+    mask = row_view(random_weights(graph, torch.uint8))
+    view = graph.view(LAYOUTS["three tiers"], idtype, np.random.default_rng(0))
+    for weights in (None, mask):
+        expected = sample_blocks(
+            view, seeds, [4, 3], KEY, replace=replace, weights=weights,
+            times=EdgeTimes(row_view(edges), until),
+        )  # fmt: skip
+        found = on_gpu(
+            sample_blocks, on_device(view, where, host_segments=True), seeds.to(where), [4, 3],
+            KEY, replace=replace, weights=None if weights is None else on_device(weights, where),
+            times=EdgeTimes(on_device(row_view(edges), where), until.to(where)),
+        )  # fmt: skip
+        assert same(found, expected)
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("case", ["uniform", "weighted", "timed"])
+def test_edge_types(where, on_gpu, case, idtype):
+    views, seeds, options = hetero_case(case, idtype)
+    given = {name: dict(each) for name, each in options.items()}
+    for each in given.values():
+        for name, value in each.items():
+            moved = isinstance(value, torch.Tensor)
+            each[name] = value.to(where) if moved else on_device(value, where)
+    fanouts = [dict(zip(ETYPES, row, strict=True)) for row in ([3, 2, 0], [2, 2, 3])]
+    for replace in (False, True):
+        for chosen in (seeds, {"user": seeds["user"]}, {"item": seeds["item"][:0]}, {}):
+            until = {n: u for n, u in options.get("until", {}).items() if n in chosen}
+            until = {n: u[: len(chosen[n])] for n, u in until.items()}
+            timed = {"until": until} if case == "timed" else {}
+            expected = sample_etype_blocks(
+                views, chosen, [*fanouts, 2], KEY, replace=replace, **options | timed
+            )
+            timed = {"until": {n: u.to(where) for n, u in until.items()}} if timed else {}
+            found = on_gpu(
+                sample_etype_blocks,
+                {etype: on_device(view, where) for etype, view in views.items()},
+                {ntype: ids.to(where) for ntype, ids in chosen.items()},
+                [*fanouts, 2],
+                KEY,
+                replace=replace,
+                **given | timed,
+            )
+            assert same(found, expected)
+
+
+def test_what_has_no_bound_is_sampled_hop_by_hop(where, monkeypatch):
+    views, seeds, _ = hetero_case("uniform", torch.int64)
+    expected = sample_etype_blocks(views, seeds, [2, -1], KEY)
+    if where.type == "cpu":
+        called = []
+        monkeypatch.setattr(cuda, "hop_by_hop", lambda *a: called.append(a) or cpu.hop_by_hop(*a))
+        monkeypatch.setattr(
+            torch.ops.dgl_mgpu.sample_etype_hops, "default", cuda._sample_etype_hops
+        )
+    found = sample_etype_blocks(
+        {etype: on_device(view, where) for etype, view in views.items()},
+        {ntype: ids.to(where) for ntype, ids in seeds.items()},
+        [2, -1],
+        KEY,
+    )
+    assert same(found, expected)
+    assert where.type != "cpu" or called
+
+
+@pytest.mark.parametrize("bad", [-1, 200])
+@pytest.mark.parametrize("timed", [False, True])
+def test_a_seed_that_is_no_node(where, on_gpu, timed, bad):
+    graph = GRAPHS["power law"]
+    seeds = torch.tensor([5, 6, bad, 7, bad], device=where)
+    weights = on_device(row_view(torch.ones(3000)), where)
+    times = EdgeTimes(on_device(row_view(torch.zeros(3000)), where), torch.ones(5, device=where))
+    with pytest.raises(IdOutOfRangeError, match=f"id {bad} at place 2"):
+        on_gpu(
+            sample_blocks, on_device(graph.view(), where), seeds, [3, 3], KEY,
+            weights=weights, times=times if timed else None,
+        )  # fmt: skip
+
+
+def test_a_bad_weight_two_hops_away(where, on_gpu):
+    graph = GRAPHS["power law"]
+    seeds = torch.arange(10)
+    first = sample_blocks(
+        graph.view(), seeds, [3], KEY, weights=row_view(torch.ones(3000))
+    )
+    node = int(first[0].src_nodes[-1])
+    weights = torch.ones(3000)
+    weights[graph.edge_ids(node)[0]] = float("nan")
+    message = f"edge {int(graph.edge_ids(node)[0])} of node {node} has a weight"
+    with pytest.raises(InvalidWeightError, match=message):
+        sample_blocks(graph.view(), seeds, [3, 3], KEY, weights=row_view(weights))
+    with pytest.raises(InvalidWeightError, match=message):
+        on_gpu(
+            sample_blocks, on_device(graph.view(), where), seeds.to(where), [3, 3], KEY,
+            weights=on_device(row_view(weights), where),
+        )  # fmt: skip

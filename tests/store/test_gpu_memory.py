@@ -1,0 +1,50 @@
+"""What is free on a GPU before a store and after it; nothing else may use the GPUs meanwhile."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from dgl_mgpu.minibatch.launch import launch
+from dgl_mgpu.store import Ranks
+from dgl_mgpu.store.cuda import CudaRuntime
+from tests.store.test_store_gpu import RANKS, SCENARIOS, reads_all_rows
+
+pytestmark = [
+    pytest.mark.skipif(
+        not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None,
+        reason="no GPU, or no CuPy",
+    ),
+    pytest.mark.skipif(
+        "PYTEST_XDIST_WORKER" in os.environ,
+        reason="other tests use the GPUs at the same time; make test-gpu runs this by itself",
+    ),
+]
+
+
+def _free_bytes(ranks: Ranks) -> int:
+    """Of this rank's GPU, while no rank allocates or frees."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    ranks.together("come to rest", lambda: None)
+    free = torch.cuda.mem_get_info()[0]
+    ranks.together("measure", lambda: None)
+    return free
+
+
+def _frees_all_after(scenario: Callable[[Ranks, CudaRuntime], None]) -> None:
+    ranks = Ranks.of_this_machine()
+    reads_all_rows(ranks, CudaRuntime())  # contexts and kernels are loaded at the first use
+    before = _free_bytes(ranks)
+    scenario(ranks, CudaRuntime())
+    assert _free_bytes(ranks) == before
+
+
+@pytest.mark.parametrize("num_ranks", RANKS)
+@pytest.mark.parametrize("scenario", SCENARIOS, ids=lambda scenario: scenario.__name__)
+def test_every_byte_is_free_again_after_a_store_that(scenario, num_ranks):
+    launch(_frees_all_after, num_ranks, scenario)
