@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError
+from dgl_mgpu.ops import workspace
 from dgl_mgpu.placement import Plan, TablePlan
 from dgl_mgpu.store.cuda import Runtime
 from dgl_mgpu.store.device import DeviceMemory
@@ -86,6 +87,9 @@ class Store:
     def close(self) -> None:
         """Give all memory back; what was read stays, the tables can no longer be read.
 
+        A view taken before, and whatever was made of it, holds on to shared memory but not to
+        that of GPUs: there it must not be used any more.
+
         Every rank calls it, for a GPU's memory is freed once no other rank maps it; ranks wait
         for each other for some seconds.  What is not closed goes back when nothing refers to
         it any more, or with the process.
@@ -93,6 +97,8 @@ class Store:
         for table in self.tables.values():
             table.close()
         if self.gpu is not None:
+            self.gpu.runtime.synchronize()
+            workspace.release()
             self.gpu.close()
 
 

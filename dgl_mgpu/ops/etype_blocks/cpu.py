@@ -65,7 +65,7 @@ def hop_by_hop(
         sizes.append([len(each) for each in ids])
     # Nodes of a type that is no edge's source are the seeds themselves.
     ids = [each.clone() if any(each is seed for seed in seeds) else each for each in ids]
-    return ids, indptrs, sources, eids, torch.tensor(sizes)
+    return ids, indptrs, sources, eids, torch.tensor(sizes, device="cpu")
 
 
 def _sample(

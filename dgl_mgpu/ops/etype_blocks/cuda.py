@@ -273,7 +273,7 @@ class _Batch:
                     known[ntype] = count
             sizes.append(known)
         nodes = [each[:size] for each, size in zip(self._nodes, sizes[-1], strict=True)]
-        return nodes, indptrs, sources, eids, torch.tensor(sizes)
+        return nodes, indptrs, sources, eids, torch.tensor(sizes, device="cpu")
 
     def _raise_if_bad(self, sampled: _Sampled, words: list[int], hop: int) -> None:
         of, rows = sampled.of, sampled.of.graph[3]
