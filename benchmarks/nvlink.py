@@ -49,8 +49,9 @@ class Counters:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        on_gpu = torch.cuda.is_available()
-        mine = str(torch.cuda.get_device_properties().uuid) if on_gpu else ""
+        mine = ""
+        if torch.cuda.is_available():
+            mine = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
         self._gpus = ranks.all_gather(mine)
         self.missing = ranks.from_first("find NVLink counters", self._why_missing)
 

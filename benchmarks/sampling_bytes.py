@@ -4,12 +4,14 @@ After XGNN's figure 14, for the topology dealt out over all GPUs and the mini-ba
 ``sampling_gpu``; in the place of the peer is a sampler that reads the whole list of each node.
 
 ``counted``: the sectors of 32 bytes, in other GPUs' memory, of the bounds of each node's list and
-of the entries that are sampled from it and from its edge ids, or of ``neighbours`` alone.  They
-follow from the samples.  ``measured``: what NVLink's counters say that the GPUs received, while all
-sample, and while all read the same nodes' lists whole.
+of the entries that are sampled from it, or of all.  They follow from the samples.  (Edge ids follow
+from the bounds, where the edges of a node have consecutive ones.)  ``measured``: what NVLink's
+counters say that the GPUs received, while all sample, and while all read the same nodes' lists
+whole.
 
 What can be gained is bounded by the graph: a list no longer than the fanout is read whole by any
-sampler.  The JSON has how many of the edges of the nodes are sampled.
+sampler.  The JSON has how many of the edges of the nodes are sampled, and what it would take to
+read lists whole with edge ids beside them.
 
     python -m benchmarks.sampling_bytes --ranks 4 --out sampling_bytes.json
 """
@@ -23,7 +25,6 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from operator import add
 
-import numpy as np
 import torch
 
 from benchmarks.figures import Figure, Report
@@ -53,9 +54,15 @@ class Sectors:
     def __add__(self, other: Sectors) -> Sectors:
         return Sectors(*map(add, astuple(self), astuple(other)))
 
-    def megabytes(self, entries: str, arrays: int) -> float:
-        """Of the bounds, and of the 'sampled' or 'whole' lists of so many arrays."""
-        return _SECTOR * (self.bounds + arrays * getattr(self, entries)) / 1e6
+    @property
+    def sampled_megabytes(self) -> float:
+        """Of the bounds and of the entries sampled."""
+        return _SECTOR * (self.bounds + self.sampled) / 1e6
+
+    @property
+    def whole_megabytes(self) -> float:
+        """Of the bounds and of the whole lists."""
+        return _SECTOR * (self.bounds + self.whole) / 1e6
 
 
 class Layout:
@@ -65,7 +72,7 @@ class Layout:
     ----------
     indptr : Tensor, int64, shape (nodes + 1,)
     entry_bytes : int
-        Of a neighbour, and of an edge id.
+        Of a neighbour.
     parts, mine : int
         GPUs, and which of them reads.  What a single one reads counts as if it were elsewhere.
     """
@@ -84,8 +91,8 @@ class Layout:
         remote = nodes % self._parts != self._mine if self._parts > 1 else nodes >= 0
         rows = nodes[remote]
         local = rows // self._parts
-        # A node's bounds are two words of eight bytes, in one sector unless that ends between.
-        bounds = len(rows) + int((local % 4 == 3).sum())
+        # A row has its first edge's place and id, 16 bytes, and ends where the next begins.
+        bounds = len(rows) + int((local % 2 == 1).sum())
         sampled = torch.repeat_interleave(remote, sizes)
         row = torch.repeat_interleave(sizes)[sampled]
         place = self._first[nodes[row]] + eids[sampled] - self._indptr[nodes[row]]
@@ -140,8 +147,7 @@ def work(options: argparse.Namespace) -> None:
                 sample = partial(sampled, view, fanouts)
                 blocks = [sample(some) for some in seeds]
                 checker.require(name, seeds[0], fanouts, *our_hops(blocks[0]))
-                for figure in counted(name, [sectors_of(layout, each) for each in blocks], ranks):
-                    report.add(figure)
+                report.add(counted(name, [sectors_of(layout, each) for each in blocks], ranks))
                 if not counters.missing:
                     bytes_of = partial(counters.bytes_a_call, repeats=options.repeats)
                     peers = None
@@ -161,22 +167,17 @@ def _peer(sampler: Callable, fanouts: tuple[int, ...], seeds: torch.Tensor) -> N
     sampler(seeds, fanouts)
 
 
-def counted(name: str, batches: Sequence[Sectors], ranks: Ranks) -> list[Figure]:
-    """MB a batch, with edge ids and without."""
+def counted(name: str, batches: Sequence[Sectors], ranks: Ranks) -> Figure:
+    """MB a batch, from the samples."""
     every = [sectors for mine in ranks.all_gather(list(batches)) for sectors in mine]
-
-    def mean(entries: str, arrays: int) -> float:
-        return float(np.mean([sectors.megabytes(entries, arrays) for sectors in every]))
-
-    share = sum(s.sampled_edges for s in every) / max(1, sum(s.edges for s in every))
-    more = {"bounds": mean("sampled", 0), "share_of_edges_sampled": share}
-    return [
-        Figure(
-            f"{name}, {what}", "MB", mean("sampled", arrays), mean("whole", arrays),
-            times_peer=TIMES_WHOLE, more=more,
-        )
-        for what, arrays in (("counted", 2), ("counted, neighbours", 1))
-    ]  # fmt: skip
+    total = sum(every, Sectors())
+    more = {
+        "bounds": _SECTOR * total.bounds / len(every) / 1e6,
+        "whole_with_edge_ids": _SECTOR * (total.bounds + 2 * total.whole) / len(every) / 1e6,
+        "share_of_edges_sampled": total.sampled_edges / max(1, total.edges),
+    }
+    ours, whole = total.sampled_megabytes / len(every), total.whole_megabytes / len(every)
+    return Figure(f"{name}, counted", "MB", ours, whole, times_peer=TIMES_WHOLE, more=more)
 
 
 def measured(
@@ -196,7 +197,7 @@ def measured(
 
     nodes = [[block.src_nodes[: block.num_dst] for block in of_batch] for of_batch in blocks]
     ours, whole = bytes_of(sample, seeds), bytes_of(read_whole, nodes)
-    more = None if peer_bytes is None else {"pylibwholegraph_without_edge_ids": peer_bytes / 1e6}
+    more = None if peer_bytes is None else {"pylibwholegraph": peer_bytes / 1e6}
     return Figure(
         f"{name}, measured", "MB", ours / 1e6, whole / 1e6, times_peer=TIMES_WHOLE, more=more
     )

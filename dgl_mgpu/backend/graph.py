@@ -286,7 +286,7 @@ class StoreGraph:
         InvalidInputError, IdOutOfRangeError, InvalidWeightError
         """
         sampled = self._sample_blocks(self._by_ntype(nodes), fanouts, prob, replace)
-        blocks = [self._dgl_block(each) for each in sampled]
+        blocks = [self._dgl_block(each) for each in self._on_host(sampled)]
         return blocks[0].srcdata[dgl.NID] if blocks else nodes, nodes, blocks
 
     def input_nodes(
@@ -337,8 +337,31 @@ class StoreGraph:
             for block in blocks
         ]
 
+    def _on_host(self, blocks: list[EtypeBlock]) -> list[EtypeBlock]:
+        """The blocks of a mini-batch in host memory, all copied at once."""
+        if not blocks or self._where.type == "cpu":
+            return blocks
+        edges = [each for block in blocks for of in block.edges.values() for each in of]
+        tensors = [*blocks[0].src_nodes.values(), *edges]
+        joined = torch.cat([each.to(self.idtype) for each in tensors]).cpu()
+        pieces = iter(joined.split([len(each) for each in tensors]))
+        # Source nodes of later layers are the first of the input nodes.
+        nodes = {ntype: next(pieces) for ntype in blocks[0].src_nodes}
+        return [
+            EtypeBlock(
+                {
+                    etype: BlockEdges(*(next(pieces) for _ in of))
+                    for etype, of in block.edges.items()
+                },
+                {ntype: nodes[ntype][: len(each)] for ntype, each in block.src_nodes.items()},
+                block.num_dst,
+            )
+            for block in blocks
+        ]
+
     def _dgl_block(self, sampled: EtypeBlock) -> dgl.DGLGraph:
-        sources = {ntype: nodes.cpu() for ntype, nodes in sampled.src_nodes.items()}
+        """A block in host memory as DGL's."""
+        sources = sampled.src_nodes
         block = dgl.create_block(
             {etype: ("csc", self._csc(edges)) for etype, edges in sampled.edges.items()},
             {ntype: len(nodes) for ntype, nodes in sources.items()},
@@ -349,14 +372,14 @@ class StoreGraph:
             block.srcnodes[ntype].data[dgl.NID] = nodes
             block.dstnodes[ntype].data[dgl.NID] = nodes[: sampled.num_dst[ntype]]
         for etype, edges in sampled.edges.items():
-            block.edges[etype].data[dgl.EID] = edges.eids.cpu()
+            block.edges[etype].data[dgl.EID] = edges.eids
         return block
 
     def _csc(self, edges: BlockEdges) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         # Edge ids are places, which DGL would take for granted; but its CPU kernels for edge
         # features refuse a graph that does not spell them out.
         eids = torch.arange(len(edges.src), dtype=self.idtype)
-        return edges.indptr.cpu().to(self.idtype), edges.src.cpu(), eids
+        return edges.indptr.to(self.idtype), edges.src, eids
 
     def _sample(
         self,

@@ -37,9 +37,21 @@ PAIRED = 1
 HOST_SMS = 4
 
 
-def as_bytes(rows: torch.Tensor) -> torch.Tensor:
-    """Rows of any element type as bytes, uint8, shape (n, bytes of a row), without a copy."""
-    return rows.view(len(rows), math.prod(rows.shape[1:])).view(torch.uint8)
+_WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
+
+
+def as_words(rows: torch.Tensor) -> torch.Tensor:
+    """Rows of any element type as the widest integers they are made of, without a copy.
+
+    Torch's indexing operators do not know all element types, and take long over small ones.
+
+    Returns
+    -------
+    Tensor, int64, int32, int16 or uint8, shape (n, words of a row)
+    """
+    flat = rows.view(len(rows), math.prod(rows.shape[1:]))
+    size = flat.element_size()
+    return flat.view(_WORDS[math.gcd(8, flat.shape[1] * size, flat.storage_offset() * size)])
 
 
 def _identity() -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""How the ranks of one machine tell each other where their segments are."""
+"""How ranks tell each other where their segments are, and send each other tensors."""
 
 from __future__ import annotations
 

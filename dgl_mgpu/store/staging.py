@@ -14,7 +14,7 @@ import threading
 import torch
 
 from dgl_mgpu.ops import gather_rows
-from dgl_mgpu.ops.view import RowView, as_bytes
+from dgl_mgpu.ops.view import RowView, as_words
 from dgl_mgpu.store.cuda import out_of_memory
 
 #: Bytes of each GPU that cache rows on disk, where nothing else is asked for.
@@ -85,12 +85,13 @@ class StagedRows:
             begin = turn * self._chunk_rows
             read = gather_rows(self._disk, part, self._pinned_rows(turn % 2, len(part)))
             self._wait()  # for the copies from the other half, which the next turn fills
-            staged = as_bytes(read).to(self._where, non_blocking=True)
+            staged = as_words(read).to(self._where, non_blocking=True)
             served = slice(ends[turn], ends[turn + 1])
             found = staged[which[served] - begin]
             if out.dtype != self._disk.dtype:
-                found = found.view(self._disk.dtype).to(out.dtype).view(torch.uint8)
-            as_bytes(out).index_copy_(0, places[served], found)
+                found = found.view(self._disk.dtype).to(out.dtype)
+            words = as_words(out)
+            words.index_copy_(0, places[served], found.view(words.dtype))
             self._keep(rows[begin : begin + len(part)], staged)
 
     def _keep(self, rows: torch.Tensor, staged: torch.Tensor) -> None:
@@ -99,7 +100,7 @@ class StagedRows:
         slot = rows % slots
         self.tags[slot] = rows
         stays = self.tags[slot] == rows
-        self.cache.index_copy_(0, torch.where(stays, slot, slots), staged)
+        as_words(self.cache).index_copy_(0, torch.where(stays, slot, slots), staged)
 
     def _pinned_rows(self, half: int, count: int) -> torch.Tensor:
         if not self._pinned:

@@ -385,8 +385,7 @@ def sample_etype_blocks(
             )
     sms = check_integer(sms, "sms", 0, _ASKED)
     hops = [_fanouts_of(fanout, views) for fanout in reversed(fanouts)]
-    where = first.tiers.device
-    empty = torch.empty(0, dtype=first.idtype, device=where)
+    empty = torch.empty(0, dtype=first.idtype, device=first.tiers.device)
     counts = _num_nodes(views)
     given = [
         to_idtype(seeds[ntype], first, counts[ntype]) if ntype in seeds else empty

@@ -21,7 +21,7 @@ from dgl_mgpu.ops.memory import (
     segment_in,
     segment_of,
 )
-from dgl_mgpu.ops.view import HOST_SMS, STOP, as_bytes
+from dgl_mgpu.ops.view import HOST_SMS, STOP, as_words
 
 #: Bytes copied per range of ids that are worth waking a thread for.
 _GRAIN_BYTES = 128 * 1024
@@ -29,8 +29,8 @@ _GRAIN_BYTES = 128 * 1024
 #: A group is of about this many bytes, within these bounds for the number of rows.
 _GROUP_BYTES = 4096
 _GROUP_ROWS = (16, 32)
-#: Bytes gathered before they are cast: few enough to stay in a cache.
-_CAST_BYTES = 1 << 20
+#: Bytes gathered before they are cast: few enough to stay in the caches.
+_CAST_BYTES = 8 << 20
 #: Lines of a row asked for ahead; the hardware prefetcher follows with the rest.
 _LINES = 4
 _ASKED = "gather rows"
@@ -136,8 +136,10 @@ def _gather_rows(
     rows = out.new_empty((len(mapped), *out.shape[1:]))
     table = rows_argument(tiers, pointers, position)
     _gather_mapped(rows, ids[mapped], table, num_rows, stored)
-    as_bytes(out)[mapped] = as_bytes(rows)
-    as_bytes(out)[cached] = as_bytes(cache[slot[cached]].view(stored).to(out.dtype))
+    words = as_words(out)
+    words[mapped] = as_words(rows).view(words.dtype)
+    rows = as_words(cache)[slot[cached]].view(stored).to(out.dtype)
+    words[cached] = rows.view(words.dtype)
 
 
 def _gather_mapped(
