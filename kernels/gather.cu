@@ -86,6 +86,12 @@ struct Staging {
   int64* aside;  // for each place in `out`, the position of the row still to be read, or -1
 };
 
+// Where a row is, 0 if it is to be zeros, and where in `out` it goes, -1 if nowhere.
+struct Found {
+  int64 source;
+  int64 place;
+};
+
 // How a row is divided into vectors: `slots` of them, and where that is more than the row has, the
 // first one begins at the line of 128 bytes that the row begins in, so that no line is asked for
 // twice (PyTorch-Direct, section 4.5).
@@ -97,7 +103,7 @@ struct RowShape {
 };
 
 // Copies as many rows as lanes have addresses of, `source` and `target`; a row from address 0
-// becomes zeros.
+// becomes zeros, one to address 0 is left out.
 template <typename Move, int kUnroll>
 __device__ __forceinline__ void copy_rows(int64 source, int64 target, int rows, RowShape shape) {
   const int lane = threadIdx.x % 32;
@@ -118,7 +124,7 @@ __device__ __forceinline__ void copy_rows(int64 source, int64 target, int rows, 
       const int64 begin = __shfl_sync(kAllLanes, target, row);
       const int64 offset = static_cast<int64>(in_range - row * shape.slots) * sizeof(Held) -
                            (shape.shifted ? from % 128 : 0);
-      const bool mine = slot < count && offset >= 0 && offset < shape.bytes;
+      const bool mine = slot < count && begin != 0 && offset >= 0 && offset < shape.bytes;
       to[u] = mine ? begin + Move::Wanted(offset) : 0;
       held[u] = Held{};
       if (mine && from != 0) held[u] = *reinterpret_cast<const Held*>(from + offset);
@@ -130,16 +136,30 @@ __device__ __forceinline__ void copy_rows(int64 source, int64 target, int rows, 
   }
 }
 
+// The rows in host memory that a gather asks for, roughly in the order of their addresses: rows
+// that are read at the same time then lie close together, which spares the translation of
+// addresses (docs/decisions.md). The buckets are equal runs of positions.
+struct HostRows {
+  static constexpr int kBuckets = 2048;
+
+  int64 start;       // positions from here on are in host memory; -1 if rows are not listed
+  int64 shift;       // a bucket has 2^shift positions
+  int* counts;       // of each bucket; zeros before
+  int* taken;        // of each bucket, places in the list; zeros before
+  int64* positions;  // the list
+  int* places;       // where in `out` each row of the list goes
+  int64* listed;     // its length
+
+  __device__ __forceinline__ int BucketOf(int64 at) const {
+    return static_cast<int>((at - start) >> shift);
+  }
+};
+
 // A gather's parameters.
 template <typename Seed, typename Position>
 struct Request {
   char* out;
   const Seed* ids;
-  // Where in `out` each row goes; null where they go in the order of `ids`. Then `ids` are sorted
-  // positions: the first `host_blocks` blocks take those from `host_start` on, which are in host
-  // memory, and neighbours in the list are neighbours there, which spares the translation of
-  // addresses (docs/decisions.md). The other blocks take the rest meanwhile.
-  const int64* order;
   int64 count;
   const int64* tiers;
   int64 num_tiers;
@@ -149,74 +169,129 @@ struct Request {
   int64 row_bytes;
   int64 row_slots;
   int64 warp_rows;
-  int64 host_start;
-  int64 host_blocks;
+  HostRows host;
+  int64 host_blocks;  // they take the list, the others what is not on it
   Staging staging;
   int64* fault;
+
+  // Position of a row; -1 of what is none.
+  __device__ __forceinline__ int64 PositionOf(int64 id) const {
+    if (id < 0 || id >= num_rows) return -1;
+    return position == nullptr ? id : position[id];
+  }
 };
 
-// Gathers rows [run.begin, run.end) of the list `ids` on the warps of `blocks` blocks, of which
-// this is number `block`.
-template <typename Move, int kUnroll, typename Seed, typename Position>
-__device__ __forceinline__ void gather_run(const Request<Seed, Position>& asked, Run run,
-                                           int64 block, int64 blocks) {
-  const Rows<Position> table{asked.tiers, static_cast<int>(asked.num_tiers), asked.position};
-  const Staging& staging = asked.staging;
+// Counts the rows of each bucket.
+template <typename Seed, typename Position>
+__global__ void __launch_bounds__(kThreads) count_host_rows(Request<Seed, Position> asked) {
+  __shared__ int here[HostRows::kBuckets];
+  for (int bucket = threadIdx.x; bucket < HostRows::kBuckets; bucket += kThreads) here[bucket] = 0;
+  __syncthreads();
+  const Run mine = run_of_block(asked.count);
+  for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) {
+    const int64 at = asked.PositionOf(asked.ids[i]);
+    if (at >= asked.host.start) atomicAdd(here + asked.host.BucketOf(at), 1);
+  }
+  __syncthreads();
+  for (int bucket = threadIdx.x; bucket < HostRows::kBuckets; bucket += kThreads) {
+    if (here[bucket] != 0) atomicAdd(asked.host.counts + bucket, here[bucket]);
+  }
+}
+
+// Lists them, bucket after bucket. In a bucket they come in any order, which nobody sees: each row
+// knows its place in the output.
+template <typename Seed, typename Position>
+__global__ void __launch_bounds__(kThreads) list_host_rows(Request<Seed, Position> asked) {
+  constexpr int kEach = HostRows::kBuckets / kThreads;
+  __shared__ int next[HostRows::kBuckets];
+  const HostRows& host = asked.host;
+  for (int bucket = threadIdx.x; bucket < HostRows::kBuckets; bucket += kThreads) next[bucket] = 0;
+  __syncthreads();
+  const Run mine = run_of_block(asked.count);
+  for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) {
+    const int64 at = asked.PositionOf(asked.ids[i]);
+    if (at >= host.start) atomicAdd(next + host.BucketOf(at), 1);
+  }
+  int64 counted = 0;
+  for (int j = 0; j < kEach; ++j) counted += host.counts[threadIdx.x * kEach + j];
+  const Sum sum = block_sum<kThreads>(counted);  // all threads have counted when it returns
+  int64 before = sum.before;
+  for (int j = 0; j < kEach; ++j) {
+    const int bucket = threadIdx.x * kEach + j;
+    const int here = next[bucket];
+    next[bucket] = static_cast<int>(before) + (here != 0 ? atomicAdd(host.taken + bucket, here) : 0);
+    before += host.counts[bucket];
+  }
+  __syncthreads();
+  for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) {
+    const int64 at = asked.PositionOf(asked.ids[i]);
+    if (at < host.start) continue;
+    const int place = atomicAdd(next + host.BucketOf(at), 1);
+    host.positions[place] = at;
+    host.places[place] = static_cast<int>(i);
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) *host.listed = sum.total;
+}
+
+// Copies `count` rows on the warps of `blocks` blocks, of which this is number `block`. `find` says
+// of each where it comes from (0 for a row of zeros) and its place in `out`, -1 for none.
+template <typename Move, int kUnroll, typename Seed, typename Position, typename Find>
+__device__ __forceinline__ void gather_rows(const Request<Seed, Position>& asked, int64 count,
+                                            int64 block, int64 blocks, Find find) {
   const int lane = threadIdx.x % 32;
   const int slots = static_cast<int>(asked.row_slots);
   const RowShape shape{asked.row_bytes, slots,
                        asked.row_slots * sizeof(typename Move::Held) != asked.row_bytes,
                        0xffffffffu / slots + 1};
   const int64 warps = blocks * (kThreads / 32);
-  for (int64 start = run.begin + (block * (kThreads / 32) + threadIdx.x / 32) * asked.warp_rows;
-       start < run.end; start += warps * asked.warp_rows) {
-    const int rows = static_cast<int>(min(run.end - start, asked.warp_rows));
-    int64 source = 0, target = 0;
-    if (lane < rows) {
-      const int64 id = asked.ids[start + lane];
-      int64 aside = -1;
-      if (id < 0 || id >= asked.num_rows) {
-        report_bad_id(asked.fault, id, asked.num_rows);
-      } else {
-        const Place place = table.Find(id);
-        const int64 segment = asked.pointers[place.segment];
-        source = segment + place.row * asked.row_bytes;
-        if (segment == 0) {
-          const int64 at = asked.position == nullptr ? id : asked.position[id];
-          const int64 slot = at % staging.slots;
-          const bool cached = staging.tags[slot] == at;
-          source = cached ? reinterpret_cast<int64>(staging.cache) + slot * asked.row_bytes : 0;
-          aside = cached ? -1 : at;
-        }
-      }
-      const int64 place = asked.order == nullptr ? start + lane : asked.order[start + lane];
-      target = reinterpret_cast<int64>(asked.out + place * Move::Wanted(asked.row_bytes));
-      if (staging.aside != nullptr) staging.aside[place] = aside;
-    }
-    copy_rows<Move, kUnroll>(source, target, rows, shape);
+  for (int64 start = (block * (kThreads / 32) + threadIdx.x / 32) * asked.warp_rows; start < count;
+       start += warps * asked.warp_rows) {
+    const int rows = static_cast<int>(min(count - start, asked.warp_rows));
+    Found found{0, -1};
+    if (lane < rows) found = find(start + lane);
+    const int64 target =
+        found.place < 0
+            ? 0
+            : reinterpret_cast<int64>(asked.out + found.place * Move::Wanted(asked.row_bytes));
+    copy_rows<Move, kUnroll>(found.source, target, rows, shape);
   }
 }
 
 template <typename Move, int kUnroll, typename Seed, typename Position>
 __device__ __forceinline__ void gather_all(const Request<Seed, Position>& asked) {
-  Run run{0, asked.count};
-  int64 block = blockIdx.x, blocks = gridDim.x;
-  if (asked.order != nullptr) {
-    int64 low = 0, high = asked.count;  // the first row in host memory
-    while (low < high) {
-      const int64 middle = (low + high) / 2;
-      if (asked.ids[middle] < asked.host_start) {
-        low = middle + 1;
-      } else {
-        high = middle;
-      }
-    }
-    const bool host = block < asked.host_blocks;
-    run = host ? Run{low, asked.count} : Run{0, low};
-    block -= host ? 0 : asked.host_blocks;
-    blocks = host ? asked.host_blocks : blocks - asked.host_blocks;
+  const Staging& staging = asked.staging;
+  const HostRows& host = asked.host;
+  const Rows<int> table{asked.tiers, static_cast<int>(asked.num_tiers), nullptr};
+  const auto address_of = [&](int64 at) {
+    const Place place = table.Find(at);
+    const int64 segment = asked.pointers[place.segment];
+    return segment == 0 ? 0 : segment + place.row * asked.row_bytes;
+  };
+  if (blockIdx.x < asked.host_blocks) {
+    gather_rows<Move, kUnroll>(asked, *host.listed, blockIdx.x, asked.host_blocks, [&](int64 i) {
+      return Found{address_of(host.positions[i]), host.places[i]};
+    });
+    return;
   }
-  gather_run<Move, kUnroll>(asked, run, block, blocks);
+  gather_rows<Move, kUnroll>(
+      asked, asked.count, blockIdx.x - asked.host_blocks, gridDim.x - asked.host_blocks,
+      [&](int64 i) {
+        const int64 id = asked.ids[i], at = asked.PositionOf(id);
+        if (at < 0) report_bad_id(asked.fault, id, asked.num_rows);
+        if (at >= host.start && asked.host_blocks > 0) return Found{0, -1};
+        int64 source = at < 0 ? 0 : address_of(at);
+        if (staging.aside != nullptr) {
+          int64 aside = -1;
+          if (at >= 0 && source == 0) {
+            const int64 slot = at % staging.slots;
+            const bool cached = staging.tags[slot] == at;
+            source = cached ? reinterpret_cast<int64>(staging.cache) + slot * asked.row_bytes : 0;
+            aside = cached ? -1 : at;
+          }
+          staging.aside[i] = aside;
+        }
+        return Found{source, i};
+      });
 }
 
 // Rows as they are stored.
@@ -230,20 +305,6 @@ template <typename Seed, typename Position, typename Stored, typename Wanted, in
           int kUnroll>
 __global__ void __launch_bounds__(kThreads) gather_cast(Request<Seed, Position> asked) {
   gather_all<Cast<Stored, Wanted, kElements>, kUnroll>(asked);
-}
-
-// Ids to positions, before they are sorted; a bad id becomes position 0 and is reported.
-template <typename Seed, typename Position, typename Sorted>
-__global__ void __launch_bounds__(kThreads)
-    find_positions(Sorted* positions, const Seed* ids, int64 count, const Position* position,
-                   int64 num_rows, int64* fault) {
-  for (int64 i = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x; i < count;
-       i += static_cast<int64>(gridDim.x) * kThreads) {
-    const int64 id = ids[i];
-    const bool bad = id < 0 || id >= num_rows;
-    if (bad) report_bad_id(fault, id, num_rows);
-    positions[i] = bad ? 0 : position == nullptr ? id : position[id];
-  }
 }
 
 // How many rows of each segment are asked for, added to `counts`.

@@ -251,7 +251,7 @@ def machine(
     if topology == "auto":
         if runtime is None or seats is None:
             return probe_shared_memory(num_ranks)
-        return topology_of_ranks(runtime.machine(), runtime.seats(), seats)
+        return topology_of_ranks(runtime.machine(), runtime.gpus(), seats)
     if not isinstance(topology, str | Topology):
         raise ConfigError(
             "place a store on a machine",

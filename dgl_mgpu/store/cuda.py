@@ -64,11 +64,14 @@ class Runtime(Protocol):
     def seat(self) -> Seat:
         """The GPU of this rank."""
 
-    def seats(self) -> list[Seat]:
-        """All GPUs that this process sees."""
+    def gpus(self) -> list[str]:
+        """All GPUs that this process sees, by what :attr:`Seat.gpu` is."""
 
     def machine(self) -> Topology:
-        """The machine they are in, numbered as :meth:`seats`."""
+        """The machine they are in, numbered as :meth:`gpus`, with all memory that they have.
+
+        Uses no memory of theirs.
+        """
 
     def allocate(self, nbytes: int) -> int:
         """The address of new memory; :class:`DeviceMemoryError` if there is too little."""
@@ -77,7 +80,8 @@ class Runtime(Protocol):
         """Give memory back, once no other process maps it."""
 
     def share(self, address: int) -> bytes:
-        """A handle of allocated memory, for other processes."""
+        """A handle of allocated memory, for other processes; :class:`PeerAccessError` if there
+        are none here."""
 
     def open(self, handle: bytes) -> int:
         """Map another process's memory; :class:`PeerAccessError` if it cannot be."""
@@ -129,18 +133,13 @@ class CudaRuntime:
             )
 
     def seat(self) -> Seat:
-        return self._seat(self._index)
+        return Seat(_name_of(self._index), *torch.cuda.mem_get_info(self._index))
 
-    def seats(self) -> list[Seat]:
-        return [self._seat(index) for index in range(torch.cuda.device_count())]
-
-    def _seat(self, index: int) -> Seat:
-        return Seat(
-            str(torch.cuda.get_device_properties(index).uuid), *torch.cuda.mem_get_info(index)
-        )
+    def gpus(self) -> list[str]:
+        return [_name_of(index) for index in range(torch.cuda.device_count())]
 
     def machine(self) -> Topology:
-        return probe()
+        return probe(free_memory=False)
 
     def allocate(self, nbytes: int) -> int:
         with self._on_device():
@@ -157,7 +156,14 @@ class CudaRuntime:
 
     def share(self, address: int) -> bytes:
         with self._on_device():
-            return self._runtime.ipcGetMemHandle(address)
+            try:
+                return self._runtime.ipcGetMemHandle(address)
+            except self._runtime.CUDARuntimeError as error:
+                raise PeerAccessError(
+                    f"share memory of {self.device} with other ranks",
+                    str(error),
+                    f"hide its links ({_WITHOUT_LINKS}",
+                ) from error
 
     def open(self, handle: bytes) -> int:
         with self._on_device():
@@ -167,7 +173,7 @@ class CudaRuntime:
                 raise PeerAccessError(
                     f"map another rank's GPU memory on {self.device}",
                     str(error),
-                    "hide the link between the two (store.links), or use store.device=cpu",
+                    f"hide the link between the two ({_WITHOUT_LINKS}",
                 ) from error
 
     def close(self, address: int) -> None:
@@ -226,6 +232,11 @@ class CudaRuntime:
             yield
         finally:
             self._runtime.setDevice(before)
+
+
+def _name_of(index: int) -> str:
+    # Properties are there before a GPU has a context, and asking for them opens none.
+    return str(torch.cuda.get_device_properties(index).uuid)
 
 
 def find_runtime() -> Runtime | None:

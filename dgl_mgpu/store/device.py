@@ -4,13 +4,14 @@ A rank allocates one block for all it holds; another maps the whole of it.  Memo
 process still maps must not be freed, so every store has a board in shared memory on which each
 rank stands with its process until it has unmapped what it read.  A rank frees its block when it
 is the last on the board; processes that were killed do not count, for the driver has unmapped
-what they had.
+what they had.  A process is told from a later one of the same number by when it was started.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import threading
 import time
 import weakref
 from pathlib import Path
@@ -25,6 +26,8 @@ from dgl_mgpu.store.segment import Segment
 # How long a rank that ends or closes a store waits for the others to unmap its memory.
 _WAIT_SECONDS = 10.0
 _POLL_SECONDS = 0.002
+# Linux numbers processes below 2**22.
+_PID_BITS = 22
 
 
 class DeviceSegment:
@@ -82,14 +85,27 @@ class DeviceMemory:
         """Address of this rank's own memory; 0 while there is none."""
         return self._held.block
 
-    def allocate(self, nbytes: int) -> bytes:
-        """Allocate this rank's block and return its handle for other processes.
+    @property
+    def is_mine(self) -> bool:
+        """Whether this is the process it was made in and not a fork of it."""
+        return self._held.is_mine
+
+    def allocate(self, nbytes: int) -> None:
+        """Allocate this rank's block.
 
         Raises
         ------
         DeviceMemoryError
         """
         self._held.block = self.runtime.allocate(nbytes)
+
+    def share(self) -> bytes:
+        """The handle of this rank's block for other processes.
+
+        Raises
+        ------
+        PeerAccessError
+        """
         return self.runtime.share(self._held.block)
 
     def open(self, handle: bytes) -> int:
@@ -124,8 +140,11 @@ class DeviceMemory:
     def close(self) -> None:
         """Unmap all, and free this rank's block once the others did the same.
 
-        Where they do not for some seconds, it is freed later or when the process ends.
+        Where they do not for some seconds, it is freed later or when the process ends.  In a fork
+        of this process there is nothing to give back.
         """
+        if not self.is_mine:
+            return
         self._finalizer()
         _await(self._held)
         self.runtime.trim()
@@ -142,7 +161,7 @@ class _Held:
         self.block = 0
         self.opened: dict[bytes, int] = {}
         self.registered: list[Segment] = []
-        self._entries[rank] = self._pid
+        self._entries[rank] = _mark_of(self._pid)
 
     @property
     def is_mine(self) -> bool:
@@ -153,33 +172,57 @@ class _Held:
         """Unmap what other ranks hold, then free what can be freed."""
         if not self.is_mine or not self._entries[self._rank]:
             return
-        self._runtime.synchronize()
-        while self.opened:
-            self._runtime.close(self.opened.popitem()[1])
-        while self.registered:
-            self._runtime.unregister(self.registered.pop().address)
-        self._entries[self._rank] = 0
+        try:
+            self._runtime.synchronize()
+            while self.opened:
+                self._runtime.close(self.opened.popitem()[1])
+            while self.registered:
+                self._runtime.unregister(self.registered.pop().address)
+        finally:
+            # Also when the GPU fails, and with it every kernel that would read: the others need
+            # not wait for it.
+            self._entries[self._rank] = 0
         sweep()
 
-    def try_free(self) -> bool:
-        """Free the own block unless some process maps it."""
-        if any(pid and _is_alive(int(pid)) for pid in self._entries):
-            return False
+    @property
+    def is_mapped(self) -> bool:
+        """Whether some process has not unmapped the own block yet."""
+        return any(_is_alive(mark) for mark in self._entries.tolist())
+
+    def free(self) -> None:
+        """Free the own block."""
         if self.block:
             block, self.block = self.block, 0
             self._runtime.free(block)
-        return True
 
 
 #: What has not been given back yet, in this process.
 _all_held: list[_Held] = []
+# A finalizer may run at any time, also while its own thread sweeps.
+_sweeping = threading.RLock()
+
+
+def _forget() -> None:
+    """In a fork: nothing is its own, and no other thread is there to leave the lock."""
+    global _sweeping
+    _all_held.clear()
+    _sweeping = threading.RLock()
+
+
+os.register_at_fork(after_in_child=_forget)
 
 
 def sweep() -> None:
     """Free the blocks of stores given up earlier that other ranks no longer map."""
-    for held in list(_all_held):
-        if held.is_mine and held.try_free():
-            _all_held.remove(held)
+    with _sweeping:
+        for held in list(_all_held):
+            if held.is_mapped:
+                continue
+            try:
+                _all_held.remove(held)
+            except ValueError:  # a finalizer has run meanwhile and freed it
+                continue
+            held.free()
 
 
 def _await(held: _Held) -> None:
@@ -192,18 +235,28 @@ def _await(held: _Held) -> None:
 @atexit.register
 def _at_exit() -> None:
     # The memory of a process that has ended is not there for others to read.
-    for held in [held for held in _all_held if held.is_mine]:
+    for held in list(_all_held):
         held.release()
         _await(held)
 
 
-def _is_alive(pid: int) -> bool:
-    """Whether a process runs; one that has ended may still be listed until its parent looks."""
+def _mark_of(pid: int) -> int:
+    """What tells a process from all others, also from a later one with its number; 0 if it has
+    ended."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
-        return False
-    return status.rpartition(")")[2].split()[0] not in "ZX"
+        return 0
+    # From the third field on: the second is a name and may hold anything.
+    fields = status.rpartition(")")[2].split()
+    state, started = fields[0], int(fields[19])
+    # What has ended may still be listed until its parent looks.
+    return 0 if state in "ZX" else started << _PID_BITS | pid
+
+
+def _is_alive(mark: int) -> bool:
+    """Whether the process with a mark runs."""
+    return mark != 0 and _mark_of(mark % (1 << _PID_BITS)) == mark
 
 
 def not_in_workers() -> StoreClosedError:

@@ -10,7 +10,7 @@ from pathlib import Path
 from dgl_mgpu.placement import HOST, Plan
 from dgl_mgpu.store.format import TableFormat, aligned
 from dgl_mgpu.store.segment import SHARED_MEMORY, require_room
-from dgl_mgpu.store.table import Piece
+from dgl_mgpu.store.table import Piece, read_pieces
 
 #: A piece of a table by the table's name, or (with None) the positions of an order by its.
 PieceKey = tuple[str, Piece | None]
@@ -88,6 +88,16 @@ class Layout:
     def block_bytes(self, rank: int) -> int:
         """Size of the block of GPU memory that ``rank`` holds."""
         return self._blocks[1][rank]
+
+    def is_shared(self, rank: int) -> bool:
+        """Whether another rank reads some of the block that ``rank`` holds."""
+        return any(
+            self.gpu_of((name, piece)) == rank
+            for name in self.formats
+            for reader in range(self.plan.num_gpus)
+            if reader != rank
+            for piece in read_pieces(self.plan.tables[name], reader)
+        )
 
     @cached_property
     def _blocks(self) -> tuple[dict[PieceKey, int], Counter[int]]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.errors import ConfigError, PeerAccessError
 from dgl_mgpu.store.cuda import Runtime
 from dgl_mgpu.store.device import DeviceMemory
 from dgl_mgpu.store.exchange import Ranks
@@ -41,6 +41,8 @@ def prove_access(runtime: Runtime, ranks: Ranks) -> np.ndarray:
     ------
     DeviceMemoryError, RankFailedError
     """
+    if ranks.size == 1:
+        return np.ones((1, 1), bool)
     rank, board_bytes = ranks.rank, 8 * ranks.size
     board: Segment | None = None
     memory: DeviceMemory | None = None
@@ -55,15 +57,18 @@ def prove_access(runtime: Runtime, ranks: Ranks) -> np.ndarray:
     def leave_pattern() -> bytes:
         nonlocal memory
         memory = DeviceMemory(runtime, Segment.attach(path, board_bytes), rank)
-        handle = memory.allocate(2 * _PATTERN_BYTES)
+        memory.allocate(2 * _PATTERN_BYTES)
         runtime.upload(memory.block, _pattern(rank))
-        return handle
+        try:
+            return memory.share()
+        except PeerAccessError:
+            return b""
 
     try:
         handles = ranks.all_gather(ranks.together(_PROVE, leave_pattern))
         assert memory is not None
         mine = [
-            owner == rank or _reads(runtime, memory, handle, _pattern(owner))
+            owner == rank or bool(handle) and _reads(runtime, memory, handle, _pattern(owner))
             for owner, handle in enumerate(handles)
         ]
         return np.array(ranks.all_gather(mine), bool)

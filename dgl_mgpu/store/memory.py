@@ -158,4 +158,6 @@ class RankMemory:
         self._window = Segment.attach(window, Relay.window_bytes)
         self.gpu.register(self._window)
         nbytes = self._layout.block_bytes(self._ranks.rank)
-        return self.gpu.allocate(nbytes) if nbytes else b""
+        if nbytes:
+            self.gpu.allocate(nbytes)
+        return self.gpu.share() if self._layout.is_shared(self._ranks.rank) else b""

@@ -16,7 +16,7 @@ _SHARE_FOR_TRAINING = 0.25
 _LEAST_FOR_TRAINING = 4 << 30
 
 
-def topology_of_ranks(machine: Topology, seen: Sequence[Seat], seats: Sequence[Seat]) -> Topology:
+def topology_of_ranks(machine: Topology, seen: Sequence[str], seats: Sequence[Seat]) -> Topology:
     """A machine's GPUs in the order of the ranks that use them.
 
     Ranks may share a GPU.  Each then has an equal part of its memory, reads the others' parts
@@ -26,7 +26,8 @@ def topology_of_ranks(machine: Topology, seen: Sequence[Seat], seats: Sequence[S
     Parameters
     ----------
     machine : Topology
-    seen : sequence of Seat
+        Its GPUs' memory is not looked at.
+    seen : sequence of str
         Its GPUs, as numbered there.
     seats : sequence of Seat
         The GPU of each rank.
@@ -36,7 +37,7 @@ def topology_of_ranks(machine: Topology, seen: Sequence[Seat], seats: Sequence[S
     ConfigError
         If a rank's GPU is not among those seen.
     """
-    known = {seat.gpu: index for index, seat in enumerate(seen)}
+    known = {gpu: index for index, gpu in enumerate(seen)}
     for rank, seat in enumerate(seats):
         if seat.gpu not in known:
             raise ConfigError(

@@ -36,16 +36,19 @@ _COPY_BYTES = 256 << 20
 _REPEATS = 8
 
 
-def probe(num_ranks: int | None = None) -> Topology:
+def probe(num_ranks: int | None = None, *, free_memory: bool = True) -> Topology:
     """The machine at hand, without timing anything.
 
-    Memory is what is free now.  Links are those that P2P access works over; their bandwidth is
+    Links are those that P2P access works over; their bandwidth is
     NVML's number of NVLinks times what is known of the device, else a usual value.
 
     Parameters
     ----------
     num_ranks : int, optional
         Use the first so many GPUs; or, without GPUs, so many ranks in shared memory.
+    free_memory : bool
+        Whether a GPU's memory is what is free now, which takes a CUDA context on each of them, of
+        some hundred MB until this process ends; or all that the GPU has, which takes none.
 
     Raises
     ------
@@ -72,7 +75,11 @@ def probe(num_ranks: int | None = None) -> Topology:
                 width = counts[one, other] * nvlink[one]
                 links[one, other] = min(width, port[one]) if width else _PCIE
     through_nvlink = np.where((counts > 0).any(1), port, _PCIE)
-    return _found(names, links, np.full(len(gpus), _HOST), through_nvlink, ())
+    if free_memory:
+        memory = _free_memory(len(gpus))
+    else:
+        memory = np.array([torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus])
+    return _found(names, memory, links, np.full(len(gpus), _HOST), through_nvlink, ())
 
 
 def probe_shared_memory(num_ranks: int | None = None) -> Topology:
@@ -123,22 +130,27 @@ def measure(num_ranks: int | None = None) -> Topology:
     alone = np.array([_rates([(targets[gpu], host[gpu])])[0] for gpu in gpus])
     together = sum(_rates([(targets[gpu], host[gpu]) for gpu in gpus]))
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
-    return _found(names, links, alone, port, (HostGroup(tuple(gpus), together),))
+    groups = (HostGroup(tuple(gpus), together),)
+    return _found(names, known.gpu_memory, links, alone, port, groups)
 
 
 def _found(
     names: Sequence[str],
+    memory: np.ndarray,
     links: np.ndarray,
     host: np.ndarray,
     port: np.ndarray,
     groups: tuple[HostGroup, ...],
 ) -> Topology:
-    import torch
-
-    free = [torch.cuda.mem_get_info(gpu)[0] for gpu in range(len(names))]
     kinds = " + ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names))
     disk = shutil.disk_usage("/").free
-    return Topology(kinds, links, np.array(free), host, _shared_memory(), groups, port, 2.0, disk)
+    return Topology(kinds, links, memory, host, _shared_memory(), groups, port, 2.0, disk)
+
+
+def _free_memory(num_gpus: int) -> np.ndarray:
+    import torch
+
+    return np.array([torch.cuda.mem_get_info(gpu)[0] for gpu in range(num_gpus)])
 
 
 def _device(name: str) -> tuple[float, float, float]:

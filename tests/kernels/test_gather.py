@@ -112,7 +112,7 @@ def test_casts(where, monkeypatch, stored, wanted, shape):
     view = row_view(rows, LAYOUTS["three tiers"], np.random.default_rng(0))
     view = on_device(view, where, host_segments=True)
     for ids, least in ((some_ids(300, 103), 1 << 12), (torch.arange(103).flip(0), 1)):
-        monkeypatch.setattr(cuda, "_SORTED_ROWS", least)
+        monkeypatch.setattr(cuda, "_LISTED_ROWS", least)
         gathered = gather(view, ids.to(where), 16, dtype=wanted)
         assert_same_values(gathered, rows[ids].to(wanted))
 
@@ -143,7 +143,7 @@ def test_every_cast_on_a_gpu(stored):
 @pytest.mark.parametrize("sms", [0, 1])
 @pytest.mark.parametrize("host_start", [0, 16, 102])
 def test_host_rows_in_order(where, monkeypatch, host_start, sms):
-    monkeypatch.setattr(cuda, "_SORTED_ROWS", 1)
+    monkeypatch.setattr(cuda, "_LISTED_ROWS", 1)
     rows = table(103, 5)
     view = row_view(rows, LAYOUTS["three tiers"], np.random.default_rng(0))
     view = on_device(view, where, host_segments=True)
@@ -152,13 +152,17 @@ def test_host_rows_in_order(where, monkeypatch, host_start, sms):
         assert torch.equal(gathered, rows[ids])
 
 
+def test_many_host_rows(where):
+    rows = table(9001, 1)  # more than there are buckets
+    view = row_view(rows, [(100, 1), (0, 1)], np.random.default_rng(0))
+    view = on_device(view, where, host_segments=True)
+    ids = some_ids(cuda._LISTED_ROWS, len(rows))
+    assert torch.equal(gather(view, ids.to(where), 100), rows[ids])
+
+
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
-@pytest.mark.parametrize("host_start", [-1, 16])
 @pytest.mark.parametrize("slots", [1, 7, 87])
-def test_rows_on_disk_come_from_the_cache_or_are_left_aside(
-    where, monkeypatch, slots, host_start, dtype
-):
-    monkeypatch.setattr(cuda, "_SORTED_ROWS", 1)
+def test_rows_on_disk_come_from_the_cache_or_are_left_aside(where, slots, dtype):
     rows, ids = table(103, 12), some_ids(400, 103)
     whole = row_view(rows, LAYOUTS["three tiers"], np.random.default_rng(0))
     start, stop, _, last = whole.tiers[-1].tolist()
@@ -171,7 +175,7 @@ def test_rows_on_disk_come_from_the_cache_or_are_left_aside(
     tags[kept % slots] = kept
     cache = ordered[tags].view(torch.uint8).to(where)
     aside = torch.full((len(ids),), 77, device=where)
-    gathered = gather(view, ids.to(where), host_start, 0, dtype, (tags.to(where), cache, aside))
+    gathered = gather(view, ids.to(where), dtype=dtype, staging=(tags.to(where), cache, aside))
     position = whole.position[ids].long()
     lacking = (position >= start) & (tags[position % slots] != position)
     assert 0 < lacking.sum() < len(ids)
@@ -193,12 +197,15 @@ def test_rows_on_disk_come_from_the_cache_or_are_left_aside(
 @pytest.mark.parametrize("host_start", [-1, 0])
 @pytest.mark.parametrize("bad", [-5, 103])
 def test_an_id_that_is_no_row_is_told_later(where, monkeypatch, bad, host_start):
-    monkeypatch.setattr(cuda, "_SORTED_ROWS", 1)
+    monkeypatch.setattr(cuda, "_LISTED_ROWS", 1)
     rows = table(103, 5)
     view = on_device(row_view(rows), where)
     ids = torch.tensor([3, bad, 4], device=where)
+    out = torch.full((3, 5), 77, dtype=rows.dtype, device=where)
+    cuda._gather_rows(out, ids, view.tiers, view.pointers, view.position, 103, host_start)
     with pytest.raises(IdOutOfRangeError, match=f"id {bad}, but there are 103 rows"):
-        gather(view, ids, host_start)
+        device.raise_faults(ids.device, wait=True)
+    assert torch.equal(out.cpu()[::2], rows[[3, 4]]) and not out[1].any()
     assert torch.equal(gather(view, torch.tensor([3], device=where)), rows[3:4])
 
 

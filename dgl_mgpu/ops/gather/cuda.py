@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
+from typing import Any
 
 import torch
 
 from dgl_mgpu.ops import device
-from dgl_mgpu.ops.device import Kernel, c_type, position_pointer
+from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.gather import op  # noqa: F401  (defines the schemas)
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.view import HOST_SMS
@@ -19,8 +20,15 @@ _WARPS = _THREADS // 32
 _LINE = 128
 #: Loads that a lane has under way at once.
 _UNROLL = 8
-#: Rows from host memory that are worth sorting.
-_SORTED_ROWS = 1 << 12
+#: Rows that it is worth to look for those in host memory among, and to read these in order; and
+#: more than a list of them can number.
+_LISTED_ROWS, _TOO_MANY_ROWS = 1 << 12, 1 << 31
+#: ``HostRows::kBuckets``.
+_BUCKETS = 1 << 11
+#: Ids for a thread that lists host rows: a block's own counts are worth it then.
+_LISTED_TOGETHER = 16
+#: ``HostRows`` where rows are not listed.
+_NO_HOST_ROWS: tuple[Any, ...] = (-1, 0, None, None, None, None, None)
 _VECTORS = {
     16: "dgl_mgpu::Vector16",
     8: "dgl_mgpu::uint64",
@@ -53,7 +61,7 @@ def _kernel(name: str, *arguments: torch.dtype | str) -> Kernel:
 @functools.cache
 def _gather_kernel(
     seed: torch.dtype,
-    position: torch.dtype,
+    position: str,
     stored: torch.dtype | None,
     wanted: torch.dtype,
     vector: int,
@@ -90,66 +98,52 @@ def _gather_rows(
     elements = out.numel() // count
     row_bytes = elements * (stored or out.dtype).itemsize
     vector = _vector(out, elements, stored)
-    order = None
-    if 0 <= host_start < num_rows and count >= _SORTED_ROWS:
-        ids, order = _sorted_positions(ids, position, num_rows)
-        position = ids[:0]
-    kernel = _gather_kernel(ids.dtype, position.dtype, stored, out.dtype, vector)
+    kernel = _gather_kernel(ids.dtype, position_type(position), stored, out.dtype, vector)
     blocks, warp_rows = _shape(kernel, count, where, sms)
-    host_blocks = 0
-    if order is not None:
+    host_blocks, host_rows = 0, _NO_HOST_ROWS
+    listed = 0 <= host_start < num_rows and _LISTED_ROWS <= count < _TOO_MANY_ROWS
+    if listed:
+        host_rows = _host_rows(count, host_start, num_rows, where)
         wanted = -(-count // (warp_rows * _WARPS))
         host_blocks = device.blocks_within(kernel, _THREADS, wanted, where, host_sms)
-        # Where all rows are the host's, nobody else needs a block.
-        blocks = host_blocks + (blocks if host_start > 0 else 0)
-    kernel(
-        blocks,
-        _THREADS,
-        device.struct(
-            out,
-            ids,
-            order,
-            count,
-            tiers,
-            len(tiers),
-            pointers,
-            position_pointer(position),
-            num_rows,
-            row_bytes,
-            _slots(row_bytes, vector),
-            warp_rows,
-            host_start,
-            host_blocks,
-            tags,
-            cache,
-            0 if tags is None else len(tags),
-            aside,
-            device.fault_record(where),
-        ),
-        device=where,
-    )
-
-
-def _sorted_positions(
-    ids: torch.Tensor, position: torch.Tensor, num_rows: int
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The positions of rows in their order, and which of ``ids`` each was."""
-    where, count = ids.device, ids.numel()
-    dtype = torch.int32 if num_rows <= torch.iinfo(torch.int32).max else torch.int64
-    positions = torch.empty(count, dtype=dtype, device=where)
-    kernel = _kernel("find_positions", ids.dtype, position.dtype, dtype)
-    kernel(
-        device.blocks_within(kernel, _THREADS, -(-count // _THREADS), where),
-        _THREADS,
-        positions,
+        # Where all rows are the host's, the others look for bad ids only.
+        blocks = host_blocks + (blocks if host_start > 0 else host_blocks)
+    request = device.struct(
+        out,
         ids,
         count,
+        tiers,
+        len(tiers),
+        pointers,
         position_pointer(position),
         num_rows,
+        row_bytes,
+        _slots(row_bytes, vector),
+        warp_rows,
+        *host_rows,
+        host_blocks,
+        tags,
+        cache,
+        0 if tags is None else len(tags),
+        aside,
         device.fault_record(where),
-        device=where,
     )
-    return torch.sort(positions)
+    if listed:
+        for name in ("count_host_rows", "list_host_rows"):
+            lister = _kernel(name, ids.dtype, position_type(position))
+            together = -(-count // (_LISTED_TOGETHER * _THREADS))
+            some = device.blocks_within(lister, _THREADS, together, where, sms)
+            lister(some, _THREADS, request, device=where)
+    kernel(blocks, _THREADS, request, device=where)
+
+
+def _host_rows(count: int, start: int, num_rows: int, where: torch.device) -> tuple[Any, ...]:
+    """Room for a list of a gather's rows in host memory: the kernels' ``HostRows``."""
+    shift = max(0, (num_rows - start - 1).bit_length() - (_BUCKETS.bit_length() - 1))
+    counts = torch.zeros(2 * _BUCKETS, dtype=torch.int32, device=where)
+    positions = torch.empty(count + 1, dtype=torch.int64, device=where)
+    places = torch.empty(count, dtype=torch.int32, device=where)
+    return start, shift, counts, counts[_BUCKETS:], positions, places, positions[count:]
 
 
 def _vector(out: torch.Tensor, elements: int, stored: torch.dtype | None) -> int:
@@ -188,7 +182,7 @@ def _count_tiers(
 ) -> torch.Tensor:
     where, count = ids.device, ids.numel()
     counts = torch.zeros(pointers.shape[0], dtype=torch.int64, device=where)
-    kernel = _kernel("count_tiers", ids.dtype, position.dtype)
+    kernel = _kernel("count_tiers", ids.dtype, position_type(position))
     blocks = device.blocks_within(kernel, _THREADS, -(-count // (4 * _THREADS)), where)
     kernel(
         blocks if count else 0,
