@@ -2,7 +2,7 @@
 // way of float, unless the wanted type is double, and rounded to nearest even.
 #pragma once
 
-#include "philox.cuh"
+#include "subnormal.cuh"
 
 namespace dgl_mgpu {
 
@@ -27,7 +27,7 @@ __device__ __forceinline__ float widened(uint32 bits) {
   const uint32 magnitude = bits & ((1u << (kBits - 1)) - 1);
   const uint32 sign = bits >> (kBits - 1) << 31;
   const float scale = __uint_as_float(static_cast<uint32>(254 - kBias) << 23);
-  const float value = __uint_as_float(magnitude << (23 - kMantissa)) * scale;
+  const float value = product(__uint_as_float(magnitude << (23 - kMantissa)), scale);
   return __uint_as_float(__float_as_uint(value) | sign);
 }
 
@@ -53,6 +53,7 @@ __device__ __forceinline__ float to_float(Float8E5M2 value) {
   // The upper half of a Float16.
   return to_float(Float16{static_cast<unsigned short>(value.bits << 8)});
 }
+__device__ __forceinline__ float to_float(double value) { return double_to_float(value); }
 template <typename Number>
 __device__ __forceinline__ float to_float(Number value) {
   return static_cast<float>(value);
@@ -63,7 +64,7 @@ __device__ __forceinline__ double to_double(int64 value) { return static_cast<do
 __device__ __forceinline__ double to_double(int value) { return value; }
 template <typename Stored>
 __device__ __forceinline__ double to_double(Stored value) {
-  return to_float(value);  // exact for all others
+  return float_to_double(to_float(value));  // exact for all others
 }
 
 __device__ __forceinline__ void narrow(float value, float* to) { *to = value; }

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "ggms.cuh"
+#include "subnormal.cuh"
 
 namespace dgl_mgpu {
 
@@ -48,7 +49,8 @@ struct EdgeWeights {
     if (times.stored == kInt32 || times.stored == kInt64) {
       return (wide ? load<int64>(at) : load<int>(at)) <= static_cast<const int64*>(until)[time];
     }
-    return (wide ? load<double>(at) : load<float>(at)) <= static_cast<const double*>(until)[time];
+    return (wide ? load<double>(at) : float_to_double(load<float>(at))) <=
+           static_cast<const double*>(until)[time];
   }
 
   // Weight of an edge that is in time.
@@ -57,7 +59,7 @@ struct EdgeWeights {
     const int64 at =
         weights.Find(edge, weights.stored == kMask ? 1 : weights.stored == kFloat32 ? 4 : 8);
     if (weights.stored == kMask) return load<unsigned char>(at) != 0 ? 1.0 : 0.0;
-    return weights.stored == kFloat32 ? load<float>(at) : load<double>(at);
+    return weights.stored == kFloat32 ? float_to_double(load<float>(at)) : load<double>(at);
   }
 
   // The contract's W: the weight relative to the node's largest, as an integer up to 2^32.

@@ -20,12 +20,13 @@ def on_device(view: View, device: torch.device | str, host_segments: bool = Fals
     view : GraphView or RowView
         Made by ``tests.ops.views``: its owner is the list of its segments.
     device : torch.device or str
-        On ``"cpu"``, where an emulator runs the kernels, the view is returned as it is.
+        Where it is there already, as on ``"cpu"``, whose kernels an emulator runs, it is returned
+        as it is.
     host_segments : bool
         Leave every second segment in host memory, pinned, so that a kernel reads both.
     """
     device = torch.device(device)
-    if device.type == "cpu":
+    if device.type == view.tiers.device.type:
         return view
 
     def moved(tensor: torch.Tensor, number: int) -> torch.Tensor:
