@@ -63,12 +63,15 @@ class PowerLaw:
         In-degrees are Pareto distributed with this exponent.
     source_exponent : float
         How often a node is a source is, too; 0 draws sources uniformly.
+    in_step : bool
+        Draw sources in proportion to in-degrees instead, as hubs of real graphs are hubs both ways.
     """
 
     nodes: int
     edges: int
     degree_exponent: float = 1.5
     source_exponent: float = 0.0
+    in_step: bool = False
 
     def csc(
         self, device: torch.device, idtype: torch.dtype, seed: int = 0
@@ -91,6 +94,10 @@ class PowerLaw:
         bend = s / (s - 1) if s else 1.0
         node_of = torch.randperm(self.nodes, generator=draw, device=device)
         for part in indices.split(_CHUNK):
+            if self.in_step:  # the destination of an edge drawn uniformly
+                edge = (len(indices) * uniform(len(part))).long().clamp_(max=len(indices) - 1)
+                part.copy_(torch.searchsorted(indptr, edge, right=True) - 1)
+                continue
             rank = (self.nodes * uniform(len(part)) ** bend).long()
             part.copy_(node_of[rank.clamp_(max=self.nodes - 1)])
         return indptr, indices

@@ -10,8 +10,10 @@ counters say that the GPUs received, while all sample, and while all read the sa
 whole.
 
 What can be gained is bounded by the graph: a list no longer than the fanout is read whole by any
-sampler.  The JSON has how many of the edges of the nodes are sampled, and what it would take to
-read lists whole with edge ids beside them.
+sampler, and long ones are met as often as hubs are sampled.  So there are two graphs of the same
+in-degrees: sources drawn in proportion to these (``in step``), as in graphs of web pages and
+people, and drawn uniformly.  The JSON has how many of the edges of the nodes are sampled, and what
+it would take to read lists whole with edge ids beside them.
 
     python -m benchmarks.sampling_bytes --ranks 4 --out sampling_bytes.json
 """
@@ -23,6 +25,7 @@ import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import astuple, dataclass
 from functools import partial
+from itertools import product
 from operator import add
 
 import torch
@@ -124,15 +127,18 @@ def work(options: argparse.Namespace) -> None:
     if counters.missing and ranks.rank == 0:
         print(f"nothing is measured: {counters.missing}")
     peer = connect(ranks, not (options.no_peer or counters.missing))
-    law = PowerLaw(options.nodes, options.edges, source_exponent=options.source_exponent)
+    laws = {
+        sources: PowerLaw(options.nodes, options.edges, in_step=sources == "in step")
+        for sources in ("in step", "uniform")
+    }
     report = Report(
         ranks,
         options.out,
         options={**vars(options), "out": str(options.out)},
-        graph=vars(law),
+        graphs={sources: vars(law) for sources, law in laws.items()},
         nothing_measured_because=counters.missing,
     )
-    for idtype in options.idtypes:
+    for idtype, (sources, law) in product(options.idtypes, laws.items()):
         indptr, indices = law.csc(device, IDTYPES[idtype])
         checker = Checker(indptr, indices)
         layout = Layout(indptr, indices.element_size(), ranks.size, ranks.rank)
@@ -142,7 +148,7 @@ def work(options: argparse.Namespace) -> None:
             if peer is not None:
                 theirs = using.enter_context(peer.sampler("cuda", indptr, indices))
             for batch, fanouts in SETTINGS:
-                name = f"{idtype}, {batch} at {','.join(map(str, fanouts))}"
+                name = f"{idtype}, {sources}, {batch} at {','.join(map(str, fanouts))}"
                 seeds = new_seeds(law.nodes, batch, options.window, IDTYPES[idtype], 0)
                 sample = partial(sampled, view, fanouts)
                 blocks = [sample(some) for some in seeds]
@@ -207,9 +213,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     common_options(parser)
     parser.add_argument("--idtypes", nargs="+", choices=tuple(IDTYPES), default=["int32"])
-    parser.add_argument(
-        "--source-exponent", type=float, default=0.0, help="0: uniform sources; see PowerLaw"
-    )
     options = parser.parse_args()
     seeds = (options.window + 2) * max(batch for batch, _ in SETTINGS)
     if seeds > options.nodes:
