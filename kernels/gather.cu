@@ -140,7 +140,7 @@ __device__ __forceinline__ void copy_rows(int64 source, int64 target, int rows, 
 // that are read at the same time then lie close together, which spares the translation of
 // addresses (docs/decisions.md). The buckets are equal runs of positions.
 struct HostRows {
-  static constexpr int kBuckets = 2048;
+  static constexpr int kBuckets = 8192;
 
   int64 start;       // positions from here on are in host memory; -1 if rows are not listed
   int64 shift;       // a bucket has 2^shift positions
@@ -181,17 +181,33 @@ struct Request {
   }
 };
 
+// Calls `with(i, position)` for each row of a block's share that is in host memory. Several
+// look-ups a thread at once: what takes the time is to wait for memory.
+template <typename Seed, typename Position, typename With>
+__device__ __forceinline__ void each_host_row(const Request<Seed, Position>& asked, With with) {
+  constexpr int kAtOnce = 4;
+  const Run mine = run_of_block(asked.count);
+  for (int64 start = mine.begin + threadIdx.x; start < mine.end; start += kAtOnce * kThreads) {
+    int64 at[kAtOnce];
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      const int64 i = start + u * kThreads;
+      at[u] = i < mine.end ? asked.PositionOf(asked.ids[i]) : -1;
+    }
+#pragma unroll
+    for (int u = 0; u < kAtOnce; ++u) {
+      if (at[u] >= asked.host.start) with(start + u * kThreads, at[u]);
+    }
+  }
+}
+
 // Counts the rows of each bucket.
 template <typename Seed, typename Position>
 __global__ void __launch_bounds__(kThreads) count_host_rows(Request<Seed, Position> asked) {
   __shared__ int here[HostRows::kBuckets];
   for (int bucket = threadIdx.x; bucket < HostRows::kBuckets; bucket += kThreads) here[bucket] = 0;
   __syncthreads();
-  const Run mine = run_of_block(asked.count);
-  for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) {
-    const int64 at = asked.PositionOf(asked.ids[i]);
-    if (at >= asked.host.start) atomicAdd(here + asked.host.BucketOf(at), 1);
-  }
+  each_host_row(asked, [&](int64, int64 at) { atomicAdd(here + asked.host.BucketOf(at), 1); });
   __syncthreads();
   for (int bucket = threadIdx.x; bucket < HostRows::kBuckets; bucket += kThreads) {
     if (here[bucket] != 0) atomicAdd(asked.host.counts + bucket, here[bucket]);
@@ -207,11 +223,7 @@ __global__ void __launch_bounds__(kThreads) list_host_rows(Request<Seed, Positio
   const HostRows& host = asked.host;
   for (int bucket = threadIdx.x; bucket < HostRows::kBuckets; bucket += kThreads) next[bucket] = 0;
   __syncthreads();
-  const Run mine = run_of_block(asked.count);
-  for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) {
-    const int64 at = asked.PositionOf(asked.ids[i]);
-    if (at >= host.start) atomicAdd(next + host.BucketOf(at), 1);
-  }
+  each_host_row(asked, [&](int64, int64 at) { atomicAdd(next + host.BucketOf(at), 1); });
   int64 counted = 0;
   for (int j = 0; j < kEach; ++j) counted += host.counts[threadIdx.x * kEach + j];
   const Sum sum = block_sum<kThreads>(counted);  // all threads have counted when it returns
@@ -223,13 +235,11 @@ __global__ void __launch_bounds__(kThreads) list_host_rows(Request<Seed, Positio
     before += host.counts[bucket];
   }
   __syncthreads();
-  for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) {
-    const int64 at = asked.PositionOf(asked.ids[i]);
-    if (at < host.start) continue;
+  each_host_row(asked, [&](int64 i, int64 at) {
     const int place = atomicAdd(next + host.BucketOf(at), 1);
     host.positions[place] = at;
     host.places[place] = static_cast<int>(i);
-  }
+  });
   if (blockIdx.x == 0 && threadIdx.x == 0) *host.listed = sum.total;
 }
 

@@ -42,7 +42,21 @@ struct Rows {
   }
 };
 
-// A table of rows of `row_bytes` bytes.
+// The positions of rows where their type is known only when a kernel runs. A row of a table is then
+// looked up by its position, in Rows<int> without positions.
+struct Positions {
+  const void* entries;  // null where ids are positions
+  int64 entry_bytes;
+
+  __device__ __forceinline__ int64 Of(int64 id) const {
+    if (entries == nullptr) return id;
+    return entry_bytes == 8 ? static_cast<const int64*>(entries)[id]
+                            : static_cast<const int*>(entries)[id];
+  }
+};
+
+// A table of rows of `row_bytes` bytes. Where the store keeps some rows on disk, the pointer to
+// these is 0: such a table must not be read in this way.
 template <typename Position>
 struct FeatureTable {
   Rows<Position> rows;

@@ -20,17 +20,17 @@ struct alignas(16) Pair {
 };
 
 // Entries that are looked through before a table counts as full.
-constexpr uint64 kMostProbes = 1024;
+constexpr int kMostProbes = 1024;
 
 // Open addressing over `mask` + 1 entries, filled with ones before use. Ids are not negative. A
-// table that is full says so in `overflow` (0 then), and its result is not to be used. Where that is
-// null, the table has more entries than there can be nodes, and is searched to its end.
-template <typename Id>
+// table that is full says so in `overflow` (0 then), and its result is not to be used. With `kAmple`
+// it has more entries than there can be nodes, and is searched to its end.
+template <typename Id, bool kAmple = false>
 struct NodeTable;
 
 // Id and number share a word, so that one atomic operation settles both.
-template <>
-struct NodeTable<int> {
+template <bool kAmple>
+struct NodeTable<int, kAmple> {
   uint64* words;
   uint64 mask;
   uint64* overflow;
@@ -41,8 +41,7 @@ struct NodeTable<int> {
   __device__ __forceinline__ int Insert(int id, int number) const {
     const uint64 mine = static_cast<uint64>(id) << 32 | static_cast<uint32>(number);
     uint64 slot = hash_id(id) & mask;
-    const uint64 most = overflow == nullptr ? mask + 1 : kMostProbes;
-    for (uint64 probe = 0; probe < most; ++probe) {
+    for (int probe = 0; kAmple || probe < kMostProbes; ++probe) {
       uint64 seen = *static_cast<volatile uint64*>(words + slot);
       if (seen == ~0ull) {
         seen = atomicCAS(words + slot, ~0ull, mine);
@@ -54,7 +53,7 @@ struct NodeTable<int> {
       }
       slot = (slot + 1) & mask;
     }
-    if (overflow != nullptr) *overflow = 0;
+    *overflow = 0;
     return 0;
   }
   __device__ __forceinline__ int Number(int slot) const { return static_cast<int>(words[slot]); }
@@ -64,8 +63,8 @@ struct NodeTable<int> {
 };
 
 // Two words an entry: id and number.
-template <>
-struct NodeTable<int64> {
+template <bool kAmple>
+struct NodeTable<int64, kAmple> {
   uint64* words;
   uint64 mask;
   uint64* overflow;
@@ -75,8 +74,7 @@ struct NodeTable<int64> {
   __device__ __forceinline__ int Insert(int64 id, int number) const {
     const uint64 wanted = static_cast<uint64>(id);
     uint64 slot = hash_id(wanted) & mask;
-    const uint64 most = overflow == nullptr ? mask + 1 : kMostProbes;
-    for (uint64 probe = 0; probe < most; ++probe) {
+    for (int probe = 0; kAmple || probe < kMostProbes; ++probe) {
       uint64* entry = words + 2 * slot;
       uint64 seen = *static_cast<volatile uint64*>(entry);
       if (seen == ~0ull) {
@@ -90,7 +88,7 @@ struct NodeTable<int64> {
       }
       slot = (slot + 1) & mask;
     }
-    if (overflow != nullptr) *overflow = 0;
+    *overflow = 0;
     return 0;
   }
   __device__ __forceinline__ int Number(int slot) const {
@@ -102,8 +100,8 @@ struct NodeTable<int64> {
 };
 
 // Empties a table, all blocks together.
-template <typename Id>
-__device__ __forceinline__ void clear(NodeTable<Id> table) {
+template <typename Table>
+__device__ __forceinline__ void clear(const Table& table) {
   const int64 words = static_cast<int64>(table.mask + 1) * table.kWords;
   const int64 threads = static_cast<int64>(gridDim.x) * blockDim.x;
   for (int64 i = static_cast<int64>(blockIdx.x) * blockDim.x + threadIdx.x; 2 * i < words;
@@ -123,8 +121,8 @@ struct Numbering {
 // them with `known` + place as provisional number. Replaces `neighbors` by their numbers, appends
 // the new nodes to the `known` ones and returns how many there are then. Neighbors are written
 // when it returns, nodes before.
-template <typename Id, int kThreads>
-__device__ int64 number_nodes(NodeTable<Id> table, int64 known, Run mine, Numbering scratch,
+template <int kThreads, typename Table, typename Id>
+__device__ int64 number_nodes(const Table& table, int64 known, Run mine, Numbering scratch,
                               Id* neighbors, Id* nodes, bool last_hop, GridBarrier& barrier) {
   // Several look-ups a thread at once: what takes the time is to wait for memory.
   constexpr int kAtOnce = 4;

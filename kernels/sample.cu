@@ -5,6 +5,7 @@
 // A block has the same seeds in every phase of a hop. Phases are divided by barriers over the
 // grid, so that no phase waits for the host.
 #include "bounded.cuh"
+#include "fault.cuh"
 #include "floyd.cuh"
 #include "ggms.cuh"
 #include "node_table.cuh"
@@ -63,6 +64,12 @@ __device__ void find_edges(const Graph<Id, Position>& graph, int64 num_rows, con
   if (threadIdx.x == 0) control.sums()[blockIdx.x] = size;
 }
 
+__device__ __forceinline__ int exchange(int* at, int value) { return atomicExch(at, value); }
+
+__device__ __forceinline__ int64 exchange(int64* at, int64 value) {
+  return static_cast<int64>(atomicExch(reinterpret_cast<uint64*>(at), static_cast<uint64>(value)));
+}
+
 // Writes samples: neighbors and edge ids. `Added` is told of every neighbor and its place.
 template <typename Id, typename Position, typename Added>
 struct Filler {
@@ -104,29 +111,46 @@ struct Filler {
       const int64 t = active ? below(draw(node, lane, kSampleStream, key), last + 1) : 0;
       const int64 pick = resolve_draws<kLanes>(mask, lane, degree - count, t, active, false);
       if (active) Take(to + lane, edges, pick);
-    } else {
-      FillMany<kLanes>(node, to, edges, count, mask, lane);
+    } else if constexpr (kLanes == 32) {  // smaller groups have no more picks than lanes
+      FillMany(node, to, edges, count);
     }
   }
 
-  // More picks than lanes: in groups, which look through the picks of the groups before.
-  template <int kLanes>
-  __device__ void FillMany(int64 node, int64 to, const Edges& edges, int64 count, uint32 mask,
-                           int lane) const {
+  // More picks than lanes: in groups, which look the picks of the groups before up in a hash table
+  // made of the room for the sample. Until that is written, neighbors[to + bucket] is 1 + the last
+  // draw whose pick is in the bucket, and eids[to + j] that of the draw before j in j's bucket, 0 if
+  // there is none, inverted if draw j has collided.
+  __device__ void FillMany(int64 node, int64 to, const Edges& edges, int64 count) const {
+    const int lane = threadIdx.x % 32;
     const int64 degree = edges.size();
-    for (int64 start = 0; start < count; start += kLanes) {
+    for (int64 bucket = lane; bucket < count; bucket += 32) neighbors[to + bucket] = 0;
+    __syncwarp();
+    const auto last = [&](int64 j) { return degree - count + j; };
+    const auto drawn = [&](int64 j) {
+      return static_cast<int64>(below(draw(node, j, kSampleStream, key), last(j) + 1));
+    };
+    for (int64 start = 0; start < count; start += 32) {
       const int64 j = start + lane;
       const bool active = j < count;
-      const int64 last = degree - count + j;
-      const int64 t = active ? below(draw(node, j, kSampleStream, key), last + 1) : 0;
+      const int64 t = active ? drawn(j) : 0;
       bool taken = false;
-      for (int64 earlier = 0; earlier < start; ++earlier) taken |= eids[to + earlier] == t;
-      const int64 pick =
-          resolve_draws<kLanes>(mask, lane, degree - count + start, t, active, active && taken);
-      if (active) eids[to + j] = static_cast<Id>(pick);
-      __syncwarp(mask);
+      for (Id next = active ? neighbors[to + below(hash_id(t), count)] : 0; next != 0 && !taken;) {
+        const int64 earlier = next - 1;
+        const Id link = eids[to + earlier];
+        taken = t == (link < 0 ? last(earlier) : drawn(earlier));
+        next = link < 0 ? ~link : link;
+      }
+      const int64 pick = resolve_draws<32>(kAllLanes, lane, last(start), t, active, taken);
+      if (active) {
+        Id* const head = neighbors + to + below(hash_id(pick), count);
+        const Id before = exchange(head, static_cast<Id>(j + 1));
+        eids[to + j] = pick == t ? before : ~before;
+      }
+      __syncwarp();
     }
-    for (int64 j = lane; j < count; j += kLanes) Take(to + j, edges, eids[to + j]);
+    for (int64 j = lane; j < count; j += 32) {
+      Take(to + j, edges, eids[to + j] < 0 ? last(j) : drawn(j));
+    }
   }
 
   // The samples of the seeds in `mine`, whose first edge is number `before`.
@@ -161,9 +185,9 @@ struct Ignore {
   __device__ __forceinline__ void operator()(int64, Id) const {}
 };
 
-template <typename Id>
+template <typename Id, typename Table>
 struct AddToTable {
-  NodeTable<Id> table;
+  Table table;
   int64 known;
   int* slots;
   __device__ __forceinline__ void operator()(int64 place, Id node) const {
@@ -244,9 +268,9 @@ __global__ void __launch_bounds__(kThreads, 4)
 // and `eids` hold the hops one after another, each in as much room as hop h can need: S seeds and
 // S * fanout edges, with S the seeds of the hop before and its edges, at most `most_nodes`.
 // `report` gets the first bad seed (or -1), whether the table was large enough (-1), and edges and
-// nodes of each hop. Where nobody waits for it, a bad seed goes to `fault`: {whether, the id, the
-// number of rows}, in host memory; every `indptr` is then filled to the end of its room, and the
-// table has room for all nodes there can be.
+// nodes of each hop. Where nobody waits for it, with `kPadded`, a bad seed goes to `fault`
+// (fault.cuh); every `indptr` is then filled to the end of its room, and the table has room for all
+// nodes there can be.
 template <typename Id, typename Position>
 struct Hops {
   const Id* seeds;
@@ -278,14 +302,14 @@ struct Hops {
   int64* fault;
 };
 
-template <typename Id, typename Position>
+template <typename Id, typename Position, bool kPadded>
 __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Position> hops) {
   const Graph<Id, Position> graph{
       {hops.tiers, static_cast<int>(hops.num_tiers), hops.position}, hops.pointers};
   const Found found{hops.found_first, hops.found_degree, hops.found_shift, hops.found_segment};
   const GridControl control{hops.control_words};
-  const NodeTable<Id> table{hops.table_words, static_cast<uint64>(hops.table_mask),
-                            hops.fault == nullptr ? control.overflow() : nullptr};
+  using Table = NodeTable<Id, kPadded>;
+  const Table table{hops.table_words, static_cast<uint64>(hops.table_mask), control.overflow()};
   GridBarrier barrier(control);
   const Numbering scratch{hops.slots, hops.numbers, control.more_sums()};
   const bool reports = blockIdx.x == 0 && threadIdx.x == 0;
@@ -310,7 +334,7 @@ __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Positi
       }
     }
     const Sum edges = grid_sum<kThreads>(control.sums());
-    const Filler<Id, Position, AddToTable<Id>> filler{
+    const Filler<Id, Position, AddToTable<Id, Table>> filler{
         graph,     found, hops.replace != 0, fanout, hops.keys[hop],
         neighbors, eids,  {table, known, hops.slots}};
     filler.template FillAll<Id>(nodes, mine, edges.before, indptr);
@@ -321,13 +345,13 @@ __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Positi
       indptr[known] = edges.total;
       hops.report[2 + 2 * hop] = edges.total;
     }
-    if (hops.fault != nullptr) {
+    if (kPadded) {
       const Run rest = run_of_block(room - known);
       for (int64 i = rest.begin + threadIdx.x; i < rest.end; i += kThreads) {
         indptr[known + 1 + i] = edges.total;
       }
     }
-    known = number_nodes<Id, kThreads>(table, known, own, scratch, neighbors, nodes,
+    known = number_nodes<kThreads>(table, known, own, scratch, neighbors, nodes,
                                        hop + 1 == hops.num_hops, barrier);
     if (reports) hops.report[3 + 2 * hop] = known;
     indptr += room + 1;
@@ -338,11 +362,8 @@ __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Positi
   if (reports) {
     hops.report[0] = static_cast<int64>(*control.bad());
     hops.report[1] = static_cast<int64>(*control.overflow());
-    if (hops.fault != nullptr && *control.bad() != ~0ull) {
-      hops.fault[1] = hops.seeds[*control.bad()];
-      hops.fault[2] = hops.num_rows;
-      __threadfence_system();
-      hops.fault[0] = 1;
+    if (kPadded && *control.bad() != ~0ull) {
+      report_bad_id(hops.fault, hops.seeds[*control.bad()], hops.num_rows);
     }
   }
   control.Leave();

@@ -2,6 +2,7 @@
 //
 // Ids are sorted, `order` says where each stood, and equal ones keep their order. A warp sees to
 // all entries of one id, so that no two write one row.
+#include "fault.cuh"
 #include "ggms.cuh"
 
 namespace dgl_mgpu {
@@ -22,15 +23,12 @@ struct SortedIds {
   __device__ __forceinline__ bool IsLast(int64 at) const {
     return at + 1 == count || ids[at + 1] != ids[at];
   }
-  // Whether all are rows; if not the record in host memory becomes {1, an id, number of rows}.
+  // Whether all are rows; if not, one is reported.
   __device__ __forceinline__ bool AreRows(int64 num_rows, int64* fault) const {
     const int64 smallest = ids[0], largest = ids[count - 1];
     if (smallest >= 0 && largest < num_rows) return true;
     if (blockIdx.x == 0 && threadIdx.x == 0) {
-      fault[1] = smallest < 0 ? smallest : largest;
-      fault[2] = num_rows;
-      __threadfence_system();
-      fault[0] = 1;
+      report_bad_id(fault, smallest < 0 ? smallest : largest, num_rows);
     }
     return false;
   }

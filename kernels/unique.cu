@@ -8,8 +8,9 @@ constexpr int kThreads = 512;
 
 // `nodes` starts with the seeds and has room for all neighbors, `local` starts as the neighbors.
 // `report` gets the first bad place (or -1), whether the table was large enough (-1) and the number
-// of nodes. Where the number of neighbors is on the device (bounded.cuh), the table has room for all.
-template <typename Id>
+// of nodes. Where the number of neighbors is on the device (bounded.cuh), the table has room for all,
+// which `kAmple` says.
+template <typename Id, bool kAmple>
 __global__ void __launch_bounds__(kThreads)
     append_unique(int64 most_seeds, const int64* exact_seeds, int64 most_neighbors,
                   const int64* exact_neighbors, Id* nodes, Id* local, int* slots, int* numbers,
@@ -17,8 +18,8 @@ __global__ void __launch_bounds__(kThreads)
   const int64 num_seeds = count_of(most_seeds, exact_seeds);
   const int64 num_neighbors = count_of(most_neighbors, exact_neighbors);
   const GridControl control{control_words};
-  const NodeTable<Id> table{table_words, static_cast<uint64>(table_mask),
-                            exact_neighbors == nullptr ? control.overflow() : nullptr};
+  const NodeTable<Id, kAmple> table{table_words, static_cast<uint64>(table_mask),
+                                    control.overflow()};
   GridBarrier barrier(control);
   const Numbering scratch{slots, numbers, control.sums()};
   clear(table);
@@ -40,7 +41,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   barrier.Wait();
-  const int64 count = number_nodes<Id, kThreads>(table, num_seeds, mine, scratch, local, nodes,
+  const int64 count = number_nodes<kThreads>(table, num_seeds, mine, scratch, local, nodes,
                                                  true, barrier);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     report[0] = static_cast<int64>(*control.bad());

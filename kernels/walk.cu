@@ -13,31 +13,20 @@ __device__ __forceinline__ int64 thread_count() {
   return static_cast<int64>(gridDim.x) * kThreads;
 }
 
-template <typename Id, typename Position>
-__device__ __forceinline__ int64 random_neighbor(const Graph<Id, Position>& graph, int64 node,
-                                                 uint64 random) {
-  const auto span = graph.Find(node);
-  return span.size() == 0 ? -1 : static_cast<int64>(span.neighbors()[below(random, span.size())]);
-}
-
 // One view of a metapath, as the table of a launch has it. Views differ in their positions' width.
 struct View {
   const int64* tiers;
   int64 num_tiers;
   const int64* pointers;
-  const void* position;
-  int64 position_width;
+  Positions positions;
 
   // A random neighbor of a node, or -1 if it has none.
   template <typename Id>
   __device__ __forceinline__ int64 Step(int64 node, uint64 random) const {
-    const int count = static_cast<int>(num_tiers);
-    if (position_width == 8) {
-      const Rows<int64> rows{tiers, count, static_cast<const int64*>(position)};
-      return random_neighbor(Graph<Id, int64>{rows, pointers}, node, random);
-    }
-    const Rows<int> rows{tiers, count, static_cast<const int*>(position)};
-    return random_neighbor(Graph<Id, int>{rows, pointers}, node, random);
+    const Graph<Id, int> graph{{tiers, static_cast<int>(num_tiers), nullptr}, pointers};
+    const auto span = graph.Find(positions.Of(node));
+    if (span.size() == 0) return -1;
+    return static_cast<int64>(span.neighbors()[below(random, span.size())]);
   }
 };
 

@@ -14,18 +14,13 @@ struct EdgeValues {
   const int64* tiers;
   int64 num_tiers;
   const int64* pointers;
-  const void* position;
-  int64 position_bytes;
+  Positions positions;
   int64 stored;
 
   // Address of an edge's value, of `bytes` bytes.
   __device__ __forceinline__ int64 Find(int64 edge, int bytes) const {
-    int64 at = edge;
-    if (position != nullptr) {
-      at = position_bytes == 8 ? static_cast<const int64*>(position)[edge]
-                               : static_cast<const int*>(position)[edge];
-    }
-    const Place place = Rows<int>{tiers, static_cast<int>(num_tiers), nullptr}.Find(at);
+    const Rows<int> rows{tiers, static_cast<int>(num_tiers), nullptr};
+    const Place place = rows.Find(positions.Of(edge));
     return pointers[place.segment] + place.row * bytes;
   }
 };

@@ -160,7 +160,8 @@ def _topology(sources: Mapping[str, Source], etype: CanonicalEtype) -> TopologyS
 def _view_of(source: TopologySource) -> GraphView:
     """The data itself as one segment."""
     indptr = np.ascontiguousarray(source.indptr, np.int64)
-    indices = np.ascontiguousarray(source.indices)
+    ids = np.int32 if source.idtype == torch.int32 else np.int64
+    indices = np.ascontiguousarray(source.indices, ids)
     addresses = [indptr.ctypes.data, indices.ctypes.data]
     return _one_segment(source, addresses, torch.device("cpu"), (indptr, indices))
 

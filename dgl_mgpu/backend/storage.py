@@ -11,6 +11,7 @@ import torch
 from dgl.storages import FeatureStorage
 
 from dgl_mgpu.ops import count_tiers, gather_rows
+from dgl_mgpu.ops.device import current_stream, raise_faults
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import Table
 
@@ -23,7 +24,8 @@ class Traffic:
     rows, nbytes : Counter of (table, memory)
         ``memory`` is 'device', 'peer', 'host' or 'disk'.  Filled in by :meth:`take`.
     seconds : float
-        Wall time spent gathering.
+        Wall time of the calls that gather.  For a store on GPUs that put the rows there too, it is
+        the time that launching takes: the GPU is not waited for.
     watchers : list of callable
         Called with the table and the ids of each gather.
     """
@@ -34,8 +36,9 @@ class Traffic:
         self.nbytes: Counter[tuple[str, str]] = Counter()
         self.seconds = 0.0
         # Rows that each segment of a table served, on the device that read them: to look at
-        # them with every gather would be to wait for it.
-        self._counts: dict[tuple[str, Table], torch.Tensor] = {}
+        # them with every gather would be to wait for it.  For each stream of a GPU by itself, since
+        # nothing orders one stream's sums after another's counts.
+        self._counts: dict[tuple[str, Table, int], torch.Tensor] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, table: Table, ids: torch.Tensor, begin: float) -> None:
@@ -44,7 +47,8 @@ class Traffic:
         counts = count_tiers(table.view, ids)
         with self._lock:
             self.seconds += time.perf_counter() - begin
-            key = name, table
+            on_gpu = table.device.type == "cuda"
+            key = name, table, current_stream(table.device) if on_gpu else 0
             self._counts[key] = self._counts[key] + counts if key in self._counts else counts
             for watch in self.watchers:
                 watch(table, ids)
@@ -55,7 +59,9 @@ class Traffic:
         with self._lock:
             counts, self._counts = self._counts, {}
             taken.seconds, self.seconds = self.seconds, 0.0
-        for (name, table), rows in counts.items():
+        for where in {table.device for _, table, _ in counts if table.device.type == "cuda"}:
+            torch.cuda.synchronize(where)
+        for (name, table, _), rows in counts.items():
             for (tier, part), count in zip(table.parts(), rows.tolist(), strict=True):
                 if count:
                     key = name, table.memory_of(tier, part)
@@ -135,7 +141,9 @@ class TableStorage(FeatureStorage):
 
         Raises
         ------
-        InvalidInputError, IdOutOfRangeError
+        InvalidInputError
+        IdOutOfRangeError
+            For rows that stay on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
         """
         begin = time.perf_counter()
         indices = indices.to(self._table.device)
@@ -146,5 +154,8 @@ class TableStorage(FeatureStorage):
             out = torch.empty(shape, dtype=dtype or self.view.dtype, pin_memory=True)
         rows = gather_rows(self.view, indices, out=out, dtype=dtype)
         rows = rows.to(device, non_blocking=pin_memory)
+        if self._table.device.type == "cuda" and rows.device.type == "cpu":
+            # The copy has waited for the gather.
+            raise_faults(self._table.device, wait=False)
         self._traffic.add(self._name, self._table, indices, begin)
         return rows

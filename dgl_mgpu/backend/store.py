@@ -302,7 +302,9 @@ def _hotness(
 
 
 def _from_dataset(dataset: Dataset) -> _Data:
-    idtype = torch.int32 if dataset.indices.dtype == np.int32 else torch.int64
+    # Edges have ids of the same type.
+    short = dataset.indices.dtype == np.int32 and len(dataset.indices) <= 2**31
+    idtype = torch.int32 if short else torch.int64
     sources: dict[str, Source] = {
         topology_table(_ETYPE): TopologySource(
             dataset.indptr, dataset.indices, dataset.eids, dataset.num_nodes, idtype, _NTYPE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import pickle
@@ -79,7 +80,8 @@ class Checkpoint:
             partial.replace(path)
             _sync_folder(folder)
         except (OSError, RuntimeError) as error:
-            partial.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                partial.unlink()
             raise CheckpointError(
                 f"write checkpoint {path}", str(error), "free space there, or choose another folder"
             ) from error

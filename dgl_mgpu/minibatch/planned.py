@@ -10,6 +10,7 @@ from dgl_mgpu.backend.store import machine, sources_of
 from dgl_mgpu.data import load
 from dgl_mgpu.data.blockmodel import in_degrees
 from dgl_mgpu.data.generate import named_spec
+from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.minibatch.config import Config
 from dgl_mgpu.placement import Plan, TableSpec
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint, plan_tables
@@ -20,11 +21,14 @@ def plan_for(config: Config) -> Plan:
     """Solve the placement of a configuration's topology and features.
 
     A generated graph is not generated for it: its degrees are drawn, the rest is arithmetic.
-    The machine is a preset (used whole when ``trainer.ranks`` is 1), or this one with its GPUs,
-    which training does not keep data on yet.
+    The machine is a preset (used whole when ``trainer.ranks`` is 1), or this one with its GPUs.
+    Unless ``store.device`` is 'cpu', GPUs hold the store, and what it has there beside its tables
+    counts as :class:`~dgl_mgpu.store.planning.StoreOptions` says.
 
     Raises
     ------
+    ConfigError
+        If a generated graph is to be ordered by counts, for which it would have to be there.
     DGLMGPUError
         As :func:`dgl_mgpu.minibatch.run.train`.
     """
@@ -34,11 +38,18 @@ def plan_for(config: Config) -> Plan:
         **dataclasses.asdict(config.store),
     )
     topology = _topology(config)
+    on_gpus = options.device != "cpu" and topology.name != "cpu"
     data = config.data
     if not data.name.startswith("generated"):
         dataset = load(data.name, data.root, **data.options)
         tables = sources_of(dataset, options, config.trainer.seed)
-        return make_blueprint(*tables, topology, options).plan
+        return make_blueprint(*tables, topology, options, on_gpus=on_gpus).plan
+    if options.hotness != "degree":
+        raise ConfigError(
+            f"plan for data.name={data.name} with store.hotness={options.hotness}",
+            "counts, and a graph that is not generated for a plan",
+            "use store.hotness=degree, or look at the plan of a store that is built (store.plan)",
+        )
     graph = named_spec(data.name, **data.options)
     indptr = in_degrees(graph.num_nodes, graph.num_edges, graph.exponent, graph.seed)
     # The graph's out-degrees, which sampling reads nodes in proportion to, follow the law of
@@ -53,7 +64,7 @@ def plan_for(config: Config) -> Plan:
         ),
         TableSpec.features("features", len(hot), 4 * graph.num_features, hot, reads.nodes),
     ]  # fmt: skip
-    return plan_tables(specs, topology, options)
+    return plan_tables(specs, topology, options, [len(hot)], on_gpus=on_gpus)
 
 
 def _topology(config: Config) -> Topology:

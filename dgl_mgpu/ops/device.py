@@ -56,21 +56,14 @@ class Kernel:
     cooperative: bool
     loaded: dict[Any, Any]
 
-    def __call__(
-        self,
-        blocks: int,
-        threads: int,
-        *arguments: Any,
-        device: torch.device,
-        shared_bytes: int = 0,
-    ) -> None:
+    def __call__(self, blocks: int, threads: int, *arguments: Any, device: torch.device) -> None:
         """Launch on the device's current stream; returns at once."""
         if blocks:
-            driver.launch(self, device, blocks, threads, shared_bytes, arguments)
+            driver.launch(self, device, blocks, threads, arguments)
 
-    def resident_blocks(self, threads: int, device: torch.device, shared_bytes: int = 0) -> int:
+    def resident_blocks(self, threads: int, device: torch.device) -> int:
         """How many blocks the whole device holds at once."""
-        return driver.resident_blocks(self, device, threads, shared_bytes)
+        return driver.resident_blocks(self, device, threads)
 
 
 class Driver(Protocol):
@@ -82,14 +75,11 @@ class Driver(Protocol):
         device: torch.device,
         blocks: int,
         threads: int,
-        shared_bytes: int,
         arguments: tuple[Any, ...],
     ) -> None:
         """Launch a kernel on the device's current stream."""
 
-    def resident_blocks(
-        self, kernel: Kernel, device: torch.device, threads: int, shared_bytes: int
-    ) -> int:
+    def resident_blocks(self, kernel: Kernel, device: torch.device, threads: int) -> int:
         """How many blocks of a kernel the device holds at once."""
 
     def num_sms(self, device: torch.device) -> int:
@@ -201,10 +191,6 @@ def raise_faults(device: torch.device, *, wait: bool) -> None:
     )
 
 
-def _most_shared_bytes(device: torch.device) -> int:
-    return cupy().cuda.Device(device.index).attributes["MaxSharedMemoryPerBlockOptin"]
-
-
 class _Stream:
     """A stream as CuPy launches on it."""
 
@@ -219,18 +205,17 @@ class _CuPyDriver:
         device: torch.device,
         blocks: int,
         threads: int,
-        shared_bytes: int,
         arguments: tuple[Any, ...],
     ) -> None:
         if torch.cuda.current_device() != device.index:
             with torch.cuda.device(device):
-                self.launch(kernel, device, blocks, threads, shared_bytes, arguments)
+                self.launch(kernel, device, blocks, threads, arguments)
             return
         self._function(kernel, device)(
             (blocks,),
             (threads,),
             tuple(map(_argument, arguments)),
-            shared_bytes,
+            0,  # bytes of dynamic shared memory
             _Stream(current_stream(device)),
             kernel.cooperative,
         )
@@ -244,22 +229,18 @@ class _CuPyDriver:
                 options=("-std=c++17",),
                 name_expressions=(kernel.expression,),
             )
-            raw = module.get_function(kernel.expression)
-            # Equal modules share their functions: a limit set for one launch holds for all.
-            raw.max_dynamic_shared_size_bytes = _most_shared_bytes(device) - raw.shared_size_bytes
-            function = kernel.loaded[device.index] = raw.kernel
+            function = module.get_function(kernel.expression).kernel
+            kernel.loaded[device.index] = function
         return function
 
-    def resident_blocks(
-        self, kernel: Kernel, device: torch.device, threads: int, shared_bytes: int
-    ) -> int:
-        blocks = kernel.loaded.get((device.index, shared_bytes, threads))
+    def resident_blocks(self, kernel: Kernel, device: torch.device, threads: int) -> int:
+        blocks = kernel.loaded.get((device.index, threads))
         if blocks is None:
             with torch.cuda.device(device):
                 function = self._function(kernel, device)
                 occupancy = cupy().cuda.driver.occupancyMaxActiveBlocksPerMultiprocessor
-                blocks = occupancy(function.ptr, threads, shared_bytes) * self.num_sms(device)
-            kernel.loaded[device.index, shared_bytes, threads] = blocks
+                blocks = occupancy(function.ptr, threads, 0) * self.num_sms(device)
+            kernel.loaded[device.index, threads] = blocks
         return blocks
 
     def num_sms(self, device: torch.device) -> int:

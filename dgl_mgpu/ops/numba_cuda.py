@@ -112,8 +112,15 @@ def table_of(view: RowView) -> Table:
     Raises
     ------
     InvalidInputError
-        If the view is not on a GPU, or its elements are of a type that NumPy lacks.
+        If the view is not on a GPU, its elements are of a type that NumPy lacks, or some of its
+        rows are on disk, where kernels cannot read them.
     """
+    if view.disk is not None:
+        raise InvalidInputError(
+            "pass a table to a kernel in Numba",
+            "a table with rows on disk, which only a gather reads",
+            "keep the table in GPU and host memory, or gather its rows for the kernel",
+        )
     if view.dtype not in _NUMPY_DTYPES:
         raise InvalidInputError(
             "pass a table to a kernel in Numba",

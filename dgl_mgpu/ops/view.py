@@ -98,7 +98,8 @@ class RowView:
         ``start``, ``stop``, ``parts`` of each tier and the index of its first pointer, by
         ascending ``start``; together they cover ``[0, num_rows)``.
     pointers : Tensor, int64, shape (sum of parts,)
-        Address of each segment's first row, in this process; 0 where ``disk`` has its rows.
+        Address of each segment's first row, in this process; 0 where ``disk`` has its rows.  It
+        is a multiple of 16, the widest load of a kernel.
     num_rows : int
     row_shape : tuple of int
         Shape of one row; ``()`` for scalars.

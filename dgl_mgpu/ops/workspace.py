@@ -7,7 +7,8 @@ stream is done in order, so the next call may overwrite what the last one left.
 from __future__ import annotations
 
 import threading
-from collections.abc import Hashable
+from collections import OrderedDict
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import torch
@@ -16,6 +17,11 @@ from dgl_mgpu.ops import device
 
 #: Words of a control block before the sums of blocks; see ``kernels/grid.cuh``.
 _CONTROL_WORDS = 4
+#: Calls that operators keep preparations for.
+_MOST_KEPT = 32
+#: Bytes of a room for results from which it is not kept for the sake of a small part of it, and
+#: which part of it is small.
+_LARGE_ROOM, _SMALL_PART = 32 << 20, 4
 
 
 class Workspace:
@@ -27,8 +33,8 @@ class Workspace:
         Held from the launch that uses the buffers to the reading of its report.
     report : Tensor, int64, shape (32,)
         In host memory; kernels write their results' sizes there.
-    kept : dict
-        What operators prepared for calls like earlier ones.
+    kept : OrderedDict
+        What operators prepared for calls like the latest ones, by :meth:`keep`.
     generation : int
         Changes when a buffer is made anew, and with it its address.
     """
@@ -39,8 +45,15 @@ class Workspace:
         self.lock = threading.Lock()
         self.report = device.driver.host_buffer(32)
         self._report = self.report.numpy()
-        self.kept: dict[Hashable, Any] = {}
+        self.kept: OrderedDict[Hashable, Any] = OrderedDict()
         self.generation = 0
+
+    def keep(self, call: Hashable, prepared: Any) -> None:
+        """Keep what was prepared for a call, in place of what was not used for longest."""
+        self.kept[call] = prepared
+        self.kept.move_to_end(call)
+        if len(self.kept) > _MOST_KEPT:
+            self.kept.popitem(last=False)
 
     def buffer(self, name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
         """At least ``count`` elements, uninitialised."""
@@ -60,6 +73,11 @@ class Workspace:
             self._buffers["control"] = buffer
             self.generation += 1
         return buffer
+
+    def release(self) -> None:
+        """Give the buffers back to torch."""
+        self._buffers.clear()
+        self.generation += 1
 
     def read_report(self, count: int) -> list[int]:
         """Wait for the stream, and return the first ``count`` numbers of the report."""
@@ -82,3 +100,25 @@ def workspace(where: torch.device) -> Workspace:
 def release() -> None:
     """Give all working memory back to torch; for tests, and when memory is short."""
     _workspaces.clear()
+
+
+def cut_to_size(pieces: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """What an operator returns of a room that it made for the largest possible result.
+
+    These are views of the room; but where they are a small part of a large one, copies: whoever
+    kept them would keep all of it.
+
+    Parameters
+    ----------
+    pieces : sequence of Tensor, one dimension
+        Different parts of one tensor, at least one.
+    """
+    room = pieces[0].untyped_storage().nbytes()
+    if room < _LARGE_ROOM or _SMALL_PART * sum(piece.nbytes for piece in pieces) >= room:
+        return pieces
+    return torch.cat(list(pieces)).split_with_sizes([len(piece) for piece in pieces])
+
+
+def beginning(room: torch.Tensor, count: int) -> torch.Tensor:
+    """The first elements of a vector, as an operator returns them: see :func:`cut_to_size`."""
+    return cut_to_size([room[:count]])[0]

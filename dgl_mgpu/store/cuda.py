@@ -162,7 +162,7 @@ class CudaRuntime:
                 raise PeerAccessError(
                     f"share memory of {self.device} with other ranks",
                     str(error),
-                    f"hide its links ({_WITHOUT_LINKS}",
+                    "hide its links (store.links), or use store.device=cpu",
                 ) from error
 
     def open(self, handle: bytes) -> int:
@@ -173,7 +173,7 @@ class CudaRuntime:
                 raise PeerAccessError(
                     f"map another rank's GPU memory on {self.device}",
                     str(error),
-                    f"hide the link between the two ({_WITHOUT_LINKS}",
+                    "hide the link between the two (store.links), or use store.device=cpu",
                 ) from error
 
     def close(self, address: int) -> None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from dgl_mgpu.placement import HOST, Plan
 from dgl_mgpu.store.format import TableFormat, aligned
 from dgl_mgpu.store.segment import SHARED_MEMORY, require_room
-from dgl_mgpu.store.table import Piece, read_pieces
+from dgl_mgpu.store.table import Piece
 
 #: A piece of a table by the table's name, or (with None) the positions of an order by its.
 PieceKey = tuple[str, Piece | None]
@@ -91,12 +91,13 @@ class Layout:
 
     def is_shared(self, rank: int) -> bool:
         """Whether another rank reads some of the block that ``rank`` holds."""
-        return any(
-            self.gpu_of((name, piece)) == rank
+        return self.block_bytes(rank) > 0 and any(
+            rank in holders
             for name in self.formats
-            for reader in range(self.plan.num_gpus)
+            for tier in self.plan.tables[name].tiers
+            if tier.memory == "gpu"
+            for reader, holders in enumerate(tier.source)
             if reader != rank
-            for piece in read_pieces(self.plan.tables[name], reader)
         )
 
     @cached_property

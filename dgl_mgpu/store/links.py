@@ -68,7 +68,7 @@ def prove_access(runtime: Runtime, ranks: Ranks) -> np.ndarray:
         handles = ranks.all_gather(ranks.together(_PROVE, leave_pattern))
         assert memory is not None
         mine = [
-            owner == rank or bool(handle) and _reads(runtime, memory, handle, _pattern(owner))
+            owner == rank or (bool(handle) and _reads(runtime, memory, handle, _pattern(owner)))
             for owner, handle in enumerate(handles)
         ]
         return np.array(ranks.all_gather(mine), bool)

@@ -103,10 +103,12 @@ class RankMemory:
                 self.gpu.register(segment)
             return segment
         assert self.gpu is not None and self._runtime is not None
+        nbytes = self._layout.nbytes[key]
+        if nbytes == 0:  # perhaps of a rank that holds nothing
+            return DeviceSegment(self._runtime, 0, 0)
         mine = rank == self._ranks.rank
         base = self.gpu.block if mine else self.gpu.open(self._handles[rank])
-        address = base + self._layout.offsets[key]
-        return DeviceSegment(self._runtime, address, self._layout.nbytes[key])
+        return DeviceSegment(self._runtime, base + self._layout.offsets[key], nbytes)
 
     def positions(self, order: str, num_rows: int) -> Segment | torch.Tensor:
         """The positions of an order: shared, or copied to the GPU."""

@@ -50,21 +50,22 @@ def write_rows(
         or shape.
     IdOutOfRangeError
         If an id is no row.
+    StoreClosedError
+        If the table's store was closed.
     RankFailedError
         If another rank's arguments are wrong; as with the errors above, nothing is changed.
     """
     asked = "write rows of a stored table"
-    view = _row_view(table, asked)
-    changes = _Changes(view, ranks or Ranks.of_all_machines(), asked)
-    every_id, every_row = changes.of_all_ranks(ids, rows, view.dtype)
     shares = torch.tensor(_shares(table.plan, table.rank, asked), dtype=torch.int64)
-    changes.make(lambda: scatter_rows(view, every_id, every_row, shares))
+    changes = _Changes([table], ranks or Ranks.of_all_machines(), asked)
+    every_id, every_row = changes.of_all_ranks(ids, rows)
+    changes.make(lambda: scatter_rows(_row_view(table, asked), every_id, every_row, shares))
 
 
 class SparseOptimizer:
     """Trains the rows of a table that get gradients; see the classes below.
 
-    Making one is collective if ``ranks`` is left out.  It keeps the tables' memory, also when their
+    Making one is collective if ``ranks`` is left out.  It keeps the tables' memory until their
     store is closed.
 
     Parameters
@@ -90,7 +91,7 @@ class SparseOptimizer:
             [_row_view(each, asked) for each in (table, *states)],
             torch.tensor(_shares(table.plan, table.rank, asked), dtype=torch.int64),
         )
-        self._changes = _Changes(_row_view(table, asked), ranks or Ranks.of_all_machines(), asked)
+        self._changes = _Changes([table, *states], ranks or Ranks.of_all_machines(), asked)
 
     def step(self, ids: torch.Tensor, gradients: torch.Tensor) -> None:
         """Update the rows for which any rank has a gradient; collective.
@@ -104,10 +105,10 @@ class SparseOptimizer:
 
         Raises
         ------
-        InvalidInputError, IdOutOfRangeError, RankFailedError
+        InvalidInputError, IdOutOfRangeError, StoreClosedError, RankFailedError
             As :func:`write_rows`.
         """
-        every_id, every_gradient = self._changes.of_all_ranks(ids, gradients, torch.float32)
+        every_id, every_gradient = self._changes.of_all_ranks(ids, gradients)
         rule = self._next_rule()
         self._changes.make(lambda: update_rows(self._tables, every_id, every_gradient, rule))
 
@@ -190,22 +191,25 @@ class SparseAdam(SparseOptimizer):
         self.eps = eps
         self.steps = 0
 
-    def _next_rule(self) -> Rule:
+    def step(self, ids: torch.Tensor, gradients: torch.Tensor) -> None:
+        super().step(ids, gradients)
         self.steps += 1
-        return Adam(self.lr, self.steps, self.betas, self.eps)
+
+    def _next_rule(self) -> Rule:
+        return Adam(self.lr, self.steps + 1, self.betas, self.eps)
 
 
 class _Changes:
     """Brings the changes of all ranks to each, and has all make them."""
 
-    def __init__(self, view: RowView, ranks: Ranks, asked: str) -> None:
-        self._view = view
+    def __init__(self, tables: list[Table], ranks: Ranks, asked: str) -> None:
+        self._tables = tables
         self._ranks = ranks
         self._asked = asked
-        self._device = view.tiers.device
+        self._device = tables[0].device
 
     def of_all_ranks(
-        self, ids: torch.Tensor, values: torch.Tensor, dtype: torch.dtype
+        self, ids: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The ids (int64) and values of all ranks, one rank after the other.
 
@@ -213,8 +217,11 @@ class _Changes:
         """
 
         def check() -> tuple[torch.Tensor, torch.Tensor]:
-            self._wait()
-            return self._checked(ids, values, dtype)
+            # Raises where a store is closed: the addresses may be others' by then.
+            views = [_row_view(table, self._asked) for table in self._tables]
+            if self._device.type == "cuda":
+                device.raise_faults(self._device, wait=True)
+            return self._checked(views[0], ids, values)
 
         mine = self._ranks.together(self._asked, check)
         every_id, every_value = self._ranks.concatenated(self._asked, mine)
@@ -225,28 +232,27 @@ class _Changes:
 
         def finish() -> None:
             change()
-            self._wait()
+            # Faults are not looked at: ids have been checked, so that they are those of other
+            # threads, and were one rank to stop for them, its copies would differ.
+            if self._device.type == "cuda":
+                device.driver.synchronize(self._device)
 
         self._ranks.together(self._asked, finish)
 
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            device.raise_faults(self._device, wait=True)
-
     def _checked(
-        self, ids: torch.Tensor, values: torch.Tensor, dtype: torch.dtype
+        self, view: RowView, ids: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         ids = check_ids(ids, self._asked).to(self._device)
-        shape = (len(ids), *self._view.row_shape)
-        if tuple(values.shape) != shape or values.dtype != dtype:
+        shape = (len(ids), *view.row_shape)
+        if tuple(values.shape) != shape or values.dtype != view.dtype:
             raise InvalidInputError(
                 self._asked,
                 f"{len(ids)} ids with values of shape {tuple(values.shape)} and {values.dtype}",
-                f"pass values of shape {shape} and {dtype}",
+                f"pass values of shape {shape} and {view.dtype}",
             )
-        bad = ((ids < 0) | (ids >= self._view.num_rows)).nonzero()
+        bad = ((ids < 0) | (ids >= view.num_rows)).nonzero()
         if len(bad):
-            raise_at_bad_id([int(bad[0])], ids, self._view.num_rows, self._asked)
+            raise_at_bad_id([int(bad[0])], ids, view.num_rows, self._asked)
         return ids.long(), values.detach().to(self._device).contiguous()
 
 

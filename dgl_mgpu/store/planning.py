@@ -198,11 +198,8 @@ def make_blueprint(
     ]
     disk_path = None if options.disk_path is None else Path(options.disk_path)
     staging = parse_bytes(options.staging_memory, _STAGING) or 0
-    held = 0
-    if on_gpus:
-        held = sum(position_dtype(len(o)).itemsize * len(o) for o in orders.values())
-        held += staging if disk_path is not None else 0
-    plan = plan_tables(specs, topology, options, held, graph_on_disk=not on_gpus)
+    rows = [len(order) for order in orders.values()]
+    plan = plan_tables(specs, topology, options, rows, on_gpus=on_gpus)
     return Blueprint(sources, orders, plan, disk_path, staging)
 
 
@@ -210,9 +207,9 @@ def plan_tables(
     specs: list[TableSpec],
     topology: Topology,
     options: StoreOptions,
-    held_bytes: int = 0,
+    order_rows: Sequence[int] = (),
     *,
-    graph_on_disk: bool = True,
+    on_gpus: bool = False,
 ) -> Plan:
     """Solve the placement of tables that need not exist yet.
 
@@ -221,10 +218,11 @@ def plan_tables(
     specs : list of TableSpec
     topology : Topology
     options : StoreOptions
-    held_bytes : int
-        What each GPU holds of the store beside tables.
-    graph_on_disk : bool
-        Whether topology may go to disk, too.
+    order_rows : sequence of int
+        Rows of each order.
+    on_gpus : bool
+        Whether GPUs hold the store: then each holds the orders and a cache of rows on disk, too,
+        and topology does not go to disk.
 
     Raises
     ------
@@ -232,8 +230,11 @@ def plan_tables(
     """
     limit = parse_bytes(options.gpu_memory, "store.gpu_memory")
     budgets = topology.gpu_memory if limit is None else np.full(topology.num_gpus, limit)
-    if held_bytes:
-        budgets = np.maximum(budgets - held_bytes, 0)
+    if on_gpus:
+        held = sum(position_dtype(rows).itemsize * rows for rows in order_rows)
+        if options.disk_path is not None:
+            held += parse_bytes(options.staging_memory, _STAGING) or 0
+        budgets = np.maximum(budgets - held, 0)
     machine = linked(topology, options.links)
     host = parse_bytes(options.host_memory, "store.host_memory")
     place = partial(
@@ -250,7 +251,7 @@ def plan_tables(
             host_budget=host,
             allow_disk=options.disk_path is not None,
         )
-        if graph_on_disk or not any(_is_on_disk(plan, spec) for spec in _graphs(specs)):
+        if not on_gpus or not any(_is_on_disk(plan, spec) for spec in _graphs(specs)):
             return plan
         return _without_graph_on_disk(plan, specs, machine, place)
     except PlanDoesNotFitError as error:

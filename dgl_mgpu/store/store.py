@@ -92,13 +92,16 @@ class Store:
 
         Every rank calls it, for a GPU's memory is freed once no other rank maps it; ranks wait
         for each other for some seconds.  What is not closed goes back when nothing refers to
-        it any more, or with the process.
+        it any more, or with the process.  A fork of the process has nothing to give back.
         """
         for table in self.tables.values():
             table.close()
-        if self.gpu is not None:
+        if self.gpu is None or not self.gpu.is_mine:
+            return
+        try:
             self.gpu.runtime.synchronize()
             workspace.release()
+        finally:
             self.gpu.close()
 
 

@@ -167,7 +167,11 @@ class Table:
             self._view = dataclasses.replace(self._view, sms=sms)
 
     def close(self) -> None:
-        """Let go of the memory; what holds the view still has it."""
+        """Let go of the memory.
+
+        What holds a view keeps shared memory mapped, but not that of GPUs, which goes back when
+        the store is closed.
+        """
         self._view, self._segments, self._position, self._gpu = None, (), None, None
 
     @property

@@ -23,7 +23,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <new>
 #include <type_traits>
 #include <utility>
 
@@ -47,7 +46,6 @@ struct Launch {
   void (*kernel)();
   const uint64_t* slots;
   unsigned blocks, threads;
-  size_t shared_bytes;
   unsigned next_block = 0;
   bool failed = false;
   char message[kMessageBytes] = "";
@@ -82,7 +80,6 @@ struct Worker {
   pthread_t id;
   Thread* threads;
   char* stacks;
-  char* dynamic_shared;
   Dim block, blocks, block_size;
   unsigned running, at_barrier;
   jmp_buf scheduler, stop;
@@ -221,7 +218,6 @@ static void run_block(unsigned block) {
   dl_iterate_phdr(fill_shared, nullptr);
   worker = own;
   self = nullptr;
-  memset(own->dynamic_shared, kRubbish, launch.shared_bytes);
   own->block = {block, 0, 0};
   own->running = launch.threads;
   own->at_barrier = 0;
@@ -255,7 +251,6 @@ static void* run_worker(void* argument) {
   worker->blocks = {launch.blocks, 1, 1};
   worker->block_size = {launch.threads, 1, 1};
   worker->threads = new Thread[launch.threads]();
-  worker->dynamic_shared = new (std::align_val_t(128)) char[launch.shared_bytes];
   const size_t bytes = launch.threads * kStackBytes;
   worker->stacks = static_cast<char*>(mmap(nullptr, bytes, PROT_READ | PROT_WRITE,
                                            MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0));
@@ -270,7 +265,6 @@ static void* run_worker(void* argument) {
   }
   run_blocks();
   munmap(worker->stacks, bytes);
-  operator delete[](worker->dynamic_shared, std::align_val_t(128));
   delete[] worker->threads;
   worker = nullptr;
   return nullptr;
@@ -364,7 +358,7 @@ const char* parameters_of(void (*)(Parameters...)) {
 
 template <typename... Parameters>
 bool launch(void (*kernel)(Parameters...), const uint64_t* slots, int64_t blocks, int64_t threads,
-            int64_t shared_bytes, int64_t at_once, double timeout, char* message, int64_t bytes) {
+            int64_t at_once, double timeout, char* message, int64_t bytes) {
   Launch all{};
   all.kernel = reinterpret_cast<void (*)()>(kernel);
   all.call = [](void (*untyped)(), const uint64_t* slots) {
@@ -374,7 +368,6 @@ bool launch(void (*kernel)(Parameters...), const uint64_t* slots, int64_t blocks
   all.slots = slots;
   all.blocks = blocks;
   all.threads = threads;
-  all.shared_bytes = shared_bytes;
   run(all, at_once, timeout);
   snprintf(message, bytes, "%s", all.message);
   return !all.failed;
@@ -725,8 +718,8 @@ EMULATE_MIN_MAX(double, double, float)
     return emulation::parameters_of(__VA_ARGS__);                                            \
   }                                                                                          \
   extern "C" __attribute__((visibility("default"))) bool emulated_launch(                    \
-      const uint64_t* slots, int64_t blocks, int64_t threads, int64_t shared_bytes,          \
-      int64_t at_once, double timeout, char* message, int64_t message_bytes) {               \
-    return emulation::launch(__VA_ARGS__, slots, blocks, threads, shared_bytes, at_once,     \
-                             timeout, message, message_bytes);                               \
+      const uint64_t* slots, int64_t blocks, int64_t threads, int64_t at_once,               \
+      double timeout, char* message, int64_t message_bytes) {                                \
+    return emulation::launch(__VA_ARGS__, slots, blocks, threads, at_once, timeout, message, \
+                             message_bytes);                                                 \
   }

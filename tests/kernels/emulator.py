@@ -40,9 +40,6 @@ _COMMAND = [
 ]  # fmt: skip
 if hasattr(ctypes.CDLL(None), "__asan_init"):
     _COMMAND += ["-fsanitize=address", "--param=asan-stack=0", "--param=asan-globals=0"]
-_DYNAMIC_SHARED = re.compile(
-    r"extern\s+__shared__\s+(?:__align__\(\d+\)\s+|alignas\(\d+\)\s+)?([^;]+?)\s*(\w+)\[\];"
-)
 _TEXT = "kernel.cu"
 _MAX_THREADS = 1024
 _RUBBISH = -0x3232323232323233  # 0xCD… as emulation.h fills shared memory
@@ -77,7 +74,6 @@ class EmulatedDriver:
         device: torch.device,
         blocks: int,
         threads: int,
-        shared_bytes: int,
         arguments: tuple[Any, ...],
     ) -> None:
         """Run a kernel to its end.
@@ -94,7 +90,6 @@ class EmulatedDriver:
             blocks,
             threads,
             *arguments,
-            shared_bytes=shared_bytes,
             cooperative=kernel.cooperative,
         )
 
@@ -105,15 +100,12 @@ class EmulatedDriver:
         blocks: int,
         threads: int,
         *arguments: Any,
-        shared_bytes: int = 0,
         cooperative: bool = False,
     ) -> None:
         """The same for a kernel given by its text."""
         at_once = _NUM_SMS * _BLOCKS_PER_SM
-        if not 0 < blocks < 2**31 or not 0 < threads <= _MAX_THREADS or shared_bytes < 0:
-            raise EmulationError(
-                f"{expression}: {blocks} blocks of {threads} threads, {shared_bytes} B shared"
-            )
+        if not 0 < blocks < 2**31 or not 0 < threads <= _MAX_THREADS:
+            raise EmulationError(f"{expression}: {blocks} blocks of {threads} threads")
         if cooperative and blocks > at_once:
             raise EmulationError(f"{expression}: {blocks} blocks at once, where {at_once} fit")
         library = _library(text, expression)
@@ -127,16 +119,13 @@ class EmulatedDriver:
         message = ctypes.create_string_buffer(2000)
         with _LAUNCHING:
             done = library.emulated_launch(
-                slots, blocks, threads, shared_bytes, min(blocks, at_once), self.timeout,
-                message, len(message),
+                slots, blocks, threads, min(blocks, at_once), self.timeout, message, len(message)
             )  # fmt: skip
         if not done:
             reason = message.value.decode(errors="replace")
             raise EmulationError(f"{expression}, {reason}{_lines(library, reason, text)}")
 
-    def resident_blocks(
-        self, kernel: Kernel, device: torch.device, threads: int, shared_bytes: int
-    ) -> int:
+    def resident_blocks(self, kernel: Kernel, device: torch.device, threads: int) -> int:
         """Blocks that run at once."""
         return _NUM_SMS * _BLOCKS_PER_SM
 
@@ -179,7 +168,6 @@ def _slot(expression: str, place: int, kind: str, argument: Any) -> bytes:
 
 @functools.cache
 def _library(text: str, expression: str) -> ctypes.CDLL:
-    dynamic = r"\1* const \2 = reinterpret_cast<\1*>(emulation::worker->dynamic_shared);"
     command = [*_COMMAND, f"-I{resource_folder('kernels')}"]
     parts = (*command, _HEADER.read_text(), text, expression)
     key = hashlib.sha256("\0".join(parts).encode()).hexdigest()
@@ -189,7 +177,7 @@ def _library(text: str, expression: str) -> ctypes.CDLL:
     if not path.exists():
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
             code, built = Path(scratch, "main.cpp"), Path(scratch, "kernel.so")
-            Path(scratch, _TEXT).write_text(_DYNAMIC_SHARED.sub(dynamic, text))
+            Path(scratch, _TEXT).write_text(text)
             code.write_text(
                 f'#include "{_HEADER}"\n#include "{_TEXT}"\nEMULATE_KERNEL({expression})\n'
             )
@@ -203,7 +191,7 @@ def _library(text: str, expression: str) -> ctypes.CDLL:
     library.emulated_parameters.restype = ctypes.c_char_p
     library.emulated_launch.restype = ctypes.c_bool
     library.emulated_launch.argtypes = [
-        ctypes.c_char_p, *[ctypes.c_int64] * 4, ctypes.c_double, ctypes.c_char_p, ctypes.c_int64
+        ctypes.c_char_p, *[ctypes.c_int64] * 3, ctypes.c_double, ctypes.c_char_p, ctypes.c_int64
     ]  # fmt: skip
     return library
 

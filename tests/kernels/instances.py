@@ -34,6 +34,8 @@ _ARGUMENTS = {
         "kElements": ("16", "8", "4", "2", "1"),
         "kUnroll": ("8",),
     },
+    "sample.cu": {"kPadded": ("true", "false")},
+    "unique.cu": {"kAmple": ("true", "false")},
     "scatter.cu": {
         "Vector": ("uint4", "uint2", "unsigned int", *_SMALL),
         "Rule": ("dgl_mgpu::SGD", "dgl_mgpu::Adagrad", "dgl_mgpu::Adam"),

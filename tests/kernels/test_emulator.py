@@ -59,7 +59,7 @@ using namespace dgl_mgpu;
 // Sums before and with each element, within runs of one block's threads.
 template <typename T>
 __global__ void __launch_bounds__(1024) scan(const T* __restrict__ in, int64 n, T* out) {
-  extern __shared__ T line[];
+  __shared__ T line[1024];
   const int64 at = int64(blockIdx.x) * blockDim.x + threadIdx.x;
   if (at >= n) return;  // the others do not wait for these
   line[threadIdx.x] = __ldg(in + at);
@@ -181,11 +181,9 @@ struct Both {
 __global__ void of_struct(const Both both) { *both.out = both.values[0] - both.values[1]; }
 
 __global__ void rubbish(int64* out) {
-  extern __shared__ int64 dynamic[];
-  __shared__ int64 fixed;
-  out[2 * blockIdx.x] = dynamic[0];
-  out[2 * blockIdx.x + 1] = fixed;
-  dynamic[0] = fixed = 0;
+  __shared__ int64 before;
+  out[blockIdx.x] = before;
+  before = 0;
 }
 
 __global__ void absent_lane(int64* out) {
@@ -248,9 +246,7 @@ def test_floats_are_shuffled(emulated):
 def test_threads_of_a_block_work_together(emulated, threads):
     values = torch.randint(0, 1000, (7 * threads - threads // 3,))
     out = torch.empty_like(values)
-    emulated.run(
-        BLOCKS, "scan<int64>", 7, threads, values, len(values), out, shared_bytes=8 * threads
-    )
+    emulated.run(BLOCKS, "scan<int64>", 7, threads, values, len(values), out)
     expected = [run.cumsum(0) for run in values.split(threads)]
     assert torch.equal(out, torch.cat(expected))
 
@@ -265,7 +261,7 @@ def test_blocks_wait_for_each_other(emulated, blocks):
 
 def test_only_resident_blocks_may_wait_for_each_other(emulated):
     device = torch.device("cpu")
-    resident = emulated.resident_blocks(Kernel("", ""), device, 64, 0)
+    resident = emulated.resident_blocks(Kernel("", ""), device, 64)
     with pytest.raises(EmulationError, match="at once"):
         emulated.run(
             BLOCKS, "pass_round", resident + 1, 64, 1, integers(0), integers(0), cooperative=True
@@ -357,8 +353,8 @@ def test_a_mask_beyond_the_block_is_reported(emulated):
 
 
 def test_what_is_undefined_is_rubbish(emulated):
-    out = torch.zeros(8, 2, dtype=torch.int64)
-    emulated.run(WRONG, "rubbish", 8, 1, out, shared_bytes=8)
+    out = torch.zeros(8, dtype=torch.int64)
+    emulated.run(WRONG, "rubbish", 8, 1, out)
     assert (out == -0x3232323232323233).all()
     out = torch.zeros(4, dtype=torch.int64)
     emulated.run(WRONG, "absent_lane", 1, 32, out)

@@ -10,6 +10,7 @@ from dgl_mgpu.errors import IdOutOfRangeError, InvalidWeightError
 from dgl_mgpu.ops import EdgeTimes, SampleKey, sample_blocks, sample_etype_blocks
 from dgl_mgpu.ops.etype_blocks import cpu, cuda
 from tests.kernels.cuda_views import on_device
+from tests.kernels.test_sample import memory_held, refuse_memory
 from tests.ops.etype_graphs import ETYPES, hetero_case
 from tests.ops.test_sample import GRAPHS, batches
 from tests.ops.test_sample_weighted import random_times, random_weights
@@ -169,9 +170,7 @@ def test_a_seed_that_is_no_node(where, on_gpu, timed, bad):
 def test_a_bad_weight_two_hops_away(where, on_gpu):
     graph = GRAPHS["power law"]
     seeds = torch.arange(10)
-    first = sample_blocks(
-        graph.view(), seeds, [3], KEY, weights=row_view(torch.ones(3000))
-    )
+    first = sample_blocks(graph.view(), seeds, [3], KEY, weights=row_view(torch.ones(3000)))
     node = int(first[0].src_nodes[-1])
     weights = torch.ones(3000)
     weights[graph.edge_ids(node)[0]] = float("nan")
@@ -183,3 +182,32 @@ def test_a_bad_weight_two_hops_away(where, on_gpu):
             sample_blocks, on_device(graph.view(), where), seeds.to(where), [3, 3], KEY,
             weights=on_device(row_view(weights), where),
         )  # fmt: skip
+
+
+def large_room():
+    """A graph, seeds, fanouts and options, for much less than there must be room for."""
+    graph = power_law_graph(3000, 20000, seed=8)
+    weights = random_weights(graph, torch.float64)
+    return graph.view(), torch.arange(2000), [900, 30], {"weights": row_view(weights)}
+
+
+def test_a_small_sample_does_not_hold_room_for_a_large_one(where, on_gpu):
+    view, seeds, fanouts, options = large_room()
+    expected = sample_blocks(view, seeds, fanouts, KEY, **options)
+    there = {name: on_device(each, where) for name, each in options.items()}
+    found = on_gpu(sample_blocks, on_device(view, where), seeds.to(where), fanouts, KEY, **there)
+    assert same(found, expected)
+    tensors = [each for block in found for each in block if isinstance(each, torch.Tensor)]
+    assert memory_held(tensors) < 4 << 20
+
+
+def test_without_room_for_the_largest_sample(where, monkeypatch):
+    view, seeds, fanouts, options = large_room()
+    expected = sample_blocks(view, seeds, fanouts, KEY, **options)
+    if where.type == "cpu":
+        operator = torch.ops.dgl_mgpu.sample_etype_hops
+        monkeypatch.setattr(operator, "default", cuda._sample_etype_hops)
+    there = {name: on_device(each, where) for name, each in options.items()}
+    refused = refuse_memory(monkeypatch, 8 << 20)
+    found = sample_blocks(on_device(view, where), seeds.to(where), fanouts, KEY, **there)
+    assert refused and same(found, expected)

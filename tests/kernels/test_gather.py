@@ -153,7 +153,7 @@ def test_host_rows_in_order(where, monkeypatch, host_start, sms):
 
 
 def test_many_host_rows(where):
-    rows = table(9001, 1)  # more than there are buckets
+    rows = table(20001, 1)  # more than there are buckets
     view = row_view(rows, [(100, 1), (0, 1)], np.random.default_rng(0))
     view = on_device(view, where, host_segments=True)
     ids = some_ids(cuda._LISTED_ROWS, len(rows))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -185,6 +186,8 @@ def test_views_that_no_kernel_can_take(numba_cuda):
         numba_cuda.graph_of(views()[2])
     with pytest.raises(InvalidInputError, match="bfloat16, a type that NumPy lacks"):
         numba_cuda.table_of(row_view(torch.zeros(3, 2, dtype=torch.bfloat16)))
+    with pytest.raises(InvalidInputError, match="a table with rows on disk"):
+        numba_cuda.table_of(replace(views()[3], disk=object()))
 
 
 def test_numpy_is_left_as_it_was(numba_cuda):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import weakref
+from dataclasses import replace as with_fields
+
 import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.errors import IdOutOfRangeError
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import (
     SampleKey,
     append_unique,
@@ -60,6 +63,17 @@ def test_one_hop_over_tiers(where, layout, seed_dtype):
         assert same(found, expected)
 
 
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+def test_many_picks_of_a_hub(where, idtype):
+    """As many as would take minutes, were each compared with all before."""
+    degree = 500_000
+    view = Graph([0, degree, degree + 3], np.arange(degree + 3) % 2).view(idtype=idtype)
+    seeds = torch.tensor([1, 0])
+    for fanout in (400_000, 20_000):
+        expected = sample_neighbors(view, seeds, fanout, KEY)
+        assert same(sample(on_device(view, where), seeds.to(where), fanout), expected)
+
+
 @pytest.mark.parametrize("fanout", [3, -1])
 @pytest.mark.parametrize("bad", [-1, 200])
 def test_a_seed_that_is_no_node(where, fanout, bad):
@@ -85,6 +99,21 @@ def test_append_unique_of_a_negative_id(where):
         unique_cuda._append_unique(
             torch.tensor([1, 2], device=where), torch.tensor([5, -4, 1, -1], device=where)
         )
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_append_unique_of_more_nodes_than_a_table_holds(where, dtype):
+    seeds = torch.zeros(1, dtype=dtype, device=where).expand(700_000_000)
+    neighbors = torch.ones(1, dtype=dtype, device=where).expand(732_000_000)
+    with pytest.raises(InvalidInputError, match="a hash table for 1432000000 nodes"):
+        unique_cuda._append_unique(seeds, neighbors)
+
+
+def test_append_unique_raises_what_a_gather_found(where):
+    seeds = torch.zeros(1, dtype=torch.int64, device=where)
+    device.fault_record(seeds.device).copy_(torch.tensor([1, 7, 5]))
+    with pytest.raises(IdOutOfRangeError, match="id 7, but there are 5 rows"):
+        unique_cuda._append_unique(seeds, seeds)
 
 
 def hops(view, seeds, fanouts, replace=False):
@@ -139,6 +168,101 @@ def test_all_hops_from_a_seed_that_is_no_node(where):
     view = on_device(GRAPHS["power law"].view(), where)
     with pytest.raises(IdOutOfRangeError, match="id 200 at place 1"):
         hops(view, torch.tensor([5, 200, 3], device=where), [3, 3])
+
+
+def test_all_hops_of_another_graph_at_the_same_addresses(where):
+    """As of a store that was made when another had been closed."""
+    graph = power_law_graph(100, 900, seed=5)
+    views = [
+        on_device(graph.view(LAYOUTS[layout], torch.int32, np.random.default_rng(number)), where)
+        for number, layout in enumerate(["three tiers", "three tiers", "single"])
+    ]
+    seeds = torch.arange(0, 100, 3, dtype=torch.int32, device=where)
+    expected = hops(views[0], seeds, [3, 4])
+    for view in views[1:]:
+        tiers, pointers = views[0].tiers[: len(view.tiers)], views[0].pointers
+        tiers.copy_(view.tiers)
+        pointers[: len(view.pointers)] = view.pointers
+        found = hops(with_fields(view, tiers=tiers, pointers=pointers), seeds, [3, 4])
+        assert torch.equal(found[0], expected[0])
+        for left, right in zip(found[1:], expected[1:], strict=True):
+            assert same(left, [each.cpu() for each in right])
+
+
+def test_what_is_prepared_for_a_graph_holds_its_addresses(where):
+    view = on_device(GRAPHS["power law"].view(shuffle=np.random.default_rng(0)), where)
+    tensors = [weakref.ref(each) for each in (view.tiers, view.pointers, view.position)]
+    hops(view, torch.arange(5, device=where), [3])
+    del view
+    assert all(tensor() is not None for tensor in tensors)
+    workspace.release()
+    assert all(tensor() is None for tensor in tensors)
+
+
+def test_few_preparations_are_kept(where):
+    view = on_device(GRAPHS["power law"].view(), where)
+    for count in range(1, 50):
+        hops(view, torch.arange(count, device=where), [2])
+    assert len(workspace.workspace(view.tiers.device).kept) <= 32
+
+
+def memory_held(results) -> int:
+    """Bytes of all that tensors are parts of."""
+    storages = [each.untyped_storage() for each in results]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def test_a_small_sample_does_not_hold_room_for_a_large_one(where):
+    graph = power_law_graph(3000, 20000, seed=8).view()
+    view, seeds = on_device(graph, where), torch.arange(2000)
+    nodes, indptrs, sources, eids = hops(view, seeds.to(where), [30, 1000])
+    blocks = sample_blocks(graph, seeds, [1000, 30], KEY)
+    assert torch.equal(nodes.cpu(), blocks[0].src_nodes)
+    for hop, block in enumerate(reversed(blocks)):
+        assert same((indptrs[hop], sources[hop], eids[hop]), (block.indptr, block.src, block.eids))
+    assert memory_held([nodes, *indptrs, *sources, *eids]) < 4 << 20
+    assert memory_held(sample(view, seeds.to(where), 3000)) < 4 << 20
+
+
+def test_a_usual_sample_is_not_copied(where):
+    view = on_device(power_law_graph(3000, 20000, seed=8).view(), where)
+    nodes, _, sources, eids = hops(view, torch.arange(30, device=where), [10, 10])
+    places = {each.untyped_storage().data_ptr() for each in (nodes, *sources, *eids)}
+    assert len(places) == 1
+
+
+def refuse_memory(monkeypatch, most_bytes: int) -> list[int]:
+    """Have torch give no more bytes at a time; what it refuses from now on."""
+    refused, empty = [], torch.empty
+
+    def limited(*arguments, **options):
+        made = empty(*arguments, **options)
+        if made.nbytes > most_bytes:
+            refused.append(made.nbytes)
+            raise torch.cuda.OutOfMemoryError(f"{made.nbytes} bytes are not there")
+        return made
+
+    monkeypatch.setattr(torch, "empty", limited)
+    return refused
+
+
+def test_without_room_for_the_largest_sample(where, monkeypatch):
+    graph = power_law_graph(3000, 20000, seed=8).view()
+    view, seeds = on_device(graph, where), torch.arange(2000)
+    blocks = sample_blocks(graph, seeds, [1000, 30], KEY)
+    expected = sample_neighbors(graph, seeds, 3000, KEY)
+    refused = refuse_memory(monkeypatch, 8 << 20)
+    workspace.release()
+    for _ in range(2):
+        nodes, indptrs, sources, eids = hops(view, seeds.to(where), [30, 1000])
+        assert torch.equal(nodes.cpu(), blocks[0].src_nodes)
+        for hop, block in enumerate(reversed(blocks)):
+            hop_found = (indptrs[hop], sources[hop], eids[hop])
+            assert same(hop_found, (block.indptr, block.src, block.eids))
+    assert refused
+    refused.clear()
+    assert same(sample(view, seeds.to(where), 3000), expected)
+    assert refused
 
 
 def padded(view, seeds, fanouts, replace=False):

@@ -189,7 +189,7 @@ def test_a_seed_that_is_no_node(where, bad):
 def test_weights_too_small_for_a_normal_float(where):
     graph = power_law_graph(100, 900, seed=5)
     weights = (torch.rand(900) + 0.5) * 1e-39
-    assert 0 < weights.min() and weights.max() < torch.finfo(torch.float32).smallest_normal
+    assert weights.min() > 0 and weights.max() < torch.finfo(torch.float32).smallest_normal
     seeds = torch.arange(100)
     for replace in (False, True):
         assert agree(where, graph.view(), seeds, 4, replace=replace, weights=row_view(weights))

@@ -198,6 +198,14 @@ def test_shares_and_states_that_do_not_fit():
             AlignedTables.of([view, row_view(other, LAYOUTS["three tiers"])])
 
 
+def test_a_table_with_rows_on_disk():
+    view = replace(row_view(torch.zeros(ROWS, WIDTH)), disk=object())
+    with pytest.raises(InvalidInputError, match="the table has rows on disk"):
+        scatter_rows(view, torch.arange(5), torch.zeros(5, WIDTH))
+    with pytest.raises(InvalidInputError, match="state 1 has rows on disk"):
+        AlignedTables.of([row_view(torch.zeros(ROWS, WIDTH)), view])
+
+
 def test_registration():
     view = row_view(torch.randn(ROWS, WIDTH), LAYOUTS["four parts"])
     tables = AlignedTables.of([view])

@@ -11,6 +11,7 @@ import torch
 from dgl_mgpu.errors import PeerAccessError
 from dgl_mgpu.store import cuda
 from dgl_mgpu.store.device import _is_alive as is_alive
+from dgl_mgpu.store.device import _mark_of as mark_of
 from dgl_mgpu.store.segment import Segment
 from dgl_mgpu.topology import Topology, preset
 
@@ -30,6 +31,8 @@ class FakeRuntime:
         Bytes of each GPU.
     refused, garbled : set of (int, int)
         Pairs (reader, owner) of ranks: mapping fails, or copies are something else.
+    unshared : set of int
+        Ranks whose memory gets no handle.
     fail_upload : bool
         Whether uploads larger than a page fail.
     """
@@ -37,13 +40,22 @@ class FakeRuntime:
     device = torch.device("cpu")
 
     def __init__(
-        self, rank, num_gpus, gpu=None, memory=64 << 30, refused=(), garbled=(), fail_upload=False
+        self,
+        rank,
+        num_gpus,
+        gpu=None,
+        memory=64 << 30,
+        refused=(),
+        garbled=(),
+        unshared=(),
+        fail_upload=False,
     ) -> None:
         self.rank = rank
         self.gpu = rank if gpu is None else gpu
         self.num_gpus = num_gpus
         self.memory = memory
-        self.refused, self.garbled, self.fail_upload = set(refused), set(garbled), fail_upload
+        self.refused, self.garbled, self.unshared = set(refused), set(garbled), set(unshared)
+        self.fail_upload = fail_upload
         self.blocks: dict[int, Segment] = {}
         self.opened: dict[int, tuple[Segment, int]] = {}
         self.registered: dict[int, int] = {}
@@ -61,8 +73,8 @@ class FakeRuntime:
     def seat(self) -> cuda.Seat:
         return cuda.Seat(f"fake-{self.gpu}", self.memory - self.used, self.memory)
 
-    def seats(self) -> list[cuda.Seat]:
-        return [cuda.Seat(f"fake-{gpu}", self.memory, self.memory) for gpu in range(self.num_gpus)]
+    def gpus(self) -> list[str]:
+        return [f"fake-{gpu}" for gpu in range(self.num_gpus)]
 
     def machine(self) -> Topology:
         return preset("hgx-h200", self.num_gpus)
@@ -79,11 +91,13 @@ class FakeRuntime:
     def free(self, address: int) -> None:
         block = self.blocks.pop(address)
         # The driver unmaps what a process had that was killed.
-        mappers = [pid for pid in self._mappers(block).tolist() if pid and is_alive(pid)]
+        mappers = [mark for mark in self._mappers(block).tolist() if is_alive(mark)]
         assert not mappers, "freed while another process has it mapped"
 
     def share(self, address: int) -> bytes:
         block = self.blocks[address]
+        if self.rank in self.unshared:
+            raise PeerAccessError("share", "refused", "do not")
         return f"{self.rank}|{block.nbytes}|{block.path}".encode()
 
     def open(self, handle: bytes) -> int:
@@ -92,7 +106,7 @@ class FakeRuntime:
         if (self.rank, int(owner)) in self.refused:
             raise PeerAccessError("map", "refused", "do not")
         block = Segment.attach(Path(path), int(nbytes))
-        self._mappers(block)[self.rank] = os.getpid()
+        self._mappers(block)[self.rank] = mark_of(os.getpid())
         self.opened[block.address] = block, int(owner)
         return block.address
 

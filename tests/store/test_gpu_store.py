@@ -7,6 +7,7 @@ import multiprocessing as mp
 import os
 import pickle
 import signal
+import threading
 import time
 from pathlib import Path
 
@@ -19,6 +20,7 @@ import dgl_mgpu
 from dgl_mgpu.errors import (
     ConfigError,
     DeviceMemoryError,
+    PeerAccessError,
     RankFailedError,
     StoreClosedError,
     UnavailableError,
@@ -30,10 +32,19 @@ from dgl_mgpu.store import device as device_module
 from dgl_mgpu.store import relay as relay_module
 from dgl_mgpu.store.links import linked, prove_access
 from dgl_mgpu.store.seats import topology_of_ranks
+from dgl_mgpu.store.segment import Segment
 from dgl_mgpu.topology import preset
 from tests.store.fake_gpu import FakeRuntime
 from tests.store.layouts import partitioned, plan_of, replicated, single
 from tests.store.test_store import ROWS, assert_equal_to_sources, make_blueprint
+
+
+@pytest.fixture(autouse=True)
+def _restored(monkeypatch) -> None:
+    """A single rank's work runs in this process; what it replaces is put back."""
+    monkeypatch.setattr(cuda, "find_runtime", cuda.find_runtime)
+    monkeypatch.setattr(relay_module, "_PART_BYTES", relay_module._PART_BYTES)
+    monkeypatch.setattr(relay_module.Relay, "window_bytes", relay_module.Relay.window_bytes)
 
 
 def three_tiers(num_ranks: int):
@@ -218,19 +229,86 @@ def test_a_killed_rank_is_told_to_all(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0", "1", "3"]
 
 
-def _proves(refused, garbled) -> None:
+def _proves(refused, garbled, unshared) -> None:
     ranks = Ranks.of_this_machine()
-    runtime = FakeRuntime(ranks.rank, ranks.size, refused=refused, garbled=garbled)
+    runtime = FakeRuntime(
+        ranks.rank, ranks.size, refused=refused, garbled=garbled, unshared=unshared
+    )
     access = prove_access(runtime, ranks)
     expected = np.ones((ranks.size, ranks.size), bool)
     for pair in (*refused, *garbled):
         expected[pair] = False
+    for rank in unshared:
+        expected[:, rank] = np.arange(ranks.size) == rank
     assert np.array_equal(access, expected)
     assert runtime.is_empty
 
 
 def test_access_is_proved_by_reading():
-    launch(_proves, 3, [(0, 2)], [(1, 0), (2, 1)])
+    launch(_proves, 3, [(0, 2)], [(1, 0), (2, 1)], [])
+
+
+def test_memory_without_a_handle_is_not_read_by_others():
+    launch(_proves, 3, [(0, 2)], [], [1])
+
+
+class _Refusing:
+    """CUDA's runtime where memory cannot be shared."""
+
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def getDevice(self) -> int:
+        return 0
+
+    def setDevice(self, index: int) -> None:
+        pass
+
+    def ipcGetMemHandle(self, address: int) -> bytes:
+        raise self.CUDARuntimeError("cudaErrorNotSupported: operation not supported")
+
+
+def test_memory_that_cuda_does_not_share_is_a_typed_error():
+    runtime = object.__new__(cuda.CudaRuntime)
+    runtime._runtime, runtime._index, runtime.device = _Refusing(), 0, torch.device("cuda", 0)
+    with pytest.raises(PeerAccessError, match=r"cuda:0.*NotSupported.*store\.links"):
+        runtime.share(4096)
+
+
+def _reads_what_has_no_handle() -> None:
+    ranks = Ranks.of_this_machine()
+    runtime = FakeRuntime(ranks.rank, ranks.size, unshared=[1])
+    rows = np.ones((100, 4), np.float32)
+    blueprint = Blueprint(
+        {"f": FeatureSource(rows)}, {}, plan_of(2, {"f": [partitioned(0, 100, 2)]})
+    )
+    with pytest.raises(PeerAccessError if ranks.rank == 1 else RankFailedError, match="do not"):
+        build(blueprint if ranks.rank == 0 else None, ranks, runtime)
+    assert runtime.is_empty
+    # Where others need not read it, there is no handle to be had.
+    blueprint = Blueprint(
+        {"f": FeatureSource(rows)}, {}, plan_of(2, {"f": [replicated(0, 100, 2)]})
+    )
+    build(blueprint if ranks.rank == 0 else None, ranks, runtime).close()
+    assert runtime.is_empty
+
+
+def test_a_plan_that_needs_a_handle_that_is_refused():
+    launch(_reads_what_has_no_handle, 2)
+
+
+def _holds_rows_of_no_bytes() -> None:
+    ranks = Ranks.of_this_machine()
+    runtime = FakeRuntime(ranks.rank, ranks.size)
+    sources = {"f": FeatureSource(np.empty((10, 0), np.float32))}
+    blueprint = Blueprint(sources, {}, plan_of(2, {"f": [partitioned(0, 10, 2)]}))
+    store = build(blueprint if ranks.rank == 0 else None, ranks, runtime)
+    assert gather_rows(store.tables["f"].view, torch.arange(10)).shape == (10, 0)
+    store.close()
+
+
+def test_a_store_of_no_bytes():
+    launch(_holds_rows_of_no_bytes, 2)
 
 
 def power_law_graph(num_nodes: int = 600, num_edges: int = 6000) -> dgl.DGLGraph:
@@ -278,6 +356,8 @@ def _builds_from_dgl(options: dict, fake: dict, hidden: list) -> None:
         (3, {"gpu_memory": 60_000}, {"gpus": [2, 0, 1]}, []),
         (4, {"gpu_memory": 60_000, "links": "dgx1-4gc"}, {}, [(0, 3), (1, 2), (3, 0), (2, 1)]),
         (2, {"gpu_memory": 90_000}, {"refused": [(1, 0)]}, [(1, 0)]),
+        (2, {"gpu_memory": 90_000}, {"unshared": [0]}, [(1, 0)]),
+        (1, {"gpu_memory": 60_000}, {"unshared": [0]}, []),
         (4, {"links": [[0, 1], [2, 3]]}, {}, [(0, 2), (0, 3), (1, 2), (1, 3)]),
     ],
 )
@@ -298,7 +378,7 @@ def test_links_that_are_none():
     assert np.array_equal(dgx1, preset("dgx1").link_bandwidth > 0)
 
 
-def test_a_disk_tier_is_refused_on_gpus(tmp_path):
+def test_topology_on_disk_is_refused_on_gpus(tmp_path):
     blueprint = make_blueprint(1, [single(0, ROWS, "disk", 1)], tmp_path)
     with pytest.raises(ConfigError, match=r"host_memory.*store\.device=cpu"):
         build(blueprint, Ranks(), FakeRuntime(0, 1))
@@ -330,25 +410,131 @@ def test_which_device(monkeypatch):
 
 def test_training_keeps_its_share_of_a_gpu():
     gib = 1 << 30
-    seen = [cuda.Seat(f"{i}", free, 100 * gib) for i, free in enumerate((90 * gib, 20 * gib))]
-    found = topology_of_ranks(preset("hgx-h200", 2), seen, [seen[1], seen[0], seen[0]])
+    seats = [cuda.Seat(f"{i}", free, 100 * gib) for i, free in enumerate((90 * gib, 20 * gib))]
+    seen = ["0", "1"]
+    found = topology_of_ranks(preset("hgx-h200", 2), seen, [seats[1], seats[0], seats[0]])
     assert found.gpu_memory.tolist() == [0, 65 * gib // 2, 65 * gib // 2]
     local, link = (preset("hgx-h200").link_bandwidth[0, gpu] for gpu in (0, 1))
     assert found.link_bandwidth.tolist() == [
         [local, link, link], [link, local, local], [link, local, local]
     ]  # fmt: skip
     small = [cuda.Seat("0", 8 * gib, 8 * gib)]
-    assert topology_of_ranks(preset("single"), small, small).gpu_memory.tolist() == [4 * gib]
+    assert topology_of_ranks(preset("single"), ["0"], small).gpu_memory.tolist() == [4 * gib]
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
-        topology_of_ranks(preset("single"), small, seen[1:])
+        topology_of_ranks(preset("single"), ["0"], seats[1:])
 
 
 def test_a_process_that_ended_has_nothing_mapped():
-    process = mp.get_context("fork").Process(target=lambda: None)
+    go_on = mp.get_context("fork").Event()
+    process = mp.get_context("fork").Process(target=go_on.wait)
     process.start()
+    mark = device_module._mark_of(process.pid)
+    assert device_module._is_alive(mark)
+    # Another process with this number is not this process.
+    assert not device_module._is_alive(mark - (1 << device_module._PID_BITS))
+    go_on.set()
     while Path(f"/proc/{process.pid}/stat").read_text().split()[2] != "Z":
         time.sleep(0.01)
-    assert not device_module._is_alive(process.pid)  # though it is still listed
+    assert not device_module._is_alive(mark)  # though it is still listed
     process.join()
-    assert not device_module._is_alive(process.pid)
-    assert device_module._is_alive(os.getpid())
+    assert not device_module._is_alive(mark)
+    assert device_module._is_alive(device_module._mark_of(os.getpid()))
+    assert not device_module._is_alive(0)
+
+
+class _Board:
+    """A store's memory on a GPU that is not there, of two ranks of which this is the first."""
+
+    def __init__(self, runtime: FakeRuntime) -> None:
+        self.segment = Segment.create(16)
+        self.marks = self.segment.array(np.int64, (2,))
+        self.memory = device_module.DeviceMemory(runtime, self.segment, 0)
+        self.memory.allocate(1000)
+
+
+def test_a_killed_ranks_number_taken_by_another_process_keeps_no_block():
+    runtime = FakeRuntime(0, 2)
+    board = _Board(runtime)
+    # As a rank would have left it that was started before this process, which has its number now.
+    board.marks[1] = device_module._mark_of(os.getpid()) - (1 << device_module._PID_BITS)
+    board.memory.close()
+    assert runtime.is_empty
+
+
+def test_a_failing_gpu_does_not_keep_others_waiting(monkeypatch):
+    runtime = FakeRuntime(0, 2)
+    board = _Board(runtime)
+
+    def fails() -> None:
+        raise RuntimeError("an illegal memory access was encountered")
+
+    monkeypatch.setattr(runtime, "synchronize", fails)
+    with pytest.raises(RuntimeError, match="illegal memory access"):
+        board.memory.close()
+    assert not board.marks.any()
+
+
+def test_a_finalizer_that_runs_while_blocks_are_freed(monkeypatch):
+    runtime = FakeRuntime(0, 2)
+    boards = [_Board(runtime) for _ in range(3)]
+    for board in boards:
+        # Another rank has all of them mapped for now.
+        board.marks[1] = device_module._mark_of(os.getpid())
+        board.memory._finalizer()
+    assert len(runtime.blocks) == 3
+    garbage = [_Board(runtime)]
+    is_alive = device_module._is_alive
+
+    def collects(mark: int) -> bool:
+        garbage.clear()  # which sweeps, as the garbage collector may at any time
+        return is_alive(mark)
+
+    for board in boards:
+        board.marks[1] = 0
+    monkeypatch.setattr(device_module, "_is_alive", collects)
+    device_module.sweep()
+    assert runtime.is_empty
+
+
+def test_threads_that_sweep_free_each_block_once():
+    runtime = FakeRuntime(0, 2)
+    boards = [_Board(runtime) for _ in range(50)]
+    for board in boards:
+        board.marks[1] = device_module._mark_of(os.getpid())
+        board.memory._finalizer()
+        board.marks[1] = 0
+    errors = []
+
+    def sweeps() -> None:
+        try:
+            device_module.sweep()
+        except (KeyError, ValueError) as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=sweeps) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not errors and runtime.is_empty
+
+
+def test_a_fork_that_closes_a_store_does_nothing(monkeypatch):
+    monkeypatch.setattr(device_module, "_WAIT_SECONDS", 100.0)
+    runtime = FakeRuntime(0, 1)
+    store, blueprint = build_here(Ranks(), runtime)
+
+    def close() -> None:
+        def fails() -> None:
+            raise RuntimeError("cannot initialise CUDA in a fork")
+
+        runtime.synchronize = runtime.trim = fails
+        store.close()
+
+    process = mp.get_context("fork").Process(target=close)
+    process.start()
+    process.join(timeout=20)
+    assert process.exitcode == 0
+    assert_equal_to_sources(store, blueprint)
+    store.close()
+    assert runtime.is_empty

@@ -9,13 +9,20 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, RankFailedError
+from dgl_mgpu.errors import (
+    IdOutOfRangeError,
+    InvalidInputError,
+    RankFailedError,
+    StoreClosedError,
+)
 from dgl_mgpu.minibatch.launch import launch
-from dgl_mgpu.ops import gather_rows
+from dgl_mgpu.ops import device, gather_rows
+from dgl_mgpu.ops.scatter import cuda
 from dgl_mgpu.placement import HOST, Tier
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, Store, TopologySource, build
 from dgl_mgpu.store.optimizer import SparseAdagrad, SparseAdam, SparseSGD, write_rows
-from tests.store.gpu_runtimes import KINDS, CountingRuntime
+from tests.kernels.conftest import emulated  # noqa: F401  (a fixture)
+from tests.store.gpu_runtimes import KINDS, make_runtime
 from tests.store.layouts import partitioned, plan_of, replicated, single
 
 ROWS, WIDTH = 211, 5
@@ -53,7 +60,7 @@ def make_store(ranks: Ranks, kind: str = "shared") -> Store:
         order = np.random.default_rng(1).permutation(ROWS)
         plan = plan_of(ranks.size, {name: tiers(ranks.size) for name in sources})
         blueprint = Blueprint(sources, {"node": order}, plan)
-    return build(blueprint, ranks, CountingRuntime() if kind == "cuda" else None)
+    return build(blueprint, ranks, None if kind == "shared" else make_runtime(kind, ranks))
 
 
 def gradients_of(rank: int, step: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -151,6 +158,69 @@ def _one_rank_has_a_bad_id(folder: Path) -> None:
 def test_a_mistake_on_one_rank_is_told_on_all_and_changes_nothing(tmp_path):
     launch(_one_rank_has_a_bad_id, 2, tmp_path)
     assert len(list(tmp_path.iterdir())) == 2
+
+
+def _trains_a_closed_store(kind: str, folder: Path) -> None:
+    ranks = Ranks.of_this_machine()
+    store = make_store(ranks, kind)
+    weight, first, second = (store.tables[table] for table in TABLES)
+    optimizer = SparseAdam(weight, first, second)
+    # Their owner closes them on one rank first: no rank may write then.
+    if ranks.rank == 0:
+        for table in store.tables.values():
+            table.close()
+    ids, rows = torch.arange(3), torch.ones(3, WIDTH)
+    expected = StoreClosedError if ranks.rank == 0 else RankFailedError
+    with pytest.raises(expected, match="closed"):
+        optimizer.step(ids.to(store.device), rows.to(store.device))
+    with pytest.raises(expected, match="closed"):
+        write_rows(weight, ids.to(store.device), rows.to(store.device))
+    assert optimizer.steps == 0
+    if ranks.rank != 0:
+        assert torch.equal(every_row(store, "weight"), first_weights())
+    ranks.all_gather(None)
+    store.close()
+    with pytest.raises(StoreClosedError):
+        optimizer.step(ids, rows)
+    (folder / f"{ranks.rank}").touch()
+
+
+@pytest.mark.parametrize("kind", ["shared", *KINDS])
+def test_a_closed_store_is_not_trained(kind, tmp_path):
+    launch(_trains_a_closed_store, 2, kind, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+@pytest.mark.parametrize("optimizer_of", [None, SparseAdam])
+def test_a_bad_id_of_another_thread_leaves_no_rank_behind(emulated, monkeypatch, optimizer_of):  # noqa: F811
+    """As on a GPU, whose kernels report what they find without being waited for."""
+    where = torch.device("cpu")
+    for name in ("scatter_rows", "update_rows"):
+        monkeypatch.setattr(torch.ops.dgl_mgpu, name, getattr(cuda, f"_{name}"))
+    store = make_store(Ranks())
+    ids, rows = torch.arange(7), torch.ones(7, WIDTH)
+    # Found by another thread's gather when this one's ids had been checked.
+    device.fault_record(where).copy_(torch.tensor([1, 999, 10]))
+    if optimizer_of is None:
+        write_rows(store.tables["weight"], ids, rows)
+    else:
+        optimizer = optimizer_of(*(store.tables[table] for table in TABLES))
+        optimizer.step(ids, rows)
+        assert optimizer.steps == 1
+    changed = (every_row(store, "weight") != first_weights()).any(1)
+    assert changed[:7].all() and not changed[7:].any()
+    with pytest.raises(IdOutOfRangeError, match="id 999, but there are 10 rows"):
+        device.raise_faults(where, wait=True)
+
+
+def test_steps_that_failed_are_not_counted():
+    store = make_store(Ranks())
+    optimizer = SparseAdam(*(store.tables[table] for table in TABLES))
+    with pytest.raises(IdOutOfRangeError):
+        optimizer.step(torch.tensor([ROWS]), torch.ones(1, WIDTH))
+    assert optimizer.steps == 0
+    optimizer.step(torch.tensor([0]), torch.ones(1, WIDTH))
+    assert optimizer.steps == 1
 
 
 def test_what_cannot_be_trained_is_refused(tmp_path):

@@ -29,7 +29,7 @@ def hop_by_hop(
     indptrs, sources, eids = [], [], []
     graph = (tiers, pointers, position, num_rows, idtype)
     for fanout, key in zip(fanouts, keys, strict=True):
-        sampled = torch.ops.dgl_mgpu.sample_neighbors(nodes, *graph, fanout, replace, key)
+        sampled = torch.ops.dgl_mgpu.sample_neighbors(nodes, *graph, fanout, replace, key, sms)
         nodes, local = torch.ops.dgl_mgpu.append_unique(nodes, sampled[1])
         indptrs.append(sampled[0])
         sources.append(local)

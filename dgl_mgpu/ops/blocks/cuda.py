@@ -16,11 +16,11 @@ from dgl_mgpu.ops.blocks import op  # noqa: F401  (defines the schema)
 from dgl_mgpu.ops.blocks.cpu import hop_by_hop
 from dgl_mgpu.ops.blocks.padded import MOST_HOPS, PaddedHops, rooms
 from dgl_mgpu.ops.check import raise_at_bad_id
-from dgl_mgpu.ops.device import Kernel, c_type, position_pointer
+from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.sample.cuda import found_buffers
 from dgl_mgpu.ops.unique.cuda import hash_table, table_size
-from dgl_mgpu.ops.workspace import Workspace, workspace
+from dgl_mgpu.ops.workspace import Workspace, cut_to_size, workspace
 
 _THREADS = 256
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
@@ -32,10 +32,15 @@ _Hops = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.T
 
 
 def _launch(
-    idtype: torch.dtype, position: torch.Tensor, edges: int, where: torch.device, sms: int
+    idtype: torch.dtype,
+    position: torch.Tensor,
+    edges: int,
+    where: torch.device,
+    sms: int,
+    padded: bool = False,
 ) -> tuple[Kernel, int]:
     """The kernel, and how many of its blocks to launch."""
-    types = f"{c_type(idtype)}, {c_type(position.dtype)}"
+    types = f"{c_type(idtype)}, {position_type(position)}, {'true' if padded else 'false'}"
     kernel = Kernel("sample.cu", f"dgl_mgpu::sample_hops<{types}>", cooperative=True)
     return kernel, device.blocks_within(kernel, _THREADS, -(-edges // _THREADS), where, sms)
 
@@ -105,16 +110,25 @@ def _sample_hops(
     where, count = seeds.device, seeds.numel()
     device.raise_faults(where, wait=False)
     graph = (tiers, pointers, position, num_rows, num_cols, idtype, fanouts, replace)
-    same = (count, pointers.data_ptr(), tiers.data_ptr(), num_rows, *fanouts, idtype, replace, sms)
+    # All that a preparation has in it. Its tensors are not freed before it, so that what is at
+    # the same addresses is the same.
+    call = (
+        tiers.data_ptr(), tiers.numel(), pointers.data_ptr(), position.data_ptr(), position.dtype,
+        num_rows, num_cols, idtype, count, *fanouts, replace, sms,
+    )  # fmt: skip
     space = workspace(where)
     with space.lock:
-        prepared: _Prepared | None = space.kept.get(same)
-        if prepared is None or prepared.generation != space.generation:
-            room = prepared.room if prepared is not None else None
-            prepared = space.kept[same] = _Prepared(space, where, count, *graph, sms, room)
+        prepared: _Prepared | None = space.kept.get(call)
+        if prepared is None:
+            prepared = _Prepared(where, count, *graph, sms)
+        space.keep(call, prepared)
         if prepared.fits:
-            return prepared.sample(space, seeds, keys)
-    return hop_by_hop(seeds, *graph, keys)
+            try:
+                return prepared.sample(space, seeds, keys)
+            except torch.cuda.OutOfMemoryError:
+                prepared.fits = False
+                space.release()
+    return hop_by_hop(seeds, *graph, keys, sms)
 
 
 class _Prepared:
@@ -123,18 +137,15 @@ class _Prepared:
     Attributes
     ----------
     fits : bool
-        Whether the kernel can do it, and the largest possible sample is not too large.
+        Whether the kernel can do it, and there is room for the largest possible sample.
     room : int
         Nodes that the hash table has room for.  Earlier samples say more of the next than what
         fanouts allow, and a table that stays in the cache is filled several times as fast; one
         that turns out too small is made larger.
-    generation : int
-        Of the workspace whose buffers these are.
     """
 
     def __init__(
         self,
-        space: Workspace,
         where: torch.device,
         count: int,
         tiers: torch.Tensor,
@@ -146,37 +157,48 @@ class _Prepared:
         fanouts: Sequence[int],
         replace: bool,
         sms: int,
-        room: int | None,
     ) -> None:
+        self._graph = (tiers, pointers, position, num_rows, num_cols)
+        self._count, self._fanouts, self._replace, self._sms = count, fanouts, replace, sms
         self.hops, self.num_rows, self.idtype, self._where = len(fanouts), num_rows, idtype, where
-        seeds, edges = rooms(count, fanouts, num_cols)
-        self._seeds, self._edges, self._all_edges = seeds, edges, sum(edges)
-        self.room = seeds[-1] if room is None else room
-        self.generation = space.generation
+        self._seeds, self._edges = rooms(count, fanouts, num_cols)
+        self._all_edges = sum(self._edges)
+        self.room = self._seeds[-1]
         self.fits = (
             0 < self.hops <= MOST_HOPS and min(fanouts) >= 0 and self._all_edges <= _MOST_EDGES
         )
-        if not self.fits:
-            return
-        self._kernel, self._blocks = _launch(idtype, position, self._all_edges, where, sms)
-        table, mask = hash_table(space, self.room, idtype)
+        # Of the workspace whose buffers are in the arguments; none at first.
+        self._generation = -1
+
+    def _prepare(self, space: Workspace) -> None:
+        position = self._graph[2]
+        launch = _launch(self.idtype, position, self._all_edges, self._where, self._sms)
+        self._kernel, self._blocks = launch
+        scratch = _scratch(space.buffer, self._seeds[-2], max(self._edges))
         self._arguments = _arguments(
-            (None, count),
-            (tiers, pointers, position, num_rows, num_cols),
-            replace,
+            (None, self._count),
+            self._graph,
+            self._replace,
             (None,) * 4,
-            (*_scratch(space.buffer, seeds[-2], max(edges)), space.control(self._blocks)),
-            (table, mask),
+            (*scratch, space.control(self._blocks)),
+            hash_table(space, self.room, self.idtype),
             space.report,
-            fanouts,
+            self._fanouts,
             (0,) * self.hops,
             None,
         )
         self._words = self._arguments.view("int64")
-        self.generation = space.generation
+        self._generation = space.generation
 
     def sample(self, space: Workspace, seeds: torch.Tensor, keys: Sequence[int]) -> _Hops:
-        """Sample a batch."""
+        """Sample a batch.
+
+        Raises
+        ------
+        torch.cuda.OutOfMemoryError
+        """
+        if self._generation != space.generation:
+            self._prepare(space)
         item = self.idtype.itemsize
         ids = torch.empty(
             self._seeds[-1] + 2 * self._all_edges, dtype=self.idtype, device=self._where
@@ -205,7 +227,7 @@ class _Prepared:
         self.room = nodes
         table, mask = hash_table(space, nodes, self.idtype)
         self._words[_TABLE] = table.data_ptr(), mask
-        self.generation = space.generation
+        self._generation = space.generation
 
     def _split(
         self,
@@ -214,15 +236,15 @@ class _Prepared:
         num_nodes: Sequence[int],
         num_edges: Sequence[int],
     ) -> _Hops:
-        """The results as beginnings of the room that was made for them."""
+        """The results out of the room that was made for them."""
         pieces = [num_nodes[-1], self._seeds[-1] - num_nodes[-1]]
         rows: list[int] = []
         for found, most in zip((*num_edges, *num_edges), (*self._edges, *self._edges), strict=True):
             pieces += [found, most - found]
         for found, most in zip(num_nodes[:-1], self._seeds[:-1], strict=True):
             rows += [found + 1, most - found]
-        nodes, *edges = ids.split_with_sizes(pieces)[::2]
-        starts = list(indptr.split_with_sizes(rows)[::2])
+        nodes, *edges = cut_to_size(ids.split_with_sizes(pieces)[::2])
+        starts = list(cut_to_size(indptr.split_with_sizes(rows)[::2]))
         return nodes, starts, edges[: self.hops], edges[self.hops :]
 
 
@@ -244,7 +266,7 @@ def _sample_hops_padded(
     device.raise_faults(where, wait=False)
     most_nodes, most_edges = rooms(count, fanouts, num_cols)
     edges = sum(most_edges)
-    kernel, blocks = _launch(idtype, position, edges, where, sms)
+    kernel, blocks = _launch(idtype, position, edges, where, sms, padded=True)
 
     def new(name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
         return torch.empty(count, dtype=dtype, device=where)

@@ -27,7 +27,7 @@ from dgl_mgpu.ops.sample_weighted.cuda import (
     raise_if_bad,
 )
 from dgl_mgpu.ops.unique.cuda import number_nodes, raise_at_negative_id
-from dgl_mgpu.ops.workspace import Workspace, workspace
+from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
 _MOST_EDGES = 1 << 25
@@ -58,17 +58,37 @@ def _sample_etype_hops(
     by_type = list(zip(fanouts, keys, strict=True))
     draws = [by_type[first : first + len(types)] for first in range(0, len(keys), len(types))]
     rooms = _rooms(types, draws, [len(each) for each in seeds], until is not None)
-    if rooms is None:
-        return hop_by_hop(
-            seeds, moments, until, ends, graphs, num_rows, num_cols, idtype, weights, times,
-            fanouts, replace, keys, sms,
-        )  # fmt: skip
-    space = workspace(seeds[0].device)
-    with space.lock:
-        batch = _Batch(space, seeds, moments, until, types, idtype, replace, sms, rooms[-1])
-        for draw, most in zip(draws, rooms, strict=False):
-            batch.sample_hop(draw, most)
-        return batch.finish()
+    if rooms is not None:
+        space = workspace(seeds[0].device)
+        with space.lock:
+            try:
+                return _all_hops(
+                    space, seeds, moments, until, types, idtype, replace, sms, draws, rooms
+                )
+            except torch.cuda.OutOfMemoryError:
+                space.release()
+    return hop_by_hop(
+        seeds, moments, until, ends, graphs, num_rows, num_cols, idtype, weights, times, fanouts,
+        replace, keys, sms,
+    )  # fmt: skip
+
+
+def _all_hops(
+    space: Workspace,
+    seeds: Sequence[torch.Tensor],
+    moments: Sequence[torch.Tensor],
+    until: torch.Tensor | None,
+    types: Sequence[EdgeType],
+    idtype: torch.dtype,
+    replace: bool,
+    sms: int,
+    draws: Sequence[Sequence[tuple[int, int]]],
+    rooms: Sequence[Sequence[int]],
+) -> Hops:
+    batch = _Batch(space, seeds, moments, until, types, idtype, replace, sms, rooms[-1])
+    for draw, most in zip(draws, rooms, strict=False):
+        batch.sample_hop(draw, most)
+    return batch.finish()
 
 
 def _rooms(
@@ -254,15 +274,23 @@ class _Batch:
         for hop, (sampled, found) in enumerate(self._hops):
             first = hop * self._words
             end = dict.fromkeys(found, 0)
+            spans = []
             for number, each in enumerate(sampled):
                 of, words = each.of, told[first + number * CONTROL :][:CONTROL]
-                start, of_type = end[of.source], found[of.source]
+                start = end[of.source]
                 if each.most:
                     self._raise_if_bad(each, words, hop)
                     end[of.source] = words[each.end]
-                indptrs.append(each.indptr[: sizes[-1][of.target] + 1])
-                sources.append(of_type.neighbors[start : end[of.source]].to(self._idtype))
-                eids.append(of_type.eids[start : end[of.source]])
+                spans.append(slice(start, end[of.source]))
+                indptrs.append(beginning(each.indptr, sizes[-1][of.target] + 1))
+            cut = {
+                ntype: (beginning(each.neighbors, end[ntype]), beginning(each.eids, end[ntype]))
+                for ntype, each in found.items()
+            }
+            for each, span in zip(sampled, spans, strict=True):
+                neighbors, edges = cut[each.of.source]
+                sources.append(neighbors[span].to(self._idtype))
+                eids.append(edges[span])
             first += len(sampled) * CONTROL
             known = list(sizes[-1])
             for ntype, ids in enumerate(self._nodes):
@@ -272,7 +300,7 @@ class _Batch:
                         raise_at_negative_id(int(ids[bad]), bad)
                     known[ntype] = count
             sizes.append(known)
-        nodes = [each[:size] for each, size in zip(self._nodes, sizes[-1], strict=True)]
+        nodes = [beginning(each, size) for each, size in zip(self._nodes, sizes[-1], strict=True)]
         return nodes, indptrs, sources, eids, torch.tensor(sizes, device="cpu")
 
     def _raise_if_bad(self, sampled: _Sampled, words: list[int], hop: int) -> None:

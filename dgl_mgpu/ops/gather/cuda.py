@@ -24,7 +24,7 @@ _UNROLL = 8
 #: more than a list of them can number.
 _LISTED_ROWS, _TOO_MANY_ROWS = 1 << 12, 1 << 31
 #: ``HostRows::kBuckets``.
-_BUCKETS = 1 << 11
+_BUCKETS = 1 << 13
 #: Ids for a thread that lists host rows: a block's own counts are worth it then.
 _LISTED_TOGETHER = 16
 #: ``HostRows`` where rows are not listed.
@@ -106,8 +106,11 @@ def _gather_rows(
         host_rows = _host_rows(count, host_start, num_rows, where)
         wanted = -(-count // (warp_rows * _WARPS))
         host_blocks = device.blocks_within(kernel, _THREADS, wanted, where, host_sms)
-        # Where all rows are the host's, the others look for bad ids only.
-        blocks = host_blocks + (blocks if host_start > 0 else host_blocks)
+        # All together are there at once, or some would begin when others end. Where all rows are
+        # the host's, the others look for bad ids only.
+        others = kernel.resident_blocks(_THREADS, where) - host_blocks
+        others = max(1, min(others, blocks if host_start > 0 else host_blocks))
+        blocks = host_blocks + others
     request = device.struct(
         out,
         ids,

@@ -67,8 +67,7 @@ def _negative_edges(
             space.report,
             device=where,
         )
-        device.driver.synchronize(where)
-        total = int(space.report[0])
+        (total,) = space.read_report(1)
     return output[0, :total], output[1, :total]
 
 

@@ -12,7 +12,7 @@ from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.sample import op  # noqa: F401  (defines the schema)
-from dgl_mgpu.ops.workspace import Workspace, workspace
+from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
 _THREADS = 256
 #: Edges up to which room for the largest possible sample is made in advance.
@@ -99,14 +99,18 @@ def _sample_neighbors(
 
     with space.lock:
         if fanout >= 0 and count * fanout <= _MOST_EDGES:
-            neighbors, eids = room(count * fanout)
-            graph = (tiers, pointers, position, num_rows)
-            sample_hop(
-                space, seeds, count, None, graph, fanout, replace, key, indptr, None, neighbors,
-                eids, space.report, sms,
-            )  # fmt: skip
-            total = read_report()
-            return indptr, neighbors[:total], eids[:total]
+            try:
+                neighbors, eids = room(count * fanout)
+            except torch.cuda.OutOfMemoryError:
+                pass  # the sample itself may be much smaller
+            else:
+                graph = (tiers, pointers, position, num_rows)
+                sample_hop(
+                    space, seeds, count, None, graph, fanout, replace, key, indptr, None,
+                    neighbors, eids, space.report, sms,
+                )  # fmt: skip
+                total = read_report()
+                return indptr, beginning(neighbors, total), beginning(eids, total)
         types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
         kernel = _kernel("count_edges", types)
         blocks = _blocks(kernel, count, where, sms)

@@ -218,6 +218,7 @@ def _check_weights(
     weights: list[torch.Tensor],
     weight_dtype: torch.dtype,
 ) -> None:
+    device.raise_faults(tiers.device, wait=False)
     values = (*edge_values(weights, weight_dtype), *edge_values([], None), None)
     for start in range(0, num_rows, _CHECKED_TOGETHER):
         stop = min(start + _CHECKED_TOGETHER, num_rows)

@@ -162,12 +162,14 @@ class AlignedTables:
         Raises
         ------
         InvalidInputError
-            If a view's dtype is not float32, or one is laid out otherwise than the first.
+            If a view's dtype is not float32, one is laid out otherwise than the first, or has rows
+            on disk that a GPU cannot reach.
         """
         first = views[0]
         asked = f"train a table of {first.num_rows} rows of shape {first.row_shape}"
         for number, view in enumerate(views):
             what = "the table" if number == 0 else f"state {number}"
+            _check_reachable(view, what, asked)
             if view.dtype != torch.float32:
                 raise InvalidInputError(
                     asked, f"{what} has dtype {view.dtype}", "store it as torch.float32"
@@ -215,13 +217,15 @@ def scatter_rows(
     Raises
     ------
     InvalidInputError
-        If an argument has the wrong dtype or shape.
+        If an argument has the wrong dtype or shape, or the table has rows on disk that a GPU cannot
+        reach (``view.disk``).
     IdOutOfRangeError
         If an id is negative or not smaller than ``view.num_rows``; nothing is written then.  On
         a GPU it is raised by the next operator call, as for
         :func:`~dgl_mgpu.ops.gather.op.gather_rows`.
     """
     asked = f"write rows of a table of {view.num_rows} rows"
+    _check_reachable(view, "the table", asked)
     ids = check_ids(ids, asked, view.tiers.device)
     rows = _checked_rows(rows, "rows", ids, view.row_shape, view.dtype, asked)
     torch.ops.dgl_mgpu.scatter_rows(
@@ -286,6 +290,15 @@ def update_rows(
         rule.number,
         rule.settings,
     )
+
+
+def _check_reachable(view: RowView, what: str, asked: str) -> None:
+    if view.disk is not None:
+        raise InvalidInputError(
+            asked,
+            f"{what} has rows on disk, which a GPU cannot write",
+            "keep it in GPU or host memory, where it is changed",
+        )
 
 
 def _checked_rows(

@@ -6,23 +6,38 @@ import functools
 
 import torch
 
-from dgl_mgpu.errors import IdOutOfRangeError
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.unique import op  # noqa: F401  (defines the schema)
-from dgl_mgpu.ops.workspace import Workspace, workspace
+from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
 _THREADS = 512
+#: Nodes in the largest hash table whose entries 32-bit integers number.
+_MOST_NODES = (1 << 32) // 3
 
 
 @functools.cache
-def _kernel(dtype: torch.dtype) -> Kernel:
-    return Kernel("unique.cu", f"dgl_mgpu::append_unique<{c_type(dtype)}>", cooperative=True)
+def _kernel(dtype: torch.dtype, ample: bool) -> Kernel:
+    types = f"{c_type(dtype)}, {'true' if ample else 'false'}"
+    return Kernel("unique.cu", f"dgl_mgpu::append_unique<{types}>", cooperative=True)
 
 
 def table_size(nodes: int, dtype: torch.dtype) -> tuple[int, int]:
-    """How many words a hash table of so many nodes has, and the mask of its slots."""
+    """How many words a hash table of so many nodes has, and the mask of its slots.
+
+    Raises
+    ------
+    InvalidInputError
+        If there are too many.
+    """
+    if nodes > _MOST_NODES:
+        raise InvalidInputError(
+            "number the nodes of a sample on a GPU",
+            f"a hash table for {nodes} nodes, which has room for {_MOST_NODES}",
+            "pass fewer seeds and neighbors",
+        )
     slots = 1 << max(4, (nodes + nodes // 2).bit_length())
     return slots * (1 if dtype == torch.int32 else 2), slots - 1
 
@@ -48,7 +63,7 @@ def number_nodes(
     See ``kernels/unique.cu``.
     """
     where, num_neighbors = nodes.device, local.numel()
-    kernel = _kernel(nodes.dtype)
+    kernel = _kernel(nodes.dtype, exact_neighbors is not None)
     blocks = device.blocks_within(kernel, _THREADS, -(-num_neighbors // _THREADS), where)
     table, mask = hash_table(space, room, nodes.dtype)
     kernel(
@@ -84,7 +99,9 @@ def _append_unique(
     seeds: torch.Tensor, neighbors: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     where, num_seeds, space = seeds.device, seeds.numel(), workspace(seeds.device)
+    device.raise_faults(where, wait=False)
     total = num_seeds + neighbors.numel()
+    table_size(total, seeds.dtype)  # raises before anything is allocated
     nodes = torch.empty(total, dtype=seeds.dtype, device=where)
     room, full = total, True
     while full:
@@ -98,4 +115,4 @@ def _append_unique(
     if bad >= 0:
         id = seeds[bad] if bad < num_seeds else neighbors[bad - num_seeds]
         raise_at_negative_id(int(id), bad)
-    return nodes[:count], local
+    return beginning(nodes, count), local

@@ -36,13 +36,12 @@ def _start_walks(
     where = starts.device
     words = list(stops)
     for view_tiers, view_pointers, position in zip(tiers, pointers, positions, strict=True):
-        width = position.element_size() if position.numel() else 0
         words += [
             view_tiers.data_ptr(),
             len(view_tiers),
             view_pointers.data_ptr(),
             position.data_ptr(),
-            width,
+            position.element_size(),
         ]
     host_table = device.driver.host_buffer(len(words)).copy_(torch.tensor(words))
     table = host_table.to(where, non_blocking=True)
