@@ -35,6 +35,7 @@ from benchmarks.gpu import (
     NumberedWords,
     PowerLaw,
     built_store,
+    calibrate_option,
     common_options,
     from_pool,
     measure,
@@ -182,7 +183,13 @@ class Bench:
         order = "" if hotness is None else "nodes"
         sources = {"rows": FeatureSource(NumberedWords(rows, self._wide), order)}
         first = self._ranks.rank == 0
-        with built_store(sources if first else None, hotness or {}, self._ranks, options) as store:
+        with built_store(
+            sources if first else None,
+            hotness or {},
+            self._ranks,
+            options,
+            calibrated=self._options.calibrate,
+        ) as store:
             yield store.tables["rows"]
 
     def _over(self, kind: str, share: float) -> float | None:
@@ -254,6 +261,7 @@ def work(options: argparse.Namespace, ceilings: dict[str, float]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     common_options(parser)
+    calibrate_option(parser)
     parser.add_argument("--parts", nargs="+", choices=PARTS_OF_IT, default=PARTS_OF_IT)
     parser.add_argument("--row-bytes", type=int, nargs="+", default=[128, 400, 512, 1024])
     parser.add_argument("--ids", type=int, default=1_000_000, help="uniform ids a batch")

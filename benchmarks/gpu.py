@@ -19,6 +19,7 @@ import torch
 
 from dgl_mgpu.placement import expected_reads
 from dgl_mgpu.store import Ranks, Store, build
+from dgl_mgpu.store.calibration import calibrate
 from dgl_mgpu.store.cuda import choose_runtime
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint
 from dgl_mgpu.store.store import Source
@@ -49,6 +50,15 @@ def common_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--window", type=int, default=8, help="timed batches in a window")
     parser.add_argument("--no-peer", action="store_true", help="leave pylibwholegraph out")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+
+
+def calibrate_option(parser: argparse.ArgumentParser) -> None:
+    """An option of programs whose stores are made by :func:`built_store`."""
+    parser.add_argument(
+        "--calibrate",
+        action="store_true",
+        help="use as many multiprocessors as users' stores do, measured for each store",
+    )
 
 
 @dataclass(frozen=True)
@@ -159,10 +169,13 @@ def built_store(
     hotness: Mapping[str, np.ndarray],
     ranks: Ranks,
     options: Mapping[str, Any],
+    *,
+    calibrated: bool = False,
 ) -> Iterator[Store]:
     """A store of tables; ``sources`` and ``hotness`` are looked at on the first rank.
 
-    Collective.  It is in the GPUs' memory where there are any.
+    Collective.  It is in the GPUs' memory where there are any.  If ``calibrated``, it is read with
+    as many multiprocessors as users' stores are; else with the defaults of views.
     """
     runtime = choose_runtime("auto", ranks)
     blueprint = None
@@ -173,6 +186,8 @@ def built_store(
         )
     store = build(blueprint, ranks, runtime)
     try:
+        if calibrated:
+            calibrate(store, StoreOptions(**options), ranks)
         yield store
     finally:
         store.close()

@@ -25,6 +25,7 @@ from benchmarks.figures import Figure, Report
 from benchmarks.gpu import (
     PowerLaw,
     built_store,
+    calibrate_option,
     common_options,
     measure,
     this_device,
@@ -140,7 +141,9 @@ def work(options: argparse.Namespace) -> None:
         checker = Checker(indptr, indices)
         for memory in options.memory:
             with contextlib.ExitStack() as using:
-                view = using.enter_context(our_view(indptr, indices, memory, ranks))
+                view = using.enter_context(
+                    our_view(indptr, indices, memory, ranks, options.calibrate)
+                )
                 theirs = None
                 if peer is not None:
                     where = "cuda" if memory == "gpu" else "cpu"
@@ -159,9 +162,13 @@ def work(options: argparse.Namespace) -> None:
 
 @contextlib.contextmanager
 def our_view(
-    indptr: torch.Tensor, indices: torch.Tensor, memory: str, ranks: Ranks
+    indptr: torch.Tensor,
+    indices: torch.Tensor,
+    memory: str,
+    ranks: Ranks,
+    calibrated: bool = False,
 ) -> Iterator[GraphView]:
-    """The topology in a store, as this rank sees it."""
+    """The topology in a store, as this rank sees it; calibrated for the first setting."""
     nodes, edges = len(indptr) - 1, len(indices)
     options: dict[str, Any] = {"policy": "partitioned"}
     if memory == "half":
@@ -180,7 +187,9 @@ def our_view(
         }
         if order:
             hotness = {order: torch.bincount(indices, minlength=nodes).cpu().numpy()}
-    with built_store(sources, hotness, ranks, options) as store:
+    batch, fanouts = SETTINGS[0]
+    options |= {"batch_size": batch, "fanouts": fanouts[::-1]}
+    with built_store(sources, hotness, ranks, options, calibrated=calibrated) as store:
         view = store.tables["graph"].view
         assert isinstance(view, GraphView)
         yield view
@@ -227,6 +236,7 @@ def compare(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     common_options(parser)
+    calibrate_option(parser)
     parser.add_argument("--memory", nargs="+", choices=("gpu", "half"), default=["gpu", "half"])
     parser.add_argument("--idtypes", nargs="+", choices=tuple(IDTYPES), default=list(IDTYPES))
     parser.add_argument(

@@ -1,225 +1,11 @@
-// Neighbour sampling by edge weight and by time. The contract stands in
-// dgl_mgpu/ops/sample_weighted/op.py.
-//
-// Three kernels: find the seeds' edges; weigh them; then, after a prefix sum of the sample sizes,
-// fill. A seed is a warp's work, one of many edges a whole block's: those are listed by the first
-// kernel and dealt out before the others.
-//
-// Over several hops a node is sampled at the time of the seed that it was reached from. Its id is
-// then that of a node at a time: node + number of the time * number of nodes. Otherwise
-// `num_nodes` is 0, an id is the node's, and the time of the seed at a place has the same place.
-#include "bounded.cuh"
+// Neighbour sampling by edge weight and by time: drawing and selecting edges that have been weighed.
+// weighted.cuh says how the kernels share the work.
 #include "exponential.cuh"
-#include "grid.cuh"
-#include "weights.cuh"
+#include "weighted.cuh"
 
 namespace dgl_mgpu {
 
-constexpr int kThreads = 512;
-constexpr int kWarps = kThreads / 32;
-// Edges and picks by weight that a warp deals with alone.
-constexpr int64 kWarpEdges = 1024;
-constexpr int64 kWarpPicks = 32;
-// Seeds that a block takes at a time.
-constexpr int64 kSeedsTogether = 4 * kWarps;
-// Edges that a block looks at between two looks at its candidates, and its room for those.
-constexpr int kEdgesTogether = 2 * kThreads;
-constexpr int kNearCandidates = 2048;
-
-constexpr double kLargestDouble = 1.7976931348623157e308;
 constexpr double kNever = kLargestDouble;  // no key is as large
-constexpr int64 kNone = 0x7fffffffffffffff;
-
-// What is known of a seed: a row of an int64 tensor.
-struct Found {
-  int64 time;  // its number
-  int64 segment;
-  int64 first;
-  int64 degree;
-  int64 shift;     // from an edge's place to its id
-  int64 positive;  // weights; where they are bad, -1 says that all are 0, -2 - e that e's is
-  double largest;
-};
-
-// What the kernels of a call tell each other and the host; zeros at first.
-struct Control {
-  int64 bad_seed;    // the most seeds there can be less the first place that is no node
-  int64 bad_weight;  // the same for bad weights
-  uint64 total;      // edges of the sample
-  int64 far;         // whether a block selects more edges than its shared memory holds
-  uint64 hubs;       // seeds that are a block's work
-  uint64 weighed;    // shares of the work taken, of each of two kernels
-  uint64 filled;
-  int64 end;  // the place after the sample's last edge
-};
-
-__device__ __forceinline__ bool is_hub(int64 degree, int64 fanout, bool replace) {
-  return degree > kWarpEdges || (!replace && fanout > kWarpPicks && degree > fanout);
-}
-
-template <typename T>
-__device__ __forceinline__ T warp_sum(T value) {
-#pragma unroll
-  for (int lanes = 16; lanes > 0; lanes /= 2) value += __shfl_xor_sync(kAllLanes, value, lanes);
-  return value;
-}
-
-// Deals out the seeds: hubs to blocks, then the others to warps.
-template <typename OnHub, typename OnSeed>
-__device__ __forceinline__ void deal(int64 num_seeds, const int64* hubs, int64 num_hubs,
-                                     uint64* taken, OnHub on_hub, OnSeed on_seed) {
-  __shared__ int64 next;
-  const int64 shares = num_hubs + (num_seeds + kSeedsTogether - 1) / kSeedsTogether;
-  for (;;) {
-    __syncthreads();
-    if (threadIdx.x == 0) next = static_cast<int64>(atomicAdd(taken, uint64{1}));
-    __syncthreads();
-    const int64 share = next;
-    if (share >= shares) return;
-    if (share < num_hubs) {
-      on_hub(hubs[share]);
-    } else {
-      const int64 begin = (share - num_hubs) * kSeedsTogether;
-      const int64 end = min(begin + kSeedsTogether, num_seeds);
-      for (int64 place = begin + threadIdx.x / 32; place < end; place += kWarps) on_seed(place);
-    }
-  }
-}
-
-template <typename Node, typename Id, typename Position>
-__global__ void __launch_bounds__(kThreads)
-    find(const Node* seeds, int64 most_seeds, const int64* exact_seeds, int64 num_nodes,
-         const int64* tiers, int64 num_tiers, const int64* pointers, const Position* position,
-         int64 num_rows, int64 fanout, int64 replace, Found* found, int64* hubs,
-         Control* control) {
-  const int64 num_seeds = count_of(most_seeds, exact_seeds);
-  const Graph<Id, Position> graph{{tiers, static_cast<int>(num_tiers), position}, pointers};
-  const int64 step = static_cast<int64>(gridDim.x) * kThreads;
-  for (int64 place = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x; place < num_seeds;
-       place += step) {
-    const int64 time = num_nodes > 0 ? seeds[place] / num_nodes : place;
-    const int64 node = seeds[place] - time * num_nodes;
-    int64 segment = 0, first = 0, degree = 0, shift = 0;
-    if (node < 0 || node >= num_rows) {
-      atomicMax(&control->bad_seed, most_seeds - place);
-    } else {
-      const auto edges = graph.Find(node);
-      segment = (edges.base - pointers) / 3;
-      first = edges.begin;
-      degree = edges.size();
-      shift = edges.shift;
-    }
-    found[place] = {time, segment, first, degree, shift, 0, 0.0};
-    if (is_hub(degree, fanout, replace)) hubs[atomicAdd(&control->hubs, uint64{1})] = place;
-  }
-}
-
-// Weights of some edges of a seed.
-struct Weighed {
-  int64 in_time;
-  int64 positive;
-  int64 bad;  // the first edge whose weight is
-  double largest;
-
-  __device__ __forceinline__ Weighed OverWarp() const {
-    Weighed all{warp_sum(in_time), warp_sum(positive), bad, largest};
-#pragma unroll
-    for (int lanes = 16; lanes > 0; lanes /= 2) {
-      all.bad = min(all.bad, __shfl_xor_sync(kAllLanes, all.bad, lanes));
-      all.largest = max(all.largest, __shfl_xor_sync(kAllLanes, all.largest, lanes));
-    }
-    return all;
-  }
-
-  __device__ __forceinline__ Weighed OverBlock() const {
-    __shared__ Weighed parts[kWarps];
-    const int lane = threadIdx.x % 32;
-    const Weighed warps = OverWarp();
-    if (lane == 0) parts[threadIdx.x / 32] = warps;
-    __syncthreads();
-    return (lane < kWarps ? parts[lane] : Weighed{0, 0, kNone, 0.0}).OverWarp();
-  }
-};
-
-// Every `step`-th edge of a seed from number `start`.
-template <typename Edges>
-__device__ __forceinline__ Weighed weigh_edges(const EdgeWeights& weights, const Edges& edges,
-                                               int64 time, int start, int step) {
-  Weighed sum{0, 0, kNone, 0.0};
-#pragma unroll 2
-  for (int64 i = start; i < edges.size(); i += step) {
-    const int64 edge = edges.edge(i);
-    if (!weights.InTime(edge, time)) continue;
-    const double weight = weights.Weight(edge);
-    ++sum.in_time;
-    if (0.0 <= weight && weight <= kLargestDouble) {
-      sum.positive += weight > 0.0;
-      sum.largest = max(sum.largest, weight);
-    } else {
-      sum.bad = min(sum.bad, i);
-    }
-  }
-  return sum;
-}
-
-// Writes the size of each sample to `indptr[1:]`, for a prefix sum.
-template <typename Id>
-__global__ void __launch_bounds__(kThreads)
-    weigh(int64 most_seeds, const int64* exact_seeds, const int64* pointers,
-          const int64* weight_tiers, int64 num_weight_tiers, const int64* weight_pointers,
-          const void* weight_position, int64 weight_position_bytes, int64 weight_stored,
-          const int64* time_tiers, int64 num_time_tiers, const int64* time_pointers,
-          const void* time_position, int64 time_position_bytes, int64 time_stored,
-          const void* until, int64 fanout, int64 replace, Found* found, const int64* hubs,
-          int64* indptr, Control* control) {
-  const int64 num_seeds = count_of(most_seeds, exact_seeds);
-  const EdgeWeights weights{{weight_tiers, num_weight_tiers, weight_pointers, weight_position,
-                             weight_position_bytes, weight_stored},
-                            {time_tiers, num_time_tiers, time_pointers, time_position,
-                             time_position_bytes, time_stored},
-                            until};
-  const auto edges_of = [&](const Found& seed) {
-    return typename Graph<Id, int>::Span{pointers + 3 * seed.segment, seed.first,
-                                         seed.first + seed.degree, seed.shift};
-  };
-  uint64 total = 0;
-  const auto conclude = [&](int64 place, const Weighed& sum) {
-    int64 positive = sum.positive;
-    if (sum.bad != kNone) {
-      positive = -2 - static_cast<int64>(edges_of(found[place]).edge(sum.bad));
-    } else if (sum.in_time > 0 && positive == 0 && weight_stored != kMask) {
-      positive = -1;
-    }
-    if (positive < 0) atomicMax(&control->bad_weight, most_seeds - place);
-    int64 size = max(positive, int64{0});
-    if (replace) {
-      size = size > 0 ? fanout : 0;
-    } else if (fanout >= 0 && size > fanout) {
-      size = fanout;
-      if (fanout + kEdgesTogether > kNearCandidates) atomicMax(&control->far, int64{1});
-    }
-    found[place].positive = positive;
-    found[place].largest = sum.largest;
-    indptr[place + 1] = size;
-    total += size;
-  };
-  deal(
-      num_seeds, hubs, static_cast<int64>(control->hubs), &control->weighed,
-      [&](int64 place) {
-        const Found seed = found[place];
-        const Weighed sum =
-            weigh_edges(weights, edges_of(seed), seed.time, threadIdx.x, kThreads).OverBlock();
-        if (threadIdx.x == 0) conclude(place, sum);
-      },
-      [&](int64 place) {
-        const Found seed = found[place];
-        if (is_hub(seed.degree, fanout, replace)) return;
-        const Weighed sum =
-            weigh_edges(weights, edges_of(seed), seed.time, threadIdx.x % 32, 32).OverWarp();
-        if (threadIdx.x % 32 == 0) conclude(place, sum);
-      });
-  if (total > 0) atomicAdd(&control->total, total);
-}
 
 // An edge of a seed that may be among those of the smallest keys.
 struct Candidate {
@@ -463,22 +249,13 @@ struct Sampler {
 template <typename Node, typename Id, typename Neighbor>
 __global__ void __launch_bounds__(kThreads)
     fill(const Node* seeds, int64 most_seeds, const int64* exact_seeds, int64 num_nodes,
-         int64 num_sources, const int64* pointers, const int64* weight_tiers,
-         int64 num_weight_tiers, const int64* weight_pointers, const void* weight_position,
-         int64 weight_position_bytes, int64 weight_stored, const int64* time_tiers,
-         int64 num_time_tiers, const int64* time_pointers, const void* time_position,
-         int64 time_position_bytes, int64 time_stored, const void* until, int64 fanout,
+         int64 num_sources, const int64* pointers, const EdgeWeights weights, int64 fanout,
          int64 replace, uint64 key, const Found* found, const int64* hubs, const int64* indptr,
          Candidate* far, int64 far_room, const int64* start, Neighbor* neighbors, Id* eids,
          Control* control) {
   const int64 num_seeds = count_of(most_seeds, exact_seeds), begin = count_of(0, start);
   __shared__ Candidate near[kNearCandidates];
   __shared__ int64 before[kThreads];
-  const EdgeWeights weights{{weight_tiers, num_weight_tiers, weight_pointers, weight_position,
-                             weight_position_bytes, weight_stored},
-                            {time_tiers, num_time_tiers, time_pointers, time_position,
-                             time_position_bytes, time_stored},
-                            until};
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     control->end = begin + static_cast<int64>(control->total);
   }

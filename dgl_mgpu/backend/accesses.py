@@ -87,6 +87,8 @@ class Accesses:
         """
         found = {ntype: np.zeros(num, np.int32) for ntype, num in self._num_nodes.items()}
         for table, counts in list(self._counts.items()):
+            if counts.is_cuda:
+                torch.cuda.synchronize(counts.device)  # streams that still add
             most = found[self._tables[table]]
             np.maximum(most, counts.cpu().numpy(), out=most)
         return found

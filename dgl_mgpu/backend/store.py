@@ -146,7 +146,7 @@ class GlobalStore:
         access = seats = None
         if runtime is not None:
             access = prove_access(runtime, ranks)
-            seats = ranks.all_gather(runtime.seat())
+            seats = ranks.all_gather(ranks.together("look at the ranks' GPUs", runtime.seat))
         blueprint: Blueprint | None = None
 
         def plan() -> _Schema:

@@ -146,8 +146,8 @@ class GraphView:
     tiers : Tensor, int64, shape (T, 4)
         As in :class:`RowView`; rows are destination nodes.
     pointers : Tensor, int64, shape (sum of parts, 3)
-        Addresses of each segment's ``indptr`` (int64, local rows + 1, counted from this
-        segment's own first edge), ``indices`` (``idtype``, source node ids) and edge ids
+        Addresses, multiples of 16, of each segment's ``indptr`` (int64, local rows + 1, counted
+        from this segment's own first edge), ``indices`` (``idtype``, source node ids) and edge ids
         (``idtype``).  Edge ids are left out where they follow from those of rows: with ``PAIRED``
         in place of their address, ``indptr`` has the shape (local rows + 1, 2), and its second
         column is the id of a row's first edge, from which the others count on.  With 0, an edge's

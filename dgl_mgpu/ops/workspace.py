@@ -48,10 +48,16 @@ class Workspace:
         self.kept: OrderedDict[Hashable, Any] = OrderedDict()
         self.generation = 0
 
+    def prepared(self, call: Hashable) -> Any:
+        """What is kept for a call, or None."""
+        prepared = self.kept.get(call)
+        if prepared is not None:
+            self.kept.move_to_end(call)
+        return prepared
+
     def keep(self, call: Hashable, prepared: Any) -> None:
-        """Keep what was prepared for a call, in place of what was not used for longest."""
+        """Keep what was prepared for a call, in place of what has not been used for longest."""
         self.kept[call] = prepared
-        self.kept.move_to_end(call)
         if len(self.kept) > _MOST_KEPT:
             self.kept.popitem(last=False)
 
@@ -102,23 +108,18 @@ def release() -> None:
     _workspaces.clear()
 
 
-def cut_to_size(pieces: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
-    """What an operator returns of a room that it made for the largest possible result.
+def cut_to_size(room: torch.Tensor, pieces: Sequence[torch.Tensor]) -> Sequence[torch.Tensor]:
+    """Results out of the room that an operator made for the largest possible ones.
 
-    These are views of the room; but where they are a small part of a large one, copies: whoever
-    kept them would keep all of it.
-
-    Parameters
-    ----------
-    pieces : sequence of Tensor, one dimension
-        Different parts of one tensor, at least one.
+    They are the pieces of it, as views; but where these are a small part of a large room, copies:
+    whoever kept them would keep all of it.
     """
-    room = pieces[0].untyped_storage().nbytes()
-    if room < _LARGE_ROOM or _SMALL_PART * sum(piece.nbytes for piece in pieces) >= room:
+    most = room.nbytes
+    if most < _LARGE_ROOM or _SMALL_PART * sum(piece.nbytes for piece in pieces) >= most:
         return pieces
     return torch.cat(list(pieces)).split_with_sizes([len(piece) for piece in pieces])
 
 
 def beginning(room: torch.Tensor, count: int) -> torch.Tensor:
     """The first elements of a vector, as an operator returns them: see :func:`cut_to_size`."""
-    return cut_to_size([room[:count]])[0]
+    return cut_to_size(room, [room[:count]])[0]

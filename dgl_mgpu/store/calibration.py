@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import torch
 
@@ -31,6 +31,8 @@ from dgl_mgpu.store.format import CSCFormat
 from dgl_mgpu.store.planning import StoreOptions
 from dgl_mgpu.store.store import Store
 from dgl_mgpu.store.table import Table
+
+T = TypeVar("T")
 
 #: Bytes of a table in GPUs, or in host memory, below which nothing is measured: much of it fits
 #: into a GPU's cache, and reading it takes microseconds.
@@ -164,7 +166,9 @@ def calibrate(
     trials = {name: _trials(store, name, options, ranks.rank) for name in store.tables}
     if not any(trials.values()):
         return
-    clock = CudaMeter(store.device) if meter is None else meter
+    clock = meter
+    if clock is None:
+        clock = ranks.together(_ASKED, lambda: CudaMeter(store.device))
     machine, num_sms = ranks.from_first(_ASKED, lambda: (clock.machine, clock.num_sms))
     known = ranks.from_first(_ASKED, lambda: _kept() if cached else {})
     found: dict[str, int] = {}
@@ -192,22 +196,15 @@ def _fewest(trial: _Trial, meter: Meter, num_sms: int, ranks: Ranks) -> int:
     """The fewest multiprocessors with which an operation is as good as with any; 0 for all."""
 
     def prepare() -> Callable[[int], object]:
-        try:
-            operation = trial.prepare()
-            operation(num_sms)  # compiles kernels
-        except torch.cuda.OutOfMemoryError as error:
-            raise DeviceMemoryError(
-                _ASKED,
-                f"a gather or a mini-batch does not fit beside the store ({error})",
-                "lower store.gpu_memory, or set store.sms to a number",
-            ) from error
+        operation = trial.prepare()
+        operation(num_sms)  # compiles kernels
         return operation
 
-    operation = ranks.together(_ASKED, prepare)
+    operation = ranks.together(_ASKED, partial(_with_room, prepare))
 
     def seconds(sms: int) -> float:
-        mine = ranks.together(_ASKED, lambda: meter.seconds(lambda: operation(sms)))
-        return max(ranks.all_gather(mine))
+        measure = partial(meter.seconds, partial(operation, sms))
+        return max(ranks.all_gather(ranks.together(_ASKED, partial(_with_room, measure))))
 
     found: dict[int, float] = {}
     for sms in candidates(num_sms):
@@ -222,6 +219,17 @@ def _fewest(trial: _Trial, meter: Meter, num_sms: int, ranks: Ranks) -> int:
     best = min(found.values())
     sms = min(sms for sms, once in found.items() if once <= trial.slack * best)
     return 0 if sms == num_sms else sms
+
+
+def _with_room(step: Callable[[], T]) -> T:
+    try:
+        return step()
+    except torch.cuda.OutOfMemoryError as error:
+        raise DeviceMemoryError(
+            _ASKED,
+            f"a gather or a mini-batch does not fit beside the store ({error})",
+            "lower store.gpu_memory, or set store.sms to a number",
+        ) from error
 
 
 def _trials(store: Store, name: str, options: StoreOptions, rank: int) -> dict[str, _Trial]:

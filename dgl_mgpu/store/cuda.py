@@ -268,16 +268,19 @@ def choose_runtime(device: str, ranks: Ranks) -> Runtime | None:
     UnavailableError
         If 'cuda' is asked for and a rank has no GPU or no CuPy.
     """
-    runtime: Runtime | None = None
-    missing = ""
-    if device != "cpu":
+
+    def look() -> tuple[Runtime | None, str]:
+        if device == "cpu":
+            return None, ""
         try:
             runtime = find_runtime()
-            missing = "" if runtime is not None else "torch sees no GPU"
         except UnavailableError as error:
-            missing = str(error)
             if device == "auto":
-                warnings.warn(f"the store stays in shared memory: {missing}", stacklevel=2)
+                warnings.warn(f"the store stays in shared memory: {error}", stacklevel=4)
+            return None, str(error)
+        return runtime, "" if runtime is not None else "torch sees no GPU"
+
+    runtime, missing = ranks.together("find the ranks' GPUs", look)
     found = ranks.all_gather((device, missing))
     asked = {device for device, _ in found}
     if len(asked) > 1:

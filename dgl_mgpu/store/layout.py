@@ -89,6 +89,11 @@ class Layout:
         """Size of the block of GPU memory that ``rank`` holds."""
         return self._blocks[1][rank]
 
+    def gpu_bytes(self, rank: int) -> int:
+        """What ``rank`` takes of its GPU: its block, the orders and the caches of rows on disk."""
+        orders = sum(nbytes for (_, piece), nbytes in self.nbytes.items() if piece is None)
+        return self.block_bytes(rank) + orders + sum(self.staging.values())
+
     def is_shared(self, rank: int) -> bool:
         """Whether another rank reads some of the block that ``rank`` holds."""
         return self.block_bytes(rank) > 0 and any(

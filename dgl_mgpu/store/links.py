@@ -64,13 +64,16 @@ def prove_access(runtime: Runtime, ranks: Ranks) -> np.ndarray:
         except PeerAccessError:
             return b""
 
-    try:
-        handles = ranks.all_gather(ranks.together(_PROVE, leave_pattern))
+    def reads_others(handles: list[bytes]) -> list[bool]:
         assert memory is not None
-        mine = [
+        return [
             owner == rank or (bool(handle) and _reads(runtime, memory, handle, _pattern(owner)))
             for owner, handle in enumerate(handles)
         ]
+
+    try:
+        handles = ranks.all_gather(ranks.together(_PROVE, leave_pattern))
+        mine = ranks.together(_PROVE, lambda: reads_others(handles))
         return np.array(ranks.all_gather(mine), bool)
     finally:
         if memory is not None:

@@ -129,12 +129,12 @@ class RankMemory:
         if self._runtime is None:
             return
         # All ranks are here: what they gave up before can go.
-        sweep()
-        layout = self._layout
-        needed = layout.block_bytes(self._ranks.rank) + sum(layout.staging.values())
+        self._ranks.together(_MAKE, sweep)
+        mine = self._ranks.together(_MAKE, self._runtime.seat)
+        needed = self._layout.gpu_bytes(self._ranks.rank)
         need: Counter[str] = Counter()
         free: dict[str, int] = {}
-        for seat, nbytes in self._ranks.all_gather((self._runtime.seat(), needed)):
+        for seat, nbytes in self._ranks.all_gather((mine, needed)):
             need[seat.gpu] += nbytes
             free[seat.gpu] = min(seat.free, free.get(seat.gpu, seat.free))
         for gpu, nbytes in need.items():

@@ -130,11 +130,11 @@ class Table:
             owner=self._segments,
         )  # fmt: skip
         num_rows = sum(tier.num_rows for tier in self.plan.tiers if tier.memory == "disk")
-        return dataclasses.replace(
-            view,
-            pointers=view.pointers.masked_fill(torch.tensor(on_disk, device=self.device), 0),
-            disk=StagedRows(disk, num_rows, self._staging_bytes, self.device),
-        )
+        in_memory = pointers.masked_fill(torch.tensor(on_disk)[:, None], 0)[:, 0]
+        staged = StagedRows(disk, num_rows, self._staging_bytes, self.device)
+        # Another stream may be the first to read what this one has filled.
+        self._gpu.runtime.synchronize()
+        return dataclasses.replace(view, pointers=in_memory.to(self.device), disk=staged)
 
     @property
     def view(self) -> RowView | GraphView:
@@ -146,9 +146,7 @@ class Table:
             If the store was closed, or is on GPUs and this process is a fork of its rank's.
         """
         if self._view is None:
-            raise StoreClosedError(
-                "read a table", "its store was closed", "close a store when all is read"
-            )
+            raise _closed()
         if self._gpu is not None and os.getpid() != self._pid:
             raise not_in_workers()
         return self._view
@@ -196,6 +194,8 @@ class Table:
         return "device" if holder == self.rank else "peer"
 
     def __getstate__(self) -> dict:
+        if self._view is None:
+            raise _closed()
         if self._gpu is not None:
             raise not_in_workers()
         return {name: value for name, value in self.__dict__.items() if name != "_view"}
@@ -203,6 +203,12 @@ class Table:
     def __setstate__(self, state: dict) -> None:
         self.__dict__.update(state)
         self._view = self._mapped()
+
+
+def _closed() -> StoreClosedError:
+    return StoreClosedError(
+        "read a table", "its store was closed", "close a store when all is read"
+    )
 
 
 def position_dtype(num_rows: int) -> np.dtype:

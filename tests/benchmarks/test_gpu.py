@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import gather_gpu, placement_gpu, sampling_bytes, sampling_gpu
+from benchmarks import gather_gpu, gpu, placement_gpu, sampling_bytes, sampling_gpu
 from benchmarks.figures import Figure, Report
 from benchmarks.gather_gpu import narrowed, numbering, refilled, rows_of
 from benchmarks.gpu import NumberedWords, PowerLaw, built_store, require_words, this_device
@@ -127,12 +127,25 @@ def blocks_of(indptr: torch.Tensor, indices: torch.Tensor, seeds: torch.Tensor, 
     return sample_blocks(view, seeds, fanouts[::-1], SampleKey(0))
 
 
+@pytest.mark.parametrize("calibrated", [False, True])
+def test_a_store_is_calibrated_if_asked_for(calibrated, monkeypatch) -> None:
+    asked = []
+
+    def calibrate(store, options, ranks) -> None:
+        asked.append((set(store.tables), options.batch_size))
+
+    monkeypatch.setattr(gpu, "calibrate", calibrate)
+    sources, options = {"rows": FeatureSource(torch.ones(10, 2))}, {"batch_size": 7}
+    with built_store(sources, {}, Ranks(), options, calibrated=calibrated):
+        assert asked == ([({"rows"}, 7)] if calibrated else [])
+
+
 @pytest.mark.parametrize(
     ("program", "arguments", "cases"),
     [
         (gather_gpu, "--parts uniform host --gb-per-gpu 0.001 --host-gb 0.001 --ids 500", 8),
-        (sampling_gpu, "--nodes 2000 --edges 20000 --idtypes int32", 2),
-        (sampling_bytes, "--nodes 2000 --edges 20000", 1),
+        (sampling_gpu, "--nodes 2000 --edges 20000 --idtypes int32 --calibrate", 2),
+        (sampling_bytes, "--nodes 2000 --edges 20000", 2),
     ],
 )
 def test_programs_run(program, arguments: str, cases: int, tmp_path, monkeypatch) -> None:

@@ -201,9 +201,14 @@ def test_what_is_prepared_for_a_graph_holds_its_addresses(where):
 
 def test_few_preparations_are_kept(where):
     view = on_device(GRAPHS["power law"].view(), where)
+    kept = workspace.workspace(view.tiers.device).kept
+    often = []
     for count in range(1, 50):
         hops(view, torch.arange(count, device=where), [2])
-    assert len(workspace.workspace(view.tiers.device).kept) <= 32
+        hops(view, torch.arange(60, device=where), [2])
+        often.append(next(reversed(kept.values())))
+    assert len(kept) <= 32
+    assert all(each is often[0] for each in often)
 
 
 def memory_held(results) -> int:

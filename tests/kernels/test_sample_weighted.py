@@ -178,6 +178,14 @@ def test_nodes_are_checked_in_groups(where, monkeypatch):
         check(where, graph.view(), row_view(weights))
 
 
+def test_a_check_raises_what_a_gather_found(where):
+    weights = row_view(torch.ones(len(HUBS.indices)))
+    record = cuda.device.fault_record(on_device(weights, where).tiers.device)
+    record.copy_(torch.tensor([1, 7, 5]))
+    with pytest.raises(IdOutOfRangeError, match="id 7, but there are 5 rows"):
+        check(where, HUBS.view(), weights)
+
+
 @pytest.mark.parametrize("bad", [-1, 200])
 def test_a_seed_that_is_no_node(where, bad):
     weights = torch.full((3000,), -1.0)  # bad, too, but a seed that is no node comes first

@@ -68,6 +68,12 @@ def test_a_crash_while_writing_leaves_the_last_one(tmp_path, monkeypatch):
     assert Checkpoint.load(tmp_path).epoch == 1
 
 
+def test_a_folder_below_a_file(tmp_path):
+    (tmp_path / "file").touch()
+    with pytest.raises(CheckpointError, match="choose another folder"):
+        make().save(tmp_path / "file" / "checkpoints")
+
+
 @pytest.mark.parametrize("keep", [0, 10, 0.5, 0.99])
 def test_truncated(tmp_path, keep):
     path = make().save(tmp_path)

@@ -297,6 +297,43 @@ def test_a_plan_that_needs_a_handle_that_is_refused():
     launch(_reads_what_has_no_handle, 2)
 
 
+def _one_gpu_is_not_there(fails: str) -> None:
+    ranks = Ranks.of_this_machine()
+    runtime = FakeRuntime(ranks.rank, ranks.size)
+
+    def broken():
+        raise RuntimeError("the GPU has fallen off the bus")
+
+    if ranks.rank == 1:
+        setattr(runtime if fails == "seat" else cuda, fails, broken)
+    if fails == "seat":
+        cuda.find_runtime = lambda: runtime
+    g = power_law_graph(20, 30)
+    with pytest.raises(RuntimeError, match="fallen off the bus"):
+        dgl_mgpu.GlobalStore.from_dgl(g if ranks.rank == 0 else None)
+    with pytest.raises(RuntimeError, match="fallen off the bus"):
+        if fails == "find_runtime":
+            cuda.choose_runtime("auto", ranks)
+        else:
+            build_here(ranks, runtime)
+    ranks.together("go on", lambda: None)  # the ranks still talk to each other
+
+
+@pytest.mark.parametrize("fails", ["find_runtime", "seat"])
+def test_a_gpu_that_fails_before_anything_is_made_is_told_to_all(fails):
+    launch(_one_gpu_is_not_there, 2, fails)
+
+
+def test_positions_count_before_anything_is_made():
+    runtime = FakeRuntime(0, 1, memory=400)
+    rows, order = np.zeros((100, 1), np.float32), np.arange(100)
+    tiers = [partitioned(0, 10, 1), single(10, 100, "host", 1)]
+    blueprint = Blueprint({"f": FeatureSource(rows, "n")}, {"n": order}, plan_of(1, {"f": tiers}))
+    with pytest.raises(DeviceMemoryError) as caught:
+        build(blueprint, Ranks(), runtime)
+    assert caught.value.needed == 128 + 4 * 100 and runtime.most_bytes == 0
+
+
 def _holds_rows_of_no_bytes() -> None:
     ranks = Ranks.of_this_machine()
     runtime = FakeRuntime(ranks.rank, ranks.size)

@@ -20,6 +20,7 @@ from dgl_mgpu.ops import device, gather_rows
 from dgl_mgpu.ops.scatter import cuda
 from dgl_mgpu.placement import HOST, Tier
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, Store, TopologySource, build
+from dgl_mgpu.store import optimizer as optimizer_module
 from dgl_mgpu.store.optimizer import SparseAdagrad, SparseAdam, SparseSGD, write_rows
 from tests.kernels.conftest import emulated  # noqa: F401  (a fixture)
 from tests.store.gpu_runtimes import KINDS, make_runtime
@@ -213,11 +214,16 @@ def test_a_bad_id_of_another_thread_leaves_no_rank_behind(emulated, monkeypatch,
         device.raise_faults(where, wait=True)
 
 
-def test_steps_that_failed_are_not_counted():
+def test_steps_that_failed_are_not_counted(monkeypatch):
     store = make_store(Ranks())
     optimizer = SparseAdam(*(store.tables[table] for table in TABLES))
-    with pytest.raises(IdOutOfRangeError):
-        optimizer.step(torch.tensor([ROWS]), torch.ones(1, WIDTH))
+
+    def fails(*_: object) -> None:
+        raise torch.cuda.OutOfMemoryError("no room to sort")
+
+    with monkeypatch.context() as patch, pytest.raises(torch.cuda.OutOfMemoryError):
+        patch.setattr(optimizer_module, "update_rows", fails)
+        optimizer.step(torch.tensor([0]), torch.ones(1, WIDTH))
     assert optimizer.steps == 0
     optimizer.step(torch.tensor([0]), torch.ones(1, WIDTH))
     assert optimizer.steps == 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.errors import InvalidInputError, RankFailedError, SharedMemoryError
+from dgl_mgpu.errors import InvalidInputError, RankFailedError, SharedMemoryError, StoreClosedError
 from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops import SampleKey, gather_rows, sample_neighbors
 from dgl_mgpu.placement import order_by_hotness
@@ -127,6 +128,13 @@ def _rank_reads_everything(folder: Path) -> None:
             if plan.parts == 1:
                 expected["gpu"] = "device"
             assert where == expected.get(plan.memory, plan.memory)
+
+
+def test_a_closed_table_does_not_reach_a_worker(tmp_path):
+    table = build(make_blueprint(1, four_tiers(ROWS, 1), tmp_path), Ranks()).tables["label"]
+    table.close()
+    with pytest.raises(StoreClosedError):
+        pickle.dumps(table)
 
 
 def test_several_ranks_read_one_copy(tmp_path):

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import ConfigError, UnsupportedEnvironmentError
+from dgl_mgpu.store.cuda import CudaRuntime
 from dgl_mgpu.topology import measure, probe
 
 without_gpu = pytest.mark.skipif(torch.cuda.is_available(), reason="this machine has a GPU")
@@ -46,6 +47,25 @@ def test_links_are_where_peer_access_works(four_gpus):
     assert machine.neighbors(0) == (1, 3)
     assert machine.gpu_memory.tolist() == [100, 101, 102, 103]
     assert machine.name == "4x NVIDIA H200"
+
+
+def test_a_stores_machine_opens_no_gpu_of_another_rank(four_gpus):
+    """What is free on a GPU is not to be had without a context there; its properties are."""
+
+    def opens_a_context(gpu):
+        raise AssertionError(f"a context on GPU {gpu}")
+
+    four_gpus.setattr(torch.cuda, "mem_get_info", opens_a_context)
+    four_gpus.setattr(
+        torch.cuda,
+        "get_device_properties",
+        lambda gpu: SimpleNamespace(uuid=f"uuid-{gpu}", total_memory=143 + gpu),
+    )
+    machine = probe(free_memory=False)
+    assert machine.gpu_memory.tolist() == [143, 144, 145, 146]
+    runtime = object.__new__(CudaRuntime)
+    assert runtime.gpus() == [f"uuid-{gpu}" for gpu in range(4)]
+    assert runtime.machine().neighbors(0) == (1, 3)
 
 
 def test_more_ranks_than_gpus_are_refused(four_gpus):

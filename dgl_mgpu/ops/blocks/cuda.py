@@ -113,15 +113,15 @@ def _sample_hops(
     # All that a preparation has in it. Its tensors are not freed before it, so that what is at
     # the same addresses is the same.
     call = (
-        tiers.data_ptr(), tiers.numel(), pointers.data_ptr(), position.data_ptr(), position.dtype,
-        num_rows, num_cols, idtype, count, *fanouts, replace, sms,
+        tiers.data_ptr(), tiers.numel(), pointers.data_ptr(), position.data_ptr(),
+        position.element_size(), num_rows, num_cols, idtype, count, *fanouts, replace, sms,
     )  # fmt: skip
     space = workspace(where)
     with space.lock:
-        prepared: _Prepared | None = space.kept.get(call)
+        prepared: _Prepared | None = space.prepared(call)
         if prepared is None:
             prepared = _Prepared(where, count, *graph, sms)
-        space.keep(call, prepared)
+            space.keep(call, prepared)
         if prepared.fits:
             try:
                 return prepared.sample(space, seeds, keys)
@@ -243,8 +243,8 @@ class _Prepared:
             pieces += [found, most - found]
         for found, most in zip(num_nodes[:-1], self._seeds[:-1], strict=True):
             rows += [found + 1, most - found]
-        nodes, *edges = cut_to_size(ids.split_with_sizes(pieces)[::2])
-        starts = list(cut_to_size(indptr.split_with_sizes(rows)[::2]))
+        nodes, *edges = cut_to_size(ids, ids.split_with_sizes(pieces)[::2])
+        starts = list(cut_to_size(indptr, indptr.split_with_sizes(rows)[::2]))
         return nodes, starts, edges[: self.hops], edges[self.hops :]
 
 

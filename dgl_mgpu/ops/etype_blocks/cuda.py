@@ -23,7 +23,7 @@ from dgl_mgpu.ops.sample_weighted.cuda import (
     END,
     MOST_PICKS,
     Weighed,
-    edge_values,
+    edge_weights,
     raise_if_bad,
 )
 from dgl_mgpu.ops.unique.cuda import number_nodes, raise_at_negative_id
@@ -249,14 +249,10 @@ class _Batch:
                 start, found.neighbors, found.eids, report, self._sms,
             )  # fmt: skip
             return _Sampled(of, most, indptr, report)
-        values = (
-            *edge_values(of.weights, of.weight_dtype),
-            *edge_values(of.times, of.time_dtype),
-            self._until,
-        )
+        weights = edge_weights(of.weights, of.weight_dtype, of.times, of.time_dtype, self._until)
         targets, sources = (0, 0) if self._until is None else (of.graph[3], of.num_sources)
         weighed = Weighed(
-            seeds, most, known, of.graph, self._idtype, values, targets, fanout, self._replace,
+            seeds, most, known, of.graph, self._idtype, weights, targets, fanout, self._replace,
             report, self._sms,
         )  # fmt: skip
         weighed.fill(key, False, sources, start, found.neighbors, found.eids)

@@ -1,9 +1,10 @@
-"""Neighbour sampling by edge weight and by time on CUDA; see ``kernels/sample_weighted.cu``."""
+"""Neighbour sampling by edge weight and by time on CUDA; see ``kernels/weighted.cuh``."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from dgl_mgpu.ops import device
@@ -34,8 +35,23 @@ _STORED = {
 }
 
 
-def edge_values(view: list[torch.Tensor], dtype: torch.dtype | None) -> tuple[Any, ...]:
-    """Scalars of edges, a view's tiers, pointers and position, as a kernel takes them."""
+def edge_weights(
+    weights: list[torch.Tensor],
+    weight_dtype: torch.dtype | None,
+    times: list[torch.Tensor],
+    time_dtype: torch.dtype | None,
+    until: torch.Tensor | None,
+) -> np.ndarray:
+    """The kernels' struct ``EdgeWeights``: of two views of scalars, and the times of seeds.
+
+    It has their addresses, so the tensors must be kept until the launch.
+    """
+    values = (*_edge_values(weights, weight_dtype), *_edge_values(times, time_dtype))
+    return device.struct(*values, until)
+
+
+def _edge_values(view: list[torch.Tensor], dtype: torch.dtype | None) -> tuple[Any, ...]:
+    """The struct ``EdgeValues`` in it, of a view's tiers, pointers and position."""
     if dtype is None:
         return None, 0, None, None, 0, 0
     tiers, pointers, position = view
@@ -58,10 +74,10 @@ class Weighed:
         Their first ``count`` at most; ``exact`` of them, where that is a number on the device.
     graph : tuple
         Tiers, pointers and position of the topology, and the number of its rows.
-    values : tuple
-        Weights, times and times of seeds as kernels take them: :func:`edge_values`.
+    weights : ndarray
+        Made by :func:`edge_weights`.
     num_nodes : int
-        Of seeds that are nodes at a time; else 0.  See ``kernels/sample_weighted.cu``.
+        Of seeds that are nodes at a time; else 0.  See ``kernels/weighted.cuh``.
     control : Tensor, int64, shape (CONTROL,)
         Zeros, which the kernels change.
     """
@@ -73,7 +89,7 @@ class Weighed:
         exact: torch.Tensor | None,
         graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int],
         idtype: torch.dtype,
-        values: tuple[Any, ...],
+        weights: np.ndarray,
         num_nodes: int,
         fanout: int,
         replace: bool,
@@ -83,13 +99,13 @@ class Weighed:
         tiers, pointers, position, num_rows = graph
         where = seeds.device
         self._seeds, self._count, self._exact, self._num_nodes = seeds, count, exact, num_nodes
-        self._pointers, self._values, self._where, self._sms = pointers, values, where, sms
+        self._pointers, self._weights, self._where, self._sms = pointers, weights, where, sms
         self._fanout, self._replace, self._control = fanout, replace, control
         self.found = torch.empty((count, _FOUND), dtype=torch.int64, device=where)
         self._hubs = torch.empty(count, dtype=torch.int64, device=where)
         self.indptr = torch.zeros(count + 1, dtype=torch.int64, device=where)
         types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
-        find = Kernel("sample_weighted.cu", f"dgl_mgpu::find<{types}>")
+        find = Kernel("weigh.cu", f"dgl_mgpu::find<{types}>")
         find(
             blocks_within(find, _THREADS, -(-count // _THREADS), where, sms),
             _THREADS,
@@ -98,11 +114,11 @@ class Weighed:
             control,
             device=where,
         )
-        weigh = Kernel("sample_weighted.cu", f"dgl_mgpu::weigh<{c_type(idtype)}>")
+        weigh = Kernel("weigh.cu", f"dgl_mgpu::weigh<{c_type(idtype)}>")
         weigh(
             blocks_within(weigh, _THREADS, -(-32 * count // _THREADS), where, sms),
             _THREADS,
-            *(count, exact, pointers, *values, fanout, replace, self.found, self._hubs),
+            *(count, exact, pointers, weights, fanout, replace, self.found, self._hubs),
             *(self.indptr, control),
             device=where,
         )
@@ -139,7 +155,7 @@ class Weighed:
             blocks,
             _THREADS,
             *(self._seeds, self._count, self._exact, self._num_nodes, num_sources),
-            *(self._pointers, *self._values, self._fanout, self._replace, key, self.found),
+            *(self._pointers, self._weights, self._fanout, self._replace, key, self.found),
             *(self._hubs, self.indptr, candidates, room, start, neighbors, eids, self._control),
             device=self._where,
         )
@@ -161,7 +177,7 @@ def _weigh(
     seeds: torch.Tensor,
     graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int],
     idtype: torch.dtype,
-    values: tuple[Any, ...],
+    weights: np.ndarray,
     fanout: int,
     replace: bool,
     sms: int = 0,
@@ -169,7 +185,7 @@ def _weigh(
     """Weigh the edges of seeds, and wait for the size of the sample and whether it is far."""
     where, count = seeds.device, seeds.numel()
     control = torch.zeros(CONTROL, dtype=torch.int64, device=where)
-    weighed = Weighed(seeds, count, None, graph, idtype, values, 0, fanout, replace, control, sms)
+    weighed = Weighed(seeds, count, None, graph, idtype, weights, 0, fanout, replace, control, sms)
     report = device.driver.host_buffer(CONTROL)
     report.copy_(control, non_blocking=True)
     device.driver.synchronize(where)
@@ -198,7 +214,7 @@ def _sample_neighbors_weighted(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     device.raise_faults(seeds.device, wait=False)
     replace = replace and fanout >= 0
-    values = (*edge_values(weights, weight_dtype), *edge_values(times, time_dtype), until)
+    values = edge_weights(weights, weight_dtype, times, time_dtype, until)
     graph = (tiers, pointers, position, num_rows)
     weighed, total, far = _weigh(seeds, graph, idtype, values, fanout, replace, sms)
     neighbors = torch.empty(total, dtype=idtype, device=seeds.device)
@@ -219,7 +235,7 @@ def _check_weights(
     weight_dtype: torch.dtype,
 ) -> None:
     device.raise_faults(tiers.device, wait=False)
-    values = (*edge_values(weights, weight_dtype), *edge_values([], None), None)
+    values = edge_weights(weights, weight_dtype, [], None, None)
     for start in range(0, num_rows, _CHECKED_TOGETHER):
         stop = min(start + _CHECKED_TOGETHER, num_rows)
         nodes = torch.arange(start, stop, device=tiers.device)
