@@ -3,6 +3,7 @@
 // A warp takes up to 32 rows: each lane finds one, and then all lanes copy the rows as one run
 // of vectors, so that every lane works whatever the size of a row.
 #include "convert.cuh"
+#include "fault.cuh"
 #include "ggms.cuh"
 #include "grid.cuh"
 
@@ -15,14 +16,6 @@ constexpr int kFewVectors = 8192;
 struct alignas(16) Vector16 {
   uint64 low, high;
 };
-
-// Where an id that is no row is reported: {whether, the id, the number of rows}, in host memory.
-__device__ __forceinline__ void report_bad_id(int64* fault, int64 id, int64 num_rows) {
-  fault[1] = id;
-  fault[2] = num_rows;
-  __threadfence_system();
-  fault[0] = 1;
-}
 
 // How vectors of a row are copied.
 template <typename Vector>
@@ -231,7 +224,8 @@ __global__ void __launch_bounds__(kThreads) list_host_rows(Request<Seed, Positio
   for (int j = 0; j < kEach; ++j) {
     const int bucket = threadIdx.x * kEach + j;
     const int here = next[bucket];
-    next[bucket] = static_cast<int>(before) + (here != 0 ? atomicAdd(host.taken + bucket, here) : 0);
+    const int taken = here != 0 ? atomicAdd(host.taken + bucket, here) : 0;
+    next[bucket] = static_cast<int>(before) + taken;
     before += host.counts[bucket];
   }
   __syncthreads();

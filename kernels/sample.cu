@@ -116,10 +116,10 @@ struct Filler {
     }
   }
 
-  // More picks than lanes: in groups, which look the picks of the groups before up in a hash table
+  // More picks than lanes: in groups, which look up the picks of the groups before in a hash table
   // made of the room for the sample. Until that is written, neighbors[to + bucket] is 1 + the last
-  // draw whose pick is in the bucket, and eids[to + j] that of the draw before j in j's bucket, 0 if
-  // there is none, inverted if draw j has collided.
+  // draw whose pick is in the bucket, and eids[to + j] that of the draw before j in j's bucket, 0
+  // if there is none, inverted if draw j has collided.
   __device__ void FillMany(int64 node, int64 to, const Edges& edges, int64 count) const {
     const int lane = threadIdx.x % 32;
     const int64 degree = edges.size();
@@ -233,9 +233,9 @@ __global__ void __launch_bounds__(kThreads, 4)
   filler.template FillAll<Seed>(seeds, run_of_block(num_seeds), 0, indptr);
 }
 
-// Both in one cooperative launch, where outputs of `most_seeds` * `fanout` edges are there. They are
-// written from the place on that `start` points to, the first where it is null; `report` gets the
-// first bad seed (or -1) and the place after the last edge.
+// Both in one cooperative launch, where outputs of `most_seeds` * `fanout` edges are there. They
+// are written from the place on that `start` points to, the first where it is null; `report` gets
+// the first bad seed (or -1) and the place after the last edge.
 template <typename Seed, typename Id, typename Position>
 __global__ void __launch_bounds__(kThreads, 4)
     sample_hop(const Seed* seeds, int64 most_seeds, const int64* exact_seeds, const int64* tiers,

@@ -1,5 +1,5 @@
-// Neighbour sampling by edge weight and by time: drawing and selecting edges that have been weighed.
-// weighted.cuh says how the kernels share the work.
+// Neighbour sampling by edge weight and by time: drawing and selecting edges once they are
+// weighed. weighted.cuh says how the kernels share the work.
 #include "exponential.cuh"
 #include "weighted.cuh"
 

@@ -8,8 +8,8 @@ constexpr int kThreads = 512;
 
 // `nodes` starts with the seeds and has room for all neighbors, `local` starts as the neighbors.
 // `report` gets the first bad place (or -1), whether the table was large enough (-1) and the number
-// of nodes. Where the number of neighbors is on the device (bounded.cuh), the table has room for all,
-// which `kAmple` says.
+// of nodes. Where the number of neighbors is on the device (bounded.cuh), the table has room for
+// all, which `kAmple` says.
 template <typename Id, bool kAmple>
 __global__ void __launch_bounds__(kThreads)
     append_unique(int64 most_seeds, const int64* exact_seeds, int64 most_neighbors,

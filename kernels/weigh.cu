@@ -1,5 +1,5 @@
-// Neighbour sampling by edge weight and by time: finding and weighing the seeds' edges. weighted.cuh
-// says how the kernels share the work.
+// Neighbour sampling by edge weight and by time: finding and weighing the seeds' edges.
+// weighted.cuh says how the kernels share the work.
 #include "weighted.cuh"
 
 namespace dgl_mgpu {
