@@ -131,21 +131,17 @@ __device__ __forceinline__ void copy_rows(int64 source, int64 target, int rows, 
 
 // The rows in host memory that a gather asks for, roughly in the order of their addresses: rows
 // that are read at the same time then lie close together, which spares the translation of
-// addresses (docs/decisions.md). The buckets are equal runs of positions.
+// addresses (docs/decisions.md). Buckets are equal runs of positions. In a bucket rows come in any
+// order, which nobody sees: each knows its place in the output.
 struct HostRows {
-  static constexpr int kBuckets = 8192;
-
-  int64 start;       // positions from here on are in host memory; -1 if rows are not listed
+  int64 start;       // positions from here on are in host memory
   int64 shift;       // a bucket has 2^shift positions
-  int* counts;       // of each bucket; zeros before
-  int* taken;        // of each bucket, places in the list; zeros before
+  int* counts;       // rows of each bucket, then their running sums: where its part of the list ends
   int64* positions;  // the list
   int* places;       // where in `out` each row of the list goes
-  int64* listed;     // its length
+  const int* listed;  // its length, the sum after all buckets
 
-  __device__ __forceinline__ int BucketOf(int64 at) const {
-    return static_cast<int>((at - start) >> shift);
-  }
+  __device__ __forceinline__ int64 BucketOf(int64 at) const { return (at - start) >> shift; }
 };
 
 // A gather's parameters.
@@ -174,67 +170,42 @@ struct Request {
   }
 };
 
-// Calls `with(i, position)` for each row of a block's share that is in host memory. Several
-// look-ups a thread at once: what takes the time is to wait for memory.
+// Calls `with(i, position)` for each row in host memory that is asked for. Several look-ups a thread
+// at once: what takes the time is to wait for memory.
 template <typename Seed, typename Position, typename With>
 __device__ __forceinline__ void each_host_row(const Request<Seed, Position>& asked, With with) {
   constexpr int kAtOnce = 4;
-  const Run mine = run_of_block(asked.count);
-  for (int64 start = mine.begin + threadIdx.x; start < mine.end; start += kAtOnce * kThreads) {
+  const int64 threads = static_cast<int64>(gridDim.x) * kThreads;
+  for (int64 start = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x; start < asked.count;
+       start += kAtOnce * threads) {
     int64 at[kAtOnce];
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      const int64 i = start + u * kThreads;
-      at[u] = i < mine.end ? asked.PositionOf(asked.ids[i]) : -1;
+      const int64 i = start + u * threads;
+      at[u] = i < asked.count ? asked.PositionOf(asked.ids[i]) : -1;
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      if (at[u] >= asked.host.start) with(start + u * kThreads, at[u]);
+      if (at[u] >= asked.host.start) with(start + u * threads, at[u]);
     }
   }
 }
 
-// Counts the rows of each bucket.
 template <typename Seed, typename Position>
 __global__ void __launch_bounds__(kThreads) count_host_rows(Request<Seed, Position> asked) {
-  __shared__ int here[HostRows::kBuckets];
-  for (int bucket = threadIdx.x; bucket < HostRows::kBuckets; bucket += kThreads) here[bucket] = 0;
-  __syncthreads();
-  each_host_row(asked, [&](int64, int64 at) { atomicAdd(here + asked.host.BucketOf(at), 1); });
-  __syncthreads();
-  for (int bucket = threadIdx.x; bucket < HostRows::kBuckets; bucket += kThreads) {
-    if (here[bucket] != 0) atomicAdd(asked.host.counts + bucket, here[bucket]);
-  }
+  const HostRows& host = asked.host;
+  each_host_row(asked, [&](int64, int64 at) { atomicAdd(host.counts + host.BucketOf(at), 1); });
 }
 
-// Lists them, bucket after bucket. In a bucket they come in any order, which nobody sees: each row
-// knows its place in the output.
+// Lists them, when counts have become running sums.
 template <typename Seed, typename Position>
 __global__ void __launch_bounds__(kThreads) list_host_rows(Request<Seed, Position> asked) {
-  constexpr int kEach = HostRows::kBuckets / kThreads;
-  __shared__ int next[HostRows::kBuckets];
   const HostRows& host = asked.host;
-  for (int bucket = threadIdx.x; bucket < HostRows::kBuckets; bucket += kThreads) next[bucket] = 0;
-  __syncthreads();
-  each_host_row(asked, [&](int64, int64 at) { atomicAdd(next + host.BucketOf(at), 1); });
-  int64 counted = 0;
-  for (int j = 0; j < kEach; ++j) counted += host.counts[threadIdx.x * kEach + j];
-  const Sum sum = block_sum<kThreads>(counted);  // all threads have counted when it returns
-  int64 before = sum.before;
-  for (int j = 0; j < kEach; ++j) {
-    const int bucket = threadIdx.x * kEach + j;
-    const int here = next[bucket];
-    const int taken = here != 0 ? atomicAdd(host.taken + bucket, here) : 0;
-    next[bucket] = static_cast<int>(before) + taken;
-    before += host.counts[bucket];
-  }
-  __syncthreads();
   each_host_row(asked, [&](int64 i, int64 at) {
-    const int place = atomicAdd(next + host.BucketOf(at), 1);
+    const int place = atomicAdd(host.counts + host.BucketOf(at), -1) - 1;
     host.positions[place] = at;
     host.places[place] = static_cast<int>(i);
   });
-  if (blockIdx.x == 0 && threadIdx.x == 0) *host.listed = sum.total;
 }
 
 // Copies `count` rows on the warps of `blocks` blocks, of which this is number `block`. `find` says

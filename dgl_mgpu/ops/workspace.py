@@ -21,7 +21,7 @@ _CONTROL_WORDS = 4
 _MOST_KEPT = 32
 #: Bytes of a room for results from which it is not kept for the sake of a small part of it, and
 #: which part of it is small.
-_LARGE_ROOM, _SMALL_PART = 32 << 20, 4
+_LARGE_ROOM, _SMALL_PART = 128 << 20, 4
 
 
 class Workspace:

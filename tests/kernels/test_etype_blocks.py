@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidWeightError
-from dgl_mgpu.ops import EdgeTimes, SampleKey, sample_blocks, sample_etype_blocks
+from dgl_mgpu.ops import EdgeTimes, SampleKey, sample_blocks, sample_etype_blocks, workspace
 from dgl_mgpu.ops.etype_blocks import cpu, cuda
 from tests.kernels.cuda_views import on_device
 from tests.kernels.test_sample import memory_held, refuse_memory
@@ -191,7 +191,8 @@ def large_room():
     return graph.view(), torch.arange(2000), [900, 30], {"weights": row_view(weights)}
 
 
-def test_a_small_sample_does_not_hold_room_for_a_large_one(where, on_gpu):
+def test_a_small_sample_does_not_hold_room_for_a_large_one(where, on_gpu, monkeypatch):
+    monkeypatch.setattr(workspace, "_LARGE_ROOM", 32 << 20)
     view, seeds, fanouts, options = large_room()
     expected = sample_blocks(view, seeds, fanouts, KEY, **options)
     there = {name: on_device(each, where) for name, each in options.items()}

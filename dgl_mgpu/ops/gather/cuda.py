@@ -23,12 +23,12 @@ _UNROLL = 8
 #: Rows that it is worth to look for those in host memory among, and to read these in order; and
 #: more than a list of them can number.
 _LISTED_ROWS, _TOO_MANY_ROWS = 1 << 12, 1 << 31
-#: ``HostRows::kBuckets``.
-_BUCKETS = 1 << 13
-#: Ids for a thread that lists host rows: a block's own counts are worth it then.
-_LISTED_TOGETHER = 16
+#: Runs of addresses that host rows are told apart by, at most.
+_BUCKETS = 1 << 17
+#: Look-ups of a thread that lists host rows.
+_LOOKUPS = 4
 #: ``HostRows`` where rows are not listed.
-_NO_HOST_ROWS: tuple[Any, ...] = (-1, 0, None, None, None, None, None)
+_NO_HOST_ROWS: tuple[Any, ...] = (-1, 0, None, None, None, None)
 _VECTORS = {
     16: "dgl_mgpu::Vector16",
     8: "dgl_mgpu::uint64",
@@ -132,21 +132,24 @@ def _gather_rows(
         device.fault_record(where),
     )
     if listed:
-        for name in ("count_host_rows", "list_host_rows"):
-            lister = _kernel(name, ids.dtype, position_type(position))
-            together = -(-count // (_LISTED_TOGETHER * _THREADS))
-            some = device.blocks_within(lister, _THREADS, together, where, sms)
-            lister(some, _THREADS, request, device=where)
+        types = (ids.dtype, position_type(position))
+        counter, lister = _kernel("count_host_rows", *types), _kernel("list_host_rows", *types)
+        wanted = -(-count // (_LOOKUPS * _THREADS))
+        some = device.blocks_within(lister, _THREADS, wanted, where, sms)
+        counter(some, _THREADS, request, device=where)
+        host_rows[2].cumsum_(0)
+        lister(some, _THREADS, request, device=where)
     kernel(blocks, _THREADS, request, device=where)
 
 
 def _host_rows(count: int, start: int, num_rows: int, where: torch.device) -> tuple[Any, ...]:
     """Room for a list of a gather's rows in host memory: the kernels' ``HostRows``."""
     shift = max(0, (num_rows - start - 1).bit_length() - (_BUCKETS.bit_length() - 1))
-    counts = torch.zeros(2 * _BUCKETS, dtype=torch.int32, device=where)
-    positions = torch.empty(count + 1, dtype=torch.int64, device=where)
+    buckets = ((num_rows - start - 1) >> shift) + 1
+    counts = torch.zeros(buckets + 1, dtype=torch.int32, device=where)
+    positions = torch.empty(count, dtype=torch.int64, device=where)
     places = torch.empty(count, dtype=torch.int32, device=where)
-    return start, shift, counts, counts[_BUCKETS:], positions, places, positions[count:]
+    return start, shift, counts, positions, places, counts[buckets:]
 
 
 def _vector(out: torch.Tensor, elements: int, stored: torch.dtype | None) -> int:
