@@ -34,8 +34,8 @@ test: setup
 # environment to run in. Several tests may share the GPUs (ARGS="-n 8", with pytest-xdist); those
 # that measure what is free on them come after, one by one.
 GPU_PYTHON ?= $(BIN)/python
-GPU_TESTS := tests/kernels tests/store/test_exchange.py tests/store/test_optimizer.py \
-	$(wildcard tests/store/test_*_gpu.py)
+GPU_TESTS := tests/kernels tests/ops/test_unique.py $(wildcard tests/store/test_*_gpu.py) \
+	$(addprefix tests/store/test_, calibration.py exchange.py optimizer.py staging.py)
 test-gpu:
 	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q $(GPU_TESTS) $(ARGS)
 	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q tests/store/test_gpu_memory.py
@@ -56,7 +56,7 @@ bench: setup
 		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
 bench-gpu:
-	for name in gather_gpu sampling_gpu sampling_bytes sm_budget; do \
+	for name in links gather_gpu sampling_gpu sampling_bytes sm_budget; do \
 		$(GPU_PYTHON) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 clean:

@@ -137,11 +137,15 @@ struct HostRows {
   int64 start;       // positions from here on are in host memory
   int64 shift;       // a bucket has 2^shift positions
   int* counts;       // rows of each bucket, then their running sums: where its part of the list ends
-  int64* positions;  // the list
+  int64* positions;  // the list; -1 for what is no row
   int* places;       // where in `out` each row of the list goes
   const int* listed;  // its length, the sum after all buckets
 
-  __device__ __forceinline__ int64 BucketOf(int64 at) const { return (at - start) >> shift; }
+  // What is no row has position -1 and is listed with the first.
+  __device__ __forceinline__ bool Has(int64 at) const { return at < 0 || at >= start; }
+  __device__ __forceinline__ int64 BucketOf(int64 at) const {
+    return at < 0 ? 0 : (at - start) >> shift;
+  }
 };
 
 // A gather's parameters.
@@ -170,7 +174,8 @@ struct Request {
   }
 };
 
-// Calls `with(i, position)` for each row in host memory that is asked for. Several look-ups a thread
+// Calls `with(i, position)` for each row in host memory that is asked for, and for each id that is
+// no row. Several look-ups a thread
 // at once: what takes the time is to wait for memory.
 template <typename Seed, typename Position, typename With>
 __device__ __forceinline__ void each_host_row(const Request<Seed, Position>& asked, With with) {
@@ -182,11 +187,12 @@ __device__ __forceinline__ void each_host_row(const Request<Seed, Position>& ask
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
       const int64 i = start + u * threads;
-      at[u] = i < asked.count ? asked.PositionOf(asked.ids[i]) : -1;
+      at[u] = i < asked.count ? asked.PositionOf(asked.ids[i]) : 0;
     }
 #pragma unroll
     for (int u = 0; u < kAtOnce; ++u) {
-      if (at[u] >= asked.host.start) with(start + u * threads, at[u]);
+      const int64 i = start + u * threads;
+      if (i < asked.count && asked.host.Has(at[u])) with(i, at[u]);
     }
   }
 }
@@ -244,7 +250,9 @@ __device__ __forceinline__ void gather_all(const Request<Seed, Position>& asked)
   };
   if (blockIdx.x < asked.host_blocks) {
     gather_rows<Move, kUnroll>(asked, *host.listed, blockIdx.x, asked.host_blocks, [&](int64 i) {
-      return Found{address_of(host.positions[i]), host.places[i]};
+      const int64 at = host.positions[i], place = host.places[i];
+      if (at < 0) report_bad_id(asked.fault, asked.ids[place], asked.num_rows);
+      return Found{at < 0 ? 0 : address_of(at), place};
     });
     return;
   }
@@ -252,8 +260,8 @@ __device__ __forceinline__ void gather_all(const Request<Seed, Position>& asked)
       asked, asked.count, blockIdx.x - asked.host_blocks, gridDim.x - asked.host_blocks,
       [&](int64 i) {
         const int64 id = asked.ids[i], at = asked.PositionOf(id);
+        if (asked.host_blocks > 0 && host.Has(at)) return Found{0, -1};
         if (at < 0) report_bad_id(asked.fault, id, asked.num_rows);
-        if (at >= host.start && asked.host_blocks > 0) return Found{0, -1};
         int64 source = at < 0 ? 0 : address_of(at);
         if (staging.aside != nullptr) {
           int64 aside = -1;

@@ -2,8 +2,8 @@
 
 An operator's ``cuda.py`` names a kernel by its file and a C++ expression and calls it::
 
-    kernel = Kernel("gather.cu", "dgl_mgpu::gather<int, int, 16>")
-    kernel(blocks, threads, out, ids, len(ids), device=out.device)
+    kernel = Kernel("scatter.cu", "dgl_mgpu::check_rows<int>")
+    kernel(blocks, threads, ids, len(ids), num_rows, fault, device=ids.device)
 
 Tensors arrive as pointers, integers as ``int64``, floats as ``double``, None as a null pointer, and
 what :func:`struct` makes of many such values as one struct, which costs the host much less.
@@ -32,7 +32,7 @@ class Kernel:
     source : str
         File name.
     expression : str
-        As in ``dgl_mgpu::gather<int, int, 16>``.
+        As in ``dgl_mgpu::check_rows<int>``.
     cooperative : bool
         Whether its blocks wait for each other, so that all must be resident at once.
     """
@@ -139,8 +139,9 @@ def blocks_within(
     Parameters
     ----------
     sms : int
-        No more than fill this many multiprocessors, which leaves the others to kernels that
-        run meanwhile; 0 for all of them.
+        No more than fill this many multiprocessors, which leaves room to kernels that run
+        meanwhile; 0 for all of them.  It is a number of blocks: the GPU spreads them over more
+        multiprocessors than they would fill.
     """
     most, all_sms = kernel.resident_blocks(threads, device), driver.num_sms(device)
     if 0 < sms < all_sms:

@@ -110,8 +110,8 @@ class RowView:
     owner : object
         Whatever keeps the addressed memory mapped.
     host_start : int
-        First position that lies in host memory while those before lie in a GPU's; -1 where there
-        is none.  A GPU reads host rows in the order of their addresses.
+        First position from which on no row lies in a GPU's memory, and some lie in the host's; -1
+        where there is none.  A GPU reads host rows in the order of their addresses.
     sms, host_sms : int
         Multiprocessors of a GPU that were found to fill its way to the rows in GPUs, and to those
         in host memory: gathers use so many where nothing else is asked for.  0 for all.

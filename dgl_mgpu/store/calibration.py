@@ -41,7 +41,7 @@ SMALLEST_BYTES = 256 << 20
 _ASKED = "measure how many multiprocessors the store's operators need"
 #: What a gather that is timed reads: several times a GPU's cache, as a mini-batch does, ...
 _BATCH_BYTES = 128 << 20
-#: ... in no more rows than a mini-batch has, and no fewer than gathers sort.
+#: ... in no more rows than a mini-batch has, and no fewer than gathers list host rows of.
 _BATCH_ROWS = range(1 << 12, (1 << 20) + 1)
 #: Batches that take turns, so that none is in the cache.
 _BATCHES = 4

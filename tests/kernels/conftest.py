@@ -32,11 +32,18 @@ def emulated(monkeypatch: pytest.MonkeyPatch) -> Iterator[EmulatedDriver]:
 
 
 @pytest.fixture(params=["emulated", "cuda"])
-def where(request: pytest.FixtureRequest) -> torch.device:
-    """The device whose tensors a kernel gets: the CPU's under the emulator, and a GPU's."""
+def where(request: pytest.FixtureRequest) -> Iterator[torch.device]:
+    """The device whose tensors a kernel gets: the CPU's under the emulator, and a GPU's.
+
+    On both, torch fills what ``empty`` allocates.
+    """
     if request.param == "emulated":
         request.getfixturevalue("emulated")
-        return torch.device("cpu")
+        yield torch.device("cpu")
+        return
     if not torch.cuda.is_available():
         pytest.skip("needs a GPU")
-    return torch.device("cuda", torch.cuda.current_device())
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    yield torch.device("cuda", torch.cuda.current_device())
+    torch.use_deterministic_algorithms(before)

@@ -152,7 +152,8 @@ def test_host_rows_in_order(where, monkeypatch, host_start, sms):
         assert torch.equal(gathered, rows[ids])
 
 
-def test_many_host_rows(where):
+def test_many_host_rows(where, monkeypatch):
+    monkeypatch.setattr(cuda, "_BUCKETS", 1 << 8)
     rows = table(20001, 1)  # more than there are buckets
     view = row_view(rows, [(100, 1), (0, 1)], np.random.default_rng(0))
     view = on_device(view, where, host_segments=True)

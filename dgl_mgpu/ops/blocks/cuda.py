@@ -6,6 +6,7 @@ it.  So what is the same for every batch of a size is prepared once, in a :class
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -110,23 +111,20 @@ def _sample_hops(
     where, count = seeds.device, seeds.numel()
     device.raise_faults(where, wait=False)
     graph = (tiers, pointers, position, num_rows, num_cols, idtype, fanouts, replace)
-    # All that a preparation has in it. Its tensors are not freed before it, so that what is at
-    # the same addresses is the same.
     call = (
-        tiers.data_ptr(), tiers.numel(), pointers.data_ptr(), position.data_ptr(),
-        position.element_size(), num_rows, num_cols, idtype, count, *fanouts, replace, sms,
+        tiers.data_ptr(), pointers.data_ptr(), position.data_ptr(), num_rows, num_cols, idtype,
+        count, *fanouts, replace, sms,
     )  # fmt: skip
     space = workspace(where)
     with space.lock:
         prepared: _Prepared | None = space.prepared(call)
-        if prepared is None:
+        if prepared is None or not prepared.is_for(tiers, pointers, position):
             prepared = _Prepared(where, count, *graph, sms)
             space.keep(call, prepared)
         if prepared.fits:
             try:
                 return prepared.sample(space, seeds, keys)
             except torch.cuda.OutOfMemoryError:
-                prepared.fits = False
                 space.release()
     return hop_by_hop(seeds, *graph, keys, sms)
 
@@ -137,7 +135,7 @@ class _Prepared:
     Attributes
     ----------
     fits : bool
-        Whether the kernel can do it, and there is room for the largest possible sample.
+        Whether the kernel can do it, and the largest possible sample is not too large.
     room : int
         Nodes that the hash table has room for.  Earlier samples say more of the next than what
         fanouts allow, and a table that stays in the cache is filled several times as fast; one
@@ -158,7 +156,10 @@ class _Prepared:
         replace: bool,
         sms: int,
     ) -> None:
-        self._graph = (tiers, pointers, position, num_rows, num_cols)
+        # Not held: a store that is given up takes them along. What has their addresses later is
+        # told apart by is_for.
+        self._tensors = [weakref.ref(each) for each in (tiers, pointers, position)]
+        self._sizes = (num_rows, num_cols)
         self._count, self._fanouts, self._replace, self._sms = count, fanouts, replace, sms
         self.hops, self.num_rows, self.idtype, self._where = len(fanouts), num_rows, idtype, where
         self._seeds, self._edges = rooms(count, fanouts, num_cols)
@@ -170,14 +171,19 @@ class _Prepared:
         # Of the workspace whose buffers are in the arguments; none at first.
         self._generation = -1
 
+    def is_for(self, *tensors: torch.Tensor) -> bool:
+        """Whether it was made for these tiers, pointers and positions."""
+        return all(kept() is each for kept, each in zip(self._tensors, tensors, strict=True))
+
     def _prepare(self, space: Workspace) -> None:
-        position = self._graph[2]
+        tiers, pointers, position = (kept() for kept in self._tensors)
+        assert tiers is not None and pointers is not None and position is not None  # the caller's
         launch = _launch(self.idtype, position, self._all_edges, self._where, self._sms)
         self._kernel, self._blocks = launch
         scratch = _scratch(space.buffer, self._seeds[-2], max(self._edges))
         self._arguments = _arguments(
             (None, self._count),
-            self._graph,
+            (tiers, pointers, position, *self._sizes),
             self._replace,
             (None,) * 4,
             (*scratch, space.control(self._blocks)),

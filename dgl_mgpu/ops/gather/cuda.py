@@ -101,16 +101,18 @@ def _gather_rows(
     kernel = _gather_kernel(ids.dtype, position_type(position), stored, out.dtype, vector)
     blocks, warp_rows = _shape(kernel, count, where, sms)
     host_blocks, host_rows = 0, _NO_HOST_ROWS
-    listed = 0 <= host_start < num_rows and _LISTED_ROWS <= count < _TOO_MANY_ROWS
+    # Rows on disk lie behind those in host memory: with them these are read as they come.
+    listed = 0 <= host_start < num_rows and tags is None
+    listed = listed and _LISTED_ROWS <= count < _TOO_MANY_ROWS
     if listed:
         host_rows = _host_rows(count, host_start, num_rows, where)
-        wanted = -(-count // (warp_rows * _WARPS))
-        host_blocks = device.blocks_within(kernel, _THREADS, wanted, where, host_sms)
-        # All together are there at once, or some would begin when others end. Where all rows are
-        # the host's, the others look for bad ids only.
-        others = kernel.resident_blocks(_THREADS, where) - host_blocks
-        others = max(1, min(others, blocks if host_start > 0 else host_blocks))
-        blocks = host_blocks + others
+        host_blocks = min(blocks, device.blocks_within(kernel, _THREADS, count, where, host_sms))
+        if host_start == 0:  # nobody has anything else to read
+            blocks = host_blocks
+        else:
+            # All are there at once, or some would begin when others end.
+            host_blocks = min(host_blocks, max(1, blocks // 2))
+            blocks = max(blocks, host_blocks + 1)
     request = device.struct(
         out,
         ids,

@@ -120,6 +120,17 @@ def check_weight_view(view: GraphView, weights: RowView) -> None:
             f"{weights.num_rows} weights for {view.num_edges} edges",
             "pass one weight for each edge id",
         )
+    _check_reachable(weights, asked)
+
+
+def _check_reachable(rows: RowView, asked: str) -> None:
+    if rows.disk is not None:
+        raise InvalidInputError(
+            asked,
+            "some of them on disk, where a GPU does not look while it samples",
+            "keep weights and times in GPU or host memory: raise store.host_memory, or leave"
+            " store.disk_path out",
+        )
 
 
 def _check_times(view: GraphView, seeds: torch.Tensor, times: EdgeTimes) -> None:
@@ -150,6 +161,7 @@ def _check_times(view: GraphView, seeds: torch.Tensor, times: EdgeTimes) -> None
             f" {until.device}, for {len(seeds)} seeds on {seeds.device} and {kind} times of edges",
             f"pass one {kind} time for each seed, on the device of the seeds",
         )
+    _check_reachable(edges, asked)
 
 
 def weighting(
