@@ -28,7 +28,7 @@ train: setup
 	$(BIN)/dgl-mgpu train $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -q $(ARGS)
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 $(ARGS)
 
 # Needs CuPy beside what setup installs: pip install -e '.[cuda13]'. GPU_PYTHON names another
 # environment to run in. Several tests may share the GPUs (ARGS="-n 8", with pytest-xdist); those

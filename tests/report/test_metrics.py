@@ -3,6 +3,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import time
 
 import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
@@ -76,6 +77,8 @@ def test_resume_drops_later_epochs_from_both_files(tmp_path, make_report):
         for epoch in (1, 2, 3, 4):
             log.append(make_report(epoch, loss=float(epoch)))
         log.summary({"done": True})
+    # TensorBoard's reader takes files in the order of their names, which begin with the second.
+    time.sleep(1)
     with MetricsLog(tmp_path, resume_epoch=2) as log:
         assert [report.epoch for report in log.history] == [1, 2]
         log.append(make_report(3, loss=30.0))
