@@ -1,7 +1,7 @@
 # Everything starts from a bare machine with Python 3.11 or 3.12 and pip.
 #   make train   the main job: GraphSAGE on a generated graph, through the global store
 #   make test    all tests
-#   make test-gpu bench-gpu    what needs GPUs
+#   make test-gpu sanitize-gpu bench-gpu    what needs GPUs
 #   make lint type wheel bench clean
 # Options of the main job:  make train ARGS="trainer.epochs=2 trainer.ranks=2"
 
@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-gpu lint type wheel bench bench-gpu clean setup
+.PHONY: train test test-gpu sanitize-gpu lint type wheel bench bench-gpu clean setup
 .DEFAULT_GOAL := train
 
 setup: $(VENV)/.ready
@@ -39,6 +39,14 @@ GPU_TESTS := tests/kernels tests/ops/test_unique.py $(wildcard tests/store/test_
 test-gpu:
 	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q $(GPU_TESTS) $(ARGS)
 	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q tests/store/test_gpu_memory.py
+
+# The kernels' tests once more under each tool of compute-sanitizer; some minutes.
+SANITIZED := $(addprefix tests/kernels/test_, gather.py sample.py etype_blocks.py \
+	sample_weighted.py walk.py negative.py scatter.py)
+sanitize-gpu:
+	for tool in memcheck racecheck initcheck synccheck; do \
+		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 9 \
+		$(GPU_PYTHON) -m pytest -q $(SANITIZED) -k cuda $(ARGS) || exit 1; done
 
 lint: setup
 	$(BIN)/ruff check .
