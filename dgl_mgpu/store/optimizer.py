@@ -12,6 +12,7 @@ bit for bit, and n ranks do what one would with all their changes.
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 
 import torch
@@ -62,7 +63,7 @@ def write_rows(
     changes.make(lambda: scatter_rows(_row_view(table, asked), every_id, every_row, shares))
 
 
-class SparseOptimizer:
+class SparseOptimizer(ABC):
     """Trains the rows of a table that get gradients; see the classes below.
 
     Making one is collective if ``ranks`` is left out.  It keeps the tables' memory until their
@@ -112,8 +113,9 @@ class SparseOptimizer:
         rule = self._next_rule()
         self._changes.make(lambda: update_rows(self._tables, every_id, every_gradient, rule))
 
+    @abstractmethod
     def _next_rule(self) -> Rule:
-        raise NotImplementedError
+        """What the next step does."""
 
 
 class SparseSGD(SparseOptimizer):
