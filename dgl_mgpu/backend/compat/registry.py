@@ -110,6 +110,13 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "DGLGraph.adj_external() warns that invariant checks are disabled implicitly",
     ),
     Replacement(
+        "dgl.sparse.sparse_matrix:torch",
+        "sparse_operators:torch_for_sparse_matrix",
+        (DGL,),
+        "SparseMatrix.sample() without ids asks torch.range for all of them, which counts one too "
+        "many, warns and is to be removed",
+    ),
+    Replacement(
         "dgl.distributed.dist_graph:gb",
         "distributed:graphbolt_types",
         (DGL,),
@@ -132,6 +139,31 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "numpy_calls:numpy_for_cluster_gcn",
         (DGL, NUMPY_2),
         "ClusterGCNSampler calls numpy.cumsum on a tensor, which NumPy is about to refuse",
+    ),
+    Replacement(
+        "dgl._ffi.function:get_global_func",
+        "functions:get_global_func",
+        (DGL,),
+        "the wheel's C functions know CPUs alone: calls with graphs or arrays on a GPU come here",
+    ),
+    *(
+        Replacement(
+            f"dgl.backend.pytorch.tensor:{name}",
+            f"arrays:{name}",
+            (DGL,),
+            "the wheel's NDArray knows CPUs alone: a tensor on a GPU stays a tensor",
+        )
+        for name in (
+            "zerocopy_to_dgl_ndarray",
+            "zerocopy_to_dgl_ndarray_for_write",
+            "zerocopy_from_dgl_ndarray",
+        )
+    ),
+    Replacement(
+        "dgl.ndarray:array",
+        "arrays:array",
+        (DGL,),
+        "DGL's samplers make empty arrays on the graph's device: on a GPU they are tensors",
     ),
     *(
         Replacement(
@@ -178,6 +210,13 @@ SURROUNDINGS: tuple[Surrounding, ...] = (
         "a docstring's invalid escape prints a SyntaxWarning wherever no bytecode is cached",
     ),
     Surrounding(
+        "dgl.sparse",
+        "sparse_operators:operators_without_library",
+        (DGL,),
+        "raises FileNotFoundError: its C++ library is built for torch 2.0 to 2.2.1, each version "
+        "its own",
+    ),
+    Surrounding(
         "ogb",
         "ogb_load:without_version_check",
         (OGB,),
@@ -186,20 +225,15 @@ SURROUNDINGS: tuple[Surrounding, ...] = (
     ),
 )
 
+#: The library that `dgl.sparse` loads: a path in DGL's folder, as `Unavailable.library`.
+SPARSE_LIBRARY = "dgl_sparse/libdgl_sparse_pytorch_{torch}.so"
+
 UNAVAILABLE: tuple[Unavailable, ...] = (
     Unavailable(
         "dgl.graphbolt",
         library="graphbolt/libgraphbolt_pytorch_{torch}.so",
         needs="torchdata.datapipes",
         instead="use dgl.dataloading (NeighborSampler, DataLoader) and dgl.graph, which work",
-    ),
-    # To implement dgl.sparse here, replace this entry by a module of our own.
-    Unavailable(
-        "dgl.sparse",
-        library="dgl_sparse/libdgl_sparse_pytorch_{torch}.so",
-        needs="",
-        instead="use message passing (DGLGraph.update_all), or DGLGraph.adj_external() for the "
-        "adjacency matrix as a torch or SciPy sparse matrix",
     ),
 )
 

@@ -17,13 +17,13 @@ from typing import Any
 
 from ...errors import UnavailableError
 from .environment import installed_version
-from .registry import UNAVAILABLE, Unavailable
+from .registry import SPARSE_LIBRARY, UNAVAILABLE, Unavailable
 
 
 def why_unavailable(part: Unavailable, dgl_folder: Path) -> str | None:
     """Why `part` cannot work with the installed torch, in words; None if it can."""
-    torch = (installed_version("torch") or "").partition("+")[0]
-    if not (dgl_folder / part.library.format(torch=torch)).is_file():
+    if not _has_library(part.library, dgl_folder):
+        torch = _torch_version()
         folder, _, name = part.library.rpartition("/")
         pattern = re.compile(re.escape(name).replace(re.escape("{torch}"), r"([\d.]+)"))
         built = [pattern.fullmatch(path.name) for path in sorted((dgl_folder / folder).glob("*"))]
@@ -37,6 +37,14 @@ def why_unavailable(part: Unavailable, dgl_folder: Path) -> str | None:
     return None
 
 
+def _has_library(library: str, dgl_folder: Path) -> bool:
+    return (dgl_folder / library.format(torch=_torch_version())).is_file()
+
+
+def _torch_version() -> str:
+    return (installed_version("torch") or "").partition("+")[0]
+
+
 def _is_installed(module: str) -> bool:
     """Whether ``package.module`` exists, without importing the package (it may warn)."""
     package, _, rest = module.partition(".")
@@ -47,7 +55,9 @@ def _is_installed(module: str) -> bool:
 
 def dgl_works_by_itself(dgl_folder: Path) -> bool:
     """Whether every library of DGL exists for the installed torch: then nothing needs mending."""
-    return all(why_unavailable(part, dgl_folder) is None for part in UNAVAILABLE)
+    return _has_library(SPARSE_LIBRARY, dgl_folder) and all(
+        why_unavailable(part, dgl_folder) is None for part in UNAVAILABLE
+    )
 
 
 class UnavailableLoader:

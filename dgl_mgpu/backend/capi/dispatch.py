@@ -1,0 +1,103 @@
+"""Which calls of DGL's C functions come to this package.
+
+DGL's Python binds each C function to a module attribute by `get_global_func`; ours, in its place,
+gives a `Dispatcher`.  It is a DGL function itself, with the same C handle, so that whatever else
+DGL does with it works as before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+import torch
+from dgl._ffi.function import Function
+
+from dgl_mgpu.backend.capi import record
+from dgl_mgpu.backend.capi.table import Place, find_entry
+from dgl_mgpu.backend.compat.importer import originals
+
+
+class OnTensors:
+    """Base of objects that stand for DGL's C++ objects and hold torch tensors."""
+
+
+_OURS = (OnTensors, torch.Tensor)
+_on_cpu_too = False
+
+
+@contextmanager
+def graphs_on_tensors(on: bool = True) -> Iterator[None]:
+    """Have this package implement graphs on the CPU as well, as it does those on GPUs.
+
+    For tests on machines without a GPU: graphs made inside are made of tensors.  With
+    ``on=False``, graphs on the CPU are DGL's own, as they are without this.
+    """
+    global _on_cpu_too
+    before, _on_cpu_too = _on_cpu_too, on
+    try:
+        yield
+    finally:
+        _on_cpu_too = before
+
+
+def stays_tensor(data: torch.Tensor) -> bool:
+    """Whether a tensor is handed to C functions as it is, and not as DGL's NDArray."""
+    return data.is_cuda or _on_cpu_too
+
+
+def is_ours(argument: Any) -> bool:
+    """Whether an argument makes a call one for this package."""
+    if isinstance(argument, list | tuple):
+        return any(map(is_ours, argument))
+    return isinstance(argument, _OURS)
+
+
+class Dispatcher(Function):
+    """A C function of DGL that gives calls with tensors to this package."""
+
+    def __init__(self, name: str, handle: Any) -> None:
+        super().__init__(handle, False)
+        self.name = name
+
+    def __call__(self, *arguments: Any) -> Any:
+        for argument in arguments:
+            if isinstance(argument, _OURS) or (
+                isinstance(argument, list | tuple) and is_ours(argument)
+            ):
+                return self._ours(arguments)
+        return super().__call__(*arguments)
+
+    def _ours(self, arguments: tuple[Any, ...]) -> Any:
+        if record.recording:
+            with record.call(self.name, self._implementation[0]):
+                return self._implementation[1](*arguments)
+        return self._implementation[1](*arguments)
+
+    @cached_property
+    def _implementation(self) -> tuple[Place, Callable[..., Any]]:
+        entry = find_entry(self.name)
+        if entry.by:
+            module, _, function = entry.by.partition(":")
+            home = importlib.import_module(f"dgl_mgpu.backend.{module}")
+            return entry.place, attrgetter(function)(home)
+        from dgl_mgpu.backend.capi.roundtrip import refuse, through_cpu
+
+        if entry.place is Place.CPU:
+            return entry.place, through_cpu(self.name, super().__call__)
+        return entry.place, refuse(self.name, entry)
+
+
+def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
+    """DGL's function of that name, or a dispatcher for it if it may be called with tensors."""
+    function = originals["dgl._ffi.function:get_global_func"](name, allow_missing)
+    if function is None or "_CAPI_" not in name:
+        return function
+    # Both have the handle, and each would free it when the process ends.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
+    return Dispatcher(name, function.handle)

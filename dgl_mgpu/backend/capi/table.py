@@ -1,0 +1,340 @@
+"""Every function of DGL's C library, and where it runs for graphs on a GPU.
+
+DGL 2.1's C functions are named ``namespace._CAPI_…``; a test compares this table with those that
+the installed wheel has.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Place(Enum):
+    """Where a function runs when it is given graphs or arrays on a GPU."""
+
+    NATIVE = "kernel"
+    TORCH = "torch"
+    CPU = "CPU round trip"
+    NOT_APPLICABLE = "not applicable"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """How one C function is served.
+
+    Parameters
+    ----------
+    place : Place
+    by : str
+        ``"module:function"`` in `dgl_mgpu.backend`, for `Place.NATIVE` and `Place.TORCH`.
+    reason : str
+        Why it never sees a GPU, for `Place.NOT_APPLICABLE`; why it goes through the CPU, for
+        `Place.CPU`.
+    """
+
+    place: Place
+    by: str = ""
+    reason: str = ""
+
+
+_NATIVE, _TORCH, _CPU, _NONE = Place
+
+_PARTITIONING = "partitions graphs for files on disk, once, on the host"
+_TRAVERSAL = "walks one node after the other; DGL's Python copies the graph to the CPU itself"
+_SAVING = "writes a file"
+
+# Namespace, then the function without its prefix.
+_SERVED: dict[str, dict[str, tuple[Place, str]]] = {
+    "capi": {
+        "DGLToBlock": (_NATIVE, "transforms:to_block"),
+    },
+    "data.heterograph_serialize": {
+        "MakeHeteroGraphData": (_CPU, _SAVING),
+    },
+    "data.tensor_serialize": {
+        "SaveNDArrayDict": (_CPU, _SAVING),
+    },
+    "geometry": {
+        "FarthestPointSampler": (_TORCH, "geometry:farthest_point_sampler"),
+        "NeighborMatching": (_TORCH, "geometry:neighbor_matching"),
+    },
+    "heterograph_index": {
+        "DGLHeteroAddEdge": (_TORCH, "index:TensorIndex.add_edge"),
+        "DGLHeteroAddEdges": (_TORCH, "index:TensorIndex.add_edges"),
+        "DGLHeteroAddVertices": (_TORCH, "index:TensorIndex.add_nodes"),
+        "DGLHeteroAsNumBits": (_TORCH, "index:TensorIndex.asbits"),
+        "DGLHeteroClear": (_TORCH, "index:TensorIndex.clear"),
+        "DGLHeteroContext": (_TORCH, "creation:context"),
+        "DGLHeteroCopyTo": (_TORCH, "creation:copy_to"),
+        "DGLHeteroCopyToSharedMem": (_TORCH, "index:TensorIndex.shared_memory"),
+        "DGLHeteroCreateFormat": (_TORCH, "index:TensorIndex.create_formats_"),
+        "DGLHeteroCreateHeteroGraph": (_TORCH, "creation:create_heterograph"),
+        "DGLHeteroCreateHeteroGraphWithNumNodes": (_TORCH, "creation:create_heterograph"),
+        "DGLHeteroCreateUnitGraphFromCOO": (_TORCH, "creation:create_from_coo"),
+        "DGLHeteroCreateUnitGraphFromCSR": (_TORCH, "creation:create_from_csr"),
+        "DGLHeteroDataType": (_TORCH, "creation:dtype"),
+        "DGLHeteroDisjointPartitionBySizes_v2": (_TORCH, "batch:disjoint_partition"),
+        "DGLHeteroDisjointUnion_v2": (_TORCH, "batch:disjoint_union"),
+        "DGLHeteroEdgeIdsAll": (_TORCH, "index:TensorIndex.edge_ids_all"),
+        "DGLHeteroEdgeIdsOne": (_TORCH, "index:TensorIndex.edge_ids_one"),
+        "DGLHeteroEdgeSubgraph": (_TORCH, "index:TensorIndex.edge_subgraph"),
+        "DGLHeteroEdges": (_TORCH, "index:TensorIndex.edges"),
+        "DGLHeteroFindEdges": (_TORCH, "index:TensorIndex.find_edges"),
+        "DGLHeteroForkingPickle": (_TORCH, "index:TensorIndex.__reduce__"),
+        "DGLHeteroGetAdj": (_TORCH, "creation:adjacency"),
+        "DGLHeteroGetAllowedFormats": (_TORCH, "index:TensorIndex.formats"),
+        "DGLHeteroGetCreatedFormats": (_TORCH, "index:TensorIndex.formats"),
+        "DGLHeteroGetFlattenedGraph": (_TORCH, "index:TensorIndex.flatten_relations"),
+        "DGLHeteroGetFormatGraph": (_TORCH, "index:TensorIndex.formats"),
+        "DGLHeteroGetMetaGraph": (_TORCH, "creation:metagraph"),
+        "DGLHeteroGetRelationGraph": (_TORCH, "index:TensorIndex.get_relation_graph"),
+        "DGLHeteroHasEdgesBetween": (_TORCH, "index:TensorIndex.has_edges_between"),
+        "DGLHeteroHasVertices": (_TORCH, "index:TensorIndex.has_nodes"),
+        "DGLHeteroInDegrees": (_TORCH, "index:TensorIndex.in_degrees"),
+        "DGLHeteroInEdges_2": (_TORCH, "index:TensorIndex.in_edges"),
+        "DGLHeteroIsMetaGraphUniBipartite": (_TORCH, "index:TensorIndex.is_metagraph_unibipartite"),
+        "DGLHeteroIsMultigraph": (_TORCH, "index:TensorIndex.is_multigraph"),
+        "DGLHeteroIsPinned": (_TORCH, "index:TensorIndex.is_pinned"),
+        "DGLHeteroIsReadonly": (_TORCH, "index:TensorIndex.is_readonly"),
+        "DGLHeteroJointUnion": (_TORCH, "batch:joint_union"),
+        "DGLHeteroNumEdges": (_TORCH, "index:TensorIndex.num_edges"),
+        "DGLHeteroNumVertices": (_TORCH, "index:TensorIndex.num_nodes"),
+        "DGLHeteroOutDegrees": (_TORCH, "index:TensorIndex.out_degrees"),
+        "DGLHeteroOutEdges_2": (_TORCH, "index:TensorIndex.out_edges"),
+        "DGLHeteroPickle": (_TORCH, "index:TensorIndex.__reduce__"),
+        "DGLHeteroPinMemory": (_TORCH, "index:TensorIndex.pin_memory"),
+        "DGLHeteroPinMemory_": (_TORCH, "index:TensorIndex.pin_memory_"),
+        "DGLHeteroPredecessors": (_TORCH, "index:TensorIndex.predecessors"),
+        "DGLHeteroRecordStream": (_TORCH, "index:TensorIndex.record_stream"),
+        "DGLHeteroReverse": (_TORCH, "index:TensorIndex.reverse"),
+        "DGLHeteroSlice": (_TORCH, "batch:slice_index"),
+        "DGLHeteroSuccessors": (_TORCH, "index:TensorIndex.successors"),
+        "DGLHeteroUnpinMemory_": (_TORCH, "index:TensorIndex.unpin_memory_"),
+        "DGLHeteroVertexSubgraph": (_TORCH, "index:TensorIndex.node_subgraph"),
+    },
+    "ndarray": {
+        "DGLArrayCastToSigned": (_TORCH, "arrays:cast_to_signed"),
+    },
+    "ndarray.uvm": {
+        "DGLIndexScatterGPUToCPU": (_NATIVE, "pinning:scatter_rows_to_host"),
+        "DGLIndexSelectCPUFromGPU": (_NATIVE, "pinning:gather_rows_of_host"),
+    },
+    "partition": {
+        "DGLMakeSymmetric_Hetero": (_CPU, _PARTITIONING),
+        "DGLMetisPartition_Hetero": (_CPU, _PARTITIONING),
+        "DGLNDArrayPartitionCreateRangeBased": (_TORCH, "partition:create_range_based"),
+        "DGLNDArrayPartitionCreateRemainderBased": (_TORCH, "partition:create_remainder_based"),
+        "DGLNDArrayPartitionGeneratePermutation": (_TORCH, "partition:generate_permutation"),
+        "DGLNDArrayPartitionGetPartSize": (_TORCH, "partition:get_part_size"),
+        "DGLNDArrayPartitionMapToGlobal": (_TORCH, "partition:map_to_global"),
+        "DGLNDArrayPartitionMapToLocal": (_TORCH, "partition:map_to_local"),
+        "DGLPartitionWithHalo_Hetero": (_CPU, _PARTITIONING),
+        "DGLReassignEdges_Hetero": (_CPU, _PARTITIONING),
+        "DGLReorderGraph_Hetero": (_CPU, _PARTITIONING),
+        "GetHaloSubgraphInnerNodes_Hetero": (_CPU, _PARTITIONING),
+    },
+    "rng": {
+        "Choice": (_CPU, "a few numbers for the host"),
+    },
+    "sampling.labor": {
+        "DGLSampleLabors": (_TORCH, "sampling:sample_labors"),
+    },
+    "sampling.negative": {
+        "DGLGlobalUniformNegativeSampling": (_TORCH, "sampling:global_uniform_negative_sampling"),
+    },
+    "sampling.neighbor": {
+        "DGLSampleNeighbors": (_NATIVE, "sampling:sample_neighbors"),
+        "DGLSampleNeighborsBiased": (_NATIVE, "sampling:sample_neighbors_biased"),
+        "DGLSampleNeighborsEType": (_NATIVE, "sampling:sample_neighbors_etype"),
+        "DGLSampleNeighborsFused": (_NATIVE, "sampling:sample_neighbors_fused"),
+        "DGLSampleNeighborsTopk": (_TORCH, "sampling:sample_neighbors_topk"),
+    },
+    "sampling.pinsage": {
+        "DGLSamplingSelectPinSageNeighbors": (_TORCH, "sampling:select_pinsage_neighbors"),
+    },
+    "sampling.randomwalks": {
+        "DGLSamplingNode2vec": (_TORCH, "walks:node2vec"),
+        "DGLSamplingPackTraces": (_TORCH, "walks:pack_traces"),
+        "DGLSamplingRandomWalk": (_TORCH, "walks:random_walk"),
+        "DGLSamplingRandomWalkWithRestart": (_TORCH, "walks:random_walk_with_restart"),
+        "DGLSamplingRandomWalkWithStepwiseRestart": (
+            _TORCH,
+            "walks:random_walk_with_stepwise_restart",
+        ),
+    },
+    "sparse": {
+        "DGLCSRMM": (_TORCH, "csr:csrmm"),
+        "DGLCSRMask": (_TORCH, "csr:csrmask"),
+        "DGLCSRSum": (_TORCH, "csr:csrsum"),
+        "DGLKernelBwdSegmentCmp": (_TORCH, "segment:bwd_segment_cmp"),
+        "DGLKernelEdge_softmax_backward": (_NATIVE, "message_passing:edge_softmax_backward_into"),
+        "DGLKernelEdge_softmax_forward": (_NATIVE, "message_passing:edge_softmax_into"),
+        "DGLKernelGATHERMM": (_TORCH, "segment:gather_mm"),
+        "DGLKernelGATHERMMSCATTER": (_TORCH, "segment:gather_mm_scatter"),
+        "DGLKernelSDDMM": (_NATIVE, "message_passing:sddmm_into"),
+        "DGLKernelSDDMMHetero": (_NATIVE, "message_passing:sddmm_hetero_into"),
+        "DGLKernelSEGMENTMM": (_TORCH, "segment:segment_mm"),
+        "DGLKernelSEGMENTMMBackwardB": (_TORCH, "segment:segment_mm_backward_b"),
+        "DGLKernelScatterAdd": (_TORCH, "segment:scatter_add"),
+        "DGLKernelSegmentReduce": (_NATIVE, "segment:segment_reduce"),
+        "DGLKernelSpMM": (_NATIVE, "message_passing:spmm_into"),
+        "DGLKernelSpMMHetero": (_NATIVE, "message_passing:spmm_hetero_into"),
+        "DGLKernelUpdateGradMinMaxHetero": (_TORCH, "message_passing:update_grad_minmax_hetero"),
+    },
+    "subgraph": {
+        "DGLInSubgraph": (_TORCH, "subgraph:in_subgraph"),
+        "DGLOutSubgraph": (_TORCH, "subgraph:out_subgraph"),
+    },
+    "transform": {
+        "DGLCompactGraphs": (_TORCH, "transforms:compact_graphs"),
+        "DGLHeteroLineGraph": (_TORCH, "transforms:line_graph"),
+        "DGLHeteroSortInEdges": (_TORCH, "transforms:sort_in_edges"),
+        "DGLHeteroSortOutEdges": (_TORCH, "transforms:sort_out_edges"),
+        "DGLKNN": (_TORCH, "geometry:knn"),
+        "DGLNNDescent": (_TORCH, "geometry:nn_descent"),
+        "DGLToSimpleHetero": (_TORCH, "transforms:to_simple"),
+    },
+    "traversal": {
+        "DGLBFSEdges_v2": (_CPU, _TRAVERSAL),
+        "DGLBFSNodes_v2": (_CPU, _TRAVERSAL),
+        "DGLDFSEdges_v2": (_CPU, _TRAVERSAL),
+        "DGLDFSLabeledEdges_v2": (_CPU, _TRAVERSAL),
+        "DGLTopologicalNodes_v2": (_CPU, _TRAVERSAL),
+    },
+    "utils.checks": {
+        "DGLCOOIsSorted": (_TORCH, "checks:coo_is_sorted"),
+    },
+    "utils.filter": {
+        "DGLFilterCreateFromSet": (_TORCH, "filter:create_from_set"),
+        "DGLFilterFindExcludedIndices": (_TORCH, "filter:find_excluded"),
+        "DGLFilterFindIncludedIndices": (_TORCH, "filter:find_included"),
+    },
+}
+
+# Why, then namespace and functions.
+_NOT_SERVED: dict[str, dict[str, str]] = {
+    "no Python of DGL 2.1 calls it": {
+        "_deprecate.nodeflow": """
+            NodeFlowGetBlockAdj NodeFlowGetBlockOffsets NodeFlowGetEdgeMapping NodeFlowGetGraph
+            NodeFlowGetLayerOffsets NodeFlowGetNodeMapping
+        """,
+        "_deprecate.runtime.degree_bucketing": "DGLDegreeBucketing DGLGroupEdgeByNodeDegree",
+        "data.graph_serialize": "SaveDGLGraphs_V0",
+        "distributed.server_state": "DGLRPCGetServerState",
+        "heterograph_index": """
+            DGLHeteroDisjointPartitionBySizes DGLHeteroEdgeId DGLHeteroHasEdgeBetween
+            DGLHeteroHasVertex DGLHeteroInDegree DGLHeteroInEdges_1 DGLHeteroNumBits
+            DGLHeteroOutDegree DGLHeteroOutEdges_1
+        """,
+        "sampling": """
+            CreateUniformEdgeSampler CreateWeightedEdgeSampler FetchUniformEdgeSample
+            FetchWeightedEdgeSample GetEdgeSubgraphHead GetEdgeSubgraphTail GetNegEdgeExistence
+            LayerSampling NeighborSampling ResetUniformEdgeSample ResetWeightedEdgeSample
+            UniformSampling
+        """,
+        "sparse": "DGLKernelGetEdgeMapping",
+        "transform": """
+            DGLAsHeteroGraph DGLAsImmutableGraph DGLMetisPartition DGLPartitionWithHalo
+            DGLReassignEdges DGLRemoveEdges DGLReorderGraph DGLToBidirectedImmutableGraph
+            DGLToBidirectedMutableGraph DGLToSimpleGraph
+        """,
+        "traversal": """
+            DGLBFSEdges DGLBFSNodes DGLDFSEdges DGLDFSLabeledEdges DGLTopologicalNodes
+        """,
+    },
+    "reads and writes files: graphs and tensors on the CPU": {
+        "data.graph_serialize": """
+            DGLAsHeteroGraph GDataEdgeTensors GDataGraphHandle GDataNodeTensors GetFileVersion
+            LoadGraphFiles_V1 LoadGraphFiles_V2 LoadLabels_V2 MakeGraphData
+        """,
+        "data.heterograph_serialize": """
+            GetEDataFromHeteroGraphData GetEtypesFromHeteroGraphData GetGindexFromHeteroGraphData
+            GetNDataFromHeteroGraphData GetNtypesFromHeteroGraphData SaveHeteroGraphData
+        """,
+        "data.tensor_serialize": "LoadNDArrayDict",
+    },
+    "DGL's servers for graphs in pieces on several machines": {
+        "distributed.id_map": "DGLHeteroMapIds",
+        "distributed.rpc": """
+            DGLRPCConnectReceiver DGLRPCConnectReceiverFinalize DGLRPCCreateEmptyRPCMessage
+            DGLRPCCreateRPCMessage DGLRPCCreateReceiver DGLRPCCreateSender DGLRPCFastPull
+            DGLRPCFinalizeReceiver DGLRPCFinalizeSender DGLRPCGetBarrierCount DGLRPCGetClient
+            DGLRPCGetGlobalIDFromLocalPartition DGLRPCGetGroupID DGLRPCGetMachineID
+            DGLRPCGetMsgSeq DGLRPCGetNumClient DGLRPCGetNumMachines DGLRPCGetNumServer
+            DGLRPCGetNumServerPerMachine DGLRPCGetRank DGLRPCHandleSignal DGLRPCIncrMsgSeq
+            DGLRPCMessageGetClientId DGLRPCMessageGetData DGLRPCMessageGetGroupId
+            DGLRPCMessageGetMsgSeq DGLRPCMessageGetServerId DGLRPCMessageGetServiceId
+            DGLRPCMessageGetTensors DGLRPCRecvRPCMessage DGLRPCRegisterClient DGLRPCReset
+            DGLRPCSendRPCMessage DGLRPCSetBarrierCount DGLRPCSetGroupID DGLRPCSetMachineID
+            DGLRPCSetMsgSeq DGLRPCSetNumClient DGLRPCSetNumMachines DGLRPCSetNumServer
+            DGLRPCSetNumServerPerMachine DGLRPCSetRank DGLRPCWaitForSenders
+        """,
+    },
+    "a setting of the host, or a question about the metagraph": {
+        "global_config": "DGLConfigGetLibxsmm DGLConfigSetLibxsmm",
+        "heterograph": "DGLFindSrcDstNtypes",
+        "rng": "SetSeed",
+        "utils.internal": "DGLGetOMPThreads DGLSetOMPThreads",
+    },
+    "DGL's index of the metagraph, which is on the CPU always": {
+        "graph_index": """
+            DGLDisjointPartitionByNum DGLDisjointPartitionBySizes DGLDisjointUnion
+            DGLGetSubgraphWithHalo DGLGraphAddEdge DGLGraphAddEdges DGLGraphAddVertices
+            DGLGraphCSRCreate DGLGraphCSRCreateMMap DGLGraphClear DGLGraphContext DGLGraphCreate
+            DGLGraphCreateMutable DGLGraphEdgeId DGLGraphEdgeIds DGLGraphEdgeSubgraph
+            DGLGraphEdges DGLGraphFindEdge DGLGraphFindEdges DGLGraphGetAdj DGLGraphHasEdgeBetween
+            DGLGraphHasEdgesBetween DGLGraphHasVertex DGLGraphHasVertices DGLGraphInDegree
+            DGLGraphInDegrees DGLGraphInEdges_1 DGLGraphInEdges_2 DGLGraphIsMultigraph
+            DGLGraphIsReadonly DGLGraphLineGraph DGLGraphNumBits DGLGraphNumEdges
+            DGLGraphNumVertices DGLGraphOutDegree DGLGraphOutDegrees DGLGraphOutEdges_1
+            DGLGraphOutEdges_2 DGLGraphPredecessors DGLGraphSuccessors DGLGraphVertexSubgraph
+            DGLImmutableGraphAsNumBits DGLImmutableGraphCopyTo DGLImmutableGraphCopyToSharedMem
+            DGLMapSubgraphNID DGLSortAdj DGLSubgraphGetGraph DGLSubgraphGetInducedEdges
+            DGLSubgraphGetInducedVertices DGLToImmutable GetHaloSubgraphInnerNodes
+        """,
+    },
+    "reads or makes a C++ object, which graphs on a GPU do not have": {
+        "heterograph_index": """
+            DGLCreateHeteroPickleStates DGLCreateHeteroPickleStatesOld
+            DGLHeteroCreateFromSharedMem DGLHeteroForkingUnpickle DGLHeteroPickleStatesGetArrays
+            DGLHeteroPickleStatesGetArraysNum DGLHeteroPickleStatesGetMeta
+            DGLHeteroPickleStatesGetVersion DGLHeteroSubgraphGetGraph
+            DGLHeteroSubgraphGetInducedEdges DGLHeteroSubgraphGetInducedVertices DGLHeteroUnpickle
+        """,
+        "ndarray": """
+            DGLCreateSparseMatrix DGLExistSharedMemArray DGLSparseMatrixGetFlags
+            DGLSparseMatrixGetFormat DGLSparseMatrixGetIndices DGLSparseMatrixGetNumCols
+            DGLSparseMatrixGetNumRows
+        """,
+    },
+    "DistGNN's partitioning of vertices, on CPUs": {
+        "sparse": """
+            DGLLibra2dglBuildAdjlist DGLLibra2dglBuildDict DGLLibra2dglSetLR DGLLibraVertexCut
+        """,
+    },
+}
+
+
+def _entries() -> dict[str, Entry]:
+    entries = {}
+    for namespace, functions in _SERVED.items():
+        for function, (place, what) in functions.items():
+            how = {"reason": what} if place is Place.CPU else {"by": what}
+            entries[f"{namespace}._CAPI_{function}"] = Entry(place, **how)
+    for reason, namespaces in _NOT_SERVED.items():
+        for namespace, text in namespaces.items():
+            for function in text.split():
+                entries[f"{namespace}._CAPI_{function}"] = Entry(
+                    Place.NOT_APPLICABLE, reason=reason
+                )
+    return entries
+
+
+#: All functions by name.
+ENTRIES = _entries()
+
+
+def find_entry(name: str) -> Entry:
+    """The entry of a C function; one that a newer DGL adds goes through the CPU."""
+    return ENTRIES.get(name, Entry(Place.CPU, reason="unknown to this version of dgl_mgpu"))

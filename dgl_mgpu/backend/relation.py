@@ -1,0 +1,387 @@
+"""One relation of a graph as tensors: its edges as COO, CSR and CSC, made when first asked for.
+
+What DGL keeps in C++ as a unit graph.  Written in torch alone, it runs on every device.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+FORMATS = ("coo", "csr", "csc")
+
+
+class Coo(NamedTuple):
+    """Edges in the order of their ids: edge ``i`` goes from ``row[i]`` to ``col[i]``."""
+
+    row: torch.Tensor
+    col: torch.Tensor
+
+
+class Compressed(NamedTuple):
+    """Edges grouped by one of their ends.
+
+    Parameters
+    ----------
+    indptr : Tensor, int32 or int64, shape (num_nodes + 1,)
+    indices : Tensor, same dtype, shape (num_edges,)
+        The other ends.
+    eids : Tensor or None, same dtype, shape (num_edges,)
+        Edge ids; None where entry ``i`` is edge ``i``.
+    """
+
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    eids: torch.Tensor | None
+
+    def edge_ids(self) -> torch.Tensor:
+        """Edge ids of the entries, also where ``eids`` leaves them out."""
+        if self.eids is not None:
+            return self.eids
+        return torch.arange(
+            self.indices.numel(), dtype=self.indices.dtype, device=self.indices.device
+        )
+
+    def owners(self) -> torch.Tensor:
+        """The node by which each entry is grouped, shape (num_edges,)."""
+        nodes = torch.arange(
+            self.indptr.numel() - 1, dtype=self.indptr.dtype, device=self.indptr.device
+        )
+        return nodes.repeat_interleave(self.indptr.diff(), output_size=self.indices.numel())
+
+    def entries(self, nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """The entries of ``nodes``, one node after the other.
+
+        Returns
+        -------
+        positions : Tensor, int64, shape (n,)
+            Where in ``indices`` they are.
+        counts : Tensor, int64, shape (len(nodes),)
+            How many each node has.
+        """
+        nodes = nodes.long()
+        start = self.indptr[nodes].long()
+        counts = self.indptr[nodes + 1].long() - start
+        return ranges(start, counts), counts
+
+
+def ranges(start: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """``start[i], start[i] + 1, …`` for ``counts[i]`` numbers, one after the other; int64."""
+    ends = counts.cumsum(0)
+    total = int(ends[-1]) if ends.numel() else 0
+    shift = (start - ends + counts).repeat_interleave(counts, output_size=total)
+    return torch.arange(total, device=start.device) + shift
+
+
+class _Held:
+    """The formats that exist; a relation and its reverse share one."""
+
+    __slots__ = ("coo", "csc", "csr", "pairs")
+
+    def __init__(self, coo: Coo | None, csr: Compressed | None, csc: Compressed | None) -> None:
+        self.coo = coo
+        self.csr = csr
+        self.csc = csc
+        #: `Relation.pairs` of the relation and, second, of its reverse.
+        self.pairs: list[Compressed | None] = [None, None]
+
+
+class Relation:
+    """Edges from ``num_src`` nodes to ``num_dst`` nodes.
+
+    Parameters
+    ----------
+    num_src, num_dst : int
+    coo, csr, csc
+        At least one; ``csr`` is grouped by source, ``csc`` by destination.
+    formats : tuple of str
+        The formats that may be kept.  Another one that an operation needs is made for it alone.
+    """
+
+    __slots__ = ("_held", "_reversed", "formats", "num_dst", "num_src")
+
+    def __init__(
+        self,
+        num_src: int,
+        num_dst: int,
+        *,
+        coo: Coo | None = None,
+        csr: Compressed | None = None,
+        csc: Compressed | None = None,
+        formats: tuple[str, ...] = FORMATS,
+    ) -> None:
+        self.num_src = num_src
+        self.num_dst = num_dst
+        self.formats = formats
+        self._held = _Held(coo, csr, csc)
+        self._reversed = False
+
+    @property
+    def num_edges(self) -> int:
+        return self._any().numel()
+
+    @property
+    def idtype(self) -> torch.dtype:
+        return self._any().dtype
+
+    @property
+    def device(self) -> torch.device:
+        return self._any().device
+
+    def _any(self) -> torch.Tensor:
+        held = self._held
+        for compressed in (held.csc, held.csr):
+            if compressed is not None:
+                return compressed.indices
+        assert held.coo is not None
+        return held.coo.row
+
+    # -- formats --------------------------------------------------------------------------
+
+    def held(self, name: str) -> Coo | Compressed | None:
+        """Format ``name`` if it exists."""
+        if self._reversed:
+            if name == "coo":
+                coo = self._held.coo
+                return None if coo is None else Coo(coo.col, coo.row)
+            name = "csr" if name == "csc" else "csc"
+        return getattr(self._held, name)
+
+    @property
+    def created(self) -> tuple[str, ...]:
+        """The formats that exist."""
+        return tuple(name for name in FORMATS if self.held(name) is not None)
+
+    def coo(self) -> Coo:
+        """Edges in the order of their ids."""
+        found = self.held("coo")
+        if found is None:
+            found = self._expanded()
+            self._keep("coo", found)
+        return found  # type: ignore[return-value]
+
+    def csr(self) -> Compressed:
+        """Edges by source."""
+        return self._compressed("csr")
+
+    def csc(self) -> Compressed:
+        """Edges by destination."""
+        return self._compressed("csc")
+
+    def _compressed(self, name: str) -> Compressed:
+        found = self.held(name)
+        if found is None:
+            row, col = self.coo() if "coo" in self.formats else self._expanded()
+            found = (
+                compress(row, col, self.num_src)
+                if name == "csr"
+                else compress(col, row, self.num_dst)
+            )
+            self._keep(name, found)
+        return found  # type: ignore[return-value]
+
+    def _expanded(self) -> Coo:
+        """COO from another format, or the one that exists."""
+        coo = self.held("coo")
+        if coo is not None:
+            return coo  # type: ignore[return-value]
+        by_source = self.held("csr") is not None
+        compressed: Compressed = self.held("csr" if by_source else "csc")  # type: ignore[assignment]
+        ends = [compressed.owners(), compressed.indices]
+        if compressed.eids is not None:
+            at = compressed.eids.long()
+            ends = [torch.empty_like(end).index_copy_(0, at, end) for end in ends]
+        return Coo(*ends) if by_source else Coo(*reversed(ends))
+
+    def _keep(self, name: str, made: Coo | Compressed) -> None:
+        if name not in self.formats:
+            return
+        if self._reversed:
+            if name == "coo":
+                made = Coo(made[1], made[0])  # type: ignore[assignment]
+            else:
+                name = "csr" if name == "csc" else "csc"
+        setattr(self._held, name, made)
+
+    def with_formats(self, formats: tuple[str, ...]) -> Relation:
+        """The same edges, keeping ``formats`` alone; the first of them is made if none exists."""
+        kept = {name: self.held(name) for name in formats if self.held(name) is not None}
+        if not kept:
+            name = next(name for name in FORMATS if name in formats)
+            kept[name] = self._expanded() if name == "coo" else self._compressed(name)
+        return Relation(self.num_src, self.num_dst, formats=formats, **kept)  # type: ignore[arg-type]
+
+    def create_formats(self) -> None:
+        """Make every format that may be kept."""
+        for name in self.formats:
+            getattr(self, name)()
+
+    def reverse(self) -> Relation:
+        """The relation with its edges turned round.
+
+        Formats are shared, also those that either makes later: the CSC of one is the other's CSR.
+        """
+        swap = {"csr": "csc", "csc": "csr"}
+        turned = Relation.__new__(Relation)
+        turned.num_src, turned.num_dst = self.num_dst, self.num_src
+        turned.formats = tuple(swap.get(name, name) for name in self.formats)
+        turned._held = self._held
+        turned._reversed = not self._reversed
+        return turned
+
+    def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Relation:
+        """The relation on a device, with ids of a dtype; all formats that exist come along."""
+
+        def moved(name: str) -> Coo | Compressed | None:
+            held = self.held(name)
+            if held is None:
+                return None
+            return type(held)(
+                *(None if t is None else t.to(device=device, dtype=dtype) for t in held)
+            )
+
+        return Relation(
+            self.num_src,
+            self.num_dst,
+            coo=moved("coo"),  # type: ignore[arg-type]
+            csr=moved("csr"),  # type: ignore[arg-type]
+            csc=moved("csc"),  # type: ignore[arg-type]
+            formats=self.formats,
+        )
+
+    def tensors(self) -> list[torch.Tensor]:
+        """All tensors that are held."""
+        held = (self.held(name) for name in self.created)
+        return [t for matrix in held if matrix is not None for t in matrix if t is not None]
+
+    # -- queries --------------------------------------------------------------------------
+
+    def find(self, eids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sources and destinations of edges, each shape (len(eids),)."""
+        row, col = self.coo()
+        eids = eids.long()
+        return row[eids], col[eids]
+
+    def in_edges(self, nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Sources, destinations and ids of the in-edges of ``nodes``, node after node."""
+        sources, nodes, eids = _edges_of(self.csc(), nodes)
+        return sources, nodes, eids
+
+    def out_edges(self, nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Sources, destinations and ids of the out-edges of ``nodes``, node after node."""
+        destinations, nodes, eids = _edges_of(self.csr(), nodes)
+        return nodes, destinations, eids
+
+    def in_degrees(self, nodes: torch.Tensor) -> torch.Tensor:
+        """In-degrees of ``nodes``, of the ids' dtype."""
+        return self._degrees("csc", nodes)
+
+    def out_degrees(self, nodes: torch.Tensor) -> torch.Tensor:
+        """Out-degrees of ``nodes``, of the ids' dtype."""
+        return self._degrees("csr", nodes)
+
+    def _degrees(self, name: str, nodes: torch.Tensor) -> torch.Tensor:
+        if name not in self.formats and self.held(name) is None:
+            ends = self._expanded()
+            of, count = (ends.col, self.num_dst) if name == "csc" else (ends.row, self.num_src)
+            return torch.bincount(of, minlength=count).to(self.idtype)[nodes.long()]
+        indptr = self._compressed(name).indptr
+        nodes = nodes.long()
+        return indptr[nodes + 1] - indptr[nodes]
+
+    def pairs(self) -> Compressed:
+        """The CSR whose entries are also in the order of (destination, edge id) in each row."""
+        kept = self._held.pairs
+        side = int(self._reversed)
+        found = kept[side]
+        if found is None:
+            row, col = self._expanded()
+            by_col = compress(col, row, self.num_dst)
+            by_row = compress(by_col.indices, by_col.owners(), self.num_src)
+            eids = by_col.edge_ids()
+            found = Compressed(
+                by_row.indptr,
+                by_row.indices,
+                eids if by_row.eids is None else eids[by_row.eids.long()],
+            )
+            kept[side] = found
+        return found
+
+    def edges_between(
+        self, src: torch.Tensor, dst: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Where the edges of pairs of nodes are: one range of `pairs` a pair.
+
+        Returns
+        -------
+        start, counts : Tensor, int64, shape (len(src),)
+        eids : Tensor, shape (num_edges,)
+            Edge ids of the entries of `pairs`.
+        """
+        indptr, indices, eids = self.pairs()
+        src = src.long()
+        low, high = indptr[src].long(), indptr[src + 1].long()
+        start = _bound(indices, low, high, dst, left=True)
+        counts = _bound(indices, start, high, dst, left=False) - start
+        return start, counts, eids  # type: ignore[return-value]
+
+
+def _edges_of(
+    compressed: Compressed, nodes: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    positions, counts = compressed.entries(nodes)
+    owners = nodes.to(compressed.indices.dtype).repeat_interleave(
+        counts, output_size=positions.numel()
+    )
+    eids = (
+        positions.to(compressed.indices.dtype)
+        if compressed.eids is None
+        else compressed.eids[positions]
+    )
+    return compressed.indices[positions], owners, eids
+
+
+def compress(major: torch.Tensor, minor: torch.Tensor, num_major: int) -> Compressed:
+    """Group edges by ``major``; edges of one node stay in the order of their ids.
+
+    Parameters
+    ----------
+    major, minor : Tensor, int32 or int64, shape (num_edges,)
+        The end to group by, below ``num_major``, and the other.
+    """
+    dtype, device = major.dtype, major.device
+    if bool((major[1:] >= major[:-1]).all()):
+        ordered, eids = major, None
+    else:
+        # Half the bytes are half the passes of a radix sort.
+        keys = major.int() if num_major < 2**31 else major
+        ordered, order = torch.sort(keys, stable=True)
+        minor = minor[order]
+        eids = order.to(dtype)
+    nodes = torch.arange(num_major + 1, dtype=ordered.dtype, device=device)
+    indptr = torch.searchsorted(ordered, nodes, out_int32=dtype == torch.int32)
+    return Compressed(indptr, minor.contiguous(), eids)
+
+
+def _bound(
+    indices: torch.Tensor,
+    low: torch.Tensor,
+    high: torch.Tensor,
+    values: torch.Tensor,
+    *,
+    left: bool,
+) -> torch.Tensor:
+    """In each sorted ``indices[low:high]``, the first place not below (or above) its value."""
+    if indices.numel() == 0:
+        return low
+    low, high = low.clone(), high.clone()
+    last = indices.numel() - 1
+    for _ in range(indices.numel().bit_length()):
+        middle = (low + high) // 2
+        found = indices[middle.clamp(max=last)]
+        right = (found < values) if left else (found <= values)
+        right &= low < high
+        low = torch.where(right, middle + 1, low)
+        high = torch.where(right, high, middle)
+    return low
