@@ -18,6 +18,7 @@ from dgl_mgpu.backend.compat import install
 install()
 
 if TYPE_CHECKING:
+    from dgl_mgpu.backend.capi.record import profile_calls
     from dgl_mgpu.backend.graph import StoreGraph
     from dgl_mgpu.backend.store import GlobalStore
     from dgl_mgpu.data import Dataset, load
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
     from dgl_mgpu.topology import Topology, preset, probe
 
 _HOME = {
+    "profile_calls": "backend.capi.record",
     "StoreGraph": "backend.graph",
     "GlobalStore": "backend.store",
     "Dataset": "data",
@@ -65,6 +67,7 @@ __all__ = [
     "pinsage_neighbors",
     "preset",
     "probe",
+    "profile_calls",
     "random_walk",
     "sample_neighbors",
     "solve",

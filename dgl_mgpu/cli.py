@@ -19,7 +19,8 @@ dgl-mgpu COMMAND [key=value ...]
              that is not there:  dgl-mgpu plan data=generated-twitter topology=dgx1
   topology   what this machine is (topology measure: with timed copies between its GPUs), or
              one known by name:   dgl-mgpu topology dgx1
-  doctor     what works here, and how to mend what does not
+  doctor     what works here, and how to mend what does not (doctor --coverage: which of DGL's
+             C functions run on GPUs)
 
 Keys and their values: the files in configs/ ({configs}), or
 dgl-mgpu train --cfg job. To run an unmodified DGL script: python -m dgl_mgpu script.py
@@ -116,6 +117,17 @@ def _topology(arguments: list[str]) -> int:
 
 
 def _doctor(arguments: list[str]) -> int:
+    if arguments == ["--coverage"]:
+        from dgl_mgpu.backend.capi.coverage import coverage_report
+
+        print(coverage_report())
+        return 0
+    if arguments:
+        raise ConfigError(
+            f"run doctor with {' '.join(arguments)}",
+            "it takes nothing, or --coverage",
+            "say dgl-mgpu doctor, or dgl-mgpu doctor --coverage",
+        )
     from dgl_mgpu.doctor import main as doctor
 
     return doctor()

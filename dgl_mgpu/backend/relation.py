@@ -5,7 +5,7 @@ What DGL keeps in C++ as a unit graph.  Written in torch alone, it runs on every
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -77,7 +77,7 @@ def ranges(start: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
 class _Held:
     """The formats that exist; a relation and its reverse share one."""
 
-    __slots__ = ("coo", "csc", "csr", "pairs")
+    __slots__ = ("coo", "csc", "csr", "kept", "pairs")
 
     def __init__(self, coo: Coo | None, csr: Compressed | None, csc: Compressed | None) -> None:
         self.coo = coo
@@ -85,6 +85,8 @@ class _Held:
         self.csc = csc
         #: `Relation.pairs` of the relation and, second, of its reverse.
         self.pairs: list[Compressed | None] = [None, None]
+        #: `Relation.kept_with`, by format.
+        self.kept: dict[str, dict[Any, Any]] = {}
 
 
 class Relation:
@@ -204,6 +206,12 @@ class Relation:
                 name = "csr" if name == "csc" else "csc"
         setattr(self._held, name, made)
 
+    def kept_with(self, name: str) -> dict[Any, Any]:
+        """Where others keep what they make of format ``name``."""
+        if self._reversed:
+            name = "csr" if name == "csc" else "csc"
+        return self._held.kept.setdefault(name, {})
+
     def with_formats(self, formats: tuple[str, ...]) -> Relation:
         """The same edges, keeping ``formats`` alone; the first of them is made if none exists."""
         kept = {name: self.held(name) for name in formats if self.held(name) is not None}
@@ -237,9 +245,8 @@ class Relation:
             held = self.held(name)
             if held is None:
                 return None
-            return type(held)(
-                *(None if t is None else t.to(device=device, dtype=dtype) for t in held)
-            )
+            tensors = (None if t is None else t.to(device=device, dtype=dtype) for t in held)
+            return type(held)(*tensors)  # type: ignore[arg-type]
 
         return Relation(
             self.num_src,

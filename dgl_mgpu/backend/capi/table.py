@@ -47,7 +47,7 @@ _SAVING = "writes a file"
 # Namespace, then the function without its prefix.
 _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
     "capi": {
-        "DGLToBlock": (_NATIVE, "transforms:to_block"),
+        "DGLToBlock": (_NATIVE, "blocks:to_block"),
     },
     "data.heterograph_serialize": {
         "MakeHeteroGraphData": (_CPU, _SAVING),

@@ -1,0 +1,53 @@
+"""Message passing on graphs made of tensors, without a detour through DGL's arrays."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dgl_mgpu.backend.compat.importer import originals
+
+
+def _gspmm(gidx: Any, op: str, reduce_op: str, u: Any, e: Any) -> Any:
+    from dgl_mgpu.backend.index import TensorIndex
+
+    if isinstance(gidx, TensorIndex):
+        from dgl_mgpu.backend.message_passing import gspmm
+
+        return gspmm(gidx, op, reduce_op, u, e)
+    return originals["dgl._sparse_ops:_gspmm"](gidx, op, reduce_op, u, e)
+
+
+def _gsddmm(
+    gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str = "u", rhs_target: str = "v"
+) -> Any:
+    from dgl_mgpu.backend.index import TensorIndex
+
+    if isinstance(gidx, TensorIndex):
+        from dgl_mgpu.backend.message_passing import gsddmm
+
+        return gsddmm(gidx, op, lhs, rhs, lhs_target, rhs_target)
+    return originals["dgl._sparse_ops:_gsddmm"](gidx, op, lhs, rhs, lhs_target, rhs_target)
+
+
+def edge_softmax(
+    gidx: Any, logits: torch.Tensor, eids: Any = "__ALL__", norm_by: str = "dst"
+) -> Any:
+    """In place of ``dgl.backend.pytorch.sparse.edge_softmax``: one operator, not four."""
+    from dgl_mgpu.backend.index import TensorIndex
+
+    if not isinstance(gidx, TensorIndex):
+        return originals["dgl.backend.pytorch.sparse:edge_softmax"](gidx, logits, eids, norm_by)
+    from dgl.backend.pytorch import sparse
+    from dgl.base import is_all
+
+    from dgl_mgpu.backend.message_passing import EdgeSoftmax
+
+    if not is_all(eids):
+        gidx = gidx.edge_subgraph([eids], True).graph
+    if norm_by == "src":
+        gidx = gidx.reverse()
+    (logits,) = sparse._cast_if_autocast_enabled(logits)
+    with sparse._disable_autocast_if_enabled():
+        return EdgeSoftmax.apply(gidx, logits)
