@@ -174,11 +174,13 @@ class Relation:
     def _compressed(self, name: str) -> Compressed:
         found = self.held(name)
         if found is None:
+            # Edges that come grouped by one end are hardly ever in the order of the other.
+            may_be_sorted = self._held.csr is None and self._held.csc is None
             row, col = self.coo() if "coo" in self.formats else self._expanded()
             found = (
-                compress(row, col, self.num_src)
+                compress(row, col, self.num_src, may_be_sorted)
                 if name == "csr"
-                else compress(col, row, self.num_dst)
+                else compress(col, row, self.num_dst, may_be_sorted)
             )
             self._keep(name, found)
         return found  # type: ignore[return-value]
@@ -305,7 +307,7 @@ class Relation:
         if found is None:
             row, col = self._expanded()
             by_col = compress(col, row, self.num_dst)
-            by_row = compress(by_col.indices, by_col.owners(), self.num_src)
+            by_row = compress(by_col.indices, by_col.owners(), self.num_src, may_be_sorted=False)
             eids = by_col.edge_ids()
             found = Compressed(
                 by_row.indptr,
@@ -349,16 +351,21 @@ def _edges_of(
     return compressed.indices[positions], owners, eids
 
 
-def compress(major: torch.Tensor, minor: torch.Tensor, num_major: int) -> Compressed:
+def compress(
+    major: torch.Tensor, minor: torch.Tensor, num_major: int, may_be_sorted: bool = True
+) -> Compressed:
     """Group edges by ``major``; edges of one node stay in the order of their ids.
 
     Parameters
     ----------
     major, minor : Tensor, int32 or int64, shape (num_edges,)
         The end to group by, below ``num_major``, and the other.
+    may_be_sorted : bool
+        Look whether ``major`` is sorted, which then saves the sorting and the edge ids, and waits
+        for the device.
     """
     dtype, device = major.dtype, major.device
-    if bool((major[1:] >= major[:-1]).all()):
+    if may_be_sorted and bool((major[1:] >= major[:-1]).all()):
         ordered, eids = major, None
     else:
         # Half the bytes are half the passes of a radix sort.

@@ -1,0 +1,132 @@
+"""Generalised sparse-dense product on the CPU: a row after the other."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from dgl_mgpu.ops import parallel
+from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.memory import inline, kernel, load_id, store_id
+from dgl_mgpu.ops.spmm import op as contract
+
+#: Rows that are worth waking a thread for.
+_GRAIN = 64
+
+_ADD, _SUB, _MUL, _DIV, _COPY_LHS, _COPY_RHS = range(6)
+_SUM, _MAX, _MIN = range(3)
+
+
+@inline
+def _message(left: float, right: float, op: int) -> float:
+    if op == _ADD:
+        return left + right
+    if op == _SUB:
+        return left - right
+    if op == _MUL:
+        return left * right
+    return left / right
+
+
+@kernel
+def _spmm(
+    begin: int,
+    end: int,
+    indptr: int,
+    indices: int,
+    eids: int,
+    id_width: int,
+    u: np.ndarray,
+    e: np.ndarray,
+    u_columns: np.ndarray,
+    e_columns: np.ndarray,
+    op: int,
+    reduce: int,
+    out: np.ndarray,
+    arg_u: int,
+    arg_e: int,
+) -> None:
+    """Rows ``[begin, end)``; ids are addresses of arrays, 0 where there is none."""
+    width = out.shape[1]
+    for row in range(begin, end):
+        for column in range(width):
+            out[row, column] = 0.0 if reduce == _SUM else -np.inf if reduce == _MAX else np.inf
+            if arg_u != 0:
+                store_id(arg_u, row * width + column, id_width, 0)
+            if arg_e != 0:
+                store_id(arg_e, row * width + column, id_width, 0)
+        for entry in range(load_id(indptr, row, id_width), load_id(indptr, row + 1, id_width)):
+            source = load_id(indices, entry, id_width) if indices != 0 else 0
+            edge = load_id(eids, entry, id_width) if eids != 0 else entry
+            for column in range(width):
+                if op == _COPY_LHS:
+                    value = u[source, u_columns[column]]
+                elif op == _COPY_RHS:
+                    value = e[edge, e_columns[column]]
+                else:
+                    value = _message(u[source, u_columns[column]], e[edge, e_columns[column]], op)
+                if reduce == _SUM:
+                    out[row, column] += value
+                    continue
+                best = out[row, column]
+                if (reduce == _MAX and best < value) or (reduce == _MIN and best > value):
+                    out[row, column] = value
+                    if arg_u != 0:
+                        store_id(arg_u, row * width + column, id_width, source)
+                    if arg_e != 0:
+                        store_id(arg_e, row * width + column, id_width, edge)
+
+
+@torch.library.impl(library, "spmm", "CPU")
+def _spmm_cpu(
+    indptr: torch.Tensor,
+    indices: torch.Tensor | None,
+    eids: torch.Tensor | None,
+    u: torch.Tensor | None,
+    e: torch.Tensor | None,
+    shape: list[int],
+    op: str,
+    reduce: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    out, arg_u, arg_e = contract.outputs(indptr, u, e, shape, reduce)
+    indptr = indptr.contiguous()
+    indices, eids = (None if ids is None else ids.contiguous() for ids in (indices, eids))
+    number = torch.float64 if out.dtype == torch.float64 else torch.float32
+    u_rows, u_columns = _rows(u, shape, number)
+    e_rows, e_columns = _rows(e, shape, number)
+    sums = torch.empty(len(out), out[0:1].numel() if len(out) else 0, dtype=number)
+    parallel.run(
+        _spmm,
+        len(out),
+        _GRAIN,
+        _address(indptr),
+        _address(indices),
+        _address(eids),
+        indptr.element_size(),
+        u_rows,
+        e_rows,
+        u_columns,
+        e_columns,
+        contract.OPS.index(op),
+        contract.REDUCES.index(reduce),
+        sums.numpy(),
+        _address(arg_u),
+        _address(arg_e),
+    )
+    return out.copy_(sums.view(out.shape)), arg_u, arg_e
+
+
+def _address(ids: torch.Tensor | None) -> int:
+    return ids.data_ptr() if ids is not None and ids.numel() else 0
+
+
+def _rows(
+    operand: torch.Tensor | None, shape: list[int], number: torch.dtype
+) -> tuple[np.ndarray, np.ndarray]:
+    """An operand as a matrix, and its column for each column of the output."""
+    if operand is None:
+        return np.empty((0, 0), torch.empty(0, dtype=number).numpy().dtype), np.empty(0, np.int64)
+    row_shape = operand.shape[1:]
+    columns = torch.arange(row_shape.numel()).view(row_shape).expand(shape)
+    rows = operand.detach().to(number).reshape(len(operand), row_shape.numel())
+    return rows.contiguous().numpy(), columns.reshape(-1).numpy()

@@ -1,0 +1,210 @@
+"""Generalised sparse-dense product: the contract."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Sequence
+
+import torch
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops.check import ID_DTYPES
+from dgl_mgpu.ops.library import library
+
+library.define(
+    "spmm(Tensor indptr, Tensor? indices, Tensor? eids, Tensor? u, Tensor? e, SymInt[] shape,"
+    " str op, str reduce) -> (Tensor, Tensor, Tensor)"
+)
+
+OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
+REDUCES = ("sum", "max", "min")
+_LONGEST_ROW = 1 << 32
+DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
+
+
+def outputs(
+    indptr: torch.Tensor,
+    u: torch.Tensor | None,
+    e: torch.Tensor | None,
+    shape: Sequence[int],
+    reduce: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """What the operator is to fill; of a choice that there is not, nothing."""
+    out_shape = (indptr.shape[0] - 1, *shape)
+    dtype = (e if u is None else u).dtype  # type: ignore[union-attr]
+    out = torch.empty(out_shape, dtype=dtype, device=indptr.device)
+    arg_u = indptr.new_empty(0 if u is None or reduce == "sum" else out_shape)
+    arg_e = indptr.new_empty(0 if e is None or reduce == "sum" else out_shape)
+    return out, arg_u, arg_e
+
+
+@torch.library.register_fake("dgl_mgpu::spmm", lib=library)
+def _spmm_fake(
+    indptr: torch.Tensor,
+    indices: torch.Tensor | None,
+    eids: torch.Tensor | None,
+    u: torch.Tensor | None,
+    e: torch.Tensor | None,
+    shape: list[int],
+    op: str,
+    reduce: str,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    return outputs(indptr, u, e, shape, reduce)
+
+
+def spmm(
+    indptr: torch.Tensor,
+    indices: torch.Tensor | None,
+    eids: torch.Tensor | None,
+    u: torch.Tensor | None,
+    e: torch.Tensor | None,
+    op: str,
+    reduce: str,
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """Reduce, for every destination node, what an operation makes of its in-edges.
+
+    An edge's message is ``op(u[source], e[edge])``; ``copy_lhs`` is the former operand alone,
+    ``copy_rhs`` the latter.  Shapes of rows broadcast against each other as NumPy's do.
+
+    Parameters
+    ----------
+    indptr : Tensor, int32 or int64, shape (num_rows + 1,)
+        Where each destination's entries begin, and the end of the last.
+    indices : Tensor, dtype of ``indptr``, shape (nnz,), or None
+        Source node of each entry; not looked at by ``copy_rhs``.
+    eids : Tensor, dtype of ``indptr``, shape (nnz,), or None
+        Edge of each entry; None where entry ``i`` is edge ``i``.  Not looked at by ``copy_lhs``.
+    u : Tensor, float32, float64, float16 or bfloat16, shape (num_src, *u_shape), or None
+        Not looked at by ``copy_rhs``.
+    e : Tensor, dtype of ``u``, shape (num_edges, *e_shape), or None
+        Not looked at by ``copy_lhs``.
+    op : {'add', 'sub', 'mul', 'div', 'copy_lhs', 'copy_rhs'}
+    reduce : {'sum', 'max', 'min'}
+
+    Returns
+    -------
+    out : Tensor, dtype of the operands, shape (num_rows, *shape)
+        ``shape`` is what the operands' shapes broadcast to.  Half types are summed up in float32
+        and rounded once.  Of a row without entries the sum is 0, the maximum -inf and the minimum
+        inf.
+    arg_u, arg_e : Tensor, dtype of ``indptr``, shape of ``out``, or None
+        Source node and edge of the entry chosen, the first of equal ones; 0 where none was.  None
+        for sums, and where ``op`` lacks the operand.
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument has the wrong dtype, shape or device, or ``op`` or ``reduce`` is unknown.
+
+    Notes
+    -----
+    The same bits on every run.  Maxima and minima begin with -inf and inf and an entry takes
+    over if it is larger or smaller, as in DGL's operator for the CPU: so NaN is never chosen, nor
+    is -inf or inf in place of what they begin with.
+
+    What ``indptr``, ``indices`` and ``eids`` hold is not checked: ids must be rows.
+    """
+    if op == "copy_rhs":
+        u = indices = None
+    elif op == "copy_lhs":
+        e = eids = None
+    shape = _message_shape(op, reduce, _row_type(u), _row_type(e))
+    _check_entries(indptr, indices, eids, u, e)
+    out, arg_u, arg_e = torch.ops.dgl_mgpu.spmm.default(
+        indptr, indices, eids, u, e, shape, op, reduce
+    )
+    if reduce == "sum":
+        return out, None, None
+    return out, None if u is None else arg_u, None if e is None else arg_e
+
+
+_RowType = tuple[torch.dtype, tuple[int, ...]]
+
+
+def _row_type(operand: torch.Tensor | None) -> _RowType | None:
+    """What checks of an operand go by; a program has few of these, so results are kept."""
+    if operand is None:
+        return None
+    if not isinstance(operand, torch.Tensor) or operand.dim() == 0:
+        raise InvalidInputError(
+            "reduce messages",
+            f"an operand {operand!r}",
+            "pass a tensor with a row for each node or edge",
+        )
+    return operand.dtype, operand.shape[1:]
+
+
+@functools.lru_cache(maxsize=4096)
+def _message_shape(op: str, reduce: str, u: _RowType | None, e: _RowType | None) -> tuple[int, ...]:
+    """Shape of a message."""
+    asked = f"reduce messages of {op!r} by {reduce!r}"
+    if op not in OPS or reduce not in REDUCES:
+        known = f"op one of {', '.join(OPS)}, and reduce one of {', '.join(REDUCES)}"
+        raise InvalidInputError(asked, "an unknown name", f"pass as {known}")
+    if (u is None and op != "copy_rhs") or (e is None and op != "copy_lhs"):
+        missing = "u" if u is None and op != "copy_rhs" else "e"
+        raise InvalidInputError(asked, f"{missing} is None", f"pass {missing}")
+    dtypes = {operand[0] for operand in (u, e) if operand is not None}
+    if len(dtypes) != 1 or not dtypes <= set(DTYPES):
+        found = " and ".join(sorted(map(str, dtypes)))
+        raise InvalidInputError(
+            asked, f"operands of dtype {found}", f"pass one dtype of {', '.join(map(str, DTYPES))}"
+        )
+    shapes = [operand[1] for operand in (u, e) if operand is not None]
+    try:
+        shape = tuple(torch.broadcast_shapes(*shapes))
+    except RuntimeError as error:
+        raise InvalidInputError(
+            asked,
+            f"rows of shapes {tuple(shapes[0])} and {tuple(shapes[1])}",
+            "pass shapes that broadcast against each other",
+        ) from error
+    if math.prod(shape) * dtypes.pop().itemsize >= _LONGEST_ROW:
+        raise InvalidInputError(
+            asked, f"messages of shape {shape}", f"pass rows of less than {_LONGEST_ROW} bytes"
+        )
+    return shape
+
+
+def _check_entries(
+    indptr: torch.Tensor,
+    indices: torch.Tensor | None,
+    eids: torch.Tensor | None,
+    u: torch.Tensor | None,
+    e: torch.Tensor | None,
+) -> None:
+    asked = "reduce messages over in-edges"
+    if indptr.dtype not in ID_DTYPES or indptr.dim() != 1 or indptr.numel() == 0:
+        raise InvalidInputError(
+            asked,
+            f"indptr of dtype {indptr.dtype} and shape {tuple(indptr.shape)}",
+            "pass a vector of int32 or int64, one longer than there are destinations",
+        )
+    for ids in (indices, eids):
+        if ids is not None and (ids.dtype != indptr.dtype or ids.dim() != 1):
+            raise InvalidInputError(
+                asked,
+                f"indptr of dtype {indptr.dtype}, but ids of dtype {ids.dtype} and shape"
+                f" {tuple(ids.shape)}",
+                "pass vectors of one dtype",
+            )
+    for tensor in (indices, eids, u, e):
+        if tensor is not None and tensor.device != indptr.device:
+            raise InvalidInputError(
+                asked,
+                f"tensors on '{indptr.device}' and on '{tensor.device}'",
+                "move them to one device",
+            )
+    if u is not None and indices is None:
+        raise InvalidInputError(asked, "indices is None", "pass the source of each entry")
+    if indices is not None and eids is not None and len(indices) != len(eids):
+        raise InvalidInputError(
+            asked, f"{len(indices)} sources, but {len(eids)} edges", "pass both of each entry"
+        )
+    if indices is not None and eids is None and e is not None and len(e) < len(indices):
+        raise InvalidInputError(
+            asked,
+            f"{len(indices)} entries, but rows of {len(e)} edges and no eids",
+            "pass a row for each entry, or eids",
+        )

@@ -1,0 +1,358 @@
+// Generalised sparse-dense product: the contract stands in dgl_mgpu/ops/spmm/op.py.
+//
+// Each warp takes an equal share of the path through rows and entries (Merrill and Garland's merge
+// path, SC'16), so that neither hubs nor rows without entries keep others waiting. What a share has
+// of a row that reaches beyond it goes to a buffer, and a second kernel joins those parts in
+// order: sums have the same bits each time.
+//
+// Inside a share, `kLanes` lanes hold a row's columns of one tile, and the other lanes of the warp
+// read other entries at the same time. Rows of features are read a chunk of entries at a time,
+// before anything is done with them and whichever rows they belong to: what bounds this kernel is
+// how many of these reads are under way.
+#include "spmm.cuh"
+
+namespace dgl_mgpu {
+
+constexpr int kThreads = 256;
+constexpr int kWarps = kThreads / 32;
+// Blocks that a multiprocessor is to hold, which bounds the registers of a thread; and reads of a
+// lane that may be under way at once, by number and by bytes.
+constexpr int kBlocks = 3;
+constexpr int kMostReads = 16;
+constexpr int kMostReadBytes = 128;
+// Dimensions, where neighbours that the same operands have are one.
+constexpr int kDimensions = 4;
+// Rows of more parts are joined by all warps of a block.
+constexpr int64 kFewParts = 64;
+
+// A power of two, so that chunks fill 32 entries.
+template <int kLanes, int kBytes>
+struct Reads {
+  static constexpr int kFit = kMostReadBytes / kBytes;
+  static constexpr int kFew = kFit >= 16 ? 16 : kFit >= 8 ? 8 : kFit >= 4 ? 4 : kFit >= 2 ? 2 : 1;
+  static constexpr int kMost = kFew < kMostReads ? kFew : kMostReads;
+  static constexpr int kCount = kLanes < kMost ? kLanes : kMost;
+};
+
+template <typename Id, typename Element>
+struct Product {
+  using Number = typename Computed<Element>::Type;
+
+  const Id* indptr;
+  const Id* left_ids;   // row of `left` of each entry; null where that is the entry's number
+  const Id* right_ids;  // the same of `right`
+  const Element* left;
+  const Element* right;
+  Element* out;
+  Id* left_choice;  // for Largest and Smallest: ids of the entry chosen, null if not asked for
+  Id* right_choice;
+  // By share: its part of the row that it is in when it begins, and of the row that it is in when
+  // it ends if that began in it; and the number of the latter, or -1.
+  Number* parts;
+  uint32* part_entries;  // counted along the path, from where the share begins
+  int64* open_rows;
+  int64 num_rows;
+  int64 share_length;
+  int64 num_shares;
+  int64 tiles;
+  int64 width;
+  int64 left_bytes;  // of a row
+  int64 right_bytes;
+  int64 dimensions;
+  // Outermost first. An operand that lacks a dimension has stride 0 there.
+  int64 sizes[kDimensions];
+  int64 left_strides[kDimensions];
+  int64 right_strides[kDimensions];
+
+  __device__ __forceinline__ int64 PathLength() const { return num_rows + indptr[num_rows]; }
+  __device__ __forceinline__ int64 StartOf(int64 row) const { return row + indptr[row]; }
+  __device__ __forceinline__ int64 EndOf(int64 row) const { return row + indptr[row + 1]; }
+
+  // The same element of another row. With 32-bit numbers that is one instruction; rows are shorter
+  // than 4 GiB.
+  static __device__ __forceinline__ const Element* InRow(const Element* of_row_0, Id row,
+                                                         int64 row_bytes) {
+    const uint64 offset = sizeof(Id) == 4
+                              ? static_cast<uint64>(static_cast<uint32>(row)) *
+                                    static_cast<uint32>(row_bytes)
+                              : static_cast<uint64>(row) * static_cast<uint64>(row_bytes);
+    return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(of_row_0) + offset);
+  }
+
+  // Moves pointers to the operands' rows 0 on to what belongs to a column of the output.
+  __device__ __forceinline__ void Locate(int64 column, const Element** of_left,
+                                         const Element** of_right) const {
+    for (int64 d = dimensions - 1; d >= 0; --d) {
+      const int64 outer = d == 0 ? 0 : column / sizes[d];
+      const int64 inner = column - outer * sizes[d];
+      *of_left += inner * left_strides[d];
+      *of_right += inner * right_strides[d];
+      column = outer;
+    }
+  }
+
+  // Writes an element's row and column, and which entry it is from.
+  template <typename Reduction, int kVector, typename Entry>
+  __device__ __forceinline__ void Write(int64 row, int64 column,
+                                        const Partial<Reduction, Number, Entry> (&found)[kVector],
+                                        int64 first_entry) const {
+    const int64 at = row * width + column;
+    Element values[kVector];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) store(found[i].value, values + i);
+    store_once(out + at, values);
+    if constexpr (Reduction::kChooses) {
+      WriteChoice(left_choice, left_ids, at, found, first_entry);
+      WriteChoice(right_choice, right_ids, at, found, first_entry);
+    }
+  }
+
+ private:
+  template <typename Reduction, int kVector, typename Entry>
+  __device__ __forceinline__ void WriteChoice(
+      Id* choice, const Id* ids, int64 at,
+      const Partial<Reduction, Number, Entry> (&found)[kVector], int64 first_entry) const {
+    if (choice == nullptr) return;
+    Id chosen[kVector];
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      const bool none = found[i].entry == static_cast<Entry>(-1);
+      const int64 entry = none ? 0 : first_entry + static_cast<int64>(found[i].entry);
+      chosen[i] = none ? 0 : ids == nullptr ? static_cast<Id>(entry) : ids[entry];
+    }
+    store_once(choice + at, chosen);
+  }
+};
+
+// `kVector` columns a lane, `kLanes` lanes a row.
+template <typename Id, typename Element, typename Operation, typename Left, typename Right,
+          typename Reduction, int kVector, int kLanes>
+__global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> product) {
+  using Number = typename Computed<Element>::Type;
+  constexpr int kGroups = 32 / kLanes;
+  constexpr int kLeft = Left::template kCount<kVector>, kRight = Right::template kCount<kVector>;
+  constexpr int kReads = Reads<kLanes, (kLeft + kRight) * sizeof(Element)>::kCount;
+  constexpr int kChunk = kGroups * kReads;
+  constexpr bool kHasRight = !Same<Right, Absent>::value;
+  constexpr bool kEntryScalar = Same<Right, EntryScalar>::value;
+
+  const int lane = threadIdx.x % 32, group = lane / kLanes;
+  const int64 warp = static_cast<int64>(blockIdx.x) * kWarps + threadIdx.x / 32;
+  const int tile = static_cast<int>(warp / product.num_shares);
+  const int share = static_cast<int>(warp - tile * product.num_shares);
+  if (tile >= product.tiles) return;
+
+  // The share has `count` entries, and `rows` rows end in it. From here on both are counted from
+  // its first.
+  int64 first_row, first_entry;
+  int rows, count;
+  bool has_head, has_open;  // whether it begins, and ends, inside a row
+  {
+    const int64 length = product.PathLength();
+    const int64 begin = min(share * product.share_length, length);
+    const int64 end = min(begin + product.share_length, length);
+    first_row = row_at(product.indptr, begin, 0, product.num_rows);
+    const int64 most = min(product.num_rows, first_row + end - begin);
+    const int64 last_row = row_at(product.indptr, end, first_row, most);
+    first_entry = begin - first_row;
+    rows = static_cast<int>(last_row - first_row);
+    count = static_cast<int>(end - last_row - first_entry);
+    has_head = first_row < product.num_rows && product.StartOf(first_row) < begin;
+    has_open = last_row < product.num_rows && product.StartOf(last_row) < end;
+  }
+
+  // The columns of this lane.
+  const int64 column = (static_cast<int64>(tile) * kLanes + lane % kLanes) * kVector;
+  const bool active = column < product.width;
+  const Element* left_base = product.left;
+  const Element* right_base = product.right;
+  product.Locate(active ? column : 0, &left_base, &right_base);
+
+  Partial<Reduction, Number, uint32> partial[kVector];
+  // Brings what the groups of lanes have of a row together.
+  const auto merge_groups = [&]() {
+#pragma unroll
+    for (int step = kLanes; step < 32; step *= 2) {
+#pragma unroll
+      for (int i = 0; i < kVector; ++i) {
+        Partial<Reduction, Number, uint32> other;
+        other.value = __shfl_xor_sync(kAllLanes, partial[i].value, step);
+        if constexpr (Reduction::kChooses) {
+          other.entry = __shfl_xor_sync(kAllLanes, partial[i].entry, step);
+        }
+        partial[i].Merge(other);
+      }
+    }
+  };
+  const auto keep_part = [&](int row, int is_tail) {
+    if (group != 0 || !active) return;
+    const int64 at = (2 * static_cast<int64>(share) + is_tail) * product.width + column;
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      product.parts[at + i] = partial[i].value;
+      if constexpr (Reduction::kChooses) {
+        const uint32 entry = partial[i].entry;
+        product.part_entries[at + i] = entry == kNoEntry ? kNoEntry : entry + row;
+      }
+    }
+  };
+
+  // Behind the share's entries, row 0 is read and left out.
+  const auto id_of = [&](const Id* ids, int at) {
+    if (at >= count) return Id{0};
+    return ids == nullptr ? static_cast<Id>(first_entry + at) : __ldcs(ids + first_entry + at);
+  };
+  // Where a row ends; the one in which the share ends does so behind everything.
+  const auto end_of = [&](int row) {
+    if (row >= rows) return count + 1;
+    return static_cast<int>(product.indptr[first_row + row + 1] - first_entry);
+  };
+  int row = 0, row_end = end_of(0), next_row_end = end_of(1);
+  const auto finish_row = [&]() {
+    merge_groups();
+    if (has_head && row == 0) {
+      keep_part(0, 0);
+    } else if (group == 0 && active) {
+      product.Write(first_row + row, column, partial, first_entry);
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) partial[i] = {};
+    ++row;
+    row_end = next_row_end;
+    next_row_end = end_of(row + 1);
+  };
+
+  // Ids of 32 entries, one a lane, and those of the 32 behind them.
+  Id left_id{}, right_id{}, next_left_id = id_of(product.left_ids, lane), next_right_id{};
+  if constexpr (kHasRight) next_right_id = id_of(product.right_ids, lane);
+  Number entry_scalar{};
+
+  for (int at = 0; at < count; at += kChunk) {
+    if (at % 32 == 0) {
+      left_id = next_left_id;
+      next_left_id = id_of(product.left_ids, at + 32 + lane);
+      if constexpr (kHasRight) {
+        right_id = next_right_id;
+        next_right_id = id_of(product.right_ids, at + 32 + lane);
+      }
+      if constexpr (kEntryScalar) entry_scalar = number(product.right[right_id]);
+    }
+
+    // Unconditional reads, or each would wait for the one before.
+    Loaded<Element, kLeft> left[kReads];
+    Loaded<Element, kRight == 0 ? 1 : kRight> right[kReads];
+#pragma unroll
+    for (int i = 0; i < kReads; ++i) {
+      const int slot = at % 32 + i * kGroups + group;
+      const Id left_row = __shfl_sync(kAllLanes, left_id, slot);
+      left[i].Load(product.InRow(left_base, left_row, product.left_bytes));
+      if constexpr (kRight > 0) {
+        const Id right_row = __shfl_sync(kAllLanes, right_id, slot);
+        right[i].Load(product.InRow(right_base, right_row, product.right_bytes));
+      }
+    }
+
+    const int stop = min(at + kChunk, count);
+    for (int from = at;;) {
+      const int to = min(row_end, stop);
+#pragma unroll
+      for (int i = 0; i < kReads; ++i) {
+        const int entry = at + i * kGroups + group;
+        Number right_number{};
+        if constexpr (kEntryScalar) {
+          right_number = __shfl_sync(kAllLanes, entry_scalar, at % 32 + i * kGroups + group);
+        }
+        if (entry < from || entry >= to) continue;
+        Element of_left[kLeft], of_right[kRight == 0 ? 1 : kRight];
+        left[i].Unpack(of_left);
+        if constexpr (kRight > 0) right[i].Unpack(of_right);
+#pragma unroll
+        for (int j = 0; j < kVector; ++j) {
+          if constexpr (kRight > 0) right_number = number(of_right[kRight == 1 ? 0 : j]);
+          const Number left_number = number(of_left[kLeft == 1 ? 0 : j]);
+          partial[j].Add(Operation::Apply(left_number, right_number), static_cast<uint32>(entry));
+        }
+      }
+      if (row_end > stop) break;
+      from = to;
+      finish_row();
+    }
+  }
+  while (row < rows) finish_row();  // without entries, in a share without entries
+
+  const bool has_tail = has_open && !(has_head && rows == 0);
+  if (has_open) {
+    merge_groups();
+    keep_part(rows, has_tail);
+  }
+  if (tile == 0 && lane == 0) product.open_rows[share] = has_tail ? first_row + rows : -1;
+}
+
+// Rows that reach beyond the share they begin in: a warp for each, a block where parts are many.
+template <typename Id, typename Element, typename Reduction>
+__global__ void __launch_bounds__(kThreads) join_parts(Product<Id, Element> product) {
+  using Number = typename Computed<Element>::Type;
+  using Whole = Partial<Reduction, Number, uint64>;
+  __shared__ Number values[kWarps][32];
+  __shared__ uint64 entries[kWarps][32];
+  __shared__ int64 lasts[kWarps];
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+
+  // A row's parts in the shares [from, last], every `step`th, of which `first` is where it begins.
+  const auto joined = [&](int64 row, int64 first, int64 from, int64 last, int64 step,
+                          int64 column) {
+    Whole whole;
+#pragma unroll 8
+    for (int64 share = from; share <= last; share += step) {
+      const int64 at = (2 * share + (share == first)) * product.width + column;
+      Whole part;
+      part.value = product.parts[at];
+      if constexpr (Reduction::kChooses) {
+        const uint32 entry = product.part_entries[at];
+        if (entry != kNoEntry) part.entry = share * product.share_length + entry - row;
+      }
+      whole.Merge(part);
+    }
+    return whole;
+  };
+
+  const int64 mine = static_cast<int64>(blockIdx.x) * kWarps + warp;
+  const int64 row = mine < product.num_shares ? product.open_rows[mine] : -1;
+  const int64 last = row < 0 ? -1 : product.EndOf(row) / product.share_length;
+  if (row >= 0 && last - mine < kFewParts) {
+    for (int64 column = lane; column < product.width; column += 32) {
+      const Whole whole[1] = {joined(row, mine, mine, last, 1, column)};
+      product.Write(row, column, whole, 0);
+    }
+  }
+
+  if (lane == 0) lasts[warp] = last;
+  __syncthreads();
+  for (int i = 0; i < kWarps; ++i) {
+    const int64 first = static_cast<int64>(blockIdx.x) * kWarps + i;
+    if (lasts[i] - first < kFewParts) continue;
+    const int64 long_row = product.open_rows[first];
+    for (int64 columns = 0; columns < product.width; columns += 32) {
+      const int64 column = columns + lane;
+      if (column < product.width) {
+        const Whole some = joined(long_row, first, first + warp, lasts[i], kWarps, column);
+        values[warp][lane] = some.value;
+        entries[warp][lane] = some.entry;
+      }
+      __syncthreads();
+      if (warp == 0 && column < product.width) {
+        Whole whole[1];
+        for (int from = 0; from < kWarps; ++from) {
+          Whole some;
+          some.value = values[from][lane];
+          some.entry = entries[from][lane];
+          whole[0].Merge(some);
+        }
+        product.Write(long_row, column, whole, 0);
+      }
+      __syncthreads();
+    }
+  }
+}
+
+}  // namespace dgl_mgpu

@@ -1,0 +1,116 @@
+"""The CUDA kernels of the sparse-dense product, against plain torch."""
+
+from __future__ import annotations
+
+import functools
+
+import numpy as np
+import pytest
+import torch
+
+from dgl_mgpu.ops import spmm
+from dgl_mgpu.ops.spmm import cuda
+from tests.ops.test_spmm import GRAPHS, SHAPES, assert_product, graph, rows_for
+
+
+@pytest.fixture
+def product(where, monkeypatch):
+    """The operator on a device, with what it takes and gives on the CPU."""
+    if where.type == "cpu":
+        monkeypatch.setattr(torch.ops.dgl_mgpu.spmm, "default", cuda._spmm)
+
+    def call(*arguments):
+        moved = [each.to(where) if isinstance(each, torch.Tensor) else each for each in arguments]
+        found, again = spmm(*moved), spmm(*moved)
+        for one, other in zip(found, again, strict=True):
+            assert one is None or torch.equal(one, other)  # no two runs differ
+        return tuple(None if each is None else each.cpu() for each in found)
+
+    return call
+
+
+def check(product, *arguments):
+    assert_product(product(*arguments), *arguments)
+
+
+@functools.cache
+def skewed(id_dtype=torch.int64, permuted=True):
+    """Rows that lie in a share, that begin or end in one, and one over many."""
+    degrees = np.minimum(np.random.default_rng(2).pareto(0.9, 400), 300).astype(int)
+    degrees[50:90], degrees[200], degrees[201] = 0, 9000, 700
+    return graph(degrees.tolist(), id_dtype, permuted)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+def test_graphs(product, name):
+    indptr, indices, eids = graph(GRAPHS[name], torch.int32)
+    u, e = rows_for(len(indices), (20,), (1,), torch.float32)
+    check(product, indptr, indices, eids, u, e, "mul", "sum")
+    indptr, indices, eids = graph(GRAPHS[name], permuted=False)
+    check(product, indptr, indices, eids, u, e, "copy_lhs", "max")
+
+
+@pytest.mark.parametrize("width", [1, 3, 8, 28, 48, 300])
+def test_widths(product, width):
+    indptr, indices, eids = skewed()
+    u, e = rows_for(len(indices), (width,), (1,), torch.float32)
+    check(product, indptr, indices, eids, u, e, "copy_lhs", "sum")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "reduce"),
+    [
+        (torch.float64, 10, "sum"),
+        (torch.float16, 100, "sum"),
+        (torch.float16, 24, "max"),
+        (torch.bfloat16, 100, "sum"),
+        (torch.bfloat16, 3, "min"),
+    ],
+)
+def test_dtypes(product, dtype, width, reduce):
+    indptr, indices, eids = skewed()
+    u, e = rows_for(len(indices), (width,), (1,), dtype, whole=reduce != "sum")
+    check(product, indptr, indices, eids, u, e, "mul", reduce)
+
+
+@pytest.mark.parametrize(("u_shape", "e_shape"), SHAPES)
+def test_shapes(product, u_shape, e_shape):
+    indptr, indices, eids = graph(GRAPHS["rows without entries"])
+    u, e = rows_for(len(indices), u_shape, e_shape, torch.float32)
+    check(product, indptr, indices, eids, u, e, "sub", "sum")
+
+
+@pytest.mark.parametrize(
+    ("op", "reduce"),
+    [("add", "max"), ("sub", "min"), ("mul", "max"), ("div", "sum"), ("copy_rhs", "min")],
+)
+def test_operators(product, op, reduce):
+    indptr, indices, eids = skewed(torch.int32)
+    for ids in (eids, None):
+        u, e = rows_for(len(indices), (4, 8), (4, 8), torch.float32, whole=op != "div")
+        check(product, indptr, indices, ids, u, e, op, reduce)
+
+
+def test_nan_is_never_chosen(product):
+    indptr, indices, eids = skewed()
+    u, e = rows_for(len(indices), (5,), (1,), torch.float32)
+    u[::2] = torch.nan
+    u[1::4] = -torch.inf
+    check(product, indptr, indices, eids, u, e, "copy_lhs", "max")
+
+
+def test_out_of_any_alignment(product, where):
+    indptr, indices, eids = skewed()
+    u, e = rows_for(len(indices), (16,), (1,), torch.float32)
+    for offset in (1, 2):
+        moved = torch.zeros(u.numel() + offset, device=where)[offset:].view(u.shape).copy_(u)
+        found = product(indptr, indices, None, moved, None, "copy_lhs", "sum")
+        assert_product(found, indptr, indices, eids, u, e, "copy_lhs", "sum")
+
+
+def test_room_for_more_entries_than_there_are(product):
+    indptr, indices, eids = skewed()
+    u, e = rows_for(len(indices), (16,), (1,), torch.float32)
+    more = torch.cat([indices, torch.full((5000,), 1 << 40)])
+    out, _, _ = product(indptr, more, None, u, None, "copy_lhs", "sum")
+    assert_product((out, None, None), indptr, indices, eids, u, e, "copy_lhs", "sum")

@@ -1,0 +1,279 @@
+"""The generalised sparse-dense product, against plain torch and DGL's own operator."""
+
+from __future__ import annotations
+
+import itertools
+
+import numpy as np
+import pytest
+import torch
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import spmm
+from dgl_mgpu.ops.spmm.op import DTYPES, OPS, REDUCES
+
+SOURCES = 37
+
+
+def graph(degrees, id_dtype=torch.int64, permuted=True, seed=0):
+    """``indptr``, ``indices`` and ``eids`` of a graph with in-degrees given, some sources twice."""
+    draw = torch.Generator().manual_seed(seed)
+    indptr = torch.zeros(len(degrees) + 1, dtype=torch.int64)
+    torch.cumsum(torch.tensor(degrees, dtype=torch.int64), 0, out=indptr[1:])
+    count = int(indptr[-1])
+    indices = torch.randint(SOURCES, (count,), generator=draw)
+    eids = torch.randperm(count, generator=draw).to(id_dtype) if permuted else None
+    return indptr.to(id_dtype), indices.to(id_dtype), eids
+
+
+GRAPHS = {
+    "empty": [],
+    "no entries": [0, 0, 0],
+    "one entry": [1],
+    "rows without entries": [0, 0, 3, 0, 1, 0, 0, 40, 2, 0],
+    "hub": [2, 0, 5, 9000, 1, 0, 3],
+    "many rows": [row % 5 for row in range(300)],
+}
+#: Rows of u and of e that broadcast against each other.
+SHAPES = [
+    ((), ()),
+    ((3,), (3,)),
+    ((16,), (1,)),
+    ((1,), (8,)),
+    ((4, 16), (4, 1)),
+    ((5, 3), (3,)),
+    ((7,), (2, 1)),
+    ((2, 1, 3, 1), (1, 5, 1, 7)),
+    ((2, 1, 2, 1, 2, 1), (1, 2, 1, 2, 1, 2)),
+    ((0,), (1,)),
+]
+
+
+def rows_for(entries, u_shape, e_shape, dtype, whole=False, seed=3):
+    """Values of nodes and edges, small integers if ``whole``, so that there are ties."""
+    draw = torch.Generator().manual_seed(seed)
+
+    def rows(count, shape):
+        if whole:
+            return torch.randint(-3, 4, (count, *shape), generator=draw).to(dtype)
+        # Away from 0, for quotients.
+        values = torch.rand(count, *shape, generator=draw, dtype=torch.float64) + 0.5
+        return (values * (1 - 2 * torch.randint(2, values.shape, generator=draw))).to(dtype)
+
+    return rows(SOURCES, u_shape), rows(entries, e_shape)
+
+
+def expected(indptr, indices, eids, u, e, op, reduce):
+    """The product in float64, an edge and a row after the other."""
+    degrees = indptr.diff().long()
+    count = int(degrees.sum())
+    eids = torch.arange(count) if eids is None else eids.long()
+    left = None if op == "copy_rhs" else u.double()[indices.long()]
+    right = None if op == "copy_lhs" else e.double()[eids]
+    if left is not None and right is not None:
+        dims = max(left.dim(), right.dim())
+        left = left.reshape(count, *[1] * (dims - left.dim()), *left.shape[1:])
+        right = right.reshape(count, *[1] * (dims - right.dim()), *right.shape[1:])
+    messages = {
+        "add": lambda: left + right,
+        "sub": lambda: left - right,
+        "mul": lambda: left * right,
+        "div": lambda: left / right,
+        "copy_lhs": lambda: left,
+        "copy_rhs": lambda: right,
+    }[op]()
+    shape = (len(degrees), *messages.shape[1:])
+    destinations = torch.repeat_interleave(torch.arange(len(degrees)), degrees)
+    if reduce == "sum":
+        return torch.zeros(shape, dtype=torch.float64).index_add(0, destinations, messages), None
+    start = -torch.inf if reduce == "max" else torch.inf
+    best = torch.full(shape, start, dtype=torch.float64)
+    chosen = torch.full(shape, -1)
+    for entry, row in enumerate(destinations.tolist()):
+        value = messages[entry]
+        better = value > best[row] if reduce == "max" else value < best[row]
+        best[row] = torch.where(better, value, best[row])
+        chosen[row] = torch.where(better, entry, chosen[row])
+    return best, chosen
+
+
+def ids_of(chosen, ids):
+    """Ids of the entries chosen, 0 where none was."""
+    ids = torch.cat([ids.long(), torch.zeros(1, dtype=torch.int64)])
+    return ids[torch.where(chosen < 0, len(ids) - 1, chosen)]
+
+
+def assert_product(found, indptr, indices, eids, u, e, op, reduce):
+    """That ``found`` is the product of these."""
+    out, arg_u, arg_e = found
+    dtype = e.dtype if op == "copy_rhs" else u.dtype
+    exact, chosen = expected(indptr, indices, eids, u, e, op, reduce)
+    assert out.dtype == dtype and out.shape == exact.shape
+    if reduce == "sum":
+        assert arg_u is None and arg_e is None
+        # Errors of sums grow with what is summed up, not with what remains.
+        ones = expected(indptr, indices, eids, u.abs(), e.abs(), op, "sum")[0].abs()
+        if op == "sub":
+            ones = expected(indptr, indices, eids, u.abs(), -e.abs(), op, "sum")[0]
+        step = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
+        bound = 200 * step * ones + torch.finfo(dtype).eps * exact.abs() + 1e-300
+        assert ((out.double() - exact).abs() <= bound).all()
+        return
+    # Of one message and its neighbour in the type the other may be chosen.
+    torch.testing.assert_close(out, exact.to(dtype), rtol=4 * torch.finfo(dtype).eps, atol=0)
+    assert (arg_u is None) == (op == "copy_rhs") and (arg_e is None) == (op == "copy_lhs")
+    if arg_u is not None:
+        assert arg_u.dtype == indptr.dtype
+        assert torch.equal(arg_u.long(), ids_of(chosen, indices))
+    if arg_e is not None:
+        assert arg_e.dtype == indptr.dtype
+        of_entries = torch.arange(int(indptr[-1])) if eids is None else eids
+        assert torch.equal(arg_e.long(), ids_of(chosen, of_entries))
+
+
+def check(indptr, indices, eids, u, e, op, reduce):
+    found = spmm(indptr, indices, eids, u, e, op, reduce)
+    assert_product(found, indptr, indices, eids, u, e, op, reduce)
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("permuted", [False, True])
+def test_graphs(name, id_dtype, permuted):
+    indptr, indices, eids = graph(GRAPHS[name], id_dtype, permuted)
+    u, e = rows_for(len(indices), (3,), (3,), torch.float32)
+    for op, reduce in (("mul", "sum"), ("copy_lhs", "max"), ("copy_rhs", "sum"), ("sub", "min")):
+        check(indptr, indices, eids, u, e, op, reduce)
+
+
+@pytest.mark.parametrize(("op", "reduce"), list(itertools.product(OPS, REDUCES)))
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_operators(op, reduce, dtype):
+    indptr, indices, eids = graph(GRAPHS["rows without entries"])
+    # Half types would round messages to equal ones, of which the first is chosen.
+    whole = reduce != "sum" and op != "div" and dtype.itemsize < 4
+    u, e = rows_for(len(indices), (4,), (4,), dtype, whole)
+    if op == "div" and dtype.itemsize < 4:
+        e = torch.sign(e)
+    check(indptr, indices, eids, u, e, op, reduce)
+
+
+@pytest.mark.parametrize(("u_shape", "e_shape"), SHAPES)
+def test_shapes(u_shape, e_shape):
+    indptr, indices, eids = graph(GRAPHS["rows without entries"])
+    u, e = rows_for(len(indices), u_shape, e_shape, torch.float64)
+    for op, reduce in itertools.product(OPS, REDUCES):
+        check(indptr, indices, eids, u, e, op, reduce)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_of_equal_messages_the_first_is_chosen(reduce):
+    indptr, indices, eids = graph(GRAPHS["many rows"])
+    u, e = rows_for(len(indices), (3,), (3,), torch.float32, whole=True)
+    for op in OPS[:3] + OPS[4:]:
+        check(indptr, indices, eids, u, e, op, reduce)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_nan_is_never_chosen(reduce):
+    indptr, indices = torch.tensor([0, 3, 5, 6]), torch.tensor([1, 2, 3, 1, 1, 4])
+    start = -torch.inf if reduce == "max" else torch.inf
+    u = torch.tensor([0, torch.nan, 2, 2, start])
+    out, arg_u, _ = spmm(indptr, indices, None, u, None, "copy_lhs", reduce)
+    assert out.tolist() == [2, start, start] and arg_u.tolist() == [2, 0, 0]
+
+
+def test_one_rounding_of_half_sums():
+    # Rounded after each step, the small ones would be lost.
+    for dtype in (torch.float16, torch.bfloat16):
+        u = torch.tensor([[256.0], [0.25]], dtype=dtype)
+        indices = torch.tensor([0] + [1] * 4000)
+        out, _, _ = spmm(torch.tensor([0, 4001]), indices, None, u, None, "copy_lhs", "sum")
+        assert out.item() == torch.tensor(1256.0).to(dtype)
+
+
+def test_operands_of_any_layout():
+    indptr, indices, eids = graph(GRAPHS["many rows"])
+    u, e = rows_for(len(indices), (6, 4), (6, 4), torch.float32)
+    indices = indices.repeat_interleave(2)[::2]
+    check(indptr, indices, eids, u[:, ::2], e.transpose(1, 2)[:, :3, :4], "mul", "sum")
+    check(indptr, indices, eids, u[:, :1].expand_as(u), e[:, :, 1:2], "mul", "sum")
+
+
+@pytest.mark.parametrize("op", OPS)
+@pytest.mark.parametrize("reduce", REDUCES)
+def test_as_dgl(op, reduce):
+    dgl = pytest.importorskip("dgl")
+    indptr, indices, eids = graph(GRAPHS["many rows"] + GRAPHS["rows without entries"])
+    u, e = rows_for(len(indices), (4, 3), (4, 1), torch.float32)
+    destinations = torch.repeat_interleave(torch.arange(len(indptr) - 1), indptr.diff())
+    pairs = torch.empty(2, len(indices), dtype=torch.int64)
+    pairs[:, eids] = torch.stack([indices, destinations])
+    there = dgl.heterograph(
+        {("s", "to", "d"): (pairs[0], pairs[1])}, {"s": SOURCES, "d": len(indptr) - 1}
+    )
+    wanted = dgl.ops.gspmm(
+        there, op, reduce, None if op == "copy_rhs" else u, None if op == "copy_lhs" else e
+    )
+    torch.testing.assert_close(spmm(indptr, indices, eids, u, e, op, reduce)[0], wanted)
+
+
+def test_random_graphs():
+    random = np.random.default_rng(5)
+    for seed in range(20):
+        degrees = np.minimum(random.pareto(0.8, random.integers(1, 40)), 500).astype(int)
+        indptr, indices, eids = graph(degrees.tolist(), permuted=seed % 2 == 0, seed=seed)
+        u_shape, e_shape = SHAPES[random.integers(len(SHAPES))]
+        u, e = rows_for(len(indices), u_shape, e_shape, torch.float64)
+        op, reduce = OPS[random.integers(len(OPS))], REDUCES[random.integers(len(REDUCES))]
+        check(indptr, indices, eids, u, e, op, reduce)
+
+
+def test_the_schema():
+    indptr, indices, eids = graph(GRAPHS["many rows"])
+    u, e = rows_for(len(indices), (4, 3), (4, 1), torch.float32)
+    for op, reduce in (("mul", "sum"), ("copy_lhs", "max"), ("copy_rhs", "min")):
+        shape = [4, 1] if op == "copy_rhs" else [4, 3]
+        operands = (None if op == "copy_rhs" else u, None if op == "copy_lhs" else e)
+        torch.library.opcheck(
+            torch.ops.dgl_mgpu.spmm.default,
+            (indptr, indices, eids, *operands, shape, op, reduce),
+            test_utils=("test_schema", "test_faketensor"),
+        )
+
+
+BAD = {
+    "an unknown op": ({"op": "dot"}, "unknown name"),
+    "an unknown reduce": ({"reduce": "mean"}, "unknown name"),
+    "no u": ({"u": None}, "u is None"),
+    "no e": ({"e": None}, "e is None"),
+    "no indices": ({"indices": None}, "indices is None"),
+    "no rows": ({"u": torch.tensor(1.0)}, "a row for each"),
+    "two dtypes": ({"e": torch.ones(6, 4, dtype=torch.float64)}, "float32 and torch.float64"),
+    "integers": ({"u": torch.ones(5, 4).int(), "e": torch.ones(6, 4).int()}, "torch.int32"),
+    "shapes": ({"e": torch.ones(6, 3)}, r"\(4,\) and \(3,\)"),
+    "two id dtypes": ({"indices": torch.zeros(6, dtype=torch.int32)}, "torch.int32"),
+    "a float indptr": ({"indptr": torch.tensor([0.0, 6.0])}, "indptr of dtype torch.float32"),
+    "an empty indptr": ({"indptr": torch.empty(0, dtype=torch.int64)}, "indptr"),
+    "a matrix of ids": ({"eids": torch.zeros(6, 1, dtype=torch.int64)}, r"\(6, 1\)"),
+    "more edges than sources": ({"eids": torch.zeros(7, dtype=torch.int64)}, "6 sources"),
+    "too few edges": ({"e": torch.ones(5, 4), "eids": None}, "5 edges"),
+    "two devices": ({"u": torch.ones(5, 4, device="meta")}, "meta"),
+}
+
+
+@pytest.mark.parametrize("what", BAD)
+def test_bad_inputs(what):
+    changed, message = BAD[what]
+    good = {
+        "indptr": torch.tensor([0, 6]),
+        "indices": torch.zeros(6, dtype=torch.int64),
+        "eids": torch.arange(6),
+        "u": torch.ones(5, 4),
+        "e": torch.ones(6, 4),
+        "op": "mul",
+        "reduce": "sum",
+    }
+    spmm(**good)
+    with pytest.raises(InvalidInputError, match=message):
+        spmm(**(good | changed))
