@@ -7,6 +7,7 @@ Each operator is a folder: ``op.py`` has the public function, its contract and i
 from __future__ import annotations
 
 from dgl_mgpu.ops.blocks import PaddedBlock, SampledBlock, sample_blocks, sample_padded_blocks
+from dgl_mgpu.ops.edge_softmax import edge_softmax, edge_softmax_backward
 from dgl_mgpu.ops.etype_blocks import BlockEdges, EtypeBlock, sample_etype_blocks
 from dgl_mgpu.ops.gather import count_tiers, gather_rows
 from dgl_mgpu.ops.negative import NegativeEdges, negative_destinations, negative_edges
@@ -14,6 +15,8 @@ from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample import SampledNeighbors, sample_etype_neighbors, sample_neighbors
 from dgl_mgpu.ops.sample_weighted import EdgeTimes, check_weights
 from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, scatter_rows, update_rows
+from dgl_mgpu.ops.sddmm import sddmm
+from dgl_mgpu.ops.spmm import spmm
 from dgl_mgpu.ops.unique import append_unique
 from dgl_mgpu.ops.view import GraphView, RowView
 from dgl_mgpu.ops.walk import VisitedNeighbors, pinsage_neighbors, random_walk
@@ -37,6 +40,8 @@ __all__ = [
     "append_unique",
     "check_weights",
     "count_tiers",
+    "edge_softmax",
+    "edge_softmax_backward",
     "gather_rows",
     "negative_destinations",
     "negative_edges",
@@ -48,5 +53,7 @@ __all__ = [
     "sample_neighbors",
     "sample_padded_blocks",
     "scatter_rows",
+    "sddmm",
+    "spmm",
     "update_rows",
 ]

@@ -10,6 +10,7 @@ from dgl_mgpu.resources import resource_folder
 
 _IDS = ("int", "dgl_mgpu::int64")
 _SMALL = ("unsigned short", "unsigned char")
+_FLOATS = ("float", "double", "dgl_mgpu::Float16", "dgl_mgpu::BFloat16")
 #: What may stand for a template's parameter, by its name; first for all files.
 _ARGUMENTS = {
     "": dict.fromkeys(
@@ -34,11 +35,28 @@ _ARGUMENTS = {
         "kElements": ("16", "8", "4", "2", "1"),
         "kUnroll": ("8",),
     },
+    "edge_softmax.cu": {
+        "Score": _FLOATS,
+        "kColumns": ("1", "2", "4", "8"),
+        "kGradient": ("false", "true"),
+    },
     "sample.cu": {"kPadded": ("true", "false")},
+    "sddmm.cu": {"Element": _FLOATS, "kElements": ("1", "2", "4", "8")},
     "unique.cu": {"kAmple": ("true", "false")},
     "scatter.cu": {
         "Vector": ("uint4", "uint2", "unsigned int", *_SMALL),
         "Rule": ("dgl_mgpu::SGD", "dgl_mgpu::Adagrad", "dgl_mgpu::Adam"),
+    },
+    "spmm.cu": {
+        "Element": ("float", "double", "dgl_mgpu::Float16", "dgl_mgpu::BFloat16"),
+        "Operation": tuple(f"dgl_mgpu::{name}" for name in ("Copy", "Add", "Sub", "Mul", "Div")),
+        "Left": ("dgl_mgpu::Vectors", "dgl_mgpu::Scalars"),
+        "Right": tuple(
+            f"dgl_mgpu::{name}" for name in ("Absent", "Vectors", "Scalars", "EntryScalar")
+        ),
+        "Reduction": ("dgl_mgpu::Total", "dgl_mgpu::Largest", "dgl_mgpu::Smallest"),
+        "kVector": ("4", "8", "2", "1"),
+        "kLanes": ("32", "16", "8", "4", "2", "1"),
     },
 }
 _KERNEL = re.compile(
