@@ -148,6 +148,13 @@ def _part_of_dgl(module: str) -> Finding:
     return "ok", "imports", ""
 
 
+def _sparse() -> Finding:
+    importlib.import_module("dgl.sparse")
+    torch = importlib.import_module("torch")
+    ours = torch.ops.dgl_sparse is importlib.import_module("dgl_mgpu.backend.sparse")
+    return "ok", f"on operators of {'dgl_mgpu' if ours else 'its own library'}", ""
+
+
 def _numba() -> Finding:
     numba = importlib.import_module("numba")
     if numba.njit(lambda x: 2 * x + 1)(20) != 41:
@@ -407,7 +414,7 @@ CHECKS: dict[str, Callable[[], Finding]] = {
     "versions": _versions,
     "DGL": _dgl,
     "dgl.graphbolt": lambda: _part_of_dgl("dgl.graphbolt"),
-    "dgl.sparse": lambda: _part_of_dgl("dgl.sparse"),
+    "dgl.sparse": _sparse,
     "Numba": _numba,
     "CUDA": _cuda,
     "CuPy": _cupy,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from dgl import backend as F
@@ -140,6 +140,12 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
 
     def __copy__(self) -> TensorIndex:
         return TensorIndex(self.schema, self._num_nodes, self.relations)
+
+    # DGL's two look attributes up in a C++ object, which is not there.
+    __getattribute__ = object.__getattribute__
+
+    def __getattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __hash__(self) -> int:
         return id(self)

@@ -19,7 +19,7 @@ import torch
 from dgl._ffi.function import Function
 
 from dgl_mgpu.backend.capi import record
-from dgl_mgpu.backend.capi.table import Place, find_entry
+from dgl_mgpu.backend.capi.table import TAKE_HOST_GRAPHS, Place, find_entry
 from dgl_mgpu.backend.compat.importer import originals
 
 
@@ -81,16 +81,29 @@ class Dispatcher(Function):
 
     @cached_property
     def _implementation(self) -> tuple[Place, Callable[..., Any]]:
+        from dgl_mgpu.backend.capi.roundtrip import on_host_graphs, refuse, through_cpu
+
         entry = find_entry(self.name)
         if entry.by:
             module, _, function = entry.by.partition(":")
             home = importlib.import_module(f"dgl_mgpu.backend.{module}")
-            return entry.place, attrgetter(function)(home)
-        from dgl_mgpu.backend.capi.roundtrip import refuse, through_cpu
-
+            ours = attrgetter(function)(home)
+            if module not in TAKE_HOST_GRAPHS:
+                ours = on_host_graphs(self.name, ours, super().__call__)
+            return entry.place, ours
         if entry.place is Place.CPU:
             return entry.place, through_cpu(self.name, super().__call__)
         return entry.place, refuse(self.name, entry)
+
+
+class CopyDispatcher(Dispatcher):
+    """The copy of a graph to a device: the device makes it one for this package."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        _, device_type, _ = arguments
+        if device_type != 1:  # DGL's number of the CPU
+            return self._ours(arguments)
+        return super().__call__(*arguments)
 
 
 def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
@@ -100,4 +113,5 @@ def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
         return function
     # Both have the handle, and each would free it when the process ends.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
-    return Dispatcher(name, function.handle)
+    made = CopyDispatcher if name.endswith("_CAPI_DGLHeteroCopyTo") else Dispatcher
+    return made(name, function.handle)

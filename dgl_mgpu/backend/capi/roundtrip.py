@@ -14,7 +14,7 @@ from dgl_mgpu.backend.capi import record
 from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors, is_ours
 from dgl_mgpu.backend.capi.table import Entry
 from dgl_mgpu.backend.index import SubgraphIndex, TensorIndex
-from dgl_mgpu.errors import UnavailableError
+from dgl_mgpu.errors import InvalidInputError, UnavailableError
 
 
 def through_cpu(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,6 +25,29 @@ def through_cpu(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
         device = _device(arguments)
         with graphs_on_tensors(False):
             return _back(function(*map(_to_cpu, arguments)), device)
+
+    return call
+
+
+def on_host_graphs(name: str, ours: Callable[..., Any], function: Callable[..., Any]) -> Any:
+    """`ours`; for a graph in host memory with ids on a GPU, the C function with the ids copied.
+
+    DGL allows that for graphs that are pinned.  What is copied is as much as is asked for: the
+    graph stays where it is.
+    """
+
+    def call(*arguments: Any) -> Any:
+        graph = arguments[0] if arguments else None
+        if not isinstance(graph, HeteroGraphIndex) or isinstance(graph, TensorIndex):
+            return ours(*arguments)
+        device = _device(arguments)
+        if not graph.is_pinned():
+            raise InvalidInputError(
+                f"call {name} with a graph on the CPU and ids on {device}",
+                "the graph is not pinned",
+                f"pin it with g.pin_memory_(), or move the graph or the ids: g.to('{device}')",
+            )
+        return _back(function(*map(_to_cpu, arguments)), device)
 
     return call
 

@@ -95,7 +95,7 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
         "DGLHeteroInEdges_2": (_TORCH, "index:TensorIndex.in_edges"),
         "DGLHeteroIsMetaGraphUniBipartite": (_TORCH, "index:TensorIndex.is_metagraph_unibipartite"),
         "DGLHeteroIsMultigraph": (_TORCH, "index:TensorIndex.is_multigraph"),
-        "DGLHeteroIsPinned": (_TORCH, "index:TensorIndex.is_pinned"),
+        "DGLHeteroIsPinned": (_TORCH, "pinning:is_index_pinned"),
         "DGLHeteroIsReadonly": (_TORCH, "index:TensorIndex.is_readonly"),
         "DGLHeteroJointUnion": (_TORCH, "batch:joint_union"),
         "DGLHeteroNumEdges": (_TORCH, "index:TensorIndex.num_edges"),
@@ -104,13 +104,13 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
         "DGLHeteroOutEdges_2": (_TORCH, "index:TensorIndex.out_edges"),
         "DGLHeteroPickle": (_TORCH, "index:TensorIndex.__reduce__"),
         "DGLHeteroPinMemory": (_TORCH, "index:TensorIndex.pin_memory"),
-        "DGLHeteroPinMemory_": (_TORCH, "index:TensorIndex.pin_memory_"),
+        "DGLHeteroPinMemory_": (_TORCH, "pinning:pin_index"),
         "DGLHeteroPredecessors": (_TORCH, "index:TensorIndex.predecessors"),
         "DGLHeteroRecordStream": (_TORCH, "index:TensorIndex.record_stream"),
         "DGLHeteroReverse": (_TORCH, "index:TensorIndex.reverse"),
         "DGLHeteroSlice": (_TORCH, "batch:slice_index"),
         "DGLHeteroSuccessors": (_TORCH, "index:TensorIndex.successors"),
-        "DGLHeteroUnpinMemory_": (_TORCH, "index:TensorIndex.unpin_memory_"),
+        "DGLHeteroUnpinMemory_": (_TORCH, "pinning:unpin_index"),
         "DGLHeteroVertexSubgraph": (_TORCH, "index:TensorIndex.node_subgraph"),
     },
     "ndarray": {
@@ -123,19 +123,23 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
     "partition": {
         "DGLMakeSymmetric_Hetero": (_CPU, _PARTITIONING),
         "DGLMetisPartition_Hetero": (_CPU, _PARTITIONING),
-        "DGLNDArrayPartitionCreateRangeBased": (_TORCH, "partition:create_range_based"),
-        "DGLNDArrayPartitionCreateRemainderBased": (_TORCH, "partition:create_remainder_based"),
-        "DGLNDArrayPartitionGeneratePermutation": (_TORCH, "partition:generate_permutation"),
-        "DGLNDArrayPartitionGetPartSize": (_TORCH, "partition:get_part_size"),
-        "DGLNDArrayPartitionMapToGlobal": (_TORCH, "partition:map_to_global"),
-        "DGLNDArrayPartitionMapToLocal": (_TORCH, "partition:map_to_local"),
+        "DGLNDArrayPartitionCreateRangeBased": (_TORCH, "partition:NDArrayPartition"),
+        "DGLNDArrayPartitionCreateRemainderBased": (_TORCH, "partition:NDArrayPartition"),
+        "DGLNDArrayPartitionGeneratePermutation": (
+            _TORCH,
+            "partition:NDArrayPartition.generate_permutation",
+        ),
+        "DGLNDArrayPartitionGetPartSize": (_TORCH, "partition:NDArrayPartition.get_part_size"),
+        "DGLNDArrayPartitionMapToGlobal": (_TORCH, "partition:NDArrayPartition.map_to_global"),
+        "DGLNDArrayPartitionMapToLocal": (_TORCH, "partition:NDArrayPartition.map_to_local"),
         "DGLPartitionWithHalo_Hetero": (_CPU, _PARTITIONING),
         "DGLReassignEdges_Hetero": (_CPU, _PARTITIONING),
         "DGLReorderGraph_Hetero": (_CPU, _PARTITIONING),
         "GetHaloSubgraphInnerNodes_Hetero": (_CPU, _PARTITIONING),
     },
     "rng": {
-        "Choice": (_CPU, "a few numbers for the host"),
+        "Choice": (_TORCH, "random:choice"),
+        "SetSeed": (_TORCH, "random:set_seed"),
     },
     "sampling.labor": {
         "DGLSampleLabors": (_TORCH, "sampling:sample_labors"),
@@ -212,6 +216,9 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
     },
 }
 
+#: Modules whose functions take DGL's own graphs too, in host memory.
+TAKE_HOST_GRAPHS = frozenset({"blocks", "creation", "pinning", "sampling", "walks"})
+
 # Why, then namespace and functions.
 _NOT_SERVED: dict[str, dict[str, str]] = {
     "no Python of DGL 2.1 calls it": {
@@ -274,7 +281,6 @@ _NOT_SERVED: dict[str, dict[str, str]] = {
     "a setting of the host, or a question about the metagraph": {
         "global_config": "DGLConfigGetLibxsmm DGLConfigSetLibxsmm",
         "heterograph": "DGLFindSrcDstNtypes",
-        "rng": "SetSeed",
         "utils.internal": "DGLGetOMPThreads DGLSetOMPThreads",
     },
     "DGL's index of the metagraph, which is on the CPU always": {

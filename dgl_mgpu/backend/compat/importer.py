@@ -6,6 +6,7 @@ what the registry says around its execution.
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 from collections.abc import Callable, Sequence
@@ -115,8 +116,14 @@ def replace_names(module: ModuleType) -> None:
 
 
 def _replace(module: ModuleType, entry: Replacement) -> None:
-    name = entry.target.partition(":")[2]
-    replacement, present = implementation(entry.by), vars(module)[name]
+    owner, name = place(module, entry)
+    replacement, present = implementation(entry.by), vars(owner)[name]
     if present is not replacement:
         originals[entry.target] = present
-        setattr(module, name, replacement)
+        setattr(owner, name, replacement)
+
+
+def place(module: ModuleType, entry: Replacement) -> tuple[Any, str]:
+    """What has the replaced name, a module or a class in it, and the name."""
+    *classes, name = entry.target.partition(":")[2].split(".")
+    return functools.reduce(getattr, classes, module), name

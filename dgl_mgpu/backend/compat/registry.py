@@ -32,7 +32,7 @@ class Replacement:
     Parameters
     ----------
     target : str
-        ``"module:name"``.
+        ``"module:name"``, or ``"module:class.method"``.
     by : str
         ``"module:name"`` inside `overrides`.
     versions : tuple of VersionRange
@@ -117,6 +117,65 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "many, warns and is to be removed",
     ),
     Replacement(
+        "dgl.cuda.gpu_cache:GPUCache",
+        "gpu:GPUCache",
+        (DGL,),
+        "its C++, HugeCTR's cache for one version of CUDA, is not in the wheel",
+    ),
+    Replacement(
+        "dgl.partition:NDArrayPartition",
+        "gpu:NDArrayPartition",
+        (DGL,),
+        "its C++ is for GPUs alone: the wheel knows the sizes of parts and nothing else of them",
+    ),
+    Replacement(
+        "dgl.dataloading.dataloader:is_tensor_adaptor_enabled",
+        "gpu:is_tensor_adaptor_enabled",
+        (DGL,),
+        "prefetches on a stream of its own only with DGL's C++ for torch's allocator, which is not "
+        "built for any torch after 2.2",
+    ),
+    Replacement(
+        "dgl.dataloading.dataloader:_prefetch_update_feats",
+        "gpu:_prefetch_update_feats",
+        (DGL,),
+        "gpu_cache fails for features of other than one dimension, makes float32 of all, and asks "
+        "whether a tensor of ids is true",
+    ),
+    *(
+        Replacement(
+            f"dgl.heterograph_index:_CAPI_DGLHetero{function}",
+            f"pin_memory:{by}",
+            (DGL,),
+            "the wheel cannot pin graphs, and says of none that it is",
+        )
+        for function, by in (
+            ("PinMemory_", "pin_index"),
+            ("UnpinMemory_", "unpin_index"),
+            ("IsPinned", "is_index_pinned"),
+        )
+    ),
+    Replacement(
+        "dgl.random:seed",
+        "seed:seed",
+        (DGL,),
+        "what this package draws on GPUs in DGL's place is to be repeatable, too",
+    ),
+    *(
+        Replacement(
+            f"dgl.utils.pin_memory:{name}",
+            f"pin_memory:{name}",
+            (DGL,),
+            "the wheel cannot pin memory; and as NDArrays, tensors would lose whose memory they "
+            "are part of, and whether their elements are bool",
+        )
+        for name in (
+            "pin_memory_inplace",
+            "gather_pinned_tensor_rows",
+            "scatter_pinned_tensor_rows",
+        )
+    ),
+    Replacement(
         "dgl.distributed.dist_graph:gb",
         "distributed:graphbolt_types",
         (DGL,),
@@ -160,10 +219,87 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         )
     ),
     Replacement(
+        "dgl.heterograph:DGLGraph.out_degrees",
+        "degrees:out_degrees",
+        (DGL,),
+        "asks twice of all nodes whether they exist: on a GPU the host waits, in every GraphConv, "
+        "and a step cannot be captured in a CUDA graph",
+    ),
+    Replacement(
+        "dgl._sparse_ops:_gspmm",
+        "message_passing:_gspmm",
+        (DGL,),
+        "message passing on graphs on a GPU: without the detour through C functions and arrays",
+    ),
+    Replacement(
+        "dgl._sparse_ops:_gsddmm",
+        "message_passing:_gsddmm",
+        (DGL,),
+        "messages to edges on a GPU: the same without the detour",
+    ),
+    Replacement(
+        "dgl.backend.pytorch.sparse:edge_softmax",
+        "message_passing:edge_softmax",
+        (DGL,),
+        "on a GPU DGL makes it of four operators; here it is one",
+    ),
+    Replacement(
+        "dgl.transforms.to_block:to_block",
+        "to_block:to_block",
+        (DGL,),
+        "asks arrays for their context, which tensors do not have, and takes long to make a block",
+    ),
+    *(
+        Replacement(
+            f"dgl.sampling.{module}:F",
+            "samplers:backend_for_samplers",
+            (DGL,),
+            "some samplers refuse a graph, or walks, on a GPU, where the wheel has none",
+        )
+        for module in ("neighbor", "randomwalks")
+    ),
+    Replacement(
+        "dgl.sampling.node2vec_randomwalk:node2vec_random_walk",
+        "samplers:node2vec_random_walk",
+        (DGL,),
+        "refuses graphs on a GPU, and asks nodes for what NDArrays have and tensors lack",
+    ),
+    Replacement(
         "dgl.ndarray:array",
         "arrays:array",
         (DGL,),
         "DGL's samplers make empty arrays on the graph's device: on a GPU they are tensors",
+    ),
+    Replacement(
+        "dgl.utils.internal:alias_func",
+        "transforms:alias_func",
+        (DGL,),
+        "DGLGraph's methods that are functions too would call those as they were before they were "
+        "replaced",
+    ),
+    *(
+        Replacement(
+            f"dgl.transforms.functional:{name}",
+            f"transforms:{name}",
+            (DGL,),
+            "refuses a graph on a GPU, or copies it to the CPU",
+        )
+        for name in ("line_graph", "to_simple")
+    ),
+    *(
+        Replacement(
+            f"dgl.data.{module}:F",
+            "files:backend_for_files",
+            (DGL,),
+            "writes DGL's arrays to files, which tensors on a GPU are not",
+        )
+        for module in ("heterograph_serialize", "tensor_serialize")
+    ),
+    Replacement(
+        "dgl.partition:partition_graph_with_halo",
+        "partition:partition_graph_with_halo",
+        (DGL,),
+        "marks a part's edges in a tensor on the CPU, wherever the graph is",
     ),
     *(
         Replacement(
@@ -208,6 +344,12 @@ SURROUNDINGS: tuple[Surrounding, ...] = (
         "backend_choice:without_syntax_warnings",
         (DGL, VersionRange("python", "3.12", "4")),
         "a docstring's invalid escape prints a SyntaxWarning wherever no bytecode is cached",
+    ),
+    Surrounding(
+        "dgl.dataloading",
+        "dataloading:samplers_of_all_hops",
+        (DGL,),
+        "samples hop by hop, each through a graph over all nodes: most of a GPU's time is waiting",
     ),
     Surrounding(
         "dgl.sparse",

@@ -107,19 +107,31 @@ def test_a_dgl_that_was_imported_before_is_left_alone(run_python, tmp_path):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_a_dgl_that_lacks_one_library_keeps_the_other_part(run_python, tmp_path, library):
-    make_dgl(tmp_path, library)
-    works, lacks = ("graphbolt", "sparse") if "graphbolt" in library else ("sparse", "graphbolt")
+def test_a_dgl_that_lacks_graphbolts_library_keeps_its_own_dgl_sparse(run_python, tmp_path):
+    make_dgl(tmp_path, "dgl_sparse/libdgl_sparse_pytorch_2.4.0.so")
     code = f"""{PRETEND_TORCH_2_4}
-import dgl_mgpu, dgl.{works}, dgl.{lacks}
-assert dgl.{works}.ItemSet == "its own"
+import torch, dgl_mgpu, dgl.sparse, dgl.graphbolt
+assert dgl.sparse.ItemSet == "its own"
+assert torch.ops.dgl_sparse is not dgl_mgpu.backend.sparse
 try:
-    dgl.{lacks}.ItemSet
+    dgl.graphbolt.ItemSet
 except dgl_mgpu.errors.UnavailableError as error:
     assert "torch 2.4.0 is installed" in error.found, error.found
 else:
     raise SystemExit("no error")
+"""
+    done = run_python(code, tmp_path)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_dgl_that_lacks_the_library_of_dgl_sparse_gets_operators(run_python, tmp_path):
+    make_dgl(tmp_path, "graphbolt/libgraphbolt_pytorch_2.4.0.so")
+    module = tmp_path / "dgl" / "sparse" / "__init__.py"
+    module.write_text(module.read_text() + "raise FileNotFoundError('no C++ library')\n")
+    code = f"""{PRETEND_TORCH_2_4}
+import torch, dgl_mgpu, dgl.sparse, dgl.graphbolt
+assert dgl.graphbolt.ItemSet == dgl.sparse.ItemSet == "its own"
+assert torch.ops.dgl_sparse is dgl_mgpu.backend.sparse
 """
     done = run_python(code, tmp_path)
     assert done.returncode == 0, done.stderr

@@ -19,6 +19,10 @@ from dgl_mgpu.backend.compat.importer import implementation, originals
 from dgl_mgpu.backend.compat.overrides import autocast
 from dgl_mgpu.backend.compat.registry import REPLACEMENTS, SURROUNDINGS, Replacement, applies
 
+#: How many arguments there are where the original does not tell: the other two of `where` make it
+#: another function, and `from_numpy` and `range` are C functions of torch.
+ARGUMENTS = {"where": 1, "from_numpy": 1, "range": 4}
+
 #: Parts of ogb that import packages which neither DGL nor this package needs.
 NEEDS_MORE = ("_pyg", "lsc.")
 
@@ -44,14 +48,13 @@ def test_replacement_is_in_force_with_the_signature_of_what_it_replaces(entry):
         pytest.skip("not for the installed versions")
     module = import_target(entry)
     replacement, original = implementation(entry.by), originals[entry.target]
-    assert vars(module)[entry.target.partition(":")[2]] is replacement
+    owner, name = importer.place(module, entry)
+    assert vars(owner)[name] is replacement
     if isinstance(original, ModuleType):
         replaced = {n: f for n, f in vars(replacement).items() if inspect.isfunction(f)}
         for name, function in replaced.items():
-            if name in ("where", "from_numpy"):
-                # The other two arguments of `where` make it another function, and torch's C
-                # function `from_numpy` does not tell its signature: one positional argument.
-                assert len(parameters(function)) == 1
+            if name in ARGUMENTS:
+                assert len(parameters(function)) == ARGUMENTS[name]
                 continue
             assert parameters(function) == parameters(getattr(original, name)), name
     elif inspect.isclass(original):

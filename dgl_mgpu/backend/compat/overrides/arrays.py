@@ -1,13 +1,15 @@
-"""Tensors on a GPU reach C functions as they are, not as DGL's NDArray, which needs C++ for GPUs."""
+"""Tensors on a GPU reach C functions as they are: DGL's NDArray would need C++ for GPUs."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import torch
+from dgl._ffi.runtime_ctypes import DGLContext
 
 from dgl_mgpu.backend.compat.importer import originals
 
+_CPU = DGLContext(1, 0)
 _TENSOR = "dgl.backend.pytorch.tensor:"
 
 
@@ -20,13 +22,13 @@ def zerocopy_to_dgl_ndarray(data: torch.Tensor) -> Any:
     return originals[_TENSOR + "zerocopy_to_dgl_ndarray"](data)
 
 
-def zerocopy_to_dgl_ndarray_for_write(data: torch.Tensor) -> Any:
+def zerocopy_to_dgl_ndarray_for_write(input: torch.Tensor) -> Any:  # DGL's name
     """The same, for an array that is written to."""
     from dgl_mgpu.backend.capi.dispatch import stays_tensor
 
-    if stays_tensor(data):
-        return data
-    return originals[_TENSOR + "zerocopy_to_dgl_ndarray_for_write"](data)
+    if stays_tensor(input):
+        return input
+    return originals[_TENSOR + "zerocopy_to_dgl_ndarray_for_write"](input)
 
 
 def zerocopy_from_dgl_ndarray(data: Any) -> torch.Tensor:
@@ -36,13 +38,10 @@ def zerocopy_from_dgl_ndarray(data: Any) -> torch.Tensor:
     return originals[_TENSOR + "zerocopy_from_dgl_ndarray"](data)
 
 
-def array(arr: Any, ctx: Any = None) -> Any:
+def array(arr: Any, ctx: Any = _CPU) -> Any:
     """In place of ``dgl.ndarray.array``: an array on a GPU is a tensor."""
-    original = originals["dgl.ndarray:array"]
-    if ctx is None:
-        return original(arr)
-    if ctx.device_type == 1:
-        return original(arr, ctx)
+    if ctx.device_type == _CPU.device_type:
+        return originals["dgl.ndarray:array"](arr, ctx)
     from dgl import backend as F
 
     return torch.as_tensor(arr, device=F.to_backend_ctx(ctx))

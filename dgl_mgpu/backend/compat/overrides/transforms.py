@@ -1,0 +1,79 @@
+"""Transforms that DGL's Python allows on the CPU alone."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from dgl_mgpu.backend.compat.importer import originals
+
+_FUNCTIONS = "dgl.transforms.functional:"
+
+
+def alias_func(func: Callable[..., Any]) -> Callable[..., Any]:
+    """In place of DGL's: a method that calls what has the function's name at the time."""
+
+    @functools.wraps(func)
+    def method(*arguments: Any, **options: Any) -> Any:
+        return getattr(sys.modules[func.__module__], func.__name__)(*arguments, **options)
+
+    method.__doc__ = f"Alias of :func:`dgl.{func.__name__}`."
+    return method
+
+
+def line_graph(g: Any, backtracking: bool = True, shared: bool = False) -> Any:
+    """In place of ``dgl.line_graph``: a graph on a GPU stays there."""
+    from dgl import DGLGraph, utils
+    from dgl.base import DGLError
+    from dgl.transforms import functional
+
+    from dgl_mgpu.backend.index import TensorIndex
+
+    if not isinstance(g._graph, TensorIndex):
+        return originals[_FUNCTIONS + "line_graph"](g, backtracking, shared)
+    if not g.is_homogeneous:
+        raise DGLError("only homogeneous graph is supported")
+    lines = DGLGraph(functional._CAPI_DGLHeteroLineGraph(g._graph, backtracking))
+    if shared:
+        utils.set_new_frames(lines, node_frames=utils.extract_edge_subframes(g, None))
+    return lines
+
+
+def to_simple(
+    g: Any,
+    return_counts: str | None = "count",
+    writeback_mapping: bool = False,
+    copy_ndata: bool = True,
+    copy_edata: bool = False,
+    aggregator: str = "arbitrary",
+) -> Any:
+    """In place of ``dgl.to_simple``: also for a graph on a GPU."""
+    from dgl import DGLGraph, utils
+    from dgl.base import DGLError
+    from dgl.transforms import functional
+
+    from dgl_mgpu.backend.index import TensorIndex
+
+    if not isinstance(g._graph, TensorIndex):
+        return originals[_FUNCTIONS + "to_simple"](
+            g, return_counts, writeback_mapping, copy_ndata, copy_edata, aggregator
+        )
+    if g.is_block:
+        raise DGLError("Cannot convert a block graph to a simple graph.")
+    index, counts, edge_maps = functional._CAPI_DGLToSimpleHetero(g._graph)
+    simple = DGLGraph(index, g.ntypes, g.etypes)
+    if copy_ndata:
+        utils.set_new_frames(simple, node_frames=utils.extract_node_subframes(g, None))
+    if copy_edata:
+        frames = functional._coalesce_edge_frame(g, edge_maps, counts, aggregator)
+        utils.set_new_frames(simple, edge_frames=frames)
+    if return_counts is not None:
+        for etype, count in zip(g.canonical_etypes, counts, strict=True):
+            simple.edges[etype].data[return_counts] = count
+    if not writeback_mapping:
+        return simple
+    if len(edge_maps) == 1:
+        return simple, edge_maps[0]
+    return simple, dict(zip(g.canonical_etypes, edge_maps, strict=True))

@@ -1,0 +1,71 @@
+"""Parts of matrices: rows, columns, and what is left when duplicates are added up."""
+
+from __future__ import annotations
+
+import torch
+
+from dgl_mgpu.backend.sparse.check import check_indices, check_range
+from dgl_mgpu.backend.sparse.pattern import Pattern
+from dgl_mgpu.errors import InvalidInputError
+
+
+def coalesce(pattern: Pattern, value: torch.Tensor) -> tuple[Pattern, torch.Tensor]:
+    """One non-zero a place, sorted by row and column, with the sum of the values there."""
+    keys, place = pattern.keys().unique(return_inverse=True)
+    total = value.new_zeros(keys.numel(), *value.shape[1:]).index_add(0, place, value)
+    return Pattern.from_keys(keys, pattern.shape), total
+
+
+def index_select(
+    pattern: Pattern, value: torch.Tensor, dim: int, ids: torch.Tensor
+) -> tuple[Pattern, torch.Tensor]:
+    """The rows (``dim=0``) or columns (``dim=1``) `ids`, in this order.
+
+    Raises
+    ------
+    InvalidInputError, IdOutOfRangeError
+        If `ids` are no indices, on another device, or not all below ``shape[dim]``.
+    """
+    asked = "select rows or columns of a sparse matrix"
+    check_indices(asked, index=ids)
+    if ids.device != pattern.device:
+        raise InvalidInputError(
+            asked, f"index on {ids.device}, matrix on {pattern.device}", "move one to the other"
+        )
+    check_range(asked, (ids, pattern.shape[dim]))
+    return _select(pattern, value, dim, ids)
+
+
+def range_select(
+    pattern: Pattern, value: torch.Tensor, dim: int, start: int, end: int | None
+) -> tuple[Pattern, torch.Tensor]:
+    """The rows (``dim=0``) or columns (``dim=1``) from `start` up to `end`, or to the last.
+
+    Raises
+    ------
+    InvalidInputError
+        If there are no such rows or columns.
+    """
+    size = pattern.shape[dim]
+    end = size if end is None else end
+    if not 0 <= start <= end <= size:
+        raise InvalidInputError(
+            "select a range of rows or columns of a sparse matrix",
+            f"[{start}, {end}) of {size}",
+            f"pass a range within [0, {size})",
+        )
+    return _select(pattern, value, dim, torch.arange(start, end, device=pattern.device))
+
+
+def _select(
+    pattern: Pattern, value: torch.Tensor, dim: int, ids: torch.Tensor
+) -> tuple[Pattern, torch.Tensor]:
+    if dim == 1:
+        selected, value = _select(pattern.transpose(), value, 0, ids)
+        return selected.transpose(), value
+    csr = pattern.relation.csr()
+    entries, counts = csr.entries(ids)
+    indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(csr.indptr.dtype)
+    selected = Pattern.from_csr(indptr, csr.indices[entries], (ids.numel(), pattern.shape[1]))
+    places = entries if csr.eids is None else csr.eids[entries].long()
+    return selected, value.index_select(0, places)

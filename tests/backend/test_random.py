@@ -1,0 +1,105 @@
+"""Random numbers that are seeded by DGL's seed."""
+
+from __future__ import annotations
+
+import dgl
+import pytest
+import torch
+from dgl.random import choice
+
+from dgl_mgpu.backend import random
+from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors
+from dgl_mgpu.errors import InvalidInputError
+
+NULL = torch.empty(0)
+CPU = torch.device("cpu")
+
+
+def draws() -> list:
+    return [
+        torch.rand(5, generator=random.generator(CPU)).tolist(),
+        random.choice(7, 100, NULL, False, 64).tolist(),
+        random.next_key(),
+        random.next_key(),
+    ]
+
+
+def test_dgls_seed_seeds_everything_and_torchs_nothing():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    dgl.seed(1)
+    first, dgls = draws(), choice(100, 10)
+    dgl.seed(1)
+    assert draws() == first
+    assert torch.equal(choice(100, 10), dgls)
+    dgl.seed(2)
+    other = draws()
+    assert all(a != b for a, b in zip(other, first, strict=True))
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_no_two_calls_have_the_same_key():
+    assert len({random.next_key() for _ in range(100)}) == 100
+
+
+@pytest.mark.parametrize("bits", [32, 64])
+@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize("weighted", [True, False])
+@pytest.mark.parametrize("count", [0, 1, 50])
+def test_choices_are_numbers_of_the_population(count, weighted, replace, bits):
+    weights = torch.ones(50) if weighted else NULL
+    found = random.choice(count, 50, weights, replace, bits)
+    assert found.dtype == (torch.int32 if bits == 32 else torch.int64)
+    assert found.shape == (count,)
+    assert ((found >= 0) & (found < 50)).all()
+    if not replace:
+        assert len(found.unique()) == count
+
+
+@pytest.mark.parametrize("replace", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_choices_are_as_frequent_as_they_weigh(replace, dtype):
+    dgl.seed(0)
+    weights = torch.tensor([0.0, 1.0, 5.0, 0.0, 2.0, 2.0], dtype=dtype)
+    expected = weights.double() / weights.double().sum()
+    count = 20_000 if replace else 1
+    firsts = [random.choice(count, 6, weights, replace, 64) for _ in range(20_000 // count)]
+    frequency = torch.bincount(torch.cat(firsts), minlength=6) / 20_000
+    assert (frequency[expected == 0] == 0).all()
+    # Six standard deviations.
+    assert ((frequency - expected).abs() < 6 * (expected / 20_000).sqrt() + 1e-9).all()
+
+
+def test_all_that_weigh_something_can_be_drawn_without_replacement():
+    weights = torch.tensor([1e-30, 0.0, 1e30, 1.0])
+    drawn = random.choice(3, 4, weights, False, 64)
+    assert drawn.sort().values.tolist() == [0, 2, 3]
+    assert drawn[0] == 2
+
+
+def test_dgls_python_draws_from_tensors():
+    with graphs_on_tensors():
+        drawn = choice(torch.tensor([5, 6, 7]), (2, 3), prob=torch.tensor([0.0, 1.0, 0.0]))
+    assert drawn.tolist() == [[6] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("count", "population", "weights", "replace"),
+    [
+        (4, 3, NULL, False),
+        (1, 0, NULL, True),
+        (4, 3, torch.ones(3), False),
+        (3, 3, torch.tensor([1.0, 0.0, 1.0]), False),
+        (1, 3, torch.ones(2), True),
+    ],
+)
+def test_what_cannot_be_drawn_is_refused(count, population, weights, replace):
+    with pytest.raises(InvalidInputError, match="draw"):
+        random.choice(count, population, weights, replace, 64)
+
+
+def test_the_seed_may_be_any_integer():
+    for seed in (0, -7, 2**31 - 1):
+        dgl.seed(seed)
+        assert random.next_key() == (seed % 2**64, 0)
