@@ -120,7 +120,7 @@ def check(layer: torch.nn.Module, device: torch.device, idtype: torch.dtype) -> 
     results = []
     for place in ("cpu", device):
         graph = dgl.add_self_loop(dgl.graph((src, dst), num_nodes=500)).to(place)
-        h = x.to(place).requires_grad_()
+        h = x.detach().clone().to(place).requires_grad_()
         layer.to(place).zero_grad()
         out = layer(graph, h)
         out.square().mean().backward()

@@ -20,25 +20,27 @@ struct View {
   const int64* pointers;
   Positions positions;
 
-  // A random neighbor of a node, or -1 if it has none.
+  // A random neighbor of a node, or -1 if it has none. `edge`, if not null, gets the edge's id.
   template <typename Id>
-  __device__ __forceinline__ int64 Step(int64 node, uint64 random) const {
+  __device__ __forceinline__ int64 Step(int64 node, uint64 random, int64* edge) const {
     const Graph<Id, int> graph{{tiers, static_cast<int>(num_tiers), nullptr}, pointers};
     const auto span = graph.Find(positions.Of(node));
     if (span.size() == 0) return -1;
-    return static_cast<int64>(span.neighbors()[below(random, span.size())]);
+    const int64 place = below(random, span.size());
+    if (edge != nullptr) *edge = static_cast<int64>(span.edge(place));
+    return static_cast<int64>(span.neighbors()[place]);
   }
 };
 
 // A thread a walk, `each` of them from every start. `numbers` has the number of each walk among
 // those from its node; null stands for 0, 1, … at each start. `stops` are the probabilities to
-// end before each step, in units of 2^-53. `bad`, filled with ones, gets the first start that is
-// no node.
+// end before each step, in units of 2^-53. `edges`, if not null, gets the ids of the edges taken,
+// -1 for none. `bad`, filled with ones, gets the first start that is no node.
 template <typename Start, typename Id>
 __global__ void __launch_bounds__(kThreads)
     walk(const Start* starts, int64 num_starts, const int64* numbers, int64 each,
          const int64* stops, int64 length, const View* views, int64 num_views, int64 num_rows,
-         int64 key, int64* traces, uint64* bad) {
+         int64 key, int64* traces, int64* edges, uint64* bad) {
   for (int64 i = thread_number(); i < num_starts * each; i += thread_count()) {
     const int64 start = starts[i / each];
     const bool outside = start < 0 || start >= num_rows;
@@ -48,10 +50,12 @@ __global__ void __launch_bounds__(kThreads)
     int64 node = trace[0] = outside ? -1 : start;
     int view = 0;
     for (int64 step = 0; step < length; ++step) {
+      int64* edge = edges == nullptr ? nullptr : edges + i * length + step;
+      if (edge != nullptr) *edge = -1;
       if (node >= 0) {
         const Draws draws = philox(start, number, kWalkStream + static_cast<uint32>(step), key);
         const bool ends = static_cast<int64>(draws.second >> 11) < stops[step];
-        node = ends ? -1 : views[view].Step<Id>(node, draws.first);
+        node = ends ? -1 : views[view].Step<Id>(node, draws.first, edge);
       }
       trace[step + 1] = node;
       if (++view == num_views) view = 0;

@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from dgl_mgpu.backend.errors import UnknownIdError
+
 FORMATS = ("coo", "csr", "csc")
 
 
@@ -61,15 +63,60 @@ class Compressed(NamedTuple):
             How many each node has.
         """
         nodes = nodes.long()
-        start = self.indptr[nodes].long()
-        counts = self.indptr[nodes + 1].long() - start
-        return ranges(start, counts), counts
+        if nodes.numel() == 0:
+            return nodes, nodes
+        start, counts = self._bounds(nodes)
+        unknown = ((nodes < 0) | (nodes > self.indptr.numel() - 2)).any()
+        total, any_unknown = torch.stack([counts.sum(), unknown]).tolist()
+        if any_unknown:
+            raise UnknownIdError(
+                "find the edges of nodes",
+                f"ids from {int(nodes.min())} to {int(nodes.max())} of "
+                f"{self.indptr.numel() - 1} nodes",
+                "pass ids of nodes of the graph",
+            )
+        return ranges(start, counts, total), counts
+
+    def degrees(self, nodes: torch.Tensor | None = None) -> torch.Tensor:
+        """How many entries nodes have, of the ids' dtype: all nodes, or those given.
+
+        Ids out of range have none: there is nothing to wait for, and so nobody to tell.
+        """
+        if nodes is None:
+            return self.indptr.diff()
+        return self._bounds(nodes.long())[1].to(self.indptr.dtype)
+
+    def _bounds(self, nodes: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        last = self.indptr.numel() - 1
+        start = self.indptr[nodes.clamp(0, last)].long()
+        return start, self.indptr[(nodes + 1).clamp(0, last)].long() - start
 
 
-def ranges(start: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """``start[i], start[i] + 1, …`` for ``counts[i]`` numbers, one after the other; int64."""
+class Unnumbered(Compressed):
+    """A matrix that was given without edge ids: DGL answers without them when asked for it."""
+
+
+def check_ids(ids: torch.Tensor, count: int, what: str) -> None:
+    """Raise for ids out of range: an index out of range would end all work on a GPU."""
+    if ids.numel() == 0:
+        return
+    low, high = torch.stack(ids.aminmax()).tolist()
+    if low < 0 or high >= count:
+        raise UnknownIdError(
+            f"look up {what}",
+            f"ids from {low} to {high}, where there are {count}",
+            f"pass ids in [0, {count})",
+        )
+
+
+def ranges(start: torch.Tensor, counts: torch.Tensor, total: int | None = None) -> torch.Tensor:
+    """``start[i], start[i] + 1, …`` for ``counts[i]`` numbers, one after the other; int64.
+
+    ``total`` is the sum of ``counts``, where it is known already.
+    """
     ends = counts.cumsum(0)
-    total = int(ends[-1]) if ends.numel() else 0
+    if total is None:
+        total = int(ends[-1]) if ends.numel() else 0
     shift = (start - ends + counts).repeat_interleave(counts, output_size=total)
     return torch.arange(total, device=start.device) + shift
 
@@ -282,22 +329,21 @@ class Relation:
         destinations, nodes, eids = _edges_of(self.csr(), nodes)
         return nodes, destinations, eids
 
-    def in_degrees(self, nodes: torch.Tensor) -> torch.Tensor:
-        """In-degrees of ``nodes``, of the ids' dtype."""
+    def in_degrees(self, nodes: torch.Tensor | None = None) -> torch.Tensor:
+        """In-degrees of ``nodes`` or of all, of the ids' dtype."""
         return self._degrees("csc", nodes)
 
-    def out_degrees(self, nodes: torch.Tensor) -> torch.Tensor:
-        """Out-degrees of ``nodes``, of the ids' dtype."""
+    def out_degrees(self, nodes: torch.Tensor | None = None) -> torch.Tensor:
+        """Out-degrees of ``nodes`` or of all, of the ids' dtype."""
         return self._degrees("csr", nodes)
 
-    def _degrees(self, name: str, nodes: torch.Tensor) -> torch.Tensor:
+    def _degrees(self, name: str, nodes: torch.Tensor | None) -> torch.Tensor:
         if name not in self.formats and self.held(name) is None:
             ends = self._expanded()
             of, count = (ends.col, self.num_dst) if name == "csc" else (ends.row, self.num_src)
-            return torch.bincount(of, minlength=count).to(self.idtype)[nodes.long()]
-        indptr = self._compressed(name).indptr
-        nodes = nodes.long()
-        return indptr[nodes + 1] - indptr[nodes]
+            degrees = torch.bincount(of, minlength=count).to(self.idtype)
+            return degrees if nodes is None else degrees[nodes.long()]
+        return self._compressed(name).degrees(nodes)
 
     def pairs(self) -> Compressed:
         """The CSR whose entries are also in the order of (destination, edge id) in each row."""

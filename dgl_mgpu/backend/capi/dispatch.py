@@ -21,6 +21,8 @@ from dgl._ffi.function import Function
 from dgl_mgpu.backend.capi import record
 from dgl_mgpu.backend.capi.table import TAKE_HOST_GRAPHS, Place, find_entry
 from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.errors import as_dgl_error
+from dgl_mgpu.errors import InvalidInputError
 
 
 class OnTensors:
@@ -74,10 +76,14 @@ class Dispatcher(Function):
         return super().__call__(*arguments)
 
     def _ours(self, arguments: tuple[Any, ...]) -> Any:
-        if record.recording:
-            with record.call(self.name, self._implementation[0]):
-                return self._implementation[1](*arguments)
-        return self._implementation[1](*arguments)
+        place, implementation = self._implementation
+        try:
+            if record.recording:
+                with record.call(self.name, place):
+                    return implementation(*arguments)
+            return implementation(*arguments)
+        except InvalidInputError as error:
+            raise as_dgl_error(error) from error
 
     @cached_property
     def _implementation(self) -> tuple[Place, Callable[..., Any]]:

@@ -145,7 +145,7 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
         "DGLSampleLabors": (_TORCH, "sampling:sample_labors"),
     },
     "sampling.negative": {
-        "DGLGlobalUniformNegativeSampling": (_TORCH, "sampling:global_uniform_negative_sampling"),
+        "DGLGlobalUniformNegativeSampling": (_NATIVE, "sampling:global_uniform_negative_sampling"),
     },
     "sampling.neighbor": {
         "DGLSampleNeighbors": (_NATIVE, "sampling:sample_neighbors"),
@@ -160,10 +160,10 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
     "sampling.randomwalks": {
         "DGLSamplingNode2vec": (_TORCH, "walks:node2vec"),
         "DGLSamplingPackTraces": (_TORCH, "walks:pack_traces"),
-        "DGLSamplingRandomWalk": (_TORCH, "walks:random_walk"),
-        "DGLSamplingRandomWalkWithRestart": (_TORCH, "walks:random_walk_with_restart"),
+        "DGLSamplingRandomWalk": (_NATIVE, "walks:random_walk"),
+        "DGLSamplingRandomWalkWithRestart": (_NATIVE, "walks:random_walk_with_restart"),
         "DGLSamplingRandomWalkWithStepwiseRestart": (
-            _TORCH,
+            _NATIVE,
             "walks:random_walk_with_stepwise_restart",
         ),
     },
@@ -217,7 +217,7 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
 }
 
 #: Modules whose functions take DGL's own graphs too, in host memory.
-TAKE_HOST_GRAPHS = frozenset({"blocks", "creation", "pinning", "sampling", "walks"})
+TAKE_HOST_GRAPHS = frozenset({"creation", "pinning", "sampling", "walks"})
 
 # Why, then namespace and functions.
 _NOT_SERVED: dict[str, dict[str, str]] = {

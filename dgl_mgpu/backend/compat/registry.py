@@ -219,6 +219,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         )
     ),
     Replacement(
+        "dgl.heterograph:DGLGraph.in_degrees",
+        "degrees:in_degrees",
+        (DGL,),
+        "looks each node up: on a GPU four kernels where one does it, in every mean",
+    ),
+    Replacement(
         "dgl.heterograph:DGLGraph.out_degrees",
         "degrees:out_degrees",
         (DGL,),

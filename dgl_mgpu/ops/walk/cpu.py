@@ -7,7 +7,7 @@ import torch
 
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import raise_at_bad_id
-from dgl_mgpu.ops.edges import row_bounds
+from dgl_mgpu.ops.edges import edge_id, row_bounds, stored_ids
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.memory import (
     Rows,
@@ -40,13 +40,19 @@ def _step(
     stop: int,
     key: int,
     traces: np.ndarray,
+    taken: np.ndarray,
 ) -> None:
-    """Extend traces ``[begin, end)`` from column ``step`` to the next."""
+    """Extend traces ``[begin, end)`` from column ``step`` to the next.
+
+    ``taken``, if it has rows, gets the ids of the edges.
+    """
     tiers, pointers, position, position_width = graph
     segments = np.empty(_TOGETHER, np.int64)
     indptrs = np.empty(_TOGETHER, np.int64)
     steps = np.empty(_TOGETHER, np.int64)
     edges = np.empty(_TOGETHER, np.int64)
+    places = np.empty(_TOGETHER, np.int64)
+    shifts = np.empty(_TOGETHER, np.int64)
     for start in range(begin, end, _TOGETHER):
         count = min(_TOGETHER, end - start)
 
@@ -73,6 +79,8 @@ def _step(
             degree = load_int64(indptrs[index] + steps[index]) - first
             if degree > 0 and np.int64(end_draw >> np.uint64(11)) >= stop:
                 edge = first + below(pick, degree)
+                places[index] = edge
+                shifts[index] = load_int64(indptrs[index] + 8) - first if steps[index] == 16 else 0
                 edges[index] = pointers[segments[index], INDICES] + edge * width
                 prefetch(edges[index])
 
@@ -81,6 +89,14 @@ def _step(
             if edges[index] != 0:
                 visited = load_id(edges[index], 0, width)
             traces[start + index, step + 1] = visited
+
+        if len(taken) > 0:
+            for index in range(count):
+                edge = -1
+                if edges[index] != 0:
+                    ids = stored_ids(pointers, segments[index])
+                    edge = edge_id(ids, places[index], shifts[index], width)
+                taken[start + index, step] = edge
 
 
 @kernel
@@ -141,11 +157,13 @@ def _random_walk(
     idtype: torch.dtype,
     stops: list[int],
     key: int,
+    edges: torch.Tensor | None = None,
 ) -> torch.Tensor:
     outside = (starts < 0) | (starts >= num_rows[0])
     raise_at_bad_id(outside.nonzero()[:1, 0].tolist(), starts, num_rows[0], "walk")
     traces = torch.empty((starts.numel(), len(stops) + 1), dtype=torch.int64)
     traces[:, 0] = starts
+    taken = np.empty((0, 0), dtype=np.int64) if edges is None else edges.numpy()
     graphs = [rows_argument(*view) for view in zip(tiers, pointers, positions, strict=True)]
     for step, stop in enumerate(stops):
         parallel.run(
@@ -159,6 +177,7 @@ def _random_walk(
             stop,
             key,
             traces.numpy(),
+            taken,
         )
     return traces
 

@@ -30,6 +30,7 @@ def _start_walks(
     idtype: torch.dtype,
     stops: list[int],
     key: int,
+    edges: torch.Tensor | None,
     bad: torch.Tensor,
 ) -> torch.Tensor:
     """Launch the walks, ``each`` of them from every start; the traces."""
@@ -60,6 +61,7 @@ def _start_walks(
         num_rows[0],
         key,
         traces,
+        edges,
         bad,
         where=where,
     )
@@ -77,12 +79,13 @@ def _random_walk(
     idtype: torch.dtype,
     stops: list[int],
     key: int,
+    edges: torch.Tensor | None = None,
 ) -> torch.Tensor:
     where = starts.device
     device.raise_faults(where, wait=False)
     bad = torch.full((1,), -1, dtype=torch.int64, device=where)
     traces = _start_walks(
-        starts, walks, 1, tiers, pointers, positions, num_rows, idtype, stops, key, bad
+        starts, walks, 1, tiers, pointers, positions, num_rows, idtype, stops, key, edges, bad
     )
     report = device.driver.host_buffer(1).copy_(bad, non_blocking=True)
     device.driver.synchronize(where)
@@ -109,7 +112,7 @@ def _pinsage_neighbors(
     control = torch.zeros(count + 2, dtype=torch.int64, device=where)
     bad, indptr = control[:1].fill_(-1), control[1:]
     traces = _start_walks(
-        seeds, None, num_walks, tiers, pointers, positions, num_rows, idtype, stops, key, bad
+        seeds, None, num_walks, tiers, pointers, positions, num_rows, idtype, stops, key, None, bad
     )
     visits = num_walks * (len(stops) // len(tiers))
     walked = (traces, count, num_walks, len(stops) + 1, len(tiers))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -16,7 +17,8 @@ from dgl_mgpu.ops.view import GraphView
 
 library.define(
     "random_walk(Tensor starts, Tensor walks, Tensor[] tiers, Tensor[] pointers,"
-    " Tensor[] positions, SymInt[] num_rows, ScalarType idtype, int[] stops, int key) -> Tensor"
+    " Tensor[] positions, SymInt[] num_rows, ScalarType idtype, int[] stops, int key,"
+    " Tensor(a!)? edges=None) -> Tensor"
 )
 library.define(
     "pinsage_neighbors(Tensor seeds, Tensor[] tiers, Tensor[] pointers, Tensor[] positions,"
@@ -36,6 +38,7 @@ def _random_walk_fake(
     idtype: torch.dtype,
     stops: list[int],
     key: int,
+    edges: torch.Tensor | None = None,
 ) -> torch.Tensor:
     return starts.new_empty((starts.shape[0], len(stops) + 1), dtype=torch.int64)
 
@@ -79,11 +82,15 @@ class VisitedNeighbors(NamedTuple):
     counts: torch.Tensor
 
 
-def _as_metapath(views: GraphView | Sequence[GraphView], asked: str) -> list[GraphView]:
+def _as_metapath(
+    views: GraphView | Sequence[GraphView], asked: str, length: int | None = None
+) -> list[GraphView]:
+    """The views of a walk of ``length`` steps, or of any, checked to follow each other."""
     path = [views] if isinstance(views, GraphView) else list(views)
     if not path:
         raise InvalidInputError(asked, "an empty metapath", "pass at least one view")
-    for view, following in zip(path, path[1:] + path[:1], strict=True):
+    begins_again = length is None or length > len(path)
+    for view, following in pairwise(path + path[:1] if begins_again else path):
         if view.num_cols != following.num_rows or view.idtype != following.idtype:
             raise InvalidInputError(
                 asked,
@@ -135,6 +142,7 @@ def random_walk(
     key: SampleKey,
     *,
     restart_prob: float | Sequence[float] = 0.0,
+    edges: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Walk from each start, each step along a uniformly chosen edge.
 
@@ -145,7 +153,8 @@ def random_walk(
     Parameters
     ----------
     views : GraphView or sequence of GraphView
-        Topology; of a sequence (a metapath), step ``t`` uses ``views[t % len(views)]``.
+        Topology; of a sequence (a metapath), step ``t`` uses ``views[t % len(views)]``.  Each
+        view ends where the next begins, and the last where the first does if the walk gets there.
     starts : Tensor, int32 or int64, shape (n,)
         Start nodes.  The j-th walk from the same node in a call uses the node's j-th stream.
     length : int
@@ -154,6 +163,8 @@ def random_walk(
         Names the experiment.
     restart_prob : float or sequence of ``length`` floats
         Probability to end the walk before each step.
+    edges : Tensor, int64, shape (n, length), optional
+        Gets the id of the edge that each step takes; -1 after the end of a walk.
 
     Returns
     -------
@@ -175,9 +186,11 @@ def random_walk(
     ``ceil(restart_prob * 2**53)``; else it takes edge number high half of first draw * degree.
     """
     asked = f"walk {length} steps"
-    path = _as_metapath(views, asked)
-    starts = check_ids(starts, asked, path[0].tiers.device)
     length = check_integer(length, "length", 0, asked)
+    path = _as_metapath(views, asked, length)
+    starts = check_ids(starts, asked, path[0].tiers.device)
+    if edges is not None:
+        _check_edges(edges, starts, length, asked)
     stops = (
         [restart_prob] * length
         if isinstance(restart_prob, (int, float))
@@ -189,8 +202,23 @@ def random_walk(
         )
     stops = [_check_probability(stop, "restart_prob", asked) for stop in stops]
     return torch.ops.dgl_mgpu.random_walk(
-        starts, occurrences(starts), *_graphs(path), _as_stops(stops), key.fold()
+        starts, occurrences(starts), *_graphs(path), _as_stops(stops), key.fold(), edges
     )
+
+
+def _check_edges(edges: torch.Tensor, starts: torch.Tensor, length: int, asked: str) -> None:
+    shape = (starts.numel(), length)
+    if (
+        edges.dtype != torch.int64
+        or edges.shape != shape
+        or edges.device != starts.device
+        or not edges.is_contiguous()
+    ):
+        raise InvalidInputError(
+            asked,
+            f"edges of {edges.dtype} and shape {tuple(edges.shape)} on {edges.device}",
+            f"pass a contiguous int64 tensor of shape {shape} on {starts.device}",
+        )
 
 
 def pinsage_neighbors(

@@ -7,8 +7,10 @@ from typing import Any
 import torch
 
 from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.errors import raising_dgl_errors
 
 
+@raising_dgl_errors
 def _gspmm(gidx: Any, op: str, reduce_op: str, u: Any, e: Any) -> Any:
     from dgl_mgpu.backend.index import TensorIndex
 
@@ -19,6 +21,7 @@ def _gspmm(gidx: Any, op: str, reduce_op: str, u: Any, e: Any) -> Any:
     return originals["dgl._sparse_ops:_gspmm"](gidx, op, reduce_op, u, e)
 
 
+@raising_dgl_errors
 def _gsddmm(
     gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str = "u", rhs_target: str = "v"
 ) -> Any:
@@ -31,6 +34,7 @@ def _gsddmm(
     return originals["dgl._sparse_ops:_gsddmm"](gidx, op, lhs, rhs, lhs_target, rhs_target)
 
 
+@raising_dgl_errors
 def edge_softmax(
     gidx: Any, logits: torch.Tensor, eids: Any = "__ALL__", norm_by: str = "dst"
 ) -> Any:
