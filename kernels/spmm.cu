@@ -20,8 +20,6 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kBlocks = 3;
 constexpr int kMostReads = 16;
 constexpr int kMostReadBytes = 128;
-// Dimensions, where neighbours that the same operands have are one.
-constexpr int kDimensions = 4;
 // Rows of more parts are joined by all warps of a block.
 constexpr int64 kFewParts = 64;
 
@@ -54,49 +52,16 @@ struct Product {
   int64 num_rows;
   int64 share_length;
   int64 num_shares;
-  int64 tiles;
-  int64 width;
-  int64 left_bytes;  // of a row
-  int64 right_bytes;
-  int64 dimensions;
-  // Outermost first. An operand that lacks a dimension has stride 0 there.
-  int64 sizes[kDimensions];
-  int64 left_strides[kDimensions];
-  int64 right_strides[kDimensions];
+  RowLayout layout;
 
-  __device__ __forceinline__ int64 PathLength() const { return num_rows + indptr[num_rows]; }
-  __device__ __forceinline__ int64 StartOf(int64 row) const { return row + indptr[row]; }
   __device__ __forceinline__ int64 EndOf(int64 row) const { return row + indptr[row + 1]; }
-
-  // The same element of another row. With 32-bit numbers that is one instruction; rows are shorter
-  // than 4 GiB.
-  static __device__ __forceinline__ const Element* InRow(const Element* of_row_0, Id row,
-                                                         int64 row_bytes) {
-    const uint64 offset = sizeof(Id) == 4
-                              ? static_cast<uint64>(static_cast<uint32>(row)) *
-                                    static_cast<uint32>(row_bytes)
-                              : static_cast<uint64>(row) * static_cast<uint64>(row_bytes);
-    return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(of_row_0) + offset);
-  }
-
-  // Moves pointers to the operands' rows 0 on to what belongs to a column of the output.
-  __device__ __forceinline__ void Locate(int64 column, const Element** of_left,
-                                         const Element** of_right) const {
-    for (int64 d = dimensions - 1; d >= 0; --d) {
-      const int64 outer = d == 0 ? 0 : column / sizes[d];
-      const int64 inner = column - outer * sizes[d];
-      *of_left += inner * left_strides[d];
-      *of_right += inner * right_strides[d];
-      column = outer;
-    }
-  }
 
   // Writes an element's row and column, and which entry it is from.
   template <typename Reduction, int kVector, typename Entry>
   __device__ __forceinline__ void Write(int64 row, int64 column,
                                         const Partial<Reduction, Number, Entry> (&found)[kVector],
                                         int64 first_entry) const {
-    const int64 at = row * width + column;
+    const int64 at = row * layout.width + column;
     Element values[kVector];
 #pragma unroll
     for (int i = 0; i < kVector; ++i) store(found[i].value, values + i);
@@ -140,33 +105,19 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
   const int64 warp = static_cast<int64>(blockIdx.x) * kWarps + threadIdx.x / 32;
   const int tile = static_cast<int>(warp / product.num_shares);
   const int share = static_cast<int>(warp - tile * product.num_shares);
-  if (tile >= product.tiles) return;
+  if (tile >= product.layout.tiles) return;
 
-  // The share has `count` entries, and `rows` rows end in it. From here on both are counted from
-  // its first.
-  int64 first_row, first_entry;
-  int rows, count;
-  bool has_head, has_open;  // whether it begins, and ends, inside a row
-  {
-    const int64 length = product.PathLength();
-    const int64 begin = min(share * product.share_length, length);
-    const int64 end = min(begin + product.share_length, length);
-    first_row = row_at(product.indptr, begin, 0, product.num_rows);
-    const int64 most = min(product.num_rows, first_row + end - begin);
-    const int64 last_row = row_at(product.indptr, end, first_row, most);
-    first_entry = begin - first_row;
-    rows = static_cast<int>(last_row - first_row);
-    count = static_cast<int>(end - last_row - first_entry);
-    has_head = first_row < product.num_rows && product.StartOf(first_row) < begin;
-    has_open = last_row < product.num_rows && product.StartOf(last_row) < end;
-  }
+  // From here on rows and entries are counted from the share's first.
+  const Share whole = share_at(product.indptr, product.num_rows, share, product.share_length);
+  const int64 first_row = whole.first_row, first_entry = whole.first_entry;
+  const int rows = whole.rows, count = whole.count;
 
   // The columns of this lane.
   const int64 column = (static_cast<int64>(tile) * kLanes + lane % kLanes) * kVector;
-  const bool active = column < product.width;
+  const bool active = column < product.layout.width;
   const Element* left_base = product.left;
   const Element* right_base = product.right;
-  product.Locate(active ? column : 0, &left_base, &right_base);
+  product.layout.Locate(active ? column : 0, &left_base, &right_base);
 
   Partial<Reduction, Number, uint32> partial[kVector];
   // Brings what the groups of lanes have of a row together.
@@ -186,7 +137,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
   };
   const auto keep_part = [&](int row, int is_tail) {
     if (group != 0 || !active) return;
-    const int64 at = (2 * static_cast<int64>(share) + is_tail) * product.width + column;
+    const int64 at = (2 * static_cast<int64>(share) + is_tail) * product.layout.width + column;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
       product.parts[at + i] = partial[i].value;
@@ -210,7 +161,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
   int row = 0, row_end = end_of(0), next_row_end = end_of(1);
   const auto finish_row = [&]() {
     merge_groups();
-    if (has_head && row == 0) {
+    if (whole.has_head && row == 0) {
       keep_part(0, 0);
     } else if (group == 0 && active) {
       product.Write(first_row + row, column, partial, first_entry);
@@ -245,10 +196,10 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
     for (int i = 0; i < kReads; ++i) {
       const int slot = at % 32 + i * kGroups + group;
       const Id left_row = __shfl_sync(kAllLanes, left_id, slot);
-      left[i].Load(product.InRow(left_base, left_row, product.left_bytes));
+      left[i].Load(in_row(left_base, left_row, product.layout.left_bytes));
       if constexpr (kRight > 0) {
         const Id right_row = __shfl_sync(kAllLanes, right_id, slot);
-        right[i].Load(product.InRow(right_base, right_row, product.right_bytes));
+        right[i].Load(in_row(right_base, right_row, product.layout.right_bytes));
       }
     }
 
@@ -280,8 +231,8 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
   }
   while (row < rows) finish_row();  // without entries, in a share without entries
 
-  const bool has_tail = has_open && !(has_head && rows == 0);
-  if (has_open) {
+  const bool has_tail = whole.has_open && !(whole.has_head && rows == 0);
+  if (whole.has_open) {
     merge_groups();
     keep_part(rows, has_tail);
   }
@@ -304,7 +255,7 @@ __global__ void __launch_bounds__(kThreads) join_parts(Product<Id, Element> prod
     Whole whole;
 #pragma unroll 8
     for (int64 share = from; share <= last; share += step) {
-      const int64 at = (2 * share + (share == first)) * product.width + column;
+      const int64 at = (2 * share + (share == first)) * product.layout.width + column;
       Whole part;
       part.value = product.parts[at];
       if constexpr (Reduction::kChooses) {
@@ -320,7 +271,7 @@ __global__ void __launch_bounds__(kThreads) join_parts(Product<Id, Element> prod
   const int64 row = mine < product.num_shares ? product.open_rows[mine] : -1;
   const int64 last = row < 0 ? -1 : product.EndOf(row) / product.share_length;
   if (row >= 0 && last - mine < kFewParts) {
-    for (int64 column = lane; column < product.width; column += 32) {
+    for (int64 column = lane; column < product.layout.width; column += 32) {
       const Whole whole[1] = {joined(row, mine, mine, last, 1, column)};
       product.Write(row, column, whole, 0);
     }
@@ -332,15 +283,15 @@ __global__ void __launch_bounds__(kThreads) join_parts(Product<Id, Element> prod
     const int64 first = static_cast<int64>(blockIdx.x) * kWarps + i;
     if (lasts[i] - first < kFewParts) continue;
     const int64 long_row = product.open_rows[first];
-    for (int64 columns = 0; columns < product.width; columns += 32) {
+    for (int64 columns = 0; columns < product.layout.width; columns += 32) {
       const int64 column = columns + lane;
-      if (column < product.width) {
+      if (column < product.layout.width) {
         const Whole some = joined(long_row, first, first + warp, lasts[i], kWarps, column);
         values[warp][lane] = some.value;
         entries[warp][lane] = some.entry;
       }
       __syncthreads();
-      if (warp == 0 && column < product.width) {
+      if (warp == 0 && column < product.layout.width) {
         Whole whole[1];
         for (int from = 0; from < kWarps; ++from) {
           Whole some;

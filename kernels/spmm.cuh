@@ -1,5 +1,5 @@
-// Parts of the sparse-dense product in spmm.cu: vectors of elements, operations, reductions and the
-// path that warps share.
+// Parts of the sparse-dense products in spmm.cu and spmm_transposed.cu: vectors of elements, rows of
+// operands, operations, reductions and the path that warps share.
 #pragma once
 
 #include "grid.cuh"
@@ -53,6 +53,48 @@ __device__ __forceinline__ void store_once(Element* to, const Element (&from)[kC
   memcpy(packed.parts, from, sizeof packed.parts);
 #pragma unroll
   for (int i = 0; i < packed.kParts; ++i) __stcs(reinterpret_cast<Part*>(to) + i, packed.parts[i]);
+}
+
+// ---- Rows of operands ----
+
+// Dimensions, where neighbours that the same operands have are one.
+constexpr int kDimensions = 4;
+
+// How the operands' rows meet those of the output.
+struct RowLayout {
+  int64 tiles;
+  int64 width;
+  int64 left_bytes;  // of a row
+  int64 right_bytes;
+  int64 dimensions;
+  // Outermost first. An operand that lacks a dimension has stride 0 there.
+  int64 sizes[kDimensions];
+  int64 left_strides[kDimensions];
+  int64 right_strides[kDimensions];
+
+  // Moves pointers to the operands' rows 0 on to what belongs to a column of the output.
+  template <typename Element>
+  __device__ __forceinline__ void Locate(int64 column, const Element** of_left,
+                                         const Element** of_right) const {
+    for (int64 d = dimensions - 1; d >= 0; --d) {
+      const int64 outer = d == 0 ? 0 : column / sizes[d];
+      const int64 inner = column - outer * sizes[d];
+      *of_left += inner * left_strides[d];
+      *of_right += inner * right_strides[d];
+      column = outer;
+    }
+  }
+};
+
+// The same element of another row. With 32-bit numbers that is one instruction; rows are shorter
+// than 4 GiB.
+template <typename Element, typename Id>
+__device__ __forceinline__ const Element* in_row(const Element* of_row_0, Id row, int64 row_bytes) {
+  const uint64 offset = sizeof(Id) == 4
+                            ? static_cast<uint64>(static_cast<uint32>(row)) *
+                                  static_cast<uint32>(row_bytes)
+                            : static_cast<uint64>(row) * static_cast<uint64>(row_bytes);
+  return reinterpret_cast<const Element*>(reinterpret_cast<const char*>(of_row_0) + offset);
 }
 
 // ---- Operations of a left and a right operand ----
@@ -200,6 +242,36 @@ __device__ __forceinline__ int64 row_at(const Id* indptr, int64 place, int64 low
     high = min(high, low + step - 1);
   }
   return low;
+}
+
+// A warp's share of the path: `count` entries, and `rows` rows end in it.
+struct Share {
+  int64 first_row;
+  int64 first_entry;
+  int rows;
+  int count;
+  bool has_head;  // begins inside a row
+  bool has_open;  // ends inside a row
+};
+
+// All lanes of a warp ask together.
+template <typename Id>
+__device__ __forceinline__ Share share_at(const Id* indptr, int64 num_rows, int64 share,
+                                          int64 share_length) {
+  const int64 length = num_rows + indptr[num_rows];
+  const int64 begin = min(share * share_length, length);
+  const int64 end = min(begin + share_length, length);
+  Share found;
+  found.first_row = row_at(indptr, begin, 0, num_rows);
+  const int64 most = min(num_rows, found.first_row + end - begin);
+  const int64 last_row = row_at(indptr, end, found.first_row, most);
+  found.first_entry = begin - found.first_row;
+  found.rows = static_cast<int>(last_row - found.first_row);
+  found.count = static_cast<int>(end - last_row - found.first_entry);
+  const auto start_of = [&](int64 row) { return row + indptr[row]; };
+  found.has_head = found.first_row < num_rows && start_of(found.first_row) < begin;
+  found.has_open = last_row < num_rows && start_of(last_row) < end;
+  return found;
 }
 
 }  // namespace dgl_mgpu

@@ -11,9 +11,9 @@ from dgl._ffi.runtime_ctypes import DGLContext
 from dgl.graph_index import GraphIndex
 from dgl.heterograph_index import HeteroGraphIndex
 
+from dgl_mgpu.backend.errors import InvalidCallError
 from dgl_mgpu.backend.index import Schema, TensorIndex
-from dgl_mgpu.backend.relation import FORMATS, Compressed, Coo, Relation
-from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.backend.relation import FORMATS, Compressed, Coo, Relation, Unnumbered
 
 
 def as_tensor(array: Any) -> torch.Tensor:
@@ -56,8 +56,15 @@ def create_from_csr(
 ) -> TensorIndex:
     """An index of one relation from its CSR, or with ``transpose`` from its CSC."""
     _check_ids(indptr, indices)
+    rows = num_dst if transpose else num_src
+    if indptr.numel() != rows + 1:
+        raise InvalidCallError(
+            "make a graph of a CSR or CSC",
+            f"an indptr of {indptr.numel()} elements for {rows} nodes",
+            "pass one more element than there are nodes",
+        )
     ids = as_tensor(eids)
-    matrix = Compressed(indptr, indices, ids if ids.numel() else None)
+    matrix = Compressed(indptr, indices, ids) if ids.numel() else Unnumbered(indptr, indices, None)
     held = {"csc" if transpose else "csr": matrix}
     relation = Relation(num_src, num_dst, **held)  # type: ignore[arg-type]
     formats = _formats(formats)
@@ -67,11 +74,12 @@ def create_from_csr(
 
 
 def _check_ids(first: torch.Tensor, second: torch.Tensor) -> None:
-    if first.device != second.device or first.dtype != second.dtype:
-        raise InvalidInputError(
+    alike = first.device == second.device and first.dtype == second.dtype
+    if not alike or first.dtype not in (torch.int32, torch.int64):
+        raise InvalidCallError(
             "make a graph of two tensors of ids",
             f"{first.dtype} on {first.device} and {second.dtype} on {second.device}",
-            "give both the same dtype and device",
+            "give both the same device, and int32 or int64 as dtype",
         )
 
 

@@ -1,8 +1,9 @@
-"""What DGL's DataLoader and NeighborSampler do differently for a store's graph.
+"""What DGL's DataLoader and NeighborSampler do differently for graphs of this package.
 
 DGL's own protocol (``sample_neighbors``, ``get_node_storage``, …) suffices for them to work.
-Two things it lacks: a graph is not told that an epoch begins, and a mini-batch goes through a
-graph over all nodes at every hop.  For any other graph both classes do what they always did.
+Two things it lacks: a store's graph is not told that an epoch begins, and a mini-batch goes through
+a graph over all nodes at every hop.  For DGL's own graphs on the CPU both classes do what they
+always did.
 """
 
 from __future__ import annotations
@@ -10,7 +11,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
-import dgl
+from dgl.base import NID
+from dgl.dataloading.dataloader import DataLoader
+from dgl.dataloading.neighbor_sampler import NeighborSampler
+from dgl.heterograph import DGLGraph
+
+from dgl_mgpu.backend.capi.dispatch import OnTensors
 
 
 @runtime_checkable
@@ -31,12 +37,10 @@ class ServesBlocks(Protocol):
 
 
 def serve_dataloading() -> None:
-    """Teach DGL's classes to use what a store's graph offers; once for all graphs."""
-    loader = dgl.dataloading.DataLoader
-    sampler = dgl.dataloading.NeighborSampler
-    if getattr(loader.__iter__, "serves_stores", False):
+    """Teach DGL's classes to use what this package's graphs offer; once for all graphs."""
+    if getattr(DataLoader.__iter__, "serves_stores", False):
         return
-    iterate, sample_blocks = loader.__iter__, sampler.sample_blocks
+    iterate, sample_blocks = DataLoader.__iter__, NeighborSampler.sample_blocks
 
     def __iter__(self: Any) -> Iterator:
         shared = self.graph
@@ -50,13 +54,30 @@ def serve_dataloading() -> None:
         return iterate(self)
 
     def _sample_blocks(self: Any, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
-        if not isinstance(g, ServesBlocks) or exclude_eids is not None or self.edge_dir != "in":
+        sampled = None
+        if exclude_eids is None and self.edge_dir == "in":
+            sampled = _sample_at_once(g, seed_nodes, self.fanouts, self.prob, self.replace)
+        if sampled is None:
             return sample_blocks(self, g, seed_nodes, exclude_eids)
-        inputs, outputs, blocks = g.sample_blocks(seed_nodes, self.fanouts, self.prob, self.replace)
+        inputs, outputs, blocks = sampled
         if self.output_device is not None:
             blocks = [block.to(self.output_device) for block in blocks]
+            inputs = blocks[0].srcdata[NID]
         return inputs, outputs, blocks
 
     __iter__.serves_stores = True  # type: ignore[attr-defined]
-    loader.__iter__ = __iter__
-    sampler.sample_blocks = _sample_blocks
+    DataLoader.__iter__ = __iter__
+    NeighborSampler.sample_blocks = _sample_blocks
+
+
+def _sample_at_once(g: Any, nodes: Any, fanouts: Any, prob: str | None, replace: bool) -> Any:
+    """All hops of a mini-batch, from a graph that can; else None."""
+    if isinstance(g, DGLGraph):
+        if not isinstance(g._graph, OnTensors) and "_pinned" not in vars(g._graph):
+            return None  # without importing operators that graphs on the CPU do not need
+        from dgl_mgpu.backend.block_sampling import sample_graph
+
+        return sample_graph(g, nodes, fanouts, prob, replace)
+    if isinstance(g, ServesBlocks):
+        return g.sample_blocks(nodes, fanouts, prob, replace)
+    return None

@@ -10,6 +10,8 @@ import dgl
 import torch
 from dgl.sampling.utils import EidExcluder
 
+from dgl_mgpu.backend.block_sampling import sample_hops, tensor_blocks
+from dgl_mgpu.backend.capi.dispatch import stays_tensor
 from dgl_mgpu.backend.dataloading import serve_dataloading
 from dgl_mgpu.backend.randomness import Randomness
 from dgl_mgpu.backend.storage import TableStorage, Traffic
@@ -19,10 +21,9 @@ from dgl_mgpu.ops import (
     EtypeBlock,
     SampledNeighbors,
     SampleKey,
+    VisitedNeighbors,
     check_weights,
     pinsage_neighbors,
-    sample_blocks,
-    sample_etype_blocks,
     sample_neighbors,
 )
 from dgl_mgpu.ops.view import GraphView, RowView
@@ -63,8 +64,7 @@ class StoreGraph:
     canonical_etypes : list of (str, str, str)
     idtype : torch.dtype
     device : torch.device
-        Where its blocks are: the CPU, since DGL's wheel has no graphs on GPUs.  Sampling happens
-        where the store is.
+        Where it is sampled and its blocks are: the store's.
     """
 
     def __init__(
@@ -82,7 +82,7 @@ class StoreGraph:
         self._randomness = Randomness(seed)
         self._epoch_is_set = False
         self._checked_weights: set[str] = set()
-        self.device = torch.device("cpu")
+        self.device = self.view(canonical_etypes[0]).tiers.device
         # DGL's DataLoader looks here before it asks for a storage.
         self._gpu_caches: dict[str, dict] = {"node": {}, "edge": {}}
         serve_dataloading()
@@ -242,15 +242,12 @@ class StoreGraph:
             seeds, self._by_etype(fanout), prob, replace, self._randomness.next_key(seeds)
         )
         edges = {
-            etype: (
-                sample.neighbors.cpu(),
-                seeds[etype[2]].to(self.idtype).repeat_interleave(sample.indptr.diff().cpu()),
-            )
+            etype: (sample.neighbors, self._destinations(seeds[etype[2]], sample))
             for etype, sample in sampled.items()
         }
-        frontier = dgl.heterograph(edges, self._num_nodes, idtype=self.idtype)
+        frontier = dgl.heterograph(edges, self._num_nodes, idtype=self.idtype, device=self.device)
         for etype, sample in sampled.items():
-            frontier.edges[etype].data[dgl.EID] = sample.eids.cpu()
+            frontier.edges[etype].data[dgl.EID] = sample.eids
         if exclude_edges is not None:
             frontier = EidExcluder(exclude_edges)(frontier)
         return frontier if output_device is None else frontier.to(output_device)
@@ -285,8 +282,9 @@ class StoreGraph:
         ------
         InvalidInputError, IdOutOfRangeError, InvalidWeightError
         """
-        sampled = self._sample_blocks(self._by_ntype(nodes), fanouts, prob, replace)
-        blocks = [self._dgl_block(each) for each in self._on_host(sampled)]
+        seeds = self._by_ntype(nodes)
+        sampled = self._sample_blocks(seeds, fanouts, prob, replace)
+        blocks = self._dgl_blocks(sampled, seeds)
         return blocks[0].srcdata[dgl.NID] if blocks else nodes, nodes, blocks
 
     def input_nodes(
@@ -315,52 +313,28 @@ class StoreGraph:
         replace: bool,
     ) -> list[EtypeBlock]:
         """Sample all hops of a mini-batch where the store is."""
-        key = self._randomness.batch_key(seeds)
-        by_etype = [self._by_etype(fanout) for fanout in fanouts]
-        here = {ntype: ids.to(self._where) for ntype, ids in seeds.items()}
         weights = {}
         if prob is not None:
             found = {etype: self._weights(etype, prob) for etype in self.canonical_etypes}
             weights = {etype: rows for etype, rows in found.items() if rows is not None}
-        if not self.is_homogeneous:
-            views = {etype: self.view(etype) for etype in self.canonical_etypes}
-            return sample_etype_blocks(views, here, by_etype, key, replace=replace, weights=weights)
-        (etype,), (ntype,) = self.canonical_etypes, self.ntypes
-        only = [fanout[etype] for fanout in by_etype]
-        blocks = sample_blocks(
-            self.view(etype), here[ntype], only, key, replace=replace, weights=weights.get(etype)
+        return sample_hops(
+            {etype: self.view(etype) for etype in self.canonical_etypes},
+            seeds,
+            [self._by_etype(fanout) for fanout in fanouts],
+            self._randomness.batch_key(seeds),
+            replace=replace,
+            weights=weights,
         )
-        return [
-            EtypeBlock(
-                {etype: BlockEdges(*block[:3])}, {ntype: block.src_nodes}, {ntype: block.num_dst}
-            )
-            for block in blocks
-        ]
 
-    def _on_host(self, blocks: list[EtypeBlock]) -> list[EtypeBlock]:
-        """The blocks of a mini-batch in host memory, all copied at once."""
-        if not blocks or self._where.type == "cpu":
-            return blocks
-        edges = [each for block in blocks for of in block.edges.values() for each in of]
-        tensors = [*blocks[0].src_nodes.values(), *edges]
-        joined = torch.cat([each.to(self.idtype) for each in tensors]).cpu()
-        pieces = iter(joined.split([len(each) for each in tensors]))
-        # Source nodes of later layers are the first of the input nodes.
-        nodes = {ntype: next(pieces) for ntype in blocks[0].src_nodes}
-        return [
-            EtypeBlock(
-                {
-                    etype: BlockEdges(*(next(pieces) for _ in of))
-                    for etype, of in block.edges.items()
-                },
-                {ntype: nodes[ntype][: len(each)] for ntype, each in block.src_nodes.items()},
-                block.num_dst,
-            )
-            for block in blocks
-        ]
+    def _dgl_blocks(
+        self, sampled: Sequence[EtypeBlock], seeds: Mapping[str, torch.Tensor]
+    ) -> list[dgl.DGLGraph]:
+        """What was sampled as DGL's blocks: its C++ has those on the CPU."""
+        if sampled and stays_tensor(next(iter(sampled[0].src_nodes.values()))):
+            return tensor_blocks(sampled, self.ntypes, self.canonical_etypes, seeds)
+        return [self._block_on_cpu(each) for each in sampled]
 
-    def _dgl_block(self, sampled: EtypeBlock) -> dgl.DGLGraph:
-        """A block in host memory as DGL's."""
+    def _block_on_cpu(self, sampled: EtypeBlock) -> dgl.DGLGraph:
         sources = sampled.src_nodes
         block = dgl.create_block(
             {etype: ("csc", self._csc(edges)) for etype, edges in sampled.edges.items()},
@@ -390,14 +364,13 @@ class StoreGraph:
         key: SampleKey,
     ) -> dict[CanonicalEtype, SampledNeighbors]:
         """Sample every edge type; adds empty seeds for node types that have none."""
-        where = self._where
-        empty = torch.empty(0, dtype=self.idtype)
+        empty = torch.empty(0, dtype=self.idtype, device=self.device)
         sampled = {}
         for index, etype in enumerate(self.canonical_etypes):
             seeds.setdefault(etype[2], empty)
             sampled[etype] = sample_neighbors(
                 self.view(etype),
-                seeds[etype[2]].to(where),
+                seeds[etype[2]],
                 fanouts[etype],
                 dataclasses.replace(key, etype=index),
                 replace=replace,
@@ -437,18 +410,20 @@ class StoreGraph:
         key = self._randomness.next_key({self.ntypes[0]: nodes})
         visited = pinsage_neighbors(
             self.view(self.canonical_etypes[0]),
-            nodes.to(self._where),
+            nodes.to(self.device),
             num_traversals=walk_length,
             termination_prob=0.0,
             num_random_walks=num_walks,
             num_neighbors=num_neighbors,
             key=key,
         )
-        targets = nodes.to(self.idtype).repeat_interleave(visited.indptr.diff().cpu())
         frontier = dgl.graph(
-            (visited.neighbors.cpu(), targets), num_nodes=self.num_nodes(), idtype=self.idtype
+            (visited.neighbors, self._destinations(nodes, visited)),
+            num_nodes=self.num_nodes(),
+            idtype=self.idtype,
+            device=self.device,
         )
-        frontier.edata["visits"] = visited.counts.cpu()
+        frontier.edata["visits"] = visited.counts
         return frontier
 
     def check_weights(self, prob: str) -> None:
@@ -482,10 +457,12 @@ class StoreGraph:
         mine, its = self._randomness, shared._randomness
         mine.epoch = its.epoch if shared._epoch_is_set else mine.epoch + 1
 
-    @property
-    def _where(self) -> torch.device:
-        """Where the store's operators run."""
-        return self.view(self.canonical_etypes[0]).tiers.device
+    def _destinations(
+        self, seeds: torch.Tensor, sampled: SampledNeighbors | VisitedNeighbors
+    ) -> torch.Tensor:
+        """The seed of each sampled edge."""
+        seeds = seeds.to(self.device, self.idtype)
+        return seeds.repeat_interleave(sampled.indptr.diff(), output_size=len(sampled.neighbors))
 
     def _weights(self, etype: CanonicalEtype, prob: str) -> RowView | None:
         """Weights of an edge type; None, as in DGL, for one that has no such feature."""
@@ -538,6 +515,8 @@ class StoreGraph:
                 f"seed nodes of dtype {ids.dtype} and shape {tuple(ids.shape)}",
                 f"pass a vector of int32 or int64 node ids{hint}",
             )
+        if ids.is_cuda:
+            return ids.to(self.device)  # operators check them, and need not wait for it
         low, high = (int(bound) for bound in ids.aminmax())
         if low < 0 or high >= num_nodes:
             raise IdOutOfRangeError(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any
 
 import torch
 from dgl import backend as F
@@ -20,7 +20,7 @@ from dgl.heterograph_index import HeteroGraphIndex
 from dgl.utils import to_dgl_context, toindex
 
 from dgl_mgpu.backend.capi.dispatch import OnTensors, graphs_on_tensors
-from dgl_mgpu.backend.relation import FORMATS, Compressed, Coo, Relation, ranges
+from dgl_mgpu.backend.relation import FORMATS, Compressed, Coo, Relation, Unnumbered, ranges
 
 _CPU = 1  # DGLContext's device type
 
@@ -144,7 +144,7 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
     # DGL's two look attributes up in a C++ object, which is not there.
     __getattribute__ = object.__getattribute__
 
-    def __getattr__(self, name: str) -> NoReturn:
+    def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
 
     def __hash__(self) -> int:
@@ -286,8 +286,7 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
 
     def formats(self, formats: str | Sequence[str] | None = None) -> Any:
         if formats is None:
-            allowed = self.relations[0].formats
-            created = set(FORMATS).intersection(*(r.created for r in self.relations))
+            allowed, created = self.relations[0].formats, self.relations[0].created
             return {
                 "created": [name for name in FORMATS if name in allowed and name in created],
                 "not created": [
@@ -296,6 +295,8 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
             }
         asked = {formats} if isinstance(formats, str) else set(formats)
         kept = tuple(name for name in FORMATS if name in asked)
+        if not kept or len(kept) != len(asked):
+            raise DGLError(f"Sparse format not recognized: {formats}; use {', '.join(FORMATS)}")
         return TensorIndex(
             self.schema, self._num_nodes, [r.with_formats(kept) for r in self.relations]
         )
@@ -312,11 +313,12 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
             relation = relation.reverse()
         if fmt == "csr":
             matrix = relation.csr()
-            ids = matrix.edge_ids()
+            unnumbered = isinstance(matrix, Unnumbered)
+            ids = matrix.indices[:0] if unnumbered else matrix.edge_ids()
             return relation.num_src, relation.num_dst, matrix.indptr, matrix.indices, ids
         if fmt == "coo":
             return relation.num_src, relation.num_dst, *relation.coo()
-        raise ValueError("unknown format")
+        raise DGLError(f"unsupported adjacency matrix format: {fmt}")
 
     # -- queries -----------------------------------------------------------------------------------
 
@@ -329,10 +331,10 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
         return (counts > 0).to(self.idtype)
 
     def predecessors(self, etype: int, v: int) -> torch.Tensor:
-        return self.in_edges(etype, self._node(v))[0].unique()
+        return self.in_edges(etype, self._node(v))[0]
 
     def successors(self, etype: int, v: int) -> torch.Tensor:
-        return self.out_edges(etype, self._node(v))[1].unique()
+        return self.out_edges(etype, self._node(v))[1]
 
     def _node(self, node: int) -> torch.Tensor:
         return torch.tensor([int(node)], dtype=self.idtype, device=self.device)
@@ -427,8 +429,9 @@ def _from_unit_graph(unit: HeteroGraphIndex, device: torch.device) -> Relation:
         if name == "coo":
             held[name] = Coo(*(end.to(device) for end in unit.edges(0, "eid")[:2]))
         else:
-            tensors = unit.adjacency_matrix_tensors(0, name == "csc", "csr")[2:]
-            held[name] = Compressed(*(t.to(device) for t in tensors[:2]), _ids(tensors[2], device))
+            indptr, indices, eids = unit.adjacency_matrix_tensors(0, name == "csc", "csr")[2:]
+            kind = Compressed if eids.numel() else Unnumbered
+            held[name] = kind(indptr.to(device), indices.to(device), _ids(eids, device))
     allowed = {*status["created"], *status["not created"]}
     formats = tuple(name for name in FORMATS if name in allowed)
     return Relation(num_src, num_dst, formats=formats, **held)

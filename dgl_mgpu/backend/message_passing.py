@@ -13,7 +13,8 @@ import torch
 from dgl.base import DGLError
 
 from dgl_mgpu.backend.index import TensorIndex
-from dgl_mgpu.ops import edge_softmax, edge_softmax_backward, sddmm, spmm
+from dgl_mgpu.backend.relation import Relation
+from dgl_mgpu.ops import edge_softmax, edge_softmax_backward, sddmm, spmm, spmm_transposed
 
 _TARGETS = ("u", "e", "v")
 Features = torch.Tensor | None
@@ -43,18 +44,24 @@ def gspmm(
     relation = _only_relation(index, "gspmm")
     u, e = (None, e) if op == "copy_rhs" else (u, None) if op == "copy_lhs" else (u, e)
     _check_dtypes(u, e)
+    _check_rows(u, relation.num_src, "source node")
+    _check_rows(e, relation.num_edges, "edge")
     u, expanded_u = _with_columns(u)
     e, expanded_e = _with_columns(e)
-    indptr, indices, eids = relation.csc()
-    out, arg_u, arg_e = spmm(
-        indptr,
-        None if u is None else indices,
-        None if e is None else eids,
-        u,
-        e,
-        op,
-        reduce,
-    )
+    arg_u = arg_e = None
+    if reduce == "sum" and op in ("copy_lhs", "copy_rhs", "mul") and _has_csr_alone(relation):
+        out = spmm_transposed(*relation.csr(), u, e, relation.num_dst, op)
+    else:
+        indptr, indices, eids = relation.csc()
+        out, arg_u, arg_e = spmm(
+            indptr,
+            None if u is None else indices,
+            None if e is None else eids,
+            u,
+            e,
+            op,
+            reduce,
+        )
     if expanded_u and expanded_e:
         out = out.squeeze(-1)
     if arg_u is not None and u is not None and expanded_u:
@@ -91,6 +98,13 @@ def gsddmm(
     relation = _only_relation(index, "gsddmm")
     lhs, rhs = (None, rhs) if op == "copy_rhs" else (lhs, None) if op == "copy_lhs" else (lhs, rhs)
     _check_dtypes(lhs, rhs)
+    rows = {
+        "u": (relation.num_src, "source node"),
+        "e": (relation.num_edges, "edge"),
+        "v": (relation.num_dst, "destination node"),
+    }
+    _check_rows(lhs, *rows[_target(lhs_target)])
+    _check_rows(rhs, *rows[_target(rhs_target)])
     lhs, expanded_lhs = _with_columns(lhs)
     rhs, expanded_rhs = _with_columns(rhs)
     src, dst = relation.coo()
@@ -98,10 +112,20 @@ def gsddmm(
     return out.squeeze(-1) if expanded_lhs and expanded_rhs else out
 
 
-def _only_relation(index: TensorIndex, name: str) -> Any:
+def _only_relation(index: TensorIndex, name: str) -> Relation:
     if len(index.relations) != 1:
         raise DGLError(f"We only support {name} on graph with one edge type")
     return index.relations[0]
+
+
+def _has_csr_alone(relation: Relation) -> bool:
+    """Whether a CSC would be made for one sum alone, of which the order of additions may differ."""
+    return (
+        relation.held("csc") is None
+        and "csc" not in relation.formats
+        and relation.held("csr") is not None
+        and not torch.are_deterministic_algorithms_enabled()
+    )
 
 
 def _check_dtypes(first: Features, second: Features) -> None:
@@ -110,6 +134,11 @@ def _check_dtypes(first: Features, second: Features) -> None:
             f"The features' data types {first.dtype} and {second.dtype} don't match, please"
             " convert them to the same type."
         )
+
+
+def _check_rows(features: Features, count: int, what: str) -> None:
+    if features is not None and len(features) != count:
+        raise DGLError(f"Expect a row of features for each of {count} {what}s, got {len(features)}")
 
 
 def _with_columns(features: Features) -> tuple[Features, bool]:
@@ -132,6 +161,7 @@ class EdgeSoftmax(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, index: TensorIndex, scores: torch.Tensor) -> torch.Tensor:
+        _check_rows(scores, index.relations[0].num_edges, "edge")
         indptr, _, eids = index.relations[0].csc()
         out = edge_softmax(indptr, eids, scores)
         ctx.index = index

@@ -76,5 +76,5 @@ def _digest(seeds: Mapping[str, torch.Tensor]) -> int:
     digest = hashlib.blake2b(digest_size=8)
     for ntype in sorted(seeds):
         digest.update(ntype.encode())
-        digest.update(seeds[ntype].to(torch.int64).numpy().tobytes())
+        digest.update(seeds[ntype].to("cpu", torch.int64).numpy().tobytes())
     return int.from_bytes(digest.digest(), "little")

@@ -221,16 +221,18 @@ class Relation:
     def _compressed(self, name: str) -> Compressed:
         found = self.held(name)
         if found is None:
-            # Edges that come grouped by one end are hardly ever in the order of the other.
-            may_be_sorted = self._held.csr is None and self._held.csc is None
-            row, col = self.coo() if "coo" in self.formats else self._expanded()
-            found = (
-                compress(row, col, self.num_src, may_be_sorted)
-                if name == "csr"
-                else compress(col, row, self.num_dst, may_be_sorted)
-            )
+            found = self._grouped(name)
             self._keep(name, found)
         return found  # type: ignore[return-value]
+
+    def _grouped(self, name: str) -> Compressed:
+        """CSR or CSC, made anew."""
+        # Edges that come grouped by one end are hardly ever in the order of the other.
+        may_be_sorted = self._held.csr is None and self._held.csc is None
+        row, col = self.coo() if "coo" in self.formats else self._expanded()
+        if name == "csr":
+            return compress(row, col, self.num_src, may_be_sorted)
+        return compress(col, row, self.num_dst, may_be_sorted)
 
     def _expanded(self) -> Coo:
         """COO from another format, or the one that exists."""
@@ -266,7 +268,7 @@ class Relation:
         kept = {name: self.held(name) for name in formats if self.held(name) is not None}
         if not kept:
             name = next(name for name in FORMATS if name in formats)
-            kept[name] = self._expanded() if name == "coo" else self._compressed(name)
+            kept[name] = self._expanded() if name == "coo" else self._grouped(name)
         return Relation(self.num_src, self.num_dst, formats=formats, **kept)  # type: ignore[arg-type]
 
     def create_formats(self) -> None:

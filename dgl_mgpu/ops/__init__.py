@@ -17,6 +17,7 @@ from dgl_mgpu.ops.sample_weighted import EdgeTimes, check_weights
 from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, scatter_rows, update_rows
 from dgl_mgpu.ops.sddmm import sddmm
 from dgl_mgpu.ops.spmm import spmm
+from dgl_mgpu.ops.spmm_transposed import spmm_transposed
 from dgl_mgpu.ops.unique import append_unique
 from dgl_mgpu.ops.view import GraphView, RowView
 from dgl_mgpu.ops.walk import VisitedNeighbors, pinsage_neighbors, random_walk
@@ -55,5 +56,6 @@ __all__ = [
     "scatter_rows",
     "sddmm",
     "spmm",
+    "spmm_transposed",
     "update_rows",
 ]

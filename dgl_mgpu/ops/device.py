@@ -12,7 +12,9 @@ Nothing here is imported by a process that uses no GPU: CuPy is, at the first la
 
 from __future__ import annotations
 
+import functools
 import re
+from struct import Struct
 from typing import Any, ClassVar, Protocol
 
 import numpy as np
@@ -195,6 +197,8 @@ def raise_faults(device: torch.device, *, wait: bool) -> None:
 class _Stream:
     """A stream as CuPy launches on it."""
 
+    __slots__ = ("ptr",)
+
     def __init__(self, pointer: int) -> None:
         self.ptr = pointer
 
@@ -208,16 +212,19 @@ class _CuPyDriver:
         threads: int,
         arguments: tuple[Any, ...],
     ) -> None:
-        if torch.cuda.current_device() != device.index:
+        index = device.index
+        # torch's own functions, below those that see first whether CUDA is there: a tensor is.
+        if torch._C._cuda_getDevice() != index:
             with torch.cuda.device(device):
                 self.launch(kernel, device, blocks, threads, arguments)
             return
-        self._function(kernel, device)(
+        function = kernel.loaded.get(index) or self._function(kernel, device)
+        function(
             (blocks,),
             (threads,),
-            tuple(map(_argument, arguments)),
+            [_argument(argument) for argument in arguments],
             0,  # bytes of dynamic shared memory
-            _Stream(current_stream(device)),
+            _Stream(torch._C._cuda_getCurrentRawStream(index)),
             kernel.cooperative,
         )
 
@@ -244,6 +251,7 @@ class _CuPyDriver:
             kernel.loaded[device.index, threads] = blocks
         return blocks
 
+    @functools.cache  # noqa: B019  (there is one driver)
     def num_sms(self, device: torch.device) -> int:
         return torch.cuda.get_device_properties(device).multi_processor_count
 
@@ -273,22 +281,34 @@ def current_stream(device: torch.device) -> int:
 
 
 def _argument(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.data_ptr()
     if isinstance(value, np.ndarray):
         return value
+    if isinstance(value, torch.Tensor):
+        return value.data_ptr()
     if isinstance(value, float):
         return np.float64(value)
     return np.int64(0 if value is None else value)
 
 
-def struct(*values: int | torch.Tensor | None) -> np.ndarray:
-    """A kernel's parameter that is a struct of pointers and 64-bit integers."""
+def struct(*values: int | torch.Tensor | None, then: bytes = b"") -> np.ndarray:
+    """A kernel's parameter that is a struct of pointers and 64-bit integers.
+
+    Parameters
+    ----------
+    then : bytes
+        The struct's end: that of another one, made before.
+    """
+    layout, element = _words(len(values), len(then))
     words = [
         value.data_ptr() if isinstance(value, torch.Tensor) else value or 0 for value in values
     ]
     # As one element, which CuPy passes by value.
-    return np.array(words, dtype=np.int64).view(f"V{8 * len(words)}")
+    return np.frombuffer(bytearray(layout.pack(*words) + then), element)  # may be changed
+
+
+@functools.cache
+def _words(count: int, more_bytes: int) -> tuple[Struct, np.dtype]:
+    return Struct(f"{count}q"), np.dtype(f"V{8 * count + more_bytes}")
 
 
 def cupy() -> Any:

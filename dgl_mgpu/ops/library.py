@@ -7,6 +7,53 @@ NotImplementedError.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 
 library = torch.library.Library("dgl_mgpu", "FRAGMENT")
+
+_Function = Callable[..., Any]
+#: What :func:`call` calls itself, by operator and type of device.
+_direct: dict[tuple[str, str], _Function] = {}
+_PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
+
+
+def cuda_kernel(name: str) -> Callable[[_Function], _Function]:
+    """Register a function as an operator's implementation on CUDA."""
+
+    def register(function: _Function) -> _Function:
+        library.impl(name, function, "CUDA")
+        _direct[name, "cuda"] = function
+        return function
+
+    return register
+
+
+def call(name: str, tensors: tuple[torch.Tensor | None, ...], *others: Any) -> Any:
+    """Call an operator on its tensors, of which the first is not None, and its other arguments.
+
+    Torch's dispatcher is left out where nobody would notice: on a GPU it costs the host as much
+    as a launch.
+    """
+    if not torch.compiler.is_compiling():
+        function = _direct.get((name, tensors[0].device.type))  # type: ignore[union-attr]
+        if function is not None and not _is_observed(tensors):
+            return function(*tensors, *others)
+    return getattr(torch.ops.dgl_mgpu, name).default(*tensors, *others)
+
+
+def _is_observed(tensors: tuple[torch.Tensor | None, ...]) -> bool:
+    """Whether a mode, a transform, a profiler, a tensor's class or autograd is to see a call."""
+    if (
+        torch._C._len_torch_dispatch_stack()
+        or torch._C._len_torch_function_stack()
+        or torch._C._functorch.maybe_current_level() is not None
+        or torch.autograd._profiler_enabled()
+        or not _PLAIN.issuperset(map(type, tensors))
+    ):
+        return True
+    return torch.is_grad_enabled() and any(
+        tensor is not None and tensor.requires_grad for tensor in tensors
+    )

@@ -25,7 +25,14 @@ from dgl_mgpu.errors import (
 )
 from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops.view import EIDS, PAIRED
+from dgl_mgpu.store import cuda
 from tests.environment import search_path
+
+
+@pytest.fixture(autouse=True)
+def in_shared_memory(monkeypatch):
+    """Stores are on the CPU, as what they are compared with."""
+    monkeypatch.setattr(cuda, "find_runtime", lambda: None)
 
 
 def power_law_graph(num_nodes: int = 800, num_edges: int = 8000, idtype=torch.int64):
@@ -230,13 +237,14 @@ SPAWN_SCRIPT = """
 import dgl_mgpu
 import sys
 import torch
+from functools import partial
 from tests.backend.test_graph import power_law_graph, sampled_edges
 
 if __name__ == "__main__":
-    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph(), seed=1).graph
+    make = partial(dgl_mgpu.GlobalStore.from_dgl, power_law_graph(), seed=1, device="cpu")
     ids = torch.arange(0, 800, 2)
-    plain = sampled_edges(graph, 0, ids)
-    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph(), seed=1).graph
+    plain = sampled_edges(make().graph, 0, ids)
+    graph = make().graph
     options = {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True}
     sys.exit(sampled_edges(graph, 0, ids, **options) != plain)
 """
@@ -532,7 +540,7 @@ def test_loss_curve_equals_plain_tensors_number_for_number():
 def _ddp_loader(folder) -> None:
     rank = dist.get_rank()
     g = power_law_graph()
-    store = dgl_mgpu.GlobalStore.from_dgl(g if rank == 0 else None)
+    store = dgl_mgpu.GlobalStore.from_dgl(g if rank == 0 else None, device="cpu")
     ids = torch.arange(103)
     sampler = NeighborSampler([4, 4], prefetch_node_feats=["feat"], prefetch_edge_feats=["w"])
     seen, sizes = [], []

@@ -12,6 +12,7 @@ import dgl.function as fn
 import pytest
 import torch
 
+from dgl_mgpu.backend import relation
 from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors
 from dgl_mgpu.backend.index import TensorIndex
 
@@ -157,6 +158,55 @@ def test_features_of_edges(op, lhs, rhs, place):
             out = getattr(dgl.ops, f"{lhs}_{op}_{rhs}")(g, x, y)
             results += [out.detach(), *torch.autograd.grad((out * out).sum(), [x, y])]
         return results
+
+    compare(run, place, 1e-9)
+
+
+@pytest.mark.parametrize("graph", [homogeneous, bipartite])
+@pytest.mark.parametrize("kept", ["csc", "csr"])
+def test_sums_over_a_graph_of_one_format_make_no_other(graph, kept, place, monkeypatch):
+    def run(device: str) -> list[torch.Tensor]:
+        g = graph(device, torch.int64)
+        on_tensors = isinstance(g._graph, TensorIndex)
+        if on_tensors:  # DGL's C++ refuses some of these
+            g = g.formats([kept])
+            monkeypatch.setattr(relation, "compress", no_other_format)
+        results = []
+        for u_shape, e_shape in (((), ()), ((5,), (1,)), ((4, 3), (4, 1))):
+            u = features(g.num_src_nodes(), u_shape, torch.float64, 3).to(device).requires_grad_()
+            e = features(g.num_edges(), e_shape, torch.float64, 4).to(device)
+            for message, leaf in ((fn.copy_u("h", "m"), u), (fn.u_mul_e("h", "w", "m"), u)):
+                with g.local_scope():
+                    g.srcdata["h"], g.edata["w"] = u, e
+                    g.update_all(message, fn.sum("m", "out"))
+                    out = g.dstdata["out"]
+                results += [out.detach(), *torch.autograd.grad((out * out).sum(), [leaf])]
+            with g.local_scope():
+                g.edata["w"] = e
+                g.update_all(fn.copy_e("w", "m"), fn.sum("m", "out"))
+                results.append(g.dstdata["out"])
+        assert not on_tensors or g.formats()["created"] == [kept]
+        return results
+
+    def no_other_format(*arguments: object) -> None:
+        raise AssertionError("a format was made")
+
+    compare(run, place, 1e-9)
+
+
+def test_deterministic_sums_over_a_graph_of_one_format(place):
+    def run(device: str) -> list[torch.Tensor]:
+        g = homogeneous(device, torch.int64)
+        if isinstance(g._graph, TensorIndex):
+            g = g.formats(["csr"])
+        u = features(30, (4,), torch.float64, 3).to(device)
+        torch.use_deterministic_algorithms(True, warn_only=True)
+        try:
+            first, second = (dgl.ops.copy_u_sum(g, u) for _ in range(2))
+        finally:
+            torch.use_deterministic_algorithms(False)
+        assert torch.equal(first, second)
+        return [first]
 
     compare(run, place, 1e-9)
 

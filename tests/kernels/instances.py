@@ -10,6 +10,7 @@ from dgl_mgpu.resources import resource_folder
 
 _IDS = ("int", "dgl_mgpu::int64")
 _SMALL = ("unsigned short", "unsigned char")
+_OPERANDS = tuple(f"dgl_mgpu::{name}" for name in ("Absent", "Vectors", "Scalars", "EntryScalar"))
 _FLOATS = ("float", "double", "dgl_mgpu::Float16", "dgl_mgpu::BFloat16")
 #: What may stand for a template's parameter, by its name; first for all files.
 _ARGUMENTS = {
@@ -48,13 +49,18 @@ _ARGUMENTS = {
         "Rule": ("dgl_mgpu::SGD", "dgl_mgpu::Adagrad", "dgl_mgpu::Adam"),
     },
     "spmm.cu": {
-        "Element": ("float", "double", "dgl_mgpu::Float16", "dgl_mgpu::BFloat16"),
+        "Element": _FLOATS,
         "Operation": tuple(f"dgl_mgpu::{name}" for name in ("Copy", "Add", "Sub", "Mul", "Div")),
         "Left": ("dgl_mgpu::Vectors", "dgl_mgpu::Scalars"),
-        "Right": tuple(
-            f"dgl_mgpu::{name}" for name in ("Absent", "Vectors", "Scalars", "EntryScalar")
-        ),
+        "Right": _OPERANDS,
         "Reduction": ("dgl_mgpu::Total", "dgl_mgpu::Largest", "dgl_mgpu::Smallest"),
+        "kVector": ("4", "8", "2", "1"),
+        "kLanes": ("32", "16", "8", "4", "2", "1"),
+    },
+    "spmm_transposed.cu": {
+        "Element": _FLOATS,
+        "Left": _OPERANDS[:3],
+        "Right": _OPERANDS,
         "kVector": ("4", "8", "2", "1"),
         "kLanes": ("32", "16", "8", "4", "2", "1"),
     },

@@ -27,6 +27,14 @@ def walk(views, starts, stops):
     ).cpu()
 
 
+def walk_with_edges(views, starts, stops):
+    edges = torch.empty(len(starts), len(stops), dtype=torch.int64, device=starts.device)
+    traces = cuda._random_walk(
+        starts, op.occurrences(starts), *op._graphs(views), op._as_stops(stops), KEY.fold(), edges
+    )
+    return [traces.cpu(), edges.cpu()]
+
+
 def visited(views, seeds, traversals, stop, walks, neighbors):
     steps = range(traversals * len(views))
     stops = [stop if step > 0 and step % len(views) == 0 else 0.0 for step in steps]
@@ -83,6 +91,19 @@ def test_layouts_and_id_types(where, layout, shuffled, idtype):
     assert torch.equal(walk([view], starts.to(idtype).to(where), [0.1] * 6), expected)
     found = visited([view], starts.to(idtype).to(where), 3, 0.1, 4, 5)
     assert same(found, expect_visited(graph.view(idtype=idtype), starts, 3, 0.1, 4, 5))
+
+
+@pytest.mark.parametrize("named", [False, True])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_edges_of_walks(where, layout, named):
+    graph = GRAPHS["power law"]
+    if named:
+        eids = np.random.default_rng(5).permutation(len(graph.indices))
+        graph = Graph(graph.indptr, graph.indices, eids=eids)
+    view, starts = graph.view(LAYOUTS[layout]), some_nodes(graph, 100)
+    edges = torch.empty(100, 6, dtype=torch.int64)
+    expected = [random_walk(view, starts, 6, KEY, restart_prob=0.1, edges=edges), edges]
+    assert same(walk_with_edges([on_device(view, where)], starts.to(where), [0.1] * 6), expected)
 
 
 def test_metapath_of_views_with_positions_of_different_width(where):

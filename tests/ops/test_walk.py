@@ -57,6 +57,44 @@ def test_layouts_and_id_types_give_the_same_walks(layout, shuffled, idtype):
     assert torch.equal(random_walk(view, starts.to(idtype), 6, KEY, restart_prob=0.1), expected)
 
 
+def edges_along(graphs: list[Graph], traces: torch.Tensor, edges: torch.Tensor) -> bool:
+    """Whether the edges are those from each node of a trace to the next, and -1 after its end."""
+    for trace, taken in zip(traces.tolist(), edges.tolist(), strict=True):
+        for step, (node, to, edge) in enumerate(zip(trace, trace[1:], taken, strict=False)):
+            graph = graphs[step % len(graphs)]
+            ids = [-1] if to < 0 else graph.edge_ids(node)[graph.neighbors(node) == to]
+            if edge not in ids:
+                return False
+    return True
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_edges_of_walks(layout, idtype):
+    random = np.random.default_rng(0)
+    plain = GRAPHS["power law"]
+    named = Graph(plain.indptr, plain.indices, eids=random.permutation(len(plain.indices)))
+    starts = torch.arange(200)
+    for graph in (plain, named):
+        view = graph.view(LAYOUTS[layout], idtype, random)
+        edges = torch.empty(200, 4, dtype=torch.int64)
+        traces = random_walk(view, starts, 4, KEY, restart_prob=0.1, edges=edges)
+        assert torch.equal(traces, random_walk(view, starts, 4, KEY, restart_prob=0.1))
+        assert (traces[:, 1:] >= 0).any() and edges_along([graph], traces, edges)
+
+
+def test_a_metapath_that_does_not_come_back():
+    starts, edges = torch.arange(5).repeat(4), torch.empty(20, 3, dtype=torch.int64)
+    path = [TO_ITEMS, TO_USERS, TO_ITEMS]
+    views = [graph.view() for graph in path]
+    traces = random_walk(views, starts, 3, KEY, edges=edges)
+    assert torch.equal(traces, random_walk(views[:2], starts, 3, KEY))
+    assert edges_along(path, traces, edges)
+    assert torch.equal(random_walk(views, starts, 2, KEY), traces[:, :3])
+    with pytest.raises(InvalidInputError, match="a step to 6 nodes"):
+        random_walk(views, starts, 4, KEY)
+
+
 @pytest.mark.parametrize("number", [1, 2, 5])
 def test_threads(on_threads, number):
     view, starts = power_law_graph(3000, 30_000, seed=4).view(), torch.arange(3000)
@@ -163,6 +201,9 @@ def test_bad_arguments():
             random_walk(view, starts, 3, KEY, restart_prob=bad)
     with pytest.raises(InvalidInputError, match="2 restart probabilities"):
         random_walk(view, starts, 3, KEY, restart_prob=[0.5, 0.5])
+    for edges in (torch.empty(3, 3), torch.empty(3, 2, dtype=torch.int64)):
+        with pytest.raises(InvalidInputError, match=r"shape \(3, 3\)"):
+            random_walk(view, starts, 3, KEY, edges=edges)
     for path in ([], [TO_ITEMS.view()], [TO_ITEMS.view(), TO_USERS.view(idtype=torch.int32)]):
         with pytest.raises(InvalidInputError, match="pass"):
             random_walk(path, starts, 3, KEY)
@@ -205,6 +246,10 @@ def test_registration():
     torch.library.opcheck(
         operators.random_walk.default,
         (nodes, torch.zeros_like(nodes), *graph, stops, KEY.fold()),
+    )
+    torch.library.opcheck(
+        operators.random_walk.default,
+        (nodes, torch.zeros_like(nodes), *graph, stops, KEY.fold(), torch.empty(20, 3).long()),
     )
     torch.library.opcheck(
         operators.pinsage_neighbors.default, (nodes, *graph, stops, 4, 3, KEY.fold())

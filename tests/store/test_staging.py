@@ -273,7 +273,7 @@ def _trains(kind: str, folder: str) -> None:
         batch_size=64,
     )
     for inputs, _, blocks in loader:
-        assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+        assert torch.equal(blocks[0].srcdata["feat"].cpu(), g.ndata["feat"][inputs.cpu()])
     store.close()
     assert runtime.is_empty
 

@@ -129,7 +129,7 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
             _TORCH,
             "partition:NDArrayPartition.generate_permutation",
         ),
-        "DGLNDArrayPartitionGetPartSize": (_TORCH, "partition:NDArrayPartition.get_part_size"),
+        "DGLNDArrayPartitionGetPartSize": (_TORCH, "partition:NDArrayPartition.local_size"),
         "DGLNDArrayPartitionMapToGlobal": (_TORCH, "partition:NDArrayPartition.map_to_global"),
         "DGLNDArrayPartitionMapToLocal": (_TORCH, "partition:NDArrayPartition.map_to_local"),
         "DGLPartitionWithHalo_Hetero": (_CPU, _PARTITIONING),

@@ -9,7 +9,7 @@ import torch
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.edge_softmax import op  # noqa: F401  (defines the schemas)
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import cuda_kernel
 
 _THREADS, _FINISH_THREADS = 256, 128
 _WARPS = _THREADS // 32
@@ -36,14 +36,14 @@ def _kernels(
     return reduce, merge, finish
 
 
-@torch.library.impl(library, "edge_softmax", "CUDA")
+@cuda_kernel("edge_softmax")
 def _edge_softmax(
     indptr: torch.Tensor, eids: torch.Tensor | None, scores: torch.Tensor
 ) -> torch.Tensor:
     return _launch(indptr, eids, scores, None)
 
 
-@torch.library.impl(library, "edge_softmax_backward", "CUDA")
+@cuda_kernel("edge_softmax_backward")
 def _edge_softmax_backward(
     indptr: torch.Tensor, eids: torch.Tensor | None, out: torch.Tensor, grad: torch.Tensor
 ) -> torch.Tensor:

@@ -10,7 +10,7 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import ID_DTYPES
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import call, library
 
 library.define("edge_softmax(Tensor indptr, Tensor? eids, Tensor scores) -> Tensor")
 library.define(
@@ -66,7 +66,7 @@ def edge_softmax(
     Garland (SC'16, section 3).
     """
     indptr, eids = _checked_rows(indptr, eids, scores, "take the softmax of the edges of nodes")
-    return torch.ops.dgl_mgpu.edge_softmax.default(indptr, eids, scores.contiguous())
+    return call("edge_softmax", (indptr, eids, scores.contiguous()))
 
 
 def edge_softmax_backward(
@@ -101,9 +101,8 @@ def edge_softmax_backward(
             f"grad of shape {tuple(grad.shape)} and dtype {grad.dtype} on {grad.device}",
             f"pass grad of shape {tuple(out.shape)} and dtype {out.dtype} on {out.device}",
         )
-    return torch.ops.dgl_mgpu.edge_softmax_backward.default(
-        indptr, eids, out.contiguous(), grad.contiguous()
-    )
+    tensors = (indptr, eids, out.contiguous(), grad.contiguous())
+    return call("edge_softmax_backward", tensors)
 
 
 def _checked_rows(

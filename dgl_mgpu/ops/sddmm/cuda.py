@@ -9,7 +9,7 @@ import torch
 
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import cuda_kernel
 from dgl_mgpu.ops.sddmm import op as contract
 
 _THREADS = 256
@@ -51,7 +51,7 @@ def _offsets(
     return torch.stack(columns).to(where)
 
 
-@torch.library.impl(library, "sddmm", "CUDA")
+@cuda_kernel("sddmm")
 def _sddmm(
     src: torch.Tensor,
     dst: torch.Tensor,

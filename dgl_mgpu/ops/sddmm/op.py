@@ -8,7 +8,7 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import call, library
 
 library.define(
     "sddmm(Tensor src, Tensor dst, Tensor? lhs, Tensor? rhs, str op, str lhs_target,"
@@ -37,8 +37,8 @@ def _sddmm_fake(
 
 def out_shape(op: str, lhs: torch.Tensor | None, rhs: torch.Tensor | None) -> Sequence[int]:
     """Shape of an edge's result, for operands that fit."""
-    left = () if lhs is None or op == "copy_rhs" else lhs.shape[1:]
-    right = () if rhs is None or op == "copy_lhs" else rhs.shape[1:]
+    left = (rhs if lhs is None or op == "copy_rhs" else lhs).shape[1:]  # type: ignore[union-attr]
+    right = left if rhs is None or op.startswith("copy") else rhs.shape[1:]
     shape = left if left == right else torch.broadcast_shapes(left, right)
     return (*shape[:-1], 1) if op == "dot" else shape
 
@@ -101,7 +101,7 @@ def sddmm(
     if op not in ("copy_lhs", "copy_rhs"):
         assert lhs is not None and rhs is not None
         _check_pair(lhs, rhs, op, asked)
-    return torch.ops.dgl_mgpu.sddmm.default(src, dst, lhs, rhs, op, lhs_target, rhs_target)
+    return call("sddmm", (src, dst, lhs, rhs), op, lhs_target, rhs_target)
 
 
 def _checked_operand(

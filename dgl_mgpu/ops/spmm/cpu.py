@@ -87,7 +87,7 @@ def _spmm_cpu(
     shape: list[int],
     op: str,
     reduce: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+) -> list[torch.Tensor]:
     out, arg_u, arg_e = contract.outputs(indptr, u, e, shape, reduce)
     indptr = indptr.contiguous()
     indices, eids = (None if ids is None else ids.contiguous() for ids in (indices, eids))
@@ -113,7 +113,8 @@ def _spmm_cpu(
         _address(arg_u),
         _address(arg_e),
     )
-    return out.copy_(sums.view(out.shape)), arg_u, arg_e
+    out.copy_(sums.view(out.shape))
+    return [found for found in (out, arg_u, arg_e) if found is not None]
 
 
 def _address(ids: torch.Tensor | None) -> int:

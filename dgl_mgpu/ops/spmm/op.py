@@ -10,11 +10,11 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import ID_DTYPES
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import call, library
 
 library.define(
     "spmm(Tensor indptr, Tensor? indices, Tensor? eids, Tensor? u, Tensor? e, SymInt[] shape,"
-    " str op, str reduce) -> (Tensor, Tensor, Tensor)"
+    " str op, str reduce) -> Tensor[]"
 )
 
 OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
@@ -29,13 +29,15 @@ def outputs(
     e: torch.Tensor | None,
     shape: Sequence[int],
     reduce: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the operator is to fill; of a choice that there is not, nothing."""
+) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
+    """What the operator is to fill, and returns without the choices that there are not."""
     out_shape = (indptr.shape[0] - 1, *shape)
-    dtype = (e if u is None else u).dtype  # type: ignore[union-attr]
-    out = torch.empty(out_shape, dtype=dtype, device=indptr.device)
-    arg_u = indptr.new_empty(0 if u is None or reduce == "sum" else out_shape)
-    arg_e = indptr.new_empty(0 if e is None or reduce == "sum" else out_shape)
+    example: torch.Tensor = e if u is None else u  # type: ignore[assignment]
+    out = example.new_empty(out_shape)
+    if reduce == "sum":
+        return out, None, None
+    arg_u = None if u is None else indptr.new_empty(out_shape)
+    arg_e = None if e is None else indptr.new_empty(out_shape)
     return out, arg_u, arg_e
 
 
@@ -49,8 +51,8 @@ def _spmm_fake(
     shape: list[int],
     op: str,
     reduce: str,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    return outputs(indptr, u, e, shape, reduce)
+) -> list[torch.Tensor]:
+    return [found for found in outputs(indptr, u, e, shape, reduce) if found is not None]
 
 
 def spmm(
@@ -109,20 +111,18 @@ def spmm(
         u = indices = None
     elif op == "copy_lhs":
         e = eids = None
-    shape = _message_shape(op, reduce, _row_type(u), _row_type(e))
-    _check_entries(indptr, indices, eids, u, e)
-    out, arg_u, arg_e = torch.ops.dgl_mgpu.spmm.default(
-        indptr, indices, eids, u, e, shape, op, reduce
-    )
+    shape = message_shape(op, reduce, row_type(u), row_type(e))
+    check_entries(indptr, indices, eids, u, e)
+    found = call("spmm", (indptr, indices, eids, u, e), shape, op, reduce)
     if reduce == "sum":
-        return out, None, None
-    return out, None if u is None else arg_u, None if e is None else arg_e
+        return found[0], None, None
+    return found[0], None if u is None else found[1], None if e is None else found[-1]
 
 
-_RowType = tuple[torch.dtype, tuple[int, ...]]
+RowType = tuple[torch.dtype, tuple[int, ...]]
 
 
-def _row_type(operand: torch.Tensor | None) -> _RowType | None:
+def row_type(operand: torch.Tensor | None) -> RowType | None:
     """What checks of an operand go by; a program has few of these, so results are kept."""
     if operand is None:
         return None
@@ -136,7 +136,7 @@ def _row_type(operand: torch.Tensor | None) -> _RowType | None:
 
 
 @functools.lru_cache(maxsize=4096)
-def _message_shape(op: str, reduce: str, u: _RowType | None, e: _RowType | None) -> tuple[int, ...]:
+def message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) -> tuple[int, ...]:
     """Shape of a message."""
     asked = f"reduce messages of {op!r} by {reduce!r}"
     if op not in OPS or reduce not in REDUCES:
@@ -167,7 +167,7 @@ def _message_shape(op: str, reduce: str, u: _RowType | None, e: _RowType | None)
     return shape
 
 
-def _check_entries(
+def check_entries(
     indptr: torch.Tensor,
     indices: torch.Tensor | None,
     eids: torch.Tensor | None,

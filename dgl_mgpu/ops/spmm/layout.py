@@ -1,0 +1,154 @@
+"""How operands' rows meet the rows of a sparse-dense product, as its kernels take it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from dgl_mgpu.ops import device
+
+#: Rows and entries that are worth a warp, and warps for a multiprocessor where there are many:
+#: it holds a tenth of them at once, so that none is left with nothing to do for long.
+_SHORTEST_SHARE, _WARPS_PER_SM = 64, 256
+#: Lanes for the columns of a row: more columns are done by other warps, later.
+_MOST_LANES = 32
+#: Most dimensions of an output's row, where neighbours that the same operands have are one.
+_DIMENSIONS = 4
+#: Bytes of the largest vector that is read.
+VECTOR_BYTES = 16
+
+ELEMENTS = {
+    torch.float64: "double",
+    torch.float32: "float",
+    torch.float16: "dgl_mgpu::Float16",
+    torch.bfloat16: "dgl_mgpu::BFloat16",
+}
+
+
+@dataclass(frozen=True)
+class Layout:
+    """What the types and shapes of a product decide.
+
+    Attributes
+    ----------
+    expand : bool
+        Whether the operands must have the shape of the output first; see :func:`expanded`.
+    left, right : str
+        How an operand meets a vector of the output.
+    vector, lanes : int
+        Columns of a lane, and lanes of a row.
+    tiles : int
+        Warps that a row's columns take.
+    width : int
+        Columns of a row.
+    numbers : bytes
+        The kernels' struct ``RowLayout``.
+    """
+
+    expand: bool
+    left: str
+    right: str
+    vector: int
+    lanes: int
+    tiles: int
+    width: int
+    numbers: bytes
+
+
+def make_layout(
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    left_shape: tuple[int, ...],
+    right_shape: tuple[int, ...] | None,
+    left_offset: int,
+    right_offset: int,
+) -> Layout:
+    """The layout of a product of rows of these shapes, None where there is no right operand.
+
+    Operands begin so many bytes behind where a vector might.
+    """
+    dims = _joined_dimensions(shape, left_shape, right_shape)
+    expand = len(dims) > _DIMENSIONS
+    if expand:
+        left_shape, right_shape = shape, None if right_shape is None else shape
+        left_offset = right_offset = 0
+        dims = _joined_dimensions(shape, left_shape, right_shape)
+    width = math.prod(shape)
+    run, of_left, of_right = dims[-1]
+    entry_scalar = right_shape is not None and math.prod(right_shape) == 1
+    vector = math.gcd(
+        run * dtype.itemsize,
+        left_offset if of_left else 0,
+        right_offset if of_right and not entry_scalar else 0,
+        VECTOR_BYTES,
+    ) // dtype.itemsize  # fmt: skip
+    left = "Vectors" if of_left or vector == 1 else "Scalars"
+    right = "Vectors" if of_right or vector == 1 else "Scalars"
+    if right_shape is None:
+        right = "Absent"
+    elif entry_scalar:
+        right = "EntryScalar"
+    lanes = min(_MOST_LANES, 1 << (width // vector - 1).bit_length())
+    tiles = -(-width // (vector * lanes))
+    numbers = device.struct(
+        tiles,
+        width,
+        math.prod(left_shape) * dtype.itemsize,
+        0 if right_shape is None else math.prod(right_shape) * dtype.itemsize,
+        len(dims),
+        *_strides(dims),
+    )
+    return Layout(expand, left, right, vector, lanes, tiles, width, numbers.tobytes())
+
+
+def shares(length: int, where: torch.device) -> tuple[int, int]:
+    """Of so many rows and entries, how many are a warp's share, and how many shares there are."""
+    share = max(_SHORTEST_SHARE, -(-length // (_WARPS_PER_SM * device.driver.num_sms(where))))
+    return share, -(-length // share)
+
+
+def expanded(operand: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:
+    """An operand with rows of a shape."""
+    rows, missing = len(operand), len(shape) + 1 - operand.dim()
+    aligned = operand.view(rows, *[1] * missing, *operand.shape[1:])
+    return aligned.expand(rows, *shape).contiguous()
+
+
+def _joined_dimensions(
+    shape: tuple[int, ...], left_shape: tuple[int, ...], right_shape: tuple[int, ...] | None
+) -> list[tuple[int, bool, bool]]:
+    """The dimensions of the output's rows, outermost first: size, and which operand has it.
+
+    Neighbours that the same operands have are one, and those of size 1 are none.
+    """
+    dims: list[tuple[int, bool, bool]] = []
+    for place in range(-len(shape), 0):
+        size = shape[place]
+        if size == 1:
+            continue
+        has_left, has_right = (
+            row is not None and -place <= len(row) and row[place] != 1
+            for row in (left_shape, right_shape)
+        )
+        if dims and dims[-1][1:] == (has_left, has_right):
+            size *= dims.pop()[0]
+        dims.append((size, has_left, has_right))
+    return dims or [(1, True, right_shape is not None)]
+
+
+def _strides(dims: list[tuple[int, bool, bool]]) -> list[int]:
+    """Sizes of the dimensions and the operands' strides, as the kernel takes them."""
+    table = []
+    for operand in (1, 2):
+        strides, stride = [], 1
+        for dim in reversed(dims):
+            strides.append(stride if dim[operand] else 0)
+            stride *= dim[0] if dim[operand] else 1
+        table.append(strides[::-1])
+    padding = [1] * (_DIMENSIONS - len(dims))
+    return [
+        *(dim[0] for dim in dims), *padding, *table[0], *padding, *table[1], *padding,
+    ]  # fmt: skip

@@ -1,0 +1,94 @@
+"""How operators are called: without torch's dispatcher, but only where nobody would notice."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from dgl_mgpu.ops import library, spmm
+
+INDPTR, INDICES = torch.tensor([0, 2, 3]), torch.tensor([1, 0, 2])
+
+
+def total(u: torch.Tensor) -> torch.Tensor:
+    return spmm(INDPTR, INDICES, None, u, None, "copy_lhs", "sum")[0]
+
+
+def expected(u: torch.Tensor) -> torch.Tensor:
+    return torch.stack([u[1] + u[0], u[2]])
+
+
+@pytest.fixture
+def direct(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The CPU's operator is called directly, as the GPU's is; with a note of every such call."""
+    calls = []
+
+    def noted(*arguments):
+        calls.append("direct")
+        return torch.ops.dgl_mgpu.spmm.default(*arguments)
+
+    monkeypatch.setitem(library._direct, ("spmm", "cpu"), noted)
+    return calls
+
+
+class Tensor(torch.Tensor):
+    """A class of a user's."""
+
+
+def test_plain_tensors_go_directly(direct):
+    u = torch.rand(3, 2)
+    torch.testing.assert_close(total(u), expected(u))
+    with torch.no_grad():
+        torch.testing.assert_close(total(torch.nn.Parameter(u)), expected(u))
+    with torch.inference_mode():
+        torch.testing.assert_close(total(u), expected(u))
+    assert len(direct) == 3
+
+
+def test_who_would_notice_sees_every_call(direct):
+    u = torch.rand(3, 2)
+    total(u.as_subclass(Tensor))
+    total(torch.nn.Parameter(u))  # autograd says that the operator has no gradient
+    with torch.profiler.profile() as profile:
+        total(u)
+    assert "dgl_mgpu::spmm" in [event.key for event in profile.key_averages()]
+    with torch.device("cpu"):  # a mode that sees functions
+        total(u)
+    assert direct == []
+
+
+def test_transforms(direct):
+    def norm(x: torch.Tensor) -> torch.Tensor:
+        total(torch.ones(3, 2))
+        return (x * x).sum()
+
+    torch.testing.assert_close(torch.func.grad(norm)(torch.ones(3)), torch.full((3,), 2.0))
+    assert direct == []
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_fake_tensors(direct, monkeypatch, device):
+    monkeypatch.setitem(library._direct, ("spmm", "cuda"), lambda *_: direct.append("cuda"))
+    with FakeTensorMode() as mode:
+        ids, u = torch.empty(4, dtype=torch.int64, device=device), torch.empty(3, 2, device=device)
+        inside = spmm(ids, ids, None, u, None, "copy_lhs", "max")
+    outside = spmm(ids, ids, None, u, None, "copy_lhs", "max")
+    for out, arg_u, arg_e in (inside, outside):
+        assert arg_e is None
+        for found, dtype in ((out, torch.float32), (arg_u, torch.int64)):
+            assert found.fake_mode is mode and found.device.type == device
+            assert found.shape == (3, 2) and found.dtype == dtype
+    assert direct == []
+
+
+@pytest.mark.parametrize("fullgraph", [False, True])
+def test_compiled(direct, fullgraph):
+    def layer(u: torch.Tensor) -> torch.Tensor:
+        return total(u * 2).relu() + 1
+
+    compiled = torch.compile(layer, backend="aot_eager", fullgraph=fullgraph)
+    for rows in (3, 5):
+        u = torch.randn(rows, 2)
+        torch.testing.assert_close(compiled(u), expected(u * 2).relu() + 1)
+    assert direct == []
