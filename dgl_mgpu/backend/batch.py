@@ -86,6 +86,13 @@ def _check_alike(asked: str, indexes: Sequence[HeteroGraphIndex]) -> None:
             "ids of " + " and ".join(sorted(f"{dtype} on {device}" for dtype, device in found)),
             "convert all to the same dtype and device, with g.int() or g.long() and g.to()",
         )
+    kinds = {(index.number_of_ntypes(), index.number_of_etypes()) for index in indexes}
+    if len(kinds) > 1:
+        raise InvalidCallError(
+            asked,
+            f"graphs of {sorted(kinds)} node types and edge types",
+            "pass graphs with the same node and edge types",
+        )
 
 
 def _joined(parts: Iterable[Relation]) -> Coo:

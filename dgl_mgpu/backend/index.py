@@ -20,6 +20,7 @@ from dgl.heterograph_index import HeteroGraphIndex
 from dgl.utils import to_dgl_context, toindex
 
 from dgl_mgpu.backend.capi.dispatch import OnTensors, graphs_on_tensors
+from dgl_mgpu.backend.errors import raising_dgl_errors
 from dgl_mgpu.backend.relation import FORMATS, Compressed, Coo, Relation, Unnumbered, ranges
 
 _CPU = 1  # DGLContext's device type
@@ -173,6 +174,12 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
 
     def number_of_etypes(self) -> int:
         return len(self.relations)
+
+    @property
+    def is_single(self) -> bool:
+        """Whether there is one relation, and no node type that is not in it."""
+        ends = self.schema.ends
+        return len(ends) == 1 and self.schema.num_ntypes == len(set(ends[0]))
 
     @property
     def dtype(self) -> str:
@@ -364,11 +371,13 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return (*self.relations[etype].find(eid), eid)
 
+    @raising_dgl_errors
     def in_edges(
         self, etype: int, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         return self.relations[etype].in_edges(v)
 
+    @raising_dgl_errors
     def out_edges(
         self, etype: int, v: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -399,11 +408,13 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
 
         return flatten_relations(self, [int(etype) for etype in etypes])
 
+    @raising_dgl_errors
     def node_subgraph(self, induced_nodes: Sequence[torch.Tensor]) -> Any:
         from dgl_mgpu.backend.subgraph import node_subgraph
 
         return node_subgraph(self, induced_nodes)
 
+    @raising_dgl_errors
     def edge_subgraph(self, induced_edges: Sequence[torch.Tensor], preserve_nodes: bool) -> Any:
         from dgl_mgpu.backend.subgraph import edge_subgraph
 

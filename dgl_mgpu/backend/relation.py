@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dgl_mgpu.backend.errors import UnknownIdError
+from dgl_mgpu.errors import IdOutOfRangeError
 
 FORMATS = ("coo", "csr", "csc")
 
@@ -69,7 +69,7 @@ class Compressed(NamedTuple):
         unknown = ((nodes < 0) | (nodes > self.indptr.numel() - 2)).any()
         total, any_unknown = torch.stack([counts.sum(), unknown]).tolist()
         if any_unknown:
-            raise UnknownIdError(
+            raise IdOutOfRangeError(
                 "find the edges of nodes",
                 f"ids from {int(nodes.min())} to {int(nodes.max())} of "
                 f"{self.indptr.numel() - 1} nodes",
@@ -102,7 +102,7 @@ def check_ids(ids: torch.Tensor, count: int, what: str) -> None:
         return
     low, high = torch.stack(ids.aminmax()).tolist()
     if low < 0 or high >= count:
-        raise UnknownIdError(
+        raise IdOutOfRangeError(
             f"look up {what}",
             f"ids from {low} to {high}, where there are {count}",
             f"pass ids in [0, {count})",

@@ -55,3 +55,27 @@ def edge_softmax(
     (logits,) = sparse._cast_if_autocast_enabled(logits)
     with sparse._disable_autocast_if_enabled():
         return EdgeSoftmax.apply(gidx, logits)
+
+
+def update_all(
+    self: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None
+) -> None:
+    """In place of ``DGLGraph.update_all``: a graph of one relation is not sliced to that first."""
+    from dgl_mgpu.backend.index import TensorIndex
+
+    index = self._graph
+    if not isinstance(index, TensorIndex) or not index.is_single:
+        original = originals["dgl.heterograph:DGLGraph.update_all"]
+        original(self, message_func, reduce_func, apply_node_func, etype)
+        return
+    from dgl import backend as F
+    from dgl import core
+    from dgl.base import ALL
+
+    if etype is not None:
+        self.get_etype_id(etype)  # raises if there is none
+    results = core.message_passing(self, message_func, reduce_func, apply_node_func)
+    if results and core.is_builtin(reduce_func) and reduce_func.name in ("min", "max"):
+        name = next(iter(results))
+        results[name] = F.replace_inf_with_zero(results[name])
+    self._set_n_repr(index.schema.ends[0][1], ALL, results)
