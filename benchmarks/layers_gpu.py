@@ -124,9 +124,11 @@ def check(layer: torch.nn.Module, device: torch.device, idtype: torch.dtype) -> 
         layer.to(place).zero_grad()
         out = layer(graph, h)
         out.square().mean().backward()
-        results.append([out, h.grad, *(p.grad for p in layer.parameters())])
+        found = [out, h.grad, *(p.grad for p in layer.parameters())]
+        # Copies: with the layer, its gradients go to the other device.
+        results.append([each.detach().cpu().clone() for each in found])
     for want, have in zip(*results, strict=True):
-        torch.testing.assert_close(have.cpu(), want, rtol=2e-3, atol=2e-5)
+        torch.testing.assert_close(have, want, rtol=2e-3, atol=2e-5)
 
 
 def measure(

@@ -25,13 +25,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import dgl
 import numpy as np
 import torch
-from dgl.dataloading import DataLoader, NeighborSampler
-from dgl.nn import SAGEConv
 
-import dgl_mgpu  # noqa: F401  (lets dgl import)
+import dgl_mgpu  # noqa: F401  makes DGL import
+
+import dgl  # isort: skip
+from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
+from dgl.nn import SAGEConv  # isort: skip
+
 from benchmarks.gpu import PowerLaw, this_device, window
 from benchmarks.machine import describe_machine
 from benchmarks.sampling_gpu import IDTYPES, Checker, Hop, new_seeds

@@ -130,7 +130,7 @@ class GPUCache:
         place = torch.where(fits, victim, torch.where(found & ~repeated, place, nowhere))
 
         table[place] = keys
-        table[nowhere] = _NO_KEY
+        table[nowhere:].fill_(_NO_KEY)
         stamps.index_fill_(0, place, self._calls)
         self._rows[place] = values.reshape(count, self._num_feats)[order].to(self._rows.dtype)
 

@@ -285,9 +285,8 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
         etypes: Sequence[str] | None = None,
         formats: Sequence[str] = ("coo", "csr", "csc"),
     ) -> HeteroGraphIndex:
-        raise DGLError(
-            f"Cannot share a graph on {self.device}: move it to the CPU with g.cpu() first"
-        )
+        with graphs_on_tensors(False):
+            return self.to_dgl().shared_memory(name, ntypes, etypes, formats)
 
     # -- formats -----------------------------------------------------------------------------------
 
@@ -395,9 +394,11 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
         row, col = relation.coo()
         return row, col, torch.arange(relation.num_edges, dtype=row.dtype, device=row.device)
 
+    @raising_dgl_errors
     def in_degrees(self, etype: int, v: torch.Tensor) -> torch.Tensor:
         return self.relations[etype].in_degrees(v)
 
+    @raising_dgl_errors
     def out_degrees(self, etype: int, v: torch.Tensor) -> torch.Tensor:
         return self.relations[etype].out_degrees(v)
 
@@ -425,11 +426,11 @@ def _has_parallel_edges(relation: Relation) -> bool:
     indptr, indices, _ = relation.pairs()
     if indices.numel() < 2:
         return False
-    same = indices[1:] == indices[:-1]
-    starts = indptr[1:-1].long()
-    starts = starts[(starts > 0) & (starts < indices.numel())]
-    same[starts - 1] = False
-    return bool(same.any())
+    # Of each entry and of the end, whether it is that before it once more.
+    again = torch.zeros(indices.numel() + 1, dtype=torch.bool, device=indices.device)
+    again[1:-1] = indices[1:] == indices[:-1]
+    again.index_fill_(0, indptr.long(), False)
+    return bool(again.any())
 
 
 def _from_unit_graph(unit: HeteroGraphIndex, device: torch.device) -> Relation:

@@ -69,12 +69,13 @@ class Picked(NamedTuple):
 
     Attributes
     ----------
-    mask : Tensor, bool, shape (edges,)
+    places : Tensor, int64, shape (picked,)
+        Ascending.
     importances : Tensor, float32 or the weights' dtype, shape (picked,), or None
         Weights with which the mean over a seed's edges is that of all its edges, in expectation.
     """
 
-    mask: torch.Tensor
+    places: torch.Tensor
     importances: torch.Tensor | None
 
 
@@ -110,15 +111,14 @@ def pick_labor(
     sums = _row_sums(shares, degrees)
     scale = torch.where(sums > 0, fanout / sums, 0)
     if weights is None and steps == 0:
-        mask = variates < scale[row]
-        return Picked(mask, None)
+        return Picked((variates < scale[row]).nonzero()[:, 0], None)
     chances = _Chances(row, degrees, neighbors, shares, weights is not None, fanout, sums, scale)
     found = chances.optimise(steps)
-    mask = variates < found
-    importances = shares[mask] / found[mask]
-    numbers = torch.nn.functional.pad(mask.cumsum(0), (1, 0))[indptr].diff()
-    importances *= (numbers / _row_sums(importances, numbers))[row[mask]]
-    return Picked(mask, importances.to(torch.float32 if weights is None else weights.dtype))
+    places = (variates < found).nonzero()[:, 0]
+    importances = shares[places] / found[places]
+    numbers = torch.searchsorted(places, indptr).diff()
+    importances *= (numbers / _row_sums(importances, numbers))[row[places]]
+    return Picked(places, importances.to(torch.float32 if weights is None else weights.dtype))
 
 
 def _row_sums(values: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:

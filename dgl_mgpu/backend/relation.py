@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dgl_mgpu.errors import IdOutOfRangeError
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 
 FORMATS = ("coo", "csr", "csc")
 
@@ -341,6 +341,12 @@ class Relation:
 
     def _degrees(self, name: str, nodes: torch.Tensor | None) -> torch.Tensor:
         if name not in self.formats and self.held(name) is None:
+            if "coo" not in self.formats:
+                raise InvalidInputError(
+                    f"count {'in' if name == 'csc' else 'out'}-degrees",
+                    f"a graph that keeps {', '.join(self.formats)} alone",
+                    f"let it keep coo or {name} too, with g.formats()",
+                )
             ends = self._expanded()
             of, count = (ends.col, self.num_dst) if name == "csc" else (ends.row, self.num_src)
             degrees = torch.bincount(of, minlength=count).to(self.idtype)

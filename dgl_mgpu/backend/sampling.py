@@ -17,6 +17,7 @@ from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.backend import random
 from dgl_mgpu.backend.arrays import as_tensor, is_null
+from dgl_mgpu.backend.filter import IdFilter
 from dgl_mgpu.backend.index import SubgraphIndex, TensorIndex
 from dgl_mgpu.backend.labor import Variates, pick_labor
 from dgl_mgpu.backend.pinning import gather_pinned_tensor_rows
@@ -117,7 +118,7 @@ def sample_neighbors(
         etype_key = with_fields(key, etype=etype)
         edges = _sample(view, seeds, fanout, etype_key, replace, weights)
         if excluded and not is_null(excluded[etype]):
-            edges = keep(edges, _stays(edges, excluded[etype]))
+            edges = keep(edges, _staying(edges, excluded[etype]))
         samples.append(_Sample(seeds, edges))
     return _subgraph(index, samples, edge_dir, where)
 
@@ -234,14 +235,13 @@ def _pick_by_type(
 ) -> SampledNeighbors:
     """Pick edges of each row, whose fanout is that of its number modulo their number."""
     num_rows, where = len(edges.indptr) - 1, edges.eids.device
-    of_type = torch.arange(num_rows, device=where) % len(fanouts)
+    of_type = edge_rows(edges) % len(fanouts)
     picked = []
     for fanout in sorted(set(fanouts)):
-        types = torch.tensor([t for t, each in enumerate(fanouts) if each == fanout], device=where)
-        here = torch.isin(of_type, types)
-        chosen = keep(edges, here[edge_rows(edges)])
-        there = None if weights is None else weights[here[edge_rows(edges)]]
-        picked.append(_pick(chosen, fanout, key, replace, there))
+        has_it = torch.tensor([each == fanout for each in fanouts], device=where)
+        here = has_it[of_type].nonzero()[:, 0]
+        there = None if weights is None else weights[here]
+        picked.append(_pick(keep(edges, here), fanout, key, replace, there))
     rows, order = torch.cat([edge_rows(each) for each in picked]).sort(stable=True)
     return SampledNeighbors(
         _bounds(rows, num_rows),
@@ -325,7 +325,7 @@ def sample_neighbors_topk(
         edges = SampledNeighbors(edges.indptr, edges.neighbors[order], edges.eids[order])
         if count > 0:
             rank = torch.arange(len(rows), device=where) - edges.indptr[rows]
-            edges = keep(edges, rank < count)
+            edges = keep(edges, (rank < count).nonzero()[:, 0])
         samples.append(_Sample(seeds, edges))
     return _subgraph(index, samples, edge_dir, where)
 
@@ -376,7 +376,7 @@ def sample_labors(
         edges = all_edges(edges_view(index.relations[etype], _format(edge_dir), where), seeds)
         weights = None if is_null(probs[etype]) else as_tensor(probs[etype]).reshape(-1)
         if fanout < 0 and weights is not None:
-            edges = keep(edges, values_at(weights, edges.eids) != 0)
+            edges = keep(edges, values_at(weights, edges.eids).nonzero()[:, 0])
         elif fanout > 0:
             source, target = index.schema.ends[etype]
             names = node_ids[source if edge_dir == "in" else target]
@@ -389,11 +389,11 @@ def sample_labors(
                 None if weights is None else values_at(weights, edges.eids),
                 importance_sampling,
             )
-            edges = keep(edges, picked.mask)
+            edges = keep(edges, picked.places)
             if picked.importances is not None:
                 importances[-1] = picked.importances
         if excluded and not is_null(excluded[etype]):
-            stays = _stays(edges, excluded[etype])
+            stays = _staying(edges, excluded[etype])
             if len(importances[-1]):
                 importances[-1] = importances[-1][stays]
             edges = keep(edges, stays)
@@ -468,11 +468,11 @@ def select_pinsage_neighbors(
     counts = torch.where(begins & (visited >= 0), lengths.gather(1, run), 0)
     counts, order = counts.sort(dim=1, descending=True, stable=True)
     counts, order = counts[:, :count], order[:, :count]
-    selected = counts > 0
+    row, rank = counts.nonzero(as_tuple=True)
     return (
-        visited.gather(1, order)[selected],
-        seeds[:, None].expand_as(counts)[selected],
-        counts[selected].to(visited.dtype),
+        visited[row, order[row, rank]],
+        seeds[row],
+        counts[row, rank].to(visited.dtype),
     )
 
 
@@ -531,7 +531,8 @@ def _sample(
     except InvalidWeightError:
         # The operator refuses a seed whose edges all have weight 0; DGL samples nothing there.
         edges = all_edges(view, seeds)
-        has_any = keep(edges, values_at(weights, edges.eids) != 0).indptr.diff() > 0
+        positive = values_at(weights, edges.eids).nonzero()[:, 0]
+        has_any = keep(edges, positive).indptr.diff() > 0
         if bool((has_any | (edges.indptr.diff() == 0)).all()):
             raise
     sample = sample_edges(view, seeds[has_any], fanout, key, replace=replace, weights=rows)
@@ -551,15 +552,17 @@ def edge_rows(edges: SampledNeighbors) -> torch.Tensor:
     return places.repeat_interleave(edges.indptr.diff(), output_size=len(edges.eids))
 
 
-def keep(edges: SampledNeighbors, mask: torch.Tensor) -> SampledNeighbors:
-    """The edges that a mask has."""
+def keep(edges: SampledNeighbors, places: torch.Tensor) -> SampledNeighbors:
+    """The edges at some places, int64 and ascending."""
     return SampledNeighbors(
-        _sums_before(mask)[edges.indptr], edges.neighbors[mask], edges.eids[mask]
+        torch.searchsorted(places, edges.indptr), edges.neighbors[places], edges.eids[places]
     )
 
 
-def _stays(edges: SampledNeighbors, excluded: Any) -> torch.Tensor:
-    return ~torch.isin(edges.eids, as_tensor(excluded).to(edges.eids.device))
+def _staying(edges: SampledNeighbors, excluded: Any) -> torch.Tensor:
+    """Places of the edges that are not excluded."""
+    left_out = IdFilter(as_tensor(excluded).to(edges.eids.device)).holds(edges.eids)
+    return left_out.logical_not_().nonzero()[:, 0]
 
 
 def _sums_before(counts: torch.Tensor) -> torch.Tensor:
@@ -581,7 +584,7 @@ def _pick(
 ) -> SampledNeighbors:
     """Sample from given edges of seeds, with weights by their places in them."""
     if weights is not None:
-        positive = weights != 0
+        positive = weights.nonzero()[:, 0]
         edges, weights = keep(edges, positive), weights[positive]
     if fanout < 0:
         return edges

@@ -315,12 +315,13 @@ def pack_traces(
     """
     traces, types = as_tensor(traces), as_tensor(types)
     types = types.to(traces.device)
-    goes_on = (traces != -1).cumprod(dim=1).bool()
+    goes_on = (traces != -1).cumprod(dim=1)
     lengths = goes_on.sum(dim=1)
+    walk, step = goes_on.nonzero(as_tuple=True)
     offsets = lengths.cumsum(0) - lengths
     return (
-        traces[goes_on],
-        types.expand_as(traces)[goes_on],
+        traces[walk, step],
+        types[step],
         lengths.to(traces.dtype),
         offsets.to(traces.dtype),
     )
@@ -422,7 +423,7 @@ class _Node2vec(NamedTuple):
             places = self.steps.places(here, pick)
             weights = self._weights(before[left], places)
             taken = (places < 0) | (accept * max(self.back, 1.0, self.away) < weights)
-            chosen[left[taken]] = places[taken]
+            chosen[left] = torch.where(taken, places, -1)
             left = left[~taken]
             attempt += 1
         return chosen

@@ -299,11 +299,14 @@ def struct(*values: int | torch.Tensor | None, then: bytes = b"") -> np.ndarray:
         The struct's end: that of another one, made before.
     """
     layout, element = _words(len(values), len(then))
-    words = [
-        value.data_ptr() if isinstance(value, torch.Tensor) else value or 0 for value in values
-    ]
+    # Whether an integer is a tensor takes long to find out.
+    words = [value if type(value) is int else _address(value) for value in values]
     # As one element, which CuPy passes by value.
     return np.frombuffer(bytearray(layout.pack(*words) + then), element)  # may be changed
+
+
+def _address(value: Any) -> int:
+    return value.data_ptr() if isinstance(value, torch.Tensor) else value or 0
 
 
 @functools.cache

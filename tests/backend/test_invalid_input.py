@@ -5,6 +5,7 @@ An index out of range in a kernel of torch's would end all work on a GPU.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -48,6 +49,8 @@ REFUSED: dict[str, Callable[[str], Any]] = {
         (torch.ones(2, dtype=torch.int32, device=device), torch.ones(2, device=device).long())
     ),
     "an indptr for fewer nodes": lambda device: csr(device, 10),
+    "in-degrees of a CSR": lambda device: graph(device).formats("csr").in_degrees(),
+    "out-degrees of a CSC": lambda device: graph(device).formats("csc").out_degrees([0]),
     "no such format": lambda device: graph(device).formats("dense"),
     "no such matrix": lambda device: graph(device)._graph.adjacency_matrix_tensors(
         0, False, "dense"
@@ -112,13 +115,15 @@ def test_the_gpu_works_on_after_an_id_out_of_range(device):
 def test_degrees_of_all_nodes(device, idtype):
     with on_tensors(device):
         g = graph(device, idtype)
-        for formats in (["coo"], ["csr"], ["csc"], ["coo", "csr", "csc"]):
+        for formats in (["coo"], ["csr", "coo"], ["csc", "coo"], ["coo", "csr", "csc"]):
             some = g.formats(formats)
             for degrees, expected in (
                 (some.in_degrees(), [2, 2, 1, 0]),
                 (some.out_degrees(), [1, 3, 1, 0]),
             ):
                 assert degrees.dtype == idtype and degrees.tolist() == expected
+        assert g.formats("csc").in_degrees().tolist() == [2, 2, 1, 0]
+        assert g.formats("csr").out_degrees().tolist() == [1, 3, 1, 0]
 
 
 @pytest.mark.parametrize("given", ["csr", "csc"])
@@ -134,3 +139,14 @@ def test_a_matrix_without_edge_ids_has_none_when_asked_for(given, device):
     with on_tensors(device):
         assert run(device) == expected
     assert [] in expected
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_shared_graph_is_on_the_cpu(device):
+    with on_tensors(device):
+        g = graph(device)
+        shared = g.shared_memory(f"test_shared_{os.getpid()}_{device}")
+    assert shared.device.type == "cpu"
+    found = dgl.hetero_from_shared_memory(f"test_shared_{os.getpid()}_{device}")
+    for end, expected in zip(found.edges(), g.edges(), strict=True):
+        assert torch.equal(end, expected.cpu())

@@ -271,6 +271,18 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         for module in ("neighbor", "randomwalks")
     ),
     Replacement(
+        "dgl.sampling.neighbor:select_topk",
+        "samplers:select_topk",
+        (DGL,),
+        "numbers all nodes on the CPU, and then refuses them for a graph on a GPU",
+    ),
+    Replacement(
+        "dgl.sampling.labor:sample_labors",
+        "samplers:sample_labors",
+        (DGL,),
+        "excludes edges on a GPU after sampling, but keeps the weights of all: blocks go without",
+    ),
+    Replacement(
         "dgl.sampling.node2vec_randomwalk:node2vec_random_walk",
         "samplers:node2vec_random_walk",
         (DGL,),

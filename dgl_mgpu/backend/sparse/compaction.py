@@ -37,14 +37,14 @@ def compact(
     ids = (row, col)[dim]
     size = mat.shape()[dim]
     occupied = torch.zeros(size, dtype=torch.bool, device=ids.device)
-    occupied[ids.long()] = True
+    occupied.index_fill_(0, ids.long(), True)
     leading = ids.new_empty(0)
     if leading_indices is not None:
         leading = torch.as_tensor(leading_indices, device=ids.device)
         check_indices(asked, leading_indices=leading)
         check_range(asked, (leading, size))
         leading = _first_occurrences(leading).to(ids.dtype)
-        occupied[leading.long()] = False
+        occupied.index_fill_(0, leading.long(), False)
     old = torch.cat([leading, occupied.nonzero().flatten().to(ids.dtype)])
     new = ids.new_empty(size)
     new[old.long()] = torch.arange(old.numel(), dtype=ids.dtype, device=ids.device)

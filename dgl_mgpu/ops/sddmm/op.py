@@ -136,8 +136,9 @@ def _check_pair(lhs: torch.Tensor, rhs: torch.Tensor, op: str, asked: str) -> No
             f"feature shapes {tuple(left)} and {tuple(right)}",
             "pass rows whose last dimension is the same",
         )
-    pairs = zip(reversed(left), reversed(right), strict=False)
-    if left != right and any(a != b and a != 1 and b != 1 for a, b in pairs):
+    if left != right and any(
+        a != b and a != 1 and b != 1 for a, b in zip(reversed(left), reversed(right), strict=False)
+    ):
         raise InvalidInputError(
             asked,
             f"feature shapes {tuple(left)} and {tuple(right)}",

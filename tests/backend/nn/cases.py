@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import random
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -302,10 +303,13 @@ _embeddings = itertools.count()
 
 
 def train_embedding(optimizer: str) -> Case:
-    """Rows of an embedding after each of some steps; its storage has a new name each time."""
+    """Rows of an embedding after each of some steps.
+
+    Its storage is shared memory, and has a name of its own among all processes that run tests.
+    """
 
     def call(_: None, rows: torch.Tensor) -> list[torch.Tensor]:
-        name = f"test_nn_{next(_embeddings)}"
+        name = f"test_nn_{os.getpid()}_{next(_embeddings)}"
         embedding = dglnn.NodeEmbedding(N, OUT, name, init_func=nn.init.ones_, device=rows.device)
         step = getattr(dgl.optim, optimizer)([embedding], lr=0.1)
         seen = []
@@ -347,6 +351,7 @@ def encode_laplacian(encoder: nn.Module, graph: dgl.DGLGraph) -> torch.Tensor:
     # Fewer eigenvectors are approximated, from a random vector.
     vectors, values = dgl.lap_pe(graph, N - 2, padding=True, return_eigval=True)
     # The sign of an eigenvector is arbitrary.
+    values, vectors = values.to(graph.device), vectors.to(graph.device)
     return encoder(values.repeat(graph.num_nodes(), 1), vectors.abs())
 
 

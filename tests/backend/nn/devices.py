@@ -15,7 +15,7 @@ from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors
 #: Of an element and of the largest element: sums are added up in another order than in DGL's C++.
 TOLERANCES = {
     torch.float64: (1e-9, 1e-9),
-    torch.float32: (1e-4, 1e-5),
+    torch.float32: (2e-4, 2e-5),
     torch.bfloat16: (5e-2, 2e-2),
 }
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -45,7 +45,11 @@ def floats(dtype: torch.dtype) -> Iterator[None]:
 
 
 class SameDraws(TorchFunctionMode):
-    """Random tensors are drawn on the CPU, whatever device asks for them; nothing is dropped."""
+    """Devices choose alike.
+
+    Random tensors, and the first of equal numbers, are those of the CPU, whatever device asks for
+    them; nothing is dropped.
+    """
 
     DRAWN = (torch.rand, torch.randn, torch.randint, torch.randperm)
 
@@ -58,6 +62,9 @@ class SameDraws(TorchFunctionMode):
         if function in self.DRAWN and "device" in keywords:
             device = keywords.pop("device")
             return function(*arguments, **keywords).to(device)
+        if function is torch.topk and arguments[0].is_cuda:
+            found = function(arguments[0].cpu(), *arguments[1:], **keywords)
+            return type(found)(part.to(arguments[0].device) for part in found)
         return function(*arguments, **keywords)
 
 

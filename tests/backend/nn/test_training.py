@@ -96,7 +96,7 @@ def test_under_autocast(kind):
     model, x = make(kind, "cuda")
     with torch.autocast("cuda", torch.bfloat16):
         found = results(model, x)
-    assert found[0].dtype == torch.bfloat16
+    assert not torch.allclose(found[0].cpu().float(), expected[0])  # it did round
     assert all(gradient.dtype == torch.float32 for gradient in found[1:])
     all_close(found, expected, torch.bfloat16)
 
@@ -214,7 +214,7 @@ def test_a_step_is_captured_in_a_cuda_graph(kind):
             step()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=side):
         captured = step()
     other = torch.randn_like(x)
     for features in (x.clone(), other):

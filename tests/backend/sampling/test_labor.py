@@ -71,11 +71,11 @@ def test_the_same_distribution_as_dgl(device, steps, prob):
         options = dict(prob=prob, importance_sampling=steps)
         frontier, weights = sampled(g, nodes.to(device), 4, random_seed=seed(number), **options)
         src = np.array(edges_of(frontier)[0])
-        found[0, number] = len(src), len(np.unique(src)), weights[0].double().square().sum()
+        found[0, number] = len(src), len(np.unique(src)), float(weights[0].double().square().sum())
         with graphs_on_tensors(False):
             frontier, weights = sampled(cpp, nodes, 4, random_seed=seed(number), **options)
             src = np.array(edges_of(frontier)[0])
-        found[1, number] = len(src), len(np.unique(src)), weights[0].double().square().sum()
+        found[1, number] = len(src), len(np.unique(src)), float(weights[0].double().square().sum())
     means, spread = found.mean(axis=1), found.std(axis=1).mean(axis=0) / 15**0.5
     assert bool((abs(means[0] - means[1]) <= 7 * spread).all()), (means, spread)
 

@@ -82,11 +82,18 @@ def merge(where, g):
     return dgl.merge([g, g])
 
 
+def _rank(data):
+    """Features of which no two are equal in a graph: of equal ones each device has its first."""
+    data["rank"] = (data["n"][:, None] * data["n"].new_tensor([7, 11])).remainder(41).float()
+
+
 @scenarios.on("homogeneous")
 def readout(where, g):
     g = dgl.batch([g, where.graph("edgeless"), where.graph("simple")])
     g.ndata["weight"] = torch.cos(g.ndata["n"].float())[:, None]
     g.edata["weight"] = torch.cos(g.edata["n"].float())[:, None]
+    _rank(g.ndata)
+    _rank(g.edata)
     return [
         *(
             function(g, "x", weight)
@@ -98,19 +105,20 @@ def readout(where, g):
         dgl.softmax_edges(g, "x"),
         dgl.broadcast_nodes(g, where.tensor([[1.0], [2.0], [3.0]])),
         dgl.broadcast_edges(g, where.tensor([[1.0], [2.0], [3.0]])),
-        dgl.topk_nodes(g, "x", 2, sortby=0),
-        dgl.topk_edges(g, "x", 2, descending=False)[0],
+        dgl.topk_nodes(g, "rank", 2, sortby=0),
+        dgl.topk_edges(g, "rank", 2, descending=False)[0],
     ]
 
 
 @scenarios.on("heterogeneous")
 def readout_of_types(where, g):
     g = dgl.batch([g, g])
+    _rank(g.nodes["user"].data)
     return [
         dgl.readout_nodes(g, "x", ntype="user", op="max"),
         dgl.readout_edges(g, "x", etype="likes", op="min"),
         dgl.softmax_nodes(g, "x", ntype="item"),
-        dgl.topk_nodes(g, "x", 3, ntype="user", sortby=1),
+        dgl.topk_nodes(g, "rank", 3, ntype="user", sortby=1),
     ]
 
 

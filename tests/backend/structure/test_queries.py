@@ -168,6 +168,8 @@ def files_of_tensors(where, g):
 
 @scenarios.on("simple")
 def reorder_nodes(where, g):
+    if where.device != "cpu":
+        pytest.skip("DGL gives a graph on a GPU features that are on the CPU, and refuses them")
     return dgl.partition.reorder_nodes(g.long(), torch.tensor([3, 1, 0, 2, 7, 6, 5, 4]))
 
 

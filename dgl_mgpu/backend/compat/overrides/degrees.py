@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.errors import raising_dgl_errors
 
 
+@raising_dgl_errors
 def out_degrees(self: Any, u: Any = "__ALL__", etype: Any = None) -> Any:
     """In place of ``DGLGraph.out_degrees``: all nodes of a graph exist."""
     from dgl.base import is_all
@@ -18,6 +20,7 @@ def out_degrees(self: Any, u: Any = "__ALL__", etype: Any = None) -> Any:
     return self._graph.relations[self.get_etype_id(etype)].out_degrees()
 
 
+@raising_dgl_errors
 def in_degrees(self: Any, v: Any = "__ALL__", etype: Any = None) -> Any:
     """In place of ``DGLGraph.in_degrees``."""
     from dgl.base import is_all

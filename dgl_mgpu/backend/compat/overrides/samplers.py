@@ -29,6 +29,65 @@ def cpu() -> Any:
 backend_for_samplers = module_with(backend, cpu=cpu)
 
 
+def select_topk(
+    g: Any,
+    k: int | dict[Any, int],
+    weight: str,
+    nodes: Any = None,
+    edge_dir: str = "in",
+    ascending: bool = False,
+    copy_ndata: bool = True,
+    copy_edata: bool = True,
+    output_device: Any = None,
+) -> Any:
+    """Select edges of the largest weights, by default of all nodes, also on a GPU.
+
+    Parameters and results are those of `dgl.sampling.select_topk`.
+    """
+    if nodes is None:
+        nodes = {ntype: g.nodes(ntype) for ntype in g.ntypes}
+    original = originals["dgl.sampling.neighbor:select_topk"]
+    return original(g, k, weight, nodes, edge_dir, ascending, copy_ndata, copy_edata, output_device)
+
+
+def sample_labors(
+    g: Any,
+    nodes: Any,
+    fanout: Any,
+    edge_dir: str = "in",
+    prob: Any = None,
+    importance_sampling: int = 0,
+    random_seed: Any = None,
+    seed2_contribution: float = 0,
+    copy_ndata: bool = True,
+    copy_edata: bool = True,
+    exclude_edges: Any = None,
+    output_device: Any = None,
+) -> Any:
+    """Layer-neighbour sampling; the weights are those of the edges that stay, also on a GPU.
+
+    Parameters and results are those of `dgl.sampling.sample_labors`.
+    """
+    from dgl.sampling import labor
+
+    frontier, importances = labor._sample_labors(
+        g,
+        nodes,
+        fanout,
+        edge_dir=edge_dir,
+        prob=prob,
+        importance_sampling=importance_sampling,
+        random_seed=random_seed,
+        seed2_contribution=seed2_contribution,
+        copy_ndata=copy_ndata,
+        copy_edata=copy_edata,
+        exclude_edges=exclude_edges,
+    )
+    if output_device is None:
+        return frontier, importances
+    return frontier.to(output_device), [each.to(output_device) for each in importances]
+
+
 def node2vec_random_walk(
     g: Any,
     nodes: Any,
