@@ -34,10 +34,15 @@ test: setup
 # environment to run in. Several tests may share the GPUs (ARGS="-n 8", with pytest-xdist); those
 # that measure what is free on them come after, one by one.
 GPU_PYTHON ?= $(BIN)/python
-GPU_TESTS := tests/kernels tests/ops/test_unique.py $(wildcard tests/store/test_*_gpu.py) \
+GPU_TESTS := tests/kernels \
+	$(wildcard tests/store/test_*_gpu.py tests/backend/test_*_gpu.py) \
 	$(addprefix tests/store/test_, calibration.py exchange.py optimizer.py staging.py)
+# Their tests on a GPU have it in their names; the others run without one as well.
+GPU_TESTS_BY_NAME := $(addprefix tests/backend/, structure sampling sparse nn \
+	test_message_passing.py test_invalid_input.py)
 test-gpu:
 	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q $(GPU_TESTS) $(ARGS)
+	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q -k "cuda or gpu" $(GPU_TESTS_BY_NAME) $(ARGS)
 	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q tests/store/test_gpu_memory.py
 
 # The kernels' tests once more under each tool of compute-sanitizer; some minutes.

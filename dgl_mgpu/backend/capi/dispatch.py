@@ -29,7 +29,6 @@ class OnTensors:
     """Base of objects that stand for DGL's C++ objects and hold torch tensors."""
 
 
-_OURS = (OnTensors, torch.Tensor)
 _on_cpu_too = False
 
 
@@ -53,11 +52,16 @@ def stays_tensor(data: torch.Tensor) -> bool:
     return data.is_cuda or _on_cpu_too
 
 
+_MAY_BE_OURS = (OnTensors, torch.Tensor, list, tuple)
+
+
 def is_ours(argument: Any) -> bool:
     """Whether an argument makes a call one for this package."""
+    if isinstance(argument, torch.Tensor):
+        return stays_tensor(argument)
     if isinstance(argument, list | tuple):
         return any(map(is_ours, argument))
-    return isinstance(argument, _OURS)
+    return isinstance(argument, OnTensors)
 
 
 class Dispatcher(Function):
@@ -69,9 +73,7 @@ class Dispatcher(Function):
 
     def __call__(self, *arguments: Any) -> Any:
         for argument in arguments:
-            if isinstance(argument, _OURS) or (
-                isinstance(argument, list | tuple) and is_ours(argument)
-            ):
+            if isinstance(argument, _MAY_BE_OURS) and is_ours(argument):
                 return self._ours(arguments)
         return super().__call__(*arguments)
 
@@ -79,6 +81,9 @@ class Dispatcher(Function):
         place, implementation = self._implementation
         try:
             if record.recording:
+                from dgl_mgpu.backend.capi import watch
+
+                watch.start()  # with DGL_MGPU_LOG, when the first graph is made
                 with record.call(self.name, place):
                     return implementation(*arguments)
             return implementation(*arguments)

@@ -94,14 +94,19 @@ def profile_calls() -> Iterator[Profile]:
         Filled while the block runs; ``print(profile)`` shows a table.
     """
     global recording
+    from dgl_mgpu.backend.capi import watch
+
     profile = Profile()
     _profiles.append(profile)
     recording = True
+    watch.start()
     try:
         yield profile
     finally:
         _profiles.remove(profile)
         recording = _logs_calls or bool(_profiles)
+        if not recording:
+            watch.stop()
 
 
 def warn_of_round_trip(name: str) -> None:

@@ -35,6 +35,23 @@ def test_a_profile_counts_calls_and_says_where_they_ran(graph):
     assert not record.recording
 
 
+def test_methods_and_operators_are_counted_too(graph):
+    graph.ndata["h"] = torch.ones(4, 2)
+    with dgl_mgpu.profile_calls() as profile:
+        graph.update_all(dgl.function.copy_u("h", "m"), dgl.function.max("m", "h"))
+        dgl.ops.edge_softmax(graph, torch.ones(4, 1))
+        graph.in_edges(torch.tensor([1]))
+    for name, place in (
+        ("sparse._CAPI_DGLKernelSpMM", Place.NATIVE),
+        ("sparse._CAPI_DGLKernelEdge_softmax_forward", Place.NATIVE),
+        ("heterograph_index._CAPI_DGLHeteroInEdges_2", Place.TORCH),
+    ):
+        assert (profile.functions[name].calls, profile.functions[name].place) == (1, place)
+    before = dict(profile.functions)
+    graph.in_edges(torch.tensor([1]))
+    assert profile.functions == before
+
+
 def test_profiles_nest(graph):
     ids = torch.tensor([0, 1])
     with dgl_mgpu.profile_calls() as outer:
@@ -73,7 +90,7 @@ def test_calls_are_logged_when_asked_for():
 import dgl_mgpu, dgl, torch
 from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors
 with graphs_on_tensors():
-    dgl.graph((torch.tensor([0]), torch.tensor([1])))
+    dgl.graph((torch.tensor([0]), torch.tensor([1]))).out_edges(torch.tensor([0]))
 """
     for value, logged in (("1", True), ("0", False)):
         done = subprocess.run(
@@ -83,4 +100,5 @@ with graphs_on_tensors():
             text=True,
             check=True,
         )
-        assert ("_CAPI_DGLHeteroCreateUnitGraphFromCOO: torch" in done.stderr) == logged
+        for name in ("CreateUnitGraphFromCOO", "OutEdges_2"):
+            assert (f"_CAPI_DGLHetero{name}: torch" in done.stderr) == logged
