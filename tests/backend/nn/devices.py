@@ -15,7 +15,7 @@ from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors
 #: Of an element and of the largest element: sums are added up in another order than in DGL's C++.
 TOLERANCES = {
     torch.float64: (1e-9, 1e-9),
-    torch.float32: (2e-4, 2e-5),
+    torch.float32: (1e-3, 5e-5),
     torch.bfloat16: (5e-2, 2e-2),
 }
 NO_GPU = pytest.mark.skipif(not torch.cuda.is_available(), reason="torch sees no GPU")
@@ -59,6 +59,8 @@ class SameDraws(TorchFunctionMode):
         keywords = keywords or {}
         if function is torch.nn.functional.dropout:
             return arguments[0]
+        if function is torch.nn.functional.multi_head_attention_forward:
+            keywords["training"] = False  # which is to say, no dropout
         if function in self.DRAWN and "device" in keywords:
             device = keywords.pop("device")
             return function(*arguments, **keywords).to(device)

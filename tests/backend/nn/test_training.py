@@ -91,7 +91,7 @@ def all_bits():
 
 @NO_GPU  # DGL's operators follow autocast on GPUs alone
 @pytest.mark.parametrize("kind", KINDS)
-def test_under_autocast(kind):
+def test_under_autocast_on_a_gpu(kind):
     expected = results(*make(kind, "cpu"))
     model, x = make(kind, "cuda")
     with torch.autocast("cuda", torch.bfloat16):
