@@ -63,8 +63,17 @@ struct Product {
                                         int64 first_entry) const {
     const int64 at = row * layout.width + column;
     Element values[kVector];
+    Number divisor = 1;
+    if constexpr (Reduction::kDivides) {
+      const int64 entries = indptr[row + 1] - indptr[row];
+      divisor = static_cast<Number>(max(entries, int64{1}));
+    }
 #pragma unroll
-    for (int i = 0; i < kVector; ++i) store(found[i].value, values + i);
+    for (int i = 0; i < kVector; ++i) {
+      Number value = found[i].value;
+      if constexpr (Reduction::kDivides) value /= divisor;
+      store(value, values + i);
+    }
     store_once(out + at, values);
     if constexpr (Reduction::kChooses) {
       WriteChoice(left_choice, left_ids, at, found, first_entry);

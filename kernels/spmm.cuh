@@ -162,6 +162,7 @@ struct Same<Type, Type> {
 
 struct Total {
   static constexpr bool kChooses = false;
+  static constexpr bool kDivides = false;
   template <typename Number>
   static __device__ __forceinline__ Number Start() {
     return 0;
@@ -171,8 +172,13 @@ struct Total {
     return false;
   }
 };
+// The total, divided by how many entries the row has when it is written.
+struct Mean : Total {
+  static constexpr bool kDivides = true;
+};
 struct Largest {
   static constexpr bool kChooses = true;
+  static constexpr bool kDivides = false;
   template <typename Number>
   static __device__ __forceinline__ Number Start() {
     return __uint_as_float(0xff800000u);
@@ -184,6 +190,7 @@ struct Largest {
 };
 struct Smallest {
   static constexpr bool kChooses = true;
+  static constexpr bool kDivides = false;
   template <typename Number>
   static __device__ __forceinline__ Number Start() {
     return __uint_as_float(kFloatInfinity);

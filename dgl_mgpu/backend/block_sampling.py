@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from dgl.base import NID
 from dgl.heterograph import DGLBlock, DGLGraph
 
-from dgl_mgpu.backend.blocks import BlockTypes, block_types
+from dgl_mgpu.backend.blocks import BlankBlock, BlockTypes, block_types
 from dgl_mgpu.backend.errors import as_dgl_error
 from dgl_mgpu.backend.index import TensorIndex
+from dgl_mgpu.backend.pinned_graphs import pinned_tensors
 from dgl_mgpu.backend.relation import Compressed, Relation
-from dgl_mgpu.backend.sampling import new_key
+from dgl_mgpu.backend.seed_edges import new_key
 from dgl_mgpu.backend.views import edges_view, scalars_view
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
 from dgl_mgpu.ops import (
@@ -41,10 +42,12 @@ def sample_hops(
     *,
     replace: bool,
     weights: Mapping[CanonicalEtype, RowView],
+    meanwhile: Callable[[], object] | None = None,
 ) -> list[EtypeBlock]:
     """Sample the message-flow graphs of a mini-batch, of a graph of one edge type or of several.
 
-    Parameters and errors are those of :func:`dgl_mgpu.ops.sample_etype_blocks`.
+    Parameters and errors are those of :func:`dgl_mgpu.ops.sample_etype_blocks`, and ``meanwhile``
+    that of :func:`dgl_mgpu.ops.sample_blocks`.
     """
     (etype, view), *others = views.items()
     ntype = etype[0]
@@ -57,6 +60,7 @@ def sample_hops(
         key,
         replace=replace,
         weights=weights.get(etype),
+        meanwhile=meanwhile,
     )
     return [
         EtypeBlock({etype: BlockEdges(*block[:3])}, {ntype: block[3]}, {ntype: block[4]})
@@ -69,7 +73,6 @@ def tensor_blocks(
     ntypes: Sequence[str],
     canonical_etypes: Sequence[CanonicalEtype],
     seeds: Mapping[str, torch.Tensor],
-    parent: DGLGraph | None = None,
 ) -> list[DGLBlock]:
     """What was sampled as DGL's blocks, on the same device, in graph indexes made of tensors.
 
@@ -79,23 +82,25 @@ def tensor_blocks(
         Of the graph, in its order.
     seeds : dict of node type to Tensor
         Those of types without edges are their own sources.
-    parent : DGLGraph, optional
-        Whose features the blocks have.
     """
     types = block_types(ntypes, canonical_etypes)
-    return [_block(each, types, ntypes, canonical_etypes, seeds, parent) for each in sampled]
+    ids = next(iter(sampled[0].edges.values())).src
+    return [
+        _filled(types.blank(ids.dtype, ids.device), each, types, ntypes, canonical_etypes, seeds)
+        for each in sampled
+    ]
 
 
-def _block(
+def _filled(
+    blank: BlankBlock,
     sampled: EtypeBlock,
     types: BlockTypes,
     ntypes: Sequence[str],
     canonical_etypes: Sequence[CanonicalEtype],
     seeds: Mapping[str, torch.Tensor],
-    parent: DGLGraph | None,
 ) -> DGLBlock:
+    """The block of what was sampled."""
     edges = [sampled.edges[etype] for etype in canonical_etypes]
-    idtype = edges[0].src.dtype
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
     for ntype in ntypes:
@@ -103,16 +108,14 @@ def _block(
         if nodes is None:
             nodes = seeds.get(ntype, edges[0].src[:0])
         sources.append(nodes)
-        targets.append(nodes[: sampled.num_dst.get(ntype, nodes.numel())])
-    relations = [
-        Relation(
-            sources[src].numel(),
-            targets[dst].numel(),
-            csc=Compressed(of.indptr.to(idtype), of.src, None),
-        )
-        for of, (src, dst) in zip(edges, types.ends, strict=True)
-    ]
-    return types.block(relations, sources, targets, [of.eids for of in edges], parent)
+        num_dst = sampled.num_dst.get(ntype)
+        targets.append(nodes if num_dst is None else nodes[:num_dst])
+    relations = []
+    for of, (src, dst) in zip(edges, types.ends, strict=True):
+        indptr = of.indptr if of.indptr.dtype == of.src.dtype else of.indptr.to(of.src.dtype)
+        csc = Compressed(indptr, of.src, None)
+        relations.append(Relation(sources[src].shape[0], targets[dst].shape[0], csc=csc))
+    return blank.filled(relations, sources, targets, [of.eids for of in edges])
 
 
 def sample_graph(
@@ -159,14 +162,32 @@ def sample_graph(
     # Types without edges have nothing to sample.
     ends = {ntype for src, _, dst in views for ntype in (src, dst)}
     seeds = {ntype: ids for ntype, ids in batch.seeds.items() if ntype in ends}
+    types = block_types(g.ntypes, g.canonical_etypes)
+
+    blanks: list[BlankBlock] = []
+
+    def make_blanks() -> None:
+        blanks.extend(types.blank(batch.index.idtype, batch.device, g) for _ in hops)
+
     try:
-        sampled = sample_hops(views, seeds, hops, key, replace=replace, weights=weights)
+        sampled = sample_hops(
+            views, seeds, hops, key, replace=replace, weights=weights, meanwhile=make_blanks
+        )
     except InvalidWeightError:
         return None  # DGL has no edges where all weights are zero
     except InvalidInputError as error:
         raise as_dgl_error(error) from error
-    blocks = tensor_blocks(sampled, g.ntypes, g.canonical_etypes, batch.seeds, g)
-    return blocks[0].srcdata[NID], nodes, blocks
+    if not blanks:
+        make_blanks()
+    blocks = [
+        _filled(blank, each, types, g.ntypes, g.canonical_etypes, batch.seeds)
+        for blank, each in zip(blanks, sampled, strict=True)
+    ]
+    if len(g.ntypes) == 1:
+        (inputs,) = sampled[0].src_nodes.values()
+    else:
+        inputs = blocks[0].srcdata[NID]
+    return inputs, nodes, blocks
 
 
 class _Batch:
@@ -231,7 +252,7 @@ def _index_for(g: DGLGraph, device: torch.device) -> TensorIndex | None:
     if not isinstance(index, TensorIndex):
         if device.type == "cpu":
             return None
-        index = vars(index).get("_pinned")
+        index = pinned_tensors(index)
     elif index.device != device:
         return None
     if index is None or any("csc" not in relation.formats for relation in index.relations):

@@ -218,6 +218,64 @@ class BlockTypes:
     ) -> DGLBlock:
         """A block, with the ids of its nodes and edges, and with the features they have.
 
+        Parameters are those of :meth:`BlankBlock.filled` and of :meth:`blank`.
+        """
+        ids = src_nodes[0]
+        return self.blank(ids.dtype, ids.device, parent).filled(
+            relations, src_nodes, dst_nodes, eids
+        )
+
+    def blank(
+        self, idtype: torch.dtype, device: torch.device, parent: DGLGraph | None = None
+    ) -> BlankBlock:
+        """A block whose nodes and edges are to be known later.
+
+        Parameters
+        ----------
+        idtype : torch.dtype
+        device : torch.device
+            Where its ids will be.
+        parent : DGLGraph, optional
+            Whose features the block has; they are gathered when they are first looked at.
+        """
+        node_frames = [_BlankFrame(NID, idtype) for _ in range(self._schema.num_ntypes)]
+        edge_frames = [_BlankFrame(EID, idtype) for _ in self.ends]
+        if parent is not None:
+            for frame, whole in zip(node_frames, 2 * parent._node_frames, strict=True):
+                frame.add_features(whole, device)
+            for frame, whole in zip(edge_frames, parent._edge_frames, strict=True):
+                frame.add_features(whole)
+        block = DGLBlock.__new__(DGLBlock)
+        block.__dict__ = {
+            **self._attributes,
+            "_node_frames": [each.frame for each in node_frames],
+            "_edge_frames": [each.frame for each in edge_frames],
+        }
+        return BlankBlock(block, self._schema, node_frames, edge_frames)
+
+
+class BlankBlock:
+    """A block but for its nodes and edges, which may take a GPU a while to find."""
+
+    def __init__(
+        self,
+        block: DGLBlock,
+        schema: Schema,
+        node_frames: Sequence[_BlankFrame],
+        edge_frames: Sequence[_BlankFrame],
+    ) -> None:
+        self._block, self._schema = block, schema
+        self._node_frames, self._edge_frames = node_frames, edge_frames
+
+    def filled(
+        self,
+        relations: Sequence[Relation],
+        src_nodes: Sequence[torch.Tensor],
+        dst_nodes: Sequence[torch.Tensor],
+        eids: Sequence[torch.Tensor],
+    ) -> DGLBlock:
+        """The block, of these nodes and edges; for one call.
+
         Parameters
         ----------
         relations : sequence of Relation
@@ -226,25 +284,71 @@ class BlockTypes:
             Ids in the graph that is sampled, one tensor a node type.
         eids : sequence of Tensor
             One an edge type.
-        parent : DGLGraph, optional
-            Whose features the block has; they are gathered when they are first looked at.
         """
         nodes = [*src_nodes, *dst_nodes]
-        node_frames = [_frame(NID, ids) for ids in nodes]
-        edge_frames = [_frame(EID, ids) for ids in eids]
-        if parent is not None:
-            for frame, ids, whole in zip(node_frames, nodes, 2 * parent._node_frames, strict=True):
-                _add_features(frame, ids, whole, ids.device)
-            for frame, ids, whole in zip(edge_frames, eids, parent._edge_frames, strict=True):
-                _add_features(frame, ids, whole)
-        block = DGLBlock.__new__(DGLBlock)
-        block.__dict__ = {
-            **self._attributes,
-            "_graph": TensorIndex(self._schema, [ids.numel() for ids in nodes], relations),
-            "_node_frames": node_frames,
-            "_edge_frames": edge_frames,
+        counts = [frame.fill(ids) for frame, ids in zip(self._node_frames, nodes, strict=True)]
+        for frame, ids in zip(self._edge_frames, eids, strict=True):
+            frame.fill(ids)
+        self._block._graph = TensorIndex(self._schema, counts, relations)
+        return self._block
+
+
+class _BlankFrame:
+    """``Frame({name: ids})``, in a third of its time, and the ids of its rows left open.
+
+    Attributes
+    ----------
+    frame : Frame
+    """
+
+    __slots__ = ("_ids", "_nested", "_sliced", "frame")
+
+    def __init__(self, name: str, idtype: torch.dtype) -> None:
+        self._ids = _column(storage=None, scheme=_ID_SCHEMES[idtype])
+        #: Columns that lack but the ids, and by name those that are made of them.
+        self._sliced: list[Column] = []
+        self._nested: dict[str, Column] = {}
+        self.frame = Frame.__new__(Frame)
+        self.frame.__dict__ = {
+            "_columns": {name: self._ids},
+            "_num_rows": 0,
+            "_initializers": {},
+            "_default_initializer": None,
         }
-        return block
+
+    def add_features(self, whole: Frame, device: torch.device | None = None) -> None:
+        """Add rows of another frame, as its ``subframe`` does.
+
+        With a device, they are copied there, where they are elsewhere, when they are looked at.
+        """
+        frame = self.frame
+        frame._initializers = whole._initializers
+        frame._default_initializer = whole._default_initializer
+        rows = {}
+        for name, column in whole._columns.items():
+            rows[name] = row = _column(
+                storage=column.storage,
+                scheme=column.scheme,
+                device=column.device,
+                deferred_dtype=column.deferred_dtype,
+            )
+            if device is not None and column.device is None and column.storage.device != device:
+                row.device = (device, {})
+            if column.index is None:
+                self._sliced.append(row)
+            else:
+                self._nested[name] = column
+        frame._columns = {**rows, **frame._columns}
+
+    def fill(self, ids: torch.Tensor) -> int:
+        """Give the frame its ids, and return how many there are."""
+        self._ids.storage = ids
+        for column in self._sliced:
+            column.index = ids
+        for name, column in self._nested.items():
+            self.frame._columns[name].index = column.subcolumn(ids).index
+        count = self.frame._num_rows = ids.shape[0]
+        return count
 
 
 @lru_cache(maxsize=64)
@@ -263,33 +367,8 @@ def block_types(ntypes: Sequence[str], canonical_etypes: Sequence[CanonicalEtype
 _PLAIN_COLUMN = dict(vars(Column(torch.empty(0))))
 
 
-def _frame(name: str, ids: torch.Tensor) -> Frame:
-    """``Frame({name: ids})``, in a third of its time."""
+def _column(**attributes: Any) -> Column:
+    """``Column``, with all attributes that are not plain."""
     column = Column.__new__(Column)
-    column.__dict__ = {**_PLAIN_COLUMN, "storage": ids, "scheme": _ID_SCHEMES[ids.dtype]}
-    frame = Frame.__new__(Frame)
-    frame.__dict__ = {
-        "_columns": {name: column},
-        "_num_rows": ids.numel(),
-        "_initializers": {},
-        "_default_initializer": None,
-    }
-    return frame
-
-
-def _add_features(
-    frame: Frame, ids: torch.Tensor, whole: Frame, device: torch.device | None = None
-) -> None:
-    """Add the rows ``ids`` of another frame, as its ``subframe`` does.
-
-    With a device, they are copied there, where they are elsewhere, when they are looked at.
-    """
-    frame._initializers = whole._initializers
-    frame._default_initializer = whole._default_initializer
-    if not whole._columns:
-        return
-    rows = {name: column.subcolumn(ids) for name, column in whole._columns.items()}
-    frame._columns = {**rows, **frame._columns}
-    for column in rows.values():
-        if device is not None and column.device is None and column.storage.device != device:
-            column.device = (device, {})
+    column.__dict__ = {**_PLAIN_COLUMN, **attributes}
+    return column

@@ -12,6 +12,12 @@ from collections.abc import Iterator
 from typing import Any, Protocol, runtime_checkable
 
 from dgl.base import NID
+from dgl.dataloading.base import (
+    BlockSampler,
+    set_dst_lazy_features,
+    set_edge_lazy_features,
+    set_src_lazy_features,
+)
 from dgl.dataloading.dataloader import DataLoader
 from dgl.dataloading.neighbor_sampler import NeighborSampler
 from dgl.heterograph import DGLGraph
@@ -65,15 +71,29 @@ def serve_dataloading() -> None:
             inputs = blocks[0].srcdata[NID]
         return inputs, outputs, blocks
 
+    def assign_lazy_features(self: Any, result: Any) -> Any:
+        _, _, blocks = result
+        first, last = blocks[0], blocks[-1]
+        # Each makes views of a block first, also where there is nothing to assign.
+        if self.prefetch_node_feats:
+            set_src_lazy_features(first, self.prefetch_node_feats)
+        if self.prefetch_labels:
+            set_dst_lazy_features(last, self.prefetch_labels)
+        if self.prefetch_edge_feats:
+            for block in blocks:
+                set_edge_lazy_features(block, self.prefetch_edge_feats)
+        return result
+
     __iter__.serves_stores = True  # type: ignore[attr-defined]
     DataLoader.__iter__ = __iter__
     NeighborSampler.sample_blocks = _sample_blocks
+    BlockSampler.assign_lazy_features = assign_lazy_features
 
 
 def _sample_at_once(g: Any, nodes: Any, fanouts: Any, prob: str | None, replace: bool) -> Any:
     """All hops of a mini-batch, from a graph that can; else None."""
     if isinstance(g, DGLGraph):
-        if not isinstance(g._graph, OnTensors) and "_pinned" not in vars(g._graph):
+        if not isinstance(g._graph, OnTensors) and not g.is_pinned():
             return None  # without importing operators that graphs on the CPU do not need
         from dgl_mgpu.backend.block_sampling import sample_graph
 

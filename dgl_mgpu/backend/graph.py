@@ -10,10 +10,10 @@ import dgl
 import torch
 from dgl.sampling.utils import EidExcluder
 
+from dgl_mgpu.backend.batch_keys import BatchKeys
 from dgl_mgpu.backend.block_sampling import sample_hops, tensor_blocks
 from dgl_mgpu.backend.capi.dispatch import stays_tensor
 from dgl_mgpu.backend.dataloading import serve_dataloading
-from dgl_mgpu.backend.randomness import Randomness
 from dgl_mgpu.backend.storage import TableStorage, Traffic
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import (
@@ -79,7 +79,7 @@ class StoreGraph:
         self.ntypes = list(num_nodes)
         self.canonical_etypes = list(canonical_etypes)
         self.traffic = Traffic()
-        self._randomness = Randomness(seed)
+        self._batch_keys = BatchKeys(seed)
         self._epoch_is_set = False
         self._checked_weights: set[str] = set()
         self.device = self.view(canonical_etypes[0]).tiers.device
@@ -189,7 +189,7 @@ class StoreGraph:
         resumes, or several loaders that should agree, set it.
         """
         self._epoch_is_set = True
-        self._randomness.epoch = epoch
+        self._batch_keys.epoch = epoch
 
     def sample_neighbors(
         self,
@@ -239,7 +239,7 @@ class StoreGraph:
             )
         seeds = self._by_ntype(nodes)
         sampled = self._sample(
-            seeds, self._by_etype(fanout), prob, replace, self._randomness.next_key(seeds)
+            seeds, self._by_etype(fanout), prob, replace, self._batch_keys.next_key(seeds)
         )
         edges = {
             etype: (sample.neighbors, self._destinations(seeds[etype[2]], sample))
@@ -321,7 +321,7 @@ class StoreGraph:
             {etype: self.view(etype) for etype in self.canonical_etypes},
             seeds,
             [self._by_etype(fanout) for fanout in fanouts],
-            self._randomness.batch_key(seeds),
+            self._batch_keys.batch_key(seeds),
             replace=replace,
             weights=weights,
         )
@@ -407,7 +407,7 @@ class StoreGraph:
                 f"edge types {self.etypes}",
                 "use a homogeneous graph",
             )
-        key = self._randomness.next_key({self.ntypes[0]: nodes})
+        key = self._batch_keys.next_key({self.ntypes[0]: nodes})
         visited = pinsage_neighbors(
             self.view(self.canonical_etypes[0]),
             nodes.to(self.device),
@@ -448,13 +448,13 @@ class StoreGraph:
         """This graph with an epoch count of its own."""
         twin = object.__new__(StoreGraph)
         twin.__dict__.update(self.__dict__)
-        twin._randomness = Randomness(self._randomness.seed)
-        twin._randomness.epoch = -1
+        twin._batch_keys = BatchKeys(self._batch_keys.seed)
+        twin._batch_keys.epoch = -1
         return twin
 
     def begin_epoch(self, shared: StoreGraph) -> None:
         """Go to the epoch set on ``shared``, the graph the user holds, or to the next one."""
-        mine, its = self._randomness, shared._randomness
+        mine, its = self._batch_keys, shared._batch_keys
         mine.epoch = its.epoch if shared._epoch_is_set else mine.epoch + 1
 
     def _destinations(

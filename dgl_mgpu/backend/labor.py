@@ -79,6 +79,23 @@ class Picked(NamedTuple):
     importances: torch.Tensor | None
 
 
+def take_all(indptr: torch.Tensor, count: int, weights: torch.Tensor | None, steps: int) -> Picked:
+    """Take all edges of seeds, as with a fanout that none of them reaches.
+
+    Parameters
+    ----------
+    count : int
+        Edges that there are.
+    indptr, weights, steps
+        As for :func:`pick_labor`.  Edges of weight 0 are not taken.
+    """
+    if weights is not None:
+        places = weights.nonzero()[:, 0]
+        return Picked(places, _importances(weights[places].double(), indptr, places, weights.dtype))
+    places = torch.arange(count, device=indptr.device)
+    return Picked(places, torch.ones(count, device=indptr.device) if steps else None)
+
+
 def pick_labor(
     indptr: torch.Tensor,
     neighbors: torch.Tensor,
@@ -115,10 +132,17 @@ def pick_labor(
     chances = _Chances(row, degrees, neighbors, shares, weights is not None, fanout, sums, scale)
     found = chances.optimise(steps)
     places = (variates < found).nonzero()[:, 0]
-    importances = shares[places] / found[places]
+    dtype = torch.float32 if weights is None else weights.dtype
+    return Picked(places, _importances(shares[places] / found[places], indptr, places, dtype))
+
+
+def _importances(
+    values: torch.Tensor, indptr: torch.Tensor, places: torch.Tensor, dtype: torch.dtype
+) -> torch.Tensor:
+    """Values of picked edges, scaled for each seed to a mean of 1."""
     numbers = torch.searchsorted(places, indptr).diff()
-    importances *= (numbers / _row_sums(importances, numbers))[row[places]]
-    return Picked(places, importances.to(torch.float32 if weights is None else weights.dtype))
+    scale = numbers / _row_sums(values, numbers)
+    return (values * scale.repeat_interleave(numbers, output_size=len(values))).to(dtype)
 
 
 def _row_sums(values: torch.Tensor, degrees: torch.Tensor) -> torch.Tensor:

@@ -15,10 +15,8 @@ from dataclasses import dataclass, field
 
 import torch
 from dgl.base import DGLError
-from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.backend.arrays import as_tensor
-from dgl_mgpu.backend.index import TensorIndex
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
 from dgl_mgpu.ops import gather_rows, scatter_rows
 from dgl_mgpu.ops.device import current_stream
@@ -134,6 +132,11 @@ class PinnedMemory:
         self._release = weakref.finalize(self, _registry.remove, pieces, tensor)
         self._release.atexit = False  # the driver does it, and may have gone first
         self._is_ours = bool(pieces) or tensor.numel() == 0
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether it has not been unpinned."""
+        return self._release.alive
 
     def unpin_memory_(self) -> None:
         """Give the memory up, unless something else has pinned it too.
@@ -253,40 +256,6 @@ def gather_rows_of_host(tensor: object, rows: torch.Tensor) -> torch.Tensor:
 def scatter_rows_to_host(dest: object, rows: torch.Tensor, source: torch.Tensor) -> None:
     """``_CAPI_DGLIndexScatterGPUToCPU``: a tensor or NDArray of the CPU, rows and data on a GPU."""
     scatter_pinned_tensor_rows(as_tensor(dest), rows, source)
-
-
-def pin_index(index: HeteroGraphIndex) -> HeteroGraphIndex:
-    """Pin a graph's structure in the formats that it has: ``_CAPI_DGLHeteroPinMemory_``.
-
-    Parameters
-    ----------
-    index : HeteroGraphIndex
-        DGL's own, on the CPU.  What is pinned is kept in its ``_pinned``, as tensors on the CPU
-        that are its memory: operators of a GPU get their views of these.
-
-    Raises
-    ------
-    UnavailableError, DeviceMemoryError
-        As :func:`pin_memory_inplace`; nothing is pinned then.
-    """
-    if not is_index_pinned(index):
-        tensors = TensorIndex.from_dgl(index, "cpu")
-        held = [pin_memory_inplace(t) for each in tensors.relations for t in each.tensors()]
-        vars(index).update(_pinned=tensors, _pinned_memory=held)
-    return index
-
-
-def unpin_index(index: HeteroGraphIndex) -> HeteroGraphIndex:
-    """Give up what :func:`pin_index` pinned, if it did: ``_CAPI_DGLHeteroUnpinMemory_``."""
-    for memory in vars(index).pop("_pinned_memory", ()):
-        memory.unpin_memory_()
-    vars(index).pop("_pinned", None)
-    return index
-
-
-def is_index_pinned(index: HeteroGraphIndex) -> bool:
-    """Whether :func:`pin_index` has pinned a graph: ``_CAPI_DGLHeteroIsPinned``."""
-    return "_pinned" in vars(index)
 
 
 def host_view(tensor: torch.Tensor, device: torch.device) -> RowView:

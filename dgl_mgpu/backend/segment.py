@@ -36,11 +36,30 @@ def segment_reduce(
         Infinity with the sign that never wins, for 'max' and 'min' of no rows.
     arg : Tensor, dtype of ``offsets``, shape (segments, *row_shape)
         For 'max' and 'min' the first row that has the value, or -1; else null.
+
+    Raises
+    ------
+    InvalidInputError
+        If a segment ends before it begins or after the last row.  Only on the CPU: on a GPU, which
+        would have to be waited for, such a segment has the rows that there are.
     """
-    reduced, _, first = spmm(offsets, None, None, None, feat, "copy_rhs", op)
+    reduced, _, first = spmm(_within(offsets, len(feat)), None, None, None, feat, "copy_rhs", op)
     out.copy_(reduced)
     if first is not None:
         arg.copy_(first.masked_fill_(reduced == (-_INF if op == "max" else _INF), -1))
+
+
+def _within(offsets: torch.Tensor, num_rows: int) -> torch.Tensor:
+    if offsets.is_cuda:
+        return offsets.clamp(0, num_rows)
+    if len(offsets) and (int(offsets[-1]) > num_rows or bool((offsets.diff() < 0).any())):
+        raise InvalidInputError(
+            f"reduce segments of {num_rows} rows",
+            f"{len(offsets) - 1} segments with a shortest of {int(offsets.diff().min())} rows, and"
+            f" {int(offsets[-1])} rows together",
+            "pass lengths from 0 on whose sum is the number of rows",
+        )
+    return offsets
 
 
 @torch.no_grad()

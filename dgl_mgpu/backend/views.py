@@ -43,17 +43,19 @@ def edges_view(relation: Relation, name: str, device: torch.device) -> GraphView
 def compressed_view(
     matrix: Compressed, num_rows: int, num_cols: int, device: torch.device
 ) -> GraphView:
-    """A view of a matrix in the memory of ``device`` or pinned; it keeps the tensors."""
+    """A view of a matrix in the memory of ``device`` or the host; it keeps the tensors.
+
+    Those in the host's memory it pins: a pinned graph makes a format when it is first sampled by.
+    """
     # Kernels count edges in 64 bits. Of a matrix in the host's memory the bounds of rows are copied
     # to the device: half of the places that sampling reads, for 8 bytes a node.
     indptr = _aligned(matrix.indptr.to(device, torch.int64), device)
     indices = _aligned(matrix.indices, device)
     eids = None if matrix.eids is None else _aligned(matrix.eids, device)
-    # Of a pinned graph, a format that was made since then.
-    pinned = [
-        pin_memory_inplace(tensor)
-        for tensor in (indices, eids)
-        if tensor is not None and tensor.device != device
+    kept = [
+        each if each.device == device else pin_memory_inplace(each)
+        for each in (indptr, indices, eids)
+        if each is not None
     ]
     addresses = [indptr.data_ptr(), indices.data_ptr(), 0 if eids is None else eids.data_ptr()]
     return GraphView(
@@ -64,7 +66,7 @@ def compressed_view(
         num_edges=indices.numel(),
         idtype=indices.dtype,
         position=torch.empty(0, dtype=torch.int64, device=device),
-        owner=(indptr, indices, eids, pinned),
+        owner=kept,
     )
 
 

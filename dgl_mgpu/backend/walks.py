@@ -17,7 +17,7 @@ from dgl.heterograph_index import HeteroGraphIndex
 from dgl_mgpu.backend.arrays import as_tensor, is_null
 from dgl_mgpu.backend.index import TensorIndex
 from dgl_mgpu.backend.relation import Relation, ranges
-from dgl_mgpu.backend.sampling import (
+from dgl_mgpu.backend.seed_edges import (
     all_edges,
     edge_rows,
     new_key,

@@ -181,7 +181,7 @@ def raise_faults(device: torch.device, *, wait: bool) -> None:
     if wait:
         driver.synchronize(device)
     record = _faults.get(device)
-    if record is None or not record[0]:
+    if record is None or not record.numpy()[0]:
         return
     # What runs still may find the same ids: they are told of once.
     driver.synchronize(device)

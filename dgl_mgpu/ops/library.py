@@ -15,7 +15,7 @@ import torch
 library = torch.library.Library("dgl_mgpu", "FRAGMENT")
 
 _Function = Callable[..., Any]
-#: What :func:`call` calls itself, by operator and type of device.
+#: What can be called itself, by operator and type of device.
 _direct: dict[tuple[str, str], _Function] = {}
 _PLAIN = {torch.Tensor, torch.nn.Parameter, type(None)}
 
@@ -37,11 +37,18 @@ def call(name: str, tensors: tuple[torch.Tensor | None, ...], *others: Any) -> A
     Torch's dispatcher is left out where nobody would notice: on a GPU it costs the host as much
     as a launch.
     """
-    if not torch.compiler.is_compiling():
-        function = _direct.get((name, tensors[0].device.type))  # type: ignore[union-attr]
-        if function is not None and not _is_observed(tensors):
-            return function(*tensors, *others)
+    function = direct(name, tensors)
+    if function is not None:
+        return function(*tensors, *others)
     return getattr(torch.ops.dgl_mgpu, name).default(*tensors, *others)
+
+
+def direct(name: str, tensors: tuple[torch.Tensor | None, ...]) -> _Function | None:
+    """What implements an operator for tensors, where torch's dispatcher can be left out."""
+    if torch.compiler.is_compiling():
+        return None
+    function = _direct.get((name, tensors[0].device.type))  # type: ignore[union-attr]
+    return None if function is None or _is_observed(tensors) else function
 
 
 def _is_observed(tensors: tuple[torch.Tensor | None, ...]) -> bool:

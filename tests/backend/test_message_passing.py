@@ -175,12 +175,15 @@ def test_sums_over_a_graph_of_one_format_make_no_other(graph, kept, place, monke
         for u_shape, e_shape in (((), ()), ((5,), (1,)), ((4, 3), (4, 1))):
             u = features(g.num_src_nodes(), u_shape, torch.float64, 3).to(device).requires_grad_()
             e = features(g.num_edges(), e_shape, torch.float64, 4).to(device)
-            for message, leaf in ((fn.copy_u("h", "m"), u), (fn.u_mul_e("h", "w", "m"), u)):
+            sums = [(fn.copy_u("h", "m"), fn.sum), (fn.u_mul_e("h", "w", "m"), fn.sum)]
+            if kept == "csc":  # the other does not tell in-degrees
+                sums.append((fn.copy_u("h", "m"), fn.mean))
+            for message, reduce in sums:
                 with g.local_scope():
                     g.srcdata["h"], g.edata["w"] = u, e
-                    g.update_all(message, fn.sum("m", "out"))
+                    g.update_all(message, reduce("m", "out"))
                     out = g.dstdata["out"]
-                results += [out.detach(), *torch.autograd.grad((out * out).sum(), [leaf])]
+                results += [out.detach(), *torch.autograd.grad((out * out).sum(), [u])]
             with g.local_scope():
                 g.edata["w"] = e
                 g.update_all(fn.copy_e("w", "m"), fn.sum("m", "out"))
@@ -209,6 +212,44 @@ def test_deterministic_sums_over_a_graph_of_one_format(place):
         return [first]
 
     compare(run, place, 1e-9)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "mean"])
+@pytest.mark.parametrize("shape", [(), (2, 3)])
+def test_sums_and_means_of_neighbours_have_all_gradients(reduce, shape, place):
+    with tensors(place):
+        g = bipartite(place, torch.int64, 60)
+        u = features(g.num_src_nodes(), shape, torch.float64, 8).to(place).requires_grad_()
+        aggregate = getattr(dgl.ops, f"copy_u_{reduce}")
+        assert torch.autograd.gradcheck(lambda x: aggregate(g, x), (u,))
+        # Linear, so that a gradient of the gradient needs a function of it.
+        assert torch.autograd.gradgradcheck(lambda x: aggregate(g, x**2), (u,))
+
+
+@pytest.mark.parametrize("kept", [["coo", "csr"], ["coo", "csc"]])
+def test_a_mean_without_the_format_for_it(kept, place):
+    def run(device: str) -> list[torch.Tensor]:
+        g = homogeneous(device, torch.int64)
+        if isinstance(g._graph, TensorIndex):
+            g.create_formats_()
+            g = g.formats(kept)
+        u = features(30, (4, 2), torch.float64, 3).to(device).requires_grad_()
+        out = dgl.ops.copy_u_mean(g, u)
+        return [out.detach(), *torch.autograd.grad((out * out).sum(), [u])]
+
+    compare(run, place, 1e-12)
+
+
+def test_a_mean_of_more_than_half_types_count_to(place):
+    with tensors(place):
+        count = 70_000
+        src = torch.arange(count, device=place) % 2
+        g = dgl.heterograph({("a", "to", "b"): (src, torch.zeros_like(src))})
+        u = torch.tensor([[1.0], [3.0]], dtype=torch.float16, device=place, requires_grad=True)
+        mean = dgl.ops.copy_u_mean(g, u)
+        assert mean.tolist() == [[2.0]]
+        mean.sum().backward()
+        torch.testing.assert_close(u.grad, torch.full_like(u, 0.5), rtol=5e-3, atol=0)
 
 
 @pytest.mark.parametrize("target", ["u", "v"])

@@ -5,8 +5,10 @@ Without a GPU the driver is one that only counts, and kernels are those of the C
 
 from __future__ import annotations
 
+import copy
 import gc
 import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import dgl
 import numpy as np
@@ -18,7 +20,9 @@ from dgl.utils import (
     scatter_pinned_tensor_rows,
 )
 
-from dgl_mgpu.backend import pinning
+from dgl_mgpu.backend import pinned_graphs, pinning
+from dgl_mgpu.backend.relation import Compressed
+from dgl_mgpu.backend.views import compressed_view
 from dgl_mgpu.errors import (
     DeviceMemoryError,
     IdOutOfRangeError,
@@ -59,7 +63,8 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     driver = Driver()
-    monkeypatch.setattr(pinning, "find_runtime", lambda: driver)
+    for module in (pinning, pinned_graphs):
+        monkeypatch.setattr(module, "find_runtime", lambda: driver)
     # torch asks CUDA's driver, by address.
     monkeypatch.setattr(
         torch.Tensor,
@@ -184,7 +189,8 @@ def test_frames_of_a_graph_pin_their_columns(driver):
 
 
 def pinned_tensors(graph: dgl.DGLGraph) -> list[torch.Tensor]:
-    return [t for relation in graph._graph._pinned.relations for t in relation.tensors()]
+    index = pinned_graphs.pinned_tensors(graph._graph)
+    return [] if index is None else [t for each in index.relations for t in each.tensors()]
 
 
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
@@ -209,12 +215,191 @@ def test_a_graph_is_pinned_where_it_is_in_all_its_formats(driver, idtype):
         memory = graph[etype]._graph.adjacency_matrix_tensors(0, True, "csr")[2:]
         addresses = {t.data_ptr() for t in tensors if t.numel()}
         assert {t.data_ptr() for t in memory[:2] if t.numel()} <= addresses
-    clone = graph.formats("csc")
-    assert not clone.is_pinned() and not pickle.loads(pickle.dumps(graph)).is_pinned()
     for _ in range(2):
         graph.unpin_memory_()
         assert not graph.is_pinned() and not driver.registered
     assert torch.equal(graph.in_degrees(etype="follows"), torch.ones(3, dtype=idtype))
+
+
+def two_relations() -> dgl.DGLGraph:
+    """A graph in the format in which DGL makes it."""
+    return dgl.heterograph(
+        {
+            ("user", "follows", "user"): (torch.tensor([0, 1, 2]), torch.tensor([1, 2, 0])),
+            ("user", "plays", "game"): (torch.tensor([2, 0]), torch.tensor([0, 1])),
+        }
+    )
+
+
+SHARING = {
+    "in its format": lambda g: g.formats("coo"),
+    "a relation": lambda g: g["plays"],
+    "the first relation": lambda g: g["follows"],
+    "clone": lambda g: g.clone(),
+    "local": lambda g: g.local_var(),
+    "reverse": lambda g: dgl.reverse(g),
+    "types": lambda g: g.edge_type_subgraph(["follows"]),
+}
+
+
+@pytest.mark.parametrize("sharing", SHARING.values(), ids=SHARING)
+def test_graphs_that_share_memory_are_pinned_and_unpinned_together(driver, sharing):
+    graph = two_relations()
+    before = sharing(graph)
+    assert not before.is_pinned()
+    graph.pin_memory_()
+    shared = sharing(graph)
+    assert shared.is_pinned() and before.is_pinned()
+    assert pinned_tensors(shared) and all(map(driver.covers, pinned_tensors(shared)))
+    shared.pin_memory_()
+    shared.unpin_memory_()
+    assert not any(each.is_pinned() for each in (graph, before, shared))
+    assert not pinned_tensors(shared)
+    graph.pin_memory_()
+    assert (
+        graph.is_pinned() and shared.is_pinned() and all(map(driver.covers, pinned_tensors(graph)))
+    )
+    graph.unpin_memory_()
+    assert not any(each.is_pinned() for each in (graph, before, shared))
+    assert not driver.registered
+
+
+def test_graphs_with_memory_of_their_own_are_not_pinned_with_another(driver):
+    graph = two_relations().pin_memory_()
+    of_its_own = {
+        "csc": graph.formats("csc"),
+        "csr": graph.formats("csr"),
+        "int32": graph.int(),
+        "subgraph": graph.subgraph({"user": [0, 1], "game": [0]}),
+        "loops": dgl.add_self_loop(graph["follows"]),
+        "another": two_relations(),
+    }
+    for name, other in of_its_own.items():
+        assert not other.is_pinned(), name
+        other.pin_memory_().unpin_memory_()
+        assert graph.is_pinned() and all(map(driver.covers, pinned_tensors(graph))), name
+    graph.unpin_memory_()
+
+
+def test_memory_stays_pinned_for_those_who_have_asked(driver):
+    graph = two_relations().pin_memory_()
+    plays = graph["plays"]
+    assert plays.is_pinned()
+    del graph
+    gc.collect()
+    assert plays.is_pinned() and all(map(driver.covers, pinned_tensors(plays)))
+    plays.unpin_memory_()
+    assert not plays.is_pinned() and not driver.registered
+
+
+def test_what_dgl_makes_of_a_pinned_graph_later_leaves_it_pinned(driver):
+    graph = two_relations().pin_memory_()
+    assert graph.in_degrees(etype="follows").tolist() == [1, 1, 1]
+    assert graph.is_pinned()
+    graph.create_formats_()
+    assert graph.is_pinned() and graph["follows"].is_pinned()
+    graph.unpin_memory_()
+    assert not driver.registered
+
+
+def test_to_ask_a_graph_makes_no_formats(driver):
+    pinned = two_relations().pin_memory_()
+    graph = two_relations()
+    graph.in_degrees(etype="follows")
+    assert not graph.is_pinned() and pinned.is_pinned()
+    for asked in (graph, pinned):
+        assert asked["plays"].formats()["created"] == ["coo"]
+    pinned.unpin_memory_()
+
+
+def test_a_format_made_later_is_pinned_as_long_as_it_is_seen(driver):
+    indptr, indices = torch.tensor([0, 2, 3]), torch.tensor([1, 0, 1])
+    here, elsewhere = torch.device("cpu"), torch.device("meta")
+    view = compressed_view(Compressed(indptr, indices, None), 2, 2, elsewhere)
+    assert driver.covers(indices)
+    del view
+    assert not driver.registered
+    compressed_view(Compressed(indptr, indices, None), 2, 2, here)
+    assert not driver.registered
+
+
+def test_graphs_without_edges_are_pinned(driver):
+    graph, other = dgl.graph(([], [])), dgl.graph(([], []))
+    graph.pin_memory_()
+    assert graph.is_pinned() and not other.is_pinned()
+    graph.unpin_memory_()
+    assert not graph.is_pinned()
+
+
+def forked(graph: dgl.DGLGraph) -> dgl.DGLGraph:
+    return ForkingPickler.loads(ForkingPickler.dumps(graph))
+
+
+COPIES = {
+    "pickle": lambda g: pickle.loads(pickle.dumps(g)),
+    "deepcopy": copy.deepcopy,
+    "another process": forked,
+}
+
+
+@pytest.mark.parametrize("make_copy", COPIES.values(), ids=COPIES)
+@pytest.mark.parametrize("formats", ["coo", ["csr", "csc"], ["coo", "csr", "csc"]], ids=str)
+def test_pickled_graphs_stay_pinned(driver, make_copy, formats):
+    graph = two_relations().formats(formats)
+    graph.create_formats_()
+    twin = make_copy(graph)
+    assert not twin.is_pinned()
+    graph = graph.clone().formats(formats)  # DGL keeps what it made for another process
+    graph.pin_memory_()
+    twin = make_copy(graph)
+    assert twin.is_pinned() and all(map(driver.covers, pinned_tensors(twin)))
+    assert twin.out_edges([2], etype="plays")[1].tolist() == [0]
+    graph.unpin_memory_()
+    assert not graph.is_pinned() and twin.is_pinned()
+    twin.unpin_memory_()
+    assert not make_copy(graph.clone().formats(formats)).is_pinned()
+
+
+def test_a_graph_that_was_pinned_is_unpickled_where_there_is_no_gpu(driver, monkeypatch):
+    pickled = pickle.dumps(two_relations().pin_memory_())
+    monkeypatch.setattr(pinned_graphs, "find_runtime", lambda: None)
+    graph = pickle.loads(pickled)
+    assert not graph.is_pinned() and graph.num_edges("follows") == 3
+
+
+def test_a_copy_of_a_graph_in_pinned_memory(driver, monkeypatch):
+    def pin_memory(tensor: torch.Tensor) -> torch.Tensor:
+        pinned = tensor.clone()
+        driver.registered[pinned.data_ptr()] = pinned.nbytes
+        return pinned
+
+    monkeypatch.setattr(torch.Tensor, "pin_memory", pin_memory)
+    graph = two_relations()
+    graph.create_formats_()
+    index = graph._graph.pin_memory()
+    assert index.is_pinned() and not graph.is_pinned()
+    assert index.pin_memory() is index
+    copied = dgl.DGLGraph(index, graph.ntypes, graph.etypes)
+    assert copied.formats() == graph.formats()
+    assert all(map(driver.covers, pinned_tensors(copied))) and copied["plays"].is_pinned()
+    for etype in graph.etypes:
+        for found, expected in zip(
+            copied.edges(etype=etype), graph.edges(etype=etype), strict=True
+        ):
+            assert torch.equal(found, expected) and found.data_ptr() != expected.data_ptr()
+    with pytest.raises(dgl.DGLError, match="has not pinned"):
+        copied.unpin_memory_()
+    driver.registered.clear()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_no_graph_can_be_pinned():
+    graph = two_relations()
+    for pin in (graph.pin_memory_, graph._graph.pin_memory):
+        with pytest.raises(UnavailableError, match="no GPU"):
+            pin()
+    graph.unpin_memory_()
+    assert not graph.is_pinned()
 
 
 def test_a_graph_that_nobody_has_any_more_is_not_pinned(driver):

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import importlib.util
+import pickle
+from multiprocessing.reduction import ForkingPickler
 
 import dgl
 import numpy as np
@@ -110,6 +113,56 @@ def test_what_is_not_pinned_or_out_of_range_is_refused():
     with pytest.raises(InvalidInputError, match="cuda"):
         pin_memory_inplace(ids)
     del held
+
+
+def sampled(graph: dgl.DGLGraph) -> list[int]:
+    """Sources of all edges of node 2, sampled by a GPU."""
+    found = dgl.sampling.sample_neighbors(graph, torch.tensor([2], device="cuda"), -1)
+    assert found.device.type == "cuda"
+    return sorted(found.edges()[0].tolist())
+
+
+def test_graphs_that_share_memory_are_sampled_in_place_and_unpinned_together():
+    graph = dgl.heterograph(
+        {
+            ("user", "follows", "user"): (torch.tensor([0, 1, 2, 1]), torch.tensor([2, 2, 0, 1])),
+            ("user", "plays", "game"): (torch.tensor([2, 0]), torch.tensor([0, 1])),
+        }
+    )
+    follows = graph["follows"]
+    seeds = torch.tensor([2], device="cuda")
+    with pytest.raises(dgl.DGLError, match="device cpu"):
+        dgl.sampling.sample_neighbors(follows, seeds, -1)
+    graph.pin_memory_()
+    # None has the format yet by which edges are sampled.
+    for shared in (
+        follows,
+        graph["follows"],
+        follows.clone(),
+        graph.edge_type_subgraph(["follows"]),
+    ):
+        assert shared.is_pinned() and sampled(shared) == [0, 1]
+    assert sampled(dgl.reverse(follows)) == [0]
+    del graph
+    gc.collect()
+    assert follows.is_pinned() and sampled(follows) == [0, 1]
+    follows.unpin_memory_()
+    assert not follows.is_pinned()
+
+
+def test_pickled_graphs_and_copies_are_pinned():
+    graph = dgl.graph((torch.tensor([0, 1, 2]), torch.tensor([2, 2, 0])))
+    graph.create_formats_()
+    graph.pin_memory_()
+    forked = ForkingPickler.loads(ForkingPickler.dumps(graph))
+    for twin in (pickle.loads(pickle.dumps(graph)), copy.deepcopy(graph), forked):
+        assert twin.is_pinned() and sampled(twin) == [0, 1]
+        twin.unpin_memory_()
+        assert graph.is_pinned() and not twin.is_pinned()
+    graph.unpin_memory_()
+    copied = dgl.DGLGraph(graph._graph.pin_memory(), graph.ntypes, graph.etypes)
+    assert copied.is_pinned() and not graph.is_pinned()
+    assert copied.formats() == graph.formats() and sampled(copied) == [0, 1]
 
 
 def test_a_cache_on_the_gpu_reads_what_is_pinned():

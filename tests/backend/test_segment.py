@@ -109,6 +109,27 @@ def test_gradients_of_segment_reduce_are_those_of_dgl(reducer):
     assert_close(our_grad, grad)
 
 
+@pytest.mark.parametrize("lengths", [[2, 3], [4], [4, -1], [-1, 4], [0, 0, 9]], ids=str)
+@pytest.mark.parametrize("reducer", ["sum", "mean", "max"])
+def test_segments_beyond_the_rows_are_refused(lengths, reducer):
+    with graphs_on_tensors(), pytest.raises(dgl.DGLError, match="lengths") as raised:
+        dgl.ops.segment_reduce(torch.tensor(lengths), torch.ones(3, 2), reducer)
+    assert isinstance(raised.value, InvalidInputError)
+
+
+def test_rows_after_the_last_segment_are_in_none():
+    values = torch.rand(7, 2)
+    expected, found = both(lambda: dgl.ops.segment_reduce(torch.tensor([2, 0, 3]), values))
+    assert torch.equal(found, expected)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
+def test_segments_beyond_the_rows_have_those_that_there_are():
+    values = torch.arange(6.0, device="cuda").view(3, 2)
+    found = dgl.ops.segment_reduce(torch.tensor([2, 1000], device="cuda"), values)
+    assert found.tolist() == [[2, 4], [4, 5]]
+
+
 def test_an_unknown_reducer_is_refused():
     with pytest.raises(InvalidInputError, match="median"):
         segment.segment_reduce("median", torch.ones(1), offsets_of([1]), torch.ones(1), NULL)

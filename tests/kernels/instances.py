@@ -53,7 +53,9 @@ _ARGUMENTS = {
         "Operation": tuple(f"dgl_mgpu::{name}" for name in ("Copy", "Add", "Sub", "Mul", "Div")),
         "Left": ("dgl_mgpu::Vectors", "dgl_mgpu::Scalars"),
         "Right": _OPERANDS,
-        "Reduction": ("dgl_mgpu::Total", "dgl_mgpu::Largest", "dgl_mgpu::Smallest"),
+        "Reduction": tuple(
+            f"dgl_mgpu::{name}" for name in ("Total", "Mean", "Largest", "Smallest")
+        ),
         "kVector": ("4", "8", "2", "1"),
         "kLanes": ("32", "16", "8", "4", "2", "1"),
     },

@@ -14,6 +14,7 @@ from dgl_mgpu.ops import (
     SampleKey,
     append_unique,
     device,
+    library,
     sample_blocks,
     sample_neighbors,
     workspace,
@@ -162,6 +163,34 @@ def test_all_hops_into_a_table_that_was_too_small(where):
     assert torch.equal(found[0], expected[0])
     for left, right in zip(found[1:], expected[1:], strict=True):
         assert same(left, [each.cpu() for each in right])
+
+
+def test_what_the_host_does_meanwhile(where, monkeypatch):
+    """Once, before it waits; also where a table turns out too small."""
+    operator = blocks_cuda._sample_hops
+    monkeypatch.setitem(library._direct, ("sample_hops", where.type), operator)
+    events: list[str] = []
+    report = workspace.Workspace.read_report
+
+    def noted(space, count):
+        events.append("wait")
+        return report(space, count)
+
+    monkeypatch.setattr(workspace.Workspace, "read_report", noted)
+    view = power_law_graph(3000, 30000, seed=7).view(idtype=torch.int32)
+    there = on_device(view, where)
+    few, many = torch.zeros(40, dtype=torch.int32), torch.arange(0, 3000, 75, dtype=torch.int32)
+    workspace.release()
+    for seeds in (few, few, many):
+        events.clear()
+        found = sample_blocks(
+            there, seeds.to(where), [30, 30], KEY, meanwhile=lambda: events.append("meanwhile")
+        )
+        assert events[0] == "meanwhile" and set(events[1:]) == {"wait"}
+    assert len(events) > 2
+    monkeypatch.undo()
+    for block, expected in zip(found, sample_blocks(view, many, [30, 30], KEY), strict=True):
+        assert same(block[:4], expected[:4]) and block.num_dst == expected.num_dst
 
 
 def test_all_hops_from_a_seed_that_is_no_node(where):

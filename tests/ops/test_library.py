@@ -82,6 +82,7 @@ def test_fake_tensors(direct, monkeypatch, device):
     assert direct == []
 
 
+@pytest.mark.filterwarnings("error:Dynamo detected")
 @pytest.mark.parametrize("fullgraph", [False, True])
 def test_compiled(direct, fullgraph):
     def layer(u: torch.Tensor) -> torch.Tensor:

@@ -84,8 +84,10 @@ def expected(indptr, indices, eids, u, e, op, reduce):
     }[op]()
     shape = (len(degrees), *messages.shape[1:])
     destinations = torch.repeat_interleave(torch.arange(len(degrees)), degrees)
-    if reduce == "sum":
-        return torch.zeros(shape, dtype=torch.float64).index_add(0, destinations, messages), None
+    if reduce in ("sum", "mean"):
+        total = torch.zeros(shape, dtype=torch.float64).index_add(0, destinations, messages)
+        counts = degrees.clamp(min=1).view(-1, *[1] * (total.dim() - 1))
+        return total if reduce == "sum" else total / counts, None
     start = -torch.inf if reduce == "max" else torch.inf
     best = torch.full(shape, start, dtype=torch.float64)
     chosen = torch.full(shape, -1)
@@ -109,12 +111,12 @@ def assert_product(found, indptr, indices, eids, u, e, op, reduce):
     dtype = e.dtype if op == "copy_rhs" else u.dtype
     exact, chosen = expected(indptr, indices, eids, u, e, op, reduce)
     assert out.dtype == dtype and out.shape == exact.shape
-    if reduce == "sum":
+    if reduce in ("sum", "mean"):
         assert arg_u is None and arg_e is None
         # Errors of sums grow with what is summed up, not with what remains.
-        ones = expected(indptr, indices, eids, u.abs(), e.abs(), op, "sum")[0].abs()
+        ones = expected(indptr, indices, eids, u.abs(), e.abs(), op, reduce)[0].abs()
         if op == "sub":
-            ones = expected(indptr, indices, eids, u.abs(), -e.abs(), op, "sum")[0]
+            ones = expected(indptr, indices, eids, u.abs(), -e.abs(), op, reduce)[0]
         step = torch.finfo(torch.float64 if dtype == torch.float64 else torch.float32).eps
         bound = 200 * step * ones + torch.finfo(dtype).eps * exact.abs() + 1e-300
         assert ((out.double() - exact).abs() <= bound).all()
@@ -151,7 +153,7 @@ def test_graphs(name, id_dtype, permuted):
 def test_operators(op, reduce, dtype):
     indptr, indices, eids = graph(GRAPHS["rows without entries"])
     # Half types would round messages to equal ones, of which the first is chosen.
-    whole = reduce != "sum" and op != "div" and dtype.itemsize < 4
+    whole = reduce in ("max", "min") and op != "div" and dtype.itemsize < 4
     u, e = rows_for(len(indices), (4,), (4,), dtype, whole)
     if op == "div" and dtype.itemsize < 4:
         e = torch.sign(e)
@@ -232,7 +234,7 @@ def test_random_graphs():
 def test_the_schema():
     indptr, indices, eids = graph(GRAPHS["many rows"])
     u, e = rows_for(len(indices), (4, 3), (4, 1), torch.float32)
-    for op, reduce in (("mul", "sum"), ("copy_lhs", "max"), ("copy_rhs", "min")):
+    for op, reduce in (("mul", "mean"), ("copy_lhs", "max"), ("copy_rhs", "min")):
         shape = [4, 1] if op == "copy_rhs" else [4, 3]
         operands = (None if op == "copy_rhs" else u, None if op == "copy_lhs" else e)
         torch.library.opcheck(
@@ -244,7 +246,7 @@ def test_the_schema():
 
 BAD = {
     "an unknown op": ({"op": "dot"}, "unknown name"),
-    "an unknown reduce": ({"reduce": "mean"}, "unknown name"),
+    "an unknown reduce": ({"reduce": "prod"}, "unknown name"),
     "no u": ({"u": None}, "u is None"),
     "no e": ({"e": None}, "e is None"),
     "no indices": ({"indices": None}, "indices is None"),

@@ -95,7 +95,7 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
         "DGLHeteroInEdges_2": (_TORCH, "index:TensorIndex.in_edges"),
         "DGLHeteroIsMetaGraphUniBipartite": (_TORCH, "index:TensorIndex.is_metagraph_unibipartite"),
         "DGLHeteroIsMultigraph": (_TORCH, "index:TensorIndex.is_multigraph"),
-        "DGLHeteroIsPinned": (_TORCH, "pinning:is_index_pinned"),
+        "DGLHeteroIsPinned": (_TORCH, "pinned_graphs:is_index_pinned"),
         "DGLHeteroIsReadonly": (_TORCH, "index:TensorIndex.is_readonly"),
         "DGLHeteroJointUnion": (_TORCH, "batch:joint_union"),
         "DGLHeteroNumEdges": (_TORCH, "index:TensorIndex.num_edges"),
@@ -103,14 +103,14 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
         "DGLHeteroOutDegrees": (_TORCH, "index:TensorIndex.out_degrees"),
         "DGLHeteroOutEdges_2": (_TORCH, "index:TensorIndex.out_edges"),
         "DGLHeteroPickle": (_TORCH, "index:TensorIndex.__reduce__"),
-        "DGLHeteroPinMemory": (_TORCH, "index:TensorIndex.pin_memory"),
-        "DGLHeteroPinMemory_": (_TORCH, "pinning:pin_index"),
+        "DGLHeteroPinMemory": (_TORCH, "pinned_graphs:pin_copy"),
+        "DGLHeteroPinMemory_": (_TORCH, "pinned_graphs:pin_index"),
         "DGLHeteroPredecessors": (_TORCH, "index:TensorIndex.predecessors"),
         "DGLHeteroRecordStream": (_TORCH, "index:TensorIndex.record_stream"),
         "DGLHeteroReverse": (_TORCH, "index:TensorIndex.reverse"),
         "DGLHeteroSlice": (_TORCH, "batch:slice_index"),
         "DGLHeteroSuccessors": (_TORCH, "index:TensorIndex.successors"),
-        "DGLHeteroUnpinMemory_": (_TORCH, "pinning:unpin_index"),
+        "DGLHeteroUnpinMemory_": (_TORCH, "pinned_graphs:unpin_index"),
         "DGLHeteroVertexSubgraph": (_TORCH, "index:TensorIndex.node_subgraph"),
     },
     "ndarray": {
@@ -149,10 +149,10 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
     },
     "sampling.neighbor": {
         "DGLSampleNeighbors": (_NATIVE, "sampling:sample_neighbors"),
-        "DGLSampleNeighborsBiased": (_NATIVE, "sampling:sample_neighbors_biased"),
-        "DGLSampleNeighborsEType": (_NATIVE, "sampling:sample_neighbors_etype"),
+        "DGLSampleNeighborsBiased": (_NATIVE, "picking:sample_neighbors_biased"),
+        "DGLSampleNeighborsEType": (_NATIVE, "picking:sample_neighbors_etype"),
         "DGLSampleNeighborsFused": (_NATIVE, "sampling:sample_neighbors_fused"),
-        "DGLSampleNeighborsTopk": (_TORCH, "sampling:sample_neighbors_topk"),
+        "DGLSampleNeighborsTopk": (_TORCH, "picking:sample_neighbors_topk"),
     },
     "sampling.pinsage": {
         "DGLSamplingSelectPinSageNeighbors": (_TORCH, "sampling:select_pinsage_neighbors"),
@@ -217,7 +217,7 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
 }
 
 #: Modules whose functions take DGL's own graphs too, in host memory.
-TAKE_HOST_GRAPHS = frozenset({"creation", "pinning", "sampling", "walks"})
+TAKE_HOST_GRAPHS = frozenset({"creation", "picking", "pinned_graphs", "sampling", "walks"})
 
 # Why, then namespace and functions.
 _NOT_SERVED: dict[str, dict[str, str]] = {

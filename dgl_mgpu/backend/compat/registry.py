@@ -109,6 +109,15 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         (DGL, TORCH),
         "DGLGraph.adj_external() warns that invariant checks are disabled implicitly",
     ),
+    *(
+        Replacement(
+            f"dgl.backend.pytorch.tensor:{name}",
+            f"padding:{name}",
+            (DGL,),
+            "adds to one place twice where graphs in a batch have no rows: wrong places on GPUs",
+        )
+        for name in ("pad_packed_tensor", "pack_padded_tensor")
+    ),
     Replacement(
         "dgl.sparse.sparse_matrix:torch",
         "sparse_operators:torch_for_sparse_matrix",
@@ -144,6 +153,20 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     *(
         Replacement(
+            f"dgl.dataloading.dataloader:{name}",
+            f"batches:{name}",
+            (DGL,),
+            "asks again and again what each part of a mini-batch is: a GPU waits for the host",
+        )
+        for name in (
+            "recursive_apply",
+            "recursive_apply_pair",
+            "remove_parent_storage_columns",
+            "_prefetch",
+        )
+    ),
+    *(
+        Replacement(
             f"dgl.heterograph_index:_CAPI_DGLHetero{function}",
             f"pin_memory:{by}",
             (DGL,),
@@ -151,8 +174,23 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         )
         for function, by in (
             ("PinMemory_", "pin_index"),
+            ("PinMemory", "pin_copy"),
             ("UnpinMemory_", "unpin_index"),
             ("IsPinned", "is_index_pinned"),
+        )
+    ),
+    *(
+        Replacement(
+            f"dgl.heterograph_index:{name}",
+            f"pin_memory:{by}",
+            (DGL,),
+            "graphs stay pinned when they are pickled, and the wheel's C++ knows of none that is",
+        )
+        for name, by in (
+            ("_CAPI_DGLHeteroPickle", "pickle_states"),
+            ("_CAPI_DGLHeteroForkingPickle", "forking_pickle_states"),
+            ("HeteroGraphIndex.__setstate__", "set_index_state"),
+            ("_forking_rebuild", "forking_rebuild"),
         )
     ),
     Replacement(
@@ -236,6 +274,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "message_passing:update_all",
         (DGL,),
         "makes a graph of the relation first, also where there is one: a third of its time",
+    ),
+    Replacement(
+        "dgl.ops.spmm:gspmm",
+        "message_passing:gspmm",
+        (DGL,),
+        "makes a mean of eight operators on a GPU, and a mini-batch waits for the host meanwhile",
     ),
     Replacement(
         "dgl._sparse_ops:_gspmm",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from struct import pack_into
 
 import numpy as np
 import torch
@@ -18,7 +19,7 @@ from dgl_mgpu.ops.blocks.cpu import hop_by_hop
 from dgl_mgpu.ops.blocks.padded import MOST_HOPS, PaddedHops, rooms
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import cuda_kernel, library
 from dgl_mgpu.ops.sample.cuda import found_buffers
 from dgl_mgpu.ops.unique.cuda import hash_table, table_size
 from dgl_mgpu.ops.workspace import Workspace, cut_to_size, workspace
@@ -27,7 +28,7 @@ _THREADS = 256
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
 _MOST_EDGES = 1 << 28
 #: Places in the kernel's struct ``Hops`` of what differs from batch to batch.
-_SEEDS, _OUTPUTS, _TABLE, _KEYS = 0, slice(9, 13), slice(20, 22), slice(30, 36)
+_SEEDS, _OUTPUTS, _TABLE, _KEYS = 0, 9, 20, 30
 
 _Hops = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
 
@@ -94,7 +95,7 @@ def _arguments(
     )
 
 
-@torch.library.impl(library, "sample_hops", "CUDA")
+@cuda_kernel("sample_hops")
 def _sample_hops(
     seeds: torch.Tensor,
     tiers: torch.Tensor,
@@ -107,6 +108,7 @@ def _sample_hops(
     replace: bool,
     keys: Sequence[int],
     sms: int = 0,
+    meanwhile: Callable[[], object] | None = None,
 ) -> _Hops:
     where, count = seeds.device, seeds.numel()
     device.raise_faults(where, wait=False)
@@ -123,7 +125,7 @@ def _sample_hops(
             space.keep(call, prepared)
         if prepared.fits:
             try:
-                return prepared.sample(space, seeds, keys)
+                return prepared.sample(space, seeds, keys, meanwhile)
             except torch.cuda.OutOfMemoryError:
                 space.release()
     return hop_by_hop(seeds, *graph, keys, sms)
@@ -164,6 +166,9 @@ class _Prepared:
         self.hops, self.num_rows, self.idtype, self._where = len(fanouts), num_rows, idtype, where
         self._seeds, self._edges = rooms(count, fanouts, num_cols)
         self._all_edges = sum(self._edges)
+        # Of the results in the two tensors that have them: nodes, sources, edge ids; and indptrs.
+        self._id_rooms = [self._seeds[-1], *self._edges, *self._edges]
+        self._starts = [count + 1 for count in self._seeds[:-1]]
         self.room = self._seeds[-1]
         self.fits = (
             0 < self.hops <= MOST_HOPS and min(fanouts) >= 0 and self._all_edges <= _MOST_EDGES
@@ -193,11 +198,16 @@ class _Prepared:
             (0,) * self.hops,
             None,
         )
-        self._words = self._arguments.view("int64")
         self._generation = space.generation
 
-    def sample(self, space: Workspace, seeds: torch.Tensor, keys: Sequence[int]) -> _Hops:
-        """Sample a batch.
+    def sample(
+        self,
+        space: Workspace,
+        seeds: torch.Tensor,
+        keys: Sequence[int],
+        meanwhile: Callable[[], object] | None,
+    ) -> _Hops:
+        """Sample a batch, and meanwhile do what else the host is to do.
 
         Raises
         ------
@@ -214,44 +224,49 @@ class _Prepared:
         )
         nodes = ids.data_ptr()
         sources = nodes + self._seeds[-1] * item
-        self._words[_SEEDS] = seeds.data_ptr()
-        self._words[_OUTPUTS] = nodes, indptr.data_ptr(), sources, sources + self._all_edges * item
-        self._words[_KEYS] = (*keys, *[0] * (MOST_HOPS - self.hops))
+        self._set(_SEEDS, seeds.data_ptr())
+        self._set(_OUTPUTS, nodes, indptr.data_ptr(), sources, sources + self._all_edges * item)
+        self._set(_KEYS, *keys)
+        self._launch()
+        # What the host does from here on until it waits takes no time.
+        rooms, starts = ids.split_with_sizes(self._id_rooms), indptr.split_with_sizes(self._starts)
+        if meanwhile is not None:
+            meanwhile()
         while True:
-            self._kernel(self._blocks, _THREADS, self._arguments, device=self._where)
             bad, overflow, *sizes = space.read_report(2 + 2 * self.hops)
             raise_at_bad_id([bad], seeds, self.num_rows, "look up the edges of nodes")
             if overflow:
                 break
             self._make_room(space, 4 * self.room)
+            self._launch()
         if self.room > 2 * sizes[-1]:
             self._make_room(space, sizes[-1])
-        return self._split(ids, indptr, [len(seeds), *sizes[1::2]], sizes[0::2])
+        edges, known = sizes[0::2], sizes[1::2]
+        found = _cut(ids, rooms, [known[-1], *edges, *edges])
+        indptrs = _cut(indptr, starts, [self._count + 1, *(count + 1 for count in known[:-1])])
+        return found[0], [*indptrs], [*found[1 : 1 + self.hops]], [*found[1 + self.hops :]]
+
+    def _launch(self) -> None:
+        self._kernel(self._blocks, _THREADS, self._arguments, device=self._where)
+
+    def _set(self, place: int, *words: int) -> None:
+        """Change some of the kernel's arguments."""
+        pack_into(f"{len(words)}q", self._arguments.data, 8 * place, *words)
 
     def _make_room(self, space: Workspace, nodes: int) -> None:
         """Use a hash table of another size from now on."""
         self.room = nodes
         table, mask = hash_table(space, nodes, self.idtype)
-        self._words[_TABLE] = table.data_ptr(), mask
+        self._set(_TABLE, table.data_ptr(), mask)
         self._generation = space.generation
 
-    def _split(
-        self,
-        ids: torch.Tensor,
-        indptr: torch.Tensor,
-        num_nodes: Sequence[int],
-        num_edges: Sequence[int],
-    ) -> _Hops:
-        """The results out of the room that was made for them."""
-        pieces = [num_nodes[-1], self._seeds[-1] - num_nodes[-1]]
-        rows: list[int] = []
-        for found, most in zip((*num_edges, *num_edges), (*self._edges, *self._edges), strict=True):
-            pieces += [found, most - found]
-        for found, most in zip(num_nodes[:-1], self._seeds[:-1], strict=True):
-            rows += [found + 1, most - found]
-        nodes, *edges = cut_to_size(ids, ids.split_with_sizes(pieces)[::2])
-        starts = list(cut_to_size(indptr, indptr.split_with_sizes(rows)[::2]))
-        return nodes, starts, edges[: self.hops], edges[self.hops :]
+
+def _cut(
+    whole: torch.Tensor, rooms: Sequence[torch.Tensor], sizes: Sequence[int]
+) -> Sequence[torch.Tensor]:
+    """The results out of the rooms that were made for them in a tensor."""
+    # In place: new views would take the host several times as long.
+    return cut_to_size(whole, [room.resize_(size) for room, size in zip(rooms, sizes, strict=True)])
 
 
 @torch.library.impl(library, "sample_hops_padded", "CUDA")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -10,7 +10,7 @@ import torch
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.ops.etype_blocks.op import TypedEdges, sample_typed_hops, to_idtype
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import direct, library
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_weighted.op import EdgeTimes
 from dgl_mgpu.ops.view import GraphView, RowView
@@ -95,6 +95,7 @@ def sample_blocks(
     weights: RowView | None = None,
     times: EdgeTimes | None = None,
     sms: int = 0,
+    meanwhile: Callable[[], object] | None = None,
 ) -> list[SampledBlock]:
     """Sample the message-flow graphs of a mini-batch.
 
@@ -117,6 +118,9 @@ def sample_blocks(
         at.  So no seed sees an edge later than itself, whatever seeds it shares a batch with.
     sms : int
         Most multiprocessors of a GPU to use; 0 for ``view.sms``.
+    meanwhile : callable, optional
+        Called while a GPU samples, or not at all: what the caller can do without the result.  It
+        must not call operators.
 
     Returns
     -------
@@ -144,24 +148,24 @@ def sample_blocks(
         return []
     if weights is not None or times is not None:
         return _weighted_blocks(view, seeds, hops, key, replace, weights, times, sms)
-    nodes, indptrs, sources, eids = torch.ops.dgl_mgpu.sample_hops.default(
-        seeds,
-        view.tiers,
-        view.pointers,
-        view.position,
-        view.num_rows,
-        view.num_cols,
-        view.idtype,
-        hops,
-        replace,
-        key.fold_hops(len(hops)),
-        sms,
-    )
-    sizes = [len(indptr) - 1 for indptr in indptrs] + [len(nodes)]
-    return [
-        SampledBlock(indptrs[hop], sources[hop], eids[hop], nodes[: sizes[hop + 1]], sizes[hop])
-        for hop in reversed(range(len(hops)))
-    ]
+    tensors = (seeds, view.tiers, view.pointers, view.position)
+    rows, cols, keys = view.num_rows, view.num_cols, key.fold_hops(len(hops))
+    sample = direct("sample_hops", tensors)
+    if sample is None:
+        nodes, indptrs, sources, eids = torch.ops.dgl_mgpu.sample_hops.default(
+            *tensors, rows, cols, view.idtype, hops, replace, keys, sms
+        )
+    else:
+        nodes, indptrs, sources, eids = sample(
+            *tensors, rows, cols, view.idtype, hops, replace, keys, sms, meanwhile
+        )
+    blocks: list[SampledBlock] = []
+    for hop in reversed(range(len(hops))):
+        # The sources of a hop are the destinations of the one before it here.
+        num_dst = indptrs[hop].shape[0] - 1
+        src_nodes = nodes[: blocks[-1].num_dst] if blocks else nodes
+        blocks.append(SampledBlock(indptrs[hop], sources[hop], eids[hop], src_nodes, num_dst))
+    return blocks
 
 
 def _weighted_blocks(

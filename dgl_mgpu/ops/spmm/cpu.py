@@ -14,7 +14,7 @@ from dgl_mgpu.ops.spmm import op as contract
 _GRAIN = 64
 
 _ADD, _SUB, _MUL, _DIV, _COPY_LHS, _COPY_RHS = range(6)
-_SUM, _MAX, _MIN = range(3)
+_SUM, _MEAN, _MAX, _MIN = range(4)
 
 
 @inline
@@ -50,12 +50,13 @@ def _spmm(
     width = out.shape[1]
     for row in range(begin, end):
         for column in range(width):
-            out[row, column] = 0.0 if reduce == _SUM else -np.inf if reduce == _MAX else np.inf
+            out[row, column] = -np.inf if reduce == _MAX else np.inf if reduce == _MIN else 0.0
             if arg_u != 0:
                 store_id(arg_u, row * width + column, id_width, 0)
             if arg_e != 0:
                 store_id(arg_e, row * width + column, id_width, 0)
-        for entry in range(load_id(indptr, row, id_width), load_id(indptr, row + 1, id_width)):
+        first, last = load_id(indptr, row, id_width), load_id(indptr, row + 1, id_width)
+        for entry in range(first, last):
             source = load_id(indices, entry, id_width) if indices != 0 else 0
             edge = load_id(eids, entry, id_width) if eids != 0 else entry
             for column in range(width):
@@ -65,7 +66,7 @@ def _spmm(
                     value = e[edge, e_columns[column]]
                 else:
                     value = _message(u[source, u_columns[column]], e[edge, e_columns[column]], op)
-                if reduce == _SUM:
+                if reduce in (_SUM, _MEAN):
                     out[row, column] += value
                     continue
                 best = out[row, column]
@@ -75,6 +76,9 @@ def _spmm(
                         store_id(arg_u, row * width + column, id_width, source)
                     if arg_e != 0:
                         store_id(arg_e, row * width + column, id_width, edge)
+        if reduce == _MEAN and last > first:
+            for column in range(width):
+                out[row, column] /= last - first
 
 
 @torch.library.impl(library, "spmm", "CPU")

@@ -16,7 +16,7 @@ from dgl_mgpu.ops.spmm.layout import ELEMENTS, VECTOR_BYTES, Layout, expanded, m
 _THREADS = 256
 _WARPS = _THREADS // 32
 _OPERATIONS = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}
-_REDUCTIONS = {"sum": "Total", "max": "Largest", "min": "Smallest"}
+_REDUCTIONS = {"sum": "Total", "mean": "Mean", "max": "Largest", "min": "Smallest"}
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ def _spmm(
     reduce: str,
 ) -> list[torch.Tensor]:
     out, arg_u, arg_e = contract.outputs(indptr, u, e, shape, reduce)
-    chooses = reduce != "sum"
+    chooses = reduce in contract.CHOICES
     results = [found for found in (out, arg_u, arg_e) if found is not None] if chooses else [out]
     if out.numel() == 0:
         return results
@@ -69,7 +69,8 @@ def _spmm(
         right = None if right is None else expanded(right, shape)
     where, num_rows = indptr.device, indptr.shape[0] - 1
     entries = left if left_ids is None else left_ids
-    share, num_shares = shares(num_rows + entries.shape[0], where)
+    length, row_bytes = num_rows + entries.shape[0], layout.width * left.element_size()
+    share, num_shares = shares(length, row_bytes, where)
     # Of a share two parts of rows and the row that it ends in.
     number = 8 if left.dtype == torch.float64 else 4
     parts = 2 * num_shares * layout.width

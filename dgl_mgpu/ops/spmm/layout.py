@@ -10,9 +10,13 @@ import torch
 
 from dgl_mgpu.ops import device
 
-#: Rows and entries that are worth a warp, and warps for a multiprocessor where there are many:
-#: it holds a tenth of them at once, so that none is left with nothing to do for long.
-_SHORTEST_SHARE, _WARPS_PER_SM = 64, 256
+#: Rows and entries that are worth a warp.
+_SHORTEST_SHARE = 64
+#: Warps for a multiprocessor where there are many rows and entries: at least, and at most. What it
+#: holds at once is a small part, so that none is left with nothing to do for long; and where
+#: neighbours lie near each other, the rows that are read at one time stay in the cache. The wider
+#: rows are, the fewer of them fit: so many warps for each of their bytes.
+_FEWEST_WARPS, _MOST_WARPS, _WARPS_PER_BYTE = 1024, 2048, 4
 #: Lanes for the columns of a row: more columns are done by other warps, later.
 _MOST_LANES = 32
 #: Most dimensions of an output's row, where neighbours that the same operands have are one.
@@ -104,9 +108,16 @@ def make_layout(
     return Layout(expand, left, right, vector, lanes, tiles, width, numbers.tobytes())
 
 
-def shares(length: int, where: torch.device) -> tuple[int, int]:
-    """Of so many rows and entries, how many are a warp's share, and how many shares there are."""
-    share = max(_SHORTEST_SHARE, -(-length // (_WARPS_PER_SM * device.driver.num_sms(where))))
+def shares(length: int, row_bytes: int, where: torch.device) -> tuple[int, int]:
+    """Of so many rows and entries, how many are a warp's share, and how many shares there are.
+
+    Parameters
+    ----------
+    row_bytes : int
+        Of a row of the result.
+    """
+    warps = min(_MOST_WARPS, max(_FEWEST_WARPS, _WARPS_PER_BYTE * row_bytes))
+    share = max(_SHORTEST_SHARE, -(-length // (warps * device.driver.num_sms(where))))
     return share, -(-length // share)
 
 

@@ -18,7 +18,9 @@ library.define(
 )
 
 OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
-REDUCES = ("sum", "max", "min")
+REDUCES = ("sum", "mean", "max", "min")
+#: Those that choose one of the messages.
+CHOICES = ("max", "min")
 _LONGEST_ROW = 1 << 32
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -34,7 +36,7 @@ def outputs(
     out_shape = (indptr.shape[0] - 1, *shape)
     example: torch.Tensor = e if u is None else u  # type: ignore[assignment]
     out = example.new_empty(out_shape)
-    if reduce == "sum":
+    if reduce not in CHOICES:
         return out, None, None
     arg_u = None if u is None else indptr.new_empty(out_shape)
     arg_e = None if e is None else indptr.new_empty(out_shape)
@@ -82,17 +84,17 @@ def spmm(
     e : Tensor, dtype of ``u``, shape (num_edges, *e_shape), or None
         Not looked at by ``copy_lhs``.
     op : {'add', 'sub', 'mul', 'div', 'copy_lhs', 'copy_rhs'}
-    reduce : {'sum', 'max', 'min'}
+    reduce : {'sum', 'mean', 'max', 'min'}
 
     Returns
     -------
     out : Tensor, dtype of the operands, shape (num_rows, *shape)
         ``shape`` is what the operands' shapes broadcast to.  Half types are summed up in float32
-        and rounded once.  Of a row without entries the sum is 0, the maximum -inf and the minimum
-        inf.
+        and rounded once.  Of a row without entries sum and mean are 0, the maximum is -inf and the
+        minimum inf.
     arg_u, arg_e : Tensor, dtype of ``indptr``, shape of ``out``, or None
         Source node and edge of the entry chosen, the first of equal ones; 0 where none was.  None
-        for sums, and where ``op`` lacks the operand.
+        for sums and means, and where ``op`` lacks the operand.
 
     Raises
     ------
@@ -114,7 +116,7 @@ def spmm(
     shape = message_shape(op, reduce, row_type(u), row_type(e))
     check_entries(indptr, indices, eids, u, e)
     found = call("spmm", (indptr, indices, eids, u, e), shape, op, reduce)
-    if reduce == "sum":
+    if reduce not in CHOICES:
         return found[0], None, None
     return found[0], None if u is None else found[1], None if e is None else found[-1]
 
@@ -135,9 +137,14 @@ def row_type(operand: torch.Tensor | None) -> RowType | None:
     return operand.dtype, operand.shape[1:]
 
 
-@functools.lru_cache(maxsize=4096)
 def message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) -> tuple[int, ...]:
     """Shape of a message."""
+    # torch.compile warns of caches, which it looks through.
+    find = _message_shape if torch.compiler.is_compiling() else _known_message_shape
+    return find(op, reduce, u, e)
+
+
+def _message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) -> tuple[int, ...]:
     asked = f"reduce messages of {op!r} by {reduce!r}"
     if op not in OPS or reduce not in REDUCES:
         known = f"op one of {', '.join(OPS)}, and reduce one of {', '.join(REDUCES)}"
@@ -165,6 +172,9 @@ def message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) ->
             asked, f"messages of shape {shape}", f"pass rows of less than {_LONGEST_ROW} bytes"
         )
     return shape
+
+
+_known_message_shape = functools.lru_cache(maxsize=4096)(_message_shape)
 
 
 def check_entries(

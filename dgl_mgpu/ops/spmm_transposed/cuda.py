@@ -44,7 +44,8 @@ def _spmm_transposed(
         if layout.expand:
             v, e = [None if rows is None else expanded(rows, shape) for rows in (v, e)]
         num_rows = indptr.shape[0] - 1
-        share, num_shares = shares(num_rows + indices.shape[0], indptr.device)
+        length, row_bytes = num_rows + indices.shape[0], layout.width * out.element_size()
+        share, num_shares = shares(length, row_bytes, indptr.device)
         request = device.struct(
             indptr, indices, eids, v, e, out, num_rows, share, num_shares, then=layout.numbers
         )

@@ -250,11 +250,20 @@ def test_bad_seeds_and_weights(device):
 
 
 def test_a_graph_on_the_cpu_is_to_be_pinned_for_nodes_on_a_gpu():
-    from dgl_mgpu.backend import sampling
+    from dgl_mgpu.backend.seed_edges import placed
 
     g = on_cpp(multigraph)
     with pytest.raises(InvalidInputError, match="pin it"):
-        sampling.placed(g._graph, [torch.tensor([3])])
+        placed(g._graph, [torch.tensor([3])])
+
+
+def test_a_tensor_among_the_arguments_leaves_a_graph_on_the_cpu_to_dgl():
+    """DGL takes a list of int there."""
+    g = on_cpp(multigraph)
+    with pytest.raises(TypeError, match="Tensor"):
+        dgl.sampling.sample_etype_neighbors(
+            g, torch.tensor([3]), torch.tensor([0, 500]), torch.tensor([2])
+        )
 
 
 # -- edge types in one graph ------------------------------------------------------------------

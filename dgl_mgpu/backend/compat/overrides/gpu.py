@@ -48,8 +48,7 @@ def _prefetch_update_feats(
     from dgl.frame import LazyFeature
 
     for number, (frame, type_) in enumerate(zip(frames, types, strict=True)):
-        for key in frame:
-            column = frame._columns[key]
+        for key, column in frame._columns.items():
             if not isinstance(column, LazyFeature):
                 continue
             name = column.name or key

@@ -7,6 +7,10 @@ from typing import Any
 import torch
 
 from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.compat.overrides.autocast import (
+    _cast_if_autocast_enabled,
+    _disable_autocast_if_enabled,
+)
 from dgl_mgpu.backend.errors import raising_dgl_errors
 
 
@@ -32,6 +36,27 @@ def _gsddmm(
 
         return gsddmm(gidx, op, lhs, rhs, lhs_target, rhs_target)
     return originals["dgl._sparse_ops:_gsddmm"](gidx, op, lhs, rhs, lhs_target, rhs_target)
+
+
+@raising_dgl_errors
+def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
+    """In place of ``dgl.ops.gspmm``: the sum or mean of neighbours is one operator."""
+    from dgl_mgpu.backend.index import TensorIndex
+
+    index = g._graph
+    if (
+        op != "copy_lhs"
+        or reduce_op not in ("sum", "mean")
+        or not isinstance(index, TensorIndex)
+        or len(index.relations) != 1
+        or not isinstance(lhs_data, torch.Tensor)
+    ):
+        return originals["dgl.ops.spmm:gspmm"](g, op, reduce_op, lhs_data, rhs_data)
+    from dgl_mgpu.backend.message_passing import aggregate
+
+    (u,) = _cast_if_autocast_enabled(lhs_data)
+    with _disable_autocast_if_enabled():
+        return aggregate(index, reduce_op, u)
 
 
 @raising_dgl_errors

@@ -11,7 +11,7 @@ import torch
 from dgl_mgpu.ops import SampleKey
 
 
-class Randomness:
+class BatchKeys:
     """Which random experiment the next call of ``sample_neighbors`` is.
 
     A sample depends on the seed, the epoch, the mini-batch, the hop and the node, and on
