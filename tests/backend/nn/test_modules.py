@@ -75,7 +75,7 @@ def test_trains_as_on_dgls_own_graphs(name, device, dtype, idtype):
     assert [what for what, _ in found] == [what for what, _ in expected]
     assert found
     for (what, result), (_, wanted) in zip(found, expected, strict=True):
-        close(result, wanted, what, dtype)
+        close(result, wanted, what, dtype, CASES[name].spread)
 
 
 @pytest.mark.parametrize("name", [name for name, case in CASES.items() if case.graph])
