@@ -791,7 +791,7 @@ CASES: dict[str, Case] = {
         lambda: dglnn.LapPosEncoder("Transformer", 2, N - 2, 8, n_head=2),
         call=encode_laplacian,
         doubles=False,
-        spread=10,
+        spread=100,
     ),
     "PathEncoder": on(
         ring, lambda: dglnn.PathEncoder(2, EDGE_IN, num_heads=2), edges_feat, call=encode_paths
