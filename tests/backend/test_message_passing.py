@@ -11,9 +11,11 @@ import dgl
 import dgl.function as fn
 import pytest
 import torch
+from dgl import _sparse_ops
 
 from dgl_mgpu.backend import relation
 from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors
+from dgl_mgpu.backend.compat.importer import originals
 from dgl_mgpu.backend.index import TensorIndex
 
 BINARY = ("add", "sub", "mul", "div")
@@ -374,6 +376,35 @@ def test_a_graph_without_edges(place):
         assert torch.equal(g.ndata["out"], torch.zeros(5, 3, device=place))
         assert dgl.ops.u_add_v(g, x, x).shape == (0, 3)
         assert dgl.ops.edge_softmax(g, torch.empty(0, 2, device=place)).shape == (0, 2)
+
+
+@pytest.mark.parametrize("op, reduce", [("copy_lhs", "sum"), ("mul", "sum"), ("add", "max")])
+def test_c_functions_write_what_operators_return(op, reduce, place):
+    """DGL's own Python, which calls the C functions that ours goes round."""
+    with tensors(place):
+        g = bipartite(place, torch.int64)
+        u = features(g.num_src_nodes(), (4,), torch.float64, 3).to(place)
+        e = None if op == "copy_lhs" else features(g.num_edges(), (4,), torch.float64, 4).to(place)
+        arguments = g._graph, op, reduce, u, e
+        written = originals["dgl._sparse_ops:_gspmm"](*arguments)
+        returned = _sparse_ops._gspmm(*arguments)
+        for have, want in zip((written[0], *written[1]), (returned[0], *returned[1]), strict=True):
+            assert (have is None) == (want is None)
+            if want is not None:
+                assert torch.equal(have, want)
+
+
+def test_c_functions_of_edge_softmax(place):
+    with tensors(place):
+        g = homogeneous(place, torch.int64)
+        scores = features(200, (3,), torch.float64, 5).to(place).requires_grad_()
+        weights = features(200, (3,), torch.float64, 6).to(place)
+        out = dgl.ops.edge_softmax(g, scores)
+        (gradient,) = torch.autograd.grad((out * weights).sum(), [scores])
+        written = _sparse_ops._edge_softmax_forward(g._graph, scores.detach(), "copy_rhs")
+        backward = _sparse_ops._edge_softmax_backward(g._graph, written, written * weights)
+        torch.testing.assert_close(written, out.detach())
+        torch.testing.assert_close(backward, gradient)
 
 
 def test_different_dtypes_are_refused(place):

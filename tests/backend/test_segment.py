@@ -124,7 +124,7 @@ def test_rows_after_the_last_segment_are_in_none():
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
-def test_segments_beyond_the_rows_have_those_that_there_are():
+def test_segments_beyond_the_rows_have_those_that_there_are_on_a_gpu():
     values = torch.arange(6.0, device="cuda").view(3, 2)
     found = dgl.ops.segment_reduce(torch.tensor([2, 1000], device="cuda"), values)
     assert found.tolist() == [[2, 4], [4, 5]]

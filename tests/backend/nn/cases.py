@@ -124,8 +124,8 @@ class Case:
     doubles : bool
         Whether DGL's module works in float64; some have float32 written into them.
     spread : float
-        How many times the tolerance results may differ by: more than once where rounding errors
-        grow, in gradients that are small differences of large numbers.
+        How many times the tolerance results on a GPU may differ by: more than once where torch's
+        own attention rounds otherwise there, and gradients are small differences of large numbers.
     """
 
     build: Callable[..., Any]
@@ -774,7 +774,7 @@ CASES: dict[str, Case] = {
         lambda: dglnn.EGTLayer(IN, EDGE_IN, 2, 1),
         values(2, N, IN),
         values(2, N, N, EDGE_IN),
-        spread=10,
+        spread=25,
     ),
     "GraphormerLayer": apart(
         lambda: dglnn.GraphormerLayer(IN, 8, 2), values(2, N, IN), values(2, N, N, 2)
@@ -791,7 +791,7 @@ CASES: dict[str, Case] = {
         lambda: dglnn.LapPosEncoder("Transformer", 2, N - 2, 8, n_head=2),
         call=encode_laplacian,
         doubles=False,
-        spread=100,
+        spread=250,
     ),
     "PathEncoder": on(
         ring, lambda: dglnn.PathEncoder(2, EDGE_IN, num_heads=2), edges_feat, call=encode_paths
