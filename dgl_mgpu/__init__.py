@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from dgl_mgpu.backend.graph import StoreGraph
     from dgl_mgpu.backend.store import GlobalStore
     from dgl_mgpu.data import Dataset, load
+    from dgl_mgpu.fullgraph.graph import PartitionedGraph, partition_graph
     from dgl_mgpu.ops import (
         SampleKey,
         append_unique,
@@ -39,6 +40,8 @@ _HOME = {
     "GlobalStore": "backend.store",
     "Dataset": "data",
     "load": "data",
+    "PartitionedGraph": "fullgraph.graph",
+    "partition_graph": "fullgraph.graph",
     "SampleKey": "ops",
     "append_unique": "ops",
     "gather_rows": "ops",
@@ -56,6 +59,7 @@ _HOME = {
 __all__ = [
     "Dataset",
     "GlobalStore",
+    "PartitionedGraph",
     "Plan",
     "SampleKey",
     "StoreGraph",
@@ -64,6 +68,7 @@ __all__ = [
     "append_unique",
     "gather_rows",
     "load",
+    "partition_graph",
     "pinsage_neighbors",
     "preset",
     "probe",

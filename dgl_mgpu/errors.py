@@ -123,5 +123,9 @@ class UnsupportedByStoreError(DGLMGPUError, AttributeError):
     """A store's graph does not have what a DGLGraph has under this name."""
 
 
+class UnsupportedByPartitionError(DGLMGPUError, TypeError):
+    """A part of a graph cannot do what the whole graph can."""
+
+
 class UnavailableError(DGLMGPUError, ImportError):
     """A part of DGL, or an extra of this package, cannot work in this environment."""

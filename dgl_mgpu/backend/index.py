@@ -395,11 +395,11 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
         return row, col, torch.arange(relation.num_edges, dtype=row.dtype, device=row.device)
 
     @raising_dgl_errors
-    def in_degrees(self, etype: int, v: torch.Tensor) -> torch.Tensor:
+    def in_degrees(self, etype: int, v: torch.Tensor | None = None) -> torch.Tensor:
         return self.relations[etype].in_degrees(v)
 
     @raising_dgl_errors
-    def out_degrees(self, etype: int, v: torch.Tensor) -> torch.Tensor:
+    def out_degrees(self, etype: int, v: torch.Tensor | None = None) -> torch.Tensor:
         return self.relations[etype].out_degrees(v)
 
     # -- parts of it, in modules that mirror DGL's -------------------------------------------------

@@ -6,6 +6,9 @@ import dgl
 import dgl.geometry
 import pytest
 import torch
+from dgl import backend as F
+from dgl import ndarray as nd
+from dgl._ffi.streams import _dgl_get_stream, to_dgl_stream_handle
 from dgl.partition import NDArrayPartition
 from dgl.random import choice
 from dgl.utils import Filter
@@ -104,3 +107,20 @@ def test_filters_orders_partitions_and_choices():
         dgl.seed(5)
         drawn.append(choice(100, 20, False, torch.rand(100, device="cuda") + 1))
     assert drawn[0].is_cuda and len(drawn[0].unique()) == 20
+
+
+def test_arrays_of_dgl_that_share_memory_of_a_gpu_can_be_read():
+    tensor = torch.arange(6, dtype=torch.int32, device="cuda").view(2, 3)
+    array = nd.from_dlpack(F.zerocopy_to_dlpack(tensor))
+    tensor[1] = 9
+    assert array.ctx == nd.gpu(0) and array.dtype == "int32"
+    assert array.asnumpy().tolist() == tensor.tolist()
+    assert str(array) == str(tensor.cpu().numpy())
+
+
+def test_the_current_stream_is_torchs():
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        assert _dgl_get_stream(nd.gpu(0)).value == to_dgl_stream_handle(stream).value
+    assert _dgl_get_stream(nd.gpu(0)).value != to_dgl_stream_handle(stream).value
+    assert _dgl_get_stream(nd.cpu()).value is None

@@ -22,6 +22,8 @@ TORCH = VersionRange("torch", "2.4", "3")
 # Since when only 0-dimensional arrays convert to Python scalars in silence.
 NUMPY_SCALARS = VersionRange("numpy", "1.25", "3")
 NUMPY_2 = VersionRange("numpy", "2.0", "3")
+# Since when JSON's edges can be named; the default changed from "links" to "edges" in 3.6.
+NETWORKX_EDGES = VersionRange("networkx", "3.4", "4")
 OGB = VersionRange("ogb", "1.3", "2")
 
 
@@ -238,6 +240,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "ClusterGCNSampler calls numpy.cumsum on a tensor, which NumPy is about to refuse",
     ),
     Replacement(
+        "dgl.data.ppi:json_graph",
+        "networkx_calls:json_graph_of_links",
+        (DGL, NETWORKX_EDGES),
+        "reads the edges of PPI's graphs from a key that networkx no longer looks for: KeyError",
+    ),
+    Replacement(
         "dgl._ffi.function:get_global_func",
         "functions:get_global_func",
         (DGL,),
@@ -255,6 +263,18 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             "zerocopy_to_dgl_ndarray_for_write",
             "zerocopy_from_dgl_ndarray",
         )
+    ),
+    Replacement(
+        "dgl._ffi.ndarray:NDArrayBase.asnumpy",
+        "arrays:asnumpy",
+        (DGL,),
+        "an NDArray can share the memory of a tensor on a GPU, which the wheel cannot read",
+    ),
+    Replacement(
+        "dgl._ffi.streams:_dgl_get_stream",
+        "streams:_dgl_get_stream",
+        (DGL,),
+        "the wheel knows no GPU, so of no stream that is current on one",
     ),
     Replacement(
         "dgl.heterograph:DGLGraph.in_degrees",
@@ -280,6 +300,18 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "message_passing:gspmm",
         (DGL,),
         "makes a mean of eight operators on a GPU, and a mini-batch waits for the host meanwhile",
+    ),
+    Replacement(
+        "dgl.ops.sddmm:gsddmm",
+        "message_passing:gsddmm",
+        (DGL,),
+        "the sources of a partitioned graph's edges may be on other ranks",
+    ),
+    Replacement(
+        "dgl.core:invoke_edge_udf",
+        "message_passing:invoke_edge_udf",
+        (DGL,),
+        "the sources of a partitioned graph's edges may be on other ranks",
     ),
     Replacement(
         "dgl._sparse_ops:_gspmm",

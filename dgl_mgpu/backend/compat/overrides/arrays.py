@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from dgl._ffi.runtime_ctypes import DGLContext
 
@@ -36,6 +37,13 @@ def zerocopy_from_dgl_ndarray(data: Any) -> torch.Tensor:
     if isinstance(data, torch.Tensor):
         return data
     return originals[_TENSOR + "zerocopy_from_dgl_ndarray"](data)
+
+
+def asnumpy(self: Any) -> np.ndarray:
+    """In place of ``NDArray.asnumpy``: an array on a GPU is one that shares a tensor's memory."""
+    if self.ctx.device_type == _CPU.device_type:
+        return originals["dgl._ffi.ndarray:NDArrayBase.asnumpy"](self)
+    return zerocopy_from_dgl_ndarray(self).cpu().numpy()
 
 
 def array(arr: Any, ctx: Any = _CPU) -> Any:

@@ -5,10 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from dgl_mgpu.backend.compat.importer import originals
-from dgl_mgpu.backend.errors import raising_dgl_errors
 
 
-@raising_dgl_errors
 def out_degrees(self: Any, u: Any = "__ALL__", etype: Any = None) -> Any:
     """In place of ``DGLGraph.out_degrees``: all nodes of a graph exist."""
     from dgl.base import is_all
@@ -17,10 +15,9 @@ def out_degrees(self: Any, u: Any = "__ALL__", etype: Any = None) -> Any:
 
     if not (is_all(u) and isinstance(self._graph, TensorIndex)):
         return originals["dgl.heterograph:DGLGraph.out_degrees"](self, u, etype)
-    return self._graph.relations[self.get_etype_id(etype)].out_degrees()
+    return self._graph.out_degrees(self.get_etype_id(etype))
 
 
-@raising_dgl_errors
 def in_degrees(self: Any, v: Any = "__ALL__", etype: Any = None) -> Any:
     """In place of ``DGLGraph.in_degrees``."""
     from dgl.base import is_all
@@ -29,4 +26,4 @@ def in_degrees(self: Any, v: Any = "__ALL__", etype: Any = None) -> Any:
 
     if not (is_all(v) and isinstance(self._graph, TensorIndex)):
         return originals["dgl.heterograph:DGLGraph.in_degrees"](self, v, etype)
-    return self._graph.relations[self.get_etype_id(etype)].in_degrees()
+    return self._graph.in_degrees(self.get_etype_id(etype))

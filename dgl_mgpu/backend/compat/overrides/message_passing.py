@@ -42,8 +42,11 @@ def _gsddmm(
 def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
     """In place of ``dgl.ops.gspmm``: the sum or mean of neighbours is one operator."""
     from dgl_mgpu.backend.index import TensorIndex
+    from dgl_mgpu.backend.spread import SpreadIndex
 
     index = g._graph
+    if isinstance(index, SpreadIndex):
+        return index.gspmm(op, reduce_op, lhs_data, rhs_data)
     if (
         op != "copy_lhs"
         or reduce_op not in ("sum", "mean")
@@ -60,6 +63,19 @@ def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
 
 
 @raising_dgl_errors
+def gsddmm(
+    g: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u", rhs_target: str = "v"
+) -> Any:
+    """In place of ``dgl.ops.gsddmm``: operands of sources may be on other ranks."""
+    from dgl_mgpu.backend.spread import SpreadIndex
+
+    if isinstance(g._graph, SpreadIndex):
+        return g._graph.gsddmm(op, lhs_data, rhs_data, lhs_target, rhs_target)
+    original = originals["dgl.ops.sddmm:gsddmm"]
+    return original(g, op, lhs_data, rhs_data, lhs_target, rhs_target)
+
+
+@raising_dgl_errors
 def edge_softmax(
     gidx: Any, logits: torch.Tensor, eids: Any = "__ALL__", norm_by: str = "dst"
 ) -> Any:
@@ -72,7 +88,10 @@ def edge_softmax(
     from dgl.base import is_all
 
     from dgl_mgpu.backend.message_passing import EdgeSoftmax
+    from dgl_mgpu.backend.spread import SpreadIndex
 
+    if isinstance(gidx, SpreadIndex) and is_all(eids):
+        return gidx.edge_softmax(logits, norm_by)
     if not is_all(eids):
         gidx = gidx.edge_subgraph([eids], True).graph
     if norm_by == "src":
@@ -80,6 +99,20 @@ def edge_softmax(
     (logits,) = sparse._cast_if_autocast_enabled(logits)
     with sparse._disable_autocast_if_enabled():
         return EdgeSoftmax.apply(gidx, logits)
+
+
+def invoke_edge_udf(
+    graph: Any, eid: Any, etype: Any, func: Any, *, orig_eid: Any = None
+) -> Any:
+    """In place of ``dgl.core.invoke_edge_udf``: rows of sources may be on other ranks."""
+    from dgl_mgpu.backend.spread import SpreadIndex
+
+    if not isinstance(graph._graph, SpreadIndex):
+        original = originals["dgl.core:invoke_edge_udf"]
+        return original(graph, eid, etype, func, orig_eid=orig_eid)
+    from dgl_mgpu.backend.spread import edge_batch
+
+    return func(edge_batch(graph, eid, etype, orig_eid))
 
 
 def update_all(

@@ -1,0 +1,1 @@
+"""Training on the whole graph: a partitioned graph, and how ranks exchange rows."""

@@ -1,0 +1,1 @@
+"""How ranks exchange the rows of nodes."""

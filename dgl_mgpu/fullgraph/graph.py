@@ -1,0 +1,348 @@
+"""A graph's parts as DGL graphs, one a rank."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import dgl
+import torch
+import torch.distributed as dist
+from dgl import DGLGraph
+
+from dgl_mgpu.backend.index import Schema
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.fullgraph.exchange.halo import Halo
+from dgl_mgpu.fullgraph.index import PartitionedIndex, PartitionedRelation
+from dgl_mgpu.fullgraph.ownership import (
+    Ownership,
+    assigned,
+    balanced_bounds,
+    check_assignment,
+    shuffled,
+)
+from dgl_mgpu.fullgraph.part import Part, cut
+from dgl_mgpu.ops.view import as_words
+from dgl_mgpu.store import Ranks
+
+CanonicalEtype = tuple[str, str, str]
+By = str | torch.Tensor | Mapping[str, torch.Tensor]
+
+_WAYS = ("random", "order", "metis")
+_ASKED = "partition a graph"
+
+
+class PartitionedGraph(DGLGraph):
+    """A rank's part of a graph: its own nodes, and the in-edges of these.
+
+    ``ndata`` and ``edata`` have a row for each of them, ``ndata[dgl.NID]`` and ``edata[dgl.EID]``
+    their ids in the whole graph.  Message passing fetches what the edges' sources have on other
+    ranks and is collective: every rank runs the same model.
+
+    Attributes
+    ----------
+    ownership : dict of str to Ownership
+        Which rank has which nodes, of each node type.
+    """
+
+    ownership: dict[str, Ownership]
+
+    def gather(self, rows: torch.Tensor, ntype: str | None = None) -> torch.Tensor:
+        """All nodes' rows on every rank, by node id in the whole graph; collective.
+
+        Parameters
+        ----------
+        rows : Tensor, shape (num_nodes of this rank, \\*shape)
+        ntype : str, optional
+            May be left out where there is one.
+
+        Returns
+        -------
+        Tensor, shape (num_nodes of the whole graph, \\*shape)
+            Without gradients.
+        """
+        ntype = self.ntypes[self.get_ntype_id(ntype)]
+        owned = self.ownership[ntype]
+        if len(rows) != self.num_nodes(ntype):
+            raise InvalidInputError(
+                f"gather rows of node type {ntype!r}",
+                f"{len(rows)} rows, where this rank has {self.num_nodes(ntype)} nodes",
+                "pass a row for each of this rank's nodes",
+            )
+        rows = rows.detach().contiguous()
+        counts = [owned.count(rank) for rank in range(owned.num_ranks)]
+        longest = rows.new_zeros(max(counts), *rows.shape[1:])
+        longest[: len(rows)] = rows
+        every = [torch.empty_like(longest) for _ in counts]
+        if owned.num_ranks > 1:
+            dist.all_gather([as_words(each) for each in every], as_words(longest))
+        else:
+            every = [longest]
+        found = torch.cat([each[:count] for each, count in zip(every, counts, strict=True)])
+        if owned.order is None:
+            return found
+        return torch.empty_like(found).index_copy_(0, owned.order.to(found.device), found)
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """What ranks must agree on about a graph."""
+
+    num_nodes: dict[str, int]
+    num_edges: dict[CanonicalEtype, int]
+    idtype: torch.dtype
+    #: Key, row shape and element type of the features of each node type, and of each edge type.
+    node_data: dict[str, list[tuple[str, torch.Size, torch.dtype]]]
+    edge_data: dict[CanonicalEtype, list[tuple[str, torch.Size, torch.dtype]]]
+
+    @classmethod
+    def of(cls, g: DGLGraph) -> _Outline:
+        return cls(
+            {ntype: g.num_nodes(ntype) for ntype in g.ntypes},
+            {etype: g.num_edges(etype) for etype in g.canonical_etypes},
+            g.idtype,
+            {ntype: _columns(g.nodes[ntype].data) for ntype in g.ntypes},
+            {etype: _columns(g.edges[etype].data) for etype in g.canonical_etypes},
+        )
+
+
+def _columns(data: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Size, torch.dtype]]:
+    return [(key, value.shape[1:], value.dtype) for key, value in sorted(data.items())]
+
+
+def partition_graph(
+    g: DGLGraph | None,
+    *,
+    by: By = "random",
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> PartitionedGraph:
+    """Give each rank its part of a graph, as a DGL graph on which any model trains.
+
+    Collective where torch.distributed is initialised: every rank calls it.  Nodes are dealt out (1D
+    by rows; MGG, section 3.1, MG-GCN, section 4.1), and a rank has the in-edges of its own.
+
+    Parameters
+    ----------
+    g : DGLGraph or None
+        Homogeneous or heterogeneous, with its features.  Ranks other than the first may pass None
+        and are sent what they need; else every rank passes the same graph.
+    by : str, Tensor or dict of Tensor
+        'random' deals out nodes in a random order, which balances all ranks (MG-GCN, section 5.2);
+        'order' cuts the order they have, which keeps neighbours together where it has locality;
+        'metis' has METIS keep neighbours together.  A tensor gives the rank of every node (a dict,
+        of every node of each type).
+    seed : int
+        For 'random'.
+    device : torch.device, optional
+        Where the part is to be; by default this rank's GPU, if it has one.
+
+    Raises
+    ------
+    InvalidInputError
+        If ranks pass different graphs, or ``by`` is none of these.
+    RankFailedError
+        If another rank failed.
+    """
+    ranks = Ranks.of_all_machines()
+    where = _device(g) if device is None else torch.device(device)
+    outlines = ranks.all_gather(None if g is None else _Outline.of(g))
+    outline = outlines[0]
+    _check(outlines, by)
+    assert outline is not None  # as has been checked
+    source = _Source(None if None in outlines and ranks.rank else g, ranks, where)
+    owned = ranks.together(_ASKED, partial(_deal, source, outline, by, seed))
+    parts = {
+        (src, etype, dst): cut(
+            *source.ends((src, etype, dst), outline), owned[src], owned[dst], ranks.rank
+        )
+        for src, etype, dst in outline.num_edges
+    }
+    group = dist.group.WORLD if ranks.size > 1 else None
+    graph = _as_graph(outline, owned, parts, group, ranks.rank)
+    _fill(graph, source, outline, parts)
+    return graph
+
+
+def _device(g: DGLGraph | None) -> torch.device:
+    if g is not None and g.device.type == "cuda":
+        return g.device
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+def _check(outlines: list[_Outline | None], by: By) -> None:
+    if outlines[0] is None:
+        raise InvalidInputError(_ASKED, "the first rank passed None", "pass the graph there")
+    for rank, outline in enumerate(outlines):
+        if outline is not None and outline != outlines[0]:
+            raise InvalidInputError(
+                _ASKED,
+                f"rank {rank} passed another graph than rank 0: {outline.num_nodes} nodes and"
+                f" {outline.num_edges} edges, against {outlines[0].num_nodes} and"
+                f" {outlines[0].num_edges}, or other features",
+                "pass the same graph on every rank, or None on all but the first",
+            )
+    if isinstance(by, str) and by not in _WAYS:
+        raise InvalidInputError(
+            _ASKED, f"by={by!r}", f"use one of {', '.join(_WAYS)}, or each node's rank"
+        )
+    if not sum(outlines[0].num_edges.values()) and not outlines[0].num_edges:
+        raise InvalidInputError(_ASKED, "a graph without edge types", "pass one with relations")
+
+
+class _Source:
+    """Where a rank reads the whole graph: its own, or through the first rank.
+
+    Parameters
+    ----------
+    g : DGLGraph or None
+        None where it must be asked for; then all ranks but the first have none.
+    """
+
+    def __init__(self, g: DGLGraph | None, ranks: Ranks, device: torch.device) -> None:
+        self.g = g
+        self.device = device
+        self.ranks = ranks
+        self._asks = any(ranks.all_gather(g is None))
+
+    def ends(self, etype: CanonicalEtype, outline: _Outline) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sources and destinations of all edges, by edge id, on this rank's device."""
+        if self.g is not None:
+            ends = [end.to(self.device) for end in self.g.edges(etype=etype, order="eid")]
+        else:
+            size = outline.num_edges[etype]
+            ends = [
+                torch.empty(size, dtype=outline.idtype, device=self.device) for _ in range(2)
+            ]
+        if self._asks:
+            for end in ends:
+                dist.broadcast(end, src=0)
+        return ends[0], ends[1]
+
+    def rows(
+        self,
+        column: Callable[[DGLGraph], torch.Tensor],
+        ids: torch.Tensor,
+        row_shape: torch.Size,
+        dtype: torch.dtype,
+    ) -> torch.Tensor:
+        """The rows of a feature that this rank has, on its device."""
+        if not self._asks:
+            assert self.g is not None
+            return _rows_of(column(self.g), ids).to(self.device)
+        sizes = self.ranks.all_gather(len(ids))
+        if self.g is not None:
+            features = column(self.g)
+            for rank, size in enumerate(sizes[1:], 1):
+                asked = torch.empty(size, dtype=torch.int64, device=self.device)
+                dist.recv(asked, src=rank)
+                dist.send(as_words(_rows_of(features, asked).to(self.device)), dst=rank)
+            return _rows_of(features, ids).to(self.device)
+        dist.send(ids, dst=0)
+        found = torch.empty(len(ids), *row_shape, dtype=dtype, device=self.device)
+        dist.recv(as_words(found), src=0)
+        return found
+
+
+def _rows_of(features: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return features[ids.to(features.device)].contiguous()
+
+
+def _deal(source: _Source, outline: _Outline, by: By, seed: int) -> dict[str, Ownership]:
+    """Which rank gets which nodes."""
+    num_ranks, num_nodes = source.ranks.size, outline.num_nodes
+    if by == "metis" and num_ranks > 1:  # METIS itself ends the process for one part
+        found = source.ranks.from_first(_ASKED, lambda: _metis(source.g, num_ranks))
+        return {ntype: assigned(found[ntype], num_ranks) for ntype in num_nodes}
+    if not isinstance(by, str):
+        given = by if isinstance(by, Mapping) else dict.fromkeys(num_nodes, by)
+        missing = sorted(set(num_nodes) - set(given))
+        if missing:
+            raise InvalidInputError(
+                _ASKED, f"no ranks for nodes of type {', '.join(missing)}", "give all types'"
+            )
+        for ntype, count in num_nodes.items():
+            check_assignment(given[ntype], count, num_ranks)
+        return {ntype: assigned(given[ntype].long().cpu(), num_ranks) for ntype in num_nodes}
+    degrees = {
+        ntype: torch.zeros(count, dtype=torch.int64, device=source.device)
+        for ntype, count in num_nodes.items()
+    }
+    for etype in outline.num_edges:
+        _, dst = source.ends(etype, outline)
+        degrees[etype[2]] += torch.bincount(dst, minlength=num_nodes[etype[2]])
+    owned = {}
+    for ntype, count in num_nodes.items():
+        order = shuffled(count, seed, source.device) if by == "random" else None
+        in_order = degrees[ntype] if order is None else degrees[ntype][order]
+        owned[ntype] = Ownership(order, balanced_bounds(in_order, num_ranks))
+    return owned
+
+
+def _metis(g: DGLGraph | None, num_ranks: int) -> dict[str, torch.Tensor]:
+    """The rank of every node, such that few edges join ranks."""
+    from dgl.partition import metis_partition_assignment
+
+    assert g is not None  # the first rank has it
+    g = g.cpu()
+    whole = dgl.to_homogeneous(g) if len(g.ntypes) > 1 or len(g.etypes) > 1 else g
+    ranks = metis_partition_assignment(whole, num_ranks, balance_edges=True).long()
+    if whole is g:
+        return {g.ntypes[0]: ranks}
+    starts = [0]
+    for ntype in g.ntypes:  # to_homogeneous keeps types one after the other
+        starts.append(starts[-1] + g.num_nodes(ntype))
+    return {
+        ntype: ranks[low:high]
+        for ntype, low, high in zip(g.ntypes, starts[:-1], starts[1:], strict=True)
+    }
+
+
+def _as_graph(
+    outline: _Outline,
+    owned: dict[str, Ownership],
+    parts: dict[CanonicalEtype, Part],
+    group: Any,
+    rank: int,
+) -> PartitionedGraph:
+    ntypes = list(outline.num_nodes)
+    ends = [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in parts]
+    index = PartitionedIndex(
+        Schema.of(len(ntypes), ends),
+        [owned[ntype].count(rank) for ntype in ntypes],
+        [PartitionedRelation(Halo(part, group)) for part in parts.values()],
+    )
+    graph = PartitionedGraph(index, ntypes, [etype for _, etype, _ in parts])
+    graph.ownership = owned
+    return graph
+
+
+def _fill(
+    graph: PartitionedGraph,
+    source: _Source,
+    outline: _Outline,
+    parts: dict[CanonicalEtype, Part],
+) -> None:
+    """Copy this rank's rows of all features, and the ids of its nodes and edges."""
+    rank = source.ranks.rank
+    for ntype, owned in graph.ownership.items():
+        ids, data = owned.nodes(rank, source.device), graph.nodes[ntype].data
+        for key, row_shape, dtype in outline.node_data[ntype]:
+            data[key] = source.rows(
+                lambda g, ntype=ntype, key=key: g.nodes[ntype].data[key], ids, row_shape, dtype
+            )
+        data[dgl.NID] = ids.to(outline.idtype)
+    for etype, part in parts.items():
+        data = graph.edges[etype].data
+        for key, row_shape, dtype in outline.edge_data[etype]:
+            data[key] = source.rows(
+                lambda g, etype=etype, key=key: g.edges[etype].data[key],
+                part.edges,
+                row_shape,
+                dtype,
+            )
+        data[dgl.EID] = part.edges.to(outline.idtype)

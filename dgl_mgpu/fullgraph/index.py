@@ -1,0 +1,287 @@
+"""A part of a graph as DGL's graph index: message passing on it fetches what other ranks have."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+import torch
+from dgl import DGLGraph
+from dgl.heterograph_index import HeteroGraphIndex
+
+from dgl_mgpu.backend.index import Schema, TensorIndex, single_schema
+from dgl_mgpu.backend.relation import Relation
+from dgl_mgpu.backend.spread import Features, SpreadIndex
+from dgl_mgpu.errors import UnsupportedByPartitionError
+from dgl_mgpu.fullgraph.exchange.halo import Fetch, GiveBack, Halo
+
+
+class PartitionedRelation:
+    """A rank's part of one relation, and how its rows meet those of other ranks.
+
+    Attributes
+    ----------
+    halo : Halo
+    graph : DGLGraph
+        From the part's own and halo rows to its own: a graph like any other.
+    """
+
+    def __init__(self, halo: Halo) -> None:
+        self.part = halo.part
+        self.halo = halo
+        self.graph = _graph_of(self.part.relation)
+        self.turned_graph = _graph_of(self.part.relation.reverse())
+
+    def with_halo(self, rows: torch.Tensor) -> torch.Tensor:
+        """Own source rows and the halo's, shape (num_own_src + num_halo, \\*shape)."""
+        _check_rows(rows, self.part.num_own_src, "source node")
+        return torch.cat([rows, Fetch.apply(self.halo, rows)])
+
+    def without_halo(self, rows: torch.Tensor) -> torch.Tensor:
+        """Own source rows, with what all ranks have for them added up."""
+        own = self.part.num_own_src
+        return rows[:own] + GiveBack.apply(self.halo, rows[own:])
+
+    def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
+        """From a row for each own source, one for each edge."""
+        return self.with_halo(rows)[self.part.relation.coo().row.long()]
+
+    def highest(self, scores: torch.Tensor) -> torch.Tensor:
+        """For each own source, the highest of its edges' scores, on all ranks; no gradients."""
+        from dgl.ops import gspmm
+
+        found = gspmm(self.turned_graph, "copy_rhs", "max", None, scores)
+        own = self.part.num_own_src
+        return torch.maximum(found[:own], self.halo.give_back(found[own:], "max"))
+
+
+def _graph_of(relation: Relation) -> DGLGraph:
+    index = TensorIndex.single(relation, 2)
+    return DGLGraph(index, (["_SRC"], ["_DST"]), ["_E"])
+
+
+def _check_rows(rows: torch.Tensor, count: int, what: str) -> None:
+    if len(rows) != count:
+        from dgl.base import DGLError
+
+        raise DGLError(f"Expect a row of features for each of {count} {what}s, got {len(rows)}")
+
+
+class PartitionedIndex(SpreadIndex):
+    """A rank's part of a graph.
+
+    Nodes are the rank's own, and edges the in-edges of these.  Where a query returns sources, those
+    from ``num_nodes`` up are the halo's.
+
+    Parameters
+    ----------
+    schema : Schema
+    num_nodes : list of int
+        The rank's own, of each type.
+    parts : list of PartitionedRelation
+        One an edge type.
+    turned : bool
+        Whether edges are turned round: then they are out-edges of the rank's own nodes in a graph
+        whose edges they are not grouped by.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        num_nodes: Sequence[int],
+        parts: Sequence[PartitionedRelation],
+        turned: bool = False,
+    ) -> None:
+        self.schema = schema
+        self.parts = list(parts)
+        self.turned = turned
+        self._num_nodes = list(num_nodes)
+
+    @property
+    def relations(self) -> NoReturn:  # type: ignore[override]
+        raise UnsupportedByPartitionError(
+            "change or sample a partitioned graph, or look up its structure",
+            "each rank has the in-edges of its own nodes alone",
+            "do it with the whole graph, before dgl_mgpu.partition_graph",
+        )
+
+    # -- what it is ---------------------------------------------------------------------------
+
+    def number_of_etypes(self) -> int:
+        return len(self.parts)
+
+    @property
+    def idtype(self) -> torch.dtype:
+        return self.parts[0].part.relation.idtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].part.relation.device
+
+    def num_edges(self, etype: int) -> int:
+        return self.parts[etype].part.relation.num_edges
+
+    number_of_edges = num_edges
+
+    def __copy__(self) -> PartitionedIndex:
+        return PartitionedIndex(self.schema, self._num_nodes, self.parts, self.turned)
+
+    def get_relation_graph(self, etype: int) -> PartitionedIndex:
+        src, dst = self.schema.ends[int(etype)]
+        ends = [src] if src == dst else [src, dst]
+        return PartitionedIndex(
+            single_schema(len(ends)),
+            [self._num_nodes[end] for end in ends],
+            [self.parts[int(etype)]],
+            self.turned,
+        )
+
+    def reverse(self) -> PartitionedIndex:
+        return PartitionedIndex(self.schema.reverse, self._num_nodes, self.parts, not self.turned)
+
+    def copy_to(self, ctx: Any) -> HeteroGraphIndex:
+        raise UnsupportedByPartitionError(
+            "move a partitioned graph",
+            f"it is on '{self.device}', where it exchanges rows with other ranks",
+            "pass device= to dgl_mgpu.partition_graph",
+        )
+
+    def __reduce__(self) -> NoReturn:
+        raise UnsupportedByPartitionError(
+            "pickle a partitioned graph",
+            "it is one rank's part, and talks to the others",
+            "pickle the whole graph and partition it anew",
+        )
+
+    def record_stream(self, stream: torch.cuda.Stream) -> PartitionedIndex:
+        for each in self.parts:
+            for tensor in each.part.relation.tensors():
+                tensor.record_stream(stream)
+        return self
+
+    def formats(self, formats: str | Sequence[str] | None = None) -> Any:
+        if formats is None:
+            return self.parts[0].graph._graph.formats()
+        return self.relations
+
+    def create_formats_(self) -> None:
+        for each in self.parts:
+            each.part.relation.create_formats()
+
+    # -- queries ------------------------------------------------------------------------------
+
+    def _relation(self, etype: int) -> Relation:
+        relation = self.parts[etype].part.relation
+        return relation.reverse() if self.turned else relation
+
+    def edges(self, etype: int, order: str | None = None) -> Any:
+        return TensorIndex.single(self._relation(etype), 2).edges(0, order)
+
+    def find_edges(self, etype: int, eid: torch.Tensor) -> Any:
+        return (*self._relation(etype).find(eid), eid)
+
+    def in_edges(self, etype: int, v: torch.Tensor) -> Any:
+        if self.turned:
+            return self.relations
+        return self._relation(etype).in_edges(v)
+
+    def in_degrees(self, etype: int, v: torch.Tensor | None = None) -> torch.Tensor:
+        return self._degrees(etype, v, self.turned)
+
+    def out_degrees(self, etype: int, v: torch.Tensor | None = None) -> torch.Tensor:
+        return self._degrees(etype, v, not self.turned)
+
+    def _degrees(self, etype: int, nodes: torch.Tensor | None, outgoing: bool) -> torch.Tensor:
+        part = self.parts[etype].part
+        if not outgoing:
+            return part.relation.in_degrees(nodes)
+        return part.out_degrees if nodes is None else part.out_degrees[nodes.long()]
+
+    # -- message passing --------------------------------------------------------------------------
+
+    def gspmm(self, op: str, reduce: str, lhs: Any, rhs: Any) -> Any:
+        from dgl.ops import gspmm
+
+        if len(self.parts) > 1:
+            return self._gspmm_over_relations(op, reduce, lhs, rhs)
+        spread = self.parts[0]
+        if not self.turned:
+            if op != "copy_rhs":
+                lhs = spread.with_halo(lhs)
+            return gspmm(spread.graph, op, reduce, lhs, rhs)
+        if reduce not in ("sum", "mean"):
+            raise UnsupportedByPartitionError(
+                f"reduce messages by {reduce!r} on a reversed partitioned graph",
+                "messages of one node lie on several ranks, where sums alone are joined",
+                "partition the reversed graph: dgl_mgpu.partition_graph(dgl.reverse(g))",
+            )
+        total = spread.without_halo(gspmm(spread.turned_graph, op, "sum", lhs, rhs))
+        if reduce == "sum":
+            return total
+        counts = spread.part.out_degrees.clamp(min=1).view(-1, *[1] * (total.dim() - 1))
+        return (total / counts).to(total.dtype)
+
+    def _gspmm_over_relations(
+        self, op: str, reduce: str, lhs: Sequence[Features] | None, rhs: Sequence[Features] | None
+    ) -> tuple[Features, ...]:
+        join = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[reduce]
+        out: list[Features] = [None] * self.schema.num_ntypes
+        for etype, (src, dst) in enumerate(self.schema.ends):
+            of_edges = None if rhs is None else rhs[etype]
+            of_nodes = None if lhs is None else lhs[src]
+            found = self.get_relation_graph(etype).gspmm(op, reduce, of_nodes, of_edges)
+            before = out[dst]
+            out[dst] = found if before is None else join(before, found)
+        return tuple(out)
+
+    def gsddmm(self, op: str, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str) -> Any:
+        from dgl.ops import gsddmm
+
+        if len(self.parts) > 1:
+            return self._gsddmm_over_relations(op, lhs, rhs, lhs_target, rhs_target)
+        spread = self.parts[0]
+        far = "v" if self.turned else "u"
+        if op != "copy_rhs" and lhs_target == far:
+            lhs = spread.with_halo(lhs)
+        if op != "copy_lhs" and rhs_target == far:
+            rhs = spread.with_halo(rhs)
+        graph = spread.turned_graph if self.turned else spread.graph
+        return gsddmm(graph, op, lhs, rhs, lhs_target, rhs_target)
+
+    def _gsddmm_over_relations(
+        self, op: str, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str
+    ) -> tuple[torch.Tensor, ...]:
+        out = []
+        for etype, (src, dst) in enumerate(self.schema.ends):
+            place = {"u": src, "e": etype, "v": dst}
+            out.append(
+                self.get_relation_graph(etype).gsddmm(
+                    op,
+                    None if op == "copy_rhs" else lhs[place[lhs_target]],
+                    None if op == "copy_lhs" else rhs[place[rhs_target]],
+                    lhs_target,
+                    rhs_target,
+                )
+            )
+        return tuple(out)
+
+    def edge_softmax(self, scores: torch.Tensor, norm_by: str) -> torch.Tensor:
+        from dgl.ops import edge_softmax
+
+        spread = self.parts[0]
+        if (norm_by == "src") == self.turned:  # by the part's own rows, which have all of theirs
+            return edge_softmax(spread.graph, scores)
+        outgoing = self if self.turned else self.reverse()
+        highest = spread.highest(scores.detach())
+        raised = torch.exp(scores - spread.of_sources(highest))
+        total = outgoing.gspmm("copy_rhs", "sum", None, raised)
+        return raised / spread.of_sources(total)
+
+    def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
+        spread = self.parts[0]
+        if self.turned:
+            return rows[spread.part.relation.coo().col.long()]
+        return spread.of_sources(rows)
+
+    def of_destinations(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.reverse().of_sources(rows)

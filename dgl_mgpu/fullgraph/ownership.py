@@ -1,0 +1,140 @@
+"""Which rank has which nodes: an order of them, cut into one range a rank (1D by rows)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+
+# Constants of splitmix64's finaliser (Steele, Lea and Flood, 2014), as signed numbers.
+_STEP, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
+
+
+@dataclass(frozen=True)
+class Ownership:
+    """How the nodes of one type are dealt out.
+
+    A node's *position* is its place in an order of all nodes; a rank owns a range of positions.
+
+    Attributes
+    ----------
+    order : Tensor, int64, shape (num_nodes,), or None
+        The node at each position; None where positions are node ids.
+    bounds : tuple of int, length ranks + 1
+        Where each rank's range begins, and the end of the last.
+    """
+
+    order: torch.Tensor | None
+    bounds: tuple[int, ...]
+
+    @property
+    def num_nodes(self) -> int:
+        return self.bounds[-1]
+
+    @property
+    def num_ranks(self) -> int:
+        return len(self.bounds) - 1
+
+    def count(self, rank: int) -> int:
+        """How many nodes a rank owns."""
+        return self.bounds[rank + 1] - self.bounds[rank]
+
+    def nodes(self, rank: int, device: torch.device | str = "cpu") -> torch.Tensor:
+        """The nodes a rank owns, in the order of their positions; int64."""
+        if self.order is None:
+            return torch.arange(self.bounds[rank], self.bounds[rank + 1], device=device)
+        return self.order[self.bounds[rank] : self.bounds[rank + 1]].to(device)
+
+    @cached_property
+    def _positions(self) -> torch.Tensor | None:
+        if self.order is None:
+            return None
+        return torch.empty_like(self.order).scatter_(
+            0, self.order, torch.arange(len(self.order), device=self.order.device)
+        )
+
+    def positions(self, nodes: torch.Tensor) -> torch.Tensor:
+        """Positions of nodes; int64, on the device of ``nodes``."""
+        places = self._positions
+        return nodes.long() if places is None else places.to(nodes.device)[nodes.long()]
+
+    def owners(self, positions: torch.Tensor) -> torch.Tensor:
+        """Which rank owns each position; int64."""
+        inner = torch.tensor(self.bounds[1:-1], dtype=positions.dtype, device=positions.device)
+        return torch.bucketize(positions, inner, right=True)
+
+
+def shuffled(num_nodes: int, seed: int, device: torch.device | str = "cpu") -> torch.Tensor:
+    """A random order of nodes, the same on every device; int64, shape (num_nodes,).
+
+    MG-GCN, section 5.2: after it, ranges of rows are balanced in all respects at once.
+    """
+    mixed = torch.arange(num_nodes, device=device) + seed * 0x632BE5AB
+    mixed = mixed * _STEP
+    mixed = (mixed ^ _shifted(mixed, 30)) * _FIRST
+    mixed = (mixed ^ _shifted(mixed, 27)) * _SECOND
+    return torch.sort(mixed ^ _shifted(mixed, 31), stable=True).indices
+
+
+def _shifted(bits: torch.Tensor, places: int) -> torch.Tensor:
+    """Bits shifted right, zeros coming in on the left."""
+    return (bits >> places) & ((1 << (64 - places)) - 1)
+
+
+def balanced_bounds(in_degrees: torch.Tensor, num_ranks: int) -> tuple[int, ...]:
+    """Cut nodes, in their order, into ranges with about the same numbers of in-edges and nodes.
+
+    MGG, algorithm 1, where a node counts as one edge more: rows without edges are work as well.
+
+    Parameters
+    ----------
+    in_degrees : Tensor, shape (num_nodes,)
+        Of the node at each position.
+    num_ranks : int
+    """
+    work = in_degrees.long().cumsum(0) + torch.arange(
+        1, len(in_degrees) + 1, device=in_degrees.device
+    )
+    total = int(work[-1]) if len(work) else 0
+    shares = torch.arange(1, num_ranks, device=work.device) * total // num_ranks
+    # A range ends with the node that brings its work nearest to its share.
+    ends = torch.searchsorted(work, shares)
+    before = torch.where(ends > 0, work[(ends - 1).clamp(min=0)], 0) if len(work) else ends
+    nearer = ends + (2 * shares > before + work[ends.clamp(max=len(work) - 1)] if len(work) else 0)
+    return (0, *nearer.tolist(), len(in_degrees))
+
+
+def assigned(ranks: torch.Tensor, num_ranks: int) -> Ownership:
+    """Nodes as somebody dealt them out: ``ranks`` has the rank of every node."""
+    order = torch.sort(ranks, stable=True).indices
+    counts = torch.bincount(ranks, minlength=num_ranks)
+    return Ownership(order, (0, *counts.cumsum(0).tolist()))
+
+
+def ranges(order: torch.Tensor | None, in_degrees: torch.Tensor, num_ranks: int) -> Ownership:
+    """An order's nodes, dealt out in ranges of about the same work; see `balanced_bounds`."""
+    degrees = in_degrees if order is None else in_degrees[order.to(in_degrees.device)]
+    return Ownership(order, balanced_bounds(degrees, num_ranks))
+
+
+def check_assignment(ranks: torch.Tensor, num_nodes: int, num_ranks: int) -> None:
+    """Raise unless ``ranks`` gives every node one of the ranks."""
+    from dgl_mgpu.errors import InvalidInputError
+
+    if ranks.dim() != 1 or len(ranks) != num_nodes or ranks.dtype not in (torch.int32, torch.int64):
+        raise InvalidInputError(
+            "partition a graph as assigned",
+            f"an assignment of dtype {ranks.dtype} and shape {tuple(ranks.shape)}",
+            f"pass int32 or int64, one rank for each of {num_nodes} nodes",
+        )
+    if num_nodes and not 0 <= int(ranks.min()) <= int(ranks.max()) < num_ranks:
+        raise InvalidInputError(
+            "partition a graph as assigned",
+            f"ranks from {int(ranks.min())} to {int(ranks.max())}, where there are {num_ranks}",
+            f"pass ranks in [0, {num_ranks})",
+        )
+
+
+Assignment = Sequence[int] | torch.Tensor
