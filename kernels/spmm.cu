@@ -63,6 +63,11 @@ struct Product {
                                         int64 first_entry) const {
     const int64 at = row * layout.width + column;
     Element values[kVector];
+    if constexpr (Reduction::kAdds) {
+      Loaded<Element, kVector> before;
+      before.Load(out + at);
+      before.Unpack(values);
+    }
     Number divisor = 1;
     if constexpr (Reduction::kDivides) {
       const int64 entries = indptr[row + 1] - indptr[row];
@@ -72,6 +77,7 @@ struct Product {
     for (int i = 0; i < kVector; ++i) {
       Number value = found[i].value;
       if constexpr (Reduction::kDivides) value /= divisor;
+      if constexpr (Reduction::kAdds) value += number(values[i]);
       store(value, values + i);
     }
     store_once(out + at, values);

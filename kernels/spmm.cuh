@@ -163,6 +163,7 @@ struct Same<Type, Type> {
 struct Total {
   static constexpr bool kChooses = false;
   static constexpr bool kDivides = false;
+  static constexpr bool kAdds = false;
   template <typename Number>
   static __device__ __forceinline__ Number Start() {
     return 0;
@@ -176,9 +177,14 @@ struct Total {
 struct Mean : Total {
   static constexpr bool kDivides = true;
 };
+// The total and what the output had before.
+struct Added : Total {
+  static constexpr bool kAdds = true;
+};
 struct Largest {
   static constexpr bool kChooses = true;
   static constexpr bool kDivides = false;
+  static constexpr bool kAdds = false;
   template <typename Number>
   static __device__ __forceinline__ Number Start() {
     return __uint_as_float(0xff800000u);
@@ -191,6 +197,7 @@ struct Largest {
 struct Smallest {
   static constexpr bool kChooses = true;
   static constexpr bool kDivides = false;
+  static constexpr bool kAdds = false;
   template <typename Number>
   static __device__ __forceinline__ Number Start() {
     return __uint_as_float(kFloatInfinity);

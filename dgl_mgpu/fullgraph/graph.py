@@ -14,6 +14,8 @@ from dgl import DGLGraph
 
 from dgl_mgpu.backend.index import Schema
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
+from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.halo import Halo
 from dgl_mgpu.fullgraph.index import PartitionedIndex, PartitionedRelation
 from dgl_mgpu.fullgraph.ownership import (
@@ -31,6 +33,7 @@ CanonicalEtype = tuple[str, str, str]
 By = str | torch.Tensor | Mapping[str, torch.Tensor]
 
 _WAYS = ("random", "order", "metis")
+_EXCHANGES = {"halo": Chunks, "broadcast": Broadcast}
 _ASKED = "partition a graph"
 
 
@@ -116,6 +119,7 @@ def partition_graph(
     g: DGLGraph | None,
     *,
     by: By = "random",
+    exchange: str = "halo",
     seed: int = 0,
     device: torch.device | str | None = None,
 ) -> PartitionedGraph:
@@ -134,6 +138,10 @@ def partition_graph(
         'order' cuts the order they have, which keeps neighbours together where it has locality;
         'metis' has METIS keep neighbours together.  A tensor gives the rank of every node (a dict,
         of every node of each type).
+    exchange : {'halo', 'broadcast'}
+        How sums over in-edges get other ranks' rows.  'halo': each row that a rank needs once, in
+        chunks, while those that are there are added up.  'broadcast': all rows of one rank after
+        the other's to all (MG-GCN, section 4.3).  Both give the same sums, in another order.
     seed : int
         For 'random'.
     device : torch.device, optional
@@ -150,7 +158,7 @@ def partition_graph(
     where = _device(g) if device is None else torch.device(device)
     outlines = ranks.all_gather(None if g is None else _Outline.of(g))
     outline = outlines[0]
-    _check(outlines, by)
+    _check(outlines, by, exchange)
     assert outline is not None  # as has been checked
     source = _Source(None if None in outlines and ranks.rank else g, ranks, where)
     owned = ranks.together(_ASKED, partial(_deal, source, outline, by, seed))
@@ -161,7 +169,11 @@ def partition_graph(
         for src, etype, dst in outline.num_edges
     }
     group = dist.group.WORLD if ranks.size > 1 else None
-    graph = _as_graph(outline, owned, parts, group, ranks.rank)
+    spread = [
+        PartitionedRelation(Halo(part, group), _EXCHANGES[exchange](part, group))
+        for part in parts.values()
+    ]
+    graph = _as_graph(outline, owned, list(parts), spread, ranks.rank)
     _fill(graph, source, outline, parts)
     return graph
 
@@ -174,7 +186,7 @@ def _device(g: DGLGraph | None) -> torch.device:
     return torch.device("cpu")
 
 
-def _check(outlines: list[_Outline | None], by: By) -> None:
+def _check(outlines: list[_Outline | None], by: By, exchange: str) -> None:
     if outlines[0] is None:
         raise InvalidInputError(_ASKED, "the first rank passed None", "pass the graph there")
     for rank, outline in enumerate(outlines):
@@ -189,6 +201,10 @@ def _check(outlines: list[_Outline | None], by: By) -> None:
     if isinstance(by, str) and by not in _WAYS:
         raise InvalidInputError(
             _ASKED, f"by={by!r}", f"use one of {', '.join(_WAYS)}, or each node's rank"
+        )
+    if exchange not in _EXCHANGES:
+        raise InvalidInputError(
+            _ASKED, f"exchange={exchange!r}", f"use one of {', '.join(_EXCHANGES)}"
         )
     if not sum(outlines[0].num_edges.values()) and not outlines[0].num_edges:
         raise InvalidInputError(_ASKED, "a graph without edge types", "pass one with relations")
@@ -305,18 +321,18 @@ def _metis(g: DGLGraph | None, num_ranks: int) -> dict[str, torch.Tensor]:
 def _as_graph(
     outline: _Outline,
     owned: dict[str, Ownership],
-    parts: dict[CanonicalEtype, Part],
-    group: Any,
+    etypes: list[CanonicalEtype],
+    parts: list[PartitionedRelation],
     rank: int,
 ) -> PartitionedGraph:
     ntypes = list(outline.num_nodes)
-    ends = [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in parts]
+    ends = [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in etypes]
     index = PartitionedIndex(
         Schema.of(len(ntypes), ends),
         [owned[ntype].count(rank) for ntype in ntypes],
-        [PartitionedRelation(Halo(part, group)) for part in parts.values()],
+        parts,
     )
-    graph = PartitionedGraph(index, ntypes, [etype for _, etype, _ in parts])
+    graph = PartitionedGraph(index, ntypes, [etype for _, etype, _ in etypes])
     graph.ownership = owned
     return graph
 

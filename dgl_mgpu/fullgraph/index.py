@@ -14,21 +14,28 @@ from dgl_mgpu.backend.relation import Relation
 from dgl_mgpu.backend.spread import Features, SpreadIndex
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.fullgraph.exchange.halo import Fetch, GiveBack, Halo
+from dgl_mgpu.fullgraph.exchange.rounds import Rounds, Sum
 
 
 class PartitionedRelation:
     """A rank's part of one relation, and how its rows meet those of other ranks.
 
-    Attributes
+    Parameters
     ----------
     halo : Halo
+    rounds : Rounds
+        How rows are exchanged for sums.
+
+    Attributes
+    ----------
     graph : DGLGraph
         From the part's own and halo rows to its own: a graph like any other.
     """
 
-    def __init__(self, halo: Halo) -> None:
+    def __init__(self, halo: Halo, rounds: Rounds) -> None:
         self.part = halo.part
         self.halo = halo
+        self.rounds = rounds
         self.graph = _graph_of(self.part.relation)
         self.turned_graph = _graph_of(self.part.relation.reverse())
 
@@ -65,6 +72,17 @@ def _check_rows(rows: torch.Tensor, count: int, what: str) -> None:
         from dgl.base import DGLError
 
         raise DGLError(f"Expect a row of features for each of {count} {what}s, got {len(rows)}")
+
+
+def _is_sum_of_rows(op: str, reduce: str, lhs: Any, rhs: Any) -> bool:
+    """Whether messages are rows of sources, weighted or not, of which sums are taken."""
+    if reduce not in ("sum", "mean") or op not in ("copy_lhs", "mul"):
+        return False
+    if op == "copy_lhs":
+        return True
+    if rhs.dim() > lhs.dim() or (rhs.requires_grad and torch.is_grad_enabled()):
+        return False
+    return torch.broadcast_shapes(lhs.shape[1:], rhs.shape[1:]) == lhs.shape[1:]
 
 
 class PartitionedIndex(SpreadIndex):
@@ -205,6 +223,9 @@ class PartitionedIndex(SpreadIndex):
         if len(self.parts) > 1:
             return self._gspmm_over_relations(op, reduce, lhs, rhs)
         spread = self.parts[0]
+        if _is_sum_of_rows(op, reduce, lhs, rhs):
+            total = self._sum(lhs, rhs)
+            return total if reduce == "sum" else self._shares(total)
         if not self.turned:
             if op != "copy_rhs":
                 lhs = spread.with_halo(lhs)
@@ -216,9 +237,24 @@ class PartitionedIndex(SpreadIndex):
                 "partition the reversed graph: dgl_mgpu.partition_graph(dgl.reverse(g))",
             )
         total = spread.without_halo(gspmm(spread.turned_graph, op, "sum", lhs, rhs))
-        if reduce == "sum":
-            return total
-        counts = spread.part.out_degrees.clamp(min=1).view(-1, *[1] * (total.dim() - 1))
+        return total if reduce == "sum" else self._shares(total)
+
+    def _sum(self, rows: torch.Tensor, weights: Features) -> torch.Tensor:
+        spread = self.parts[0]
+        part = spread.part
+        if self.turned:
+            _check_rows(rows, part.num_own_dst, "source node")
+        else:
+            _check_rows(rows, part.num_own_src, "source node")
+        if weights is not None:
+            _check_rows(weights, part.relation.num_edges, "edge")
+            missing = [1] * (rows.dim() - weights.dim())
+            weights = weights.detach().view(len(weights), *missing, *weights.shape[1:])
+        return Sum.apply(spread.rounds, self.turned, weights, rows)
+
+    def _shares(self, total: torch.Tensor) -> torch.Tensor:
+        """Sums divided by the numbers of messages."""
+        counts = self.in_degrees(0).clamp(min=1).view(-1, *[1] * (total.dim() - 1))
         return (total / counts).to(total.dtype)
 
     def _gspmm_over_relations(

@@ -16,7 +16,7 @@ from dgl_mgpu.ops.sample import SampledNeighbors, sample_etype_neighbors, sample
 from dgl_mgpu.ops.sample_weighted import EdgeTimes, check_weights
 from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, scatter_rows, update_rows
 from dgl_mgpu.ops.sddmm import sddmm
-from dgl_mgpu.ops.spmm import spmm
+from dgl_mgpu.ops.spmm import add_spmm, spmm
 from dgl_mgpu.ops.spmm_transposed import spmm_transposed
 from dgl_mgpu.ops.unique import append_unique
 from dgl_mgpu.ops.view import GraphView, RowView
@@ -38,6 +38,7 @@ __all__ = [
     "SampledBlock",
     "SampledNeighbors",
     "VisitedNeighbors",
+    "add_spmm",
     "append_unique",
     "check_weights",
     "count_tiers",

@@ -14,6 +14,7 @@ import dgl
 import numpy as np
 import pytest
 import torch
+from dgl import backend as F
 from dgl.utils import (
     gather_pinned_tensor_rows,
     pin_memory_inplace,
@@ -136,6 +137,22 @@ def test_what_others_have_pinned_is_theirs(driver):
     del pinned
     assert driver.covers(tensor)
     driver.registered.clear()
+
+
+def test_arrays_of_dgl_are_pinned_until_they_are_unpinned_or_given_up(driver):
+    tensor = torch.arange(10)
+    array, other = F.to_dgl_nd(tensor), F.to_dgl_nd(tensor)
+    array.unpin_memory_()  # not pinned: nothing to do
+    array.pin_memory_()
+    assert driver.covers(tensor)
+    with pytest.raises(dgl.DGLError, match="has not pinned"):
+        other.unpin_memory_()
+    assert driver.covers(tensor)
+    array.unpin_memory_()
+    assert not driver.registered
+    array.pin_memory_()
+    del array
+    assert not driver.registered
 
 
 def test_nothing_stays_registered_where_the_driver_refuses(driver):

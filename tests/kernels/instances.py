@@ -54,7 +54,7 @@ _ARGUMENTS = {
         "Left": ("dgl_mgpu::Vectors", "dgl_mgpu::Scalars"),
         "Right": _OPERANDS,
         "Reduction": tuple(
-            f"dgl_mgpu::{name}" for name in ("Total", "Mean", "Largest", "Smallest")
+            f"dgl_mgpu::{name}" for name in ("Total", "Added", "Mean", "Largest", "Smallest")
         ),
         "kVector": ("4", "8", "2", "1"),
         "kLanes": ("32", "16", "8", "4", "2", "1"),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.ops import spmm
+from dgl_mgpu.ops import add_spmm, spmm
 from dgl_mgpu.ops.spmm import cuda
 from tests.ops.test_spmm import GRAPHS, SHAPES, assert_product, graph, rows_for
 
@@ -115,3 +115,25 @@ def test_room_for_more_entries_than_there_are(product):
     more = torch.cat([indices, torch.full((5000,), 1 << 40)])
     out, _, _ = product(indptr, more, None, u, None, "copy_lhs", "sum")
     assert_product((out, None, None), indptr, indices, eids, u, e, "copy_lhs", "sum")
+
+
+@pytest.mark.parametrize(
+    ("dtype", "width", "op"),
+    [
+        (torch.float32, 100, "copy_lhs"),
+        (torch.float32, 3, "mul"),
+        (torch.bfloat16, 24, "copy_lhs"),
+        (torch.float64, 10, "copy_lhs"),
+    ],
+)
+def test_sums_are_added(where, monkeypatch, dtype, width, op):
+    if where.type == "cpu":
+        monkeypatch.setattr(torch.ops.dgl_mgpu.add_spmm, "default", cuda._add_spmm)
+    graph = skewed(torch.int32)
+    operands = rows_for(len(graph[1]), (width,), (1,), dtype)
+    total = spmm(*graph, *operands, op, "sum")[0]
+    before = torch.randn(total.shape).to(dtype)
+    out = before.clone().to(where)
+    add_spmm(out, *(each.to(where) for each in (*graph, *operands)), op)
+    tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-4
+    torch.testing.assert_close(out.cpu(), before + total, rtol=tolerance, atol=tolerance)

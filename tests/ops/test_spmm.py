@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops import spmm
+from dgl_mgpu.ops import add_spmm, spmm
 from dgl_mgpu.ops.spmm.op import DTYPES, OPS, REDUCES
 
 SOURCES = 37
@@ -279,3 +279,28 @@ def test_bad_inputs(what):
     spmm(**good)
     with pytest.raises(InvalidInputError, match=message):
         spmm(**(good | changed))
+
+
+@pytest.mark.parametrize("op", ["copy_lhs", "mul", "copy_rhs"])
+def test_sums_are_added(op):
+    indptr, indices, eids = graph(GRAPHS["many rows"])
+    u, e = rows_for(len(indices), (6,), (1,), torch.float64)
+    total = spmm(indptr, indices, eids, u, e, op, "sum")[0]
+    before = torch.randn(total.shape, dtype=total.dtype)
+    out = before.clone()
+    add_spmm(out, indptr, indices, eids, u, e, op)
+    torch.testing.assert_close(out, before + total)
+
+
+def test_bad_outputs():
+    indptr, indices = torch.tensor([0, 2]), torch.tensor([0, 1])
+    u = torch.ones(2, 8)
+    for out in (
+        torch.zeros(2, 8),
+        torch.zeros(1, 7),
+        torch.zeros(1, 8, dtype=torch.float64),
+        torch.zeros(1, 16)[:, ::2],
+        torch.zeros(9)[1:].view(1, 8),
+    ):
+        with pytest.raises(InvalidInputError, match="an output of dtype"):
+            add_spmm(out, indptr, indices, None, u, None, "copy_lhs")

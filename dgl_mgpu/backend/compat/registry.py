@@ -215,6 +215,15 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             "scatter_pinned_tensor_rows",
         )
     ),
+    *(
+        Replacement(
+            f"dgl._ffi.ndarray:NDArrayBase.{name}",
+            f"pin_memory:{by}",
+            (DGL,),
+            "the wheel cannot pin arrays, and unpins those that others have pinned without a word",
+        )
+        for name, by in (("pin_memory_", "pin_array"), ("unpin_memory_", "unpin_array"))
+    ),
     Replacement(
         "dgl.distributed.dist_graph:gb",
         "distributed:graphbolt_types",

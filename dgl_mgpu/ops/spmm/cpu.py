@@ -121,6 +121,19 @@ def _spmm_cpu(
     return [found for found in (out, arg_u, arg_e) if found is not None]
 
 
+@torch.library.impl(library, "add_spmm", "CPU")
+def _add_spmm_cpu(
+    out: torch.Tensor,
+    indptr: torch.Tensor,
+    indices: torch.Tensor | None,
+    eids: torch.Tensor | None,
+    u: torch.Tensor | None,
+    e: torch.Tensor | None,
+    op: str,
+) -> None:
+    out += _spmm_cpu(indptr, indices, eids, u, e, list(out.shape[1:]), op, "sum")[0]
+
+
 def _address(ids: torch.Tensor | None) -> int:
     return ids.data_ptr() if ids is not None and ids.numel() else 0
 

@@ -17,6 +17,8 @@ _THREADS = 256
 _WARPS = _THREADS // 32
 _OPERATIONS = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}
 _REDUCTIONS = {"sum": "Total", "mean": "Mean", "max": "Largest", "min": "Smallest"}
+#: A sum that is added to what the output has.
+_ADDED = "Added"
 
 
 @dataclass(frozen=True)
@@ -40,10 +42,40 @@ def _spmm(
     reduce: str,
 ) -> list[torch.Tensor]:
     out, arg_u, arg_e = contract.outputs(indptr, u, e, shape, reduce)
-    chooses = reduce in contract.CHOICES
-    results = [found for found in (out, arg_u, arg_e) if found is not None] if chooses else [out]
+    _multiply(indptr, indices, eids, u, e, shape, op, _REDUCTIONS[reduce], out, arg_u, arg_e)
+    return [found for found in (out, arg_u, arg_e) if found is not None]
+
+
+@cuda_kernel("add_spmm")
+def _add_spmm(
+    out: torch.Tensor,
+    indptr: torch.Tensor,
+    indices: torch.Tensor | None,
+    eids: torch.Tensor | None,
+    u: torch.Tensor | None,
+    e: torch.Tensor | None,
+    op: str,
+) -> None:
+    _multiply(indptr, indices, eids, u, e, list(out.shape[1:]), op, _ADDED, out)
+
+
+def _multiply(
+    indptr: torch.Tensor,
+    indices: torch.Tensor | None,
+    eids: torch.Tensor | None,
+    u: torch.Tensor | None,
+    e: torch.Tensor | None,
+    shape: list[int],
+    op: str,
+    reduction: str,
+    out: torch.Tensor,
+    arg_u: torch.Tensor | None = None,
+    arg_e: torch.Tensor | None = None,
+) -> None:
+    """Fill ``out``, and what was chosen where the reduction chooses."""
     if out.numel() == 0:
-        return results
+        return
+    chooses = arg_u is not None or arg_e is not None
     indptr = indptr.contiguous()
     indices, eids, u, e = [
         None if tensor is None else tensor.contiguous() for tensor in (indices, eids, u, e)
@@ -54,7 +86,7 @@ def _spmm(
     assert left is not None  # as the public function has seen to
     plan = _plan(
         op,
-        reduce,
+        reduction,
         left.dtype,
         indptr.dtype,
         tuple(shape),
@@ -98,13 +130,12 @@ def _spmm(
     )
     plan.product(-(-num_shares * layout.tiles // _WARPS), _THREADS, request, device=where)
     plan.join(-(-num_shares // _WARPS) if num_shares > 1 else 0, _THREADS, request, device=where)
-    return results
 
 
 @functools.lru_cache(maxsize=4096)
 def _plan(
     op: str,
-    reduce: str,
+    reduction: str,
     dtype: torch.dtype,
     id_dtype: torch.dtype,
     shape: tuple[int, ...],
@@ -114,7 +145,7 @@ def _plan(
     right_offset: int,
 ) -> _Plan:
     layout = make_layout(dtype, shape, left_shape, right_shape, left_offset, right_offset)
-    ids, element, reduction = c_type(id_dtype), ELEMENTS[dtype], _REDUCTIONS[reduce]
+    ids, element = c_type(id_dtype), ELEMENTS[dtype]
     kinds = (_OPERATIONS.get(op, "Copy"), layout.left, layout.right, reduction)
     names = ", ".join(f"dgl_mgpu::{kind}" for kind in kinds)
     sizes = f"{layout.vector}, {layout.lanes}"

@@ -17,6 +17,11 @@ library.define(
     " str op, str reduce) -> Tensor[]"
 )
 
+library.define(
+    "add_spmm(Tensor(a!) out, Tensor indptr, Tensor? indices, Tensor? eids, Tensor? u, Tensor? e,"
+    " str op) -> ()"
+)
+
 OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
 REDUCES = ("sum", "mean", "max", "min")
 #: Those that choose one of the messages.
@@ -119,6 +124,56 @@ def spmm(
     if reduce not in CHOICES:
         return found[0], None, None
     return found[0], None if u is None else found[1], None if e is None else found[-1]
+
+
+def add_spmm(
+    out: torch.Tensor,
+    indptr: torch.Tensor,
+    indices: torch.Tensor | None,
+    eids: torch.Tensor | None,
+    u: torch.Tensor | None,
+    e: torch.Tensor | None,
+    op: str,
+) -> None:
+    """Add to ``out`` what :func:`spmm` with these arguments and 'sum' returns.
+
+    The same sum, of sources that are not all there at a time: MG-GCN's rounds (section 4.3).
+
+    Parameters
+    ----------
+    out : Tensor, dtype of the operands, shape (num_rows, *shape)
+        Contiguous, at a multiple of 16 bytes.  Half types are rounded each time.
+    indptr, indices, eids, u, e, op
+        As for :func:`spmm`.
+
+    Raises
+    ------
+    InvalidInputError
+        As :func:`spmm`, or if ``out`` is not what that returns, or not contiguous.
+    """
+    if op == "copy_rhs":
+        u = indices = None
+    elif op == "copy_lhs":
+        e = eids = None
+    shape = message_shape(op, "sum", row_type(u), row_type(e))
+    check_entries(indptr, indices, eids, u, e)
+    example: torch.Tensor = e if u is None else u  # type: ignore[assignment]
+    expected = (indptr.shape[0] - 1, *shape)
+    if (
+        out.shape != expected
+        or out.dtype != example.dtype
+        or out.device != indptr.device
+        or not out.is_contiguous()
+        or out.data_ptr() % 16
+    ):
+        raise InvalidInputError(
+            "add sums of messages",
+            f"an output of dtype {out.dtype} and shape {tuple(out.shape)} on '{out.device}', at"
+            f" {out.data_ptr()}",
+            f"pass a contiguous one of dtype {example.dtype} and shape {expected} on"
+            f" '{indptr.device}', at a multiple of 16 bytes",
+        )
+    call("add_spmm", (out, indptr, indices, eids, u, e), op)
 
 
 RowType = tuple[torch.dtype, tuple[int, ...]]

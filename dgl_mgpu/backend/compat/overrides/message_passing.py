@@ -46,7 +46,9 @@ def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
 
     index = g._graph
     if isinstance(index, SpreadIndex):
-        return index.gspmm(op, reduce_op, lhs_data, rhs_data)
+        lhs_data, rhs_data = _cast_if_autocast_enabled(lhs_data, rhs_data)
+        with _disable_autocast_if_enabled():
+            return index.gspmm(op, reduce_op, lhs_data, rhs_data)
     if (
         op != "copy_lhs"
         or reduce_op not in ("sum", "mean")
@@ -70,7 +72,9 @@ def gsddmm(
     from dgl_mgpu.backend.spread import SpreadIndex
 
     if isinstance(g._graph, SpreadIndex):
-        return g._graph.gsddmm(op, lhs_data, rhs_data, lhs_target, rhs_target)
+        lhs_data, rhs_data = _cast_if_autocast_enabled(lhs_data, rhs_data)
+        with _disable_autocast_if_enabled():
+            return g._graph.gsddmm(op, lhs_data, rhs_data, lhs_target, rhs_target)
     original = originals["dgl.ops.sddmm:gsddmm"]
     return original(g, op, lhs_data, rhs_data, lhs_target, rhs_target)
 
@@ -91,7 +95,9 @@ def edge_softmax(
     from dgl_mgpu.backend.spread import SpreadIndex
 
     if isinstance(gidx, SpreadIndex) and is_all(eids):
-        return gidx.edge_softmax(logits, norm_by)
+        (logits,) = sparse._cast_if_autocast_enabled(logits)
+        with sparse._disable_autocast_if_enabled():
+            return gidx.edge_softmax(logits, norm_by)
     if not is_all(eids):
         gidx = gidx.edge_subgraph([eids], True).graph
     if norm_by == "src":

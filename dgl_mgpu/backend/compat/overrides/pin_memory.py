@@ -9,6 +9,7 @@ from dgl_mgpu.backend.compat.importer import originals
 
 if TYPE_CHECKING:
     from dgl.heterograph_index import HeteroGraphIndex, HeteroPickleStates
+    from dgl.ndarray import NDArray
     from torch import Tensor
 
     from dgl_mgpu.backend.pinning import PinnedMemory
@@ -37,6 +38,27 @@ def scatter_pinned_tensor_rows(dest: Tensor, rows: Tensor, source: Tensor) -> No
     from dgl_mgpu.backend import pinning
 
     pinning.scatter_pinned_tensor_rows(dest, rows, source)
+
+
+def pin_array(self: NDArray) -> None:
+    """Pin an array's memory, until it is unpinned or the array is given up."""
+    from dgl_mgpu.backend import arrays, pinning
+
+    vars(self)["_pinned"] = pinning.pin_memory_inplace(arrays.as_tensor(self))
+
+
+def unpin_array(self: NDArray) -> None:
+    """Unpin an array's memory; an error if it is pinned, but not by the array."""
+    from dgl_mgpu.backend import arrays, pinning
+
+    pinned = vars(self).pop("_pinned", None)
+    tensor = arrays.as_tensor(self)
+    if pinned is not None:
+        pinned.unpin_memory_()
+    elif tensor.is_pinned():
+        raise pinning.PinningError(
+            "unpin an array", "it has not pinned its memory", "leave it to what pinned it"
+        )
 
 
 def pin_index(*arguments: HeteroGraphIndex) -> HeteroGraphIndex:

@@ -1,0 +1,58 @@
+"""Staged broadcast: in each round one rank sends all of its rows to all others.
+
+MG-GCN, section 4.3, with its two buffers: one that is read while the other one fills.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Rounds
+
+
+class Broadcast(Rounds):
+    """A round for each rank, whose rows it has."""
+
+    def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        part, src = self.part, self.part.src
+        own = torch.arange(part.num_own_src, device=part.halo.device) + src.bounds[part.rank]
+        positions = torch.cat([own, part.halo])
+        owners = src.owners(positions)
+        bounds = torch.tensor(src.bounds, device=positions.device)
+        sizes = [src.count(rank) for rank in range(src.num_ranks)]
+        return owners, positions - bounds[owners], sizes
+
+    def start(self, number: int, rows: torch.Tensor) -> Arriving:
+        mine = number == self.part.rank
+        room = (
+            rows.contiguous()
+            if mine
+            else rows.new_empty(self.part.src.count(number), *rows.shape[1:])
+        )
+        work = None
+        if self.group is not None and room.numel():
+            work = dist.broadcast(room, group=self.group, group_src=number, async_op=True)
+
+        def arrived() -> torch.Tensor:
+            if work is not None and not mine:
+                work.wait()
+            return room
+
+        return arrived
+
+    def start_return(self, number: int, rows: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        mine = number == self.part.rank
+        work = None
+        if self.group is not None and rows.numel():
+            work = dist.reduce(rows, group=self.group, group_dst=number, async_op=True)
+
+        def add(own: torch.Tensor) -> None:
+            if work is not None:
+                work.wait()
+            if mine:
+                own += rows
+
+        return add

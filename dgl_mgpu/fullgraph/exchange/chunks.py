@@ -1,0 +1,117 @@
+"""The halo in chunks: each row that a rank needs comes once, some owners' rows a round."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Rounds
+from dgl_mgpu.fullgraph.part import Part
+from dgl_mgpu.ops.view import as_words
+
+
+class Chunks(Rounds):
+    """First the rank's own rows, then those of the ranks behind it, some ranks a round.
+
+    Parameters
+    ----------
+    part : Part
+    group : torch.distributed.ProcessGroup or None
+    num_chunks : int
+        Rounds for the halo: more overlap better, fewer cost less.
+    """
+
+    def __init__(self, part: Part, group: dist.ProcessGroup | None, num_chunks: int = 2) -> None:
+        super().__init__(part, group)
+        steps = part.num_ranks - 1
+        num_chunks = min(num_chunks, steps)
+        #: In which round rows come over which distance from one rank to the next ones.
+        self._round_of_step = [0, *(1 + step * num_chunks // steps for step in range(steps))]
+        self._num_rounds = 1 + num_chunks
+        starts = torch.tensor(part.sending).cumsum(0).tolist()
+        self._sent = [
+            part.sent[stop - count : stop]
+            for stop, count in zip(starts, part.sending, strict=True)
+        ]
+
+    def _comes(self, number: int) -> list[int]:
+        """How many rows each rank sends this one in a round."""
+        part = self.part
+        return [
+            count if self._round_of_step[(rank - part.rank) % part.num_ranks] == number else 0
+            for rank, count in enumerate(part.wanted)
+        ]
+
+    def _goes(self, number: int) -> list[int]:
+        """How many rows this rank sends each one in a round."""
+        part = self.part
+        return [
+            count if self._round_of_step[(part.rank - rank) % part.num_ranks] == number else 0
+            for rank, count in enumerate(part.sending)
+        ]
+
+    def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        part, device = self.part, self.part.halo.device
+        steps = [(rank - part.rank) % part.num_ranks for rank in range(part.num_ranks)]
+        of_owner = torch.tensor([self._round_of_step[step] for step in steps], device=device)
+        of_halo = of_owner.repeat_interleave(torch.tensor(part.wanted, device=device))
+        own = part.num_own_src
+        rounds = torch.cat([of_halo.new_zeros(own), of_halo])
+        places = torch.arange(len(rounds), device=device)
+        sizes = [own]
+        for number in range(1, self._num_rounds):
+            chosen = of_halo == number
+            places[own:] = torch.where(chosen, chosen.cumsum(0) - 1, places[own:])
+            sizes.append(sum(self._comes(number)))
+        return rounds, places, sizes
+
+    def start(self, number: int, rows: torch.Tensor) -> Arriving:
+        if number == 0:
+            own = rows.contiguous()
+            return lambda: own
+        comes, goes = self._comes(number), self._goes(number)
+        room = rows.new_empty(sum(comes), *rows.shape[1:])
+        work = self._exchange(room, rows.index_select(0, self._going(goes)), comes, goes)
+
+        def arrived() -> torch.Tensor:
+            if work is not None:
+                work.wait()
+            return room
+
+        return arrived
+
+    def start_return(self, number: int, rows: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        if number == 0:
+            return lambda own: _add(own, rows)
+        comes, goes = self._comes(number), self._goes(number)
+        room = rows.new_empty(sum(goes), *rows.shape[1:])
+        work = self._exchange(room, rows, goes, comes)
+
+        def add(own: torch.Tensor) -> None:
+            if work is not None:
+                work.wait()
+            # Rank after rank: of one rank no row comes twice, so the order of additions is known.
+            for rank, found in enumerate(room.split_with_sizes(goes)):
+                if len(found):
+                    own.index_add_(0, self._sent[rank], found)
+
+        return add
+
+    def _going(self, goes: list[int]) -> torch.Tensor:
+        return torch.cat([self._sent[rank][:count] for rank, count in enumerate(goes)])
+
+    def _exchange(
+        self, out: torch.Tensor, rows: torch.Tensor, coming: list[int], going: list[int]
+    ) -> dist.Work | None:
+        if self.group is None or math.prod(rows.shape[1:]) == 0:
+            return None
+        return dist.all_to_all_single(
+            as_words(out), as_words(rows), coming, going, group=self.group, async_op=True
+        )
+
+
+def _add(own: torch.Tensor, rows: torch.Tensor) -> None:
+    own += rows

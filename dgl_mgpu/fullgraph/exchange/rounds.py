@@ -1,0 +1,165 @@
+"""Sums over in-edges in rounds: while one round's rows are added up, the next one's arrive.
+
+MG-GCN, section 4.3.  A round has some of the source rows, and a *tile* of the rank's part: the
+edges that come from these.  What a round's rows are is up to the kind of exchange.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+
+from dgl_mgpu.backend.relation import Compressed, Relation
+from dgl_mgpu.fullgraph.part import Part
+from dgl_mgpu.ops import add_spmm, spmm
+
+Arriving = Callable[[], torch.Tensor]
+
+
+class Tile(NamedTuple):
+    """The edges that come from one round's rows.
+
+    Attributes
+    ----------
+    relation : Relation
+        From the round's rows to own rows.
+    entries : Tensor, dtype of ids, shape (its edges,)
+        Their numbers in the part.
+    """
+
+    relation: Relation
+    entries: torch.Tensor
+
+    def of(self, weights: torch.Tensor | None) -> torch.Tensor | None:
+        """The edges' weights, from those of all of the part's."""
+        return None if weights is None else weights.index_select(0, self.entries)
+
+
+class Rounds(ABC):
+    """One way to exchange rows for sums over in-edges.
+
+    All methods are collective: every rank of ``group`` calls them, in the same order.
+
+    Parameters
+    ----------
+    part : Part
+    group : torch.distributed.ProcessGroup or None
+        None for a single rank.
+    """
+
+    def __init__(self, part: Part, group: dist.ProcessGroup | None) -> None:
+        self.part = part
+        self.group = group
+
+    @abstractmethod
+    def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        """Of each of the part's source rows, its round and its place there; and rounds' sizes."""
+
+    @abstractmethod
+    def start(self, number: int, rows: torch.Tensor) -> Arriving:
+        """Begin to exchange a round's rows, of which this rank has ``rows``; what waits for them."""
+
+    @abstractmethod
+    def start_return(self, number: int, rows: torch.Tensor) -> Callable[[torch.Tensor], None]:
+        """Begin to take a round's rows back; what waits, and adds what comes to own rows."""
+
+    def sums(self, rows: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        """For each own destination, the sum of its in-edges' sources.
+
+        Parameters
+        ----------
+        rows : Tensor, shape (num_own_src, \\*shape)
+        weights : Tensor, shape (num_edges, \\*weight_shape), optional
+            What rows are multiplied with.
+
+        Returns
+        -------
+        Tensor, shape (num_own_dst, \\*shape)
+        """
+        tiles = self.tiles
+        out: torch.Tensor | None = None
+        arriving = self.start(0, rows)
+        for number, tile in enumerate(tiles):
+            following = self.start(number + 1, rows) if number + 1 < len(tiles) else arriving
+            out = _summed(tile.relation, arriving(), tile.of(weights), out)
+            arriving = following
+        assert out is not None  # there is a round
+        return out
+
+    def transposed_sums(
+        self, rows: torch.Tensor, weights: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """The transpose of `sums`: from rows of own destinations to rows of own sources."""
+        own = rows.new_zeros(self.part.num_own_src, *rows.shape[1:])
+        returning: Callable[[torch.Tensor], None] | None = None
+        for number, tile in enumerate(self.tiles):
+            back = _summed(tile.relation.reverse(), rows, tile.of(weights), None)
+            following = self.start_return(number, back)
+            if returning is not None:
+                returning(own)
+            returning = following
+        assert returning is not None  # there is a round
+        returning(own)
+        return own
+
+    @cached_property
+    def tiles(self) -> list[Tile]:
+        """The edges of each round."""
+        indptr, indices, _ = self.part.relation.csc()
+        rounds, places, sizes = self.columns()
+        of_entries = rounds[indices.long()]
+        tiles = []
+        for number, size in enumerate(sizes):
+            chosen = of_entries == number
+            before = torch.cat([chosen.new_zeros(1, dtype=torch.int64), chosen.cumsum(0)])
+            entries = chosen.nonzero().squeeze(1)
+            grouped = Compressed(
+                before[indptr.long()].to(indptr.dtype),
+                places[indices[entries].long()].to(indices.dtype),
+                None,
+            )
+            relation = Relation(
+                size, self.part.num_own_dst, csc=grouped, formats=("csr", "csc")
+            )
+            tiles.append(Tile(relation, entries.to(indices.dtype)))
+        return tiles
+
+
+def _summed(
+    tile: Relation, rows: torch.Tensor, weights: torch.Tensor | None, out: torch.Tensor | None
+) -> torch.Tensor:
+    """A tile's sums, added to ``out`` where there is one."""
+    indptr, indices, eids = tile.csc()
+    shape = rows.shape[1:]
+    if not shape:
+        rows = rows.unsqueeze(1)
+    operands = (rows, None, "copy_lhs") if weights is None else (rows, weights, "mul")
+    if out is None:
+        found = spmm(indptr, indices, eids, *operands, "sum")[0]
+        return found if shape else found.squeeze(1)
+    add_spmm(out if shape else out.unsqueeze(1), indptr, indices, eids, *operands)
+    return out
+
+
+class Sum(torch.autograd.Function):
+    """`Rounds.sums`, or its transpose, differentiable any number of times."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        rounds: Rounds,
+        transposed: bool,
+        weights: torch.Tensor | None,
+        rows: torch.Tensor,
+    ) -> torch.Tensor:
+        ctx.transpose = rounds, not transposed, weights
+        return (rounds.transposed_sums if transposed else rounds.sums)(rows, weights)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, torch.Tensor]:  # type: ignore[override]
+        return None, None, None, Sum.apply(*ctx.transpose, gradient.contiguous())
