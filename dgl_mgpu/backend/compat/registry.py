@@ -274,6 +274,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         )
     ),
     Replacement(
+        "dgl.backend.pytorch.tensor:zerocopy_from_numpy",
+        "arrays:zerocopy_from_numpy",
+        (DGL,),
+        "with torch.set_default_device('cuda') it copies what DGL's C++ reads to the GPU",
+    ),
+    Replacement(
         "dgl._ffi.ndarray:NDArrayBase.asnumpy",
         "arrays:asnumpy",
         (DGL,),

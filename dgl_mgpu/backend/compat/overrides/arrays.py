@@ -32,6 +32,11 @@ def zerocopy_to_dgl_ndarray_for_write(input: torch.Tensor) -> Any:  # DGL's name
     return originals[_TENSOR + "zerocopy_to_dgl_ndarray_for_write"](input)
 
 
+def zerocopy_from_numpy(np_array: np.ndarray) -> torch.Tensor:  # DGL's name
+    """A tensor that shares an array's memory, on the CPU whatever torch's default device is."""
+    return torch.as_tensor(np_array, device="cpu")
+
+
 def zerocopy_from_dgl_ndarray(data: Any) -> torch.Tensor:
     """A tensor of DGL's array; a tensor itself."""
     if isinstance(data, torch.Tensor):
