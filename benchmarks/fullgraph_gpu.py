@@ -32,9 +32,9 @@ from benchmarks.machine import describe_machine
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.part import Part
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops import spmm
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.training.launch import launch
 
 #: Nodes and edges.
 SHAPES = {"products": (2_449_029, 123_718_280), "reddit": (232_965, 114_615_892)}

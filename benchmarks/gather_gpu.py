@@ -43,10 +43,10 @@ from benchmarks.gpu import (
     this_device,
 )
 from benchmarks.peers.wholegraph import WholeGraph, connect
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops import RowView, count_tiers, gather_rows
 from dgl_mgpu.ops.view import PARTS, START, STOP
 from dgl_mgpu.store import FeatureSource, Ranks, Table
+from dgl_mgpu.training.launch import launch
 
 PARTS_OF_IT = ("uniform", "skewed", "host")
 #: Fanouts of the skewed ids, beginning at the seeds.

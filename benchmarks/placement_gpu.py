@@ -37,11 +37,11 @@ from benchmarks.gpu import (
     measure,
     require_words,
 )
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.placement.policies import cliques
 from dgl_mgpu.store import FeatureSource, Ranks, Store
 from dgl_mgpu.topology import preset
+from dgl_mgpu.training.launch import launch
 
 #: Links of a DGX-1 to leave, with the number of GPUs and what is to be reached.
 LINKS = {"dgx1-4gf": (4, 1.0), "dgx1-4gc": (4, 1.5), "dgx1-6g": (6, 1.5), "dgx1-8g": (8, 1.0)}

@@ -134,7 +134,7 @@ def _doctor(arguments: list[str]) -> int:
 
 
 def compose(overrides: list[str]) -> Any:
-    """The :class:`~dgl_mgpu.minibatch.config.Config` of a command line; flags are left out.
+    """The :class:`~dgl_mgpu.training.config.Config` of a command line; flags are left out.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def to_config(raw: Any) -> Any:
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
-    from dgl_mgpu.minibatch.config import Config
+    from dgl_mgpu.training.config import Config
 
     config: Any
     try:

@@ -16,7 +16,7 @@ from dgl_mgpu.backend.index import Schema
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
-from dgl_mgpu.fullgraph.exchange.halo import Halo
+from dgl_mgpu.fullgraph.exchange.halo import Halo, sendable
 from dgl_mgpu.fullgraph.index import PartitionedIndex, PartitionedRelation
 from dgl_mgpu.fullgraph.ownership import (
     Ownership,
@@ -26,7 +26,6 @@ from dgl_mgpu.fullgraph.ownership import (
     shuffled,
 )
 from dgl_mgpu.fullgraph.part import Part, cut
-from dgl_mgpu.ops.view import as_words
 from dgl_mgpu.store import Ranks
 
 CanonicalEtype = tuple[str, str, str]
@@ -80,7 +79,7 @@ class PartitionedGraph(DGLGraph):
         longest[: len(rows)] = rows
         every = [torch.empty_like(longest) for _ in counts]
         if owned.num_ranks > 1:
-            dist.all_gather([as_words(each) for each in every], as_words(longest))
+            dist.all_gather([sendable(each) for each in every], sendable(longest))
         else:
             every = [longest]
         found = torch.cat([each[:count] for each, count in zip(every, counts, strict=True)])
@@ -256,11 +255,11 @@ class _Source:
             for rank, size in enumerate(sizes[1:], 1):
                 asked = torch.empty(size, dtype=torch.int64, device=self.device)
                 dist.recv(asked, src=rank)
-                dist.send(as_words(_rows_of(features, asked).to(self.device)), dst=rank)
+                dist.send(sendable(_rows_of(features, asked).to(self.device)), dst=rank)
             return _rows_of(features, ids).to(self.device)
         dist.send(ids, dst=0)
         found = torch.empty(len(ids), *row_shape, dtype=dtype, device=self.device)
-        dist.recv(as_words(found), src=0)
+        dist.recv(sendable(found), src=0)
         return found
 
 

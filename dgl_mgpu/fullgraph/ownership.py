@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch
+
+from dgl_mgpu.errors import InvalidInputError
 
 # Constants of splitmix64's finaliser (Steele, Lea and Flood, 2014), as signed numbers.
 _STEP, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
@@ -71,7 +72,8 @@ def shuffled(num_nodes: int, seed: int, device: torch.device | str = "cpu") -> t
 
     MG-GCN, section 5.2: after it, ranges of rows are balanced in all respects at once.
     """
-    mixed = torch.arange(num_nodes, device=device) + seed * 0x632BE5AB
+    start = (seed * 0x632BE5AB + 2**63) % 2**64 - 2**63  # as torch's numbers wrap round
+    mixed = torch.arange(num_nodes, device=device) + start
     mixed = mixed * _STEP
     mixed = (mixed ^ _shifted(mixed, 30)) * _FIRST
     mixed = (mixed ^ _shifted(mixed, 27)) * _SECOND
@@ -121,8 +123,6 @@ def ranges(order: torch.Tensor | None, in_degrees: torch.Tensor, num_ranks: int)
 
 def check_assignment(ranks: torch.Tensor, num_nodes: int, num_ranks: int) -> None:
     """Raise unless ``ranks`` gives every node one of the ranks."""
-    from dgl_mgpu.errors import InvalidInputError
-
     if ranks.dim() != 1 or len(ranks) != num_nodes or ranks.dtype not in (torch.int32, torch.int64):
         raise InvalidInputError(
             "partition a graph as assigned",
@@ -135,6 +135,3 @@ def check_assignment(ranks: torch.Tensor, num_nodes: int, num_ranks: int) -> Non
             f"ranks from {int(ranks.min())} to {int(ranks.max())}, where there are {num_ranks}",
             f"pass ranks in [0, {num_ranks})",
         )
-
-
-Assignment = Sequence[int] | torch.Tensor

@@ -11,10 +11,10 @@ from dgl_mgpu.data import load
 from dgl_mgpu.data.blockmodel import in_degrees
 from dgl_mgpu.data.generate import named_spec
 from dgl_mgpu.errors import ConfigError
-from dgl_mgpu.minibatch.config import Config
 from dgl_mgpu.placement import Plan, TableSpec
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint, plan_tables
 from dgl_mgpu.topology import Topology, preset, probe
+from dgl_mgpu.training.config import Config
 
 
 def plan_for(config: Config) -> Plan:

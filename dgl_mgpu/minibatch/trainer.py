@@ -1,13 +1,14 @@
-"""The training loop of one rank: DGL's DataLoader over the store, DDP over the model."""
+"""Training on mini-batches: DGL's DataLoader over the store, DDP over the model."""
 
 from __future__ import annotations
 
 import contextlib
-import copy
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import dgl
 import torch
@@ -18,14 +19,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dgl_mgpu.backend.storage import Traffic
 from dgl_mgpu.backend.store import GlobalStore
-from dgl_mgpu.errors import CheckpointError
-from dgl_mgpu.minibatch.checkpoint import Checkpoint
-from dgl_mgpu.minibatch.models import BlockModel
 from dgl_mgpu.minibatch.seeds import SeedBatches
-from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic, merge
-
-#: Called after each step with step, loss, accuracy and seeds so far in the epoch.
-StepCallback = Callable[[int, float, float, int], None]
+from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
+from dgl_mgpu.training.models import NodeModel
+from dgl_mgpu.training.trainer import StepCallback, Trainer
 
 
 @dataclass
@@ -60,12 +57,12 @@ class _Sums:
         return self.correct / self.seeds if self.seeds else float("nan")
 
 
-class Trainer:
-    """Trains a model on a store's graph, epoch by epoch.
+class MiniBatchTrainer(Trainer):
+    """Trains a model on mini-batches of a store's graph.
 
     Parameters
     ----------
-    model : BlockModel
+    model : NodeModel
     optimizer : torch.optim.Optimizer
     store : GlobalStore
     train, valid, test : Split
@@ -84,7 +81,7 @@ class Trainer:
 
     def __init__(
         self,
-        model: BlockModel,
+        model: NodeModel,
         optimizer: torch.optim.Optimizer,
         store: GlobalStore,
         train: Split,
@@ -95,50 +92,29 @@ class Trainer:
         eval_every: int = 1,
         count_accesses: bool = False,
     ) -> None:
-        self.model = model
-        self.optimizer = optimizer
+        super().__init__(model, optimizer, torch.device("cpu"), eval_every)
         self.store = store
         self.accesses = store.count_accesses() if count_accesses else None
-        self.reports: list[EpochReport] = []
-        self.best_model: dict[str, torch.Tensor] = copy.deepcopy(model.state_dict())
-        self._train, self._valid, self._test = train, valid, test
+        self._train, self._valid, self._test_split = train, valid, test
         self._num_workers = num_workers
-        self._eval_every = eval_every
         self._distributed = dist.is_initialized()
         self._ddp: nn.Module = DistributedDataParallel(model) if self._distributed else model
         self._loader = self._make_loader(train)
 
     @property
-    def epoch(self) -> int:
-        """Epochs done."""
-        return len(self.reports)
-
-    @property
     def steps_per_epoch(self) -> int:
-        """Optimizer steps in an epoch."""
         return len(self._train.batches.rounds())
 
-    def run_epoch(self, last: bool, on_step: StepCallback) -> EpochReport:
-        """Train one epoch, validate, and return the report of all ranks together.
-
-        Parameters
-        ----------
-        last : bool
-            Whether this is the last epoch of the run.
-        on_step : callable
-        """
+    def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport:
         begin = time.perf_counter()
         with self.accesses or contextlib.nullcontext():
             sums, loading, compute = self._train_epoch(on_step)
         traffic = self.store.graph.traffic.take()
-        number = self.epoch + 1
-        valid = None
         evaluate = time.perf_counter()
-        if last or number % self._eval_every == 0:
-            valid = self.evaluate(self._valid)
+        valid = self.evaluate(self._valid) if validate else None
         end = time.perf_counter()
         self.store.graph.traffic.take()  # evaluation's is no part of the epoch's
-        report = EpochReport(
+        return EpochReport(
             epoch=number,
             steps=sums.steps,
             seeds=sums.seeds,
@@ -156,20 +132,18 @@ class Trainer:
             tiers=_tier_traffic(traffic),
             ranks=1,
         )
-        report = self._merge(report)
-        if valid is not None and valid > self._best_valid():
-            self.best_model = copy.deepcopy(self.model.state_dict())
-        self.reports.append(report)
-        return report
 
-    def test(self) -> float:
-        """Test accuracy of the model of the epoch that validated best."""
-        current = copy.deepcopy(self.model.state_dict())
-        self.model.load_state_dict(self.best_model)
-        try:
-            return self.evaluate(self._test)
-        finally:
-            self.model.load_state_dict(current)
+    def _test(self) -> float:
+        return self.evaluate(self._test_split)
+
+    def finish(self, folder: Path) -> None:
+        """Write ``accesses.npz``, where they were counted, and close the store."""
+        if self.accesses is not None:
+            self.accesses.save(folder / "accesses.npz")
+        self.store.close()
+
+    def _plan(self) -> dict[str, Any]:
+        return self.store.plan.to_dict()
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> float:
@@ -184,48 +158,6 @@ class Trainer:
         if self._distributed:
             dist.all_reduce(counts)
         return float(counts[0]) / float(counts[1])
-
-    def checkpoint(self, config: dict) -> Checkpoint:
-        """The state after the epochs done so far; collective."""
-        random = [torch.get_rng_state()]
-        if self._distributed:
-            random = [torch.empty(0, dtype=torch.uint8)] * dist.get_world_size()
-            dist.all_gather_object(random, torch.get_rng_state())
-        return Checkpoint(
-            epoch=self.epoch,
-            model=self.model.state_dict(),
-            optimizer=self.optimizer.state_dict(),
-            best_model=self.best_model,
-            random=random,
-            reports=[report.to_dict() for report in self.reports],
-            config=config,
-            plan=self.store.plan.to_dict(),
-        )
-
-    def resume(self, checkpoint: Checkpoint) -> None:
-        """Go on from a checkpoint.
-
-        Raises
-        ------
-        CheckpointError
-            If its states are not those of this model and optimizer.
-        """
-        try:
-            self.model.load_state_dict(checkpoint.best_model)
-            self.model.load_state_dict(checkpoint.model)
-            self.optimizer.load_state_dict(checkpoint.optimizer)
-            self.reports = [EpochReport.from_dict(report) for report in checkpoint.reports]
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
-            raise CheckpointError(
-                "resume from a checkpoint",
-                f"its states are not this run's ({str(error).splitlines()[0]})",
-                "resume with the configuration of the run, or start a new run",
-            ) from error
-        self.best_model = checkpoint.best_model
-        rank = dist.get_rank() if self._distributed else 0
-        # A rank that the saved run did not have keeps the generator it was seeded with.
-        if rank < len(checkpoint.random):
-            torch.set_rng_state(checkpoint.random[rank])
 
     def _train_epoch(self, on_step: StepCallback) -> tuple[_Sums, float, float]:
         self.model.train()
@@ -265,17 +197,6 @@ class Trainer:
             num_workers=self._num_workers,
             persistent_workers=split is self._train and self._num_workers > 0,
         )
-
-    def _merge(self, report: EpochReport) -> EpochReport:
-        if not self._distributed:
-            return report
-        reports: list[EpochReport | None] = [None] * dist.get_world_size()
-        dist.all_gather_object(reports, report)
-        return merge([each for each in reports if each is not None])
-
-    def _best_valid(self) -> float:
-        validated = [r.valid_accuracy for r in self.reports if r.valid_accuracy is not None]
-        return max(validated, default=-1.0)
 
 
 class _QuietLoader(DataLoader):

@@ -7,7 +7,7 @@ import torch
 from dgl.dataloading import BlockSampler
 
 from dgl_mgpu.backend.graph import StoreGraph
-from dgl_mgpu.minibatch.models import VISITS
+from dgl_mgpu.training.models import VISITS
 
 
 class RandomWalkSampler(BlockSampler):

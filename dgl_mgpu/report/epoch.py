@@ -10,29 +10,43 @@ from typing import Any
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class StageSeconds:
-    """Wall-clock seconds of one epoch by stage.
+    """Wall-clock seconds of one epoch by stage; None where training has no such stage.
 
     Stages that overlap each count in full, so the parts may add up to more than `total`.
 
     Attributes
     ----------
-    sample, gather : float
+    sample, gather : float or None
         Seconds spent sampling blocks and gathering features and labels.
-    compute : float
-        Seconds of forward, backward and optimizer step.
+    compute : float or None
+        Seconds of forward, backward and optimizer step, where they are not told apart.
+    forward, backward : float or None
+        Seconds of each, exchanging rows with other ranks included.
+    reduce : float or None
+        Seconds until the gradients of all ranks are added up, waiting for the slowest included.
+    update : float or None
+        Seconds of the optimizer step.
     evaluate : float
         Seconds spent on validation and test accuracy.
     total : float
         Seconds of the whole epoch, `evaluate` included.
     """
 
-    sample: float
-    gather: float
-    compute: float
+    sample: float | None = None
+    gather: float | None = None
+    compute: float | None = None
+    forward: float | None = None
+    backward: float | None = None
+    reduce: float | None = None
+    update: float | None = None
     evaluate: float
     total: float
+
+    def measured(self) -> dict[str, float]:
+        """Seconds of the stages there are, `total` last."""
+        return {name: seconds for name, seconds in asdict(self).items() if seconds is not None}
 
 
 @dataclass(frozen=True)
@@ -135,6 +149,7 @@ class EpochReport:
         A loss or accuracy that is not finite becomes None, because JSON has no word for it.
         """
         values = asdict(self)
+        values["seconds"] = self.seconds.measured()
         values["tiers"] = list(values["tiers"])
         for name in ("loss", "train_accuracy", "valid_accuracy", "test_accuracy"):
             if values[name] is not None and not math.isfinite(values[name]):
@@ -161,9 +176,7 @@ class EpochReport:
                 train_accuracy=_float_or(values["train_accuracy"], math.nan),
                 valid_accuracy=_float_or(values["valid_accuracy"], None),
                 test_accuracy=_float_or(values["test_accuracy"], None),
-                seconds=StageSeconds(
-                    **{stage: float(values["seconds"][stage]) for stage in STAGES}
-                ),
+                seconds=_stage_seconds(values["seconds"]),
                 tiers=tuple(
                     TierTraffic(
                         name=str(tier["name"]),
@@ -192,10 +205,6 @@ class EpochReport:
             if table is None or tier.table == table:
                 sums[tier.name] = sums.get(tier.name, 0) + amount(tier)
         return sums
-
-
-STAGES = tuple(field.name for field in fields(StageSeconds))
-"""Names of the stages, `total` last."""
 
 
 def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
@@ -242,7 +251,10 @@ def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
         valid_accuracy=_weighted_mean_or_none([r.valid_accuracy for r in reports], seeds),
         test_accuracy=_weighted_mean_or_none([r.test_accuracy for r in reports], seeds),
         seconds=StageSeconds(
-            **{stage: max(getattr(r.seconds, stage) for r in reports) for stage in STAGES}
+            **{
+                stage: max(getattr(report.seconds, stage) for report in reports)
+                for stage in reports[0].seconds.measured()
+            }
         ),
         tiers=tuple(
             TierTraffic(name, table, rows, size) for (table, name), (rows, size) in traffic.items()
@@ -263,6 +275,11 @@ def best_epoch(reports: Sequence[EpochReport]) -> EpochReport | None:
 
     validated = any(report.valid_accuracy is not None for report in reports)
     return max(reports, key=figure, default=None)
+
+
+def _stage_seconds(values: Mapping[str, Any]) -> StageSeconds:
+    known = (field.name for field in fields(StageSeconds))
+    return StageSeconds(**{stage: float(values[stage]) for stage in known if stage in values})
 
 
 def _float_or(value: Any, missing: Any) -> Any:

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
-from dgl_mgpu.report.epoch import STAGES, EpochReport
+from dgl_mgpu.report.epoch import EpochReport
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -191,8 +191,8 @@ def _scalars(report: EpochReport) -> dict[str, float]:
         scalars["accuracy/valid"] = report.valid_accuracy
     if report.test_accuracy is not None:
         scalars["accuracy/test"] = report.test_accuracy
-    for stage in STAGES:
-        scalars[f"time/{stage}_seconds"] = getattr(report.seconds, stage)
+    for stage, seconds in report.seconds.measured().items():
+        scalars[f"time/{stage}_seconds"] = seconds
     scalars["time/seeds_per_second"] = report.seeds_per_second
     for table in report.tables:
         for tier, share in report.tier_shares(table).items():

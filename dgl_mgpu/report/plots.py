@@ -20,7 +20,16 @@ from dgl_mgpu.report.epoch import EpochReport
 _BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
 _BLUE, _RED, _PURPLE, _GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
 
-_STAGE_COLOURS = {"sample": _ORANGE, "gather": _SKY, "compute": _GREEN, "evaluate": _PURPLE}
+_STAGE_COLOURS = {
+    "sample": _ORANGE,
+    "gather": _SKY,
+    "compute": _GREEN,
+    "forward": _SKY,
+    "backward": _BLUE,
+    "reduce": _ORANGE,
+    "update": _GREEN,
+    "evaluate": _PURPLE,
+}
 _TIER_COLOURS = {
     "device": _GREEN,
     "replica": _SKY,
@@ -35,7 +44,7 @@ _MOST_MARKERS = 30
 def plot_curves(
     reports: Sequence[EpochReport], path_png: str | os.PathLike[str], title: str = "Training"
 ) -> None:
-    """Draw loss, accuracy, time by stage and share of rows by tier over the epochs.
+    """Draw loss, accuracy, time by stage and, if any were read, share of rows by tier.
 
     Parameters
     ----------
@@ -56,7 +65,11 @@ def plot_curves(
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)  # inches, keeps text off the edges
     figure = Figure(figsize=(10.0, 7.0), dpi=150, layout=layout)
     canvas = FigureCanvasAgg(figure)
-    (loss, accuracy), (stages, tiers) = figure.subplots(2, 2)
+    served = dict.fromkeys(tier.name for report in reports for tier in report.tiers)
+    panels = figure.subplot_mosaic(
+        [["loss", "accuracy"], ["stages", "tiers" if served else "stages"]]
+    )
+    loss, accuracy, stages = panels["loss"], panels["accuracy"], panels["stages"]
     figure.suptitle(title, fontweight="bold")
     epochs = np.array([report.epoch for report in reports])
 
@@ -73,30 +86,36 @@ def plot_curves(
         epochs,
         {
             stage: np.array([getattr(report.seconds, stage) for report in reports])
-            for stage in _STAGE_COLOURS
+            for stage in reports[0].seconds.measured()
+            if stage in _STAGE_COLOURS
         },
         _STAGE_COLOURS,
     )
     _curve(stages, epochs, [report.seconds.total for report in reports], "total", _BLACK, "-")
     stages.set_title("Seconds per epoch")
 
-    served = dict.fromkeys(tier.name for report in reports for tier in report.tiers)
+    if served:
+        _draw_tiers(panels["tiers"], epochs, reports, list(served))
+    for axes in panels.values():
+        _finish(axes, epochs)
+    canvas.print_png(os.fspath(path_png))
+
+
+def _draw_tiers(
+    axes: Axes, epochs: np.ndarray, reports: Sequence[EpochReport], served: list[str]
+) -> None:
     names = [name for name in _TIER_COLOURS if name in served]
     names += [name for name in served if name not in _TIER_COLOURS]
     shares = [report.tier_shares() for report in reports]
     _stacked(
-        tiers,
+        axes,
         epochs,
         {name: np.array([share.get(name, 0.0) for share in shares]) for name in names},
         {name: _TIER_COLOURS.get(name, _GREY) for name in names},
     )
-    tiers.set_title("Rows served by tier, all tables")
-    tiers.yaxis.set_major_formatter(PercentFormatter(1.0))
-    tiers.set_ylim(0.0, 1.0)
-
-    for axes in (loss, accuracy, stages, tiers):
-        _finish(axes, epochs)
-    canvas.print_png(os.fspath(path_png))
+    axes.set_title("Rows served by tier, all tables")
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.set_ylim(0.0, 1.0)
 
 
 def _curve(

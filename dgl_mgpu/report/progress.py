@@ -18,6 +18,8 @@ LINE_WIDTH = 80
 MOST_TABLES_SHOWN = 4
 """With more tables than this the lines of an epoch show the tiers of all tables together."""
 
+_STAGE_NAMES = {"compute": "forward/backward", "evaluate": "eval"}
+
 PLAIN_INTERVAL_SECONDS = 30.0
 """Where there is no bar, a long epoch prints a line this often, to show that it lives."""
 
@@ -158,14 +160,13 @@ def epoch_lines(report: EpochReport, epochs: int) -> list[str]:
     )
     head += [f"{name} {human_share(value)}" for name, value in accuracies if value is not None]
     head.append(f"{human_count(report.seeds_per_second)} seeds/s")
-    seconds = report.seconds
-    stages = [
-        f"{human_seconds(seconds.total)}: sample {human_seconds(seconds.sample)}",
-        f"gather {human_seconds(seconds.gather)}",
-        f"forward/backward {human_seconds(seconds.compute)}",
-        f"eval {human_seconds(seconds.evaluate)}",
-    ]
-    lines = _wrapped("", head, "  ") + _wrapped("  ", stages, ", ")
+    *stages, (_, total) = (
+        (_STAGE_NAMES.get(stage, stage), human_seconds(seconds))
+        for stage, seconds in report.seconds.measured().items()
+    )
+    parts = [f"{stage} {seconds}" for stage, seconds in stages]
+    parts[0] = f"{total}: {parts[0]}"
+    lines = _wrapped("", head, "  ") + _wrapped("  ", parts, ", ")
     tables: tuple[str | None, ...] = report.tables
     if len(tables) > MOST_TABLES_SHOWN:
         tables = (None,)

@@ -11,13 +11,17 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from dgl_mgpu.report.epoch import STAGES, EpochReport, best_epoch
+from dgl_mgpu.report.epoch import EpochReport, best_epoch
 from dgl_mgpu.report.units import human_bytes, human_count, human_seconds, human_share
 
 _STAGE_NAMES = {
     "sample": "sampling",
     "gather": "feature gathering",
     "compute": "forward/backward",
+    "forward": "forward",
+    "backward": "backward",
+    "reduce": "summing gradients",
+    "update": "optimizer step",
     "evaluate": "evaluation",
     "total": "whole epoch",
 }
@@ -72,7 +76,7 @@ def summary_table(
 
     speed = statistics.median(report.seeds_per_second for report in reports)
     table.add_row("seeds/s (median)", human_count(speed))
-    for stage in STAGES:
+    for stage in best.seconds.measured():
         seconds = statistics.median(getattr(report.seconds, stage) for report in reports)
         table.add_row(f"{_STAGE_NAMES[stage]} (median)", human_seconds(seconds))
     table.add_section()

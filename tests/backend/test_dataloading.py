@@ -12,7 +12,7 @@ from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 import dgl_mgpu
 from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors
 from dgl_mgpu.backend.index import TensorIndex
-from dgl_mgpu.minibatch.launch import launch
+from dgl_mgpu.training.launch import launch
 from tests.backend.loaders import (
     assert_epoch_is_right,
     assert_pairs_are_right,

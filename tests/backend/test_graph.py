@@ -23,9 +23,9 @@ from dgl_mgpu.errors import (
     PlanDoesNotFitError,
     UnsupportedByStoreError,
 )
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops.view import EIDS, PAIRED
 from dgl_mgpu.store import cuda
+from dgl_mgpu.training.launch import launch
 from tests.environment import search_path
 
 

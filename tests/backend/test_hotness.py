@@ -15,9 +15,9 @@ from dgl_mgpu.backend import hotness as hotness_module
 from dgl_mgpu.backend.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.backend.store import _from_dgl
 from dgl_mgpu.errors import ConfigError, IdOutOfRangeError, InvalidInputError
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.placement import load_accesses
 from dgl_mgpu.store import cuda
+from dgl_mgpu.training.launch import launch
 from tests.backend.test_graph import hetero_graph, power_law_graph
 from tests.store.fake_gpu import FakeRuntime
 

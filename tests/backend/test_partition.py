@@ -11,7 +11,7 @@ from dgl import ndarray as nd
 from dgl.partition import NDArrayPartition
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.minibatch.launch import launch
+from dgl_mgpu.training.launch import launch
 
 RANGES = {3: [0, 2, 2, 11], 4: [0, 5, 6, 8, 11], 1: [0, 11]}
 CASES = [

@@ -59,6 +59,13 @@ _ARGUMENTS = {
         "kVector": ("4", "8", "2", "1"),
         "kLanes": ("32", "16", "8", "4", "2", "1"),
     },
+    "spmm_remote.cu": {
+        "Element": _FLOATS,
+        "kWeighted": ("false", "true"),
+        "kVector": ("4", "8", "2", "1"),
+        "kLanes": ("32", "16", "8", "4", "2", "1"),
+        "kWarps": tuple(str(warps) for warps in range(1, 17)),
+    },
     "spmm_transposed.cu": {
         "Element": _FLOATS,
         "Left": _OPERANDS[:3],

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from dgl_mgpu.errors import ConfigError
-from dgl_mgpu.minibatch.config import Config, DataConfig, StoreConfig
 from dgl_mgpu.minibatch.planned import plan_for
+from dgl_mgpu.training.config import Config, DataConfig, StoreConfig
 
 NODES = 20_000
 

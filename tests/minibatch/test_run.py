@@ -16,8 +16,8 @@ import torch
 
 from dgl_mgpu.cli import main
 from dgl_mgpu.data import load
-from dgl_mgpu.minibatch.checkpoint import Checkpoint
 from dgl_mgpu.report import read_metrics
+from dgl_mgpu.training.checkpoint import Checkpoint
 
 SMALL = [
     "data.options.num_nodes=2000",

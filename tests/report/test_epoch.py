@@ -11,7 +11,7 @@ from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic, best_epoch, 
 
 def test_speed_leaves_evaluation_out(make_report):
     assert make_report().seeds_per_second == 1000 / (12.0 - 4.0)
-    unmeasured = StageSeconds(0.0, 0.0, 0.0, 0.0, 0.0)
+    unmeasured = StageSeconds(evaluate=0.0, total=0.0)
     assert make_report(seconds=unmeasured).seeds_per_second == 0.0
 
 
@@ -36,6 +36,14 @@ def test_dict_round_trip_through_json(make_report):
     assert EpochReport.from_dict(json.loads(json.dumps(report.to_dict()))) == report
 
 
+def test_stages_that_training_does_not_have_are_not_written(make_report):
+    report = make_report(seconds=StageSeconds(forward=1.0, backward=2.0, evaluate=0.5, total=4.0))
+    values = report.to_dict()
+    assert list(values["seconds"]) == ["forward", "backward", "evaluate", "total"]
+    assert EpochReport.from_dict(values) == report
+    assert merge([report, report]).seconds == report.seconds
+
+
 def test_a_diverged_loss_is_strict_json_and_reads_back_as_nan(make_report):
     text = json.dumps(make_report(loss=math.inf).to_dict(), allow_nan=False)
     assert math.isnan(EpochReport.from_dict(json.loads(text)).loss)
@@ -45,7 +53,7 @@ def test_a_diverged_loss_is_strict_json_and_reads_back_as_nan(make_report):
     "damage",
     [
         lambda values: values.pop("seeds"),
-        lambda values: values["seconds"].pop("gather"),
+        lambda values: values["seconds"].pop("total"),
         lambda values: values.update(tiers=[{"name": "host"}]),
         lambda values: values.update(seeds="many"),
         lambda values: values.update(seconds=None),
@@ -71,7 +79,7 @@ def test_merge_by_hand(make_report):
         train_accuracy=0.8,
         valid_accuracy=0.6,
         test_accuracy=None,
-        seconds=StageSeconds(1.0, 5.0, 2.0, 0.5, 9.0),
+        seconds=StageSeconds(sample=1.0, gather=5.0, compute=2.0, evaluate=0.5, total=9.0),
         tiers=(TierTraffic("device", "feat", 10, 40), TierTraffic("host", "feat", 5, 20)),
     )
     second = make_report(
@@ -81,7 +89,7 @@ def test_merge_by_hand(make_report):
         train_accuracy=0.4,
         valid_accuracy=None,
         test_accuracy=None,
-        seconds=StageSeconds(2.0, 4.0, 3.0, 0.25, 8.0),
+        seconds=StageSeconds(sample=2.0, gather=4.0, compute=3.0, evaluate=0.25, total=8.0),
         tiers=(TierTraffic("peer", "feat", 7, 28), TierTraffic("device", "feat", 1, 4)),
         ranks=2,
     )
@@ -94,7 +102,7 @@ def test_merge_by_hand(make_report):
         train_accuracy=pytest.approx((300 * 0.8 + 100 * 0.4) / 400),
         valid_accuracy=0.6,
         test_accuracy=None,
-        seconds=StageSeconds(2.0, 5.0, 3.0, 0.5, 9.0),
+        seconds=StageSeconds(sample=2.0, gather=5.0, compute=3.0, evaluate=0.5, total=9.0),
         tiers=(
             TierTraffic("device", "feat", 11, 44),
             TierTraffic("host", "feat", 5, 20),

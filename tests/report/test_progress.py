@@ -43,7 +43,9 @@ def test_without_evaluation_no_accuracy_is_invented(make_report):
 def test_lines_fit_80_columns_and_break_between_parts(make_report):
     report = make_report(
         epoch=1000,
-        seconds=StageSeconds(3599.0, 3599.0, 3599.0, 3599.0, 3599.0),
+        seconds=StageSeconds(
+            **dict.fromkeys(("sample", "gather", "compute", "evaluate", "total"), 3599.0)
+        ),
         tiers=tuple(
             TierTraffic(tier, "node_features", 10**9, 999 * 2**30)
             for tier in ("device", "peer", "replica", "host", "disk")

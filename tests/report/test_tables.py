@@ -28,7 +28,7 @@ def _cells(table):
 
 def test_summary_of_a_run(make_report):
     def seconds(total):
-        return StageSeconds(0.1, 0.2, 0.3, 0.0, total)
+        return StageSeconds(sample=0.1, gather=0.2, compute=0.3, evaluate=0.0, total=total)
 
     reports = [
         make_report(1, valid_accuracy=0.5, seconds=seconds(1.0)),

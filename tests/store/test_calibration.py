@@ -15,7 +15,6 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, RankFailedError
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.ops.view import HOST_SMS
 from dgl_mgpu.placement import order_by_hotness
@@ -23,6 +22,7 @@ from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, TopologySource, buil
 from dgl_mgpu.store.calibration import cache_file, calibrate
 from dgl_mgpu.store.cuda import CudaRuntime
 from dgl_mgpu.store.planning import StoreOptions
+from dgl_mgpu.training.launch import launch
 from tests.store.fake_gpu import FakeRuntime
 from tests.store.layouts import partitioned, plan_of, replicated, single
 from tests.store.test_store import random_csc

@@ -6,9 +6,9 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import RankFailedError
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store import exchange as exchange_module
+from dgl_mgpu.training.launch import launch
 from tests.store.gpu_runtimes import KINDS
 
 DTYPES = [torch.int64, torch.float32, torch.bfloat16, torch.uint8]

@@ -18,8 +18,6 @@ import torch.distributed as dist
 
 import dgl_mgpu
 from dgl_mgpu.errors import IdOutOfRangeError, PeerAccessError, RankFailedError
-from dgl_mgpu.minibatch import launch as launch_module
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops import (
     SampleKey,
     device,
@@ -32,6 +30,8 @@ from dgl_mgpu.ops import (
 )
 from dgl_mgpu.placement import HOST
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, Store, build, cuda
+from dgl_mgpu.training import launch as launch_module
+from dgl_mgpu.training.launch import launch
 from tests.store.gpu_runtimes import KINDS, make_runtime, mapped_segments
 from tests.store.layouts import partitioned, plan_of
 from tests.store.test_gpu_store import power_law_graph, three_tiers

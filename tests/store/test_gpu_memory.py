@@ -9,9 +9,9 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.cuda import CudaRuntime
+from dgl_mgpu.training.launch import launch
 from tests.store.test_store_gpu import RANKS, SCENARIOS, reads_all_rows
 
 pytestmark = [

@@ -25,7 +25,6 @@ from dgl_mgpu.errors import (
     StoreClosedError,
     UnavailableError,
 )
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, build, cuda
 from dgl_mgpu.store import device as device_module
@@ -34,6 +33,7 @@ from dgl_mgpu.store.links import linked, prove_access
 from dgl_mgpu.store.seats import topology_of_ranks
 from dgl_mgpu.store.segment import Segment
 from dgl_mgpu.topology import preset
+from dgl_mgpu.training.launch import launch
 from tests.store.fake_gpu import FakeRuntime
 from tests.store.layouts import partitioned, plan_of, replicated, single
 from tests.store.test_store import ROWS, assert_equal_to_sources, make_blueprint

@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops import SampleKey, gather_rows, sample_neighbors
 from dgl_mgpu.placement import order_by_hotness
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, TopologySource, build
 from dgl_mgpu.store import format as format_module
 from dgl_mgpu.store import relay as relay_module
+from dgl_mgpu.training.launch import launch
 from tests.store.gpu_runtimes import KINDS, make_runtime
 from tests.store.layouts import partitioned, plan_of, replicated, single
 

@@ -15,13 +15,13 @@ from dgl_mgpu.errors import (
     RankFailedError,
     StoreClosedError,
 )
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops import device, gather_rows
 from dgl_mgpu.ops.scatter import cuda
 from dgl_mgpu.placement import HOST, Tier
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, Store, TopologySource, build
 from dgl_mgpu.store import optimizer as optimizer_module
 from dgl_mgpu.store.optimizer import SparseAdagrad, SparseAdam, SparseSGD, write_rows
+from dgl_mgpu.training.launch import launch
 from tests.kernels.conftest import emulated  # noqa: F401  (a fixture)
 from tests.store.gpu_runtimes import KINDS, make_runtime
 from tests.store.layouts import partitioned, plan_of, replicated, single

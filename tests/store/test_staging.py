@@ -14,7 +14,6 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, IdOutOfRangeError, InvalidInputError
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops import count_tiers, device, gather_rows
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import (
@@ -31,6 +30,7 @@ from dgl_mgpu.store.optimizer import write_rows
 from dgl_mgpu.store.planning import StoreOptions
 from dgl_mgpu.store.staging import StagedRows
 from dgl_mgpu.topology import preset
+from dgl_mgpu.training.launch import launch
 from tests.kernels.cuda_views import on_device
 from tests.ops.views import LAYOUTS, row_view
 from tests.store.fake_gpu import FakeRuntime

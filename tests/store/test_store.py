@@ -13,11 +13,11 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.errors import InvalidInputError, RankFailedError, SharedMemoryError, StoreClosedError
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops import SampleKey, gather_rows, sample_neighbors
 from dgl_mgpu.placement import order_by_hotness
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, TopologySource, build
 from dgl_mgpu.store.segment import SHARED_MEMORY
+from dgl_mgpu.training.launch import launch
 from tests.store.layouts import four_tiers, partitioned, plan_of, single
 
 ROWS = 1009

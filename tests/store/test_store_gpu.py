@@ -17,12 +17,12 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.errors import DeviceMemoryError, RankFailedError
-from dgl_mgpu.minibatch.launch import launch
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.placement import Tier
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, build, cuda
 from dgl_mgpu.store.cuda import CudaRuntime
 from dgl_mgpu.store.links import prove_access
+from dgl_mgpu.training.launch import launch
 from tests.store.gpu_runtimes import CountingRuntime, fail, mapped_segments
 from tests.store.layouts import partitioned, plan_of
 from tests.store.test_gpu_store import power_law_graph, three_tiers

@@ -323,6 +323,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "the sources of a partitioned graph's edges may be on other ranks",
     ),
     Replacement(
+        "dgl.optim.pytorch.sparse_optim:SparseAdam.update",
+        "sparse_adam:update",
+        (DGL,),
+        "reads what a GPU sends to the CPU before it is there: wrong embeddings, now and then",
+    ),
+    Replacement(
         "dgl.core:invoke_edge_udf",
         "message_passing:invoke_edge_udf",
         (DGL,),

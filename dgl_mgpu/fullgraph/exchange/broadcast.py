@@ -10,6 +10,7 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu.fullgraph.exchange.halo import sendable
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Rounds
 
 
@@ -34,10 +35,10 @@ class Broadcast(Rounds):
         )
         work = None
         if self.group is not None and room.numel():
-            work = dist.broadcast(room, group=self.group, group_src=number, async_op=True)
+            work = dist.broadcast(sendable(room), group=self.group, group_src=number, async_op=True)
 
         def arrived() -> torch.Tensor:
-            if work is not None and not mine:
+            if work is not None:  # also of own rows, which may be overwritten as soon as sums are there
                 work.wait()
             return room
 

@@ -8,9 +8,9 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu.fullgraph.exchange.halo import sendable
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Rounds
 from dgl_mgpu.fullgraph.part import Part
-from dgl_mgpu.ops.view import as_words
 
 
 class Chunks(Rounds):
@@ -109,7 +109,7 @@ class Chunks(Rounds):
         if self.group is None or math.prod(rows.shape[1:]) == 0:
             return None
         return dist.all_to_all_single(
-            as_words(out), as_words(rows), coming, going, group=self.group, async_op=True
+            sendable(out), sendable(rows), coming, going, group=self.group, async_op=True
         )
 
 

@@ -17,8 +17,13 @@ AGGREGATORS = {
     "gcn": ("mean",),
     "gat": ("mean",),
     "gin": ("mean", "sum", "max"),
+    "rgcn": ("mean",),
     "pinsage": ("mean",),
 }
+MODES = ("minibatch", "fullgraph")
+#: How :func:`dgl_mgpu.partition_graph` deals out nodes, and how ranks exchange their rows.
+PARTITIONS = ("random", "order", "metis")
+EXCHANGES = ("halo", "broadcast")
 SAMPLERS = ("neighbor", "random_walk")
 
 
@@ -81,6 +86,17 @@ class StoreConfig:
 
 
 @dataclass
+class FullGraphConfig:
+    """How ranks share a graph that is trained on whole; see :func:`dgl_mgpu.partition_graph`.
+
+    Where ``by`` is random, ``trainer.seed`` says how.
+    """
+
+    by: str = "random"
+    exchange: str = "halo"
+
+
+@dataclass
 class TrainerConfig:
     """The training run.
 
@@ -101,12 +117,19 @@ class TrainerConfig:
 
 @dataclass
 class Config:
-    """A whole run."""
+    """A whole run, on mini-batches or, with ``mode='fullgraph'``, on the whole graph at once.
 
+    On the whole graph a layer takes all neighbours, and an epoch is one step.  Of the sampler,
+    the number of ``fanouts`` counts, which is that of the layers; the store and the batch size
+    do not.
+    """
+
+    mode: str = "minibatch"
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
     store: StoreConfig = field(default_factory=StoreConfig)
+    fullgraph: FullGraphConfig = field(default_factory=FullGraphConfig)
     trainer: TrainerConfig = field(default_factory=TrainerConfig)
     topology: str = "auto"
 
@@ -161,6 +184,9 @@ class Config:
     def _check_names(self) -> None:
         model, sampler = self.model.name, self.sampler.name
         for name, value, known in (
+            ("mode", self.mode, MODES),
+            ("fullgraph.by", self.fullgraph.by, PARTITIONS),
+            ("fullgraph.exchange", self.fullgraph.exchange, EXCHANGES),
             ("model.name", model, tuple(AGGREGATORS)),
             ("sampler.name", sampler, SAMPLERS),
             ("model.aggregator", self.model.aggregator, AGGREGATORS.get(model, ("mean",))),
@@ -174,4 +200,16 @@ class Config:
                 f"model.name={model} sampler.name={sampler}",
                 "PinSAGE and the random-walk sampler belong together",
                 "choose model=pinsage alone, which brings its sampler, or another model",
+            )
+        if self.mode == "fullgraph" and model == "pinsage":
+            raise ConfigError(
+                "model.name=pinsage mode=fullgraph",
+                "PinSAGE's neighbours are drawn by random walks for each mini-batch",
+                "choose another model, or mode=minibatch",
+            )
+        if self.mode == "fullgraph" and self.trainer.count_accesses:
+            raise ConfigError(
+                "trainer.count_accesses=true mode=fullgraph",
+                "every node is read once a layer, which there is nothing to place by",
+                "leave it out, or choose mode=minibatch",
             )

@@ -9,8 +9,8 @@ import torch
 from dgl.dataloading import MultiLayerFullNeighborSampler, NeighborSampler
 
 from dgl_mgpu.errors import ConfigError
-from dgl_mgpu.minibatch.config import ModelConfig
-from dgl_mgpu.minibatch.models import INV_SQRT_DEGREES, build_model
+from dgl_mgpu.training.config import ModelConfig
+from dgl_mgpu.training.models import INV_SQRT_DEGREES, build_model
 
 
 def directed_graph() -> dgl.DGLGraph:

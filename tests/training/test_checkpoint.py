@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import CheckpointError
-from dgl_mgpu.minibatch.checkpoint import Checkpoint, checkpoints
+from dgl_mgpu.training.checkpoint import Checkpoint, checkpoints
 
 CONFIG = {
     "model": {"name": "gcn", "hidden": 16},

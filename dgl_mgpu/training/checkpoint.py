@@ -30,19 +30,19 @@ class Checkpoint:
     Attributes
     ----------
     epoch : int
-        Epochs done; the sampler goes on with the first batch of the next.
+        Epochs done; training goes on with the first batch of the next.
     model, optimizer : dict
         State dicts.
     best_model : dict
         State dict of the epoch of best validation accuracy.
     random : list of Tensor, uint8
-        State of torch's generator on each rank.
+        State of each rank's generator, that of the device its model is on.
     reports : list of dict
         The report of each epoch so far.
     config : dict
         The run's configuration.
     plan : dict
-        Where the store kept what.
+        Where the store kept what; empty where there was none.
     """
 
     epoch: int
@@ -104,7 +104,7 @@ class Checkpoint:
         try:
             with zipfile.ZipFile(path) as archive:
                 damaged = archive.testzip()  # torch checks no sums when it reads
-            content = None if damaged else torch.load(path, weights_only=True)
+            content = None if damaged else torch.load(path, "cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
                 asked, "it holds something else than tensors and plain values", _OTHER
@@ -132,7 +132,8 @@ class Checkpoint:
         """Check that ``config`` continues the run this was saved by.
 
         What a run may change when it resumes is how it is carried out: ranks, workers, where
-        the data lies and where the store keeps it, and the number of epochs.
+        the data lies and where the store keeps it, how ranks part and exchange a graph, and the
+        number of epochs.
 
         Raises
         ------
@@ -158,7 +159,7 @@ _DAMAGE = (
 )  # fmt: skip
 _OTHER = "resume from another checkpoint, or start anew without trainer.resume"
 _FREE = re.compile(
-    r"topology|store\..*|data\.root|sampler\.num_workers"
+    r"topology|store\..*|fullgraph\..*|data\.root|sampler\.num_workers"
     r"|trainer\.(ranks|epochs|resume|eval_every|count_accesses)"
 )
 

@@ -15,7 +15,7 @@ import torch.distributed as dist
 
 from dgl_mgpu.backend.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
-from dgl_mgpu.minibatch.launch import launch
+from dgl_mgpu.training.launch import launch
 from tests.environment import search_path
 
 
@@ -124,7 +124,7 @@ SCRIPT = """
 import sys, time
 from pathlib import Path
 import torch.distributed as dist
-from dgl_mgpu.minibatch.launch import launch
+from dgl_mgpu.training.launch import launch
 from tests.environment import search_path
 
 def work(folder):

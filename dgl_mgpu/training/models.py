@@ -1,36 +1,41 @@
-"""Models on message-flow graphs, made of ``dgl.nn`` modules.
+"""Models made of ``dgl.nn`` modules, on message-flow graphs or on a whole graph.
 
 Each takes the blocks of a mini-batch and the features of its input nodes and gives the logits
-of its seed nodes.  ``inputs`` names the node features a model wants for the input nodes.
+of its seed nodes; or one graph, which each layer goes over, and gives the logits of its nodes. The
+graph may be a rank's part of one.  ``inputs`` names the node features a model wants on blocks.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import dgl
 import dgl.function as fn
 import torch
-from dgl.nn import GATConv, GINConv, GraphConv, SAGEConv
+from dgl.nn import GATConv, GINConv, GraphConv, HeteroGraphConv, SAGEConv
 from torch import nn
 
 from dgl_mgpu.errors import ConfigError
-from dgl_mgpu.minibatch.config import ModelConfig
+from dgl_mgpu.training.config import ModelConfig
 
 #: Node feature with 1 / sqrt(out-degree) and 1 / sqrt(in-degree), for GCN's normalisation.
 INV_SQRT_DEGREES = "inv_sqrt_degrees"
 #: Edge feature with the visit counts that PinSAGE's sampler leaves in its blocks.
 VISITS = "visits"
 
+#: Rows of all nodes, or by node type.
+Features = Any
 
-class BlockModel(nn.Module):
+
+class NodeModel(nn.Module):
     """A stack of convolutions with an activation and dropout between them.
 
     Parameters
     ----------
     convolutions : list of nn.Module
-        One for each block.
+        One for each layer.
     dropout : float
         Share of activations dropped before each convolution.
     drop_input : bool
@@ -47,30 +52,41 @@ class BlockModel(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self._drop_input = drop_input
 
-    def forward(self, blocks: list[dgl.DGLGraph], inputs: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Logits of the seed nodes, float, shape (seeds, classes).
+    def forward(
+        self, graphs: dgl.DGLGraph | Sequence[dgl.DGLGraph], inputs: dict[str, Any]
+    ) -> torch.Tensor:
+        """Logits of the seed nodes, or of a graph's nodes, shape (nodes, classes).
 
         Without blocks there is no output, shape (0, 1), but gradients, all zero.
+
+        Parameters
+        ----------
+        graphs : DGLGraph, or list of it
+            A graph, or a block for each layer.
+        inputs : dict of Tensor
+            Features of its nodes, or of the first block's source nodes: ``"feat"``, and on blocks
+            what `inputs` names beside it.  By node type, each a dict, where there are several.
         """
-        if not blocks:
-            return torch.stack([p.sum() for p in self.parameters()]).sum() * torch.zeros(0, 1)
-        hidden = inputs["feat"].float()
-        for layer, block in enumerate(blocks):
+        if isinstance(graphs, dgl.DGLGraph):
+            graphs = [graphs] * len(self.convolutions)
+        parameters = list(self.parameters())
+        if not graphs:
+            return torch.stack([p.sum() for p in parameters]).sum() * torch.zeros(0, 1)
+        hidden = _of_each(lambda rows: rows.to(parameters[0].dtype), inputs["feat"])
+        for layer, graph in enumerate(graphs):
             if layer > 0 or self._drop_input:
-                hidden = self.dropout(hidden)
-            hidden = self.convolve(layer, block, hidden, inputs)
-            if layer < len(blocks) - 1:
-                hidden = torch.relu(hidden)
+                hidden = _of_each(self.dropout, hidden)
+            hidden = self.convolve(layer, graph, hidden, inputs)
+            if layer < len(graphs) - 1:
+                hidden = _of_each(torch.relu, hidden)
         return hidden
 
-    def convolve(
-        self, layer: int, block: dgl.DGLGraph, hidden: torch.Tensor, inputs: dict
-    ) -> torch.Tensor:
-        """Apply one convolution; ``hidden`` has a row for each source node of the block."""
-        return self.convolutions[layer](block, hidden)
+    def convolve(self, layer: int, graph: dgl.DGLGraph, hidden: Features, inputs: dict) -> Features:
+        """Apply one convolution; ``hidden`` has a row for each source node."""
+        return self.convolutions[layer](graph, hidden)
 
 
-class GraphSAGE(BlockModel):
+class GraphSAGE(NodeModel):
     """GraphSAGE (Hamilton et al., 2017)."""
 
     def __init__(self, widths: list[int], config: ModelConfig) -> None:
@@ -79,7 +95,7 @@ class GraphSAGE(BlockModel):
         )
 
 
-class GCN(BlockModel):
+class GCN(NodeModel):
     """GCN (Kipf and Welling, 2017) with the degrees of the whole graph.
 
     Blocks hold a sample of each node's in-edges, so neither their degrees nor their sums are
@@ -91,26 +107,39 @@ class GCN(BlockModel):
 
     def __init__(self, widths: list[int], config: ModelConfig) -> None:
         super().__init__(
-            [GraphConv(i, o, norm="none", allow_zero_in_degree=True) for i, o in _pairs(widths)],
+            [GraphConv(i, o, allow_zero_in_degree=True) for i, o in _pairs(widths)],
             config.dropout,
             drop_input=True,
         )
+        #: Sums over a sample, with the parameters of the convolutions.
+        self._weighted_sums = [
+            GraphConv(i, o, norm="none", weight=False, bias=False, allow_zero_in_degree=True)
+            for i, o in _pairs(widths)
+        ]
 
     def convolve(
-        self, layer: int, block: dgl.DGLGraph, hidden: torch.Tensor, inputs: dict
+        self, layer: int, graph: dgl.DGLGraph, hidden: torch.Tensor, inputs: dict
     ) -> torch.Tensor:
+        convolution = self.convolutions[layer]
+        if not graph.is_block:
+            return convolution(graph, hidden)
         # A block's source nodes are the first of the block before it.
-        source = inputs[INV_SQRT_DEGREES][: block.num_src_nodes(), 0]
-        target = inputs[INV_SQRT_DEGREES][: block.num_dst_nodes(), 1]
-        sampled = block.in_degrees().to(source.dtype).clamp(min=1)
+        source = inputs[INV_SQRT_DEGREES][: graph.num_src_nodes(), 0]
+        target = inputs[INV_SQRT_DEGREES][: graph.num_dst_nodes(), 1]
+        sampled = graph.in_degrees().to(source.dtype).clamp(min=1)
         # in-degree / sampled * 1 / sqrt(in-degree): what the target contributes to a weight
         scale = 1 / (sampled * target)
-        src, dst = block.edges()
-        weight = source[src.long()] * scale[dst.long()]
-        return self.convolutions[layer](block, hidden, edge_weight=weight)
+        src, dst = graph.edges()
+        sums = self._weighted_sums[layer](
+            graph,
+            hidden,
+            weight=convolution.weight,
+            edge_weight=source[src.long()] * scale[dst.long()],
+        )
+        return sums + convolution.bias
 
 
-class GAT(BlockModel):
+class GAT(NodeModel):
     """GAT (Veličković et al., 2018); heads are joined, and averaged in the last layer."""
 
     def __init__(self, widths: list[int], config: ModelConfig) -> None:
@@ -132,13 +161,13 @@ class GAT(BlockModel):
         self._last = last
 
     def convolve(
-        self, layer: int, block: dgl.DGLGraph, hidden: torch.Tensor, inputs: dict
+        self, layer: int, graph: dgl.DGLGraph, hidden: torch.Tensor, inputs: dict
     ) -> torch.Tensor:
-        heads = self.convolutions[layer](block, hidden)
+        heads = self.convolutions[layer](graph, hidden)
         return heads.mean(1) if layer == self._last else heads.flatten(1)
 
 
-class GIN(BlockModel):
+class GIN(NodeModel):
     """GIN (Xu et al., 2019) with a two-layer perceptron in each convolution."""
 
     def __init__(self, widths: list[int], config: ModelConfig) -> None:
@@ -176,25 +205,77 @@ class _ImportanceConv(nn.Module):
         return self.own(torch.cat([hidden[: block.num_dst_nodes()], mean], 1))
 
 
-class PinSAGE(BlockModel):
+class PinSAGE(NodeModel):
     """PinSAGE (Ying et al., 2018) for node classification, as in XGNN's evaluation."""
 
     def __init__(self, widths: list[int], config: ModelConfig) -> None:
         super().__init__([_ImportanceConv(i, o) for i, o in _pairs(widths)], config.dropout)
 
 
-_MODELS: dict[str, Callable[[list[int], ModelConfig], BlockModel]] = {
+class _RelationalConv(nn.Module):
+    """R-GCN's convolution: a mean and a matrix for each relation, and one matrix for nodes."""
+
+    def __init__(self, width_in: int, width_out: int, etypes: Sequence[str]) -> None:
+        super().__init__()
+        self.relations = HeteroGraphConv(
+            {etype: GraphConv(width_in, width_out, norm="right", bias=False) for etype in etypes}
+        )
+        self.own = nn.Linear(width_in, width_out)
+
+    def forward(
+        self, graph: dgl.DGLGraph, hidden: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        found = self.relations(graph, hidden)
+        own = {ntype: rows[: graph.num_dst_nodes(ntype)] for ntype, rows in hidden.items()}
+        return {
+            ntype: self.own(rows) + found[ntype] if ntype in found else self.own(rows)
+            for ntype, rows in own.items()
+        }
+
+
+class RGCN(NodeModel):
+    """R-GCN (Schlichtkrull et al., 2018), on graphs of one type of nodes or many.
+
+    Parameters
+    ----------
+    widths : list of int
+    config : ModelConfig
+    etypes : sequence of str
+        The graph's edge types.
+    target : str
+        The node type that logits are of.
+    """
+
+    def __init__(
+        self,
+        widths: list[int],
+        config: ModelConfig,
+        etypes: Sequence[str] = ("_E",),
+        target: str = "_N",
+    ) -> None:
+        super().__init__([_RelationalConv(i, o, etypes) for i, o in _pairs(widths)], config.dropout)
+        self._target = target
+
+    def convolve(self, layer: int, graph: dgl.DGLGraph, hidden: Features, inputs: dict) -> Features:
+        if isinstance(hidden, torch.Tensor):
+            hidden = {self._target: hidden}
+        found = self.convolutions[layer](graph, hidden)
+        return found[self._target] if layer == len(self.convolutions) - 1 else found
+
+
+_MODELS: dict[str, Callable[[list[int], ModelConfig], NodeModel]] = {
     "graphsage": GraphSAGE,
     "gcn": GCN,
     "gat": GAT,
     "gin": GIN,
+    "rgcn": RGCN,
     "pinsage": PinSAGE,
 }
 
 
 def build_model(
     config: ModelConfig, num_features: int, num_classes: int, num_layers: int
-) -> BlockModel:
+) -> NodeModel:
     """The model that a configuration names.
 
     Raises
@@ -208,6 +289,12 @@ def build_model(
         )
     widths = [num_features, *[config.hidden] * (num_layers - 1), num_classes]
     return _MODELS[config.name](widths, config)
+
+
+def _of_each(function: Callable[[torch.Tensor], torch.Tensor], features: Features) -> Features:
+    if isinstance(features, dict):
+        return {ntype: function(rows) for ntype, rows in features.items()}
+    return function(features)
 
 
 def _pairs(widths: list[int]) -> list[tuple[int, int]]:

@@ -1,0 +1,243 @@
+"""Run one function on N ranks of this machine, and end them all when one of them fails."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import multiprocessing as mp
+import os
+import pickle
+import signal
+import sys
+import tempfile
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from dgl_mgpu.errors import DGLMGPUError, RankFailedError
+
+# How long after the first failure the others' reports are awaited, and how long a rank gets
+# to end by itself once it was told to.
+_GATHER_SECONDS = 2.0
+_TERMINATE_SECONDS = 5.0
+_PR_SET_PDEATHSIG = 1
+# Characters of an error that are passed on.
+_MAX_TEXT = 20_000
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A rank's last word: that it is done, or why not."""
+
+    done: bool
+    follows: bool = False
+    when: float = 0.0
+    error: Exception | str = ""
+    trace: str = ""
+
+
+def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
+    """Call ``work(*args)`` on ``num_ranks`` ranks of a torch.distributed job.
+
+    One rank runs here, in this process and without torch.distributed.  Several are processes
+    of their own, joined by gloo (NCCL for CUDA tensors).  Under torchrun, which has made the
+    processes already, this process is the rank that its environment names.
+
+    Raises
+    ------
+    RankFailedError
+        With the reason of the rank that failed first; the others have been ended.  A typed
+        error of this package that a rank raised is raised as it is.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        _join_job(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://")
+        try:
+            work(*args)
+        finally:
+            dist.destroy_process_group()
+    elif num_ranks == 1:
+        work(*args)
+    else:
+        _run_processes(work, num_ranks, args)
+
+
+def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> None:
+    context = mp.get_context("spawn")
+    processes: list[Any] = []
+    with (
+        _sigterm_raises(),
+        tempfile.TemporaryDirectory(prefix="dgl_mgpu-") as folder,
+        contextlib.ExitStack() as ending,
+    ):
+        ending.callback(_end, processes)
+        meeting_point = f"file://{Path(folder) / 'ranks'}"
+        reports = []
+        for rank in range(num_ranks):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_rank_main,
+                args=(work, rank, num_ranks, meeting_point, os.getpid(), sender, args),
+                name=f"rank {rank}",
+            )
+            process.start()
+            sender.close()
+            processes.append(process)
+            reports.append(receiver)
+        failure = _await(processes, reports)
+    if failure is not None:
+        raise failure
+
+
+@contextlib.contextmanager
+def _sigterm_raises() -> Iterator[None]:
+    """Have SIGTERM unwind this process, so that ranks and files are cleared away."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def unwind(signum: int, frame: object) -> NoReturn:
+        sys.exit(128 + signum)
+
+    before = signal.signal(signal.SIGTERM, unwind)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _await(processes: list[Any], reports: list[Connection]) -> DGLMGPUError | None:
+    """Wait for all ranks to end well, or for the first to fail."""
+    outcomes: dict[int, _Outcome | None] = {}
+    deadline: float | None = None
+    while len(outcomes) < len(processes):
+        running = [rank for rank in range(len(processes)) if rank not in outcomes]
+        # A rank's report is its last word: read at once, since it may fill the pipe.  Its end is
+        # seen by its sentinel; the pipe may be held open by children of its own.
+        left = None if deadline is None else max(0.0, deadline - time.monotonic())
+        ready = wait([w for r in running for w in (reports[r], processes[r].sentinel)], left)
+        if not ready:
+            break
+        for rank in running:
+            if reports[rank] in ready or processes[rank].sentinel in ready:
+                try:
+                    outcomes[rank] = reports[rank].recv() if reports[rank].poll(0) else None
+                except EOFError:  # it was killed, or left without a word
+                    outcomes[rank] = None
+        if deadline is None and not all(o is not None and o.done for o in outcomes.values()):
+            # The others fail of it within moments; the cause is the earliest report, or a rank
+            # that was killed before it could write one.
+            deadline = time.monotonic() + _GATHER_SECONDS
+    if all(outcome is not None and outcome.done for outcome in outcomes.values()):
+        for process in processes:
+            process.join()
+        return None
+    return _cause(processes, outcomes)
+
+
+def _cause(processes: list[Any], outcomes: dict[int, _Outcome | None]) -> DGLMGPUError:
+    silent = [rank for rank, outcome in outcomes.items() if outcome is None]
+    for rank in silent:
+        processes[rank].join(_GATHER_SECONDS)
+        code = processes[rank].exitcode
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            hint = " (out of memory?)" if name == "SIGKILL" else ""
+            return _rank_failed(rank, f"it was killed by {name}{hint}")
+    for rank in silent:
+        code = processes[rank].exitcode
+        return _rank_failed(rank, f"it left before its work was done, with exit code {code}")
+    failed = [(outcome, rank) for rank, outcome in outcomes.items() if outcome and not outcome.done]
+    # A rank that failed only because another did says so, and may be first to say it.
+    first, rank = min(failed, key=lambda item: (item[0].follows, item[0].when))
+    if isinstance(first.error, DGLMGPUError):
+        return first.error
+    print(first.trace, file=sys.stderr, end="")
+    return _rank_failed(rank, f"it raised {first.error}")
+
+
+def _rank_failed(rank: int, found: str) -> RankFailedError:
+    return RankFailedError(
+        f"run rank {rank}", found, "mend the cause; trainer.resume goes on from the last epoch"
+    )
+
+
+def _end(processes: list[Any]) -> None:
+    for process in processes:
+        if process.is_alive():
+            _terminate(process)
+    deadline = time.monotonic() + _TERMINATE_SECONDS
+    for process in processes:
+        process.join(max(0.0, deadline - time.monotonic()))
+        if process.is_alive():
+            process.kill()
+            process.join()
+
+
+def _terminate(process: Any) -> None:
+    # With its children: a DataLoader worker that is handing a batch to a rank just gone
+    # complains of the broken connection.
+    try:
+        os.killpg(process.pid, signal.SIGTERM)
+    except ProcessLookupError:  # it has not come to lead its group yet, and has no children
+        process.terminate()
+
+
+def _rank_main(
+    work: Callable[..., None],
+    rank: int,
+    num_ranks: int,
+    meeting_point: str,
+    parent: int,
+    sender: Connection,
+    args: tuple,
+) -> None:
+    # The parent hears Ctrl-C and ends its ranks; and they do not outlive it.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:
+        sys.exit(1)
+    # A rank's own children, DataLoader workers, start as they do anywhere else on Linux.
+    mp.set_start_method("fork", force=True)
+    try:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
+        _join_job(rank, num_ranks, meeting_point)
+        work(*args)
+        dist.destroy_process_group()
+    except Exception as error:
+        follows = isinstance(error, RankFailedError)
+        trace = traceback.format_exc()[-_MAX_TEXT:]
+        sender.send(_Outcome(False, follows, time.monotonic(), _portable(error), trace))
+        sender.close()
+        # Without the interpreter's shutdown, which may wait for ranks that are gone.
+        os._exit(1)
+    sender.send(_Outcome(True))
+
+
+def _portable(error: Exception) -> Exception | str:
+    """The error itself if it is one of ours and survives the trip, else its text."""
+    if isinstance(error, DGLMGPUError) and not isinstance(error, RankFailedError):
+        try:
+            return pickle.loads(pickle.dumps(error))
+        except (pickle.PicklingError, TypeError, AttributeError):
+            return str(error)
+    return f"{type(error).__name__}: {error}"[:_MAX_TEXT]
+
+
+def _join_job(rank: int, num_ranks: int, meeting_point: str) -> None:
+    backend = "gloo"
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
+        backend = "cpu:gloo,cuda:nccl"
+    if meeting_point.startswith("file:"):
+        # All ranks are on this machine, whose name may not resolve.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(backend, init_method=meeting_point, rank=rank, world_size=num_ranks)

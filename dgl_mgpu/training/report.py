@@ -1,0 +1,80 @@
+"""What the first rank shows and writes of a run."""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dgl_mgpu.report import EpochReport, MetricsLog, TrainProgress, best_epoch, summary_table
+from dgl_mgpu.training.config import Config
+from dgl_mgpu.training.trainer import Trainer
+
+
+class RunReport:
+    """A run's progress on the screen; metrics, curves and summary in its folder.
+
+    Used as a context manager while epochs run.
+
+    Parameters
+    ----------
+    config : Config
+    folder : Path
+    trainer : Trainer
+        With the epochs of before, where it resumed.
+    """
+
+    def __init__(self, config: Config, folder: Path, trainer: Trainer) -> None:
+        self._config = config
+        self._folder = folder
+        self._console = Console()
+        # A run that resumes in its own folder writes its epochs anew.
+        self._log = MetricsLog(folder, resume_epoch=0 if trainer.epoch else None)
+        for earlier in trainer.reports:
+            self._log.append(earlier)
+        self._progress = TrainProgress(
+            config.trainer.epochs,
+            trainer.steps_per_epoch,
+            self._console,
+            first_epoch=trainer.epoch + 1,
+        )
+        self._shown = contextlib.ExitStack()
+        self.on_step = self._progress.update
+
+    def __enter__(self) -> RunReport:
+        self._shown.enter_context(self._progress)
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._shown.close()
+        self._log.close()
+
+    def epoch(self, report: EpochReport) -> None:
+        """Show and write an epoch."""
+        self._progress.epoch_done(report)
+        self._log.append(report)
+
+    def finish(self, reports: list[EpochReport], test_accuracy: float) -> None:
+        """Show and write what the whole run came to."""
+        from dgl_mgpu.report.plots import plot_curves  # matplotlib takes a second to import
+
+        self._shown.close()  # the bars, so that they do not stand below the table
+        title = f"{self._config.model.name} on {self._config.data.name}"
+        best = best_epoch(reports)
+        self._log.summary(
+            {
+                "test_accuracy": test_accuracy,
+                "best_epoch": None if best is None else best.epoch,
+                "valid_accuracy": None if best is None else best.valid_accuracy,
+            }
+        )
+        curves = self._folder / "curves.png"
+        plot_curves(reports, curves, title)
+        self._console.print(summary_table(reports, title, test_accuracy))
+        self._console.print(
+            f"metrics, checkpoint and curves: {self._folder}",
+            highlight=False,
+            soft_wrap=True,
+        )

@@ -1,0 +1,122 @@
+"""A run on all ranks: epochs, checkpoints and the report, whatever a trainer trains on."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Callable
+from dataclasses import asdict
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from dgl_mgpu.data import Dataset, load
+from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.store import Ranks
+from dgl_mgpu.training.checkpoint import Checkpoint
+from dgl_mgpu.training.config import Config
+from dgl_mgpu.training.launch import launch
+from dgl_mgpu.training.models import NodeModel, build_model
+from dgl_mgpu.training.report import RunReport
+from dgl_mgpu.training.trainer import StepCallback, Trainer
+
+
+def ranks_of_job(config: Config) -> Config:
+    """The configuration with the number of ranks there are, where torchrun made them."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        config.trainer.ranks = int(os.environ["WORLD_SIZE"])
+    return config
+
+
+def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
+    """Train on ``trainer.ranks`` ranks; metrics, curves and checkpoints go to ``folder``.
+
+    Parameters
+    ----------
+    make_trainer : callable
+        Makes a rank's trainer; collective, and a module's function, which other processes import.
+    config : Config
+    folder : Path
+
+    Raises
+    ------
+    DGLMGPUError
+    """
+    launch(_run_rank, config.trainer.ranks, make_trainer, config, folder)
+
+
+def _run_rank(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
+    everyone = Ranks.of_all_machines()
+    first = everyone.rank == 0
+    # Under torchrun each rank was given a folder of its own: the first one's is the run's.
+    folder = everyone.from_first("choose the run's folder", lambda: folder)
+    checkpoint = everyone.together("read the checkpoint", partial(_checkpoint, config))
+    trainer = make_trainer(config)
+    if checkpoint is not None:
+        trainer.resume(checkpoint)
+        if trainer.epoch >= config.trainer.epochs:
+            raise ConfigError(
+                f"resume up to epoch {config.trainer.epochs}",
+                f"the checkpoint is of epoch {trainer.epoch}",
+                "raise trainer.epochs",
+            )
+    with RunReport(config, folder, trainer) if first else contextlib.nullcontext() as report:
+        for epoch in range(trainer.epoch + 1, config.trainer.epochs + 1):
+            on_step: StepCallback = report.on_step if report else _no_report
+            done = trainer.run_epoch(epoch == config.trainer.epochs, on_step)
+            state = trainer.checkpoint(asdict(config))
+            everyone.from_first("write a checkpoint", partial(_save, state, folder))
+            if report:
+                report.epoch(done)
+        test_accuracy = trainer.test()
+        trainer.finish(folder)
+        if report:
+            report.finish(trainer.reports, test_accuracy)
+
+
+def load_dataset(config: Config) -> Dataset:
+    """The configured data set, with self-loops where the model wants them."""
+    options = dict(config.data.options)
+    if config.model.self_loops:
+        options["self_loops"] = True
+    return load(config.data.name, config.data.root, **options)
+
+
+def seeded_model(
+    config: Config,
+    num_features: int,
+    num_classes: int,
+    device: torch.device | str = "cpu",
+) -> tuple[NodeModel, torch.optim.Optimizer]:
+    """The configured model, the same on every rank, and its optimizer.
+
+    Ranks go on with random numbers of their own, for dropout.
+    """
+    trainer = config.trainer
+    torch.manual_seed(trainer.seed)
+    # PinSAGE's and a full graph's layers are counted by fanouts as well.
+    model = build_model(config.model, num_features, num_classes, len(config.sampler.fanouts))
+    model = model.to(device)
+    torch.manual_seed(trainer.seed * 1_000_003 + Ranks.of_all_machines().rank)
+    optimizer = torch.optim.Adam(
+        model.parameters(), lr=trainer.lr, weight_decay=trainer.weight_decay
+    )
+    return model, optimizer
+
+
+def _checkpoint(config: Config) -> Checkpoint | None:
+    """The checkpoint to go on from, if any."""
+    if config.trainer.resume is None:
+        return None
+    checkpoint = Checkpoint.load(Path(config.trainer.resume))
+    checkpoint.require_same_run(asdict(config))
+    return checkpoint
+
+
+def _save(checkpoint: Checkpoint, folder: Path) -> None:
+    checkpoint.save(folder / "checkpoints")
+
+
+def _no_report(step: int, loss: float, accuracy: float, seeds: int) -> None:
+    pass

@@ -1,0 +1,163 @@
+"""What all trainers have in common: the epochs done, the best model so far, checkpoints."""
+
+from __future__ import annotations
+
+import copy
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from dgl_mgpu.errors import CheckpointError
+from dgl_mgpu.report import EpochReport, merge
+from dgl_mgpu.store import Ranks
+from dgl_mgpu.training.checkpoint import Checkpoint
+
+#: Called after each step with step, loss, accuracy and seeds so far in the epoch.
+StepCallback = Callable[[int, float, float, int], None]
+
+
+class Trainer(ABC):
+    """Trains a model on one rank, together with the others, epoch by epoch.
+
+    Parameters
+    ----------
+    model : nn.Module
+    optimizer : torch.optim.Optimizer
+    device : torch.device
+        Where the model computes.
+    eval_every : int
+        Epochs between validations; the last epoch is always validated.
+
+    Attributes
+    ----------
+    reports : list of EpochReport
+        Of the epochs done, all ranks together.
+    best_model : dict
+        State dict of the epoch of best validation accuracy.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        device: torch.device,
+        eval_every: int,
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.reports: list[EpochReport] = []
+        self.best_model: dict[str, torch.Tensor] = copy.deepcopy(model.state_dict())
+        self._ranks = Ranks.of_all_machines()
+        self._device = device
+        self._eval_every = eval_every
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return len(self.reports)
+
+    @property
+    @abstractmethod
+    def steps_per_epoch(self) -> int:
+        """Optimizer steps in an epoch."""
+
+    @abstractmethod
+    def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport:
+        """Train an epoch; what this rank has to report of it."""
+
+    @abstractmethod
+    def _test(self) -> float:
+        """Test accuracy of the model as it is."""
+
+    def run_epoch(self, last: bool, on_step: StepCallback) -> EpochReport:
+        """Train one epoch, validate, and return the report of all ranks together.
+
+        Parameters
+        ----------
+        last : bool
+            Whether this is the last epoch of the run.
+        on_step : callable
+        """
+        number = self.epoch + 1
+        validate = last or number % self._eval_every == 0
+        report = merge(self._ranks.all_gather(self._run_epoch(number, validate, on_step)))
+        if report.valid_accuracy is not None and report.valid_accuracy > self._best_valid():
+            self.best_model = copy.deepcopy(self.model.state_dict())
+        self.reports.append(report)
+        return report
+
+    def test(self) -> float:
+        """Test accuracy of the model of the epoch that validated best."""
+        current = copy.deepcopy(self.model.state_dict())
+        self.model.load_state_dict(self.best_model)
+        try:
+            return self._test()
+        finally:
+            self.model.load_state_dict(current)
+
+    def checkpoint(self, config: dict) -> Checkpoint:
+        """The state after the epochs done so far; collective."""
+        return Checkpoint(
+            epoch=self.epoch,
+            model=self.model.state_dict(),
+            optimizer=self.optimizer.state_dict(),
+            best_model=self.best_model,
+            random=self._ranks.all_gather(self._random_state()),
+            reports=[report.to_dict() for report in self.reports],
+            config=config,
+            plan=self._plan(),
+        )
+
+    def resume(self, checkpoint: Checkpoint) -> None:
+        """Go on from a checkpoint, which any number of ranks may have written.
+
+        Raises
+        ------
+        CheckpointError
+            If its states are not those of this model and optimizer.
+        """
+        try:
+            self.model.load_state_dict(checkpoint.best_model)
+            self.model.load_state_dict(checkpoint.model)
+            self.optimizer.load_state_dict(checkpoint.optimizer)
+            self.reports = [EpochReport.from_dict(report) for report in checkpoint.reports]
+        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            raise CheckpointError(
+                "resume from a checkpoint",
+                f"its states are not this run's ({str(error).splitlines()[0]})",
+                "resume with the configuration of the run, or start a new run",
+            ) from error
+        self.best_model = checkpoint.best_model
+        # A rank that the saved run did not have, or had on another kind of device, keeps the
+        # generator it was seeded with.
+        if self._ranks.rank < len(checkpoint.random):
+            state = checkpoint.random[self._ranks.rank]
+            if len(state) == len(self._random_state()):
+                self._set_random_state(state)
+
+    def finish(self, folder: Path) -> None:
+        """Write what is left to write after the last epoch, and close what is open."""
+
+    def _plan(self) -> dict[str, Any]:
+        """Where data is kept, for the checkpoint."""
+        return {}
+
+    def _random_state(self) -> torch.Tensor:
+        """State of the generator that the model draws from."""
+        if self._device.type == "cuda":
+            return torch.cuda.get_rng_state(self._device)
+        return torch.get_rng_state()
+
+    def _set_random_state(self, state: torch.Tensor) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.set_rng_state(state, self._device)
+        else:
+            torch.set_rng_state(state)
+
+    def _best_valid(self) -> float:
+        validated = [r.valid_accuracy for r in self.reports if r.valid_accuracy is not None]
+        return max(validated, default=-1.0)
