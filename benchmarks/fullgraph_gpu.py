@@ -12,6 +12,7 @@ destinations and of the largest hub are checked first, in float64.
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import time
 from collections.abc import Callable
@@ -29,10 +30,13 @@ import dgl  # isort: skip
 from benchmarks.ceilings import measure_ceilings, print_ceilings
 from benchmarks.gpu import PowerLaw, measure, this_device
 from benchmarks.machine import describe_machine
+from dgl_mgpu.backend.relation import Relation
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
+from dgl_mgpu.fullgraph.exchange.peers import PeerChunks
+from dgl_mgpu.fullgraph.exchange.window import Window, reaches_all
 from dgl_mgpu.fullgraph.part import Part
-from dgl_mgpu.ops import spmm
+from dgl_mgpu.ops import add_spmm, spmm
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.launch import launch
 
@@ -94,9 +98,15 @@ class Bench:
         owned = graph.ownership["_N"]
         mine = owned.nodes(self._ranks.rank, self._device)
         ways: dict[str, Any] = {"broadcast": Broadcast(part, group)}
-        for chunks in {1, 2, 4, self._ranks.size - 1}:
-            if 0 < chunks < self._ranks.size:
-                ways[f"halo in {chunks}"] = Chunks(part, group, chunks)
+        window = None
+        if group is not None and reaches_all(group, self._device):
+            window = Window(group, self._device)
+        for chunks in sorted({1, 2, 4, self._ranks.size - 1}):
+            if not 0 < chunks < self._ranks.size:
+                continue
+            ways[f"halo in {chunks}, messages"] = Chunks(part, group, chunks)
+            if window is not None:
+                ways[f"halo in {chunks}"] = PeerChunks(part, window, chunks)
         for width in WIDTHS[shape]:
             draw = torch.Generator(self._device).manual_seed(width)
             whole = torch.randn(nodes, width, generator=draw, device=self._device)
@@ -108,6 +118,7 @@ class Bench:
                 self._require_right(f"{shape} {width} {name}", call(None), part, g, whole, mine)
             every = torch.cat([rows, whole[_nodes_of(owned, part.halo)]])
             contenders["products alone"] = partial(_product, part, every)
+            contenders["products of tiles"] = partial(_products_of_tiles, part, every)
             if group is not None:
                 contenders["exchange alone"] = lambda _, rows=rows: graph._graph.parts[
                     0
@@ -216,6 +227,26 @@ def _nodes_of(owned: Any, positions: torch.Tensor) -> torch.Tensor:
 def _product(part: Part, rows: torch.Tensor, _: Any) -> torch.Tensor:
     indptr, indices, eids = part.relation.csc()
     return spmm(indptr, indices, eids, rows, None, "copy_lhs", "sum")[0]
+
+
+def _products_of_tiles(part: Part, rows: torch.Tensor, _: Any) -> torch.Tensor:
+    """The products of own and of other rows, one after the other, all being there."""
+    tiles = _tiles_of(part)
+    own = part.num_own_src
+    out = _tile_product(tiles[0], rows[:own])
+    indptr, indices, eids = tiles[1].csc()
+    add_spmm(out, indptr, indices, eids, rows[own:], None, "copy_lhs")
+    return out
+
+
+def _tile_product(tile: Relation, rows: torch.Tensor) -> torch.Tensor:
+    indptr, indices, eids = tile.csc()
+    return spmm(indptr, indices, eids, rows, None, "copy_lhs", "sum")[0]
+
+
+@functools.lru_cache(maxsize=1)
+def _tiles_of(part: Part) -> list[Relation]:
+    return [tile.relation for tile in Chunks(part, None, 1).tiles]
 
 
 def _run(options: argparse.Namespace, ceilings: dict[str, float]) -> None:

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from dgl_mgpu.backend.store import GlobalStore
     from dgl_mgpu.data import Dataset, load
     from dgl_mgpu.fullgraph.graph import PartitionedGraph, partition_graph
+    from dgl_mgpu.fullgraph.inference import inference
     from dgl_mgpu.ops import (
         SampleKey,
         append_unique,
@@ -42,6 +43,7 @@ _HOME = {
     "load": "data",
     "PartitionedGraph": "fullgraph.graph",
     "partition_graph": "fullgraph.graph",
+    "inference": "fullgraph.inference",
     "SampleKey": "ops",
     "append_unique": "ops",
     "gather_rows": "ops",
@@ -67,6 +69,7 @@ __all__ = [
     "Topology",
     "append_unique",
     "gather_rows",
+    "inference",
     "load",
     "partition_graph",
     "pinsage_neighbors",

@@ -15,6 +15,7 @@ USAGE = """\
 dgl-mgpu COMMAND [key=value ...]
 
   train      train a model:      dgl-mgpu train data=cora model=gcn trainer.ranks=2
+             on the whole graph at once:     dgl-mgpu train mode=fullgraph data=cora model=gcn
   plan       where the store would put every tier, and the modelled time, also for a machine
              that is not there:  dgl-mgpu plan data=generated-twitter topology=dgx1
   topology   what this machine is (topology measure: with timed copies between its GPUs), or
@@ -63,10 +64,13 @@ def _train(arguments: list[str]) -> int:
         config_path=str(resource_folder("configs")), config_name="config", version_base="1.3"
     )
     def job(raw: Any) -> None:
-        from dgl_mgpu.minibatch.run import train
-
         try:
-            train(to_config(raw), Path(HydraConfig.get().runtime.output_dir))
+            config = to_config(raw)
+            if config.mode == "fullgraph":
+                from dgl_mgpu.fullgraph.run import train
+            else:
+                from dgl_mgpu.minibatch.run import train
+            train(config, Path(HydraConfig.get().runtime.output_dir))
         except (DGLMGPUError, KeyboardInterrupt) as error:
             # Hydra would print a traceback; ours say what is wrong in one line.
             failure.append(error)

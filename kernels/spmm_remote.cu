@@ -21,7 +21,7 @@ constexpr int kCopies = 4;
 // Reads of local rows that are.
 constexpr int kReads = 4;
 // Warps that a multiprocessor is to hold, which bounds the registers of a thread.
-constexpr int kResidentWarps = 20;
+constexpr int kResidentWarps = 24;
 
 // Copies from any memory into shared memory; returns at once.
 template <typename Piece>
@@ -231,6 +231,7 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentWarps / kWarps)
   };
   // Of `count` entries from `local_at` on the lanes have the columns.
   const auto add_local = [&](Id columns, int count) {
+#pragma unroll 1
     for (int from = 0; from < count; from += kGroups * kReadsAtOnce) {
       Vector read[kReadsAtOnce];
       Number factor[kReadsAtOnce];
@@ -241,7 +242,8 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentWarps / kWarps)
         if (entry >= count) continue;
         read[i].Load(in_row(sum.rows + column, row, sum.width * sizeof(Element)));
         if constexpr (kWeighted) {
-          factor[i] = __ldg(sum.local_weights + (local_begin + local_at + entry) * sum.weights + weight);
+          const int64 of_entry = (local_begin + local_at + entry) * sum.weights;
+          factor[i] = __ldg(sum.local_weights + of_entry + weight);
         }
       }
 #pragma unroll

@@ -13,7 +13,7 @@ from dgl_mgpu.errors import ConfigError
         (["train", "data=coraa"], "did you mean 'cora'"),
         (["train", "model=grahpsage"], "graphsage"),
         (["train", "trainer.epcohs=3"], "did you mean 'trainer.epochs'"),
-        (["train", "modle=gcn"], "did you mean 'model'"),
+        (["train", "moddel=gcn"], "did you mean 'model'"),
         (["train", "trainer.epochs=many"], "trainer.epochs"),
         (["train", "trainer.epochs=0"], "use 1 or more"),
         (["train", "trainer.ranks=0"], "use 1 or more"),
@@ -29,6 +29,11 @@ from dgl_mgpu.errors import ConfigError
         (["train", "trainer.seed=-1"], "trainer.seed=-1"),
         (["train", "trainer.seed=99999999999999999"], "below"),
         (["train", "store.host_memory=1KiB", "store.gpu_memory=1KiB"], "store.disk_path"),
+        (["train", "mode=fulgraph"], "fullgraph"),
+        (["train", "mode=fullgraph", "fullgraph.by=hash"], "metis"),
+        (["train", "mode=fullgraph", "fullgraph.exchange=hallo"], "halo"),
+        (["train", "mode=fullgraph", "model=pinsage"], "random walks"),
+        (["train", "mode=fullgraph", "trainer.count_accesses=true"], "mode=minibatch"),
         (["train", "nonsense"], "key=value"),
         (["train", "store.gpu_memory=lots"], "16GiB"),
         (["train", "store.graph_ratio=2"], "ratio"),
@@ -62,7 +67,7 @@ def test_compose_gives_the_schema():
 
 def test_every_model_goes_with_every_data_set():
     for data in ("cora", "ogbn-products", "facebook", "generated-twitter"):
-        for model in ("graphsage", "gcn", "gat", "gin", "pinsage"):
+        for model in ("graphsage", "gcn", "gat", "gin", "rgcn", "pinsage"):
             config = compose([f"data={data}", f"model={model}"])
             assert (config.data.name, config.model.name) == (data, model)
 

@@ -3,10 +3,12 @@
 A *buffer* here is a tensor with a row for each of the rank's nodes.  Of ``L`` layers the forward
 pass leaves ``L`` behind, the layers' outputs; ReLU, bias, normalisation and dropout are applied
 to these in place, and a layer's product before its sum (or the other way round) lives no longer
-than the layer.  The backward pass has two of its own, and frees outputs as it comes by them:
-what ReLU and dropout let through is what is positive, so that no masks are kept.  With the two
-of the exchange that makes L + 3 (MG-GCN, section 4.2).  Where that paper writes to a buffer anew,
-here it is freed and torch's allocator gives it out again, in whatever width is needed next.
+than the layer.  The backward pass has two of its own, or while it multiplies three, and frees
+outputs as it comes by them: what ReLU and dropout let through is what is positive, so that no
+masks are kept.  With the two of the exchange that makes L + 3 (MG-GCN, section 4.2), the output
+and its gradient among them; one more if the loss keeps the output.  Where that paper writes to a
+buffer anew, here it is freed and torch's allocator gives it out again, in whatever width is needed
+next.
 """
 
 from __future__ import annotations
@@ -71,11 +73,11 @@ class GCN(nn.Module):
         that requires a gradient is not kept.  Otherwise a first layer that sums first does so
         again in the backward pass.
     keep_every : int
-        Keep each how manieth hidden layer's output for the backward pass, which makes the others
-        again: more work, and so many times fewer buffers.
+        Of so many hidden layers in a row, keep one output for the backward pass, which makes the
+        others again: more work, fewer buffers.
     activation_dtype : torch.dtype, optional
-        Of buffers, products and the result, as under autocast; ``torch.bfloat16`` halves all
-        buffers.  Products and sums add up in float32.  Parameters stay as they are.  An input of
+        Of buffers and products, as under autocast; ``torch.bfloat16`` halves all buffers but the
+        output.  Products and sums add up in float32.  Parameters stay as they are.  An input of
         another dtype is converted, which is one more buffer.  By default that of the input.
     allow_zero_in_degree : bool
         Else the first call on a graph with such nodes raises.
@@ -111,6 +113,7 @@ class GCN(nn.Module):
         _check_options(widths, norm, dropout, keep_every, activation_dtype)
         self.widths = tuple(widths)
         self.norm = norm
+        self.bias = bias
         self.dropout = dropout
         self.keep_input_sums = keep_input_sums
         self.keep_every = keep_every
@@ -123,7 +126,7 @@ class GCN(nn.Module):
         self._known = _Known()
 
     def extra_repr(self) -> str:
-        return f"{self.widths}, norm={self.norm!r}, dropout={self.dropout}"
+        return f"{self.widths}, norm={self.norm!r}, bias={self.bias}, dropout={self.dropout}"
 
     def forward(self, g: DGLGraph, x: torch.Tensor) -> torch.Tensor:
         """The last layer's output; collective where ``g`` is a `PartitionedGraph`.
@@ -136,7 +139,7 @@ class GCN(nn.Module):
 
         Returns
         -------
-        Tensor, dtype of activations, shape (num_nodes, widths[-1])
+        Tensor, dtype of parameters, shape (num_nodes, widths[-1])
 
         Raises
         ------
@@ -145,9 +148,11 @@ class GCN(nn.Module):
         RankFailedError
             If that is so on another rank.
         """
-        parameters = [layer.weight for layer in self.layers]
-        if self.layers[0].bias is not None:
-            parameters += [layer.bias for layer in self.layers]
+        parameters: list[torch.Tensor] = [
+            self.get_parameter(f"layers.{number}.{name}")
+            for name in (("weight", "bias") if self.bias else ("weight",))
+            for number in range(len(self.layers))
+        ]
         dtype = self.activation_dtype or x.dtype
         self._check(g, x, parameters[0])
         left, right = self._known.scales(g, self.norm, dtype, self.allow_zero_in_degree)
@@ -166,12 +171,16 @@ class GCN(nn.Module):
             nodes=_global_ids(g) if dropout else None,
             keep_every=self.keep_every,
         )
+        bias = parameters.pop() if self.bias else None
         with torch.autocast(x.device.type, enabled=False):
-            if self.keep_input_sums and not x.requires_grad:
-                run = self._known.with_input_sums(run, g, x)
+            # Of an inference tensor one cannot tell whether it was changed.
+            if self.keep_input_sums and not x.requires_grad and not x.is_inference():
+                run = self._known.with_input_sums(run, x)
             if torch.is_grad_enabled():
-                return _Layers.apply(run, x, *parameters)
-            return run.forward(x, parameters, None)
+                out = _Layers.apply(run, x, *parameters)
+            else:
+                out = run.forward(x, parameters, None)
+            return _finished(out, right, bias)
 
     def _check(self, g: DGLGraph, x: torch.Tensor, weight: torch.Tensor) -> None:
         asked = "run a GCN"
@@ -181,7 +190,7 @@ class GCN(nn.Module):
                 f"a graph with node types {g.ntypes} and edge types {g.etypes}",
                 "pass one with one of each, e.g. dgl.to_homogeneous(g)",
             )
-        if x.dim() != 2 or x.shape != (g.num_nodes(), self.widths[0]):
+        if x.shape != (g.num_nodes(), self.widths[0]):
             raise InvalidCallError(
                 asked,
                 f"rows of shape {tuple(x.shape)}",
@@ -221,13 +230,29 @@ def _check_options(
         )
 
 
+def _nothing() -> None:
+    """A reference to what is not there."""
+
+
+def _finished(
+    rows: torch.Tensor, right: torch.Tensor | None, bias: torch.Tensor | None
+) -> torch.Tensor:
+    """The output, from the last layer's sums.
+
+    Left to autograd, which has freed the output's gradient when it comes to that of ``rows``.
+    """
+    if bias is None:
+        return rows if right is None else rows * right
+    return rows + bias if right is None else torch.addcmul(bias, rows, right)
+
+
 class _Known:
     """What a model has found out about the graph and the input that it was called with last."""
 
     def __init__(self) -> None:
-        self._graph: tuple[Any, ...] = ()
+        self._of_graph: tuple[Any, ...] = (_nothing,)
         self._scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
-        self._input: tuple[Any, ...] = ()
+        self._of_input: tuple[Any, ...] = (_nothing,)
         self._sums: torch.Tensor | None = None
 
     def __reduce__(self) -> tuple[type[_Known], tuple[()]]:
@@ -237,8 +262,9 @@ class _Known:
         self, g: DGLGraph, norm: str, dtype: torch.dtype, allow_zero_in_degree: bool
     ) -> tuple[torch.Tensor | None, torch.Tensor | None]:
         """What sources' and what destinations' rows are multiplied with, shape (num_nodes, 1)."""
-        asked = weakref.ref(g._graph), norm, dtype, allow_zero_in_degree
-        if asked != self._graph:
+        asked = norm, dtype, allow_zero_in_degree
+        known, *about = self._of_graph
+        if known() is not g._graph or tuple(about) != asked:
             if not allow_zero_in_degree:
                 _require_in_edges(g)
             precise = torch.promote_types(dtype, torch.float32)
@@ -250,17 +276,18 @@ class _Known:
                     (g.in_degrees, norm in ("both", "right")),
                 )
             )
-            self._graph, self._scales = asked, (left, right)
+            self._of_graph, self._scales = (weakref.ref(g._graph), *asked), (left, right)
+            self._of_input, self._sums = (_nothing,), None
         return self._scales
 
-    def with_input_sums(self, run: _Run, g: DGLGraph, x: torch.Tensor) -> _Run:
-        """The run, with the sums of its input."""
-        asked = self._graph, weakref.ref(x), x._version
-        if asked != self._input:
-            self._sums = None
+    def with_input_sums(self, run: _Run, x: torch.Tensor) -> _Run:
+        """The run, with the sums of its input; the graph is the one that scales were asked of."""
+        known, *version = self._of_input
+        if known() is not x or version != [x._version]:
+            self._of_input, self._sums = (_nothing,), None
             with torch.no_grad():
                 self._sums = run.normalised_sums(0, x.to(run.dtype))
-            self._input = asked
+            self._of_input = weakref.ref(x), x._version
         return replace(run, input_sums=self._sums, sums_first=(True, *run.sums_first[1:]))
 
 
@@ -289,10 +316,11 @@ def _global_ids(g: DGLGraph) -> torch.Tensor:
 
 @dataclass(frozen=True)
 class _Run:
-    """One forward pass and its backward pass.
+    """One forward pass and its backward pass, up to the last layer's sums.
 
-    A layer's input is already multiplied with ``left`` where the layer sums first, but for the
-    first layer's, which is not ours.
+    Parameters are a weight a layer, then a bias a layer but the last, or none.  A layer's input is
+    already multiplied with ``left`` where the layer sums first, but for the first layer's, which
+    is not ours.
 
     Attributes
     ----------
@@ -332,35 +360,31 @@ class _Run:
         parameters: Sequence[torch.Tensor],
         hidden: dict[int, torch.Tensor] | None,
     ) -> torch.Tensor:
-        """The last layer's output; ``hidden`` gets inputs of layers, those that are kept."""
+        """The last layer's sums; ``hidden`` gets inputs of layers, those that are kept."""
         rows = x if self.input_sums is not None else x.to(self.dtype)
         for number in range(len(self.sums_first)):
             rows = self._output(number, rows, parameters)
             following = number + 1
-            if hidden is not None and following < len(self.sums_first):
-                if following % self.keep_every == 0:
-                    hidden[following] = rows
+            is_hidden = following < len(self.sums_first)
+            if hidden is not None and is_hidden and following % self.keep_every == 0:
+                hidden[following] = rows
         return rows
 
     def _output(
         self, number: int, rows: torch.Tensor, parameters: Sequence[torch.Tensor]
     ) -> torch.Tensor:
         """A layer's output, from its input."""
-        num_layers = len(self.sums_first)
-        weight = parameters[number].to(self.dtype)
-        bias = None
-        if len(parameters) > num_layers:
-            bias = parameters[num_layers + number].to(self.dtype)
+        weight, bias = self._of_layer(number, parameters)
         if self.sums_first[number]:
             total = self.normalised_sums(number, rows)
             out = total.mm(weight) if bias is None else torch.addmm(bias, total, weight)
             del total
         else:
-            out = self._sums(_scale_(rows.mm(weight), self.left))
-            _scale_(out, self.right)
+            out = _sums(self.index, _scale_(rows.mm(weight), self.left))
+            _scale_(out, self._right(number))
             if bias is not None:
                 out += bias
-        if number + 1 < num_layers:
+        if number + 1 < len(self.sums_first):
             out.relu_()
             if self.dropout:
                 assert self.nodes is not None
@@ -377,10 +401,18 @@ class _Run:
                 return self.input_sums
             if self.left is not None:
                 rows = _scaled(rows, self.left)
-        return _scale_(self._sums(rows), self.right)
+        return _scale_(_sums(self.index, rows), self._right(number))
 
-    def _sums(self, rows: torch.Tensor) -> torch.Tensor:
-        return _sums(self.index, rows)
+    def _right(self, number: int) -> torch.Tensor | None:
+        """What a layer's sums are multiplied with here."""
+        return self.right if number + 1 < len(self.sums_first) else None
+
+    def _of_layer(
+        self, number: int, parameters: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A layer's weight, and its bias if there is one, in the dtype of buffers."""
+        weight, bias = parameters[number].to(self.dtype), len(self.sums_first) + number
+        return weight, parameters[bias].to(self.dtype) if bias < len(parameters) else None
 
     # -- backward ---------------------------------------------------------------------------------
 
@@ -392,30 +424,31 @@ class _Run:
         gradient: torch.Tensor,
         of_input: bool,
     ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-        """The input's gradient, or None, and the parameters'; ``hidden`` is emptied."""
+        """The input's gradient, or None, and the parameters'; ``hidden`` is emptied.
+
+        Of the last layer's gradient, which is autograd's, nothing is changed: its sums are not
+        multiplied here.
+        """
         num_layers = len(self.sums_first)
         found: dict[int, torch.Tensor] = {}
         transposed = self.index.reverse()
         for number in reversed(range(num_layers)):
-            weight = parameters[number].to(self.dtype)
-            if len(parameters) > num_layers:
+            weight, bias = self._of_layer(number, parameters)
+            right = self._right(number)
+            if bias is not None:
                 found[num_layers + number] = gradient.sum(0, dtype=parameters[-1].dtype)
-            ours = number < num_layers - 1  # else autograd's
             goes_on = of_input or number > 0
             rows = self._input(number, x, parameters, hidden)
-            if self._repeats_sums(number, goes_on):
+            if self._repeats_sums(number, weight, goes_on):
                 total = self.normalised_sums(number, rows)
                 found[number] = total.t().mm(gradient)
                 del total
                 if goes_on:
                     gradient = gradient.mm(weight.t())
-                    gradient = _sums(transposed, _scale_(gradient, self.right))
+                    gradient = _sums(transposed, _scale_(gradient, right))
                     _scale_(gradient, self.left)
             else:
-                if self.right is not None:
-                    multiply = _scale_ if ours else _scaled
-                    gradient = multiply(gradient, self.right)
-                gradient = _sums(transposed, gradient)
+                gradient = _sums(transposed, _scale_(gradient, right))
                 has_left = self.sums_first[number] and number > 0
                 if not has_left:
                     _scale_(gradient, self.left)
@@ -426,9 +459,7 @@ class _Run:
                     gradient = gradient.mm(weight.t())
             if number > 0:
                 # What is positive came through ReLU and dropout.
-                torch.ops.aten.threshold_backward.grad_input(
-                    gradient, rows, 0, grad_input=gradient
-                )
+                torch.ops.aten.threshold_backward.grad_input(gradient, rows, 0, grad_input=gradient)
                 if self.dropout:
                     gradient *= 1 / (1 - self.dropout)
             del rows
@@ -437,15 +468,16 @@ class _Run:
         ]
         return (gradient.to(x.dtype) if of_input else None), of_parameters
 
-    def _repeats_sums(self, number: int, goes_on: bool) -> bool:
+    def _repeats_sums(self, number: int, weight: torch.Tensor, goes_on: bool) -> bool:
         """Whether the weight's gradient is found from the sums of the layer's input.
 
-        Then they are made anew, and another sum is as narrow as the input; else the only sum, of
-        the output's gradient, serves both gradients.
+        Then these are made anew, and the input's gradient takes other sums, both as wide as the
+        input.  Else the sums of the output's gradient serve both.
         """
         if number == 0 and self.input_sums is not None:
             return True
-        return self.sums_first[number] and (not goes_on or self._much_narrower[number])
+        width, next_width = weight.shape
+        return self.sums_first[number] and (not goes_on or 2 * width < next_width)
 
     def _input(
         self,
@@ -493,9 +525,10 @@ class _Layers(torch.autograd.Function):
 
 def _sums(index: HeteroGraphIndex, rows: torch.Tensor) -> torch.Tensor:
     """For each node the sum of its in-edges' sources."""
+    rows = rows.contiguous()
     if isinstance(index, SpreadIndex):
         return index.gspmm("copy_lhs", "sum", rows, None)
-    return _gspmm(index, "copy_lhs", "sum", rows.contiguous(), None)[0]
+    return _gspmm(index, "copy_lhs", "sum", rows, None)[0]
 
 
 def _scale_(rows: torch.Tensor, by: torch.Tensor | None) -> torch.Tensor:

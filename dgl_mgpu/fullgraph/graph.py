@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import dgl
 import torch
@@ -15,8 +14,11 @@ from dgl import DGLGraph
 from dgl_mgpu.backend.index import Schema
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
-from dgl_mgpu.fullgraph.exchange.chunks import Chunks
-from dgl_mgpu.fullgraph.exchange.halo import Halo, sendable
+from dgl_mgpu.fullgraph.exchange.halo import Halo
+from dgl_mgpu.fullgraph.exchange.peers import halo_in_chunks
+from dgl_mgpu.fullgraph.exchange.rounds import Rounds
+from dgl_mgpu.fullgraph.exchange.window import Window, reaches_all
+from dgl_mgpu.fullgraph.exchange.words import sendable
 from dgl_mgpu.fullgraph.index import PartitionedIndex, PartitionedRelation
 from dgl_mgpu.fullgraph.ownership import (
     Ownership,
@@ -32,7 +34,9 @@ CanonicalEtype = tuple[str, str, str]
 By = str | torch.Tensor | Mapping[str, torch.Tensor]
 
 _WAYS = ("random", "order", "metis")
-_EXCHANGES = {"halo": Chunks, "broadcast": Broadcast}
+_EXCHANGES = ("halo", "broadcast")
+#: Rounds of the halo.
+_CHUNKS = 2
 _ASKED = "partition a graph"
 
 
@@ -168,13 +172,23 @@ def partition_graph(
         for src, etype, dst in outline.num_edges
     }
     group = dist.group.WORLD if ranks.size > 1 else None
-    spread = [
-        PartitionedRelation(Halo(part, group), _EXCHANGES[exchange](part, group))
-        for part in parts.values()
-    ]
+    window = None
+    if group is not None and reaches_all(group, where):
+        window = Window(group, where)
+    spread = [_spread(part, group, window, exchange) for part in parts.values()]
     graph = _as_graph(outline, owned, list(parts), spread, ranks.rank)
     _fill(graph, source, outline, parts)
     return graph
+
+
+def _spread(
+    part: Part, group: dist.ProcessGroup | None, window: Window | None, exchange: str
+) -> PartitionedRelation:
+    if exchange == "broadcast":
+        rounds: Rounds = Broadcast(part, group)
+    else:
+        rounds = halo_in_chunks(part, group, window, _CHUNKS)
+    return PartitionedRelation(Halo(part, group, window), rounds)
 
 
 def _device(g: DGLGraph | None) -> torch.device:
@@ -230,9 +244,7 @@ class _Source:
             ends = [end.to(self.device) for end in self.g.edges(etype=etype, order="eid")]
         else:
             size = outline.num_edges[etype]
-            ends = [
-                torch.empty(size, dtype=outline.idtype, device=self.device) for _ in range(2)
-            ]
+            ends = [torch.empty(size, dtype=outline.idtype, device=self.device) for _ in range(2)]
         if self._asks:
             for end in ends:
                 dist.broadcast(end, src=0)

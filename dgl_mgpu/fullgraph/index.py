@@ -88,8 +88,8 @@ def _is_sum_of_rows(op: str, reduce: str, lhs: Any, rhs: Any) -> bool:
 class PartitionedIndex(SpreadIndex):
     """A rank's part of a graph.
 
-    Nodes are the rank's own, and edges the in-edges of these.  Where a query returns sources, those
-    from ``num_nodes`` up are the halo's.
+    Nodes are the rank's own, and edges the in-edges of these.  Both ends of edges cannot be asked
+    for: what DGL makes of them would be a graph in which other ranks' nodes are not nodes.
 
     Parameters
     ----------
@@ -192,12 +192,6 @@ class PartitionedIndex(SpreadIndex):
         relation = self.parts[etype].part.relation
         return relation.reverse() if self.turned else relation
 
-    def edges(self, etype: int, order: str | None = None) -> Any:
-        return TensorIndex.single(self._relation(etype), 2).edges(0, order)
-
-    def find_edges(self, etype: int, eid: torch.Tensor) -> Any:
-        return (*self._relation(etype).find(eid), eid)
-
     def in_edges(self, etype: int, v: torch.Tensor) -> Any:
         if self.turned:
             return self.relations
@@ -255,7 +249,8 @@ class PartitionedIndex(SpreadIndex):
     def _shares(self, total: torch.Tensor) -> torch.Tensor:
         """Sums divided by the numbers of messages."""
         counts = self.in_degrees(0).clamp(min=1).view(-1, *[1] * (total.dim() - 1))
-        return (total / counts).to(total.dtype)
+        wide = total.float() if total.dtype.itemsize < 4 else total  # a half type cannot hold counts
+        return (wide / counts).to(total.dtype)
 
     def _gspmm_over_relations(
         self, op: str, reduce: str, lhs: Sequence[Features] | None, rhs: Sequence[Features] | None

@@ -24,10 +24,9 @@ class StageSeconds:
         Seconds of forward, backward and optimizer step, where they are not told apart.
     forward, backward : float or None
         Seconds of each, exchanging rows with other ranks included.
-    reduce : float or None
-        Seconds until the gradients of all ranks are added up, waiting for the slowest included.
     update : float or None
-        Seconds of the optimizer step.
+        Seconds of adding up all ranks' gradients, waiting for theirs included, and of the optimizer
+        step.
     evaluate : float
         Seconds spent on validation and test accuracy.
     total : float
@@ -39,7 +38,6 @@ class StageSeconds:
     compute: float | None = None
     forward: float | None = None
     backward: float | None = None
-    reduce: float | None = None
     update: float | None = None
     evaluate: float
     total: float

@@ -26,8 +26,7 @@ _STAGE_COLOURS = {
     "compute": _GREEN,
     "forward": _SKY,
     "backward": _BLUE,
-    "reduce": _ORANGE,
-    "update": _GREEN,
+    "update": _ORANGE,
     "evaluate": _PURPLE,
 }
 _TIER_COLOURS = {

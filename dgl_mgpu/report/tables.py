@@ -20,8 +20,7 @@ _STAGE_NAMES = {
     "compute": "forward/backward",
     "forward": "forward",
     "backward": "backward",
-    "reduce": "summing gradients",
-    "update": "optimizer step",
+    "update": "update",
     "evaluate": "evaluation",
     "total": "whole epoch",
 }

@@ -139,7 +139,7 @@ class Trainer(ABC):
             if len(state) == len(self._random_state()):
                 self._set_random_state(state)
 
-    def finish(self, folder: Path) -> None:
+    def finish(self, folder: Path) -> None:  # noqa: B027 (there may be nothing)
         """Write what is left to write after the last epoch, and close what is open."""
 
     def _plan(self) -> dict[str, Any]:

@@ -58,8 +58,8 @@ def homogeneous(
     return g
 
 
-def heterogeneous() -> dgl.DGLGraph:
-    """Four relations between three node types: one is empty, two have the same ends."""
+def heterogeneous(num_marks: int = 0) -> dgl.DGLGraph:
+    """Five relations between three node types: one may be empty, two have the same ends."""
     draw = torch.Generator().manual_seed(11)
     count = {"user": 21, "item": 13, "tag": 4}
 
@@ -73,9 +73,9 @@ def heterogeneous() -> dgl.DGLGraph:
         {
             ("user", "follows", "user"): pairs("user", "user", 60),
             ("user", "buys", "item"): pairs("user", "item", 70),
-            ("user", "sees", "item"): pairs("user", "item", 25),
+            ("user", "sees", "item"): (torch.arange(20), torch.arange(20) % count["item"]),
             ("item", "has", "tag"): pairs("item", "tag", 30),
-            ("tag", "marks", "user"): pairs("tag", "user", 0),
+            ("tag", "marks", "user"): pairs("tag", "user", num_marks),
         },
         num_nodes_dict=count,
     )

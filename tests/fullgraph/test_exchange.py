@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -291,17 +289,3 @@ def _input_changes() -> None:
 def test_rows_may_be_overwritten_once_sums_are_there(ranks):
     """Also those that other ranks have yet to be sent."""
     ranks.run(_input_changes)
-
-
-def _refused(call: Callable[[Halo], object]) -> None:
-    whole = _Whole("random", "shuffled")
-    with pytest.raises(Exception, match="dtype"):
-        call(Halo(whole.part, whole.group))
-
-
-def _of_integers(halo: Halo) -> object:
-    return halo.give_back(torch.ones(len(halo.part.halo), 1, dtype=torch.int64))
-
-
-def test_integers_are_not_summed(ranks):
-    ranks.run(_refused, _of_integers)

@@ -6,16 +6,28 @@ import numpy as np
 import pytest
 import torch
 
+from dgl_mgpu.fullgraph.exchange.chunks import Chunks
+from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
+from dgl_mgpu.fullgraph.ownership import ranges, shuffled
+from dgl_mgpu.fullgraph.part import cut
 from dgl_mgpu.ops.spmm_remote import Pipeline, Sources, cuda, spmm_remote
 from dgl_mgpu.ops.spmm_remote.op import DTYPES
+from tests.fullgraph.graphs import edges
 from tests.ops.test_spmm_remote import GRAPHS, case
 
 
 @pytest.fixture
-def check(where, monkeypatch):
-    """That the operator on a device gives what it is to."""
+def kernels(where, monkeypatch):
+    """A device on which the operator runs its kernels."""
     if where.type == "cpu":
         monkeypatch.setattr(torch.ops.dgl_mgpu.spmm_remote, "default", cuda._spmm_remote)
+    return where
+
+
+@pytest.fixture
+def check(kernels):
+    """That the operator on a device gives what it is to."""
+    where = kernels
 
     def call(given, **pipeline):
         # On a GPU all ranks' rows are in its memory, at addresses like those that they have here.
@@ -56,21 +68,20 @@ def test_graphs(check, name, id_dtype):
 
 
 @pytest.mark.parametrize(
-    "pipeline",
+    ("ps", "dist", "wpb", "num_weights"),
     [
-        {"ps": 1, "dist": 1, "wpb": 1},
-        {"ps": 1, "dist": 16, "wpb": 3},
-        {"ps": 3, "dist": 2, "wpb": 2},
-        {"ps": 7, "dist": 5, "wpb": 2},
-        {"ps": 32, "dist": 16, "wpb": 16},
-        {"ps": 32, "dist": 1, "wpb": 16},
+        (1, 1, 1, 0),
+        (1, 16, 3, 0),
+        (3, 2, 2, 0),
+        (3, 2, 2, 1),
+        (7, 5, 2, 1),
+        (32, 16, 16, 0),
+        (32, 1, 16, 1),
     ],
-    ids=str,
 )
-@pytest.mark.parametrize("num_weights", [0, 1])
-def test_pipelines(check, pipeline, num_weights):
+def test_pipelines(check, ps, dist, wpb, num_weights):
     for name in ("hubs", "hub at the end", "many rows"):
-        check(case(name, 20, num_weights=num_weights), **pipeline)
+        check(case(name, 20, num_weights=num_weights), ps=ps, dist=dist, wpb=wpb)
 
 
 @pytest.mark.parametrize("width", [1, 2, 3, 4, 7, 16, 28, 100, 130, 602])
@@ -84,10 +95,9 @@ def test_wide_rows_of_hubs(check, width):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("width", [24, 9])
-def test_dtypes(check, dtype, width):
-    check(case("hubs", width, dtype))
-    check(case("hubs", width, dtype, num_weights=3))
+@pytest.mark.parametrize(("width", "num_weights"), [(24, 0), (9, 3)])
+def test_dtypes(check, dtype, width, num_weights):
+    check(case("hubs", width, dtype, num_weights=num_weights))
 
 
 @pytest.mark.parametrize("num_weights", [1, 2, 6, 24])
@@ -118,3 +128,34 @@ def test_random_graphs(check, monkeypatch):
         )
         monkeypatch.setitem(GRAPHS, "random", (local, remote))
         check(case("random", 16), ps=int(random.integers(1, 33)), dist=int(random.integers(1, 17)))
+
+
+def test_exchange_of_a_graph(kernels):
+    """The ranks' parts of a graph in one process, a rank after the other."""
+    num_nodes, _, src, dst = edges("skewed")
+    owned = ranges(shuffled(num_nodes, 3), torch.bincount(dst, minlength=num_nodes), 4)
+    x = torch.randint(-8, 9, (num_nodes, 20)).float()
+    weights = torch.randint(-3, 4, (len(src), 1)).float()
+    every = [x[owned.nodes(rank)].to(kernels) for rank in range(owned.num_ranks)]
+    for rank, rows in enumerate(every):
+        part = cut(src.to(kernels), dst.to(kernels), owned, owned, rank)
+        remote = RemoteReads(Chunks(part, None, 1), Together(every), Pipeline(ps=3, dist=2))
+        for given in (None, weights):
+            messages = x[src] if given is None else x[src] * given
+            expected = torch.zeros_like(x).index_add(0, dst, messages)[owned.nodes(rank)]
+            mine = None if given is None else given[part.edges.cpu()].to(kernels)
+            assert torch.equal(remote.sums(rows, mine).cpu(), expected)
+
+
+class Together:
+    """Windows of one process that has all ranks' rows."""
+
+    def __init__(self, every):
+        self.every = [rows.view(torch.uint8).view(-1) for rows in every]
+
+    def turn(self, nbytes):
+        assert nbytes == max(map(len, self.every))
+        return self.every
+
+    def wait_for_all(self):
+        """All rows are there."""

@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.fullgraph.exchange.halo import sendable
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Rounds
+from dgl_mgpu.fullgraph.exchange.words import sendable
 
 
 class Broadcast(Rounds):
@@ -38,7 +38,9 @@ class Broadcast(Rounds):
             work = dist.broadcast(sendable(room), group=self.group, group_src=number, async_op=True)
 
         def arrived() -> torch.Tensor:
-            if work is not None:  # also of own rows, which may be overwritten as soon as sums are there
+            if (
+                work is not None
+            ):  # also of own rows, which may be overwritten as soon as sums are there
                 work.wait()
             return room
 

@@ -8,8 +8,8 @@ from collections.abc import Callable
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.fullgraph.exchange.halo import sendable
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Rounds
+from dgl_mgpu.fullgraph.exchange.words import sendable
 from dgl_mgpu.fullgraph.part import Part
 
 
@@ -30,11 +30,10 @@ class Chunks(Rounds):
         num_chunks = min(num_chunks, steps)
         #: In which round rows come over which distance from one rank to the next ones.
         self._round_of_step = [0, *(1 + step * num_chunks // steps for step in range(steps))]
-        self._num_rounds = 1 + num_chunks
+        self.num_chunks = num_chunks
         starts = torch.tensor(part.sending).cumsum(0).tolist()
         self._sent = [
-            part.sent[stop - count : stop]
-            for stop, count in zip(starts, part.sending, strict=True)
+            part.sent[stop - count : stop] for stop, count in zip(starts, part.sending, strict=True)
         ]
 
     def _comes(self, number: int) -> list[int]:
@@ -62,7 +61,7 @@ class Chunks(Rounds):
         rounds = torch.cat([of_halo.new_zeros(own), of_halo])
         places = torch.arange(len(rounds), device=device)
         sizes = [own]
-        for number in range(1, self._num_rounds):
+        for number in range(1, 1 + self.num_chunks):
             chosen = of_halo == number
             places[own:] = torch.where(chosen, chosen.cumsum(0) - 1, places[own:])
             sizes.append(sum(self._comes(number)))
@@ -83,22 +82,31 @@ class Chunks(Rounds):
 
         return arrived
 
-    def start_return(self, number: int, rows: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    def start_return(
+        self, number: int, rows: torch.Tensor, highest: bool = False
+    ) -> Callable[[torch.Tensor], None]:
         if number == 0:
             return lambda own: _add(own, rows)
         comes, goes = self._comes(number), self._goes(number)
         room = rows.new_empty(sum(goes), *rows.shape[1:])
         work = self._exchange(room, rows, goes, comes)
 
-        def add(own: torch.Tensor) -> None:
+        def join(own: torch.Tensor) -> None:
             if work is not None:
                 work.wait()
-            # Rank after rank: of one rank no row comes twice, so the order of additions is known.
             for rank, found in enumerate(room.split_with_sizes(goes)):
                 if len(found):
-                    own.index_add_(0, self._sent[rank], found)
+                    self._join_rank(own, found, rank, highest)
 
-        return add
+        return join
+
+    def _join_rank(self, own: torch.Tensor, found: torch.Tensor, rank: int, highest: bool) -> None:
+        # Of one rank no row comes twice: the order of additions is that of ranks.
+        places = self._sent[rank]
+        if highest:
+            own[places] = torch.maximum(own[places], found)
+        else:
+            own.index_add_(0, places, found)
 
     def _going(self, goes: list[int]) -> torch.Tensor:
         return torch.cat([self._sent[rank][:count] for rank, count in enumerate(goes)])

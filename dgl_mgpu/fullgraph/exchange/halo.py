@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu.fullgraph.exchange.peers import halo_in_chunks
+from dgl_mgpu.fullgraph.exchange.window import Window
 from dgl_mgpu.fullgraph.part import Part
-from dgl_mgpu.ops import spmm
-from dgl_mgpu.ops.view import as_words
 
 
 class Halo:
@@ -23,15 +22,15 @@ class Halo:
     part : Part
     group : torch.distributed.ProcessGroup or None
         None for a single rank.
+    window : Window, optional
+        Of GPUs that read each other's memory.
     """
 
-    def __init__(self, part: Part, group: dist.ProcessGroup | None) -> None:
+    def __init__(
+        self, part: Part, group: dist.ProcessGroup | None, window: Window | None = None
+    ) -> None:
         self.part = part
-        self._group = group
-        # What comes back is added by row, in the order of ranks: the same bits on every run.
-        rows, order = torch.sort(part.sent, stable=True)
-        starts = torch.arange(part.num_own_src + 1, device=rows.device)
-        self._returns = torch.searchsorted(rows, starts), order
+        self._whole = halo_in_chunks(part, group, window, 1, lend_all=False)
 
     def fetch(self, rows: torch.Tensor) -> torch.Tensor:
         """The halo's rows.
@@ -45,10 +44,9 @@ class Halo:
         -------
         Tensor, shape (num_halo, \\*shape)
         """
-        part = self.part
-        out = rows.new_empty(len(part.halo), *rows.shape[1:])
-        self._exchange(out, rows.index_select(0, part.sent), part.wanted, part.sending)
-        return out
+        if self.part.num_ranks == 1:
+            return rows.new_empty(0, *rows.shape[1:])
+        return self._whole.start(1, rows)()
 
     def give_back(self, rows: torch.Tensor, reduce: str = "sum") -> torch.Tensor:
         """The sum of what other ranks have for each of this rank's rows; the transpose of `fetch`.
@@ -63,26 +61,12 @@ class Halo:
         -------
         Tensor, shape (num_own_src, \\*shape)
         """
-        part = self.part
-        come = rows.new_empty(len(part.sent), *rows.shape[1:])
-        self._exchange(come, rows.contiguous(), part.sending, part.wanted)
-        indptr, order = self._returns
-        flat = come.view(len(come), math.prod(rows.shape[1:]))
-        total = spmm(indptr, None, order, None, flat, "copy_rhs", reduce)[0]
-        return total.view(part.num_own_src, *rows.shape[1:])
-
-    def _exchange(
-        self, out: torch.Tensor, rows: torch.Tensor, coming: list[int], going: list[int]
-    ) -> None:
-        if self._group is None or math.prod(rows.shape[1:]) == 0:
-            return
-        dist.all_to_all_single(sendable(out), sendable(rows), coming, going, group=self._group)
-
-
-def sendable(rows: torch.Tensor) -> torch.Tensor:
-    """Contiguous rows as integers that gloo and NCCL both know, without a copy."""
-    words = as_words(rows)
-    return words.view(torch.uint8) if words.dtype == torch.int16 else words
+        highest = reduce == "max"
+        start = -torch.inf if highest else 0
+        own = rows.new_full((self.part.num_own_src, *rows.shape[1:]), start)
+        if self.part.num_ranks > 1:
+            self._whole.start_return(1, rows.contiguous(), highest)(own)
+        return own
 
 
 class Fetch(torch.autograd.Function):

@@ -97,7 +97,8 @@ class Rounds(ABC):
         """The transpose of `sums`: from rows of own destinations to rows of own sources."""
         own = rows.new_zeros(self.part.num_own_src, *rows.shape[1:])
         returning: Callable[[torch.Tensor], None] | None = None
-        for number, tile in enumerate(self.tiles):
+        # Own rows come last: meanwhile the others travel.
+        for number, tile in reversed(list(enumerate(self.tiles))):
             back = _summed(tile.relation.reverse(), rows, tile.of(weights), None)
             following = self.start_return(number, back)
             if returning is not None:
@@ -123,9 +124,7 @@ class Rounds(ABC):
                 places[indices[entries].long()].to(indices.dtype),
                 None,
             )
-            relation = Relation(
-                size, self.part.num_own_dst, csc=grouped, formats=("csr", "csc")
-            )
+            relation = Relation(size, self.part.num_own_dst, csc=grouped, formats=("csr", "csc"))
             tiles.append(Tile(relation, entries.to(indices.dtype)))
         return tiles
 

@@ -1,0 +1,232 @@
+"""The halo in chunks, copied from the other GPUs' memory by copy engines."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import torch
+import torch.distributed as dist
+
+from dgl_mgpu.fullgraph.exchange.chunks import Chunks
+from dgl_mgpu.fullgraph.exchange.rounds import Arriving
+from dgl_mgpu.fullgraph.exchange.window import Window
+from dgl_mgpu.fullgraph.part import Part
+from dgl_mgpu.store import Ranks
+
+#: Share of a rank's rows from which on all of them are lent.
+_MOST = 0.75
+
+
+class PeerChunks(Chunks):
+    """As `Chunks`, between GPUs that read each other's memory.
+
+    Messages of NCCL take multiprocessors from the sums that they overlap with, and carry small
+    chunks slowly; copy engines do neither.
+
+    A rank whose halo has most of another's rows is lent all of them: picking them out would take
+    longer than copying a few more.
+
+    Parameters
+    ----------
+    part : Part
+    window : Window
+    num_chunks : int
+    lend_all : bool
+        Whether rounds may have more rows than those of the halo for that.
+    """
+
+    def __init__(
+        self, part: Part, window: Window, num_chunks: int = 2, lend_all: bool = True
+    ) -> None:
+        super().__init__(part, window.group, num_chunks)
+        self._window = window
+        everyone = Ranks.of_all_machines().all_gather((part.sending, part.wanted, part.num_own_src))
+        most = _MOST if lend_all else math.inf
+        lent = [_Lent(sending, own, most) for sending, _, own in everyone]
+        self._lent = lent[part.rank]
+        #: Of each other rank, where its rows for this one begin, and whether they are all it has.
+        self._lent_to_me = [(each.starts[part.rank], part.rank in each.wholly) for each in lent]
+        #: By rank, how many rows it gives back to each one: as many as it was lent.
+        self._returns = [
+            [
+                everyone[owner][2] if rank in lent[owner].wholly else count
+                for owner, count in enumerate(wanted)
+            ]
+            for rank, (_, wanted, _) in enumerate(everyone)
+        ]
+        self._most_rows = max(
+            max(each.num_rows, sum(returned))
+            for each, returned in zip(lent, self._returns, strict=True)
+        )
+        #: Own rows that are picked out for others.
+        self._picked = torch.cat(
+            [part.sent[:0]]
+            + [
+                rows
+                for rank, rows in enumerate(self._sent)
+                if len(rows) and rank not in self._lent.wholly
+            ]
+        )
+        self._memory: list[torch.Tensor] = []
+
+    def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        rounds, places, sizes = super().columns()
+        starts = list(itertools.accumulate(self.part.wanted, initial=self.part.num_own_src))
+        halo_bounds = list(itertools.accumulate(self.part.wanted, initial=0))
+        for number in range(1, 1 + self.num_chunks):
+            begin = 0
+            for rank, count in enumerate(self._room(number)):
+                if not count:
+                    continue
+                halo = self.part.halo[halo_bounds[rank] : halo_bounds[rank + 1]]
+                if self._lent_to_me[rank][1]:
+                    found = halo - self.part.src.bounds[rank]
+                else:
+                    found = torch.arange(count, device=halo.device)
+                places[starts[rank] : starts[rank + 1]] = begin + found
+                begin += count
+            sizes[number] = begin
+        return rounds, places, sizes
+
+    def _room(self, number: int) -> list[int]:
+        """How many rows of each rank a round has."""
+        returned = self._returns[self.part.rank]
+        return [returned[rank] if count else 0 for rank, count in enumerate(self._comes(number))]
+
+    def start(self, number: int, rows: torch.Tensor) -> Arriving:
+        if number == 0:
+            return super().start(0, rows)
+        counts = self._room(number)
+        room = rows.new_empty(sum(counts), *rows.shape[1:])
+        rows = rows.contiguous()
+        with self._window.aside(room, rows):
+            if number == 1:
+                self._lend(rows)
+                self._window.wait_for_all()
+            for rank, place in enumerate(room.split_with_sizes(counts)):
+                if len(place):
+                    start, _ = self._lent_to_me[rank]
+                    place.copy_(_rows_at(self._memory[rank], start, len(place), room))
+        return self._arrived(room)
+
+    def _lend(self, rows: torch.Tensor) -> None:
+        self._memory = self._window.turn(self._most_rows * _row_bytes(rows))
+        mine, picked = self._memory[self.part.rank], self._picked
+        if self._lent.wholly:
+            _rows_at(mine, 0, len(rows), rows).copy_(rows)
+        if len(picked):
+            begin = self._lent.num_rows - len(picked)
+            place = _rows_at(mine, begin, len(picked), rows)
+            torch.index_select(_wide(rows), 0, picked, out=_wide(place))
+
+    def _arrived(self, room: torch.Tensor) -> Arriving:
+        done = self._window.stream.record_event()
+
+        def arrived() -> torch.Tensor:
+            torch.cuda.current_stream(room.device).wait_event(done)
+            return room
+
+        return arrived
+
+    def start_return(
+        self, number: int, rows: torch.Tensor, highest: bool = False
+    ) -> Callable[[torch.Tensor], None]:
+        if number == 0:
+            return super().start_return(0, rows)
+        me, returns = self.part.rank, self._returns
+        counts = [
+            returns[rank][me] if count else 0 for rank, count in enumerate(self._goes(number))
+        ]
+        room = rows.new_empty(sum(counts), *rows.shape[1:])
+        with self._window.aside(room, rows):
+            if number == self.num_chunks:  # the first to return
+                self._memory = self._window.turn(self._most_rows * _row_bytes(rows))
+            for rank, found in enumerate(rows.split_with_sizes(self._room(number))):
+                if len(found):
+                    start = sum(returns[me][:rank])
+                    _rows_at(self._memory[me], start, len(found), rows).copy_(found)
+            self._window.wait_for_all()
+            for rank, place in enumerate(room.split_with_sizes(counts)):
+                if len(place):
+                    start = sum(returns[rank][:me])
+                    place.copy_(_rows_at(self._memory[rank], start, len(place), room))
+        arrived = self._arrived(room)
+
+        def join(own: torch.Tensor) -> None:
+            for rank, found in enumerate(arrived().split_with_sizes(counts)):
+                if not len(found):
+                    continue
+                if rank in self._lent.wholly:
+                    own += found
+                else:
+                    self._join_rank(own, found, rank, highest)
+
+        return join
+
+
+class _Lent:
+    """What a rank lends to the others.
+
+    Parameters
+    ----------
+    sending : list of int
+        How many rows each rank wants.
+    num_own : int
+        Of the lending rank's rows.
+    most : float
+        Share of its rows from which on a rank is lent all of them.
+
+    Attributes
+    ----------
+    wholly : set of int
+        Ranks that are lent all of them.
+    starts : list of int
+        Where each rank's rows begin.
+    num_rows : int
+        Rows lent.
+    """
+
+    def __init__(self, sending: list[int], num_own: int, most: float) -> None:
+        self.wholly = {
+            rank for rank, count in enumerate(sending) if count and count >= most * num_own
+        }
+        self.starts = []
+        end = num_own if self.wholly else 0
+        for rank, count in enumerate(sending):
+            self.starts.append(0 if rank in self.wholly else end)
+            end += 0 if rank in self.wholly else count
+        self.num_rows = end
+
+
+def halo_in_chunks(
+    part: Part,
+    group: dist.ProcessGroup | None,
+    window: Window | None,
+    num_chunks: int,
+    lend_all: bool = True,
+) -> Chunks:
+    """The halo in chunks, from GPU to GPU where there is a window; see `PeerChunks`."""
+    if window is None or group is None:
+        return Chunks(part, group, num_chunks)
+    return PeerChunks(part, window, num_chunks, lend_all)
+
+
+def _row_bytes(rows: torch.Tensor) -> int:
+    return math.prod(rows.shape[1:]) * rows.element_size()
+
+
+def _wide(rows: torch.Tensor) -> torch.Tensor:
+    """Rows as the widest elements there are: torch picks rows out element by element."""
+    flat = rows.view(len(rows), math.prod(rows.shape[1:]))
+    if _row_bytes(rows) % 16 or rows.data_ptr() % 16:
+        return flat
+    return flat.view(torch.uint8).view(torch.complex128)
+
+
+def _rows_at(memory: torch.Tensor, start: int, count: int, like: torch.Tensor) -> torch.Tensor:
+    """Rows of ``like``'s type and shape in a rank's memory."""
+    row_bytes = _row_bytes(like)
+    found = memory[start * row_bytes : (start + count) * row_bytes].view(like.dtype)
+    return found.view(count, *like.shape[1:])

@@ -1,0 +1,5 @@
+"""Inference on all nodes of a graph with a model for mini-batches: at once, or layer by layer."""
+
+from dgl_mgpu.fullgraph.inference.run import inference
+
+__all__ = ["inference"]

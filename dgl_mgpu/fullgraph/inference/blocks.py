@@ -1,0 +1,152 @@
+"""Blocks of all in-edges, and blocks that know their layer."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import dgl
+import torch
+from dgl import DGLGraph, utils
+from dgl.base import ALL, is_all
+from dgl.dataloading import NeighborSampler
+from dgl.heterograph import DGLBlock
+
+from dgl_mgpu.backend.capi.dispatch import OnTensors
+from dgl_mgpu.backend.graph import StoreGraph
+from dgl_mgpu.fullgraph.inference.rows import Column, Graph
+
+CanonicalEtype = tuple[str, str, str]
+
+
+class LayerBlock(DGLBlock):
+    """A block that knows which layer it is for, and the out-degrees of the whole graph.
+
+    Set on blocks that exist, by :meth:`Blocks.for_layer`.
+    """
+
+    layer: int
+    _whole_out_degrees: Callable[[CanonicalEtype, torch.Tensor], torch.Tensor]
+
+    def __getitem__(self, key: Any) -> LayerBlock:
+        part = super().__getitem__(key)
+        part.layer, part._whole_out_degrees = self.layer, self._whole_out_degrees
+        return part
+
+    def xout_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+        full = self.to_canonical_etype(etype)
+        degrees = self._whole_out_degrees(full, self.srcnodes[full[0]].data[dgl.NID])
+        return degrees if is_all(u) else degrees[u]
+
+
+class Blocks:
+    """Makes blocks of a graph, on the device that computes.
+
+    Parameters
+    ----------
+    g : DGLGraph or StoreGraph
+    device : torch.device
+    """
+
+    def __init__(self, g: Graph, device: torch.device) -> None:
+        self.g = g
+        self.device = device
+        in_c = isinstance(g, DGLGraph) and not isinstance(g._graph, OnTensors)
+        pinned = in_c and device.type == "cuda" and g.is_pinned()
+        # DGL's C++ would shuffle the in-edges it samples, which some convolutions do not like.
+        self._sampler = None if in_c and not pinned else NeighborSampler([-1])
+        #: Where node ids have to be.
+        self._ids_device = device if pinned else g.device
+        self._out_degrees: dict[CanonicalEtype, Column] = {}
+
+    def whole(self) -> DGLGraph:
+        """A block of which all nodes are sources and destinations."""
+        g = self.g
+        counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
+        if isinstance(g, StoreGraph):
+            return self.of_in_edges({ntype: (0, count) for ntype, count in counts.items()})
+        block = dgl.create_block(
+            {etype: ("csc", g.adj_tensors("csc", etype)) for etype in g.canonical_etypes},
+            counts,
+            counts,
+            idtype=g.idtype,
+            device=g.device,
+        )
+        for ntype in g.ntypes:
+            for data in (block.srcnodes[ntype].data, block.dstnodes[ntype].data):
+                data.update(g.nodes[ntype].data)
+                data[dgl.NID] = g.nodes(ntype)
+        for etype in g.canonical_etypes:
+            data = block.edges[etype].data
+            data.update(g.edges[etype].data)
+            data[dgl.EID] = torch.arange(g.num_edges(etype), dtype=g.idtype, device=g.device)
+        return block.to(self.device)
+
+    def of_in_edges(self, ranges: Mapping[str, tuple[int, int]]) -> DGLGraph:
+        """A block of all in-edges of some nodes: a range of ids of each type."""
+        seeds = {
+            ntype: torch.arange(low, high, dtype=self.g.idtype, device=self._ids_device)
+            for ntype, (low, high) in ranges.items()
+        }
+        if self._sampler is not None:
+            _, _, [block] = self._sampler.sample_blocks(self.g, seeds)
+        else:
+            frontier = dgl.in_subgraph(self.g, seeds)
+            block = dgl.to_block(frontier, seeds)
+            for etype in self.g.canonical_etypes:
+                block.edges[etype].data[dgl.EID] = frontier.edges[etype].data[dgl.EID]
+        return block.to(self.device)
+
+    def without_edges(self, ids: Mapping[str, torch.Tensor]) -> DGLGraph:
+        """A block of some nodes, sources and destinations alike."""
+        g = self.g
+        ids = {ntype: each.to(self._ids_device) for ntype, each in ids.items()}
+        counts = {ntype: len(each) for ntype, each in ids.items()}
+        none = torch.empty(0, dtype=g.idtype, device=self._ids_device)
+        block = dgl.create_block(
+            dict.fromkeys(g.canonical_etypes, (none, none)),
+            counts,
+            counts,
+            idtype=g.idtype,
+            device=self._ids_device,
+        )
+        if isinstance(g, DGLGraph):
+            nodes = [ids[ntype] for ntype in g.ntypes]
+            utils.set_new_frames(
+                block,
+                node_frames=utils.extract_node_subframes_for_block(g, nodes, nodes),
+                edge_frames=utils.extract_edge_subframes(g, [none] * len(g.canonical_etypes)),
+            )
+        else:
+            for ntype, each in ids.items():
+                block.srcnodes[ntype].data[dgl.NID] = each
+                block.dstnodes[ntype].data[dgl.NID] = each
+        return block.to(self.device)
+
+    def for_layer(self, block: DGLGraph, layer: int) -> LayerBlock:
+        """A block that shares all with another one, and is for one layer."""
+        made = copy.copy(block)
+        made.__class__ = LayerBlock
+        made.layer, made._whole_out_degrees = layer, self.out_degrees
+        return made
+
+    def out_degrees(self, etype: CanonicalEtype, ids: torch.Tensor) -> torch.Tensor:
+        """In the whole graph, of source nodes; dtype of ids."""
+        if etype not in self._out_degrees:
+            self._out_degrees[etype] = Column(etype[0], self._count_out_degrees(etype))
+        return self._out_degrees[etype].take(ids)
+
+    def _count_out_degrees(self, etype: CanonicalEtype) -> torch.Tensor:
+        g = self.g
+        if isinstance(g, DGLGraph):
+            return g.out_degrees(etype=etype)
+        counts = torch.zeros(g.num_nodes(etype[0]), dtype=g.idtype, device=self.device)
+        num_dst = g.num_nodes(etype[2])
+        step = max(1, num_dst * (1 << 24) // max(g.num_edges(), 1))
+        for low in range(0, num_dst, step):
+            ranges = dict.fromkeys(g.ntypes, (0, 0)) | {etype[2]: (low, min(low + step, num_dst))}
+            block = self.of_in_edges(ranges)
+            ends = block.srcnodes[etype[0]].data[dgl.NID][block.edges(etype=etype)[0].long()]
+            counts.index_add_(0, ends.long(), torch.ones_like(ends))
+        return counts

@@ -1,0 +1,173 @@
+"""What users call."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import torch
+from dgl import DGLGraph
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from dgl_mgpu.backend.graph import StoreGraph
+from dgl_mgpu.errors import InvalidInputError, UnsupportedByPartitionError
+from dgl_mgpu.fullgraph.graph import PartitionedGraph
+from dgl_mgpu.fullgraph.inference.modules import evaluating
+from dgl_mgpu.fullgraph.inference.pattern import Pattern, count_layers, widest
+from dgl_mgpu.fullgraph.inference.plan import Plan
+from dgl_mgpu.fullgraph.inference.rows import ASKED, Graph, Tree, as_columns, on_host
+from dgl_mgpu.fullgraph.inference.ways import AtOnce, LayerByLayer, check_plan, unless_out_of_memory
+
+
+def inference(
+    model: nn.Module,
+    g: Graph,
+    x: torch.Tensor | Mapping[str, torch.Tensor] | str | None = None,
+    *,
+    layerwise: bool | None = None,
+    batch_size: int | None = None,
+    num_layers: int | None = None,
+    device: torch.device | str | None = None,
+    folder: str | os.PathLike | None = None,
+) -> Tree:
+    """What a model for mini-batches gives for every node of a graph, from all neighbours.
+
+    The model is called as in training, ``model(blocks, x)``, in eval mode and without gradients.
+    At once, it is called one time, and every block is the whole graph.  Layer by layer, what each
+    convolution gives is kept for all nodes in the host's memory: for one convolution after the
+    other, the model is called for batches of nodes with a block of all their in-edges, the
+    convolutions before it return what is kept, and the call ends with it.  So every convolution
+    runs once for each node, whatever the model does between them.  Convolutions are the modules
+    that are called with a block.  Out-degrees of blocks are those of the whole graph.
+
+    On a partitioned graph, every rank calls it; the model is called at once, on the rank's part.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Its modes (``training``) are as before when the call ends, however it ends.
+    g : DGLGraph, PartitionedGraph or StoreGraph
+        Blocks have the features of a DGLGraph, as in DGL's DataLoader.
+    x : Tensor, dict of Tensor or str, optional
+        What the model takes besides the blocks: a row for each node, anywhere; on a heterogeneous
+        graph a dict by node type, on any other it may be a dict by any name.  A str names the node
+        feature of ``g``.  By default the features that ``model.inputs`` names, as a dict, for
+        models that have this attribute, and 'feat' for others.
+    layerwise : bool, optional
+        By default, all is done at once if it is likely to fit in half of the free memory, and if
+        no ``batch_size`` is given.
+    batch_size : int, optional
+        Nodes in a batch, all types together; by default as many as free memory is likely to take,
+        fewer when a GPU's memory runs out.
+    num_layers : int, optional
+        How many blocks the model takes; by default as many as it uses when it is offered more.
+    device : torch.device, optional
+        Where to compute; by default where the model's parameters are, where it has to be for a
+        model that has any.
+    folder : path, optional
+        Where to keep results, also the final ones, in files without names, if the host's memory is
+        too small for them; layer by layer only.
+
+    Returns
+    -------
+    Tensor, or a dict, list or tuple of them, as the model returns it
+        A row for each node; in the host's memory.  On a partitioned graph, a row for each of this
+        rank's nodes (see :meth:`PartitionedGraph.gather`), on the rank's device.
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument is none of these, if the model's layers cannot be counted, or if they cannot
+        be computed one by one: a module that gets a block has to return a row for each of the
+        block's destination nodes, and all message passing has to be in such modules.  Skip
+        connections and what reads several layers' results (jumping knowledge) are no obstacle.
+    UnsupportedByPartitionError
+        If a partitioned graph is to be done layer by layer.
+    DeviceMemoryError
+        If a GPU's memory is too small for a batch of one node.
+
+    Notes
+    -----
+    Layer by layer, the host keeps the results of all convolutions that later ones still need:
+    mostly two layers' at a time.  Rows are then fetched, and what is between convolutions is
+    computed, once for each batch that has the node as a source.
+    """
+    if isinstance(model, DistributedDataParallel):
+        model = model.module  # ranks make different numbers of calls
+    where = _device(model, g, device)
+    columns = as_columns(g, _default_inputs(model) if x is None else x)
+    _check(g, layerwise, batch_size, num_layers, folder)
+    with evaluating(model), torch.no_grad():
+        pattern = Pattern.of(g, columns, where)
+        if num_layers is None:
+            num_layers = count_layers(model, pattern)
+        at_once = AtOnce(model, g, columns, num_layers, where)
+        if isinstance(g, PartitionedGraph):
+            return at_once.run()
+        if layerwise is None and batch_size is None:
+            layerwise = not at_once.fits(widest(model, pattern, num_layers))
+            found = None if layerwise else unless_out_of_memory(at_once.run)
+            if found is not None:
+                return on_host(found)
+        elif layerwise is False:
+            return on_host(at_once.run())
+        plan = Plan.of(model, pattern, num_layers)
+        check_plan(model, pattern, plan)
+        return LayerByLayer(model, g, columns, plan, where, batch_size, folder).run()
+
+
+def _default_inputs(model: nn.Module) -> Sequence[str]:
+    """Names of the node features a model wants, or the name of the only one."""
+    names = getattr(model, "inputs", None)
+    if isinstance(names, list | tuple) and all(isinstance(name, str) for name in names):
+        return names
+    return "feat"
+
+
+def _device(model: nn.Module, g: Graph, device: torch.device | str | None) -> torch.device:
+    if not isinstance(model, nn.Module):
+        raise InvalidInputError(ASKED, f"a {type(model).__name__} as model", "pass an nn.Module")
+    if not isinstance(g, DGLGraph | StoreGraph):
+        raise InvalidInputError(
+            ASKED, f"a {type(g).__name__} as graph", "pass a DGLGraph or a store's graph"
+        )
+    tensors = [*model.parameters(), *model.buffers()]
+    found = tensors[0].device if tensors else g.device
+    if device is None:
+        return found
+    asked = torch.device(device)
+    if asked.type == "cuda" and asked.index is None:
+        asked = torch.device("cuda", torch.cuda.current_device())
+    if tensors and asked != found:
+        raise InvalidInputError(
+            f"{ASKED} on '{asked}'",
+            f"the model's parameters are on '{found}'",
+            f"move it there: model.to('{asked}')",
+        )
+    return asked
+
+
+def _check(
+    g: Graph,
+    layerwise: bool | None,
+    batch_size: int | None,
+    num_layers: int | None,
+    folder: str | os.PathLike | None,
+) -> None:
+    if isinstance(g, PartitionedGraph) and (layerwise or batch_size is not None):
+        raise UnsupportedByPartitionError(
+            "infer a partitioned graph layer by layer",
+            "its ranks exchange rows of whole layers",
+            "leave layerwise and batch_size out, or pass the whole graph",
+        )
+    for name, value in (("batch_size", batch_size), ("num_layers", num_layers)):
+        if value is not None and (type(value) is not int or value < 1):
+            raise InvalidInputError(ASKED, f"{name}={value!r}", "pass a positive int")
+    if layerwise is False and batch_size is not None:
+        raise InvalidInputError(
+            ASKED, f"batch_size={batch_size} with layerwise=False", "leave one of them out"
+        )
+    if folder is not None and not Path(folder).is_dir():
+        raise InvalidInputError(ASKED, f"no folder '{folder}'", "make it, or name another one")

@@ -1,0 +1,263 @@
+"""The two ways: one call of the model, or calls for batches of nodes, layer by layer."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dgl
+import torch
+from dgl import DGLGraph
+from torch import nn
+
+from dgl_mgpu.backend.pinning import pin_memory_inplace
+from dgl_mgpu.errors import DeviceMemoryError, InvalidInputError
+from dgl_mgpu.fullgraph.graph import PartitionedGraph
+from dgl_mgpu.fullgraph.inference.blocks import Blocks
+from dgl_mgpu.fullgraph.inference.modules import CallEnded, meeting
+from dgl_mgpu.fullgraph.inference.pattern import ASKED_LAYERS, AT_ONCE, Pattern
+from dgl_mgpu.fullgraph.inference.plan import Plan
+from dgl_mgpu.fullgraph.inference.rows import Column, Graph, Outline, Tree, leaves, mapped
+
+#: Tensors as wide as the widest rows that a layer is taken to have at the same time.
+_TENSORS_AT_ONCE = 4
+#: What a batch may take on a CPU at most, where more has no use.
+_BATCH_BYTES_ON_CPU = 2 << 30
+#: Smaller tensors are not worth being registered with a GPU.
+_PINNED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class AtOnce:
+    """One call of the model, on the whole graph."""
+
+    model: nn.Module
+    g: Graph
+    columns: Tree
+    num_layers: int
+    device: torch.device
+
+    def run(self) -> Tree:
+        graph = self.g
+        if not isinstance(graph, PartitionedGraph):
+            graph = Blocks(graph, self.device).whole()
+        inputs = mapped(lambda column: column.all_rows(self.device), self.columns)
+        return self.model([graph] * self.num_layers, inputs)
+
+    def fits(self, row_bytes: int) -> bool:
+        """Whether half of the memory that is free is likely to be enough."""
+        edges = sum(self.g.num_edges(etype) for etype in self.g.canonical_etypes)
+        # Ends of edges, in the order they have and by destination.
+        needed = _TENSORS_AT_ONCE * row_bytes * self.g.num_nodes() + 32 * edges
+        return needed <= _free_memory(self.device) // 2
+
+
+class LayerByLayer:
+    """Calls of the model for batches of nodes, for one layer after the other.
+
+    Parameters
+    ----------
+    batch_size : int or None
+        Nodes of all types together.
+    folder : path or None
+        Where to keep results, if not in memory.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        g: Graph,
+        columns: Tree,
+        plan: Plan,
+        device: torch.device,
+        batch_size: int | None,
+        folder: str | os.PathLike | None,
+    ) -> None:
+        self.model, self.g, self.columns, self.plan = model, g, columns, plan
+        self.device, self.folder = device, folder
+        self.blocks = Blocks(g, device)
+        self.counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
+        #: Batches are ranges of it, and of every type the same share.
+        self.length = max(self.counts.values())
+        self.may_shrink = batch_size is None
+        nodes = batch_size or self._suitable_batch_size()
+        self.step = max(1, nodes * self.length // max(sum(self.counts.values()), 1))
+        #: What calls have given: columns while somebody is to read them.
+        self.kept: list[Tree] = [call.outline for call in plan.calls]
+
+    def run(self) -> Tree:
+        plan, output = self.plan, None
+        for layer in range(plan.num_layers):
+            for number, call in enumerate(plan.calls):
+                readers = plan.call_readers[number]
+                if call.layer == layer and readers:
+                    self.kept[number] = mapped(self._allocate, call.outline)
+                elif all(reader < layer for reader in readers):
+                    self.kept[number] = call.outline
+            if layer == plan.num_layers - 1:
+                output = mapped(self._allocate, plan.output)
+            try:
+                self._run_layer(layer, output)
+            finally:
+                if self.device.type == "cuda":
+                    torch.cuda.synchronize(self.device)  # rows are on their way to the host
+        return mapped(lambda column: column.rows, output)
+
+    def _run_layer(self, layer: int, output: Tree) -> None:
+        low = 0
+        while low < self.length:
+            high = min(low + self.step, self.length)
+            batch = partial(self._run_batch, layer, output, low, high)
+            if not self.may_shrink:
+                batch()
+            elif unless_out_of_memory(batch) is None:
+                if self.step == 1:
+                    raise DeviceMemoryError(
+                        ASKED_LAYERS,
+                        f"'{self.device}' has too little memory for one node and its neighbours",
+                        "free some, or compute on the CPU",
+                    )
+                self.step = (self.step + 1) // 2
+                continue
+            low = high
+
+    def _run_batch(self, layer: int, output: Tree, low: int, high: int) -> bool:
+        plan, last = self.plan, self.plan.last_call(layer)
+        ranges = {
+            ntype: (low * count // self.length, high * count // self.length)
+            for ntype, count in self.counts.items()
+        }
+        block = self.blocks.of_in_edges(ranges)
+        sources = {ntype: block.srcnodes[ntype].data[dgl.NID] for ntype in self.counts}
+        targets = {ntype: block.dstnodes[ntype].data[dgl.NID] for ntype in self.counts}
+        before, after = self.blocks.without_edges(sources), self.blocks.without_edges(targets)
+        of_layers = [before] * layer + [block] + [after] * (plan.num_layers - layer - 1)
+        columns = iter(plan.readers)
+        inputs = mapped(
+            lambda column: (column if layer in next(columns) else column.outline).take(
+                sources[column.ntype]
+            ),
+            self.columns,
+        )
+        number = -1
+
+        def meet(graph: DGLGraph, arguments: Tree, run: Callable[[], Any]) -> Any:
+            nonlocal number
+            number += 1
+            if plan.calls[number].layer < layer:
+                return mapped(lambda rows: rows.take(sources[rows.ntype]), self.kept[number])
+            given = run()
+            self._keep(self.kept[number], given, ranges)
+            if number == last and output is None:
+                raise CallEnded
+            return given
+
+        with meeting(meet):
+            try:
+                found = self.model(
+                    [self.blocks.for_layer(each, place) for place, each in enumerate(of_layers)],
+                    inputs,
+                )
+                self._keep(output, found, ranges)
+            except CallEnded:
+                pass
+        return True
+
+    def _keep(self, kept: Tree, given: Tree, ranges: Mapping[str, tuple[int, int]]) -> None:
+        """Copy a batch's rows to where they are kept, if they are."""
+        for column, rows in zip(leaves(kept), leaves(given), strict=True):
+            if not isinstance(column, Outline):
+                low, high = ranges[column.ntype]
+                column.rows[low:high].copy_(rows, non_blocking=column.pin is not None)
+
+    def _allocate(self, outline: Outline) -> Column:
+        """Room for a row of every node, in memory or in a file without a name."""
+        shape = (self.counts[outline.ntype], *outline.row_shape)
+        size = math.prod(shape)
+        if self.folder is None or not size:
+            rows = torch.empty(shape, dtype=outline.dtype)
+        else:
+            handle, name = tempfile.mkstemp(dir=self.folder)
+            try:
+                os.close(handle)
+                rows = torch.from_file(name, shared=True, size=size, dtype=outline.dtype)
+            finally:
+                os.unlink(name)
+            return Column(outline.ntype, rows.view(shape))
+        pinned = self.device.type == "cuda" and rows.nbytes >= _PINNED_BYTES
+        return Column(outline.ntype, rows, pin_memory_inplace(rows) if pinned else None)
+
+    def _suitable_batch_size(self) -> int:
+        """As many nodes as are likely to fit in half of the memory that is free."""
+        outlines = [call.outline for call in self.plan.calls] + [self.plan.output]
+        inputs = mapped(lambda column: column.outline, self.columns)
+        widest = max(
+            sum(outline.row_bytes for outline in leaves(tree)) for tree in (inputs, *outlines)
+        )
+        nodes = max(sum(self.counts.values()), 1)
+        edges = sum(self.g.num_edges(etype) for etype in self.g.canonical_etypes)
+        # A row for each destination and, at most, a source for each edge.
+        per_node = _TENSORS_AT_ONCE * max(widest, 1) * (1 + edges / nodes)
+        free = _free_memory(self.device) // 2
+        if self.device.type == "cpu":
+            free = min(free, _BATCH_BYTES_ON_CPU)
+        return max(1, int(free / per_node))
+
+
+def unless_out_of_memory(run: Callable[[], Any]) -> Any:
+    """What a function gives, or None if a GPU's memory is too small for it."""
+    try:
+        return run()
+    except torch.cuda.OutOfMemoryError:
+        pass  # what it had is only given up when the exception is
+    torch.cuda.empty_cache()
+    return None
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes that can be allocated on a GPU, or in the host's memory."""
+    if device.type == "cuda":
+        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return torch.cuda.mem_get_info(device)[0] + cached
+    free = []
+    for line in Path("/proc/meminfo").read_text().splitlines():
+        if line.startswith("MemAvailable:"):
+            free.append(int(line.split()[1]) * 1024)
+    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
+    if limit.exists() and (text := limit.read_text().strip()) != "max":
+        free.append(max(int(text) - int(used.read_text()), 0))
+    return min(free)
+
+
+def check_plan(model: nn.Module, pattern: Pattern, plan: Plan) -> None:
+    """Raise unless layer by layer gives on the pattern what the model gives at once."""
+    device = pattern.blocks.device
+    fix = f"move message passing into modules that are called with a block, or {AT_ONCE}"
+    runner = LayerByLayer(model, pattern.graph, pattern.columns, plan, device, 2, None)
+    try:
+        found = runner.run()
+    except Exception as error:
+        raise InvalidInputError(
+            ASKED_LAYERS, f"on a few nodes the model raised {error!r}", fix
+        ) from error
+    for expected, rows in zip(leaves(plan.expected), leaves(found), strict=True):
+        expected = expected.cpu()
+        if not _close(expected, rows):
+            raise InvalidInputError(
+                ASKED_LAYERS, "on a few nodes this gives other results than at once", fix
+            )
+
+
+def _close(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    if not expected.is_floating_point():
+        return torch.equal(expected, found)
+    finite = expected[expected.isfinite()].abs()
+    tolerance = torch.finfo(expected.dtype).eps ** (1 / 3)
+    scale = float(finite.max()) if len(finite) else 1.0
+    return torch.allclose(expected, found, tolerance, tolerance * scale, equal_nan=True)

@@ -1,0 +1,269 @@
+"""What a partitioned graph is, how it comes about, and what it refuses."""
+
+from __future__ import annotations
+
+import copy
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+import dgl
+import dgl.function as fn
+import pytest
+import torch
+import torch.distributed as dist
+
+import dgl_mgpu
+from dgl_mgpu.errors import DGLMGPUError, InvalidInputError, UnsupportedByPartitionError
+from dgl_mgpu.fullgraph.graph import PartitionedGraph
+from tests.fullgraph.graphs import KINDS, heterogeneous, homogeneous
+
+_DTYPES = (
+    torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
+    torch.int16, torch.int8, torch.uint8, torch.bool, torch.complex64,
+)  # fmt: skip
+
+
+def _same_as_whole(pg: PartitionedGraph, g: dgl.DGLGraph) -> None:
+    assert isinstance(pg, PartitionedGraph)
+    assert pg.ntypes == g.ntypes and pg.canonical_etypes == g.canonical_etypes
+    assert pg.idtype == g.idtype
+    for ntype in g.ntypes:
+        data, ids = pg.nodes[ntype].data, pg.nodes[ntype].data[dgl.NID]
+        assert ids.dtype == g.idtype and len(ids) == pg.num_nodes(ntype)
+        assert set(data) == {*g.nodes[ntype].data, dgl.NID}
+        # All ranks' nodes together are all nodes, each once.
+        everyone: list[Any] = [None] * dist.get_world_size()
+        dist.all_gather_object(everyone, ids.tolist())
+        assert sorted(sum(everyone, [])) == list(range(g.num_nodes(ntype)))
+        for key, rows in g.nodes[ntype].data.items():
+            assert torch.equal(data[key], rows[ids.long()]), (ntype, key)
+            assert torch.equal(pg.gather(data[key], ntype), rows), (ntype, key)
+    for etype in g.canonical_etypes:
+        data, eids = pg.edges[etype].data, pg.edges[etype].data[dgl.EID]
+        assert eids.dtype == g.idtype and len(eids) == pg.num_edges(etype)
+        own = pg.nodes[etype[2]].data[dgl.NID]
+        # Its edges are the in-edges of its nodes.
+        assert sorted(eids.tolist()) == sorted(g.in_edges(own, form="eid", etype=etype).tolist())
+        for key, rows in g.edges[etype].data.items():
+            assert torch.equal(data[key], rows[eids.long()]), (etype, key)
+        sources = pg.nodes[etype[0]].data[dgl.NID]
+        assert torch.equal(pg.in_degrees(etype=etype), g.in_degrees(own, etype=etype))
+        assert torch.equal(pg.out_degrees(etype=etype), g.out_degrees(sources, etype=etype))
+
+
+def _partitioned(kind: str, by: str, first_alone: bool, idtype: torch.dtype) -> None:
+    g = homogeneous(kind)
+    draw = torch.Generator().manual_seed(1)
+    for dtype in _DTYPES:
+        for shape in ((), (3,), (2, 0)):
+            key = f"{dtype} {shape}"
+            rows = torch.randint(0, 2, (g.num_nodes(), *shape), generator=draw)
+            g.ndata[key] = rows.to(dtype)
+            g.edata[key] = torch.randint(0, 2, (g.num_edges(), *shape), generator=draw).to(dtype)
+    g = g.astype(idtype) if hasattr(g, "astype") else (g.int() if idtype == torch.int32 else g)
+    given = g if not first_alone or dist.get_rank() == 0 else None
+    way = torch.arange(g.num_nodes()) % 3 if by == "dealt" else by
+    _same_as_whole(dgl_mgpu.partition_graph(given, by=way, seed=7), g)
+
+
+@pytest.mark.parametrize("first_alone", [False, True], ids=["all have it", "the first has it"])
+@pytest.mark.parametrize(
+    ("kind", "by"),
+    [(kind, "random") for kind in KINDS if kind not in ("bipartite", "no sources")]
+    + [("random", "order"), ("random", "metis"), ("random", "dealt")],
+)
+def test_parts_have_all_of_the_graph(ranks, kind, by, first_alone):
+    idtype = torch.int32 if by == "order" else torch.int64
+    ranks.run(_partitioned, kind, by, first_alone, idtype)
+
+
+def _heterograph(by: str, first_alone: bool) -> None:
+    g = heterogeneous()
+    given = g if not first_alone or dist.get_rank() == 0 else None
+    way = (
+        {ntype: torch.arange(g.num_nodes(ntype)) % 2 for ntype in g.ntypes} if by == "dealt" else by
+    )
+    _same_as_whole(dgl_mgpu.partition_graph(given, by=way), g)
+
+
+@pytest.mark.parametrize("first_alone", [False, True], ids=["all have it", "the first has it"])
+@pytest.mark.parametrize("by", ["random", "order", "metis", "dealt"])
+def test_parts_of_a_heterograph(ranks, by, first_alone):
+    ranks.run(_heterograph, by, first_alone)
+
+
+def test_one_rank_has_all():
+    g = dgl.add_self_loop(homogeneous())
+    for exchange in ("halo", "broadcast"):
+        pg = dgl_mgpu.partition_graph(g, exchange=exchange)
+        ids = pg.ndata[dgl.NID]
+        assert torch.equal(pg.gather(pg.ndata["x"]), g.ndata["x"])
+        model = dgl.nn.GATConv(5, 4, 2).double().eval()
+        torch.testing.assert_close(model(pg, pg.ndata["x"]), model(g, g.ndata["x"])[ids])
+        found = dgl.ops.u_mul_e_sum(pg, pg.ndata["x"], pg.edata["w"])
+        torch.testing.assert_close(found, dgl.ops.u_mul_e_sum(g, g.ndata["x"], g.edata["w"])[ids])
+
+
+def _the_same_again() -> None:
+    g = homogeneous()
+    first, again = (dgl_mgpu.partition_graph(g, seed=5) for _ in range(2))
+    assert torch.equal(first.ndata[dgl.NID], again.ndata[dgl.NID])
+    assert torch.equal(first.edata[dgl.EID], again.edata[dgl.EID])
+    other = dgl_mgpu.partition_graph(g, seed=6)
+    differ = [None] * dist.get_world_size()
+    dist.all_gather_object(differ, first.ndata[dgl.NID].tolist() != other.ndata[dgl.NID].tolist())
+    assert any(differ)
+
+
+def test_a_seed_says_which_node_goes_where(ranks):
+    ranks.run(_the_same_again)
+
+
+def _scopes() -> None:
+    g = homogeneous()
+    pg = dgl_mgpu.partition_graph(g)
+    with pg.local_scope():
+        pg.ndata["x"] = pg.ndata["x"] * 2
+        pg.edata["new"] = pg.edata["w"]
+        pg.update_all(fn.copy_u("x", "m"), fn.sum("m", "y"))
+    assert torch.equal(pg.ndata["x"], g.ndata["x"][pg.ndata[dgl.NID]])
+    assert "y" not in pg.ndata and "new" not in pg.edata
+    local = pg.local_var()
+    local.ndata["z"] = local.ndata["x"]
+    assert "z" not in pg.ndata and torch.equal(local.gather(local.ndata["z"]), g.ndata["x"])
+    with pytest.raises(dgl.DGLError):
+        pg.ndata["bad"] = torch.ones(pg.num_nodes() + 1)
+    with pytest.raises(InvalidInputError, match="a row for each"):
+        pg.gather(torch.ones(pg.num_nodes() + 1))
+    assert pg.to("cpu") is pg and pg.device == torch.device("cpu")
+    assert pg.in_degrees(0) == pg.in_degrees()[0]
+    assert pg.out_degrees([1, 0]).tolist() == pg.out_degrees()[[1, 0]].tolist()
+
+
+def test_scopes_and_queries(ranks):
+    ranks.run(_scopes)
+
+
+# -- what is refused ----------------------------------------------------------------------------------
+
+_IDS = torch.tensor([0, 1])
+_REFUSED: dict[str, Callable[[PartitionedGraph], Any]] = {
+    "other ids": lambda pg: pg.int(),
+    "pickle": pickle.dumps,
+    "deep copy": copy.deepcopy,
+    "node_subgraph": lambda pg: pg.subgraph(_IDS),
+    "edge_subgraph": lambda pg: dgl.edge_subgraph(pg, _IDS),
+    "edges alone": lambda pg: dgl.edge_subgraph(pg, _IDS, relabel_nodes=False),
+    "in_subgraph": lambda pg: dgl.in_subgraph(pg, _IDS),
+    "khop_in_subgraph": lambda pg: dgl.khop_in_subgraph(pg, 0, 1),
+    "add_self_loop": dgl.add_self_loop,
+    "remove_self_loop": dgl.remove_self_loop,
+    "add_edges": lambda pg: dgl.add_edges(pg, _IDS, _IDS),
+    "add_nodes": lambda pg: dgl.add_nodes(pg, 2),
+    "remove_edges": lambda pg: dgl.remove_edges(pg, _IDS),
+    "add_edges in place": lambda pg: pg.add_edges(_IDS, _IDS),
+    "add_nodes in place": lambda pg: pg.add_nodes(2),
+    "remove_nodes in place": lambda pg: pg.remove_nodes(_IDS),
+    "add_edges to the reversed graph": lambda pg: dgl.reverse(pg).add_edges(_IDS, _IDS),
+    "to_simple": dgl.to_simple,
+    "to_bidirected": dgl.to_bidirected,
+    "add_reverse_edges": dgl.add_reverse_edges,
+    "line_graph": dgl.line_graph,
+    "to_block": dgl.to_block,
+    "compact_graphs": dgl.compact_graphs,
+    "to_networkx": dgl.to_networkx,
+    "merge": lambda pg: dgl.merge([pg, pg]),
+    "batch": lambda pg: dgl.batch([pg, pg]),
+    "formats": lambda pg: pg.formats("csc"),
+    "edges": lambda pg: pg.edges(),
+    "sorted edges": lambda pg: pg.edges(order="srcdst"),
+    "find_edges": lambda pg: pg.find_edges(_IDS),
+    "has_edges_between": lambda pg: pg.has_edges_between(_IDS, _IDS),
+    "edge_ids": lambda pg: pg.edge_ids(0, 1),
+    "successors": lambda pg: pg.successors(0),
+    "out_edges": lambda pg: pg.out_edges(_IDS),
+    "multigraph": lambda pg: pg.is_multigraph,
+    "adj": lambda pg: pg.adj(),
+    "adj_external": lambda pg: pg.adj_external(scipy_fmt="csr"),
+    "pull": lambda pg: pg.pull(_IDS, fn.copy_u("x", "m"), fn.sum("m", "y")),
+    "push": lambda pg: pg.push(_IDS, fn.copy_u("x", "m"), fn.sum("m", "y")),
+    "send_and_recv": lambda pg: pg.send_and_recv(_IDS, fn.copy_u("x", "m"), fn.sum("m", "y")),
+    "a built-in function of some edges": lambda pg: pg.apply_edges(fn.u_add_v("x", "x", "y"), _IDS),
+    "sample_neighbors": lambda pg: dgl.sampling.sample_neighbors(pg, _IDS, 2),
+    "random_walk": lambda pg: dgl.sampling.random_walk(pg, _IDS, length=2),
+    "NeighborSampler": lambda pg: dgl.dataloading.NeighborSampler([2]).sample(pg, _IDS),
+    "DataLoader": lambda pg: next(
+        iter(dgl.dataloading.DataLoader(pg, _IDS, dgl.dataloading.NeighborSampler([2])))
+    ),
+    "the largest eigenvalue": dgl.laplacian_lambda_max,
+    "partition_graph": dgl_mgpu.partition_graph,
+}
+
+
+def _refusals() -> list[str]:
+    missed = []
+    g = homogeneous()
+    for name, call in _REFUSED.items():
+        pg = dgl_mgpu.partition_graph(g)
+        try:
+            call(pg)
+        except UnsupportedByPartitionError as error:
+            assert error.found and error.fix
+        except Exception as error:
+            missed.append(f"{name}: {type(error).__name__}: {error}")
+        else:
+            missed.append(f"{name}: nothing raised")
+    return missed
+
+
+def test_what_a_part_cannot_do_has_a_typed_error(ranks):
+    assert ranks.run(_refusals) == [[], [], []]
+
+
+def _bad_arguments() -> list[str]:
+    g, rank = homogeneous(), dist.get_rank()
+    count = g.num_nodes()
+    other = homogeneous("skewed")
+    fewer = homogeneous()
+    del fewer.ndata["x"]
+    cases: dict[str, tuple[Any, dict[str, Any]]] = {
+        "by": (g, {"by": "chance"}),
+        "exchange": (g, {"exchange": "post"}),
+        "rank too high": (g, {"by": torch.full((count,), 3)}),
+        "negative rank": (g, {"by": torch.full((count,), -1)}),
+        "too few": (g, {"by": torch.zeros(count - 1, dtype=torch.int64)}),
+        "no integers": (g, {"by": torch.zeros(count)}),
+        "missing type": (g, {"by": {"user": torch.zeros(count, dtype=torch.int64)}}),
+        "no graph": (None, {}),
+        "no graph on the first": (None if rank == 0 else g, {}),
+        "another graph": (g if rank else other, {}),
+        "other features": (g if rank else fewer, {}),
+        "other ids": (g if rank else g.int(), {}),
+        "no graph at all": ("graph", {}),
+        "a file's name on one rank": ("graph" if rank == 1 else g, {}),
+        "by on one rank": (g, {"by": "chance" if rank == 1 else "random"}),
+        "exchange on one rank": (g, {"exchange": "post" if rank == 1 else "halo"}),
+        "different by": (g, {"by": "order" if rank == 1 else "random"}),
+        "different exchange": (g, {"exchange": "broadcast" if rank == 1 else "halo"}),
+        "different seeds": (g, {"seed": rank}),
+        "different assignments": (g, {"by": (torch.arange(count) + rank) % 3}),
+        "bad assignment on one rank": (g, {"by": torch.full((count,), 3 * (rank == 1))}),
+    }
+    missed = []
+    for name, (graph, options) in cases.items():
+        try:
+            dgl_mgpu.partition_graph(graph, **options)
+        except DGLMGPUError as error:
+            assert str(error)
+        except Exception as error:
+            missed.append(f"{name}: {type(error).__name__}: {error}")
+        else:
+            missed.append(f"{name}: nothing raised")
+    # And ranks still talk to each other.
+    _same_as_whole(dgl_mgpu.partition_graph(g), g)
+    return missed
+
+
+def test_bad_arguments_have_typed_errors_on_all_ranks(ranks):
+    assert ranks.run(_bad_arguments) == [[], [], []]

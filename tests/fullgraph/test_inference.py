@@ -1,0 +1,521 @@
+"""Inference on a whole graph, against one call of the model on DGL's graph itself."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any
+
+import dgl
+import dgl.function as fn
+import pytest
+import torch
+import torch.distributed as dist
+from dgl.nn import GATConv, GINConv, GraphConv, HeteroGraphConv, SAGEConv
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import dgl_mgpu
+from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors
+from dgl_mgpu.errors import InvalidInputError, UnsupportedByPartitionError
+from dgl_mgpu.fullgraph.inference import ways
+from dgl_mgpu.store import cuda
+from dgl_mgpu.training.config import ModelConfig
+from dgl_mgpu.training.models import INV_SQRT_DEGREES, build_model
+from tests.fullgraph.graphs import heterogeneous, homogeneous
+
+WIDTH, HIDDEN, CLASSES = 5, 4, 3
+
+
+class Stack(nn.Module):
+    """Convolutions with normalisation and dropout between them, as many as there are blocks."""
+
+    def __init__(self, *convolutions: nn.Module, width: int = HIDDEN) -> None:
+        super().__init__()
+        self.convolutions = nn.ModuleList(convolutions)
+        self.norms = nn.ModuleList(nn.BatchNorm1d(width) for _ in convolutions[1:])
+        self.dropout = nn.Dropout(0.5)
+
+    def forward(self, blocks, x):
+        for layer, (convolution, block) in enumerate(zip(self.convolutions, blocks, strict=False)):
+            x = convolution(block, x).flatten(1)
+            if layer < len(self.norms):
+                x = self.dropout(torch.relu(self.norms[layer](x)))
+        return x
+
+
+class Paired(nn.Module):
+    """Convolutions that get destinations' rows by themselves, indexed by the number of a block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = [SAGEConv(WIDTH, HIDDEN, "pool"), SAGEConv(HIDDEN, CLASSES, "gcn")]
+        self.first, self.second = self.layers
+
+    def forward(self, blocks, x):
+        for layer, block in enumerate(blocks):
+            x = self.layers[layer](block, (x, x[: block.num_dst_nodes()]))
+        return x.log_softmax(1)
+
+
+class Jumping(nn.Module):
+    """Skip connections from the input and round convolutions, and a sum over all layers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Linear(WIDTH, HIDDEN)
+        self.convolutions = nn.ModuleList(SAGEConv(HIDDEN, HIDDEN, "mean") for _ in range(3))
+        self.head = nn.Linear(HIDDEN, CLASSES)
+
+    def forward(self, blocks, x):
+        states = [torch.relu_(self.embed(x))]
+        for convolution, block in zip(self.convolutions, blocks, strict=False):
+            own = states[-1][: block.num_dst_nodes()]
+            skipped = torch.where(own > 0, own, 0) + states[0][: len(own)]
+            states.append(convolution(block, states[-1]).relu_() + skipped)
+        total = sum(rows[: len(states[-1])] for rows in states)
+        return {"logits": self.head(total), "last": [states[-1]]}
+
+
+class Rgcn(nn.Module):
+    """Layers over all relations of a heterograph."""
+
+    def __init__(self, etypes: list[str]) -> None:
+        super().__init__()
+
+        def relations(width_in: int, width_out: int) -> nn.Module:
+            return HeteroGraphConv(
+                {etype: GraphConv(width_in, width_out, norm="both") for etype in etypes}
+            )
+
+        self.first, self.second = relations(WIDTH, HIDDEN), relations(HIDDEN, CLASSES)
+        self.own = nn.Linear(WIDTH, HIDDEN)
+
+    def forward(self, blocks, x):
+        hidden = self.first(blocks[0], x)
+        hidden = {
+            ntype: torch.relu(rows + self.own(x[ntype][: len(rows)]))
+            for ntype, rows in hidden.items()
+        }
+        return self.second(blocks[1], hidden)
+
+
+class Slices(nn.Module):
+    """Convolutions on single relations of blocks, and one type's logits."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.follows = GraphConv(WIDTH, HIDDEN, norm="both", allow_zero_in_degree=True)
+        self.buys = SAGEConv(HIDDEN, CLASSES, "mean")
+
+    def forward(self, blocks, x):
+        user = self.follows(blocks[0]["follows"], x["user"])
+        item = user.new_zeros(blocks[1].num_dst_nodes("item"), HIDDEN)
+        return self.buys(blocks[1]["buys"], (user, item))
+
+
+class Degrees(nn.Module):
+    """Messages passed by the model itself, whose module has nothing to do with them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(WIDTH, HIDDEN, "mean"), SAGEConv(HIDDEN, CLASSES, "mean")
+
+    def forward(self, blocks, x):
+        with blocks[0].local_scope():
+            blocks[0].srcdata["x"] = x
+            blocks[0].update_all(fn.copy_u("x", "m"), fn.sum("m", "sum"))
+            total = blocks[0].dstdata["sum"]
+        hidden = self.first(blocks[0], x) + total[:, :HIDDEN]
+        return self.second(blocks[1], hidden)
+
+
+def _perceptron(width_in: int, width_out: int) -> nn.Module:
+    return nn.Sequential(nn.Linear(width_in, 6), nn.ReLU(), nn.Linear(6, width_out))
+
+
+MODELS: dict[str, Callable[[], nn.Module]] = {
+    "graphsage": lambda: Stack(
+        SAGEConv(WIDTH, HIDDEN, "mean"), SAGEConv(HIDDEN, HIDDEN, "pool"),
+        SAGEConv(HIDDEN, CLASSES, "lstm"),
+    ),
+    "gcn": lambda: Stack(
+        GraphConv(WIDTH, HIDDEN, allow_zero_in_degree=True),
+        GraphConv(HIDDEN, CLASSES, norm="left", allow_zero_in_degree=True),
+    ),
+    "gat": lambda: Stack(
+        GATConv(WIDTH, 2, 3, residual=True, allow_zero_in_degree=True),
+        GATConv(6, CLASSES, 2, allow_zero_in_degree=True), width=6,
+    ),
+    "gin": lambda: Stack(
+        GINConv(_perceptron(WIDTH, HIDDEN), "max"), GINConv(_perceptron(HIDDEN, CLASSES), "sum")
+    ),
+    "one layer": lambda: Stack(SAGEConv(WIDTH, CLASSES, "mean")),
+    "paired": Paired,
+    "jumping": Jumping,
+}  # fmt: skip
+
+
+def _made(make: Callable[[], nn.Module]) -> nn.Module:
+    """A model of float64 in training mode, whose norms do something."""
+    torch.manual_seed(2)
+    model = make().double()
+    for module in model.modules():
+        if isinstance(module, nn.BatchNorm1d):
+            for rows in (module.running_mean, module.weight.data, module.bias.data):
+                nn.init.normal_(rows)
+            nn.init.uniform_(module.running_var, 0.5, 2.0)
+    return model.train()
+
+
+def _expected(model: nn.Module, g: dgl.DGLGraph, x: Any, num_layers: int) -> Any:
+    """What the model gives if every layer is on the graph itself, by DGL's C++."""
+    model.eval()
+    with torch.no_grad():
+        found = model([g] * num_layers, x)
+    model.train()
+    return found
+
+
+def _assert_equal(found: Any, expected: Any) -> None:
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("kind", ["random", "isolated"])
+@pytest.mark.parametrize("name", MODELS)
+def test_both_ways_give_what_the_model_gives_on_the_graph(name, kind):
+    g = homogeneous(kind)
+    model = _made(MODELS[name])
+    expected = _expected(model, g, g.ndata["x"], 3 if name in ("graphsage", "jumping") else 2)
+    for options in ({}, {"layerwise": False}, {"layerwise": True}, {"batch_size": 7}):
+        _assert_equal(dgl_mgpu.inference(model, g, g.ndata["x"], **options), expected)
+    assert model.training and all(module.training for module in model.modules())
+
+
+@pytest.mark.parametrize("batch_size", [None, 11])
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "make", [lambda: Rgcn(["follows", "buys", "sees", "has", "marks"]), Slices]
+)
+def test_heterographs(make, idtype, batch_size):
+    g = heterogeneous().astype(idtype)
+    model = _made(make)
+    x = {ntype: g.nodes[ntype].data["x"] for ntype in g.ntypes}
+    expected = _expected(model, g, x, 2)
+    for each in (x, "x"):
+        _assert_equal(dgl_mgpu.inference(model, g, each, batch_size=batch_size), expected)
+
+
+@pytest.mark.parametrize("name", ["graphsage", "gcn", "gat", "gin"])
+def test_models_of_this_package(name):
+    g = homogeneous().astype(torch.int32)
+    g.ndata["feat"] = g.ndata["x"]
+    degrees = torch.stack([g.out_degrees(), g.in_degrees()], 1).double().clamp(min=1)
+    g.ndata[INV_SQRT_DEGREES] = degrees.rsqrt()
+    config = ModelConfig(name=name, hidden=HIDDEN)
+    model = _made(lambda: build_model(config, WIDTH, CLASSES, 3))
+    expected = _expected(model, g, {each: g.ndata[each] for each in model.inputs}, 3)
+    _assert_equal(dgl_mgpu.inference(model, g), expected)
+    _assert_equal(dgl_mgpu.inference(model, g, batch_size=9), expected)
+
+
+def test_features_of_blocks_and_ids_of_nodes():
+    class Embedding(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.rows = nn.Embedding(23, WIDTH)
+            self.first = GraphConv(WIDTH, HIDDEN, norm="none", allow_zero_in_degree=True)
+            self.second = SAGEConv(HIDDEN, CLASSES, "mean")
+
+        def forward(self, blocks, ids):
+            hidden = self.rows(ids) + blocks[0].srcdata["x"]
+            hidden = self.first(graph=blocks[0], feat=hidden, edge_weight=blocks[0].edata["w"])
+            return self.second(blocks[1], hidden, edge_weight=blocks[1].edata["w"])
+
+    g = homogeneous()
+    model = _made(Embedding)
+    expected = _expected(model, g, g.nodes(), 2)
+    for options in ({}, {"batch_size": 4}):
+        _assert_equal(dgl_mgpu.inference(model, g, g.nodes(), **options), expected)
+
+
+def test_every_convolution_runs_once_for_every_node_in_batches_that_fit():
+    g = homogeneous()
+    model = _made(MODELS["graphsage"])
+    rows = [0, 0, 0]
+    sizes = set()
+    for layer, convolution in enumerate(model.convolutions):
+
+        def count(_, arguments, found, layer=layer):
+            if int(arguments[0].dstdata[dgl.NID].max()) > 4:  # not when the model is looked at
+                rows[layer] += len(found)
+                sizes.add(len(found))
+
+        convolution.register_forward_hook(count)
+    dgl_mgpu.inference(model, g, g.ndata["x"], batch_size=10, num_layers=3)
+    assert sizes == {10, 3}
+    assert rows == [23, 23, 23]
+
+
+def test_batches_shrink_while_memory_is_too_small():
+    class Limited(SAGEConv):
+        def forward(self, graph, feat):
+            if graph.num_dst_nodes() > 6:
+                raise torch.cuda.OutOfMemoryError("too many")
+            return super().forward(graph, feat)
+
+    g = homogeneous()
+    model = _made(lambda: Stack(Limited(WIDTH, HIDDEN, "mean"), Limited(HIDDEN, CLASSES, "mean")))
+    plain = _made(lambda: Stack(SAGEConv(WIDTH, HIDDEN, "mean"), SAGEConv(HIDDEN, CLASSES, "mean")))
+    expected = _expected(plain, g, g.ndata["x"], 2)
+    for options in ({}, {"layerwise": True}):  # without a choice, all at once is tried first
+        _assert_equal(dgl_mgpu.inference(model, g, g.ndata["x"], **options), expected)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        dgl_mgpu.inference(model, g, g.ndata["x"], batch_size=7)
+
+
+def test_what_does_not_fit_is_done_layer_by_layer(monkeypatch):
+    monkeypatch.setattr(ways, "_free_memory", lambda device: 0)
+    g = homogeneous()
+    model = _made(MODELS["gin"])
+    expected = _expected(model, g, g.ndata["x"], 2)
+    sizes = set()
+    model.convolutions[0].register_forward_hook(lambda *call: sizes.add(len(call[2])))
+    _assert_equal(dgl_mgpu.inference(model, g, g.ndata["x"]), expected)
+    assert max(sizes) == 5  # all nodes of the graph on which the model is looked at
+
+
+def test_results_of_layers_may_be_in_files(tmp_path):
+    g = homogeneous()
+    model = _made(MODELS["jumping"])
+    expected = _expected(model, g, g.ndata["x"], 3)
+    found = dgl_mgpu.inference(model, g, g.ndata["x"], batch_size=5, folder=tmp_path)
+    assert not list(tmp_path.iterdir())
+    _assert_equal(found, expected)
+
+
+@pytest.mark.parametrize("num_nodes", [0, 1])
+def test_hardly_any_nodes(num_nodes):
+    g = dgl.graph(([], []), num_nodes=num_nodes)
+    x = torch.ones(num_nodes, WIDTH, dtype=torch.float64)
+    model = _made(MODELS["gcn"])
+    expected = _expected(model, g, x, 2)
+    _assert_equal(dgl_mgpu.inference(model, g, x, layerwise=True), expected)
+    _assert_equal(dgl_mgpu.inference(model, g, x, layerwise=False), expected)
+
+
+def test_graphs_of_tensors():
+    model = _made(MODELS["gat"])
+    g = homogeneous()
+    expected = _expected(model, g, g.ndata["x"], 2)
+    with graphs_on_tensors():
+        g = homogeneous()
+        for options in ({}, {"batch_size": 6}):
+            _assert_equal(dgl_mgpu.inference(model, g, g.ndata["x"], **options), expected)
+
+
+@pytest.mark.parametrize("hetero", [False, True])
+def test_graphs_of_a_store(hetero, monkeypatch):
+    monkeypatch.setattr(cuda, "find_runtime", lambda: None)
+    g = heterogeneous() if hetero else homogeneous()
+    if hetero:
+        g.edges["marks"].data.clear()  # of no edge
+    model = _made((lambda: Rgcn(["follows", "buys", "sees", "has", "marks"])) if hetero else Paired)
+    x = {ntype: g.nodes[ntype].data["x"] for ntype in g.ntypes} if hetero else g.ndata["x"]
+    expected = _expected(model, g, x, 2)
+    with contextlib.closing(dgl_mgpu.GlobalStore.from_dgl(g)) as store:
+        for options in ({}, {"batch_size": 8}):
+            _assert_equal(dgl_mgpu.inference(model, store.graph, "x", **options), expected)
+
+
+def test_input_is_read_for_the_layers_that_use_it_alone(monkeypatch):
+    monkeypatch.setattr(cuda, "find_runtime", lambda: None)
+    g = homogeneous("self-loops")
+    with contextlib.closing(dgl_mgpu.GlobalStore.from_dgl(g)) as store:
+        for name, layers in (("gin", 1), ("jumping", 3)):
+            model = _made(MODELS[name])
+            store.graph.traffic.take()
+            dgl_mgpu.inference(model, store.graph, "x", batch_size=3)
+            rows = sum(store.graph.traffic.take().rows.values())
+            assert rows == 10 * layers + 5  # five to look at the model
+
+
+def _on_ranks() -> None:
+    g = homogeneous()
+    model = _made(MODELS["gat"])
+    pg = dgl_mgpu.partition_graph(g, seed=4)
+    found = dgl_mgpu.inference(model, pg, "x")
+    _assert_equal(pg.gather(found), dgl_mgpu.inference(model, g, "x", layerwise=False))
+    with pytest.raises(UnsupportedByPartitionError, match="layer by layer"):
+        dgl_mgpu.inference(model, pg, "x", batch_size=2)
+    parallel = DistributedDataParallel(model)  # this rank alone, as often as it likes
+    found = dgl_mgpu.inference(parallel, g, "x", batch_size=5 + dist.get_rank())
+    _assert_equal(found, dgl_mgpu.inference(model, g, "x", layerwise=False))
+    g = heterogeneous()
+    model = _made(lambda: Rgcn(["follows", "buys", "sees", "has", "marks"]))
+    pg = dgl_mgpu.partition_graph(g, exchange="broadcast")
+    found = dgl_mgpu.inference(model, pg, "x")
+    expected = dgl_mgpu.inference(model, g, "x")
+    for ntype, rows in found.items():
+        _assert_equal(pg.gather(rows, ntype), expected[ntype])
+
+
+def test_partitioned_graphs(ranks):
+    ranks.run(_on_ranks)
+
+
+# -- what cannot be done ------------------------------------------------------------------------
+
+
+def test_message_passing_of_the_model_itself_is_done_at_once_alone():
+    g = homogeneous()
+    model = _made(Degrees)
+    expected = _expected(model, g, g.ndata["x"], 2)
+    _assert_equal(dgl_mgpu.inference(model, g, "x"), expected)
+    with pytest.raises(InvalidInputError, match="layerwise=False"):
+        dgl_mgpu.inference(model, g, "x", layerwise=True)
+
+
+class _Weighted(nn.Module):
+    """A module that gives something of edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weights, self.sums = dgl.nn.EdgeWeightNorm("right"), GraphConv(WIDTH, 2, norm="none")
+
+    def forward(self, blocks, x):
+        weights = self.weights(blocks[0], blocks[0].edata["w"].squeeze(1))
+        return self.sums(blocks[0], x, edge_weight=weights)
+
+
+class _Backward(nn.Module):
+    """Blocks in another order than the layers'."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(WIDTH, WIDTH, "mean"), SAGEConv(WIDTH, 2, "mean")
+
+    def forward(self, blocks, x):
+        return self.second(blocks[0], self.first(blocks[1], x))
+
+
+class _Changed(nn.Module):
+    """A module that gets a graph which is no block."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = SAGEConv(WIDTH, 2, "mean")
+
+    def forward(self, blocks, x):
+        return self.first(dgl.graph(blocks[0].edges(), num_nodes=len(x)), x)
+
+
+@pytest.mark.parametrize(
+    "make, found",
+    [(_Weighted, r"shape \(15,\)"), (_Backward, r"blocks \[1, 0\]"), (_Changed, r"\[None\]")],
+)
+def test_models_that_cannot_be_done_layer_by_layer(make, found):
+    g = dgl.add_self_loop(homogeneous())
+    model = _made(make)
+    layers = 2 if make is _Backward else 1
+    with pytest.raises(InvalidInputError, match=found):
+        dgl_mgpu.inference(model, g, "x", batch_size=5, num_layers=layers)
+    expected = _expected(model, g, g.ndata["x"], layers)
+    found = dgl_mgpu.inference(model, g, "x", layerwise=False, num_layers=layers)
+    _assert_equal(found, expected)
+
+
+class _Shared(nn.Module):
+    """One convolution, as often as there are blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.only = SAGEConv(WIDTH, WIDTH, "mean")
+
+    def forward(self, blocks, x):
+        for block in blocks:
+            x = self.only(block, x)
+        return x
+
+
+def test_layers_that_cannot_be_counted():
+    g = homogeneous()
+    model = _made(_Shared)
+    with pytest.raises(InvalidInputError, match="num_layers"):
+        dgl_mgpu.inference(model, g, "x")
+    expected = _expected(model, g, g.ndata["x"], 4)
+    found = dgl_mgpu.inference(model, g, "x", num_layers=4, batch_size=20)
+    _assert_equal(found, expected)
+
+
+def test_modes_and_modules_are_restored_after_an_error():
+    class Failing(SAGEConv):
+        def forward(self, graph, feat):
+            if graph.num_dst_nodes() == 7:
+                raise RuntimeError("seven nodes")
+            return super().forward(graph, feat)
+
+    g = homogeneous()
+    model = _made(lambda: Stack(Failing(WIDTH, HIDDEN, "mean"), Failing(HIDDEN, CLASSES, "mean")))
+    model.dropout.eval()
+    call = nn.Module.__call__
+    with pytest.raises(RuntimeError, match="seven nodes"):
+        dgl_mgpu.inference(model, g, "x", batch_size=7)
+    assert nn.Module.__call__ is call
+    assert model.training and model.norms[0].training and not model.dropout.training
+
+
+def test_wrong_widths_are_told_before_all_nodes_are_read():
+    g = homogeneous()
+    with pytest.raises(InvalidInputError, match="raised"):
+        dgl_mgpu.inference(_made(MODELS["gin"]), g, g.ndata["x"][:, :2])
+
+
+@pytest.mark.parametrize(
+    "options, found",
+    [
+        ({"x": torch.zeros(3, WIDTH)}, r"shape \(3, 5\) for 23 nodes"),
+        ({"x": "y"}, "no node feature 'y'"),
+        ({"x": None}, "no node feature 'feat'"),
+        ({"x": 7}, "int as x"),
+        ({"x": {}}, "dict as x"),
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"num_layers": 1.5}, "num_layers=1.5"),
+        ({"layerwise": False, "batch_size": 3}, "leave one"),
+        ({"folder": "/nowhere"}, "no folder"),
+        ({"device": "meta"}, "parameters are on 'cpu'"),
+        ({"model": 3}, "int as model"),
+        ({"g": 3}, "int as graph"),
+    ],
+)
+def test_wrong_arguments(options, found):
+    arguments = {"model": _made(Paired), "g": homogeneous(), "x": "x", **options}
+    with pytest.raises(InvalidInputError, match=found):
+        dgl_mgpu.inference(**arguments)
+
+
+# -- on a GPU -----------------------------------------------------------------------------------
+
+
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None,
+    reason="no GPU, or no CuPy",
+)
+@pytest.mark.parametrize("where", ["gpu", "cpu", "pinned"])
+def test_inference_on_a_gpu(where):
+    draw = torch.Generator().manual_seed(1)
+    num_nodes = 50_000  # what layers give is large enough to be pinned
+    src, dst = torch.randint(num_nodes, (2, 300_000), generator=draw)
+    g = dgl.graph((src, dst), num_nodes=num_nodes)
+    g.ndata["x"] = torch.randn(num_nodes, WIDTH, generator=draw, dtype=torch.float64)
+    for name in ("gcn", "gat", "jumping"):
+        model = _made(MODELS[name])
+        expected = _expected(model, g, g.ndata["x"], 3 if name == "jumping" else 2)
+        model = model.cuda()
+        placed = g.to("cuda") if where == "gpu" else dgl.graph((src, dst), num_nodes=num_nodes)
+        if where == "pinned":
+            placed.create_formats_()
+            placed.pin_memory_()
+        for options in ({"layerwise": False}, {"layerwise": True}, {"batch_size": 7_000}):
+            _assert_equal(dgl_mgpu.inference(model, placed, g.ndata["x"], **options), expected)

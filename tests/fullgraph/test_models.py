@@ -1,0 +1,59 @@
+"""Models on one graph: against themselves on blocks of all neighbours, and against arithmetic."""
+
+from __future__ import annotations
+
+import dgl
+import pytest
+import torch
+from dgl.dataloading import MultiLayerFullNeighborSampler
+
+from dgl_mgpu.training.config import ModelConfig
+from dgl_mgpu.training.models import INV_SQRT_DEGREES, RGCN, build_model
+from tests.fullgraph.graphs import heterogeneous, homogeneous
+
+
+@pytest.mark.parametrize("name", ["gcn", "gin", "graphsage", "gat", "rgcn"])
+@pytest.mark.parametrize("kind", ["skewed", "isolated"])
+def test_a_graph_is_as_blocks_of_all_neighbours(name, kind):
+    g = homogeneous(kind)
+    degrees = torch.stack([g.out_degrees(), g.in_degrees()], 1).clamp(min=1)
+    model = build_model(ModelConfig(name, 8, aggregator="mean"), 5, 3, 2).double().eval()
+    inputs = {"feat": g.ndata["x"], INV_SQRT_DEGREES: degrees.double().rsqrt()}
+    whole = model(g, {"feat": g.ndata["x"]})
+    assert whole.dtype == torch.float64
+    nodes, _, blocks = MultiLayerFullNeighborSampler(2).sample_blocks(g, g.nodes())
+    on_blocks = model(blocks, {key: rows[nodes] for key, rows in inputs.items()})
+    torch.testing.assert_close(whole, on_blocks)
+
+
+def test_rgcn_sums_over_relations():
+    g = heterogeneous()
+    model = RGCN([5, 6, 3], ModelConfig("rgcn", 6), g.etypes, "item").double().eval()
+    found = model(g, {"feat": g.ndata["x"]})
+    hidden = g.ndata["x"]
+    for layer, convolution in enumerate(model.convolutions):
+        following = {
+            ntype: rows @ convolution.own.weight.T + convolution.own.bias
+            for ntype, rows in hidden.items()
+        }
+        for src, etype, dst in g.canonical_etypes:
+            adjacency = torch.zeros(g.num_nodes(dst), g.num_nodes(src), dtype=torch.float64)
+            sources, targets = g.edges(etype=etype)
+            adjacency.index_put_(
+                (targets, sources), torch.ones(len(sources), dtype=torch.float64), accumulate=True
+            )
+            mean = adjacency / adjacency.sum(1, keepdim=True).clamp(min=1)
+            weight = convolution.relations.mods[etype].weight
+            following[dst] = following[dst] + mean @ hidden[src] @ weight
+        hidden = {n: rows.relu() if layer == 0 else rows for n, rows in following.items()}
+    torch.testing.assert_close(found, hidden["item"])
+
+
+def test_dropout_draws_for_inputs_and_between_layers():
+    g = dgl.add_self_loop(homogeneous())
+    model = build_model(ModelConfig("gcn", 8, dropout=0.5), 5, 3, 2).double()
+    torch.manual_seed(0)
+    first = model(g, {"feat": g.ndata["x"]})
+    assert not torch.equal(first, model(g, {"feat": g.ndata["x"]}))
+    model.eval()
+    assert torch.equal(model(g, {"feat": g.ndata["x"]}), model(g, {"feat": g.ndata["x"]}))

@@ -1,0 +1,235 @@
+"""Training on the whole graph end to end, through the command line's own entry point."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import dgl
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from dgl_mgpu import partition_graph
+from dgl_mgpu.cli import main
+from dgl_mgpu.errors import RankFailedError
+from dgl_mgpu.fullgraph import graph as partitioning
+from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
+from dgl_mgpu.report import EpochReport, read_metrics
+from dgl_mgpu.training.checkpoint import Checkpoint
+from dgl_mgpu.training.config import EXCHANGES, PARTITIONS, ModelConfig
+from dgl_mgpu.training.launch import launch
+from dgl_mgpu.training.models import build_model
+from tests.fullgraph.graphs import homogeneous
+
+SMALL = [
+    "mode=fullgraph",
+    "data.options.num_nodes=1000",
+    "data.options.num_edges=8000",
+    "model.hidden=16",
+    "trainer.lr=0.02",
+]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    return f"data.root={tmp_path_factory.mktemp('data')}"
+
+
+def train(folder: Path, *overrides: str) -> Path:
+    assert main(["train", *SMALL, f"hydra.run.dir={folder}", *overrides]) == 0
+    return folder
+
+
+def reports_of(folder: Path) -> list[EpochReport]:
+    return read_metrics(folder / "metrics.jsonl")[0]
+
+
+def losses_of(folder: Path) -> list[float]:
+    return [report.loss for report in reports_of(folder)]
+
+
+def test_a_run_learns_and_leaves_its_report(tmp_path, data, capsys):
+    folder = train(tmp_path / "run", data, "trainer.epochs=40", "trainer.eval_every=3")
+    reports, summary = read_metrics(folder / "metrics.jsonl")
+    assert [report.epoch for report in reports] == list(range(1, 41))
+    assert all(report.steps == 1 and report.tiers == () for report in reports)
+    assert [r.epoch for r in reports if r.valid_accuracy is not None] == [*range(3, 40, 3), 40]
+    # Chance is 10 %.
+    assert summary["test_accuracy"] > 0.6
+    best = reports[summary["best_epoch"] - 1]
+    assert summary["test_accuracy"] == best.test_accuracy
+    assert list(best.seconds.measured()) == ["forward", "backward", "update", "evaluate", "total"]
+    parts = best.seconds.measured()
+    assert sum(parts.values()) - parts["total"] <= parts["total"]
+    assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
+    assert list(folder.glob("events.out.tfevents.*"))
+    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["epoch-0040.pt"]
+    shown = capsys.readouterr().out
+    for word in ("test accuracy", "backward", "epoch 40/40"):
+        assert word in shown
+
+
+@pytest.mark.parametrize("model", ["gcn", "gat", "gin", "rgcn"])
+def test_every_model_learns(tmp_path, data, model):
+    folder = train(tmp_path / "run", data, f"model={model}", "trainer.epochs=30")
+    _, summary = read_metrics(folder / "metrics.jsonl")
+    assert summary["test_accuracy"] > 0.5
+
+
+def make_trainer(dropout: float) -> FullGraphTrainer:
+    pg = partition_graph(homogeneous())
+    model = build_model(ModelConfig("gcn", 6, dropout), 5, 3, 2).double()
+    ids = pg.ndata[dgl.NID].long()
+    return FullGraphTrainer(
+        model,
+        torch.optim.Adam(model.parameters(), lr=0.02),
+        pg,
+        {"feat": pg.ndata["x"]},
+        ids % 3,
+        {name: ids % 4 != part for part, name in enumerate(("train", "valid", "test"))},
+    )
+
+
+def losses(trainer: FullGraphTrainer, epochs: int) -> list[float]:
+    return [trainer.run_epoch(False, lambda *figures: None).loss for _ in range(epochs)]
+
+
+def _stop_and_resume(folder: Path) -> None:
+    rank = dist.get_rank()
+    torch.manual_seed(rank)
+    trainer = make_trainer(dropout=0.5)
+    losses(trainer, 3)
+    state = trainer.checkpoint({})
+    if rank == 0:
+        state.save(folder)
+    dist.barrier()
+    expected, accuracy = losses(trainer, 3), trainer.test()
+    torch.manual_seed(100)
+    resumed = make_trainer(dropout=0.5)
+    resumed.resume(Checkpoint.load(folder))
+    assert losses(resumed, 3) == expected
+    assert resumed.test() == accuracy
+    assert len(resumed.reports) == 6
+    for ours, theirs in zip(resumed.model.parameters(), trainer.model.parameters(), strict=True):
+        assert torch.equal(ours, theirs)
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_stopped(ranks, tmp_path):
+    ranks.run(_stop_and_resume, tmp_path)
+    states = Checkpoint.load(tmp_path).random
+    assert len(states) == ranks.size
+    assert not torch.equal(states[0], states[1])  # each rank drops out what it likes
+
+
+def _go_on(folder: Path) -> list[float]:
+    trainer = make_trainer(dropout=0.0)
+    trainer.resume(Checkpoint.load(folder))
+    return losses(trainer, 3)
+
+
+def test_checkpoints_go_from_one_rank_to_three(ranks, tmp_path):
+    trainer = make_trainer(dropout=0.0)
+    losses(trainer, 3)
+    trainer.checkpoint({}).save(tmp_path)
+    expected = losses(trainer, 3)
+    for found in ranks.run(_go_on, tmp_path):
+        assert found == pytest.approx(expected, rel=1e-9)
+
+
+def test_a_run_of_two_ranks_is_resumed_by_one(tmp_path, data):
+    options = [data, "model.dropout=0"]
+    whole = losses_of(train(tmp_path / "whole", *options, "trainer.epochs=6"))
+    folder = tmp_path / "of-2"
+    train(
+        folder, *options, "trainer.epochs=3", "trainer.ranks=2", "fullgraph.exchange=broadcast",
+        "fullgraph.by=metis",
+    )  # fmt: skip
+    assert [report.ranks for report in reports_of(folder)] == [2] * 3
+    again = train(tmp_path / "of-1", *options, "trainer.epochs=6", f"trainer.resume={folder}")
+    assert losses_of(again) == pytest.approx(whole, rel=1e-4)
+    assert whole[-1] < whole[0]
+
+
+def test_resume_refuses_a_run_on_mini_batches(tmp_path, data, capsys):
+    folder = train(tmp_path / "run", data, "trainer.epochs=1")
+    arguments = [data, f"trainer.resume={folder}", f"hydra.run.dir={tmp_path / 'again'}"]
+    assert main(["train", *SMALL, *arguments, "mode=minibatch", "trainer.epochs=2"]) == 1
+    assert "mode=" in capsys.readouterr().err
+    assert main(["train", *SMALL, *arguments]) == 0  # 10 epochs
+    assert main(["train", *SMALL, *arguments, "trainer.epochs=1"]) == 1
+    assert "raise trainer.epochs" in capsys.readouterr().err
+
+
+def test_a_killed_rank_ends_the_run_with_the_reason(tmp_path, data):
+    folder = tmp_path / "run"
+    run = subprocess.Popen(
+        [
+            sys.executable, "-m", "dgl_mgpu.cli", "train", *SMALL, data, "trainer.ranks=2",
+            "trainer.epochs=100000", f"hydra.run.dir={folder}",
+        ],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+    )  # fmt: skip
+    deadline = time.monotonic() + 120
+    while not (folder / "checkpoints").is_dir():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+    ranks = [
+        child
+        for child in psutil.Process(run.pid).children()
+        if "spawn_main" in " ".join(child.cmdline())
+    ]
+    killed = time.monotonic()
+    ranks[1].kill()
+    _, errors = run.communicate(timeout=60)
+    assert time.monotonic() - killed < 30
+    assert run.returncode == 1
+    assert b"killed by SIGKILL" in errors
+    assert not any(rank.is_running() for rank in ranks)
+
+
+class Stumbling(torch.nn.Module):
+    """A model that fails on one rank in its third pass."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.convolution = dgl.nn.GraphConv(5, 2, allow_zero_in_degree=True).double()
+        self.passes = 0
+
+    def forward(self, g: dgl.DGLGraph, inputs: dict[str, torch.Tensor]) -> torch.Tensor:
+        self.passes += 1
+        if self.passes == 3 and dist.get_rank() == 1:
+            raise KeyError("go on")
+        return self.convolution(g, inputs["x"])
+
+
+def _stumble() -> None:
+    pg = partition_graph(homogeneous())
+    nodes = torch.ones(pg.num_nodes(), dtype=torch.bool)
+    model = Stumbling()
+    trainer = FullGraphTrainer(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        pg,
+        {"x": pg.ndata["x"]},
+        pg.ndata[dgl.NID].long() % 2,
+        dict.fromkeys(("train", "valid", "test"), nodes),
+    )
+    for _ in range(10):
+        trainer.run_epoch(False, lambda *figures: None)
+
+
+def test_a_rank_that_raises_ends_all_with_its_reason():
+    begin = time.monotonic()
+    with pytest.raises(RankFailedError, match="rank 1: it raised KeyError: 'go on'"):
+        launch(_stumble, 2)
+    assert time.monotonic() - begin < 60
+
+
+def test_the_configuration_knows_all_partitions_and_exchanges():
+    assert set(PARTITIONS) == set(partitioning._WAYS)
+    assert set(EXCHANGES) == set(partitioning._EXCHANGES)

@@ -1,0 +1,214 @@
+"""The trainer on partitioned graphs, step by step against DGL on the whole graph."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import dgl
+import pytest
+import torch
+import torch.distributed as dist
+from dgl import DGLError
+from torch.nn import functional
+
+import dgl_mgpu
+from dgl_mgpu.data import load
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
+from dgl_mgpu.training.config import ModelConfig
+from dgl_mgpu.training.launch import launch
+from dgl_mgpu.training.models import RGCN, NodeModel, build_model
+from tests.fullgraph.graphs import heterogeneous, homogeneous
+
+EPOCHS = 20
+CLASSES = 3
+SPLITS = ("train", "valid", "test")
+
+
+def prepared(g: dgl.DGLGraph, ntype: str = "_N") -> dgl.DGLGraph:
+    """A graph with labels and a split; a node may be in several parts of it."""
+    draw = torch.Generator().manual_seed(17)
+    data, count = g.nodes[ntype].data, g.num_nodes(ntype)
+    data["label"] = torch.randint(CLASSES, (count,), generator=draw)
+    for name in SPLITS:
+        data[name] = torch.rand(count, generator=draw) < 0.5
+        data[name][0] = True
+    return g
+
+
+def make_model(name: str, g: dgl.DGLGraph, width: int = 5) -> NodeModel:
+    torch.manual_seed(23)
+    config = ModelConfig(name, 6, dropout=0.0, heads=2)
+    if name == "rgcn" and len(g.etypes) > 1:
+        return RGCN([width, 6, CLASSES], config, g.etypes, "item").double()
+    return build_model(config, width, CLASSES, 2).double()
+
+
+def adam(model: torch.nn.Module) -> torch.optim.Optimizer:
+    return torch.optim.Adam(model.parameters(), lr=0.02, weight_decay=1e-3)
+
+
+def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
+    zero = torch.zeros
+    return [zero(p.shape) if p.grad is None else p.grad.clone() for p in model.parameters()]
+
+
+def by_dgl(model: NodeModel, g: dgl.DGLGraph, ntype: str, epochs: int) -> list[tuple]:
+    """Loss, accuracies after it, and gradients of each epoch, by DGL alone."""
+    data, inputs, optimizer = g.nodes[ntype].data, {"feat": g.ndata["x"]}, adam(model)
+    found = []
+    for _ in range(epochs):
+        optimizer.zero_grad()
+        train = data["train"]
+        loss = functional.cross_entropy(model(g, inputs)[train], data["label"][train])
+        loss.backward()
+        optimizer.step()
+        with torch.no_grad():
+            right = model(g, inputs).argmax(1) == data["label"]
+        accuracies = [float(right[data[name]].double().mean()) for name in SPLITS[1:]]
+        found.append((loss.item(), accuracies, gradients(model)))
+    return found
+
+
+def trainer_of(
+    model: torch.nn.Module, g: dgl.DGLGraph | None, ntype: str = "_N", **how: Any
+) -> FullGraphTrainer:
+    pg = dgl_mgpu.partition_graph(g, **how)
+    data = pg.nodes[ntype].data
+    masks = {name: data[name] for name in SPLITS}
+    return FullGraphTrainer(model, adam(model), pg, {"feat": pg.ndata["x"]}, data["label"], masks)
+
+
+def no_step(step: int, loss: float, accuracy: float, seeds: int) -> None:
+    pass
+
+
+def by_trainer(trainer: FullGraphTrainer, epochs: int) -> list[tuple]:
+    found = []
+    for _ in range(epochs):
+        report = trainer.run_epoch(False, no_step)
+        accuracies = [report.valid_accuracy, report.test_accuracy]
+        found.append((report.loss, accuracies, gradients(trainer.model)))
+    return found
+
+
+def check_equal(
+    name: str, g: dgl.DGLGraph, epochs: int = EPOCHS, ntype: str = "_N", **how: Any
+) -> None:
+    model = make_model(name, g)
+    expected = by_dgl(copy.deepcopy(model), g, ntype, epochs)
+    if dist.is_initialized() and dist.get_rank():
+        # Ranks must not rely on having been seeded alike.
+        model = make_model(name, g).apply(lambda each: getattr(each, "reset_parameters", int)())
+    found = by_trainer(trainer_of(model, g, ntype, **how), epochs)
+    for (loss, accuracies, of_dgl), (ours, shares, of_ours) in zip(expected, found, strict=True):
+        assert ours == pytest.approx(loss, rel=1e-9)
+        assert shares == pytest.approx(accuracies)
+        scale = max(float(gradient.abs().max()) for gradient in of_dgl)
+        for theirs, mine in zip(of_dgl, of_ours, strict=True):
+            torch.testing.assert_close(mine, theirs.to(mine.dtype), rtol=1e-7, atol=1e-9 * scale)
+
+
+@pytest.mark.parametrize("exchange", ["halo", "broadcast"])
+@pytest.mark.parametrize("name", ["gcn", "gin", "graphsage", "gat", "rgcn"])
+def test_epochs_are_those_of_the_whole_graph(ranks, name, exchange):
+    ranks.run(_check_exchange, name, exchange)
+
+
+def _check_exchange(name: str, exchange: str) -> None:
+    check_equal(name, prepared(homogeneous("skewed")), exchange=exchange)
+
+
+def _check_heterograph(exchange: str) -> None:
+    check_equal("rgcn", prepared(heterogeneous(), "item"), EPOCHS, "item", exchange=exchange)
+
+
+@pytest.mark.parametrize("exchange", ["halo", "broadcast"])
+def test_rgcn_on_a_heterograph(ranks, exchange):
+    ranks.run(_check_heterograph, exchange)
+
+
+def _check_kind(kind: str, by: str) -> None:
+    for name in ("gcn", "gat", "graphsage"):
+        check_equal(name, prepared(homogeneous(kind)), 3, by=by)
+
+
+@pytest.mark.parametrize("kind", ["two nodes", "one node", "isolated", "self-loops", "no edges"])
+def test_graphs_that_leave_ranks_without_nodes_or_edges(ranks, kind):
+    ranks.run(_check_kind, kind, "order")
+
+
+def _check_one_trains() -> None:
+    # All training nodes are one rank's: the others take part in its backward pass.
+    g = prepared(homogeneous("random"))
+    g.ndata["train"][:] = torch.arange(g.num_nodes()) < 2
+    check_equal("gcn", g, 3, by="order")
+
+
+def test_ranks_without_training_nodes(ranks):
+    ranks.run(_check_one_trains)
+
+
+def _with_lonely_nodes(by: torch.Tensor) -> str:
+    """What a rank raises where one of its nodes, or of others', has no in-edge."""
+    g = prepared(homogeneous("isolated"))
+    model = dgl.nn.GraphConv(5, CLASSES).double()
+    try:
+        trainer_of(model, g, by=by)
+    except DGLError as error:
+        found = str(error)
+    total = torch.ones(())
+    dist.all_reduce(total)  # nobody is left waiting
+    assert int(total) == dist.get_world_size()
+    return found
+
+
+def test_zero_in_degrees_are_refused_on_every_rank(ranks):
+    g = homogeneous("isolated")
+    lonely = int((g.in_degrees() == 0).sum())
+    # One rank has all nodes without in-edges.
+    for found in ranks.run(_with_lonely_nodes, (g.in_degrees() == 0).long()):
+        assert f"{lonely} nodes without in-edges" in found
+        assert "GraphConv" in found
+        assert "allow_zero_in_degree" in found
+
+
+def _without_split() -> str:
+    g = prepared(homogeneous())
+    g.ndata["valid"][:] = False
+    try:
+        trainer_of(make_model("gcn", g), g)
+    except InvalidInputError as error:
+        return str(error)
+    return ""
+
+
+def test_an_empty_split_is_refused_on_every_rank(ranks):
+    assert all("no valid nodes" in found for found in ranks.run(_without_split))
+
+
+def _cora(root: Path, folder: Path) -> None:
+    first = not dist.is_initialized() or dist.get_rank() == 0
+    g = None
+    if first:
+        g = load("cora", root, self_loops=True).to_dgl()
+        g.ndata["x"] = g.ndata.pop("feat").double()
+        for name, mask in zip(SPLITS, ("train_mask", "val_mask", "test_mask"), strict=True):
+            g.ndata[name] = g.ndata.pop(mask)
+    torch.manual_seed(0)
+    model = build_model(ModelConfig("gcn", 16, dropout=0.0), 1433, 7, 2).double()
+    trainer = trainer_of(model, g)
+    losses = [trainer.run_epoch(False, no_step).loss for _ in range(10)]
+    if first:
+        torch.save(losses, folder / "losses.pt")
+
+
+def test_cora_on_four_ranks_is_cora_on_one(real_data, tmp_path):
+    losses = []
+    for num_ranks in (1, 4):
+        launch(_cora, num_ranks, real_data, tmp_path)
+        losses.append(torch.load(tmp_path / "losses.pt"))
+    assert losses[1] == pytest.approx(losses[0], rel=1e-9)
+    assert losses[0][-1] < 0.95 * losses[0][0]
