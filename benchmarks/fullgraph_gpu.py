@@ -12,7 +12,6 @@ destinations and of the largest hub are checked first, in float64.
 from __future__ import annotations
 
 import argparse
-import functools
 import json
 import time
 from collections.abc import Callable
@@ -107,6 +106,7 @@ class Bench:
             ways[f"halo in {chunks}, messages"] = Chunks(part, group, chunks)
             if window is not None:
                 ways[f"halo in {chunks}"] = PeerChunks(part, window, chunks)
+        tiles = [tile.relation for tile in Chunks(part, None, 1).tiles]
         for width in WIDTHS[shape]:
             draw = torch.Generator(self._device).manual_seed(width)
             whole = torch.randn(nodes, width, generator=draw, device=self._device)
@@ -118,7 +118,7 @@ class Bench:
                 self._require_right(f"{shape} {width} {name}", call(None), part, g, whole, mine)
             every = torch.cat([rows, whole[_nodes_of(owned, part.halo)]])
             contenders["products alone"] = partial(_product, part, every)
-            contenders["products of tiles"] = partial(_products_of_tiles, part, every)
+            contenders["products of tiles"] = partial(_products_of_tiles, tiles, every)
             if group is not None:
                 contenders["exchange alone"] = lambda _, rows=rows: graph._graph.parts[
                     0
@@ -229,24 +229,15 @@ def _product(part: Part, rows: torch.Tensor, _: Any) -> torch.Tensor:
     return spmm(indptr, indices, eids, rows, None, "copy_lhs", "sum")[0]
 
 
-def _products_of_tiles(part: Part, rows: torch.Tensor, _: Any) -> torch.Tensor:
+def _products_of_tiles(tiles: list[Relation], rows: torch.Tensor, _: Any) -> torch.Tensor:
     """The products of own and of other rows, one after the other, all being there."""
-    tiles = _tiles_of(part)
-    own = part.num_own_src
-    out = _tile_product(tiles[0], rows[:own])
-    indptr, indices, eids = tiles[1].csc()
-    add_spmm(out, indptr, indices, eids, rows[own:], None, "copy_lhs")
+    rows_of = rows.split_with_sizes([tile.num_src for tile in tiles])
+    indptr, indices, eids = tiles[0].csc()
+    out = spmm(indptr, indices, eids, rows_of[0], None, "copy_lhs", "sum")[0]
+    for tile, found in zip(tiles[1:], rows_of[1:], strict=True):
+        indptr, indices, eids = tile.csc()
+        add_spmm(out, indptr, indices, eids, found, None, "copy_lhs")
     return out
-
-
-def _tile_product(tile: Relation, rows: torch.Tensor) -> torch.Tensor:
-    indptr, indices, eids = tile.csc()
-    return spmm(indptr, indices, eids, rows, None, "copy_lhs", "sum")[0]
-
-
-@functools.lru_cache(maxsize=1)
-def _tiles_of(part: Part) -> list[Relation]:
-    return [tile.relation for tile in Chunks(part, None, 1).tiles]
 
 
 def _run(options: argparse.Namespace, ceilings: dict[str, float]) -> None:

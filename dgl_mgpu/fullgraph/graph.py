@@ -12,6 +12,7 @@ import torch.distributed as dist
 from dgl import DGLGraph
 
 from dgl_mgpu.backend.index import Schema
+from dgl_mgpu.backend.spread import SpreadIndex
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
 from dgl_mgpu.fullgraph.exchange.halo import Halo
@@ -158,10 +159,12 @@ def partition_graph(
         If another rank failed.
     """
     ranks = Ranks.of_all_machines()
+    asked = ranks.together(_ASKED, partial(_asked, g, by, exchange, seed))
     where = _device(g) if device is None else torch.device(device)
-    outlines = ranks.all_gather(None if g is None else _Outline.of(g))
+    everyone = ranks.all_gather(asked)
+    outlines = [outline for outline, _ in everyone]
     outline = outlines[0]
-    _check(outlines, by, exchange)
+    _check(outlines, [options for _, options in everyone])
     assert outline is not None  # as has been checked
     source = _Source(None if None in outlines and ranks.rank else g, ranks, where)
     owned = ranks.together(_ASKED, partial(_deal, source, outline, by, seed))
@@ -199,7 +202,42 @@ def _device(g: DGLGraph | None) -> torch.device:
     return torch.device("cpu")
 
 
-def _check(outlines: list[_Outline | None], by: By, exchange: str) -> None:
+_Options = tuple[object, str, int]
+
+
+def _asked(
+    g: DGLGraph | None, by: By, exchange: str, seed: int
+) -> tuple[_Outline | None, _Options]:
+    """What a rank asks for, in few words that can be compared with other ranks'."""
+    if g is not None and (
+        not isinstance(g, DGLGraph) or g.is_block or isinstance(g._graph, SpreadIndex)
+    ):
+        found = "a block" if isinstance(g, DGLGraph) and g.is_block else f"a {type(g).__name__}"
+        raise InvalidInputError(_ASKED, found, "pass a DGLGraph, the whole graph")
+    if not isinstance(by, (torch.Tensor, Mapping)) and by not in _WAYS:
+        raise InvalidInputError(
+            _ASKED, f"by={by!r}", f"use one of {', '.join(_WAYS)}, or a tensor of each node's rank"
+        )
+    if exchange not in _EXCHANGES:
+        raise InvalidInputError(
+            _ASKED, f"exchange={exchange!r}", f"use one of {', '.join(_EXCHANGES)}"
+        )
+    if g is not None and not g.canonical_etypes:
+        raise InvalidInputError(_ASKED, "a graph without edge types", "pass one with relations")
+    return None if g is None else _Outline.of(g), (_fingerprint(by), exchange, seed)
+
+
+def _fingerprint(by: By) -> object:
+    """What differs where assignments do."""
+    if isinstance(by, str):
+        return by
+    if isinstance(by, Mapping):
+        return {ntype: _fingerprint(ranks) for ntype, ranks in by.items()}
+    places = torch.arange(1, by.numel() + 1, device=by.device)
+    return tuple(by.shape), int((by.flatten().long() * places).sum())
+
+
+def _check(outlines: list[_Outline | None], options: list[_Options]) -> None:
     if outlines[0] is None:
         raise InvalidInputError(_ASKED, "the first rank passed None", "pass the graph there")
     for rank, outline in enumerate(outlines):
@@ -211,16 +249,12 @@ def _check(outlines: list[_Outline | None], by: By, exchange: str) -> None:
                 f" {outlines[0].num_edges}, or other features",
                 "pass the same graph on every rank, or None on all but the first",
             )
-    if isinstance(by, str) and by not in _WAYS:
-        raise InvalidInputError(
-            _ASKED, f"by={by!r}", f"use one of {', '.join(_WAYS)}, or each node's rank"
-        )
-    if exchange not in _EXCHANGES:
-        raise InvalidInputError(
-            _ASKED, f"exchange={exchange!r}", f"use one of {', '.join(_EXCHANGES)}"
-        )
-    if not sum(outlines[0].num_edges.values()) and not outlines[0].num_edges:
-        raise InvalidInputError(_ASKED, "a graph without edge types", "pass one with relations")
+        if options[rank] != options[0]:
+            raise InvalidInputError(
+                _ASKED,
+                f"rank {rank} passed other values of by, exchange or seed than rank 0",
+                "pass the same on every rank",
+            )
 
 
 class _Source:

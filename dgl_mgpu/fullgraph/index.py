@@ -7,6 +7,7 @@ from typing import Any, NoReturn
 
 import torch
 from dgl import DGLGraph
+from dgl import backend as F
 from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.backend.index import Schema, TensorIndex, single_schema
@@ -82,7 +83,8 @@ def _is_sum_of_rows(op: str, reduce: str, lhs: Any, rhs: Any) -> bool:
         return True
     if rhs.dim() > lhs.dim() or (rhs.requires_grad and torch.is_grad_enabled()):
         return False
-    return torch.broadcast_shapes(lhs.shape[1:], rhs.shape[1:]) == lhs.shape[1:]
+    sizes = zip(reversed(rhs.shape[1:]), reversed(lhs.shape[1:]), strict=False)
+    return all(of_edge in (1, of_node) for of_edge, of_node in sizes)
 
 
 class PartitionedIndex(SpreadIndex):
@@ -158,6 +160,8 @@ class PartitionedIndex(SpreadIndex):
         return PartitionedIndex(self.schema.reverse, self._num_nodes, self.parts, not self.turned)
 
     def copy_to(self, ctx: Any) -> HeteroGraphIndex:
+        if F.to_backend_ctx(ctx) == self.device:
+            return self
         raise UnsupportedByPartitionError(
             "move a partitioned graph",
             f"it is on '{self.device}', where it exchanges rows with other ranks",
@@ -249,7 +253,8 @@ class PartitionedIndex(SpreadIndex):
     def _shares(self, total: torch.Tensor) -> torch.Tensor:
         """Sums divided by the numbers of messages."""
         counts = self.in_degrees(0).clamp(min=1).view(-1, *[1] * (total.dim() - 1))
-        wide = total.float() if total.dtype.itemsize < 4 else total  # a half type cannot hold counts
+        # A half type could not hold the counts.
+        wide = total.float() if total.dtype.itemsize < 4 else total
         return (wide / counts).to(total.dtype)
 
     def _gspmm_over_relations(

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import os
-from functools import partial
 from pathlib import Path
 
+import dgl
 import torch
 
-from dgl_mgpu.data import Dataset
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.fullgraph.graph import partition_graph
 from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
@@ -44,17 +43,17 @@ def _check_gpus(num_ranks: int) -> None:
 
 def _make_trainer(config: Config) -> FullGraphTrainer:
     ranks = Ranks.of_all_machines()
-    dataset = ranks.together(
-        "load the data", lambda: load_dataset(config) if ranks.rank == 0 else None
+    whole, num_classes = ranks.together(
+        "load the data", lambda: _load(config) if ranks.rank == 0 else (None, 0)
     )
-    num_classes = ranks.from_first("read the classes", partial(_num_classes, dataset))
+    num_classes = ranks.from_first("count the classes", lambda: num_classes)
     graph = partition_graph(
-        None if dataset is None else dataset.to_dgl(),
+        whole,
         by=config.fullgraph.by,
         exchange=config.fullgraph.exchange,
         seed=config.trainer.seed,
     )
-    del dataset  # each rank has its part
+    del whole  # each rank has its part
     features = graph.ndata.pop("feat")
     model, optimizer = seeded_model(config, features.shape[1], num_classes, graph.device)
     return FullGraphTrainer(
@@ -72,6 +71,7 @@ def _make_trainer(config: Config) -> FullGraphTrainer:
     )
 
 
-def _num_classes(dataset: Dataset | None) -> int:
-    assert dataset is not None  # the first rank has it
-    return dataset.num_classes
+def _load(config: Config) -> tuple[dgl.DGLGraph | None, int]:
+    """The whole graph, and the number of classes."""
+    dataset = load_dataset(config)
+    return dataset.to_dgl(), dataset.num_classes

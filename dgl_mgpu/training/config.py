@@ -100,8 +100,9 @@ class FullGraphConfig:
 class TrainerConfig:
     """The training run.
 
-    With ``count_accesses``, ``accesses.npz`` in the run's folder says how often each node was read
-    in training; ``store.hotness`` of a later run can name it.
+    Every ``checkpoint_every`` epochs, and after the last, all of its state is written.  With
+    ``count_accesses``, ``accesses.npz`` in the run's folder says how often each node was read in
+    training; ``store.hotness`` of a later run can name it.
     """
 
     ranks: int = 1
@@ -111,6 +112,7 @@ class TrainerConfig:
     weight_decay: float = 0.0
     seed: int = 0
     eval_every: int = 1
+    checkpoint_every: int = 1
     count_accesses: bool = False
     resume: str | None = None
 
@@ -164,6 +166,7 @@ class Config:
             ("trainer.epochs", trainer.epochs, 1, infinity),
             ("trainer.batch_size", trainer.batch_size, 1, infinity),
             ("trainer.eval_every", trainer.eval_every, 1, infinity),
+            ("trainer.checkpoint_every", trainer.checkpoint_every, 1, infinity),
             ("trainer.lr", trainer.lr, 0, infinity),
             ("trainer.weight_decay", trainer.weight_decay, 0, infinity),
             ("trainer.seed", trainer.seed, 0, 2**32),

@@ -64,9 +64,11 @@ def _run_rank(make_trainer: Callable[[Config], Trainer], config: Config, folder:
     with RunReport(config, folder, trainer) if first else contextlib.nullcontext() as report:
         for epoch in range(trainer.epoch + 1, config.trainer.epochs + 1):
             on_step: StepCallback = report.on_step if report else _no_report
-            done = trainer.run_epoch(epoch == config.trainer.epochs, on_step)
-            state = trainer.checkpoint(asdict(config))
-            everyone.from_first("write a checkpoint", partial(_save, state, folder))
+            last = epoch == config.trainer.epochs
+            done = trainer.run_epoch(last, on_step)
+            if last or epoch % config.trainer.checkpoint_every == 0:
+                state = trainer.checkpoint(asdict(config))
+                everyone.from_first("write a checkpoint", partial(_save, state, folder))
             if report:
                 report.epoch(done)
         test_accuracy = trainer.test()

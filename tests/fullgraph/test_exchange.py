@@ -12,7 +12,10 @@ from dgl_mgpu.fullgraph.ownership import Ownership, assigned, ranges, shuffled
 from dgl_mgpu.fullgraph.part import Part, cut
 from tests.fullgraph.graphs import KINDS, edges
 
-_WAYS = ("shuffled", "order", "one rank has all")
+_CASES = [
+    *((kind, "shuffled") for kind in KINDS),
+    *(("skewed", way) for way in ("order", "one rank has all")),
+]
 
 
 def _dealt(way: str, num_nodes: int, in_degrees: torch.Tensor, num_ranks: int) -> Ownership:
@@ -20,6 +23,12 @@ def _dealt(way: str, num_nodes: int, in_degrees: torch.Tensor, num_ranks: int) -
         return assigned(torch.full((num_nodes,), num_ranks - 1), num_ranks)
     order = shuffled(num_nodes, 1) if way == "shuffled" else None
     return ranges(order, in_degrees, num_ranks)
+
+
+_DTYPES = (
+    torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.int8,
+    torch.uint8, torch.bool, torch.complex64,
+)  # fmt: skip
 
 
 class _Whole:
@@ -76,19 +85,15 @@ def _every_way(whole: _Whole) -> list[tuple[str, Rounds]]:
 def _fetches(kind: str, way: str) -> None:
     whole = _Whole(kind, way)
     halo = Halo(whole.part, whole.group)
-    for shape in ((), (0,), (1,), (3,), (2, 0), (2, 3)):
-        for dtype in (
-            torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
-            torch.int8, torch.uint8, torch.bool, torch.complex64,
-        ):  # fmt: skip
-            rows = whole.rows(whole.of_src.num_nodes, *shape).to(dtype)
-            found = halo.fetch(whole.own_src(rows))
-            assert found.dtype == dtype
-            assert torch.equal(found, rows[whole.halo_nodes(whole.rank)]), (shape, dtype)
+    cases = [(torch.float64, shape) for shape in ((), (0,), (1,), (2, 0), (2, 3))]
+    for dtype, shape in [*cases, *((dtype, (3,)) for dtype in _DTYPES)]:
+        rows = whole.rows(whole.of_src.num_nodes, *shape).to(dtype)
+        found = halo.fetch(whole.own_src(rows))
+        assert found.dtype == dtype
+        assert torch.equal(found, rows[whole.halo_nodes(whole.rank)]), (shape, dtype)
 
 
-@pytest.mark.parametrize("way", _WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), _CASES)
 def test_the_halo_is_fetched(ranks, kind, way):
     ranks.run(_fetches, kind, way)
 
@@ -114,8 +119,7 @@ def _gives_back(kind: str, way: str) -> None:
                 assert torch.equal(found, expected[own].to(dtype)), (shape, dtype, reduce)
 
 
-@pytest.mark.parametrize("way", _WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), _CASES)
 def test_rows_are_given_back(ranks, kind, way):
     ranks.run(_gives_back, kind, way)
 
@@ -174,8 +178,7 @@ def _sums(kind: str, way: str, idtype: torch.dtype) -> None:
                 assert torch.equal(found, whole.own_src(expected)), (name, weighted, shape)
 
 
-@pytest.mark.parametrize("way", _WAYS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "way"), _CASES)
 def test_sums_are_products_with_the_matrix(ranks, kind, way):
     ranks.run(_sums, kind, way, torch.int64)
 

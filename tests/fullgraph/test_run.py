@@ -73,6 +73,19 @@ def test_a_run_learns_and_leaves_its_report(tmp_path, data, capsys):
         assert word in shown
 
 
+def test_checkpoints_are_written_as_often_as_asked(tmp_path, data, monkeypatch):
+    written = []
+    save = Checkpoint.save
+
+    def note(checkpoint: Checkpoint, folder: Path) -> Path:
+        written.append(checkpoint.epoch)
+        return save(checkpoint, folder)
+
+    monkeypatch.setattr(Checkpoint, "save", note)
+    train(tmp_path / "run", data, "trainer.epochs=8", "trainer.checkpoint_every=3")
+    assert written == [3, 6, 8]
+
+
 @pytest.mark.parametrize("model", ["gcn", "gat", "gin", "rgcn"])
 def test_every_model_learns(tmp_path, data, model):
     folder = train(tmp_path / "run", data, f"model={model}", "trainer.epochs=30")
@@ -228,6 +241,13 @@ def test_a_rank_that_raises_ends_all_with_its_reason():
     with pytest.raises(RankFailedError, match="rank 1: it raised KeyError: 'go on'"):
         launch(_stumble, 2)
     assert time.monotonic() - begin < 60
+
+
+def test_ranks_without_a_gpu_of_their_own_are_refused(tmp_path, data, monkeypatch, capsys):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    arguments = ["train", *SMALL, data, f"hydra.run.dir={tmp_path}", "trainer.ranks=2"]
+    assert main(arguments) == 1
+    assert "use at most 1 ranks" in capsys.readouterr().err
 
 
 def test_the_configuration_knows_all_partitions_and_exchanges():

@@ -34,7 +34,7 @@ class LayerBlock(DGLBlock):
         part.layer, part._whole_out_degrees = self.layer, self._whole_out_degrees
         return part
 
-    def xout_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
+    def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         full = self.to_canonical_etype(etype)
         degrees = self._whole_out_degrees(full, self.srcnodes[full[0]].data[dgl.NID])
         return degrees if is_all(u) else degrees[u]

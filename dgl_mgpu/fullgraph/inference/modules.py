@@ -16,6 +16,7 @@ from dgl_mgpu.fullgraph.inference.rows import Tree
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
+    """Have all modules in eval mode, and then in the mode that each had."""
     modes = [(module, module.training) for module in model.modules()]
     model.eval()
     try:

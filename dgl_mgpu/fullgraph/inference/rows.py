@@ -59,12 +59,13 @@ class Column:
         if not isinstance(self.rows, torch.Tensor):
             return self.rows.fetch(ids, ids.device)
         if self.rows.device == ids.device:
-            return self.rows[ids.long()]
+            return self.rows.index_select(0, ids)
         if ids.is_cuda and self.rows.is_pinned() and self.rows.is_contiguous():
             return gather_pinned_tensor_rows(self.rows, ids)
-        return self.rows[ids.long().to(self.rows.device)].to(ids.device)
+        return self.rows.index_select(0, ids.to(self.rows.device)).to(ids.device)
 
     def all_rows(self, device: torch.device) -> torch.Tensor:
+        """The rows of all nodes, on a device."""
         if isinstance(self.rows, torch.Tensor):
             return self.rows.to(device)
         return self.rows.fetch(torch.arange(len(self.rows)), device)
@@ -83,6 +84,7 @@ def mapped(change: Callable[[Any], Any], tree: Tree) -> Tree:
 
 
 def leaves(tree: Tree) -> list[Any]:
+    """The tensors or columns in a tree, in the order in which `mapped` meets them."""
     found: list[Any] = []
     mapped(found.append, tree)
     return found
