@@ -17,6 +17,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
 from dgl_mgpu.fullgraph.exchange.halo import Halo
 from dgl_mgpu.fullgraph.exchange.peers import halo_in_chunks
+from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
 from dgl_mgpu.fullgraph.exchange.window import Window, reaches_all
 from dgl_mgpu.fullgraph.exchange.words import sendable
@@ -35,7 +36,7 @@ CanonicalEtype = tuple[str, str, str]
 By = str | torch.Tensor | Mapping[str, torch.Tensor]
 
 _WAYS = ("random", "order", "metis")
-_EXCHANGES = ("halo", "broadcast")
+_EXCHANGES = ("halo", "broadcast", "remote")
 #: Rounds of the halo.
 _CHUNKS = 2
 _ASKED = "partition a graph"
@@ -142,10 +143,12 @@ def partition_graph(
         'order' cuts the order they have, which keeps neighbours together where it has locality;
         'metis' has METIS keep neighbours together.  A tensor gives the rank of every node (a dict,
         of every node of each type).
-    exchange : {'halo', 'broadcast'}
+    exchange : {'halo', 'broadcast', 'remote'}
         How sums over in-edges get other ranks' rows.  'halo': each row that a rank needs once, in
         chunks, while those that are there are added up.  'broadcast': all rows of one rank after
-        the other's to all (MG-GCN, section 4.3).  Both give the same sums, in another order.
+        the other's to all (MG-GCN, section 4.3).  'remote': nothing is sent, a kernel reads the
+        rows in other GPUs' memory, once for each edge (MGG, section 3).  All give the same sums,
+        in another order.
     seed : int
         For 'random'.
     device : torch.device, optional
@@ -175,20 +178,37 @@ def partition_graph(
         for src, etype, dst in outline.num_edges
     }
     group = dist.group.WORLD if ranks.size > 1 else None
-    window = None
-    if group is not None and reaches_all(group, where):
-        window = Window(group, where)
+    window = _window(group, where, exchange)
     spread = [_spread(part, group, window, exchange) for part in parts.values()]
     graph = _as_graph(outline, owned, list(parts), spread, ranks.rank)
     _fill(graph, source, outline, parts)
     return graph
 
 
+def _window(
+    group: dist.ProcessGroup | None, device: torch.device, exchange: str
+) -> Window | None:
+    if group is None:
+        return None
+    if reaches_all(group, device):
+        return Window(group, device)
+    if exchange == "remote":
+        raise InvalidInputError(
+            _ASKED,
+            "exchange='remote', where ranks cannot read each other's memory",
+            "use a GPU of its own for each rank, all of them linked, or exchange='halo'",
+        )
+    return None
+
+
 def _spread(
     part: Part, group: dist.ProcessGroup | None, window: Window | None, exchange: str
 ) -> PartitionedRelation:
+    rounds: Rounds
     if exchange == "broadcast":
-        rounds: Rounds = Broadcast(part, group)
+        rounds = Broadcast(part, group)
+    elif exchange == "remote" and window is not None:
+        rounds = RemoteReads(halo_in_chunks(part, group, window, 1), window)
     else:
         rounds = halo_in_chunks(part, group, window, _CHUNKS)
     return PartitionedRelation(Halo(part, group, window), rounds)

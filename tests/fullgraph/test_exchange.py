@@ -7,10 +7,12 @@ import torch.distributed as dist
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.halo import Fetch, Halo
+from dgl_mgpu.fullgraph.exchange.peers import PeerChunks
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds, Sum
 from dgl_mgpu.fullgraph.ownership import Ownership, assigned, ranges, shuffled
 from dgl_mgpu.fullgraph.part import Part, cut
 from tests.fullgraph.graphs import KINDS, edges
+from tests.fullgraph.windows import MappedWindow
 
 _CASES = [
     *((kind, "shuffled") for kind in KINDS),
@@ -76,7 +78,21 @@ def _every_way(whole: _Whole) -> list[tuple[str, Rounds]]:
     ways: list[tuple[str, Rounds]] = [("broadcast", Broadcast(whole.part, whole.group))]
     for chunks in sorted({1, 2, max(1, len(whole.parts) - 1), 7}):
         ways.append((f"{chunks} chunks", Chunks(whole.part, whole.group, chunks)))
+    if whole.group is not None:
+        window = MappedWindow(whole.group)
+        for chunks in (1, 2):
+            for lend_all in (True, False):
+                lent = PeerChunks(whole.part, window, chunks, lend_all)  # type: ignore[arg-type]
+                ways.append((f"{chunks} lent chunks, {lend_all=}", lent))
     return ways
+
+
+def _halos(whole: _Whole) -> list[Halo]:
+    halos = [Halo(whole.part, whole.group)]
+    if whole.group is not None:
+        window = MappedWindow(whole.group)
+        halos.append(Halo(whole.part, whole.group, window))  # type: ignore[arg-type]
+    return halos
 
 
 # -- the halo -----------------------------------------------------------------------------------
@@ -84,13 +100,14 @@ def _every_way(whole: _Whole) -> list[tuple[str, Rounds]]:
 
 def _fetches(kind: str, way: str) -> None:
     whole = _Whole(kind, way)
-    halo = Halo(whole.part, whole.group)
     cases = [(torch.float64, shape) for shape in ((), (0,), (1,), (2, 0), (2, 3))]
+    halos = _halos(whole)
     for dtype, shape in [*cases, *((dtype, (3,)) for dtype in _DTYPES)]:
         rows = whole.rows(whole.of_src.num_nodes, *shape).to(dtype)
-        found = halo.fetch(whole.own_src(rows))
-        assert found.dtype == dtype
-        assert torch.equal(found, rows[whole.halo_nodes(whole.rank)]), (shape, dtype)
+        for halo in halos:
+            found = halo.fetch(whole.own_src(rows))
+            assert found.dtype == dtype
+            assert torch.equal(found, rows[whole.halo_nodes(whole.rank)]), (shape, dtype)
 
 
 @pytest.mark.parametrize(("kind", "way"), _CASES)
@@ -100,7 +117,7 @@ def test_the_halo_is_fetched(ranks, kind, way):
 
 def _gives_back(kind: str, way: str) -> None:
     whole = _Whole(kind, way)
-    halo = Halo(whole.part, whole.group)
+    halos = _halos(whole)
     own = whole.of_src.nodes(whole.rank)
     for shape in ((), (0,), (1,), (2, 3)):
         for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
@@ -114,9 +131,10 @@ def _gives_back(kind: str, way: str) -> None:
                 total.index_add_(0, nodes, given)
                 highest[nodes] = torch.maximum(highest[nodes], given)
             for reduce, expected in (("sum", total), ("max", highest)):
-                found = halo.give_back(mine, reduce)
-                assert found.dtype == dtype
-                assert torch.equal(found, expected[own].to(dtype)), (shape, dtype, reduce)
+                for halo in halos:
+                    found = halo.give_back(mine, reduce)
+                    assert found.dtype == dtype
+                    assert torch.equal(found, expected[own].to(dtype)), (shape, dtype, reduce)
 
 
 @pytest.mark.parametrize(("kind", "way"), _CASES)

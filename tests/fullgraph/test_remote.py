@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import tempfile
-from pathlib import Path
-
 import pytest
 import torch
-import torch.distributed as dist
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
@@ -16,39 +12,7 @@ from dgl_mgpu.fullgraph.exchange.rounds import Sum
 from dgl_mgpu.ops.spmm_remote import Pipeline
 from tests.fullgraph.graphs import KINDS
 from tests.fullgraph.test_exchange import _Whole
-
-_BYTES = 1 << 20
-
-
-class MappedWindow:
-    """Windows in files; what was in a half is gone when it is this one's turn again."""
-
-    def __init__(self, group: dist.ProcessGroup | None) -> None:
-        self.group = group
-        self.turns = 0
-        folder = [tempfile.mkdtemp(prefix="window-")]
-        self.rank, size = 0, 1
-        if group is not None:
-            dist.broadcast_object_list(folder, group=group, group_src=0)
-            self.rank, size = dist.get_rank(group), dist.get_world_size(group)
-        paths = [Path(folder[0]) / str(other) for other in range(size)]
-        paths[self.rank].write_bytes(bytes(2 * _BYTES))
-        self.wait_for_all()
-        self._all = [
-            torch.from_file(str(path), shared=True, size=2 * _BYTES, dtype=torch.uint8)
-            for path in paths
-        ]
-
-    def turn(self, nbytes: int) -> list[torch.Tensor]:
-        assert 0 < nbytes <= _BYTES
-        self.turns += 1
-        memory = [each.view(2, _BYTES)[self.turns % 2] for each in self._all]
-        memory[self.rank].fill_(0xFF)  # NaN in every type
-        return memory
-
-    def wait_for_all(self) -> None:
-        if self.group is not None:
-            dist.barrier(self.group)
+from tests.fullgraph.windows import MappedWindow
 
 
 def _remote(whole: _Whole, pipeline: Pipeline | None = None) -> tuple[RemoteReads, MappedWindow]:

@@ -67,7 +67,7 @@ def test_a_run_learns_and_leaves_its_report(tmp_path, data, capsys):
     assert "test accuracy" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("model", ["gcn", "gat", "gin", "pinsage"])
+@pytest.mark.parametrize("model", ["gcn", "gat", "gin", "rgcn", "pinsage"])
 def test_every_model_learns(tmp_path, data, model):
     folder = train(tmp_path / "run", data, f"model={model}", "trainer.epochs=6", "trainer.lr=0.01")
     _, summary = read_metrics(folder / "metrics.jsonl")

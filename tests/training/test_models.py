@@ -57,7 +57,7 @@ def test_gcn_on_samples_is_right_on_average():
     assert (error <= 6 * deviation + 1e-5).all()
 
 
-@pytest.mark.parametrize("name", ["graphsage", "gcn", "gat", "gin", "pinsage"])
+@pytest.mark.parametrize("name", ["graphsage", "gcn", "gat", "gin", "rgcn", "pinsage"])
 def test_a_rank_without_a_batch_has_zero_gradients(name):
     model = build_model(ModelConfig(name, 4), 8, 5, 2)
     model([], {}).sum().backward()

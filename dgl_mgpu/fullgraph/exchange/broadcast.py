@@ -5,17 +5,20 @@ MG-GCN, section 4.3, with its two buffers: one that is read while the other one 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Rounds
+from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds, nothing
 from dgl_mgpu.fullgraph.exchange.words import sendable
+from dgl_mgpu.fullgraph.part import Part
 
 
 class Broadcast(Rounds):
     """A round for each rank, whose rows it has."""
+
+    def __init__(self, part: Part, group: dist.ProcessGroup | None) -> None:
+        super().__init__(part, group)
+        self.own_round = part.rank
 
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
         part, src = self.part, self.part.src
@@ -38,24 +41,15 @@ class Broadcast(Rounds):
             work = dist.broadcast(sendable(room), group=self.group, group_src=number, async_op=True)
 
         def arrived() -> torch.Tensor:
-            if (
-                work is not None
-            ):  # also of own rows, which may be overwritten as soon as sums are there
+            # Of own rows, too: they may be overwritten as soon as sums are there.
+            if work is not None:
                 work.wait()
             return room
 
         return arrived
 
-    def start_return(self, number: int, rows: torch.Tensor) -> Callable[[torch.Tensor], None]:
-        mine = number == self.part.rank
-        work = None
-        if self.group is not None and rows.numel():
-            work = dist.reduce(rows, group=self.group, group_dst=number, async_op=True)
-
-        def add(own: torch.Tensor) -> None:
-            if work is not None:
-                work.wait()
-            if mine:
-                own += rows
-
-        return add
+    def start_return(self, number: int, rows: torch.Tensor) -> Returning:
+        if self.group is None or not rows.numel():
+            return Returning(nothing, nothing)
+        work = dist.reduce(rows, group=self.group, group_dst=number, async_op=True)
+        return Returning(work.wait, nothing)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Rounds
+from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds, nothing
 from dgl_mgpu.fullgraph.exchange.words import sendable
 from dgl_mgpu.fullgraph.part import Part
 
@@ -82,25 +81,21 @@ class Chunks(Rounds):
 
         return arrived
 
-    def start_return(
-        self, number: int, rows: torch.Tensor, highest: bool = False
-    ) -> Callable[[torch.Tensor], None]:
+    def start_return(self, number: int, rows: torch.Tensor, highest: bool = False) -> Returning:
         if number == 0:
-            return lambda own: _add(own, rows)
+            return Returning(nothing, nothing)
         comes, goes = self._comes(number), self._goes(number)
         room = rows.new_empty(sum(goes), *rows.shape[1:])
         work = self._exchange(room, rows, goes, comes)
 
-        def join(own: torch.Tensor) -> None:
-            if work is not None:
-                work.wait()
+        def add(own: torch.Tensor) -> None:
             for rank, found in enumerate(room.split_with_sizes(goes)):
                 if len(found):
-                    self._join_rank(own, found, rank, highest)
+                    self._join(own, found, rank, highest)
 
-        return join
+        return Returning(nothing if work is None else work.wait, add)
 
-    def _join_rank(self, own: torch.Tensor, found: torch.Tensor, rank: int, highest: bool) -> None:
+    def _join(self, own: torch.Tensor, found: torch.Tensor, rank: int, highest: bool) -> None:
         # Of one rank no row comes twice: the order of additions is that of ranks.
         places = self._sent[rank]
         if highest:
@@ -119,7 +114,3 @@ class Chunks(Rounds):
         return dist.all_to_all_single(
             sendable(out), sendable(rows), coming, going, group=self.group, async_op=True
         )
-
-
-def _add(own: torch.Tensor, rows: torch.Tensor) -> None:
-    own += rows

@@ -65,7 +65,9 @@ class Halo:
         start = -torch.inf if highest else 0
         own = rows.new_full((self.part.num_own_src, *rows.shape[1:]), start)
         if self.part.num_ranks > 1:
-            self._whole.start_return(1, rows.contiguous(), highest)(own)
+            returning = self._whole.start_return(1, rows.contiguous(), highest)
+            returning.wait()
+            returning.add(own)
         return own
 
 

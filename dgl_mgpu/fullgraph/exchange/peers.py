@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
 
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
-from dgl_mgpu.fullgraph.exchange.rounds import Arriving
+from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning
 from dgl_mgpu.fullgraph.exchange.window import Window
 from dgl_mgpu.fullgraph.part import Part
 from dgl_mgpu.store import Ranks
@@ -109,7 +108,13 @@ class PeerChunks(Chunks):
                 if len(place):
                     start, _ = self._lent_to_me[rank]
                     place.copy_(_rows_at(self._memory[rank], start, len(place), room))
-        return self._arrived(room)
+        wait = self._window.done()
+
+        def arrived() -> torch.Tensor:
+            wait()
+            return room
+
+        return arrived
 
     def _lend(self, rows: torch.Tensor) -> None:
         self._memory = self._window.turn(self._most_rows * _row_bytes(rows))
@@ -118,21 +123,9 @@ class PeerChunks(Chunks):
             _rows_at(mine, 0, len(rows), rows).copy_(rows)
         if len(picked):
             begin = self._lent.num_rows - len(picked)
-            place = _rows_at(mine, begin, len(picked), rows)
-            torch.index_select(_wide(rows), 0, picked, out=_wide(place))
+            _pick(rows, picked, _rows_at(mine, begin, len(picked), rows))
 
-    def _arrived(self, room: torch.Tensor) -> Arriving:
-        done = self._window.stream.record_event()
-
-        def arrived() -> torch.Tensor:
-            torch.cuda.current_stream(room.device).wait_event(done)
-            return room
-
-        return arrived
-
-    def start_return(
-        self, number: int, rows: torch.Tensor, highest: bool = False
-    ) -> Callable[[torch.Tensor], None]:
+    def start_return(self, number: int, rows: torch.Tensor, highest: bool = False) -> Returning:
         if number == 0:
             return super().start_return(0, rows)
         me, returns = self.part.rank, self._returns
@@ -152,18 +145,18 @@ class PeerChunks(Chunks):
                 if len(place):
                     start = sum(returns[rank][:me])
                     place.copy_(_rows_at(self._memory[rank], start, len(place), room))
-        arrived = self._arrived(room)
+        wait = self._window.done()
 
-        def join(own: torch.Tensor) -> None:
-            for rank, found in enumerate(arrived().split_with_sizes(counts)):
+        def add(own: torch.Tensor) -> None:
+            for rank, found in enumerate(room.split_with_sizes(counts)):
                 if not len(found):
                     continue
                 if rank in self._lent.wholly:
                     own += found
                 else:
-                    self._join_rank(own, found, rank, highest)
+                    self._join(own, found, rank, highest)
 
-        return join
+        return Returning(wait, add)
 
 
 class _Lent:
@@ -217,12 +210,14 @@ def _row_bytes(rows: torch.Tensor) -> int:
     return math.prod(rows.shape[1:]) * rows.element_size()
 
 
-def _wide(rows: torch.Tensor) -> torch.Tensor:
-    """Rows as the widest elements there are: torch picks rows out element by element."""
-    flat = rows.view(len(rows), math.prod(rows.shape[1:]))
-    if _row_bytes(rows) % 16 or rows.data_ptr() % 16:
-        return flat
-    return flat.view(torch.uint8).view(torch.complex128)
+def _pick(rows: torch.Tensor, picked: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy the rows that are picked to ``out``."""
+    ends = [each.view(len(each), math.prod(each.shape[1:])) for each in (rows, out)]
+    addresses = rows.data_ptr() | out.data_ptr() | _row_bytes(rows)
+    if out.numel() and addresses % 16 == 0:
+        # Torch picks rows out element by element: the widest elements there are take it least.
+        ends = [each.view(torch.uint8).view(torch.complex128) for each in ends]
+    torch.index_select(ends[0], 0, picked, out=ends[1])
 
 
 def _rows_at(memory: torch.Tensor, start: int, count: int, like: torch.Tensor) -> torch.Tensor:

@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable
 from functools import cached_property
 
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
-from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Rounds
+from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds
 from dgl_mgpu.fullgraph.exchange.window import Window
 from dgl_mgpu.ops.spmm_remote import Entries, Pairs, Pipeline, Sources, pair_up, spmm_remote
 
@@ -55,7 +54,7 @@ class RemoteReads(Rounds):
     def start(self, number: int, rows: torch.Tensor) -> Arriving:
         return self._halo.start(number, rows)
 
-    def start_return(self, number: int, rows: torch.Tensor) -> Callable[[torch.Tensor], None]:
+    def start_return(self, number: int, rows: torch.Tensor) -> Returning:
         return self._halo.start_return(number, rows)
 
     def sums(self, rows: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:

@@ -21,6 +21,25 @@ from dgl_mgpu.ops import add_spmm, spmm
 Arriving = Callable[[], torch.Tensor]
 
 
+class Returning(NamedTuple):
+    """Rows that go back to their owners.
+
+    Attributes
+    ----------
+    wait : callable
+        Waits until they have come; what was sent may then be freed.
+    add : callable
+        Adds what has come to this rank's own rows.
+    """
+
+    wait: Callable[[], object]
+    add: Callable[[torch.Tensor], object]
+
+
+def nothing(*_: torch.Tensor) -> None:
+    """Neither waits nor adds."""
+
+
 class Tile(NamedTuple):
     """The edges that come from one round's rows.
 
@@ -52,6 +71,9 @@ class Rounds(ABC):
         None for a single rank.
     """
 
+    #: The round of the rank's own rows.
+    own_round = 0
+
     def __init__(self, part: Part, group: dist.ProcessGroup | None) -> None:
         self.part = part
         self.group = group
@@ -62,11 +84,11 @@ class Rounds(ABC):
 
     @abstractmethod
     def start(self, number: int, rows: torch.Tensor) -> Arriving:
-        """Begin to exchange a round's rows, of which this rank has ``rows``; what waits for them."""
+        """Begin to exchange a round's rows, given own ``rows``; what waits for them."""
 
     @abstractmethod
-    def start_return(self, number: int, rows: torch.Tensor) -> Callable[[torch.Tensor], None]:
-        """Begin to take a round's rows back; what waits, and adds what comes to own rows."""
+    def start_return(self, number: int, rows: torch.Tensor) -> Returning:
+        """Begin to take a round's rows back; those of the own round stay where they are."""
 
     def sums(self, rows: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         """For each own destination, the sum of its in-edges' sources.
@@ -95,17 +117,23 @@ class Rounds(ABC):
         self, rows: torch.Tensor, weights: torch.Tensor | None = None
     ) -> torch.Tensor:
         """The transpose of `sums`: from rows of own destinations to rows of own sources."""
-        own = rows.new_zeros(self.part.num_own_src, *rows.shape[1:])
-        returning: Callable[[torch.Tensor], None] | None = None
-        # Own rows come last: meanwhile the others travel.
+        own: torch.Tensor | None = None
+        adds = []
+        wait: Callable[[], object] = nothing
+        # While one round's rows are added up, those before them travel.
         for number, tile in reversed(list(enumerate(self.tiles))):
             back = _summed(tile.relation.reverse(), rows, tile.of(weights), None)
-            following = self.start_return(number, back)
-            if returning is not None:
-                returning(own)
-            returning = following
-        assert returning is not None  # there is a round
-        returning(own)
+            if number == self.own_round:
+                own = back
+            returning = self.start_return(number, back)
+            del back
+            wait()
+            wait = returning.wait
+            adds.append(returning.add)
+        wait()
+        assert own is not None  # there is a round of own rows
+        for add in adds:
+            add(own)
         return own
 
     @cached_property

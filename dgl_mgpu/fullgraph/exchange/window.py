@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import torch
 import torch.distributed as dist
@@ -33,12 +32,10 @@ class Window:
         self.group = group
         self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
         self._device = device
-        #: Where rows are copied from other ranks' memory.
-        self.stream = torch.cuda.Stream(device)
+        self._stream = torch.cuda.Stream(device)
         self._half = 0
         self._bytes = 0
         self._halves: list[list[torch.Tensor]] = [[], []]
-        self._addresses: list[torch.Tensor] = []
         self._handle: object = None
 
     def turn(self, nbytes: int) -> Sequence[torch.Tensor]:
@@ -54,30 +51,10 @@ class Window:
         list of Tensor, uint8, shape (at least nbytes,)
             By rank.  This rank writes its own, on torch's current stream.
         """
-        if nbytes > self._bytes:
-            self._grow(nbytes)
+        if nbytes > self._bytes or self._handle is None:
+            self._grow(max(nbytes, 1))
         self._half = 1 - self._half
         return self._halves[self._half]
-
-    def put(self, rows: torch.Tensor, most_rows: int) -> torch.Tensor:
-        """Lend rows to the other ranks, and wait for theirs; collective.
-
-        Parameters
-        ----------
-        rows : Tensor, shape (n, \\*shape)
-        most_rows : int
-            The most that any rank lends.
-
-        Returns
-        -------
-        Tensor, int64, shape (ranks,)
-            Where each rank's rows begin, as this GPU sees it.
-        """
-        memory = self.turn(most_rows * math.prod(rows.shape[1:]) * rows.element_size())
-        mine = memory[self.rank][: rows.numel() * rows.element_size()].view(rows.dtype)
-        mine.copy_(rows.reshape(-1))
-        self.wait_for_all()
-        return self._addresses[self._half]
 
     def wait_for_all(self) -> None:
         """Have torch's current stream wait until all ranks' streams have come to this point."""
@@ -86,11 +63,16 @@ class Window:
     @contextlib.contextmanager
     def aside(self, *used: torch.Tensor) -> Iterator[None]:
         """Work with some tensors on the window's own stream, after all that is under way."""
-        self.stream.wait_stream(torch.cuda.current_stream(self._device))
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
         for tensor in used:
-            tensor.record_stream(self.stream)
-        with torch.cuda.stream(self.stream):
+            tensor.record_stream(self._stream)
+        with torch.cuda.stream(self._stream):
             yield
+
+    def done(self) -> Callable[[], None]:
+        """What has torch's current stream wait for all that :meth:`aside` began so far."""
+        event = self._stream.record_event()
+        return lambda: torch.cuda.current_stream(self._device).wait_event(event)
 
     def _grow(self, nbytes: int) -> None:
         from torch.distributed import _symmetric_memory as symmetric
@@ -109,10 +91,6 @@ class Window:
         self._halves = [
             [memory[half * self._bytes : (half + 1) * self._bytes] for memory in ranks]
             for half in range(2)
-        ]
-        self._addresses = [
-            torch.tensor([memory.data_ptr() for memory in half], device=self._device)
-            for half in self._halves
         ]
         self._handle = handle
 
