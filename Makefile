@@ -38,8 +38,9 @@ GPU_TESTS := tests/kernels \
 	$(wildcard tests/store/test_*_gpu.py tests/backend/test_*_gpu.py) \
 	$(addprefix tests/store/test_, calibration.py exchange.py optimizer.py staging.py)
 # Their tests on a GPU have it in their names; the others run without one as well.
-GPU_TESTS_BY_NAME := $(addprefix tests/backend/, structure sampling sparse nn \
-	test_message_passing.py test_invalid_input.py test_padding.py test_segment.py)
+GPU_TESTS_BY_NAME := tests/fullgraph $(addprefix tests/backend/, structure sampling sparse nn \
+	test_message_passing.py test_invalid_input.py test_padding.py test_segment.py \
+	test_sparse_adam.py)
 test-gpu:
 	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q $(GPU_TESTS) $(ARGS)
 	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q -k "cuda or gpu" $(GPU_TESTS_BY_NAME) $(ARGS)
@@ -48,7 +49,7 @@ test-gpu:
 # The kernels' tests once more under each tool of compute-sanitizer; some minutes.
 SANITIZED := $(addprefix tests/kernels/test_, gather.py sample.py etype_blocks.py \
 	sample_weighted.py walk.py negative.py scatter.py spmm.py spmm_transposed.py sddmm.py \
-	edge_softmax.py)
+	edge_softmax.py spmm_remote.py)
 sanitize-gpu:
 	for tool in memcheck racecheck initcheck synccheck; do \
 		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 9 \
@@ -71,7 +72,7 @@ bench: setup
 
 bench-gpu:
 	for name in links gather_gpu sampling_gpu sampling_bytes sm_budget spmm_gpu edge_softmax_gpu \
-		layers_gpu minibatch_gpu; do \
+		layers_gpu minibatch_gpu fullgraph_gpu gcn_gpu; do \
 		$(GPU_PYTHON) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 clean:

@@ -23,7 +23,7 @@ AGGREGATORS = {
 MODES = ("minibatch", "fullgraph")
 #: How :func:`dgl_mgpu.partition_graph` deals out nodes, and how ranks exchange their rows.
 PARTITIONS = ("random", "order", "metis")
-EXCHANGES = ("halo", "broadcast")
+EXCHANGES = ("halo", "broadcast", "remote")
 SAMPLERS = ("neighbor", "random_walk")
 
 

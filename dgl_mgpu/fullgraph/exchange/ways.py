@@ -1,0 +1,125 @@
+"""The ways to exchange rows that a group of ranks has, each made when it is first taken."""
+
+from __future__ import annotations
+
+import copy
+import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch.distributed as dist
+
+from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
+from dgl_mgpu.fullgraph.exchange.peers import halo_in_chunks
+from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
+from dgl_mgpu.fullgraph.exchange.rounds import Rounds
+from dgl_mgpu.fullgraph.exchange.window import Window
+from dgl_mgpu.fullgraph.part import Part
+from dgl_mgpu.ops.spmm_remote import Pipeline
+
+#: Chunks of a halo that are tried, beside one a rank.
+_CHUNKS = (1, 2, 4)
+#: What a pipeline's parameters may be: MGG's ranges (section 4) in powers of two.
+STEPS = {"ps": (1, 2, 4, 8, 16, 32), "dist": (1, 2, 4, 8, 16), "wpb": (1, 2, 4, 8, 16)}
+
+
+@dataclass(frozen=True)
+class Way:
+    """Broadcast; or the halo in some chunks; or remote reads with some pipeline.
+
+    Attributes
+    ----------
+    chunks : int
+        0 for none.
+    pipeline : Pipeline, optional
+    """
+
+    chunks: int = 0
+    pipeline: Pipeline | None = None
+
+    def __str__(self) -> str:
+        if self.pipeline is not None:
+            steps = (f"{name}={getattr(self.pipeline, name)}" for name in STEPS)
+            return f"remote reads, {' '.join(steps)}"
+        return f"halo in {self.chunks}" if self.chunks else "broadcast"
+
+
+BROADCAST = Way()
+
+
+class Ways:
+    """Those of one part of a graph.
+
+    Parameters
+    ----------
+    part : Part
+    group : torch.distributed.ProcessGroup or None
+        None for a single rank.
+    window : Window, optional
+        Of GPUs that read each other's memory: without one there are no remote reads.
+
+    Attributes
+    ----------
+    default : Way
+        What is taken where there is nothing to choose.
+    candidates : list of Way
+        Of remote reads, those with the pipeline that a search begins with.
+    by_name : dict of str to Way
+        All that may be chosen, with all pipelines.
+    """
+
+    def __init__(
+        self, part: Part, group: dist.ProcessGroup | None, window: Window | None = None
+    ) -> None:
+        self.part, self.group = part, group
+        self._window = window
+        others = part.num_ranks - 1
+        chunks = sorted({count for count in (*_CHUNKS, others) if 0 < count <= others})
+        self.default = Way(chunks=min(2, max(1, others)))
+        self.candidates = [BROADCAST, *(Way(chunks=count) for count in chunks)]
+        every = list(self.candidates)
+        if window is not None:
+            self.candidates.append(Way(pipeline=Pipeline()))
+            every += [
+                Way(pipeline=Pipeline(*parameters))
+                for parameters in itertools.product(*STEPS.values())
+            ]
+        self.by_name = {str(way): way for way in every}
+        self._made: dict[Way, Rounds] = {}
+        #: By the size of partitions: their pairs are costly to make, the rest is shared.
+        self._readers: dict[int, RemoteReads] = {}
+
+    def __getitem__(self, way: Way) -> Rounds:
+        """What carries a way out; collective where it has not been made yet."""
+        if way.pipeline is not None:
+            reader = self._reader(way.pipeline.ps)
+            reader.pipeline = way.pipeline
+            return reader
+        if way not in self._made:
+            self._made[way] = self._make(way)
+        return self._made[way]
+
+    def keep(self, wanted: Iterable[Way]) -> None:
+        """Forget all that is made but some ways, with their tiles."""
+        wanted = set(wanted)
+        self._made = {way: made for way, made in self._made.items() if way in wanted}
+        if all(way.pipeline is None for way in wanted):
+            self._readers = {}
+
+    def _make(self, way: Way) -> Rounds:
+        if way == BROADCAST:
+            return Broadcast(self.part, self.group)
+        return halo_in_chunks(self.part, self.group, self._window, way.chunks)
+
+    def _reader(self, ps: int) -> RemoteReads:
+        if ps not in self._readers:
+            if self._readers:  # with the tiles that it has
+                self._readers[ps] = copy.copy(next(iter(self._readers.values())))
+            else:
+                self._readers[ps] = self._new_reader()
+        return self._readers[ps]
+
+    def _new_reader(self) -> RemoteReads:
+        assert self._window is not None  # else there is no such candidate
+        halo = halo_in_chunks(self.part, self.group, self._window, 1, lend_all=False)
+        return RemoteReads(halo, self._window)
