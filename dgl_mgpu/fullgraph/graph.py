@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import dgl
@@ -25,8 +25,9 @@ from dgl_mgpu.fullgraph.index import PartitionedIndex, PartitionedRelation
 from dgl_mgpu.fullgraph.ownership import (
     Ownership,
     assigned,
-    balanced_bounds,
     check_assignment,
+    fingerprint,
+    ranges,
     shuffled,
 )
 from dgl_mgpu.fullgraph.part import Part, cut
@@ -171,11 +172,17 @@ def partition_graph(
     assert outline is not None  # as has been checked
     source = _Source(None if None in outlines and ranks.rank else g, ranks, where)
     owned = ranks.together(_ASKED, partial(_deal, source, outline, by, seed))
+    parts, fingerprints = {}, {}
+    for etype in outline.num_edges:
+        ends = source.ends(etype, outline)
+        fingerprints[etype] = fingerprint(*ends)
+        parts[etype] = cut(*ends, owned[etype[0]], owned[etype[2]], ranks.rank)
+        del ends
+    _check_edges(ranks.all_gather(fingerprints))
+    owned = {ntype: each.cpu() for ntype, each in owned.items()}
     parts = {
-        (src, etype, dst): cut(
-            *source.ends((src, etype, dst), outline), owned[src], owned[dst], ranks.rank
-        )
-        for src, etype, dst in outline.num_edges
+        etype: replace(part, src=owned[etype[0]], dst=owned[etype[2]])
+        for etype, part in parts.items()
     }
     group = dist.group.WORLD if ranks.size > 1 else None
     window = _window(group, where, exchange)
@@ -277,6 +284,17 @@ def _check(outlines: list[_Outline | None], options: list[_Options]) -> None:
             )
 
 
+def _check_edges(fingerprints: list[dict[CanonicalEtype, int]]) -> None:
+    for rank, found in enumerate(fingerprints):
+        for etype, mark in found.items():
+            if mark != fingerprints[0][etype]:
+                raise InvalidInputError(
+                    _ASKED,
+                    f"rank {rank} has other edges of type {etype} than rank 0, or in another order",
+                    "pass the same graph on every rank, or None on all but the first",
+                )
+
+
 class _Source:
     """Where a rank reads the whole graph: its own, or through the first rank.
 
@@ -291,6 +309,18 @@ class _Source:
         self.device = device
         self.ranks = ranks
         self._asks = any(ranks.all_gather(g is None))
+
+    def in_degrees(self, etype: CanonicalEtype, outline: _Outline) -> torch.Tensor:
+        """Of all nodes of the destination type; int64, on this rank's device."""
+        size = outline.num_nodes[etype[2]]
+        if self.g is not None:
+            dst = self.g.edges(etype=etype, order="eid")[1].to(self.device)
+            degrees = torch.bincount(dst, minlength=size)
+        else:
+            degrees = torch.empty(size, dtype=torch.int64, device=self.device)
+        if self._asks:
+            dist.broadcast(degrees, src=0)
+        return degrees
 
     def ends(self, etype: CanonicalEtype, outline: _Outline) -> tuple[torch.Tensor, torch.Tensor]:
         """Sources and destinations of all edges, by edge id, on this rank's device."""
@@ -354,14 +384,15 @@ def _deal(source: _Source, outline: _Outline, by: By, seed: int) -> dict[str, Ow
         for ntype, count in num_nodes.items()
     }
     for etype in outline.num_edges:
-        _, dst = source.ends(etype, outline)
-        degrees[etype[2]] += torch.bincount(dst, minlength=num_nodes[etype[2]])
-    owned = {}
-    for ntype, count in num_nodes.items():
-        order = shuffled(count, seed, source.device) if by == "random" else None
-        in_order = degrees[ntype] if order is None else degrees[ntype][order]
-        owned[ntype] = Ownership(order, balanced_bounds(in_order, num_ranks))
-    return owned
+        degrees[etype[2]] += source.in_degrees(etype, outline)
+    return {
+        ntype: ranges(
+            shuffled(count, seed, source.device) if by == "random" else None,
+            degrees[ntype],
+            num_ranks,
+        )
+        for ntype, count in num_nodes.items()
+    }
 
 
 def _metis(g: DGLGraph | None, num_ranks: int) -> dict[str, torch.Tensor]:

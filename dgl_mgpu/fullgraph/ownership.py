@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -11,6 +10,8 @@ from dgl_mgpu.errors import InvalidInputError
 
 # Constants of splitmix64's finaliser (Steele, Lea and Flood, 2014), as signed numbers.
 _STEP, _FIRST, _SECOND = -7046029254386353131, -4658895280553007687, -7723592293110705685
+#: Edges that are looked at together: what is made of them stays in a GPU's cache.
+_STRETCH = 1 << 22
 
 
 @dataclass(frozen=True)
@@ -48,18 +49,16 @@ class Ownership:
             return torch.arange(self.bounds[rank], self.bounds[rank + 1], device=device)
         return self.order[self.bounds[rank] : self.bounds[rank + 1]].to(device)
 
-    @cached_property
-    def _positions(self) -> torch.Tensor | None:
+    def positions(self, dtype: torch.dtype, device: torch.device | str = "cpu") -> torch.Tensor:
+        """The position of every node; shape (num_nodes,), made anew each time."""
+        places = torch.arange(self.num_nodes, dtype=dtype, device=device)
         if self.order is None:
-            return None
-        return torch.empty_like(self.order).scatter_(
-            0, self.order, torch.arange(len(self.order), device=self.order.device)
-        )
+            return places
+        return torch.empty_like(places).scatter_(0, self.order.to(device), places)
 
-    def positions(self, nodes: torch.Tensor) -> torch.Tensor:
-        """Positions of nodes; int64, on the device of ``nodes``."""
-        places = self._positions
-        return nodes.long() if places is None else places.to(nodes.device)[nodes.long()]
+    def cpu(self) -> Ownership:
+        """The same, in the host's memory: an order is long, and read only now and then."""
+        return self if self.order is None else replace(self, order=self.order.cpu())
 
     def owners(self, positions: torch.Tensor) -> torch.Tensor:
         """Which rank owns each position; int64."""
@@ -72,17 +71,44 @@ def shuffled(num_nodes: int, seed: int, device: torch.device | str = "cpu") -> t
 
     MG-GCN, section 5.2: after it, ranges of rows are balanced in all respects at once.
     """
-    start = (seed * 0x632BE5AB + 2**63) % 2**64 - 2**63  # as torch's numbers wrap round
-    mixed = torch.arange(num_nodes, device=device) + start
+    mixed = torch.arange(num_nodes, device=device) + _wrapped(seed * 0x632BE5AB)
     mixed = mixed * _STEP
     mixed = (mixed ^ _shifted(mixed, 30)) * _FIRST
     mixed = (mixed ^ _shifted(mixed, 27)) * _SECOND
     return torch.sort(mixed ^ _shifted(mixed, 31), stable=True).indices
 
 
+def _wrapped(number: int) -> int:
+    """A number of any size as torch's would be, which wrap round."""
+    return (number + 2**63) % 2**64 - 2**63
+
+
 def _shifted(bits: torch.Tensor, places: int) -> torch.Tensor:
     """Bits shifted right, zeros coming in on the left."""
     return (bits >> places) & ((1 << (64 - places)) - 1)
+
+
+def fingerprint(src: torch.Tensor, dst: torch.Tensor) -> int:
+    """A number that other edges, or the same in another order, are most unlikely to have.
+
+    Parameters
+    ----------
+    src, dst : Tensor, int32 or int64, shape (num_edges,)
+        Ends of the edges, by edge id.
+    """
+    total = torch.zeros((), dtype=torch.int64, device=src.device)
+    numbers = torch.arange(min(len(src), _STRETCH), device=src.device) * _STEP
+    for low in range(0, len(src), _STRETCH):
+        from_here, to_here = src[low : low + _STRETCH], dst[low : low + _STRETCH]
+        mixed = numbers[: len(from_here)] + _wrapped(low * _STEP)
+        mixed += from_here.long().mul_(_FIRST)
+        mixed ^= mixed >> 29
+        mixed += to_here.long()
+        mixed *= _SECOND
+        mixed ^= mixed >> 32
+        mixed *= _FIRST
+        total += mixed.sum()
+    return int(total)
 
 
 def balanced_bounds(in_degrees: torch.Tensor, num_ranks: int) -> tuple[int, ...]:

@@ -76,33 +76,40 @@ def cut(
     rank : int
     """
     idtype, device = src.dtype, src.device
-    src_position, dst_position = of_src.positions(src), of_dst.positions(dst)
+    src_position = of_src.positions(idtype, device)
+    dst_position = src_position if of_dst is of_src else of_dst.positions(idtype, device)
     src_low, src_high = of_src.bounds[rank], of_src.bounds[rank + 1]
     dst_low, dst_high = of_dst.bounds[rank], of_dst.bounds[rank + 1]
-    from_here = (src_position >= src_low) & (src_position < src_high)
-    to_here = (dst_position >= dst_low) & (dst_position < dst_high)
+    # Of all edges of the graph nothing is made but what one byte holds.
+    from_here = _within(src_position, src_low, src_high).index_select(0, src)
+    to_here = _within(dst_position, dst_low, dst_high).index_select(0, dst)
 
-    own_row, order = torch.sort(dst_position[to_here] - dst_low, stable=True)
-    edges = to_here.nonzero().squeeze(1)[order]
-    source = src_position[edges]
+    edges = to_here.nonzero().squeeze(1)
+    own_row, order = torch.sort(dst_position[dst[edges]] - dst_low, stable=True)
+    edges = edges[order]
+    del order
+    columns = src_position[src[edges]]
     remote = ~from_here[edges]
-    halo, place = torch.unique(source[remote], return_inverse=True)
-    columns = source - src_low
-    columns[remote] = place + (src_high - src_low)
-    rows = torch.arange(dst_high - dst_low + 1, device=device)
+    halo, place = torch.unique(columns[remote], return_inverse=True)
+    columns -= src_low
+    columns[remote] = (place + (src_high - src_low)).to(idtype)
+    rows = torch.arange(dst_high - dst_low + 1, dtype=idtype, device=device)
     indptr = torch.searchsorted(own_row, rows, out_int32=idtype == torch.int32)
     relation = Relation(
         src_high - src_low + len(halo),
         dst_high - dst_low,
-        csc=Compressed(indptr, columns.to(idtype), None),
+        csc=Compressed(indptr, columns, None),
     )
+    halo = halo.long()
+    del own_row, columns, remote, place
 
+    own_src = src_position[src[from_here]] - src_low
+    out_degrees = torch.bincount(own_src, minlength=src_high - src_low).to(idtype)
     # Who reads which of the rank's own rows, each pair once, by reader and then by row.
-    leaving = from_here & ~to_here
+    leaving = ~to_here[from_here]
+    readers = of_dst.owners(dst_position[dst[from_here & ~to_here]])
     num_own = max(src_high - src_low, 1)
-    pairs = torch.unique(
-        of_dst.owners(dst_position[leaving]) * num_own + (src_position[leaving] - src_low)
-    )
+    pairs = torch.unique(readers * num_own + own_src[leaving])
     return Part(
         rank=rank,
         src=of_src,
@@ -113,10 +120,12 @@ def cut(
         wanted=_counts(of_src.owners(halo), of_src.num_ranks),
         sent=pairs % num_own,
         sending=_counts(pairs // num_own, of_src.num_ranks),
-        out_degrees=torch.bincount(
-            src_position[from_here] - src_low, minlength=src_high - src_low
-        ).to(idtype),
+        out_degrees=out_degrees,
     )
+
+
+def _within(positions: torch.Tensor, low: int, high: int) -> torch.Tensor:
+    return (positions >= low) & (positions < high)
 
 
 def _counts(ranks: torch.Tensor, num_ranks: int) -> list[int]:

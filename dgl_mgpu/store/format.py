@@ -106,7 +106,7 @@ class RowFormat:
         self, tiers: torch.Tensor, pointers: torch.Tensor, position: torch.Tensor, owner: object
     ) -> RowView:
         return RowView(
-            tiers, pointers[:, 0].contiguous(), self.num_rows, self.row_shape, self.dtype,
+            tiers, pointers.reshape(-1), self.num_rows, self.row_shape, self.dtype,
             position, owner,
         )  # fmt: skip
 

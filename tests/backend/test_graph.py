@@ -574,3 +574,17 @@ def test_ddp_loaders_share_the_seeds(tmp_path):
 def test_dgl_loaders_of_plain_graphs_are_untouched():
     g = power_law_graph()
     assert len(batches(g, torch.arange(128), NeighborSampler([3]))) == 2
+
+
+def test_features_of_a_relation_without_edges():
+    g = dgl.heterograph(
+        {("a", "none", "b"): ([], []), ("a", "some", "b"): ([0, 1], [1, 0])},
+        num_nodes_dict={"a": 3, "b": 2},
+    )
+    for etype in ("none", "some"):
+        g.edges[etype].data["w"] = torch.randn(g.num_edges(etype), 4)
+    graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
+    for etype, ids in (("none", []), ("some", [1, 0])):
+        rows = torch.tensor(ids, dtype=torch.int64)
+        found = graph.get_edge_storage("w", etype).fetch(rows, "cpu")
+        assert torch.equal(found, g.edges[etype].data["w"][rows])

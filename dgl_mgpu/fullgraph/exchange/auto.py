@@ -50,10 +50,10 @@ class Case(NamedTuple):
         what = "transposed sums" if self.transposed else "sums"
         return f"{what} of {self.row_bytes} B, {self.dtype}, {self.num_weights} weights"
 
-    @property
-    def may_be_read(self) -> bool:
-        """Whether remote reads have a kernel for it."""
-        return not self.transposed and self.num_weights <= 1 and self.dtype in DTYPES
+    def allows(self, way: Way) -> bool:
+        """Whether a way is one of its own: not all sums are a matter of reading rows."""
+        may_be_read = not self.transposed and self.num_weights <= 1 and self.dtype in DTYPES
+        return way.pipeline is None or may_be_read
 
 
 class Stopwatch(Protocol):
@@ -111,11 +111,8 @@ class Auto(Rounds):
 
     Parameters
     ----------
-    part : Part
-    group : torch.distributed.ProcessGroup or None
-        None for a single rank.
     ways : Ways
-        That there are between these ranks.
+        That there are between the ranks.
     stopwatch : callable, optional
         Makes what times a call, by default a `StageClock` of the part's device.
     cached : bool
@@ -187,7 +184,7 @@ class Auto(Rounds):
 
     def _begin(self, case: Case) -> None:
         before = self._ways.by_name.get(self._known.get(self._key(case), ""))
-        if before is not None:
+        if before is not None and case.allows(before):
             self.found[case] = before
             return
         ways = self._worth_trying(case)
@@ -202,8 +199,7 @@ class Auto(Rounds):
         seconds = {
             way: self.model.seconds(way, case.row_bytes)
             for way in self._ways.candidates
-            if (way.pipeline is None or case.may_be_read)
-            and self.model.extra_bytes(way, case.row_bytes) <= room
+            if case.allows(way) and self.model.extra_bytes(way, case.row_bytes) <= room
         }
         in_order = sorted(seconds, key=seconds.__getitem__)
         if not in_order:
@@ -234,7 +230,7 @@ class Auto(Rounds):
         # From the last to the first: the GPU is waited for once.
         spent = [sum(watch.seconds().values()) for watch in reversed(trials.watches)]
         of_calls = zip(*self._ranks.all_gather(spent), strict=True)
-        fastest = trials.go_on(statistics.median(map(max, of_calls)))
+        fastest = trials.go_on(statistics.median_low(map(max, of_calls)))
         if fastest is not None:
             self.found[case] = fastest
             del self._trials[case]
@@ -261,9 +257,9 @@ def _machine(ranks: Ranks, where: torch.device) -> str:
         name = f"{torch.cuda.get_device_name(where)}, CUDA {torch.version.cuda}"
     else:
         name = f"CPU with {torch.get_num_threads()} threads"
-    names = sorted(set(ranks.all_gather(f"{name}, torch {torch.__version__}")))
-    machines = ranks.size // Ranks.of_this_machine().size
-    return f"{ranks.size} x {' and '.join(names)} on {machines} machines"
+    name += f", torch {torch.__version__}, {Ranks.of_this_machine().size} on a machine"
+    names = sorted(set(ranks.all_gather(name)))
+    return f"{ranks.size} x {' and '.join(names)}"
 
 
 def _free_bytes(where: torch.device) -> float:

@@ -6,6 +6,7 @@ what is worth trying: who is fastest is measured.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -47,11 +48,11 @@ class Rates(NamedTuple):
 
     @classmethod
     def of_this_machine(cls, where: torch.device) -> Rates:
-        """As far as they are known without timing anything; of each rank's."""
+        """As far as they are known without timing anything."""
         machine = probe(free_memory=False)
         link = float(machine.ports().min())
         spread = Ranks.of_this_machine().size < Ranks.of_all_machines().size
-        if spread or not machine.fully_linked:
+        if spread or not machine.fully_linked or math.isinf(link):
             link = min(link, float(machine.host_bandwidth.min()))
         memory = float(machine.link_bandwidth.diagonal().min())
         if where.type != "cuda":
@@ -118,14 +119,18 @@ class Model:
         return max(of_rank(way, rank, row_bytes) for rank in range(len(self._loads)))
 
     def extra_bytes(self, way: Way, row_bytes: int) -> int:
-        """What a way takes of a rank's memory, beside the part: tiles, and two rounds' rows."""
+        """What a way takes of a rank's memory, beside the part: tiles, and two rounds' rows.
+
+        Also what it lends to others, in both halves of its window.
+        """
         most = 0
         for rank, load in enumerate(self._loads):
             rounds = self._rounds(way, rank)
-            longest = sorted(each.rows for each in rounds)[-2:]
+            rows = sum(sorted(each.rows for each in rounds)[-2:])
+            rows += 0 if way == BROADCAST else 2 * load.sending
             tiles = (4 * self._id_bytes + _BYTES_OF_EDGE) * sum(load.edges)
             ends = 2 * self._id_bytes * (load.own_dst + load.own_src) * len(rounds)
-            most = max(most, tiles + ends + row_bytes * sum(longest))
+            most = max(most, tiles + ends + row_bytes * rows)
         return most
 
     def fills(self, pipeline: Pipeline) -> bool:
