@@ -22,7 +22,7 @@ from dgl.dataloading.dataloader import DataLoader
 from dgl.dataloading.neighbor_sampler import NeighborSampler
 from dgl.heterograph import DGLGraph
 
-from dgl_mgpu.backend.capi.dispatch import OnTensors
+from dgl_mgpu.backend.capi.ours import OnTensors
 
 
 @runtime_checkable

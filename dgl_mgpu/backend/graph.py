@@ -12,7 +12,7 @@ from dgl.sampling.utils import EidExcluder
 
 from dgl_mgpu.backend.batch_keys import BatchKeys
 from dgl_mgpu.backend.block_sampling import sample_hops, tensor_blocks
-from dgl_mgpu.backend.capi.dispatch import stays_tensor
+from dgl_mgpu.backend.capi.ours import stays_tensor
 from dgl_mgpu.backend.dataloading import serve_dataloading
 from dgl_mgpu.backend.storage import TableStorage, Traffic
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, UnsupportedByStoreError

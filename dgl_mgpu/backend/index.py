@@ -19,7 +19,7 @@ from dgl.graph_index import GraphIndex, from_coo
 from dgl.heterograph_index import HeteroGraphIndex
 from dgl.utils import to_dgl_context, toindex
 
-from dgl_mgpu.backend.capi.dispatch import OnTensors, graphs_on_tensors
+from dgl_mgpu.backend.capi.ours import OnTensors, graphs_on_tensors
 from dgl_mgpu.backend.errors import raising_dgl_errors
 from dgl_mgpu.backend.relation import FORMATS, Compressed, Coo, Relation, Unnumbered, ranges
 
@@ -395,11 +395,11 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
         return row, col, torch.arange(relation.num_edges, dtype=row.dtype, device=row.device)
 
     @raising_dgl_errors
-    def in_degrees(self, etype: int, v: torch.Tensor | None = None) -> torch.Tensor:
+    def in_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
         return self.relations[etype].in_degrees(v)
 
     @raising_dgl_errors
-    def out_degrees(self, etype: int, v: torch.Tensor | None = None) -> torch.Tensor:
+    def out_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
         return self.relations[etype].out_degrees(v)
 
     # -- parts of it, in modules that mirror DGL's -------------------------------------------------

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from dgl import DGLGraph
 from dgl.base import is_all
-from dgl.udf import EdgeBatch
+from dgl.frame import Frame
+from dgl.udf import EdgeBatch, NodeBatch
 
 from dgl_mgpu.backend.index import TensorIndex
+from dgl_mgpu.errors import UnsupportedByPartitionError
 
 Features = torch.Tensor | None
 
@@ -43,6 +45,58 @@ class SpreadIndex(TensorIndex):
     def of_destinations(self, rows: torch.Tensor) -> torch.Tensor:
         """From a row for each node of the only relation's destination type, one for each edge."""
 
+    @abstractmethod
+    def edges_to(self, nodes: torch.Tensor, degree: int) -> torch.Tensor:
+        """The only relation's edges to nodes that have ``degree`` of them each.
+
+        In the order of their ids; int64, shape (len(nodes), degree).
+        """
+
+    @abstractmethod
+    def from_all(self, rows: torch.Tensor) -> torch.Tensor:
+        """What every process passed, of one shape, stacked: shape (processes, \\*shape).
+
+        The gradient is the sum of all processes' gradients.
+        """
+
+    def readout(self, rows: torch.Tensor, op: str) -> torch.Tensor:
+        """What all processes' rows amount to.
+
+        Parameters
+        ----------
+        rows : Tensor, shape (n, \\*shape)
+        op : {'sum', 'mean', 'max', 'min'}
+
+        Returns
+        -------
+        Tensor, shape (1, \\*shape)
+            Where there are no rows at all, 0.
+        """
+        if op in ("max", "min"):
+            # Of no rows, too, it is made of them, that gradients go the same way everywhere.
+            if not len(rows):
+                mine = rows.sum(0) + (-torch.inf if op == "max" else torch.inf)
+            else:
+                mine = getattr(rows, op)(0).values
+            found = getattr(self.from_all(mine), op)(0, keepdim=True).values
+            return found.masked_fill(found.isinf(), 0)
+        total = self.from_all(rows.sum(0)).sum(0, keepdim=True)
+        if op == "sum":
+            return total
+        if op != "mean":
+            raise UnsupportedByPartitionError(
+                f"read out a partitioned graph by {op!r}",
+                "there are 'sum', 'mean', 'max' and 'min'",
+                "use one of them",
+            )
+        count = torch.tensor(len(rows), dtype=torch.float64, device=rows.device)
+        return (total / self.from_all(count).sum().clamp(min=1)).to(total.dtype)
+
+    def softmax(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows' softmax over all processes' rows."""
+        raised = torch.exp(rows - self.readout(rows.detach(), "max"))
+        return raised / self.readout(raised, "sum")
+
 
 class _Columns(Mapping):
     """What nodes have, as the edges' ends: fetched when a user's function asks for it."""
@@ -61,6 +115,17 @@ class _Columns(Mapping):
         return len(self._of_nodes)
 
 
+class _SpreadEdges(EdgeBatch):
+    """Edges whose sources may be other processes' nodes."""
+
+    def edges(self) -> NoReturn:
+        raise UnsupportedByPartitionError(
+            "name the ends of a partitioned graph's edges",
+            "sources on other ranks have no number here",
+            "make dgl.NID of nodes a feature, and read it as edges.src and edges.dst",
+        )
+
+
 def edge_batch(graph: DGLGraph, eid: Any, etype: Any, orig_eid: Any) -> EdgeBatch:
     """What a user's function gets of edges, those of ``eid`` or all; see ``dgl.udf``."""
     number = graph.get_etype_id(etype)
@@ -76,7 +141,7 @@ def edge_batch(graph: DGLGraph, eid: Any, etype: Any, orig_eid: Any) -> EdgeBatc
     def of(ends: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
         return ends if whole else lambda rows: ends(rows)[ids.long()]
 
-    return EdgeBatch(
+    return _SpreadEdges(
         graph,
         ids if orig_eid is None else orig_eid,
         etype,
@@ -84,3 +149,38 @@ def edge_batch(graph: DGLGraph, eid: Any, etype: Any, orig_eid: Any) -> EdgeBatc
         edges,
         _Columns(graph._node_frames[dst], of(index.of_destinations)),
     )
+
+
+def reduced(
+    graph: DGLGraph,
+    function: Callable[[NodeBatch], Mapping[str, torch.Tensor]],
+    messages: Mapping[str, torch.Tensor],
+    node_ids: torch.Tensor | None,
+) -> Frame:
+    """What a user's function makes of nodes' messages, nodes of one degree at a time.
+
+    Where no node has any, the function gets no nodes with one message each: so its results have
+    their columns, and come from its messages, on every process.
+    """
+    index = graph._graph
+    ntype = graph.dsttypes[0]
+    of_nodes = graph._node_frames[graph.get_ntype_id_from_dst(ntype)]
+    degrees = index.in_degrees(0)
+    if node_ids is None:
+        node_ids = torch.arange(len(degrees), dtype=index.idtype, device=index.device)
+    groups, results = [], []
+    for degree in [degree for degree in degrees.unique().tolist() if degree] or [1]:
+        nodes = (degrees == degree).nonzero().squeeze(1)
+        edges = index.edges_to(nodes, degree)
+        mailbox = {key: rows[edges] for key, rows in messages.items()}
+        batch = NodeBatch(graph, node_ids[nodes], ntype, of_nodes.subframe(nodes), msgs=mailbox)
+        groups.append(nodes)
+        results.append(function(batch))
+    found = Frame(num_rows=len(degrees))
+    found._initializers = of_nodes._initializers
+    found._default_initializer = of_nodes._default_initializer
+    found.update_row(
+        torch.cat(groups),
+        {key: torch.cat([result[key] for result in results]) for key in results[0]},
+    )
+    return found

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 import torch
+import torch.distributed as dist
 from dgl import DGLGraph
 from dgl import backend as F
 from dgl.heterograph_index import HeteroGraphIndex
@@ -192,19 +193,10 @@ class PartitionedIndex(SpreadIndex):
 
     # -- queries ------------------------------------------------------------------------------
 
-    def _relation(self, etype: int) -> Relation:
-        relation = self.parts[etype].part.relation
-        return relation.reverse() if self.turned else relation
-
-    def in_edges(self, etype: int, v: torch.Tensor) -> Any:
-        if self.turned:
-            return self.relations
-        return self._relation(etype).in_edges(v)
-
-    def in_degrees(self, etype: int, v: torch.Tensor | None = None) -> torch.Tensor:
+    def in_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
         return self._degrees(etype, v, self.turned)
 
-    def out_degrees(self, etype: int, v: torch.Tensor | None = None) -> torch.Tensor:
+    def out_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
         return self._degrees(etype, v, not self.turned)
 
     def _degrees(self, etype: int, nodes: torch.Tensor | None, outgoing: bool) -> torch.Tensor:
@@ -252,7 +244,7 @@ class PartitionedIndex(SpreadIndex):
 
     def _shares(self, total: torch.Tensor) -> torch.Tensor:
         """Sums divided by the numbers of messages."""
-        counts = self.in_degrees(0).clamp(min=1).view(-1, *[1] * (total.dim() - 1))
+        counts = self.in_degrees(0, None).clamp(min=1).view(-1, *[1] * (total.dim() - 1))
         # A half type could not hold the counts.
         wide = total.float() if total.dtype.itemsize < 4 else total
         return (wide / counts).to(total.dtype)
@@ -260,14 +252,21 @@ class PartitionedIndex(SpreadIndex):
     def _gspmm_over_relations(
         self, op: str, reduce: str, lhs: Sequence[Features] | None, rhs: Sequence[Features] | None
     ) -> tuple[Features, ...]:
-        join = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}[reduce]
+        joins: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
+        joins = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+        if reduce not in joins:
+            raise UnsupportedByPartitionError(
+                f"reduce messages of several relations at once by {reduce!r}",
+                f"there are {', '.join(joins)}",
+                "reduce each relation's: multi_update_all",
+            )
         out: list[Features] = [None] * self.schema.num_ntypes
         for etype, (src, dst) in enumerate(self.schema.ends):
             of_edges = None if rhs is None else rhs[etype]
             of_nodes = None if lhs is None else lhs[src]
             found = self.get_relation_graph(etype).gspmm(op, reduce, of_nodes, of_edges)
             before = out[dst]
-            out[dst] = found if before is None else join(before, found)
+            out[dst] = found if before is None else joins[reduce](before, found)
         return tuple(out)
 
     def gsddmm(self, op: str, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str) -> Any:
@@ -321,3 +320,41 @@ class PartitionedIndex(SpreadIndex):
 
     def of_destinations(self, rows: torch.Tensor) -> torch.Tensor:
         return self.reverse().of_sources(rows)
+
+    def edges_to(self, nodes: torch.Tensor, degree: int) -> torch.Tensor:
+        if self.turned:
+            raise UnsupportedByPartitionError(
+                "reduce messages by a function on a reversed partitioned graph",
+                "messages of one node lie on several ranks",
+                "partition the reversed graph: dgl_mgpu.partition_graph(dgl.reverse(g))",
+            )
+        first = self.parts[0].part.relation.csc()[0][nodes].long()
+        return first.unsqueeze(1) + torch.arange(degree, device=nodes.device)
+
+    # -- what all ranks have -----------------------------------------------------------------------
+
+    def from_all(self, rows: torch.Tensor) -> torch.Tensor:
+        part, group = self.parts[0].part, self.parts[0].rounds.group
+        if group is None:
+            return rows.unsqueeze(0)
+        others = torch.zeros_like(rows)
+        return Total.apply(
+            group,
+            torch.stack([rows if r == part.rank else others for r in range(part.num_ranks)]),
+        )
+
+
+class Total(torch.autograd.Function):
+    """All ranks' sum, differentiable any number of times: gradients of all ranks add up."""
+
+    @staticmethod
+    def forward(ctx: Any, group: dist.ProcessGroup, rows: torch.Tensor) -> torch.Tensor:
+        ctx.group = group
+        # Not every backend can add up half types.
+        total = rows.float() if rows.dtype.itemsize < 4 else rows.clone()
+        dist.all_reduce(total, group=group)
+        return total.to(rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+        return None, Total.apply(ctx.group, gradient)

@@ -101,7 +101,7 @@ def fingerprint(src: torch.Tensor, dst: torch.Tensor) -> int:
     for low in range(0, len(src), _STRETCH):
         from_here, to_here = src[low : low + _STRETCH], dst[low : low + _STRETCH]
         mixed = numbers[: len(from_here)] + _wrapped(low * _STEP)
-        mixed += from_here.long().mul_(_FIRST)
+        mixed += from_here.long() * _FIRST
         mixed ^= mixed >> 29
         mixed += to_here.long()
         mixed *= _SECOND

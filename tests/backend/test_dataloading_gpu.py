@@ -19,7 +19,7 @@ from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 from dgl.utils import recursive_apply
 
 import dgl_mgpu
-from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors
+from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.index import TensorIndex
 from tests.backend.loaders import (
     assert_blocks_are_right,

@@ -14,7 +14,7 @@ import torch
 from dgl import _sparse_ops
 
 from dgl_mgpu.backend import relation
-from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors
+from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.compat.importer import originals
 from dgl_mgpu.backend.index import TensorIndex
 
@@ -418,6 +418,6 @@ def test_different_dtypes_are_refused(place):
 
 
 def inside() -> bool:
-    from dgl_mgpu.backend.capi import dispatch
+    from dgl_mgpu.backend.capi import ours
 
-    return dispatch._on_cpu_too
+    return ours._on_cpu_too

@@ -9,7 +9,7 @@ from dgl import backend as F
 from dgl.backend.pytorch import sparse
 
 from dgl_mgpu.backend import segment
-from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors
+from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.errors import InvalidInputError
 
 NULL = torch.empty(0, dtype=torch.int64)

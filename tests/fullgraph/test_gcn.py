@@ -19,9 +19,10 @@ import dgl_mgpu
 import dgl  # isort: skip  (the ranks' processes import nothing else before)
 from dgl.nn import GraphConv  # isort: skip
 
-from dgl_mgpu.backend.capi.dispatch import graphs_on_tensors
+from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
-from dgl_mgpu.fullgraph.gcn import GCN, drop_
+from dgl_mgpu.fullgraph.gcn import GCN, passes
+from dgl_mgpu.fullgraph.gcn.dropout import drop_
 from tests.fullgraph.graphs import homogeneous
 from tests.fullgraph.ranks import RankProcesses
 
@@ -160,16 +161,14 @@ def test_parameters_are_those_of_dgl_modules() -> None:
 @contextmanager
 def _counted_sums(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
     """Widths of the rows that are summed."""
-    from dgl_mgpu.fullgraph import gcn
-
-    original, widths = gcn._sums, []
+    original, widths = passes._sums, []
 
     def counted(index: Any, rows: torch.Tensor) -> torch.Tensor:
         widths.append(rows.shape[1])
         return original(index, rows)
 
     with monkeypatch.context() as patch:
-        patch.setattr(gcn, "_sums", counted)
+        patch.setattr(passes, "_sums", counted)
         yield widths
 
 
@@ -259,7 +258,7 @@ def test_dropout_has_the_gradient_of_its_mask(keep_every: int) -> None:
             masks.append(mask)
             rows *= mask
 
-        patch.setattr("dgl_mgpu.fullgraph.gcn.drop_", noting)
+        patch.setattr(passes, "drop_", noting)
         args = g, g.ndata["x"], _weights(g, 3)
         found = _results(gcn, *args)
     wanted = _results(stack, *args, lambda number, rows: rows * masks[number])

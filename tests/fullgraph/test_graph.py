@@ -228,6 +228,10 @@ def _bad_arguments() -> list[str]:
     other = homogeneous("skewed")
     fewer = homogeneous()
     del fewer.ndata["x"]
+    turned = dgl.reverse(g, copy_ndata=True, copy_edata=True)
+    reordered = dgl.graph(tuple(end.flip(0) for end in g.edges()), num_nodes=count)
+    reordered.ndata.update(g.ndata)
+    reordered.edata.update(g.edata)
     cases: dict[str, tuple[Any, dict[str, Any]]] = {
         "by": (g, {"by": "chance"}),
         "exchange": (g, {"exchange": "post"}),
@@ -241,6 +245,8 @@ def _bad_arguments() -> list[str]:
         "another graph": (g if rank else other, {}),
         "other features": (g if rank else fewer, {}),
         "other ids": (g if rank else g.int(), {}),
+        "other edges": (g if rank else turned, {}),
+        "edges in another order": (g if rank != 1 else reordered, {}),
         "no graph at all": ("graph", {}),
         "a part": (dgl_mgpu.partition_graph(g), {}),
         "no tensor": (g, {"by": [0] * count}),

@@ -24,7 +24,7 @@ _EXCHANGES = ("halo", "broadcast")
 class _Both:
     """A whole graph and this rank's part, on which the same is run and compared."""
 
-    def __init__(self, g: dgl.DGLGraph, exchange: str = "halo", by: Any = "random") -> None:
+    def __init__(self, g: dgl.DGLGraph, by: Any = "random", exchange: str = "halo") -> None:
         self.g = g
         self.pg = dgl_mgpu.partition_graph(g, by=by, exchange=exchange)
 
@@ -117,7 +117,7 @@ def _operands(g: dgl.DGLGraph, shapes: tuple[tuple[int, ...], ...]) -> dict[str,
 
 
 def _builtin(exchange: str, kind: str, shapes: tuple[tuple[int, ...], ...], turn: bool) -> None:
-    both = _Both(homogeneous(kind), exchange)
+    both = _Both(homogeneous(kind), exchange=exchange)
     given = _operands(both.g, shapes)
     messages = [("copy_u", fn.copy_u("u", "m")), ("copy_e", fn.copy_e("e", "m"))]
     for (lhs, rhs), op in itertools.product(itertools.permutations("uev", 2), _OPERATIONS):
@@ -158,7 +158,7 @@ def test_ranks_without_edges_or_nodes(ranks, kind):
 
 
 def _few_messages(exchange: str, kind: str) -> None:
-    both = _Both(homogeneous(kind), exchange)
+    both = _Both(homogeneous(kind), exchange=exchange)
     given = _operands(both.g, ((2,), (2,), (2,)))
     # Of a maximum of no messages DGL's gradient is not zero where a graph has no edges at all.
     reducers = _REDUCERS[:2] if kind == "no edges" else _REDUCERS
@@ -484,6 +484,7 @@ _MODULES: dict[str, tuple[Callable[[], torch.nn.Module], Callable[..., torch.Ten
         lambda: nn.ChebConv(5, 4, 3),
         lambda m, g, r: m(g, r["x"], lambda_max=torch.tensor([1.7], dtype=torch.float64)),
     ),
+    "ChebConv without lambda_max": (lambda: nn.ChebConv(5, 4, 3), _plain),
     "GMMConv": (
         lambda: nn.GMMConv(5, 4, 2, 3),
         lambda m, g, r: m(g, r["x"], r["z"][:, :2]),
@@ -503,11 +504,25 @@ def _node_types(graph) -> torch.Tensor:
     return graph.ndata.get(dgl.NID, torch.arange(graph.num_nodes())) % 2
 
 
-def _module(name: str, exchange: str) -> None:
-    both = _Both(dgl.add_self_loop(homogeneous()), exchange)
+def _uneven(of_last: str) -> tuple[dgl.DGLGraph, torch.Tensor]:
+    """A graph and its nodes' ranks: the last one has no nodes, or none with edges."""
+    g = dgl.add_self_loop(homogeneous())
+    ranks = torch.arange(g.num_nodes()) % 2
+    if of_last == "no nodes":
+        return g, ranks
+    return dgl.add_nodes(g, 4), torch.cat([ranks, torch.full((4,), 2)])
+
+
+def _module(name: str, exchange: str, of_last: str = "") -> None:
+    if of_last:
+        both = _Both(*_uneven(of_last), exchange=exchange)
+    else:
+        both = _Both(dgl.add_self_loop(homogeneous()), exchange=exchange)
     make, call = _MODULES[name]
     torch.manual_seed(4)
     model = make().double().eval()
+    if of_last == "no edges" and hasattr(model, "set_allow_zero_in_degree"):
+        model.set_allow_zero_in_degree(True)
     size = both.g.num_edges()
     both.compare(
         lambda graph, rows: call(model, graph, rows),
@@ -524,11 +539,17 @@ def test_dgl_modules(ranks, name):
         ranks.run(_module, name, exchange)
 
 
+@pytest.mark.parametrize("of_last", ["no nodes", "no edges"])
+@pytest.mark.parametrize("name", _MODULES)
+def test_dgl_modules_where_a_rank_has_nothing_to_do(ranks, name, of_last):
+    ranks.run(_module, name, "halo", of_last)
+
+
 # -- other ways of autograd ----------------------------------------------------------------------
 
 
 def _without_gradients(exchange: str) -> None:
-    both = _Both(dgl.add_self_loop(homogeneous()), exchange)
+    both = _Both(dgl.add_self_loop(homogeneous()), exchange=exchange)
     rows, eids = both.pg.ndata[dgl.NID], both.pg.edata[dgl.EID]
     model = nn.GATConv(5, 4, 2).double().eval()
     weights = _rows(both.g.num_edges()).requires_grad_()
@@ -545,7 +566,7 @@ def test_without_gradients(ranks, exchange):
 
 
 def _recomputed(exchange: str, reentrant: bool) -> None:
-    both = _Both(dgl.add_self_loop(homogeneous()), exchange)
+    both = _Both(dgl.add_self_loop(homogeneous()), exchange=exchange)
     torch.manual_seed(4)
     model = torch.nn.ModuleList([nn.GATConv(5, 4, 2), nn.GraphConv(8, 3)]).double()
 
@@ -579,7 +600,7 @@ def test_recomputed_activations(ranks, exchange, reentrant):
 
 
 def _second_derivatives(exchange: str) -> None:
-    both = _Both(homogeneous("skewed"), exchange)
+    both = _Both(homogeneous("skewed"), exchange=exchange)
     model = nn.GraphConv(5, 3, allow_zero_in_degree=True).double()
 
     def run(graph, rows):

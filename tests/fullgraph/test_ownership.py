@@ -6,11 +6,13 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.fullgraph import ownership
 from dgl_mgpu.fullgraph.ownership import (
     Ownership,
     assigned,
     balanced_bounds,
     check_assignment,
+    fingerprint,
     ranges,
     shuffled,
 )
@@ -77,20 +79,52 @@ def test_nodes_as_assigned(dtype):
     assert owned.num_ranks == 5 and owned.num_nodes == 6
     assert [owned.nodes(rank).tolist() for rank in range(5)] == [[1, 3], [], [0, 2, 5], [4], []]
     assert [owned.count(rank) for rank in range(5)] == [2, 0, 3, 1, 0]
-    nodes = torch.arange(6, dtype=dtype)
-    assert torch.equal(owned.owners(owned.positions(nodes)), ranks.long())
+    positions = owned.positions(dtype)
+    assert positions.dtype == dtype
+    assert torch.equal(owned.owners(positions), ranks.long())
     check_assignment(ranks, 6, 5)
 
 
 def test_positions_are_the_places_of_nodes_in_the_order():
     order = shuffled(50, 4)
     owned = Ownership(order, (0, 20, 20, 50))
-    assert torch.equal(order[owned.positions(torch.arange(50))], torch.arange(50))
+    assert torch.equal(order[owned.positions(torch.int64)], torch.arange(50))
     owners = owned.owners(torch.arange(50))
     assert owners.tolist() == [0] * 20 + [2] * 30
     as_they_are = Ownership(None, (0, 20, 20, 50))
-    assert torch.equal(as_they_are.positions(torch.arange(7, dtype=torch.int32)), torch.arange(7))
+    assert torch.equal(as_they_are.positions(torch.int32), torch.arange(50, dtype=torch.int32))
     assert as_they_are.nodes(2).tolist() == list(range(20, 50))
+
+
+@pytest.mark.parametrize("size", [1, 7, 200])
+@pytest.mark.parametrize("dtype", [torch.int32, torch.int64])
+def test_a_fingerprint_tells_edges_apart(monkeypatch, dtype, size):
+    draw = torch.Generator().manual_seed(size)
+    src, dst = (torch.randint(9, (size,), generator=draw, dtype=dtype) for _ in range(2))
+    found = fingerprint(src, dst)
+    others = set()
+    for place in range(size):
+        for src_shift, dst_shift in ((0, 1), (1, 0), (1, -1), (1, 1)):
+            other_src, other_dst = src.clone(), dst.clone()
+            other_src[place] += src_shift
+            other_dst[place] += dst_shift
+            others.add(fingerprint(other_src, other_dst))
+    assert len(others) == 4 * size and found not in others
+    # Which edge is which matters, and which end.
+    order = torch.randperm(size, generator=draw)
+    for other in ((src[order], dst[order]), (src[order], dst), (dst, src)):
+        same = torch.equal(other[0], src) and torch.equal(other[1], dst)
+        assert (fingerprint(*other) == found) == same
+    # It is the same however edges are stretched over memory, or over time.
+    assert fingerprint(src.long(), torch.stack([dst, dst], 1)[:, 0].int()) == found
+    for stretch in (1, 3, 64):
+        monkeypatch.setattr(ownership, "_STRETCH", stretch)
+        assert fingerprint(src, dst) == found
+
+
+def test_no_edges_have_a_fingerprint():
+    none = torch.empty(0, dtype=torch.int32)
+    assert fingerprint(none, none) == fingerprint(none.long(), none.long())
 
 
 @pytest.mark.parametrize(

@@ -9,59 +9,19 @@ from __future__ import annotations
 
 import ctypes
 import importlib
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import cached_property
 from operator import attrgetter
 from typing import Any
 
-import torch
 from dgl._ffi.function import Function
 
 from dgl_mgpu.backend.capi import record
+from dgl_mgpu.backend.capi.ours import MAY_BE_OURS, is_ours
 from dgl_mgpu.backend.capi.table import TAKE_HOST_GRAPHS, Place, find_entry
 from dgl_mgpu.backend.compat.importer import originals
 from dgl_mgpu.backend.errors import as_dgl_error
 from dgl_mgpu.errors import InvalidInputError
-
-
-class OnTensors:
-    """Base of objects that stand for DGL's C++ objects and hold torch tensors."""
-
-
-_on_cpu_too = False
-
-
-@contextmanager
-def graphs_on_tensors(on: bool = True) -> Iterator[None]:
-    """Have this package implement graphs on the CPU as well, as it does those on GPUs.
-
-    For tests on machines without a GPU: graphs made inside are made of tensors.  With
-    ``on=False``, graphs on the CPU are DGL's own, as they are without this.
-    """
-    global _on_cpu_too
-    before, _on_cpu_too = _on_cpu_too, on
-    try:
-        yield
-    finally:
-        _on_cpu_too = before
-
-
-def stays_tensor(data: torch.Tensor) -> bool:
-    """Whether a tensor is handed to C functions as it is, and not as DGL's NDArray."""
-    return data.is_cuda or _on_cpu_too
-
-
-_MAY_BE_OURS = (OnTensors, torch.Tensor, list, tuple)
-
-
-def is_ours(argument: Any) -> bool:
-    """Whether an argument makes a call one for this package."""
-    if isinstance(argument, torch.Tensor):
-        return stays_tensor(argument)
-    if isinstance(argument, list | tuple):
-        return any(map(is_ours, argument))
-    return isinstance(argument, OnTensors)
 
 
 class Dispatcher(Function):
@@ -73,7 +33,7 @@ class Dispatcher(Function):
 
     def __call__(self, *arguments: Any) -> Any:
         for argument in arguments:
-            if isinstance(argument, _MAY_BE_OURS) and is_ours(argument):
+            if isinstance(argument, MAY_BE_OURS) and is_ours(argument):
                 return self._ours(arguments)
         return super().__call__(*arguments)
 

@@ -335,6 +335,45 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "the sources of a partitioned graph's edges may be on other ranks",
     ),
     Replacement(
+        "dgl.core:invoke_udf_reduce",
+        "message_passing:invoke_udf_reduce",
+        (DGL,),
+        "calls no function where there are no edges: a rank of a partitioned graph then has no "
+        "results, and does not take part in the others' exchange of gradients",
+    ),
+    *(
+        Replacement(
+            f"dgl.readout:{name}",
+            f"readout:{name}",
+            (DGL,),
+            "a rank of a partitioned graph would read out its own nodes and edges alone",
+        )
+        for name in (
+            "readout_nodes",
+            "readout_edges",
+            "softmax_nodes",
+            "softmax_edges",
+            "broadcast_nodes",
+            "broadcast_edges",
+            "_topk_on",
+        )
+    ),
+    *(
+        Replacement(
+            f"dgl.heterograph:DGLGraph.{name}",
+            f"readout:{name}",
+            (DGL,),
+            "counts of a rank's own nodes and edges are not those of the partitioned graph",
+        )
+        for name in ("batch_size", "batch_num_nodes", "batch_num_edges")
+    ),
+    Replacement(
+        "dgl.nn.pytorch.conv.gatedgraphconv:GatedGraphConv.forward",
+        "gated_graph_conv:forward",
+        (DGL,),
+        "looks for edges of each type: where a rank of a partitioned graph has none, others wait",
+    ),
+    Replacement(
         "dgl._sparse_ops:_gspmm",
         "message_passing:_gspmm",
         (DGL,),

@@ -13,7 +13,7 @@ from dgl.base import ALL, is_all
 from dgl.dataloading import NeighborSampler
 from dgl.heterograph import DGLBlock
 
-from dgl_mgpu.backend.capi.dispatch import OnTensors
+from dgl_mgpu.backend.capi.ours import OnTensors
 from dgl_mgpu.backend.graph import StoreGraph
 from dgl_mgpu.fullgraph.inference.rows import Column, Graph
 

@@ -15,7 +15,7 @@ def out_degrees(self: Any, u: Any = "__ALL__", etype: Any = None) -> Any:
 
     if not (is_all(u) and isinstance(self._graph, TensorIndex)):
         return originals["dgl.heterograph:DGLGraph.out_degrees"](self, u, etype)
-    return self._graph.out_degrees(self.get_etype_id(etype))
+    return self._graph.out_degrees(self.get_etype_id(etype), None)
 
 
 def in_degrees(self: Any, v: Any = "__ALL__", etype: Any = None) -> Any:
@@ -26,4 +26,4 @@ def in_degrees(self: Any, v: Any = "__ALL__", etype: Any = None) -> Any:
 
     if not (is_all(v) and isinstance(self._graph, TensorIndex)):
         return originals["dgl.heterograph:DGLGraph.in_degrees"](self, v, etype)
-    return self._graph.in_degrees(self.get_etype_id(etype))
+    return self._graph.in_degrees(self.get_etype_id(etype), None)

@@ -121,6 +121,18 @@ def invoke_edge_udf(
     return func(edge_batch(graph, eid, etype, orig_eid))
 
 
+def invoke_udf_reduce(graph: Any, func: Any, msgdata: Any, *, orig_nid: Any = None) -> Any:
+    """In place of ``dgl.core.invoke_udf_reduce``: where there are no edges, too, it has columns."""
+    from dgl_mgpu.backend.spread import SpreadIndex
+
+    if not isinstance(graph._graph, SpreadIndex):
+        original = originals["dgl.core:invoke_udf_reduce"]
+        return original(graph, func, msgdata, orig_nid=orig_nid)
+    from dgl_mgpu.backend.spread import reduced
+
+    return reduced(graph, func, msgdata, orig_nid)
+
+
 def update_all(
     self: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None
 ) -> None:

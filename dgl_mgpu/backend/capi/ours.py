@@ -1,0 +1,49 @@
+"""Which arguments of DGL's C functions are this package's to deal with."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+
+class OnTensors:
+    """Base of objects that stand for DGL's C++ objects and hold torch tensors."""
+
+
+_on_cpu_too = False
+
+
+@contextmanager
+def graphs_on_tensors(on: bool = True) -> Iterator[None]:
+    """Have this package implement graphs on the CPU as well, as it does those on GPUs.
+
+    For tests on machines without a GPU: graphs made inside are made of tensors.  With
+    ``on=False``, graphs on the CPU are DGL's own, as they are without this.
+    """
+    global _on_cpu_too
+    before, _on_cpu_too = _on_cpu_too, on
+    try:
+        yield
+    finally:
+        _on_cpu_too = before
+
+
+def stays_tensor(data: torch.Tensor) -> bool:
+    """Whether a tensor is handed to C functions as it is, and not as DGL's NDArray."""
+    return data.is_cuda or _on_cpu_too
+
+
+#: Types of arguments that :func:`is_ours` has to look at.
+MAY_BE_OURS = (OnTensors, torch.Tensor, list, tuple)
+
+
+def is_ours(argument: Any) -> bool:
+    """Whether an argument makes a call one for this package."""
+    if isinstance(argument, torch.Tensor):
+        return stays_tensor(argument)
+    if isinstance(argument, list | tuple):
+        return any(map(is_ours, argument))
+    return isinstance(argument, OnTensors)

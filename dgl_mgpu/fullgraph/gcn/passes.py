@@ -1,0 +1,257 @@
+"""The forward and the backward pass of a GCN, and the buffers that they take.
+
+A *buffer* here is a tensor with a row for each of the rank's nodes.  Of ``L`` layers the forward
+pass leaves ``L`` behind, the layers' outputs; ReLU, bias, normalisation and dropout are applied
+to these in place, and a layer's product before its sum (or the other way round) lives no longer
+than the layer.  The backward pass has two of its own, or while it multiplies three, and frees
+outputs as it comes by them: what ReLU and dropout let through is what is positive, so that no
+masks are kept.  With the two of the exchange that makes L + 3 (MG-GCN, section 4.2), the output
+and its gradient among them; one more if the loss keeps the output.  Where that paper writes to a
+buffer anew, here it is freed and torch's allocator gives it out again, in whatever width is needed
+next.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from dgl._sparse_ops import _gspmm
+from dgl.heterograph_index import HeteroGraphIndex
+from torch.autograd.function import once_differentiable
+
+from dgl_mgpu.backend.spread import SpreadIndex
+from dgl_mgpu.fullgraph.gcn.dropout import drop_
+from dgl_mgpu.ops.philox import SampleKey
+
+
+@dataclass(frozen=True)
+class Passes:
+    """One forward pass and its backward pass, up to the last layer's sums.
+
+    Parameters are a weight a layer, then a bias a layer but the last, or none.  A layer's input is
+    already multiplied with ``left`` where the layer sums first, but for the first layer's, which
+    is not ours.
+
+    Attributes
+    ----------
+    index : HeteroGraphIndex
+    dtype : torch.dtype
+        Of buffers.
+    left, right : Tensor, shape (num_nodes, 1), or None
+        What rows are multiplied with before and after sums over in-edges.
+    sums_first : tuple of bool
+        Of each layer.
+    dropout : float
+    key : int
+        Which elements dropout takes.
+    nodes : Tensor, int64, shape (num_nodes,), or None
+        Ids in the whole graph, for dropout.
+    keep_every : int
+    input_sums : Tensor, shape (num_nodes, widths[0]), or None
+        Normalised sums of the input, where they are kept.
+    """
+
+    index: HeteroGraphIndex
+    dtype: torch.dtype
+    left: torch.Tensor | None
+    right: torch.Tensor | None
+    sums_first: tuple[bool, ...]
+    dropout: float
+    key: int
+    nodes: torch.Tensor | None
+    keep_every: int
+    input_sums: torch.Tensor | None = None
+
+    # -- forward ----------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        hidden: dict[int, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """The last layer's sums; ``hidden`` gets inputs of layers, those that are kept."""
+        rows = x if self.input_sums is not None else x.to(self.dtype)
+        for number in range(len(self.sums_first)):
+            rows = self._output(number, rows, parameters)
+            following = number + 1
+            is_hidden = following < len(self.sums_first)
+            if hidden is not None and is_hidden and following % self.keep_every == 0:
+                hidden[following] = rows
+        return rows
+
+    def _output(
+        self, number: int, rows: torch.Tensor, parameters: Sequence[torch.Tensor]
+    ) -> torch.Tensor:
+        """A layer's output, from its input."""
+        weight, bias = self._of_layer(number, parameters)
+        if self.sums_first[number]:
+            total = self.normalised_sums(number, rows)
+            out = total.mm(weight) if bias is None else torch.addmm(bias, total, weight)
+            del total
+        else:
+            out = _sums(self.index, _scale_(rows.mm(weight), self.left))
+            _scale_(out, self._right(number))
+            if bias is not None:
+                out += bias
+        if number + 1 < len(self.sums_first):
+            out.relu_()
+            if self.dropout:
+                assert self.nodes is not None
+                key = SampleKey(self.key, hop=number).fold()
+                drop_(out, self.nodes, key, self.dropout)
+            if self.sums_first[number + 1]:
+                _scale_(out, self.left)
+        return out
+
+    def normalised_sums(self, number: int, rows: torch.Tensor) -> torch.Tensor:
+        """Sums of a layer's input."""
+        if number == 0:
+            if self.input_sums is not None:
+                return self.input_sums
+            if self.left is not None:
+                rows = _scaled(rows, self.left)
+        return _scale_(_sums(self.index, rows), self._right(number))
+
+    def _right(self, number: int) -> torch.Tensor | None:
+        """What a layer's sums are multiplied with here."""
+        return self.right if number + 1 < len(self.sums_first) else None
+
+    def _of_layer(
+        self, number: int, parameters: Sequence[torch.Tensor]
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """A layer's weight, and its bias if there is one, in the dtype of buffers."""
+        weight, bias = parameters[number].to(self.dtype), len(self.sums_first) + number
+        return weight, parameters[bias].to(self.dtype) if bias < len(parameters) else None
+
+    # -- backward ---------------------------------------------------------------------------------
+
+    def backward(
+        self,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        hidden: dict[int, torch.Tensor],
+        gradient: torch.Tensor,
+        of_input: bool,
+    ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
+        """The input's gradient, or None, and the parameters'; ``hidden`` is emptied.
+
+        Of the last layer's gradient, which is autograd's, nothing is changed: its sums are not
+        multiplied here.
+        """
+        num_layers = len(self.sums_first)
+        found: dict[int, torch.Tensor] = {}
+        transposed = self.index.reverse()
+        for number in reversed(range(num_layers)):
+            weight, bias = self._of_layer(number, parameters)
+            right = self._right(number)
+            if bias is not None:
+                found[num_layers + number] = gradient.sum(0, dtype=parameters[-1].dtype)
+            goes_on = of_input or number > 0
+            rows = self._input(number, x, parameters, hidden)
+            if self._repeats_sums(number, weight, goes_on):
+                total = self.normalised_sums(number, rows)
+                found[number] = total.t().mm(gradient)
+                del total
+                if goes_on:
+                    gradient = gradient.mm(weight.t())
+                    gradient = _sums(transposed, _scale_(gradient, right))
+                    _scale_(gradient, self.left)
+            else:
+                gradient = _sums(transposed, _scale_(gradient, right))
+                has_left = self.sums_first[number] and number > 0
+                if not has_left:
+                    _scale_(gradient, self.left)
+                found[number] = rows.t().mm(gradient)
+                if has_left:
+                    _scale_(gradient, self.left)
+                if goes_on:
+                    gradient = gradient.mm(weight.t())
+            if number > 0:
+                # What is positive came through ReLU and dropout.
+                torch.ops.aten.threshold_backward.grad_input(gradient, rows, 0, grad_input=gradient)
+                if self.dropout:
+                    gradient *= 1 / (1 - self.dropout)
+            del rows
+        of_parameters = [
+            found[number].to(parameter.dtype) for number, parameter in enumerate(parameters)
+        ]
+        return (gradient.to(x.dtype) if of_input else None), of_parameters
+
+    def _repeats_sums(self, number: int, weight: torch.Tensor, goes_on: bool) -> bool:
+        """Whether the weight's gradient is found from the sums of the layer's input.
+
+        Then these are made anew, and the input's gradient takes other sums, both as wide as the
+        input.  Else the sums of the output's gradient serve both.
+        """
+        if number == 0 and self.input_sums is not None:
+            return True
+        width, next_width = weight.shape
+        return self.sums_first[number] and (not goes_on or 2 * width < next_width)
+
+    def _input(
+        self,
+        number: int,
+        x: torch.Tensor,
+        parameters: Sequence[torch.Tensor],
+        hidden: dict[int, torch.Tensor],
+    ) -> torch.Tensor:
+        """A layer's input, made again from the closest that is kept, and no longer kept."""
+        if number == 0:
+            return x if self.input_sums is not None else x.to(self.dtype)
+        start = max((kept for kept in hidden if kept <= number), default=0)
+        rows = hidden[start] if start else self._input(0, x, parameters, hidden)
+        for before in range(start, number):
+            rows = hidden[before + 1] = self._output(before, rows, parameters)
+        return hidden.pop(number)
+
+
+class Layers(torch.autograd.Function):
+    """All layers at once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, passes: Passes, x: torch.Tensor, *parameters: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.passes = passes
+        ctx.save_for_backward(x, *parameters)
+        ctx.hidden = {}
+        return passes.forward(x, parameters, ctx.hidden)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
+        x, *parameters = ctx.saved_tensors
+        hidden, ctx.hidden = ctx.hidden, None
+        if hidden is None:
+            raise RuntimeError(
+                "Trying to backward through a GCN a second time: it frees what it has read, also"
+                " with retain_graph=True; call the model again"
+            )
+        with torch.autocast(x.device.type, enabled=False):
+            of_input, of_parameters = ctx.passes.backward(
+                x, parameters, hidden, gradient, ctx.needs_input_grad[1]
+            )
+        return None, of_input, *of_parameters
+
+
+def _sums(index: HeteroGraphIndex, rows: torch.Tensor) -> torch.Tensor:
+    """For each node the sum of its in-edges' sources."""
+    rows = rows.contiguous()
+    if isinstance(index, SpreadIndex):
+        return index.gspmm("copy_lhs", "sum", rows, None)
+    return _gspmm(index, "copy_lhs", "sum", rows, None)[0]
+
+
+def _scale_(rows: torch.Tensor, by: torch.Tensor | None) -> torch.Tensor:
+    """Rows multiplied in place."""
+    return rows if by is None else rows.mul_(by)
+
+
+def _scaled(rows: torch.Tensor, by: torch.Tensor) -> torch.Tensor:
+    """Rows multiplied, in a buffer of their own and their own dtype."""
+    out = torch.empty(rows.shape, dtype=rows.dtype, device=rows.device)
+    return torch.mul(rows, by, out=out)
