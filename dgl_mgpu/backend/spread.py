@@ -165,7 +165,7 @@ def reduced(
     index = graph._graph
     ntype = graph.dsttypes[0]
     of_nodes = graph._node_frames[graph.get_ntype_id_from_dst(ntype)]
-    degrees = index.in_degrees(0)
+    degrees = index.in_degrees(0, None)
     if node_ids is None:
         node_ids = torch.arange(len(degrees), dtype=index.idtype, device=index.device)
     groups, results = [], []

@@ -192,9 +192,7 @@ def partition_graph(
     return graph
 
 
-def _window(
-    group: dist.ProcessGroup | None, device: torch.device, exchange: str
-) -> Window | None:
+def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str) -> Window | None:
     if group is None:
         return None
     if reaches_all(group, device):

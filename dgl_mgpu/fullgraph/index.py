@@ -219,6 +219,10 @@ class PartitionedIndex(SpreadIndex):
         if not self.turned:
             if op != "copy_rhs":
                 lhs = spread.with_halo(lhs)
+            if reduce in ("max", "min") and not spread.part.relation.num_edges:
+                # DGL finds no gradient of the highest of none; that of a sum is no edges' either.
+                none = gspmm(spread.graph, op, "sum", lhs, rhs)
+                return none + (-torch.inf if reduce == "max" else torch.inf)
             return gspmm(spread.graph, op, reduce, lhs, rhs)
         if reduce not in ("sum", "mean"):
             raise UnsupportedByPartitionError(

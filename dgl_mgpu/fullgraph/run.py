@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from functools import partial
 from pathlib import Path
 
 import dgl
@@ -10,6 +11,7 @@ import torch
 
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.fullgraph.graph import partition_graph
+from dgl_mgpu.fullgraph.models import build_model
 from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.config import Config
@@ -55,7 +57,8 @@ def _make_trainer(config: Config) -> FullGraphTrainer:
     )
     del whole  # each rank has its part
     features = graph.ndata.pop("feat")
-    model, optimizer = seeded_model(config, features.shape[1], num_classes, graph.device)
+    build = partial(build_model, keep_input_sums=config.fullgraph.keep_input_sums)
+    model, optimizer = seeded_model(config, build, features.shape[1], num_classes, graph.device)
     return FullGraphTrainer(
         model,
         optimizer,

@@ -18,7 +18,7 @@ from dgl_mgpu.minibatch.trainer import MiniBatchTrainer, Split
 from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.config import Config
-from dgl_mgpu.training.models import INV_SQRT_DEGREES, NodeModel
+from dgl_mgpu.training.models import INV_SQRT_DEGREES, NodeModel, build_model
 from dgl_mgpu.training.run import load_dataset, ranks_of_job, run, seeded_model
 
 
@@ -50,7 +50,7 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
     )
     del dataset  # all of it is in the store
     num_features = store.graph.get_node_storage("feat").shape[1]
-    model, optimizer = seeded_model(config, num_features, num_classes)
+    model, optimizer = seeded_model(config, build_model, num_features, num_classes)
     return MiniBatchTrainer(
         model,
         optimizer,

@@ -36,7 +36,7 @@ class Checkpoint:
     best_model : dict
         State dict of the epoch of best validation accuracy.
     random : list of Tensor, uint8
-        State of each rank's generator, that of the device its model is on.
+        States of each rank's generators, that of the device its model is on and the CPU's.
     reports : list of dict
         The report of each epoch so far.
     config : dict

@@ -89,11 +89,14 @@ class StoreConfig:
 class FullGraphConfig:
     """How ranks share a graph that is trained on whole; see :func:`dgl_mgpu.partition_graph`.
 
-    Where ``by`` is random, ``trainer.seed`` says how.
+    Where ``by`` is random, ``trainer.seed`` says how.  With ``keep_input_sums`` a GCN without
+    dropout adds the input's rows up once, and keeps the sums, as large as the input; else it does
+    so, or with narrower rows, in every epoch.
     """
 
     by: str = "random"
     exchange: str = "halo"
+    keep_input_sums: bool = True
 
 
 @dataclass

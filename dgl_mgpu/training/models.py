@@ -287,8 +287,14 @@ def build_model(
         raise ConfigError(
             f"build model '{config.name}'", f"models {sorted(_MODELS)}", "name one of them"
         )
-    widths = [num_features, *[config.hidden] * (num_layers - 1), num_classes]
-    return _MODELS[config.name](widths, config)
+    return _MODELS[config.name](layer_widths(config, num_features, num_classes, num_layers), config)
+
+
+def layer_widths(
+    config: ModelConfig, num_features: int, num_classes: int, num_layers: int
+) -> list[int]:
+    """Of the input and of each layer's output."""
+    return [num_features, *[config.hidden] * (num_layers - 1), num_classes]
 
 
 def _of_each(function: Callable[[torch.Tensor], torch.Tensor], features: Features) -> Features:

@@ -8,18 +8,21 @@ from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import TypeVar
 
 import torch
+from torch import nn
 
 from dgl_mgpu.data import Dataset, load
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
-from dgl_mgpu.training.config import Config
+from dgl_mgpu.training.config import Config, ModelConfig
 from dgl_mgpu.training.launch import launch
-from dgl_mgpu.training.models import NodeModel, build_model
 from dgl_mgpu.training.report import RunReport
 from dgl_mgpu.training.trainer import StepCallback, Trainer
+
+Model = TypeVar("Model", bound=nn.Module)
 
 
 def ranks_of_job(config: Config) -> Config:
@@ -87,12 +90,14 @@ def load_dataset(config: Config) -> Dataset:
 
 def seeded_model(
     config: Config,
+    build_model: Callable[[ModelConfig, int, int, int], Model],
     num_features: int,
     num_classes: int,
     device: torch.device | str = "cpu",
-) -> tuple[NodeModel, torch.optim.Optimizer]:
+) -> tuple[Model, torch.optim.Optimizer]:
     """The configured model, the same on every rank, and its optimizer.
 
+    ``build_model`` gets the model's configuration and the numbers of features, classes and layers.
     Ranks go on with random numbers of their own, for dropout.
     """
     trainer = config.trainer

@@ -147,16 +147,17 @@ class Trainer(ABC):
         return {}
 
     def _random_state(self) -> torch.Tensor:
-        """State of the generator that the model draws from."""
+        """States of the generators that a model may draw from, its device's and the CPU's."""
+        state = torch.get_rng_state()
         if self._device.type == "cuda":
-            return torch.cuda.get_rng_state(self._device)
-        return torch.get_rng_state()
+            return torch.cat([torch.cuda.get_rng_state(self._device), state])
+        return state
 
     def _set_random_state(self, state: torch.Tensor) -> None:
+        own = len(state) - len(torch.get_rng_state())
         if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state, self._device)
-        else:
-            torch.set_rng_state(state)
+            torch.cuda.set_rng_state(state[:own], self._device)
+        torch.set_rng_state(state[own:])
 
     def _best_valid(self) -> float:
         validated = [r.valid_accuracy for r in self.reports if r.valid_accuracy is not None]

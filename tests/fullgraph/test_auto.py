@@ -262,12 +262,15 @@ class _TimedWays(Ways):
     def __init__(self, whole: _Whole, cost: Cost) -> None:
         super().__init__(whole.part, whole.group)
         self.clock, self.taken = _Clock(), []
+        self.alive = weakref.WeakSet()
         self._cost = cost
 
     def __getitem__(self, way: Way):
         self.taken.append(way)
         self.clock.now += self._cost(way, self.part.rank)
-        return super().__getitem__(way)
+        made = super().__getitem__(way)
+        self.alive.add(made)
+        return made
 
 
 def _auto(whole: _Whole, cost: Cost, cached: bool = False) -> tuple[Auto, _TimedWays]:
@@ -385,10 +388,11 @@ def test_once_found_sums_have_the_bits_of_the_way_named(ranks):
 def _forgets() -> None:
     whole = _Whole("skewed", "shuffled")
     rounds, timed = _auto(whole, lambda way, _: 1.0 + (way != WHOLE))
-    made = {way: weakref.ref(timed[way]) for way in timed.candidates}
     x = whole.own_src(whole.rows(whole.of_src.num_nodes, 3))
     assert _until_found(rounds, x) == WHOLE
-    assert [way for way, each in made.items() if each() is not None] == [WHOLE]
+    assert set(timed.taken) == set(timed.candidates)
+    rounds.sums(x)
+    assert list(timed.alive) == [timed[WHOLE]]
 
 
 def test_ways_that_lost_are_forgotten(ranks):

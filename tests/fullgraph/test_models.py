@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import dgl
 import pytest
 import torch
 from dgl.dataloading import MultiLayerFullNeighborSampler
 
+from dgl_mgpu.fullgraph.models import LeanGCN
+from dgl_mgpu.fullgraph.models import build_model as build_for_graph
 from dgl_mgpu.training.config import ModelConfig
 from dgl_mgpu.training.models import INV_SQRT_DEGREES, RGCN, build_model
 from tests.fullgraph.graphs import heterogeneous, homogeneous
@@ -55,5 +59,40 @@ def test_dropout_draws_for_inputs_and_between_layers():
     torch.manual_seed(0)
     first = model(g, {"feat": g.ndata["x"]})
     assert not torch.equal(first, model(g, {"feat": g.ndata["x"]}))
+    model.eval()
+    assert torch.equal(model(g, {"feat": g.ndata["x"]}), model(g, {"feat": g.ndata["x"]}))
+
+
+@pytest.mark.parametrize("keep_input_sums", [True, False])
+def test_a_lean_gcn_is_the_gcn_of_mini_batches(keep_input_sums):
+    g = homogeneous("isolated")
+    inputs, config = {"feat": g.ndata["x"]}, ModelConfig("gcn", 8, dropout=0.0)
+    found = []
+    for build in (build_model, partial(build_for_graph, keep_input_sums=keep_input_sums)):
+        torch.manual_seed(0)
+        model = build(config, 5, 3, 3).double()
+        logits = model(g, inputs)
+        logits.square().sum().backward()
+        found.append([logits.detach(), *(parameter.grad for parameter in model.parameters())])
+    assert isinstance(model, LeanGCN) and model.gcn.keep_input_sums == keep_input_sums
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other)
+
+
+def test_a_lean_gcn_drops_of_its_input_and_between_layers():
+    g = dgl.add_self_loop(homogeneous(width=200))
+    model = build_for_graph(ModelConfig("gcn", 300, dropout=0.4), 200, 3, 2).double()
+    assert not model.gcn.keep_input_sums  # of other rows in every epoch
+    rows = []
+    model.gcn.register_forward_pre_hook(lambda module, args: rows.append(args[1]))
+    torch.manual_seed(0)
+    first, second = (model(g, {"feat": torch.ones_like(g.ndata["x"])}) for _ in range(2))
+    assert not torch.equal(first, second)
+    for kept in rows:
+        assert 0.5 < (kept != 0).double().mean() < 0.7
+        assert kept.unique().tolist() == pytest.approx([0, 1 / 0.6])
+    model.dropout.eval()
+    third, fourth = (model(g, {"feat": g.ndata["x"]}) for _ in range(2))
+    assert not torch.equal(third, fourth)  # between layers
     model.eval()
     assert torch.equal(model(g, {"feat": g.ndata["x"]}), model(g, {"feat": g.ndata["x"]}))

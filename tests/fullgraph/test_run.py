@@ -17,12 +17,12 @@ from dgl_mgpu import partition_graph
 from dgl_mgpu.cli import main
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.fullgraph import graph as partitioning
+from dgl_mgpu.fullgraph.models import build_model
 from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
 from dgl_mgpu.report import EpochReport, read_metrics
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.config import EXCHANGES, PARTITIONS, ModelConfig
 from dgl_mgpu.training.launch import launch
-from dgl_mgpu.training.models import build_model
 from tests.fullgraph.graphs import homogeneous
 
 SMALL = [

@@ -242,6 +242,15 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         (DGL, NUMPY_SCALARS),
         "SubgraphX calls int() on an array of one element, which NumPy warns of and then refuses",
     ),
+    *(
+        Replacement(
+            f"dgl.utils.data:{name}",
+            f"networkx_calls:{name}",
+            (DGL, NUMPY_SCALARS),
+            "calls int() on edge ids that are arrays of one element, which NumPy refuses",
+        )
+        for name in ("networkx2tensor", "networkxbipartite2tensors")
+    ),
     Replacement(
         "dgl.dataloading.cluster_gcn:np",
         "numpy_calls:numpy_for_cluster_gcn",

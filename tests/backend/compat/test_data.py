@@ -7,6 +7,8 @@ from pathlib import Path
 
 import dgl_mgpu  # noqa: F401  # isort: skip  # mends the import of dgl below
 
+import dgl
+import networkx as nx
 import numpy as np
 import pytest
 import torch
@@ -47,3 +49,17 @@ def test_ppi_reads_edges_that_its_files_call_links(ppi):
     assert whole == {*LINKS, *((v, u) for u, v in LINKS)}
     assert [(g.num_nodes(), g.num_edges()) for g in ppi.graphs[:3]] == [(3, 4), (2, 2), (0, 0)]
     torch.testing.assert_close(ppi[1].ndata["feat"], torch.tensor([[6.0, 7.0], [8.0, 9.0]]))
+
+
+@pytest.mark.parametrize("ids", [[1, 0, 2], [np.array([1]), np.array([0]), np.array([2])]])
+def test_edge_ids_of_networkx_graphs(ids):
+    graph = nx.DiGraph()
+    for (u, v), eid in zip([(0, 3), (1, 4), (2, 3)], ids, strict=True):
+        graph.add_edge(u, v, id=eid)
+    for node in graph:
+        graph.nodes[node]["bipartite"] = int(node >= 3)
+    src, dst = dgl.from_networkx(graph, edge_id_attr_name="id").edges()
+    assert list(zip(src.tolist(), dst.tolist(), strict=True)) == [(1, 4), (0, 3), (2, 3)]
+    two = dgl.bipartite_from_networkx(graph, "u", "e", "v", edge_id_attr_name="id")
+    assert [end.tolist() for end in two.edges()] == [[1, 0, 2], [1, 0, 0]]
+    assert graph.edges[0, 3]["id"] is ids[0]

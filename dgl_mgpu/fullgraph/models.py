@@ -1,0 +1,65 @@
+"""Models that are trained on a whole graph: those of mini-batches, a GCN in less memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import dgl
+import torch
+from torch import nn
+
+from dgl_mgpu.fullgraph.gcn import GCN
+from dgl_mgpu.training import models
+from dgl_mgpu.training.config import ModelConfig
+
+
+class LeanGCN(nn.Module):
+    """What `dgl_mgpu.training.models.GCN` is on a whole graph, computed by `GCN`.
+
+    Parameters
+    ----------
+    widths : list of int
+    config : ModelConfig
+        As there, ``dropout`` is of the input too.
+    keep_input_sums : bool
+        Whether to keep the sums of the input where there is no dropout.  With dropout they differ
+        in every epoch.
+    """
+
+    def __init__(self, widths: list[int], config: ModelConfig, keep_input_sums: bool) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(config.dropout)
+        self.gcn = GCN(
+            widths,
+            dropout=config.dropout,
+            keep_input_sums=keep_input_sums and not config.dropout,
+            allow_zero_in_degree=True,
+        )
+
+    def forward(self, graph: dgl.DGLGraph, inputs: dict[str, Any]) -> torch.Tensor:
+        """Logits of this rank's nodes, shape (nodes, classes), from their features ``"feat"``."""
+        return self.gcn(graph, self.dropout(inputs["feat"]))
+
+
+def build_model(
+    config: ModelConfig,
+    num_features: int,
+    num_classes: int,
+    num_layers: int,
+    *,
+    keep_input_sums: bool = True,
+) -> nn.Module:
+    """The model that a configuration names, for a whole graph.
+
+    Where `dgl_mgpu.training.models.build_model` draws the same random numbers, it makes a model of
+    the same parameters.
+
+    Raises
+    ------
+    ConfigError
+        If there is none of that name.
+    """
+    if config.name == "gcn":
+        widths = models.layer_widths(config, num_features, num_classes, num_layers)
+        return LeanGCN(widths, config, keep_input_sums)
+    return models.build_model(config, num_features, num_classes, num_layers)
