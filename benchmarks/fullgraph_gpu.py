@@ -12,128 +12,96 @@ destinations and of the largest hub are checked first, in float64.
 from __future__ import annotations
 
 import argparse
-import json
-import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
-import dgl_mgpu
-
-import dgl  # isort: skip
-
 from benchmarks.ceilings import measure_ceilings, print_ceilings
-from benchmarks.gpu import PowerLaw, measure, this_device
-from benchmarks.machine import describe_machine
+from benchmarks.fullgraph import (
+    SHAPES,
+    ExpectedSums,
+    Job,
+    common_options,
+    exchanges,
+    graph_of,
+    new_report,
+    random_rows,
+    ranks_option,
+)
+from benchmarks.gpu import measure
 from dgl_mgpu.backend.relation import Relation
-from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
-from dgl_mgpu.fullgraph.exchange.peers import PeerChunks
-from dgl_mgpu.fullgraph.exchange.window import Window, reaches_all
+from dgl_mgpu.fullgraph.ownership import Ownership
 from dgl_mgpu.fullgraph.part import Part
 from dgl_mgpu.ops import add_spmm, spmm
-from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.launch import launch
 
-#: Nodes and edges.
-SHAPES = {"products": (2_449_029, 123_718_280), "reddit": (232_965, 114_615_892)}
 WIDTHS = {"products": (16, 47, 100, 256), "reddit": (16, 41, 256, 602)}
-#: Destinations of each case that are checked.
-CHECKED = 500
+_PEER = "all-gather, cuSPARSE"
+#: Sums in a timed window; the first and the last are not timed.
+_WINDOW = 6
 
 
 class Bench:
     """What one rank measures, together with the others."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
-        self._options, self._device = options, this_device()
-        self._ranks = Ranks.of_all_machines()
-        self._content: dict[str, Any] = {
-            "machine": describe_machine(),
-            "options": {name: str(value) for name, value in vars(options).items()},
-            "ranks": self._ranks.size,
-        }
+    def __init__(self, options: argparse.Namespace, ceilings: dict[str, float]) -> None:
+        self._job, self._ceilings = Job(options), ceilings
+        self._job.content["ceilings_gbs"] = ceilings
 
-    def run(self, ceilings: dict[str, float]) -> None:
+    def run(self) -> None:
         """Print every case and keep it in a file."""
-        self._content["ceilings_gbs"] = ceilings
-        for shape in self._options.shapes:
-            self._measure_shape(shape, ceilings)
+        for shape in self._job.options.shapes:
+            self._measure_shape(shape)
 
-    def _say(self, text: str) -> None:
-        if self._ranks.rank == 0:
-            print(text, flush=True)
-
-    def _measure_shape(self, shape: str, ceilings: dict[str, float]) -> None:
-        nodes, edges = (int(size * self._options.scale) for size in SHAPES[shape])
-        law = PowerLaw(nodes, edges)
-        indptr, indices = law.csc(self._device, torch.int32)
-        g = dgl.graph(
-            ("csc", (indptr.int(), indices, torch.empty(0, dtype=torch.int32))), num_nodes=nodes
-        )
-        spent = []
-        for _ in range(3):
-            self._wait()
-            begin = time.perf_counter()
-            graph = dgl_mgpu.partition_graph(g, device=self._device)
-            self._wait()
-            spent.append(time.perf_counter() - begin)
-        part: Part = graph._graph.parts[0].part
-        group = dist.group.WORLD if self._ranks.size > 1 else None
+    def _measure_shape(self, name: str) -> None:
+        job = self._job
+        shape = SHAPES[name].scaled(job.options.scale)
+        indptr, indices = shape.csc(job.device)
+        graph, spent = job.partition(graph_of(indptr, indices))
+        (spread,) = graph._graph.parts
+        part = spread.part
         about = {
-            "shape": shape,
-            "nodes": nodes,
-            "edges": int(indptr[-1]),
+            "shape": name,
+            "nodes": shape.nodes,
+            "edges": shape.edges,
             "partition_s": spent,
-            "own_edges": self._ranks.all_gather(part.relation.num_edges),
-            "halo": self._ranks.all_gather(len(part.halo)),
+            "own_edges": job.ranks.all_gather(part.relation.num_edges),
+            "halo": job.ranks.all_gather(len(part.halo)),
         }
-        self._say(f"{about}\n{'ms':12} width {'ours':>8} of bound   each")
-        self._content.setdefault("graphs", []).append(about)
+        job.say(f"{about}\n{'ms':12} width {'ours':>8} of bound   each")
+        job.content.setdefault("graphs", []).append(about)
         owned = graph.ownership["_N"]
-        mine = owned.nodes(self._ranks.rank, self._device)
-        ways: dict[str, Any] = {"broadcast": Broadcast(part, group)}
-        window = None
-        if group is not None and reaches_all(group, self._device):
-            window = Window(group, self._device)
-        for chunks in sorted({1, 2, 4, self._ranks.size - 1}):
-            if not 0 < chunks < self._ranks.size:
-                continue
-            ways[f"halo in {chunks}, messages"] = Chunks(part, group, chunks)
-            if window is not None:
-                ways[f"halo in {chunks}"] = PeerChunks(part, window, chunks)
+        mine = owned.nodes(part.rank, job.device)
+        ways = exchanges(job.ways(spread), messages=True)
         tiles = [tile.relation for tile in Chunks(part, None, 1).tiles]
-        for width in WIDTHS[shape]:
-            draw = torch.Generator(self._device).manual_seed(width)
-            whole = torch.randn(nodes, width, generator=draw, device=self._device)
+        for width in WIDTHS[name]:
+            whole = random_rows(torch.arange(shape.nodes, device=job.device), width) - 0.5
             rows = whole[mine]
-            contenders: dict[str, Callable[[Any], Any]] = {
-                name: lambda _, way=way, rows=rows: way.sums(rows) for name, way in ways.items()
-            }
-            for name, call in contenders.items():
-                self._require_right(f"{shape} {width} {name}", call(None), part, g, whole, mine)
+            expected = ExpectedSums(indptr, indices, mine, whole)
+            for way, rounds in ways.items():
+                expected.require(f"{name} {width} {way}", rounds.sums(rows))
             every = torch.cat([rows, whole[_nodes_of(owned, part.halo)]])
+            del expected, whole
+            contenders: dict[str, Callable[[Any], Any]] = {
+                way: lambda _, rounds=rounds, rows=rows: rounds.sums(rows)
+                for way, rounds in ways.items()
+            }
             contenders["products alone"] = partial(_product, part, every)
             contenders["products of tiles"] = partial(_products_of_tiles, tiles, every)
-            if group is not None:
-                contenders["exchange alone"] = lambda _, rows=rows: graph._graph.parts[
-                    0
-                ].halo.fetch(rows)
-            contenders |= self._peer(part, owned, rows, group)
-            del whole
-            batches = [None] * 6
-            found = measure(contenders, lambda _, b=batches: b, self._options.repeats, self._ranks)
-            self._keep(shape, width, part, found, ceilings)
+            if job.group is not None:
+                contenders["exchange alone"] = lambda _, rows=rows: spread.halo.fetch(rows)
+            contenders[_PEER] = self._peer(part, owned, rows)
+            found = measure(contenders, lambda _: [None] * _WINDOW, job.options.repeats, job.ranks)
+            self._keep(name, width, part, list(ways), found)
 
-    def _peer(
-        self, part: Part, owned: Any, rows: torch.Tensor, group: Any
-    ) -> dict[str, Callable[[Any], Any]]:
+    def _peer(self, part: Part, owned: Ownership, rows: torch.Tensor) -> Callable[[Any], Any]:
         """All rows gathered by NCCL, then cuSPARSE."""
-        device, counts = self._device, [owned.count(rank) for rank in range(owned.num_ranks)]
+        device, group = self._job.device, self._job.group
+        counts = [owned.count(rank) for rank in range(owned.num_ranks)]
         longest, width = max(counts), rows.shape[1]
         indptr, indices, _ = part.relation.csc()
         positions = torch.cat(
@@ -158,69 +126,36 @@ class Bench:
                 dist.all_gather_into_tensor(gathered, padded)
             return torch.mm(matrix, gathered)
 
-        return {"all-gather, cuSPARSE": call}
+        return call
 
     def _keep(
-        self,
-        shape: str,
-        width: int,
-        part: Part,
-        found: dict[str, list[float]],
-        ceilings: dict[str, float],
+        self, shape: str, width: int, part: Part, ways: list[str], found: dict[str, list[float]]
     ) -> None:
         slowest = {name: 1e3 * max(seconds) for name, seconds in found.items()}
-        moved = max(self._ranks.all_gather(len(part.halo) * width * 4))
-        copied = moved / ceilings["ring_copy"] / 1e6 if "ring_copy" in ceilings else 0.0
+        moved = max(self._job.ranks.all_gather(len(part.halo) * width * 4))
+        copied = moved / self._ceilings["ring_copy"] / 1e6 if "ring_copy" in self._ceilings else 0.0
         bound = max(slowest["products alone"], copied)
-        ways = [name for name in slowest if name.startswith(("halo", "broadcast"))]
         best = min(ways, key=slowest.__getitem__)
-        figure = {
-            "shape": shape,
-            "width": width,
-            "best": best,
-            "bound_ms": bound,
-            "remote_bytes": moved,
-            "remote_at_ring_copy_ms": copied,
-            "of_bound": slowest[best] / bound,
-            "times_peer": slowest["all-gather, cuSPARSE"] / slowest[best],
-            "slowest_ms": slowest,
-            "each_rank_s": found,
-        }
         each = ", ".join(f"{name} {spent:.2f}" for name, spent in slowest.items())
-        self._say(
-            f"{shape:12} {width:5} {slowest[best]:8.2f} {figure['of_bound']:8.2f}   {best}; {each};"
-            f" remote at ring copy {copied:.2f}"
+        self._job.say(
+            f"{shape:12} {width:5} {slowest[best]:8.2f} {slowest[best] / bound:8.2f}   {best};"
+            f" {each}; remote at ring copy {copied:.2f}"
         )
-        self._content.setdefault("figures", []).append(figure)
-        if self._options.out and self._ranks.rank == 0:
-            # Anew each time: a run that is cut off leaves what it has found.
-            self._options.out.write_text(json.dumps(self._content, indent=1) + "\n")
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize()
-        self._ranks.all_gather(None)
-
-    def _require_right(
-        self,
-        what: str,
-        found: torch.Tensor,
-        part: Part,
-        g: dgl.DGLGraph,
-        whole: torch.Tensor,
-        mine: torch.Tensor,
-    ) -> None:
-        """Raise ValueError unless the rows that are checked are right."""
-        degrees = part.relation.in_degrees()
-        sample = torch.randint(len(mine), (CHECKED,), device=self._device)
-        for row in torch.cat([degrees.argmax()[None], sample]):
-            sources = g.in_edges(mine[row].int())[0].long()
-            exact, size = whole[sources].double().sum(0), whole[sources].double().abs().sum(0)
-            if ((found[row].double() - exact).abs() > 1e-5 * size + 1e-6).any():
-                raise ValueError(f"{what}: node {int(mine[row])} is wrong")
+        self._job.keep(
+            shape=shape,
+            width=width,
+            best=best,
+            bound_ms=bound,
+            remote_bytes=moved,
+            remote_at_ring_copy_ms=copied,
+            of_bound=slowest[best] / bound,
+            times_peer=slowest[_PEER] / slowest[best],
+            slowest_ms=slowest,
+            each_rank_s=found,
+        )
 
 
-def _nodes_of(owned: Any, positions: torch.Tensor) -> torch.Tensor:
+def _nodes_of(owned: Ownership, positions: torch.Tensor) -> torch.Tensor:
     return positions if owned.order is None else owned.order.to(positions.device)[positions]
 
 
@@ -241,19 +176,18 @@ def _products_of_tiles(tiles: list[Relation], rows: torch.Tensor, _: Any) -> tor
 
 
 def _run(options: argparse.Namespace, ceilings: dict[str, float]) -> None:
-    Bench(options).run(ceilings)
+    Bench(options, ceilings).run()
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--ranks", type=int, default=max(1, torch.cuda.device_count()))
-    parser.add_argument("--shapes", nargs="+", default=list(SHAPES), choices=list(SHAPES))
-    parser.add_argument("--scale", type=float, default=1.0, help="of nodes and edges")
-    parser.add_argument("--repeats", type=int, default=9, help="timed windows")
-    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    ranks_option(parser)
+    parser.add_argument("--shapes", nargs="+", default=list(WIDTHS), choices=list(WIDTHS))
+    common_options(parser)
     options = parser.parse_args()
     ceilings = measure_ceilings(options.ranks)
     print_ceilings(ceilings)
+    new_report(options)
     launch(_run, options.ranks, options, ceilings)
 
 

@@ -64,7 +64,7 @@ class SpreadIndex(TensorIndex):
 
         Parameters
         ----------
-        rows : Tensor, shape (n, \\*shape)
+        rows : Tensor, floating point, shape (n, \\*shape)
         op : {'sum', 'mean', 'max', 'min'}
 
         Returns
@@ -72,6 +72,12 @@ class SpreadIndex(TensorIndex):
         Tensor, shape (1, \\*shape)
             Where there are no rows at all, 0.
         """
+        if op not in ("sum", "mean", "max", "min") or not rows.is_floating_point():
+            raise UnsupportedByPartitionError(
+                f"read out rows of {rows.dtype} of a partitioned graph by {op!r}",
+                "floating-point rows are, by 'sum', 'mean', 'max' or 'min'",
+                "convert the rows, or gather them on every rank",
+            )
         if op in ("max", "min"):
             # Of no rows, too, it is made of them, that gradients go the same way everywhere.
             if not len(rows):
@@ -83,12 +89,6 @@ class SpreadIndex(TensorIndex):
         total = self.from_all(rows.sum(0)).sum(0, keepdim=True)
         if op == "sum":
             return total
-        if op != "mean":
-            raise UnsupportedByPartitionError(
-                f"read out a partitioned graph by {op!r}",
-                "there are 'sum', 'mean', 'max' and 'min'",
-                "use one of them",
-            )
         count = torch.tensor(len(rows), dtype=torch.float64, device=rows.device)
         return (total / self.from_all(count).sum().clamp(min=1)).to(total.dtype)
 
@@ -122,7 +122,7 @@ class _SpreadEdges(EdgeBatch):
         raise UnsupportedByPartitionError(
             "name the ends of a partitioned graph's edges",
             "sources on other ranks have no number here",
-            "make dgl.NID of nodes a feature, and read it as edges.src and edges.dst",
+            "read edges.src[dgl.NID] and edges.dst[dgl.NID], their ids in the whole graph",
         )
 
 

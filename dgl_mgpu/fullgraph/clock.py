@@ -17,6 +17,7 @@ class StageClock:
     """
 
     def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._on_gpu = device.type == "cuda"
         self._stages: list[str] = []
         self._marks = [self._mark()]
@@ -41,5 +42,5 @@ class StageClock:
         if not self._on_gpu:
             return time.perf_counter()
         event = torch.cuda.Event(enable_timing=True)
-        event.record()
+        event.record(torch.cuda.current_stream(self._device))
         return event

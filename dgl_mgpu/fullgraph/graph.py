@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import dgl
 import torch
@@ -14,11 +15,13 @@ from dgl import DGLGraph
 from dgl_mgpu.backend.index import Schema
 from dgl_mgpu.backend.spread import SpreadIndex
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.fullgraph.exchange.auto import Auto
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
 from dgl_mgpu.fullgraph.exchange.halo import Halo
 from dgl_mgpu.fullgraph.exchange.peers import halo_in_chunks
 from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
+from dgl_mgpu.fullgraph.exchange.ways import Ways
 from dgl_mgpu.fullgraph.exchange.window import Window, reaches_all
 from dgl_mgpu.fullgraph.exchange.words import sendable
 from dgl_mgpu.fullgraph.index import PartitionedIndex, PartitionedRelation
@@ -37,7 +40,7 @@ CanonicalEtype = tuple[str, str, str]
 By = str | torch.Tensor | Mapping[str, torch.Tensor]
 
 _WAYS = ("random", "order", "metis")
-_EXCHANGES = ("halo", "broadcast", "remote")
+_EXCHANGES = ("halo", "broadcast", "remote", "auto")
 #: Rounds of the halo.
 _CHUNKS = 2
 _ASKED = "partition a graph"
@@ -47,8 +50,17 @@ class PartitionedGraph(DGLGraph):
     """A rank's part of a graph: its own nodes, and the in-edges of these.
 
     ``ndata`` and ``edata`` have a row for each of them, ``ndata[dgl.NID]`` and ``edata[dgl.EID]``
-    their ids in the whole graph.  Message passing fetches what the edges' sources have on other
-    ranks and is collective: every rank runs the same model.
+    their ids in the whole graph.  ``num_nodes()`` and ``num_edges()`` count these.
+
+    Message passing fetches what the edges' sources have on other ranks, and takes gradients back.
+    So it is collective, also on a rank without nodes or edges: every rank runs the same operations
+    in the same order, with gradients asked for of the same tensors, and goes backward where the
+    others do.  Users' functions of edges and nodes read the same columns on every rank; they are
+    called without any rows where a rank has none.
+
+    Readouts (``dgl.sum_nodes``, ``dgl.softmax_edges``, …) are of all ranks' nodes or edges, and the
+    same on every rank.  Their gradients, as those of parameters, are of the sum of all ranks'
+    losses: of a loss that every rank computes, each takes its share.
 
     Attributes
     ----------
@@ -57,6 +69,12 @@ class PartitionedGraph(DGLGraph):
     """
 
     ownership: dict[str, Ownership]
+
+    def to(self, device: torch.device | str | None, **kwargs: Any) -> DGLGraph:
+        """As ``DGLGraph.to``; the part stays on its device, others raise."""
+        if device is not None and torch.device(device).type not in ("cpu", "cuda"):
+            self._graph.refuse_to_move()
+        return super().to(device, **kwargs)
 
     def gather(self, rows: torch.Tensor, ntype: str | None = None) -> torch.Tensor:
         """All nodes' rows on every rank, by node id in the whole graph; collective.
@@ -137,19 +155,20 @@ def partition_graph(
     Parameters
     ----------
     g : DGLGraph or None
-        Homogeneous or heterogeneous, with its features.  Ranks other than the first may pass None
-        and are sent what they need; else every rank passes the same graph.
+        Homogeneous or heterogeneous, with its features; a batch is one graph.  Ranks other than the
+        first may pass None and are sent what they need; else every rank passes the same graph.
     by : str, Tensor or dict of Tensor
         'random' deals out nodes in a random order, which balances all ranks (MG-GCN, section 5.2);
         'order' cuts the order they have, which keeps neighbours together where it has locality;
         'metis' has METIS keep neighbours together.  A tensor gives the rank of every node (a dict,
         of every node of each type).
-    exchange : {'halo', 'broadcast', 'remote'}
+    exchange : {'halo', 'broadcast', 'remote', 'auto'}
         How sums over in-edges get other ranks' rows.  'halo': each row that a rank needs once, in
         chunks, while those that are there are added up.  'broadcast': all rows of one rank after
         the other's to all (MG-GCN, section 4.3).  'remote': nothing is sent, a kernel reads the
         rows in other GPUs' memory, once for each edge (MGG, section 3).  All give the same sums,
-        in another order.
+        in another order.  'auto' tries those that a model finds promising in the first iterations,
+        and keeps the fastest for each width and direction.
     seed : int
         For 'random'.
     device : torch.device, optional
@@ -185,7 +204,9 @@ def partition_graph(
         for etype, part in parts.items()
     }
     group = dist.group.WORLD if ranks.size > 1 else None
-    window = _window(group, where, exchange)
+    window = ranks.together(
+        "let GPUs read each other's memory", partial(_window, group, where, exchange)
+    )
     spread = [_spread(part, group, window, exchange) for part in parts.values()]
     graph = _as_graph(outline, owned, list(parts), spread, ranks.rank)
     _fill(graph, source, outline, parts)
@@ -196,7 +217,9 @@ def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str
     if group is None:
         return None
     if reaches_all(group, device):
-        return Window(group, device)
+        window = Window(group, device)
+        window.turn(1)  # where that fails, let it be here
+        return window
     if exchange == "remote":
         raise InvalidInputError(
             _ASKED,
@@ -212,8 +235,10 @@ def _spread(
     rounds: Rounds
     if exchange == "broadcast":
         rounds = Broadcast(part, group)
+    elif exchange == "auto":
+        rounds = Auto(Ways(part, group, window))
     elif exchange == "remote" and window is not None:
-        rounds = RemoteReads(halo_in_chunks(part, group, window, 1), window)
+        rounds = RemoteReads(halo_in_chunks(part, group, window, 1, lend_all=False), window)
     else:
         rounds = halo_in_chunks(part, group, window, _CHUNKS)
     return PartitionedRelation(Halo(part, group, window), rounds)
@@ -442,17 +467,18 @@ def _fill(
     for ntype, owned in graph.ownership.items():
         ids, data = owned.nodes(rank, source.device), graph.nodes[ntype].data
         for key, row_shape, dtype in outline.node_data[ntype]:
-            data[key] = source.rows(
-                lambda g, ntype=ntype, key=key: g.nodes[ntype].data[key], ids, row_shape, dtype
-            )
+            data[key] = source.rows(partial(_of_nodes, ntype, key), ids, row_shape, dtype)
         data[dgl.NID] = ids.to(outline.idtype)
     for etype, part in parts.items():
         data = graph.edges[etype].data
         for key, row_shape, dtype in outline.edge_data[etype]:
-            data[key] = source.rows(
-                lambda g, etype=etype, key=key: g.edges[etype].data[key],
-                part.edges,
-                row_shape,
-                dtype,
-            )
+            data[key] = source.rows(partial(_of_edges, etype, key), part.edges, row_shape, dtype)
         data[dgl.EID] = part.edges.to(outline.idtype)
+
+
+def _of_nodes(ntype: str, key: str, g: DGLGraph) -> torch.Tensor:
+    return g.nodes[ntype].data[key]
+
+
+def _of_edges(etype: CanonicalEtype, key: str, g: DGLGraph) -> torch.Tensor:
+    return g.edges[etype].data[key]

@@ -163,6 +163,9 @@ class PartitionedIndex(SpreadIndex):
     def copy_to(self, ctx: Any) -> HeteroGraphIndex:
         if F.to_backend_ctx(ctx) == self.device:
             return self
+        return self.refuse_to_move()
+
+    def refuse_to_move(self) -> NoReturn:
         raise UnsupportedByPartitionError(
             "move a partitioned graph",
             f"it is on '{self.device}', where it exchanges rows with other ranks",

@@ -23,7 +23,7 @@ AGGREGATORS = {
 MODES = ("minibatch", "fullgraph")
 #: How :func:`dgl_mgpu.partition_graph` deals out nodes, and how ranks exchange their rows.
 PARTITIONS = ("random", "order", "metis")
-EXCHANGES = ("halo", "broadcast", "remote")
+EXCHANGES = ("halo", "broadcast", "remote", "auto")
 SAMPLERS = ("neighbor", "random_walk")
 
 

@@ -81,7 +81,9 @@ class RankProcesses:
         self._processes, self._pipes = [], []
 
     def _start(self) -> None:
-        context = mp.get_context("spawn")
+        # Ranks are forked from one process that has imported what takes seconds.
+        context = mp.get_context("forkserver")
+        context.set_forkserver_preload(["dgl_mgpu", "dgl", "torch._dynamo"])
         folder = tempfile.mkdtemp(prefix="ranks-")
         for rank in range(self.size):
             ours, theirs = context.Pipe()

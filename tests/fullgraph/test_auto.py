@@ -34,13 +34,13 @@ FLOAT64 = torch.float64
 Cost = Callable[[Way, int], float]
 
 
-def _fills(pipeline: Pipeline) -> bool:
+def _always(pipeline: Pipeline) -> bool:
     return True
 
 
-def _searched(candidates: list[Way], cost: Callable[[Way], float], fills=_fills):
+def _searched(candidates: list[Way], cost: Callable[[Way], float], fills=_always, fits=_always):
     """What a search ends with, and what it has tried."""
-    steps, tried = search(candidates, fills), []
+    steps, tried = search(candidates, fills, fits), []
     asked = next(steps)
     while True:
         tried.append(asked[0])
@@ -190,6 +190,24 @@ def test_a_broadcast_needs_room_for_whole_ranks():
     assert more > 10**6 * 512
 
 
+def test_rows_shared_by_warps_need_room():
+    model = _model(10**6, 10**5)
+    many = Way(pipeline=Pipeline(ps=1, dist=1))
+    assert model.extra_bytes(many, 512) > model.extra_bytes(REMOTE, 512) + 2 * 10**6 * 512
+
+
+def test_a_pipeline_without_room_is_not_tried():
+    def fits(pipeline: Pipeline) -> bool:
+        return pipeline.ps >= REMOTE.pipeline.ps and pipeline.dist >= REMOTE.pipeline.dist
+
+    def cost(way: Way) -> float:  # the smaller the faster
+        return way.pipeline.ps + way.pipeline.dist + way.pipeline.wpb
+
+    found, tried = _searched([REMOTE], cost, fits=fits)
+    assert all(fits(way.pipeline) for way in tried)
+    assert found.pipeline == Pipeline(REMOTE.pipeline.ps, REMOTE.pipeline.dist, 1)
+
+
 def test_a_pipeline_fills_a_gpu_if_each_multiprocessor_has_a_block():
     model = _model(0, 0, rank_size=132 * 16, ranks=1)  # a pair a row, as rows have 10 edges
     assert model.fills(Pipeline(ps=16, dist=8, wpb=2))
@@ -259,8 +277,8 @@ class _Clock:
 class _TimedWays(Ways):
     """Ways that take as long as is said, by way and rank; and what was taken."""
 
-    def __init__(self, whole: _Whole, cost: Cost) -> None:
-        super().__init__(whole.part, whole.group)
+    def __init__(self, whole: _Whole, cost: Cost, window: MappedWindow | None) -> None:
+        super().__init__(whole.part, whole.group, window)  # type: ignore[arg-type]
         self.clock, self.taken = _Clock(), []
         self.alive = weakref.WeakSet()
         self._cost = cost
@@ -273,9 +291,11 @@ class _TimedWays(Ways):
         return made
 
 
-def _auto(whole: _Whole, cost: Cost, cached: bool = False) -> tuple[Auto, _TimedWays]:
+def _auto(
+    whole: _Whole, cost: Cost, cached: bool = False, window: MappedWindow | None = None
+) -> tuple[Auto, _TimedWays]:
     """Ways are all estimated to be as fast."""
-    timed = _TimedWays(whole, cost)
+    timed = _TimedWays(whole, cost, window)
     rounds = Auto(timed, stopwatch=lambda: _Watch(timed.clock), cached=cached)
     rounds.model.seconds = lambda *_: 1.0  # type: ignore[method-assign]
     return rounds, timed
@@ -371,6 +391,33 @@ def test_sums_and_gradients_are_right_from_the_first_call(ranks, kind):
     ranks.run(_equal_sums, kind)
 
 
+def _remote() -> None:
+    whole = _Whole("skewed", "shuffled")
+    best = Way(pipeline=Pipeline(ps=8, dist=4, wpb=4))
+
+    def cost(way: Way, _: int) -> float:
+        if way.pipeline is None:
+            return 8.0
+        ratios = (getattr(way.pipeline, name) / getattr(best.pipeline, name) for name in STEPS)
+        return sum(max(ratio, 1 / ratio) for ratio in ratios)
+
+    rounds, timed = _auto(whole, cost, window=MappedWindow(whole.group))
+    rounds.model.fills = _always  # type: ignore[method-assign]
+    x = whole.rows(whole.of_src.num_nodes, 3)
+    expected = whole.own_dst(whole.matrix() @ x)
+    for _ in range(100):
+        assert torch.equal(rounds.sums(whole.own_src(x)), expected)
+    assert list(rounds.found.values()) == [best] == timed.taken[-1:]
+    y = whole.own_dst(whole.rows(whole.of_dst.num_nodes, 3))
+    before = len(timed.taken)
+    assert _until_found(rounds, y, transposed=True).pipeline is None
+    assert all(way.pipeline is None for way in timed.taken[before:])
+
+
+def test_pipelines_are_searched_while_sums_are_right(ranks):
+    ranks.run(_remote)
+
+
 def _bits() -> None:
     whole = _Whole("skewed", "shuffled")
     rounds, _ = _auto(whole, lambda way, _: 1.0 + (way != HALF))
@@ -430,13 +477,14 @@ def _no_room() -> None:
     try:
         rounds, timed = _auto(whole, lambda way, _: 1.0)
         x = whole.own_src(whole.rows(whole.of_src.num_nodes, 3))
-        assert _until_found(rounds, x) == timed.default
-        assert set(timed.taken) == {timed.default}
+        needs = {way: rounds.model.extra_bytes(way, 24) for way in timed.candidates}
+        least = min(needs, key=needs.__getitem__)
+        assert _until_found(rounds, x) == least and set(timed.taken) == {least}
     finally:
         auto._free_bytes = before
 
 
-def test_without_room_for_trials_the_default_is_taken(ranks):
+def test_without_room_for_any_way_the_one_that_needs_least_is_taken(ranks):
     ranks.run(_no_room)
 
 

@@ -140,6 +140,9 @@ def _scopes() -> None:
     moved = pg.to("cpu")
     assert isinstance(moved, PartitionedGraph)
     assert torch.equal(moved.gather(moved.ndata["x"]), g.ndata["x"])
+    assert pg.batch_size == 1
+    for owned in pg.ownership.values():
+        assert owned.order is None or owned.order.device.type == "cpu"
     assert pg.in_degrees(0) == pg.in_degrees()[0]
     assert pg.out_degrees([1, 0]).tolist() == pg.out_degrees()[[1, 0]].tolist()
 
@@ -191,6 +194,18 @@ _REFUSED: dict[str, Callable[[PartitionedGraph], Any]] = {
     "adj_external": lambda pg: pg.adj_external(scipy_fmt="csr"),
     "push": lambda pg: pg.push(_IDS, fn.copy_u("x", "m"), fn.sum("m", "y")),
     "send_and_recv": lambda pg: pg.send_and_recv(_IDS, fn.copy_u("x", "m"), fn.sum("m", "y")),
+    "pull": lambda pg: pg.pull(_IDS, fn.copy_u("x", "m"), fn.sum("m", "x")),
+    "in_edges": lambda pg: pg.in_edges(_IDS),
+    "predecessors": lambda pg: pg.predecessors(0),
+    "another device": lambda pg: pg.to("meta"),
+    "the ends of edges": lambda pg: pg.apply_edges(lambda edges: {"y": edges.edges()[0]}),
+    "numbers of nodes in a batch": lambda pg: pg.batch_num_nodes(),
+    "numbers of edges in a batch": lambda pg: pg.batch_num_edges(),
+    "topk_nodes": lambda pg: dgl.topk_nodes(pg, "x", 2),
+    "topk_edges": lambda pg: dgl.topk_edges(pg, "w", 2, sortby=0),
+    "another readout": lambda pg: dgl.readout_nodes(pg, "x", op="median"),
+    "a readout of ids": lambda pg: dgl.max_nodes(pg, dgl.NID),
+    "PNAConv": lambda pg: dgl.nn.PNAConv(5, 5, ["sum"], ["identity"], 1.0)(pg, pg.ndata["x"]),
     "a built-in function of some edges": lambda pg: pg.apply_edges(fn.u_add_v("x", "x", "y"), _IDS),
     "sample_neighbors": lambda pg: dgl.sampling.sample_neighbors(pg, _IDS, 2),
     "random_walk": lambda pg: dgl.sampling.random_walk(pg, _IDS, length=2),

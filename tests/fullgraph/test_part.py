@@ -1,9 +1,13 @@
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from dgl_mgpu.fullgraph.ownership import Ownership, assigned, ranges, shuffled
+from dgl_mgpu.fullgraph import ownership
+from dgl_mgpu.fullgraph.ownership import Ownership, assigned, fingerprint, ranges, shuffled
 from dgl_mgpu.fullgraph.part import cut
 from tests.fullgraph.graphs import KINDS, edges
 
@@ -62,3 +66,35 @@ def test_a_part_has_the_in_edges_of_its_nodes(kind, way, idtype):
         assert len(part.sent) == sum(part.sending) and len(part.halo) == sum(part.wanted)
         assert part.wanted[rank] == part.sending[rank] == 0
         assert part.out_degrees.tolist() == [(src == node).sum().item() for node in own_src]
+
+
+class _Largest(TorchDispatchMode):
+    """Notes how many bytes the largest result of an operator has."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.nbytes = 0
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        found = func(*args, **(kwargs or {}))
+        for each in found if isinstance(found, tuple) else [found]:
+            if isinstance(each, torch.Tensor):
+                self.nbytes = max(self.nbytes, each.nbytes)
+        return found
+
+
+def test_a_part_of_many_edges_is_cut_out_of_a_byte_for_each(monkeypatch):
+    monkeypatch.setattr(ownership, "_STRETCH", 1000)
+    num_nodes, num_edges, num_ranks = 200, 30_000, 20
+    draw = torch.Generator().manual_seed(4)
+    src, dst = (torch.randint(num_nodes, (num_edges,), generator=draw) for _ in range(2))
+    owned = ranges(shuffled(num_nodes, 0), torch.bincount(dst, minlength=num_nodes), num_ranks)
+    with _Largest() as largest:
+        fingerprint(src, dst)
+    assert 0 < largest.nbytes <= 8 * 1000
+    with _Largest() as largest:
+        part = cut(src, dst, owned, owned, 3)
+    assert largest.nbytes == num_edges
+    assert part.relation.num_edges > num_edges // 40

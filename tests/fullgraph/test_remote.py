@@ -7,6 +7,7 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
+from dgl_mgpu.fullgraph.exchange.peers import PeerChunks
 from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
 from dgl_mgpu.fullgraph.exchange.rounds import Sum
 from dgl_mgpu.ops.spmm_remote import Pipeline
@@ -53,6 +54,24 @@ def test_sums_with_ids_of_32_bits(ranks):
 @pytest.mark.parametrize("kind", ["random", "bipartite", "no edges"])
 def test_sums_on_one_rank(kind):
     _sums(kind, "shuffled", torch.int64)
+
+
+def _over_peers(lend_all: bool) -> None:
+    whole = _Whole("random", "shuffled")
+    window = MappedWindow(whole.group)
+    halo = PeerChunks(whole.part, window, 1, lend_all)  # type: ignore[arg-type]
+    remote = RemoteReads(halo, window)  # type: ignore[arg-type]
+    matrix = whole.matrix()
+    x, y = whole.rows(whole.of_src.num_nodes, 3), whole.rows(whole.of_dst.num_nodes, 3)
+    for _ in range(2):
+        assert torch.equal(remote.sums(whole.own_src(x)), whole.own_dst(matrix @ x))
+        found = remote.transposed_sums(whole.own_dst(y))
+        assert torch.equal(found, whole.own_src(matrix.t() @ y))
+
+
+@pytest.mark.parametrize("lend_all", [False, True])
+def test_rows_that_are_given_back_may_be_lent_wholly(ranks, lend_all):
+    ranks.run(_over_peers, lend_all)
 
 
 def _weights() -> None:

@@ -35,7 +35,7 @@ class MappedWindow:
     def turn(self, nbytes: int) -> list[torch.Tensor]:
         assert nbytes <= _BYTES
         self.turns += 1
-        memory = [each.view(2, _BYTES)[self.turns % 2] for each in self._all]
+        memory = [each.view(2, _BYTES)[self.turns % 2][:nbytes] for each in self._all]
         memory[self.rank].fill_(0xFF)  # NaN in every type
         return memory
 
@@ -44,8 +44,8 @@ class MappedWindow:
             dist.barrier(self.group)
 
     @contextlib.contextmanager
-    def aside(self, *used: torch.Tensor) -> Iterator[None]:
+    def aside(self) -> Iterator[None]:
         yield
 
-    def done(self) -> Callable[[], None]:
+    def done(self, *used: torch.Tensor) -> Callable[[], None]:
         return lambda: None

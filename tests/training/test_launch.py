@@ -51,7 +51,7 @@ def _one_is_killed(folder: Path) -> None:
 def _one_raises(folder: Path) -> None:
     (folder / str(os.getpid())).touch()
     dist.barrier()
-    if dist.get_rank() == 2:
+    if dist.get_rank() == 1:
         raise InvalidInputError("do it", "no way", "do something else")
     dist.barrier()
 
@@ -92,9 +92,9 @@ def _one_exits(folder: Path) -> None:
 )
 def test_a_rank_that_fails_ends_all_with_its_reason(tmp_path, work, error, message):
     with pytest.raises(error, match=message):
-        launch(work, 3, tmp_path)
+        launch(work, 2, tmp_path)
     pids = [int(name) for name in os.listdir(tmp_path)]
-    assert len(pids) == 3
+    assert len(pids) == 2
     assert not any(psutil.pid_exists(pid) for pid in pids)
 
 

@@ -21,6 +21,7 @@ from dgl_mgpu.fullgraph.exchange.cost import Load, Model, Rates
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds
 from dgl_mgpu.fullgraph.exchange.search import Search, search
 from dgl_mgpu.fullgraph.exchange.ways import Way, Ways
+from dgl_mgpu.ops.spmm_remote import Pipeline
 from dgl_mgpu.ops.spmm_remote.op import DTYPES
 from dgl_mgpu.store import Ranks
 
@@ -184,26 +185,29 @@ class Auto(Rounds):
 
     def _begin(self, case: Case) -> None:
         before = self._ways.by_name.get(self._known.get(self._key(case), ""))
-        if before is not None and case.allows(before):
+        if before is not None:
             self.found[case] = before
             return
-        ways = self._worth_trying(case)
+        room = min(self._ranks.all_gather(_free_bytes(self._device)))
+        ways = self._worth_trying(case, room)
         if len(ways) == 1:
             self.found[case] = ways[0]
         else:
-            self._trials[case] = _Trials(search(ways, self.model.fills))
+            fits = partial(self._fits, case.row_bytes, room)
+            self._trials[case] = _Trials(search(ways, self.model.fills, fits))
 
-    def _worth_trying(self, case: Case) -> list[Way]:
+    def _fits(self, row_bytes: int, room: float, pipeline: Pipeline) -> bool:
+        return self.model.extra_bytes(Way(pipeline=pipeline), row_bytes) <= room
+
+    def _worth_trying(self, case: Case, room: float) -> list[Way]:
         """Ways that may be the fastest and have room, the most promising first."""
-        room = min(self._ranks.all_gather(_free_bytes(self._device)))
-        seconds = {
-            way: self.model.seconds(way, case.row_bytes)
-            for way in self._ways.candidates
-            if case.allows(way) and self.model.extra_bytes(way, case.row_bytes) <= room
-        }
+        allowed = [way for way in self._ways.candidates if case.allows(way)]
+        needs = {way: self.model.extra_bytes(way, case.row_bytes) for way in allowed}
+        fitting = [way for way in allowed if needs[way] <= room]
+        if not fitting:
+            return [min(needs, key=needs.__getitem__)]
+        seconds = {way: self.model.seconds(way, case.row_bytes) for way in fitting}
         in_order = sorted(seconds, key=seconds.__getitem__)
-        if not in_order:
-            return [self._ways.default]
         limit = _WORTH_TRYING * seconds[in_order[0]]
         return [way for way in in_order if seconds[way] <= limit]
 

@@ -27,34 +27,31 @@ class Chunks(Rounds):
         super().__init__(part, group)
         steps = part.num_ranks - 1
         num_chunks = min(num_chunks, steps)
+        wanted, sending = list(enumerate(part.wanted)), list(enumerate(part.sending))
         #: In which round rows come over which distance from one rank to the next ones.
         self._round_of_step = [0, *(1 + step * num_chunks // steps for step in range(steps))]
         self.num_chunks = num_chunks
-        starts = torch.tensor(part.sending).cumsum(0).tolist()
-        self._sent = [
-            part.sent[stop - count : stop] for stop, count in zip(starts, part.sending, strict=True)
+        self._sent = part.sent.split_with_sizes(part.sending)
+        #: By round, how many rows each rank sends this one.
+        self._comes = [
+            [count if self._round(part.rank, rank) == number else 0 for rank, count in wanted]
+            for number in range(1 + num_chunks)
+        ]
+        #: By round, how many rows this rank sends each one.
+        self._goes = [
+            [count if self._round(rank, part.rank) == number else 0 for rank, count in sending]
+            for number in range(1 + num_chunks)
         ]
 
-    def _comes(self, number: int) -> list[int]:
-        """How many rows each rank sends this one in a round."""
-        part = self.part
-        return [
-            count if self._round_of_step[(rank - part.rank) % part.num_ranks] == number else 0
-            for rank, count in enumerate(part.wanted)
-        ]
-
-    def _goes(self, number: int) -> list[int]:
-        """How many rows this rank sends each one in a round."""
-        part = self.part
-        return [
-            count if self._round_of_step[(part.rank - rank) % part.num_ranks] == number else 0
-            for rank, count in enumerate(part.sending)
-        ]
+    def _round(self, reader: int, owner: int) -> int:
+        """When a rank gets the rows of another one."""
+        return self._round_of_step[(owner - reader) % self.part.num_ranks]
 
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
         part, device = self.part, self.part.halo.device
-        steps = [(rank - part.rank) % part.num_ranks for rank in range(part.num_ranks)]
-        of_owner = torch.tensor([self._round_of_step[step] for step in steps], device=device)
+        of_owner = torch.tensor(
+            [self._round(part.rank, owner) for owner in range(part.num_ranks)], device=device
+        )
         of_halo = of_owner.repeat_interleave(torch.tensor(part.wanted, device=device))
         own = part.num_own_src
         rounds = torch.cat([of_halo.new_zeros(own), of_halo])
@@ -63,14 +60,14 @@ class Chunks(Rounds):
         for number in range(1, 1 + self.num_chunks):
             chosen = of_halo == number
             places[own:] = torch.where(chosen, chosen.cumsum(0) - 1, places[own:])
-            sizes.append(sum(self._comes(number)))
+            sizes.append(sum(self._comes[number]))
         return rounds, places, sizes
 
     def start(self, number: int, rows: torch.Tensor) -> Arriving:
         if number == 0:
             own = rows.contiguous()
             return lambda: own
-        comes, goes = self._comes(number), self._goes(number)
+        comes, goes = self._comes[number], self._goes[number]
         room = rows.new_empty(sum(comes), *rows.shape[1:])
         work = self._exchange(room, rows.index_select(0, self._going(goes)), comes, goes)
 
@@ -84,7 +81,7 @@ class Chunks(Rounds):
     def start_return(self, number: int, rows: torch.Tensor, highest: bool = False) -> Returning:
         if number == 0:
             return Returning(nothing, nothing)
-        comes, goes = self._comes(number), self._goes(number)
+        comes, goes = self._comes[number], self._goes[number]
         room = rows.new_empty(sum(goes), *rows.shape[1:])
         work = self._exchange(room, rows, goes, comes)
 

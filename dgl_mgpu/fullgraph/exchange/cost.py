@@ -121,7 +121,8 @@ class Model:
     def extra_bytes(self, way: Way, row_bytes: int) -> int:
         """What a way takes of a rank's memory, beside the part: tiles, and two rounds' rows.
 
-        Also what it lends to others, in both halves of its window.
+        Also what it lends to others, in both halves of its window, and the parts of rows that a
+        pipeline's warps share.
         """
         most = 0
         for rank, load in enumerate(self._loads):
@@ -130,6 +131,9 @@ class Model:
             rows += 0 if way == BROADCAST else 2 * load.sending
             tiles = (4 * self._id_bytes + _BYTES_OF_EDGE) * sum(load.edges)
             ends = 2 * self._id_bytes * (load.own_dst + load.own_src) * len(rounds)
+            if way.pipeline is not None:
+                pairs = load.own_dst + sum(load.edges) // way.pipeline.ps
+                rows += 2 * (1 + pairs // way.pipeline.dist)
             most = max(most, tiles + ends + row_bytes * rows)
         return most
 

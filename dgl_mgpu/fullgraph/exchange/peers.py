@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -47,28 +48,34 @@ class PeerChunks(Chunks):
         self._lent = lent[part.rank]
         #: Of each other rank, where its rows for this one begin, and whether they are all it has.
         self._lent_to_me = [(each.starts[part.rank], part.rank in each.wholly) for each in lent]
-        #: By rank, how many rows it gives back to each one: as many as it was lent.
-        self._returns = [
+        # Of each rank, by round, how many rows it gets of each one, and later gives back.
+        passed = [
             [
-                everyone[owner][2] if rank in lent[owner].wholly else count
-                for owner, count in enumerate(wanted)
+                [
+                    (everyone[owner][2] if reader in lent[owner].wholly else count)
+                    if self._round(reader, owner) == number
+                    else 0
+                    for owner, count in enumerate(wanted)
+                ]
+                for number in range(1 + self.num_chunks)
             ]
-            for rank, (_, wanted, _) in enumerate(everyone)
+            for reader, (_, wanted, _) in enumerate(everyone)
         ]
-        self._most_rows = max(
-            max(each.num_rows, sum(returned))
-            for each, returned in zip(lent, self._returns, strict=True)
-        )
+        self._rooms = passed[part.rank]
+        #: By round, how many rows each rank gives back to this one, and where they begin.
+        rounds = list(zip(*passed, strict=True))
+        self._returned = [[of_rank[part.rank] for of_rank in of_round] for of_round in rounds]
+        self._returned_at = [
+            [sum(of_rank[: part.rank]) for of_rank in of_round] for of_round in rounds
+        ]
+        self._most_lent = max(each.num_rows for each in lent)
+        self._most_returned = max(sum(of_rank) for of_round in rounds for of_rank in of_round)
         #: Own rows that are picked out for others.
-        self._picked = torch.cat(
-            [part.sent[:0]]
-            + [
-                rows
-                for rank, rows in enumerate(self._sent)
-                if len(rows) and rank not in self._lent.wholly
-            ]
-        )
-        self._memory: list[torch.Tensor] = []
+        self._picked = part.sent
+        if self._lent.wholly:
+            picked = [rows for rank, rows in enumerate(self._sent) if rank not in self._lent.wholly]
+            self._picked = torch.cat(picked)
+        self._memory: Sequence[torch.Tensor] = []
 
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
         rounds, places, sizes = super().columns()
@@ -76,7 +83,7 @@ class PeerChunks(Chunks):
         halo_bounds = list(itertools.accumulate(self.part.wanted, initial=0))
         for number in range(1, 1 + self.num_chunks):
             begin = 0
-            for rank, count in enumerate(self._room(number)):
+            for rank, count in enumerate(self._rooms[number]):
                 if not count:
                     continue
                 halo = self.part.halo[halo_bounds[rank] : halo_bounds[rank + 1]]
@@ -89,18 +96,13 @@ class PeerChunks(Chunks):
             sizes[number] = begin
         return rounds, places, sizes
 
-    def _room(self, number: int) -> list[int]:
-        """How many rows of each rank a round has."""
-        returned = self._returns[self.part.rank]
-        return [returned[rank] if count else 0 for rank, count in enumerate(self._comes(number))]
-
     def start(self, number: int, rows: torch.Tensor) -> Arriving:
         if number == 0:
             return super().start(0, rows)
-        counts = self._room(number)
+        counts = self._rooms[number]
         room = rows.new_empty(sum(counts), *rows.shape[1:])
         rows = rows.contiguous()
-        with self._window.aside(room, rows):
+        with self._window.aside():
             if number == 1:
                 self._lend(rows)
                 self._window.wait_for_all()
@@ -108,7 +110,7 @@ class PeerChunks(Chunks):
                 if len(place):
                     start, _ = self._lent_to_me[rank]
                     place.copy_(_rows_at(self._memory[rank], start, len(place), room))
-        wait = self._window.done()
+        wait = self._window.done(room, rows)
 
         def arrived() -> torch.Tensor:
             wait()
@@ -117,7 +119,7 @@ class PeerChunks(Chunks):
         return arrived
 
     def _lend(self, rows: torch.Tensor) -> None:
-        self._memory = self._window.turn(self._most_rows * _row_bytes(rows))
+        self._memory = self._window.turn(self._most_lent * _row_bytes(rows))
         mine, picked = self._memory[self.part.rank], self._picked
         if self._lent.wholly:
             _rows_at(mine, 0, len(rows), rows).copy_(rows)
@@ -128,24 +130,17 @@ class PeerChunks(Chunks):
     def start_return(self, number: int, rows: torch.Tensor, highest: bool = False) -> Returning:
         if number == 0:
             return super().start_return(0, rows)
-        me, returns = self.part.rank, self._returns
-        counts = [
-            returns[rank][me] if count else 0 for rank, count in enumerate(self._goes(number))
-        ]
+        counts = self._returned[number]
         room = rows.new_empty(sum(counts), *rows.shape[1:])
-        with self._window.aside(room, rows):
-            if number == self.num_chunks:  # the first to return
-                self._memory = self._window.turn(self._most_rows * _row_bytes(rows))
-            for rank, found in enumerate(rows.split_with_sizes(self._room(number))):
-                if len(found):
-                    start = sum(returns[me][:rank])
-                    _rows_at(self._memory[me], start, len(found), rows).copy_(found)
+        with self._window.aside():
+            memory = self._window.turn(self._most_returned * _row_bytes(rows))
+            _rows_at(memory[self.part.rank], 0, len(rows), rows).copy_(rows)
             self._window.wait_for_all()
+            starts = self._returned_at[number]
             for rank, place in enumerate(room.split_with_sizes(counts)):
                 if len(place):
-                    start = sum(returns[rank][:me])
-                    place.copy_(_rows_at(self._memory[rank], start, len(place), room))
-        wait = self._window.done()
+                    place.copy_(_rows_at(memory[rank], starts[rank], len(place), room))
+        wait = self._window.done(room, rows)
 
         def add(own: torch.Tensor) -> None:
             for rank, found in enumerate(room.split_with_sizes(counts)):

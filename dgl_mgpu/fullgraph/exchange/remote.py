@@ -93,7 +93,9 @@ class RemoteReads(Rounds):
     def _entries(self) -> tuple[Entries, Entries]:
         """The part's local and remote virtual graph."""
         local, remote = (tile.relation.csc() for tile in self.tiles)
-        positions = self.part.halo[remote.indices.long()].to(remote.indices.dtype)
+        # Not by their places in the round, of which there may be more than the halo has rows.
+        columns = self.part.relation.csc().indices[self.tiles[1].entries.long()]
+        positions = self.part.halo[columns.long() - self.part.num_own_src].to(columns.dtype)
         return Entries(local.indptr, local.indices), Entries(remote.indptr, positions)
 
     @cached_property

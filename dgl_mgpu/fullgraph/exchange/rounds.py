@@ -165,11 +165,11 @@ def _summed(
     shape = rows.shape[1:]
     if not shape:
         rows = rows.unsqueeze(1)
-    operands = (rows, None, "copy_lhs") if weights is None else (rows, weights, "mul")
+    op = "copy_lhs" if weights is None else "mul"
     if out is None:
-        found = spmm(indptr, indices, eids, *operands, "sum")[0]
+        found = spmm(indptr, indices, eids, rows, weights, op, "sum")[0]
         return found if shape else found.squeeze(1)
-    add_spmm(out if shape else out.unsqueeze(1), indptr, indices, eids, *operands)
+    add_spmm(out if shape else out.unsqueeze(1), indptr, indices, eids, rows, weights, op)
     return out
 
 

@@ -19,22 +19,25 @@ _HOPELESS = 2.0
 Search = Generator[tuple[Way, int], float, Way]
 
 
-def search(ways: Sequence[Way], fills: Callable[[Pipeline], bool]) -> Search:
+Condition = Callable[[Pipeline], bool]
+
+
+def search(ways: Sequence[Way], fills: Condition, fits: Condition) -> Search:
     """Time each way; the parameters of remote reads one by one; the fastest ways once more.
 
     Parameters
     ----------
     ways : sequence of Way
         Of remote reads at most one.
-    fills : callable
-        Whether a pipeline has work for the whole GPU.
+    fills, fits : callable
+        Whether a pipeline has work for the whole GPU, and whether there is memory for it.
     """
     seconds: dict[Way, float] = {}
     for way in ways:
         seconds[way] = yield way, _CALLS
     for way in ways:
         if way.pipeline is not None and seconds[way] <= _HOPELESS * min(seconds.values()):
-            yield from _climb(way.pipeline, seconds, fills)
+            yield from _climb(way.pipeline, seconds, fills, fits)
     in_order = sorted(seconds, key=seconds.__getitem__)
     finalists = [
         way for way in in_order[:_FINALISTS] if seconds[way] <= _CLOSE * seconds[in_order[0]]
@@ -47,7 +50,7 @@ def search(ways: Sequence[Way], fills: Callable[[Pipeline], bool]) -> Search:
 
 
 def _climb(
-    best: Pipeline, seconds: dict[Way, float], fills: Callable[[Pipeline], bool]
+    best: Pipeline, seconds: dict[Way, float], fills: Condition, fits: Condition
 ) -> Generator[tuple[Way, int], float, None]:
     """MGG's cross-iteration optimisation (section 4), one parameter after the other.
 
@@ -65,7 +68,7 @@ def _climb(
                     if not 0 <= place < len(steps):
                         break
                     tried = replace(best, **{name: steps[place]})
-                    if direction > 0 and not fills(tried):
+                    if (direction > 0 and not fills(tried)) or not fits(tried):
                         break
                     way = Way(pipeline=tried)
                     if way not in seconds:

@@ -73,9 +73,9 @@ class Ways:
     ) -> None:
         self.part, self.group = part, group
         self._window = window
-        others = part.num_ranks - 1
-        chunks = sorted({count for count in (*_CHUNKS, others) if 0 < count <= others})
-        self.default = Way(chunks=min(2, max(1, others)))
+        most = max(1, part.num_ranks - 1)
+        chunks = sorted({count for count in (*_CHUNKS, most) if count <= most})
+        self.default = Way(chunks=min(2, most))
         self.candidates = [BROADCAST, *(Way(chunks=count) for count in chunks)]
         every = list(self.candidates)
         if window is not None:

@@ -3,13 +3,21 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
 
+if TYPE_CHECKING:
+    from torch._C._distributed_c10d import _SymmetricMemory
+
 # Bytes up to which a window is made larger than asked for: growing is collective.
 _SLACK = 1 << 20
+# How long a GPU waits for others that may be gone; as long as torch waits for NCCL.
+_TIMEOUT_MS = 600_000
 
 
 class Window:
@@ -31,12 +39,15 @@ class Window:
     def __init__(self, group: dist.ProcessGroup, device: torch.device) -> None:
         self.group = group
         self.rank, self.num_ranks = dist.get_rank(group), dist.get_world_size(group)
-        self._device = device
-        self._stream = torch.cuda.Stream(device)
+        # What waits for others is one block: it is not to queue behind all blocks of a sum.
+        self._stream = torch.cuda.Stream(device, priority=-1)
+        self._device = self._stream.device
         self._half = 0
         self._bytes = 0
         self._halves: list[list[torch.Tensor]] = [[], []]
-        self._handle: object = None
+        #: This rank's own memory: torch may lend it to others once nobody holds it.
+        self._room: torch.Tensor | None = None
+        self._handle: _SymmetricMemory | None = None
 
     def turn(self, nbytes: int) -> Sequence[torch.Tensor]:
         """The ranks' memory for the next exchange; collective.
@@ -57,30 +68,44 @@ class Window:
         return self._halves[self._half]
 
     def wait_for_all(self) -> None:
-        """Have torch's current stream wait until all ranks' streams have come to this point."""
-        self._handle.barrier()  # type: ignore[attr-defined]
+        """Have torch's current stream wait until all ranks' streams have come to this point.
+
+        Where a rank does not come for ten minutes, the GPU stops with an error, which torch raises
+        when it is next waited for.
+        """
+        assert self._handle is not None  # it is this exchange's turn
+        self._handle.barrier(timeout_ms=_TIMEOUT_MS)
 
     @contextlib.contextmanager
-    def aside(self, *used: torch.Tensor) -> Iterator[None]:
-        """Work with some tensors on the window's own stream, after all that is under way."""
+    def aside(self) -> Iterator[None]:
+        """Work on the window's own stream, after all that is under way."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        for tensor in used:
-            tensor.record_stream(self._stream)
         with torch.cuda.stream(self._stream):
             yield
 
-    def done(self) -> Callable[[], None]:
-        """What has torch's current stream wait for all that :meth:`aside` began so far."""
-        event = self._stream.record_event()
-        return lambda: torch.cuda.current_stream(self._device).wait_event(event)
+    def done(self, *used: torch.Tensor) -> Callable[[], None]:
+        """What has torch's current stream wait for all that :meth:`aside` began so far.
+
+        It holds the tensors that are used there, so that nobody else gets their memory before.
+        Recording streams would, too, but keeps memory until the GPU has come so far, which the host
+        may be far ahead of.
+        """
+        return partial(self._wait_for, self._stream.record_event(), used)
+
+    def _wait_for(self, event: torch.cuda.Event, _used: tuple[torch.Tensor, ...]) -> None:
+        torch.cuda.current_stream(self._device).wait_event(event)
 
     def _grow(self, nbytes: int) -> None:
+        # Copies and plain loads are all that is done with it: torch need not set up multicast.
+        os.environ.setdefault("TORCH_SYMM_MEM_DISABLE_MULTICAST", "1")
         from torch.distributed import _symmetric_memory as symmetric
 
-        # Nobody reads the old halves any more when all have come here.
         torch.cuda.synchronize(self._device)
+        self._halves, self._room, self._handle = [[], []], None, None
+        # Memory is free once no rank has it mapped any more, and what torch keeps for itself, once
+        # it is told to.
         dist.barrier(self.group)
-        self._halves, self._handle = [[], []], None
+        torch.cuda.empty_cache()
         self._bytes = -(-nbytes // _SLACK) * _SLACK
         room = symmetric.empty(2 * self._bytes, dtype=torch.uint8, device=self._device)
         handle = symmetric.rendezvous(room, self.group)
@@ -92,22 +117,40 @@ class Window:
             [memory[half * self._bytes : (half + 1) * self._bytes] for memory in ranks]
             for half in range(2)
         ]
-        self._handle = handle
+        self._room, self._handle = room, handle
 
 
 def reaches_all(group: dist.ProcessGroup, device: torch.device) -> bool:
-    """Whether each rank of a group has a GPU of its own that can read those of all others."""
-    if device.type != "cuda":
-        return False
+    """Whether each rank of a group has a GPU of its own that can read those of all others.
+
+    Every process must see all of these GPUs (``CUDA_VISIBLE_DEVICES``), no two ranks use theirs by
+    the same number.  Collective.
+    """
     from dgl_mgpu.store import Ranks
 
-    own = torch.cuda.current_device() if device.index is None else device.index
     everyone = Ranks.of_all_machines()
     machine = Ranks.of_this_machine()
-    found = everyone.all_gather((own, str(torch.cuda.get_device_properties(own).uuid)))
-    one_each = len({uuid for _, uuid in found}) == len(found)
-    reaches = all(
-        other == own or torch.cuda.can_device_access_peer(own, other) for other, _ in found
+    mine = None
+    if device.type == "cuda":
+        own = torch.cuda.current_device() if device.index is None else device.index
+        mine = own, _uuid(own), _readable_from(own)
+    found = [each for each in everyone.all_gather(mine) if each is not None]
+    numbers, uuids = {number for number, _, _ in found}, {uuid for _, uuid, _ in found}
+    return (
+        machine.size == everyone.size == dist.get_world_size(group)
+        and len(numbers) == len(uuids) == len(found) == everyone.size
+        and all(readable >= uuids for _, _, readable in found)
     )
-    alone = machine.size == everyone.size == dist.get_world_size(group)
-    return all(everyone.all_gather(one_each and alone and reaches))
+
+
+def _uuid(gpu: int) -> str:
+    return str(torch.cuda.get_device_properties(gpu).uuid)
+
+
+def _readable_from(gpu: int) -> set[str]:
+    """GPUs whose memory one can read, by what they are called in all processes."""
+    return {
+        _uuid(other)
+        for other in range(torch.cuda.device_count())
+        if other == gpu or torch.cuda.can_device_access_peer(gpu, other)
+    }

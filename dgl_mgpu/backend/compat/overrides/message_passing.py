@@ -107,9 +107,7 @@ def edge_softmax(
         return EdgeSoftmax.apply(gidx, logits)
 
 
-def invoke_edge_udf(
-    graph: Any, eid: Any, etype: Any, func: Any, *, orig_eid: Any = None
-) -> Any:
+def invoke_edge_udf(graph: Any, eid: Any, etype: Any, func: Any, *, orig_eid: Any = None) -> Any:
     """In place of ``dgl.core.invoke_edge_udf``: rows of sources may be on other ranks."""
     from dgl_mgpu.backend.spread import SpreadIndex
 

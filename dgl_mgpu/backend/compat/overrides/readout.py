@@ -111,9 +111,7 @@ def batch_num_nodes(self: Any, ntype: Any = None) -> Any:
 def batch_num_edges(self: Any, etype: Any = None) -> Any:
     """In place of ``DGLGraph.batch_num_edges``."""
     if _spread(self) is not None:
-        raise _of_all(
-            "count the edges of all graphs in a batch", "num_edges() counts this rank's"
-        )
+        raise _of_all("count the edges of all graphs in a batch", "num_edges() counts this rank's")
     return originals["dgl.heterograph:DGLGraph.batch_num_edges"](self, etype)
 
 

@@ -1,0 +1,100 @@
+"""The benchmarks of full-graph training, as far as small graphs on a CPU show."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+
+import pytest
+import torch
+
+from benchmarks import fullgraph_gpu, gcn_gpu, mgg_gpu
+from benchmarks.fullgraph import ExpectedSums, Shape, graph_of, random_rows
+
+CPU = torch.device("cpu")
+SHAPE = Shape(nodes=700, edges=9000, features=5, classes=3)
+
+
+def test_a_graph_has_its_shape_and_heavy_tails():
+    indptr, indices = SHAPE.csc(CPU)
+    g = graph_of(indptr, indices)
+    assert (g.num_nodes(), g.num_edges()) == (700, 9000)
+    degrees = g.in_degrees().double()
+    assert degrees.min() >= 4 and degrees.max() > 10 * degrees.mean()
+    assert all(map(torch.equal, (indptr, indices), SHAPE.csc(CPU)))
+    # Numbers that float32 has not.
+    assert replace(SHAPE, edges=2**24 + 1).csc(CPU)[0][-1] == 2**24 + 1
+
+
+def test_a_nodes_random_row_is_the_same_on_every_rank():
+    ids = torch.tensor([500, 3, 699], dtype=torch.int32)
+    whole = random_rows(torch.arange(700), 20)
+    assert torch.equal(random_rows(ids, 20), whole[ids.long()])
+    assert whole.min() >= 0 and whole.max() < 1 and len(whole.unique()) > 13_900
+    assert whole.mean() == pytest.approx(0.5, abs=0.02)
+    correlations = torch.corrcoef(whole.T) - torch.eye(20)
+    assert correlations.abs().max() < 0.2
+
+
+def test_wrong_sums_are_found():
+    indptr, indices = SHAPE.csc(CPU)
+    own, whole = torch.arange(100, 400), random_rows(torch.arange(700), 4)
+    expected = ExpectedSums(indptr, indices, own, whole)
+    sums = torch.stack([whole[indices[indptr[n] : indptr[n + 1]].long()].sum(0) for n in own])
+    expected.require("right", sums)
+    hub = int(indptr.diff()[own].argmax())
+    sums[hub, 2] += 0.01 * sums[hub, 2]
+    with pytest.raises(ValueError, match=f"wrong: node {100 + hub} is wrong"):
+        expected.require("wrong", sums)
+
+
+def run(program, monkeypatch, tmp_path, arguments: str) -> list[dict]:
+    out = tmp_path / "found.json"
+    monkeypatch.setattr(sys, "argv", ["program", *arguments.split(), "--out", str(out)])
+    program.main()
+    found = json.loads(out.read_text())
+    assert {"machine", "options", "figures"} <= set(found)
+    return found["figures"]
+
+
+def test_sums_are_compared_with_their_bounds(monkeypatch, tmp_path):
+    monkeypatch.setattr(fullgraph_gpu, "WIDTHS", {"reddit": (3,)})
+    figures = run(fullgraph_gpu, monkeypatch, tmp_path, "--ranks 1 --scale 0.0002 --repeats 1")
+    assert [figure["width"] for figure in figures] == [3]
+    assert figures[0]["best"] in figures[0]["slowest_ms"] and figures[0]["bound_ms"] > 0
+
+
+def test_every_way_is_compared_with_mggs(monkeypatch, tmp_path):
+    arguments = "--ranks 2 --shapes reddit --scale 0.0002 --repeats 1"
+    sums, layer, preprocessing = run(mgg_gpu, monkeypatch, tmp_path, arguments)
+    assert set(sums["each_ms"]) == set(layer["each_ms"]) == {"broadcast", "halo in 1", "auto"}
+    assert layer["aim_ms"] == 6.95 / 4 and layer["reached"] is None  # aims are for 8 ranks
+    assert preprocessing["ours_ms"] > preprocessing["partition_ms"] > 0
+    assert preprocessing["graph"]["edges"] == 22923
+
+
+def test_models_are_trained_on_several_numbers_of_ranks(monkeypatch, tmp_path):
+    arguments = "--ranks 1 2 --shapes papers100M --scale 3e-6 --repeats 1"
+    alone, both = run(gcn_gpu, monkeypatch, tmp_path, arguments)
+    assert (alone["ranks"], both["ranks"]) == (1, 2)
+    assert both["widths"] == [128, 208, 208, 172]
+    assert both["losses"] == pytest.approx(alone["losses"], rel=1e-2)
+    best = both["best"]
+    assert both["times_one_rank"][best] == alone["slowest_ms"][best] / both["slowest_ms"][best]
+
+
+def test_another_loss_than_on_one_rank_is_refused(monkeypatch, tmp_path):
+    monkeypatch.setitem(gcn_gpu.CASES, "reddit", gcn_gpu.Case(8, 2, 1.0))
+    monkeypatch.setattr(gcn_gpu, "_WINDOW", 3)
+    true_setting = gcn_gpu.Bench._setting
+    added = iter((0.0, 1.0))
+
+    def with_other_features(bench, shape, case):
+        setting, spent = true_setting(bench, shape, case)
+        return replace(setting, x=setting.x + next(added)), spent
+
+    monkeypatch.setattr(gcn_gpu.Bench, "_setting", with_other_features)
+    arguments = "--ranks 1 1 --shapes reddit --scale 0.0002 --repeats 1"
+    with pytest.raises(ValueError, match="reddit: GraphConv fp32 has a loss of"):
+        run(gcn_gpu, monkeypatch, tmp_path, arguments)
