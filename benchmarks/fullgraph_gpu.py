@@ -87,13 +87,12 @@ class Bench:
             every = torch.cat([rows, whole[_nodes_of(owned, part.halo)]])
             del expected, whole
             contenders: dict[str, Callable[[Any], Any]] = {
-                way: lambda _, rounds=rounds, rows=rows: rounds.sums(rows)
-                for way, rounds in ways.items()
+                way: partial(_called, rounds.sums, rows) for way, rounds in ways.items()
             }
             contenders["products alone"] = partial(_product, part, every)
             contenders["products of tiles"] = partial(_products_of_tiles, tiles, every)
             if job.group is not None:
-                contenders["exchange alone"] = lambda _, rows=rows: spread.halo.fetch(rows)
+                contenders["exchange alone"] = partial(_called, spread.halo.fetch, rows)
             contenders[_PEER] = self._peer(part, owned, rows)
             found = measure(contenders, lambda _: [None] * _WINDOW, job.options.repeats, job.ranks)
             self._keep(name, width, part, list(ways), found)
@@ -157,6 +156,10 @@ class Bench:
 
 def _nodes_of(owned: Ownership, positions: torch.Tensor) -> torch.Tensor:
     return positions if owned.order is None else owned.order.to(positions.device)[positions]
+
+
+def _called(exchange: Callable[[torch.Tensor], Any], rows: torch.Tensor, _: Any) -> Any:
+    return exchange(rows)
 
 
 def _product(part: Part, rows: torch.Tensor, _: Any) -> torch.Tensor:
