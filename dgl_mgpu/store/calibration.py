@@ -10,19 +10,16 @@ next time.
 from __future__ import annotations
 
 import itertools
-import json
-import os
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 import torch
 
 from dgl_mgpu.errors import DeviceMemoryError
+from dgl_mgpu.findings import Findings
 from dgl_mgpu.ops import GraphView, RowView, SampleKey, device, gather_rows, sample_blocks
 from dgl_mgpu.ops.view import HOST_SMS
 from dgl_mgpu.placement import HOST, Tier
@@ -52,7 +49,7 @@ _HOPELESS = 1.25
 #: How long a measurement lasts, and how many calls it takes at most.
 _WINDOW_SECONDS, _MOST_CALLS = 4e-3, 16
 #: Of the file; a higher number when kernels have changed and older measurements no longer hold.
-_FORMAT = 1
+FOUND = Findings("multiprocessors.json", 1, int)
 
 
 class Meter(Protocol):
@@ -147,7 +144,7 @@ def calibrate(
         By default the GPU's own clock.
     cached : bool
         Whether to use what was found before on such a machine, and to keep what is found
-        (:func:`cache_file`).
+        (`FOUND`).
 
     Raises
     ------
@@ -170,7 +167,7 @@ def calibrate(
     if clock is None:
         clock = ranks.together(_ASKED, lambda: CudaMeter(store.device))
     machine, num_sms = ranks.from_first(_ASKED, lambda: (clock.machine, clock.num_sms))
-    known = ranks.from_first(_ASKED, lambda: _kept() if cached else {})
+    known = ranks.from_first(_ASKED, lambda: FOUND.read() if cached else {})
     found: dict[str, int] = {}
     for name, table in store.tables.items():
         chosen = {"sms": 0, "host_sms": HOST_SMS}
@@ -181,7 +178,7 @@ def calibrate(
             chosen[what] = known[key]
         table.use_sms(**chosen)
     if found and cached:
-        ranks.from_first(_ASKED, lambda: _keep(found))
+        ranks.from_first(_ASKED, lambda: FOUND.keep(found))
     # What was gathered and sampled is not needed any more.
     store.gpu.runtime.trim()
 
@@ -358,32 +355,3 @@ def _shares(reads: _Reads) -> str:
 def _power_of_two(number: int) -> int:
     """The smallest that is no less."""
     return 1 << (number - 1).bit_length()
-
-
-def cache_file() -> Path:
-    """Where what was measured is kept, for all machines that share the folder."""
-    folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
-    return folder / "dgl_mgpu" / "multiprocessors.json"
-
-
-def _kept() -> dict[str, int]:
-    """What was found before; nothing where the file is missing, damaged or of another format."""
-    try:
-        kept = json.loads(cache_file().read_text())
-        found = kept["found"] if kept["format"] == _FORMAT else {}
-        return {key: sms for key, sms in found.items() if type(sms) is int}
-    except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
-        return {}
-
-
-def _keep(found: dict[str, int]) -> None:
-    """Keep what was found, beside what others have found meanwhile."""
-    try:
-        path = cache_file()
-        path.parent.mkdir(parents=True, exist_ok=True)
-        whole = {"format": _FORMAT, "found": {**_kept(), **found}}
-        written = path.with_name(f"{path.name}.{os.getpid()}")
-        written.write_text(json.dumps(whole, indent=1) + "\n")
-        written.replace(path)
-    except (OSError, RuntimeError) as error:
-        warnings.warn(f"what was measured is not kept for the next time: {error}", stacklevel=2)

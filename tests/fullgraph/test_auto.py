@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.fullgraph.exchange import auto, kept
+from dgl_mgpu.fullgraph.exchange import auto
 from dgl_mgpu.fullgraph.exchange.auto import Auto, Case
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.cost import Load, Model, Rates
@@ -545,7 +545,7 @@ def _round_trip(folder: str) -> None:
         rounds, _ = _auto(moved, _prefer(HALF), cached=True)
         assert _until_found(rounds, z) == HALF
         dist.barrier()
-        assert len(kept.read()) == 4
+        assert len(auto.FOUND.read()) == 4
 
     _in_folder(folder, check)
 
@@ -564,13 +564,13 @@ def _rewrites(folder: str, damage: str) -> None:
         assert _until_found(first, x) == WHOLE
         dist.barrier()
         if whole.rank == 0:
-            text = kept.cache_file().read_text()
-            kept.cache_file().write_text(_DAMAGES[damage](json.loads(text)))
+            text = auto.FOUND.path.read_text()
+            auto.FOUND.path.write_text(_DAMAGES[damage](json.loads(text)))
         dist.barrier()
         again, _ = _auto(whole, _prefer(HALF), cached=True)
         assert _until_found(again, x) == HALF
         dist.barrier()
-        assert list(kept.read().values()) == ["halo in 2"]
+        assert list(auto.FOUND.read().values()) == ["halo in 2"]
 
     _in_folder(folder, check)
 
@@ -600,13 +600,13 @@ def test_a_folder_that_cannot_be_written_is_no_error(tmp_path, monkeypatch):
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="not kept"):
-        kept.write({"case": "broadcast"})
-    assert kept.read() == {}
+        auto.FOUND.keep({"case": "broadcast"})
+    assert auto.FOUND.read() == {}
 
 
 def test_what_others_found_is_left(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    kept.write({"one": "broadcast"})
-    kept.write({"other": "halo in 2"})
-    assert kept.read() == {"one": "broadcast", "other": "halo in 2"}
-    assert kept.cache_file() == Path(tmp_path) / "dgl_mgpu" / "exchanges.json"
+    auto.FOUND.keep({"one": "broadcast"})
+    auto.FOUND.keep({"other": "halo in 2"})
+    assert auto.FOUND.read() == {"one": "broadcast", "other": "halo in 2"}
+    assert auto.FOUND.path == Path(tmp_path) / "dgl_mgpu" / "exchanges.json"

@@ -19,7 +19,7 @@ from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.ops.view import HOST_SMS
 from dgl_mgpu.placement import order_by_hotness
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, TopologySource, build, calibration, cuda
-from dgl_mgpu.store.calibration import cache_file, calibrate
+from dgl_mgpu.store.calibration import FOUND, calibrate
 from dgl_mgpu.store.cuda import CudaRuntime
 from dgl_mgpu.store.planning import StoreOptions
 from dgl_mgpu.training.launch import launch
@@ -202,7 +202,7 @@ def test_nothing_is_measured_on_small_tables(monkeypatch) -> None:
     model = Model()
     calibrate(store, OPTIONS, Ranks(), model)
     assert model.calls == [] and used(store) == [0, HOST_SMS, 0]
-    assert not cache_file().exists()
+    assert not FOUND.path.exists()
     # 160 kB in GPUs and 128 kB in host memory.
     monkeypatch.setattr(calibration, "SMALLEST_BYTES", 140_000)
     calibrate(store, OPTIONS, Ranks(), model)
@@ -238,7 +238,7 @@ def test_what_was_found_is_used_again() -> None:
 def test_another_machine_or_another_use_is_measured_anew(what) -> None:
     store, _ = build_store(Ranks())
     calibrate(store, OPTIONS, Ranks(), Model())
-    text = cache_file().read_text()
+    text = FOUND.path.read_text()
     options, slow = OPTIONS, {kind: lambda sms: 1 / sms for kind in TIMES}
     model = Model(slow, "other" if what == "machine" else "fake")
     if what == "links":
@@ -254,7 +254,7 @@ def test_another_machine_or_another_use_is_measured_anew(what) -> None:
     measured = {kind for kind, tried in model.counts().items() if tried}
     assert measured == {"batch_size": {"sample"}, "shares": {"sample"}}.get(what, set(TIMES))
     assert used(store)[2] == 0
-    kept, before = json.loads(cache_file().read_text())["found"], json.loads(text)["found"]
+    kept, before = json.loads(FOUND.path.read_text())["found"], json.loads(text)["found"]
     assert before.items() < kept.items()  # beside what was there
 
 
@@ -276,13 +276,13 @@ def test_another_machine_or_another_use_is_measured_anew(what) -> None:
 def test_a_damaged_or_older_file_is_made_anew(damage) -> None:
     store, _ = build_store(Ranks())
     calibrate(store, OPTIONS, Ranks(), Model())
-    text = cache_file().read_text()
-    cache_file().write_text(damage(json.loads(text)))
+    text = FOUND.path.read_text()
+    FOUND.path.write_text(damage(json.loads(text)))
     model = Model()
     calibrate(store, OPTIONS, Ranks(), model)
     assert model.calls and used(store) == [16, 4, 49]
-    assert cache_file().read_text() == text
-    assert [path.name for path in cache_file().parent.iterdir()] == [cache_file().name]
+    assert FOUND.path.read_text() == text
+    assert [path.name for path in FOUND.path.parent.iterdir()] == [FOUND.path.name]
 
 
 def test_a_folder_that_takes_no_file_is_told(tmp_path, monkeypatch) -> None:
@@ -297,7 +297,7 @@ def test_a_folder_that_takes_no_file_is_told(tmp_path, monkeypatch) -> None:
 def test_the_file_is_in_the_users_cache(monkeypatch) -> None:
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/home/her")
-    assert Path("/home/her/.cache/dgl_mgpu") in cache_file().parents
+    assert Path("/home/her/.cache/dgl_mgpu") in FOUND.path.parents
 
 
 @pytest.mark.parametrize(
@@ -348,7 +348,7 @@ def _agrees(folder: str) -> None:
     calibrate(store, OPTIONS if ranks.rank == 0 else other, ranks, Model(times))
     assert used(store) == [33, 4, 49]
     assert ranks.all_gather(used(store)) == [used(store)] * ranks.size
-    kept = cache_file().read_text()
+    kept = FOUND.path.read_text()
     assert "2 x fake" in kept
 
     class Breaks(Model):
@@ -359,7 +359,7 @@ def _agrees(folder: str) -> None:
 
     with pytest.raises(RankFailedError if ranks.rank == 0 else RuntimeError, match="off the bus"):
         calibrate(store, OPTIONS, ranks, Breaks(machine="broken"))
-    assert cache_file().read_text() == kept
+    assert FOUND.path.read_text() == kept
     ranks.together("go on", lambda: None)
     store.close()
 
@@ -409,7 +409,7 @@ def test_on_a_gpu(monkeypatch, tmp_path) -> None:
     view = store.tables["rows"].view
     num_sms = torch.cuda.get_device_properties(store.device).multi_processor_count
     assert 0 <= view.sms < num_sms and 0 < view.host_sms < num_sms
-    found = json.loads(cache_file().read_text())["found"]
+    found = json.loads(FOUND.path.read_text())["found"]
     assert list(found.values()) == [view.sms, view.host_sms]
     assert all(torch.cuda.get_device_name() in key for key in found)
     ids = torch.randint(num_rows, (100_000,), device=store.device)

@@ -15,8 +15,8 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu.findings import Findings
 from dgl_mgpu.fullgraph.clock import StageClock
-from dgl_mgpu.fullgraph.exchange import kept
 from dgl_mgpu.fullgraph.exchange.cost import Load, Model, Rates
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds
 from dgl_mgpu.fullgraph.exchange.search import Search, search
@@ -28,6 +28,8 @@ from dgl_mgpu.store import Ranks
 #: Ways that are estimated to take so many times as long as the fastest are not tried.
 _WORTH_TRYING = 1.5
 _ASKED = "choose how to exchange rows"
+#: Which way was the fastest.
+FOUND = Findings("exchanges.json", 1, str)
 
 
 class Case(NamedTuple):
@@ -107,7 +109,7 @@ class Auto(Rounds):
     it is found: ways differ in the order of additions.  A way that is named gives the same bits
     always.
 
-    What was found is kept in a file (`kept.cache_file`) for the same graph, partitioned the same
+    What was found is kept in a file (`FOUND`) for the same graph, partitioned the same
     way, on such a machine.
 
     Parameters
@@ -145,7 +147,7 @@ class Auto(Rounds):
         rates = self._ranks.from_first(_ASKED, lambda: Rates.of_this_machine(self._device))
         self.model = Model(loads, rates, ways.part.relation.idtype.itemsize)
         self._about = f"{_graph(loads)}; {_machine(self._ranks, self._device)}"
-        self._known = self._ranks.from_first(_ASKED, kept.read) if cached else {}
+        self._known = self._ranks.from_first(_ASKED, FOUND.read) if cached else {}
 
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
         return self._ways[self._ways.default].columns()
@@ -239,7 +241,7 @@ class Auto(Rounds):
             self.found[case] = fastest
             del self._trials[case]
             if self._cached and self._ranks.rank == 0:
-                kept.write({self._key(case): str(fastest)})
+                FOUND.keep({self._key(case): str(fastest)})
         tried_now = (other.way for other in self._trials.values())
         self._ways.keep({*self.found.values(), *tried_now})
 
