@@ -290,6 +290,26 @@ __global__ void __launch_bounds__(kThreads) gather_cast(Request<Seed, Position> 
   gather_all<Cast<Stored, Wanted, kElements>, kUnroll>(asked);
 }
 
+// Rows of a tensor, those with the numbers `ids`, one after the other.
+template <typename Seed, typename Vector, int kUnroll>
+__global__ void __launch_bounds__(kThreads)
+    pick(char* out, const char* table, const Seed* ids, int64 count, int64 row_bytes, int64 slots,
+         int64 warp_rows) {
+  const int vectors = static_cast<int>(slots);
+  const RowShape shape{row_bytes, vectors, slots * static_cast<int64>(sizeof(Vector)) != row_bytes,
+                       0xffffffffu / vectors + 1};
+  const int lane = threadIdx.x % 32;
+  const int64 warp = static_cast<int64>(blockIdx.x) * (kThreads / 32) + threadIdx.x / 32;
+  const int64 warps = static_cast<int64>(gridDim.x) * (kThreads / 32);
+  for (int64 start = warp * warp_rows; start < count; start += warps * warp_rows) {
+    const int rows = static_cast<int>(min(count - start, warp_rows));
+    const int64 mine = start + min(lane, rows - 1);
+    const char* source = table + static_cast<int64>(ids[mine]) * row_bytes;
+    copy_rows<Copy<Vector>, kUnroll>(reinterpret_cast<int64>(source),
+                                     reinterpret_cast<int64>(out + mine * row_bytes), rows, shape);
+  }
+}
+
 // How many rows of each segment are asked for, added to `counts`.
 template <typename Seed, typename Position>
 __global__ void __launch_bounds__(kThreads)

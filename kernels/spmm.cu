@@ -1,14 +1,16 @@
 // Generalised sparse-dense product: the contract stands in dgl_mgpu/ops/spmm/op.py.
 //
 // Each warp takes an equal share of the path through rows and entries (Merrill and Garland's merge
-// path, SC'16), so that neither hubs nor rows without entries keep others waiting. What a share has
-// of a row that reaches beyond it goes to a buffer, and a second kernel joins those parts in
-// order: sums have the same bits each time.
+// path, SC'16), so that neither hubs nor rows without entries keep others waiting. A row that ends
+// in the share behind the one that it begins in is done by that warp nevertheless: else, where
+// shares are as short as rows, most rows would be in parts. What a share has of a longer row goes
+// to a buffer, and a second kernel joins those parts in order: sums have the same bits each time.
 //
 // Inside a share, `kLanes` lanes hold a row's columns of one tile, and the other lanes of the warp
 // read other entries at the same time. Rows of features are read a chunk of entries at a time,
 // before anything is done with them and whichever rows they belong to: what bounds this kernel is
 // how many of these reads are under way.
+#include "join.cuh"
 #include "spmm.cuh"
 
 namespace dgl_mgpu {
@@ -20,8 +22,6 @@ constexpr int kWarps = kThreads / 32;
 constexpr int kBlocks = 3;
 constexpr int kMostReads = 16;
 constexpr int kMostReadBytes = 128;
-// Rows of more parts are joined by all warps of a block.
-constexpr int64 kFewParts = 64;
 
 // A power of two, so that chunks fill 32 entries.
 template <int kLanes, int kBytes>
@@ -123,7 +123,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
   if (tile >= product.layout.tiles) return;
 
   // From here on rows and entries are counted from the share's first.
-  const Share whole = share_at(product.indptr, product.num_rows, share, product.share_length);
+  const Share whole = with_whole_rows(
+      share_at(product.indptr, product.num_rows, share, product.share_length), product.indptr,
+      share, product.share_length);
   const int64 first_row = whole.first_row, first_entry = whole.first_entry;
   const int rows = whole.rows, count = whole.count;
 
@@ -158,7 +160,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
       product.parts[at + i] = partial[i].value;
       if constexpr (Reduction::kChooses) {
         const uint32 entry = partial[i].entry;
-        product.part_entries[at + i] = entry == kNoEntry ? kNoEntry : entry + row;
+        product.part_entries[at + i] = entry == kNoEntry ? kNoEntry : entry + row + whole.skipped;
       }
     }
   };
@@ -254,71 +256,18 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
   if (tile == 0 && lane == 0) product.open_rows[share] = has_tail ? first_row + rows : -1;
 }
 
-// Rows that reach beyond the share they begin in: a warp for each, a block where parts are many.
+// Rows that reach beyond the share they begin in.
 template <typename Id, typename Element, typename Reduction>
 __global__ void __launch_bounds__(kThreads) join_parts(Product<Id, Element> product) {
   using Number = typename Computed<Element>::Type;
-  using Whole = Partial<Reduction, Number, uint64>;
-  __shared__ Number values[kWarps][32];
-  __shared__ uint64 entries[kWarps][32];
-  __shared__ int64 lasts[kWarps];
-  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
-
-  // A row's parts in the shares [from, last], every `step`th, of which `first` is where it begins.
-  const auto joined = [&](int64 row, int64 first, int64 from, int64 last, int64 step,
-                          int64 column) {
-    Whole whole;
-#pragma unroll 8
-    for (int64 share = from; share <= last; share += step) {
-      const int64 at = (2 * share + (share == first)) * product.layout.width + column;
-      Whole part;
-      part.value = product.parts[at];
-      if constexpr (Reduction::kChooses) {
-        const uint32 entry = product.part_entries[at];
-        if (entry != kNoEntry) part.entry = share * product.share_length + entry - row;
-      }
-      whole.Merge(part);
-    }
-    return whole;
+  const Parts<Reduction, Number> parts{product.parts, product.part_entries, product.layout.width,
+                                       product.share_length};
+  const auto last_of = [&](int64 row) { return product.EndOf(row) / product.share_length; };
+  const auto write = [&](int64 row, int64 column, const auto& whole) {
+    const Partial<Reduction, Number, uint64> found[1] = {whole};
+    product.Write(row, column, found, 0);
   };
-
-  const int64 mine = static_cast<int64>(blockIdx.x) * kWarps + warp;
-  const int64 row = mine < product.num_shares ? product.open_rows[mine] : -1;
-  const int64 last = row < 0 ? -1 : product.EndOf(row) / product.share_length;
-  if (row >= 0 && last - mine < kFewParts) {
-    for (int64 column = lane; column < product.layout.width; column += 32) {
-      const Whole whole[1] = {joined(row, mine, mine, last, 1, column)};
-      product.Write(row, column, whole, 0);
-    }
-  }
-
-  if (lane == 0) lasts[warp] = last;
-  __syncthreads();
-  for (int i = 0; i < kWarps; ++i) {
-    const int64 first = static_cast<int64>(blockIdx.x) * kWarps + i;
-    if (lasts[i] - first < kFewParts) continue;
-    const int64 long_row = product.open_rows[first];
-    for (int64 columns = 0; columns < product.layout.width; columns += 32) {
-      const int64 column = columns + lane;
-      if (column < product.layout.width) {
-        const Whole some = joined(long_row, first, first + warp, lasts[i], kWarps, column);
-        values[warp][lane] = some.value;
-        entries[warp][lane] = some.entry;
-      }
-      __syncthreads();
-      if (warp == 0 && column < product.layout.width) {
-        Whole whole[1];
-        for (int from = 0; from < kWarps; ++from) {
-          Whole some;
-          some.value = values[from][lane];
-          some.entry = entries[from][lane];
-          whole[0].Merge(some);
-        }
-        product.Write(long_row, column, whole, 0);
-      }
-      __syncthreads();
-    }
-  }
+  join_open_rows<kThreads>(parts, product.open_rows, product.num_shares, last_of, write);
 }
 
 }  // namespace dgl_mgpu

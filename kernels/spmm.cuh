@@ -266,6 +266,7 @@ struct Share {
   int count;
   bool has_head;  // begins inside a row
   bool has_open;  // ends inside a row
+  int skipped;    // places on the path that it leaves to the share before it
 };
 
 // All lanes of a warp ask together.
@@ -285,7 +286,34 @@ __device__ __forceinline__ Share share_at(const Id* indptr, int64 num_rows, int6
   const auto start_of = [&](int64 row) { return row + indptr[row]; };
   found.has_head = found.first_row < num_rows && start_of(found.first_row) < begin;
   found.has_open = last_row < num_rows && start_of(last_row) < end;
+  found.skipped = 0;
   return found;
+}
+
+// A share that also has the rest of a row that begins in it and ends in the next one, and leaves
+// the like to the share before it: only rows that reach farther are in parts.
+template <typename Id>
+__device__ __forceinline__ Share with_whole_rows(Share share, const Id* indptr, int64 number,
+                                                 int64 share_length) {
+  const int64 begin = number * share_length, end = begin + share_length;
+  const int64 open_row = share.first_row + share.rows;
+  if (share.has_open && open_row + indptr[open_row] >= begin &&
+      open_row + indptr[open_row + 1] < end + share_length) {
+    share.count = static_cast<int>(indptr[open_row + 1] - share.first_entry);
+    share.rows += 1;
+    share.has_open = false;
+  }
+  if (share.has_head && share.rows > 0 &&
+      share.first_row + indptr[share.first_row] >= begin - share_length) {
+    const int entries = static_cast<int>(indptr[share.first_row + 1] - share.first_entry);
+    share.first_row += 1;
+    share.first_entry += entries;
+    share.rows -= 1;
+    share.count -= entries;
+    share.has_head = false;
+    share.skipped = entries + 1;
+  }
+  return share;
 }
 
 }  // namespace dgl_mgpu

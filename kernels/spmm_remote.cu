@@ -10,12 +10,12 @@
 // `kLanes` lanes hold a row's columns of one tile, and the other lanes of the warp read other
 // entries at the same time. A lane reads back what it has copied itself, so that nobody waits for
 // other lanes.
+#include "join.cuh"
 #include "spmm.cuh"
 
 namespace dgl_mgpu {
 
 constexpr int kThreads = 256;
-constexpr int kWarpsOfJoin = kThreads / 32;
 // Copies of a lane that are under way at once: 16 warps' fill 48 KiB, weights in double with them.
 constexpr int kCopies = 4;
 // Reads of local rows that are.
@@ -328,22 +328,16 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentWarps / kWarps)
   if (tile == 0 && lane == 0) sum.open_rows[run] = has_tail ? row : -1;
 }
 
-// Rows that reach beyond the run they begin in: a warp for each.
+// Rows that reach beyond the run they begin in.
 template <typename Id, typename Element>
 __global__ void __launch_bounds__(kThreads) join_remote_parts(RemoteSum<Id, Element> sum) {
-  const int lane = threadIdx.x % 32;
-  const int64 run = static_cast<int64>(blockIdx.x) * kWarpsOfJoin + threadIdx.x / 32;
-  const int64 row = run < sum.num_runs ? sum.open_rows[run] : -1;
-  if (row < 0) return;
-  const int64 last = (sum.pairs[row + 1] - 1) / sum.run_length;
-  for (int64 column = lane; column < sum.width; column += 32) {
-    auto total = sum.parts[(2 * run + 1) * sum.width + column];
-#pragma unroll 8
-    for (int64 other = run + 1; other <= last; ++other) {
-      total += sum.parts[2 * other * sum.width + column];
-    }
-    store(total, sum.out + row * sum.width + column);
-  }
+  using Number = typename Computed<Element>::Type;
+  const Parts<Total, Number> parts{sum.parts, nullptr, sum.width, sum.run_length};
+  const auto last_of = [&](int64 row) { return (sum.pairs[row + 1] - 1) / sum.run_length; };
+  const auto write = [&](int64 row, int64 column, const auto& whole) {
+    store(whole.value, sum.out + row * sum.width + column);
+  };
+  join_open_rows<kThreads>(parts, sum.open_rows, sum.num_runs, last_of, write);
 }
 
 }  // namespace dgl_mgpu

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dgl_mgpu.ops.blocks import PaddedBlock, SampledBlock, sample_blocks, sample_padded_blocks
 from dgl_mgpu.ops.edge_softmax import edge_softmax, edge_softmax_backward
 from dgl_mgpu.ops.etype_blocks import BlockEdges, EtypeBlock, sample_etype_blocks
-from dgl_mgpu.ops.gather import count_tiers, gather_rows
+from dgl_mgpu.ops.gather import count_tiers, gather_rows, pick_rows
 from dgl_mgpu.ops.negative import NegativeEdges, negative_destinations, negative_edges
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample import SampledNeighbors, sample_etype_neighbors, sample_neighbors
@@ -47,6 +47,7 @@ __all__ = [
     "gather_rows",
     "negative_destinations",
     "negative_edges",
+    "pick_rows",
     "pinsage_neighbors",
     "random_walk",
     "sample_blocks",

@@ -87,6 +87,9 @@ class Driver(Protocol):
     def num_sms(self, device: torch.device) -> int:
         """Multiprocessors of a device."""
 
+    def cache_bytes(self, device: torch.device) -> int:
+        """Size of the cache that its multiprocessors share."""
+
     def current_stream(self, device: torch.device) -> int:
         """Address of the device's current stream."""
 
@@ -254,6 +257,10 @@ class _CuPyDriver:
     @functools.cache  # noqa: B019  (there is one driver)
     def num_sms(self, device: torch.device) -> int:
         return torch.cuda.get_device_properties(device).multi_processor_count
+
+    @functools.cache  # noqa: B019  (there is one driver)
+    def cache_bytes(self, device: torch.device) -> int:
+        return torch.cuda.get_device_properties(device).L2_cache_size
 
     def current_stream(self, device: torch.device) -> int:
         # What torch.cuda.current_stream() asks, without making an object of it.

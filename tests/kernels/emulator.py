@@ -45,6 +45,7 @@ _MAX_THREADS = 1024
 _RUBBISH = -0x3232323232323233  # 0xCD… as emulation.h fills shared memory
 #: A launch takes over the process's signals for wild addresses.
 _LAUNCHING = threading.Lock()
+_CACHE_BYTES = 1 << 14
 _NUM_SMS = 2
 _BLOCKS_PER_SM = 2
 
@@ -132,6 +133,10 @@ class EmulatedDriver:
     def num_sms(self, device: torch.device) -> int:
         """Multiprocessors."""
         return _NUM_SMS
+
+    def cache_bytes(self, device: torch.device) -> int:
+        """Few enough that some tests' rows do not fit."""
+        return _CACHE_BYTES
 
     def current_stream(self, device: torch.device) -> int:
         """The only one."""

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.ops import count_tiers, device, gather_rows
-from dgl_mgpu.ops.gather import cuda
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.ops import count_tiers, device, gather_rows, pick_rows
+from dgl_mgpu.ops.gather import cuda, pick
 from dgl_mgpu.ops.gather.op import CASTS_FROM, CASTS_TO
 from tests.kernels.cuda_views import on_device
 from tests.ops.test_gather import assert_same_values, every_value, some_ids, table
@@ -220,3 +220,38 @@ def test_count_tiers(where):
             ids.to(where), there.tiers, there.pointers, there.position, there.num_rows
         )
         assert torch.equal(counts.cpu(), count_tiers(view, ids))
+
+
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("shape", [(), (3,), (16,), (33,), (5, 2), (0,), (20000,)])
+def test_rows_of_a_tensor(where, monkeypatch, shape, id_dtype):
+    if where.type == "cpu":
+        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", pick._pick_rows)
+    for dtype in (torch.float32, torch.bfloat16, torch.uint8):
+        rows = table(103, *shape).to(dtype).to(where)
+        for count in (0, 1, 31, 1000):
+            ids = some_ids(count, len(rows), id_dtype).to(where)
+            out = torch.full((count, *shape), 77, device=where).to(dtype)
+            pick_rows(rows, ids, out)
+            assert torch.equal(out, rows[ids.long()])
+
+
+def test_rows_of_a_tensor_out_of_any_alignment(where, monkeypatch):
+    if where.type == "cpu":
+        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", pick._pick_rows)
+    buffer = table(51 * 8, dtype=torch.uint8).to(where)
+    ids = some_ids(40, 50).to(where)
+    for offset in (0, 1, 2, 4):
+        rows = buffer[offset : offset + 400].view(50, 8)
+        room = torch.zeros(330, dtype=torch.uint8, device=where)
+        out = room[offset : offset + 320].view(40, 8)
+        pick_rows(rows, ids, out)
+        assert torch.equal(out, rows[ids])
+        assert not room[:offset].any() and not room[offset + 320 :].any()
+
+
+def test_rows_are_picked_into_rows_like_them():
+    rows, ids = table(5, 3), torch.tensor([1, 2])
+    for out in (rows.new_empty(2, 4), rows.new_empty(2, 3).double(), rows.new_empty(3, 2).t()):
+        with pytest.raises(InvalidInputError, match="pick 2 rows"):
+            pick_rows(rows, ids, out)

@@ -14,12 +14,12 @@ from dgl_mgpu.ops.gather import op  # noqa: F401  (defines the schemas)
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.view import HOST_SMS
 
-_THREADS = 256
-_WARPS = _THREADS // 32
+THREADS = 256
+_WARPS = THREADS // 32
 #: Bytes that memory, links and caches move at a time.
 _LINE = 128
 #: Loads that a lane has under way at once.
-_UNROLL = 8
+UNROLL = 8
 #: Rows that it is worth to look for those in host memory among, and to read these in order; and
 #: more than a list of them can number.
 _LISTED_ROWS, _TOO_MANY_ROWS = 1 << 12, 1 << 31
@@ -29,7 +29,7 @@ _BUCKETS = 1 << 17
 _LOOKUPS = 4
 #: ``HostRows`` where rows are not listed.
 _NO_HOST_ROWS: tuple[Any, ...] = (-1, 0, None, None, None, None)
-_VECTORS = {
+VECTORS = {
     16: "dgl_mgpu::Vector16",
     8: "dgl_mgpu::uint64",
     4: "dgl_mgpu::uint32",
@@ -68,10 +68,10 @@ def _gather_kernel(
 ) -> Kernel:
     """The kernel that reads ``vector`` bytes at a time."""
     if stored is None:
-        return _kernel("gather", seed, position, _VECTORS[vector], str(_UNROLL))
+        return _kernel("gather", seed, position, VECTORS[vector], str(UNROLL))
     elements = vector // stored.itemsize
     types = (_ELEMENTS[stored], _ELEMENTS[wanted])
-    return _kernel("gather_cast", seed, position, *types, str(elements), str(_UNROLL))
+    return _kernel("gather_cast", seed, position, *types, str(elements), str(UNROLL))
 
 
 @torch.library.impl(library, "gather_rows", "CUDA")
@@ -99,14 +99,14 @@ def _gather_rows(
     row_bytes = elements * (stored or out.dtype).itemsize
     vector = _vector(out, elements, stored)
     kernel = _gather_kernel(ids.dtype, position_type(position), stored, out.dtype, vector)
-    blocks, warp_rows = _shape(kernel, count, where, sms)
+    blocks, warp_rows = launch_shape(kernel, count, where, sms)
     host_blocks, host_rows = 0, _NO_HOST_ROWS
     # Rows on disk lie behind those in host memory: with them these are read as they come.
     listed = 0 <= host_start < num_rows and tags is None
     listed = listed and _LISTED_ROWS <= count < _TOO_MANY_ROWS
     if listed:
         host_rows = _host_rows(count, host_start, num_rows, where)
-        host_blocks = min(blocks, device.blocks_within(kernel, _THREADS, count, where, host_sms))
+        host_blocks = min(blocks, device.blocks_within(kernel, THREADS, count, where, host_sms))
         if host_start == 0:  # nobody has anything else to read
             blocks = host_blocks
         else:
@@ -123,7 +123,7 @@ def _gather_rows(
         position_pointer(position),
         num_rows,
         row_bytes,
-        _slots(row_bytes, vector),
+        row_slots(row_bytes, vector),
         warp_rows,
         *host_rows,
         host_blocks,
@@ -136,12 +136,12 @@ def _gather_rows(
     if listed:
         types = (ids.dtype, position_type(position))
         counter, lister = _kernel("count_host_rows", *types), _kernel("list_host_rows", *types)
-        wanted = -(-count // (_LOOKUPS * _THREADS))
-        some = device.blocks_within(lister, _THREADS, wanted, where, sms)
-        counter(some, _THREADS, request, device=where)
+        wanted = -(-count // (_LOOKUPS * THREADS))
+        some = device.blocks_within(lister, THREADS, wanted, where, sms)
+        counter(some, THREADS, request, device=where)
         host_rows[2].cumsum_(0)
-        lister(some, _THREADS, request, device=where)
-    kernel(blocks, _THREADS, request, device=where)
+        lister(some, THREADS, request, device=where)
+    kernel(blocks, THREADS, request, device=where)
 
 
 def _host_rows(count: int, start: int, num_rows: int, where: torch.device) -> tuple[Any, ...]:
@@ -165,7 +165,7 @@ def _vector(out: torch.Tensor, elements: int, stored: torch.dtype | None) -> int
     return together * stored.itemsize
 
 
-def _slots(row_bytes: int, vector: int) -> int:
+def row_slots(row_bytes: int, vector: int) -> int:
     """Vectors of a row, and of the lines it lies in if those are not its own."""
     if row_bytes <= _LINE or row_bytes % _LINE == 0:
         return row_bytes // vector
@@ -173,9 +173,9 @@ def _slots(row_bytes: int, vector: int) -> int:
     return lines * _LINE // vector
 
 
-def _shape(kernel: Kernel, count: int, where: torch.device, sms: int) -> tuple[int, int]:
+def launch_shape(kernel: Kernel, count: int, where: torch.device, sms: int) -> tuple[int, int]:
     """Blocks, and rows for a warp at a time: fewer where that keeps more warps busy."""
-    most = device.blocks_within(kernel, _THREADS, count, where, sms)
+    most = device.blocks_within(kernel, THREADS, count, where, sms)
     warp_rows = min(32, max(1, count // (most * _WARPS)))
     return max(1, min(most, -(-count // (warp_rows * _WARPS)))), warp_rows
 
@@ -191,10 +191,10 @@ def _count_tiers(
     where, count = ids.device, ids.numel()
     counts = torch.zeros(pointers.shape[0], dtype=torch.int64, device=where)
     kernel = _kernel("count_tiers", ids.dtype, position_type(position))
-    blocks = device.blocks_within(kernel, _THREADS, -(-count // (4 * _THREADS)), where)
+    blocks = device.blocks_within(kernel, THREADS, -(-count // (4 * THREADS)), where)
     kernel(
         blocks if count else 0,
-        _THREADS,
+        THREADS,
         ids,
         count,
         tiers,

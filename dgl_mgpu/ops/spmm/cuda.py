@@ -11,7 +11,17 @@ from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import cuda_kernel
 from dgl_mgpu.ops.spmm import op as contract
-from dgl_mgpu.ops.spmm.layout import ELEMENTS, VECTOR_BYTES, Layout, expanded, make_layout, shares
+from dgl_mgpu.ops.spmm.layout import (
+    ELEMENTS,
+    VECTOR_BYTES,
+    Layout,
+    expanded,
+    joining_blocks,
+    lanes_in_cache,
+    make_layout,
+    shares,
+    shares_in_room,
+)
 
 _THREADS = 256
 _WARPS = _THREADS // 32
@@ -84,6 +94,8 @@ def _multiply(
     left, left_ids, left_choice = (e, eids, arg_e) if u is None else (u, indices, arg_u)
     right, right_ids, right_choice = (None, None, None) if u is None else (e, eids, arg_e)
     assert left is not None  # as the public function has seen to
+    where = indptr.device
+    lanes, in_cache = lanes_in_cache(u)
     plan = _plan(
         op,
         reduction,
@@ -94,21 +106,22 @@ def _multiply(
         None if right is None else right.shape[1:],
         left.data_ptr() % VECTOR_BYTES,
         0 if right is None else right.data_ptr() % VECTOR_BYTES,
+        lanes,
     )
     layout = plan.layout
     if layout.expand:
         left = expanded(left, shape)
         right = None if right is None else expanded(right, shape)
-    where, num_rows = indptr.device, indptr.shape[0] - 1
+    num_rows = indptr.shape[0] - 1
     entries = left if left_ids is None else left_ids
     length, row_bytes = num_rows + entries.shape[0], layout.width * left.element_size()
-    share, num_shares = shares(length, row_bytes, where)
     # Of a share two parts of rows and the row that it ends in.
     number = 8 if left.dtype == torch.float64 else 4
+    share_bytes = 8 + 2 * layout.width * (number + 4 * chooses)
+    most = shares_in_room(share_bytes, num_rows * row_bytes)
+    share, num_shares = shares(length, row_bytes, where, in_cache, most)
     parts = 2 * num_shares * layout.width
-    room = torch.empty(
-        num_shares * 8 + parts * (number + 4 * chooses), dtype=torch.uint8, device=where
-    )
+    room = torch.empty(num_shares * share_bytes, dtype=torch.uint8, device=where)
     open_rows = room.data_ptr()
     part_values = open_rows + 8 * num_shares
     request = device.struct(
@@ -129,7 +142,8 @@ def _multiply(
         then=layout.numbers,
     )
     plan.product(-(-num_shares * layout.tiles // _WARPS), _THREADS, request, device=where)
-    plan.join(-(-num_shares // _WARPS) if num_shares > 1 else 0, _THREADS, request, device=where)
+    blocks = joining_blocks(num_shares, layout.width, _THREADS)
+    plan.join(blocks, _THREADS, request, device=where)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -143,8 +157,11 @@ def _plan(
     right_shape: tuple[int, ...] | None,
     left_offset: int,
     right_offset: int,
+    most_lanes: int,
 ) -> _Plan:
-    layout = make_layout(dtype, shape, left_shape, right_shape, left_offset, right_offset)
+    layout = make_layout(
+        dtype, shape, left_shape, right_shape, left_offset, right_offset, most_lanes
+    )
     ids, element = c_type(id_dtype), ELEMENTS[dtype]
     kinds = (_OPERATIONS.get(op, "Copy"), layout.left, layout.right, reduction)
     names = ", ".join(f"dgl_mgpu::{kind}" for kind in kinds)

@@ -17,8 +17,17 @@ _SHORTEST_SHARE = 64
 #: neighbours lie near each other, the rows that are read at one time stay in the cache. The wider
 #: rows are, the fewer of them fit: so many warps for each of their bytes.
 _FEWEST_WARPS, _MOST_WARPS, _WARPS_PER_BYTE = 1024, 2048, 4
-#: Lanes for the columns of a row: more columns are done by other warps, later.
-_MOST_LANES = 32
+#: Where the cache has all rows anyway.
+_WARPS_IN_CACHE = 256
+#: Bytes for what shares have of rows: at most, and if that is more, this share of the result's.
+_ROOM, _ROOM_OF_RESULT = 64 << 20, 0.25
+#: Lanes for the columns of a row: more columns are done by other warps, later.  Fewer where the
+#: columns of all rows that are read then stay in the cache, and lines of it are still read whole.
+_MOST_LANES, _FEWEST_LANES = 32, 8
+#: Share of the cache that rows are sure to find room in.
+_OF_CACHE = 0.75
+#: How many times there are blocks to join all shares' parts of rows, each for other columns.
+_MOST_TURNS = 8
 #: Most dimensions of an output's row, where neighbours that the same operands have are one.
 _DIMENSIONS = 4
 #: Bytes of the largest vector that is read.
@@ -69,6 +78,7 @@ def make_layout(
     right_shape: tuple[int, ...] | None,
     left_offset: int,
     right_offset: int,
+    most_lanes: int = _MOST_LANES,
 ) -> Layout:
     """The layout of a product of rows of these shapes, None where there is no right operand.
 
@@ -95,7 +105,7 @@ def make_layout(
         right = "Absent"
     elif entry_scalar:
         right = "EntryScalar"
-    lanes = min(_MOST_LANES, 1 << (width // vector - 1).bit_length())
+    lanes = min(most_lanes, 1 << (width // vector - 1).bit_length())
     tiles = -(-width // (vector * lanes))
     numbers = device.struct(
         tiles,
@@ -108,17 +118,69 @@ def make_layout(
     return Layout(expand, left, right, vector, lanes, tiles, width, numbers.tobytes())
 
 
-def shares(length: int, row_bytes: int, where: torch.device) -> tuple[int, int]:
+def lanes_in_cache(rows: torch.Tensor | None) -> tuple[int, bool]:
+    """For how many lanes there are columns of rows that are read from the cache, not from memory.
+
+    Many entries have the same row: it is read again and again.  Where not even the fewest lanes'
+    columns of all rows fit, or rows begin anywhere in a line, as many lanes as there may be.
+
+    Returns
+    -------
+    lanes : int
+    fits : bool
+        Whether these columns of all rows find room in the cache.
+    """
+    if rows is None or not rows.numel():
+        return _MOST_LANES, False
+    row_bytes = rows.numel() // len(rows) * rows.element_size()
+    room = _OF_CACHE * device.driver.cache_bytes(rows.device)
+    fewest = _MOST_LANES if row_bytes % (_FEWEST_LANES * VECTOR_BYTES) else _FEWEST_LANES
+    lanes = _MOST_LANES
+    while len(rows) * min(row_bytes, lanes * VECTOR_BYTES) > room:
+        if lanes == fewest:
+            return _MOST_LANES, False
+        lanes //= 2
+    return lanes, True
+
+
+def shares(
+    length: int,
+    row_bytes: int,
+    where: torch.device,
+    in_cache: bool = False,
+    most: int | None = None,
+) -> tuple[int, int]:
     """Of so many rows and entries, how many are a warp's share, and how many shares there are.
 
     Parameters
     ----------
     row_bytes : int
         Of a row of the result.
+    in_cache : bool
+        Whether the cache has all rows that are read.
+    most : int, optional
+        Shares that there is room for.
     """
     warps = min(_MOST_WARPS, max(_FEWEST_WARPS, _WARPS_PER_BYTE * row_bytes))
-    share = max(_SHORTEST_SHARE, -(-length // (warps * device.driver.num_sms(where))))
+    count = (_WARPS_IN_CACHE if in_cache else warps) * device.driver.num_sms(where)
+    if most is not None:
+        count = min(count, most)
+    share = max(_SHORTEST_SHARE, -(-length // count))
     return share, -(-length // share)
+
+
+def shares_in_room(part_bytes: int, result_bytes: int) -> int:
+    """How many shares may have parts of rows, of so many bytes each, in the memory for them."""
+    room = max(_ROOM, int(_ROOM_OF_RESULT * result_bytes))
+    return max(1, room // part_bytes)
+
+
+def joining_blocks(num_shares: int, width: int, threads: int) -> int:
+    """Blocks of so many threads that join what several shares have of a row."""
+    if num_shares < 2:
+        return 0
+    turns = min(_MOST_TURNS, -(-width // _MOST_LANES))
+    return -(-num_shares // threads) * turns
 
 
 def expanded(operand: torch.Tensor, shape: Sequence[int]) -> torch.Tensor:

@@ -9,12 +9,11 @@ import torch
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import cuda_kernel
-from dgl_mgpu.ops.spmm.layout import ELEMENTS, VECTOR_BYTES
+from dgl_mgpu.ops.spmm.layout import ELEMENTS, VECTOR_BYTES, joining_blocks
 from dgl_mgpu.ops.spmm_remote import op as contract
 
 _WARP = 32
 _JOINING_THREADS = 256
-_JOINING_WARPS = _JOINING_THREADS // _WARP
 
 
 @cuda_kernel("spmm_remote")
@@ -95,6 +94,6 @@ def _spmm_remote(
     )
     sums(-(-num_runs * tiles // wpb), wpb * _WARP, request, device=where)
     join = Kernel("spmm_remote.cu", f"dgl_mgpu::join_remote_parts<{types}>")
-    blocks = -(-num_runs // _JOINING_WARPS) if num_runs > 1 else 0
+    blocks = joining_blocks(num_runs, width, _JOINING_THREADS)
     join(blocks, _JOINING_THREADS, request, device=where)
     return out

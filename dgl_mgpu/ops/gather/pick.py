@@ -1,0 +1,66 @@
+"""Some rows of a tensor that is all on one device."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops.device import Kernel, c_type
+from dgl_mgpu.ops.gather.cuda import THREADS, UNROLL, VECTORS, launch_shape, row_slots
+from dgl_mgpu.ops.library import call, cuda_kernel, library
+
+library.define("pick_rows(Tensor(a!) out, Tensor rows, Tensor ids) -> ()")
+
+
+@torch.library.register_fake("dgl_mgpu::pick_rows", lib=library)
+def _pick_rows_fake(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
+    return None
+
+
+def pick_rows(rows: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
+    """Copy some rows of a tensor, as ``torch.index_select`` does, which takes a block for each row.
+
+    Parameters
+    ----------
+    rows : Tensor, contiguous, shape (n, \\*shape)
+    ids : Tensor, int32 or int64, shape (count,)
+        In [0, n), which is not checked.
+    out : Tensor, contiguous, of the same dtype, shape (count, \\*shape)
+    """
+    expected = len(ids), *rows.shape[1:]
+    if (
+        out.shape != expected
+        or out.dtype != rows.dtype
+        or not (rows.is_contiguous() and out.is_contiguous())
+    ):
+        raise InvalidInputError(
+            f"pick {len(ids)} rows of shape {tuple(rows.shape[1:])} and dtype {rows.dtype}",
+            f"out of shape {tuple(out.shape)} and dtype {out.dtype}, or one that is not contiguous",
+            f"pass contiguous rows and out, of shape {expected}",
+        )
+    call("pick_rows", (out, rows, ids))
+
+
+@torch.library.impl(library, "pick_rows", "CPU")
+def _pick_rows_cpu(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
+    torch.index_select(rows, 0, ids, out=out)
+
+
+@cuda_kernel("pick_rows")
+def _pick_rows(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
+    """See ``kernels/gather.cu``."""
+    if not out.numel():
+        return
+    where, count = out.device, len(ids)
+    row_bytes = out.numel() // count * out.element_size()
+    vector = math.gcd(row_bytes, out.data_ptr(), rows.data_ptr(), 16)
+    types = f"{c_type(ids.dtype)}, {VECTORS[vector]}, {UNROLL}"
+    kernel = Kernel("gather.cu", f"dgl_mgpu::pick<{types}>")
+    blocks, warp_rows = launch_shape(kernel, count, where, 0)
+    slots = row_slots(row_bytes, vector)
+    kernel(
+        blocks, THREADS, out, rows, ids.contiguous(), count, row_bytes, slots, warp_rows,
+        device=where,
+    )  # fmt: skip
