@@ -28,11 +28,11 @@ train: setup
 	$(BIN)/dgl-mgpu train $(ARGS)
 
 test: setup
-	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 $(ARGS)
+	$(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
 
 # Needs CuPy beside what setup installs: pip install -e '.[cuda13]'. GPU_PYTHON names another
-# environment to run in. Several tests may share the GPUs (ARGS="-n 8", with pytest-xdist); those
-# that measure what is free on them come after, one by one.
+# environment to run in. Several tests may share the GPUs (with pytest-xdist,
+# ARGS="-n 8 --dist loadgroup"); those that measure what is free on them come after, one by one.
 GPU_PYTHON ?= $(BIN)/python
 GPU_TESTS := tests/kernels \
 	$(wildcard tests/store/test_*_gpu.py tests/backend/test_*_gpu.py) \

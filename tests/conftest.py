@@ -8,6 +8,8 @@ import pytest
 import torch
 
 import dgl_mgpu  # noqa: F401  (lets dgl import in every test module)
+from dgl_mgpu.training import launch
+from tests.forkserver import launchers_multiprocessing
 
 ROOT = Path(__file__).parent.parent
 
@@ -26,3 +28,13 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real graphs in {folder} (DGL_MGPU_TEST_DATA names another folder)")
     return folder
+
+
+@pytest.fixture
+def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that this test launches start in milliseconds, not in seconds: they are forked.
+
+    Not where there are GPUs, which a process does not use whose parent has counted them.
+    """
+    if not torch.cuda.is_available():
+        monkeypatch.setattr(launch, "mp", launchers_multiprocessing())

@@ -112,6 +112,56 @@ class PartitionedGraph(DGLGraph):
             return found
         return torch.empty_like(found).index_copy_(0, owned.order.to(found.device), found)
 
+    def scatter(
+        self,
+        rows: torch.Tensor | None,
+        ntype: str | None = None,
+        device: torch.device | str | None = None,
+    ) -> torch.Tensor:
+        """This rank's rows of all nodes', which are by node id in the whole graph; collective.
+
+        For features that are not to be in ``ndata``, such as those that stay in the host's memory.
+
+        Parameters
+        ----------
+        rows : Tensor, shape (num_nodes of the whole graph, \\*shape), or None
+            Ranks other than the first may pass None and are sent theirs.
+        ntype : str, optional
+            May be left out where there is one.
+        device : torch.device, optional
+            Of the result; by default that of the graph.
+
+        Returns
+        -------
+        Tensor, shape (num_nodes of this rank, \\*shape)
+
+        Raises
+        ------
+        InvalidInputError
+            If the first rank passes None, or there is not a row for each node.
+        RankFailedError
+            If that is so on another rank.
+        """
+        ranks = Ranks.of_all_machines()
+        ntype = self.ntypes[self.get_ntype_id(ntype)]
+        owned = self.ownership[ntype]
+        asked = f"scatter rows of node type {ntype!r}"
+
+        def check() -> None:
+            if (rows is None and not ranks.rank) or (
+                rows is not None and (rows.dim() == 0 or len(rows) != owned.num_nodes)
+            ):
+                raise InvalidInputError(
+                    asked,
+                    "None on the first rank" if rows is None else f"shape {tuple(rows.shape)}",
+                    f"pass a row for each of the graph's {owned.num_nodes} nodes",
+                )
+
+        ranks.together(asked, check)
+        row_shape, dtype = ranks.from_first(asked, lambda: (rows.shape[1:], rows.dtype))  # type: ignore[union-attr]
+        ids = owned.nodes(ranks.rank, self.device if device is None else device)
+        return _dealt(ranks, rows, ids, row_shape, dtype)
+
 
 @dataclass(frozen=True)
 class _Outline:
@@ -365,25 +415,38 @@ class _Source:
         dtype: torch.dtype,
     ) -> torch.Tensor:
         """The rows of a feature that this rank has, on its device."""
-        if not self._asks:
-            assert self.g is not None
-            return _rows_of(column(self.g), ids).to(self.device)
-        sizes = self.ranks.all_gather(len(ids))
-        if self.g is not None:
-            features = column(self.g)
-            for rank, size in enumerate(sizes[1:], 1):
-                asked = torch.empty(size, dtype=torch.int64, device=self.device)
-                dist.recv(asked, src=rank)
-                dist.send(sendable(_rows_of(features, asked).to(self.device)), dst=rank)
-            return _rows_of(features, ids).to(self.device)
-        dist.send(ids, dst=0)
-        found = torch.empty(len(ids), *row_shape, dtype=dtype, device=self.device)
-        dist.recv(sendable(found), src=0)
-        return found
+        features = None if self.g is None else column(self.g)
+        return _dealt(self.ranks, features, ids, row_shape, dtype)
+
+
+def _dealt(
+    ranks: Ranks,
+    features: torch.Tensor | None,
+    ids: torch.Tensor,
+    row_shape: torch.Size,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Rows of a feature, on the device of ``ids``: the first rank's where some rank has none."""
+    everyone = ranks.all_gather((features is None, len(ids)))
+    if not any(is_without for is_without, _ in everyone):
+        assert features is not None
+        return _rows_of(features, ids)
+    if ranks.rank == 0:
+        assert features is not None
+        for rank, (_, size) in enumerate(everyone[1:], 1):
+            asked = torch.empty(size, dtype=torch.int64, device=ids.device)
+            dist.recv(asked, src=rank)
+            dist.send(sendable(_rows_of(features, asked)), dst=rank)
+        return _rows_of(features, ids)
+    dist.send(ids, dst=0)
+    found = torch.empty(len(ids), *row_shape, dtype=dtype, device=ids.device)
+    dist.recv(sendable(found), src=0)
+    return found
 
 
 def _rows_of(features: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    return features[ids.to(features.device)].contiguous()
+    """Some rows, on the device of ``ids``."""
+    return features[ids.to(features.device)].contiguous().to(ids.device)
 
 
 def _deal(source: _Source, outline: _Outline, by: By, seed: int) -> dict[str, Ownership]:

@@ -8,7 +8,9 @@ import dgl
 import torch
 from torch import nn
 
+from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.gcn import GCN
+from dgl_mgpu.fullgraph.gcn.dropout import dropped
 from dgl_mgpu.training import models
 from dgl_mgpu.training.config import ModelConfig
 
@@ -24,7 +26,15 @@ class LeanGCN(nn.Module):
     keep_input_sums : bool
         Whether to keep the sums of the input where there is no dropout.  With dropout they differ
         in every epoch.
+
+    Attributes
+    ----------
+    takes_host_rows : bool
+        Whether features may be `HostRows`, as they may here; other models are lent tensors
+        (`dgl_mgpu.fullgraph.features.lending`).
     """
+
+    takes_host_rows = True
 
     def __init__(self, widths: list[int], config: ModelConfig, keep_input_sums: bool) -> None:
         super().__init__()
@@ -38,7 +48,11 @@ class LeanGCN(nn.Module):
 
     def forward(self, graph: dgl.DGLGraph, inputs: dict[str, Any]) -> torch.Tensor:
         """Logits of this rank's nodes, shape (nodes, classes), from their features ``"feat"``."""
-        return self.gcn(graph, self.dropout(inputs["feat"]))
+        rows = inputs["feat"]
+        if isinstance(rows, HostRows):
+            rate = self.dropout.p if self.dropout.training else 0.0
+            return self.gcn(graph, dropped(graph, rows, rate) if rate else rows)
+        return self.gcn(graph, self.dropout(rows))
 
 
 def build_model(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from functools import partial
 from pathlib import Path
 
@@ -10,12 +9,20 @@ import dgl
 import torch
 
 from dgl_mgpu.errors import ConfigError
-from dgl_mgpu.fullgraph.graph import partition_graph
+from dgl_mgpu.fullgraph.features import HostRows
+from dgl_mgpu.fullgraph.features.placement import are_for_host
+from dgl_mgpu.fullgraph.graph import PartitionedGraph, partition_graph
 from dgl_mgpu.fullgraph.models import build_model
 from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.config import Config
-from dgl_mgpu.training.run import load_dataset, ranks_of_job, run, seeded_model
+from dgl_mgpu.training.run import (
+    load_dataset,
+    ranks_of_job,
+    ranks_of_this_machine,
+    run,
+    seeded_model,
+)
 
 
 def train(config: Config, folder: Path) -> None:
@@ -28,7 +35,7 @@ def train(config: Config, folder: Path) -> None:
     """
     config = ranks_of_job(config)
     config.check()
-    _check_gpus(int(os.environ.get("LOCAL_WORLD_SIZE", config.trainer.ranks)))
+    _check_gpus(ranks_of_this_machine(config))
     run(_make_trainer, config, folder)
 
 
@@ -49,6 +56,7 @@ def _make_trainer(config: Config) -> FullGraphTrainer:
         "load the data", lambda: _load(config) if ranks.rank == 0 else (None, 0)
     )
     num_classes = ranks.from_first("count the classes", lambda: num_classes)
+    features = None if whole is None else whole.ndata.pop("feat")
     graph = partition_graph(
         whole,
         by=config.fullgraph.by,
@@ -56,14 +64,14 @@ def _make_trainer(config: Config) -> FullGraphTrainer:
         seed=config.trainer.seed,
     )
     del whole  # each rank has its part
-    features = graph.ndata.pop("feat")
+    features = _dealt(config, graph, features)
     build = partial(build_model, keep_input_sums=config.fullgraph.keep_input_sums)
     model, optimizer = seeded_model(config, build, features.shape[1], num_classes, graph.device)
     return FullGraphTrainer(
         model,
         optimizer,
         graph,
-        {"feat": features.float()},
+        {"feat": features},
         graph.ndata.pop("label"),
         {
             "train": graph.ndata.pop("train_mask"),
@@ -72,6 +80,20 @@ def _make_trainer(config: Config) -> FullGraphTrainer:
         },
         eval_every=config.trainer.eval_every,
     )
+
+
+def _dealt(
+    config: Config, graph: PartitionedGraph, features: torch.Tensor | None
+) -> torch.Tensor | HostRows:
+    """This rank's features, from those of all nodes, which the first rank has; float32."""
+    width = Ranks.of_all_machines().from_first(
+        "count the features",
+        lambda: features.shape[1],  # type: ignore[union-attr]
+    )
+    nbytes = graph.num_nodes() * width * torch.float32.itemsize
+    if are_for_host(config.fullgraph.features, nbytes, graph.device):
+        return HostRows.of_nodes(graph, graph.scatter(features, device="cpu").float())
+    return graph.scatter(features).float()
 
 
 def _load(config: Config) -> tuple[dgl.DGLGraph | None, int]:

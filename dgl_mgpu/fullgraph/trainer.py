@@ -14,6 +14,7 @@ from torch import nn
 from dgl_mgpu.backend.errors import InvalidCallError
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.clock import StageClock
+from dgl_mgpu.fullgraph.features.lending import lent
 from dgl_mgpu.report import EpochReport, StageSeconds
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
@@ -36,7 +37,8 @@ class FullGraphTrainer(Trainer):
     graph : DGLGraph
         This rank's part (:func:`dgl_mgpu.partition_graph`), or the whole graph on a single rank.
     inputs : dict
-        Features of this rank's nodes, as the model takes them.
+        Features of this rank's nodes, as the model takes them.  In place of a tensor there may be
+        `HostRows`; a model that does not say of itself that it ``takes_host_rows`` is lent them.
     labels : Tensor, int64, shape (num_nodes of this rank,)
     masks : dict of Tensor, bool, shape (num_nodes of this rank,)
         Which nodes are ``"train"``, ``"valid"`` and ``"test"``.
@@ -104,7 +106,7 @@ class FullGraphTrainer(Trainer):
         clock = StageClock(self._device)
         self.model.train()
         nodes, total = self._nodes["train"], self._totals["train"]
-        logits, labels = self.model(self._graph, self._inputs)[nodes], self._labels[nodes]
+        logits, labels = self._logits()[nodes], self._labels[nodes]
         # Also where a rank has no training node: others wait for its part of the backward pass.
         loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / total
         accuracy = (logits.argmax(1) == labels).sum() / total
@@ -117,6 +119,13 @@ class FullGraphTrainer(Trainer):
         clock.ends("update")
         figures = torch.stack([loss, accuracy]).tolist()
         return figures[0], figures[1], clock.seconds()
+
+    def _logits(self) -> torch.Tensor:
+        """What the model gives for this rank's nodes."""
+        if getattr(self.model, "takes_host_rows", False):
+            return self.model(self._graph, self._inputs)
+        with lent(self._inputs) as inputs:
+            return self.model(self._graph, inputs)
 
     def _sum_over_ranks(self, *figures: torch.Tensor) -> list[torch.Tensor]:
         """Sum the gradients of all ranks, and some figures with them, in one exchange."""
@@ -137,7 +146,7 @@ class FullGraphTrainer(Trainer):
     def evaluate(self) -> dict[str, float]:
         """Share of all ranks' validation and test nodes that the model classifies rightly."""
         self.model.eval()
-        right = self.model(self._graph, self._inputs).argmax(1) == self._labels
+        right = self._logits().argmax(1) == self._labels
         names = SPLITS[1:]
         counts = torch.stack([right[self._nodes[name]].sum() for name in names])
         if self._ranks.size > 1:

@@ -24,6 +24,8 @@ MODES = ("minibatch", "fullgraph")
 #: How :func:`dgl_mgpu.partition_graph` deals out nodes, and how ranks exchange their rows.
 PARTITIONS = ("random", "order", "metis")
 EXCHANGES = ("halo", "broadcast", "remote", "auto")
+#: Where the features of a full graph are.
+PLACES = ("auto", "gpu", "host")
 SAMPLERS = ("neighbor", "random_walk")
 
 
@@ -91,12 +93,15 @@ class FullGraphConfig:
 
     Where ``by`` is random, ``trainer.seed`` says how.  With ``keep_input_sums`` a GCN without
     dropout adds the input's rows up once, and keeps the sums, as large as the input; else it does
-    so, or with narrower rows, in every epoch.
+    so, or with narrower rows, in every epoch.  ``features`` says where these are: ``host`` for the
+    host's memory, of which a GPU has a part at a time; ``auto`` for that if they would take more
+    than a quarter of the memory that is free on some GPU.
     """
 
     by: str = "random"
     exchange: str = "halo"
     keep_input_sums: bool = True
+    features: str = "auto"
 
 
 @dataclass
@@ -193,6 +198,7 @@ class Config:
             ("mode", self.mode, MODES),
             ("fullgraph.by", self.fullgraph.by, PARTITIONS),
             ("fullgraph.exchange", self.fullgraph.exchange, EXCHANGES),
+            ("fullgraph.features", self.fullgraph.features, PLACES),
             ("model.name", model, tuple(AGGREGATORS)),
             ("sampler.name", sampler, SAMPLERS),
             ("model.aggregator", self.model.aggregator, AGGREGATORS.get(model, ("mean",))),

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import datetime
 import multiprocessing as mp
+import os
 import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from functools import cached_property
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any
@@ -20,24 +22,42 @@ import torch
 import torch.distributed as dist
 
 import dgl_mgpu  # noqa: F401  (lets dgl import in every rank)
+from tests.forkserver import forkserver
 
-#: How long ranks may take over a check, and how long others than the first to fail.
-_SECONDS = 60.0
+#: What a test's fixture `ranks` is told by this mark: to be on the CPU and then, where there are
+#: two or more, on GPUs.
+on_gpus_too = pytest.mark.parametrize("ranks", ["cpu", "cuda"], indirect=True)
+
+#: How long ranks may take over a check, and how long others than the first to fail.  On GPUs the
+#: first checks compile kernels.
+_SECONDS = {"cpu": 60.0, "cuda": 200.0}
 _SECONDS_AFTER_FAILURE = 3.0
 
 
 class RankProcesses:
-    """Processes joined by gloo, one a rank.
+    """Processes joined by torch.distributed, one a rank.
 
     Parameters
     ----------
     size : int
+    device : {'cpu', 'cuda'}
+        On the CPU they see no GPU.  Else each has one of its own, by its number.
     """
 
-    def __init__(self, size: int) -> None:
+    def __init__(self, size: int, device: str = "cpu") -> None:
         self.size = size
+        self._device = device
         self._processes: list[Any] = []
         self._pipes: list[Connection] = []
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    @cached_property
+    def exchanges(self) -> tuple[str, ...]:
+        """The ways to exchange rows that a graph can be partitioned with here."""
+        if self._device == "cpu":
+            return "halo", "broadcast"
+        linked = all(self.run(_reach_each_other))
+        return ("halo", "broadcast", "auto", *(["remote"] if linked else []))
 
     def run(self, check: Callable[..., Any], *args: Any) -> list[Any]:
         """Call ``check(*args)`` on every rank; what each returned.
@@ -49,7 +69,7 @@ class RankProcesses:
         for pipe in self._pipes:
             pipe.send((check, args))
         answers: dict[int, tuple[bool, Any]] = {}
-        deadline = time.monotonic() + _SECONDS
+        deadline = time.monotonic() + _SECONDS[self._device]
         while len(answers) < self.size:
             waiting = {self._pipes[r]: r for r in range(self.size) if r not in answers}
             ready = wait(list(waiting), max(0.0, deadline - time.monotonic()))
@@ -68,9 +88,11 @@ class RankProcesses:
         if silent:
             failures.append(f"no answer from ranks {silent}")
         if failures:
-            if len(failures) < self.size:  # ranks are no longer at the same place
+            # Ranks are no longer at the same place, or their GPUs may not work any more.
+            if silent or len(failures) < self.size or self._device == "cuda":
                 self.close()
-            pytest.fail("\n".join(failures), pytrace=False)
+            of = ", ".join(map(repr, args))
+            pytest.fail("\n".join([f"{check.__name__}({of})", *failures]), pytrace=False)
         return [answers[rank][1] for rank in range(self.size)]
 
     def close(self) -> None:
@@ -79,16 +101,21 @@ class RankProcesses:
             process.kill()
             process.join()
         self._processes, self._pipes = [], []
+        if self._folder is not None:
+            self._folder.cleanup()
 
     def _start(self) -> None:
-        # Ranks are forked from one process that has imported what takes seconds.
-        context = mp.get_context("forkserver")
-        context.set_forkserver_preload(["dgl_mgpu", "dgl", "torch._dynamo"])
-        folder = tempfile.mkdtemp(prefix="ranks-")
+        if self._device == "cpu":
+            context: Any = forkserver()
+        else:  # CUDA does not work in a process whose parent has so much as counted GPUs
+            context = mp.get_context("spawn")
+        self._folder = tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True)
         for rank in range(self.size):
             ours, theirs = context.Pipe()
             process = context.Process(
-                target=_serve, args=(rank, self.size, folder, theirs), daemon=True
+                target=_serve,
+                args=(rank, self.size, self._device, self._folder.name, theirs),
+                daemon=True,
             )
             process.start()
             theirs.close()
@@ -96,14 +123,20 @@ class RankProcesses:
             self._pipes.append(ours)
 
 
-def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
+def _serve(rank: int, size: int, device: str, folder: str, pipe: Connection) -> None:
     torch.set_num_threads(1)
+    # Which exchange was the fastest is not to be known from another session.
+    os.environ["XDG_CACHE_HOME"] = folder
+    if device == "cuda":
+        torch.cuda.set_device(rank)
+    else:  # where a part would be put
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
     dist.init_process_group(
-        "gloo",
+        "gloo" if device == "cpu" else "cpu:gloo,cuda:nccl",
         init_method=f"file://{Path(folder) / 'ranks'}",
         rank=rank,
         world_size=size,
-        timeout=datetime.timedelta(seconds=_SECONDS),
+        timeout=datetime.timedelta(seconds=_SECONDS[device]),
     )
     while True:
         try:
@@ -112,6 +145,14 @@ def _serve(rank: int, size: int, folder: str, pipe: Connection) -> None:
             return
         try:
             answer = True, check(*args)
+            if device == "cuda":
+                torch.cuda.synchronize()  # its errors are to be this check's
         except BaseException:  # pytest's own are no Exceptions
             answer = False, traceback.format_exc()
         pipe.send(answer)
+
+
+def _reach_each_other() -> bool:
+    from dgl_mgpu.fullgraph.exchange.window import reaches_all
+
+    return reaches_all(dist.group.WORLD, torch.device("cuda"))

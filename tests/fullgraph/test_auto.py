@@ -18,7 +18,7 @@ from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.cost import Load, Model, Rates
 from dgl_mgpu.fullgraph.exchange.rounds import Sum
 from dgl_mgpu.fullgraph.exchange.search import search
-from dgl_mgpu.fullgraph.exchange.ways import BROADCAST, STEPS, Way, Ways
+from dgl_mgpu.fullgraph.exchange.ways import BROADCAST, HALO_AT_FIRST, STEPS, Way, Ways
 from dgl_mgpu.fullgraph.ownership import ranges
 from dgl_mgpu.fullgraph.part import Part, cut
 from dgl_mgpu.ops.spmm_remote import Pipeline
@@ -226,10 +226,11 @@ def test_rates_are_known_without_timing():
 def test_names_tell_ways_apart():
     part = _three_parts("random")[0]
     of_gpus = Ways(part, None, object())  # type: ignore[arg-type]
-    assert len(of_gpus.by_name) == 3 + len(PIPELINES)
+    assert len(of_gpus.by_name) == 4 + len(PIPELINES)
     assert all(of_gpus.by_name[str(way)] == way for way in [*of_gpus.candidates, *PIPELINES])
     without = Ways(part, None)
-    assert without.candidates == [BROADCAST, WHOLE, HALF] == list(without.by_name.values())
+    expected = [BROADCAST, HALO_AT_FIRST, WHOLE, HALF]
+    assert without.candidates == expected == list(without.by_name.values())
     assert without.default == HALF
 
 
@@ -324,9 +325,9 @@ def _in_folder(folder: str, check: Callable[[], None]) -> None:
 def _slowest_decides() -> None:
     # By each rank's own clock another way is the fastest; by the slowest's it is the halo whole.
     own = [
-        {BROADCAST: 1.0, WHOLE: 3.0, HALF: 2.0},
-        {BROADCAST: 3.0, WHOLE: 3.5, HALF: 3.0},
-        {BROADCAST: 9.0, WHOLE: 3.0, HALF: 5.0},
+        {BROADCAST: 1.0, WHOLE: 3.0, HALF: 2.0, HALO_AT_FIRST: 4.0},
+        {BROADCAST: 3.0, WHOLE: 3.5, HALF: 3.0, HALO_AT_FIRST: 2.0},
+        {BROADCAST: 9.0, WHOLE: 3.0, HALF: 5.0, HALO_AT_FIRST: 3.8},
     ]
     whole = _Whole("random", "shuffled")
     rounds, timed = _auto(whole, lambda way, rank: own[rank][way])
@@ -471,9 +472,9 @@ def test_one_rank_needs_no_choice():
 
 def _no_room() -> None:
     whole = _Whole("random", "shuffled")
-    before = auto._free_bytes
+    before = auto.free_bytes
     # One rank has none, which all ranks have to know.
-    auto._free_bytes = lambda _: 0.0 if whole.rank == 1 else 1e12
+    auto.free_bytes = lambda _: 0.0 if whole.rank == 1 else 1e12
     try:
         rounds, timed = _auto(whole, lambda way, _: 1.0)
         x = whole.own_src(whole.rows(whole.of_src.num_nodes, 3))
@@ -481,7 +482,7 @@ def _no_room() -> None:
         least = min(needs, key=needs.__getitem__)
         assert _until_found(rounds, x) == least and set(timed.taken) == {least}
     finally:
-        auto._free_bytes = before
+        auto.free_bytes = before
 
 
 def test_without_room_for_any_way_the_one_that_needs_least_is_taken(ranks):
@@ -491,7 +492,7 @@ def test_without_room_for_any_way_the_one_that_needs_least_is_taken(ranks):
 def _hopeless_estimates() -> None:
     whole = _Whole("random", "shuffled")
     rounds, timed = _auto(whole, lambda way, _: 1.0)
-    estimates = {BROADCAST: 1.6, WHOLE: 1.4, HALF: 1.0}
+    estimates = {BROADCAST: 1.6, WHOLE: 1.4, HALF: 1.0, HALO_AT_FIRST: 1.6}
     rounds.model.seconds = lambda way, _: estimates[way]  # type: ignore[method-assign]
     _until_found(rounds, whole.own_src(whole.rows(whole.of_src.num_nodes, 3)))
     assert list(dict.fromkeys(timed.taken)) == [HALF, WHOLE]

@@ -9,10 +9,13 @@ from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.halo import Fetch, Halo
 from dgl_mgpu.fullgraph.exchange.peers import PeerChunks
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds, Sum
+from dgl_mgpu.fullgraph.exchange.whole import WholeHalo
+from dgl_mgpu.fullgraph.exchange.window import Window
 from dgl_mgpu.fullgraph.ownership import Ownership, assigned, ranges, shuffled
 from dgl_mgpu.fullgraph.part import Part, cut
 from tests.fullgraph.graphs import KINDS, edges
-from tests.fullgraph.windows import MappedWindow
+from tests.fullgraph.ranks import on_gpus_too
+from tests.fullgraph.windows import window_of
 
 _CASES = [
     *((kind, "shuffled") for kind in KINDS),
@@ -34,17 +37,23 @@ _DTYPES = (
 
 
 class _Whole:
-    """A graph of which every rank knows all: the parts of all ranks, and its matrix."""
+    """A graph of which every rank knows all: the parts of all ranks, and its matrix.
+
+    Parts are on the rank's device, and so is what `own_src`, `own_dst` and `own_edges` give; all
+    else is on the CPU.
+    """
 
     def __init__(self, kind: str, way: str, idtype: torch.dtype = torch.int64) -> None:
         self.group = dist.group.WORLD if dist.is_initialized() else None
+        on_gpu = self.group is not None and torch.cuda.is_available()
+        self.device = torch.device("cuda" if on_gpu else "cpu")
         self.rank, size = (dist.get_rank(), dist.get_world_size()) if self.group else (0, 1)
         num_src, num_dst, self.src, self.dst = edges(kind)
         degrees = torch.bincount(self.dst, minlength=num_dst)
         self.of_dst = _dealt(way, num_dst, degrees, size)
         same = num_src == num_dst
         self.of_src = self.of_dst if same else _dealt(way, num_src, torch.ones(num_src), size)
-        ends = self.src.to(idtype), self.dst.to(idtype)
+        ends = [end.to(self.device, idtype) for end in (self.src, self.dst)]
         self.parts = [cut(*ends, self.of_src, self.of_dst, r) for r in range(size)]
         self.draw = torch.Generator().manual_seed(9)
 
@@ -54,13 +63,20 @@ class _Whole:
 
     def halo_nodes(self, rank: int) -> torch.Tensor:
         everyone = torch.cat([self.of_src.nodes(r) for r in range(len(self.parts))])
-        return everyone[self.parts[rank].halo]
+        return everyone[self.parts[rank].halo.cpu()]
 
     def own_src(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows[self.of_src.nodes(self.rank)]
+        return rows[self.of_src.nodes(self.rank)].to(self.device)
 
     def own_dst(self, rows: torch.Tensor) -> torch.Tensor:
-        return rows[self.of_dst.nodes(self.rank)]
+        return rows[self.of_dst.nodes(self.rank)].to(self.device)
+
+    def own_edges(self, weights: torch.Tensor) -> torch.Tensor:
+        return weights[self.part.edges.cpu()].to(self.device)
+
+    def window(self) -> Window | None:
+        """What these ranks lend each other, if they can."""
+        return None if self.group is None else window_of(self.group, self.device)
 
     def rows(self, count: int, *shape: int) -> torch.Tensor:
         """Whole numbers, of which sums are exact in any order."""
@@ -75,23 +91,28 @@ class _Whole:
 
 
 def _every_way(whole: _Whole) -> list[tuple[str, Rounds]]:
-    ways: list[tuple[str, Rounds]] = [("broadcast", Broadcast(whole.part, whole.group))]
+    ways: list[tuple[str, Rounds]] = [
+        ("broadcast", Broadcast(whole.part, whole.group)),
+        ("halo at first", WholeHalo(Chunks(whole.part, whole.group, 1))),
+    ]
     for chunks in sorted({1, 2, max(1, len(whole.parts) - 1), 7}):
         ways.append((f"{chunks} chunks", Chunks(whole.part, whole.group, chunks)))
-    if whole.group is not None:
-        window = MappedWindow(whole.group)
+    window = whole.window()
+    if window is not None:
         for chunks in (1, 2):
             for lend_all in (True, False):
-                lent = PeerChunks(whole.part, window, chunks, lend_all)  # type: ignore[arg-type]
+                lent = PeerChunks(whole.part, window, chunks, lend_all)
                 ways.append((f"{chunks} lent chunks, {lend_all=}", lent))
+        halo = PeerChunks(whole.part, window, 1, lend_all=False)
+        ways.append(("lent halo at first", WholeHalo(halo)))
     return ways
 
 
 def _halos(whole: _Whole) -> list[Halo]:
     halos = [Halo(whole.part, whole.group)]
-    if whole.group is not None:
-        window = MappedWindow(whole.group)
-        halos.append(Halo(whole.part, whole.group, window))  # type: ignore[arg-type]
+    window = whole.window()
+    if window is not None:
+        halos.append(Halo(whole.part, whole.group, window))
     return halos
 
 
@@ -107,9 +128,10 @@ def _fetches(kind: str, way: str) -> None:
         for halo in halos:
             found = halo.fetch(whole.own_src(rows))
             assert found.dtype == dtype
-            assert torch.equal(found, rows[whole.halo_nodes(whole.rank)]), (shape, dtype)
+            assert torch.equal(found.cpu(), rows[whole.halo_nodes(whole.rank)]), (shape, dtype)
 
 
+@on_gpus_too
 @pytest.mark.parametrize(("kind", "way"), _CASES)
 def test_the_halo_is_fetched(ranks, kind, way):
     ranks.run(_fetches, kind, way)
@@ -118,7 +140,6 @@ def test_the_halo_is_fetched(ranks, kind, way):
 def _gives_back(kind: str, way: str) -> None:
     whole = _Whole(kind, way)
     halos = _halos(whole)
-    own = whole.of_src.nodes(whole.rank)
     for shape in ((), (0,), (1,), (2, 3)):
         for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
             total = torch.zeros(whole.of_src.num_nodes, *shape)
@@ -126,7 +147,7 @@ def _gives_back(kind: str, way: str) -> None:
             for rank, part in enumerate(whole.parts):
                 given = whole.rows(len(part.halo), *shape).float()
                 if rank == whole.rank:
-                    mine = given.to(dtype)
+                    mine = given.to(whole.device, dtype)
                 nodes = whole.halo_nodes(rank)
                 total.index_add_(0, nodes, given)
                 highest[nodes] = torch.maximum(highest[nodes], given)
@@ -134,9 +155,11 @@ def _gives_back(kind: str, way: str) -> None:
                 for halo in halos:
                     found = halo.give_back(mine, reduce)
                     assert found.dtype == dtype
-                    assert torch.equal(found, expected[own].to(dtype)), (shape, dtype, reduce)
+                    own = whole.own_src(expected.to(dtype))
+                    assert torch.equal(found, own), (shape, dtype, reduce)
 
 
+@on_gpus_too
 @pytest.mark.parametrize(("kind", "way"), _CASES)
 def test_rows_are_given_back(ranks, kind, way):
     ranks.run(_gives_back, kind, way)
@@ -148,11 +171,12 @@ def _strided() -> None:
     rows = whole.rows(whole.of_src.num_nodes, 3)
     own = whole.own_src(rows).t().contiguous().t()
     found = halo.fetch(own)
-    assert torch.equal(found, rows[whole.halo_nodes(whole.rank)])
+    assert torch.equal(found.cpu(), rows[whole.halo_nodes(whole.rank)])
     turned = found.t().contiguous().t()
     assert torch.equal(halo.give_back(turned), halo.give_back(found))
 
 
+@on_gpus_too
 def test_rows_need_not_be_contiguous(ranks):
     ranks.run(_strided)
 
@@ -164,12 +188,13 @@ def _halo_gradients() -> None:
     # The square, that second derivatives are not zero.
     fetched = Fetch.apply(halo, rows)
     (first,) = torch.autograd.grad((fetched**3).sum(), rows, create_graph=True)
-    times_read = halo.give_back(torch.ones(len(whole.part.halo), 2, dtype=torch.float64))
+    times_read = halo.give_back(rows.new_ones(len(whole.part.halo), 2))
     assert torch.equal(first, times_read * 3 * rows**2)
     (second,) = torch.autograd.grad((first * rows.detach()).sum(), rows)
     assert torch.equal(second, times_read * 6 * rows**2)
 
 
+@on_gpus_too
 def test_what_comes_of_the_halo_is_differentiable_twice(ranks):
     ranks.run(_halo_gradients)
 
@@ -184,7 +209,7 @@ def _sums(kind: str, way: str, idtype: torch.dtype) -> None:
         for weighted in (False, True):
             weights = whole.rows(len(whole.src)) if weighted else None
             matrix = whole.matrix(weights)
-            mine = None if weights is None else weights[whole.part.edges]
+            mine = None if weights is None else whole.own_edges(weights)
             for shape in ((), (0,), (1,), (3,), (2, 3), (16, 1)):
                 given = None if mine is None else mine.view(-1, *[1] * len(shape))
                 x, y = whole.rows(num_src, *shape), whole.rows(num_dst, *shape)
@@ -196,11 +221,13 @@ def _sums(kind: str, way: str, idtype: torch.dtype) -> None:
                 assert torch.equal(found, whole.own_src(expected)), (name, weighted, shape)
 
 
+@on_gpus_too
 @pytest.mark.parametrize(("kind", "way"), _CASES)
 def test_sums_are_products_with_the_matrix(ranks, kind, way):
     ranks.run(_sums, kind, way, torch.int64)
 
 
+@on_gpus_too
 def test_sums_with_ids_of_32_bits(ranks):
     ranks.run(_sums, "bipartite", "shuffled", torch.int32)
 
@@ -232,6 +259,7 @@ def _dtypes() -> None:
                 assert (found - expected).abs().max() <= limit, (name, dtype, rows.shape)
 
 
+@on_gpus_too
 def test_sums_of_other_element_types(ranks):
     ranks.run(_dtypes)
 
@@ -244,10 +272,11 @@ def _weights_of_columns() -> None:
         [whole.matrix(heads[:, head, 0]) @ x[:, head] for head in range(2)], dim=1
     )
     for _, rounds in _every_way(whole):
-        found = rounds.sums(whole.own_src(x), heads[whole.part.edges])
+        found = rounds.sums(whole.own_src(x), whole.own_edges(heads))
         assert torch.equal(found, whole.own_dst(expected))
 
 
+@on_gpus_too
 def test_weights_of_several_heads(ranks):
     ranks.run(_weights_of_columns)
 
@@ -258,7 +287,7 @@ def _adjoint() -> None:
     x = torch.randn(whole.of_src.num_nodes, 3, generator=draw, dtype=torch.float64)
     y = torch.randn(whole.of_dst.num_nodes, 3, generator=draw, dtype=torch.float64)
     weights = torch.rand(len(whole.src), 1, generator=draw, dtype=torch.float64)
-    x, y, weights = whole.own_src(x), whole.own_dst(y), weights[whole.part.edges]
+    x, y, weights = whole.own_src(x), whole.own_dst(y), whole.own_edges(weights)
     for name, rounds in _every_way(whole):
         products = torch.stack(
             [
@@ -270,6 +299,7 @@ def _adjoint() -> None:
         torch.testing.assert_close(products[0], products[1], rtol=1e-12, atol=1e-12, msg=name)
 
 
+@on_gpus_too
 def test_the_transpose_is_one(ranks):
     ranks.run(_adjoint)
 
@@ -284,13 +314,14 @@ def _sum_gradients() -> None:
     (expected_second,) = torch.autograd.grad((expected * all_x.detach()).sum(), all_x)
     for name, rounds in _every_way(whole):
         x = whole.own_src(all_x.detach()).requires_grad_()
-        total = Sum.apply(rounds, False, weights[whole.part.edges], x)
+        total = Sum.apply(rounds, False, whole.own_edges(weights), x)
         (first,) = torch.autograd.grad((total**3).sum(), x, create_graph=True)
         assert torch.equal(first, whole.own_src(expected)), name
         (second,) = torch.autograd.grad((first * x.detach()).sum(), x)
         assert torch.equal(second, whole.own_src(expected_second)), name
 
 
+@on_gpus_too
 def test_sums_are_differentiable_twice(ranks):
     ranks.run(_sum_gradients)
 
@@ -307,6 +338,7 @@ def _input_changes() -> None:
             assert torch.equal(found, expected), name
 
 
+@on_gpus_too
 def test_rows_may_be_overwritten_once_sums_are_there(ranks):
     """Also those that other ranks have yet to be sent."""
     ranks.run(_input_changes)

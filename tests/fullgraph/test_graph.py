@@ -17,7 +17,9 @@ import torch.distributed as dist
 import dgl_mgpu
 from dgl_mgpu.errors import DGLMGPUError, InvalidInputError, UnsupportedByPartitionError
 from dgl_mgpu.fullgraph.graph import PartitionedGraph
+from tests.fullgraph.both import Both, same
 from tests.fullgraph.graphs import KINDS, heterogeneous, homogeneous
+from tests.fullgraph.ranks import on_gpus_too
 
 _DTYPES = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32,
@@ -25,12 +27,18 @@ _DTYPES = (
 )  # fmt: skip
 
 
+def _equal(found: torch.Tensor, expected: torch.Tensor, what: object = "") -> None:
+    """Compare values, wherever they are."""
+    assert torch.equal(found.cpu(), expected.cpu()), what
+
+
 def _same_as_whole(pg: PartitionedGraph, g: dgl.DGLGraph) -> None:
     assert isinstance(pg, PartitionedGraph)
     assert pg.ntypes == g.ntypes and pg.canonical_etypes == g.canonical_etypes
     assert pg.idtype == g.idtype
     for ntype in g.ntypes:
-        data, ids = pg.nodes[ntype].data, pg.nodes[ntype].data[dgl.NID]
+        data = pg.nodes[ntype].data
+        ids = data[dgl.NID].cpu()
         assert ids.dtype == g.idtype and len(ids) == pg.num_nodes(ntype)
         assert set(data) == {*g.nodes[ntype].data, dgl.NID}
         # All ranks' nodes together are all nodes, each once.
@@ -38,19 +46,20 @@ def _same_as_whole(pg: PartitionedGraph, g: dgl.DGLGraph) -> None:
         dist.all_gather_object(everyone, ids.tolist())
         assert sorted(itertools.chain(*everyone)) == list(range(g.num_nodes(ntype)))
         for key, rows in g.nodes[ntype].data.items():
-            assert torch.equal(data[key], rows[ids.long()]), (ntype, key)
-            assert torch.equal(pg.gather(data[key], ntype), rows), (ntype, key)
+            _equal(data[key], rows[ids.long()], (ntype, key))
+            _equal(pg.gather(data[key], ntype), rows, (ntype, key))
     for etype in g.canonical_etypes:
-        data, eids = pg.edges[etype].data, pg.edges[etype].data[dgl.EID]
+        data = pg.edges[etype].data
+        eids = data[dgl.EID].cpu()
         assert eids.dtype == g.idtype and len(eids) == pg.num_edges(etype)
-        own = pg.nodes[etype[2]].data[dgl.NID]
+        own = pg.nodes[etype[2]].data[dgl.NID].cpu()
         # Its edges are the in-edges of its nodes.
         assert sorted(eids.tolist()) == sorted(g.in_edges(own, form="eid", etype=etype).tolist())
         for key, rows in g.edges[etype].data.items():
-            assert torch.equal(data[key], rows[eids.long()]), (etype, key)
-        sources = pg.nodes[etype[0]].data[dgl.NID]
-        assert torch.equal(pg.in_degrees(etype=etype), g.in_degrees(own, etype=etype))
-        assert torch.equal(pg.out_degrees(etype=etype), g.out_degrees(sources, etype=etype))
+            _equal(data[key], rows[eids.long()], (etype, key))
+        sources = pg.nodes[etype[0]].data[dgl.NID].cpu()
+        _equal(pg.in_degrees(etype=etype), g.in_degrees(own, etype=etype))
+        _equal(pg.out_degrees(etype=etype), g.out_degrees(sources, etype=etype))
 
 
 def _partitioned(kind: str, by: str, first_alone: bool, idtype: torch.dtype) -> None:
@@ -64,10 +73,11 @@ def _partitioned(kind: str, by: str, first_alone: bool, idtype: torch.dtype) -> 
             g.edata[key] = torch.randint(0, 2, (g.num_edges(), *shape), generator=draw).to(dtype)
     g = g.int() if idtype == torch.int32 else g
     given = g if not first_alone or dist.get_rank() == 0 else None
-    way = torch.arange(g.num_nodes()) % 3 if by == "dealt" else by
+    way = torch.arange(g.num_nodes()) % dist.get_world_size() if by == "dealt" else by
     _same_as_whole(dgl_mgpu.partition_graph(given, by=way, seed=7), g)
 
 
+@on_gpus_too
 @pytest.mark.parametrize("first_alone", [False, True], ids=["all have it", "the first has it"])
 @pytest.mark.parametrize(
     ("kind", "by"),
@@ -88,6 +98,7 @@ def _heterograph(by: str, first_alone: bool) -> None:
     _same_as_whole(dgl_mgpu.partition_graph(given, by=way), g)
 
 
+@on_gpus_too
 @pytest.mark.parametrize("first_alone", [False, True], ids=["all have it", "the first has it"])
 @pytest.mark.parametrize("by", ["random", "order", "metis", "dealt"])
 def test_parts_of_a_heterograph(ranks, by, first_alone):
@@ -97,13 +108,14 @@ def test_parts_of_a_heterograph(ranks, by, first_alone):
 def test_one_rank_has_all():
     g = dgl.add_self_loop(homogeneous())
     for exchange in ("halo", "broadcast"):
-        pg = dgl_mgpu.partition_graph(g, exchange=exchange)
-        ids = pg.ndata[dgl.NID]
-        assert torch.equal(pg.gather(pg.ndata["x"]), g.ndata["x"])
+        both = Both(g, exchange=exchange)
+        pg = both.pg
+        _equal(pg.gather(pg.ndata["x"]), g.ndata["x"])
         model = dgl.nn.GATConv(5, 4, 2).double().eval()
-        torch.testing.assert_close(model(pg, pg.ndata["x"]), model(g, g.ndata["x"])[ids])
+        expected = both.own_nodes(model(g, g.ndata["x"]))
+        same(model.to(pg.device)(pg, pg.ndata["x"]), expected)
         found = dgl.ops.u_mul_e_sum(pg, pg.ndata["x"], pg.edata["w"])
-        torch.testing.assert_close(found, dgl.ops.u_mul_e_sum(g, g.ndata["x"], g.edata["w"])[ids])
+        same(found, both.own_nodes(dgl.ops.u_mul_e_sum(g, g.ndata["x"], g.edata["w"])))
 
 
 def _the_same_again() -> None:
@@ -117,29 +129,31 @@ def _the_same_again() -> None:
     assert any(differ)
 
 
+@on_gpus_too
 def test_a_seed_says_which_node_goes_where(ranks):
     ranks.run(_the_same_again)
 
 
 def _scopes() -> None:
-    g = homogeneous()
-    pg = dgl_mgpu.partition_graph(g)
+    both = Both(homogeneous())
+    g, pg = both.g, both.pg
     with pg.local_scope():
         pg.ndata["x"] = pg.ndata["x"] * 2
         pg.edata["new"] = pg.edata["w"]
         pg.update_all(fn.copy_u("x", "m"), fn.sum("m", "y"))
-    assert torch.equal(pg.ndata["x"], g.ndata["x"][pg.ndata[dgl.NID]])
+    _equal(pg.ndata["x"], both.own_nodes(g.ndata["x"]))
     assert "y" not in pg.ndata and "new" not in pg.edata
     local = pg.local_var()
     local.ndata["z"] = local.ndata["x"]
-    assert "z" not in pg.ndata and torch.equal(local.gather(local.ndata["z"]), g.ndata["x"])
-    with pytest.raises(dgl.DGLError):
-        pg.ndata["bad"] = torch.ones(pg.num_nodes() + 1)
+    assert "z" not in pg.ndata
+    _equal(local.gather(local.ndata["z"]), g.ndata["x"])
+    with pytest.raises(dgl.DGLError, match="number of nodes"):
+        pg.ndata["bad"] = torch.ones(pg.num_nodes() + 1, device=pg.device)
     with pytest.raises(InvalidInputError, match="a row for each"):
-        pg.gather(torch.ones(pg.num_nodes() + 1))
-    moved = pg.to("cpu")
+        pg.gather(torch.ones(pg.num_nodes() + 1, device=pg.device))
+    moved = pg.to(pg.device)
     assert isinstance(moved, PartitionedGraph)
-    assert torch.equal(moved.gather(moved.ndata["x"]), g.ndata["x"])
+    _equal(moved.gather(moved.ndata["x"]), g.ndata["x"])
     assert pg.batch_size == 1
     for owned in pg.ownership.values():
         assert owned.order is None or owned.order.device.type == "cpu"
@@ -147,31 +161,36 @@ def _scopes() -> None:
     assert pg.out_degrees([1, 0]).tolist() == pg.out_degrees()[[1, 0]].tolist()
 
 
+@on_gpus_too
 def test_scopes_and_queries(ranks):
     ranks.run(_scopes)
 
 
 # -- what is refused ---------------------------------------------------------------------------
 
-_IDS = torch.tensor([0, 1])
+
+def _ids(pg: PartitionedGraph) -> torch.Tensor:
+    return torch.tensor([0, 1], device=pg.device)
+
+
 _REFUSED: dict[str, Callable[[PartitionedGraph], Any]] = {
     "other ids": lambda pg: pg.int(),
     "pickle": pickle.dumps,
     "deep copy": copy.deepcopy,
-    "node_subgraph": lambda pg: pg.subgraph(_IDS),
-    "edge_subgraph": lambda pg: dgl.edge_subgraph(pg, _IDS),
-    "edges alone": lambda pg: dgl.edge_subgraph(pg, _IDS, relabel_nodes=False),
-    "in_subgraph": lambda pg: dgl.in_subgraph(pg, _IDS),
+    "node_subgraph": lambda pg: pg.subgraph(_ids(pg)),
+    "edge_subgraph": lambda pg: dgl.edge_subgraph(pg, _ids(pg)),
+    "edges alone": lambda pg: dgl.edge_subgraph(pg, _ids(pg), relabel_nodes=False),
+    "in_subgraph": lambda pg: dgl.in_subgraph(pg, _ids(pg)),
     "khop_in_subgraph": lambda pg: dgl.khop_in_subgraph(pg, 0, 1),
     "add_self_loop": dgl.add_self_loop,
     "remove_self_loop": dgl.remove_self_loop,
-    "add_edges": lambda pg: dgl.add_edges(pg, _IDS, _IDS),
+    "add_edges": lambda pg: dgl.add_edges(pg, _ids(pg), _ids(pg)),
     "add_nodes": lambda pg: dgl.add_nodes(pg, 2),
-    "remove_edges": lambda pg: dgl.remove_edges(pg, _IDS),
-    "add_edges in place": lambda pg: pg.add_edges(_IDS, _IDS),
+    "remove_edges": lambda pg: dgl.remove_edges(pg, _ids(pg)),
+    "add_edges in place": lambda pg: pg.add_edges(_ids(pg), _ids(pg)),
     "add_nodes in place": lambda pg: pg.add_nodes(2),
-    "remove_nodes in place": lambda pg: pg.remove_nodes(_IDS),
-    "add_edges to the reversed graph": lambda pg: dgl.reverse(pg).add_edges(_IDS, _IDS),
+    "remove_nodes in place": lambda pg: pg.remove_nodes(_ids(pg)),
+    "add_edges to the reversed graph": lambda pg: dgl.reverse(pg).add_edges(_ids(pg), _ids(pg)),
     "to_simple": dgl.to_simple,
     "to_bidirected": dgl.to_bidirected,
     "add_reverse_edges": dgl.add_reverse_edges,
@@ -184,18 +203,18 @@ _REFUSED: dict[str, Callable[[PartitionedGraph], Any]] = {
     "formats": lambda pg: pg.formats("csc"),
     "edges": lambda pg: pg.edges(),
     "sorted edges": lambda pg: pg.edges(order="srcdst"),
-    "find_edges": lambda pg: pg.find_edges(_IDS),
-    "has_edges_between": lambda pg: pg.has_edges_between(_IDS, _IDS),
+    "find_edges": lambda pg: pg.find_edges(_ids(pg)),
+    "has_edges_between": lambda pg: pg.has_edges_between(_ids(pg), _ids(pg)),
     "edge_ids": lambda pg: pg.edge_ids(0, 1),
     "successors": lambda pg: pg.successors(0),
-    "out_edges": lambda pg: pg.out_edges(_IDS),
+    "out_edges": lambda pg: pg.out_edges(_ids(pg)),
     "multigraph": lambda pg: pg.is_multigraph,
     "adj": lambda pg: pg.adj(),
     "adj_external": lambda pg: pg.adj_external(scipy_fmt="csr"),
-    "push": lambda pg: pg.push(_IDS, fn.copy_u("x", "m"), fn.sum("m", "y")),
-    "send_and_recv": lambda pg: pg.send_and_recv(_IDS, fn.copy_u("x", "m"), fn.sum("m", "y")),
-    "pull": lambda pg: pg.pull(_IDS, fn.copy_u("x", "m"), fn.sum("m", "x")),
-    "in_edges": lambda pg: pg.in_edges(_IDS),
+    "push": lambda pg: pg.push(_ids(pg), fn.copy_u("x", "m"), fn.sum("m", "y")),
+    "send_and_recv": lambda pg: pg.send_and_recv(_ids(pg), fn.copy_u("x", "m"), fn.sum("m", "y")),
+    "pull": lambda pg: pg.pull(_ids(pg), fn.copy_u("x", "m"), fn.sum("m", "x")),
+    "in_edges": lambda pg: pg.in_edges(_ids(pg)),
     "predecessors": lambda pg: pg.predecessors(0),
     "another device": lambda pg: pg.to("meta"),
     "the ends of edges": lambda pg: pg.apply_edges(lambda edges: {"y": edges.edges()[0]}),
@@ -205,13 +224,17 @@ _REFUSED: dict[str, Callable[[PartitionedGraph], Any]] = {
     "topk_edges": lambda pg: dgl.topk_edges(pg, "w", 2, sortby=0),
     "another readout": lambda pg: dgl.readout_nodes(pg, "x", op="median"),
     "a readout of ids": lambda pg: dgl.max_nodes(pg, dgl.NID),
-    "PNAConv": lambda pg: dgl.nn.PNAConv(5, 5, ["sum"], ["identity"], 1.0)(pg, pg.ndata["x"]),
-    "a built-in function of some edges": lambda pg: pg.apply_edges(fn.u_add_v("x", "x", "y"), _IDS),
-    "sample_neighbors": lambda pg: dgl.sampling.sample_neighbors(pg, _IDS, 2),
-    "random_walk": lambda pg: dgl.sampling.random_walk(pg, _IDS, length=2),
-    "NeighborSampler": lambda pg: dgl.dataloading.NeighborSampler([2]).sample(pg, _IDS),
+    "PNAConv": lambda pg: dgl.nn.PNAConv(5, 5, ["sum"], ["identity"], 1.0).to(pg.device)(
+        pg, pg.ndata["x"]
+    ),
+    "a built-in function of some edges": lambda pg: pg.apply_edges(
+        fn.u_add_v("x", "x", "y"), _ids(pg)
+    ),
+    "sample_neighbors": lambda pg: dgl.sampling.sample_neighbors(pg, _ids(pg), 2),
+    "random_walk": lambda pg: dgl.sampling.random_walk(pg, _ids(pg), length=2),
+    "NeighborSampler": lambda pg: dgl.dataloading.NeighborSampler([2]).sample(pg, _ids(pg)),
     "DataLoader": lambda pg: next(
-        iter(dgl.dataloading.DataLoader(pg, _IDS, dgl.dataloading.NeighborSampler([2])))
+        iter(dgl.dataloading.DataLoader(pg, _ids(pg), dgl.dataloading.NeighborSampler([2])))
     ),
     "the largest eigenvalue": dgl.laplacian_lambda_max,
 }
@@ -222,6 +245,8 @@ def _refusals() -> list[str]:
     g = homogeneous()
     for name, call in _REFUSED.items():
         pg = dgl_mgpu.partition_graph(g)
+        if name == "to_networkx" and pg.device.type == "cuda":
+            continue  # DGL itself converts no graph on a GPU
         try:
             call(pg)
         except UnsupportedByPartitionError as error:
@@ -233,12 +258,13 @@ def _refusals() -> list[str]:
     return missed
 
 
+@on_gpus_too
 def test_what_a_part_cannot_do_has_a_typed_error(ranks):
-    assert ranks.run(_refusals) == [[], [], []]
+    assert ranks.run(_refusals) == [[]] * ranks.size
 
 
 def _bad_arguments() -> list[str]:
-    g, rank = homogeneous(), dist.get_rank()
+    g, rank, size = homogeneous(), dist.get_rank(), dist.get_world_size()
     count = g.num_nodes()
     other = homogeneous("skewed")
     fewer = homogeneous()
@@ -250,7 +276,7 @@ def _bad_arguments() -> list[str]:
     cases: dict[str, tuple[Any, dict[str, Any]]] = {
         "by": (g, {"by": "chance"}),
         "exchange": (g, {"exchange": "post"}),
-        "rank too high": (g, {"by": torch.full((count,), 3)}),
+        "rank too high": (g, {"by": torch.full((count,), size)}),
         "negative rank": (g, {"by": torch.full((count,), -1)}),
         "too few": (g, {"by": torch.zeros(count - 1, dtype=torch.int64)}),
         "no integers": (g, {"by": torch.zeros(count)}),
@@ -271,8 +297,8 @@ def _bad_arguments() -> list[str]:
         "different by": (g, {"by": "order" if rank == 1 else "random"}),
         "different exchange": (g, {"exchange": "broadcast" if rank == 1 else "halo"}),
         "different seeds": (g, {"seed": rank}),
-        "different assignments": (g, {"by": (torch.arange(count) + rank) % 3}),
-        "bad assignment on one rank": (g, {"by": torch.full((count,), 3 * (rank == 1))}),
+        "different assignments": (g, {"by": (torch.arange(count) + rank) % size}),
+        "bad assignment on one rank": (g, {"by": torch.full((count,), size * (rank == 1))}),
     }
     missed = []
     for name, (graph, options) in cases.items():
@@ -289,5 +315,6 @@ def _bad_arguments() -> list[str]:
     return missed
 
 
+@on_gpus_too
 def test_bad_arguments_have_typed_errors_on_all_ranks(ranks):
-    assert ranks.run(_bad_arguments) == [[], [], []]
+    assert ranks.run(_bad_arguments) == [[]] * ranks.size

@@ -9,6 +9,7 @@ import pytest
 import torch
 from dgl.dataloading import MultiLayerFullNeighborSampler
 
+from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.models import LeanGCN
 from dgl_mgpu.fullgraph.models import build_model as build_for_graph
 from dgl_mgpu.training.config import ModelConfig
@@ -96,3 +97,17 @@ def test_a_lean_gcn_drops_of_its_input_and_between_layers():
     assert not torch.equal(third, fourth)  # between layers
     model.eval()
     assert torch.equal(model(g, {"feat": g.ndata["x"]}), model(g, {"feat": g.ndata["x"]}))
+
+
+def test_a_lean_gcn_drops_of_features_in_host_memory():
+    g = dgl.add_self_loop(homogeneous(width=200))
+    model = build_for_graph(ModelConfig("gcn", 300, dropout=0.4), 200, 3, 2).double()
+    rows = []
+    model.gcn.register_forward_pre_hook(lambda module, args: rows.append(args[1].whole()))
+    features = HostRows(torch.ones_like(g.ndata["x"]), "cpu", 64)
+    model(g, {"feat": features})
+    model.eval()
+    model(g, {"feat": features})
+    assert 0.5 < (rows[0] != 0).double().mean() < 0.7
+    assert rows[0].unique().tolist() == pytest.approx([0, 1 / 0.6])
+    assert torch.equal(rows[1], features.whole())

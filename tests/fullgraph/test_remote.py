@@ -1,6 +1,12 @@
-"""Sums by remote reads, on ranks whose rows are in files that all of them have mapped."""
+"""Sums by remote reads.
+
+On the CPU ranks' rows are in files that all of them have mapped.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
@@ -10,14 +16,31 @@ from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.peers import PeerChunks
 from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
 from dgl_mgpu.fullgraph.exchange.rounds import Sum
+from dgl_mgpu.fullgraph.exchange.window import Window
 from dgl_mgpu.ops.spmm_remote import Pipeline
 from tests.fullgraph.graphs import KINDS
+from tests.fullgraph.ranks import on_gpus_too
 from tests.fullgraph.test_exchange import _Whole
-from tests.fullgraph.windows import MappedWindow
 
 
-def _remote(whole: _Whole, pipeline: Pipeline | None = None) -> tuple[RemoteReads, MappedWindow]:
-    window = MappedWindow(whole.group)
+class _Counting:
+    """A window that counts the exchanges it serves."""
+
+    def __init__(self, window: Window | None) -> None:
+        self._window = window
+        self.turns = 0
+
+    def turn(self, nbytes: int) -> Sequence[torch.Tensor]:
+        assert self._window is not None
+        self.turns += 1
+        return self._window.turn(nbytes)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._window, name)
+
+
+def _remote(whole: _Whole, pipeline: Pipeline | None = None) -> tuple[RemoteReads, _Counting]:
+    window = _Counting(whole.window())
     halo = Chunks(whole.part, whole.group, 1)
     return RemoteReads(halo, window, pipeline), window  # type: ignore[arg-type]
 
@@ -29,7 +52,7 @@ def _sums(kind: str, way: str, idtype: torch.dtype) -> None:
     for weighted in (False, True):
         weights = whole.rows(len(whole.src)) if weighted else None
         matrix = whole.matrix(weights)
-        mine = None if weights is None else weights[whole.part.edges]
+        mine = None if weights is None else whole.own_edges(weights)
         for shape in ((), (0,), (1,), (3,), (2, 3), (602,)):
             given = None if mine is None else mine.view(-1, *[1] * len(shape))
             x, y = whole.rows(num_src, *shape), whole.rows(num_dst, *shape)
@@ -41,12 +64,14 @@ def _sums(kind: str, way: str, idtype: torch.dtype) -> None:
             assert torch.equal(found, whole.own_src(torch.tensordot(matrix.t(), y, 1)))
 
 
+@on_gpus_too
 @pytest.mark.parametrize("way", ["shuffled", "order", "one rank has all"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_sums_are_products_with_the_matrix(ranks, kind, way):
     ranks.run(_sums, kind, way, torch.int64)
 
 
+@on_gpus_too
 def test_sums_with_ids_of_32_bits(ranks):
     ranks.run(_sums, "bipartite", "shuffled", torch.int32)
 
@@ -58,9 +83,9 @@ def test_sums_on_one_rank(kind):
 
 def _over_peers(lend_all: bool) -> None:
     whole = _Whole("random", "shuffled")
-    window = MappedWindow(whole.group)
-    halo = PeerChunks(whole.part, window, 1, lend_all)  # type: ignore[arg-type]
-    remote = RemoteReads(halo, window)  # type: ignore[arg-type]
+    window = whole.window()
+    assert window is not None
+    remote = RemoteReads(PeerChunks(whole.part, window, 1, lend_all), window)
     matrix = whole.matrix()
     x, y = whole.rows(whole.of_src.num_nodes, 3), whole.rows(whole.of_dst.num_nodes, 3)
     for _ in range(2):
@@ -69,6 +94,7 @@ def _over_peers(lend_all: bool) -> None:
         assert torch.equal(found, whole.own_src(matrix.t() @ y))
 
 
+@on_gpus_too
 @pytest.mark.parametrize("lend_all", [False, True])
 def test_rows_that_are_given_back_may_be_lent_wholly(ranks, lend_all):
     ranks.run(_over_peers, lend_all)
@@ -81,19 +107,20 @@ def _weights() -> None:
     x = whole.own_src(whole.rows(whole.of_src.num_nodes, 2, 3))
     # Weights of heads are of whole columns, others are not.
     for shape, reads in (((2, 1), 1), ((2, 3), 1), ((1, 1), 1), ((1, 3), 0)):
-        weights = whole.rows(len(whole.src), *shape)[whole.part.edges]
+        weights = whole.own_edges(whole.rows(len(whole.src), *shape))
         before = window.turns
         assert torch.equal(remote.sums(x, weights), chunks.sums(x, weights))
         assert window.turns == before + reads
 
 
+@on_gpus_too
 def test_weights_of_columns(ranks):
     ranks.run(_weights)
 
 
 def _gradients() -> None:
     whole = _Whole("skewed", "shuffled")
-    weights = whole.rows(len(whole.src), 1)[whole.part.edges]
+    weights = whole.own_edges(whole.rows(len(whole.src), 1))
     rows = whole.own_src(whole.rows(whole.of_src.num_nodes, 4))
     found = []
     for rounds in (_remote(whole)[0], Chunks(whole.part, whole.group)):
@@ -106,6 +133,7 @@ def _gradients() -> None:
         assert torch.equal(one, other)
 
 
+@on_gpus_too
 def test_gradients_are_those_of_the_halo_in_chunks(ranks):
     ranks.run(_gradients)
 
@@ -120,6 +148,7 @@ def _pipelines() -> None:
         assert torch.equal(remote.sums(whole.own_src(x)), expected)
 
 
+@on_gpus_too
 def test_another_pipeline_may_be_set(ranks):
     ranks.run(_pipelines)
 
@@ -127,7 +156,7 @@ def test_another_pipeline_may_be_set(ranks):
 def _in_chunks() -> None:
     whole = _Whole("random", "shuffled")
     with pytest.raises(InvalidInputError, match="2 chunks"):
-        RemoteReads(Chunks(whole.part, whole.group, 2), MappedWindow(whole.group))  # type: ignore[arg-type]
+        RemoteReads(Chunks(whole.part, whole.group, 2), whole.window())  # type: ignore[arg-type]
 
 
 def test_the_halo_is_in_one_chunk(ranks):
@@ -145,5 +174,6 @@ def _dtypes() -> None:
         assert found.dtype == dtype and torch.equal(found, expected.to(dtype))
 
 
+@on_gpus_too
 def test_sums_of_other_element_types(ranks):
     ranks.run(_dtypes)

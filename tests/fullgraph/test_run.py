@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import dgl
@@ -17,6 +19,7 @@ from dgl_mgpu import partition_graph
 from dgl_mgpu.cli import main
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.fullgraph import graph as partitioning
+from dgl_mgpu.fullgraph.features import HostRows, placement
 from dgl_mgpu.fullgraph.models import build_model
 from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
 from dgl_mgpu.report import EpochReport, plots, read_metrics
@@ -97,6 +100,49 @@ def test_every_model_learns(tmp_path, data, without_curves, model):
     folder = train(tmp_path / "run", data, f"model={model}", "trainer.epochs=30")
     _, summary = read_metrics(folder / "metrics.jsonl")
     assert summary["test_accuracy"] > 0.5
+
+
+@contextmanager
+def kept_on_host(monkeypatch) -> Iterator[list[torch.Tensor]]:
+    """Features that are kept in the host's memory here."""
+    of_nodes, made = HostRows.of_nodes, []
+
+    def noting(g: dgl.DGLGraph, rows: torch.Tensor) -> HostRows:
+        made.append(rows)
+        return of_nodes(g, rows)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(HostRows, "of_nodes", noting)
+        yield made
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("model", ["gcn", "graphsage"])
+def test_features_in_host_memory_train_alike(
+    tmp_path, data, without_curves, monkeypatch, model, num_ranks
+):
+    options = [data, f"model={model}", "model.dropout=0", "trainer.epochs=4"]
+    options.append(f"trainer.ranks={num_ranks}")
+    expected = losses_of(train(tmp_path / "gpu", *options, "fullgraph.features=gpu"))
+    with kept_on_host(monkeypatch) as made:
+        found = losses_of(train(tmp_path / "host", *options, "fullgraph.features=host"))
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert len(made) == (num_ranks == 1)  # others are processes of their own
+
+
+def test_features_that_do_not_fit_are_in_host_memory(tmp_path, data, without_curves, monkeypatch):
+    monkeypatch.setattr(placement, "free_bytes", lambda device: 1e5)  # 1000 nodes have more
+    with kept_on_host(monkeypatch) as made:
+        folder = train(tmp_path / "run", data, "model=gcn", "trainer.epochs=30")
+    assert len(made) == 1
+    # With elements of the features dropped out, as on a GPU.
+    assert read_metrics(folder / "metrics.jsonl")[1]["test_accuracy"] > 0.5
+
+
+def test_an_unknown_place_of_features_is_refused(tmp_path, data, capsys):
+    arguments = ["train", *SMALL, data, f"hydra.run.dir={tmp_path}", "fullgraph.features=disk"]
+    assert main(arguments) == 1
+    assert "choose from auto, gpu, host" in capsys.readouterr().err
 
 
 def make_trainer(dropout: float) -> FullGraphTrainer:

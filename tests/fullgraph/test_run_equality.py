@@ -16,6 +16,7 @@ from torch.nn import functional
 import dgl_mgpu
 from dgl_mgpu.data import load
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.models import build_model
 from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
 from dgl_mgpu.training import models
@@ -75,12 +76,24 @@ def by_dgl(model: torch.nn.Module, g: dgl.DGLGraph, ntype: str, epochs: int) -> 
 
 
 def trainer_of(
-    model: torch.nn.Module, g: dgl.DGLGraph | None, ntype: str = "_N", **how: Any
+    model: torch.nn.Module,
+    g: dgl.DGLGraph | None,
+    ntype: str = "_N",
+    slab_width: int | None = None,
+    **how: Any,
 ) -> FullGraphTrainer:
+    """A trainer; with a ``slab_width``, features stay in the host's memory."""
     pg = dgl_mgpu.partition_graph(g, **how)
-    data = pg.nodes[ntype].data
+    data, features = pg.nodes[ntype].data, pg.ndata["x"]
     masks = {name: data[name] for name in SPLITS}
-    return FullGraphTrainer(model, adam(model), pg, {"feat": pg.ndata["x"]}, data["label"], masks)
+    if slab_width is not None:
+
+        def kept(rows: torch.Tensor) -> HostRows:
+            return HostRows(rows.cpu(), pg.device, slab_width)
+
+        several = isinstance(features, dict)
+        features = {n: kept(rows) for n, rows in features.items()} if several else kept(features)
+    return FullGraphTrainer(model, adam(model), pg, {"feat": features}, data["label"], masks)
 
 
 def no_step(step: int, loss: float, accuracy: float, seeds: int) -> None:
@@ -141,6 +154,20 @@ def _check_kind(kind: str, by: str) -> None:
 @pytest.mark.parametrize("kind", ["two nodes", "one node", "isolated", "self-loops", "no edges"])
 def test_graphs_that_leave_ranks_without_nodes_or_edges(ranks, kind):
     ranks.run(_check_kind, kind, "order")
+
+
+def _check_on_host(name: str, exchange: str) -> None:
+    for kind in ("skewed", "two nodes"):
+        check_equal(name, prepared(homogeneous(kind)), 4, slab_width=2, exchange=exchange)
+    if name == "rgcn":
+        g = prepared(heterogeneous(), "item")
+        check_equal("rgcn", g, 4, "item", slab_width=2, exchange=exchange)
+
+
+@pytest.mark.parametrize("exchange", ["halo", "broadcast"])
+@pytest.mark.parametrize("name", ["gcn", "gin", "graphsage", "gat", "rgcn"])
+def test_epochs_with_features_in_host_memory(ranks, name, exchange):
+    ranks.run(_check_on_host, name, exchange)
 
 
 def _check_one_trains() -> None:

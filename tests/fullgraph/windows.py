@@ -10,7 +10,16 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu.fullgraph.exchange.window import Window, reaches_all
+
 _BYTES = 1 << 20
+
+
+def window_of(group: dist.ProcessGroup, device: torch.device) -> Window | None:
+    """What ranks lend each other: a stand-in on the CPU; None of GPUs that are not linked."""
+    if device.type == "cpu":
+        return MappedWindow(group)  # type: ignore[return-value]
+    return Window(group, device) if reaches_all(group, device) else None
 
 
 class MappedWindow:

@@ -21,6 +21,7 @@ from dgl_mgpu.fullgraph.exchange.cost import Load, Model, Rates
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds
 from dgl_mgpu.fullgraph.exchange.search import Search, search
 from dgl_mgpu.fullgraph.exchange.ways import Way, Ways
+from dgl_mgpu.fullgraph.memory import free_bytes
 from dgl_mgpu.ops.spmm_remote import Pipeline
 from dgl_mgpu.ops.spmm_remote.op import DTYPES
 from dgl_mgpu.store import Ranks
@@ -85,8 +86,6 @@ class _Trials:
     def _begin(self, asked: tuple[Way, int]) -> None:
         self.way, self._calls = asked
         self.watches: list[Stopwatch] = []
-        #: The first call makes tiles and kernels, and is not timed.
-        self.is_warm = False
 
     @property
     def enough(self) -> bool:
@@ -190,7 +189,7 @@ class Auto(Rounds):
         if before is not None:
             self.found[case] = before
             return
-        room = min(self._ranks.all_gather(_free_bytes(self._device)))
+        room = min(self._ranks.all_gather(free_bytes(self._device)))
         ways = self._worth_trying(case, room)
         if len(ways) == 1:
             self.found[case] = ways[0]
@@ -215,9 +214,9 @@ class Auto(Rounds):
 
     def _tried(self, case: Case, by: Callable[[Way], torch.Tensor]) -> torch.Tensor:
         trials = self._trials[case]
-        if not trials.is_warm:
-            trials.is_warm = True
-            return by(trials.way)
+        # Once before it is timed: that makes tiles and kernels, and keeps the GPU busy while the
+        # host prepares what is timed, as it does in a training.
+        by(trials.way)
         self._line_up()
         watch = self._stopwatch()
         total = by(trials.way)
@@ -266,11 +265,3 @@ def _machine(ranks: Ranks, where: torch.device) -> str:
     name += f", torch {torch.__version__}, {Ranks.of_this_machine().size} on a machine"
     names = sorted(set(ranks.all_gather(name)))
     return f"{ranks.size} x {' and '.join(names)}"
-
-
-def _free_bytes(where: torch.device) -> float:
-    """Memory of a GPU that torch may still take; no limit elsewhere."""
-    if where.type != "cuda":
-        return math.inf
-    reserved = torch.cuda.memory_reserved(where) - torch.cuda.memory_allocated(where)
-    return torch.cuda.mem_get_info(where)[0] + reserved

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -63,20 +64,17 @@ class Chunks(Rounds):
             sizes.append(sum(self._comes[number]))
         return rounds, places, sizes
 
-    def start(self, number: int, rows: torch.Tensor) -> Arriving:
+    def start(self, number: int, rows: torch.Tensor, room: torch.Tensor | None = None) -> Arriving:
+        """As `Rounds.start`; a round's rows may be put into some ``room``."""
         if number == 0:
             own = rows.contiguous()
             return lambda: own
         comes, goes = self._comes[number], self._goes[number]
-        room = rows.new_empty(sum(comes), *rows.shape[1:])
+        if room is None:
+            room = rows.new_empty(sum(comes), *rows.shape[1:])
         work = self._exchange(room, rows.index_select(0, self._going(goes)), comes, goes)
 
-        def arrived() -> torch.Tensor:
-            if work is not None:
-                work.wait()
-            return room
-
-        return arrived
+        return partial(_arrived, work, room)
 
     def start_return(self, number: int, rows: torch.Tensor, highest: bool = False) -> Returning:
         if number == 0:
@@ -111,3 +109,9 @@ class Chunks(Rounds):
         return dist.all_to_all_single(
             sendable(out), sendable(rows), coming, going, group=self.group, async_op=True
         )
+
+
+def _arrived(work: dist.Work | None, room: torch.Tensor) -> torch.Tensor:
+    if work is not None:
+        work.wait()
+    return room

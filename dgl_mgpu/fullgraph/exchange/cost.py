@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from dgl_mgpu.fullgraph.exchange.ways import BROADCAST, Way
+from dgl_mgpu.fullgraph.exchange.ways import BROADCAST, HALO_AT_FIRST, Way
 from dgl_mgpu.fullgraph.part import Part
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.spmm_remote import Pipeline
@@ -22,7 +22,7 @@ from dgl_mgpu.topology.topology import GB
 
 #: Seconds from one round's beginning to its first rows, between GPUs and over gloo.
 _LATENCY, _LATENCY_OF_GLOO = 20e-6, 200e-6
-#: Bytes of an edge in a round's tile and its transpose, beside four ids: while they are made.
+#: Bytes of an edge beside ids, while tiles and transposes are made.
 _BYTES_OF_EDGE = 24
 
 
@@ -129,7 +129,10 @@ class Model:
             rounds = self._rounds(way, rank)
             rows = sum(sorted(each.rows for each in rounds)[-2:])
             rows += 0 if way == BROADCAST else 2 * load.sending
-            tiles = (4 * self._id_bytes + _BYTES_OF_EDGE) * sum(load.edges)
+            rows += load.own_src if way == HALO_AT_FIRST else 0
+            # Tiles and their transposes; where the part is the only tile, its transpose.
+            ids_of_edge = 1 if way == HALO_AT_FIRST else 2
+            tiles = (2 * ids_of_edge * self._id_bytes + _BYTES_OF_EDGE) * sum(load.edges)
             ends = 2 * self._id_bytes * (load.own_dst + load.own_src) * len(rounds)
             if way.pipeline is not None:
                 pairs = load.own_dst + sum(load.edges) // way.pipeline.ps
@@ -167,7 +170,9 @@ class Model:
             (each.edges + load.own_dst * (2 if number else 1)) * row_bytes / rates.memory
             for number, each in enumerate(rounds)
         ]
-        picking = 0.0 if way == BROADCAST else 2 * load.sending * row_bytes / rates.memory
+        picked = 0 if way == BROADCAST else load.sending
+        picked += load.own_src if way == HALO_AT_FIRST else 0
+        picking = 2 * picked * row_bytes / rates.memory
         overlapped = map(max, adding, [*arriving[1:], 0.0])
         return picking + arriving[0] + sum(overlapped)
 
@@ -175,6 +180,8 @@ class Model:
         load, ranks = self._loads[rank], range(len(self._loads))
         if way == BROADCAST:
             return [_Round(self._loads[owner].own_src, load.edges[owner]) for owner in ranks]
+        if way == HALO_AT_FIRST:
+            return [_Round(sum(load.wanted), sum(load.edges))]
         chunks, steps = way.chunks or 1, len(self._loads) - 1
         rounds = [_Round(0, load.edges[rank])] + [_Round(0, 0)] * chunks
         for step in range(steps):

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -13,6 +14,7 @@ from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning
 from dgl_mgpu.fullgraph.exchange.window import Window
 from dgl_mgpu.fullgraph.part import Part
+from dgl_mgpu.ops import pick_rows
 from dgl_mgpu.store import Ranks
 
 #: Share of a rank's rows from which on all of them are lent.
@@ -96,11 +98,12 @@ class PeerChunks(Chunks):
             sizes[number] = begin
         return rounds, places, sizes
 
-    def start(self, number: int, rows: torch.Tensor) -> Arriving:
+    def start(self, number: int, rows: torch.Tensor, room: torch.Tensor | None = None) -> Arriving:
         if number == 0:
             return super().start(0, rows)
         counts = self._rooms[number]
-        room = rows.new_empty(sum(counts), *rows.shape[1:])
+        if room is None:
+            room = rows.new_empty(sum(counts), *rows.shape[1:])
         rows = rows.contiguous()
         with self._window.aside():
             if number == 1:
@@ -110,13 +113,7 @@ class PeerChunks(Chunks):
                 if len(place):
                     start, _ = self._lent_to_me[rank]
                     place.copy_(_rows_at(self._memory[rank], start, len(place), room))
-        wait = self._window.done(room, rows)
-
-        def arrived() -> torch.Tensor:
-            wait()
-            return room
-
-        return arrived
+        return partial(_arrived, self._window.done(room, rows), room)
 
     def _lend(self, rows: torch.Tensor) -> None:
         self._memory = self._window.turn(self._most_lent * _row_bytes(rows))
@@ -125,7 +122,7 @@ class PeerChunks(Chunks):
             _rows_at(mine, 0, len(rows), rows).copy_(rows)
         if len(picked):
             begin = self._lent.num_rows - len(picked)
-            _pick(rows, picked, _rows_at(mine, begin, len(picked), rows))
+            pick_rows(rows, picked, _rows_at(mine, begin, len(picked), rows))
 
     def start_return(self, number: int, rows: torch.Tensor, highest: bool = False) -> Returning:
         if number == 0:
@@ -201,18 +198,13 @@ def halo_in_chunks(
     return PeerChunks(part, window, num_chunks, lend_all)
 
 
+def _arrived(wait: Callable[[], None], room: torch.Tensor) -> torch.Tensor:
+    wait()
+    return room
+
+
 def _row_bytes(rows: torch.Tensor) -> int:
     return math.prod(rows.shape[1:]) * rows.element_size()
-
-
-def _pick(rows: torch.Tensor, picked: torch.Tensor, out: torch.Tensor) -> None:
-    """Copy the rows that are picked to ``out``."""
-    ends = [each.view(len(each), math.prod(each.shape[1:])) for each in (rows, out)]
-    addresses = rows.data_ptr() | out.data_ptr() | _row_bytes(rows)
-    if out.numel() and addresses % 16 == 0:
-        # Torch picks rows out element by element: the widest elements there are take it least.
-        ends = [each.view(torch.uint8).view(torch.complex128) for each in ends]
-    torch.index_select(ends[0], 0, picked, out=ends[1])
 
 
 def _rows_at(memory: torch.Tensor, start: int, count: int, like: torch.Tensor) -> torch.Tensor:

@@ -94,7 +94,8 @@ class RemoteReads(Rounds):
         """The part's local and remote virtual graph."""
         local, remote = (tile.relation.csc() for tile in self.tiles)
         # Not by their places in the round, of which there may be more than the halo has rows.
-        columns = self.part.relation.csc().indices[self.tiles[1].entries.long()]
+        columns = self.part.relation.csc().indices
+        columns = columns[columns >= self.part.num_own_src]
         positions = self.part.halo[columns.long() - self.part.num_own_src].to(columns.dtype)
         return Entries(local.indptr, local.indices), Entries(remote.indptr, positions)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -40,23 +40,33 @@ def nothing(*_: torch.Tensor) -> None:
     """Neither waits nor adds."""
 
 
-class Tile(NamedTuple):
+class Tile:
     """The edges that come from one round's rows.
 
-    Attributes
+    Parameters
     ----------
     relation : Relation
         From the round's rows to own rows.
-    entries : Tensor, dtype of ids, shape (its edges,)
-        Their numbers in the part.
+    find_entries : callable, optional
+        Finds their numbers in the part; none where they are all of the part's edges, in order.
     """
 
-    relation: Relation
-    entries: torch.Tensor
+    def __init__(
+        self, relation: Relation, find_entries: Callable[[], torch.Tensor] | None = None
+    ) -> None:
+        self.relation = relation
+        self._find_entries = find_entries
+
+    @cached_property
+    def entries(self) -> torch.Tensor | None:
+        """Their numbers in the part, for weights; found when they are first asked for."""
+        return None if self._find_entries is None else self._find_entries()
 
     def of(self, weights: torch.Tensor | None) -> torch.Tensor | None:
         """The edges' weights, from those of all of the part's."""
-        return None if weights is None else weights.index_select(0, self.entries)
+        if weights is None or self.entries is None:
+            return weights
+        return weights.index_select(0, self.entries)
 
 
 class Rounds(ABC):
@@ -124,7 +134,7 @@ class Rounds(ABC):
         for number, tile in reversed(list(enumerate(self.tiles))):
             back = _summed(tile.relation.reverse(), rows, tile.of(weights), None)
             if number == self.own_round:
-                own = back
+                own = back[: self.part.num_own_src]
             returning = self.start_return(number, back)
             del back
             wait()
@@ -146,15 +156,21 @@ class Rounds(ABC):
         for number, size in enumerate(sizes):
             chosen = of_entries == number
             before = torch.cat([chosen.new_zeros(1, dtype=torch.int64), chosen.cumsum(0)])
-            entries = chosen.nonzero().squeeze(1)
             grouped = Compressed(
                 before[indptr.long()].to(indptr.dtype),
-                places[indices[entries].long()].to(indices.dtype),
+                places[indices[chosen].long()].to(indices.dtype),
                 None,
             )
             relation = Relation(size, self.part.num_own_dst, csc=grouped, formats=("csr", "csc"))
-            tiles.append(Tile(relation, entries.to(indices.dtype)))
+            tiles.append(Tile(relation, partial(_entries_of, self.part, rounds, number)))
         return tiles
+
+
+def _entries_of(part: Part, rounds: torch.Tensor, number: int) -> torch.Tensor:
+    """Edges whose source has its row in a round, given that of each source."""
+    indices = part.relation.csc().indices
+    chosen = rounds[indices.long()] == number
+    return chosen.nonzero().squeeze(1).to(indices.dtype)
 
 
 def _summed(

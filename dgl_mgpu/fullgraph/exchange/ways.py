@@ -10,9 +10,11 @@ from dataclasses import dataclass
 import torch.distributed as dist
 
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
+from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.peers import halo_in_chunks
 from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
+from dgl_mgpu.fullgraph.exchange.whole import WholeHalo
 from dgl_mgpu.fullgraph.exchange.window import Window
 from dgl_mgpu.fullgraph.part import Part
 from dgl_mgpu.ops.spmm_remote import Pipeline
@@ -25,26 +27,32 @@ STEPS = {"ps": (1, 2, 4, 8, 16, 32), "dist": (1, 2, 4, 8, 16), "wpb": (1, 2, 4, 
 
 @dataclass(frozen=True)
 class Way:
-    """Broadcast; or the halo in some chunks; or remote reads with some pipeline.
+    """Broadcast; or the halo, before all sums or in chunks; or remote reads with some pipeline.
 
     Attributes
     ----------
     chunks : int
         0 for none.
     pipeline : Pipeline, optional
+    at_first : bool
+        Whether the halo comes before all sums.
     """
 
     chunks: int = 0
     pipeline: Pipeline | None = None
+    at_first: bool = False
 
     def __str__(self) -> str:
         if self.pipeline is not None:
             steps = (f"{name}={getattr(self.pipeline, name)}" for name in STEPS)
             return f"remote reads, {' '.join(steps)}"
+        if self.at_first:
+            return "halo at first"
         return f"halo in {self.chunks}" if self.chunks else "broadcast"
 
 
 BROADCAST = Way()
+HALO_AT_FIRST = Way(at_first=True)
 
 
 class Ways:
@@ -76,7 +84,7 @@ class Ways:
         most = max(1, part.num_ranks - 1)
         chunks = sorted({count for count in (*_CHUNKS, most) if count <= most})
         self.default = Way(chunks=min(2, most))
-        self.candidates = [BROADCAST, *(Way(chunks=count) for count in chunks)]
+        self.candidates = [BROADCAST, HALO_AT_FIRST, *(Way(chunks=count) for count in chunks)]
         every = list(self.candidates)
         if window is not None:
             self.candidates.append(Way(pipeline=Pipeline()))
@@ -109,6 +117,8 @@ class Ways:
     def _make(self, way: Way) -> Rounds:
         if way == BROADCAST:
             return Broadcast(self.part, self.group)
+        if way == HALO_AT_FIRST:
+            return WholeHalo(self._halo())
         return halo_in_chunks(self.part, self.group, self._window, way.chunks)
 
     def _reader(self, ps: int) -> RemoteReads:
@@ -121,5 +131,8 @@ class Ways:
 
     def _new_reader(self) -> RemoteReads:
         assert self._window is not None  # else there is no such candidate
-        halo = halo_in_chunks(self.part, self.group, self._window, 1, lend_all=False)
-        return RemoteReads(halo, self._window)
+        return RemoteReads(self._halo(), self._window)
+
+    def _halo(self) -> Chunks:
+        """In one chunk, each row once."""
+        return halo_in_chunks(self.part, self.group, self._window, 1, lend_all=False)

@@ -11,6 +11,7 @@ from dgl import DGLGraph
 
 from dgl_mgpu.backend.errors import InvalidCallError
 from dgl_mgpu.backend.spread import SpreadIndex
+from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.gcn.passes import Passes
 from dgl_mgpu.store import Ranks
 
@@ -22,7 +23,7 @@ class Known:
         self._of_graph: tuple[Any, ...] = (_nothing,)
         self._scales: tuple[torch.Tensor | None, torch.Tensor | None] = (None, None)
         self._of_input: tuple[Any, ...] = (_nothing,)
-        self._sums: torch.Tensor | None = None
+        self._sums: torch.Tensor | HostRows | None = None
 
     def __reduce__(self) -> tuple[type[Known], tuple[()]]:
         return type(self), ()  # a copy of the model finds out by itself
@@ -49,14 +50,19 @@ class Known:
             self._of_input, self._sums = (_nothing,), None
         return self._scales
 
-    def with_input_sums(self, passes: Passes, x: torch.Tensor) -> Passes:
-        """The passes, with sums of the input; the graph is the one that scales were asked of."""
-        known, *version = self._of_input
-        if known() is not x or version != [x._version]:
+    def with_input_sums(self, passes: Passes, x: torch.Tensor | HostRows) -> Passes:
+        """The passes, with sums of the input; the graph is the one that scales were asked of.
+
+        They are kept where the input is.
+        """
+        version = 0 if isinstance(x, HostRows) else x._version
+        known, *known_version = self._of_input
+        if known() is not x or known_version != [version]:
             self._of_input, self._sums = (_nothing,), None
             with torch.no_grad():
-                self._sums = passes.normalised_sums(0, x.to(passes.dtype))
-            self._of_input = weakref.ref(x), x._version
+                sums = passes.normalised_sums(0, passes.converted(x))
+                self._sums = sums.kept() if isinstance(sums, HostRows) else sums
+            self._of_input = weakref.ref(x), version
         sums_first = (True, *passes.sums_first[1:])
         return replace(passes, input_sums=self._sums, sums_first=sums_first)
 

@@ -12,9 +12,10 @@ from torch import nn
 
 from dgl_mgpu.backend.errors import InvalidCallError
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.fullgraph.features import HostRows
+from dgl_mgpu.fullgraph.gcn.dropout import global_ids
 from dgl_mgpu.fullgraph.gcn.known import Known
 from dgl_mgpu.fullgraph.gcn.passes import Layers, Passes
-from dgl_mgpu.fullgraph.index import PartitionedIndex
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -50,7 +51,7 @@ class GCN(nn.Module):
         Keep the sums of the input, one more buffer, for the backward pass and for as long as the
         same unchanged tensor is passed: then the first layer needs no sums any more.  An input
         that requires a gradient is not kept.  Otherwise a first layer that sums first does so
-        again in the backward pass.
+        again in the backward pass.  Sums of an input in the host's memory are kept there, too.
     keep_every : int
         Of so many hidden layers in a row, keep one output for the backward pass, which makes the
         others again: more work, fewer buffers.
@@ -107,14 +108,16 @@ class GCN(nn.Module):
     def extra_repr(self) -> str:
         return f"{self.widths}, norm={self.norm!r}, bias={self.bias}, dropout={self.dropout}"
 
-    def forward(self, g: DGLGraph, x: torch.Tensor) -> torch.Tensor:
+    def forward(self, g: DGLGraph, x: torch.Tensor | HostRows) -> torch.Tensor:
         """The last layer's output; collective where ``g`` is a `PartitionedGraph`.
 
         Parameters
         ----------
         g : DGLGraph
             Of one node type and one edge type.
-        x : Tensor, shape (num_nodes, widths[0])
+        x : Tensor or HostRows, shape (num_nodes, widths[0])
+            `HostRows` stay in the host's memory and are multiplied, or summed first, some columns
+            at a time.
 
         Returns
         -------
@@ -144,13 +147,12 @@ class GCN(nn.Module):
             sums_first=tuple(width < next_width for width, next_width in pairwise(self.widths)),
             dropout=dropout,
             key=int(torch.randint(1 << 62, ())) if dropout else 0,
-            nodes=_global_ids(g) if dropout else None,
+            nodes=global_ids(g) if dropout else None,
             keep_every=self.keep_every,
         )
         bias = parameters.pop() if self.bias else None
         with torch.autocast(x.device.type, enabled=False):
-            # Of an inference tensor one cannot tell whether it was changed.
-            if self.keep_input_sums and not x.requires_grad and not x.is_inference():
+            if self.keep_input_sums and _stays_the_same(x):
                 passes = self._known.with_input_sums(passes, x)
             if torch.is_grad_enabled():
                 out = Layers.apply(passes, x, *parameters)
@@ -158,7 +160,7 @@ class GCN(nn.Module):
                 out = passes.forward(x, parameters, None)
             return _finished(out, right, bias)
 
-    def _check(self, g: DGLGraph, x: torch.Tensor, weight: torch.Tensor) -> None:
+    def _check(self, g: DGLGraph, x: torch.Tensor | HostRows, weight: torch.Tensor) -> None:
         asked = "run a GCN"
         if not g.is_homogeneous:
             raise InvalidCallError(
@@ -171,6 +173,12 @@ class GCN(nn.Module):
                 asked,
                 f"rows of shape {tuple(x.shape)}",
                 f"pass shape {(g.num_nodes(), self.widths[0])}, a row for each node of the graph",
+            )
+        if x.device != g.device:
+            raise InvalidCallError(
+                asked,
+                f"rows on '{x.device}' and a graph on '{g.device}'",
+                "move them there, or pass dgl_mgpu.fullgraph.features.HostRows.of_nodes(g, rows)",
             )
         if x.dtype not in _DTYPES or (self.activation_dtype is None and x.dtype != weight.dtype):
             raise InvalidCallError(
@@ -218,9 +226,9 @@ def _finished(
     return rows + bias if right is None else torch.addcmul(bias, rows, right)
 
 
-def _global_ids(g: DGLGraph) -> torch.Tensor:
-    """The nodes' ids in the whole graph."""
-    if isinstance(g._graph, PartitionedIndex):
-        part = g._graph.parts[0].part
-        return part.src.nodes(part.rank, g.device)
-    return torch.arange(g.num_nodes(), device=g.device)
+def _stays_the_same(x: torch.Tensor | HostRows) -> bool:
+    """Whether sums of the input may be kept."""
+    if isinstance(x, HostRows):
+        return True
+    # Of an inference tensor one cannot tell whether it was changed.
+    return not x.requires_grad and not x.is_inference()

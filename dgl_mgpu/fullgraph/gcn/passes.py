@@ -9,6 +9,9 @@ masks are kept.  With the two of the exchange that makes L + 3 (MG-GCN, section 
 and its gradient among them; one more if the loss keeps the output.  Where that paper writes to a
 buffer anew, here it is freed and torch's allocator gives it out again, in whatever width is needed
 next.
+
+Of an input in the host's memory (`HostRows`) some columns are there at a time, and so of its sums:
+either is multiplied as it comes, in the forward pass and for the weight's gradient.
 """
 
 from __future__ import annotations
@@ -23,8 +26,11 @@ from dgl.heterograph_index import HeteroGraphIndex
 from torch.autograd.function import once_differentiable
 
 from dgl_mgpu.backend.spread import SpreadIndex
+from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.gcn.dropout import drop_
 from dgl_mgpu.ops.philox import SampleKey
+
+Input = torch.Tensor | HostRows
 
 
 @dataclass(frozen=True)
@@ -50,7 +56,7 @@ class Passes:
     nodes : Tensor, int64, shape (num_nodes,), or None
         Ids in the whole graph, for dropout.
     keep_every : int
-    input_sums : Tensor, shape (num_nodes, widths[0]), or None
+    input_sums : Tensor or HostRows, shape (num_nodes, widths[0]), or None
         Normalised sums of the input, where they are kept.
     """
 
@@ -63,37 +69,33 @@ class Passes:
     key: int
     nodes: torch.Tensor | None
     keep_every: int
-    input_sums: torch.Tensor | None = None
+    input_sums: Input | None = None
 
     # -- forward ----------------------------------------------------------------------------------
 
     def forward(
         self,
-        x: torch.Tensor,
+        x: Input,
         parameters: Sequence[torch.Tensor],
         hidden: dict[int, torch.Tensor] | None,
     ) -> torch.Tensor:
         """The last layer's sums; ``hidden`` gets inputs of layers, those that are kept."""
-        rows = x if self.input_sums is not None else x.to(self.dtype)
-        for number in range(len(self.sums_first)):
+        rows = self._output(0, self._first_input(x), parameters)
+        for number in range(1, len(self.sums_first)):
+            if hidden is not None and number % self.keep_every == 0:
+                hidden[number] = rows
             rows = self._output(number, rows, parameters)
-            following = number + 1
-            is_hidden = following < len(self.sums_first)
-            if hidden is not None and is_hidden and following % self.keep_every == 0:
-                hidden[following] = rows
         return rows
 
-    def _output(
-        self, number: int, rows: torch.Tensor, parameters: Sequence[torch.Tensor]
-    ) -> torch.Tensor:
+    def _output(self, number: int, rows: Input, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
         """A layer's output, from its input."""
         weight, bias = self._of_layer(number, parameters)
         if self.sums_first[number]:
             total = self.normalised_sums(number, rows)
-            out = total.mm(weight) if bias is None else torch.addmm(bias, total, weight)
+            out = _product(total, weight, bias)
             del total
         else:
-            out = _sums(self.index, _scale_(rows.mm(weight), self.left))
+            out = _sums(self.index, _scale_(_product(rows, weight), self.left))
             _scale_(out, self._right(number))
             if bias is not None:
                 out += bias
@@ -107,14 +109,27 @@ class Passes:
                 _scale_(out, self.left)
         return out
 
-    def normalised_sums(self, number: int, rows: torch.Tensor) -> torch.Tensor:
-        """Sums of a layer's input."""
-        if number == 0:
-            if self.input_sums is not None:
-                return self.input_sums
-            if self.left is not None:
-                rows = _scaled(rows, self.left)
+    def normalised_sums(self, number: int, rows: Input) -> Input:
+        """Sums of a layer's input; of one in the host's memory, made of slabs when they come."""
+        if number == 0 and self.input_sums is not None:
+            return self.input_sums
+        if isinstance(rows, HostRows):
+            return rows.changed(self._sums_of_slab)
+        if number == 0 and self.left is not None:
+            rows = _scaled(rows, self.left)
         return _scale_(_sums(self.index, rows), self._right(number))
+
+    def _sums_of_slab(self, slab: torch.Tensor, _columns: slice) -> torch.Tensor:
+        scaled = _scale_(slab.to(self.dtype), self.left)
+        return _scale_(_sums(self.index, scaled), self._right(0))
+
+    def _first_input(self, x: Input) -> Input:
+        """The input, converted unless its sums, which are, take its place."""
+        return x if self.input_sums is not None else self.converted(x)
+
+    def converted(self, x: Input) -> Input:
+        """The input in the dtype of buffers; in the host's memory it stays as it is."""
+        return x if isinstance(x, HostRows) else x.to(self.dtype)
 
     def _right(self, number: int) -> torch.Tensor | None:
         """What a layer's sums are multiplied with here."""
@@ -131,7 +146,7 @@ class Passes:
 
     def backward(
         self,
-        x: torch.Tensor,
+        x: Input,
         parameters: Sequence[torch.Tensor],
         hidden: dict[int, torch.Tensor],
         gradient: torch.Tensor,
@@ -154,7 +169,7 @@ class Passes:
             rows = self._input(number, x, parameters, hidden)
             if self._repeats_sums(number, weight, goes_on):
                 total = self.normalised_sums(number, rows)
-                found[number] = total.t().mm(gradient)
+                found[number] = _transposed_product(total, gradient)
                 del total
                 if goes_on:
                     gradient = gradient.mm(weight.t())
@@ -165,7 +180,7 @@ class Passes:
                 has_left = self.sums_first[number] and number > 0
                 if not has_left:
                     _scale_(gradient, self.left)
-                found[number] = rows.t().mm(gradient)
+                found[number] = _transposed_product(rows, gradient)
                 if has_left:
                     _scale_(gradient, self.left)
                 if goes_on:
@@ -195,15 +210,15 @@ class Passes:
     def _input(
         self,
         number: int,
-        x: torch.Tensor,
+        x: Input,
         parameters: Sequence[torch.Tensor],
         hidden: dict[int, torch.Tensor],
-    ) -> torch.Tensor:
+    ) -> Input:
         """A layer's input, made again from the closest that is kept, and no longer kept."""
         if number == 0:
-            return x if self.input_sums is not None else x.to(self.dtype)
+            return self._first_input(x)
         start = max((kept for kept in hidden if kept <= number), default=0)
-        rows = hidden[start] if start else self._input(0, x, parameters, hidden)
+        rows = hidden[start] if start else self._first_input(x)
         for before in range(start, number):
             rows = hidden[before + 1] = self._output(before, rows, parameters)
         return hidden.pop(number)
@@ -213,18 +228,19 @@ class Layers(torch.autograd.Function):
     """All layers at once."""
 
     @staticmethod
-    def forward(
-        ctx: Any, passes: Passes, x: torch.Tensor, *parameters: torch.Tensor
-    ) -> torch.Tensor:
+    def forward(ctx: Any, passes: Passes, x: Input, *parameters: torch.Tensor) -> torch.Tensor:
         ctx.passes = passes
-        ctx.save_for_backward(x, *parameters)
+        # A tensor that is saved may not be changed in the meantime.
+        ctx.x = x if isinstance(x, HostRows) else None
+        ctx.save_for_backward(*parameters, *([x] if isinstance(x, torch.Tensor) else []))
         ctx.hidden = {}
         return passes.forward(x, parameters, ctx.hidden)
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
-        x, *parameters = ctx.saved_tensors
+        parameters = list(ctx.saved_tensors)
+        x = parameters.pop() if ctx.x is None else ctx.x
         hidden, ctx.hidden = ctx.hidden, None
         if hidden is None:
             raise RuntimeError(
@@ -244,6 +260,18 @@ def _sums(index: HeteroGraphIndex, rows: torch.Tensor) -> torch.Tensor:
     if isinstance(index, SpreadIndex):
         return index.gspmm("copy_lhs", "sum", rows, None)
     return _gspmm(index, "copy_lhs", "sum", rows, None)[0]
+
+
+def _product(rows: Input, weight: torch.Tensor, bias: torch.Tensor | None = None) -> torch.Tensor:
+    if isinstance(rows, HostRows):
+        return rows.times(weight, bias)
+    return rows.mm(weight) if bias is None else torch.addmm(bias, rows, weight)
+
+
+def _transposed_product(rows: Input, gradient: torch.Tensor) -> torch.Tensor:
+    if isinstance(rows, HostRows):
+        return rows.transposed_times(gradient)
+    return rows.t().mm(gradient)
 
 
 def _scale_(rows: torch.Tensor, by: torch.Tensor | None) -> torch.Tensor:

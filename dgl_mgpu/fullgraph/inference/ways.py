@@ -24,6 +24,7 @@ from dgl_mgpu.fullgraph.inference.modules import CallEnded, meeting
 from dgl_mgpu.fullgraph.inference.pattern import ASKED_LAYERS, AT_ONCE, Pattern
 from dgl_mgpu.fullgraph.inference.plan import Plan
 from dgl_mgpu.fullgraph.inference.rows import Column, Graph, Outline, Tree, leaves, mapped
+from dgl_mgpu.fullgraph.memory import free_bytes
 
 #: Tensors as wide as the widest rows that a layer is taken to have at the same time.
 _TENSORS_AT_ONCE = 4
@@ -223,8 +224,7 @@ def unless_out_of_memory(run: Callable[[], Any]) -> Any:
 def _free_memory(device: torch.device) -> int:
     """Bytes that can be allocated on a GPU, or in the host's memory."""
     if device.type == "cuda":
-        cached = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return torch.cuda.mem_get_info(device)[0] + cached
+        return int(free_bytes(device))
     free = []
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):

@@ -1,0 +1,43 @@
+"""Processes forked from one that has imported what takes seconds."""
+
+from __future__ import annotations
+
+import multiprocessing as mp
+import os
+from multiprocessing.process import BaseProcess
+from types import SimpleNamespace
+from typing import Any
+
+_IMPORTED = [
+    "dgl_mgpu",
+    "dgl",
+    "torch._dynamo",
+    "dgl_mgpu.ops",
+    "dgl_mgpu.store",
+    "dgl_mgpu.training.launch",
+]
+
+
+def forkserver() -> Any:
+    """The context of multiprocessing that starts them."""
+    context = mp.get_context("forkserver")
+    context.set_forkserver_preload(_IMPORTED)
+    return context
+
+
+def launchers_multiprocessing() -> Any:
+    """What `dgl_mgpu.training.launch` uses of multiprocessing, with ranks that are forked."""
+    context = SimpleNamespace(Pipe=mp.Pipe, Process=_rank)
+    return SimpleNamespace(get_context=lambda method: context)
+
+
+def _rank(target: Any, args: tuple[Any, ...], name: str) -> BaseProcess:
+    return forkserver().Process(target=_run, args=(dict(os.environ), target, args), name=name)
+
+
+def _run(environment: dict[str, str], rank_main: Any, args: tuple[Any, ...]) -> None:
+    os.environ.clear()
+    os.environ.update(environment)
+    work, rank, num_ranks, meeting_point, _, *rest = args
+    # A rank is not to outlive its parent: here the server, which ends with the test's process.
+    rank_main(work, rank, num_ranks, meeting_point, os.getppid(), *rest)

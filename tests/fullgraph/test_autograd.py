@@ -1,0 +1,86 @@
+"""Ways of autograd on a partitioned graph, against DGL's C++ on the whole graph."""
+
+from __future__ import annotations
+
+import dgl
+import pytest
+import torch
+from dgl import nn
+from torch.utils.checkpoint import checkpoint
+
+from tests.fullgraph.both import Both, random_rows, same
+from tests.fullgraph.graphs import homogeneous
+from tests.fullgraph.ranks import on_gpus_too
+
+pytestmark = on_gpus_too
+
+
+def _without_gradients(exchange: str) -> None:
+    both = Both(dgl.add_self_loop(homogeneous()), exchange=exchange)
+    torch.manual_seed(4)  # all ranks have the same parameters
+    model = nn.GATConv(5, 4, 2).double().eval()
+    weights = random_rows(both.g.num_edges()).requires_grad_()
+    with torch.no_grad():
+        expected = model(both.g, both.g.ndata["x"], edge_weight=weights)
+        model.to(both.pg.device)
+        found = model(both.pg, both.pg.ndata["x"], edge_weight=both.own_edges(weights))
+    assert not found.requires_grad
+    same(found, both.own_nodes(expected))
+
+
+def test_without_gradients(ranks):
+    for exchange in ranks.exchanges:
+        ranks.run(_without_gradients, exchange)
+
+
+def _recomputed(exchange: str, reentrant: bool) -> None:
+    both = Both(dgl.add_self_loop(homogeneous()), exchange=exchange)
+    torch.manual_seed(4)
+    model = torch.nn.ModuleList([nn.GATConv(5, 4, 2), nn.GraphConv(8, 3)]).double()
+
+    def layers(graph, rows, weights, keep):
+        hidden = model[0](graph, rows, edge_weight=weights).flatten(1)
+        return keep(model[1], graph, hidden.relu())
+
+    def run(graph, given):
+        if graph is both.g:
+            return layers(graph, given["x"], given["w"], lambda f, *inputs: f(*inputs))
+        again = lambda f, *inputs: checkpoint(f, *inputs, use_reentrant=reentrant)  # noqa: E731
+        return again(layers, graph, given["x"], given["w"], again)
+
+    nodes, edges = {"x": random_rows(both.g.num_nodes(), 5)}, {"w": random_rows(both.g.num_edges())}
+    if reentrant:  # which autograd.grad refuses
+        whole = nodes["x"].clone().requires_grad_()
+        run(both.g, {"x": whole, "w": edges["w"]}).sum().backward()
+        given = both.own_nodes(nodes["x"]).requires_grad_()
+        weights = both.own_edges(edges["w"]).requires_grad_()
+        model.to(both.pg.device)
+        run(both.pg, {"x": given, "w": weights}).sum().backward()
+        same(given.grad, both.own_nodes(whole.grad))
+    else:
+        both.compare(run, nodes, edges, model=model)
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_recomputed_activations(ranks, reentrant):
+    for exchange in ranks.exchanges:
+        ranks.run(_recomputed, exchange, reentrant)
+
+
+def _second_derivatives(exchange: str) -> None:
+    both = Both(homogeneous("skewed"), exchange=exchange)
+    model = nn.GraphConv(5, 3, allow_zero_in_degree=True).double()
+
+    def run(graph, rows):
+        out = model(graph, rows["x"], edge_weight=graph.edata["w"]) ** 3
+        (first,) = torch.autograd.grad(out.sum(), rows["x"], create_graph=True)
+        return first
+
+    torch.manual_seed(4)
+    model.reset_parameters()
+    both.compare(run, {"x": random_rows(both.g.num_nodes(), 5)}, model=model)
+
+
+def test_second_derivatives(ranks):
+    for exchange in ranks.exchanges:
+        ranks.run(_second_derivatives, exchange)
