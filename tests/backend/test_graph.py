@@ -563,6 +563,7 @@ def _ddp_loader(folder) -> None:
     torch.save((seen, sizes), folder / f"{rank}.pt")
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ddp_loaders_share_the_seeds(tmp_path):
     launch(_ddp_loader, 2, tmp_path)
     (seen, sizes), (others, other_sizes) = (torch.load(tmp_path / f"{r}.pt") for r in range(2))

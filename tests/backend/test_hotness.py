@@ -234,6 +234,7 @@ def _counts_on_ranks(path) -> None:
     accesses.save(path)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_save_the_sum_of_their_counts(tmp_path):
     launch(_counts_on_ranks, 3, tmp_path / "counts.npz")
     expected = np.zeros(800, np.int64)

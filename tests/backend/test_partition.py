@@ -126,5 +126,6 @@ def pull_and_push(partition: NDArrayPartition) -> None:
     assert torch.equal(received, asked)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_pull_and_push_rows_of_each_other():
     launch(exchange, 2)

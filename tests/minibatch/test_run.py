@@ -99,25 +99,24 @@ def equal_states(left: dict, right: dict) -> bool:
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_and_resumed_is_bit_identical(tmp_path, data, ranks):
-    options = [data, "trainer.epochs=4", f"trainer.ranks={ranks}", "trainer.batch_size=16"]
-    whole = process(tmp_path / "whole", *options)
-    assert whole.wait(120) == 0
+    options = [data, "trainer.epochs=10", f"trainer.ranks={ranks}", "trainer.batch_size=64"]
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert process(whole, *options).wait(120) == 0
     killed = process(tmp_path / "killed", *options)
-    checkpoint = tmp_path / "killed" / "checkpoints" / "epoch-0002.pt"
-    wait_for(checkpoint.exists)
+    checkpoints = tmp_path / "killed" / "checkpoints"
+    wait_for(lambda: any(path.name > "epoch-0001.pt" for path in checkpoints.glob("epoch-*.pt")))
     children = psutil.Process(killed.pid).children(recursive=True)
     killed.kill()
     for child in children:
         if child.is_running():
             child.kill()
     killed.wait()
-    done = Checkpoint.load(tmp_path / "killed").epoch
-    assert done < 4
-    resumed = process(tmp_path / "again", *options, f"trainer.resume={tmp_path / 'killed'}")
-    assert resumed.wait(120) == 0
-    assert equal_states(final_state(tmp_path / "whole"), final_state(tmp_path / "again"))
-    reports, _ = read_metrics(tmp_path / "again" / "metrics.jsonl")
-    whole_reports, _ = read_metrics(tmp_path / "whole" / "metrics.jsonl")
+    assert 2 <= Checkpoint.load(tmp_path / "killed").epoch < 10
+    resume = f"trainer.resume={tmp_path / 'killed'}"
+    assert process(resumed, *options, resume).wait(120) == 0
+    assert equal_states(final_state(whole), final_state(resumed))
+    reports, _ = read_metrics(resumed / "metrics.jsonl")
+    whole_reports, _ = read_metrics(whole / "metrics.jsonl")
     assert [r.loss for r in reports] == [r.loss for r in whole_reports]
 
 
@@ -143,7 +142,8 @@ def test_an_ended_run_leaves_no_process_and_no_shared_memory(tmp_path, data, how
     os.kill(run.pid, how)
     _, errors = run.communicate(timeout=60)
     wait_for(lambda: not any(child.is_running() for child in children), 30)
-    assert set(os.listdir("/dev/shm")) <= shared
+    left = set(os.listdir("/dev/shm")) - shared  # also of tests that run at the same time
+    wait_for(lambda: not left & set(os.listdir("/dev/shm")), 30)
     if how == signal.SIGINT:
         assert run.returncode == 130
         assert b"interrupted" in errors

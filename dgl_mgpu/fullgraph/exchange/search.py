@@ -9,9 +9,9 @@ from dgl_mgpu.fullgraph.exchange.ways import STEPS, Way
 from dgl_mgpu.ops.spmm_remote import Pipeline
 
 #: How often a way is timed at first, and when it is one of the fastest.
-_CALLS, _FINAL_CALLS = 2, 5
+_CALLS, _FINAL_CALLS = 3, 7
 #: So many are timed again, if they are this close to the fastest.
-_FINALISTS, _CLOSE = 4, 1.15
+_FINALISTS, _CLOSE = 3, 1.15
 #: Remote reads that take so many times as long as the fastest way are not searched any further.
 _HOPELESS = 2.0
 
