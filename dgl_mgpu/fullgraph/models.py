@@ -12,7 +12,10 @@ from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.gcn import GCN
 from dgl_mgpu.fullgraph.gcn.dropout import dropped
 from dgl_mgpu.training import models
-from dgl_mgpu.training.config import ModelConfig
+from dgl_mgpu.training.config import FullGraphConfig, ModelConfig
+
+#: Of activations, None for that of the features.
+_DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 class LeanGCN(nn.Module):
@@ -23,9 +26,8 @@ class LeanGCN(nn.Module):
     widths : list of int
     config : ModelConfig
         As there, ``dropout`` is of the input too.
-    keep_input_sums : bool
-        Whether to keep the sums of the input where there is no dropout.  With dropout they differ
-        in every epoch.
+    options : FullGraphConfig
+        The input's sums are kept where there is no dropout: with it they differ in every epoch.
 
     Attributes
     ----------
@@ -36,13 +38,15 @@ class LeanGCN(nn.Module):
 
     takes_host_rows = True
 
-    def __init__(self, widths: list[int], config: ModelConfig, keep_input_sums: bool) -> None:
+    def __init__(self, widths: list[int], config: ModelConfig, options: FullGraphConfig) -> None:
         super().__init__()
         self.dropout = nn.Dropout(config.dropout)
         self.gcn = GCN(
             widths,
             dropout=config.dropout,
-            keep_input_sums=keep_input_sums and not config.dropout,
+            keep_input_sums=options.keep_input_sums and not config.dropout,
+            keep_every=options.keep_every,
+            activation_dtype=_DTYPES[options.activations],
             allow_zero_in_degree=True,
         )
 
@@ -60,8 +64,7 @@ def build_model(
     num_features: int,
     num_classes: int,
     num_layers: int,
-    *,
-    keep_input_sums: bool = True,
+    options: FullGraphConfig | None = None,
 ) -> nn.Module:
     """The model that a configuration names, for a whole graph.
 
@@ -75,5 +78,5 @@ def build_model(
     """
     if config.name == "gcn":
         widths = models.layer_widths(config, num_features, num_classes, num_layers)
-        return LeanGCN(widths, config, keep_input_sums)
+        return LeanGCN(widths, config, options or FullGraphConfig())
     return models.build_model(config, num_features, num_classes, num_layers)

@@ -65,7 +65,7 @@ def _make_trainer(config: Config) -> FullGraphTrainer:
     )
     del whole  # each rank has its part
     features = _dealt(config, graph, features)
-    build = partial(build_model, keep_input_sums=config.fullgraph.keep_input_sums)
+    build = partial(build_model, options=config.fullgraph)
     model, optimizer = seeded_model(config, build, features.shape[1], num_classes, graph.device)
     return FullGraphTrainer(
         model,

@@ -24,8 +24,9 @@ MODES = ("minibatch", "fullgraph")
 #: How :func:`dgl_mgpu.partition_graph` deals out nodes, and how ranks exchange their rows.
 PARTITIONS = ("random", "order", "metis")
 EXCHANGES = ("halo", "broadcast", "remote", "auto")
-#: Where the features of a full graph are.
+#: Where the features of a full graph are, and what is kept between layers.
 PLACES = ("auto", "gpu", "host")
+ACTIVATIONS = ("float32", "bfloat16")
 SAMPLERS = ("neighbor", "random_walk")
 
 
@@ -95,13 +96,17 @@ class FullGraphConfig:
     dropout adds the input's rows up once, and keeps the sums, as large as the input; else it does
     so, or with narrower rows, in every epoch.  ``features`` says where these are: ``host`` for the
     host's memory, of which a GPU has a part at a time; ``auto`` for that if they would take more
-    than a quarter of the memory that is free on some GPU.
+    than a quarter of the memory that is free on some GPU.  A GCN keeps the output of one in
+    ``keep_every`` layers for the backward pass, which makes the others again, and ``activations``
+    of that type.
     """
 
     by: str = "random"
     exchange: str = "halo"
     keep_input_sums: bool = True
     features: str = "auto"
+    keep_every: int = 1
+    activations: str = "float32"
 
 
 @dataclass
@@ -178,6 +183,7 @@ class Config:
             ("trainer.lr", trainer.lr, 0, infinity),
             ("trainer.weight_decay", trainer.weight_decay, 0, infinity),
             ("trainer.seed", trainer.seed, 0, 2**32),
+            ("fullgraph.keep_every", self.fullgraph.keep_every, 1, infinity),
             ("sampler.num_workers", sampler.num_workers, 0, infinity),
             ("sampler.num_neighbors", sampler.num_neighbors, 1, infinity),
             ("sampler.num_walks", sampler.num_walks, 1, infinity),
@@ -199,6 +205,7 @@ class Config:
             ("fullgraph.by", self.fullgraph.by, PARTITIONS),
             ("fullgraph.exchange", self.fullgraph.exchange, EXCHANGES),
             ("fullgraph.features", self.fullgraph.features, PLACES),
+            ("fullgraph.activations", self.fullgraph.activations, ACTIVATIONS),
             ("model.name", model, tuple(AGGREGATORS)),
             ("sampler.name", sampler, SAMPLERS),
             ("model.aggregator", self.model.aggregator, AGGREGATORS.get(model, ("mean",))),
@@ -218,6 +225,14 @@ class Config:
                 "model.name=pinsage mode=fullgraph",
                 "PinSAGE's neighbours are drawn by random walks for each mini-batch",
                 "choose another model, or mode=minibatch",
+            )
+        of_gcn = self.fullgraph.keep_every > 1 or self.fullgraph.activations != "float32"
+        if self.mode == "fullgraph" and model != "gcn" and of_gcn:
+            raise ConfigError(
+                f"model.name={model} fullgraph.keep_every={self.fullgraph.keep_every}"
+                f" fullgraph.activations={self.fullgraph.activations}",
+                "only a GCN makes outputs again, or has them in another type",
+                "leave them out, or choose model=gcn",
             )
         if self.mode == "fullgraph" and self.trainer.count_accesses:
             raise ConfigError(

@@ -12,7 +12,7 @@ from dgl.dataloading import MultiLayerFullNeighborSampler
 from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.models import LeanGCN
 from dgl_mgpu.fullgraph.models import build_model as build_for_graph
-from dgl_mgpu.training.config import ModelConfig
+from dgl_mgpu.training.config import FullGraphConfig, ModelConfig
 from dgl_mgpu.training.models import INV_SQRT_DEGREES, RGCN, build_model
 from tests.fullgraph.graphs import heterogeneous, homogeneous
 
@@ -69,13 +69,15 @@ def test_a_lean_gcn_is_the_gcn_of_mini_batches(keep_input_sums):
     g = homogeneous("isolated")
     inputs, config = {"feat": g.ndata["x"]}, ModelConfig("gcn", 8, dropout=0.0)
     found = []
-    for build in (build_model, partial(build_for_graph, keep_input_sums=keep_input_sums)):
+    options = FullGraphConfig(keep_input_sums=keep_input_sums, keep_every=2)
+    for build in (build_model, partial(build_for_graph, options=options)):
         torch.manual_seed(0)
         model = build(config, 5, 3, 3).double()
         logits = model(g, inputs)
         logits.square().sum().backward()
         found.append([logits.detach(), *(parameter.grad for parameter in model.parameters())])
     assert isinstance(model, LeanGCN) and model.gcn.keep_input_sums == keep_input_sums
+    assert model.gcn.keep_every == 2 and model.gcn.activation_dtype is None
     for one, other in zip(*found, strict=True):
         torch.testing.assert_close(one, other)
 

@@ -130,6 +130,19 @@ def test_features_in_host_memory_train_alike(
     assert len(made) == (num_ranks == 1)  # others are processes of their own
 
 
+@pytest.mark.parametrize(
+    ("option", "tolerance"),
+    [("fullgraph.keep_every=2", 1e-6), ("fullgraph.activations=bfloat16", 2e-2)],
+)
+def test_a_gcn_trains_alike_in_less_memory(tmp_path, data, without_curves, option, tolerance):
+    options = [data, "model=gcn", "model.dropout=0", "trainer.epochs=4"]
+    options += ["sampler.fanouts=[2,2,2]", "sampler.eval_fanouts=[2,2,2]"]
+    expected = losses_of(train(tmp_path / "plain", *options))
+    found = losses_of(train(tmp_path / "less", *options, option))
+    assert found == pytest.approx(expected, rel=tolerance)
+    assert found != expected or "keep_every" in option
+
+
 def test_features_that_do_not_fit_are_in_host_memory(tmp_path, data, without_curves, monkeypatch):
     monkeypatch.setattr(placement, "free_bytes", lambda device: 1e5)  # 1000 nodes have more
     with kept_on_host(monkeypatch) as made:
