@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import weakref
 from types import SimpleNamespace
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -9,6 +10,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import _symmetric_memory as symmetric
 
+from dgl_mgpu.errors import DGLMGPUError
 from dgl_mgpu.fullgraph.exchange.window import Window, reaches_all
 
 _UNLINKED = "x"
@@ -125,3 +127,38 @@ def _turns() -> None:
 def test_a_window_has_two_halves_and_grows(ranks):
     """It keeps what it lends, and gives it up before it asks for more."""
     ranks.run(_turns)
+
+
+def _no_room(message: str) -> str:
+    fake, rank = _Symmetric(), dist.get_rank()
+
+    def empty(size: int, **options: Any) -> torch.Tensor:
+        if rank == 1:
+            raise RuntimeError(message)
+        return fake.empty(size, **options)
+
+    stream = SimpleNamespace(device=torch.device("cuda", 0))
+    with (
+        patch.multiple(
+            torch.cuda,
+            Stream=lambda device, priority: stream,
+            synchronize=lambda device: None,
+            mem_get_info=lambda device: (1000, 2000),
+        ),
+        patch.multiple(symmetric, empty=empty, rendezvous=fake.rendezvous),
+        pytest.raises((DGLMGPUError, RuntimeError)) as caught,
+    ):
+        Window(dist.group.WORLD, torch.device("cuda")).turn(5 << 20)
+    return f"{caught.type.__name__}: {caught.value}"
+
+
+def test_without_room_for_a_window_all_ranks_raise(ranks):
+    others, own, _ = ranks.run(_no_room, "CUDA driver error: out of memory")
+    assert own.startswith("DeviceMemoryError") and "10,485,760 bytes" in own and "broadcast" in own
+    assert others.startswith("RankFailedError") and "10,485,760 bytes" in others
+
+
+def test_other_errors_of_a_window_stay_what_they_are(ranks):
+    others, own, _ = ranks.run(_no_room, "CUDA driver error: invalid device")
+    assert own == "RuntimeError: CUDA driver error: invalid device"
+    assert others.startswith("RankFailedError") and "invalid device" in others

@@ -11,9 +11,13 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu.errors import DeviceMemoryError
+from dgl_mgpu.store import Ranks
+
 if TYPE_CHECKING:
     from torch._C._distributed_c10d import _SymmetricMemory
 
+_ASKED = "lend rows to the other GPUs"
 # Bytes up to which a window is made larger than asked for: growing is collective.
 _SLACK = 1 << 20
 # How long a GPU waits for others that may be gone; as long as torch waits for NCCL.
@@ -107,7 +111,8 @@ class Window:
         dist.barrier(self.group)
         torch.cuda.empty_cache()
         self._bytes = -(-nbytes // _SLACK) * _SLACK
-        room = symmetric.empty(2 * self._bytes, dtype=torch.uint8, device=self._device)
+        # All ranks learn that one has no room: the others would wait for it to lend its own.
+        room = Ranks.of_all_machines().together(_ASKED, partial(self._allocate, symmetric.empty))
         handle = symmetric.rendezvous(room, self.group)
         ranks = [
             handle.get_buffer(rank, (2 * self._bytes,), torch.uint8)
@@ -119,6 +124,22 @@ class Window:
         ]
         self._room, self._handle = room, handle
 
+    def _allocate(self, empty: Callable[..., torch.Tensor]) -> torch.Tensor:
+        needed = 2 * self._bytes
+        try:
+            return empty(needed, dtype=torch.uint8, device=self._device)
+        except RuntimeError as error:  # the driver's: torch gives it no type of its own
+            if "out of memory" not in str(error).lower():
+                raise
+            free = torch.cuda.mem_get_info(self._device)[0]
+            raise DeviceMemoryError(
+                _ASKED,
+                f"it takes {needed:,} bytes on {self._device}, where {free:,} are free",
+                "use more ranks, narrower rows, or exchange='broadcast', which lends none",
+                needed,
+                free,
+            ) from error
+
 
 def reaches_all(group: dist.ProcessGroup, device: torch.device) -> bool:
     """Whether each rank of a group has a GPU of its own that can read those of all others.
@@ -126,8 +147,6 @@ def reaches_all(group: dist.ProcessGroup, device: torch.device) -> bool:
     Every process must see all of these GPUs (``CUDA_VISIBLE_DEVICES``), no two ranks use theirs by
     the same number.  Collective.
     """
-    from dgl_mgpu.store import Ranks
-
     everyone = Ranks.of_all_machines()
     machine = Ranks.of_this_machine()
     mine = None
