@@ -18,7 +18,7 @@ from dgl_mgpu.backend.compat import install
 install()
 
 if TYPE_CHECKING:
-    from dgl_mgpu.backend.capi.record import profile_calls
+    from dgl_mgpu.backend.capi.watch import profile_calls
     from dgl_mgpu.backend.graph import StoreGraph
     from dgl_mgpu.backend.store import GlobalStore
     from dgl_mgpu.data import Dataset, load
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from dgl_mgpu.topology import Topology, preset, probe
 
 _HOME = {
-    "profile_calls": "backend.capi.record",
+    "profile_calls": "backend.capi.watch",
     "StoreGraph": "backend.graph",
     "GlobalStore": "backend.store",
     "Dataset": "data",

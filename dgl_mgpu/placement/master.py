@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from .candidates import Key
+from .programme import Programme, Run
 from .simplex import Columns, Simplex
-
-if TYPE_CHECKING:
-    from .programme import Programme
 
 # Shares below this are the simplex's rounding.
 _NOTHING = 1e-9
-
-
-@dataclass(frozen=True, eq=False)
-class Run:
-    """Rows of one table kept after one pattern, as a range of its bytes.
-
-    Attributes
-    ----------
-    table : int
-    key : tuple of int or None
-        Pattern, to the candidates; None for rows that fit nowhere.
-    loads : ndarray
-        What one access brings to each time row.
-    begin, end : float
-        Bytes of the table before the run and up to its end.
-    """
-
-    table: int
-    key: Key | None
-    loads: np.ndarray
-    begin: float
-    end: float
 
 
 class Master:

@@ -6,9 +6,7 @@ another, so any shares can be realised exactly, and hotness keeps the number of 
 given prices the cheapest candidate changes only a few times from the hottest row to the
 coldest.  The objective is the time of the slowest GPU (``cost.py``); budgets are constraints.
 
-A machine's symmetries fold equal GPUs, links and candidates into one.  Segments start coarse
-and are split only where the prices say that their finer pieces belong in different places,
-until the lower bound that the prices prove for the finest segments is met.
+A machine's symmetries fold equal GPUs, links and candidates into one.
 """
 
 from __future__ import annotations
@@ -20,7 +18,6 @@ import numpy as np
 
 from .candidates import FORBIDDEN, Candidates, Key
 from .cost import Resources
-from .master import Master, Run
 from .patterns import orbits
 from .table import TableSpec
 
@@ -35,33 +32,30 @@ _STORAGE_COST = 1e-7
 _STORAGE_WEIGHTS = (1.0, 2.0, 4.0)
 # Rows that fit nowhere: more than any memory can cost.
 _OVERFLOW_COST = 1e4
-# Pieces of a table at first, and of a segment that is split: few, so that each linear
-# programme is small and starts near its optimum.
-_INITIAL_SEGMENTS = 4
-_SPLIT = 4
-# Relative distance from the lower bound at which a placement is good enough.
-_GAP = 3e-3
-_MAX_ROUNDS = 12
+#: Relative distance from the lower bound at which a placement is good enough.
+GAP = 3e-3
 
 
-@dataclass(frozen=True)
-class Solution:
-    """Shares found, and how good they are.
+@dataclass(frozen=True, eq=False)
+class Run:
+    """Rows of one table kept after one pattern, as a range of its bytes.
 
     Attributes
     ----------
-    runs : list of Run
-        By table and position.
-    overflow : float
-        Bytes that fit nowhere.
-    seconds, lower_bound : float
-        Time of the slowest GPU, and what no placement by these candidates can beat.
+    table : int
+    key : tuple of int or None
+        Pattern, to the candidates; None for rows that fit nowhere.
+    loads : ndarray
+        What one access brings to each time row.
+    begin, end : float
+        Bytes of the table before the run and up to its end.
     """
 
-    runs: list[Run]
-    overflow: float
-    seconds: float
-    lower_bound: float
+    table: int
+    key: Key | None
+    loads: np.ndarray
+    begin: float
+    end: float
 
 
 class Programme:
@@ -90,7 +84,7 @@ class Programme:
         budgets: np.ndarray,
         exact: bool,
     ) -> None:
-        self.gap = 0.0 if exact else _GAP / 2
+        self.gap = 0.0 if exact else GAP / 2
         n = self._num_gpus = resources.num_gpus
         self._candidates = candidates
         self._specs = specs
@@ -102,7 +96,7 @@ class Programme:
         host = np.zeros((n, n + 2))
         host[:, n] = 1.0
         load = sum(resources.load(spec, host * spec.total_accesses) for spec in specs)
-        self._time_scale = max(float(resources.gpu_seconds(np.asarray(load)).max()), 1e-300)
+        self.time_scale = max(float(resources.gpu_seconds(np.asarray(load)).max()), 1e-300)
         self._fold_resources(resources, moves)
         self._fold_memory(n, moves, budgets)
 
@@ -141,7 +135,7 @@ class Programme:
         users = resources.users.reshape(len(resources.link), -1)
         #: [table, reader, memory, row]: what an access loads.
         self._loads = np.array([
-            ((weights * resources.access_seconds(spec)) @ users / self._time_scale).T
+            ((weights * resources.access_seconds(spec)) @ users / self.time_scale).T
             for spec in self._specs
         ]).reshape(len(self._specs), n, n + 2, -1)  # fmt: skip
         self.times = np.zeros((count + q, 2 * q + 1))
@@ -182,41 +176,7 @@ class Programme:
                 rows.extend([(table, 0, cut, GPU_ONLY), (table, cut, last, OFF_GPU)])
         return np.array([row for row in rows if row[LAST] > row[FIRST]], np.int64).reshape(-1, 4)
 
-    def solve(self, segments: np.ndarray) -> Solution:
-        """The best placement of the segments' rows.
-
-        Parameters
-        ----------
-        segments : ndarray, int64, shape (k, 4)
-        """
-        if not len(segments):
-            return Solution([], 0.0, 0.0, 0.0)
-        finest = _split(segments, np.ones(len(segments), bool), len(self._curves[0]))
-        coarse = _split(segments, np.ones(len(segments), bool), _INITIAL_SEGMENTS)
-        best: tuple[float, list[Run]] = (np.inf, [])
-        bound = 0.0
-        for _ in range(_MAX_ROUNDS):
-            master = Master(self, coarse, best[1])
-            runs = master.runs()
-            seconds = self._seconds(runs)
-            if seconds <= best[0] * (1 + 1e-9):
-                best = seconds, runs
-            # What finer segments could still gain, and where; shares of a segment lie one
-            # after another, so a segment that is not uniform is not quite as reckoned.
-            gain = master.segment_prices - self._cheapest_sums(coarse, finest, master)
-            bound = max(bound, master.objective - float(gain.sum()))
-            if best[0] - bound <= _GAP * best[0]:
-                break
-            wanted = master.mixed | (gain > _GAP / 2 * seconds / len(coarse))
-            wanted &= coarse[:, LAST] > coarse[:, FIRST] + 1
-            if not wanted.any():
-                break
-            coarse = _split(coarse, wanted, _SPLIT)
-        overflow = sum(run.end - run.begin for run in best[1] if run.key is None)
-        scale = self._time_scale
-        return Solution(best[1], overflow, best[0] * scale, bound * scale)
-
-    def _seconds(self, runs: Sequence[Run]) -> float:
+    def seconds(self, runs: Sequence[Run]) -> float:
         """Time of the slowest GPU under runs as they lie, and the price of what overflows."""
         load, overflow = np.zeros(len(self.times)), 0.0
         for run in runs:
@@ -241,12 +201,19 @@ class Programme:
             waits[index] = max(load[self.times[:, index] < 0].max(initial=0.0), 0.0)
         return waits
 
-    def _cheapest_sums(self, coarse: np.ndarray, finest: np.ndarray, master: Master) -> np.ndarray:
-        """For each coarse segment, what its finest pieces cost at the prices found."""
-        costs = self.cheapest(finest, master.row_prices)[1]
+    def cheapest_sums(
+        self, coarse: np.ndarray, finest: np.ndarray, prices: np.ndarray
+    ) -> np.ndarray:
+        """For each coarse segment, what its finest pieces cost at given prices."""
+        costs = self.cheapest(finest, prices)[1]
         at = self._curve_at[finest[:, TABLE]] + finest[:, FIRST]
         first = self._curve_at[coarse[:, TABLE]] + coarse[:, FIRST]
         return np.add.reduceat(costs, np.searchsorted(at, first))
+
+    @property
+    def breakpoints(self) -> int:
+        """Of all tables' curves."""
+        return len(self._curves[0])
 
     # --- what the master problem asks ----------------------------------------------------
 
@@ -331,15 +298,3 @@ class Programme:
         return (
             0.0 if key is None else float(self._candidates.storage[key[0], : self._num_gpus].sum())
         )
-
-
-def _split(segments: np.ndarray, wanted: np.ndarray, pieces: int) -> np.ndarray:
-    """Segments, those wanted in up to so many pieces of equal numbers of breakpoints."""
-    length = segments[:, LAST] - segments[:, FIRST]
-    count = np.where(wanted, np.minimum(length, pieces), 1)
-    parent = np.repeat(np.arange(len(segments)), count)
-    nth = np.arange(len(parent)) - np.repeat(np.cumsum(count) - count, count)
-    finer = segments[parent]
-    finer[:, FIRST] = segments[parent, FIRST] + nth * length[parent] // count[parent]
-    finer[:, LAST] = segments[parent, FIRST] + (nth + 1) * length[parent] // count[parent]
-    return finer

@@ -9,9 +9,9 @@ import numpy as np
 
 from .candidates import Candidates
 from .cost import tier_bytes
-from .master import Run
 from .patterns import off_gpu
 from .plan import TablePlan, Tier
+from .programme import Run
 from .table import TableSpec
 
 # Shares of a table (bytes and accesses) too small for a tier of their own.

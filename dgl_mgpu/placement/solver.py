@@ -18,7 +18,8 @@ from .cost import Estimate, Resources, estimate, table_load
 from .patterns import symmetries
 from .plan import Plan, TablePlan, Tier
 from .policies import POLICIES, patterns_of
-from .programme import Programme, Solution
+from .programme import Programme
+from .refinement import Solution, refined
 from .rounding import as_plans, fit, held_bytes, whole_rows
 from .table import TableSpec
 from .tidy import tidy
@@ -195,7 +196,7 @@ class _Problem:
             specs.append(table)
         exact = self._policy != "auto" or len(self._moves) == self._topology.num_gpus
         programme = Programme(self._resources, specs, self._candidates, self._moves, budgets, exact)
-        return specs, programme.solve(programme.segments(cuts))
+        return specs, refined(programme, programme.segments(cuts))
 
     def _finished(self, tables: dict[str, TablePlan], found: Estimate) -> Plan:
         n = self._topology.num_gpus

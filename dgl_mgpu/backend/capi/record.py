@@ -34,7 +34,7 @@ class CallStatistics:
 
 @dataclass
 class Profile:
-    """What `profile_calls` saw.
+    """What `dgl_mgpu.profile_calls` saw.
 
     Attributes
     ----------
@@ -84,29 +84,18 @@ def call(name: str, place: Place) -> Iterator[None]:
             log.info("%s: %s, %.0f us on the host", name, place.value, seconds * 1e6)
 
 
-@contextmanager
-def profile_calls() -> Iterator[Profile]:
-    """Count the calls of DGL's C functions with graphs or arrays on a GPU, and time them.
-
-    Yields
-    ------
-    Profile
-        Filled while the block runs; ``print(profile)`` shows a table.
-    """
+def begin(profile: Profile) -> None:
+    """Count calls in a profile from now on."""
     global recording
-    from dgl_mgpu.backend.capi import watch
-
-    profile = Profile()
     _profiles.append(profile)
     recording = True
-    watch.start()
-    try:
-        yield profile
-    finally:
-        _profiles.remove(profile)
-        recording = _logs_calls or bool(_profiles)
-        if not recording:
-            watch.stop()
+
+
+def end(profile: Profile) -> None:
+    """Count no more calls in it."""
+    global recording
+    _profiles.remove(profile)
+    recording = _logs_calls or bool(_profiles)
 
 
 def warn_of_round_trip(name: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
@@ -39,6 +40,26 @@ def stop() -> None:
     """Uncover them."""
     while _covered:
         setattr(*_covered.pop())
+
+
+@contextmanager
+def profile_calls() -> Iterator[record.Profile]:
+    """Count the calls of DGL's C functions with graphs or arrays on a GPU, and time them.
+
+    Yields
+    ------
+    Profile
+        Filled while the block runs; ``print(profile)`` shows a table.
+    """
+    profile = record.Profile()
+    record.begin(profile)
+    start()
+    try:
+        yield profile
+    finally:
+        record.end(profile)
+        if not record.recording:
+            stop()
 
 
 def _targets() -> Iterator[tuple[Any, str, str, Place]]:
