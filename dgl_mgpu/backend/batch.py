@@ -194,6 +194,7 @@ def flatten_relations(index: TensorIndex, etypes: Sequence[int]) -> FlattenedInd
 
     ``_CAPI_DGLHeteroGetFlattenedGraph``.
     """
+    etypes = [int(etype) for etype in etypes]
     ends = [index.schema.ends[etype] for etype in etypes]
     sources = _NodeTypes(index, {src for src, _ in ends})
     destinations = _NodeTypes(index, {dst for _, dst in ends})
@@ -205,7 +206,7 @@ def flatten_relations(index: TensorIndex, etypes: Sequence[int]) -> FlattenedInd
         [coo.col + destinations.start[dst] for coo, (_, dst) in zip(edges, ends, strict=True)]
     )
     relation = Relation(sources.total, destinations.total, coo=Coo(row, col))
-    types, ids = _numbered(list(etypes), [coo.row.numel() for coo in edges], index.device)
+    types, ids = _numbered(etypes, [coo.row.numel() for coo in edges], index.device)
     return FlattenedIndex(
         TensorIndex.single(relation, 1 if sources.types == destinations.types else 2),
         *sources.induced(),

@@ -402,25 +402,6 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
     def out_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
         return self.relations[etype].out_degrees(v)
 
-    # -- parts of it, in modules that mirror DGL's -------------------------------------------------
-
-    def flatten_relations(self, etypes: Sequence[int]) -> Any:
-        from dgl_mgpu.backend.batch import flatten_relations
-
-        return flatten_relations(self, [int(etype) for etype in etypes])
-
-    @raising_dgl_errors
-    def node_subgraph(self, induced_nodes: Sequence[torch.Tensor]) -> Any:
-        from dgl_mgpu.backend.subgraph import node_subgraph
-
-        return node_subgraph(self, induced_nodes)
-
-    @raising_dgl_errors
-    def edge_subgraph(self, induced_edges: Sequence[torch.Tensor], preserve_nodes: bool) -> Any:
-        from dgl_mgpu.backend.subgraph import edge_subgraph
-
-        return edge_subgraph(self, induced_edges, preserve_nodes)
-
 
 def _has_parallel_edges(relation: Relation) -> bool:
     indptr, indices, _ = relation.pairs()
