@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dgl
+import dgl.function as fn
 import pytest
 import torch
 from dgl import nn
@@ -84,3 +85,21 @@ def _second_derivatives(exchange: str) -> None:
 def test_second_derivatives(ranks):
     for exchange in ranks.exchanges:
         ranks.run(_second_derivatives, exchange)
+
+
+def _changed_in_place(exchange: str) -> None:
+    both = Both(homogeneous(), exchange=exchange)
+
+    def run(graph, given):
+        graph.ndata["h"] = given["x"]
+        graph.update_all(fn.copy_u("h", "m"), fn.sum("m", "o"))
+        return graph.ndata["o"].mul_(2).tanh_()
+
+    for turn in (False, True):
+        nodes = {"x": random_rows(both.g.num_nodes(), 3)}
+        both.compare(run, nodes, turn=turn, what=turn)
+
+
+def test_sums_may_be_changed_in_place(ranks):
+    for exchange in ranks.exchanges:
+        ranks.run(_changed_in_place, exchange)

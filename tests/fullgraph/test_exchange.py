@@ -219,6 +219,7 @@ def _sums(kind: str, way: str, idtype: torch.dtype) -> None:
                 found = rounds.transposed_sums(whole.own_dst(y), given)
                 expected = torch.tensordot(matrix.t(), y, 1)
                 assert torch.equal(found, whole.own_src(expected)), (name, weighted, shape)
+                assert found.untyped_storage().nbytes() == found.nbytes  # and no other rank's rows
 
 
 @on_gpus_too

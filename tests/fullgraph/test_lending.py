@@ -119,6 +119,22 @@ def test_views_are_put_away_and_other_tensors_stay():
     torch.testing.assert_close(weight.grad, wanted.detach())
 
 
+def test_what_a_model_changes_in_place_is_kept():
+    g = _graph()
+    gradients = []
+    for rows in (g.ndata["x"], HostRows(g.ndata["x"], "cpu", 24)):
+        torch.manual_seed(1)
+        linear = torch.nn.Linear(_WIDTH, 3).double()
+        with lent({"feat": rows}) as inputs:
+            torch.manual_seed(2)
+            changed = inputs["feat"] if isinstance(rows, HostRows) else inputs["feat"].clone()
+            total = linear(torch.nn.functional.dropout(changed, 0.5, inplace=True)).square().sum()
+            del changed
+        total.backward()
+        gradients.append(linear.weight.grad)
+    torch.testing.assert_close(*gradients)
+
+
 def test_inputs_without_host_rows_are_passed_on():
     inputs = {"feat": torch.zeros(2, 2)}
     with lent(inputs) as found:

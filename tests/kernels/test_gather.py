@@ -255,3 +255,6 @@ def test_rows_are_picked_into_rows_like_them():
     for out in (rows.new_empty(2, 4), rows.new_empty(2, 3).double(), rows.new_empty(3, 2).t()):
         with pytest.raises(InvalidInputError, match="pick 2 rows"):
             pick_rows(rows, ids, out)
+    for wrong in (ids.short(), ids.view(1, 2), [1, 2]):
+        with pytest.raises(InvalidInputError, match="pick rows"):
+            pick_rows(rows, wrong, rows.new_empty(2, 3))

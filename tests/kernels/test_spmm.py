@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.ops import add_spmm, spmm
-from dgl_mgpu.ops.spmm import cuda
+from dgl_mgpu.ops.spmm import cuda, layout
 from tests.ops.test_spmm import GRAPHS, SHAPES, assert_product, graph, rows_for
 
 
@@ -50,12 +50,55 @@ def test_graphs(product, name):
     check(product, indptr, indices, eids, u, e, "copy_lhs", "max")
 
 
-@pytest.mark.parametrize("width", [1, 3, 8, 28, 48, 300])
+@pytest.mark.parametrize("width", [1, 3, 8, 28, 48, 96, 256, 300])
 def test_widths(product, width):
     indptr, indices, eids = skewed()
     u, e = rows_for(len(indices), (width,), (1,), torch.float32)
     for reduce in ("sum", "mean"):
         check(product, indptr, indices, eids, u, e, "copy_lhs", reduce)
+
+
+@pytest.mark.parametrize("reduce", ["sum", "max"])
+@pytest.mark.parametrize(
+    "degrees",
+    [
+        [63, 64, 0, 62, 0, 63, 0, 127, 128, 129, 191, 192, 193, 0],
+        [64] * 40,
+        [63] * 40,
+        [127] * 20,
+        [0] * 100 + [126] * 9,
+    ],
+    ids=["around", "64", "63", "127", "empty rows"],
+)
+def test_rows_that_begin_and_end_where_shares_do(product, degrees, reduce):
+    indptr, indices, eids = graph(degrees)
+    u, e = rows_for(len(indices), (5,), (1,), torch.float32, whole=True)
+    check(product, indptr, indices, eids, u, e, "copy_lhs", reduce)
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "width", "expected"),
+    [
+        (37, 3, (32, True)),
+        (37, 96, (16, True)),  # 37 rows of 256 B are less than 3/4 of 16 KiB, of 384 B more
+        (37, 100, (32, False)),  # rows do not begin at lines
+        (95, 512, (8, True)),
+        (97, 512, (32, False)),  # not even 8 lanes' columns fit
+        (0, 512, (32, False)),
+        (None, None, (32, False)),
+    ],
+)
+def test_columns_are_as_many_as_stay_in_the_cache(emulated, num_rows, width, expected):
+    rows = None if num_rows is None else torch.empty(num_rows, width)
+    assert layout.lanes_in_cache(rows) == expected
+
+
+def test_room_for_parts_is_bounded(emulated):
+    assert layout.shares_in_room(1 << 10, 0) == 1 << 16
+    assert layout.shares_in_room(1 << 10, 1 << 30) == 1 << 18
+    assert layout.shares_in_room(1 << 40, 0) == 1
+    where = torch.device("cpu")
+    assert layout.shares(10_000, 4, where, most=10) == (1000, 10)
 
 
 @pytest.mark.parametrize(

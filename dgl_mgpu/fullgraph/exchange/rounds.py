@@ -134,7 +134,9 @@ class Rounds(ABC):
         for number, tile in reversed(list(enumerate(self.tiles))):
             back = _summed(tile.relation.reverse(), rows, tile.of(weights), None)
             if number == self.own_round:
-                own = back[: self.part.num_own_src]
+                # A view would keep all of it.
+                count = self.part.num_own_src
+                own = back if len(back) == count else back[:count].clone()
             returning = self.start_return(number, back)
             del back
             wait()
@@ -201,7 +203,9 @@ class Sum(torch.autograd.Function):
         rows: torch.Tensor,
     ) -> torch.Tensor:
         ctx.transpose = rounds, not transposed, weights
-        return (rounds.transposed_sums if transposed else rounds.sums)(rows, weights)
+        found = (rounds.transposed_sums if transposed else rounds.sums)(rows, weights)
+        # Of a view that is made here autograd allows no change in place.
+        return found.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, torch.Tensor]:  # type: ignore[override]

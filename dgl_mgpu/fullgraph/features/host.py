@@ -13,6 +13,7 @@ from dgl import DGLGraph
 from dgl_mgpu.backend.pinning import pin_memory_inplace
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.graph import PartitionedGraph
+from dgl_mgpu.ops.check import check_integer
 
 #: Bytes of columns that are brought to a device together: two such slabs are there at a time.
 _SLAB_BYTES = 256 << 20
@@ -60,8 +61,11 @@ class HostRows:
 
     def __init__(self, rows: torch.Tensor, device: torch.device | str, slab_width: int) -> None:
         _check(rows)
+        check_integer(slab_width, "slab_width", 1, _ASKED)
         bounds = [*range(0, rows.shape[1], slab_width), rows.shape[1]]
         self.device = torch.device(device)
+        if self.device.type == "cuda" and self.device.index is None:
+            self.device = torch.device("cuda", torch.cuda.current_device())
         self._columns = [slice(*ends) for ends in pairwise(bounds)]
         self._changes: tuple[Change, ...] = ()
         self._memory = _Memory(

@@ -55,8 +55,8 @@ class _View:
 class _Lent(Mapping[str, Any]):
     def __init__(self, inputs: Mapping[str, Any]) -> None:
         self._inputs = inputs
-        #: What was lent, as long as somebody has it.
-        self._out: list[tuple[weakref.ref[torch.Tensor], HostRows]] = []
+        #: What was lent, as long as somebody has it, and its version then.
+        self._out: list[tuple[weakref.ref[torch.Tensor], int, HostRows]] = []
 
     def __getitem__(self, key: str) -> Any:
         return self._lend(self._inputs[key])
@@ -73,14 +73,16 @@ class _Lent(Mapping[str, Any]):
         if not isinstance(value, HostRows):
             return value
         found = value.whole()
-        self._out.append((weakref.ref(found), value))
+        self._out.append((weakref.ref(found), found._version, value))
         return found
 
     def put_away(self, saved: torch.Tensor) -> torch.Tensor | _View:
         """What autograd keeps of a tensor."""
-        for reference, rows in self._out:
+        for reference, version, rows in self._out:
             whole = reference()
-            if whole is not None and saved.numel() and _shares(saved, whole):
+            # What a model has changed in place is no longer what could be brought again.
+            is_unchanged = saved._version == version
+            if whole is not None and saved.numel() and is_unchanged and _shares(saved, whole):
                 return _View(rows, saved)
         return saved
 

@@ -7,6 +7,7 @@ import math
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops.check import check_ids
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.gather.cuda import THREADS, UNROLL, VECTORS, launch_shape, row_slots
 from dgl_mgpu.ops.library import call, cuda_kernel, library
@@ -29,6 +30,7 @@ def pick_rows(rows: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
         In [0, n), which is not checked.
     out : Tensor, contiguous, of the same dtype, shape (count, \\*shape)
     """
+    check_ids(ids, "pick rows", rows.device)
     expected = len(ids), *rows.shape[1:]
     if (
         out.shape != expected

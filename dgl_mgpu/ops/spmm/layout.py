@@ -12,6 +12,8 @@ from dgl_mgpu.ops import device
 
 #: Rows and entries that are worth a warp.
 _SHORTEST_SHARE = 64
+#: As many as a warp can count with 32 bits, with the rest of the row that its share ends in.
+_LONGEST_SHARE = (1 << 30) - 1
 #: Warps for a multiprocessor where there are many rows and entries: at least, and at most. What it
 #: holds at once is a small part, so that none is left with nothing to do for long; and where
 #: neighbours lie near each other, the rows that are read at one time stay in the cache. The wider
@@ -165,7 +167,7 @@ def shares(
     count = (_WARPS_IN_CACHE if in_cache else warps) * device.driver.num_sms(where)
     if most is not None:
         count = min(count, most)
-    share = max(_SHORTEST_SHARE, -(-length // count))
+    share = min(_LONGEST_SHARE, max(_SHORTEST_SHARE, -(-length // count)))
     return share, -(-length // share)
 
 
