@@ -3,7 +3,8 @@
 The graph is a DGLGraph on the GPU, or on the CPU and pinned (UVA): 20 M nodes, 320 M edges,
 in-degrees from a Pareto distribution of exponent 1.5 and sources drawn uniformly.  What is timed is
 all of ``sampler.sample(g, seeds)``, with the operator alone beside it, then a training step of
-GraphSAGE through DGL's DataLoader.  Samples are checked first.
+GraphSAGE through DGL's DataLoader, with the model alone and with batches made one by one
+(``DGL_MGPU_PREFETCH=0``) beside it.  Samples are checked first.
 
 What DGL's own CUDA build takes, which users cannot install, was measured once on an H200.
 
@@ -16,6 +17,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import sys
 import time
 import traceback
@@ -24,6 +26,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -45,6 +48,8 @@ from dgl_mgpu.ops import BlockEdges, EtypeBlock, SampleKey, sample_blocks
 FEATURES, HIDDEN, CLASSES, LAYERS = 128, 256, 47, 3
 #: Timed steps of training, and those before them.
 STEPS, WARM_UP = 60, 10
+#: Times that a loop of steps is timed each way.
+TURNS = 3
 #: Most microseconds of the host for a block, and what is aimed at.
 BLOCK_LIMIT_US = 150.0
 
@@ -163,6 +168,15 @@ class Bench:
         for case in STEP:
             with self._part(f"step {case.name}"):
                 self._step(g, case)
+        if self._device.type == "cuda":
+            with self._part("pinned steps"):
+                # Of one format: the loader would make all that it may.
+                pinned = self._graph(torch.device("cpu")).formats("csc")
+                self._add_features(g)
+                for name, rows in g.ndata.items():
+                    pinned.ndata[name] = rows.cpu()
+                for case in STEP:
+                    self._step(pinned, case)
         return not self._figures.failed
 
     @contextlib.contextmanager
@@ -235,22 +249,30 @@ class Bench:
             spent = time.perf_counter() - begin
         self._figures.add("one block", "us", 1e6 * spent / (rounds * len(hops)), BLOCK_LIMIT_US)
 
-    def _step(self, g: dgl.DGLGraph, case: Case) -> None:
-        """Milliseconds of a training step."""
-        draw = torch.Generator(self._device).manual_seed(0)
+    def _add_features(self, g: dgl.DGLGraph) -> None:
         if "feat" not in g.ndata:
+            draw = torch.Generator(self._device).manual_seed(0)
             shape = self._law.nodes, FEATURES
             g.ndata["feat"] = torch.randn(shape, generator=draw, device=self._device)
             g.ndata["label"] = torch.randint(
                 CLASSES, shape[:1], generator=draw, device=self._device
             )
+
+    def _step(self, g: dgl.DGLGraph, case: Case) -> None:
+        """Milliseconds of a training step."""
+        self._add_features(g)
+        pinned = g.device != self._device
+        name = f"{'pinned, ' if pinned else ''}step {case.name}"
         sampler = NeighborSampler(
             case.fanouts[::-1], prefetch_node_feats=["feat"], prefetch_labels=["label"]
         )
         steps = self._options.steps
+        draw = torch.Generator(self._device).manual_seed(0)
         nodes = torch.randperm(self._law.nodes, generator=draw, device=self._device)
         ids = nodes[: case.batch * (steps + WARM_UP)].to(self._idtype)
-        loader = DataLoader(g, ids, sampler, device=self._device, batch_size=case.batch)
+        loader = DataLoader(
+            g, ids, sampler, device=self._device, batch_size=case.batch, use_uva=pinned
+        )
         model = GraphSAGE().to(self._device)
         optimizer = torch.optim.Adam(model.parameters(), fused=self._device.type == "cuda")
 
@@ -263,31 +285,39 @@ class Bench:
             optimizer.step()
             return loss
 
-        losses, blocks = [], []
-        begin = 0.0
-        for number, (_, _, blocks) in enumerate(loader):
-            losses.append(train(blocks).detach())
-            if number == WARM_UP - 1:
+        spent: dict[str, list[float]] = {"one by one": [], "ahead": [], "model": []}
+        for _ in range(TURNS):
+            for way, ahead in (("one by one", "0"), ("ahead", "1")):
+                losses, blocks = [], []
+                begin = 0.0
+                with patch.dict(os.environ, DGL_MGPU_PREFETCH=ahead):
+                    batches = iter(loader)
+                for number, (_, _, blocks) in enumerate(batches):
+                    losses.append(train(blocks).detach())
+                    if number == WARM_UP - 1:
+                        self._wait()
+                        begin = time.perf_counter()
                 self._wait()
-                begin = time.perf_counter()
-        self._wait()
-        spent = (time.perf_counter() - begin) / (len(losses) - WARM_UP)
-        if not torch.stack(losses).isfinite().all():
-            raise ValueError(f"step {case.name}: a loss is not finite")
-        self._wait()
-        begin = time.perf_counter()
-        for _ in range(steps):
-            train(blocks)
-        self._wait()
-        model_alone = (time.perf_counter() - begin) / steps
+                spent[way].append((time.perf_counter() - begin) / (len(losses) - WARM_UP))
+                if not torch.stack(losses).isfinite().all():
+                    raise ValueError(f"{name}: a loss is not finite")
+            begin = time.perf_counter()
+            for _ in range(steps):
+                train(blocks)
+            self._wait()
+            spent["model"].append((time.perf_counter() - begin) / steps)
+        median = {way: 1e3 * float(np.median(seconds)) for way, seconds in spent.items()}
+        print(f"  {median['one by one']:.2f} one by one, {median['model']:.2f} the model alone:")
         self._figures.add(
-            f"step {case.name}",
+            name,
             "ms",
-            1e3 * spent,
-            case.aim,
-            case.dgl,
-            model_ms=1e3 * model_alone,
-            seeds_per_second=case.batch / spent,
+            median["ahead"],
+            None if pinned else case.aim,
+            None if pinned else case.dgl,
+            model_ms=median["model"],
+            one_by_one_ms=median["one by one"],
+            seeds_per_second=1e3 * case.batch / median["ahead"],
+            each_ms={way: [1e3 * each for each in seconds] for way, seconds in spent.items()},
         )
 
     def _wait(self) -> None:

@@ -78,12 +78,12 @@ class PlanDoesNotFitError(_MemoryError):
 
 
 class DeviceMemoryError(_MemoryError):
-    """A GPU has too little free memory, or cannot map memory of the host.
+    """A device, mostly a GPU, has too little free memory, or cannot map memory of the host.
 
     Attributes
     ----------
     needed, available : int
-        Bytes on that GPU.
+        Bytes on that device; 0 where they are not known.
     """
 
 
@@ -109,6 +109,10 @@ class DataFormatError(DGLMGPUError, ValueError):
 
 class CheckpointError(DGLMGPUError, ValueError):
     """A checkpoint is missing, truncated, corrupt or belongs to another run's configuration."""
+
+
+class OutputError(DGLMGPUError, OSError):
+    """What a run has to show, its metrics or curves, cannot be written."""
 
 
 class RankFailedError(DGLMGPUError, RuntimeError):

@@ -8,14 +8,7 @@ from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
 from typing import Any
 
-_IMPORTED = [
-    "dgl_mgpu",
-    "dgl",
-    "torch._dynamo",
-    "dgl_mgpu.ops",
-    "dgl_mgpu.store",
-    "dgl_mgpu.training.launch",
-]
+_IMPORTED = ["tests.preload"]
 
 
 def forkserver() -> Any:

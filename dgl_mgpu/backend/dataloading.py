@@ -1,28 +1,54 @@
 """What DGL's DataLoader and NeighborSampler do differently for graphs of this package.
 
 DGL's own protocol (``sample_neighbors``, ``get_node_storage``, …) suffices for them to work.
-Two things it lacks: a store's graph is not told that an epoch begins, and a mini-batch goes through
-a graph over all nodes at every hop.  For DGL's own graphs on the CPU both classes do what they
-always did.
+Three things it lacks: a store's graph is not told that an epoch begins, a mini-batch goes through
+a graph over all nodes at every hop, and a GPU waits while the host has the next one sampled.  For
+DGL's own graphs on the CPU both classes do what they always did.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from types import NoneType
 from typing import Any, Protocol, runtime_checkable
 
+import torch
 from dgl.base import NID
 from dgl.dataloading.base import (
     BlockSampler,
+    EdgePredictionSampler,
     set_dst_lazy_features,
     set_edge_lazy_features,
     set_src_lazy_features,
 )
-from dgl.dataloading.dataloader import DataLoader
-from dgl.dataloading.neighbor_sampler import NeighborSampler
+from dgl.dataloading.dataloader import (
+    CollateWrapper,
+    DataLoader,
+    DDPTensorizedDataset,
+    TensorizedDataset,
+)
+from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
+from dgl.dataloading.neighbor_sampler import MultiLayerFullNeighborSampler, NeighborSampler
+from dgl.dataloading.shadow import ShaDowKHopSampler
 from dgl.heterograph import DGLGraph
+from dgl.storages.tensor import BaseTensorStorage
+from dgl.utils import recursive_apply
 
 from dgl_mgpu.backend.capi.ours import OnTensors
+from dgl_mgpu.backend.random import BatchDraws
+from dgl_mgpu.pipeline import Ahead, lane_of
+
+#: Mini-batches that are made ahead.  One is made while the model works on the one before, which is
+#: all the time there is in a step; each more would only take memory.
+DEPTH = 1
+#: Samplers whose samples depend on their attributes, the graph and random numbers alone, and that
+#: have no state that sampling changes.
+_PURE_SAMPLERS = NeighborSampler, MultiLayerFullNeighborSampler, ShaDowKHopSampler
+_PURE_NEGATIVES = PerSourceUniform, GlobalUniform
+_ATTRIBUTES_COUNT = frozenset({*_PURE_SAMPLERS, *_PURE_NEGATIVES, EdgePredictionSampler})
+#: Of what is compared by its value.
+_VALUES = frozenset({NoneType, bool, int, float, str, torch.device})
 
 
 @runtime_checkable
@@ -57,7 +83,12 @@ def serve_dataloading() -> None:
             prob = getattr(self.graph_sampler, "prob", None)
             if prob is not None:
                 shared.check_weights(prob)
-        return iterate(self)
+        if not (_samples_here(self) and _is_asked_for(self.device)):
+            return iterate(self)
+        lane = lane_of(self.device) if _may_look_ahead(self) else None
+        if lane is not None and lane.is_full:
+            lane = None
+        return Ahead(_Batches(self, iterate), lane, DEPTH)
 
     def _sample_blocks(self: Any, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
         sampled = None
@@ -101,3 +132,184 @@ def _sample_at_once(g: Any, nodes: Any, fanouts: Any, prob: str | None, replace:
     if isinstance(g, ServesBlocks):
         return g.sample_blocks(nodes, fanouts, prob, replace)
     return None
+
+
+# -- mini-batches ahead of their time --------------------------------------------------------------
+
+
+def _samples_here(loader: Any) -> bool:
+    """Whether a loader samples a graph of this package, in this thread."""
+    graph = loader.graph
+    is_on_tensors = type(graph) is DGLGraph and isinstance(graph._graph, OnTensors)
+    return (
+        (isinstance(graph, ServesBlocks) or is_on_tensors or _is_pinned(loader))
+        and type(loader.collate_fn) is CollateWrapper
+        and loader.num_workers == 0
+        and not loader.use_prefetch_thread
+        and not loader.pin_memory
+    )
+
+
+def _is_asked_for(device: torch.device) -> bool:
+    """Whether mini-batches are to have draws of their own, and may be made ahead.
+
+    On GPUs, where that has not been tried yet, if ``DGL_MGPU_PREFETCH`` is set: to 1, or to 0 for
+    batches that are made one by one all the same.
+    """
+    return device.type != "cuda" or "DGL_MGPU_PREFETCH" in os.environ
+
+
+def _is_pinned(loader: Any) -> bool:
+    """Whether a GPU is to sample a graph in the host's memory."""
+    return loader.use_uva and type(loader.graph) is DGLGraph and loader.graph.is_pinned()
+
+
+def _may_look_ahead(loader: Any) -> bool:
+    """Whether batches of a loader are sure to be the same if they are made ahead."""
+    caches = loader.graph._gpu_caches
+    return (
+        os.environ.get("DGL_MGPU_PREFETCH") != "0"
+        and (loader.graph.device == loader.device or _is_pinned(loader))
+        and not loader.use_alternate_streams  # which is how the script wants it
+        # The code of others may look at anything.
+        and type(loader.dataset) in (TensorizedDataset, DDPTensorizedDataset)
+        and _is_pure(loader.graph_sampler)
+        and all(isinstance(each, BaseTensorStorage) for each in _other_storages(loader).values())
+        # Its rows may be another stream's to write.
+        and not (caches["node"] or caches["edge"])
+    )
+
+
+def _is_pure(sampler: Any) -> bool:
+    if type(sampler) is EdgePredictionSampler:
+        negative, exclude = sampler.negative_sampler, sampler.exclude
+        return (
+            type(sampler.sampler) in _PURE_SAMPLERS
+            and (negative is None or type(negative) in _PURE_NEGATIVES)
+            and (exclude is None or isinstance(exclude, str))
+        )
+    return type(sampler) in _PURE_SAMPLERS
+
+
+def _other_storages(loader: Any) -> Mapping[str, Any]:
+    return getattr(loader, "other_storages", {})  # not of a loader that Lightning made anew
+
+
+class _Batches:
+    """The mini-batches of one pass over a DataLoader: the source of an :class:`Ahead`.
+
+    Parameters
+    ----------
+    loader : DataLoader
+    iterate : callable
+        DGL's ``DataLoader.__iter__``.
+    """
+
+    def __init__(self, loader: Any, iterate: Callable[[Any], Any]) -> None:
+        self._loader, self._collate = loader, loader.collate_fn
+        # DGL's iterator over torch's, which gives seeds instead of what is sampled from them.
+        loader.collate_fn = _unchanged
+        try:
+            self._rest = iterate(loader)
+        finally:
+            loader.collate_fn = self._collate
+        self._seeds = self._rest.dataloader_it
+        self._draws = BatchDraws(loader.device)
+        self._left: set[int] = set()
+        # A pass that begins before this one ends gives the graph another epoch.
+        loader._passes = getattr(loader, "_passes", 0) + 1
+
+    def seeds(self) -> Any:
+        """The seeds of the next batch."""
+        return next(self._seeds)
+
+    def make(self, number: int, seeds: Any) -> Any:
+        """Sample a batch and fetch its features, as DGL does."""
+        with self._draws.of_batch(number):
+            self._rest.dataloader_it = iter([self._collate(seeds)])
+            return next(self._rest)
+
+    def state(self) -> _State:
+        """What batches depend on but for seeds and draws."""
+        loader = self._loader
+        # They are sampled from the one, and their features fetched from the other.
+        graphs = [self._collate.g, loader.graph]
+        parts = [
+            (g._graph, *(each._columns for each in (*g._node_frames, *g._edge_frames)))
+            for g in graphs[graphs[0] is graphs[1] :]
+            if isinstance(g, DGLGraph)
+        ]
+        return _State(graphs, parts, loader.graph_sampler, _other_storages(loader), loader._passes)
+
+    def left_behind(self) -> list[torch.Tensor] | None:
+        """Formats of the graph that sampling has made."""
+        tensors = list(_kept_tensors(self._collate.g))
+        left = [each for each in tensors if id(each) not in self._left]
+        self._left = {id(each) for each in tensors}
+        return left or None
+
+    def hand_over(self, *made: object) -> None:
+        """Let the current stream use batches, seeds and tensors."""
+        if self._loader.device.type == "cuda":
+            stream = torch.cuda.current_stream(self._loader.device)
+            recursive_apply(made, _record_stream, stream)
+
+
+def _unchanged(seeds: Any) -> Any:
+    return seeds
+
+
+def _record_stream(made: Any, stream: torch.cuda.Stream) -> None:
+    if isinstance(made, torch.Tensor | DGLGraph) and made.device.type == "cuda":
+        made.record_stream(stream)
+
+
+def _kept_tensors(g: Any) -> Iterable[torch.Tensor]:
+    """What a graph has of its structure, and views of it, on GPUs."""
+    if not isinstance(g, DGLGraph):
+        return  # a store's is made with the store
+    from dgl_mgpu.backend.index import TensorIndex
+    from dgl_mgpu.backend.pinned_graphs import pinned_tensors
+
+    index = g._graph if isinstance(g._graph, TensorIndex) else pinned_tensors(g._graph)
+    for relation in () if index is None else index.relations:
+        kept = relation.tensors()
+        for name in relation.created:
+            for view in relation.kept_with(name).values():
+                kept += [view.tiers, view.pointers, view.position, *view.owner]
+        yield from (each for each in kept if isinstance(each, torch.Tensor))
+
+
+class _State:
+    """Things as they are now: equal to another if none was replaced, or written to, in between.
+
+    It holds on to them, so that what the script replaces stays as long as a batch may read it.
+    """
+
+    def __init__(self, *things: object) -> None:
+        self._held: list[object] = []
+        self._key = self._key_of(things)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _State) and self._key == other._key
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _key_of(self, thing: Any) -> Any:
+        kind = type(thing)
+        if kind in _VALUES:
+            return thing
+        if kind is list or kind is tuple:
+            return [self._key_of(each) for each in thing]
+        if kind is dict:
+            return [(name, self._key_of(each)) for name, each in thing.items()]
+        if isinstance(thing, BaseTensorStorage):
+            return self._key_of([thing.storage, getattr(thing, "index", None)])
+        self._held.append(thing)
+        if isinstance(thing, torch.Tensor):
+            # Torch does not count what is written in inference mode, or by a fused optimizer.
+            is_unknown = thing.is_inference() or thing.requires_grad
+            return id(thing), object() if is_unknown else thing._version
+        if kind in _ATTRIBUTES_COUNT:
+            return id(thing), self._key_of(vars(thing))
+        return id(thing)

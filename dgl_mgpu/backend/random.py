@@ -2,51 +2,128 @@
 
 DGL has random engines of its own, which do not disturb torch's; so do we.  Where DGL was never
 seeded, torch's seed is taken: that of ``torch.manual_seed``, or one of torch's choice.
+
+Mini-batches of a DataLoader have random numbers of their own (:class:`BatchDraws`), so that it does
+not matter when one is sampled.
 """
 
 from __future__ import annotations
 
+import hashlib
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
 from dgl_mgpu.backend.arrays import is_null
 from dgl_mgpu.errors import InvalidInputError
 
-_lock = threading.Lock()
-_seed: int | None = None
-_calls = 0
-_generators: dict[torch.device, torch.Generator] = {}
+
+class _Sequences:
+    """Random sequences of one seed.
+
+    Parameters
+    ----------
+    seed : int, optional
+        Torch's by default.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._lock = threading.Lock()
+        self._seed, self._calls = seed, 0
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    def restart(self, seed: int) -> None:
+        """Begin all anew, with another seed."""
+        with self._lock:
+            self._seed, self._calls = seed, 0
+            for each in self._generators.values():
+                each.manual_seed(seed)
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        with self._lock:
+            found = self._generators.get(device)
+            if found is None:
+                found = torch.Generator(device).manual_seed(self._current_seed())
+                self._generators[device] = found
+            return found
+
+    def next_key(self) -> tuple[int, int]:
+        with self._lock:
+            self._calls += 1
+            return self._current_seed(), self._calls - 1
+
+    def _current_seed(self) -> int:
+        return torch.initial_seed() if self._seed is None else self._seed
+
+
+_common = _Sequences()
+# Those of the mini-batch that a thread is making, in place of the common ones.
+_local = threading.local()
+
+
+def _current() -> _Sequences:
+    return getattr(_local, "of_batch", None) or _common
 
 
 def set_seed(seed: int) -> None:
     """Begin all random sequences anew: ``_CAPI_SetSeed``, beside DGL's own."""
-    global _seed, _calls
-    with _lock:
-        _seed, _calls = int(seed) & (1 << 64) - 1, 0
-        for each in _generators.values():
-            each.manual_seed(_seed)
-
-
-def _current_seed() -> int:
-    return torch.initial_seed() if _seed is None else _seed
+    seed = int(seed) & (1 << 64) - 1
+    _common.restart(seed)
+    _current().restart(seed)
 
 
 def generator(device: torch.device) -> torch.Generator:
     """The generator of a device, for torch's functions."""
-    with _lock:
-        found = _generators.get(device)
-        if found is None:
-            found = _generators[device] = torch.Generator(device).manual_seed(_current_seed())
-        return found
+    return _current().generator(device)
 
 
 def next_key() -> tuple[int, int]:
     """The seed, and how many calls there were before this one: a key for a call of our samplers."""
-    global _calls
-    with _lock:
-        _calls += 1
-        return _current_seed(), _calls - 1
+    return _current().next_key()
+
+
+class BatchDraws:
+    """Random numbers of the mini-batches of one pass over a DataLoader.
+
+    What is drawn for a batch depends on the seed, on how many passes and other calls there were
+    since then and on the number of the batch, but on nothing that is drawn meanwhile.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where batches are sampled.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._key = next_key()
+        self._device = device
+
+    @contextmanager
+    def of_batch(self, number: int) -> Iterator[None]:
+        """Draw for batch ``number``, from 0.
+
+        Torch's own generators, of the CPU and of the device, draw for it too, and go on afterwards
+        where they were: torch draws negative edges, and no dropout shall depend on when.  They are
+        the process's; a thread that draws meanwhile gets numbers of the batch.
+        """
+        words = b"".join((word % (1 << 64)).to_bytes(8, "little") for word in (*self._key, number))
+        seed = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
+        before = getattr(_local, "of_batch", None)
+        torchs = [torch.default_generator]
+        if self._device.type == "cuda":
+            torchs.append(torch.cuda.default_generators[self._device.index])
+        states = [each.get_state() for each in torchs]
+        _local.of_batch = _Sequences(seed)
+        try:
+            for each in torchs:
+                each.manual_seed(seed)
+            yield
+        finally:
+            _local.of_batch = before
+            for each, state in zip(torchs, states, strict=True):
+                each.set_state(state)
 
 
 @torch.no_grad()

@@ -19,7 +19,13 @@ from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.models import INV_SQRT_DEGREES, NodeModel, build_model
-from dgl_mgpu.training.run import load_dataset, ranks_of_job, run, seeded_model
+from dgl_mgpu.training.run import (
+    load_dataset,
+    ranks_of_job,
+    ranks_of_this_machine,
+    run,
+    seeded_model,
+)
 
 
 def train(config: Config, folder: Path) -> None:
@@ -32,7 +38,7 @@ def train(config: Config, folder: Path) -> None:
     """
     config = ranks_of_job(config)
     config.check()
-    machine(config.topology, config.trainer.ranks)  # raises if it has fewer GPUs than ranks
+    machine(config.topology, ranks_of_this_machine(config))  # raises if it has fewer GPUs
     run(_make_trainer, config, folder)
 
 

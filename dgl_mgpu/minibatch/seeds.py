@@ -15,7 +15,8 @@ class SeedBatches(IterableDataset):
     """One rank's mini-batches of seed nodes, for DGL's DataLoader.
 
     An epoch is one sequence of batches, drawn from the seed and the epoch alone; rank ``r``
-    of ``n`` takes batches ``r``, ``r + n``, …, and its workers take those in turn.
+    of ``n`` takes batches ``r``, ``r + n``, …, and its workers take those in turn.  An epoch that
+    was begun by another number of ranks can go on at any batch.
 
     Parameters
     ----------
@@ -54,40 +55,43 @@ class SeedBatches(IterableDataset):
         self._seed = seed
         self._rank = rank
         self.num_ranks = num_ranks
-        # In shared memory: workers that live on see the next epoch too.
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        # The epoch and its first batch; in shared memory: workers that live on see the next too.
+        self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
 
     @property
     def device(self) -> torch.device:
         """Where the seed nodes are (DGL's DataLoader asks)."""
         return self._seeds.device
 
-    def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch that the next iteration is."""
-        self._epoch.fill_(epoch)
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        """Choose the epoch that the next iteration is, and at which of its batches it begins."""
+        self._at.copy_(torch.tensor([epoch, first]))
 
     def __len__(self) -> int:
-        """Batches of this rank in an epoch."""
-        return len(range(self._rank, self._num_batches, self.num_ranks))
+        """Batches of this rank in the epoch."""
+        return len(self._mine())
 
     def rounds(self) -> list[int]:
-        """Seeds of all ranks together in each round of an epoch, one batch a rank.
+        """Seeds of all ranks together in each round of the epoch, one batch a rank.
 
         In the last round, ranks may have smaller batches than others, or none.
         """
-        whole = self._batch_size * self.num_ranks
-        return [min(whole, len(self._seeds) - start) for start in range(0, len(self._seeds), whole)]
+        whole, first = self._batch_size * self.num_ranks, int(self._at[1]) * self._batch_size
+        return [
+            min(whole, len(self._seeds) - start) for start in range(first, len(self._seeds), whole)
+        ]
 
-    @property
-    def _num_batches(self) -> int:
-        return -(-len(self._seeds) // self._batch_size)
+    def _mine(self) -> range:
+        """Numbers of this rank's batches."""
+        num_batches = -(-len(self._seeds) // self._batch_size)
+        return range(int(self._at[1]) + self._rank, num_batches, self.num_ranks)
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         order = None
         if self._shuffle:
-            random = np.random.Generator(np.random.Philox(key=[self._seed, int(self._epoch)]))
+            random = np.random.Generator(np.random.Philox(key=[self._seed, int(self._at[0])]))
             order = torch.from_numpy(random.permutation(len(self._seeds)))
-        mine = range(self._rank, self._num_batches, self.num_ranks)
+        mine = self._mine()
         worker = get_worker_info()
         if worker is not None:
             mine = mine[worker.id :: worker.num_workers]

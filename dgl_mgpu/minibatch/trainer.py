@@ -6,7 +6,7 @@ import contextlib
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -35,12 +35,35 @@ class Split:
 
 @dataclass
 class _Sums:
-    """Sums over the seeds of an epoch."""
+    """Sums over an epoch's seeds so far, the seconds they took, and what was read for them."""
 
     loss: float = 0.0
     correct: int = 0
     seeds: int = 0
     steps: int = 0
+    loading: float = 0.0
+    gather: float = 0.0
+    compute: float = 0.0
+    total: float = 0.0
+    #: Rows and bytes of each table and memory.
+    tiers: list[tuple[str, str, int, int]] = field(default_factory=list)
+
+    def join(self, other: _Sums) -> None:
+        """Add what was done before, or by another rank."""
+        for name, value in vars(other).items():
+            setattr(self, name, getattr(self, name) + value)
+
+    def add_traffic(self, traffic: Traffic) -> None:
+        self.gather += traffic.seconds
+        for (table, memory), rows in sorted(traffic.rows.items()):
+            self.tiers.append((table, memory, rows, traffic.nbytes[table, memory]))
+
+    def tier_traffic(self) -> tuple[TierTraffic, ...]:
+        totals: dict[tuple[str, str], tuple[int, int]] = {}
+        for table, memory, rows, nbytes in self.tiers:
+            before = totals.get((table, memory), (0, 0))
+            totals[table, memory] = before[0] + rows, before[1] + nbytes
+        return tuple(TierTraffic(memory, table, *sums) for (table, memory), sums in totals.items())
 
     def add(self, loss: float, correct: int, seeds: int) -> None:
         self.loss += loss * seeds
@@ -100,17 +123,31 @@ class MiniBatchTrainer(Trainer):
         self._distributed = dist.is_initialized()
         self._ddp: nn.Module = DistributedDataParallel(model) if self._distributed else model
         self._loader = self._make_loader(train)
+        self._sums = _Sums()
 
     @property
     def steps_per_epoch(self) -> int:
         return len(self._train.batches.rounds())
 
-    def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport:
+    def _part(self) -> dict[str, Any]:
+        return asdict(self._sums)
+
+    def _take_parts(self, parts: list[dict[str, Any]]) -> None:
+        self._sums = _Sums()
+        for part in parts:
+            self._sums.join(_Sums(**part))
+
+    def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport | None:
         begin = time.perf_counter()
+        sums = self._sums
         with self.accesses or contextlib.nullcontext():
-            sums, loading, compute = self._train_epoch(on_step)
-        traffic = self.store.graph.traffic.take()
+            is_whole = self._train_epoch(sums, on_step)
+        sums.add_traffic(self.store.graph.traffic.take())
         evaluate = time.perf_counter()
+        sums.total += evaluate - begin
+        if not is_whole:
+            return None
+        self._sums = _Sums()
         valid = self.evaluate(self._valid) if validate else None
         end = time.perf_counter()
         self.store.graph.traffic.take()  # evaluation's is no part of the epoch's
@@ -123,13 +160,13 @@ class MiniBatchTrainer(Trainer):
             valid_accuracy=valid,
             test_accuracy=None,
             seconds=StageSeconds(
-                sample=max(0.0, loading - traffic.seconds),
-                gather=traffic.seconds,
-                compute=compute,
+                sample=max(0.0, sums.loading - sums.gather),
+                gather=sums.gather,
+                compute=sums.compute,
                 evaluate=end - evaluate,
-                total=end - begin,
+                total=sums.total + end - evaluate,
             ),
-            tiers=_tier_traffic(traffic),
+            tiers=sums.tier_traffic(),
             ranks=1,
         )
 
@@ -159,17 +196,17 @@ class MiniBatchTrainer(Trainer):
             dist.all_reduce(counts)
         return float(counts[0]) / float(counts[1])
 
-    def _train_epoch(self, on_step: StepCallback) -> tuple[_Sums, float, float]:
+    def _train_epoch(self, sums: _Sums, on_step: StepCallback) -> bool:
+        """Train on what is left of the epoch; whether that was all of it."""
         self.model.train()
         self.store.graph.set_epoch(self.epoch)
-        self._train.batches.set_epoch(self.epoch)
-        sums, loading, compute = _Sums(), 0.0, 0.0
+        self._train.batches.set_epoch(self.epoch, self._batches)
         batches = iter(self._loader)
         for round_size in self._train.batches.rounds():
             start = time.perf_counter()
             batch = next(batches, None)
             loaded = time.perf_counter()
-            loading += loaded - start
+            sums.loading += loaded - start
             if batch is None:
                 # The last round has no batch for this rank: it answers the others' all-reduce
                 # with zeros, and its optimizer steps with theirs.
@@ -185,9 +222,12 @@ class MiniBatchTrainer(Trainer):
             self.optimizer.zero_grad()
             loss.backward()
             self.optimizer.step()
-            compute += time.perf_counter() - loaded
+            sums.compute += time.perf_counter() - loaded
             on_step(sums.steps, sums.mean_loss, sums.accuracy, sums.seeds)
-        return sums, loading, compute
+            self._batches += self._train.batches.num_ranks
+            if self.should_stop():
+                return False
+        return True
 
     def _make_loader(self, split: Split) -> DataLoader:
         return _QuietLoader(
@@ -196,6 +236,8 @@ class MiniBatchTrainer(Trainer):
             split.sampler,
             num_workers=self._num_workers,
             persistent_workers=split is self._train and self._num_workers > 0,
+            # To make an iterator draws a number, which a run that resumes does once more.
+            generator=torch.Generator(),
         )
 
 
@@ -206,10 +248,3 @@ class _QuietLoader(DataLoader):
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message="Dataloader CPU affinity opt")
             return super().__iter__()
-
-
-def _tier_traffic(traffic: Traffic) -> tuple[TierTraffic, ...]:
-    return tuple(
-        TierTraffic(name=memory, table=table, rows=rows, bytes=traffic.nbytes[table, memory])
-        for (table, memory), rows in sorted(traffic.rows.items())
-    )

@@ -11,7 +11,7 @@ import struct
 import zipfile
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +19,21 @@ import torch
 
 from dgl_mgpu.errors import CheckpointError
 
-_FORMAT = 1
+_FORMAT = 2
+# What a file of an older format lacks, as it would be written.
+_ADDED: dict[int, dict[str, Any]] = {1: {"batches": 0, "parts": "[]"}, 2: {}}
+_JSON = ("reports", "config", "plan", "parts")
 _NAME = re.compile(r"epoch-(\d+)\.pt")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything a run needs to go on after an epoch as if it had never stopped.
+    """Everything a run needs to go on as if it had never stopped.
 
     Attributes
     ----------
     epoch : int
-        Epochs done; training goes on with the first batch of the next.
+        Epochs done; training goes on with the next.
     model, optimizer : dict
         State dicts.
     best_model : dict
@@ -43,6 +46,10 @@ class Checkpoint:
         The run's configuration.
     plan : dict
         Where the store kept what; empty where there was none.
+    batches : int
+        Batches of the next epoch that all ranks together have done already.
+    parts : list of dict
+        What each rank has to report of them.
     """
 
     epoch: int
@@ -53,6 +60,8 @@ class Checkpoint:
     reports: list[dict]
     config: dict
     plan: dict
+    batches: int = 0
+    parts: list[dict] = field(default_factory=list)
 
     def save(self, folder: Path) -> Path:
         """Write ``folder/epoch-NNNN.pt`` and drop the one before; return its path.
@@ -69,7 +78,7 @@ class Checkpoint:
         partial = path.with_suffix(".partial")
         content = {"format": _FORMAT} | {name: getattr(self, name) for name in _FIELDS}
         # Tensors and plain containers only: this is what weights_only reads back.
-        for name in ("reports", "config", "plan"):
+        for name in _JSON:
             content[name] = json.dumps(content[name])
         try:
             folder.mkdir(parents=True, exist_ok=True)
@@ -79,15 +88,15 @@ class Checkpoint:
                 os.fsync(file.fileno())
             partial.replace(path)
             _sync_folder(folder)
+            for other in [*checkpoints(folder), *folder.glob("epoch-*.partial")]:
+                if other != path:
+                    other.unlink()  # a killed run leaves the part that it was writing
         except (OSError, RuntimeError) as error:
             with contextlib.suppress(OSError):
                 partial.unlink()
             raise CheckpointError(
                 f"write checkpoint {path}", str(error), "free space there, or choose another folder"
             ) from error
-        for other in checkpoints(folder):
-            if other != path:
-                other.unlink()
         return path
 
     @classmethod
@@ -113,16 +122,17 @@ class Checkpoint:
             raise CheckpointError(asked, f"it is damaged ({error})", _OTHER) from error
         if damaged:
             raise CheckpointError(asked, f"its part {damaged} is damaged", _OTHER)
-        if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
+        if not isinstance(content, Mapping) or content.get("format") not in _ADDED:
             raise CheckpointError(
                 asked, f"it is no checkpoint of format {_FORMAT} of this package", _OTHER
             )
+        content = {**content, **_ADDED[content["format"]]}
         missing = [name for name in _FIELDS if name not in content]
         if missing:
             raise CheckpointError(asked, f"it lacks {missing}", _OTHER)
         values = {name: content[name] for name in _FIELDS}
         try:
-            for name in ("reports", "config", "plan"):
+            for name in _JSON:
                 values[name] = json.loads(values[name])
             return cls(**values)
         except (TypeError, ValueError) as error:

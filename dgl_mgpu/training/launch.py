@@ -15,19 +15,26 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from dgl_mgpu.errors import DGLMGPUError, RankFailedError
+from dgl_mgpu.store import Ranks
+from dgl_mgpu.training.stop import Stopped
+from dgl_mgpu.training.watch import Watch
 
-# How long after the first failure the others' reports are awaited, and how long a rank gets
-# to end by itself once it was told to.
+# How long after the first failure the others' reports are awaited, and how long ranks get to stop
+# by themselves once they were told to.
 _GATHER_SECONDS = 2.0
-_TERMINATE_SECONDS = 5.0
+_STOP_SECONDS = 25.0
+# How long ranks wait for each other to join, and in an exchange.
+_TIMEOUT = timedelta(minutes=10)
 _PR_SET_PDEATHSIG = 1
 # Characters of an error that are passed on.
 _MAX_TEXT = 20_000
@@ -38,6 +45,7 @@ class _Outcome:
     """A rank's last word: that it is done, or why not."""
 
     done: bool
+    stopped: bool = False
     follows: bool = False
     when: float = 0.0
     error: Exception | str = ""
@@ -51,18 +59,24 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
     of their own, joined by gloo (NCCL for CUDA tensors).  Under torchrun, which has made the
     processes already, this process is the rank that its environment names.
 
+    SIGTERM is passed on to ranks, which may raise `Stopped` within 25 seconds; then all end.
+
     Raises
     ------
     RankFailedError
         With the reason of the rank that failed first; the others have been ended.  A typed
         error of this package that a rank raised is raised as it is.
+    Stopped
+        After SIGTERM.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        _join_job(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://")
-        try:
-            work(*args)
-        finally:
-            dist.destroy_process_group()
+        with _typed_losses():
+            _join_job(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://")
+            try:
+                with _others_watched():
+                    work(*args)
+            finally:
+                dist.destroy_process_group()
     elif num_ranks == 1:
         work(*args)
     else:
@@ -91,9 +105,60 @@ def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> No
             sender.close()
             processes.append(process)
             reports.append(receiver)
-        failure = _await(processes, reports)
-    if failure is not None:
-        raise failure
+        try:
+            end = _await(processes, reports)
+        except Stopped as stopped:
+            end = _let_stop(processes, reports) or stopped
+    if end is not None:
+        raise end
+
+
+def _let_stop(processes: list[Any], reports: list[Connection]) -> DGLMGPUError | None:
+    """Have all ranks stop by themselves; the error of one that failed meanwhile."""
+    for process in processes:
+        process.terminate()
+    outcomes = _outcomes(processes, reports, time.monotonic() + _STOP_SECONDS)
+    words = [outcome for outcome in outcomes.values() if outcome is not None]
+    if any(not outcome.done and not outcome.follows for outcome in words):
+        return _cause(processes, outcomes)
+    return None
+
+
+def _others_watched() -> contextlib.AbstractContextManager:
+    """Leave at once when another machine is lost: nothing else ends the wait for its tensors."""
+    everyone = Ranks.of_all_machines()
+    if Ranks.of_this_machine().size == everyone.size:
+        return contextlib.nullcontext()
+    return Watch(everyone, os.environ["MASTER_ADDR"], _leave)
+
+
+def _leave(error: RankFailedError) -> NoReturn:
+    try:
+        raise error from None
+    except RankFailedError:
+        get_error_handler().record_exception(error)  # for torchrun's report
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    os._exit(1)
+
+
+@contextlib.contextmanager
+def _typed_losses() -> Iterator[None]:
+    """Raise what gloo and NCCL raise of a rank that is gone as the error that it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, DGLMGPUError) or not _is_of_communication(error):
+            raise
+        raise RankFailedError(
+            "exchange with the other ranks",
+            f"one of them is gone, or does not answer ({str(error).splitlines()[0]})",
+            "see why it ended, and start the run again",
+        ) from error
+
+
+def _is_of_communication(error: RuntimeError) -> bool:
+    # gloo's have no type of their own, but name the file they are of.
+    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
 
 
 @contextlib.contextmanager
@@ -104,7 +169,7 @@ def _sigterm_raises() -> Iterator[None]:
         return
 
     def unwind(signum: int, frame: object) -> NoReturn:
-        sys.exit(128 + signum)
+        raise Stopped
 
     before = signal.signal(signal.SIGTERM, unwind)
     try:
@@ -113,10 +178,21 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _await(processes: list[Any], reports: list[Connection]) -> DGLMGPUError | None:
+def _await(processes: list[Any], reports: list[Connection]) -> DGLMGPUError | Stopped | None:
     """Wait for all ranks to end well, or for the first to fail."""
+    outcomes = _outcomes(processes, reports)
+    if len(outcomes) == len(processes) and all(o is not None and o.done for o in outcomes.values()):
+        for process in processes:
+            process.join()
+        return Stopped() if any(o is not None and o.stopped for o in outcomes.values()) else None
+    return _cause(processes, outcomes)
+
+
+def _outcomes(
+    processes: list[Any], reports: list[Connection], deadline: float | None = None
+) -> dict[int, _Outcome | None]:
+    """The last words of ranks; of one that left without, None, and none of those that run on."""
     outcomes: dict[int, _Outcome | None] = {}
-    deadline: float | None = None
     while len(outcomes) < len(processes):
         running = [rank for rank in range(len(processes)) if rank not in outcomes]
         # A rank's report is its last word: read at once, since it may fill the pipe.  Its end is
@@ -135,11 +211,7 @@ def _await(processes: list[Any], reports: list[Connection]) -> DGLMGPUError | No
             # The others fail of it within moments; the cause is the earliest report, or a rank
             # that was killed before it could write one.
             deadline = time.monotonic() + _GATHER_SECONDS
-    if all(outcome is not None and outcome.done for outcome in outcomes.values()):
-        for process in processes:
-            process.join()
-        return None
-    return _cause(processes, outcomes)
+    return outcomes
 
 
 def _cause(processes: list[Any], outcomes: dict[int, _Outcome | None]) -> DGLMGPUError:
@@ -172,22 +244,18 @@ def _rank_failed(rank: int, found: str) -> RankFailedError:
 def _end(processes: list[Any]) -> None:
     for process in processes:
         if process.is_alive():
-            _terminate(process)
-    deadline = time.monotonic() + _TERMINATE_SECONDS
+            _kill(process)
     for process in processes:
-        process.join(max(0.0, deadline - time.monotonic()))
-        if process.is_alive():
-            process.kill()
-            process.join()
+        process.join()
 
 
-def _terminate(process: Any) -> None:
+def _kill(process: Any) -> None:
     # With its children: a DataLoader worker that is handing a batch to a rank just gone
     # complains of the broken connection.
     try:
-        os.killpg(process.pid, signal.SIGTERM)
+        os.killpg(process.pid, signal.SIGKILL)
     except ProcessLookupError:  # it has not come to lead its group yet, and has no children
-        process.terminate()
+        process.kill()
 
 
 def _rank_main(
@@ -202,24 +270,30 @@ def _rank_main(
     # The parent hears Ctrl-C and ends its ranks; and they do not outlive it.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
     # A rank's own children, DataLoader workers, start as they do anywhere else on Linux.
     mp.set_start_method("fork", force=True)
+    stopped = False
     try:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
-        _join_job(rank, num_ranks, meeting_point)
-        work(*args)
-        dist.destroy_process_group()
+        with _typed_losses():
+            _join_job(rank, num_ranks, meeting_point)
+            try:
+                work(*args)
+            except Stopped:
+                stopped = True
+            dist.destroy_process_group()
     except Exception as error:
         follows = isinstance(error, RankFailedError)
         trace = traceback.format_exc()[-_MAX_TEXT:]
-        sender.send(_Outcome(False, follows, time.monotonic(), _portable(error), trace))
+        when = time.monotonic()
+        sender.send(_Outcome(False, False, follows, when, _portable(error), trace))
         sender.close()
         # Without the interpreter's shutdown, which may wait for ranks that are gone.
         os._exit(1)
-    sender.send(_Outcome(True))
+    sender.send(_Outcome(True, stopped))
 
 
 def _portable(error: Exception) -> Exception | str:
@@ -240,4 +314,10 @@ def _join_job(rank: int, num_ranks: int, meeting_point: str) -> None:
     if meeting_point.startswith("file:"):
         # All ranks are on this machine, whose name may not resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(backend, init_method=meeting_point, rank=rank, world_size=num_ranks)
+    dist.init_process_group(
+        backend,
+        init_method=meeting_point,
+        timeout=_TIMEOUT,
+        rank=rank,
+        world_size=num_ranks,
+    )

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
+from dgl_mgpu.errors import DGLMGPUError, OutputError
 from dgl_mgpu.report import EpochReport, MetricsLog, TrainProgress, best_epoch, summary_table
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.trainer import Trainer
@@ -24,6 +26,11 @@ class RunReport:
     folder : Path
     trainer : Trainer
         With the epochs of before, where it resumed.
+
+    Raises
+    ------
+    OutputError
+        Here and in all methods, if the folder is full or cannot be written.
     """
 
     def __init__(self, config: Config, folder: Path, trainer: Trainer) -> None:
@@ -31,9 +38,10 @@ class RunReport:
         self._folder = folder
         self._console = Console()
         # A run that resumes in its own folder writes its epochs anew.
-        self._log = MetricsLog(folder, resume_epoch=0 if trainer.epoch else None)
-        for earlier in trainer.reports:
-            self._log.append(earlier)
+        with self._writing():
+            self._log = MetricsLog(folder, resume_epoch=0 if trainer.epoch else None)
+            for earlier in trainer.reports:
+                self._log.append(earlier)
         self._progress = TrainProgress(
             config.trainer.epochs,
             trainer.steps_per_epoch,
@@ -47,14 +55,41 @@ class RunReport:
         self._shown.enter_context(self._progress)
         return self
 
-    def __exit__(self, *exception: Any) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *exception: Any) -> None:
         self._shown.close()
-        self._log.close()
+        # A full disk is no second reason, where there is one.
+        with self._writing() if kind is None else contextlib.suppress(OSError):
+            self._log.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, DGLMGPUError):
+                raise
+            raise OutputError(
+                f"write metrics and curves to {self._folder}",
+                str(error),
+                "free space there, or choose another folder (hydra.run.dir); trainer.resume goes "
+                "on from the last checkpoint",
+            ) from error
 
     def epoch(self, report: EpochReport) -> None:
         """Show and write an epoch."""
         self._progress.epoch_done(report)
-        self._log.append(report)
+        with self._writing():
+            self._log.append(report)
+
+    def stopped(self, epoch: int, in_it: bool) -> None:
+        """Show that the run was told to stop, and how it goes on."""
+        self._shown.close()
+        self._console.print(
+            f"stopped by SIGTERM {'in' if in_it else 'after'} epoch {epoch}; "
+            f"trainer.resume={self._folder} goes on from there",
+            highlight=False,
+            soft_wrap=True,
+        )
 
     def finish(self, reports: list[EpochReport], test_accuracy: float) -> None:
         """Show and write what the whole run came to."""
@@ -63,15 +98,15 @@ class RunReport:
         self._shown.close()  # the bars, so that they do not stand below the table
         title = f"{self._config.model.name} on {self._config.data.name}"
         best = best_epoch(reports)
-        self._log.summary(
-            {
-                "test_accuracy": test_accuracy,
-                "best_epoch": None if best is None else best.epoch,
-                "valid_accuracy": None if best is None else best.valid_accuracy,
-            }
-        )
-        curves = self._folder / "curves.png"
-        plot_curves(reports, curves, title)
+        with self._writing():
+            self._log.summary(
+                {
+                    "test_accuracy": test_accuracy,
+                    "best_epoch": None if best is None else best.epoch,
+                    "valid_accuracy": None if best is None else best.valid_accuracy,
+                }
+            )
+            plot_curves(reports, self._folder / "curves.png", title)
         self._console.print(summary_table(reports, title, test_accuracy))
         self._console.print(
             f"metrics, checkpoint and curves: {self._folder}",

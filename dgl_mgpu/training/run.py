@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -14,12 +14,13 @@ import torch
 from torch import nn
 
 from dgl_mgpu.data import Dataset, load
-from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.errors import ConfigError, DeviceMemoryError, DGLMGPUError
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.config import Config, ModelConfig
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.report import RunReport
+from dgl_mgpu.training.stop import Stopped, StopRequest
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
 Model = TypeVar("Model", bound=nn.Module)
@@ -30,6 +31,13 @@ def ranks_of_job(config: Config) -> Config:
     if "TORCHELASTIC_RUN_ID" in os.environ:
         config.trainer.ranks = int(os.environ["WORLD_SIZE"])
     return config
+
+
+def ranks_of_this_machine(config: Config) -> int:
+    """How many of the job's ranks are on this machine."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    return config.trainer.ranks
 
 
 def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
@@ -45,16 +53,24 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
     Raises
     ------
     DGLMGPUError
+    Stopped
+        After SIGTERM; the checkpoint says where.
     """
     launch(_run_rank, config.trainer.ranks, make_trainer, config, folder)
 
 
 def _run_rank(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
+    with _typed_memory(config):
+        _train(make_trainer, config, folder)
+
+
+def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
     everyone = Ranks.of_all_machines()
     first = everyone.rank == 0
     # Under torchrun each rank was given a folder of its own: the first one's is the run's.
     folder = everyone.from_first("choose the run's folder", lambda: folder)
-    checkpoint = everyone.together("read the checkpoint", partial(_checkpoint, config))
+    # The folder it is in may be on the first one's machine alone.
+    checkpoint = everyone.from_first("read the checkpoint", partial(_checkpoint, config))
     trainer = make_trainer(config)
     if checkpoint is not None:
         trainer.resume(checkpoint)
@@ -64,16 +80,25 @@ def _run_rank(make_trainer: Callable[[Config], Trainer], config: Config, folder:
                 f"the checkpoint is of epoch {trainer.epoch}",
                 "raise trainer.epochs",
             )
-    with RunReport(config, folder, trainer) if first else contextlib.nullcontext() as report:
+    with (
+        StopRequest(everyone).listening() as stop,
+        RunReport(config, folder, trainer) if first else contextlib.nullcontext() as report,
+    ):
+        trainer.should_stop = stop.after_step
         for epoch in range(trainer.epoch + 1, config.trainer.epochs + 1):
             on_step: StepCallback = report.on_step if report else _no_report
             last = epoch == config.trainer.epochs
             done = trainer.run_epoch(last, on_step)
-            if last or epoch % config.trainer.checkpoint_every == 0:
+            stops = done is None or (stop.after_epoch() and not last)
+            if stops or last or epoch % config.trainer.checkpoint_every == 0:
                 state = trainer.checkpoint(asdict(config))
                 everyone.from_first("write a checkpoint", partial(_save, state, folder))
-            if report:
+            if report and done:
                 report.epoch(done)
+            if stops:
+                if report:
+                    report.stopped(epoch, in_it=done is None)
+                raise Stopped
         test_accuracy = trainer.test()
         trainer.finish(folder)
         if report:
@@ -110,6 +135,29 @@ def seeded_model(
         model.parameters(), lr=trainer.lr, weight_decay=trainer.weight_decay
     )
     return model, optimizer
+
+
+@contextlib.contextmanager
+def _typed_memory(config: Config) -> Iterator[None]:
+    """Raise what torch raises where memory is too small as the error that says what to do."""
+    try:
+        yield
+    except (RuntimeError, MemoryError) as error:
+        if isinstance(error, DGLMGPUError) or not _is_of_memory(error):
+            raise
+        raise DeviceMemoryError(
+            "train as configured",
+            str(error).splitlines()[0] if str(error) else "too little memory",
+            "use more ranks, a smaller model.hidden, or fullgraph.features=host"
+            if config.mode == "fullgraph"
+            else "lower trainer.batch_size, sampler.fanouts, or store.gpu_memory",
+        ) from error
+
+
+def _is_of_memory(error: Exception) -> bool:
+    # torch has a type for this only where it is a GPU's.
+    kinds = MemoryError, torch.OutOfMemoryError
+    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
 
 
 def _checkpoint(config: Config) -> Checkpoint | None:

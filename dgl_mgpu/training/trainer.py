@@ -38,6 +38,8 @@ class Trainer(ABC):
         Of the epochs done, all ranks together.
     best_model : dict
         State dict of the epoch of best validation accuracy.
+    should_stop : callable
+        Asked after each step within an epoch, after the same ones on all ranks.
     """
 
     def __init__(
@@ -51,6 +53,8 @@ class Trainer(ABC):
         self.optimizer = optimizer
         self.reports: list[EpochReport] = []
         self.best_model: dict[str, torch.Tensor] = copy.deepcopy(model.state_dict())
+        self.should_stop: Callable[[], bool] = lambda: False
+        self._batches = 0  # of all ranks, done in the epoch begun
         self._ranks = Ranks.of_all_machines()
         self._device = device
         self._eval_every = eval_every
@@ -66,15 +70,17 @@ class Trainer(ABC):
         """Optimizer steps in an epoch."""
 
     @abstractmethod
-    def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport:
-        """Train an epoch; what this rank has to report of it."""
+    def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport | None:
+        """Train an epoch; what this rank has to report of it, or None if it should stop in it."""
 
     @abstractmethod
     def _test(self) -> float:
         """Test accuracy of the model as it is."""
 
-    def run_epoch(self, last: bool, on_step: StepCallback) -> EpochReport:
+    def run_epoch(self, last: bool, on_step: StepCallback) -> EpochReport | None:
         """Train one epoch, validate, and return the report of all ranks together.
+
+        None if training stopped before; the next call goes on.
 
         Parameters
         ----------
@@ -84,7 +90,11 @@ class Trainer(ABC):
         """
         number = self.epoch + 1
         validate = last or number % self._eval_every == 0
-        report = merge(self._ranks.all_gather(self._run_epoch(number, validate, on_step)))
+        own = self._run_epoch(number, validate, on_step)
+        if own is None:
+            return None
+        self._batches = 0
+        report = merge(self._ranks.all_gather(own))
         if report.valid_accuracy is not None and report.valid_accuracy > self._best_valid():
             self.best_model = copy.deepcopy(self.model.state_dict())
         self.reports.append(report)
@@ -100,7 +110,7 @@ class Trainer(ABC):
             self.model.load_state_dict(current)
 
     def checkpoint(self, config: dict) -> Checkpoint:
-        """The state after the epochs done so far; collective."""
+        """The state after the epochs and batches done so far; collective."""
         return Checkpoint(
             epoch=self.epoch,
             model=self.model.state_dict(),
@@ -110,6 +120,8 @@ class Trainer(ABC):
             reports=[report.to_dict() for report in self.reports],
             config=config,
             plan=self._plan(),
+            batches=self._batches,
+            parts=self._ranks.all_gather(self._part()) if self._batches else [],
         )
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -132,6 +144,8 @@ class Trainer(ABC):
                 "resume with the configuration of the run, or start a new run",
             ) from error
         self.best_model = checkpoint.best_model
+        self._batches = checkpoint.batches
+        self._take_parts(checkpoint.parts[self._ranks.rank :: self._ranks.size])
         # A rank that the saved run did not have, or had on another kind of device, keeps the
         # generator it was seeded with.
         if self._ranks.rank < len(checkpoint.random):
@@ -141,6 +155,13 @@ class Trainer(ABC):
 
     def finish(self, folder: Path) -> None:  # noqa: B027 (there may be nothing)
         """Write what is left to write after the last epoch, and close what is open."""
+
+    def _part(self) -> dict[str, Any]:
+        """What this rank has to report of the batches done in the epoch begun."""
+        return {}
+
+    def _take_parts(self, parts: list[dict[str, Any]]) -> None:  # noqa: B027 (as above)
+        """Begin the next epoch's report with what ranks reported, none or several."""
 
     def _plan(self) -> dict[str, Any]:
         """Where data is kept, for the checkpoint."""

@@ -75,6 +75,7 @@ def _loads_its_share(folder) -> None:
     torch.save(seen, folder / f"{dist.get_rank()}.pt")
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_share_an_epoch(tmp_path):
     launch(_loads_its_share, 2, tmp_path)
     shares = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]

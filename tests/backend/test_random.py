@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from concurrent.futures import ThreadPoolExecutor
+
 import dgl
 import pytest
 import torch
@@ -103,3 +106,94 @@ def test_the_seed_may_be_any_integer():
     for seed in (0, -7, 2**31 - 1):
         dgl.seed(seed)
         assert random.next_key() == (seed % 2**64, 0)
+
+
+# -- mini-batches ------------------------------------------------------------------------------
+
+
+def draws_of(batches: random.BatchDraws, number: int) -> list:
+    with batches.of_batch(number):
+        return [*draws(), torch.rand(3).tolist(), torch.rand(1).item()]
+
+
+def test_draws_of_a_batch_depend_on_its_number_alone():
+    dgl.seed(1)
+    batches = random.BatchDraws(CPU)
+    in_order = [draws_of(batches, number) for number in range(4)]
+    dgl.seed(1)
+    batches = random.BatchDraws(CPU)
+    torch.rand(9), random.next_key(), torch.rand(2, generator=random.generator(CPU))
+    assert [draws_of(batches, number) for number in (2, 2, 0, 3, 1)] == [
+        in_order[number] for number in (2, 2, 0, 3, 1)
+    ]
+    for one, other in itertools.combinations(in_order, 2):
+        assert all(a != b for a, b in zip(one, other, strict=True))
+
+
+def test_passes_and_seeds_have_draws_of_their_own():
+    found = []
+    for seed in (1, 2, 1):
+        dgl.seed(seed)
+        found += [draws_of(random.BatchDraws(CPU), 0) for _ in range(2)]
+    assert found[:2] == found[4:]
+    assert all(a != b for one, other in itertools.combinations(found[:4], 2)
+               for a, b in zip(one, other, strict=True))  # fmt: skip
+
+
+@pytest.mark.parametrize("seed", [0, -5, 2**63 + 1])
+def test_without_dgls_seed_draws_follow_torchs(seed, monkeypatch):
+    found = []
+    for offset in (0, 0, 1):
+        monkeypatch.setattr(random, "_common", random._Sequences())
+        torch.manual_seed(seed + offset)
+        found.append(draws_of(random.BatchDraws(CPU), 0))
+    assert found[0] == found[1] != found[2]
+
+
+def test_a_batch_disturbs_no_other_draws():
+    def others(make_batch) -> list:
+        dgl.seed(4)
+        torch.manual_seed(4)
+        batches = random.BatchDraws(CPU)
+        found = [torch.randn(3).tolist(), torch.rand(2, generator=random.generator(CPU)).tolist()]
+        make_batch(batches)
+        return [*found, *draws(), torch.randn(3).tolist(), torch.initial_seed()]
+
+    def fails(batches):
+        with pytest.raises(ValueError), batches.of_batch(0):
+            draws()
+            raise ValueError
+
+    def nested(batches):
+        with batches.of_batch(3):
+            first = torch.rand(2), random.next_key()
+            draws_of(batches, 4)
+            again = torch.rand(2), random.next_key()
+        with batches.of_batch(3):
+            assert first[1] == random.next_key() and torch.equal(first[0], torch.rand(2))
+            assert again[1] == random.next_key() and torch.equal(again[0], torch.rand(2))
+
+    expected = others(lambda batches: None)
+    for make_batch in (lambda batches: draws_of(batches, 0), fails, nested):
+        assert others(make_batch) == expected
+
+
+def test_a_sampler_that_seeds_is_obeyed():
+    batches = random.BatchDraws(CPU)
+    with batches.of_batch(0):
+        dgl.seed(9)
+        inside = draws()
+    dgl.seed(9)
+    assert draws() == inside
+
+
+def test_another_threads_calls_are_not_the_batchs():
+    dgl.seed(6)
+    expected = [random.next_key() for _ in range(3)]
+    dgl.seed(6)
+    found = [random.next_key()]
+    batches = random.BatchDraws(CPU)
+    with batches.of_batch(0), ThreadPoolExecutor(1) as pool:
+        assert random.next_key() != expected[2]
+        found.append(pool.submit(random.next_key).result())
+    assert [found[0], found[1]] == [expected[0], expected[2]]

@@ -38,6 +38,7 @@ def test_every_part_is_measured_and_kept(small):
     assert sampled["ours"] > 0 and sampled["operator_ms"] > 0
     assert sampled["sampled_edges"] <= 20 * 3 + 80 * 2
     assert step["ours"] > 0 and step["model_ms"] > 0 and step["dgl"] == 6.6
+    assert step["one_by_one_ms"] > 0
     assert figures["one block"]["unit"] == "us"
 
 

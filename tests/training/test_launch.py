@@ -80,6 +80,7 @@ def _one_exits(folder: Path) -> None:
     dist.barrier()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 @pytest.mark.parametrize(
     ("work", "error", "message"),
     [
@@ -116,6 +117,7 @@ def _makes_stores(folder: Path) -> None:
     assert after[1] <= before[1] + 1, (before, after)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_stores_that_are_gone_leave_no_connections_or_threads(tmp_path):
     launch(_makes_stores, 2, tmp_path)
 

@@ -167,6 +167,13 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             "_prefetch",
         )
     ),
+    Replacement(
+        "dgl.dataloading.dataloader:DDPTensorizedDataset.__init__",
+        "shares:init_shares",
+        (DGL,),
+        "with fewer seeds than fill the ranks' shares it raises on some ranks alone, or gives them "
+        "memory that nobody wrote for seeds",
+    ),
     *(
         Replacement(
             f"dgl.heterograph_index:_CAPI_DGLHetero{function}",

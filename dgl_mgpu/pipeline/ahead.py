@@ -1,0 +1,166 @@
+"""Batches that are made before they are asked for, and are what they would have been then."""
+
+from __future__ import annotations
+
+import warnings
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Generic, Protocol, TypeVar
+
+import torch
+
+from dgl_mgpu.pipeline.lane import Lane, Mark
+
+Batch = TypeVar("Batch")
+BatchOut = TypeVar("BatchOut", covariant=True)
+
+
+class Source(Protocol[BatchOut]):
+    """What batches are made of."""
+
+    def seeds(self) -> Any:
+        """What the next batch is made from; each is taken once.
+
+        Raises
+        ------
+        StopIteration
+            After the last.
+        """
+
+    def make(self, number: int, seeds: Any) -> BatchOut:
+        """Batch ``number``, the same however often and whenever it is made."""
+
+    def state(self) -> object:
+        """What else batches depend on, which the script may change; holds on to it."""
+
+    def left_behind(self) -> object:
+        """What making batches has left with what others use too, since the last call; or None."""
+
+    def hand_over(self, *made: object) -> None:
+        """Let the script's stream use what was made on the lane: it may free it while in use."""
+
+
+@dataclass
+class _Entry(Generic[Batch]):
+    """A batch that is to be handed out, or what making it has raised; neither if it is to be made.
+
+    Attributes
+    ----------
+    mark : Mark, optional
+        On the lane, if it or its seeds come by it.
+    """
+
+    number: int
+    seeds: Any
+    mark: Mark | None = None
+    batch: Batch | None = None
+    error: Exception | None = None
+
+
+class Ahead(Iterator[Batch]):
+    """Hands out batches in order, and makes the next ones on a lane before it returns.
+
+    The host waits for the lane there and not for the model, which goes on meanwhile.  That wait
+    ends with the model of two batches ago at the earliest, so that the host, and with it the
+    memory of batches in use, does not get further ahead.
+
+    The first batch is made where the script is: caches that others use too are filled then.  If
+    something changes later on which batches depend, what was made is dropped and made again, and
+    nothing is made ahead any more; likewise if there is no memory for it.  What making a batch
+    raises is raised when it is its turn.
+
+    Parameters
+    ----------
+    source : Source
+    lane : Lane, optional
+        Without one, batches are made when they are asked for.
+    depth : int
+        Batches to make ahead.
+    """
+
+    def __init__(self, source: Source[Batch], lane: Lane | None, depth: int) -> None:
+        self._queue: deque[_Entry[Batch]] = deque()
+        self._source, self._lane, self._depth = source, lane, depth
+        self._taken = 0
+        #: Of the source when the first batch had been made.
+        self._state: object = None
+        #: What the script had queued when the last batch was asked for.
+        self._queued: Mark | None = None
+
+    def __next__(self) -> Batch:
+        if self._state is not None and self._source.state() != self._state:
+            self._stop()
+        entry = self._queue.popleft() if self._queue else self._take()
+        if entry.mark is not None and self._lane is not None:
+            self._lane.wait(entry.mark)
+            self._source.hand_over(entry.seeds, entry.batch)
+        if entry.error is not None:
+            raise entry.error
+        batch = entry.batch
+        if batch is None:
+            batch = self._source.make(entry.number, entry.seeds)
+        if self._lane is not None:
+            self._look_ahead(self._lane)
+        return batch
+
+    def _take(self) -> _Entry[Batch]:
+        entry: _Entry[Batch] = _Entry(self._taken, self._source.seeds())
+        self._taken += 1
+        return entry
+
+    def _look_ahead(self, lane: Lane) -> None:
+        queued = lane.mark()
+        if self._state is None:
+            self._state = self._source.state()
+            self._source.left_behind()
+            lane.follow()
+        if self._queued is not None:
+            self._queued.synchronize()
+        self._queued = queued
+        while self._lane is not None and len(self._queue) < self._depth:
+            is_full = False
+            with lane.work():
+                try:
+                    entry = self._take()
+                except StopIteration:
+                    return
+                self._queue.append(entry)
+                try:
+                    entry.batch = self._source.make(entry.number, entry.seeds)
+                except torch.OutOfMemoryError:
+                    is_full = True
+                except Exception as error:
+                    # Kept also if the batch is made again: it may tell of other work on the GPU.
+                    entry.error = error
+                finally:
+                    entry.mark = lane.mark()
+            left = self._source.left_behind()
+            if left is not None:
+                lane.wait(entry.mark)
+                self._source.hand_over(left)
+            if is_full:
+                self._give_up(lane)
+
+    def _give_up(self, lane: Lane) -> None:
+        lane.is_full = True
+        self._stop()
+        warnings.warn(
+            "The next mini-batch does not fit into the GPU's memory beside this one: from here on "
+            "they are made one by one, when they are asked for.",
+            stacklevel=4,
+        )
+
+    def _stop(self) -> None:
+        """Make the batches to come when they are asked for."""
+        for entry in self._queue:
+            if entry.mark is not None and self._lane is not None:
+                self._lane.wait(entry.mark)
+                self._source.hand_over(entry.seeds)
+            entry.mark = entry.batch = None
+        self._lane = self._state = self._queued = None
+
+    def __del__(self) -> None:
+        # What the lane still reads may be freed next, for others to write there.
+        if self._queue and self._queue[-1].mark is not None:
+            self._queue[-1].mark.synchronize()

@@ -1,0 +1,81 @@
+"""SIGTERM, with which schedulers take a machine back: a run is to write a checkpoint and to end."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import threading
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from dgl_mgpu.store import Ranks
+
+
+class Stopped(SystemExit):
+    """Ends a process that was told to stop and has done so, with the exit status this has."""
+
+    def __init__(self) -> None:
+        super().__init__(128 + signal.SIGTERM)
+
+
+class StopRequest:
+    """Whether some rank has heard SIGTERM; all ranks learn of it at the same step.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        All that stop together.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._heard = False
+        self._asked: tuple[torch.Tensor, dist.Work] | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        """Hear the first SIGTERM; a second one does what it did before."""
+        if threading.current_thread() is not threading.main_thread():
+            yield self
+            return
+        before = signal.getsignal(signal.SIGTERM)
+
+        def hear(signum: int, frame: object) -> None:
+            self._heard = True
+            signal.signal(signal.SIGTERM, before)
+
+        signal.signal(signal.SIGTERM, hear)
+        try:
+            yield self
+        finally:
+            signal.signal(signal.SIGTERM, before)
+
+    def after_step(self) -> bool:
+        """Whether to stop after this step; all ranks ask after the same steps.
+
+        What is answered is what was known at the step before: nobody waits for the others' word.
+        """
+        if self._ranks.size == 1:
+            return self._heard
+        asked, self._asked = self._asked, self._ask()
+        if asked is None:
+            return False
+        count, under_way = asked
+        under_way.wait()
+        return bool(count)
+
+    def _ask(self) -> tuple[torch.Tensor, dist.Work]:
+        """How many ranks have heard it, once all have said so."""
+        count = torch.tensor(int(self._heard))
+        return count, dist.all_reduce(count, async_op=True)
+
+    def after_epoch(self) -> bool:
+        """Whether to stop after this epoch; here all wait for each other."""
+        self._asked = None
+        if self._ranks.size == 1:
+            return self._heard
+        count, under_way = self._ask()
+        under_way.wait()
+        return bool(count)

@@ -1,0 +1,187 @@
+"""Notice of machines that are lost without a word: their power, a cable, a switch.
+
+Connections to such a machine stay open, and who waits for its tensors waits on: gloo for half an
+hour.  So every rank has one more connection to the first one, on which nothing is sent, and which
+the operating systems at both ends probe.  No thread of a rank has to answer, so that no rank
+seems lost only because it is busy.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import secrets
+import selectors
+import socket
+import struct
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from dgl_mgpu.errors import RankFailedError
+from dgl_mgpu.store import Ranks
+from dgl_mgpu.training.stop import Stopped
+
+# A connection is probed after so many idle seconds, then this often and so many times: a machine
+# is lost after 15 s.
+_IDLE_SECONDS, _BETWEEN_SECONDS, _PROBES = 5, 2, 5
+_CONNECT_SECONDS = 30.0
+# How long the other ranks get to say themselves what a rank's end means for them.
+_OWN_WORD_SECONDS = 5.0
+_GOODBYE = b"."
+_HELLO = struct.Struct("!32si")
+
+
+class Watch:
+    """Watches the ranks of the job on other machines, while it is used as a context manager.
+
+    Collective.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        All ranks of the job, on several machines.
+    address : str
+        Under which all machines reach that of the first rank.
+    on_loss : callable
+        Called on a thread of its own with the error that says who is lost: on all ranks that can
+        still be told.
+
+    Raises
+    ------
+    RankFailedError
+        If a rank cannot reach the first one.
+    """
+
+    def __init__(
+        self, ranks: Ranks, address: str, on_loss: Callable[[RankFailedError], Any]
+    ) -> None:
+        self._on_loss = on_loss
+        self._is_first = ranks.rank == 0
+        self._is_closed = False
+        listener = _listen() if self._is_first else None
+        port, secret = ranks.from_first(
+            "watch the other ranks",
+            lambda: (listener.getsockname()[1], secrets.token_bytes(32)),  # type: ignore[union-attr]
+        )
+        self._peers = ranks.together(
+            "connect to the first rank",
+            lambda: (
+                {_connect(address, port, secret, ranks.rank): 0}
+                if listener is None
+                else _accept(listener, secret, ranks.size - 1)
+            ),
+        )
+        for peer in self._peers:
+            _probe(peer)
+        threading.Thread(target=self._look, name="watch", daemon=True).start()
+
+    def __enter__(self) -> Watch:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        self._is_closed = True
+        is_well = kind is None or issubclass(kind, Stopped)
+        for peer in self._peers:
+            with contextlib.suppress(OSError):  # the other one was first
+                if is_well:
+                    peer.sendall(_GOODBYE)
+                peer.shutdown(socket.SHUT_RDWR)
+
+    def _look(self) -> None:
+        with contextlib.ExitStack() as closing, selectors.DefaultSelector() as open_peers:
+            for peer in self._peers:
+                closing.enter_context(peer)
+                open_peers.register(peer, selectors.EVENT_READ)
+            while open_peers.get_map():
+                for key, _ in open_peers.select():
+                    open_peers.unregister(key.fileobj)
+                    self._hear(key.fileobj)
+
+    def _hear(self, peer: Any) -> None:
+        """The one thing a rank ever has to say."""
+        rank = self._peers[peer]
+        try:
+            told = peer.recv(4096)
+        except ConnectionResetError:
+            told = b""
+        except OSError as error:
+            lost = "its machine, or the way to it, is lost"
+            self._tell(rank, f"is silent ({error.strerror}): {lost}")
+            return
+        if told == _GOODBYE:
+            return
+        if told:
+            self._on_loss(RankFailedError(*json.loads(told)))
+            return
+        if not self._is_closed:
+            # Who exchanges tensors with it over TCP raises of it now; over NCCL, waits for ever.
+            time.sleep(_OWN_WORD_SECONDS)
+        if not self._is_closed:
+            self._tell(rank, "has ended before its work was done")
+
+    def _tell(self, rank: int, found: str) -> None:
+        loss = RankFailedError(
+            "train with ranks on other machines",
+            f"rank {rank} {found}",
+            "see to it, or start on fewer machines; trainer.resume goes on from the last "
+            "checkpoint",
+        )
+        if self._is_first:
+            for peer, other in self._peers.items():
+                if other != rank:
+                    with contextlib.suppress(OSError):  # it has ended, or is lost as well
+                        peer.sendall(json.dumps(loss.args).encode())
+        self._on_loss(loss)
+
+
+def _listen() -> socket.socket:
+    if socket.has_dualstack_ipv6():
+        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
+    return socket.create_server(("", 0))
+
+
+def _connect(address: str, port: int, secret: bytes, rank: int) -> socket.socket:
+    try:
+        peer = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
+        peer.sendall(_HELLO.pack(secret, rank))
+    except OSError as error:
+        raise RankFailedError(
+            f"connect to the first rank at {address}, port {port}",
+            str(error),
+            "let all machines connect to any port of the first one (MASTER_ADDR)",
+        ) from error
+    return peer
+
+
+def _accept(listener: socket.socket, secret: bytes, count: int) -> dict[socket.socket, int]:
+    """Connections of ``count`` ranks that know the secret, and their numbers."""
+    listener.settimeout(_CONNECT_SECONDS)
+    found: dict[socket.socket, int] = {}
+    with listener:
+        while len(found) < count:
+            try:
+                peer, _ = listener.accept()
+                peer.settimeout(_CONNECT_SECONDS)
+                hello = peer.recv(_HELLO.size, socket.MSG_WAITALL)
+            except OSError as error:
+                raise RankFailedError(
+                    f"wait for the connections of {count} other ranks",
+                    f"{len(found)} within {_CONNECT_SECONDS:.0f} s ({error})",
+                    "let all machines connect to any port of the first one (MASTER_ADDR)",
+                ) from error
+            if len(hello) == _HELLO.size and hmac.compare_digest(hello[:32], secret):
+                found[peer] = _HELLO.unpack(hello)[1]
+            else:
+                peer.close()
+    return found
+
+
+def _probe(peer: socket.socket) -> None:
+    peer.settimeout(None)
+    peer.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, _IDLE_SECONDS)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, _BETWEEN_SECONDS)
+    peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, _PROBES)

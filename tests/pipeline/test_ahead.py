@@ -1,0 +1,225 @@
+"""The order in which batches are made ahead, waited for and handed out."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import warnings
+import weakref
+
+import pytest
+import torch
+
+from dgl_mgpu.pipeline import Ahead, lane_of
+from tests.pipeline.lanes import HostLane
+
+CPU = torch.device("cpu")
+
+
+class Batch:
+    def __init__(self, number, seeds):
+        self.number, self.seeds = number, seeds
+
+
+class Numbers:
+    """Makes batches of numbers, and notes which, where and when."""
+
+    def __init__(self, lane, count=6, fails=None):
+        self.lane, self.fails = lane, dict(fails or {})
+        self.log = [] if lane is None else lane.log
+        self._seeds = iter(range(100, 100 + count))
+        self.version, self.left = 0, None
+
+    def seeds(self):
+        return next(self._seeds)
+
+    def make(self, number, seeds):
+        assert seeds == 100 + number
+        where = "ahead" if self.lane is not None and self.lane.is_inside else "here"
+        self.log.append((f"makes {where}", number))
+        errors = self.fails.get(number)
+        if errors:
+            raise errors.pop(0)
+        return Batch(number, (seeds, self.version))
+
+    def state(self):
+        return self.version
+
+    def left_behind(self):
+        left, self.left = self.left, None
+        return left
+
+    def hand_over(self, *made):
+        assert not self.lane.is_inside
+        self.log.append(("hands over", made))
+
+
+def over(lane, depth=1, **options):
+    source = Numbers(lane, **options)
+    return source, Ahead(source, lane, depth)
+
+
+def made(log, where):
+    return [number for what, number in log if what == f"makes {where}"]
+
+
+@pytest.mark.parametrize("depth", [1, 2, 3, 9])
+@pytest.mark.parametrize("count", [0, 1, 2, 6])
+def test_batches_come_in_order_and_no_more_than_depth_are_made_ahead(depth, count):
+    lane = HostLane()
+    _, batches = over(lane, depth, count=count)
+    found = []
+    for batch in batches:
+        found.append((batch.number, batch.seeds))
+        assert len(made(lane.log, "ahead")) == min(depth + len(found), count) - 1
+    assert found == [(n, (100 + n, 0)) for n in range(count)]
+    assert made(lane.log, "here") == list(range(min(1, count)))
+    assert made(lane.log, "ahead") == list(range(1, count))
+    with pytest.raises(StopIteration):
+        next(batches)
+
+
+def test_without_a_lane_a_batch_is_made_when_it_is_asked_for():
+    source, batches = over(None)
+    assert iter(batches) is batches
+    for number, batch in enumerate(batches):
+        assert batch.number == number
+        assert made(source.log, "here") == list(range(number + 1))
+    assert lane_of(CPU) is None
+
+
+def test_the_lane_follows_the_script_once_the_first_batch_is_made():
+    lane = HostLane()
+    _, batches = over(lane)
+    list(batches)
+    order = [what for what, _ in lane.log]
+    assert order.count("follows") == 1
+    assert order.index("makes here") < order.index("follows") < order.index("makes ahead")
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_script_waits_for_a_batch_before_it_has_it(depth):
+    lane = HostLane()
+    _, batches = over(lane, depth)
+    ends = {}
+    for batch in batches:
+        for before, (what, mark) in itertools.pairwise(lane.log):
+            if what == "marks" and mark.on_lane:
+                assert before[0] == "makes ahead"
+                ends[before[1]] = mark
+        if batch.number:
+            waits = lane.log.index(("waits", ends[batch.number]))
+            assert ("hands over", (batch.seeds[0], batch)) in lane.log[waits:]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_host_waits_for_the_model_of_two_batches_ago(depth):
+    lane = HostLane()
+    _, batches = over(lane, depth, count=8)
+    queued = []
+    for batch in batches:
+        asked = [m for what, m in lane.log if what == "marks" and not m.on_lane]
+        queued.append(asked[-1])
+        waited = [m for what, m in lane.log if what == "host waits"]
+        # What was queued when the batch before was asked for, and nothing later.
+        assert waited == queued[:-1]
+        if batch.number and batch.number + depth < 8:
+            waits = lane.log.index(("host waits", queued[-2]))
+            assert ("makes ahead", batch.number + depth) in lane.log[waits:]
+
+
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("bad", [0, 1, 3, 5])
+@pytest.mark.parametrize("changes", [False, True])
+def test_what_a_batch_raises_comes_once_and_in_its_turn(depth, bad, changes):
+    lane = HostLane()
+    error = ValueError("told once")
+    source, batches = over(lane, depth, fails={bad: [error]})
+    for number in range(bad):
+        assert next(batches).number == number
+    if changes:
+        source.version += 1
+    with pytest.raises(ValueError) as raised:
+        next(batches)
+    assert raised.value is error
+    assert [batch.number for batch in batches] == list(range(bad + 1, 6))
+
+
+def test_a_batch_whose_making_was_interrupted_is_made_in_its_turn():
+    lane = HostLane()
+    _, batches = over(lane, fails={2: [KeyboardInterrupt()]})
+    assert next(batches).number == 0
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    assert [batch.number for batch in batches] == [2, 3, 4, 5]
+    assert made(lane.log, "here") == [0, 2]
+    # Its seeds had come by the lane.
+    assert ("hands over", (102, None)) in lane.log
+
+
+def test_what_a_change_makes_stale_is_made_again():
+    lane = HostLane()
+    source, batches = over(lane, 2)
+    found = [next(batches), next(batches)]
+    source.version = 1
+    lane.log.clear()
+    found += batches
+    assert [(b.number, b.seeds) for b in found] == [(n, (100 + n, int(n >= 2))) for n in range(6)]
+    # Two were made ahead: the script waits for the lane before it uses their seeds.
+    assert [what for what, _ in lane.log[:4]] == ["waits", "hands over"] * 2
+    assert [things for what, things in lane.log if what == "hands over"] == [(102,), (103,)]
+    assert made(lane.log, "here") == [2, 3, 4, 5] and not made(lane.log, "ahead")
+
+
+def test_without_memory_for_it_nothing_is_made_ahead_any_more():
+    lane = HostLane()
+    _, batches = over(lane, fails={2: [torch.OutOfMemoryError("none left")]})
+    assert next(batches).number == 0
+    with pytest.warns(UserWarning, match="does not fit into the GPU's memory"):
+        assert next(batches).number == 1
+    assert lane.is_full
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [batch.number for batch in batches] == [2, 3, 4, 5]
+    assert made(lane.log, "ahead") == [1, 2]
+    assert made(lane.log, "here") == [0, 2, 3, 4, 5]
+
+
+def test_memory_that_is_short_in_its_turn_too_is_an_error():
+    errors = [torch.OutOfMemoryError("none left") for _ in range(2)]
+    _, batches = over(HostLane(), fails={1: errors})
+    with pytest.warns(UserWarning, match="does not fit"):
+        next(batches)
+    with pytest.raises(torch.OutOfMemoryError):
+        next(batches)
+
+
+def test_what_a_batch_leaves_with_others_is_theirs_at_once():
+    lane = HostLane()
+    source, batches = over(lane)
+    source.left = "of the first batch, which is made where the script is"
+    next(batches)
+    assert "hands over" not in [what for what, _ in lane.log]
+    source.left = "format"
+    lane.log.clear()
+    next(batches)
+    *_, (marks, mark), (waits, waited), handed = lane.log
+    assert (marks, waits, waited) == ("marks", "waits", mark) and mark.on_lane
+    assert handed == ("hands over", ("format",))
+
+
+def test_batches_that_are_given_up_are_waited_for_and_freed():
+    lane = HostLane()
+    source, batches = over(lane, 2)
+    next(batches)
+    refs = [weakref.ref(entry.batch) for entry in batches._queue]
+    refs.append(weakref.ref(source))
+    last = [mark for what, mark in lane.log if what == "marks"][-1]
+    assert len(refs) == 3 and last.on_lane
+    gc.disable()
+    try:
+        del batches, source
+        assert [ref() for ref in refs] == [None] * 3
+    finally:
+        gc.enable()
+    assert lane.log[-1] == ("host waits", last)

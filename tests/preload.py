@@ -1,0 +1,14 @@
+"""What a process imports once, so that those forked from it need not."""
+
+from __future__ import annotations
+
+import torch._dynamo
+import torch.utils.tensorboard  # noqa: F401
+from numba.core.registry import cpu_target
+
+import dgl_mgpu.fullgraph.run
+import dgl_mgpu.minibatch.run  # noqa: F401
+
+# Else the first kernel of every process does so.
+cpu_target.typing_context.refresh()
+cpu_target.target_context.refresh()

@@ -1,0 +1,197 @@
+"""SIGTERM: a checkpoint, also in the middle of an epoch, from which the run goes on."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+
+from dgl_mgpu.data import load
+from dgl_mgpu.errors import CheckpointError
+from dgl_mgpu.training.checkpoint import Checkpoint
+from dgl_mgpu.training.launch import launch
+from dgl_mgpu.training.stop import Stopped, StopRequest
+from tests.training.jobs import SMALL, at_step, equal_states, reports_of, sigterm, train
+
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
+# About 360 training nodes in batches of 64: 6 steps on one rank, 3 on two.
+STEPS = {1: 6, 2: 3, 3: 2}
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    root = tmp_path_factory.mktemp("data")
+    assert 320 < len(load("generated", str(root), num_nodes=600, num_edges=4000).train) <= 384
+    return f"data.root={root}"
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory, data):
+    """Runs that nothing stops, by their ranks and options."""
+    made: dict[tuple, Path] = {}
+
+    def run(num_ranks: int, *options: str) -> Path:
+        key = num_ranks, options
+        if key not in made:
+            made[key] = train(tmp_path_factory.mktemp("whole"), num_ranks, data, *options)
+        return made[key]
+
+    return run
+
+
+def stop(folder: Path, num_ranks: int, *options: str, step: int) -> Checkpoint:
+    """The checkpoint of a run whose last rank hears SIGTERM in one of its steps."""
+    with pytest.raises(Stopped) as stopped:
+        train(folder, num_ranks, *options, hook=partial(at_step, step, num_ranks - 1, sigterm))
+    assert stopped.value.code == 143
+    return Checkpoint.load(folder)
+
+
+@pytest.mark.parametrize(
+    ("num_ranks", "step", "workers", "epoch", "steps"),
+    [
+        (1, 9, 1, 1, 3),
+        (1, 12, 0, 1, 6),  # the last of its epoch: validation is yet to come
+        (2, 4, 1, 1, 2),  # the others hear of it a step later
+    ],
+)
+def test_a_run_goes_on_where_it_stopped(
+    tmp_path, data, whole, num_ranks, step, workers, epoch, steps
+):
+    options = [f"sampler.num_workers={workers}"]
+    state = stop(tmp_path / "stopped", num_ranks, data, *options, step=step)
+    assert (state.epoch, state.batches) == (epoch, steps * num_ranks)
+    assert [report.epoch for report in reports_of(tmp_path / "stopped")] == [*range(1, epoch + 1)]
+    options.append(f"trainer.resume={tmp_path / 'stopped'}")
+    again = train(tmp_path / "again", num_ranks, data, *options)
+    expected = whole(num_ranks)
+    assert equal_states(Checkpoint.load(again).model, Checkpoint.load(expected).model)
+    for ours, theirs in zip(reports_of(again), reports_of(expected), strict=True):
+        assert dataclasses.replace(ours, seconds=theirs.seconds) == theirs
+
+
+def test_a_run_goes_on_in_its_own_folder(tmp_path, data, whole):
+    stop(tmp_path, 1, data, step=8)
+    again = train(tmp_path, 1, data, f"trainer.resume={tmp_path}")
+    assert equal_states(Checkpoint.load(again).model, Checkpoint.load(whole(1)).model)
+    assert [report.epoch for report in reports_of(again)] == [1, 2, 3]
+
+
+@pytest.mark.parametrize(("before", "after"), [(3, 1), (2, 3)])
+def test_another_number_of_ranks_goes_on_with_the_batches_that_are_left(
+    tmp_path, data, whole, before, after
+):
+    state = stop(tmp_path / "stopped", before, data, step=1)
+    assert 0 < state.batches <= before * STEPS[before]
+    assert len(state.parts) == before
+    resume = f"trainer.resume={tmp_path / 'stopped'}"
+    reports = reports_of(train(tmp_path / "again", after, data, resume))
+    seeds = reports_of(whole(1))[0].seeds
+    assert [report.seeds for report in reports] == [seeds] * 3
+    # Also what was read is that of every batch once: samples do not depend on ranks.
+    labels = [report.tier_rows("label") for report in reports]
+    assert [sum(rows.values()) for rows in labels] == [seeds] * 3
+
+
+@pytest.mark.parametrize(("num_ranks", "after"), [(2, 2), (2, 1)])
+def test_a_full_graph_stops_after_an_epoch(tmp_path, data, whole, num_ranks, after):
+    options = [data, "mode=fullgraph", "model=gcn", "model.dropout=0.0", "trainer.epochs=5"]
+    state = stop(tmp_path / "stopped", num_ranks, *options, step=2)
+    assert (state.epoch, state.batches) == (2, 0)
+    resume = f"trainer.resume={tmp_path / 'stopped'}"
+    again = train(tmp_path / "again", after, *options, resume)
+    expected = whole(num_ranks, *options[1:])
+    found, losses = ([r.loss for r in reports_of(f)] for f in (again, expected))
+    assert found == (losses if num_ranks == after else pytest.approx(losses, rel=1e-5))
+    if num_ranks == after:
+        assert equal_states(Checkpoint.load(again).model, Checkpoint.load(expected).model)
+
+
+def test_sigterm_in_the_last_epoch_of_a_full_graph_lets_it_end(tmp_path, data):
+    options = [data, "mode=fullgraph", "trainer.epochs=2"]
+    train(tmp_path, 1, *options, hook=partial(at_step, 2, 0, sigterm))
+    assert len(reports_of(tmp_path)) == Checkpoint.load(tmp_path).epoch == 2
+
+
+def test_a_checkpoint_of_the_first_format_is_read(tmp_path, data, whole):
+    import torch
+
+    path = next((whole(1) / "checkpoints").iterdir())
+    content = torch.load(path, weights_only=True)
+    for added in ("batches", "parts"):
+        del content[added]
+    torch.save(content | {"format": 1}, tmp_path / path.name)
+    state = Checkpoint.load(tmp_path)
+    assert (state.epoch, state.batches, state.parts) == (3, 0, [])
+
+
+def _cannot_write(folder: Path) -> None:
+    with StopRequest(_everyone()).listening() as request:
+        (folder / str(os.getpid())).touch()
+        while not request.after_step():
+            time.sleep(0.01)
+        _everyone().from_first("write a checkpoint", _full_disk)
+        raise Stopped
+
+
+def _everyone():
+    from dgl_mgpu.store import Ranks
+
+    return Ranks.of_all_machines()
+
+
+def _full_disk() -> None:
+    raise CheckpointError("write it", "no space", "free some")
+
+
+def test_a_checkpoint_that_fails_on_the_way_out_is_what_is_raised(tmp_path):
+    def send() -> None:
+        until(lambda: len(os.listdir(tmp_path)) == 2)
+        sigterm()
+
+    before = signal.getsignal(signal.SIGTERM)
+    threading.Thread(target=send).start()
+    with pytest.raises(CheckpointError, match="no space"):
+        launch(_cannot_write, 2, tmp_path)
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
+def test_the_launcher_passes_sigterm_on(tmp_path, data):
+    shared = set(os.listdir("/dev/shm"))
+    command = [sys.executable, "-m", "dgl_mgpu.cli", "train", *SMALL, data, "trainer.epochs=5000"]
+    run = subprocess.Popen(
+        [*command, "trainer.ranks=2", "sampler.num_workers=1", f"hydra.run.dir={tmp_path}"],
+        stderr=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    until((tmp_path / "checkpoints").is_dir)
+    children = psutil.Process(run.pid).children(recursive=True)
+    told = time.monotonic()
+    run.send_signal(signal.SIGTERM)
+    shown, errors = run.communicate(timeout=60)
+    assert time.monotonic() - told < 30
+    assert run.returncode == 143, errors
+    assert b"stopped by SIGTERM" in shown
+    assert errors == b""
+    until(lambda: not any(child.is_running() for child in children), 10)
+    assert set(os.listdir("/dev/shm")) <= shared
+    state = Checkpoint.load(tmp_path)
+    assert [path.suffix for path in (tmp_path / "checkpoints").iterdir()] == [".pt"]
+    assert len(reports_of(tmp_path)) == state.epoch
+
+
+def until(condition, seconds: float = 60) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
