@@ -275,6 +275,15 @@ def best_epoch(reports: Sequence[EpochReport]) -> EpochReport | None:
     return max(reports, key=figure, default=None)
 
 
+def stages_of(reports: Sequence[EpochReport]) -> list[str]:
+    """The stages that any of some epochs has, in their order, ``"total"`` last.
+
+    A run that another version began may have others in its first epochs.
+    """
+    there = {stage for report in reports for stage in report.seconds.measured()}
+    return [field.name for field in fields(StageSeconds) if field.name in there]
+
+
 def _stage_seconds(values: Mapping[str, Any]) -> StageSeconds:
     known = (field.name for field in fields(StageSeconds))
     return StageSeconds(**{stage: float(values[stage]) for stage in known if stage in values})

@@ -67,7 +67,7 @@ class MetricsLog:
                     "resume that run or choose another folder",
                 )
             self.history = [r for r in earlier if r.epoch <= (resume_epoch or 0)]
-            _replace(self.path, "".join(_epoch_line(report) for report in self.history))
+            replace_file(self.path, "".join(_epoch_line(report) for report in self.history))
         self._file = self.path.open("a", encoding="utf-8")
         self._writer: SummaryWriter | None = None
         if tensorboard:
@@ -202,7 +202,7 @@ def _scalars(report: EpochReport) -> dict[str, float]:
     return scalars
 
 
-def _replace(path: Path, text: str) -> None:
+def replace_file(path: Path, text: str) -> None:
     """Write `text` to `path` so that a reader sees all of the old content or of the new."""
     partial = path.with_name(path.name + ".partial")
     with partial.open("w", encoding="utf-8") as file:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Sequence
+from typing import BinaryIO
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -14,34 +15,17 @@ from matplotlib.layout_engine import ConstrainedLayoutEngine
 from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.report.epoch import EpochReport
+from dgl_mgpu.report.colours import BLACK, BLUE, GREY, RED, STAGE_COLOURS, TIER_COLOURS
+from dgl_mgpu.report.epoch import EpochReport, stages_of
 
-# Okabe and Ito's palette, told apart with every common kind of colour blindness.
-_BLACK, _ORANGE, _SKY, _GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-_BLUE, _RED, _PURPLE, _GREY = "#0072B2", "#D55E00", "#CC79A7", "#999999"
-
-_STAGE_COLOURS = {
-    "sample": _ORANGE,
-    "gather": _SKY,
-    "compute": _GREEN,
-    "forward": _SKY,
-    "backward": _BLUE,
-    "update": _ORANGE,
-    "evaluate": _PURPLE,
-}
-_TIER_COLOURS = {
-    "device": _GREEN,
-    "replica": _SKY,
-    "peer": _BLUE,
-    "host": _ORANGE,
-    "disk": _RED,
-}
 _MOST_BARS = 40
 _MOST_MARKERS = 30
 
 
 def plot_curves(
-    reports: Sequence[EpochReport], path_png: str | os.PathLike[str], title: str = "Training"
+    reports: Sequence[EpochReport],
+    path_png: str | os.PathLike[str] | BinaryIO,
+    title: str = "Training",
 ) -> None:
     """Draw loss, accuracy, time by stage and, if any were read, share of rows by tier.
 
@@ -49,7 +33,7 @@ def plot_curves(
     ----------
     reports : sequence of EpochReport
         At least one epoch, in order; merged over the ranks.
-    path_png : path
+    path_png : path or binary file
         Picture to write, 1500 by 1050 pixels.
     title : str
         Printed above the panels.
@@ -72,11 +56,11 @@ def plot_curves(
     figure.suptitle(title, fontweight="bold")
     epochs = np.array([report.epoch for report in reports])
 
-    _curve(loss, epochs, [report.loss for report in reports], "train", _BLACK, "-")
+    _curve(loss, epochs, [report.loss for report in reports], "train", BLACK, "-")
     loss.set_title("Loss")
-    _curve(accuracy, epochs, [r.train_accuracy for r in reports], "train", _BLACK, "-")
-    _curve(accuracy, epochs, [r.valid_accuracy for r in reports], "valid", _BLUE, "--")
-    _curve(accuracy, epochs, [r.test_accuracy for r in reports], "test", _RED, ":")
+    _curve(accuracy, epochs, [r.train_accuracy for r in reports], "train", BLACK, "-")
+    _curve(accuracy, epochs, [r.valid_accuracy for r in reports], "valid", BLUE, "--")
+    _curve(accuracy, epochs, [r.test_accuracy for r in reports], "test", RED, ":")
     accuracy.set_title("Accuracy")
     accuracy.yaxis.set_major_formatter(PercentFormatter(1.0))
 
@@ -84,33 +68,33 @@ def plot_curves(
         stages,
         epochs,
         {
-            stage: np.array([getattr(report.seconds, stage) for report in reports])
-            for stage in reports[0].seconds.measured()
-            if stage in _STAGE_COLOURS
+            stage: np.array([getattr(report.seconds, stage) or 0.0 for report in reports])
+            for stage in stages_of(reports)
+            if stage in STAGE_COLOURS
         },
-        _STAGE_COLOURS,
+        STAGE_COLOURS,
     )
-    _curve(stages, epochs, [report.seconds.total for report in reports], "total", _BLACK, "-")
+    _curve(stages, epochs, [report.seconds.total for report in reports], "total", BLACK, "-")
     stages.set_title("Seconds per epoch")
 
     if served:
         _draw_tiers(panels["tiers"], epochs, reports, list(served))
     for axes in panels.values():
         _finish(axes, epochs)
-    canvas.print_png(os.fspath(path_png))
+    canvas.print_png(os.fspath(path_png) if isinstance(path_png, os.PathLike) else path_png)
 
 
 def _draw_tiers(
     axes: Axes, epochs: np.ndarray, reports: Sequence[EpochReport], served: list[str]
 ) -> None:
-    names = [name for name in _TIER_COLOURS if name in served]
-    names += [name for name in served if name not in _TIER_COLOURS]
+    names = [name for name in TIER_COLOURS if name in served]
+    names += [name for name in served if name not in TIER_COLOURS]
     shares = [report.tier_shares() for report in reports]
     _stacked(
         axes,
         epochs,
         {name: np.array([share.get(name, 0.0) for share in shares]) for name in names},
-        {name: _TIER_COLOURS.get(name, _GREY) for name in names},
+        {name: TIER_COLOURS.get(name, GREY) for name in names},
     )
     axes.set_title("Rows served by tier, all tables")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))

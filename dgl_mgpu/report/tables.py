@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from dgl_mgpu.report.epoch import EpochReport, best_epoch
+from dgl_mgpu.report.epoch import EpochReport, best_epoch, stages_of
 from dgl_mgpu.report.units import human_bytes, human_count, human_seconds, human_share
 
 _STAGE_NAMES = {
@@ -75,8 +75,9 @@ def summary_table(
 
     speed = statistics.median(report.seeds_per_second for report in reports)
     table.add_row("seeds/s (median)", human_count(speed))
-    for stage in best.seconds.measured():
-        seconds = statistics.median(getattr(report.seconds, stage) for report in reports)
+    measured = [report.seconds.measured() for report in reports]
+    for stage in stages_of(reports):
+        seconds = statistics.median(each[stage] for each in measured if stage in each)
         table.add_row(f"{_STAGE_NAMES[stage]} (median)", human_seconds(seconds))
     table.add_section()
 

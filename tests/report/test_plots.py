@@ -10,7 +10,8 @@ from PIL import Image
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.report import TierTraffic
-from dgl_mgpu.report.plots import _TIER_COLOURS, plot_curves
+from dgl_mgpu.report.colours import TIER_COLOURS
+from dgl_mgpu.report.plots import plot_curves
 
 
 def _pixels(path):
@@ -37,7 +38,7 @@ def test_the_picture_has_its_size_and_shows_the_tiers(tmp_path, make_report, epo
         for columns in (slice(0, 750), slice(750, 1500)):
             assert (pixels[rows, columns] < 128).any(axis=2).mean() > 0.002
     # device serves 80 % of the rows and host 20 %: the areas show it.
-    device, host = (_share_of(pixels, _TIER_COLOURS[tier]) for tier in ("device", "host"))
+    device, host = (_share_of(pixels, TIER_COLOURS[tier]) for tier in ("device", "host"))
     assert device > 0.3
     assert device / host == pytest.approx(4.0, rel=0.1)
 

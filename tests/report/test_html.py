@@ -1,0 +1,237 @@
+from __future__ import annotations
+
+import base64
+import io
+import json
+import math
+from dataclasses import asdict
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from rich.console import Console
+
+from dgl_mgpu.errors import DataFormatError
+from dgl_mgpu.report import MetricsLog, StageSeconds, TierTraffic, read_metrics, summary_table
+from dgl_mgpu.report.environment import environment
+from dgl_mgpu.report.html import write_report
+from dgl_mgpu.report.machine import tier_bandwidths
+from dgl_mgpu.report.profile import StepProfile
+from dgl_mgpu.report.timeline import draw_step, read_trace
+from dgl_mgpu.topology import HostGroup, Topology
+from tests.report.traces import gpu_events, write_trace
+
+_EMPTY = {"meta", "img", "br"}
+
+
+class _Page(HTMLParser):
+    """A page's tables, pictures and text; fails where elements do not nest."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.open, self.tags, self.sources, self.tables, self.headings = [], [], [], [], []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.sources += [value for name, value in attrs if name in ("src", "href")]
+        assert not any(name.startswith("on") for name, _ in attrs)
+        if tag not in _EMPTY:
+            self.open.append(tag)
+        if tag == "table":
+            self.tables.append([])
+        elif tag == "tr":
+            self.tables[-1].append([])
+        elif tag in ("td", "th"):
+            self.tables[-1][-1].append("")
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        if "style" not in self.open:
+            self.text += data
+        if self.open[-1:] in (["td"], ["th"]):
+            self.tables[-1][-1][-1] += data
+        elif self.open[-1:] == ["h2"]:
+            self.headings.append(data)
+
+    def table(self, column):
+        """Rows, below the head, of the table whose first column is called so."""
+        return next(rows[1:] for rows in self.tables if rows[0][0] == column)
+
+    def pictures(self):
+        start = "data:image/png;base64,"
+        assert all(source.startswith(start) for source in self.sources)
+        return [Image.open(io.BytesIO(base64.b64decode(s[len(start) :]))) for s in self.sources]
+
+
+def _write(folder, reports, summary=None, **options):
+    with MetricsLog(folder, tensorboard=False) as log:
+        for report in reports:
+            log.append(report)
+        if summary is not None:
+            log.summary(summary)
+    return _Page(write_report(folder, **options))
+
+
+def _profiled(folder):
+    trace = read_trace(write_trace(folder / "trace.json.gz", gpu_events()))
+    draw_step(trace, folder / "timeline.png")
+    (folder / "profile.json").write_text(json.dumps(asdict(StepProfile.of(trace))))
+
+
+def test_one_file_without_scripts_that_needs_no_other(tmp_path, make_report):
+    _profiled(tmp_path)
+    reports = [make_report(1), make_report(2)]
+    configuration = {"model": {"name": "<script>alert(1)</script>"}, "note": 'a "b" & c'}
+    page = _write(
+        tmp_path, reports, title="A & B <i>", configuration=configuration, machine={"GPU 0": "<b>"}
+    )
+    assert not {"script", "link", "iframe", "object", "i", "b"} & set(page.tags)
+    assert [picture.size[0] for picture in page.pictures()] == [1500, 1500]
+    assert "http" not in (tmp_path / "report.html").read_text()
+    assert "A & B <i>" in page.text
+    facts = {row[0]: row[1] for rows in page.tables for row in rows if len(row) == 2}
+    assert facts["model.name"] == "<script>alert(1)</script>"
+    assert (facts["note"], facts["GPU 0"]) == ('a "b" & c', "<b>")
+
+
+def test_epochs_and_the_summary(tmp_path, make_report):
+    reports = [
+        make_report(1, valid_accuracy=None, test_accuracy=None, loss=math.nan),
+        make_report(2, valid_accuracy=0.6),
+    ]
+    page = _write(tmp_path, reports, {"test_accuracy": 0.8125})
+    rows = page.table("epoch")
+    assert [row[:6] for row in rows] == [
+        ["1", "nan", "50.00%", "-", "-", "125"],
+        ["2", "1.0000", "50.00%", "60.00%", "30.00%", "125"],
+    ]
+    assert rows[0][6:11] == ["1.00 s", "2.00 s", "3.00 s", "4.00 s", "12.0 s"]
+    assert "81.25%" in page.text
+    assert page.headings == [
+        "Curves", "Epochs", "Rows by tier", "Link use", "Bytes by tier and epoch"
+    ]  # fmt: skip
+
+
+def test_tiers_and_links_by_hand(tmp_path, make_report):
+    tiers = (
+        TierTraffic("device", "feat", rows=600, bytes=600 * 1024),
+        TierTraffic("peer", "feat", rows=200, bytes=200 * 1024),
+        TierTraffic("peer", "label", rows=100, bytes=800),
+    )
+    # 8 s of training each, on 2 ranks.
+    reports = [make_report(n, tiers=tiers, ranks=2) for n in (1, 2)]
+    page = _write(tmp_path, reports, bandwidths={"peer": 102400.0, "host": 1.0})
+    assert [[c for c in row if c] for row in page.table("table")] == [
+        ["feat", "device", "1.20k", "75.0%", "1.17 MiB", "37.5 KiB/s"],
+        ["feat", "peer", "400", "25.0%", "400 KiB", "12.5 KiB/s"],
+        ["label", "peer", "200", "100.0%", "1.56 KiB", "50 B/s"],
+    ]
+    # (400 * 1024 + 1600) bytes / 2 ranks / 16 s = 12850 bytes/s of 102400.
+    assert page.table("link") == [
+        ["to other GPUs", "402 KiB", "12.5 KiB/s", "100 KiB/s", "12.5%"],
+    ]
+    assert page.tables[-1][0][:3] == ["epoch", "device", "peer"]
+    assert [row[:3] for row in page.tables[-1][1:]] == [
+        ["1", "600 KiB", "201 KiB"],
+        ["2", "600 KiB", "201 KiB"],
+    ]
+
+
+def test_an_unknown_bandwidth_is_no_use(tmp_path, make_report):
+    row = _write(tmp_path, [make_report(1)]).table("link")[0]
+    assert (row[0], row[3:]) == ("to host memory", ["-", "-"])
+
+
+def test_the_profile_is_shown_where_there_is_one(tmp_path, make_report):
+    assert "One step" not in _write(tmp_path / "without", [make_report(1)]).headings
+    _profiled(tmp_path)
+    page = _write(tmp_path, [make_report(1)])
+    assert "One step" in page.headings
+    assert page.text.count("58.3%") == 2  # (650 + 400) / 1800
+    stages = {row[0]: row[1:] for row in page.table("stage, of a step")}
+    assert stages["forward"] == ["200 us", "350 us"]
+    assert stages["no stage"] == ["-", "25.0 us"]
+    assert page.table("kernel, copy or operator")[0] == ["gemm", "1", "350 us"]
+    shown = np.asarray(page.pictures()[1])
+    assert (shown == np.asarray(Image.open(tmp_path / "timeline.png"))).all()
+
+
+def test_a_run_of_an_earlier_version(tmp_path):
+    # As the first version wrote it.
+    line = {
+        "kind": "epoch", "epoch": 1, "steps": 5, "seeds": 140, "loss": 1.9, "train_accuracy": 0.2,
+        "valid_accuracy": 0.3, "test_accuracy": None,
+        "seconds": {"sample": 0.1, "gather": 0.2, "compute": 0.3, "evaluate": 0.1, "total": 0.7},
+        "tiers": [{"name": "device", "table": "feat", "rows": 10, "bytes": 80}], "ranks": 1,
+        "seeds_per_second": 233.3, "tier_shares": {"device": 1.0},
+    }  # fmt: skip
+    (tmp_path / "metrics.jsonl").write_text(json.dumps(line) + "\n")
+    page = _Page(write_report(tmp_path))
+    assert page.table("epoch")[0][:4] == ["1", "1.9000", "20.00%", "30.00%"]
+
+
+def test_stages_that_changed_when_a_run_was_resumed(tmp_path, make_report):
+    other = StageSeconds(sample=1.0, forward=2.0, backward=4.0, evaluate=0.0, total=8.0)
+    reports = [make_report(1), make_report(2, seconds=other)]
+    page = _write(tmp_path, reports)
+    head = next(rows[0] for rows in page.tables if rows[0][:2] == ["epoch", "loss"])
+    assert head[6:-1] == [
+        "sample", "gather", "compute", "forward", "backward", "evaluate", "total"
+    ]  # fmt: skip
+    assert [row[6:11] for row in page.table("epoch")] == [
+        ["1.00 s", "2.00 s", "3.00 s", "-", "-"],
+        ["1.00 s", "-", "-", "2.00 s", "4.00 s"],
+    ]
+    console = Console(width=100, record=True, file=io.StringIO())
+    console.print(summary_table(reports))
+    text = console.export_text()
+    assert "feature gathering (median)" in text and "backward (median)" in text
+
+
+def test_a_run_without_a_whole_epoch(tmp_path):
+    page = _write(tmp_path, [])
+    assert "No epoch was trained" in page.text and page.sources == []
+
+
+def test_what_is_damaged_or_missing(tmp_path, make_report):
+    with pytest.raises(FileNotFoundError):
+        write_report(tmp_path)
+    _write(tmp_path, [make_report(1)])
+    before = (tmp_path / "report.html").read_bytes()
+    (tmp_path / "profile.json").write_text("{")
+    with pytest.raises(DataFormatError):
+        write_report(tmp_path)
+    assert (tmp_path / "report.html").read_bytes() == before
+    assert read_metrics(tmp_path / "metrics.jsonl")[0] == [make_report(1)]
+
+
+def test_the_machine_and_its_versions():
+    facts = environment()
+    assert torch.__version__.startswith(facts["torch"].split("+")[0])
+    assert {"CPU", "CPU cores", "host memory", "Python", "dgl"} <= set(facts)
+    assert all(value and "\n" not in value for value in facts.values())
+    assert ("GPU 0" in facts) == torch.cuda.is_available()
+
+
+def test_bandwidths_of_the_tiers_by_hand():
+    machine = Topology(
+        name="two pairs",
+        link_bandwidth=np.array([[900.0, 50.0], [50.0, 900.0]]),
+        gpu_memory=10**9,
+        host_bandwidth=np.array([25.0, 20.0]),
+        host_memory=10**9,
+        host_groups=(HostGroup((0, 1), 30.0),),
+        disk_bandwidth=4.0,
+        disk_memory=10**9,
+    )
+    assert tier_bandwidths(machine) == {"peer": 50e9, "host": 15e9, "disk": 2e9}
+    alone = Topology("one", np.array([[900.0]]), 10**9, 25.0, 10**9)
+    assert tier_bandwidths(alone) == {"host": 25e9}
