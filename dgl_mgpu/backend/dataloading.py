@@ -38,6 +38,7 @@ from dgl.utils import recursive_apply
 from dgl_mgpu.backend.capi.ours import OnTensors
 from dgl_mgpu.backend.random import BatchDraws
 from dgl_mgpu.pipeline import Ahead, lane_of
+from dgl_mgpu.pipeline.stage import stage
 
 #: Mini-batches that are made ahead.  One is made while the model works on the one before, which is
 #: all the time there is in a step; each more would only take memory.
@@ -226,8 +227,10 @@ class _Batches:
     def make(self, number: int, seeds: Any) -> Any:
         """Sample a batch and fetch its features, as DGL does."""
         with self._draws.of_batch(number):
-            self._rest.dataloader_it = iter([self._collate(seeds)])
-            return next(self._rest)
+            with stage("sample"):
+                self._rest.dataloader_it = iter([self._collate(seeds)])
+            with stage("gather"):
+                return next(self._rest)
 
     def state(self) -> _State:
         """What batches depend on but for seeds and draws."""

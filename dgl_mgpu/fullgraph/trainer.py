@@ -15,6 +15,7 @@ from dgl_mgpu.backend.errors import InvalidCallError
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.clock import StageClock
 from dgl_mgpu.fullgraph.features.lending import lent
+from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report import EpochReport, StageSeconds
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
@@ -86,7 +87,8 @@ class FullGraphTrainer(Trainer):
         loss, accuracy, stages = self._step()
         on_step(1, loss, accuracy, self._totals["train"])
         evaluate = time.perf_counter()
-        accuracies = self.evaluate() if validate else {}
+        with stage("evaluate"):
+            accuracies = self.evaluate() if validate else {}
         end = time.perf_counter()
         return EpochReport(
             epoch=number,
@@ -106,16 +108,19 @@ class FullGraphTrainer(Trainer):
         clock = StageClock(self._device)
         self.model.train()
         nodes, total = self._nodes["train"], self._totals["train"]
-        logits, labels = self._logits()[nodes], self._labels[nodes]
-        # Also where a rank has no training node: others wait for its part of the backward pass.
-        loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / total
-        accuracy = (logits.argmax(1) == labels).sum() / total
+        with stage("forward"):
+            logits, labels = self._logits()[nodes], self._labels[nodes]
+            # Also where a rank has no training node: others wait for its part of the backward pass.
+            loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / total
+            accuracy = (logits.argmax(1) == labels).sum() / total
         clock.ends("forward")
         self.optimizer.zero_grad()
-        loss.backward()
+        with stage("backward"):
+            loss.backward()
         clock.ends("backward")
-        loss, accuracy = self._sum_over_ranks(loss.detach(), accuracy.to(loss.dtype))
-        self.optimizer.step()
+        with stage("update"):
+            loss, accuracy = self._sum_over_ranks(loss.detach(), accuracy.to(loss.dtype))
+            self.optimizer.step()
         clock.ends("update")
         figures = torch.stack([loss, accuracy]).tolist()
         return figures[0], figures[1], clock.seconds()

@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from dgl_mgpu.backend.storage import Traffic
 from dgl_mgpu.backend.store import GlobalStore
 from dgl_mgpu.minibatch.seeds import SeedBatches
+from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
 from dgl_mgpu.training.models import NodeModel
 from dgl_mgpu.training.trainer import StepCallback, Trainer
@@ -148,7 +149,8 @@ class MiniBatchTrainer(Trainer):
         if not is_whole:
             return None
         self._sums = _Sums()
-        valid = self.evaluate(self._valid) if validate else None
+        with stage("evaluate"):
+            valid = self.evaluate(self._valid) if validate else None
         end = time.perf_counter()
         self.store.graph.traffic.take()  # evaluation's is no part of the epoch's
         return EpochReport(
@@ -214,14 +216,17 @@ class MiniBatchTrainer(Trainer):
             else:
                 _, seeds, blocks = batch
                 labels = blocks[-1].dstdata["label"]
-                logits = self._ddp(blocks, dict(blocks[0].srcdata))
-                mean = nn.functional.cross_entropy(logits, labels)
+                with stage("forward"):
+                    logits = self._ddp(blocks, dict(blocks[0].srcdata))
+                    mean = nn.functional.cross_entropy(logits, labels)
                 # DDP averages over ranks; this makes it the mean over the seeds of the round.
                 loss = mean * (len(seeds) * self._train.batches.num_ranks / round_size)
                 sums.add(mean.item(), int((logits.argmax(1) == labels).sum()), len(seeds))
             self.optimizer.zero_grad()
-            loss.backward()
-            self.optimizer.step()
+            with stage("backward"):
+                loss.backward()
+            with stage("update"):
+                self.optimizer.step()
             sums.compute += time.perf_counter() - loaded
             on_step(sums.steps, sums.mean_loss, sums.accuracy, sums.seeds)
             self._batches += self._train.batches.num_ranks

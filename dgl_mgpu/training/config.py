@@ -115,7 +115,8 @@ class TrainerConfig:
 
     Every ``checkpoint_every`` epochs, and after the last, all of its state is written.  With
     ``count_accesses``, ``accesses.npz`` in the run's folder says how often each node was read in
-    training; ``store.hotness`` of a later run can name it.
+    training; ``store.hotness`` of a later run can name it.  ``profile`` steps of the first rank are
+    traced once it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
     """
 
     ranks: int = 1
@@ -127,6 +128,7 @@ class TrainerConfig:
     eval_every: int = 1
     checkpoint_every: int = 1
     count_accesses: bool = False
+    profile: int = 0
     resume: str | None = None
 
 
@@ -180,6 +182,7 @@ class Config:
             ("trainer.batch_size", trainer.batch_size, 1, infinity),
             ("trainer.eval_every", trainer.eval_every, 1, infinity),
             ("trainer.checkpoint_every", trainer.checkpoint_every, 1, infinity),
+            ("trainer.profile", trainer.profile, 0, infinity),
             ("trainer.lr", trainer.lr, 0, infinity),
             ("trainer.weight_decay", trainer.weight_decay, 0, infinity),
             ("trainer.seed", trainer.seed, 0, 2**32),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -84,6 +85,7 @@ class RunReport:
     def stopped(self, epoch: int, in_it: bool) -> None:
         """Show that the run was told to stop, and how it goes on."""
         self._shown.close()
+        self._write_page()
         self._console.print(
             f"stopped by SIGTERM {'in' if in_it else 'after'} epoch {epoch}; "
             f"trainer.resume={self._folder} goes on from there",
@@ -96,7 +98,7 @@ class RunReport:
         from dgl_mgpu.report.plots import plot_curves  # matplotlib takes a second to import
 
         self._shown.close()  # the bars, so that they do not stand below the table
-        title = f"{self._config.model.name} on {self._config.data.name}"
+        title = self._title
         best = best_epoch(reports)
         with self._writing():
             self._log.summary(
@@ -107,9 +109,21 @@ class RunReport:
                 }
             )
             plot_curves(reports, self._folder / "curves.png", title)
+        self._write_page()
         self._console.print(summary_table(reports, title, test_accuracy))
         self._console.print(
-            f"metrics, checkpoint and curves: {self._folder}",
+            f"report.html, metrics and checkpoint: {self._folder}",
             highlight=False,
             soft_wrap=True,
         )
+
+    @property
+    def _title(self) -> str:
+        return f"{self._config.model.name} on {self._config.data.name}"
+
+    def _write_page(self) -> None:
+        from dgl_mgpu.report.environment import environment
+        from dgl_mgpu.report.html import write_report
+
+        with self._writing():
+            write_report(self._folder, self._title, asdict(self._config), environment())

@@ -15,6 +15,8 @@ from torch import nn
 
 from dgl_mgpu.data import Dataset, load
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, DGLMGPUError
+from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.report.profile import Profile
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.config import Config, ModelConfig
@@ -83,16 +85,20 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
     with (
         StopRequest(everyone).listening() as stop,
         RunReport(config, folder, trainer) if first else contextlib.nullcontext() as report,
+        Profile(config.trainer.profile if first else 0, folder) as profile,
     ):
         trainer.should_stop = stop.after_step
         for epoch in range(trainer.epoch + 1, config.trainer.epochs + 1):
-            on_step: StepCallback = report.on_step if report else _no_report
+            on_step = _each_step(report.on_step if report else _no_report, profile)
             last = epoch == config.trainer.epochs
             done = trainer.run_epoch(last, on_step)
             stops = done is None or (stop.after_epoch() and not last)
+            if stops or last:
+                profile.close()
             if stops or last or epoch % config.trainer.checkpoint_every == 0:
-                state = trainer.checkpoint(asdict(config))
-                everyone.from_first("write a checkpoint", partial(_save, state, folder))
+                with stage("checkpoint"):
+                    state = trainer.checkpoint(asdict(config))
+                    everyone.from_first("write a checkpoint", partial(_save, state, folder))
             if report and done:
                 report.epoch(done)
             if stops:
@@ -171,6 +177,14 @@ def _checkpoint(config: Config) -> Checkpoint | None:
 
 def _save(checkpoint: Checkpoint, folder: Path) -> None:
     checkpoint.save(folder / "checkpoints")
+
+
+def _each_step(report: StepCallback, profile: Profile) -> StepCallback:
+    def on_step(step: int, loss: float, accuracy: float, seeds: int) -> None:
+        report(step, loss, accuracy, seeds)
+        profile.step()
+
+    return on_step
 
 
 def _no_report(step: int, loss: float, accuracy: float, seeds: int) -> None:
