@@ -331,11 +331,12 @@ def test_a_gpu_has_little_of_the_input(widths: tuple[int, ...], keep: bool) -> N
     draw = torch.Generator().manual_seed(4)
     ends = torch.randint(nodes, (2, 800_000), generator=draw)
     g = dgl.add_self_loop(dgl.graph((ends[0], ends[1]), num_nodes=nodes)).to("cuda")
-    rows = torch.randn(nodes, widths[0], generator=draw)
+    # In float32 another order of additions gives some inputs of ReLU the other sign.
+    rows = torch.randn(nodes, widths[0], generator=draw, dtype=torch.float64)
     x = HostRows(rows, g.device, slab_width)
     torch.manual_seed(5)
-    gcn = GCN(widths, keep_input_sums=keep).cuda()
-    weights = torch.randn(nodes, widths[-1], generator=draw).cuda()
+    gcn = GCN(widths, keep_input_sums=keep).double().cuda()
+    weights = torch.randn(nodes, widths[-1], generator=draw, dtype=torch.float64).cuda()
 
     def with_peak(run: Callable[[], Any]) -> tuple[Any, int]:
         gc.collect()
@@ -352,10 +353,9 @@ def test_a_gpu_has_little_of_the_input(widths: tuple[int, ...], keep: bool) -> N
         found, most = with_peak(lambda: _results(gcn, g, x, weights))
         taken = max(taken, most)
         for one, other in zip(found, wanted, strict=True):
-            # In another order of additions some inputs of ReLU have the other sign.
-            assert (one.cpu() - other).norm() <= 1e-3 * other.norm()
+            assert (one.cpu() - other).norm() <= 1e-9 * other.norm()
         del found, one
-    column = 4 * nodes
+    column = 8 * nodes
     # L + 2 buffers, what the test's product and its gradient take, and slabs.
     allowed = ((len(widths) - 1 + 4) * max(widths[1:]) + 6 * slab_width) * column + (64 << 20)
     assert taken <= allowed
