@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -28,11 +29,12 @@ class MappedWindow:
     def __init__(self, group: dist.ProcessGroup | None) -> None:
         self.group = group
         self.turns = 0
-        folder = [tempfile.mkdtemp(prefix="window-")]
         self.rank, size = 0, 1
         if group is not None:
-            dist.broadcast_object_list(folder, group=group, group_src=0)
             self.rank, size = dist.get_rank(group), dist.get_world_size(group)
+        folder = [tempfile.mkdtemp(prefix="window-") if self.rank == 0 else ""]
+        if group is not None:
+            dist.broadcast_object_list(folder, group=group, group_src=0)
         paths = [Path(folder[0]) / str(other) for other in range(size)]
         paths[self.rank].write_bytes(bytes(2 * _BYTES))
         self.wait_for_all()
@@ -40,6 +42,9 @@ class MappedWindow:
             torch.from_file(str(path), shared=True, size=2 * _BYTES, dtype=torch.uint8)
             for path in paths
         ]
+        self.wait_for_all()
+        if self.rank == 0:  # mappings stay
+            shutil.rmtree(folder[0])
 
     def turn(self, nbytes: int) -> list[torch.Tensor]:
         assert nbytes <= _BYTES
