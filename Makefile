@@ -79,7 +79,8 @@ bench: setup
 
 bench-gpu:
 	for name in links gather_gpu sampling_gpu sampling_bytes sm_budget spmm_gpu edge_softmax_gpu \
-		layers_gpu minibatch_gpu fullgraph_gpu mgg_gpu gcn_gpu; do \
+		layers_gpu minibatch_gpu fullgraph_gpu mgg_gpu gcn_gpu transpose_gpu epoch_gpu loader_gpu \
+		rgat_gpu soak; do \
 		$(GPU_PYTHON) -m benchmarks.$$name $(ARGS) || exit 1; done
 
 clean:

@@ -9,7 +9,10 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-_PACKAGES = ("torch", "dgl", "numpy", "numba", "cupy-cuda13x", "pylibwholegraph-cu13")
+_PACKAGES = (
+    *("torch", "dgl", "numpy", "numba", "cupy-cuda13x"),
+    *("pylibwholegraph-cu13", "torch-geometric"),
+)
 
 
 def describe_machine() -> dict[str, Any]:

@@ -19,6 +19,8 @@ install()
 
 if TYPE_CHECKING:
     from dgl_mgpu.backend.capi.watch import profile_calls
+    from dgl_mgpu.backend.embedding import SparseAdagrad, SparseAdam, SparseSGD, StoreEmbedding
+    from dgl_mgpu.backend.embedding_tables import EmbeddingSpec
     from dgl_mgpu.backend.graph import StoreGraph
     from dgl_mgpu.backend.store import GlobalStore
     from dgl_mgpu.data import Dataset, load
@@ -37,6 +39,11 @@ if TYPE_CHECKING:
 
 _HOME = {
     "profile_calls": "backend.capi.watch",
+    "EmbeddingSpec": "backend.embedding_tables",
+    "SparseAdagrad": "backend.embedding",
+    "SparseAdam": "backend.embedding",
+    "SparseSGD": "backend.embedding",
+    "StoreEmbedding": "backend.embedding",
     "StoreGraph": "backend.graph",
     "GlobalStore": "backend.store",
     "Dataset": "data",
@@ -60,10 +67,15 @@ _HOME = {
 
 __all__ = [
     "Dataset",
+    "EmbeddingSpec",
     "GlobalStore",
     "PartitionedGraph",
     "Plan",
     "SampleKey",
+    "SparseAdagrad",
+    "SparseAdam",
+    "SparseSGD",
+    "StoreEmbedding",
     "StoreGraph",
     "TableSpec",
     "Topology",

@@ -3,6 +3,11 @@
 The script runs as if Python had been given it directly, in this very process, with
 ``import dgl`` mended. So do all Python processes it starts: spawned or forked by
 multiprocessing, DataLoader workers, ranks of torchrun, subprocesses.
+
+Options before the script say how the store keeps graphs that it gives to
+``DataLoader(use_uva=True)`` (`dgl_mgpu.backend.uva`)::
+
+    python -m dgl_mgpu --store.gpu-memory=16GiB node_classification_sage.py --gpu 0,1
 """
 
 from __future__ import annotations
@@ -17,13 +22,27 @@ from typing import NoReturn
 
 from .backend.compat import install
 from .backend.compat.child import mend_children
+from .backend.runner import hand_on, take_options
+from .errors import ConfigError
 
 USAGE = """\
-usage: python -m dgl_mgpu SCRIPT [ARGS…]
-       python -m dgl_mgpu -m MODULE [ARGS…]
+usage: python -m dgl_mgpu [OPTIONS] SCRIPT [ARGS…]
+       python -m dgl_mgpu [OPTIONS] -m MODULE [ARGS…]
 
 Run an unmodified DGL script on this machine's torch. SCRIPT is a file, or a folder or zip file
 with a __main__.py. Settings of the training run itself: dgl-mgpu train --help
+
+Graphs in DataLoader(use_uva=True, use_ddp=True) are kept in a store, once for all ranks of a
+machine, in GPU memory as far as it goes. OPTIONS say how, here and in all processes that the
+script starts; with any of them also where there is one rank alone:
+
+  --store.KEY=VALUE  as in configs/store/default.yaml, but the device is auto by default:
+                     --store.gpu-memory=16GiB --store.policy=auto --store.disk-path=/data/rest
+                     and the mini-batch to plan for, if not the DataLoader's:
+                     --store.batch-size=1024 --store.fanouts=[15,10,5]
+  --store=on|off     keep them in a store, as it is by default; or pin them in each process, as
+                     DGL does
+  --config FILE      a YAML file with such keys below 'store:'
 """
 
 
@@ -33,7 +52,8 @@ def main(argv: list[str]) -> None:
     Parameters
     ----------
     argv : list of str
-        As after ``python`` on a command line: a script or ``-m module``, then its arguments.
+        As after ``python`` on a command line: a script or ``-m module``, then its arguments;
+        before these, options of the runner.
 
     Raises
     ------
@@ -41,6 +61,10 @@ def main(argv: list[str]) -> None:
         With Python's own exit codes: 2 for a wrong command line or a missing file, 1 for a
         missing module. What the script raises passes through unchanged.
     """
+    try:
+        options, argv = take_options(argv)
+    except ConfigError as error:
+        _refuse(f"python -m dgl_mgpu: {type(error).__name__}: {error}")
     if argv[:1] == ["-m"] and len(argv) > 1:
         run = _prepare_module(argv[1], argv[2:])
     elif argv and not argv[0].startswith("-"):
@@ -52,6 +76,8 @@ def main(argv: list[str]) -> None:
         _refuse(USAGE.rstrip())
     install()
     mend_children()
+    if options is not None:
+        hand_on(options)
     code, namespace = run
     exec(code, namespace)
 

@@ -290,11 +290,11 @@ __global__ void __launch_bounds__(kThreads) gather_cast(Request<Seed, Position> 
   gather_all<Cast<Stored, Wanted, kElements>, kUnroll>(asked);
 }
 
-// Rows of a tensor, those with the numbers `ids`, one after the other.
+// Rows of a tensor, those with the numbers `ids`, one after the other; zeros for what is no row.
 template <typename Seed, typename Vector, int kUnroll>
 __global__ void __launch_bounds__(kThreads)
-    pick(char* out, const char* table, const Seed* ids, int64 count, int64 row_bytes, int64 slots,
-         int64 warp_rows) {
+    pick(char* out, const char* table, const Seed* ids, int64 count, int64 num_rows,
+         int64 row_bytes, int64 slots, int64 warp_rows, int64* fault) {
   const int vectors = static_cast<int>(slots);
   const RowShape shape{row_bytes, vectors, slots * static_cast<int64>(sizeof(Vector)) != row_bytes,
                        0xffffffffu / vectors + 1};
@@ -303,9 +303,10 @@ __global__ void __launch_bounds__(kThreads)
   const int64 warps = static_cast<int64>(gridDim.x) * (kThreads / 32);
   for (int64 start = warp * warp_rows; start < count; start += warps * warp_rows) {
     const int rows = static_cast<int>(min(count - start, warp_rows));
-    const int64 mine = start + min(lane, rows - 1);
-    const char* source = table + static_cast<int64>(ids[mine]) * row_bytes;
-    copy_rows<Copy<Vector>, kUnroll>(reinterpret_cast<int64>(source),
+    const int64 mine = start + min(lane, rows - 1), id = ids[mine];
+    const bool is_row = id >= 0 && id < num_rows;
+    if (!is_row) report_bad_id(fault, id, num_rows);
+    copy_rows<Copy<Vector>, kUnroll>(is_row ? reinterpret_cast<int64>(table + id * row_bytes) : 0,
                                      reinterpret_cast<int64>(out + mine * row_bytes), rows, shape);
   }
 }

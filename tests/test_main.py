@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
 import subprocess
 import sys
 import zipfile
@@ -11,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from dgl_mgpu.backend.runner import VARIABLE, RunnerOptions, hand_on, take_options, told
+from dgl_mgpu.errors import ConfigError
 from tests.environment import search_path
 
 Run = Callable[..., "subprocess.CompletedProcess[str]"]
@@ -230,3 +234,223 @@ def test_children_of_another_python_are_left_alone(run, script):
     path = script(CHILD_SEARCH_PATH)
     done = run("-m", "dgl_mgpu", path, "_DGL_MGPU_RUNNER_PREFIX=/elsewhere")
     assert (done.stdout, done.stderr) == ("False False False\n", "")
+
+
+# -- options of the runner -------------------------------------------------------------------------
+
+
+def test_options_are_read_up_to_the_script(tmp_path):
+    path = tmp_path / "store.yaml"
+    path.write_text("store:\n  gpu-memory: 8GiB\n  policy: auto\n  disk_path: null\n")
+    words = ["--store.gpu-memory=16GiB", "--config", str(path), "--store.fanouts=[15,10]"]
+    rest = ["script.py", "--store.policy=mine", "--config", "own.yaml"]
+    options, left = take_options([*words, *rest])
+    assert left == rest
+    assert options == RunnerOptions(
+        {"gpu_memory": "16GiB", "policy": "auto", "disk_path": None, "fanouts": [15, 10]}
+    )
+    assert take_options(rest) == (None, rest)
+    assert take_options([]) == (None, [])
+
+
+@pytest.mark.parametrize(
+    ("word", "expected"),
+    [
+        ("--store.gpu_memory=1073741824", {"gpu_memory": 2**30}),
+        ("--store.sms=8", {"sms": 8}),
+        ("--store.sms=auto", {"sms": "auto"}),
+        ("--store.graph-ratio=0.25", {"graph_ratio": 0.25}),
+        ("--store.links=[[0,1],[1,2]]", {"links": [[0, 1], [1, 2]]}),
+        ("--store.links=dgx1-6g", {"links": "dgx1-6g"}),
+        ("--store.hotness=presample", {"hotness": "presample"}),
+        ("--store.device=cpu", {"device": "cpu"}),
+        ('--store.disk-path="/a, b"', {"disk_path": "/a, b"}),
+        ("--store.batch-size=8000", {"batch_size": 8000}),
+        ("--store=on", {}),
+    ],
+)
+def test_values_are_read_as_those_of_the_configuration(word, expected):
+    assert take_options([word]) == (RunnerOptions(expected), [])
+
+
+def test_paths_are_those_of_the_folder_it_was_started_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "accesses.npz").write_bytes(b"")
+    options, _ = take_options(["--store.disk-path=rest", "--store.hotness=accesses.npz"])
+    assert options.store == {
+        "disk_path": str(tmp_path / "rest"),
+        "hotness": str(tmp_path / "accesses.npz"),
+    }
+
+
+def test_the_store_can_be_switched_off_and_on(tmp_path):
+    (tmp_path / "off.yaml").write_text("store: off\n")
+    config = f"--config={tmp_path / 'off.yaml'}"
+    assert not take_options(["--store=off"])[0].uses_store
+    assert not take_options([config])[0].uses_store
+    assert take_options([config, "--store=on"])[0].uses_store
+
+
+@pytest.mark.parametrize(
+    ("word", "message"),
+    [
+        ("--store.gpu-memry=1GiB", "did you mean 'gpu_memory'"),
+        ("--store.gpu-memory=much", "no size"),
+        ("--store.host-memory=true", "no size"),
+        ("--store.staging-memory=auto", "no size"),
+        ("--store.policy=autp", "did you mean 'auto'"),
+        ("--store.policy=1", "choose from"),
+        ("--store.device=gpu", "device='gpu'"),
+        ("--store.sms=-1", "multiprocessors"),
+        ("--store.graph-ratio=2", "a share in"),
+        ("--store.feature-ratio=true", "a share in"),
+        ("--store.links=dgx9", "topology 'dgx9'"),
+        ("--store.links=[[0,1,2]]", "pairs of ranks"),
+        ("--store.links=3", "pairs of ranks"),
+        ("--store.hotness=nowhere.npz", "no such file"),
+        ("--store.hotness=1", "degree"),
+        ("--store.disk-path=1", "name a folder"),
+        ("--store.batch-size=many", "whole number"),
+        ("--store.batch-size=0", "no mini-batch"),
+        ("--store.fanouts=[]", "no mini-batch"),
+        ("--store.fanouts=[1,x]", "no mini-batch"),
+        ("--store.fanouts=[1", "no value that can be read"),
+        ("--store.sms=1,2", "several values"),
+        ("--store.sms", "no value"),
+        ("--store=maybe", "say on or off"),
+        ("--store=3", "say on or off"),
+        ("--store=[]", "say on or off"),
+        ("--config=missing.yaml", "missing.yaml"),
+    ],
+)
+def test_values_that_no_store_takes(word, message):
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        take_options([word, "script.py"])
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("trainer:\n  ranks: 2\n", "the group 'trainer'"),
+        ("store:\n  gpu_memry: 1\n", "did you mean 'gpu_memory'"),
+        ("store: [1]\n", "say on or off"),
+        ("- 1\n", "no keys"),
+        ("", "say on or off"),
+        ("store: {\n", "name a YAML file"),
+        ("store: ${nothing}\n", "name a YAML file"),
+    ],
+)
+def test_files_that_are_no_options(tmp_path, text, message):
+    path = tmp_path / "config.yaml"
+    path.write_text(text)
+    if not text:  # an empty file says nothing
+        assert take_options([f"--config={path}"])[0] == RunnerOptions({})
+        return
+    with pytest.raises(ConfigError, match=re.escape(message)):
+        take_options([f"--config={path}"])
+
+
+def test_options_reach_who_asks(monkeypatch):
+    monkeypatch.delenv(VARIABLE, raising=False)
+    assert told() == RunnerOptions()
+    monkeypatch.setenv(VARIABLE, "")
+    options = RunnerOptions({"fanouts": [1, 2], "disk_path": None, "graph_ratio": 0.5})
+    hand_on(options)
+    assert told() == options
+    for wrong in ("[]", "{", '{"stor": {}}', "3"):
+        monkeypatch.setenv(VARIABLE, wrong)
+        with pytest.raises(ConfigError, match=VARIABLE):
+            told()
+
+
+def test_wrong_options_end_it_before_the_script_begins(run, script):
+    path = script("print('begun')")
+    done = run("-m", "dgl_mgpu", "--store.gpu-memory=16G", "--store.polcy=auto", path)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == (
+        "python -m dgl_mgpu: ConfigError: set --store.polcy: no such key; did you mean 'policy'?\n"
+    )
+
+
+@pytest.mark.parametrize("words", [["--store.sms=1"], ["--config"], ["--store", "x.py"]])
+def test_options_without_a_script_show_the_usage(run, words):
+    done = run("-m", "dgl_mgpu", *words)
+    assert done.returncode == 2 and done.stderr.startswith("usage: python -m dgl_mgpu")
+
+
+TELL = """
+import json, multiprocessing, subprocess, sys
+
+def tell(how):
+    from dgl_mgpu.backend.runner import told
+    print(how, sys.argv[1:], json.dumps(told().store), flush=True)
+
+if __name__ == "__main__":
+    tell("script")
+    child = multiprocessing.get_context("spawn").Process(target=tell, args=("spawn",))
+    child.start()
+    child.join()
+    if len(sys.argv) < 3:
+        subprocess.run([sys.executable, "-m", "dgl_mgpu", __file__, "again", "end"])
+"""
+
+
+def test_options_reach_the_script_and_all_that_it_starts(run, script):
+    path = script(TELL)
+    done = run("-m", "dgl_mgpu", "--store.gpu-memory=2GiB", "--store.sms=4", path, "--store.sms=1")
+    assert done.returncode == 0, done.stderr
+    store = json.dumps({"gpu_memory": "2GiB", "sms": 4})
+    assert done.stdout.splitlines() == [
+        f"{how} {arguments} {store}"
+        for arguments in (["--store.sms=1"], ["again", "end"])
+        for how in ("script", "spawn")
+    ]
+
+
+# Like DGL's examples for several GPUs, on CPUs.
+TRAIN = """
+import sys
+import dgl, torch
+import torch.distributed as dist
+from dgl.dataloading import DataLoader, NeighborSampler
+
+def run(rank, g, folder):
+    dist.init_process_group("gloo", init_method=f"file://{folder}/join", world_size=2, rank=rank)
+    loader = DataLoader(
+        g, torch.arange(400), NeighborSampler([4, 4], prefetch_node_feats=["feat"]),
+        device="cpu", use_ddp=True, use_uva=True, batch_size=50, shuffle=True,
+    )
+    model = torch.nn.parallel.DistributedDataParallel(dgl.nn.SAGEConv(8, 3, "mean"))
+    seen = 0
+    for inputs, outputs, blocks in loader:
+        x = blocks[0].srcdata["feat"]
+        assert torch.equal(x, g.ndata["feat"][inputs])
+        y = model(blocks[1], x[: blocks[1].num_src_nodes()])
+        torch.nn.functional.cross_entropy(y, blocks[1].dstdata["label"]).backward()
+        seen += len(outputs)
+    seen = torch.tensor(seen)
+    dist.all_reduce(seen)
+    if rank == 0:
+        plan = loader.graph._stored.store.plan
+        print(type(loader.graph).__name__, int(seen), plan.num_gpus, sorted(
+            {tier.memory for table in plan.tables.values() for tier in table.tiers}))
+    dist.destroy_process_group()
+
+if __name__ == "__main__":
+    torch.manual_seed(0)
+    g = dgl.rand_graph(500, 5000)
+    g.ndata["feat"] = torch.rand(500, 8)
+    g.ndata["label"] = torch.arange(500) % 3
+    g.create_formats_()
+    torch.multiprocessing.spawn(run, args=(g, sys.argv[1]), nprocs=2)
+"""
+
+
+def test_a_script_for_several_gpus_has_its_graph_in_a_store(run, script, tmp_path):
+    path = script(TRAIN)
+    done = run(
+        "-m", "dgl_mgpu", "--store.gpu-memory=16KiB", path, tmp_path,
+        OMP_NUM_THREADS=1, CUDA_VISIBLE_DEVICES="",
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "SharedGraph 400 2 ['gpu', 'host']\n"

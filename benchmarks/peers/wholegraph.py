@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -15,6 +15,27 @@ from dgl_mgpu.store import Ranks
 _CHUNK = 1 << 26
 
 Hop = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+
+
+class Loaded(NamedTuple):
+    """A mini-batch for layers of torch-geometric, the layer nearest the input first.
+
+    Attributes
+    ----------
+    nodes : Tensor, shape (num_inputs,)
+    rows : Tensor, shape (num_inputs, width)
+        Their features.
+    edges : list of Tensor, int64, shape (2, E)
+        Each layer's sources and destinations, numbered as they are among the layer's sources, of
+        which destinations are the first.
+    sizes : list of int
+        Destinations of each layer.
+    """
+
+    nodes: torch.Tensor
+    rows: torch.Tensor
+    edges: list[torch.Tensor]
+    sizes: list[int]
 
 
 def connect(ranks: Ranks, wanted: bool) -> WholeGraph | None:
@@ -71,12 +92,23 @@ class WholeGraph:
     ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
         """The gather from a table as :class:`benchmarks.gpu.NumberedWords`; collective."""
         width = row_bytes // 4
+
+        def make(ids: torch.Tensor) -> torch.Tensor:
+            words = ids[:, None] * width + torch.arange(width, device=ids.device)
+            return words.to(torch.int32).view(torch.float32)
+
+        with self.table(where, num_rows, width, make) as gather:
+            yield gather
+
+    @contextlib.contextmanager
+    def table(
+        self, where: str, num_rows: int, width: int, make: Callable[[torch.Tensor], torch.Tensor]
+    ) -> Iterator[Callable[[torch.Tensor], torch.Tensor]]:
+        """The gather from a table of float32 rows that ``make`` makes of their ids; collective."""
         with self._memory(where, [num_rows, width], torch.float32) as tensor:
             rows, first = tensor.get_local_tensor()
-            words = torch.arange(width, device=rows.device)
             for chunk in rows.split(_CHUNK // width):
-                ids = torch.arange(first, first + len(chunk), device=rows.device)
-                chunk.view(torch.int32).copy_(ids[:, None] * width + words)
+                chunk.copy_(make(torch.arange(first, first + len(chunk), device=rows.device)))
                 first += len(chunk)
             self._filled()
             yield tensor.gather
@@ -101,6 +133,30 @@ class WholeGraph:
             graph = self._wholegraph.GraphStructure()
             graph.set_csr_graph(*parts)
             yield graph.multilayer_sample_without_replacement
+
+    @contextlib.contextmanager
+    def loader(
+        self,
+        where: str,
+        indptr: torch.Tensor,
+        indices: torch.Tensor,
+        width: int,
+        make: Callable[[torch.Tensor], torch.Tensor],
+    ) -> Iterator[Callable[[torch.Tensor, Sequence[int]], Loaded]]:
+        """Mini-batches for layers of torch-geometric, as its own examples make them; collective.
+
+        Called as :meth:`sampler`'s; features are those of :meth:`table`.
+        """
+        with contextlib.ExitStack() as using:
+            sample = using.enter_context(self.sampler(where, indptr, indices))
+            gather = using.enter_context(self.table(where, len(indptr) - 1, width, make))
+
+            def load(seeds: torch.Tensor, fanouts: Sequence[int]) -> Loaded:
+                nodes, edges, _, _ = sample(seeds, list(fanouts))
+                sizes = [len(targets) for targets in nodes[1:]]
+                return Loaded(nodes[0], gather(nodes[0]), [each.long() for each in edges], sizes)
+
+            yield load
 
     def close(self) -> None:
         """End it; collective, and nothing of it may be in use."""

@@ -55,6 +55,16 @@ class BatchKeys:
         self._calls.last = epoch, batch, hop, dict(seeds)
         return SampleKey(self.seed, epoch, batch, hop)
 
+    def begin_edges(self, edges: Mapping[str, torch.Tensor]) -> None:
+        """Note the edges, by type, that a mini-batch begins with."""
+        self._calls.edges = dict(edges), 0
+
+    def negative_key(self, etype: int) -> SampleKey:
+        """The key of a call that draws negative edges, for those that were noted last."""
+        edges, calls = getattr(self._calls, "edges", ({}, 0))
+        self._calls.edges = edges, calls + 1
+        return SampleKey(self.seed, self.epoch, _digest(edges), calls, etype)
+
     def __getstate__(self) -> tuple[int, torch.Tensor]:
         return self.seed, self._epoch
 

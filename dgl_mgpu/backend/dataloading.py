@@ -8,8 +8,9 @@ DGL's own graphs on the CPU both classes do what they always did.
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType
 from typing import Any, Protocol, runtime_checkable
 
@@ -31,6 +32,7 @@ from dgl.dataloading.dataloader import (
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 from dgl.dataloading.neighbor_sampler import MultiLayerFullNeighborSampler, NeighborSampler
 from dgl.dataloading.shadow import ShaDowKHopSampler
+from dgl.frame import LazyFeature, _LazyIndex
 from dgl.heterograph import DGLGraph
 from dgl.storages.tensor import BaseTensorStorage
 from dgl.utils import recursive_apply
@@ -39,6 +41,7 @@ from dgl_mgpu.backend.capi.ours import OnTensors
 from dgl_mgpu.backend.random import BatchDraws
 from dgl_mgpu.pipeline import Ahead, lane_of
 from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.store import Table
 
 #: Mini-batches that are made ahead.  One is made while the model works on the one before, which is
 #: all the time there is in a step; each more would only take memory.
@@ -47,6 +50,7 @@ DEPTH = 1
 #: have no state that sampling changes.
 _PURE_SAMPLERS = NeighborSampler, MultiLayerFullNeighborSampler, ShaDowKHopSampler
 _PURE_NEGATIVES = PerSourceUniform, GlobalUniform
+_PURE_DATASETS = TensorizedDataset, DDPTensorizedDataset
 _ATTRIBUTES_COUNT = frozenset({*_PURE_SAMPLERS, *_PURE_NEGATIVES, EdgePredictionSampler})
 #: Of what is compared by its value.
 _VALUES = frozenset({NoneType, bool, int, float, str, torch.device})
@@ -65,8 +69,13 @@ class ServesBlocks(Protocol):
     def check_weights(self, prob: str) -> None:
         """Raise if edge feature ``prob`` cannot be sampled by."""
 
-    def sample_blocks(self, nodes: Any, fanouts: Any, prob: str | None, replace: bool) -> Any:
+    def sample_blocks(
+        self, nodes: Any, fanouts: Any, prob: str | None, replace: bool, exclude_edges: Any
+    ) -> Any:
         """Sample all hops of a mini-batch into blocks."""
+
+    def weight_tables(self, prob: str) -> Sequence[Table]:
+        """Where edge feature ``prob`` is."""
 
 
 def serve_dataloading() -> None:
@@ -84,7 +93,7 @@ def serve_dataloading() -> None:
             prob = getattr(self.graph_sampler, "prob", None)
             if prob is not None:
                 shared.check_weights(prob)
-        if not (_samples_here(self) and _is_asked_for(self.device)):
+        if not _samples_here(self):
             return iterate(self)
         lane = lane_of(self.device) if _may_look_ahead(self) else None
         if lane is not None and lane.is_full:
@@ -93,11 +102,14 @@ def serve_dataloading() -> None:
 
     def _sample_blocks(self: Any, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
         sampled = None
-        if exclude_eids is None and self.edge_dir == "in":
-            sampled = _sample_at_once(g, seed_nodes, self.fanouts, self.prob, self.replace)
+        if self.edge_dir == "in":
+            sampled = _sample_at_once(self, g, seed_nodes, exclude_eids)
         if sampled is None:
             return sample_blocks(self, g, seed_nodes, exclude_eids)
         inputs, outputs, blocks = sampled
+        if blocks[0].device.type == "cuda" and torch.is_grad_enabled():
+            # Here, where batches are made ahead, and not in the middle of the backward pass.
+            _transpose(blocks[1:])
         if self.output_device is not None:
             blocks = [block.to(self.output_device) for block in blocks]
             inputs = blocks[0].srcdata[NID]
@@ -122,17 +134,25 @@ def serve_dataloading() -> None:
     BlockSampler.assign_lazy_features = assign_lazy_features
 
 
-def _sample_at_once(g: Any, nodes: Any, fanouts: Any, prob: str | None, replace: bool) -> Any:
+def _sample_at_once(sampler: Any, g: Any, nodes: Any, exclude_eids: Any) -> Any:
     """All hops of a mini-batch, from a graph that can; else None."""
-    if isinstance(g, DGLGraph):
-        if not isinstance(g._graph, OnTensors) and not g.is_pinned():
-            return None  # without importing operators that graphs on the CPU do not need
-        from dgl_mgpu.backend.block_sampling import sample_graph
-
-        return sample_graph(g, nodes, fanouts, prob, replace)
+    what = nodes, sampler.fanouts, sampler.prob, sampler.replace
     if isinstance(g, ServesBlocks):
-        return g.sample_blocks(nodes, fanouts, prob, replace)
-    return None
+        return g.sample_blocks(*what, exclude_eids)
+    if not isinstance(g, DGLGraph) or exclude_eids is not None:
+        return None
+    if not isinstance(g._graph, OnTensors) and not g.is_pinned():
+        return None  # without importing operators that graphs on the CPU do not need
+    from dgl_mgpu.backend.block_sampling import sample_graph
+
+    return sample_graph(g, *what)
+
+
+def _transpose(blocks: Sequence[DGLGraph]) -> None:
+    """Make what gradients of sums go along; the first block's input is seldom learned."""
+    for block in blocks:
+        for relation in block._graph.relations:
+            relation.csr()
 
 
 # -- mini-batches ahead of their time --------------------------------------------------------------
@@ -151,29 +171,23 @@ def _samples_here(loader: Any) -> bool:
     )
 
 
-def _is_asked_for(device: torch.device) -> bool:
-    """Whether mini-batches are to have draws of their own, and may be made ahead.
-
-    On GPUs, where that has not been tried yet, if ``DGL_MGPU_PREFETCH`` is set: to 1, or to 0 for
-    batches that are made one by one all the same.
-    """
-    return device.type != "cuda" or "DGL_MGPU_PREFETCH" in os.environ
-
-
 def _is_pinned(loader: Any) -> bool:
     """Whether a GPU is to sample a graph in the host's memory."""
     return loader.use_uva and type(loader.graph) is DGLGraph and loader.graph.is_pinned()
 
 
 def _may_look_ahead(loader: Any) -> bool:
-    """Whether batches of a loader are sure to be the same if they are made ahead."""
+    """Whether batches of a loader are sure to be the same if they are made ahead.
+
+    ``DGL_MGPU_PREFETCH=0`` has them made one by one all the same.
+    """
     caches = loader.graph._gpu_caches
     return (
         os.environ.get("DGL_MGPU_PREFETCH") != "0"
         and (loader.graph.device == loader.device or _is_pinned(loader))
         and not loader.use_alternate_streams  # which is how the script wants it
-        # The code of others may look at anything.
-        and type(loader.dataset) in (TensorizedDataset, DDPTensorizedDataset)
+        # The code of others may look at anything, if it does not say that it does not.
+        and (type(loader.dataset) in _PURE_DATASETS or _says_so(loader.dataset))
         and _is_pure(loader.graph_sampler)
         and all(isinstance(each, BaseTensorStorage) for each in _other_storages(loader).values())
         # Its rows may be another stream's to write.
@@ -189,7 +203,12 @@ def _is_pure(sampler: Any) -> bool:
             and (negative is None or type(negative) in _PURE_NEGATIVES)
             and (exclude is None or isinstance(exclude, str))
         )
-    return type(sampler) in _PURE_SAMPLERS
+    return type(sampler) in _PURE_SAMPLERS or _says_so(sampler)
+
+
+def _says_so(thing: Any) -> bool:
+    """Whether a class of this package, or one that knows it, is sure of itself."""
+    return getattr(type(thing), "may_be_made_ahead", False)
 
 
 def _other_storages(loader: Any) -> Mapping[str, Any]:
@@ -217,6 +236,12 @@ class _Batches:
         self._seeds = self._rest.dataloader_it
         self._draws = BatchDraws(loader.device)
         self._left: set[int] = set()
+        #: Of a store, what batches have been made of so far, at its version then.
+        self._tables: dict[Table, int] = {}
+        prob = getattr(loader.graph_sampler, "prob", None)
+        if prob is not None and isinstance(loader.graph, ServesBlocks):
+            for table in loader.graph.weight_tables(prob):
+                self._note(table)
         # A pass that begins before this one ends gives the graph another epoch.
         loader._passes = getattr(loader, "_passes", 0) + 1
 
@@ -226,11 +251,26 @@ class _Batches:
 
     def make(self, number: int, seeds: Any) -> Any:
         """Sample a batch and fetch its features, as DGL does."""
-        with self._draws.of_batch(number):
+        with self._draws.of_batch(number), self._reads_noted():
             with stage("sample"):
                 self._rest.dataloader_it = iter([self._collate(seeds)])
             with stage("gather"):
                 return next(self._rest)
+
+    @contextlib.contextmanager
+    def _reads_noted(self) -> Iterator[None]:
+        traffic = getattr(self._loader.graph, "traffic", None)
+        if traffic is None:
+            yield
+            return
+        traffic.watchers.append(self._note)
+        try:
+            yield
+        finally:
+            traffic.watchers.remove(self._note)
+
+    def _note(self, table: Table, ids: torch.Tensor | None = None) -> None:
+        self._tables.setdefault(table, table.version)
 
     def state(self) -> _State:
         """What batches depend on but for seeds and draws."""
@@ -239,10 +279,13 @@ class _Batches:
         graphs = [self._collate.g, loader.graph]
         parts = [
             (g._graph, *(each._columns for each in (*g._node_frames, *g._edge_frames)))
-            for g in graphs[graphs[0] is graphs[1] :]
+            for g in map(_scripts, graphs[graphs[0] is graphs[1] :])
             if isinstance(g, DGLGraph)
         ]
-        return _State(graphs, parts, loader.graph_sampler, _other_storages(loader), loader._passes)
+        writes = sum(table.version - version for table, version in self._tables.items())
+        return _State(
+            graphs, parts, loader.graph_sampler, _other_storages(loader), loader._passes, writes
+        )
 
     def left_behind(self) -> list[torch.Tensor] | None:
         """Formats of the graph that sampling has made."""
@@ -253,22 +296,47 @@ class _Batches:
 
     def hand_over(self, *made: object) -> None:
         """Let the current stream use batches, seeds and tensors."""
-        if self._loader.device.type == "cuda":
-            stream = torch.cuda.current_stream(self._loader.device)
-            recursive_apply(made, _record_stream, stream)
+        if self._loader.device.type != "cuda":
+            return
+        tensors: list[torch.Tensor] = []
+        recursive_apply(made, _collect, tensors)
+        # Many tensors of a batch are parts of one piece of memory, which has to be told once.
+        memory = {each.untyped_storage()._cdata: each for each in tensors if each.is_cuda}
+        stream = torch.cuda.current_stream(self._loader.device)
+        for each in memory.values():
+            each.record_stream(stream)
+
+
+def _scripts(g: Any) -> Any:
+    """The graph that the script holds, of one that is shared in its place."""
+    return getattr(g, "original", g)
 
 
 def _unchanged(seeds: Any) -> Any:
     return seeds
 
 
-def _record_stream(made: Any, stream: torch.cuda.Stream) -> None:
-    if isinstance(made, torch.Tensor | DGLGraph) and made.device.type == "cuda":
-        made.record_stream(stream)
+def _collect(made: Any, tensors: list[torch.Tensor]) -> None:
+    """Add the tensors of a part of a batch."""
+    if isinstance(made, torch.Tensor):
+        tensors.append(made)
+    elif isinstance(made, DGLGraph) and made.device.type == "cuda":
+        for relation in made._graph.relations:
+            tensors += relation.tensors()
+        for frame in (*made._node_frames, *made._edge_frames):
+            for column in frame._columns.values():
+                if isinstance(column, LazyFeature):
+                    continue
+                # Rows that are yet to be picked are not picked here.
+                picks = column.index
+                if picks is not None:
+                    tensors += picks._indices if isinstance(picks, _LazyIndex) else [picks]
+                tensors.append(column.storage)
 
 
 def _kept_tensors(g: Any) -> Iterable[torch.Tensor]:
     """What a graph has of its structure, and views of it, on GPUs."""
+    g = _scripts(g)
     if not isinstance(g, DGLGraph):
         return  # a store's is made with the store
     from dgl_mgpu.backend.index import TensorIndex
@@ -313,6 +381,6 @@ class _State:
             # Torch does not count what is written in inference mode, or by a fused optimizer.
             is_unknown = thing.is_inference() or thing.requires_grad
             return id(thing), object() if is_unknown else thing._version
-        if kind in _ATTRIBUTES_COUNT:
+        if kind in _ATTRIBUTES_COUNT or _says_so(thing):
             return id(thing), self._key_of(vars(thing))
         return id(thing)

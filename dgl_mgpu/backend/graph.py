@@ -4,17 +4,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NoReturn
 
 import dgl
 import torch
-from dgl.sampling.utils import EidExcluder
 
 from dgl_mgpu.backend.batch_keys import BatchKeys
 from dgl_mgpu.backend.block_sampling import sample_hops, tensor_blocks
 from dgl_mgpu.backend.capi.ours import stays_tensor
 from dgl_mgpu.backend.dataloading import serve_dataloading
+from dgl_mgpu.backend.excluded_edges import sample_hops_without, without
+from dgl_mgpu.backend.filter import IdFilter
 from dgl_mgpu.backend.storage import TableStorage, Traffic
+from dgl_mgpu.backend.store_edges import EdgeQueries, Edges
+from dgl_mgpu.backend.tables import CanonicalEtype, Nodes, edge_table, node_table, topology_table
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import (
     BlockEdges,
@@ -32,31 +36,13 @@ from dgl_mgpu.store import Store, Table
 # What DGL's samplers and users look for on a graph.
 _DGL_NAMES = frozenset(dir(dgl.DGLGraph)) | {"_graph", "_node_frames", "_edge_frames"}
 
-CanonicalEtype = tuple[str, str, str]
-Nodes = torch.Tensor | Mapping[str, torch.Tensor]
 
-
-def topology_table(etype: CanonicalEtype) -> str:
-    """Name of the table that holds the in-edges of ``etype``."""
-    return f"topology/{':'.join(etype)}"
-
-
-def node_table(ntype: str, name: str) -> str:
-    """Name of the table that holds node feature ``name``."""
-    return f"node/{ntype}/{name}"
-
-
-def edge_table(etype: CanonicalEtype, name: str) -> str:
-    """Name of the table that holds edge feature ``name``."""
-    return f"edge/{':'.join(etype)}/{name}"
-
-
-class StoreGraph:
+class StoreGraph(EdgeQueries):
     """A graph whose topology and features live in a store.
 
-    Implements the part of DGL's graph interface that its DataLoader and neighbour samplers
-    use, so that it takes a DGLGraph's place there.  Node and edge ids are those of the graph
-    the store was built from.
+    Implements the part of DGL's graph interface that its DataLoader, neighbour samplers and
+    samplers of edges use, so that it takes a DGLGraph's place there.  Node and edge ids are those
+    of the graph the store was built from.
 
     Attributes
     ----------
@@ -82,6 +68,7 @@ class StoreGraph:
         self._batch_keys = BatchKeys(seed)
         self._epoch_is_set = False
         self._checked_weights: set[str] = set()
+        self._places = {}
         self.device = self.view(canonical_etypes[0]).tiers.device
         # DGL's DataLoader looks here before it asks for a storage.
         self._gpu_caches: dict[str, dict] = {"node": {}, "edge": {}}
@@ -97,9 +84,9 @@ class StoreGraph:
         if name in _DGL_NAMES:
             raise UnsupportedByStoreError(
                 f"use '{name}' of a store's graph",
-                "the store serves neighbour sampling and features, not all of a DGLGraph",
-                "sample with NeighborSampler, read features with get_node_storage, and use the "
-                "DGLGraph itself for the rest",
+                "the store serves sampling and features, not all of a DGLGraph",
+                "sample with NeighborSampler or as_edge_prediction_sampler, read features with "
+                "get_node_storage, and use the DGLGraph itself for the rest",
             )
         raise AttributeError(f"'StoreGraph' object has no attribute '{name}'")
 
@@ -201,7 +188,7 @@ class StoreGraph:
         copy_ndata: bool = True,
         copy_edata: bool = True,
         _dist_training: bool = False,
-        exclude_edges: torch.Tensor | Mapping | None = None,
+        exclude_edges: Edges | None = None,
         output_device: torch.device | str | None = None,
     ) -> dgl.DGLGraph:
         """Sample in-edges of ``nodes``, as ``dgl.sampling.sample_neighbors`` does.
@@ -218,7 +205,7 @@ class StoreGraph:
             Edge feature of unnormalised probabilities, or of booleans as a mask.
         replace : bool
         exclude_edges : Tensor or dict of Tensor, optional
-            Edge ids to leave out.
+            Edge ids to leave out of what is sampled, by edge type in a heterogeneous graph.
         copy_ndata, copy_edata : bool
             Accepted for DGL's sake; features are fetched from the store when asked for.
 
@@ -241,6 +228,8 @@ class StoreGraph:
         sampled = self._sample(
             seeds, self._by_etype(fanout), prob, replace, self._batch_keys.next_key(seeds)
         )
+        for etype, left_out in self._left_out(exclude_edges).items():
+            sampled[etype] = without(sampled[etype], left_out)
         edges = {
             etype: (sample.neighbors, self._destinations(seeds[etype[2]], sample))
             for etype, sample in sampled.items()
@@ -248,8 +237,6 @@ class StoreGraph:
         frontier = dgl.heterograph(edges, self._num_nodes, idtype=self.idtype, device=self.device)
         for etype, sample in sampled.items():
             frontier.edges[etype].data[dgl.EID] = sample.eids
-        if exclude_edges is not None:
-            frontier = EidExcluder(exclude_edges)(frontier)
         return frontier if output_device is None else frontier.to(output_device)
 
     def sample_blocks(
@@ -258,6 +245,7 @@ class StoreGraph:
         fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
         prob: str | None = None,
         replace: bool = False,
+        exclude_edges: Edges | None = None,
     ) -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
         """Sample all hops of a mini-batch into blocks.
 
@@ -270,7 +258,7 @@ class StoreGraph:
             Seed nodes, distinct.
         fanouts : sequence of int or dict
             For each layer, the layer nearest the input first.
-        prob, replace
+        prob, replace, exclude_edges
             As in :meth:`sample_neighbors`.
 
         Returns
@@ -283,7 +271,7 @@ class StoreGraph:
         InvalidInputError, IdOutOfRangeError, InvalidWeightError
         """
         seeds = self._by_ntype(nodes)
-        sampled = self._sample_blocks(seeds, fanouts, prob, replace)
+        sampled = self._sample_blocks(seeds, fanouts, prob, replace, exclude_edges)
         blocks = self._dgl_blocks(sampled, seeds)
         return blocks[0].srcdata[dgl.NID] if blocks else nodes, nodes, blocks
 
@@ -311,13 +299,16 @@ class StoreGraph:
         fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
         prob: str | None,
         replace: bool,
+        exclude_edges: Edges | None = None,
     ) -> list[EtypeBlock]:
         """Sample all hops of a mini-batch where the store is."""
         weights = {}
         if prob is not None:
             found = {etype: self._weights(etype, prob) for etype in self.canonical_etypes}
             weights = {etype: rows for etype, rows in found.items() if rows is not None}
-        return sample_hops(
+        left_out = self._left_out(exclude_edges)
+        sample = partial(sample_hops_without, left_out) if left_out else sample_hops
+        return sample(
             {etype: self.view(etype) for etype in self.canonical_etypes},
             seeds,
             [self._by_etype(fanout) for fanout in fanouts],
@@ -442,6 +433,11 @@ class StoreGraph:
                 check_weights(self.view(etype), weights)
         self._checked_weights.add(prob)
 
+    def weight_tables(self, prob: str) -> list[Table]:
+        """Where edge feature ``prob`` is, of the edge types that have it."""
+        names = (edge_table(etype, prob) for etype in self.canonical_etypes)
+        return [self._store.tables[name] for name in names if name in self._store.tables]
+
     # -- helpers ------------------------------------------------------------------------
 
     def for_loader(self) -> StoreGraph:
@@ -525,6 +521,16 @@ class StoreGraph:
                 f"pass node ids in [0, {num_nodes})",
             )
         return ids.to(self.device, self.idtype)
+
+    def _left_out(self, edges: Edges | None) -> dict[CanonicalEtype, IdFilter]:
+        """Edges to leave out, by their type."""
+        if edges is None:
+            return {}
+        by_type = edges if isinstance(edges, Mapping) else {None: edges}
+        return {
+            self.to_canonical_etype(etype): IdFilter(torch.as_tensor(eids).to(self.device))
+            for etype, eids in by_type.items()
+        }
 
     def _by_etype(self, fanout: int | Mapping) -> dict[CanonicalEtype, int]:
         if not isinstance(fanout, Mapping):

@@ -1,6 +1,6 @@
 """One relation of a graph as tensors: its edges as COO, CSR and CSC, made when first asked for.
 
-What DGL keeps in C++ as a unit graph.  Written in torch alone, it runs on every device.
+What DGL keeps in C++ as a unit graph.  It runs on every device.
 """
 
 from __future__ import annotations
@@ -10,8 +10,14 @@ from typing import Any, NamedTuple
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.ops import transpose
 
 FORMATS = ("coo", "csr", "csc")
+
+#: Edges up to which CSR and CSC are made of each other by one operator.  A sort takes the host
+#: longer, until there are so many that it waits for the GPU anyway.  They lie in no cache then, and
+#: a sort writes them in runs.
+_MOST_TRANSPOSED = 1 << 22
 
 
 class Coo(NamedTuple):
@@ -227,12 +233,14 @@ class Relation:
 
     def _grouped(self, name: str) -> Compressed:
         """CSR or CSC, made anew."""
-        # Edges that come grouped by one end are hardly ever in the order of the other.
-        may_be_sorted = self._held.csr is None and self._held.csc is None
+        count = self.num_src if name == "csr" else self.num_dst
+        other: Compressed | None = self.held("csc" if name == "csr" else "csr")  # type: ignore[assignment]
+        if other is not None and other.indices.numel() <= _MOST_TRANSPOSED:
+            return Compressed(*transpose(*other, count))
         row, col = self.coo() if "coo" in self.formats else self._expanded()
-        if name == "csr":
-            return compress(row, col, self.num_src, may_be_sorted)
-        return compress(col, row, self.num_dst, may_be_sorted)
+        major, minor = (row, col) if name == "csr" else (col, row)
+        # Edges that come grouped by one end are hardly ever in the order of the other.
+        return compress(major, minor, count, may_be_sorted=other is None)
 
     def _expanded(self) -> Coo:
         """COO from another format, or the one that exists."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dgl
@@ -11,6 +11,16 @@ import numpy as np
 import torch
 
 from dgl_mgpu.backend.accesses import Accesses
+from dgl_mgpu.backend.embedding import StoreEmbedding
+from dgl_mgpu.backend.embedding_tables import (
+    STATES,
+    EmbeddingSpec,
+    Specs,
+    read_specs,
+    state_table,
+    unfolded,
+    with_embeddings,
+)
 from dgl_mgpu.backend.graph import (
     CanonicalEtype,
     Nodes,
@@ -20,6 +30,8 @@ from dgl_mgpu.backend.graph import (
     topology_table,
 )
 from dgl_mgpu.backend.hotness import degree_hotness, presample_hotness
+from dgl_mgpu.backend.store_edges import ends_of
+from dgl_mgpu.backend.tables import ends_table
 from dgl_mgpu.data import Dataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
@@ -35,6 +47,8 @@ from dgl_mgpu.topology import Topology, preset, probe_shared_memory
 # DGL's names in a homogeneous graph.
 _NTYPE = "_N"
 _ETYPE = (_NTYPE, "_E", _NTYPE)
+#: By name, or by node type and name.
+Embeddings = Mapping[str, int | EmbeddingSpec | Mapping[str, int | EmbeddingSpec]]
 # Edge ids looked at together.
 _STRETCH = 1 << 24
 
@@ -45,6 +59,8 @@ class _Schema:
 
     num_nodes: dict[str, int]
     canonical_etypes: list[CanonicalEtype]
+    #: What trains each embedding, by node type and name.
+    optimizers: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -55,6 +71,7 @@ class _Data:
     sources: dict[str, Source]
     #: Nodes that mini-batches start from; all of the first type where that is not known.
     seeds: Nodes
+    embeddings: Specs = field(default_factory=dict)
 
 
 class GlobalStore:
@@ -84,10 +101,19 @@ class GlobalStore:
         self.plan: Plan = store.plan
         self.device: torch.device = store.device
         self.graph = StoreGraph(store, schema.num_nodes, schema.canonical_etypes, seed)
+        self._optimizers = schema.optimizers
+        self._embeddings: dict[tuple[str, str], StoreEmbedding] = {}
 
     @classmethod
     def from_dgl(
-        cls, g: dgl.DGLGraph | None, *, seeds: Nodes | None = None, seed: int = 0, **options: Any
+        cls,
+        g: dgl.DGLGraph | None,
+        *,
+        seeds: Nodes | None = None,
+        seed: int = 0,
+        edges: bool = False,
+        embeddings: Embeddings | None = None,
+        **options: Any,
     ) -> GlobalStore:
         """Store a DGLGraph with all its node and edge features.
 
@@ -103,6 +129,15 @@ class GlobalStore:
             default.
         seed : int
             Which samples are drawn.
+        edges : bool
+            Whether edges can be found by their ids, as samplers of edges do for link prediction,
+            also where these are not in the order in which a CSC has the edges: then a table of
+            their ends is stored, two ids for each edge.
+        embeddings : dict, optional
+            Rows of numbers to be trained, by name: how many numbers each node has, or an
+            :class:`~dgl_mgpu.EmbeddingSpec`, ``{"emb": 64}``; of several node types by type,
+            ``{"paper": {"emb": 64}}``.  :meth:`embedding` looks them up.  As of the data, the
+            first rank's count.
         **options
             As in :class:`~dgl_mgpu.store.planning.StoreOptions`, and ``topology``: a
             :class:`~dgl_mgpu.topology.Topology`, a preset's name, or 'auto' for this machine.
@@ -115,16 +150,34 @@ class GlobalStore:
         RankFailedError
             If another rank failed.
         """
-        return cls._build(None if g is None else lambda: _from_dgl(g, seeds), seed, options)
+        return cls._build(
+            None
+            if g is None
+            else lambda: _with_embeddings(_with_ends(_from_dgl(g, seeds), edges), embeddings),
+            seed,
+            options,
+        )
 
     @classmethod
-    def from_dataset(cls, dataset: Dataset | None, *, seed: int = 0, **options: Any) -> GlobalStore:
+    def from_dataset(
+        cls,
+        dataset: Dataset | None,
+        *,
+        seed: int = 0,
+        edges: bool = False,
+        embeddings: Embeddings | None = None,
+        **options: Any,
+    ) -> GlobalStore:
         """Store a data set: its graph, features and, as node feature 'label', its labels.
 
         Collective; parameters and errors as for :meth:`from_dgl`.
         """
         return cls._build(
-            None if dataset is None else lambda: _from_dataset(dataset), seed, options
+            None
+            if dataset is None
+            else lambda: _with_embeddings(_with_ends(_from_dataset(dataset), edges), embeddings),
+            seed,
+            options,
         )
 
     @classmethod
@@ -164,6 +217,7 @@ class GlobalStore:
                 checked,
                 on_gpus=runtime is not None,
             )
+            blueprint = unfolded(blueprint, data.embeddings, seed)
             return data.schema
 
         schema = ranks.from_first("plan the store", plan)
@@ -200,6 +254,34 @@ class GlobalStore:
         }
         num_nodes = {ntype: self.graph.num_nodes(ntype) for ntype in self.graph.ntypes}
         return Accesses(self.graph.traffic, tables, num_nodes)
+
+    def embedding(self, name: str, ntype: str | None = None) -> StoreEmbedding:
+        """The embedding ``name`` of a node type, always the same module.
+
+        Raises
+        ------
+        InvalidInputError
+            If the store was built without.
+        """
+        ntype = self.graph._only_ntype(ntype)
+        optimizer = self._optimizers.get((ntype, name))
+        if optimizer is None:
+            raise InvalidInputError(
+                f"find embedding '{name}' of '{ntype}'",
+                f"the store holds {[there for of, there in self._optimizers if of == ntype]}",
+                f"name one of these, or build the store with embeddings={{'{name}': 64}}",
+            )
+        found = self._embeddings.get((ntype, name))
+        if found is None:
+            tables = self._store.tables
+            found = self._embeddings[ntype, name] = StoreEmbedding(
+                name if self.graph.is_homogeneous else f"{ntype}.{name}",
+                self.graph.get_node_storage(name, ntype),
+                optimizer,
+                tables[node_table(ntype, name)],
+                [tables[state_table(ntype, name, state)] for state in STATES[optimizer]],
+            )
+        return found
 
     def close(self) -> None:
         """Give all memory back, on every GPU and of the host.
@@ -276,6 +358,19 @@ def sources_of(
     return data.sources, _hotness(data, options, seed)
 
 
+def _with_embeddings(data: _Data, embeddings: Embeddings | None) -> _Data:
+    """The data and tables for embeddings, or InvalidInputError if there can be none."""
+    num_nodes = data.schema.num_nodes
+    specs = read_specs(embeddings, list(num_nodes))
+    optimizers = {of: spec.optimizer for of, spec in specs.items()}
+    return replace(
+        data,
+        schema=replace(data.schema, optimizers=optimizers),
+        sources=with_embeddings(data.sources, specs, num_nodes),
+        embeddings=specs,
+    )
+
+
 def _are_places(eids: torch.Tensor) -> bool:
     """Whether edges are numbered as they lie, so that a store need not keep their ids."""
     stretches = enumerate(eids.split(_STRETCH))
@@ -299,6 +394,15 @@ def _hotness(
     else:
         counts = load_accesses(options.hotness, data.schema.num_nodes)
     return {ntype: expected_reads(counts[ntype], degrees[ntype]) for ntype in counts}
+
+
+def _with_ends(data: _Data, edges: bool) -> _Data:
+    """The same with a table of ends for edges that are not numbered as they lie, if asked for."""
+    for etype in data.schema.canonical_etypes if edges else ():
+        topology = data.sources[topology_table(etype)]
+        if isinstance(topology, TopologySource) and topology.eids is not None:
+            data.sources[ends_table(etype)] = FeatureSource(ends_of(topology))
+    return data
 
 
 def _from_dataset(dataset: Dataset) -> _Data:

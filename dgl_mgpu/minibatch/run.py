@@ -56,7 +56,7 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
     )
     del dataset  # all of it is in the store
     num_features = store.graph.get_node_storage("feat").shape[1]
-    model, optimizer = seeded_model(config, build_model, num_features, num_classes)
+    model, optimizer = seeded_model(config, build_model, num_features, num_classes, store.device)
     return MiniBatchTrainer(
         model,
         optimizer,
@@ -65,6 +65,7 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
         num_workers=config.sampler.num_workers,
         eval_every=config.trainer.eval_every,
         count_accesses=config.trainer.count_accesses,
+        precision=getattr(torch, config.trainer.precision),
     )
 
 

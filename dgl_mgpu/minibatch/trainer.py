@@ -19,11 +19,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dgl_mgpu.backend.storage import Traffic
 from dgl_mgpu.backend.store import GlobalStore
+from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.minibatch.seeds import SeedBatches
-from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.minibatch.tally import Tally
+from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
 from dgl_mgpu.training.models import NodeModel
 from dgl_mgpu.training.trainer import StepCallback, Trainer
+
+#: Of :class:`~dgl_mgpu.report.StageSeconds`, those measured here.
+_STAGES = ("sample", "gather", "forward", "backward", "update")
 
 
 @dataclass
@@ -36,26 +41,32 @@ class Split:
 
 @dataclass
 class _Sums:
-    """Sums over an epoch's seeds so far, the seconds they took, and what was read for them."""
+    """Sums over an epoch's steps so far, the seconds they took, and what was read for them."""
 
     loss: float = 0.0
     correct: int = 0
     seeds: int = 0
     steps: int = 0
-    loading: float = 0.0
-    gather: float = 0.0
-    compute: float = 0.0
-    total: float = 0.0
+    #: By stage, as :class:`~dgl_mgpu.report.StageSeconds` has them.
+    seconds: dict[str, float] = field(default_factory=dict)
     #: Rows and bytes of each table and memory.
     tiers: list[tuple[str, str, int, int]] = field(default_factory=list)
 
     def join(self, other: _Sums) -> None:
         """Add what was done before, or by another rank."""
-        for name, value in vars(other).items():
-            setattr(self, name, getattr(self, name) + value)
+        self.loss += other.loss
+        self.correct += other.correct
+        self.seeds += other.seeds
+        self.steps += other.steps
+        self.tiers += other.tiers
+        self.add_seconds(**other.seconds)
+
+    def add_seconds(self, **seconds: float) -> None:
+        """Add to what stages took."""
+        for name, spent in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
 
     def add_traffic(self, traffic: Traffic) -> None:
-        self.gather += traffic.seconds
         for (table, memory), rows in sorted(traffic.rows.items()):
             self.tiers.append((table, memory, rows, traffic.nbytes[table, memory]))
 
@@ -66,11 +77,9 @@ class _Sums:
             totals[table, memory] = before[0] + rows, before[1] + nbytes
         return tuple(TierTraffic(memory, table, *sums) for (table, memory), sums in totals.items())
 
-    def add(self, loss: float, correct: int, seeds: int) -> None:
-        self.loss += loss * seeds
-        self.correct += correct
-        self.seeds += seeds
-        self.steps += 1
+    def add_steps(self, tally: Tally) -> None:
+        loss, correct, seeds = tally.sums()
+        self.join(_Sums(loss=loss, correct=correct, seeds=seeds, steps=tally.steps))
 
     @property
     def mean_loss(self) -> float:
@@ -82,25 +91,36 @@ class _Sums:
 
 
 class MiniBatchTrainer(Trainer):
-    """Trains a model on mini-batches of a store's graph.
+    """Trains a model on mini-batches of a store's graph, where the model and the store are.
+
+    On a GPU nothing waits for a step's result: the host queues one after the other, batches are
+    made while the model works on those before, and what is shown of a step is some steps old.
 
     Parameters
     ----------
     model : NodeModel
+        On the store's device.
     optimizer : torch.optim.Optimizer
     store : GlobalStore
     train, valid, test : Split
     num_workers : int
-        Processes that sample, for each rank.
+        Processes that sample, for each rank; none for a store on GPUs, which sample themselves.
     eval_every : int
         Epochs between validations; the last epoch is always validated.
     count_accesses : bool
         Whether to count how often training reads each node.
+    precision : torch.dtype
+        float32, or bfloat16 for what autocast computes in it.
 
     Attributes
     ----------
     accesses : Accesses or None
         These counts.
+
+    Raises
+    ------
+    InvalidInputError
+        If workers are to read a store on GPUs.
     """
 
     def __init__(
@@ -115,14 +135,29 @@ class MiniBatchTrainer(Trainer):
         num_workers: int = 0,
         eval_every: int = 1,
         count_accesses: bool = False,
+        precision: torch.dtype = torch.float32,
     ) -> None:
-        super().__init__(model, optimizer, torch.device("cpu"), eval_every)
+        super().__init__(model, optimizer, store.device, eval_every)
+        self._on_gpu = store.device.type == "cuda"
+        if num_workers and self._on_gpu:
+            raise InvalidInputError(
+                f"have {num_workers} workers sample",
+                "a store on GPUs, which sample faster than processes of the CPU",
+                "use sampler.num_workers=0, or store.device=cpu",
+            )
         self.store = store
         self.accesses = store.count_accesses() if count_accesses else None
         self._train, self._valid, self._test_split = train, valid, test
         self._num_workers = num_workers
+        self._precision = precision
         self._distributed = dist.is_initialized()
-        self._ddp: nn.Module = DistributedDataParallel(model) if self._distributed else model
+        self._ddp: nn.Module = model
+        if self._distributed:
+            self._ddp = DistributedDataParallel(
+                model,
+                device_ids=[store.device.index] if self._on_gpu else None,
+                gradient_as_bucket_view=True,
+            )
         self._loader = self._make_loader(train)
         self._sums = _Sums()
 
@@ -143,9 +178,8 @@ class MiniBatchTrainer(Trainer):
         sums = self._sums
         with self.accesses or contextlib.nullcontext():
             is_whole = self._train_epoch(sums, on_step)
-        sums.add_traffic(self.store.graph.traffic.take())
         evaluate = time.perf_counter()
-        sums.total += evaluate - begin
+        sums.add_seconds(total=evaluate - begin)
         if not is_whole:
             return None
         self._sums = _Sums()
@@ -153,6 +187,7 @@ class MiniBatchTrainer(Trainer):
             valid = self.evaluate(self._valid) if validate else None
         end = time.perf_counter()
         self.store.graph.traffic.take()  # evaluation's is no part of the epoch's
+        sums.add_seconds(total=end - evaluate, evaluate=end - evaluate)
         return EpochReport(
             epoch=number,
             steps=sums.steps,
@@ -161,13 +196,7 @@ class MiniBatchTrainer(Trainer):
             train_accuracy=sums.accuracy,
             valid_accuracy=valid,
             test_accuracy=None,
-            seconds=StageSeconds(
-                sample=max(0.0, sums.loading - sums.gather),
-                gather=sums.gather,
-                compute=sums.compute,
-                evaluate=end - evaluate,
-                total=sums.total + end - evaluate,
-            ),
+            seconds=StageSeconds(**sums.seconds),
             tiers=sums.tier_traffic(),
             ranks=1,
         )
@@ -189,56 +218,79 @@ class MiniBatchTrainer(Trainer):
         """Share of a split's nodes that the model classifies rightly, over all ranks."""
         self.model.eval()
         self.store.graph.set_epoch(0)
-        counts = torch.zeros(2, dtype=torch.int64)
+        counts = torch.zeros(2, dtype=torch.int64, device=self._device)
         for _, seeds, blocks in self._make_loader(split):
-            logits = self.model(blocks, dict(blocks[0].srcdata))
-            counts[0] += int((logits.argmax(1) == blocks[-1].dstdata["label"]).sum())
+            with self._autocast():
+                logits = self.model(blocks, dict(blocks[0].srcdata))
+            counts[0] += (logits.argmax(1) == blocks[-1].dstdata["label"]).sum()
             counts[1] += len(seeds)
         if self._distributed:
             dist.all_reduce(counts)
-        return float(counts[0]) / float(counts[1])
+        right, total = counts.tolist()
+        return right / total
 
     def _train_epoch(self, sums: _Sums, on_step: StepCallback) -> bool:
         """Train on what is left of the epoch; whether that was all of it."""
         self.model.train()
         self.store.graph.set_epoch(self.epoch)
         self._train.batches.set_epoch(self.epoch, self._batches)
+        tally = Tally(self._device)
+        with StageTimes(self._device) as times:
+            is_whole = self._train_rounds(sums, tally, on_step)
+        sums.add_steps(tally)
+        traffic = self.store.graph.traffic.take()
+        sums.add_traffic(traffic)
+        spent = times.seconds()
+        if not self._on_gpu:
+            # Workers may have sampled, which is seen as the time that is waited for them.
+            loading = spent.get("load", 0.0)
+            spent.update(gather=traffic.seconds, sample=max(0.0, loading - traffic.seconds))
+        sums.add_seconds(**{name: spent.get(name, 0.0) for name in _STAGES})
+        return is_whole
+
+    def _train_rounds(self, sums: _Sums, tally: Tally, on_step: StepCallback) -> bool:
         batches = iter(self._loader)
         for round_size in self._train.batches.rounds():
-            start = time.perf_counter()
-            batch = next(batches, None)
-            loaded = time.perf_counter()
-            sums.loading += loaded - start
-            if batch is None:
-                # The last round has no batch for this rank: it answers the others' all-reduce
-                # with zeros, and its optimizer steps with theirs.
-                loss = self._ddp([], {}).sum()
-            else:
-                _, seeds, blocks = batch
-                labels = blocks[-1].dstdata["label"]
-                with stage("forward"):
-                    logits = self._ddp(blocks, dict(blocks[0].srcdata))
-                    mean = nn.functional.cross_entropy(logits, labels)
-                # DDP averages over ranks; this makes it the mean over the seeds of the round.
-                loss = mean * (len(seeds) * self._train.batches.num_ranks / round_size)
-                sums.add(mean.item(), int((logits.argmax(1) == labels).sum()), len(seeds))
+            with stage("load"):
+                batch = next(batches, None)
+            with stage("forward"):
+                loss = self._loss(batch, round_size, tally)
             self.optimizer.zero_grad()
             with stage("backward"):
                 loss.backward()
             with stage("update"):
                 self.optimizer.step()
-            sums.compute += time.perf_counter() - loaded
-            on_step(sums.steps, sums.mean_loss, sums.accuracy, sums.seeds)
+            on_step(sums.steps + tally.steps, *tally.latest(), sums.seeds + tally.seeds)
             self._batches += self._train.batches.num_ranks
             if self.should_stop():
                 return False
         return True
+
+    def _loss(self, batch: Any, round_size: int, tally: Tally) -> torch.Tensor:
+        """What this rank adds to the mean loss over the ``round_size`` seeds of all ranks."""
+        if batch is None:
+            # The last round has no batch for this rank: it answers the others' all-reduce
+            # with zeros, and its optimizer steps with theirs.
+            return self._ddp([], {}).sum()
+        _, seeds, blocks = batch
+        labels = blocks[-1].dstdata["label"]
+        with self._autocast():
+            logits = self._ddp(blocks, dict(blocks[0].srcdata))
+            mean = nn.functional.cross_entropy(logits, labels)
+        tally.add(logits, labels, mean)
+        # DDP averages over ranks; this makes it the mean over the seeds of the round.
+        return mean * (len(seeds) * self._train.batches.num_ranks / round_size)
+
+    def _autocast(self) -> torch.autocast:
+        enabled = self._precision != torch.float32
+        return torch.autocast(self._device.type, self._precision, enabled=enabled)
 
     def _make_loader(self, split: Split) -> DataLoader:
         return _QuietLoader(
             self.store.graph,
             split.batches,
             split.sampler,
+            device=self._device,
             num_workers=self._num_workers,
             persistent_workers=split is self._train and self._num_workers > 0,
             # To make an iterator draws a number, which a run that resumes does once more.

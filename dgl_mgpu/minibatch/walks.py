@@ -26,6 +26,9 @@ class RandomWalkSampler(BlockSampler):
         As in ``dgl.dataloading.BlockSampler``.
     """
 
+    #: For :mod:`dgl_mgpu.backend.dataloading`: samples depend on attributes and the graph alone.
+    may_be_made_ahead = True
+
     def __init__(
         self,
         num_layers: int,

@@ -18,6 +18,7 @@ from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, scatter_rows
 from dgl_mgpu.ops.sddmm import sddmm
 from dgl_mgpu.ops.spmm import add_spmm, spmm
 from dgl_mgpu.ops.spmm_transposed import spmm_transposed
+from dgl_mgpu.ops.transpose import transpose
 from dgl_mgpu.ops.unique import append_unique
 from dgl_mgpu.ops.view import GraphView, RowView
 from dgl_mgpu.ops.walk import VisitedNeighbors, pinsage_neighbors, random_walk
@@ -59,5 +60,6 @@ __all__ = [
     "sddmm",
     "spmm",
     "spmm_transposed",
+    "transpose",
     "update_rows",
 ]

@@ -145,13 +145,24 @@ def blocks_within(
     ----------
     sms : int
         No more than fill this many multiprocessors, which leaves room to kernels that run
-        meanwhile; 0 for all of them.  It is a number of blocks: the GPU spreads them over more
-        multiprocessors than they would fill.
+        meanwhile; 0 for all of them, or all that the current stream is kept to.  It is a number of
+        blocks: the GPU spreads them over more multiprocessors than they would fill.
     """
     most, all_sms = kernel.resident_blocks(threads, device), driver.num_sms(device)
+    part = _partitions.get(driver.current_stream(device), all_sms) if _partitions else all_sms
+    sms = min(sms or part, part)
     if 0 < sms < all_sms:
         most = max(1, most * sms // all_sms)
     return max(1, min(most, wanted))
+
+
+# Multiprocessors that streams are kept to, by address.
+_partitions: dict[int, int] = {}
+
+
+def note_partition(stream: int, sms: int) -> None:
+    """Have operators know that what a stream runs is kept to ``sms`` multiprocessors."""
+    _partitions[stream] = sms
 
 
 # What a kernel that nobody waits for found wrong: {whether, the id, the number of rows}.

@@ -1,6 +1,6 @@
 """Making the next mini-batch while the model works on this one.
 
-A leaf of the package: it knows torch's streams, and neither DGL nor the store.
+It knows torch's streams and GPUs, and neither DGL nor the store.
 """
 
 from dgl_mgpu.pipeline.ahead import Ahead, Source

@@ -12,6 +12,9 @@ import torch
 
 from dgl_mgpu.pipeline.lane import Lane, Mark
 
+#: Most batches that are made where the script is between two looks.
+_MOST_RESTS = 16
+
 Batch = TypeVar("Batch")
 BatchOut = TypeVar("BatchOut", covariant=True)
 
@@ -59,11 +62,16 @@ class _Entry(Generic[Batch]):
 
 
 class Ahead(Iterator[Batch]):
-    """Hands out batches in order, and makes the next ones on a lane before it returns.
+    """Hands out batches in order, and makes the next ones on a lane before it returns, while the
+    GPU still works on what the script has queued.
 
     The host waits for the lane there and not for the model, which goes on meanwhile.  That wait
     ends with the model of two batches ago at the earliest, so that the host, and with it the
     memory of batches in use, does not get further ahead.
+
+    A GPU that has nothing to do by then waits for the host, which a lane would only give more to
+    do: the next batches are made where the script is, when they are asked for.  After one of them,
+    and then after two, four, …, it is looked again whether the GPU has become the slower one.
 
     The first batch is made where the script is: caches that others use too are filled then.  If
     something changes later on which batches depend, what was made is dropped and made again, and
@@ -87,10 +95,19 @@ class Ahead(Iterator[Batch]):
         self._state: object = None
         #: What the script had queued when the last batch was asked for.
         self._queued: Mark | None = None
+        #: Batches until the lane is used again, and how many the next time that the GPU is idle.
+        self._rests, self._next_rests = 0, 1
 
     def __next__(self) -> Batch:
         if self._state is not None and self._source.state() != self._state:
             self._stop()
+        lane = self._lane
+        if lane is not None and self._rests:
+            return self._make_at_rest(lane)
+        # The end of what the script has queued so far.
+        queued = None if lane is None else lane.mark()
+        if lane is not None and self._state is not None and not self._queue:
+            self._make_next(lane)
         entry = self._queue.popleft() if self._queue else self._take()
         if entry.mark is not None and self._lane is not None:
             self._lane.wait(entry.mark)
@@ -100,8 +117,8 @@ class Ahead(Iterator[Batch]):
         batch = entry.batch
         if batch is None:
             batch = self._source.make(entry.number, entry.seeds)
-        if self._lane is not None:
-            self._look_ahead(self._lane)
+        if self._lane is not None and queued is not None:
+            self._look_ahead(self._lane, queued)
         return batch
 
     def _take(self) -> _Entry[Batch]:
@@ -109,38 +126,60 @@ class Ahead(Iterator[Batch]):
         self._taken += 1
         return entry
 
-    def _look_ahead(self, lane: Lane) -> None:
-        queued = lane.mark()
-        if self._state is None:
+    def _look_ahead(self, lane: Lane, queued: Mark) -> None:
+        is_first = self._state is None
+        if is_first:
             self._state = self._source.state()
             self._source.left_behind()
             lane.follow()
-        if self._queued is not None:
-            self._queued.synchronize()
-        self._queued = queued
+        before, self._queued = self._queued, queued
+        if queued.query():
+            if not self._queue and not is_first:  # for which the host has waited
+                self._rests = self._next_rests
+                self._next_rests = min(2 * self._next_rests, _MOST_RESTS)
+            return
+        self._next_rests = 1
+        if before is not None:
+            before.synchronize()
         while self._lane is not None and len(self._queue) < self._depth:
-            is_full = False
-            with lane.work():
-                try:
-                    entry = self._take()
-                except StopIteration:
-                    return
-                self._queue.append(entry)
-                try:
-                    entry.batch = self._source.make(entry.number, entry.seeds)
-                except torch.OutOfMemoryError:
-                    is_full = True
-                except Exception as error:
-                    # Kept also if the batch is made again: it may tell of other work on the GPU.
-                    entry.error = error
-                finally:
-                    entry.mark = lane.mark()
-            left = self._source.left_behind()
-            if left is not None:
-                lane.wait(entry.mark)
-                self._source.hand_over(left)
-            if is_full:
-                self._give_up(lane)
+            if not self._make_next(lane):
+                return
+
+    def _make_at_rest(self, lane: Lane) -> Batch:
+        """Make a batch where the script is; the last time, let the lane see what it has done."""
+        entry = self._take()
+        batch = self._source.make(entry.number, entry.seeds)
+        self._rests -= 1
+        if not self._rests:
+            self._source.left_behind()
+            lane.follow()
+        return batch
+
+    def _make_next(self, lane: Lane) -> bool:
+        """Make a batch on the lane, if there is one more; whether there was."""
+        is_full = False
+        with lane.work():
+            try:
+                entry = self._take()
+            except StopIteration:
+                return False
+            self._queue.append(entry)
+            try:
+                entry.batch = self._source.make(entry.number, entry.seeds)
+            except torch.OutOfMemoryError:
+                is_full = True
+            except Exception as error:
+                # Kept also if the batch is made again: it may tell of other work on the GPU.
+                entry.error = error
+            finally:
+                entry.mark = lane.mark()
+        left = self._source.left_behind()
+        if left is not None:
+            lane.wait(entry.mark)
+            self._source.hand_over(left)
+        if is_full:
+            self._give_up(lane)
+        return True
 
     def _give_up(self, lane: Lane) -> None:
         lane.is_full = True

@@ -8,9 +8,23 @@ from typing import Any, Protocol
 
 import torch
 
+from dgl_mgpu.errors import UnavailableError
+from dgl_mgpu.pipeline.partition import partition_stream
+
+#: Of a GPU's multiprocessors, those that make batches: sampling and gathering are about as fast on
+#: so many as on all, and the model has the others for itself (docs/decisions.md).
+_SHARE = 3 / 8
+#: The driver gives them out by so many.
+_GRANULE = 8
+#: Comes first: its kernels are short, and the next step waits for them.
+_PRIORITY = -1
+
 
 class Mark(Protocol):
     """A point in the work that is queued on a stream."""
+
+    def query(self) -> bool:
+        """Whether the work is done up to here."""
 
     def synchronize(self) -> None:
         """Have the host wait until the work is done up to here."""
@@ -42,8 +56,13 @@ class Lane(Protocol):
 
 class _StreamLane:
     def __init__(self, device: torch.device) -> None:
-        # Of high priority: its kernels are short, and the next step waits for them.
-        self._stream = torch.cuda.Stream(device, priority=-1)
+        sms = torch.cuda.get_device_properties(device).multi_processor_count
+        try:
+            self._stream = partition_stream(
+                device, max(1, int(_SHARE * sms / _GRANULE)) * _GRANULE, _PRIORITY
+            )
+        except UnavailableError:
+            self._stream = torch.cuda.Stream(device, priority=_PRIORITY)
         self._device = device
         self.is_full = False
 

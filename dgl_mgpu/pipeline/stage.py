@@ -1,9 +1,12 @@
-"""The stages of a step, named for whoever watches: Nsight Systems, or torch's profiler."""
+"""The stages of a step, named for whoever watches: Nsight Systems, torch's profiler, a report."""
 
 from __future__ import annotations
 
 import contextlib
+import time
+from collections import Counter, deque
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -32,4 +35,66 @@ def stage(name: str) -> Iterator[None]:
         # A range of the profiler takes microseconds, also while there is no profiler.
         if torch.autograd.profiler._is_profiler_enabled:
             ranges.enter_context(torch.profiler.record_function(label))
+        for times in _listening:
+            ranges.enter_context(times._measured(name))
         yield
+
+
+_listening: list[StageTimes] = []
+
+
+class StageTimes:
+    """How long stages take, without waiting for them: on a GPU what they queue, each on its own
+    stream, elsewhere the host.
+
+    Listens within ``with``.  Stages that overlap count in full, and so does the time in which a GPU
+    waits for the host within one.
+
+    Parameters
+    ----------
+    device : torch.device
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._on_gpu = device.type == "cuda"
+        self._seconds: Counter[str] = Counter()
+        #: Stages whose end the GPU has yet to reach.
+        self._under_way: deque[tuple[str, Any, Any]] = deque()
+
+    def __enter__(self) -> StageTimes:
+        _listening.append(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        _listening.remove(self)
+
+    def seconds(self) -> dict[str, float]:
+        """Of each stage so far, by name; waits for the GPU."""
+        for _, _, end in self._under_way:
+            end.synchronize()
+        self._read()
+        return dict(self._seconds)
+
+    @contextlib.contextmanager
+    def _measured(self, name: str) -> Iterator[None]:
+        begin = self._mark()
+        yield
+        end = self._mark()
+        if self._on_gpu:
+            self._under_way.append((name, begin, end))
+            self._read()
+        else:
+            self._seconds[name] += end - begin
+
+    def _mark(self) -> Any:
+        if not self._on_gpu:
+            return time.perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+    def _read(self) -> None:
+        while self._under_way and self._under_way[0][2].query():
+            name, begin, end = self._under_way.popleft()
+            self._seconds[name] += begin.elapsed_time(end) / 1000

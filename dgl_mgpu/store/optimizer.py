@@ -8,6 +8,9 @@ current at the call), it read unchanged.
 
 Changes are made in the order of ranks and, within a rank, as they come, so that copies stay equal
 bit for bit, and n ranks do what one would with all their changes.
+
+A rank that makes no change where others do keeps them waiting; ranks that make different ones, of
+another table or with another learning rate, are told so.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, scatter_rows
 from dgl_mgpu.ops.scatter.op import Rule
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.placement import HOST, TablePlan
-from dgl_mgpu.store.exchange import Ranks
+from dgl_mgpu.store.exchange import Ranks, error_text, rank_failed
 from dgl_mgpu.store.table import Table
 
 
@@ -47,8 +50,8 @@ def write_rows(
     Raises
     ------
     InvalidInputError
-        If the table is one of topology or has rows on disk, or an argument has the wrong dtype
-        or shape.
+        If the table is one of topology or has rows on disk, an argument has the wrong dtype
+        or shape, or ranks change different tables.
     IdOutOfRangeError
         If an id is no row.
     StoreClosedError
@@ -59,7 +62,7 @@ def write_rows(
     asked = "write rows of a stored table"
     shares = torch.tensor(_shares(table.plan, table.rank, asked), dtype=torch.int64)
     changes = _Changes([table], ranks or Ranks.of_all_machines(), asked)
-    every_id, every_row = changes.of_all_ranks(ids, rows)
+    every_id, every_row = changes.of_all_ranks(ids, rows, "new rows")
     changes.make(lambda: scatter_rows(_row_view(table, asked), every_id, every_row, shares))
 
 
@@ -77,9 +80,16 @@ class SparseOptimizer(ABC):
         Placed as ``table`` is.
     ranks : Ranks, optional
         Whose gradients are summed, by default those of all ranks of the job, on all machines.
+
+    Attributes
+    ----------
+    lr : float
+        The learning rate, which may be changed between steps, on all ranks.
+    steps : int
+        Steps taken; a checkpoint needs it beside the tables.
     """
 
-    def __init__(self, table: Table, states: list[Table], ranks: Ranks | None) -> None:
+    def __init__(self, table: Table, states: list[Table], lr: float, ranks: Ranks | None) -> None:
         asked = "train a stored table"
         for state in states:
             if state.plan.tiers != table.plan.tiers:
@@ -93,6 +103,8 @@ class SparseOptimizer(ABC):
             torch.tensor(_shares(table.plan, table.rank, asked), dtype=torch.int64),
         )
         self._changes = _Changes([table, *states], ranks or Ranks.of_all_machines(), asked)
+        self.lr = lr
+        self.steps = 0
 
     def step(self, ids: torch.Tensor, gradients: torch.Tensor) -> None:
         """Update the rows for which any rank has a gradient; collective.
@@ -107,11 +119,12 @@ class SparseOptimizer(ABC):
         Raises
         ------
         InvalidInputError, IdOutOfRangeError, StoreClosedError, RankFailedError
-            As :func:`write_rows`.
+            As :func:`write_rows`; the first also if ranks' rules are not the same.
         """
-        every_id, every_gradient = self._changes.of_all_ranks(ids, gradients)
         rule = self._next_rule()
+        every_id, every_gradient = self._changes.of_all_ranks(ids, gradients, rule)
         self._changes.make(lambda: update_rows(self._tables, every_id, every_gradient, rule))
+        self.steps += 1
 
     @abstractmethod
     def _next_rule(self) -> Rule:
@@ -119,17 +132,10 @@ class SparseOptimizer(ABC):
 
 
 class SparseSGD(SparseOptimizer):
-    """``torch.optim.SGD`` on sparse gradients, without momentum.
-
-    Attributes
-    ----------
-    lr : float
-        May be changed between steps.
-    """
+    """``torch.optim.SGD`` on sparse gradients, without momentum."""
 
     def __init__(self, table: Table, lr: float, ranks: Ranks | None = None) -> None:
-        super().__init__(table, [], ranks)
-        self.lr = lr
+        super().__init__(table, [], lr, ranks)
 
     def _next_rule(self) -> Rule:
         return SGD(self.lr)
@@ -152,8 +158,7 @@ class SparseAdagrad(SparseOptimizer):
         eps: float = 1e-10,
         ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(table, [state_sum], ranks)
-        self.lr = lr
+        super().__init__(table, [state_sum], lr, ranks)
         self.eps = eps
 
     def _next_rule(self) -> Rule:
@@ -170,11 +175,6 @@ class SparseAdam(SparseOptimizer):
     ----------
     exp_avg, exp_avg_sq : Table
         The moments, float32, zeros at first.
-
-    Attributes
-    ----------
-    steps : int
-        Steps taken; a checkpoint needs it beside the tables.
     """
 
     def __init__(
@@ -187,15 +187,9 @@ class SparseAdam(SparseOptimizer):
         eps: float = 1e-8,
         ranks: Ranks | None = None,
     ) -> None:
-        super().__init__(table, [exp_avg, exp_avg_sq], ranks)
-        self.lr = lr
+        super().__init__(table, [exp_avg, exp_avg_sq], lr, ranks)
         self.betas = betas
         self.eps = eps
-        self.steps = 0
-
-    def step(self, ids: torch.Tensor, gradients: torch.Tensor) -> None:
-        super().step(ids, gradients)
-        self.steps += 1
 
     def _next_rule(self) -> Rule:
         return Adam(self.lr, self.steps + 1, self.betas, self.eps)
@@ -211,21 +205,30 @@ class _Changes:
         self._device = tables[0].device
 
     def of_all_ranks(
-        self, ids: torch.Tensor, values: torch.Tensor
+        self, ids: torch.Tensor, values: torch.Tensor, kind: Rule | str
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """The ids (int64) and values of all ranks, one rank after the other.
 
-        When it returns, every rank has read what it asked for before.
+        When it returns, every rank has read what it asked for before, and all make a change of
+        this ``kind``.
         """
-
-        def check() -> tuple[torch.Tensor, torch.Tensor]:
-            # Raises where a store is closed: the addresses may be others' by then.
-            views = [_row_view(table, self._asked) for table in self._tables]
-            if self._device.type == "cuda":
-                device.raise_faults(self._device, wait=True)
-            return self._checked(views[0], ids, values)
-
-        mine = self._ranks.together(self._asked, check)
+        change = f"{kind} in table '{self._tables[0].plan.name}'"
+        try:
+            mine = self._checked(ids, values)
+        except Exception as error:
+            self._ranks.all_gather((change, error_text(error)))
+            raise
+        found = self._ranks.all_gather((change, ""))
+        for rank, (_, reason) in enumerate(found):
+            if reason:
+                raise rank_failed(self._asked, rank, reason)
+        for rank, (other, _) in enumerate(found):
+            if other != found[0][0]:
+                raise InvalidInputError(
+                    self._asked,
+                    f"rank 0 has {found[0][0]}, but rank {rank} {other}",
+                    "change the same tables in the same order on all ranks, in the same way",
+                )
         every_id, every_value = self._ranks.concatenated(self._asked, mine)
         return every_id, every_value
 
@@ -233,6 +236,8 @@ class _Changes:
         """Run the change; when it returns, every rank has made its part."""
 
         def finish() -> None:
+            for table in self._tables:
+                table.version += 1
             change()
             # Faults are not looked at: ids have been checked, so that they are those of other
             # threads, and were one rank to stop for them, its copies would differ.
@@ -242,8 +247,12 @@ class _Changes:
         self._ranks.together(self._asked, finish)
 
     def _checked(
-        self, view: RowView, ids: torch.Tensor, values: torch.Tensor
+        self, ids: torch.Tensor, values: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
+        # Raises where a store is closed: the addresses may be others' by then.
+        view, *_ = [_row_view(table, self._asked) for table in self._tables]
+        if self._device.type == "cuda":
+            device.raise_faults(self._device, wait=True)
         ids = check_ids(ids, self._asked).to(self._device)
         shape = (len(ids), *view.row_shape)
         if tuple(values.shape) != shape or values.dtype != view.dtype:

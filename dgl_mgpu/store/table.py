@@ -76,6 +76,9 @@ class Table:
     ----------
     device : torch.device
         Where the view's tensors are, and operators run.
+    version : int
+        Counts the changes of its rows by :mod:`dgl_mgpu.store.optimizer`, and is the same on all
+        ranks.  What was read at another version may be out of date.
     """
 
     def __init__(
@@ -92,6 +95,7 @@ class Table:
         self.plan = plan
         self.rank = rank
         self.device = torch.device("cpu") if gpu is None else gpu.runtime.device
+        self.version = 0
         self._segments = segments
         self._position = position
         self._gpu = gpu

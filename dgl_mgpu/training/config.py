@@ -26,7 +26,7 @@ PARTITIONS = ("random", "order", "metis")
 EXCHANGES = ("halo", "broadcast", "remote", "auto")
 #: Where the features of a full graph are, and what is kept between layers.
 PLACES = ("auto", "gpu", "host")
-ACTIVATIONS = ("float32", "bfloat16")
+ACTIVATIONS = PRECISIONS = ("float32", "bfloat16")
 SAMPLERS = ("neighbor", "random_walk")
 
 
@@ -83,7 +83,7 @@ class StoreConfig:
     graph_ratio: Any = "auto"
     feature_ratio: Any = "auto"
     hotness: str = "degree"
-    device: str = "cpu"
+    device: str = "auto"
     links: Any = "auto"
     sms: Any = "auto"
 
@@ -115,8 +115,9 @@ class TrainerConfig:
 
     Every ``checkpoint_every`` epochs, and after the last, all of its state is written.  With
     ``count_accesses``, ``accesses.npz`` in the run's folder says how often each node was read in
-    training; ``store.hotness`` of a later run can name it.  ``profile`` steps of the first rank are
-    traced once it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
+    training; ``store.hotness`` of a later run can name it.  With ``precision`` bfloat16,
+    mini-batches are computed under autocast.  ``profile`` steps of the first rank are traced once
+    it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
     """
 
     ranks: int = 1
@@ -128,6 +129,7 @@ class TrainerConfig:
     eval_every: int = 1
     checkpoint_every: int = 1
     count_accesses: bool = False
+    precision: str = "float32"
     profile: int = 0
     resume: str | None = None
 
@@ -205,6 +207,7 @@ class Config:
         model, sampler = self.model.name, self.sampler.name
         for name, value, known in (
             ("mode", self.mode, MODES),
+            ("trainer.precision", self.trainer.precision, PRECISIONS),
             ("fullgraph.by", self.fullgraph.by, PARTITIONS),
             ("fullgraph.exchange", self.fullgraph.exchange, EXCHANGES),
             ("fullgraph.features", self.fullgraph.features, PLACES),

@@ -71,7 +71,8 @@ class NodeModel(nn.Module):
             graphs = [graphs] * len(self.convolutions)
         parameters = list(self.parameters())
         if not graphs:
-            return torch.stack([p.sum() for p in parameters]).sum() * torch.zeros(0, 1)
+            total = torch.stack([p.sum() for p in parameters]).sum()
+            return total * total.new_zeros(0, 1)
         hidden = _of_each(lambda rows: rows.to(parameters[0].dtype), inputs["feat"])
         for layer, graph in enumerate(graphs):
             if layer > 0 or self._drop_input:

@@ -176,9 +176,10 @@ class Trainer(ABC):
 
     def _set_random_state(self, state: torch.Tensor) -> None:
         own = len(state) - len(torch.get_rng_state())
+        # Copies: torch takes a state from the beginning of its memory, wherever the tensor's is.
         if self._device.type == "cuda":
-            torch.cuda.set_rng_state(state[:own], self._device)
-        torch.set_rng_state(state[own:])
+            torch.cuda.set_rng_state(state[:own].clone(), self._device)
+        torch.set_rng_state(state[own:].clone())
 
     def _best_valid(self) -> float:
         validated = [r.valid_accuracy for r in self.reports if r.valid_accuracy is not None]

@@ -137,10 +137,16 @@ def assert_blocks_are_right(g, blocks, *, fetched=False):
                 assert torch.equal(nodes.data[name], rows(g.nodes[ntype].data[name], ids))
 
 
-def assert_pairs_are_right(g, reverse, sampler, exclude, has_negatives, **options):
-    """Pairs are edges of the graph, and none that is to be left out is in the blocks."""
+def assert_pairs_are_right(g, reverse, sampler, exclude, has_negatives, *, sampled=None, **options):
+    """Pairs are edges of the graph, and none that is to be left out is in the blocks.
+
+    Parameters
+    ----------
+    sampled : StoreGraph, optional
+        What is sampled in place of the graph.
+    """
     edges = torch.arange(0, 500, 3, device=g.device if options.get("device") is None else "cpu")
-    loader = DataLoader(g, edges.to(g.device), sampler, batch_size=50, **options)
+    loader = DataLoader(sampled or g, edges.to(g.device), sampler, batch_size=50, **options)
     count = 0
     src, dst = g.edges()
     for inputs, positive, *more, blocks in loader:

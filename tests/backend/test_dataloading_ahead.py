@@ -25,6 +25,7 @@ import dgl_mgpu
 from dgl_mgpu.backend import dataloading
 from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.pipeline import Ahead
+from dgl_mgpu.store.optimizer import write_rows
 from tests.backend.loaders import link_graph, node_graph, typed_graph
 from tests.pipeline.lanes import HostLane
 
@@ -396,6 +397,29 @@ def test_what_may_depend_on_more_is_made_when_it_is_asked_for(case, lanes, monke
     assert isinstance(batches, Ahead)
     assert len(list(batches)) == -(-len(ids) // 20)
     assert bool(made) == (case == 3)  # a list of ids becomes a tensor
+
+
+@pytest.mark.parametrize("prob", [None, "weight"])
+def test_rows_that_are_written_to_the_store_are_in_the_next_batch(prob, lanes):
+    made = lanes(1)
+    with graphs_on_tensors(False):
+        g, ids, _ = homogeneous()
+        store = dgl_mgpu.GlobalStore.from_dgl(g, device="cpu")
+    sampler = NeighborSampler([3, 4], prob=prob, prefetch_node_feats=["feat"])
+    features, every = g.ndata["feat"], torch.arange(g.num_nodes())
+    for number, (inputs, _, blocks) in enumerate(
+        DataLoader(store.graph, ids, sampler, batch_size=20)
+    ):
+        assert torch.equal(blocks[0].srcdata["feat"], features[inputs])
+        if number == 2:
+            assert any(what == "marks" and mark.on_lane for what, mark in made[0].log)
+            made[0].log.clear()
+            write_rows(store.graph._store.tables["node/_N/label"], every, g.ndata["label"])
+        elif number == 4:  # what no batch reads may change
+            assert any(what == "marks" and mark.on_lane for what, mark in made[0].log)
+            features = features + 1
+            write_rows(store.graph._store.tables["node/_N/feat"], every, features)
+    assert number == 7
 
 
 def test_the_environment_turns_it_off(lanes, monkeypatch):

@@ -33,11 +33,6 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-@pytest.fixture(autouse=True)
-def _asked_for(monkeypatch):
-    monkeypatch.setenv("DGL_MGPU_PREFETCH", "1")
-
-
 #: Of a GPU's clock: some milliseconds, more than a batch takes here.
 LATE = 20_000_000
 FEATURES = {"prefetch_node_feats": ["feat"], "prefetch_labels": ["label"]}
@@ -314,6 +309,8 @@ def test_a_graph_that_is_given_up_with_its_loader_may_be_overwritten(lane_is_lat
         g, ids, sampler, _ = on_gpu()
         batches = iter(DataLoader(g, ids, sampler, device="cuda", batch_size=20))
         next(batches)
+        torch.cuda._sleep(LATE)
+        next(batches)
         last = batches._queue[-1].mark
         assert not last.query()
         del batches, g, ids
@@ -328,6 +325,8 @@ def test_formats_that_the_lane_makes_are_the_scripts_to_use(where):
     sampler = as_edge_prediction_sampler(NeighborSampler([2]), exclude="self")
     poison(where)
     batches = iter(DataLoader(g, eids, sampler, device="cuda", batch_size=40))
+    next(batches)
+    assert "csc" not in g._graph.relations[1].created
     next(batches)
     assert "csc" in g._graph.relations[1].created
     indptr, indices, eids = g.adj_tensors("csc", etype="y")

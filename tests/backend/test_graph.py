@@ -414,15 +414,6 @@ def test_heterogeneous_blocks_are_those_of_sampling_hop_by_hop(prob):
         lambda graph: graph.subgraph([1, 2]),
         lambda graph: DataLoader(graph, torch.arange(4), NeighborSampler([3]), gpu_cache={}),
         lambda graph: next(
-            iter(
-                DataLoader(
-                    graph,
-                    torch.arange(4),
-                    dgl.dataloading.as_edge_prediction_sampler(NeighborSampler([3])),
-                )
-            )
-        ),
-        lambda graph: next(
             iter(DataLoader(graph, torch.arange(4), dgl.dataloading.LaborSampler([3])))
         ),
         lambda graph: next(

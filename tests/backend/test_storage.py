@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.backend import storage
+from dgl_mgpu.backend.compat.overrides.gpu import _fetch_cuda
 from dgl_mgpu.backend.graph import topology_table
 from dgl_mgpu.backend.hotness import presample_hotness
 from dgl_mgpu.backend.store import _from_dataset
@@ -165,3 +166,23 @@ def test_long_ids_of_a_graph_given_in_short_ones_are_counted_right():
         for kept in (indices, indices.astype(np.int64))
     )
     assert long.any() and np.array_equal(short, long)
+
+
+@pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])
+def test_rows_of_a_tensor_beside_them(id_dtype):
+    """What DGL's storage of a tensor on a GPU fetches; here both are on the CPU."""
+    ids = torch.tensor([4, 0, 4, 2], dtype=id_dtype)
+    for rows in (torch.rand(5, 3), torch.rand(3, 5).t(), torch.rand(5), torch.rand(5, 2, 2).half()):
+        assert torch.equal(_fetch_cuda(ids, rows, "cpu"), rows[ids.long()])
+    assert _fetch_cuda(ids, torch.rand(5, 3), "meta").device.type == "meta"
+    with pytest.raises(IdOutOfRangeError, match=r"pick rows: id 5 at place 1, .* 5 rows"):
+        _fetch_cuda(torch.tensor([0, 5], dtype=id_dtype), torch.rand(5, 3), "cpu")
+
+
+def test_rows_that_are_learned_have_gradients():
+    rows = torch.rand(5, 3, requires_grad=True)
+    ids = torch.tensor([4, 0, 4])
+    _fetch_cuda(ids, rows, "cpu").sum().backward()
+    assert torch.equal(rows.grad, torch.tensor([1.0, 0, 0, 0, 2])[:, None].expand(5, 3))
+    with torch.no_grad():
+        assert torch.equal(_fetch_cuda(ids, rows, "cpu"), rows[ids])

@@ -250,6 +250,19 @@ def test_rows_of_a_tensor_out_of_any_alignment(where, monkeypatch):
         assert not room[:offset].any() and not room[offset + 320 :].any()
 
 
+def test_what_is_no_row_is_picked_as_zeros_and_told(where, monkeypatch):
+    if where.type == "cpu":
+        monkeypatch.setattr(torch.ops.dgl_mgpu.pick_rows, "default", pick._pick_rows)
+    rows = table(50, 7).to(where) + 1
+    for bad in (-1, 50, 1 << 40):
+        ids = torch.tensor([3, bad, 49], device=where)
+        out = torch.full((3, 7), 77.0, device=where)
+        pick_rows(rows, ids, out)
+        with pytest.raises(IdOutOfRangeError, match=f"id {bad}, but there are 50 rows"):
+            device.raise_faults(where, wait=True)
+        assert torch.equal(out, rows[[3, 0, 49]] * torch.tensor([[1.0], [0], [1]], device=where))
+
+
 def test_rows_are_picked_into_rows_like_them():
     rows, ids = table(5, 3), torch.tensor([1, 2])
     for out in (rows.new_empty(2, 4), rows.new_empty(2, 3).double(), rows.new_empty(3, 2).t()):
@@ -258,3 +271,6 @@ def test_rows_are_picked_into_rows_like_them():
     for wrong in (ids.short(), ids.view(1, 2), [1, 2]):
         with pytest.raises(InvalidInputError, match="pick rows"):
             pick_rows(rows, wrong, rows.new_empty(2, 3))
+    for bad in (-1, 5):
+        with pytest.raises(IdOutOfRangeError, match=f"pick rows: id {bad} at place 1, .* 5 rows"):
+            pick_rows(rows, torch.tensor([0, bad]), rows.new_empty(2, 3))

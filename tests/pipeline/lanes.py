@@ -18,16 +18,22 @@ class HostMark:
     number: int
     on_lane: bool
     log: list = field(repr=False)
+    is_done: bool = False
+
+    def query(self) -> bool:
+        return self.is_done
 
     def synchronize(self) -> None:
         self.log.append(("host waits", self))
 
 
 class HostLane:
-    """Attributes: ``log`` of (what, mark), and whether work ``is_inside`` now."""
+    """Attributes: ``log`` of (what, mark), whether work ``is_inside`` now, and whether the GPU
+    ``is_idle``, having done all that the script has queued."""
 
     def __init__(self) -> None:
         self.log: list = []
+        self.is_idle = False
         self.is_full = False
         self.is_inside = False
         self._marks = 0
@@ -43,7 +49,7 @@ class HostLane:
 
     def mark(self) -> HostMark:
         self._marks += 1
-        mark = HostMark(self._marks, self.is_inside, self.log)
+        mark = HostMark(self._marks, self.is_inside, self.log, self.is_idle)
         self.log.append(("marks", mark))
         return mark
 

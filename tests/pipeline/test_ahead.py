@@ -128,6 +128,52 @@ def test_the_host_waits_for_the_model_of_two_batches_ago(depth):
             assert ("makes ahead", batch.number + depth) in lane.log[waits:]
 
 
+@pytest.mark.parametrize("depth", [1, 3])
+def test_an_idle_gpu_waits_for_the_batch_asked_for_alone(depth):
+    lane = HostLane()
+    _, batches = over(lane, depth, count=60)
+    lane.is_idle = True
+    assert [next(batches).number for _ in range(47)] == list(range(47))
+    # It is looked again after 1, 2, 4, 8, 16 and 16 batches.
+    assert made(lane.log, "ahead") == [1, 3, 6, 11, 20, 37]
+    lane.is_idle = False
+    assert [batch.number for batch in batches] == list(range(47, 60))
+    assert made(lane.log, "ahead")[6:] == list(range(54, 60))
+
+
+def test_the_lane_follows_the_script_when_it_is_used_again():
+    lane = HostLane()
+    lane.is_idle = True
+    list(over(lane, count=9)[1])
+    order = [(what, of if what.startswith("makes") else None) for what, of in lane.log]
+    for looked in (3, 6):
+        before = order.index(("makes here", looked - 1))
+        assert ("follows", None) in order[before : order.index(("makes ahead", looked))]
+
+
+def test_what_is_made_ahead_is_handed_out_before_the_lane_rests():
+    lane = HostLane()
+    _, batches = over(lane, 3, count=12)
+    next(batches), next(batches)
+    assert made(lane.log, "ahead") == [1, 2, 3, 4]
+    lane.is_idle = True
+    assert [batch.number for batch in batches] == list(range(2, 12))
+    assert made(lane.log, "here")[:2] == [0, 5]
+
+
+def test_a_batch_that_is_made_at_rest_may_fail_and_be_stale():
+    lane = HostLane()
+    lane.is_idle = True
+    source, batches = over(lane, fails={2: [ValueError("told once")]})
+    found = [next(batches), next(batches)]
+    with pytest.raises(ValueError, match="told once"):
+        next(batches)
+    source.version = 1
+    found += batches
+    assert [b.seeds for b in found] == [(100 + n, int(n > 2)) for n in (0, 1, 3, 4, 5)]
+    assert made(lane.log, "ahead") == [1]
+
+
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("bad", [0, 1, 3, 5])
 @pytest.mark.parametrize("changes", [False, True])

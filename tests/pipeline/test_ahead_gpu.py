@@ -202,7 +202,10 @@ def test_without_memory_for_two_batches_one_is_made_at_a_time(where):
     torch.cuda.set_per_process_memory_fraction(limit / total, where)
     try:
         with pytest.warns(UserWarning, match="does not fit into the GPU's memory"):
-            seen = [int(batch[0]) for batch in Ahead(source, lane, 1)]
+            seen = []
+            for batch in Ahead(source, lane, 1):
+                seen.append(int(batch[0]))
+                torch.cuda._sleep(LONG)  # else the next is made when this one is asked for
         assert seen == list(range(COUNT))
         assert lane.is_full
     finally:

@@ -161,6 +161,54 @@ def test_a_mistake_on_one_rank_is_told_on_all_and_changes_nothing(tmp_path):
     assert len(list(tmp_path.iterdir())) == 2
 
 
+def _changes_differ(folder: Path) -> None:
+    ranks = Ranks.of_this_machine()
+    store = make_store(ranks)
+    ids, rows = torch.arange(3), torch.ones(3, WIDTH)
+    mine = store.tables[TABLES[ranks.rank]]
+    with pytest.raises(InvalidInputError, match=r"in table 'weight', but rank 1 .*'first'"):
+        write_rows(mine, ids, rows)
+    optimizer = SparseSGD(store.tables["weight"], lr=0.1 * (1 + ranks.rank))
+    with pytest.raises(InvalidInputError, match=r"lr=0\.1\).*rank 1 .*lr=0\.2"):
+        optimizer.step(ids, rows)
+    with pytest.raises(InvalidInputError, match=r"rank 0 has SGD.*rank 1 new rows"):
+        if ranks.rank == 0:
+            optimizer.step(ids, rows)
+        else:
+            write_rows(store.tables["weight"], ids, rows)
+    assert torch.equal(every_row(store, "weight"), first_weights())
+    assert not every_row(store, "first").any()
+    assert optimizer.steps == 0
+    assert [table.version for table in store.tables.values()] == [0] * len(TABLES)
+    (folder / f"{ranks.rank}").touch()
+
+
+def test_ranks_that_change_different_things_are_told(tmp_path):
+    launch(_changes_differ, 2, tmp_path)
+    assert len(list(tmp_path.iterdir())) == 2
+
+
+def test_versions_count_what_may_have_changed(monkeypatch):
+    store = make_store(Ranks())
+    weight, first, second = (store.tables[table] for table in TABLES)
+    optimizer = SparseAdagrad(weight, first)
+    ids, rows = torch.arange(3), torch.ones(3, WIDTH)
+    optimizer.step(ids, rows)
+    write_rows(weight, ids, rows)
+    assert (weight.version, first.version, second.version) == (2, 1, 0)
+    with pytest.raises(InvalidInputError):
+        optimizer.step(ids, rows[:, 1:])
+    assert (weight.version, first.version) == (2, 1)
+
+    def breaks_off(*_: object) -> None:
+        raise RuntimeError("some rows are written")
+
+    with monkeypatch.context() as patch, pytest.raises(RuntimeError, match="some rows"):
+        patch.setattr(optimizer_module, "update_rows", breaks_off)
+        optimizer.step(ids, rows)
+    assert (weight.version, first.version) == (3, 2)
+
+
 def _trains_a_closed_store(kind: str, folder: Path) -> None:
     ranks = Ranks.of_this_machine()
     store = make_store(ranks, kind)

@@ -153,6 +153,13 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "gpu_cache fails for features of other than one dimension, makes float32 of all, and asks "
         "whether a tensor of ids is true",
     ),
+    Replacement(
+        "dgl.storages.pytorch_tensor:_fetch_cuda",
+        "gpu:_fetch_cuda",
+        (DGL,),
+        "torch.index_select takes a block of threads for each row: twice the time of the gather of "
+        "this package",
+    ),
     *(
         Replacement(
             f"dgl.dataloading.dataloader:{name}",
@@ -166,6 +173,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             "remove_parent_storage_columns",
             "_prefetch",
         )
+    ),
+    Replacement(
+        "dgl.dataloading.dataloader:DataLoader.__init__",
+        "uva:init_loader",
+        (DGL,),
+        "use_uva=True pins the graph and its features in every process; ranks can share a store",
     ),
     Replacement(
         "dgl.dataloading.dataloader:DDPTensorizedDataset.__init__",

@@ -7,7 +7,8 @@ import math
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.check import check_ids
+from dgl_mgpu.ops import device
+from dgl_mgpu.ops.check import check_ids, raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.gather.cuda import THREADS, UNROLL, VECTORS, launch_shape, row_slots
 from dgl_mgpu.ops.library import call, cuda_kernel, library
@@ -27,8 +28,15 @@ def pick_rows(rows: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
     ----------
     rows : Tensor, contiguous, shape (n, \\*shape)
     ids : Tensor, int32 or int64, shape (count,)
-        In [0, n), which is not checked.
+        In [0, n).
     out : Tensor, contiguous, of the same dtype, shape (count, \\*shape)
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument has the wrong dtype, shape or device.
+    IdOutOfRangeError
+        On a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
     """
     check_ids(ids, "pick rows", rows.device)
     expected = len(ids), *rows.shape[1:]
@@ -47,15 +55,18 @@ def pick_rows(rows: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
 
 @torch.library.impl(library, "pick_rows", "CPU")
 def _pick_rows_cpu(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
+    bad = ((ids < 0) | (ids >= len(rows))).nonzero()[:1].flatten()
+    raise_at_bad_id(bad.tolist(), ids, len(rows), "pick rows")
     torch.index_select(rows, 0, ids, out=out)
 
 
 @cuda_kernel("pick_rows")
 def _pick_rows(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
     """See ``kernels/gather.cu``."""
+    where, count = out.device, len(ids)
+    device.raise_faults(where, wait=False)
     if not out.numel():
         return
-    where, count = out.device, len(ids)
     row_bytes = out.numel() // count * out.element_size()
     vector = math.gcd(row_bytes, out.data_ptr(), rows.data_ptr(), 16)
     types = f"{c_type(ids.dtype)}, {VECTORS[vector]}, {UNROLL}"
@@ -63,6 +74,6 @@ def _pick_rows(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None
     blocks, warp_rows = launch_shape(kernel, count, where, 0)
     slots = row_slots(row_bytes, vector)
     kernel(
-        blocks, THREADS, out, rows, ids.contiguous(), count, row_bytes, slots, warp_rows,
-        device=where,
+        blocks, THREADS, out, rows, ids.contiguous(), count, len(rows), row_bytes, slots,
+        warp_rows, device.fault_record(where), device=where,
     )  # fmt: skip

@@ -5,10 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
+
+from dgl_mgpu.backend.compat.importer import originals
 from dgl_mgpu.backend.gpu_cache import GPUCache
 from dgl_mgpu.backend.partition import NDArrayPartition
 
-__all__ = ["GPUCache", "NDArrayPartition", "_prefetch_update_feats", "is_tensor_adaptor_enabled"]
+__all__ = [
+    "GPUCache",
+    "NDArrayPartition",
+    "_fetch_cuda",
+    "_prefetch_update_feats",
+    "is_tensor_adaptor_enabled",
+]
 
 
 def is_tensor_adaptor_enabled() -> bool:
@@ -62,3 +71,22 @@ def _prefetch_update_feats(
 
             cache, _ = gpu_caches.get((name, type_), (None, None))
             feats[number, key] = fetch(ids) if cache is None else cache.fetch(ids.to(device), fetch)
+
+
+def _fetch_cuda(indices: Any, tensor: torch.Tensor, device: Any, **kwargs: Any) -> torch.Tensor:
+    """In place of ``dgl.storages.pytorch_tensor._fetch_cuda``: rows of a tensor on a GPU."""
+    from dgl_mgpu.ops import pick_rows
+
+    is_picked = (
+        isinstance(indices, torch.Tensor)
+        and indices.device == tensor.device
+        and indices.dtype in (torch.int32, torch.int64)
+        and tensor.is_contiguous()
+        and not (tensor.requires_grad and torch.is_grad_enabled())
+    )
+    if not is_picked:
+        fetch = originals["dgl.storages.pytorch_tensor:_fetch_cuda"]
+        return fetch(indices, tensor, device, **kwargs)
+    rows = tensor.new_empty((len(indices), *tensor.shape[1:]))
+    pick_rows(tensor.detach(), indices, rows)
+    return rows.to(device, **kwargs)

@@ -1,0 +1,313 @@
+"""Claim: mini-batches come in at least 1.5 times as fast as from pylibwholegraph's loader.
+
+Both drive the same GraphSAGE of torch-geometric's layers on the same power-law graph in GPU memory:
+20 M nodes, 320 M edges, 128 features.  Ours is DGL's DataLoader over the store's graph, whose
+blocks are turned into edge lists; the peer samples and gathers as its own examples do, but gets its
+seeds and labels from GPU memory, where its data sets would take them from Python one by one.
+Beside them: the model on batches that are there, and our loader with DGL's layers.
+
+Both loaders' samples and features are checked first, and that both models compute the same.
+
+    python -m benchmarks.loader_gpu --ranks 1 --out loader.json
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib.metadata
+import importlib.util
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+
+import dgl_mgpu  # noqa: F401  makes DGL import
+
+import dgl  # isort: skip
+from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
+
+from benchmarks.epoch_gpu import (
+    WARM_UP,
+    Clock,
+    Data,
+    Training,
+    all_in_gpu_memory,
+    batches_of,
+    medians,
+    require_rows,
+    seeds_of,
+    stored,
+)
+from benchmarks.figures import Figure, Report
+from benchmarks.fullgraph import Job, random_rows
+from benchmarks.gpu import common_options, this_device
+from benchmarks.minibatch_gpu import CLASSES, FEATURES, HIDDEN, LAYERS, GraphSAGE, hops_of
+from benchmarks.peers.wholegraph import Loaded, WholeGraph, connect
+from benchmarks.sampling_gpu import Checker, Hop
+from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.graph import StoreGraph
+from dgl_mgpu.data.generate import GraphSpec
+from dgl_mgpu.store import Ranks
+from dgl_mgpu.training.launch import launch
+
+FANOUTS = ((15, 10, 5), (30, 30, 30))
+TIMES_PEER = 1.5
+#: Between the scores of both models; sums in another order differ.
+_TOLERANCE = 1e-4
+
+
+class GeometricSAGE(torch.nn.Module):
+    """GraphSAGE of torch-geometric's layers, on edge lists."""
+
+    def __init__(self) -> None:
+        from torch_geometric.nn import SAGEConv
+
+        super().__init__()
+        widths = [FEATURES, *[HIDDEN] * (LAYERS - 1), CLASSES]
+        self.layers = torch.nn.ModuleList(
+            SAGEConv(given, made) for given, made in itertools.pairwise(widths)
+        )
+
+    def forward(
+        self, rows: torch.Tensor, edges: Sequence[torch.Tensor], sizes: Sequence[int]
+    ) -> torch.Tensor:
+        """Scores of the seeds."""
+        for layer, some, size in zip(self.layers, edges, sizes, strict=True):
+            rows = layer((rows, rows[:size]), some)
+            if layer is not self.layers[-1]:
+                rows = rows.relu()
+        return rows
+
+
+def copy_parameters(given: GeometricSAGE, to: GraphSAGE) -> None:
+    """Have a model of DGL's layers compute what the other one does."""
+    with torch.no_grad():
+        for its, mine in zip(given.layers, to.layers, strict=True):
+            mine.fc_neigh.weight.copy_(its.lin_l.weight)
+            mine.fc_self.weight.copy_(its.lin_r.weight)
+            mine.fc_self.bias.copy_(its.lin_l.bias)
+
+
+def as_edges(blocks: Sequence[dgl.DGLGraph]) -> Loaded:
+    """A batch of DGL's loader for layers of torch-geometric."""
+    edges = []
+    for block in blocks:
+        indptr, src, _ = block.adj_tensors("csc")
+        dst = torch.arange(block.num_dst_nodes(), dtype=src.dtype, device=src.device)
+        dst = dst.repeat_interleave(indptr.diff(), output_size=len(src))
+        edges.append(torch.stack([src, dst]).long())
+    first = blocks[0].srcdata
+    sizes = [block.num_dst_nodes() for block in blocks]
+    return Loaded(first[dgl.NID], first["feat"], edges, sizes)
+
+
+def hops_of_edges(loaded: Loaded) -> list[Hop]:
+    """Destination nodes, offsets and neighbours of each hop, that of the seeds first."""
+    hops = []
+    for (src, dst), size in zip(reversed(loaded.edges), reversed(loaded.sizes), strict=True):
+        order = dst.argsort(stable=True)
+        offsets = torch.searchsorted(dst[order], torch.arange(size + 1, device=dst.device))
+        hops.append((loaded.nodes[:size], offsets, loaded.nodes[src[order]]))
+    return hops
+
+
+class Bench:
+    """What is measured, on one rank."""
+
+    def __init__(
+        self, options: argparse.Namespace, job: Job, ranks: Ranks, peer: WholeGraph | None
+    ) -> None:
+        self._options, self._job, self._ranks, self._peer = options, job, ranks, peer
+        self._clock = Clock(job)
+        about = {**vars(options), "out": str(options.out)}
+        spec = GraphSpec(options.nodes, options.edges, FEATURES, CLASSES)
+        self._data = Data(spec, job.device)
+        self._checker = Checker(self._data.indptr, self._data.indices)
+        graph = {"nodes": options.nodes, "edges": self._data.num_edges, "features": FEATURES}
+        self._geometric = importlib.util.find_spec("torch_geometric") is not None
+        if self._geometric:
+            about["torch_geometric"] = importlib.metadata.version("torch_geometric")
+        else:
+            job.say("without torch-geometric's layers: it is not installed")
+        self._report = Report(job.ranks, options.out, options=about, graph=graph)
+
+    def run(self) -> None:
+        """Print every figure and keep it in a file."""
+        data, ranks = self._data, self._ranks
+        ids = seeds_of(data, self._num_steps * self._options.batch * ranks.size)
+        store = {
+            **all_in_gpu_memory(data, ranks),
+            "batch_size": self._options.batch,
+            "fanouts": FANOUTS[0][::-1],
+        }
+        with contextlib.ExitStack() as using:
+            graph = using.enter_context(stored(data, ranks, store))
+            load = None
+            if self._peer is not None and self._geometric:
+                make = data.rows()["feat"]
+                load = using.enter_context(
+                    self._peer.loader("cuda", data.indptr, data.indices, FEATURES, make)
+                )
+            for fanouts in FANOUTS:
+                self._compare(graph, load, ids, fanouts)
+
+    @property
+    def _num_steps(self) -> int:
+        return WARM_UP + self._options.window + 1
+
+    def _compare(
+        self,
+        graph: StoreGraph,
+        load: Callable[[torch.Tensor, Sequence[int]], Loaded] | None,
+        ids: torch.Tensor,
+        fanouts: tuple[int, ...],
+    ) -> None:
+        options, job, data = self._options, self._job, self._data
+        name = f"{options.batch} at {','.join(map(str, fanouts))}"
+        loader = DataLoader(
+            graph,
+            ids,
+            NeighborSampler(
+                list(fanouts[::-1]), prefetch_node_feats=["feat"], prefetch_labels=["label"]
+            ),
+            device=graph.device,
+            batch_size=options.batch,
+            drop_last=True,
+            use_ddp=job.ranks.size > 1,
+        )
+        seeds = ids.tensor_split(job.ranks.size)[job.ranks.rank].split(options.batch)
+        labels = data.rows()["label"](torch.arange(data.spec.num_nodes, device=data.device))
+        torch.manual_seed(0)
+        on_blocks = GraphSAGE()
+        batch = next(batches_of(loader, "0"))
+        self._require_batch(name, fanouts, batch)
+        ways: dict[str, Callable[[], Iterator[Any]]] = {}
+        if self._geometric:
+            on_edges = GeometricSAGE()
+            copy_parameters(on_edges, on_blocks)
+            geometric = Training(on_edges, job.device, lambda loaded: loaded[1:])
+        of_dgl = Training(on_blocks, job.device, lambda blocks: (blocks, blocks[0].srcdata["feat"]))
+        if self._geometric:
+            self._require_same_scores(name, on_edges, on_blocks, batch[2])
+
+            def ours(ahead: str) -> Iterator[torch.Tensor]:
+                for _, _, blocks in batches_of(loader, ahead):
+                    yield geometric.step(as_edges(blocks), blocks[-1].dstdata["label"])
+
+            def alone() -> Iterator[torch.Tensor]:
+                loaded, its = as_edges(batch[2]), batch[2][-1].dstdata["label"]
+                for _ in range(self._num_steps):
+                    yield geometric.step(loaded, its)
+
+            ways |= {
+                "ours": lambda: ours("1"),
+                "ours, one by one": lambda: ours("0"),
+                "model alone": alone,
+            }
+        if load is not None:
+            self._require_loaded(name, fanouts, seeds[0], load(seeds[0], fanouts))
+
+            def peers() -> Iterator[torch.Tensor]:
+                for some in seeds:
+                    yield geometric.step(load(some, fanouts), labels[some])
+
+            ways["peer"] = peers
+
+        def ours_with_dgl() -> Iterator[torch.Tensor]:
+            for _, _, blocks in batches_of(loader, "1"):
+                yield of_dgl.step_on_blocks(blocks)
+
+        ways["ours, DGL's layers"] = ours_with_dgl
+        self._keep(name, fanouts, self._measure(ways))
+
+    def _measure(self, ways: dict[str, Callable[[], Iterator[Any]]]) -> list[dict[str, list]]:
+        """Milliseconds a step of each way in each turn, on each rank."""
+        spent: dict[str, list[float]] = {way: [] for way in ways}
+        for turn in range(self._options.repeats + 1):
+            for way, steps in ways.items():
+                losses: list[torch.Tensor] = []
+                loop = map(losses.append, steps())
+                seconds = self._clock.seconds_a_step(loop, self._options.window)
+                if not torch.stack(losses).isfinite().all():
+                    raise ValueError(f"{way}: a loss is not finite")
+                if turn > 0:
+                    spent[way].append(1e3 * seconds)
+        return self._job.ranks.all_gather(spent)
+
+    def _keep(self, name: str, fanouts: Sequence[int], spent: list[dict[str, list]]) -> None:
+        median = medians(spent)
+        peer = median.get("peer")
+        seeds = 1e3 * self._options.batch * self._job.ranks.size
+        more = {
+            "fanouts_from_seeds": fanouts,
+            "median_ms": median,
+            "seeds_per_second": {way: seeds / ms for way, ms in median.items()},
+            "each_rank_ms": spent,
+        }
+        if "ours" in median:
+            case = f"torch-geometric, {name}"
+            ours = median["ours"]
+            self._report.add(Figure(case, "ms", ours, peer, times_peer=TIMES_PEER, more=more))
+        case = f"DGL's layers; peer torch-geometric, {name}"
+        self._report.add(Figure(case, "ms", median["ours, DGL's layers"], peer, more=more))
+        others = {way: f"{ms:.2f}" for way, ms in median.items()}
+        self._job.say(f"  {', '.join(f'{way} {ms}' for way, ms in others.items())}")
+
+    # -- checks ------------------------------------------------------------------------------------
+
+    def _require_batch(self, name: str, fanouts: Sequence[int], batch: Any) -> None:
+        _, seeds, blocks = batch
+        require_rows(name, self._data, blocks)
+        self._checker.require(name, seeds, fanouts, *hops_of(blocks))
+        if self._geometric:
+            self._checker.require(name, seeds, fanouts, hops_of_edges(as_edges(blocks)))
+
+    def _require_loaded(
+        self, name: str, fanouts: Sequence[int], seeds: torch.Tensor, loaded: Loaded
+    ) -> None:
+        self._checker.require(f"peer, {name}", seeds, fanouts, hops_of_edges(loaded))
+        if not torch.equal(loaded.rows, random_rows(loaded.nodes, FEATURES)):
+            raise ValueError(f"peer, {name}: wrong features")
+
+    @torch.no_grad()
+    def _require_same_scores(
+        self,
+        name: str,
+        on_edges: GeometricSAGE,
+        on_blocks: GraphSAGE,
+        blocks: Sequence[dgl.DGLGraph],
+    ) -> None:
+        scores = on_edges(*as_edges(blocks)[1:])
+        others = on_blocks(blocks, blocks[0].srcdata["feat"])
+        if not torch.allclose(scores, others, _TOLERANCE, _TOLERANCE):
+            off = float((scores - others).abs().max())
+            raise ValueError(f"{name}: the scores of both models differ by up to {off}")
+
+
+def work(options: argparse.Namespace) -> None:
+    """All that a rank does."""
+    job, ranks = Job(argparse.Namespace(out=None)), Ranks.of_this_machine()
+    peer = connect(ranks, not options.no_peer)
+    # Without a GPU, enough to see that the program works.
+    with graphs_on_tensors() if this_device().type == "cpu" else contextlib.nullcontext():
+        Bench(options, job, ranks, peer).run()
+    if peer is not None:
+        peer.close()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    common_options(parser)
+    parser.set_defaults(ranks=1, repeats=7, window=40)
+    parser.add_argument("--batch", type=int, default=1024, help="seeds of a mini-batch")
+    options = parser.parse_args()
+    seeds = (WARM_UP + options.window + 1) * options.batch * options.ranks
+    if seeds > options.nodes:
+        parser.error(f"a window takes {seeds} distinct seeds: say --nodes {seeds} or more")
+    launch(work, options.ranks, options)
+
+
+if __name__ == "__main__":
+    main()

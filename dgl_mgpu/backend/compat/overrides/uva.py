@@ -1,0 +1,56 @@
+"""DGL's DataLoader with ``use_uva=True``: the graph from the store, where there is to be one."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dgl_mgpu.backend.compat.importer import originals
+
+
+def init_loader(
+    self: Any,
+    graph: Any,
+    indices: Any,
+    graph_sampler: Any,
+    device: Any = None,
+    use_ddp: bool = False,
+    ddp_seed: int = 0,
+    batch_size: int = 1,
+    drop_last: bool = False,
+    shuffle: bool = False,
+    use_prefetch_thread: bool | None = None,
+    use_alternate_streams: bool | None = None,
+    pin_prefetcher: bool | None = None,
+    use_uva: bool = False,
+    gpu_cache: Any = None,
+    **kwargs: Any,
+) -> None:
+    """In place of ``DataLoader.__init__``: see `dgl_mgpu.backend.uva`."""
+    given = graph
+    is_shared = False
+    # Lightning makes a loader anew of what another one consists of.
+    if use_uva and kwargs.get("collate_fn") is None:
+        from dgl_mgpu.backend import uva
+
+        is_shared = uva.is_shared(graph, graph_sampler, use_ddp)
+        given = uva.unpinned(graph) if is_shared else graph
+    originals["dgl.dataloading.dataloader:DataLoader.__init__"](
+        self,
+        given,
+        indices,
+        graph_sampler,
+        device,
+        use_ddp,
+        ddp_seed,
+        batch_size,
+        drop_last,
+        shuffle,
+        use_prefetch_thread,
+        use_alternate_streams,
+        pin_prefetcher,
+        use_uva,
+        gpu_cache,
+        **kwargs,
+    )
+    if is_shared:
+        uva.share(self, graph, indices, batch_size)

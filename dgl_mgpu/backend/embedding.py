@@ -1,0 +1,402 @@
+"""Embeddings of nodes that are kept in a store, and what trains them.
+
+Rows are read from the store as features are.  Backward passes leave gradients with the embedding,
+and an optimizer's step brings those of all ranks to where the rows are kept, which change there:
+neither a rank nor its GPU ever has all of them.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass
+from numbers import Real
+from pathlib import Path
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import nn
+from torch.autograd.function import once_differentiable
+
+from dgl_mgpu.backend import embedding_files
+from dgl_mgpu.backend.embedding_tables import STATES
+from dgl_mgpu.backend.storage import TableStorage
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops.check import check_ids
+from dgl_mgpu.store import Ranks, Table
+from dgl_mgpu.store import optimizer as of_tables
+from dgl_mgpu.store.optimizer import SparseOptimizer, write_rows
+
+OverRanks = Literal["mean", "sum"]
+
+_ROWS = "rows"
+
+
+class StoreEmbedding(nn.Module):
+    """A row of trained numbers for each node; :meth:`GlobalStore.embedding` returns it.
+
+    It takes the place of ``dgl.nn.NodeEmbedding``, or of ``torch.nn.Embedding(sparse=True)``, in
+    a model.  It has no parameters: its rows are not among a model's, are not in its
+    ``state_dict``, and DistributedDataParallel leaves them alone.
+
+    Examples
+    --------
+    >>> store = dgl_mgpu.GlobalStore.from_dgl(g, embeddings={"emb": 64})
+    >>> embedding = store.embedding("emb")
+    >>> optimizer = dgl_mgpu.SparseAdam([embedding], lr=0.01)
+    >>> for input_nodes, output_nodes, blocks in loader:
+    ...     loss = model(blocks, embedding(input_nodes)).sum()
+    ...     loss.backward()
+    ...     optimizer.step()
+
+    Attributes
+    ----------
+    name : str
+        With the node type before it, where there are several.
+    num_embeddings, embedding_dim : int
+        Rows, and numbers in one.
+    optimizer : 'sgd', 'adagrad' or 'adam'
+        For which the store keeps state.
+    steps : int
+        How often it was trained.
+    device : torch.device
+        The store's.
+    """
+
+    def __init__(
+        self, name: str, storage: TableStorage, optimizer: str, rows: Table, states: list[Table]
+    ) -> None:
+        super().__init__()
+        self.name = name
+        self.num_embeddings, self.embedding_dim = storage.shape
+        self.optimizer = optimizer
+        self.steps = 0
+        self.device = rows.device
+        self._storage = storage
+        self._rows, self._states = rows, states
+        # What makes autograd come back here; no parameter, since it gets no gradient.
+        self._anchor = torch.zeros((), requires_grad=True)
+        self._gradients: list[_Gradient] = []
+
+    def extra_repr(self) -> str:
+        return f"{self.name!r}, {self.num_embeddings}, {self.embedding_dim}, {self.optimizer!r}"
+
+    @property
+    def version(self) -> int:
+        """Counts changes of the rows: those read at another version may be out of date."""
+        return self._rows.version
+
+    def forward(self, ids: torch.Tensor, device: torch.device | str | None = None) -> torch.Tensor:
+        """Rows of nodes, as they are now, with a gradient that the next step takes.
+
+        Parameters
+        ----------
+        ids : Tensor, int32 or int64, shape (n,)
+            Also repeated.
+        device : torch.device, optional
+            Where to put them; on the store's by default.
+
+        Returns
+        -------
+        Tensor, float32, shape (n, embedding_dim)
+
+        Raises
+        ------
+        InvalidInputError
+        IdOutOfRangeError
+            For rows of a store on GPUs by a later call, at the latest by the step; there they are
+            zeros until then.
+        """
+        ids = check_ids(ids, f"look up rows of embedding '{self.name}'")
+        return _Lookup.apply(self._anchor, self, ids, device or self.device)
+
+    def write(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
+        """Replace rows; collective, see :func:`dgl_mgpu.store.optimizer.write_rows`."""
+        write_rows(self._rows, ids, rows, Ranks.of_all_machines())
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients that backward passes have left since the last step."""
+        self._gradients.clear()
+
+    def take_gradients(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Ids and gradients of all backward passes since the last time, leaving none.
+
+        Returns
+        -------
+        ids : Tensor, int64, shape (n,)
+        gradients : Tensor, float32, shape (n, embedding_dim)
+            On the store's device, both empty if there were none.
+        """
+        taken, self._gradients = self._gradients, []
+        if not taken:
+            shape = 0, self.embedding_dim
+            nothing = torch.empty(0, dtype=torch.int64, device=self.device)
+            return nothing, torch.empty(shape, device=self.device)
+        for each in taken:
+            each.follow()
+        ids = [each.ids.to(self.device, torch.int64) for each in taken]
+        gradients = [each.rows.to(self.device) for each in taken]
+        return (ids[0], gradients[0]) if len(taken) == 1 else (torch.cat(ids), torch.cat(gradients))
+
+    def save(self, path: str | Path) -> None:
+        """Write rows, optimizer's state and steps to a file; collective, between steps.
+
+        The job's first rank reads all rows and writes them, with some 64 MiB of memory.  The file
+        is a NumPy archive (``numpy.load(path)["rows"]``), does not depend on the number of ranks
+        and appears only when it is complete.
+
+        Raises
+        ------
+        CheckpointError
+            If it cannot be written.
+        RankFailedError
+            On the other ranks, if so.
+        """
+        tables = self._tables(rows_only=False)
+        embedding_files.save_tables(Path(path), tables, self.steps, Ranks.of_all_machines())
+
+    def load(self, path: str | Path, *, rows_only: bool = False) -> None:
+        """Read what :meth:`save` wrote, bit for bit; collective, between steps.
+
+        The job's first rank reads the file, twice, and sends it in chunks of 32 MiB to all ranks.
+        Gradients that wait for a step are forgotten.
+
+        Parameters
+        ----------
+        rows_only : bool
+            Leave the optimizer's state and ``steps`` as they are, so that what was trained by
+            one optimizer may be read by, or trained on with, another.
+
+        Raises
+        ------
+        CheckpointError
+            If the file is missing or damaged, has rows of another shape, or not the state; then
+            nothing has changed.
+        RankFailedError
+            On the other ranks, if so.
+        """
+        steps = embedding_files.load_tables(
+            Path(path), self._tables(rows_only), Ranks.of_all_machines()
+        )
+        self.zero_grad()
+        if not rows_only:
+            self.steps = steps
+
+    def _tables(self, rows_only: bool) -> dict[str, Table]:
+        states = () if rows_only else zip(STATES[self.optimizer], self._states, strict=True)
+        return {_ROWS: self._rows, **dict(states)}
+
+
+@dataclass(frozen=True)
+class _Gradient:
+    """What a backward pass has left: rows for ids, and the stream of a GPU that it made them on.
+
+    Autograd has the stream of the script follow only those that it left a parameter's gradient on.
+    """
+
+    ids: torch.Tensor
+    rows: torch.Tensor
+    stream: torch.cuda.Stream | None
+
+    @classmethod
+    def made_here(cls, ids: torch.Tensor, rows: torch.Tensor) -> _Gradient:
+        return cls(ids, rows, torch.cuda.current_stream(rows.device) if rows.is_cuda else None)
+
+    def follow(self) -> None:
+        """Let the current stream use it."""
+        if self.stream is None:
+            return
+        current = torch.cuda.current_stream(self.rows.device)
+        if current != self.stream:
+            current.wait_stream(self.stream)
+            for each in (self.ids, self.rows):
+                if each.is_cuda:
+                    each.record_stream(current)
+
+
+class _Lookup(torch.autograd.Function):
+    """Rows of an embedding; their gradient stays with it."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        anchor: torch.Tensor,
+        embedding: StoreEmbedding,
+        ids: torch.Tensor,
+        device: torch.device | str,
+    ) -> torch.Tensor:
+        ctx.embedding = embedding
+        ctx.save_for_backward(ids)
+        return embedding._storage.fetch(ids, device)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, ...]:
+        (ids,) = ctx.saved_tensors
+        ctx.embedding._gradients.append(_Gradient.made_here(ids, gradient))
+        return None, None, None, None
+
+
+class EmbeddingOptimizer(ABC):
+    """Trains embeddings of a store: what the classes below have in common.
+
+    Parameters
+    ----------
+    params : iterable of StoreEmbedding
+        On all ranks the same, in the same order.
+    lr : float
+    over_ranks : 'mean' or 'sum'
+        What becomes of the gradients of several ranks: 'mean' divides them by the number of
+        ranks, as DistributedDataParallel does with a model's.  Those of one row are summed.
+
+    Attributes
+    ----------
+    lr : float
+        May be changed between steps, on all ranks.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is nothing to train, the store keeps no state for it, or a number is out of range.
+    """
+
+    #: As `EmbeddingSpec.optimizer` names it.
+    kind: ClassVar[str]
+
+    def __init__(
+        self, params: Iterable[StoreEmbedding], lr: float, over_ranks: OverRanks = "mean"
+    ) -> None:
+        asked = f"train with {type(self).__name__}"
+        self._embeddings = [params] if isinstance(params, StoreEmbedding) else list(params)
+        for embedding in self._embeddings:
+            if not isinstance(embedding, StoreEmbedding):
+                raise InvalidInputError(
+                    asked, f"a {type(embedding).__name__}", "pass embeddings of a store"
+                )
+            if embedding.optimizer != self.kind:
+                raise InvalidInputError(
+                    asked,
+                    f"embedding '{embedding.name}' is kept for '{embedding.optimizer}'",
+                    "build the store with "
+                    f"EmbeddingSpec({embedding.embedding_dim}, optimizer='{self.kind}')",
+                )
+        if not self._embeddings or len({*map(id, self._embeddings)}) != len(self._embeddings):
+            raise InvalidInputError(
+                asked, f"embeddings {[each.name for each in self._embeddings]}", "name each once"
+            )
+        if over_ranks not in ("mean", "sum"):
+            raise InvalidInputError(asked, f"over_ranks={over_ranks!r}", "use 'mean' or 'sum'")
+        _check(asked, "lr", lr, math.inf)
+        self.lr = lr
+        self._ranks = Ranks.of_all_machines()
+        self._scale = 1 / self._ranks.size if over_ranks == "mean" else 1.0
+        self._optimizers = [self._of(each._rows, each._states) for each in self._embeddings]
+
+    def step(self) -> None:
+        """Change the rows that gradients of any rank came to since the last step; collective.
+
+        Every rank of the job takes part, also one that had no mini-batch; one that does not keeps
+        the others waiting, which they cannot tell from a slow one.  What was looked up before
+        stays as it was.
+
+        Raises
+        ------
+        InvalidInputError
+            If ranks step different embeddings, or with different numbers.
+        IdOutOfRangeError
+            If an id that was looked up is no row.
+        StoreClosedError
+        RankFailedError
+            If another rank failed.
+        """
+        for embedding, optimizer in zip(self._embeddings, self._optimizers, strict=True):
+            ids, gradients = embedding.take_gradients()
+            if self._scale != 1:
+                gradients = gradients * self._scale
+            optimizer.lr, optimizer.steps = self.lr, embedding.steps
+            optimizer.step(ids, gradients)
+            embedding.steps = optimizer.steps
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forget the gradients that backward passes have left since the last step.
+
+        There is no need to after a step, which takes them.
+        """
+        for embedding in self._embeddings:
+            embedding.zero_grad()
+
+    @abstractmethod
+    def _of(self, rows: Table, states: list[Table]) -> SparseOptimizer:
+        """What trains one table."""
+
+
+class SparseSGD(EmbeddingOptimizer):
+    """``torch.optim.SGD`` without momentum; parameters as of :class:`EmbeddingOptimizer`."""
+
+    kind = "sgd"
+
+    def _of(self, rows: Table, states: list[Table]) -> SparseOptimizer:
+        return of_tables.SparseSGD(rows, self.lr, self._ranks)
+
+
+class SparseAdagrad(EmbeddingOptimizer):
+    """``torch.optim.Adagrad``; parameters as there and of :class:`EmbeddingOptimizer`."""
+
+    kind = "adagrad"
+
+    def __init__(
+        self,
+        params: Iterable[StoreEmbedding],
+        lr: float = 1e-2,
+        eps: float = 1e-10,
+        *,
+        over_ranks: OverRanks = "mean",
+    ) -> None:
+        _check("train with SparseAdagrad", "eps", eps, math.inf)
+        self._eps = eps
+        super().__init__(params, lr, over_ranks)
+
+    def _of(self, rows: Table, states: list[Table]) -> SparseOptimizer:
+        (state_sum,) = states
+        return of_tables.SparseAdagrad(rows, state_sum, self.lr, self._eps, self._ranks)
+
+
+class SparseAdam(EmbeddingOptimizer):
+    """``torch.optim.SparseAdam``; parameters as there and of :class:`EmbeddingOptimizer`.
+
+    ``dgl.optim.SparseAdam`` differs: it takes the mean of a row's gradients, not their sum,
+    counts steps for each row, and adds ``eps`` to corrected moments.  Where every row at hand is
+    looked up once a step, the two agree but for ``eps``.
+    """
+
+    kind = "adam"
+
+    def __init__(
+        self,
+        params: Iterable[StoreEmbedding],
+        lr: float = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        *,
+        over_ranks: OverRanks = "mean",
+    ) -> None:
+        asked = "train with SparseAdam"
+        if len(betas) != 2:
+            raise InvalidInputError(asked, f"betas={betas}", "pass two of them")
+        for beta in betas:
+            _check(asked, "betas", beta, 1.0)
+        _check(asked, "eps", eps, math.inf)
+        self._betas, self._eps = betas, eps
+        super().__init__(params, lr, over_ranks)
+
+    def _of(self, rows: Table, states: list[Table]) -> SparseOptimizer:
+        first, second = states
+        return of_tables.SparseAdam(
+            rows, first, second, self.lr, self._betas, self._eps, self._ranks
+        )
+
+
+def _check(asked: str, name: str, value: float, below: float) -> None:
+    if not (isinstance(value, Real) and 0 <= value < below):
+        raise InvalidInputError(asked, f"{name}={value!r}", f"use a number in [0, {below})")

@@ -1,0 +1,63 @@
+"""Sums over the steps of an epoch, kept where the model computes, so that nobody waits for them."""
+
+from __future__ import annotations
+
+import torch
+
+
+class Tally:
+    """Loss and right answers of the steps so far.
+
+    Parameters
+    ----------
+    device : torch.device
+
+    Attributes
+    ----------
+    steps, seeds : int
+        That were added.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self.steps = self.seeds = 0
+        self._known = 0.0, 0.0, 0
+        # What is on its way to the host: sums, of so many seeds, there when the event has come.
+        on_gpu = device.type == "cuda"
+        self._room = torch.empty(2, dtype=torch.float64, pin_memory=True) if on_gpu else None
+        self._coming: tuple[int, torch.cuda.Event] | None = None
+
+    def add(self, logits: torch.Tensor, labels: torch.Tensor, mean: torch.Tensor) -> None:
+        """Add a step.
+
+        Parameters
+        ----------
+        logits : Tensor, shape (seeds, classes)
+        labels : Tensor, int64, shape (seeds,)
+        mean : Tensor
+            Of the seeds' losses.
+        """
+        right = (logits.detach().argmax(1) == labels).sum()
+        self._sums += torch.stack([mean.detach().double() * len(labels), right.double()])
+        self.seeds += len(labels)
+        self.steps += 1
+
+    def sums(self) -> tuple[float, int, int]:
+        """Loss, right answers and seeds so far; waits for the GPU."""
+        loss, right = self._sums.tolist()
+        return loss, int(right), self.seeds
+
+    def latest(self) -> tuple[float, float]:
+        """Mean loss and accuracy; on a GPU as they were some steps ago, and at first NaN."""
+        if self._room is None:
+            self._known = self.sums()
+        elif self._coming is None:
+            self._room.copy_(self._sums, non_blocking=True)
+            stream = torch.cuda.current_stream(self._sums.device)
+            self._coming = self.seeds, stream.record_event()
+        elif self._coming[1].query():
+            loss, right = self._room.tolist()
+            self._known = loss, right, self._coming[0]
+            self._coming = None
+        loss, right, seeds = self._known
+        return (loss / seeds, right / seeds) if seeds else (float("nan"), float("nan"))

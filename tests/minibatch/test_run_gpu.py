@@ -1,0 +1,115 @@
+"""Training on GPUs, against the same run on the CPU, which samples the same mini-batches."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import math
+from pathlib import Path
+
+import pytest
+import torch
+
+from dgl_mgpu.cli import main
+from dgl_mgpu.report import read_metrics
+from dgl_mgpu.training.checkpoint import Checkpoint
+
+pytestmark = pytest.mark.skipif(
+    not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None,
+    reason="no GPU, or no CuPy",
+)
+
+SMALL = [
+    "data.options.num_nodes=2000",
+    "data.options.num_edges=20000",
+    "trainer.batch_size=128",
+    "trainer.lr=0.01",
+    "model.hidden=32",
+]
+#: Nothing is drawn but samples, which are the same on every device.
+SAME = ["model.dropout=0", "trainer.epochs=3", "hydra.job_logging.root.level=WARNING"]
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory) -> str:
+    return f"data.root={tmp_path_factory.mktemp('data')}"
+
+
+def train(folder: Path, *overrides: str) -> Path:
+    assert main(["train", *SMALL, f"hydra.run.dir={folder}", *overrides]) == 0
+    return folder
+
+
+def losses(folder: Path) -> list[float]:
+    return [report.loss for report in read_metrics(folder / "metrics.jsonl")[0]]
+
+
+@pytest.mark.parametrize("model", ["graphsage", "gcn", "gat", "gin", "rgcn", "pinsage"])
+def test_losses_are_those_of_the_cpu(tmp_path, data, model):
+    found = {
+        device: losses(
+            train(tmp_path / device, data, f"model={model}", f"store.device={device}", *SAME)
+        )
+        for device in ("cpu", "cuda")
+    }  # fmt: skip
+    assert found["cuda"] == pytest.approx(found["cpu"], rel=2e-3)
+    assert found["cuda"][-1] < found["cuda"][0]
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_ranks_of_a_gpu_each_train_as_those_of_the_cpu(tmp_path, data):
+    found = {
+        device: losses(
+            train(
+                tmp_path / device, data, f"store.device={device}", "trainer.ranks=2",
+                "trainer.batch_size=250", *SAME,
+            )
+        )
+        for device in ("cpu", "cuda")
+    }  # fmt: skip
+    assert found["cuda"] == pytest.approx(found["cpu"], rel=2e-3)
+
+
+def test_a_run_on_a_gpu_learns_and_says_what_it_took(tmp_path, data):
+    folder = train(tmp_path / "run", data, "trainer.epochs=8", "trainer.profile=3")
+    reports, summary = read_metrics(folder / "metrics.jsonl")
+    assert summary["test_accuracy"] > 0.75
+    seconds = reports[-1].seconds
+    for stage in ("sample", "gather", "forward", "backward", "update"):
+        assert 0 < getattr(seconds, stage) < seconds.total
+    shares = reports[-1].tier_shares("feat")
+    assert shares == {"device": 1.0}
+    assert reports[-1].tier_rows("label")["device"] == reports[-1].seeds
+    profile = json.loads((folder / "profile.json").read_text())
+    assert 0 < profile["busy_share"] <= 1
+    assert {"sample", "gather", "forward", "backward", "update"} <= profile["work_seconds"].keys()
+
+
+def test_half_precision_learns(tmp_path, data):
+    folder = train(tmp_path / "run", data, "trainer.epochs=8", "trainer.precision=bfloat16")
+    assert read_metrics(folder / "metrics.jsonl")[1]["test_accuracy"] > 0.75
+    assert all(each.dtype == torch.float32 for each in Checkpoint.load(folder).model.values())
+
+
+def test_a_resumed_run_goes_on_as_if_it_had_not_ended(tmp_path, data):
+    options = [data, "model.dropout=0.5"]
+    whole = train(tmp_path / "whole", *options, "trainer.epochs=6")
+    half = train(tmp_path / "half", *options, "trainer.epochs=3")
+    resumed = train(tmp_path / "resumed", *options, "trainer.epochs=6", f"trainer.resume={half}")
+    assert losses(resumed) == losses(whole)
+    ours, theirs = Checkpoint.load(resumed).model, Checkpoint.load(whole).model
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_features_on_the_host_train_too(tmp_path, data):
+    found = [
+        losses(train(tmp_path / share, data, f"store.feature_ratio={share}", *SAME))
+        for share in ("1", "0.3")
+    ]
+    assert found[0] == found[1] and all(math.isfinite(loss) for loss in found[0])
+
+
+def test_workers_do_not_sample_for_gpus(tmp_path, data, capsys):
+    overrides = [data, f"hydra.run.dir={tmp_path}", "sampler.num_workers=1"]
+    assert main(["train", *SMALL, *overrides]) == 1
+    assert "use sampler.num_workers=0, or store.device=cpu" in capsys.readouterr().err
