@@ -73,7 +73,10 @@ def main(argv: list[str]) -> None:
         print(USAGE, end="")
         return
     else:
-        _refuse(USAGE.rstrip())
+        wrong = f"unknown option '{argv[0]}'" if argv else "no script"
+        if argv[:1] in (["-m"], ["--config"]):
+            wrong = f"nothing follows '{argv[0]}'"
+        _refuse(f"{USAGE}\npython -m dgl_mgpu: {wrong}")
     install()
     mend_children()
     if options is not None:

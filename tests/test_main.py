@@ -168,10 +168,21 @@ def test_what_is_missing_is_said_as_python_says_it(run, args):
     assert mended.stderr == plain.stderr
 
 
-@pytest.mark.parametrize("args", [[], ["-m"], ["-x", "script.py"], ["--unknown"]])
-def test_a_wrong_command_line_shows_the_usage(run, args):
+@pytest.mark.parametrize(
+    ("args", "wrong"),
+    [
+        ([], "no script"),
+        (["-m"], "nothing follows '-m'"),
+        (["-x", "script.py"], "unknown option '-x'"),
+        (["--store.sms=1"], "no script"),
+        (["--config"], "nothing follows '--config'"),
+        (["--store", "script.py"], "unknown option '--store'"),
+    ],
+)
+def test_a_wrong_command_line_shows_the_usage_and_says_what_is_wrong(run, args, wrong):
     done = run("-m", "dgl_mgpu", *args)
     assert done.returncode == 2 and done.stderr.startswith("usage: python -m dgl_mgpu")
+    assert done.stderr.endswith(f"\npython -m dgl_mgpu: {wrong}\n")
 
 
 def test_help_shows_the_usage(run):
@@ -370,12 +381,6 @@ def test_wrong_options_end_it_before_the_script_begins(run, script):
     assert done.stderr == (
         "python -m dgl_mgpu: ConfigError: set --store.polcy: no such key; did you mean 'policy'?\n"
     )
-
-
-@pytest.mark.parametrize("words", [["--store.sms=1"], ["--config"], ["--store", "x.py"]])
-def test_options_without_a_script_show_the_usage(run, words):
-    done = run("-m", "dgl_mgpu", *words)
-    assert done.returncode == 2 and done.stderr.startswith("usage: python -m dgl_mgpu")
 
 
 TELL = """

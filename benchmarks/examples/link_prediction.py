@@ -1,6 +1,7 @@
 """Link prediction by GraphSAGE, on a DGLGraph or on the store: the rest of the script is the same.
 
     python -m benchmarks.examples.link_prediction --root data --data cora --graph dgl store
+
 What DGL's examples/pytorch/graphsage/link_pred.py (v2.1.0) does on ogbl-citation2, on small graphs:
 three layers of width 256, fanouts of 15, 10 and 5, batches of 512 edges, which with their reverse
 are left out of what is sampled, one random destination for each as a pair that is no edge, and a

@@ -68,11 +68,20 @@ def sample_hops(
     ]
 
 
+def blank_blocks(
+    count: int, graph: Any, idtype: torch.dtype, device: torch.device
+) -> list[BlankBlock]:
+    """Blocks of a graph for :func:`tensor_blocks`, made while the GPU still samples."""
+    types = block_types(graph.ntypes, graph.canonical_etypes)
+    return [types.blank(idtype, device) for _ in range(count)]
+
+
 def tensor_blocks(
     sampled: Sequence[EtypeBlock],
     ntypes: Sequence[str],
     canonical_etypes: Sequence[CanonicalEtype],
     seeds: Mapping[str, torch.Tensor],
+    blanks: Sequence[BlankBlock] = (),
 ) -> list[DGLBlock]:
     """What was sampled as DGL's blocks, on the same device, in graph indexes made of tensors.
 
@@ -82,12 +91,15 @@ def tensor_blocks(
         Of the graph, in its order.
     seeds : dict of node type to Tensor
         Those of types without edges are their own sources.
+    blanks : sequence of BlankBlock
+        One for each, where they have been made.
     """
     types = block_types(ntypes, canonical_etypes)
     ids = next(iter(sampled[0].edges.values())).src
+    blanks = blanks or [types.blank(ids.dtype, ids.device) for _ in sampled]
     return [
-        _filled(types.blank(ids.dtype, ids.device), each, types, ntypes, canonical_etypes, seeds)
-        for each in sampled
+        _filled(blank, each, types, ntypes, canonical_etypes, seeds)
+        for blank, each in zip(blanks, sampled, strict=True)
     ]
 
 

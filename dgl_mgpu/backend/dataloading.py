@@ -9,6 +9,7 @@ DGL's own graphs on the CPU both classes do what they always did.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType
@@ -78,6 +79,12 @@ class ServesBlocks(Protocol):
         """Where edge feature ``prob`` is."""
 
 
+@functools.cache
+def _has_blocks(kind: Any) -> bool:
+    """Whether a class :class:`ServesBlocks`; to ask takes microseconds each time."""
+    return issubclass(kind, ServesBlocks)
+
+
 def serve_dataloading() -> None:
     """Teach DGL's classes to use what this package's graphs offer; once for all graphs."""
     if getattr(DataLoader.__iter__, "serves_stores", False):
@@ -86,7 +93,7 @@ def serve_dataloading() -> None:
 
     def __iter__(self: Any) -> Iterator:
         shared = self.graph
-        if isinstance(shared, ServesBlocks):
+        if _has_blocks(type(shared)):
             if self.collate_fn.g is shared:
                 self.collate_fn.g = shared.for_loader()
             self.collate_fn.g.begin_epoch(shared)
@@ -137,7 +144,7 @@ def serve_dataloading() -> None:
 def _sample_at_once(sampler: Any, g: Any, nodes: Any, exclude_eids: Any) -> Any:
     """All hops of a mini-batch, from a graph that can; else None."""
     what = nodes, sampler.fanouts, sampler.prob, sampler.replace
-    if isinstance(g, ServesBlocks):
+    if _has_blocks(type(g)):
         return g.sample_blocks(*what, exclude_eids)
     if not isinstance(g, DGLGraph) or exclude_eids is not None:
         return None
@@ -163,7 +170,7 @@ def _samples_here(loader: Any) -> bool:
     graph = loader.graph
     is_on_tensors = type(graph) is DGLGraph and isinstance(graph._graph, OnTensors)
     return (
-        (isinstance(graph, ServesBlocks) or is_on_tensors or _is_pinned(loader))
+        (_has_blocks(type(graph)) or is_on_tensors or _is_pinned(loader))
         and type(loader.collate_fn) is CollateWrapper
         and loader.num_workers == 0
         and not loader.use_prefetch_thread
@@ -239,7 +246,7 @@ class _Batches:
         #: Of a store, what batches have been made of so far, at its version then.
         self._tables: dict[Table, int] = {}
         prob = getattr(loader.graph_sampler, "prob", None)
-        if prob is not None and isinstance(loader.graph, ServesBlocks):
+        if prob is not None and _has_blocks(type(loader.graph)):
             for table in loader.graph.weight_tables(prob):
                 self._note(table)
         # A pass that begins before this one ends gives the graph another epoch.

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
@@ -382,8 +382,8 @@ class SparseAdam(EmbeddingOptimizer):
         over_ranks: OverRanks = "mean",
     ) -> None:
         asked = "train with SparseAdam"
-        if len(betas) != 2:
-            raise InvalidInputError(asked, f"betas={betas}", "pass two of them")
+        if not (isinstance(betas, Sequence) and len(betas) == 2):
+            raise InvalidInputError(asked, f"betas={betas!r}", "pass two of them")
         for beta in betas:
             _check(asked, "betas", beta, 1.0)
         _check(asked, "eps", eps, math.inf)

@@ -100,9 +100,11 @@ def _write(path: Path, tables: Mapping[str, Table], steps: int) -> None:
             file.flush()
             os.fsync(file.fileno())
         partial_path.replace(path)
-    except OSError as error:
+    except BaseException as error:
         with contextlib.suppress(OSError):
             partial_path.unlink()
+        if not isinstance(error, OSError):
+            raise
         raise CheckpointError(
             f"save rows to {path}", str(error), "free space there, or choose another place"
         ) from error

@@ -59,7 +59,7 @@ class EmbeddingSpec:
     def __post_init__(self) -> None:
         asked = "keep an embedding in a store"
         check_integer(self.dim, "dim", 1, asked)
-        if self.optimizer not in STATES:
+        if self.optimizer not in list(STATES):  # which also asks for what has no hash
             raise InvalidInputError(
                 asked, f"optimizer={self.optimizer!r}", f"name one of {', '.join(STATES)}"
             )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import NoReturn
 
@@ -11,7 +11,8 @@ import dgl
 import torch
 
 from dgl_mgpu.backend.batch_keys import BatchKeys
-from dgl_mgpu.backend.block_sampling import sample_hops, tensor_blocks
+from dgl_mgpu.backend.block_sampling import blank_blocks, sample_hops, tensor_blocks
+from dgl_mgpu.backend.blocks import BlankBlock
 from dgl_mgpu.backend.capi.ours import stays_tensor
 from dgl_mgpu.backend.dataloading import serve_dataloading
 from dgl_mgpu.backend.excluded_edges import sample_hops_without, without
@@ -271,8 +272,16 @@ class StoreGraph(EdgeQueries):
         InvalidInputError, IdOutOfRangeError, InvalidWeightError
         """
         seeds = self._by_ntype(nodes)
-        sampled = self._sample_blocks(seeds, fanouts, prob, replace, exclude_edges)
-        blocks = self._dgl_blocks(sampled, seeds)
+        blanks: list[BlankBlock] = []
+
+        def make_blanks() -> None:
+            if self.device.type == "cuda":
+                blanks.extend(blank_blocks(len(fanouts), self, self.idtype, self.device))
+
+        sampled = self._sample_blocks(
+            seeds, fanouts, prob, replace, exclude_edges, meanwhile=make_blanks
+        )
+        blocks = self._dgl_blocks(sampled, seeds, blanks)
         return blocks[0].srcdata[dgl.NID] if blocks else nodes, nodes, blocks
 
     def input_nodes(
@@ -300,14 +309,17 @@ class StoreGraph(EdgeQueries):
         prob: str | None,
         replace: bool,
         exclude_edges: Edges | None = None,
+        meanwhile: Callable[[], object] | None = None,
     ) -> list[EtypeBlock]:
-        """Sample all hops of a mini-batch where the store is."""
+        """Sample all hops of a mini-batch where the store is; the host may do ``meanwhile``."""
         weights = {}
         if prob is not None:
             found = {etype: self._weights(etype, prob) for etype in self.canonical_etypes}
             weights = {etype: rows for etype, rows in found.items() if rows is not None}
         left_out = self._left_out(exclude_edges)
-        sample = partial(sample_hops_without, left_out) if left_out else sample_hops
+        sample = partial(sample_hops, meanwhile=meanwhile)
+        if left_out:
+            sample = partial(sample_hops_without, left_out)
         return sample(
             {etype: self.view(etype) for etype in self.canonical_etypes},
             seeds,
@@ -318,11 +330,14 @@ class StoreGraph(EdgeQueries):
         )
 
     def _dgl_blocks(
-        self, sampled: Sequence[EtypeBlock], seeds: Mapping[str, torch.Tensor]
+        self,
+        sampled: Sequence[EtypeBlock],
+        seeds: Mapping[str, torch.Tensor],
+        blanks: Sequence[BlankBlock] = (),
     ) -> list[dgl.DGLGraph]:
         """What was sampled as DGL's blocks: its C++ has those on the CPU."""
         if sampled and stays_tensor(next(iter(sampled[0].src_nodes.values()))):
-            return tensor_blocks(sampled, self.ntypes, self.canonical_etypes, seeds)
+            return tensor_blocks(sampled, self.ntypes, self.canonical_etypes, seeds, blanks)
         return [self._block_on_cpu(each) for each in sampled]
 
     def _block_on_cpu(self, sampled: EtypeBlock) -> dgl.DGLGraph:

@@ -38,18 +38,23 @@ class Traffic:
         # Rows that each segment of a table served, on the device that read them: to look at
         # them with every gather would be to wait for it.  For each stream of a GPU by itself, since
         # nothing orders one stream's sums after another's counts.
-        self._counts: dict[tuple[str, Table, int], torch.Tensor] = {}
+        self._counts: dict[tuple[str, Table, int], torch.Tensor | int] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, table: Table, ids: torch.Tensor, begin: float) -> None:
         """Count one gather of ``ids`` from ``table``, begun at ``begin`` by the clock."""
         assert isinstance(table.view, RowView)
-        counts = count_tiers(table.view, ids)
+        # Where all rows are in one place, there is nothing to look up.
+        is_one = len(table.view.pointers) == 1
+        counts = len(ids) if is_one else count_tiers(table.view, ids)
         with self._lock:
             self.seconds += time.perf_counter() - begin
             on_gpu = table.device.type == "cuda"
             key = name, table, current_stream(table.device) if on_gpu else 0
-            self._counts[key] = self._counts[key] + counts if key in self._counts else counts
+            if key in self._counts:
+                self._counts[key] += counts
+            else:
+                self._counts[key] = counts
             for watch in self.watchers:
                 watch(table, ids)
 
@@ -62,7 +67,8 @@ class Traffic:
         for where in {table.device for _, table, _ in counts if table.device.type == "cuda"}:
             torch.cuda.synchronize(where)
         for (name, table, _), rows in counts.items():
-            for (tier, part), count in zip(table.parts(), rows.tolist(), strict=True):
+            by_part = [rows] if isinstance(rows, int) else rows.tolist()
+            for (tier, part), count in zip(table.parts(), by_part, strict=True):
                 if count:
                     key = name, table.memory_of(tier, part)
                     taken.rows[key] += count

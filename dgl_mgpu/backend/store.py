@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -150,13 +150,8 @@ class GlobalStore:
         RankFailedError
             If another rank failed.
         """
-        return cls._build(
-            None
-            if g is None
-            else lambda: _with_embeddings(_with_ends(_from_dgl(g, seeds), edges), embeddings),
-            seed,
-            options,
-        )
+        read = None if g is None else lambda: _from_dgl(g, seeds)
+        return cls._build(read, seed, edges, embeddings, options)
 
     @classmethod
     def from_dataset(
@@ -172,29 +167,22 @@ class GlobalStore:
 
         Collective; parameters and errors as for :meth:`from_dgl`.
         """
-        return cls._build(
-            None
-            if dataset is None
-            else lambda: _with_embeddings(_with_ends(_from_dataset(dataset), edges), embeddings),
-            seed,
-            options,
-        )
+        read = None if dataset is None else lambda: _from_dataset(dataset)
+        return cls._build(read, seed, edges, embeddings, options)
 
     @classmethod
-    def _build(cls, read: Any, seed: int, options: Mapping[str, Any]) -> GlobalStore:
+    def _build(
+        cls,
+        read: Callable[[], _Data] | None,
+        seed: int,
+        edges: bool,
+        embeddings: Embeddings | None,
+        options: Mapping[str, Any],
+    ) -> GlobalStore:
         options = dict(options)
         topology = options.pop("topology", "auto")
-        unknown = sorted(options.keys() - StoreOptions.__dataclass_fields__.keys())
-        if unknown:
-            raise ConfigError(
-                f"build a store with {unknown}",
-                f"options {sorted([*StoreOptions.__dataclass_fields__, 'topology'])}",
-                "use one of these",
-            )
-        if type(seed) is not int or not 0 <= seed < 2**64:
-            raise InvalidInputError("build a store", f"seed {seed!r}", "use an int in [0, 2**64)")
         ranks = Ranks.of_this_machine()
-        checked = ranks.together("read the store's options", lambda: StoreOptions(**options))
+        checked = ranks.together("read the store's options", lambda: _checked(options, seed))
         runtime = choose_runtime(checked.device, ranks)
         access = seats = None
         if runtime is not None:
@@ -208,7 +196,7 @@ class GlobalStore:
                 raise InvalidInputError(
                     "build a store", "no graph on the machine's first rank", "pass it there"
                 )
-            data = read()
+            data = _with_embeddings(_with_ends(read(), edges), embeddings)
             found = machine(topology, ranks.size, runtime, seats)
             blueprint = make_blueprint(
                 data.sources,
@@ -358,6 +346,19 @@ def sources_of(
     return data.sources, _hotness(data, options, seed)
 
 
+def _checked(options: Mapping[str, Any], seed: int) -> StoreOptions:
+    unknown = sorted(options.keys() - StoreOptions.__dataclass_fields__.keys())
+    if unknown:
+        raise ConfigError(
+            f"build a store with {unknown}",
+            f"options {sorted([*StoreOptions.__dataclass_fields__, 'topology'])}",
+            "use one of these",
+        )
+    if type(seed) is not int or not 0 <= seed < 2**64:
+        raise InvalidInputError("build a store", f"seed {seed!r}", "use an int in [0, 2**64)")
+    return StoreOptions(**options)
+
+
 def _with_embeddings(data: _Data, embeddings: Embeddings | None) -> _Data:
     """The data and tables for embeddings, or InvalidInputError if there can be none."""
     num_nodes = data.schema.num_nodes
@@ -398,11 +399,12 @@ def _hotness(
 
 def _with_ends(data: _Data, edges: bool) -> _Data:
     """The same with a table of ends for edges that are not numbered as they lie, if asked for."""
+    sources = dict(data.sources)
     for etype in data.schema.canonical_etypes if edges else ():
-        topology = data.sources[topology_table(etype)]
+        topology = sources[topology_table(etype)]
         if isinstance(topology, TopologySource) and topology.eids is not None:
-            data.sources[ends_table(etype)] = FeatureSource(ends_of(topology))
-    return data
+            sources[ends_table(etype)] = FeatureSource(ends_of(topology))
+    return replace(data, sources=sources)
 
 
 def _from_dataset(dataset: Dataset) -> _Data:

@@ -48,6 +48,7 @@ from dgl.heterograph import DGLGraph
 from dgl.utils import gather_pinned_tensor_rows, set_new_frames
 
 from dgl_mgpu.backend import runner
+from dgl_mgpu.backend.blocks import BlankBlock
 from dgl_mgpu.backend.graph import _DGL_NAMES, StoreGraph
 from dgl_mgpu.backend.random import next_key
 from dgl_mgpu.backend.storage import TableStorage
@@ -483,10 +484,13 @@ class SharedGraph(StoreGraph):
         return made if output_device is None else made.to(output_device)
 
     def _dgl_blocks(
-        self, sampled: Sequence[EtypeBlock], seeds: Mapping[str, torch.Tensor]
+        self,
+        sampled: Sequence[EtypeBlock],
+        seeds: Mapping[str, torch.Tensor],
+        blanks: Sequence[BlankBlock] = (),
     ) -> list[DGLGraph]:
         g = self.original
-        blocks = super()._dgl_blocks(sampled, seeds)
+        blocks = super()._dgl_blocks(sampled, seeds, blanks)
         for block in blocks:
             for ntype, frame, whole in zip(
                 2 * self.ntypes, block._node_frames, 2 * g._node_frames, strict=True

@@ -11,9 +11,9 @@ import torch
 from dgl_mgpu.errors import UnavailableError
 from dgl_mgpu.pipeline.partition import partition_stream
 
-#: Of a GPU's multiprocessors, those that make batches: sampling and gathering are about as fast on
-#: so many as on all, and the model has the others for itself (docs/decisions.md).
-_SHARE = 3 / 8
+#: Of a GPU's multiprocessors, those that make batches, while the model has the others for itself.
+#: Fewer were too slow, more took too much from the model (docs/decisions.md).
+_SHARE = 1 / 4
 #: The driver gives them out by so many.
 _GRANULE = 8
 #: Comes first: its kernels are short, and the next step waits for them.

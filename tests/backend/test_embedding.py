@@ -557,6 +557,7 @@ def test_all_ranks_are_told_of_a_bad_file(tmp_path):
         ({"paper": {"emb": 4}}, "node type 'paper'"),
         ({"feat": 4}, "a feature of this name"),
         ({"emb": lambda: EmbeddingSpec(4, "adamw")}, "optimizer='adamw'"),
+        ({"emb": lambda: EmbeddingSpec(4, ["adam"])}, "optimizer="),
         ({"emb": lambda: EmbeddingSpec(4, init="normal")}, "init='normal'"),
         ({"emb": lambda: EmbeddingSpec(4, init=-1.0)}, "init=-1.0"),
         ({"emb": lambda: EmbeddingSpec(4, init=math.inf)}, "init=inf"),
@@ -617,13 +618,14 @@ def test_wrong_arguments_are_refused(store):
         {"eps": -1e-3},
         {"betas": (0.9, 1.0)},
         {"betas": (0.9,)},
+        {"betas": 0.9},
         {"over_ranks": "max"},
     ):
         with pytest.raises(InvalidInputError, match=next(iter(numbers))):
             dgl_mgpu.SparseAdam([embedding], **numbers)
 
 
-def test_a_closed_store_is_not_trained(store):
+def test_a_closed_store_is_neither_trained_nor_saved(store, tmp_path):
     embedding = store.embedding("emb")
     optimizer = dgl_mgpu.SparseAdam([embedding])
     embedding(torch.arange(3)).sum().backward()
@@ -632,3 +634,6 @@ def test_a_closed_store_is_not_trained(store):
         optimizer.step()
     with pytest.raises(StoreClosedError):
         embedding(torch.arange(3))
+    with pytest.raises(StoreClosedError):
+        embedding.save(tmp_path / "emb")
+    assert not list(tmp_path.iterdir())

@@ -65,7 +65,7 @@ def table() -> SimpleNamespace:
     one = torch.zeros(1, dtype=torch.int64)
     return _Table(
         device=GPU,
-        view=RowView(one.view(1, 1), one, 10, (2,), torch.float32),
+        view=RowView(one.view(1, 1), one.expand(2), 10, (2,), torch.float32),
         row_bytes=8,
         parts=lambda: [(0, 0), (1, 0)],
         memory_of=lambda tier, part: ("device", "host")[tier],
