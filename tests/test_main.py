@@ -176,7 +176,6 @@ def test_what_is_missing_is_said_as_python_says_it(run, args):
         (["-x", "script.py"], "unknown option '-x'"),
         (["--store.sms=1"], "no script"),
         (["--config"], "nothing follows '--config'"),
-        (["--store", "script.py"], "unknown option '--store'"),
     ],
 )
 def test_a_wrong_command_line_shows_the_usage_and_says_what_is_wrong(run, args, wrong):
@@ -328,6 +327,7 @@ def test_the_store_can_be_switched_off_and_on(tmp_path):
         ("--store.fanouts=[1", "no value that can be read"),
         ("--store.sms=1,2", "several values"),
         ("--store.sms", "no value"),
+        ("--store", "no value"),
         ("--store=maybe", "say on or off"),
         ("--store=3", "say on or off"),
         ("--store=[]", "say on or off"),

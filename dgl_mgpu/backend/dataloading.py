@@ -214,8 +214,11 @@ def _is_pure(sampler: Any) -> bool:
 
 
 def _says_so(thing: Any) -> bool:
-    """Whether a class of this package, or one that knows it, is sure of itself."""
-    return getattr(type(thing), "may_be_made_ahead", False)
+    """Whether a class of this package, or one that knows it, is sure of itself.
+
+    It does not speak for those that are derived from it.
+    """
+    return vars(type(thing)).get("may_be_made_ahead", False)
 
 
 def _other_storages(loader: Any) -> Mapping[str, Any]:
@@ -295,7 +298,7 @@ class _Batches:
         )
 
     def left_behind(self) -> list[torch.Tensor] | None:
-        """Formats of the graph that sampling has made."""
+        """Formats of the graph that sampling, or the script, has made."""
         tensors = list(_kept_tensors(self._collate.g))
         left = [each for each in tensors if id(each) not in self._left]
         self._left = {id(each) for each in tensors}

@@ -8,12 +8,11 @@ neither a rank nor its GPU ever has all of them.
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, NoReturn
 
 import torch
 from torch import nn
@@ -38,7 +37,8 @@ class StoreEmbedding(nn.Module):
 
     It takes the place of ``dgl.nn.NodeEmbedding``, or of ``torch.nn.Embedding(sparse=True)``, in
     a model.  It has no parameters: its rows are not among a model's, are not in its
-    ``state_dict``, and DistributedDataParallel leaves them alone.
+    ``state_dict``, and DistributedDataParallel leaves them alone.  It is not copied or pickled;
+    :meth:`save` writes its rows.
 
     Examples
     --------
@@ -112,7 +112,20 @@ class StoreEmbedding(nn.Module):
         return _Lookup.apply(self._anchor, self, ids, device or self.device)
 
     def write(self, ids: torch.Tensor, rows: torch.Tensor) -> None:
-        """Replace rows; collective, see :func:`dgl_mgpu.store.optimizer.write_rows`."""
+        """Replace rows; collective, and an optimizer's state stays.
+
+        Parameters
+        ----------
+        ids : Tensor, int32 or int64, shape (n,)
+            n may differ between ranks and be 0.  Of rows for the same id the last one of the last
+            rank is kept.
+        rows : Tensor, float32, shape (n, embedding_dim)
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError, StoreClosedError, RankFailedError
+            As :func:`dgl_mgpu.store.optimizer.write_rows`.
+        """
         write_rows(self._rows, ids, rows, Ranks.of_all_machines())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
@@ -183,6 +196,14 @@ class StoreEmbedding(nn.Module):
         if not rows_only:
             self.steps = steps
 
+    def __getstate__(self) -> NoReturn:
+        # A file would have references to this process's memory, and a copy would not learn.
+        raise InvalidInputError(
+            f"copy or pickle embedding '{self.name}'",
+            "its rows are in the store, once for all",
+            "write them with embedding.save(path), and keep it out of the module that is copied",
+        )
+
     def _tables(self, rows_only: bool) -> dict[str, Table]:
         states = () if rows_only else zip(STATES[self.optimizer], self._states, strict=True)
         return {_ROWS: self._rows, **dict(states)}
@@ -238,7 +259,7 @@ class _Lookup(torch.autograd.Function):
         return None, None, None, None
 
 
-class EmbeddingOptimizer(ABC):
+class EmbeddingOptimizer:
     """Trains embeddings of a store: what the classes below have in common.
 
     Parameters
@@ -249,6 +270,8 @@ class EmbeddingOptimizer(ABC):
     over_ranks : 'mean' or 'sum'
         What becomes of the gradients of several ranks: 'mean' divides them by the number of
         ranks, as DistributedDataParallel does with a model's.  Those of one row are summed.
+    **settings
+        What ``of_table`` takes besides.
 
     Attributes
     ----------
@@ -263,9 +286,15 @@ class EmbeddingOptimizer(ABC):
 
     #: As `EmbeddingSpec.optimizer` names it.
     kind: ClassVar[str]
+    #: What trains one table.
+    of_table: ClassVar[Callable[..., SparseOptimizer]]
 
     def __init__(
-        self, params: Iterable[StoreEmbedding], lr: float, over_ranks: OverRanks = "mean"
+        self,
+        params: Iterable[StoreEmbedding],
+        lr: float,
+        over_ranks: OverRanks = "mean",
+        **settings: Any,
     ) -> None:
         asked = f"train with {type(self).__name__}"
         self._embeddings = [params] if isinstance(params, StoreEmbedding) else list(params)
@@ -291,7 +320,10 @@ class EmbeddingOptimizer(ABC):
         self.lr = lr
         self._ranks = Ranks.of_all_machines()
         self._scale = 1 / self._ranks.size if over_ranks == "mean" else 1.0
-        self._optimizers = [self._of(each._rows, each._states) for each in self._embeddings]
+        self._optimizers = [
+            self.of_table(each._rows, *each._states, lr=lr, ranks=self._ranks, **settings)
+            for each in self._embeddings
+        ]
 
     def step(self) -> None:
         """Change the rows that gradients of any rank came to since the last step; collective.
@@ -326,24 +358,19 @@ class EmbeddingOptimizer(ABC):
         for embedding in self._embeddings:
             embedding.zero_grad()
 
-    @abstractmethod
-    def _of(self, rows: Table, states: list[Table]) -> SparseOptimizer:
-        """What trains one table."""
-
 
 class SparseSGD(EmbeddingOptimizer):
     """``torch.optim.SGD`` without momentum; parameters as of :class:`EmbeddingOptimizer`."""
 
     kind = "sgd"
-
-    def _of(self, rows: Table, states: list[Table]) -> SparseOptimizer:
-        return of_tables.SparseSGD(rows, self.lr, self._ranks)
+    of_table = of_tables.SparseSGD
 
 
 class SparseAdagrad(EmbeddingOptimizer):
     """``torch.optim.Adagrad``; parameters as there and of :class:`EmbeddingOptimizer`."""
 
     kind = "adagrad"
+    of_table = of_tables.SparseAdagrad
 
     def __init__(
         self,
@@ -354,12 +381,7 @@ class SparseAdagrad(EmbeddingOptimizer):
         over_ranks: OverRanks = "mean",
     ) -> None:
         _check("train with SparseAdagrad", "eps", eps, math.inf)
-        self._eps = eps
-        super().__init__(params, lr, over_ranks)
-
-    def _of(self, rows: Table, states: list[Table]) -> SparseOptimizer:
-        (state_sum,) = states
-        return of_tables.SparseAdagrad(rows, state_sum, self.lr, self._eps, self._ranks)
+        super().__init__(params, lr, over_ranks, eps=eps)
 
 
 class SparseAdam(EmbeddingOptimizer):
@@ -371,6 +393,7 @@ class SparseAdam(EmbeddingOptimizer):
     """
 
     kind = "adam"
+    of_table = of_tables.SparseAdam
 
     def __init__(
         self,
@@ -387,14 +410,7 @@ class SparseAdam(EmbeddingOptimizer):
         for beta in betas:
             _check(asked, "betas", beta, 1.0)
         _check(asked, "eps", eps, math.inf)
-        self._betas, self._eps = betas, eps
-        super().__init__(params, lr, over_ranks)
-
-    def _of(self, rows: Table, states: list[Table]) -> SparseOptimizer:
-        first, second = states
-        return of_tables.SparseAdam(
-            rows, first, second, self.lr, self._betas, self._eps, self._ranks
-        )
+        super().__init__(params, lr, over_ranks, betas=betas, eps=eps)
 
 
 def _check(asked: str, name: str, value: float, below: float) -> None:

@@ -63,11 +63,17 @@ def load_tables(path: Path, tables: Mapping[str, Table], ranks: Ranks) -> int:
     asked = f"load rows from {path}"
     steps = ranks.from_first(asked, lambda: _checked(path, tables))
     with contextlib.ExitStack() as stack:
-        archive = None if ranks.rank != 0 else stack.enter_context(zipfile.ZipFile(path))
+
+        def rows_of(name: str) -> IO[bytes] | None:
+            if ranks.rank != 0:
+                return None
+            archive = stack.enter_context(zipfile.ZipFile(path))
+            file = stack.enter_context(_opened(archive, name))
+            _header(file)
+            return file
+
         for name, table in tables.items():
-            file = None if archive is None else stack.enter_context(_opened(archive, name))
-            if file is not None:
-                _header(file)
+            file = ranks.together(asked, partial(rows_of, name))
             for run in _chunks(table):
                 rows = ranks.together(asked, partial(_read, file, table, run, path))
                 ids = torch.arange(run.start, run.start + len(rows))

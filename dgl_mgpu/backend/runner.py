@@ -68,7 +68,7 @@ def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[s
     said: dict[str, Any] = {}
     written: dict[str, Any] = {}
     while rest:
-        if rest[0].startswith((f"{_STORE}.", f"{_STORE}=")):
+        if rest[0] == _STORE or rest[0].startswith((f"{_STORE}.", f"{_STORE}=")):
             key, value = _parsed(rest.pop(0))
             said[key] = value
         elif rest[0] == _CONFIG and len(rest) > 1:

@@ -246,6 +246,12 @@ class GlobalStore:
     def embedding(self, name: str, ntype: str | None = None) -> StoreEmbedding:
         """The embedding ``name`` of a node type, always the same module.
 
+        Parameters
+        ----------
+        name : str
+        ntype : str, optional
+            The only one by default.
+
         Raises
         ------
         InvalidInputError

@@ -104,7 +104,7 @@ def is_shared(graph: Any, sampler: Any, use_ddp: bool) -> bool:
         warnings.warn(
             f"the graph of a DataLoader is pinned in each process, and not kept in the store: "
             f"{type(inner).__name__} may need more of it than a store has",
-            stacklevel=4,
+            stacklevel=3,
         )
     return False
 

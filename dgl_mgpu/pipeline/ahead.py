@@ -38,7 +38,7 @@ class Source(Protocol[BatchOut]):
         """What else batches depend on, which the script may change; holds on to it."""
 
     def left_behind(self) -> object:
-        """What making batches has left with what others use too, since the last call; or None."""
+        """What is new, since the last call, in what batches and others share; or None."""
 
     def hand_over(self, *made: object) -> None:
         """Let the script's stream use what was made on the lane: it may free it while in use."""
@@ -157,6 +157,8 @@ class Ahead(Iterator[Batch]):
 
     def _make_next(self, lane: Lane) -> bool:
         """Make a batch on the lane, if there is one more; whether there was."""
+        if self._source.left_behind() is not None:
+            lane.follow()  # the script's stream may still be making it
         is_full = False
         with lane.work():
             try:

@@ -135,7 +135,7 @@ class Trainer(ABC):
         try:
             self.model.load_state_dict(checkpoint.best_model)
             self.model.load_state_dict(checkpoint.model)
-            self.optimizer.load_state_dict(checkpoint.optimizer)
+            self.optimizer.load_state_dict(_state_for(self.optimizer, checkpoint.optimizer))
             self.reports = [EpochReport.from_dict(report) for report in checkpoint.reports]
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
@@ -184,3 +184,12 @@ class Trainer(ABC):
     def _best_valid(self) -> float:
         validated = [r.valid_accuracy for r in self.reports if r.valid_accuracy is not None]
         return max(validated, default=-1.0)
+
+
+def _state_for(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
+    """A saved state for an optimizer that goes on in its own way: fused on a GPU, say."""
+    groups = [
+        {**group, "fused": own["fused"]} if "fused" in own else group
+        for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    return {**saved, "param_groups": groups}

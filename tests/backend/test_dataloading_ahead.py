@@ -368,6 +368,14 @@ class _Own(NeighborSampler):
     """A sampler of the script's, which may look at anything."""
 
 
+class _Sure(NeighborSampler):
+    may_be_made_ahead = True
+
+
+class _Derived(_Sure):
+    pass
+
+
 class _OwnNegatives(PerSourceUniform):
     pass
 
@@ -385,9 +393,12 @@ def _impure():
         (_Own([2], fused=False), {}),
     ):
         yield g, torch.arange(50), as_edge_prediction_sampler(inner, **options), {}
+    g, ids, _ = homogeneous()
+    yield g, ids, _Sure([2]), {}
+    yield g, ids, _Derived([2]), {}
 
 
-@pytest.mark.parametrize("case", range(7))
+@pytest.mark.parametrize("case", range(9))
 def test_what_may_depend_on_more_is_made_when_it_is_asked_for(case, lanes, monkeypatch):
     monkeypatch.setattr(dgl.dataloading.dataloader, "is_tensor_adaptor_enabled", lambda: True)
     made = lanes(1)
@@ -396,7 +407,8 @@ def test_what_may_depend_on_more_is_made_when_it_is_asked_for(case, lanes, monke
     batches = iter(loader)
     assert isinstance(batches, Ahead)
     assert len(list(batches)) == -(-len(ids) // 20)
-    assert bool(made) == (case == 3)  # a list of ids becomes a tensor
+    # A list of ids becomes a tensor, and a class may say that it depends on no more.
+    assert bool(made) == (case in (3, 7))
 
 
 @pytest.mark.parametrize("prob", [None, "weight"])
@@ -492,6 +504,26 @@ def test_a_format_that_a_batch_makes_is_waited_for(lanes):
     assert g._graph.relations[1].created == ("coo", "csc")
     *_, (marks, mark), (waits, waited) = made[0].log
     assert (marks, waits) == ("marks", "waits") and waited is mark
+
+
+def test_a_format_that_the_script_makes_is_waited_for(lanes):
+    made = lanes(1)
+    ends = torch.arange(50)
+    g = dgl.heterograph({("a", "x", "a"): (ends, ends), ("b", "y", "b"): (ends, ends)})
+    batches = iter(DataLoader(g, {"a": torch.arange(40)}, NeighborSampler([2]), batch_size=10))
+    next(batches)
+    made[0].log.clear()
+    next(batches)
+    assert "follows" not in [what for what, _ in made[0].log]
+    g._graph.relations[1].csr()
+    made[0].log.clear()
+    next(batches)
+    order = [what for what, _ in made[0].log]
+    assert order.count("follows") == 1
+    on_lane = next(
+        i for i, (what, mark) in enumerate(made[0].log) if what == "marks" and mark.on_lane
+    )
+    assert order.index("follows") < on_lane
 
 
 def test_nothing_lives_on_after_a_pass_that_is_left(lanes):

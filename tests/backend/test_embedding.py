@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import copy
 import gc
 import math
+import pickle
 import uuid
 import weakref
 from pathlib import Path
@@ -544,6 +546,26 @@ def test_all_ranks_are_told_of_a_bad_file(tmp_path):
     launch(_loads_what_is_missing, 2, tmp_path)
 
 
+def _loads_what_goes_away(folder: Path) -> None:
+    ranks = Ranks.of_this_machine()
+    embedding, path = make_store("cpu", "adam").embedding("emb"), folder / "emb"
+    embedding.save(path)
+    check = embedding_files._checked
+
+    def check_and_remove(*given) -> int:
+        steps = check(*given)
+        path.unlink()
+        return steps
+
+    embedding_files._checked = check_and_remove  # in this rank's process alone
+    with pytest.raises(OSError if ranks.rank == 0 else RankFailedError, match="No such file"):
+        embedding.load(path)
+
+
+def test_all_ranks_are_told_of_a_file_that_goes_away(tmp_path):
+    launch(_loads_what_goes_away, 2, tmp_path)
+
+
 # -- bad input ------------------------------------------------------------------------------
 
 
@@ -623,6 +645,14 @@ def test_wrong_arguments_are_refused(store):
     ):
         with pytest.raises(InvalidInputError, match=next(iter(numbers))):
             dgl_mgpu.SparseAdam([embedding], **numbers)
+
+
+@pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])
+def test_there_is_no_copy(store, duplicate):
+    model = nn.ModuleList([store.embedding("emb")])
+    assert not model.state_dict()
+    with pytest.raises(InvalidInputError, match=r"embedding\.save"):
+        duplicate(model[0] if duplicate is copy.copy else model)
 
 
 def test_a_closed_store_is_neither_trained_nor_saved(store, tmp_path):

@@ -21,6 +21,7 @@ from dgl_mgpu.errors import (
     InvalidInputError,
     InvalidWeightError,
     PlanDoesNotFitError,
+    RankFailedError,
     UnsupportedByStoreError,
 )
 from dgl_mgpu.ops.view import EIDS, PAIRED
@@ -446,6 +447,18 @@ def test_odd_arguments_are_refused():
     with pytest.raises(InvalidInputError):
         store.graph.sample_neighbors(torch.arange(3), 2.7)
     assert store.graph.sample_neighbors([], 2).num_edges() == 0
+
+
+def _odd_arguments_on_one_rank() -> None:
+    is_odd = dist.get_rank() == 1
+    for odd, error in ({"gpu_memroy": "1GiB"}, ConfigError), ({"seed": -1}, InvalidInputError):
+        with pytest.raises(error if is_odd else RankFailedError, match=next(iter(odd))):
+            dgl_mgpu.GlobalStore.from_dgl(power_law_graph(), **odd if is_odd else {})
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_odd_arguments_on_one_rank_are_told_on_all():
+    launch(_odd_arguments_on_one_rank, 2)
 
 
 def test_bad_weights_are_refused_before_work_starts():

@@ -413,8 +413,10 @@ def test_dgl_pins_what_is_not_shared(told, monkeypatch):
         return False
 
     assert not is_pinned()
-    with pytest.warns(UserWarning, match=r"Ours may need more"):
+    with pytest.warns(UserWarning, match=r"Ours may need more") as warned:
         assert is_pinned(sampler=Ours())
+    # Where the DataLoader is made.
+    assert warned.pop(UserWarning).lineno == load.__code__.co_firstlineno + 1
     told()
     monkeypatch.delenv(runner.VARIABLE)
     assert is_pinned()

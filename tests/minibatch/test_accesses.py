@@ -27,6 +27,7 @@ def train(folder: Path, *overrides: str, num_nodes: int = NODES, epochs: int = E
             f"trainer.epochs={epochs}",
             "model.hidden=8",
             "store.feature_ratio=0.3",
+            "store.device=cpu",
             f"hydra.run.dir={folder}",
             *overrides,
         ]

@@ -24,6 +24,7 @@ SMALL = [
     "data.options.num_edges=20000",
     "trainer.batch_size=256",
     "model.hidden=32",
+    "store.device=cpu",
 ]
 ROOT = Path(__file__).parents[2]
 

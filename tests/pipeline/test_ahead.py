@@ -29,6 +29,8 @@ class Numbers:
         self.log = [] if lane is None else lane.log
         self._seeds = iter(range(100, 100 + count))
         self.version, self.left = 0, None
+        #: What making a batch leaves, by its number.
+        self.leaves = {}
 
     def seeds(self):
         return next(self._seeds)
@@ -37,6 +39,7 @@ class Numbers:
         assert seeds == 100 + number
         where = "ahead" if self.lane is not None and self.lane.is_inside else "here"
         self.log.append((f"makes {where}", number))
+        self.left = self.leaves.get(number)
         errors = self.fails.get(number)
         if errors:
             raise errors.pop(0)
@@ -243,15 +246,30 @@ def test_memory_that_is_short_in_its_turn_too_is_an_error():
 def test_what_a_batch_leaves_with_others_is_theirs_at_once():
     lane = HostLane()
     source, batches = over(lane)
-    source.left = "of the first batch, which is made where the script is"
+    source.leaves = {0: "of the first batch, which is made where the script is", 2: "format"}
     next(batches)
     assert "hands over" not in [what for what, _ in lane.log]
-    source.left = "format"
     lane.log.clear()
     next(batches)
     *_, (marks, mark), (waits, waited), handed = lane.log
     assert (marks, waits, waited) == ("marks", "waits", mark) and mark.on_lane
     assert handed == ("hands over", ("format",))
+    assert "follows" not in [what for what, _ in lane.log]
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_the_lane_follows_the_script_that_has_left_something_with_batches(is_idle):
+    lane = HostLane()
+    lane.is_idle = is_idle
+    source, batches = over(lane)
+    next(batches)
+    lane.log.clear()
+    source.left = "format"
+    next(batches)
+    order = [what for what, _ in lane.log]
+    assert order.count("follows") == 1
+    assert order.index("follows") < order.index("makes ahead")
+    assert ("hands over", ("format",)) not in lane.log
 
 
 def test_batches_that_are_given_up_are_waited_for_and_freed():

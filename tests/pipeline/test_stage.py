@@ -4,7 +4,8 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.pipeline import stage as stages
+from dgl_mgpu.pipeline.stage import StageTimes, stage
 
 
 @pytest.fixture
@@ -56,3 +57,82 @@ def test_an_error_ends_the_stage_and_passes(nvtx):
         torch.ones(3)
     assert nvtx == ["stage sample", "end"]
     assert "stage sample" in _names(profiler)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """Seconds that the host's clock shows, in a list of one."""
+    now = [10.0]
+    monkeypatch.setattr(stages.time, "perf_counter", lambda: now[0])
+    return now
+
+
+def test_times_add_up_and_those_within_others_count_in_both(clock):
+    with stage("sample"):
+        clock[0] += 100  # nobody listens
+    with StageTimes(torch.device("cpu")) as times, StageTimes(torch.device("cpu")) as others:
+        for _ in range(2):
+            with stage("load"):
+                clock[0] += 1
+                with stage("sample"):
+                    clock[0] += 2
+            clock[0] += 4
+    with stage("sample"):
+        clock[0] += 100
+    assert times.seconds() == others.seconds() == {"load": 6, "sample": 4}
+
+
+def test_a_stage_that_fails_does_not_count_and_nobody_listens_after_an_error(clock):
+    times = StageTimes(torch.device("cpu"))
+    with pytest.raises(ZeroDivisionError), times:
+        with stage("sample"):
+            clock[0] += 1
+        with stage("gather"):
+            clock[0] += 1
+            raise ZeroDivisionError
+    with stage("sample"):
+        clock[0] += 1
+    assert times.seconds() == {"sample": 1}
+    assert not stages._listening
+
+
+class _Event:
+    """A GPU's event: it comes when it is waited for, or is told to."""
+
+    def __init__(self, seconds):
+        self.seconds, self.has_come = seconds, False
+
+    def query(self):
+        return self.has_come
+
+    def synchronize(self):
+        self.has_come = True
+
+    def elapsed_time(self, end):
+        assert self.has_come and end.has_come
+        return 1000 * (end.seconds - self.seconds)
+
+
+def test_stages_of_a_gpu_are_read_when_they_have_come(clock, monkeypatch):
+    events = []
+
+    def mark(self):
+        events.append(_Event(clock[0]))
+        return events[-1]
+
+    monkeypatch.setattr(StageTimes, "_mark", mark)
+    with StageTimes(torch.device("cuda")) as times:
+        with stage("forward"):
+            clock[0] += 1
+        with stage("backward"):
+            clock[0] += 2
+        assert len(times._under_way) == 2
+        for event in events[:3]:  # not the end of the second stage
+            event.has_come = True
+        with stage("forward"):
+            clock[0] += 4
+        # What has come does not pile up.
+        assert [name for name, _, _ in times._under_way] == ["backward", "forward"]
+    events[4].has_come = True  # its end is waited for
+    assert times.seconds() == {"forward": 5, "backward": 2}
+    assert times.seconds() == {"forward": 5, "backward": 2}

@@ -28,6 +28,7 @@ SMALL = [
     "sampler.eval_fanouts=[3,3]",
     "model.hidden=8",
     "trainer.epochs=3",
+    "store.device=cpu",
 ]
 
 #: What happens to a trainer before its run.

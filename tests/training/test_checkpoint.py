@@ -10,6 +10,7 @@ import torch
 
 from dgl_mgpu.errors import CheckpointError
 from dgl_mgpu.training.checkpoint import Checkpoint, checkpoints
+from dgl_mgpu.training.trainer import Trainer
 
 CONFIG = {
     "model": {"name": "gcn", "hidden": 16},
@@ -154,3 +155,50 @@ def test_another_run_is_refused_and_another_machine_is_not():
     renamed = dataclasses.replace(checkpoint, config={**CONFIG, "extra": 1})
     with pytest.raises(CheckpointError, match="extra"):
         renamed.require_same_run(CONFIG)
+
+
+class _Resumes(Trainer):
+    """A trainer that takes steps when it is told to."""
+
+    steps_per_epoch = 1
+
+    def __init__(self, fused: bool) -> None:
+        torch.manual_seed(0)
+        model = torch.nn.Linear(4, 3)
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
+        super().__init__(model, optimizer, torch.device("cpu"), 1)
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(torch.arange(8.0).view(2, 4)).square().sum().backward()
+        self.optimizer.step()
+
+    def _run_epoch(self, number, validate, on_step):
+        raise NotImplementedError
+
+    def _test(self):
+        raise NotImplementedError
+
+
+@pytest.mark.parametrize("before", [False, True])
+@pytest.mark.parametrize("after", [False, True])
+def test_an_optimizer_goes_on_in_its_own_way(before, after):
+    """Fused or not, as on a GPU and on a CPU."""
+    whole, resumed = _Resumes(before), _Resumes(after)
+    whole.step()
+    state = whole.checkpoint(CONFIG)
+    resumed.resume(pickle.loads(pickle.dumps(state)))
+    assert resumed.optimizer.param_groups[0]["fused"] == after
+    assert state.optimizer["param_groups"][0]["fused"] == before
+    for _ in range(2):
+        whole.step()
+        resumed.step()
+    torch.testing.assert_close(resumed.model.state_dict(), whole.model.state_dict())
+
+
+def test_an_optimizer_of_other_groups_is_refused():
+    trainer = _Resumes(False)
+    state = trainer.checkpoint(CONFIG)
+    state.optimizer["param_groups"].append({})
+    with pytest.raises(CheckpointError, match="its states are not this run's"):
+        trainer.resume(state)

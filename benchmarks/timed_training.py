@@ -1,0 +1,203 @@
+"""What the benchmarks that train through a store's loader share: XGNN's models and mini-batches,
+training that can begin anew, and clocks for its steps.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import statistics
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+from unittest.mock import patch
+
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
+import dgl_mgpu  # noqa: F401  makes DGL import
+
+import dgl  # isort: skip
+from dgl.dataloading import DataLoader, NeighborSampler, Sampler  # isort: skip
+
+from benchmarks.fullgraph import Job
+from dgl_mgpu.backend.graph import StoreGraph
+from dgl_mgpu.data.generate import GraphSpec
+from dgl_mgpu.minibatch.walks import RandomWalkSampler
+from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.store import Ranks
+from dgl_mgpu.training.config import ModelConfig
+from dgl_mgpu.training.models import build_model
+
+#: Steps of a pass before those that are timed.
+WARM_UP = 5
+#: Of PinSAGE: neighbours of a node in a layer, walks from it, and their steps.
+NEIGHBORS, WALKS, WALK_LENGTH = 5, 4, 3
+
+
+@dataclass(frozen=True)
+class Network:
+    """A model and its mini-batches (XGNN, section 6.1).
+
+    Attributes
+    ----------
+    model : str
+        As :func:`~dgl_mgpu.training.models.build_model` knows it.
+    fanouts : tuple of int
+        Beginning at the seeds.
+    walks : bool
+        Neighbours are those that random walks visit most.
+    xgnn : mapping of str to float
+        End-to-end time over training time on each graph in XGNN's table 4.
+    """
+
+    model: str
+    fanouts: tuple[int, ...]
+    xgnn: Mapping[str, float]
+    walks: bool = False
+
+    def sampler(self, inputs: Sequence[str], walk_length: int = WALK_LENGTH) -> Sampler:
+        """What makes its mini-batches, with node features ``inputs``."""
+        prefetch = {"prefetch_node_feats": list(inputs), "prefetch_labels": ["label"]}
+        if self.walks:
+            layers = len(self.fanouts)
+            return RandomWalkSampler(layers, NEIGHBORS, WALKS, walk_length, **prefetch)
+        return NeighborSampler(list(self.fanouts[::-1]), **prefetch)
+
+
+NETWORKS = {
+    "graphsage": Network(
+        "graphsage",
+        (25, 10),
+        {"papers100M": 0.26 / 0.23, "twitter": 0.08 / 0.07, "uk-2006": 0.33 / 0.16},
+    ),
+    "gcn": Network(
+        "gcn",
+        (15, 10, 5),
+        {"papers100M": 0.62 / 0.54, "twitter": 0.25 / 0.20, "uk-2006": 0.88 / 0.43},
+    ),
+    "pinsage": Network(
+        "pinsage",
+        (NEIGHBORS,) * 3,
+        {"papers100M": 0.83 / 0.81, "twitter": 0.36 / 0.34, "uk-2006": 1.37 / 0.90},
+        walks=True,
+    ),
+}
+
+
+def network_model(network: Network, spec: GraphSpec, hidden: int) -> torch.nn.Module:
+    """Its model, the same on all ranks."""
+    torch.manual_seed(0)
+    config = ModelConfig(name=network.model, hidden=hidden)
+    return build_model(config, spec.num_features, spec.num_classes, len(network.fanouts))
+
+
+def loader_of(
+    graph: StoreGraph, ids: torch.Tensor, sampler: Sampler, batch: int, ranks: Ranks
+) -> DataLoader:
+    """What makes mini-batches of ``batch`` of a rank's share of the nodes ``ids``."""
+    return DataLoader(
+        graph,
+        ids,
+        sampler,
+        device=graph.device,
+        batch_size=batch,
+        drop_last=True,
+        use_ddp=ranks.size > 1,
+    )
+
+
+def batches_of(loader: DataLoader, ahead: str) -> Iterator[Any]:
+    """One pass over a loader, with batches made ahead ('1') or one by one ('0')."""
+    with patch.dict(os.environ, DGL_MGPU_PREFETCH=ahead):
+        return iter(loader)
+
+
+class Training:
+    """A model that is trained on mini-batches, always from the same beginning.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Called with ``inputs_of`` a batch's blocks, gives scores of its seeds.
+    device : torch.device
+    inputs_of : callable
+    """
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        device: torch.device,
+        inputs_of: Callable[[Any], tuple] = lambda blocks: (blocks, dict(blocks[0].srcdata)),
+    ) -> None:
+        self.model = model.to(device)
+        self._called: torch.nn.Module = self.model
+        if dist.is_initialized() and dist.get_world_size() > 1:
+            ids = [device] if device.type == "cuda" else None
+            self._called = DistributedDataParallel(self.model, device_ids=ids)
+        self._inputs_of = inputs_of
+        self._optimizer = torch.optim.Adam(
+            self.model.parameters(), lr=0.003, fused=device.type == "cuda"
+        )
+        self._parts = self.model, self._optimizer
+        self._beginning = copy.deepcopy([part.state_dict() for part in self._parts])
+
+    def restart(self) -> None:
+        """Be as at the beginning, with the same numbers for dropout."""
+        for part, state in zip(self._parts, copy.deepcopy(self._beginning), strict=True):
+            part.load_state_dict(state)
+        torch.manual_seed(0)
+
+    def step(self, batch: Any, labels: torch.Tensor) -> torch.Tensor:
+        """The loss, before the step."""
+        with stage("forward"):
+            scores = self._called(*self._inputs_of(batch))
+            loss = torch.nn.functional.cross_entropy(scores, labels)
+        self._optimizer.zero_grad()
+        with stage("backward"):
+            loss.backward()
+        with stage("update"):
+            self._optimizer.step()
+        return loss.detach()
+
+    def step_on_blocks(self, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
+        """As :meth:`step`, for a batch of DGL's loader."""
+        return self.step(blocks, blocks[-1].dstdata["label"])
+
+
+class Clock:
+    """Times loops of a job: all ranks begin together, and the GPU is waited for at both ends."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    def seconds_a_step(self, steps: Iterable[Any], count: int, warm_up: int = WARM_UP) -> float:
+        """Of ``count`` steps after those that warm up; the loop is left then."""
+        begin = 0.0
+        for number, _ in enumerate(steps, start=1):
+            if number == warm_up:
+                self._job.wait()
+                begin = time.perf_counter()
+            elif number == warm_up + count:
+                self._wait()
+                return (time.perf_counter() - begin) / count
+        raise ValueError(f"fewer than {warm_up} + {count} steps")
+
+    def host_seconds(self, call: Callable[[], object]) -> float:
+        """Of the host alone, for a call that does not wait for the GPU."""
+        self._wait()
+        begin = time.perf_counter()
+        call()
+        return time.perf_counter() - begin
+
+    def _wait(self) -> None:
+        if self._job.device.type == "cuda":
+            torch.cuda.synchronize()
+
+
+def medians(each_rank: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
+    """Of each way's times over all turns; in a turn ranks wait for the slowest one."""
+    turns = {way: zip(*(rank[way] for rank in each_rank), strict=True) for way in each_rank[0]}
+    return {way: statistics.median(map(max, times)) for way, times in turns.items()}
