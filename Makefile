@@ -35,7 +35,7 @@ test: setup
 # ARGS="-n 8 --dist loadgroup"); those that measure what is free on them come after, one by one.
 GPU_PYTHON ?= $(BIN)/python
 GPU_TESTS := tests/kernels \
-	$(wildcard tests/store/test_*_gpu.py tests/backend/test_*_gpu.py) \
+	$(wildcard $(addsuffix /test_*_gpu.py,$(addprefix tests/,store backend pipeline minibatch))) \
 	$(addprefix tests/store/test_, calibration.py exchange.py optimizer.py staging.py)
 # Their tests on a GPU have it in their names; the others run without one as well.
 GPU_TESTS_BY_NAME := tests/fullgraph $(addprefix tests/backend/, structure sampling sparse nn \
@@ -49,7 +49,7 @@ test-gpu:
 # The kernels' tests once more under each tool of compute-sanitizer; some minutes.
 SANITIZED := $(addprefix tests/kernels/test_, gather.py sample.py etype_blocks.py \
 	sample_weighted.py walk.py negative.py scatter.py spmm.py spmm_transposed.py sddmm.py \
-	edge_softmax.py spmm_remote.py)
+	edge_softmax.py spmm_remote.py transpose.py store_edges.py)
 # Between ranks torch keeps its memory: NCCL reads the last words of messages whole, which is more
 # than there is of some; and asks for kernels that this GPU has none of.
 SANITIZED_RANKS := $(addprefix tests/fullgraph/test_, exchange.py remote.py)

@@ -79,10 +79,8 @@ class ServesBlocks(Protocol):
         """Where edge feature ``prob`` is."""
 
 
-@functools.cache
-def _has_blocks(kind: Any) -> bool:
-    """Whether a class :class:`ServesBlocks`; to ask takes microseconds each time."""
-    return issubclass(kind, ServesBlocks)
+#: Whether a class :class:`ServesBlocks`; to ask takes microseconds each time.
+_has_blocks: Callable[[Any], bool] = functools.cache(lambda kind: issubclass(kind, ServesBlocks))
 
 
 def serve_dataloading() -> None:

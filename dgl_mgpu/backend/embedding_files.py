@@ -8,7 +8,6 @@ two chunks of memory; a chunk of what it reads goes to all ranks, each of which 
 from __future__ import annotations
 
 import contextlib
-import os
 import zipfile
 import zlib
 from collections.abc import Iterator, Mapping
@@ -25,6 +24,7 @@ from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import Ranks, Table
 from dgl_mgpu.store.optimizer import write_rows
+from dgl_mgpu.wholefile import written_whole
 
 _CHUNK_BYTES = 32 << 20
 _STEPS = "steps"
@@ -93,24 +93,14 @@ def _chunks(table: Table) -> Iterator[range]:
 
 
 def _write(path: Path, tables: Mapping[str, Table], steps: int) -> None:
-    partial_path = path.with_name(f"{path.name}.partial")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial_path, "wb") as file:
-            with zipfile.ZipFile(file, "w") as archive:
-                for name, table in tables.items():
-                    with archive.open(f"{name}.npy", "w", force_zip64=True) as target:
-                        _write_table(target, table)
-                with archive.open(f"{_STEPS}.npy", "w") as target:
-                    npy.write_array(target, np.array(steps, np.int64))
-            file.flush()
-            os.fsync(file.fileno())
-        partial_path.replace(path)
-    except BaseException as error:
-        with contextlib.suppress(OSError):
-            partial_path.unlink()
-        if not isinstance(error, OSError):
-            raise
+        with written_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
+            for name, table in tables.items():
+                with archive.open(f"{name}.npy", "w", force_zip64=True) as target:
+                    _write_table(target, table)
+            with archive.open(f"{_STEPS}.npy", "w") as target:
+                npy.write_array(target, np.array(steps, np.int64))
+    except OSError as error:
         raise CheckpointError(
             f"save rows to {path}", str(error), "free space there, or choose another place"
         ) from error

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
 from dgl_mgpu.pipeline.lane import Lane, Mark
 
-#: Most batches that are made where the script is between two looks.
-_MOST_RESTS = 16
+#: Most batches between two looks at whether the other way has become the faster one.
+_MOST = 16
 
 Batch = TypeVar("Batch")
 BatchOut = TypeVar("BatchOut", covariant=True)
@@ -61,6 +63,33 @@ class _Entry(Generic[Batch]):
     error: Exception | None = None
 
 
+class _Pace:
+    """How long the host takes for batches that are made when they are asked for: on the lane, and
+    where the script is, which includes the wait for what the GPU has left of the model."""
+
+    def __init__(self) -> None:
+        self._lane = self._rest = math.nan
+        self._lanes, self._next_rests = 0, 1
+
+    def after_lane(self, seconds: float) -> int:
+        """Note a batch made on the lane; how many to make where the script is before the next."""
+        self._lane = _mixed(self._lane, seconds)
+        if self._rest >= self._lane:
+            self._next_rests = 1
+            self._lanes += 1
+            return int(self._lanes % _MOST == 0)
+        rests, self._next_rests = self._next_rests, min(2 * self._next_rests, _MOST)
+        return rests
+
+    def after_rest(self, seconds: float) -> None:
+        """Note a batch made where the script is."""
+        self._rest = _mixed(self._rest, seconds)
+
+
+def _mixed(before: float, now: float) -> float:
+    return now if math.isnan(before) else (before + now) / 2
+
+
 class Ahead(Iterator[Batch]):
     """Hands out batches in order, and makes the next ones on a lane before it returns, while the
     GPU still works on what the script has queued.
@@ -69,9 +98,9 @@ class Ahead(Iterator[Batch]):
     ends with the model of two batches ago at the earliest, so that the host, and with it the
     memory of batches in use, does not get further ahead.
 
-    A GPU that has nothing to do by then waits for the host, which a lane would only give more to
-    do: the next batches are made where the script is, when they are asked for.  After one of them,
-    and then after two, four, …, it is looked again whether the GPU has become the slower one.
+    A GPU that has nothing to do by then waits for the host: the next batch is made when it is asked
+    for.  That may be on the lane, beside what the GPU has left of the model, or where the script
+    is, which spares the host some calls: whichever has taken less time so far (:class:`_Pace`).
 
     The first batch is made where the script is: caches that others use too are filled then.  If
     something changes later on which batches depend, what was made is dropped and made again, and
@@ -95,15 +124,17 @@ class Ahead(Iterator[Batch]):
         self._state: object = None
         #: What the script had queued when the last batch was asked for.
         self._queued: Mark | None = None
-        #: Batches until the lane is used again, and how many the next time that the GPU is idle.
-        self._rests, self._next_rests = 0, 1
+        #: Batches to be made where the script is before the lane is used again.
+        self._rests = 0
+        self._pace = _Pace()
 
     def __next__(self) -> Batch:
+        begin = perf_counter()
         if self._state is not None and self._source.state() != self._state:
             self._stop()
         lane = self._lane
         if lane is not None and self._rests:
-            return self._make_at_rest(lane)
+            return self._make_at_rest(lane, begin)
         # The end of what the script has queued so far.
         queued = None if lane is None else lane.mark()
         if lane is not None and self._state is not None and not self._queue:
@@ -118,7 +149,7 @@ class Ahead(Iterator[Batch]):
         if batch is None:
             batch = self._source.make(entry.number, entry.seeds)
         if self._lane is not None and queued is not None:
-            self._look_ahead(self._lane, queued)
+            self._look_ahead(self._lane, queued, begin)
         return batch
 
     def _take(self) -> _Entry[Batch]:
@@ -126,7 +157,7 @@ class Ahead(Iterator[Batch]):
         self._taken += 1
         return entry
 
-    def _look_ahead(self, lane: Lane, queued: Mark) -> None:
+    def _look_ahead(self, lane: Lane, queued: Mark, begin: float) -> None:
         is_first = self._state is None
         if is_first:
             self._state = self._source.state()
@@ -135,20 +166,19 @@ class Ahead(Iterator[Batch]):
         before, self._queued = self._queued, queued
         if queued.query():
             if not self._queue and not is_first:  # for which the host has waited
-                self._rests = self._next_rests
-                self._next_rests = min(2 * self._next_rests, _MOST_RESTS)
+                self._rests = self._pace.after_lane(perf_counter() - begin)
             return
-        self._next_rests = 1
         if before is not None:
             before.synchronize()
         while self._lane is not None and len(self._queue) < self._depth:
             if not self._make_next(lane):
                 return
 
-    def _make_at_rest(self, lane: Lane) -> Batch:
+    def _make_at_rest(self, lane: Lane, begin: float) -> Batch:
         """Make a batch where the script is; the last time, let the lane see what it has done."""
         entry = self._take()
         batch = self._source.make(entry.number, entry.seeds)
+        self._pace.after_rest(perf_counter() - begin)
         self._rests -= 1
         if not self._rests:
             self._source.left_behind()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import struct
 import zipfile
 import zlib
@@ -13,6 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError
+from dgl_mgpu.wholefile import written_whole
 
 _VERSION = 1
 _PREFIX = "accesses/"
@@ -119,18 +119,13 @@ def save_accesses(path: str | Path, counts: Mapping[str, np.ndarray]) -> None:
         If it cannot be written.
     """
     path = Path(path)
-    partial = path.with_name(f"{path.name}.partial")
     arrays: dict[str, Any] = {
         f"{_PREFIX}{ntype}": np.asarray(each, np.int64) for ntype, each in counts.items()
     }
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with open(partial, "wb") as file:
+        with written_whole(path) as file:
             np.savez(file, version=_VERSION, **arrays)
-        partial.replace(path)
     except OSError as error:
-        with contextlib.suppress(OSError):
-            partial.unlink()
         raise InvalidInputError(
             f"save to {path} how often nodes were read",
             str(error),

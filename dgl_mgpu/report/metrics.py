@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 from dgl_mgpu.report.epoch import EpochReport
+from dgl_mgpu.wholefile import written_whole
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
@@ -204,9 +205,5 @@ def _scalars(report: EpochReport) -> dict[str, float]:
 
 def replace_file(path: Path, text: str) -> None:
     """Write `text` to `path` so that a reader sees all of the old content or of the new."""
-    partial = path.with_name(path.name + ".partial")
-    with partial.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    with written_whole(path) as file:
+        file.write(text.encode())

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import pickle
@@ -18,6 +17,7 @@ from typing import Any
 import torch
 
 from dgl_mgpu.errors import CheckpointError
+from dgl_mgpu.wholefile import written_whole
 
 _FORMAT = 2
 # What a file of an older format lacks, as it would be written.
@@ -75,25 +75,18 @@ class Checkpoint:
             If it cannot be written.
         """
         path = folder / f"epoch-{self.epoch:04d}.pt"
-        partial = path.with_suffix(".partial")
         content = {"format": _FORMAT} | {name: getattr(self, name) for name in _FIELDS}
         # Tensors and plain containers only: this is what weights_only reads back.
         for name in _JSON:
             content[name] = json.dumps(content[name])
         try:
-            folder.mkdir(parents=True, exist_ok=True)
-            with open(partial, "wb") as file:
+            with written_whole(path) as file:
                 torch.save(content, file)
-                file.flush()
-                os.fsync(file.fileno())
-            partial.replace(path)
             _sync_folder(folder)
             for other in [*checkpoints(folder), *folder.glob("epoch-*.partial")]:
                 if other != path:
                     other.unlink()  # a killed run leaves the part that it was writing
         except (OSError, RuntimeError) as error:
-            with contextlib.suppress(OSError):
-                partial.unlink()
             raise CheckpointError(
                 f"write checkpoint {path}", str(error), "free space there, or choose another folder"
             ) from error

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import gc
 import math
+import os
 import pickle
 import uuid
 import weakref
@@ -523,7 +524,7 @@ def test_a_file_that_cannot_be_written_leaves_the_last_one(store, tmp_path, monk
         raise OSError(28, "No space left on device")
 
     with monkeypatch.context() as patch, pytest.raises(CheckpointError, match="No space left"):
-        patch.setattr(embedding_files.os, "fsync", full)
+        patch.setattr(os, "fsync", full)
         embedding.save(path)
     assert path.read_bytes() == content and list(tmp_path.iterdir()) == [path]
     with pytest.raises(CheckpointError):

@@ -10,10 +10,27 @@ import weakref
 import pytest
 import torch
 
-from dgl_mgpu.pipeline import Ahead, lane_of
+from dgl_mgpu.pipeline import Ahead, ahead, lane_of
 from tests.pipeline.lanes import HostLane
 
 CPU = torch.device("cpu")
+
+
+class Clock:
+    """Seconds, which pass while batches are made."""
+
+    def __init__(self):
+        self.now = 0.0
+        #: Of a batch, by where it is made.
+        self.seconds = {"ahead": 2.0, "here": 1.0}
+
+
+@pytest.fixture(autouse=True)
+def clock(monkeypatch):
+    clock = Clock()
+    monkeypatch.setattr(ahead, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(Numbers, "clock", clock, raising=False)
+    return clock
 
 
 class Batch:
@@ -23,6 +40,8 @@ class Batch:
 
 class Numbers:
     """Makes batches of numbers, and notes which, where and when."""
+
+    clock: Clock
 
     def __init__(self, lane, count=6, fails=None):
         self.lane, self.fails = lane, dict(fails or {})
@@ -39,6 +58,7 @@ class Numbers:
         assert seeds == 100 + number
         where = "ahead" if self.lane is not None and self.lane.is_inside else "here"
         self.log.append((f"makes {where}", number))
+        self.clock.now += self.clock.seconds[where]
         self.left = self.leaves.get(number)
         errors = self.fails.get(number)
         if errors:
@@ -142,6 +162,20 @@ def test_an_idle_gpu_waits_for_the_batch_asked_for_alone(depth):
     lane.is_idle = False
     assert [batch.number for batch in batches] == list(range(47, 60))
     assert made(lane.log, "ahead")[6:] == list(range(54, 60))
+
+
+def test_an_idle_gpu_has_batches_made_on_the_lane_if_that_is_faster(clock):
+    lane = HostLane()
+    lane.is_idle = True
+    clock.seconds["here"] = 3.0
+    _, batches = over(lane, count=80)
+    assert [next(batches).number for _ in range(40)] == list(range(40))
+    # Tried after the first, and again after every 16th.
+    assert made(lane.log, "here") == [0, 2, 19, 36]
+    clock.seconds["here"] = 0.1
+    list(batches)
+    later = made(lane.log, "here")[4:]
+    assert later[:4] == [53, 55, 57, 58] and len(later) > 15
 
 
 def test_the_lane_follows_the_script_when_it_is_used_again():
