@@ -38,6 +38,8 @@ from dgl_mgpu.errors import ConfigError
         (["train", "mode=fullgraph", "model=gcn", "fullgraph.activations=int8"], "bfloat16"),
         (["train", "mode=fullgraph", "model=pinsage"], "random walks"),
         (["train", "mode=fullgraph", "trainer.count_accesses=true"], "mode=minibatch"),
+        (["train", "store.device=cuda", "sampler.num_workers=2"], "use sampler.num_workers=0"),
+        (["train", "trainer.precision=float8"], "bfloat16"),
         (["train", "nonsense"], "key=value"),
         (["train", "store.gpu_memory=lots"], "16GiB"),
         (["train", "store.graph_ratio=2"], "ratio"),

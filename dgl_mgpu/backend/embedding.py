@@ -262,6 +262,9 @@ class _Lookup(torch.autograd.Function):
 class EmbeddingOptimizer:
     """Trains embeddings of a store: what the classes below have in common.
 
+    It is no ``torch.optim.Optimizer``: learning rates are changed by `lr`, and neither schedulers
+    nor a ``GradScaler`` take it.  Scaled gradients have to be scaled back before :meth:`step`.
+
     Parameters
     ----------
     params : iterable of StoreEmbedding

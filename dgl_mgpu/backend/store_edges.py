@@ -125,7 +125,7 @@ class EdgeQueries(ABC):
         if layout is EdgeIds.STORED:
             raise UnsupportedByStoreError(
                 f"find edges of type {full} by their ids",
-                "they are numbered otherwise than they lie, and the store has no table of ends",
+                "edge ids are not in the CSC's order, and the store has no table of ends",
                 "build it with edges=True, for which an edge takes two ids more",
             )
         if not len(eids):

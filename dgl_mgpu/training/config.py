@@ -226,6 +226,12 @@ class Config:
                 "PinSAGE and the random-walk sampler belong together",
                 "choose model=pinsage alone, which brings its sampler, or another model",
             )
+        if self.store.device == "cuda" and self.sampler.num_workers and self.mode == "minibatch":
+            raise ConfigError(
+                f"store.device=cuda sampler.num_workers={self.sampler.num_workers}",
+                "GPUs sample themselves, faster than processes of the CPU",
+                "use sampler.num_workers=0, or store.device=cpu",
+            )
         if self.mode == "fullgraph" and model == "pinsage":
             raise ConfigError(
                 "model.name=pinsage mode=fullgraph",
