@@ -16,47 +16,57 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import copy
 import itertools
-import os
 import statistics
 import sys
-import tempfile
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
-import numpy as np
 import torch
-import torch.distributed as dist
-from torch.nn.parallel import DistributedDataParallel
 
 import dgl_mgpu  # noqa: F401  makes DGL import
 
-import dgl  # isort: skip
-from dgl.dataloading import DataLoader, NeighborSampler, Sampler  # isort: skip
+from dgl.dataloading import DataLoader  # isort: skip
 
-from benchmarks.fullgraph import Job, column, common_options, new_report, random_rows, ranks_option
-from benchmarks.gpu import PowerLaw, built_store, this_device
+from benchmarks.fullgraph import Job, column, common_options, new_report, ranks_option
+from benchmarks.generated_graph import (
+    Data,
+    all_in_gpu_memory,
+    require_edges,
+    require_rows,
+    seeds_of,
+    stored,
+)
+from benchmarks.gpu import this_device
 from benchmarks.minibatch_gpu import hops_of
 from benchmarks.sampling_gpu import Checker
+from benchmarks.timed_training import (
+    NETWORKS,
+    WALK_LENGTH,
+    WARM_UP,
+    Clock,
+    Network,
+    Training,
+    batches_of,
+    loader_of,
+    medians,
+    network_model,
+    profiled,
+    require_same_losses,
+    room_for_batches,
+)
 from dgl_mgpu.backend.capi.ours import graphs_on_tensors
-from dgl_mgpu.backend.graph import StoreGraph, node_table, topology_table
-from dgl_mgpu.data.generate import SHAPES, GraphSpec
-from dgl_mgpu.minibatch.walks import RandomWalkSampler
-from dgl_mgpu.pipeline.stage import stage
-from dgl_mgpu.report.profile import Profile, StepProfile, read_profile
-from dgl_mgpu.store import FeatureSource, Ranks, TopologySource
+from dgl_mgpu.backend.graph import StoreGraph
+from dgl_mgpu.data.generate import SHAPES
+from dgl_mgpu.report.profile import StepProfile
+from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.planning import parse_bytes
-from dgl_mgpu.training.config import ModelConfig
 from dgl_mgpu.training.launch import launch
-from dgl_mgpu.training.models import INV_SQRT_DEGREES, build_model
 
 #: Most times the model's time, with all in GPU memory and with a part of it in the host's.
 AIM, AIM_OF_PART = 1.05, 1.3
@@ -64,349 +74,16 @@ AIM, AIM_OF_PART = 1.05, 1.3
 BUSY = 0.95
 #: What XGNN's own ratio may be for the second to be aimed at.
 WITHIN = 1.5
-#: Of PinSAGE: neighbours of a node in a layer, walks from it, and their steps.
-NEIGHBORS, WALKS, WALK_LENGTH = 5, 4, 3
-#: Steps of a pass that are not timed: before those that are, and at the end.
-WARM_UP, SPARE = 5, 2
+#: Steps at the end of a pass that are not timed.
+SPARE = 2
 #: Of the batches in GPU memory: those that warm up, and those that the host is timed with.
 KEPT_WARM_UP, KEPT_FOR_HOST = 2, 2
-#: Share of the free memory that they may take.
-_KEPT_SHARE = 0.4
 #: Seeds whose sample is checked edge by edge.
 _CHECKED = 32
-#: Between losses of the same batches; those of others differ by a hundred times as much.
-_TOLERANCE = 1e-5
-_CHUNK = 1 << 26
-_NTYPE = "_N"
-_ETYPE = (_NTYPE, "_E", _NTYPE)
 #: End to end: with batches made ahead, and without.
 END_TO_END = {"ahead": "1", "one by one": "0"}
 #: All that is timed; the host is timed while it trains on batches that are there.
 WAYS = (*END_TO_END, "model", "loader", "host")
-
-
-@dataclass(frozen=True)
-class Network:
-    """A model and its mini-batches (XGNN, section 6.1).
-
-    Attributes
-    ----------
-    model : str
-        As :func:`~dgl_mgpu.training.models.build_model` knows it.
-    fanouts : tuple of int
-        Beginning at the seeds.
-    walks : bool
-        Neighbours are those that random walks visit most.
-    xgnn : mapping of str to float
-        End-to-end time over training time on each graph in XGNN's table 4.
-    """
-
-    model: str
-    fanouts: tuple[int, ...]
-    xgnn: Mapping[str, float]
-    walks: bool = False
-
-    def sampler(self, inputs: Sequence[str], walk_length: int = WALK_LENGTH) -> Sampler:
-        """What makes its mini-batches, with node features ``inputs``."""
-        prefetch = {"prefetch_node_feats": list(inputs), "prefetch_labels": ["label"]}
-        if self.walks:
-            layers = len(self.fanouts)
-            return RandomWalkSampler(layers, NEIGHBORS, WALKS, walk_length, **prefetch)
-        return NeighborSampler(list(self.fanouts[::-1]), **prefetch)
-
-
-NETWORKS = {
-    "graphsage": Network(
-        "graphsage",
-        (25, 10),
-        {"papers100M": 0.26 / 0.23, "twitter": 0.08 / 0.07, "uk-2006": 0.33 / 0.16},
-    ),
-    "gcn": Network(
-        "gcn",
-        (15, 10, 5),
-        {"papers100M": 0.62 / 0.54, "twitter": 0.25 / 0.20, "uk-2006": 0.88 / 0.43},
-    ),
-    "pinsage": Network(
-        "pinsage",
-        (NEIGHBORS,) * 3,
-        {"papers100M": 0.83 / 0.81, "twitter": 0.36 / 0.34, "uk-2006": 1.37 / 0.90},
-        walks=True,
-    ),
-}
-
-
-# -- the data --------------------------------------------------------------------------------------
-
-
-class Data:
-    """A power-law graph and its nodes' features, the same on every rank.
-
-    Edges are made where ``device`` is, and rows when they are asked for.
-
-    Attributes
-    ----------
-    indptr, indices : Tensor
-        Int64 and int32; until :meth:`forget_edges`.
-    num_edges : int
-    """
-
-    def __init__(self, spec: GraphSpec, device: torch.device) -> None:
-        self.spec, self.device = spec, device
-        law = PowerLaw(spec.num_nodes, spec.num_edges, in_step=True)
-        self.indptr, self.indices = law.csc(device, torch.int32)
-        self.num_edges = len(self.indices)
-        self.idtype = torch.int32 if self.num_edges <= 2**31 else torch.int64
-        #: How often a node is another's neighbour.
-        self.reads = torch.zeros_like(self.indptr[:-1])
-        for some in self.indices.split(_CHUNK):
-            self.reads += torch.bincount(some, minlength=spec.num_nodes)
-        degrees = torch.stack([self.reads, self.indptr.diff()], 1)
-        self._inv_sqrt_degrees = 1 / degrees.clamp(min=1).float().sqrt()
-
-    def rows(self) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-        """What gives nodes' rows of each feature."""
-        return {
-            "feat": partial(random_rows, width=self.spec.num_features),
-            "label": self._labels,
-            INV_SQRT_DEGREES: self._inv_sqrt_degrees.__getitem__,
-        }
-
-    def _labels(self, ids: torch.Tensor) -> torch.Tensor:
-        return (random_rows(ids, 1)[:, 0] * self.spec.num_classes).long()
-
-    @property
-    def nbytes(self) -> int:
-        """Of all in a store, without an order."""
-        features = 4 * self.spec.num_features + 8 + 8
-        return (features + 16) * self.spec.num_nodes + self.idtype.itemsize * self.num_edges
-
-    def in_edges(self, nodes: torch.Tensor) -> torch.Tensor:
-        """Places of all in-edges of nodes, one node's after the other's."""
-        first = self.indptr[nodes]
-        degrees = self.indptr[nodes + 1] - first
-        begins = degrees.cumsum(0) - degrees
-        shifts = torch.repeat_interleave(first - begins, degrees)
-        return shifts + torch.arange(len(shifts), device=self.device)
-
-    def forget_edges(self) -> None:
-        """Give their memory back."""
-        self.indptr = self.indices = torch.empty(0)
-
-
-class MadeRows:
-    """Rows for a store that a function makes of their ids, where ``device`` is."""
-
-    def __init__(
-        self, num_rows: int, make: Callable[[torch.Tensor], torch.Tensor], device: torch.device
-    ) -> None:
-        self._make, self._device = make, device
-        row = make(torch.zeros(1, dtype=torch.int64, device=device)).cpu().numpy()
-        self.shape, self.dtype, self.ndim = (num_rows, *row.shape[1:]), row.dtype, row.ndim
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, ids: np.ndarray) -> np.ndarray:
-        return on_host(self._make(torch.from_numpy(ids).to(self._device)))
-
-
-class MadeIndices:
-    """All edges' sources, as much of an array as a store's source needs."""
-
-    def __init__(self, data: Data) -> None:
-        self.data = data
-
-    def __len__(self) -> int:
-        return len(self.data.indices)
-
-    def min(self) -> int:
-        return int(self.data.indices.min())
-
-    def max(self) -> int:
-        return int(self.data.indices.max())
-
-    def __getitem__(self, places: torch.Tensor) -> np.ndarray:
-        return on_host(self.data.indices[places])
-
-
-class MadeTopology(TopologySource):
-    """A graph for a store whose edges are picked out where they were made."""
-
-    def edge_places(self, rows: np.ndarray) -> Any:
-        data = self.indices.data
-        return data.in_edges(torch.from_numpy(rows).to(data.device))
-
-
-def on_host(rows: torch.Tensor) -> np.ndarray:
-    """A tensor as an array, by way of pinned memory."""
-    if rows.device.type == "cpu":
-        return rows.numpy()
-    return torch.empty_like(rows, device="cpu", pin_memory=True).copy_(rows).numpy()
-
-
-@contextlib.contextmanager
-def stored(
-    data: Data, ranks: Ranks, options: Mapping[str, Any], *, by_hotness: bool = False
-) -> Iterator[StoreGraph]:
-    """The graph in a store; collective.
-
-    If ``by_hotness``, its rows are ordered by how often a node is another's neighbour.
-    """
-    num_nodes, order = data.spec.num_nodes, "nodes" if by_hotness else ""
-    sources, hotness = None, {}
-    if ranks.rank == 0:
-        indptr = data.indptr.cpu().numpy()
-        sources = {
-            topology_table(_ETYPE): MadeTopology(
-                indptr, MadeIndices(data), None, num_nodes, data.idtype, order
-            )
-        }
-        for name, make in data.rows().items():
-            rows = MadeRows(num_nodes, make, data.device)
-            sources[node_table(_NTYPE, name)] = FeatureSource(rows, order)
-        if by_hotness:
-            hotness = {order: data.reads.cpu().numpy()}
-    if data.device.type == "cuda":
-        torch.cuda.empty_cache()  # which making the graph has left, and the store needs
-    with built_store(sources, hotness, ranks, options, calibrated=True) as store:
-        yield StoreGraph(store, {_NTYPE: num_nodes}, [_ETYPE], seed=0)
-
-
-def all_in_gpu_memory(data: Data, ranks: Ranks) -> dict[str, Any]:
-    """Options of a store that is dealt out over the GPUs."""
-    memory = int(1.05 * data.nbytes / ranks.size) + (64 << 20)
-    return {"policy": "partitioned", "gpu_memory": memory}
-
-
-def require_edges(what: str, data: Data, blocks: Iterable[dgl.DGLGraph]) -> None:
-    """Raise ValueError unless all edges of blocks are edges of the graph."""
-    for number, block in enumerate(blocks):
-        src, dst = (each.long() for each in block.edges())
-        sources, targets = block.srcdata[dgl.NID].long(), block.dstdata[dgl.NID].long()
-        rows = torch.arange(len(targets), device=data.device)
-        degrees = data.indptr[targets + 1] - data.indptr[targets]
-        neighbors = data.indices[data.in_edges(targets)].long()
-        there = torch.repeat_interleave(rows, degrees) * data.spec.num_nodes + neighbors
-        if not torch.isin(dst * data.spec.num_nodes + sources[src], there).all():
-            raise ValueError(f"{what}: block {number} has an edge that is not in the graph")
-
-
-def require_rows(what: str, data: Data, blocks: Sequence[dgl.DGLGraph]) -> None:
-    """Raise ValueError unless a batch's features and labels are those of its nodes."""
-    given = {**blocks[0].srcdata, "label": blocks[-1].dstdata["label"]}
-    nodes = given.pop(dgl.NID).long()
-    for name, rows in given.items():
-        those = nodes[: len(rows)]
-        wrong = (rows != data.rows()[name](those)).reshape(len(rows), -1).any(1)
-        if wrong.any():
-            raise ValueError(f"{what}: wrong '{name}', the first of node {int(those[wrong][0])}")
-
-
-# -- training --------------------------------------------------------------------------------------
-
-
-class Training:
-    """A model that is trained on mini-batches, always from the same beginning.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Called with ``inputs_of`` a batch's blocks, gives scores of its seeds.
-    device : torch.device
-    inputs_of : callable
-    """
-
-    def __init__(
-        self,
-        model: torch.nn.Module,
-        device: torch.device,
-        inputs_of: Callable[[Any], tuple] = lambda blocks: (blocks, dict(blocks[0].srcdata)),
-    ) -> None:
-        self.model = model.to(device)
-        self._called: torch.nn.Module = self.model
-        if dist.is_initialized() and dist.get_world_size() > 1:
-            ids = [device] if device.type == "cuda" else None
-            self._called = DistributedDataParallel(self.model, device_ids=ids)
-        self._inputs_of = inputs_of
-        self._optimizer = torch.optim.Adam(
-            self.model.parameters(), lr=0.003, fused=device.type == "cuda"
-        )
-        self._parts = self.model, self._optimizer
-        self._beginning = copy.deepcopy([part.state_dict() for part in self._parts])
-
-    def restart(self) -> None:
-        """Be as at the beginning, with the same numbers for dropout."""
-        for part, state in zip(self._parts, copy.deepcopy(self._beginning), strict=True):
-            part.load_state_dict(state)
-        torch.manual_seed(0)
-
-    def step(self, batch: Any, labels: torch.Tensor) -> torch.Tensor:
-        """The loss, before the step."""
-        with stage("forward"):
-            scores = self._called(*self._inputs_of(batch))
-            loss = torch.nn.functional.cross_entropy(scores, labels)
-        self._optimizer.zero_grad()
-        with stage("backward"):
-            loss.backward()
-        with stage("update"):
-            self._optimizer.step()
-        return loss.detach()
-
-    def step_on_blocks(self, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
-        """As :meth:`step`, for a batch of DGL's loader."""
-        return self.step(blocks, blocks[-1].dstdata["label"])
-
-
-def network_model(network: Network, spec: GraphSpec, hidden: int) -> torch.nn.Module:
-    """Its model, the same on all ranks."""
-    torch.manual_seed(0)
-    config = ModelConfig(name=network.model, hidden=hidden)
-    return build_model(config, spec.num_features, spec.num_classes, len(network.fanouts))
-
-
-def batches_of(loader: DataLoader, ahead: str) -> Iterator[Any]:
-    """One pass over a loader, with batches made ahead ('1') or one by one ('0')."""
-    with patch.dict(os.environ, DGL_MGPU_PREFETCH=ahead):
-        return iter(loader)
-
-
-class Clock:
-    """Times loops of a job: all ranks begin together, and the GPU is waited for at both ends."""
-
-    def __init__(self, job: Job) -> None:
-        self._job = job
-
-    def seconds_a_step(self, steps: Iterable[Any], count: int, warm_up: int = WARM_UP) -> float:
-        """Of ``count`` steps after those that warm up; the loop is left then."""
-        begin = 0.0
-        for number, _ in enumerate(steps, start=1):
-            if number == warm_up:
-                self._job.wait()
-                begin = time.perf_counter()
-            elif number == warm_up + count:
-                self._wait()
-                return (time.perf_counter() - begin) / count
-        raise ValueError(f"fewer than {warm_up} + {count} steps")
-
-    def host_seconds(self, call: Callable[[], object]) -> float:
-        """Of the host alone, for a call that does not wait for the GPU."""
-        self._wait()
-        begin = time.perf_counter()
-        call()
-        return time.perf_counter() - begin
-
-    def _wait(self) -> None:
-        if self._job.device.type == "cuda":
-            torch.cuda.synchronize()
-
-
-def medians(each_rank: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """Of each way's times over all turns; in a turn ranks wait for the slowest one."""
-    turns = {way: zip(*(rank[way] for rank in each_rank), strict=True) for way in each_rank[0]}
-    return {way: statistics.median(map(max, times)) for way, times in turns.items()}
-
-
-# -- the benchmark ---------------------------------------------------------------------------------
 
 
 class Case:
@@ -427,15 +104,8 @@ class Case:
         self._loader = self._loader_of(self._options.batch)
 
     def _loader_of(self, batch: int, walk_length: int = WALK_LENGTH) -> DataLoader:
-        return DataLoader(
-            self._graph,
-            self._ids,
-            self._network.sampler(self._inputs, walk_length),
-            device=self._graph.device,
-            batch_size=batch,
-            drop_last=True,
-            use_ddp=self._job.ranks.size > 1,
-        )
+        sampler = self._network.sampler(self._inputs, walk_length)
+        return loader_of(self._graph, self._ids, sampler, batch, self._job.ranks)
 
     def check(self) -> None:
         """Raise ValueError unless its batches are right.
@@ -467,7 +137,7 @@ class Case:
             spent["model"].append(seconds)
             spent["host"].append(host)
             spent["loader"].append(self._loader_alone(turn))
-            same_bits &= self._require_same(losses)
+            same_bits &= require_same_losses(self._name, losses)
         milliseconds = {way: [1e3 * each for each in times] for way, times in spent.items()}
         traffic = self._graph.traffic.take()
         rows = {memory: n for (table, memory), n in sorted(traffic.rows.items()) if table == "feat"}
@@ -517,54 +187,21 @@ class Case:
         self._begin(0)
         asked = self._options.kept
         if self._job.device.type == "cuda":
-            before = torch.cuda.memory_allocated()
-            batch = next(batches_of(self._loader, "0"))
-            nbytes = torch.cuda.memory_allocated() - before
-            self._training.step_on_blocks(batch[2])
-            del batch
-            torch.cuda.synchronize()
-            torch.cuda.empty_cache()
-            room = _KEPT_SHARE * torch.cuda.mem_get_info()[0]
-            asked = min(asked, int(room / nbytes))
+            asked = min(asked, room_for_batches(self._training, self._loader))
         found = min(self._job.ranks.all_gather(asked))
         least = KEPT_WARM_UP + KEPT_FOR_HOST + 1
         if found < least:
             raise ValueError(f"{self._name}: room for {found} batches, and {least} are needed")
         return min(found, WARM_UP + self._options.window)
 
-    def _require_same(self, losses: Mapping[str, torch.Tensor]) -> bool:
-        """Whether the ways' losses have the same bits; ValueError unless they are the same."""
-        expected = losses["ahead"]
-        same_bits = True
-        for way, found in losses.items():
-            those = expected[: len(found)]
-            same_bits &= torch.equal(found, those)
-            if not (found.isfinite().all() and torch.allclose(found, those, _TOLERANCE, 0.0)):
-                raise ValueError(
-                    f"{self._name}: losses {found.tolist()} of '{way}', {those.tolist()} of 'ahead'"
-                )
-        return same_bits
-
     def _profile(self) -> StepProfile | None:
         """The trace of some steps with batches made ahead, on the first rank."""
         self._begin(0)
         steps = self._options.traced if self._job.ranks.rank == 0 else 0
-        with tempfile.TemporaryDirectory() as temporary:
-            folder = Path(temporary)
-            if self._options.traces is not None:
-                folder = self._options.traces / self._name.replace(" ", "_")
-            with Profile(steps, folder) as profile:
-                for _, _, blocks in batches_of(self._loader, "1"):
-                    self._training.step_on_blocks(blocks)
-                    profile.step()
-            return read_profile(folder) if steps else None
-
-
-def seeds_of(data: Data, count: int) -> torch.Tensor:
-    """Distinct nodes, the same on every rank."""
-    draw = torch.Generator(data.device).manual_seed(1)
-    nodes = torch.randperm(data.spec.num_nodes, generator=draw, device=data.device)
-    return nodes[:count].to(data.idtype)
+        folder: Path | None = self._options.traces
+        if folder is not None:
+            folder /= self._name.replace(" ", "_")
+        return profiled(self._training, self._loader, steps, folder)
 
 
 class Bench:

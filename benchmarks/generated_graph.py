@@ -1,7 +1,7 @@
 """Large generated graphs with features, made on a GPU and kept in a store.
 
-Nothing of a graph is on a disk, and none of its tables is anywhere but in the store: rows are made
-when they are asked for, the same on every rank, and edges stay on the GPU that has made them.
+Nothing of a graph is on a disk: rows are made when they are asked for, the same on every rank, and
+edges are picked out on the GPU that has made them.
 """
 
 from __future__ import annotations

@@ -26,26 +26,16 @@ import torch
 import dgl_mgpu  # noqa: F401  makes DGL import
 
 import dgl  # isort: skip
-from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
+from dgl.dataloading import NeighborSampler  # isort: skip
 
-from benchmarks.epoch_gpu import (
-    WARM_UP,
-    Clock,
-    Data,
-    Training,
-    all_in_gpu_memory,
-    batches_of,
-    medians,
-    require_rows,
-    seeds_of,
-    stored,
-)
 from benchmarks.figures import Figure, Report
 from benchmarks.fullgraph import Job, random_rows
+from benchmarks.generated_graph import Data, all_in_gpu_memory, require_rows, seeds_of, stored
 from benchmarks.gpu import common_options, this_device
 from benchmarks.minibatch_gpu import CLASSES, FEATURES, HIDDEN, LAYERS, GraphSAGE, hops_of
 from benchmarks.peers.wholegraph import Loaded, WholeGraph, connect
 from benchmarks.sampling_gpu import Checker, Hop
+from benchmarks.timed_training import WARM_UP, Clock, Training, batches_of, loader_of, medians
 from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.graph import StoreGraph
 from dgl_mgpu.data.generate import GraphSpec
@@ -166,17 +156,10 @@ class Bench:
     ) -> None:
         options, job, data = self._options, self._job, self._data
         name = f"{options.batch} at {','.join(map(str, fanouts))}"
-        loader = DataLoader(
-            graph,
-            ids,
-            NeighborSampler(
-                list(fanouts[::-1]), prefetch_node_feats=["feat"], prefetch_labels=["label"]
-            ),
-            device=graph.device,
-            batch_size=options.batch,
-            drop_last=True,
-            use_ddp=job.ranks.size > 1,
+        sampler = NeighborSampler(
+            list(fanouts[::-1]), prefetch_node_feats=["feat"], prefetch_labels=["label"]
         )
+        loader = loader_of(graph, ids, sampler, options.batch, job.ranks)
         seeds = ids.tensor_split(job.ranks.size)[job.ranks.rank].split(options.batch)
         labels = data.rows()["label"](torch.arange(data.spec.num_nodes, device=data.device))
         torch.manual_seed(0)

@@ -18,30 +18,33 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import numpy as np
 import torch
-from torch.nn import functional
 
 import dgl_mgpu  # noqa: F401  makes DGL import
 
-import dgl  # isort: skip
 from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
-from dgl.nn import GATConv, HeteroGraphConv  # isort: skip
 
 from benchmarks.gpu import this_device
 from benchmarks.minibatch_gpu import Figures
+from benchmarks.rgat_checks import (
+    DglRGAT,
+    require_near,
+    require_rows,
+    require_same,
+    require_samples,
+)
+from benchmarks.rgat_training import Blocks, Rows, Training, graph_of
+from benchmarks.timed_training import batches_of
 from dgl_mgpu.backend.capi.ours import graphs_on_tensors
-from dgl_mgpu.data.igbh import NODE_TYPES, Igbh, IgbhSpec, generate_igbh, largest_scale
-from dgl_mgpu.ops import RowView, gather_rows
+from dgl_mgpu.data.igbh import NODE_TYPES, IgbhSpec, generate_igbh, largest_scale
 from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report.profile import WARM_UP as UNPROFILED
 from dgl_mgpu.report.profile import Profile
@@ -49,7 +52,7 @@ from dgl_mgpu.training.hetero import RGAT
 
 #: From the seeds on.
 FANOUTS = (15, 10, 5)
-LAYERS, HEADS, DROPOUT, LEARNING_RATE = len(FANOUTS), 4, 0.2, 2e-3
+LAYERS, HEADS, DROPOUT = len(FANOUTS), 4, 0.2
 #: Seeds a second and GPU.
 AIM = 25_000
 #: Steps before those that are timed, and those that are traced.
@@ -58,106 +61,12 @@ WARM_UP, PROFILED = 10, 10
 TURNS = 3
 #: Seeds, and edges of a node and relation, of the batch that the model is checked on.
 CHECKED, CHECKED_FANOUT = 16, 3
-#: Most that logits in mixed precision may be off, of their norm.
-MIXED_ERROR = 0.03
-#: Rows of a node type that are compared.
-ROWS_CHECKED = 1 << 16
 FEATURE_TYPES = {"float8": torch.float8_e4m3fn, "float16": torch.float16}
 COMPUTED_TYPES = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
     "float32": torch.float32,
 }
-
-Blocks = Sequence[dgl.DGLGraph]
-
-
-class Rows:
-    """Features of all node types, read together and cast on the way."""
-
-    def __init__(self, data: Igbh, dtype: torch.dtype) -> None:
-        self._dtype = dtype
-        self._views = {ntype: _rows_view(data.features_of(ntype)) for ntype in NODE_TYPES}
-
-    def of(self, block: dgl.DGLGraph) -> torch.Tensor:
-        """Those of a block's source nodes, one type after the other."""
-        ids = [block.srcnodes[ntype].data[dgl.NID] for ntype in NODE_TYPES]
-        counts = [len(each) for each in ids]
-        (width,) = next(iter(self._views.values())).row_shape
-        found = torch.empty(sum(counts), width, dtype=self._dtype, device=ids[0].device)
-        for view, some, part in zip(self._views.values(), ids, found.split(counts), strict=True):
-            gather_rows(view, some, part, dtype=self._dtype)
-        return found
-
-
-def _rows_view(rows: torch.Tensor) -> RowView:
-    device = rows.device
-    return RowView(
-        tiers=torch.tensor([[0, len(rows), 1, 0]]).to(device),
-        pointers=torch.tensor([rows.data_ptr()]).to(device),
-        num_rows=len(rows),
-        row_shape=tuple(rows.shape[1:]),
-        dtype=rows.dtype,
-        position=torch.empty(0, dtype=torch.int64, device=device),
-        owner=rows,
-    )
-
-
-class DglRGAT(torch.nn.Module):
-    """The same model of DGL's modules, as MLPerf's."""
-
-    def __init__(self, graph: dgl.DGLGraph, width: int, num_classes: int, hidden: int) -> None:
-        super().__init__()
-        widths = [width, *[hidden] * (LAYERS - 1)]
-        self.layers = torch.nn.ModuleList(
-            HeteroGraphConv(
-                {
-                    etype: GATConv(given, hidden // HEADS, HEADS, allow_zero_in_degree=True)
-                    for etype in graph.canonical_etypes
-                }
-            )
-            for given in widths
-        )
-        self.linear = torch.nn.Linear(hidden, num_classes)
-        self.dropout = torch.nn.Dropout(DROPOUT)
-
-    def forward(self, blocks: Blocks, rows: torch.Tensor) -> torch.Tensor:
-        """Logits of the seeds."""
-        counts = [blocks[0].num_src_nodes(ntype) for ntype in NODE_TYPES]
-        hidden = dict(zip(NODE_TYPES, rows.split(counts), strict=True))
-        for layer, block in zip(self.layers, blocks, strict=True):
-            hidden = {ntype: each.flatten(1) for ntype, each in layer(block, hidden).items()}
-            if layer is not self.layers[-1]:
-                hidden = {
-                    ntype: self.dropout(functional.leaky_relu(each))
-                    for ntype, each in hidden.items()
-                }
-        return self.linear(hidden["paper"])
-
-
-class Training:
-    """A model, its optimizer and a step."""
-
-    def __init__(self, model: torch.nn.Module, device: torch.device, dtype: torch.dtype) -> None:
-        self.model, self._device, self._dtype = model.to(device), device, dtype
-        self._optimizer = torch.optim.Adam(
-            model.parameters(), LEARNING_RATE, fused=device.type == "cuda"
-        )
-        self._scaler = torch.amp.GradScaler(device.type, enabled=dtype == torch.float16)
-
-    def step(self, blocks: Blocks, rows: torch.Tensor) -> torch.Tensor:
-        """The loss of a mini-batch, before the model learns from it."""
-        labels = blocks[-1].dstnodes["paper"].data["label"]
-        mixed = self._dtype != torch.float32
-        with stage("forward"), torch.autocast(self._device.type, self._dtype, enabled=mixed):
-            loss = functional.cross_entropy(self.model(blocks, rows), labels)
-        with stage("backward"):
-            self._optimizer.zero_grad()
-            self._scaler.scale(loss).backward()
-        with stage("update"):
-            self._scaler.step(self._optimizer)
-            self._scaler.update()
-        return loss.detach()
 
 
 class Bench:
@@ -241,47 +150,26 @@ class Bench:
             batch_size=self._options.batch,
         )
 
+    @property
+    def _sizes(self) -> tuple[Any, ...]:
+        options = self._options
+        return options.width, options.classes, options.hidden, LAYERS, HEADS, DROPOUT
+
     def _new_model(self) -> RGAT:
         torch.manual_seed(0)
-        return RGAT(
-            NODE_TYPES,
-            self._graph.canonical_etypes,
-            "paper",
-            self._options.width,
-            self._options.classes,
-            self._options.hidden,
-            LAYERS,
-            HEADS,
-            DROPOUT,
-        )
+        return RGAT(NODE_TYPES, self._graph.canonical_etypes, "paper", *self._sizes)
 
     def _new_reference(self) -> DglRGAT:
-        options = self._options
-        return DglRGAT(self._graph, options.width, options.classes, options.hidden)
+        return DglRGAT(self._graph.canonical_etypes, *self._sizes)
 
     # -- checks ----------------------------------------------------------------------------------
 
     def _check_batch(self) -> None:
         blocks = self._batch()
-        for block, fanout in zip(reversed(blocks), FANOUTS, strict=True):
-            for etype, (indptr, indices) in self._data.edges.items():
-                wrong = _wrong(block, etype, indptr, indices, fanout)
-                if wrong:
-                    raise ValueError(f"{etype}, fanout {fanout}: wrong {wrong}")
-        rows = self._rows.of(blocks[0])
-        for ntype in NODE_TYPES:
-            ids = blocks[0].srcnodes[ntype].data[dgl.NID].long()
-            found, rows = rows[: len(ids)], rows[len(ids) :]
-            # As bytes: not all indexing operators know float8.
-            stored = self._data.features_of(ntype).view(torch.uint8)[ids[:ROWS_CHECKED]]
-            if not torch.equal(found[:ROWS_CHECKED], stored.view(self._stored).to(self._dtype)):
-                raise ValueError(f"wrong rows of type {ntype}")
-        labels = blocks[-1].dstnodes["paper"].data
-        if not torch.equal(labels["label"], self._data.labels[labels[dgl.NID].long()]):
-            raise ValueError("wrong labels")
+        require_samples(self._data, blocks, FANOUTS)
+        require_rows(self._data, blocks, self._rows.of(blocks[0]))
 
     def _check_model(self) -> None:
-        """Forward and backward in float64 against DGL's modules."""
         sampler = NeighborSampler([CHECKED_FANOUT] * LAYERS)
         blocks = sampler.sample(self._graph, {"paper": self._seeds(CHECKED)})[2]
         count = sum(blocks[0].num_src_nodes(ntype) for ntype in NODE_TYPES)
@@ -289,36 +177,11 @@ class Bench:
         rows = torch.randn(
             count, self._options.width, generator=draw, device=self._device, dtype=torch.float64
         )
-        theirs = self._new_reference().to(self._device).double().eval()
-        ours = self._new_model().to(self._device).double().eval()
-        for mine, other in zip(ours.layers, theirs.layers, strict=True):
-            mine.copy_from({each: other.mods[str(each)] for each in mine.canonical_etypes})
-        ours.linear.load_state_dict(theirs.linear.state_dict())
-        found, expected = ours(blocks, rows), theirs(blocks, rows)
-        torch.testing.assert_close(found, expected)
-        for logits in (found, expected):
-            logits.square().sum().backward()
-        for parameter in theirs.parameters():  # of relations that lead to no seeds
-            if parameter.grad is None:
-                parameter.grad = torch.zeros_like(parameter)
-        for mine, other in zip(ours.layers, theirs.layers, strict=True):
-            for relation, etype in enumerate(mine.canonical_etypes):
-                conv = other.mods[str(etype)]
-                attention = torch.cat([conv.attn_l.grad, conv.attn_r.grad]).transpose(0, 1)
-                for grad, wanted in (
-                    (mine.weight.grad, conv.fc.weight.grad),
-                    (mine.attention.grad, attention),
-                    (mine.bias.grad, conv.bias.grad),
-                ):
-                    torch.testing.assert_close(grad[relation].flatten(), wanted.flatten())
-        if self._dtype == torch.float32:
-            return
-        with torch.no_grad(), torch.autocast(self._device.type, self._dtype):
-            mixed = ours.float()(blocks, rows.float())
-        expected = expected.detach()
-        error = float((mixed - expected).norm() / expected.norm())
-        if not error < MIXED_ERROR:
-            raise ValueError(f"logits in {self._dtype} are off by {error:.2g} of their norm")
+        theirs = self._new_reference().to(self._device)
+        ours = self._new_model().to(self._device)
+        logits = require_same(ours, theirs, blocks, rows)
+        if self._dtype != torch.float32:
+            require_near(ours, self._dtype, blocks, rows, logits)
 
     # -- parts -----------------------------------------------------------------------------------
 
@@ -396,11 +259,9 @@ class Bench:
             each_ms=spent,
         )
 
-    def _batches(self, steps: int, ahead: bool, turn: int = 0) -> Iterator[Blocks]:
+    def _batches(self, steps: int, ahead: str, turn: int = 0) -> Iterator[Blocks]:
         seeds = self._seeds(self._options.batch * steps, turn)
-        with patch.dict(os.environ, DGL_MGPU_PREFETCH="1" if ahead else "0"):
-            batches = iter(self._loader(seeds))
-        for _, _, blocks in batches:
+        for _, _, blocks in batches_of(self._loader(seeds), ahead):
             yield blocks
 
     def _train(self, training: Training, blocks: Blocks) -> torch.Tensor:
@@ -415,7 +276,7 @@ class Bench:
         spent: dict[str, list[float]] = {"one by one": [], "ahead": []}
         losses: list[torch.Tensor] = []
         for turn in range(TURNS):
-            for way, ahead in (("one by one", False), ("ahead", True)):
+            for way, ahead in (("one by one", "0"), ("ahead", "1")):
                 begin = 0.0
                 batches = self._batches(steps + WARM_UP, ahead, turn)
                 for number, blocks in enumerate(batches):
@@ -449,45 +310,9 @@ class Bench:
             return
         training = Training(self._new_model(), self._device, self._dtype)
         with Profile(PROFILED, self._options.profile) as profile:
-            for blocks in self._batches(UNPROFILED + PROFILED + 1, ahead=True):
+            for blocks in self._batches(UNPROFILED + PROFILED + 1, ahead="1"):
                 self._train(training, blocks)
                 profile.step()
-
-
-def graph_of(data: Igbh) -> dgl.DGLGraph:
-    """The graph, with labels; features stay aside."""
-    edges: Mapping[Any, Any] = {
-        etype: ("csc", (indptr, indices, indices[:0]))  # places are ids
-        for etype, (indptr, indices) in data.edges.items()
-    }
-    graph = dgl.heterograph(edges, data.num_nodes)
-    graph.nodes["paper"].data["label"] = data.labels
-    return graph
-
-
-def _wrong(
-    block: dgl.DGLGraph,
-    etype: tuple[str, str, str],
-    indptr: torch.Tensor,
-    indices: torch.Tensor,
-    fanout: int,
-) -> str:
-    """What is wrong with a relation's sample without replacement, if anything is."""
-    bounds, sources, _ = block.adj_tensors("csc", etype)
-    dst = block.dstnodes[etype[2]].data[dgl.NID].long()
-    src = block.srcnodes[etype[0]].data[dgl.NID]
-    eids = block.edges[etype].data[dgl.EID].long()
-    sizes = bounds.long().diff()
-    first, degrees = indptr[dst].long(), (indptr[dst + 1] - indptr[dst]).long()
-    if not torch.equal(sizes, degrees.clamp(max=fanout)):
-        return "number of edges"
-    row = torch.repeat_interleave(sizes)
-    within = eids - first[row]
-    if not ((within >= 0) & (within < degrees[row])).all() or len(eids.unique()) != len(eids):
-        return "edge ids"
-    if not torch.equal(indices[eids], src[sources.long()]):
-        return "sources"
-    return ""
 
 
 def parser() -> argparse.ArgumentParser:

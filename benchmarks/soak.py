@@ -25,18 +25,10 @@ import dgl_mgpu  # noqa: F401  makes DGL import
 
 from dgl.dataloading import DataLoader  # isort: skip
 
-from benchmarks.epoch_gpu import (
-    Data,
-    Network,
-    Training,
-    all_in_gpu_memory,
-    batches_of,
-    network_model,
-    seeds_of,
-    stored,
-)
 from benchmarks.fullgraph import Job, new_report, ranks_option
+from benchmarks.generated_graph import Data, all_in_gpu_memory, seeds_of, stored
 from benchmarks.gpu import this_device
+from benchmarks.timed_training import Network, Training, batches_of, loader_of, network_model
 from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.data.generate import GraphSpec
 from dgl_mgpu.store import Ranks
@@ -116,15 +108,8 @@ def _soak(options: argparse.Namespace) -> None:
     with stored(data, ranks, store) as graph:
         data.forget_edges()
         training = Training(network_model(NETWORK, spec, HIDDEN), job.device)
-        loader = DataLoader(
-            graph,
-            ids,
-            NETWORK.sampler(training.model.inputs),
-            device=graph.device,
-            batch_size=options.batch,
-            drop_last=True,
-            use_ddp=ranks.size > 1,
-        )
+        sampler = NETWORK.sampler(training.model.inputs)
+        loader = loader_of(graph, ids, sampler, options.batch, ranks)
         seen: list[dict[str, int]] = []
         numbers = list(range(options.every, options.batches + 1, options.every))
         for number in numbers:

@@ -1,5 +1,5 @@
 """What the benchmarks that train through a store's loader share: XGNN's models and mini-batches,
-training that can begin anew, and clocks for its steps.
+training that can begin anew, clocks for its steps and traces of them.
 """
 
 from __future__ import annotations
@@ -7,9 +7,11 @@ from __future__ import annotations
 import copy
 import os
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -27,6 +29,7 @@ from dgl_mgpu.backend.graph import StoreGraph
 from dgl_mgpu.data.generate import GraphSpec
 from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.report.profile import Profile, StepProfile, read_profile
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.config import ModelConfig
 from dgl_mgpu.training.models import build_model
@@ -35,6 +38,10 @@ from dgl_mgpu.training.models import build_model
 WARM_UP = 5
 #: Of PinSAGE: neighbours of a node in a layer, walks from it, and their steps.
 NEIGHBORS, WALKS, WALK_LENGTH = 5, 4, 3
+#: Share of a GPU's free memory that batches may take.
+_BATCHES_SHARE = 0.4
+#: Between losses of the same batches; those of others differ by a hundred times as much.
+_TOLERANCE = 1e-5
 
 
 @dataclass(frozen=True)
@@ -197,7 +204,52 @@ class Clock:
             torch.cuda.synchronize()
 
 
+def profiled(
+    training: Training, loader: DataLoader, steps: int, folder: Path | None
+) -> StepProfile | None:
+    """The trace of ``steps`` of a pass with batches made ahead, if any; kept in a folder, if any.
+
+    The whole pass is trained on, as it is on ranks that trace nothing.
+    """
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = folder or Path(temporary)
+        with Profile(steps, folder) as profile:
+            for _, _, blocks in batches_of(loader, "1"):
+                training.step_on_blocks(blocks)
+                profile.step()
+        return read_profile(folder) if steps else None
+
+
+def room_for_batches(training: Training, loader: DataLoader) -> int:
+    """How many of a loader's batches fit this GPU's memory, beside training."""
+    before = torch.cuda.memory_allocated()
+    batch = next(batches_of(loader, "0"))
+    nbytes = torch.cuda.memory_allocated() - before
+    training.step_on_blocks(batch[2])
+    del batch
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    return int(_BATCHES_SHARE * torch.cuda.mem_get_info()[0] / nbytes)
+
+
 def medians(each_rank: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
     """Of each way's times over all turns; in a turn ranks wait for the slowest one."""
     turns = {way: zip(*(rank[way] for rank in each_rank), strict=True) for way in each_rank[0]}
     return {way: statistics.median(map(max, times)) for way, times in turns.items()}
+
+
+def require_same_losses(what: str, losses: Mapping[str, torch.Tensor]) -> bool:
+    """Raise ValueError unless the ways have the same losses; whether they have the same bits.
+
+    The first way has at least as many steps as the others.
+    """
+    first, expected = next(iter(losses.items()))
+    same_bits = True
+    for way, found in losses.items():
+        those = expected[: len(found)]
+        same_bits &= torch.equal(found, those)
+        if not (found.isfinite().all() and torch.allclose(found, those, _TOLERANCE, 0.0)):
+            raise ValueError(
+                f"{what}: losses {found.tolist()} of '{way}', {those.tolist()} of '{first}'"
+            )
+    return same_bits

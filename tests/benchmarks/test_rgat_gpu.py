@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 
+import dgl
 import pytest
 import torch
 
-from benchmarks import rgat_gpu
+from benchmarks import rgat_gpu, rgat_training
 from benchmarks.rgat_gpu import Bench
 from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.report.profile import read_profile
@@ -68,9 +69,9 @@ def test_mixed_precision_and_float16_features(options):
 
 
 def spoil_sample(monkeypatch):
-    def wrong(self, graph, nodes):
-        inputs, outputs, blocks = sample(self, graph, nodes)
-        blocks[0].srcnodes["paper"].data[rgat_gpu.dgl.NID] += 1
+    def wrong(*given, **more):
+        inputs, outputs, blocks = sample(*given, **more)
+        blocks[0].srcnodes["paper"].data[dgl.NID] += 1
         return inputs, outputs, blocks
 
     sample = rgat_gpu.NeighborSampler.sample_blocks
@@ -82,8 +83,8 @@ def spoil_rows(monkeypatch):
         gather(view, ids, out, dtype=dtype)
         out[-1:] += 1
 
-    gather = rgat_gpu.gather_rows
-    monkeypatch.setattr(rgat_gpu, "gather_rows", wrong)
+    gather = rgat_training.gather_rows
+    monkeypatch.setattr(rgat_training, "gather_rows", wrong)
 
 
 def spoil_model(monkeypatch):
@@ -98,9 +99,18 @@ def spoil_model(monkeypatch):
     monkeypatch.setattr(rgat_gpu.RGAT, "forward", wrong)
 
 
-@pytest.mark.parametrize("spoil", [spoil_sample, spoil_rows, spoil_model])
-def test_nothing_wrong_is_timed(options, monkeypatch, spoil):
+@pytest.mark.parametrize(
+    "spoil, error",
+    [
+        (spoil_sample, "ValueError: ('"),
+        (spoil_rows, "ValueError: wrong rows of type paper"),
+        (spoil_model, "AssertionError: Tensor-likes are not close!"),
+    ],
+)
+def test_nothing_wrong_is_timed(options, monkeypatch, spoil, error):
     spoil(monkeypatch)
     with graphs_on_tensors():
         assert not Bench(options).run()
-    assert [each for each in figures(options).values() if "failed" not in each] == []
+    found = figures(options)
+    assert all("failed" in each for each in found.values())
+    assert any(each["failed"].startswith(error) for each in found.values())

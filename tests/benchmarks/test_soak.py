@@ -9,7 +9,7 @@ import sys
 import pytest
 
 from benchmarks import soak
-from benchmarks.epoch_gpu import Network
+from benchmarks.timed_training import Network
 
 MB = 1_000_000
 
