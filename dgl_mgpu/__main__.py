@@ -5,7 +5,7 @@ The script runs as if Python had been given it directly, in this very process, w
 multiprocessing, DataLoader workers, ranks of torchrun, subprocesses.
 
 Options before the script say how the store keeps graphs that it gives to
-``DataLoader(use_uva=True)`` (`dgl_mgpu.backend.uva`)::
+``DataLoader(use_uva=True)`` (`dgl_mgpu.backend.shared_graphs`)::
 
     python -m dgl_mgpu --store.gpu-memory=16GiB node_classification_sage.py --gpu 0,1
 """

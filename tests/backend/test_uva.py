@@ -28,11 +28,13 @@ from dgl.dataloading import (
 )
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
-from dgl_mgpu.backend import pinning, runner, uva
+from dgl_mgpu.backend import pinning, runner
 from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.runner import RunnerOptions
+from dgl_mgpu.backend.shared_graphs import SharedGraph, share
+from dgl_mgpu.backend.shared_graphs.columns import stored_of
 from dgl_mgpu.backend.storage import TableStorage
-from dgl_mgpu.backend.uva import SharedGraph
+from dgl_mgpu.backend.store import GlobalStore
 from dgl_mgpu.errors import ConfigError, InvalidInputError, UnavailableError
 from dgl_mgpu.store import cuda
 from dgl_mgpu.training.launch import launch
@@ -433,7 +435,7 @@ def test_dgls_own_checks_are_made():
     for options in ({"num_workers": 1}, {"pin_prefetcher": True}, {"use_prefetch_thread": True}):
         with pytest.raises(ValueError, match=r"must be 0|only effective"):
             load(g, torch.arange(9), NeighborSampler([2]), **options)
-    assert uva._stored_of(g) is None
+    assert stored_of(g) is None
     loader = load(g, torch.arange(9), NeighborSampler([2]))
     assert "csr" not in g.formats()["created"]  # which pinning makes, and nothing here needs
     assert loader.use_prefetch_thread is loader.pin_prefetcher is False
@@ -471,9 +473,9 @@ def test_options_of_the_runner_place_the_graph(told, tmp_path):
 
 def test_a_store_is_planned_for_the_loaders_batches(told, monkeypatch):
     seen = []
-    build = uva.GlobalStore.from_dgl
+    build = GlobalStore.from_dgl
     monkeypatch.setattr(
-        uva.GlobalStore,
+        GlobalStore,
         "from_dgl",
         lambda g, **options: seen.append(options) or build(g, **options),
     )
@@ -501,7 +503,7 @@ def test_a_store_is_where_its_loaders_are():
     loader = load(g, torch.arange(3), NeighborSampler([1]))
     loader.device = torch.device("meta")
     with pytest.raises(ConfigError, match="store is on cpu"):
-        uva.share(loader, g, torch.arange(3), 1)
+        share(loader, g, torch.arange(3), 1)
 
 
 # -- one store for a graph, as long as it lives ----------------------------------------------------

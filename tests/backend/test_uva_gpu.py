@@ -25,8 +25,8 @@ from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 from dgl_mgpu.backend import runner
 from dgl_mgpu.backend.index import TensorIndex
 from dgl_mgpu.backend.runner import RunnerOptions
+from dgl_mgpu.backend.shared_graphs import SharedGraph
 from dgl_mgpu.backend.storage import TableStorage
-from dgl_mgpu.backend.uva import SharedGraph
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.launch import launch
 from tests.backend.loaders import (

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import torch
 
-from dgl_mgpu import ops
+import dgl_mgpu.ops as ops
 from dgl_mgpu.backend.sparse.pattern import Pattern
 
 

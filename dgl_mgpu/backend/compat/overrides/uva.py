@@ -25,15 +25,15 @@ def init_loader(
     gpu_cache: Any = None,
     **kwargs: Any,
 ) -> None:
-    """In place of ``DataLoader.__init__``: see `dgl_mgpu.backend.uva`."""
+    """In place of ``DataLoader.__init__``: see `dgl_mgpu.backend.shared_graphs`."""
     given = graph
     is_shared = False
     # Lightning makes a loader anew of what another one consists of.
     if use_uva and kwargs.get("collate_fn") is None:
-        from dgl_mgpu.backend import uva
+        from dgl_mgpu.backend import shared_graphs
 
-        is_shared = uva.is_shared(graph, graph_sampler, use_ddp)
-        given = uva.unpinned(graph) if is_shared else graph
+        is_shared = shared_graphs.is_shared(graph, graph_sampler, use_ddp)
+        given = shared_graphs.unpinned(graph) if is_shared else graph
     originals["dgl.dataloading.dataloader:DataLoader.__init__"](
         self,
         given,
@@ -53,4 +53,4 @@ def init_loader(
         **kwargs,
     )
     if is_shared:
-        uva.share(self, graph, indices, batch_size)
+        shared_graphs.share(self, graph, indices, batch_size)

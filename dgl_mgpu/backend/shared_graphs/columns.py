@@ -1,0 +1,130 @@
+"""Columns of a script's graph: which its store still has, and rows of them that are read late."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from dgl.frame import Column, _LazyIndex
+from dgl.heterograph import DGLGraph
+
+from dgl_mgpu.backend.store import GlobalStore
+from dgl_mgpu.backend.tables import CanonicalEtype
+
+#: A node type or a canonical edge type.
+Type = str | CanonicalEtype
+#: What a column has that holds a tensor and nothing else.
+_PLAIN_COLUMN = dict(vars(Column(torch.empty(0))))
+
+
+class Snapshot:
+    """A tensor as it is now; it does not keep it."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor, self._version = weakref.ref(tensor), tensor._version
+
+    def is_of(self, tensor: torch.Tensor) -> bool:
+        """Whether it is this tensor, and not written to since."""
+        return self._tensor() is tensor and is_watched(tensor) and tensor._version == self._version
+
+
+def is_watched(tensor: torch.Tensor) -> bool:
+    """Whether torch counts what is written to a tensor: not of one that is learned, or in
+    inference mode."""
+    return not (tensor.is_inference() or tensor.requires_grad)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """The store of a graph, kept with its index: whose graph the memory is, is told by that.
+
+    Attributes
+    ----------
+    store : GlobalStore
+    columns : dict
+        By type, each column that is stored as it was then, by its name.
+    """
+
+    store: GlobalStore
+    columns: Mapping[Type, Mapping[str, Snapshot]]
+
+    def name_of(self, of: Type, column: Column) -> str | None:
+        """The name under which the store has a column; None if it has it not, or no more so.
+
+        A tensor may have another name by now: ``g.ndata["h"] = g.ndata["feat"]``.
+        """
+        if column.index is not None or column.device is not None or column.deferred_dtype:
+            return None
+        for name, snapshot in self.columns[of].items():
+            if snapshot.is_of(column.storage):
+                return name
+        return None
+
+
+def stored_of(graph: DGLGraph) -> Stored | None:
+    """The store that a script's graph has; None if it has none yet."""
+    return vars(graph._graph).get("_stored")
+
+
+class RowsLater(Column):
+    """Rows of a column of a `SharedGraph`, read when they are first looked at.
+
+    DGL's own reads them from the tensor in the host's memory.
+    """
+
+    index: Any
+    storage: Any
+    read: Callable[[torch.Tensor], torch.Tensor] | None
+
+    @classmethod
+    def of(
+        cls,
+        whole: Column,
+        ids: torch.Tensor | None,
+        read: Callable[[torch.Tensor], torch.Tensor],
+    ) -> RowsLater:
+        """Rows ``ids`` of ``whole``, all if None; ``read`` gives rows by their ids."""
+        rows = cls.__new__(cls)
+        # A batch has many of these, and DGL's constructor takes longer.
+        rows.__dict__ = {
+            **_PLAIN_COLUMN,
+            "storage": whole.storage,
+            "scheme": whole.scheme,
+            "index": ids,
+            "read": read,
+        }
+        return rows
+
+    @property
+    def data(self) -> torch.Tensor:
+        """The rows."""
+        if self.index is not None and self.read is not None:
+            ids = self.index.flatten() if isinstance(self.index, _LazyIndex) else self.index
+            self.storage, self.index, self.read = self.read(ids), None, None
+        return Column.data.fget(self)
+
+    @data.setter
+    def data(self, value: torch.Tensor) -> None:
+        self.read = None
+        Column.data.fset(self, value)
+
+    def clone(self) -> RowsLater:
+        """A shallow copy."""
+        return self.subcolumn(None)
+
+    def subcolumn(self, rowids: torch.Tensor | None) -> RowsLater:
+        """Some of the rows, not read yet either."""
+        some = RowsLater(self.storage, self.scheme, self.index, self.device, self.deferred_dtype)
+        some.read = self.read
+        if rowids is not None:
+            index = self.index
+            if index is not None:
+                index = index if isinstance(index, _LazyIndex) else _LazyIndex(index)
+            some.index = rowids if index is None else index.slice(rowids)
+        return some
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**super().__getstate__(), "read": None}

@@ -1,0 +1,204 @@
+"""Whether a DataLoader is to have its graph from a store, and the building of that store."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from dgl.dataloading.base import EdgePredictionSampler
+from dgl.dataloading.labor_sampler import LaborSampler
+from dgl.dataloading.neighbor_sampler import MultiLayerFullNeighborSampler, NeighborSampler
+from dgl.dataloading.shadow import ShaDowKHopSampler
+from dgl.frame import Column, Frame
+from dgl.heterograph import DGLGraph
+
+from dgl_mgpu.backend import runner
+from dgl_mgpu.backend.random import next_key
+from dgl_mgpu.backend.shared_graphs.columns import Snapshot, Stored, Type, is_watched, stored_of
+from dgl_mgpu.backend.shared_graphs.graph import SharedGraph
+from dgl_mgpu.backend.store import GlobalStore
+from dgl_mgpu.errors import ConfigError, InvalidInputError
+from dgl_mgpu.store import Ranks
+
+#: Samplers that use a graph by its methods alone.  The code of others may do anything with it.
+_SERVED = NeighborSampler, MultiLayerFullNeighborSampler, LaborSampler, ShaDowKHopSampler
+_ASKED = "share a graph among ranks (DataLoader with use_uva=True)"
+_OFF = "run python -m dgl_mgpu --store=off, which has each rank pin its own"
+
+
+def is_shared(graph: Any, sampler: Any, use_ddp: bool) -> bool:
+    """Whether a DataLoader with ``use_uva=True`` is to have its graph from the store.
+
+    Warns if the runner was given options, and the sampler is one that needs the graph itself.
+
+    Raises
+    ------
+    ConfigError
+        If the runner's options cannot be read.
+    """
+    if type(graph) is not DGLGraph or graph.is_block or graph.device.type != "cpu":
+        return False
+    told = runner.told()
+    if not told.uses_store:
+        return False
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        is_asked_for = use_ddp or stored_of(graph) is not None
+    else:
+        is_asked_for = told.store is not None or stored_of(graph) is not None
+    if not is_asked_for:
+        return False
+    inner = sampler.sampler if type(sampler) is EdgePredictionSampler else sampler
+    if type(inner) in _SERVED:
+        return True
+    if told.store is not None:
+        warnings.warn(
+            f"the graph of a DataLoader is pinned in each process, and not kept in the store: "
+            f"{type(inner).__name__} may need more of it than a store has",
+            stacklevel=3,
+        )
+    return False
+
+
+def unpinned(graph: DGLGraph) -> DGLGraph:
+    """The same graph, which DGL's DataLoader can check, and does not pin."""
+    twin = object.__new__(_Unpinned)
+    twin.__dict__ = graph.__dict__
+    return twin
+
+
+class _Unpinned(DGLGraph):
+    def create_formats_(self) -> _Unpinned:
+        return self
+
+    def pin_memory_(self) -> _Unpinned:
+        return self
+
+
+def share(loader: Any, graph: DGLGraph, indices: Any, batch_size: int) -> None:
+    """Give a DataLoader its graph from the store, which is built if there is none yet.
+
+    Collective where it is built.
+
+    Parameters
+    ----------
+    loader : DataLoader
+        Made of ``unpinned(graph)``.
+    graph : DGLGraph
+    indices : Tensor or mapping of Tensor, or any data set
+        What mini-batches begin with.
+    batch_size : int
+        The mini-batch that the store is planned for, where the runner was not told of another.
+
+    Raises
+    ------
+    InvalidInputError
+        If the ranks of the machine have different graphs.
+    ConfigError
+        If the store is elsewhere than the loader samples.
+    DGLMGPUError
+        As :meth:`~dgl_mgpu.backend.store.GlobalStore.from_dgl`.
+    """
+    stored = stored_of(graph)
+    if stored is None:
+        stored = _store(graph, _options(loader, batch_size), indices, loader.device)
+        vars(graph._graph)["_stored"] = stored
+    if stored.store.device != loader.device:
+        raise ConfigError(
+            f"sample on {loader.device}",
+            f"the graph's store is on {stored.store.device}",
+            f"leave out --store.device, use one device for all of a graph's loaders, or {_OFF}",
+        )
+    loader.graph = loader.collate_fn.g = SharedGraph(stored, graph)
+
+
+def _frames(graph: DGLGraph) -> Iterator[tuple[Type, Frame]]:
+    yield from zip(graph.ntypes, graph._node_frames, strict=True)
+    yield from zip(graph.canonical_etypes, graph._edge_frames, strict=True)
+
+
+def _storable(graph: DGLGraph) -> DGLGraph:
+    """The graph with those of its columns that can be stored."""
+    for _, frame in _frames(graph):
+        for column in frame._columns.values():
+            _ = column.data  # rows of another graph's column
+    kept = graph.local_var()
+    for _, frame in _frames(kept):
+        for name, column in list(frame._columns.items()):
+            # DGL's frames take anything; a table is of tensors with rows.
+            if not (isinstance(column, Column) and _is_storable(column.storage)):
+                del frame._columns[name]
+    return kept
+
+
+def _is_storable(rows: Any) -> bool:
+    is_tensor = isinstance(rows, torch.Tensor)
+    return is_tensor and rows.layout == torch.strided and rows.dim() > 0 and is_watched(rows)
+
+
+def _options(loader: Any, batch_size: int) -> dict[str, Any]:
+    """How to build a store for a loader: as the runner was told, and for its mini-batches."""
+    sampler, of_edges = loader.graph_sampler, type(loader.graph_sampler) is EdgePredictionSampler
+    options: dict[str, Any] = {"batch_size": batch_size, "edges": of_edges}
+    fanouts = getattr(sampler.sampler if of_edges else sampler, "fanouts", ())
+    if fanouts and all(type(fanout) is int for fanout in fanouts):
+        options["fanouts"] = list(fanouts)
+    if loader.device.type == "cpu":
+        options["device"] = "cpu"
+    return options | dict(runner.told().store or {})
+
+
+def _store(graph: DGLGraph, options: dict[str, Any], indices: Any, device: torch.device) -> Stored:
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        # A machine's ranks build a store of their own.
+        ranks = Ranks.of_this_machine()
+        kept = ranks.together(_ASKED, lambda: _storable(graph))
+        _compare(ranks.all_gather(_signature(kept)))
+        # What is said to the first rank holds for all, as its data do.
+        seed, options = ranks.from_first(_ASKED, lambda: (next_key()[0], options))
+        if options.get("hotness") == "presample" and not options["edges"]:
+            options["seeds"] = _seeds(indices)
+        store = GlobalStore.from_dgl(kept if ranks.rank == 0 else None, seed=seed, **options)
+    columns = {
+        of: {name: Snapshot(column.storage) for name, column in frame._columns.items()}
+        for of, frame in _frames(kept)
+    }
+    return Stored(store, columns)
+
+
+def _seeds(indices: Any) -> Any:
+    """The nodes that mini-batches begin with; None, for all, where that is not seen."""
+    if isinstance(indices, Mapping):
+        seeds = {ntype: _seeds(ids) for ntype, ids in indices.items()}
+        return None if any(ids is None for ids in seeds.values()) else seeds
+    return indices.cpu() if isinstance(indices, torch.Tensor) else None
+
+
+def _signature(graph: DGLGraph) -> dict[str, str]:
+    """What has to be the same of the graphs of all ranks."""
+    facts = {"the dtype of ids": str(graph.idtype)}
+    for ntype in graph.ntypes:
+        facts[f"nodes of type '{ntype}'"] = f"{graph.num_nodes(ntype):,}"
+    for etype in graph.canonical_etypes:
+        facts[f"edges of type {etype}"] = f"{graph.num_edges(etype):,}"
+    for of, frame in _frames(graph):
+        for name, column in frame._columns.items():
+            rows = column.storage
+            facts[f"feature '{name}' of {of!r}"] = f"{rows.dtype} of shape {tuple(rows.shape)}"
+    return facts
+
+
+def _compare(signatures: Sequence[Mapping[str, str]]) -> None:
+    first = signatures[0]
+    for rank, other in enumerate(signatures):
+        for what in {**first, **other}:
+            mine, its = first.get(what, "missing"), other.get(what, "missing")
+            if mine != its:
+                raise InvalidInputError(
+                    _ASKED,
+                    f"{what}: {mine} on the machine's first rank, {its} on rank {rank} of it",
+                    f"load the same graph on all ranks, or {_OFF}",
+                )
