@@ -74,7 +74,7 @@ wheel: setup
 	$(BIN)/python -m build --wheel --outdir dist .
 
 bench: setup
-	for name in gather_cpu sampling_cpu placement_solver convergence; do \
+	for name in gather_cpu sampling_cpu placement_solver convergence convergence_epochs; do \
 		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
 
 bench-gpu:
