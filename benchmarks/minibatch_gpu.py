@@ -40,10 +40,12 @@ from dgl.nn import SAGEConv  # isort: skip
 from benchmarks.gpu import PowerLaw, this_device, window
 from benchmarks.machine import describe_machine
 from benchmarks.sampling_gpu import IDTYPES, Checker, Hop, new_seeds
+from dgl_mgpu.backend import dataloading
 from dgl_mgpu.backend.block_sampling import tensor_blocks
 from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.views import edges_view
 from dgl_mgpu.ops import BlockEdges, EtypeBlock, SampleKey, sample_blocks
+from dgl_mgpu.pipeline import lane_of
 
 FEATURES, HIDDEN, CLASSES, LAYERS = 128, 256, 47, 3
 #: Timed steps of training, and those before them.
@@ -285,12 +287,18 @@ class Bench:
             optimizer.step()
             return loss
 
-        spent: dict[str, list[float]] = {"one by one": [], "ahead": [], "model": []}
+        ways: dict[str, tuple[str, int | None]] = {"one by one": ("0", None), "ahead": ("1", None)}
+        for sms in self._options.sms:
+            ways[f"ahead on {sms}"] = "1", sms
+        spent: dict[str, list[float]] = {way: [] for way in (*ways, "model")}
         for _ in range(TURNS):
-            for way, ahead in (("one by one", "0"), ("ahead", "1")):
+            for way, (ahead, sms) in ways.items():
                 losses, blocks = [], []
                 begin = 0.0
-                with patch.dict(os.environ, DGL_MGPU_PREFETCH=ahead):
+                with (
+                    patch.dict(os.environ, DGL_MGPU_PREFETCH=ahead),
+                    patch.object(dataloading, "lane_of", partial(lane_of, sms=sms)),
+                ):
                     batches = iter(loader)
                 for number, (_, _, blocks) in enumerate(batches):
                     losses.append(train(blocks).detach())
@@ -362,6 +370,10 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=10, help="timed windows")
     parser.add_argument("--window", type=int, default=20, help="timed batches in a window")
     parser.add_argument("--steps", type=int, default=STEPS, help="timed steps of training")
+    parser.add_argument(
+        "--sms", type=int, nargs="*", default=(),
+        help="also make batches ahead on so many multiprocessors",
+    )  # fmt: skip
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()
     batches = max(options.window + 2, options.steps + WARM_UP)

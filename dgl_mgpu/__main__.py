@@ -36,7 +36,7 @@ Graphs in DataLoader(use_uva=True, use_ddp=True) are kept in a store, once for a
 machine, in GPU memory as far as it goes. OPTIONS say how, here and in all processes that the
 script starts; with any of them also where there is one rank alone:
 
-  --store.KEY=VALUE  as in configs/store/default.yaml, but the device is auto by default:
+  --store.KEY=VALUE  as in configs/store/default.yaml:
                      --store.gpu-memory=16GiB --store.policy=auto --store.disk-path=/data/rest
                      and the mini-batch to plan for, if not the DataLoader's:
                      --store.batch-size=1024 --store.fanouts=[15,10,5]

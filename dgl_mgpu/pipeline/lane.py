@@ -55,12 +55,12 @@ class Lane(Protocol):
 
 
 class _StreamLane:
-    def __init__(self, device: torch.device) -> None:
-        sms = torch.cuda.get_device_properties(device).multi_processor_count
+    def __init__(self, device: torch.device, sms: int | None) -> None:
+        if sms is None:
+            every = torch.cuda.get_device_properties(device).multi_processor_count
+            sms = max(1, int(_SHARE * every / _GRANULE)) * _GRANULE
         try:
-            self._stream = partition_stream(
-                device, max(1, int(_SHARE * sms / _GRANULE)) * _GRANULE, _PRIORITY
-            )
+            self._stream = partition_stream(device, sms, _PRIORITY)
         except UnavailableError:
             self._stream = torch.cuda.Stream(device, priority=_PRIORITY)
         self._device = device
@@ -80,14 +80,20 @@ class _StreamLane:
 
 
 @functools.cache
-def _stream_lane(device: torch.device) -> Lane:
-    return _StreamLane(device)
+def _stream_lane(device: torch.device, sms: int | None) -> Lane:
+    return _StreamLane(device, sms)
 
 
-def lane_of(device: torch.device) -> Lane | None:
+def lane_of(device: torch.device, sms: int | None = None) -> Lane | None:
     """The lane of a GPU; None for another device.
 
     There is one a GPU: torch's allocator and operators keep memory for a stream, so whoever makes
     batches reuses what others have used.
+
+    Parameters
+    ----------
+    device : torch.device
+    sms : int, optional
+        The multiprocessors it is kept to, where another lane is wanted than the one that is used.
     """
-    return _stream_lane(device) if device.type == "cuda" else None
+    return _stream_lane(device, sms) if device.type == "cuda" else None

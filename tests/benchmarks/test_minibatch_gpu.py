@@ -19,6 +19,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setattr(minibatch_gpu, "PINNED", (Case(20, (3, 2)),))
     monkeypatch.setattr(minibatch_gpu, "STEP", (Case(20, (3, 2, 2), aim=1e9, dgl=6.6),))
     return Namespace(
+        sms=[8],
         nodes=2000,
         edges=20_000,
         idtype="int32",
