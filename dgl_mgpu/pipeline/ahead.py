@@ -150,6 +150,12 @@ class Ahead(Iterator[Batch]):
             batch = self._source.make(entry.number, entry.seeds)
         if self._lane is not None and queued is not None:
             self._look_ahead(self._lane, queued, begin)
+        if lane is not None and self._lane is None:
+            warnings.warn(
+                "The next mini-batch does not fit into the GPU's memory beside this one: from here "
+                "on they are made one by one, when they are asked for.",
+                stacklevel=2,
+            )
         return batch
 
     def _take(self) -> _Entry[Batch]:
@@ -210,17 +216,9 @@ class Ahead(Iterator[Batch]):
             lane.wait(entry.mark)
             self._source.hand_over(left)
         if is_full:
-            self._give_up(lane)
+            lane.is_full = True
+            self._stop()
         return True
-
-    def _give_up(self, lane: Lane) -> None:
-        lane.is_full = True
-        self._stop()
-        warnings.warn(
-            "The next mini-batch does not fit into the GPU's memory beside this one: from here on "
-            "they are made one by one, when they are asked for.",
-            stacklevel=4,
-        )
 
     def _stop(self) -> None:
         """Make the batches to come when they are asked for."""

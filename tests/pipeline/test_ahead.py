@@ -258,8 +258,9 @@ def test_without_memory_for_it_nothing_is_made_ahead_any_more():
     lane = HostLane()
     _, batches = over(lane, fails={2: [torch.OutOfMemoryError("none left")]})
     assert next(batches).number == 0
-    with pytest.warns(UserWarning, match="does not fit into the GPU's memory"):
+    with pytest.warns(UserWarning, match="does not fit into the GPU's memory") as told:
         assert next(batches).number == 1
+    assert told[0].filename == __file__
     assert lane.is_full
     with warnings.catch_warnings():
         warnings.simplefilter("error")
