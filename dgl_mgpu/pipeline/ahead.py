@@ -137,7 +137,8 @@ class Ahead(Iterator[Batch]):
             return self._make_at_rest(lane, begin)
         # The end of what the script has queued so far.
         queued = None if lane is None else lane.mark()
-        if lane is not None and self._state is not None and not self._queue:
+        is_late = self._state is not None and not self._queue
+        if lane is not None and is_late:
             self._make_next(lane)
         entry = self._queue.popleft() if self._queue else self._take()
         if entry.mark is not None and self._lane is not None:
@@ -149,7 +150,7 @@ class Ahead(Iterator[Batch]):
         if batch is None:
             batch = self._source.make(entry.number, entry.seeds)
         if self._lane is not None and queued is not None:
-            self._look_ahead(self._lane, queued, begin)
+            self._look_ahead(self._lane, queued, begin if is_late else None)
         if lane is not None and self._lane is None:
             warnings.warn(
                 "The next mini-batch does not fit into the GPU's memory beside this one: from here "
@@ -163,15 +164,15 @@ class Ahead(Iterator[Batch]):
         self._taken += 1
         return entry
 
-    def _look_ahead(self, lane: Lane, queued: Mark, begin: float) -> None:
-        is_first = self._state is None
-        if is_first:
+    def _look_ahead(self, lane: Lane, queued: Mark, begin: float | None) -> None:
+        """Make the next batches, if the GPU has work; ``begin`` of a batch made on the lane now."""
+        if self._state is None:
             self._state = self._source.state()
             self._source.left_behind()
             lane.follow()
         before, self._queued = self._queued, queued
         if queued.query():
-            if not self._queue and not is_first:  # for which the host has waited
+            if begin is not None:
                 self._rests = self._pace.after_lane(perf_counter() - begin)
             return
         if before is not None:
