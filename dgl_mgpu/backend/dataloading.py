@@ -13,7 +13,7 @@ import functools
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import NoneType
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from dgl.base import NID
@@ -42,7 +42,9 @@ from dgl_mgpu.backend.capi.ours import OnTensors
 from dgl_mgpu.backend.random import BatchDraws
 from dgl_mgpu.pipeline import Ahead, lane_of
 from dgl_mgpu.pipeline.stage import stage
-from dgl_mgpu.store import Table
+
+if TYPE_CHECKING:
+    from dgl_mgpu.store import Table
 
 #: Mini-batches that are made ahead.  One is made while the model works on the one before, which is
 #: all the time there is in a step; each more would only take memory.

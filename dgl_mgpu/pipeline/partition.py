@@ -14,7 +14,6 @@ import functools
 import torch
 
 from dgl_mgpu.errors import UnavailableError
-from dgl_mgpu.ops.device import note_partition
 
 _SM_RESOURCE = 1
 _DEFAULT_STREAM = _NON_BLOCKING = 1
@@ -50,6 +49,9 @@ def partition_stream(device: torch.device, sms: int, priority: int) -> torch.cud
     UnavailableError
         If the driver or the GPU has no such thing.
     """
+    # Here: who samples on the CPU needs no operators of this package.
+    from dgl_mgpu.ops.device import note_partition
+
     call = functools.partial(_call, f"keep a stream to {sms} multiprocessors of {device}")
     # The context that kernels and memory are torch's of has to be there first.
     torch.cuda.current_stream(device).query()
