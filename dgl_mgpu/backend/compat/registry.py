@@ -157,8 +157,8 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "dgl.storages.pytorch_tensor:_fetch_cuda",
         "gpu:_fetch_cuda",
         (DGL,),
-        "torch.index_select takes a block of threads for each row, and longer than the gather of this "
-        "package",
+        "torch.index_select takes a block of threads for each row, and longer than the gather of "
+        "this package",
     ),
     *(
         Replacement(
