@@ -13,9 +13,8 @@ from torch import nn
 
 from dgl_mgpu.backend.errors import InvalidCallError
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.fullgraph.clock import StageClock
 from dgl_mgpu.fullgraph.features.lending import lent
-from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.report import EpochReport, StageSeconds
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
@@ -105,25 +104,27 @@ class FullGraphTrainer(Trainer):
 
     def _step(self) -> tuple[float, float, dict[str, float]]:
         """Change the model once; loss and accuracy before, and the seconds of each stage."""
-        clock = StageClock(self._device)
         self.model.train()
+        with StageTimes(self._device) as times:
+            loss, accuracy = self._change_model()
+        figures = torch.stack([loss, accuracy]).tolist()
+        return figures[0], figures[1], times.seconds()
+
+    def _change_model(self) -> list[torch.Tensor]:
+        """Loss and accuracy of all ranks, before the change."""
         nodes, total = self._nodes["train"], self._totals["train"]
         with stage("forward"):
             logits, labels = self._logits()[nodes], self._labels[nodes]
             # Also where a rank has no training node: others wait for its part of the backward pass.
             loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / total
             accuracy = (logits.argmax(1) == labels).sum() / total
-        clock.ends("forward")
         self.optimizer.zero_grad()
         with stage("backward"):
             loss.backward()
-        clock.ends("backward")
         with stage("update"):
-            loss, accuracy = self._sum_over_ranks(loss.detach(), accuracy.to(loss.dtype))
+            figures = self._sum_over_ranks(loss.detach(), accuracy.to(loss.dtype))
             self.optimizer.step()
-        clock.ends("update")
-        figures = torch.stack([loss, accuracy]).tolist()
-        return figures[0], figures[1], clock.seconds()
+        return figures
 
     def _logits(self) -> torch.Tensor:
         """What the model gives for this rank's nodes."""
