@@ -30,7 +30,8 @@ _IDLE_SECONDS, _BETWEEN_SECONDS, _PROBES = 5, 2, 5
 _CONNECT_SECONDS = 30.0
 # How long the other ranks get to say themselves what a rank's end means for them.
 _OWN_WORD_SECONDS = 5.0
-_GOODBYE = b"."
+# What a rank says is a line: TCP may bring two of them at once, or one in two parts.
+_GOODBYE = b".\n"
 _HELLO = struct.Struct("!32si")
 
 
@@ -101,10 +102,11 @@ class Watch:
                     self._hear(key.fileobj)
 
     def _hear(self, peer: Any) -> None:
-        """The one thing a rank ever has to say."""
+        """The first thing a rank has to say: what follows, its goodbye say, tells no more."""
         rank = self._peers[peer]
         try:
-            told = peer.recv(4096)
+            with peer.makefile("rb") as lines:
+                told = lines.readline()
         except ConnectionResetError:
             told = b""
         except OSError as error:
@@ -113,7 +115,7 @@ class Watch:
             return
         if told == _GOODBYE:
             return
-        if told:
+        if told.endswith(b"\n"):
             self._on_loss(RankFailedError(*json.loads(told)))
             return
         if not self._is_closed:
@@ -133,7 +135,7 @@ class Watch:
             for peer, other in self._peers.items():
                 if other != rank:
                     with contextlib.suppress(OSError):  # it has ended, or is lost as well
-                        peer.sendall(json.dumps(loss.args).encode())
+                        peer.sendall(json.dumps(loss.args).encode() + b"\n")
         self._on_loss(loss)
 
 
