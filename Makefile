@@ -35,15 +35,15 @@ test: setup
 # ARGS="-n 8 --dist loadgroup"); those that measure what is free on them come after, one by one.
 GPU_PYTHON ?= $(BIN)/python
 GPU_TESTS := tests/kernels \
-	$(wildcard $(addsuffix /test_*_gpu.py,$(addprefix tests/,store backend pipeline minibatch))) \
+	$(wildcard $(addsuffix /test_*_gpu.py,$(addprefix tests/,store backend backend/* pipeline minibatch))) \
 	$(addprefix tests/store/test_, calibration.py exchange.py optimizer.py staging.py)
 # Their tests on a GPU have it in their names; the others run without one as well.
-GPU_TESTS_BY_NAME := tests/fullgraph $(addprefix tests/backend/, structure sampling sparse nn \
-	test_message_passing.py test_invalid_input.py test_padding.py test_segment.py \
-	test_sparse_adam.py)
+GPU_TESTS_BY_NAME := tests/fullgraph $(addprefix tests/backend/, structure computation sampling \
+	sparse nn test_invalid_input.py test_padding.py test_sparse_adam.py)
 test-gpu:
 	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q $(GPU_TESTS) $(ARGS)
-	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q -k "cuda or gpu" $(GPU_TESTS_BY_NAME) $(ARGS)
+	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q -k "cuda or gpu" --ignore-glob="*_gpu.py" \
+		$(GPU_TESTS_BY_NAME) $(ARGS)
 	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q tests/store/test_gpu_memory.py
 
 # The kernels' tests once more under each tool of compute-sanitizer; some minutes.

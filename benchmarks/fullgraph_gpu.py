@@ -32,7 +32,7 @@ from benchmarks.fullgraph import (
     ranks_option,
 )
 from benchmarks.gpu import measure
-from dgl_mgpu.backend.relation import Relation
+from dgl_mgpu.backend.structure.relation import Relation
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.ownership import Ownership
 from dgl_mgpu.fullgraph.part import Part

@@ -40,10 +40,10 @@ from dgl.nn import SAGEConv  # isort: skip
 from benchmarks.gpu import PowerLaw, this_device, window
 from benchmarks.machine import describe_machine
 from benchmarks.sampling_gpu import IDTYPES, Checker, Hop, new_seeds
-from dgl_mgpu.backend import dataloading
-from dgl_mgpu.backend.block_sampling import tensor_blocks
 from dgl_mgpu.backend.capi.ours import graphs_on_tensors
-from dgl_mgpu.backend.views import edges_view
+from dgl_mgpu.backend.sampling import dataloading
+from dgl_mgpu.backend.sampling.block_sampling import tensor_blocks
+from dgl_mgpu.backend.sampling.views import edges_view
 from dgl_mgpu.ops import BlockEdges, EtypeBlock, SampleKey, sample_blocks
 from dgl_mgpu.pipeline import lane_of
 

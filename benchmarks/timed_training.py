@@ -25,7 +25,7 @@ import dgl  # isort: skip
 from dgl.dataloading import DataLoader, NeighborSampler, Sampler  # isort: skip
 
 from benchmarks.fullgraph import Job
-from dgl_mgpu.backend.graph import StoreGraph
+from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.data.generate import GraphSpec
 from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.pipeline.stage import stage

@@ -19,10 +19,15 @@ install()
 
 if TYPE_CHECKING:
     from dgl_mgpu.backend.capi.watch import profile_calls
-    from dgl_mgpu.backend.embedding import SparseAdagrad, SparseAdam, SparseSGD, StoreEmbedding
-    from dgl_mgpu.backend.embedding_tables import EmbeddingSpec
-    from dgl_mgpu.backend.graph import StoreGraph
-    from dgl_mgpu.backend.store import GlobalStore
+    from dgl_mgpu.backend.global_store.embedding.layer import StoreEmbedding
+    from dgl_mgpu.backend.global_store.embedding.optimizers import (
+        SparseAdagrad,
+        SparseAdam,
+        SparseSGD,
+    )
+    from dgl_mgpu.backend.global_store.embedding.tables import EmbeddingSpec
+    from dgl_mgpu.backend.global_store.graph import StoreGraph
+    from dgl_mgpu.backend.global_store.store import GlobalStore
     from dgl_mgpu.data import Dataset, load
     from dgl_mgpu.fullgraph.graph import PartitionedGraph, partition_graph
     from dgl_mgpu.fullgraph.inference import inference
@@ -39,13 +44,13 @@ if TYPE_CHECKING:
 
 _HOME = {
     "profile_calls": "backend.capi.watch",
-    "EmbeddingSpec": "backend.embedding_tables",
-    "SparseAdagrad": "backend.embedding",
-    "SparseAdam": "backend.embedding",
-    "SparseSGD": "backend.embedding",
-    "StoreEmbedding": "backend.embedding",
-    "StoreGraph": "backend.graph",
-    "GlobalStore": "backend.store",
+    "EmbeddingSpec": "backend.global_store.embedding.tables",
+    "SparseAdagrad": "backend.global_store.embedding.optimizers",
+    "SparseAdam": "backend.global_store.embedding.optimizers",
+    "SparseSGD": "backend.global_store.embedding.optimizers",
+    "StoreEmbedding": "backend.global_store.embedding.layer",
+    "StoreGraph": "backend.global_store.graph",
+    "GlobalStore": "backend.global_store.store",
     "Dataset": "data",
     "load": "data",
     "PartitionedGraph": "fullgraph.graph",

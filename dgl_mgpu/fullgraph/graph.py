@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from dgl import DGLGraph
 
-from dgl_mgpu.backend.index import Schema
-from dgl_mgpu.backend.spread import SpreadIndex
+from dgl_mgpu.backend.structure.index import Schema
+from dgl_mgpu.backend.structure.spread import SpreadIndex
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.exchange.auto import Auto
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast

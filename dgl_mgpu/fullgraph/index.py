@@ -11,9 +11,9 @@ from dgl import DGLGraph
 from dgl import backend as F
 from dgl.heterograph_index import HeteroGraphIndex
 
-from dgl_mgpu.backend.index import Schema, TensorIndex, single_schema
-from dgl_mgpu.backend.relation import Relation
-from dgl_mgpu.backend.spread import Features, SpreadIndex
+from dgl_mgpu.backend.structure.index import Schema, TensorIndex, single_schema
+from dgl_mgpu.backend.structure.relation import Relation
+from dgl_mgpu.backend.structure.spread import Features, SpreadIndex
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.fullgraph.exchange.halo import Fetch, GiveBack, Halo
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds, Sum

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dgl_mgpu.backend.relation import Compressed, Relation
+from dgl_mgpu.backend.structure.relation import Compressed, Relation
 from dgl_mgpu.fullgraph.ownership import Ownership
 
 

@@ -6,7 +6,7 @@ import dataclasses
 
 import numpy as np
 
-from dgl_mgpu.backend.store import machine, sources_of
+from dgl_mgpu.backend.global_store.store import machine, sources_of
 from dgl_mgpu.data import load
 from dgl_mgpu.data.blockmodel import in_degrees
 from dgl_mgpu.data.generate import named_spec

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from dgl.dataloading import NeighborSampler, Sampler
 
-from dgl_mgpu.backend.store import GlobalStore, machine
+from dgl_mgpu.backend.global_store.store import GlobalStore, machine
 from dgl_mgpu.data import Dataset
 from dgl_mgpu.minibatch.seeds import SeedBatches
 from dgl_mgpu.minibatch.trainer import MiniBatchTrainer, Split

@@ -35,7 +35,7 @@ class SeedBatches(IterableDataset):
         If there are no seed nodes.
     """
 
-    #: For :mod:`dgl_mgpu.backend.dataloading`: batches depend on nothing that goes on meanwhile.
+    #: For :mod:`backend.sampling.dataloading`: batches depend on nothing that goes on meanwhile.
     may_be_made_ahead = True
 
     def __init__(

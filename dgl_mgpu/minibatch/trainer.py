@@ -17,8 +17,8 @@ from dgl.dataloading import DataLoader
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dgl_mgpu.backend.storage import Traffic
-from dgl_mgpu.backend.store import GlobalStore
+from dgl_mgpu.backend.global_store.storage import Traffic
+from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.minibatch.seeds import SeedBatches
 from dgl_mgpu.minibatch.tally import Tally

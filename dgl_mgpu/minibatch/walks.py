@@ -6,7 +6,7 @@ import dgl
 import torch
 from dgl.dataloading import BlockSampler
 
-from dgl_mgpu.backend.graph import StoreGraph
+from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.training.models import VISITS
 
 
@@ -26,7 +26,7 @@ class RandomWalkSampler(BlockSampler):
         As in ``dgl.dataloading.BlockSampler``.
     """
 
-    #: For :mod:`dgl_mgpu.backend.dataloading`: samples depend on attributes and the graph alone.
+    #: For :mod:`backend.sampling.dataloading`: samples depend on attributes and the graph alone.
     may_be_made_ahead = True
 
     def __init__(

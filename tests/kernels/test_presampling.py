@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import dgl_mgpu
-from dgl_mgpu.backend.hotness import presample_hotness
-from dgl_mgpu.backend.store import _from_dgl
+from dgl_mgpu.backend.global_store.hotness import presample_hotness
+from dgl_mgpu.backend.global_store.store import _from_dgl
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.blocks.cuda import _sample_hops
@@ -20,7 +20,7 @@ from dgl_mgpu.ops.etype_blocks.cuda import _sample_etype_hops
 from dgl_mgpu.ops.sample.cuda import _sample_neighbors
 from dgl_mgpu.ops.unique.cuda import _append_unique
 from dgl_mgpu.store.cuda import CudaRuntime, Runtime
-from tests.backend.test_graph import hetero_graph, power_law_graph
+from tests.backend.global_store.test_graph import hetero_graph, power_law_graph
 from tests.store.fake_gpu import FakeRuntime
 
 GRAPHS = [
@@ -62,7 +62,7 @@ def presampled(g, seeds, fanouts, runtime: Runtime | None = None) -> dict[str, n
 @pytest.mark.parametrize("fanouts", [[3, 4], [-1, 3]])
 @pytest.mark.parametrize(("g", "seeds"), GRAPHS)
 def test_the_gpu_counts_what_the_cpu_counts(where, g, seeds, fanouts, monkeypatch):
-    monkeypatch.setattr("dgl_mgpu.backend.hotness._BATCHES", 4)
+    monkeypatch.setattr("dgl_mgpu.backend.global_store.hotness._BATCHES", 4)
     expected = presampled(g, seeds, fanouts)
     with runtime_of(where) as runtime:
         found = presampled(g, seeds, fanouts, runtime)

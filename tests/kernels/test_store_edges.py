@@ -10,7 +10,7 @@ from dgl_mgpu.ops.gather.cuda import _gather_rows
 from dgl_mgpu.ops.negative.cuda import _negative_edges
 from dgl_mgpu.ops.sample.cuda import _sample_neighbors
 from dgl_mgpu.store import cuda
-from tests.backend.test_store_edges import assert_finds_all, sparse_graph
+from tests.backend.global_store.test_edges import assert_finds_all, sparse_graph
 
 OPERATORS = {
     "gather_rows": _gather_rows,

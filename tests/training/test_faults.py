@@ -16,7 +16,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.backend.storage import TableStorage
+from dgl_mgpu.backend.global_store.storage import TableStorage
 from dgl_mgpu.data import load
 from dgl_mgpu.errors import (
     CheckpointError,

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.backend.store import GlobalStore
+from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.training.launch import launch
 from tests.environment import search_path
@@ -104,7 +104,7 @@ def _makes_stores(folder: Path) -> None:
         process = psutil.Process()
         return process.num_fds(), process.num_threads()
 
-    from tests.backend.test_graph import power_law_graph
+    from tests.backend.global_store.test_graph import power_law_graph
 
     g = power_law_graph() if dist.get_rank() == 0 else None
     GlobalStore.from_dgl(g)

@@ -13,7 +13,7 @@ from dgl.heterograph_index import HeteroGraphIndex, HeteroSubgraphIndex
 from dgl_mgpu.backend.capi import record
 from dgl_mgpu.backend.capi.ours import graphs_on_tensors, is_ours
 from dgl_mgpu.backend.capi.table import Entry
-from dgl_mgpu.backend.index import SubgraphIndex, TensorIndex
+from dgl_mgpu.backend.structure.index import SubgraphIndex, TensorIndex
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
 
 

@@ -12,10 +12,10 @@ from contextlib import contextmanager
 from types import FunctionType
 from typing import Any
 
-from dgl_mgpu.backend import message_passing
 from dgl_mgpu.backend.capi import record
 from dgl_mgpu.backend.capi.table import ENTRIES, Place
-from dgl_mgpu.backend.index import TensorIndex
+from dgl_mgpu.backend.computation import message_passing
+from dgl_mgpu.backend.structure.index import TensorIndex
 
 _OPERATORS = {
     "gspmm": "sparse._CAPI_DGLKernelSpMM",
@@ -65,7 +65,7 @@ def profile_calls() -> Iterator[record.Profile]:
 def _targets() -> Iterator[tuple[Any, str, str, Place]]:
     seen = set()
     for name, entry in ENTRIES.items():
-        method = entry.by.removeprefix("index:TensorIndex.")
+        method = entry.by.removeprefix("structure.index:TensorIndex.")
         is_method = isinstance(vars(TensorIndex).get(method), FunctionType)
         if method != entry.by and is_method and method not in seen:
             seen.add(method)

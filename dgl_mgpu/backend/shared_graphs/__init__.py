@@ -2,8 +2,8 @@
 
 With ``use_uva=True`` DGL has every process pin the graph and its features in the host's memory,
 where its GPU reads them.  Here they are put into a store instead, once for all ranks of a machine
-(:class:`~dgl_mgpu.backend.store.GlobalStore`), and the DataLoader is given a `SharedGraph`, which
-samples and reads there.  The script notices nothing of it:
+(`dgl_mgpu.GlobalStore`), and the DataLoader is given a `SharedGraph`, which samples and reads
+there.  The script notices nothing of it:
 
 >>> loader = dgl.dataloading.DataLoader(
 ...     g, train_ids, sampler, device=device, batch_size=1024, use_ddp=True, use_uva=True

@@ -11,8 +11,8 @@ import torch
 from dgl.frame import Column, _LazyIndex
 from dgl.heterograph import DGLGraph
 
-from dgl_mgpu.backend.store import GlobalStore
-from dgl_mgpu.backend.tables import CanonicalEtype
+from dgl_mgpu.backend.global_store.store import GlobalStore
+from dgl_mgpu.backend.global_store.tables import CanonicalEtype
 
 #: A node type or a canonical edge type.
 Type = str | CanonicalEtype

@@ -13,12 +13,12 @@ from dgl.frame import Column, Frame
 from dgl.heterograph import DGLGraph
 from dgl.utils import gather_pinned_tensor_rows, set_new_frames
 
-from dgl_mgpu.backend.blocks import BlankBlock
-from dgl_mgpu.backend.graph import _DGL_NAMES, StoreGraph
+from dgl_mgpu.backend.global_store.graph import _DGL_NAMES, StoreGraph
+from dgl_mgpu.backend.global_store.storage import TableStorage
+from dgl_mgpu.backend.global_store.tables import CanonicalEtype, Nodes, edge_table
+from dgl_mgpu.backend.sampling.views import scalars_view
 from dgl_mgpu.backend.shared_graphs.columns import RowsLater, Snapshot, Stored, Type, is_watched
-from dgl_mgpu.backend.storage import TableStorage
-from dgl_mgpu.backend.tables import CanonicalEtype, Nodes, edge_table
-from dgl_mgpu.backend.views import scalars_view
+from dgl_mgpu.backend.structure.blocks import BlankBlock
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import EtypeBlock, check_weights
 from dgl_mgpu.ops.view import RowView

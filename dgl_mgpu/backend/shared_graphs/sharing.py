@@ -17,10 +17,10 @@ from dgl.frame import Column, Frame
 from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.backend import runner
+from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.backend.random import next_key
 from dgl_mgpu.backend.shared_graphs.columns import Snapshot, Stored, Type, is_watched, stored_of
 from dgl_mgpu.backend.shared_graphs.graph import SharedGraph
-from dgl_mgpu.backend.store import GlobalStore
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.store import Ranks
 
@@ -100,7 +100,7 @@ def share(loader: Any, graph: DGLGraph, indices: Any, batch_size: int) -> None:
     ConfigError
         If the store is elsewhere than the loader samples.
     DGLMGPUError
-        As :meth:`~dgl_mgpu.backend.store.GlobalStore.from_dgl`.
+        As :meth:`~dgl_mgpu.backend.global_store.store.GlobalStore.from_dgl`.
     """
     stored = stored_of(graph)
     if stored is None:

@@ -6,7 +6,7 @@ from functools import cached_property
 
 import torch
 
-from dgl_mgpu.backend.relation import Compressed, Coo, Relation
+from dgl_mgpu.backend.structure.relation import Compressed, Coo, Relation
 
 
 class Pattern:

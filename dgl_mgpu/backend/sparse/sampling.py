@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 
 from dgl_mgpu.backend.random import generator
-from dgl_mgpu.backend.relation import Compressed
 from dgl_mgpu.backend.sparse.pattern import Pattern
 from dgl_mgpu.backend.sparse.selection import index_select
+from dgl_mgpu.backend.structure.relation import Compressed
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
 
 

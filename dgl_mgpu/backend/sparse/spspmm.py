@@ -8,10 +8,10 @@ from typing import Any, NamedTuple
 import torch
 from torch.autograd.function import once_differentiable
 
-from dgl_mgpu.backend.relation import ranges
 from dgl_mgpu.backend.sparse.check import check_same
 from dgl_mgpu.backend.sparse.matrix import SparseMatrix
 from dgl_mgpu.backend.sparse.pattern import Pattern
+from dgl_mgpu.backend.structure.relation import ranges
 from dgl_mgpu.errors import InvalidInputError
 
 # How many products of two non-zeros are in memory at a time, at about 50 bytes each; more where

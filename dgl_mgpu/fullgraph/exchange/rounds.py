@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.backend.relation import Compressed, Relation
+from dgl_mgpu.backend.structure.relation import Compressed, Relation
 from dgl_mgpu.fullgraph.part import Part
 from dgl_mgpu.ops import add_spmm, spmm
 

@@ -10,7 +10,7 @@ from itertools import pairwise
 import torch
 from dgl import DGLGraph
 
-from dgl_mgpu.backend.pinning import pin_memory_inplace
+from dgl_mgpu.backend.memory.pinning import pin_memory_inplace
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.graph import PartitionedGraph
 from dgl_mgpu.ops.check import check_integer

@@ -10,7 +10,7 @@ import torch
 from dgl import DGLGraph
 
 from dgl_mgpu.backend.errors import InvalidCallError
-from dgl_mgpu.backend.spread import SpreadIndex
+from dgl_mgpu.backend.structure.spread import SpreadIndex
 from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.gcn.passes import Passes
 from dgl_mgpu.store import Ranks

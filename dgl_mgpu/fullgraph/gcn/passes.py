@@ -25,7 +25,7 @@ from dgl._sparse_ops import _gspmm
 from dgl.heterograph_index import HeteroGraphIndex
 from torch.autograd.function import once_differentiable
 
-from dgl_mgpu.backend.spread import SpreadIndex
+from dgl_mgpu.backend.structure.spread import SpreadIndex
 from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.gcn.dropout import drop_
 from dgl_mgpu.ops.philox import SampleKey

@@ -14,7 +14,7 @@ from dgl.dataloading import NeighborSampler
 from dgl.heterograph import DGLBlock
 
 from dgl_mgpu.backend.capi.ours import OnTensors
-from dgl_mgpu.backend.graph import StoreGraph
+from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.fullgraph.inference.rows import Column, Graph
 
 CanonicalEtype = tuple[str, str, str]

@@ -11,7 +11,7 @@ import torch
 from dgl import DGLGraph
 from torch import nn
 
-from dgl_mgpu.backend.storage import TableStorage
+from dgl_mgpu.backend.global_store.storage import TableStorage
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.inference.blocks import Blocks, LayerBlock
 from dgl_mgpu.fullgraph.inference.modules import meeting

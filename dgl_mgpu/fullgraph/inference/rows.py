@@ -10,9 +10,9 @@ from typing import Any, TypeAlias
 import torch
 from dgl import DGLGraph
 
-from dgl_mgpu.backend.graph import StoreGraph
-from dgl_mgpu.backend.pinning import PinnedMemory, gather_pinned_tensor_rows
-from dgl_mgpu.backend.storage import TableStorage
+from dgl_mgpu.backend.global_store.graph import StoreGraph
+from dgl_mgpu.backend.global_store.storage import TableStorage
+from dgl_mgpu.backend.memory.pinning import PinnedMemory, gather_pinned_tensor_rows
 from dgl_mgpu.errors import InvalidInputError
 
 Graph: TypeAlias = DGLGraph | StoreGraph

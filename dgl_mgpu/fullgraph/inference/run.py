@@ -11,7 +11,7 @@ from dgl import DGLGraph
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from dgl_mgpu.backend.graph import StoreGraph
+from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByPartitionError
 from dgl_mgpu.fullgraph.graph import PartitionedGraph
 from dgl_mgpu.fullgraph.inference.modules import evaluating

@@ -16,7 +16,7 @@ import torch
 from dgl import DGLGraph
 from torch import nn
 
-from dgl_mgpu.backend.pinning import pin_memory_inplace
+from dgl_mgpu.backend.memory.pinning import pin_memory_inplace
 from dgl_mgpu.errors import DeviceMemoryError, InvalidInputError
 from dgl_mgpu.fullgraph.graph import PartitionedGraph
 from dgl_mgpu.fullgraph.inference.blocks import Blocks

@@ -14,7 +14,7 @@ import dgl_mgpu
 from dgl_mgpu.backend.capi import record
 from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.capi.table import Place
-from dgl_mgpu.backend.index import TensorIndex
+from dgl_mgpu.backend.structure.index import TensorIndex
 
 
 @pytest.fixture

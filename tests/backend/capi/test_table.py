@@ -16,7 +16,7 @@ from dgl._ffi.function import list_global_func_names
 from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.backend.capi.table import ENTRIES, Place
-from dgl_mgpu.backend.index import TensorIndex
+from dgl_mgpu.backend.structure.index import TensorIndex
 
 SERVED = {name: entry for name, entry in ENTRIES.items() if entry.by}
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import nn
 
-from dgl_mgpu.backend.index import TensorIndex
+from dgl_mgpu.backend.structure.index import TensorIndex
 from tests.backend.nn.cases import CASES, seed, tensors
 from tests.backend.nn.devices import NO_GPU, SameDraws, close, floats, on_tensors
 

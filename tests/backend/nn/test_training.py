@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from dgl_mgpu.backend.index import TensorIndex
+from dgl_mgpu.backend.structure.index import TensorIndex
 from tests.backend.nn.cases import IN, OUT, hetero, ring, seed
 from tests.backend.nn.devices import DEVICES, NO_GPU, close, floats, on_tensors
 

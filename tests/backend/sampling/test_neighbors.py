@@ -19,7 +19,7 @@ from dgl.sampling import (
 
 from dgl_mgpu.backend import random
 from dgl_mgpu.backend.capi.ours import graphs_on_tensors
-from dgl_mgpu.backend.index import TensorIndex
+from dgl_mgpu.backend.structure.index import TensorIndex
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
 from tests.backend.sampling.graphs import (
     check_edges,
@@ -249,7 +249,7 @@ def test_bad_seeds_and_weights(device):
 
 
 def test_a_graph_on_the_cpu_is_to_be_pinned_for_nodes_on_a_gpu():
-    from dgl_mgpu.backend.seed_edges import placed
+    from dgl_mgpu.backend.sampling.seed_edges import placed
 
     g = on_cpp(multigraph)
     with pytest.raises(InvalidInputError, match="pin it"):

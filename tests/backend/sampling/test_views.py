@@ -6,8 +6,8 @@ import dgl
 import pytest
 import torch
 
-from dgl_mgpu.backend.relation import Compressed, Coo, Relation
-from dgl_mgpu.backend.views import compressed_view, edges_view, scalars_view
+from dgl_mgpu.backend.sampling.views import compressed_view, edges_view, scalars_view
+from dgl_mgpu.backend.structure.relation import Compressed, Coo, Relation
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import SampleKey, gather_rows, sample_neighbors
 

@@ -14,7 +14,7 @@ import pytest
 import torch
 from dgl.data.tensor_serialize import load_tensors, save_tensors
 
-from dgl_mgpu.backend.index import TensorIndex
+from dgl_mgpu.backend.structure.index import TensorIndex
 from tests.backend.structure.scenarios import (
     GRAPHS,
     HOMOGENEOUS,

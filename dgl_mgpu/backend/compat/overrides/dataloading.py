@@ -10,6 +10,6 @@ from contextlib import contextmanager
 def samplers_of_all_hops() -> Iterator[None]:
     """Execute ``dgl.dataloading``, and then teach its classes what this package's graphs offer."""
     yield
-    from dgl_mgpu.backend.dataloading import serve_dataloading
+    from dgl_mgpu.backend.sampling.dataloading import serve_dataloading
 
     serve_dataloading()

@@ -11,7 +11,7 @@ def out_degrees(self: Any, u: Any = "__ALL__", etype: Any = None) -> Any:
     """In place of ``DGLGraph.out_degrees``: all nodes of a graph exist."""
     from dgl.base import is_all
 
-    from dgl_mgpu.backend.index import TensorIndex
+    from dgl_mgpu.backend.structure.index import TensorIndex
 
     if not (is_all(u) and isinstance(self._graph, TensorIndex)):
         return originals["dgl.heterograph:DGLGraph.out_degrees"](self, u, etype)
@@ -22,7 +22,7 @@ def in_degrees(self: Any, v: Any = "__ALL__", etype: Any = None) -> Any:
     """In place of ``DGLGraph.in_degrees``."""
     from dgl.base import is_all
 
-    from dgl_mgpu.backend.index import TensorIndex
+    from dgl_mgpu.backend.structure.index import TensorIndex
 
     if not (is_all(v) and isinstance(self._graph, TensorIndex)):
         return originals["dgl.heterograph:DGLGraph.in_degrees"](self, v, etype)

@@ -9,7 +9,7 @@ from dgl_mgpu.backend.compat.importer import originals
 
 def forward(self: Any, graph: Any, feat: Any, etypes: Any = None) -> Any:
     """In place of ``GatedGraphConv.forward``: a sum for each edge type, on every rank."""
-    from dgl_mgpu.backend.spread import SpreadIndex
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
 
     if not isinstance(graph._graph, SpreadIndex) or etypes is None:
         original = originals["dgl.nn.pytorch.conv.gatedgraphconv:GatedGraphConv.forward"]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from dgl_mgpu.backend.compat.importer import originals
-from dgl_mgpu.backend.gpu_cache import GPUCache
-from dgl_mgpu.backend.partition import NDArrayPartition
+from dgl_mgpu.backend.memory.gpu_cache import GPUCache
+from dgl_mgpu.backend.structure.partition import NDArrayPartition
 
 __all__ = [
     "GPUCache",

@@ -16,10 +16,10 @@ from dgl_mgpu.backend.errors import raising_dgl_errors
 
 @raising_dgl_errors
 def _gspmm(gidx: Any, op: str, reduce_op: str, u: Any, e: Any) -> Any:
-    from dgl_mgpu.backend.index import TensorIndex
+    from dgl_mgpu.backend.structure.index import TensorIndex
 
     if isinstance(gidx, TensorIndex):
-        from dgl_mgpu.backend.message_passing import gspmm
+        from dgl_mgpu.backend.computation.message_passing import gspmm
 
         return gspmm(gidx, op, reduce_op, u, e)
     return originals["dgl._sparse_ops:_gspmm"](gidx, op, reduce_op, u, e)
@@ -29,10 +29,10 @@ def _gspmm(gidx: Any, op: str, reduce_op: str, u: Any, e: Any) -> Any:
 def _gsddmm(
     gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str = "u", rhs_target: str = "v"
 ) -> Any:
-    from dgl_mgpu.backend.index import TensorIndex
+    from dgl_mgpu.backend.structure.index import TensorIndex
 
     if isinstance(gidx, TensorIndex):
-        from dgl_mgpu.backend.message_passing import gsddmm
+        from dgl_mgpu.backend.computation.message_passing import gsddmm
 
         return gsddmm(gidx, op, lhs, rhs, lhs_target, rhs_target)
     return originals["dgl._sparse_ops:_gsddmm"](gidx, op, lhs, rhs, lhs_target, rhs_target)
@@ -41,8 +41,8 @@ def _gsddmm(
 @raising_dgl_errors
 def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
     """In place of ``dgl.ops.gspmm``: the sum or mean of neighbours is one operator."""
-    from dgl_mgpu.backend.index import TensorIndex
-    from dgl_mgpu.backend.spread import SpreadIndex
+    from dgl_mgpu.backend.structure.index import TensorIndex
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
 
     index = g._graph
     if isinstance(index, SpreadIndex):
@@ -57,7 +57,7 @@ def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
         or not isinstance(lhs_data, torch.Tensor)
     ):
         return originals["dgl.ops.spmm:gspmm"](g, op, reduce_op, lhs_data, rhs_data)
-    from dgl_mgpu.backend.message_passing import aggregate
+    from dgl_mgpu.backend.computation.message_passing import aggregate
 
     (u,) = _cast_if_autocast_enabled(lhs_data)
     with _disable_autocast_if_enabled():
@@ -69,7 +69,7 @@ def gsddmm(
     g: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u", rhs_target: str = "v"
 ) -> Any:
     """In place of ``dgl.ops.gsddmm``: operands of sources may be on other ranks."""
-    from dgl_mgpu.backend.spread import SpreadIndex
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
 
     if isinstance(g._graph, SpreadIndex):
         lhs_data, rhs_data = _cast_if_autocast_enabled(lhs_data, rhs_data)
@@ -84,15 +84,15 @@ def edge_softmax(
     gidx: Any, logits: torch.Tensor, eids: Any = "__ALL__", norm_by: str = "dst"
 ) -> Any:
     """In place of ``dgl.backend.pytorch.sparse.edge_softmax``: one operator, not four."""
-    from dgl_mgpu.backend.index import TensorIndex
+    from dgl_mgpu.backend.structure.index import TensorIndex
 
     if not isinstance(gidx, TensorIndex):
         return originals["dgl.backend.pytorch.sparse:edge_softmax"](gidx, logits, eids, norm_by)
     from dgl.backend.pytorch import sparse
     from dgl.base import is_all
 
-    from dgl_mgpu.backend.message_passing import EdgeSoftmax
-    from dgl_mgpu.backend.spread import SpreadIndex
+    from dgl_mgpu.backend.computation.message_passing import EdgeSoftmax
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
 
     if isinstance(gidx, SpreadIndex) and is_all(eids):
         (logits,) = sparse._cast_if_autocast_enabled(logits)
@@ -109,24 +109,24 @@ def edge_softmax(
 
 def invoke_edge_udf(graph: Any, eid: Any, etype: Any, func: Any, *, orig_eid: Any = None) -> Any:
     """In place of ``dgl.core.invoke_edge_udf``: rows of sources may be on other ranks."""
-    from dgl_mgpu.backend.spread import SpreadIndex
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
 
     if not isinstance(graph._graph, SpreadIndex):
         original = originals["dgl.core:invoke_edge_udf"]
         return original(graph, eid, etype, func, orig_eid=orig_eid)
-    from dgl_mgpu.backend.spread import edge_batch
+    from dgl_mgpu.backend.structure.spread import edge_batch
 
     return func(edge_batch(graph, eid, etype, orig_eid))
 
 
 def invoke_udf_reduce(graph: Any, func: Any, msgdata: Any, *, orig_nid: Any = None) -> Any:
     """In place of ``dgl.core.invoke_udf_reduce``: where there are no edges, too, it has columns."""
-    from dgl_mgpu.backend.spread import SpreadIndex
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
 
     if not isinstance(graph._graph, SpreadIndex):
         original = originals["dgl.core:invoke_udf_reduce"]
         return original(graph, func, msgdata, orig_nid=orig_nid)
-    from dgl_mgpu.backend.spread import reduced
+    from dgl_mgpu.backend.structure.spread import reduced
 
     return reduced(graph, func, msgdata, orig_nid)
 
@@ -135,7 +135,7 @@ def update_all(
     self: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None
 ) -> None:
     """In place of ``DGLGraph.update_all``: a graph of one relation is not sliced to that first."""
-    from dgl_mgpu.backend.index import TensorIndex
+    from dgl_mgpu.backend.structure.index import TensorIndex
 
     index = self._graph
     if not isinstance(index, TensorIndex) or not index.is_single:

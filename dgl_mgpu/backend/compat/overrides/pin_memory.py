@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from dgl.ndarray import NDArray
     from torch import Tensor
 
-    from dgl_mgpu.backend.pinning import PinnedMemory
+    from dgl_mgpu.backend.memory.pinning import PinnedMemory
 
 _INDEX = "dgl.heterograph_index:"
 #: Ends the metadata of a pickled graph that is pinned; DGL's C++ reads no further than its own.
@@ -20,36 +20,38 @@ _MARK = b"dgl_mgpu: pinned"
 
 
 def pin_memory_inplace(tensor: Tensor) -> PinnedMemory:
-    """`dgl_mgpu.backend.pinning.pin_memory_inplace`."""
-    from dgl_mgpu.backend import pinning
+    """`dgl_mgpu.backend.memory.pinning.pin_memory_inplace`."""
+    from dgl_mgpu.backend.memory import pinning
 
     return pinning.pin_memory_inplace(tensor)
 
 
 def gather_pinned_tensor_rows(tensor: Tensor, rows: Tensor) -> Tensor:
-    """`dgl_mgpu.backend.pinning.gather_pinned_tensor_rows`."""
-    from dgl_mgpu.backend import pinning
+    """`dgl_mgpu.backend.memory.pinning.gather_pinned_tensor_rows`."""
+    from dgl_mgpu.backend.memory import pinning
 
     return pinning.gather_pinned_tensor_rows(tensor, rows)
 
 
 def scatter_pinned_tensor_rows(dest: Tensor, rows: Tensor, source: Tensor) -> None:
-    """`dgl_mgpu.backend.pinning.scatter_pinned_tensor_rows`."""
-    from dgl_mgpu.backend import pinning
+    """`dgl_mgpu.backend.memory.pinning.scatter_pinned_tensor_rows`."""
+    from dgl_mgpu.backend.memory import pinning
 
     pinning.scatter_pinned_tensor_rows(dest, rows, source)
 
 
 def pin_array(self: NDArray) -> None:
     """Pin an array's memory, until it is unpinned or the array is given up."""
-    from dgl_mgpu.backend import arrays, pinning
+    from dgl_mgpu.backend import arrays
+    from dgl_mgpu.backend.memory import pinning
 
     vars(self)["_pinned"] = pinning.pin_memory_inplace(arrays.as_tensor(self))
 
 
 def unpin_array(self: NDArray) -> None:
     """Unpin an array's memory; an error if it is pinned, but not by the array."""
-    from dgl_mgpu.backend import arrays, pinning
+    from dgl_mgpu.backend import arrays
+    from dgl_mgpu.backend.memory import pinning
 
     pinned = vars(self).pop("_pinned", None)
     tensor = arrays.as_tensor(self)
@@ -62,29 +64,29 @@ def unpin_array(self: NDArray) -> None:
 
 
 def pin_index(*arguments: HeteroGraphIndex) -> HeteroGraphIndex:
-    """`dgl_mgpu.backend.pinned_graphs.pin_index`."""
-    from dgl_mgpu.backend import pinned_graphs
+    """`dgl_mgpu.backend.memory.pinned_graphs.pin_index`."""
+    from dgl_mgpu.backend.memory import pinned_graphs
 
     return pinned_graphs.pin_index(*arguments)
 
 
 def pin_copy(*arguments: HeteroGraphIndex) -> HeteroGraphIndex:
-    """`dgl_mgpu.backend.pinned_graphs.pin_copy`."""
-    from dgl_mgpu.backend import pinned_graphs
+    """`dgl_mgpu.backend.memory.pinned_graphs.pin_copy`."""
+    from dgl_mgpu.backend.memory import pinned_graphs
 
     return pinned_graphs.pin_copy(*arguments)
 
 
 def unpin_index(*arguments: HeteroGraphIndex) -> HeteroGraphIndex:
-    """`dgl_mgpu.backend.pinned_graphs.unpin_index`."""
-    from dgl_mgpu.backend import pinned_graphs
+    """`dgl_mgpu.backend.memory.pinned_graphs.unpin_index`."""
+    from dgl_mgpu.backend.memory import pinned_graphs
 
     return pinned_graphs.unpin_index(*arguments)
 
 
 def is_index_pinned(*arguments: HeteroGraphIndex) -> bool:
     """Whether a graph is pinned; none is before what pins was imported."""
-    pinned_graphs = sys.modules.get("dgl_mgpu.backend.pinned_graphs")
+    pinned_graphs = sys.modules.get("dgl_mgpu.backend.memory.pinned_graphs")
     return pinned_graphs is not None and pinned_graphs.is_index_pinned(*arguments)
 
 
@@ -124,6 +126,6 @@ def _marked(index: HeteroGraphIndex, states: HeteroPickleStates) -> HeteroPickle
 
 def _pin_if_marked(index: HeteroGraphIndex, meta: bytes | bytearray) -> None:
     if meta.endswith(_MARK):
-        from dgl_mgpu.backend import pinned_graphs
+        from dgl_mgpu.backend.memory import pinned_graphs
 
         pinned_graphs.pin_where_gpus_are(index)

@@ -9,7 +9,7 @@ from dgl_mgpu.backend.compat.importer import originals
 
 def _spread(graph: Any) -> Any:
     """The graph's index, if other processes have parts of the graph."""
-    from dgl_mgpu.backend.spread import SpreadIndex
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
 
     return graph._graph if isinstance(graph._graph, SpreadIndex) else None
 

@@ -104,7 +104,7 @@ def node2vec_random_walk(
     from dgl import utils
     from dgl.sampling import node2vec_randomwalk
 
-    from dgl_mgpu.backend.index import TensorIndex
+    from dgl_mgpu.backend.structure.index import TensorIndex
 
     if not isinstance(g._graph, TensorIndex):
         original = originals["dgl.sampling.node2vec_randomwalk:node2vec_random_walk"]

@@ -11,10 +11,10 @@ def to_block(
     g: Any, dst_nodes: Any = None, include_dst_in_src: bool = True, src_nodes: Any = None
 ) -> Any:
     """In place of ``dgl.to_block``, which asks arrays where they are as tensors cannot tell."""
-    from dgl_mgpu.backend.index import TensorIndex
+    from dgl_mgpu.backend.structure.index import TensorIndex
 
     if isinstance(g._graph, TensorIndex):
-        from dgl_mgpu.backend.blocks import graph_to_block
+        from dgl_mgpu.backend.structure.blocks import graph_to_block
 
         return graph_to_block(g, dst_nodes, include_dst_in_src, src_nodes)
     original = originals["dgl.transforms.to_block:to_block"]

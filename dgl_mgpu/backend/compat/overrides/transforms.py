@@ -29,7 +29,7 @@ def line_graph(g: Any, backtracking: bool = True, shared: bool = False) -> Any:
     from dgl.base import DGLError
     from dgl.transforms import functional
 
-    from dgl_mgpu.backend.index import TensorIndex
+    from dgl_mgpu.backend.structure.index import TensorIndex
 
     if not isinstance(g._graph, TensorIndex):
         return originals[_FUNCTIONS + "line_graph"](g, backtracking, shared)
@@ -54,7 +54,7 @@ def to_simple(
     from dgl.base import DGLError
     from dgl.transforms import functional
 
-    from dgl_mgpu.backend.index import TensorIndex
+    from dgl_mgpu.backend.structure.index import TensorIndex
 
     if not isinstance(g._graph, TensorIndex):
         return originals[_FUNCTIONS + "to_simple"](

@@ -1,0 +1,459 @@
+"""The global store as users meet it: made from a DGLGraph or a data set, read by DGL."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import dgl
+import numpy as np
+import torch
+
+from dgl_mgpu.backend.global_store.accesses import Accesses
+from dgl_mgpu.backend.global_store.edges import ends_of
+from dgl_mgpu.backend.global_store.embedding.layer import StoreEmbedding
+from dgl_mgpu.backend.global_store.embedding.tables import (
+    STATES,
+    EmbeddingSpec,
+    Specs,
+    read_specs,
+    state_table,
+    unfolded,
+    with_embeddings,
+)
+from dgl_mgpu.backend.global_store.graph import (
+    CanonicalEtype,
+    Nodes,
+    StoreGraph,
+    edge_table,
+    node_table,
+    topology_table,
+)
+from dgl_mgpu.backend.global_store.hotness import degree_hotness, presample_hotness
+from dgl_mgpu.backend.global_store.tables import ends_table
+from dgl_mgpu.data import Dataset
+from dgl_mgpu.errors import ConfigError, InvalidInputError
+from dgl_mgpu.placement import Plan, expected_reads, load_accesses
+from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, Store, TopologySource, build
+from dgl_mgpu.store.calibration import calibrate
+from dgl_mgpu.store.cuda import Runtime, Seat, choose_runtime
+from dgl_mgpu.store.links import prove_access, with_access
+from dgl_mgpu.store.planning import StoreOptions, make_blueprint
+from dgl_mgpu.store.seats import topology_of_ranks
+from dgl_mgpu.store.store import Source
+from dgl_mgpu.topology import Topology, preset, probe_shared_memory
+
+# DGL's names in a homogeneous graph.
+_NTYPE = "_N"
+_ETYPE = (_NTYPE, "_E", _NTYPE)
+#: By name, or by node type and name.
+Embeddings = Mapping[str, int | EmbeddingSpec | Mapping[str, int | EmbeddingSpec]]
+# Edge ids looked at together.
+_STRETCH = 1 << 24
+
+
+@dataclass(frozen=True)
+class _Schema:
+    """What is stored, beside the data."""
+
+    num_nodes: dict[str, int]
+    canonical_etypes: list[CanonicalEtype]
+    #: What trains each embedding, by node type and name.
+    optimizers: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Data:
+    """A graph as tables."""
+
+    schema: _Schema
+    sources: dict[str, Source]
+    #: Nodes that mini-batches start from; all of the first type where that is not known.
+    seeds: Nodes
+    embeddings: Specs = field(default_factory=dict)
+
+
+class GlobalStore:
+    """Topology and features of one graph over GPU, peer, host and disk memory.
+
+    Everything is there once on the machine and read by all its ranks directly (XGNN's global
+    GNN memory store, section 4; WholeGraph, section III-B).
+
+    Examples
+    --------
+    >>> store = dgl_mgpu.GlobalStore.from_dgl(g)
+    >>> loader = dgl.dataloading.DataLoader(store.graph, train_ids, sampler, batch_size=1024)
+
+    Attributes
+    ----------
+    graph : StoreGraph
+        Takes a DGLGraph's place in DGL's DataLoader.
+    plan : Plan
+        Where every row is.
+    device : torch.device
+        Where its operators run and put what they return: a GPU, or the CPU when all of it is
+        in shared memory.
+    """
+
+    def __init__(self, store: Store, schema: _Schema, seed: int) -> None:
+        self._store = store
+        self.plan: Plan = store.plan
+        self.device: torch.device = store.device
+        self.graph = StoreGraph(store, schema.num_nodes, schema.canonical_etypes, seed)
+        self._optimizers = schema.optimizers
+        self._embeddings: dict[tuple[str, str], StoreEmbedding] = {}
+
+    @classmethod
+    def from_dgl(
+        cls,
+        g: dgl.DGLGraph | None,
+        *,
+        seeds: Nodes | None = None,
+        seed: int = 0,
+        edges: bool = False,
+        embeddings: Embeddings | None = None,
+        **options: Any,
+    ) -> GlobalStore:
+        """Store a DGLGraph with all its node and edge features.
+
+        Collective where torch.distributed is initialised: every rank calls it.  The data is
+        read on the machine's first rank; the others may pass None.
+
+        Parameters
+        ----------
+        g : DGLGraph
+            On the CPU, homogeneous or heterogeneous, with int32 or int64 ids.
+        seeds : Tensor or dict of Tensor, optional
+            Nodes that mini-batches will start from, for ``hotness='presample'``; all nodes by
+            default.
+        seed : int
+            Which samples are drawn.
+        edges : bool
+            Whether edges can be found by their ids, as samplers of edges do for link prediction,
+            also where these are not in the order in which a CSC has the edges: then a table of
+            their ends is stored, two ids for each edge.
+        embeddings : dict, optional
+            Rows of numbers to be trained, by name: how many numbers each node has, or an
+            :class:`~dgl_mgpu.EmbeddingSpec`, ``{"emb": 64}``; of several node types by type,
+            ``{"paper": {"emb": 64}}``.  :meth:`embedding` looks them up.  As of the data, the
+            first rank's count.
+        **options
+            As in :class:`~dgl_mgpu.store.planning.StoreOptions`, and ``topology``: a
+            :class:`~dgl_mgpu.topology.Topology`, a preset's name, or 'auto' for this machine.
+
+        Raises
+        ------
+        InvalidInputError, ConfigError, PlanDoesNotFitError, SharedMemoryError
+        DeviceMemoryError
+            If a GPU has less free memory than the plan takes.
+        RankFailedError
+            If another rank failed.
+        """
+        read = None if g is None else lambda: _from_dgl(g, seeds)
+        return cls._build(read, seed, edges, embeddings, options)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Dataset | None,
+        *,
+        seed: int = 0,
+        edges: bool = False,
+        embeddings: Embeddings | None = None,
+        **options: Any,
+    ) -> GlobalStore:
+        """Store a data set: its graph, features and, as node feature 'label', its labels.
+
+        Collective; parameters and errors as for :meth:`from_dgl`.
+        """
+        read = None if dataset is None else lambda: _from_dataset(dataset)
+        return cls._build(read, seed, edges, embeddings, options)
+
+    @classmethod
+    def _build(
+        cls,
+        read: Callable[[], _Data] | None,
+        seed: int,
+        edges: bool,
+        embeddings: Embeddings | None,
+        options: Mapping[str, Any],
+    ) -> GlobalStore:
+        options = dict(options)
+        topology = options.pop("topology", "auto")
+        ranks = Ranks.of_this_machine()
+        checked = ranks.together("read the store's options", lambda: _checked(options, seed))
+        runtime = choose_runtime(checked.device, ranks)
+        access = seats = None
+        if runtime is not None:
+            access = prove_access(runtime, ranks)
+            seats = ranks.all_gather(ranks.together("look at the ranks' GPUs", runtime.seat))
+        blueprint: Blueprint | None = None
+
+        def plan() -> _Schema:
+            nonlocal blueprint
+            if read is None:
+                raise InvalidInputError(
+                    "build a store", "no graph on the machine's first rank", "pass it there"
+                )
+            data = _with_embeddings(_with_ends(read(), edges), embeddings)
+            found = machine(topology, ranks.size, runtime, seats)
+            blueprint = make_blueprint(
+                data.sources,
+                _hotness(data, checked, seed, runtime),
+                found if access is None else with_access(found, access),
+                checked,
+                on_gpus=runtime is not None,
+            )
+            blueprint = unfolded(blueprint, data.embeddings, seed)
+            return data.schema
+
+        schema = ranks.from_first("plan the store", plan)
+        store = build(blueprint, ranks, runtime)
+        try:
+            calibrate(store, checked, ranks)
+        except BaseException:
+            store.close()
+            raise
+        return cls(store, schema, seed)
+
+    def count_accesses(self) -> Accesses:
+        """Count how often each node's features are read, for a later store to be ordered by.
+
+        Examples
+        --------
+        >>> with store.count_accesses() as accesses:
+        ...     for input_nodes, output_nodes, blocks in loader:
+        ...         ...
+        >>> accesses.save("accesses.npz")
+        >>> store = dgl_mgpu.GlobalStore.from_dgl(g, hotness="accesses.npz")
+
+        Returns
+        -------
+        Accesses
+            Counts within ``with``, again each time it is entered.
+        """
+        tables = {
+            table: ntype
+            # Of types whose names begin alike, the longest is the table's.
+            for ntype in sorted(self.graph.ntypes, key=len)
+            for name, table in self._store.tables.items()
+            if name.startswith(node_table(ntype, ""))
+        }
+        num_nodes = {ntype: self.graph.num_nodes(ntype) for ntype in self.graph.ntypes}
+        return Accesses(self.graph.traffic, tables, num_nodes)
+
+    def embedding(self, name: str, ntype: str | None = None) -> StoreEmbedding:
+        """The embedding ``name`` of a node type, always the same module.
+
+        Parameters
+        ----------
+        name : str
+        ntype : str, optional
+            The only one by default.
+
+        Raises
+        ------
+        InvalidInputError
+            If the store was built without.
+        """
+        ntype = self.graph._only_ntype(ntype)
+        optimizer = self._optimizers.get((ntype, name))
+        if optimizer is None:
+            raise InvalidInputError(
+                f"find embedding '{name}' of '{ntype}'",
+                f"the store holds {[there for of, there in self._optimizers if of == ntype]}",
+                f"name one of these, or build the store with embeddings={{'{name}': 64}}",
+            )
+        found = self._embeddings.get((ntype, name))
+        if found is None:
+            tables = self._store.tables
+            found = self._embeddings[ntype, name] = StoreEmbedding(
+                name if self.graph.is_homogeneous else f"{ntype}.{name}",
+                self.graph.get_node_storage(name, ntype),
+                optimizer,
+                tables[node_table(ntype, name)],
+                [tables[state_table(ntype, name, state)] for state in STATES[optimizer]],
+            )
+        return found
+
+    def close(self) -> None:
+        """Give all memory back, on every GPU and of the host.
+
+        Every rank calls it.  The graph and its storages can no longer be read; what they
+        returned stays.  A store that is not closed goes with the last reference to it, or with
+        the process.
+        """
+        self._store.close()
+
+    def gather(
+        self,
+        key: str,
+        ids: torch.Tensor,
+        ntype: str | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Rows of node feature ``key``, shape (len(ids), ...), on the ids' device.
+
+        With ``dtype`` they are cast on the way, as :func:`dgl_mgpu.ops.gather_rows` can.
+        """
+        ids = torch.as_tensor(ids)
+        return self.graph.get_node_storage(key, ntype).fetch(ids, ids.device, dtype=dtype)
+
+
+def machine(
+    topology: Topology | str,
+    num_ranks: int,
+    runtime: Runtime | None = None,
+    seats: Sequence[Seat] | None = None,
+) -> Topology:
+    """The machine a plan is made for, with one GPU for each rank.
+
+    Parameters
+    ----------
+    topology : Topology or str
+        Or a preset's name, or 'auto' for this machine.
+    num_ranks : int
+    runtime : Runtime, optional
+    seats : sequence of Seat, optional
+        This rank's GPU and that of each rank; without them 'auto' is for shared memory.
+
+    Raises
+    ------
+    ConfigError
+        If there are more ranks than GPUs to hold their partitions.
+    """
+    if topology == "auto":
+        if runtime is None or seats is None:
+            return probe_shared_memory(num_ranks)
+        return topology_of_ranks(runtime.machine(), runtime.gpus(), seats)
+    if not isinstance(topology, str | Topology):
+        raise ConfigError(
+            "place a store on a machine",
+            f"topology={topology!r}",
+            "pass a Topology, a preset's name or 'auto'",
+        )
+    found = preset(topology, num_ranks) if isinstance(topology, str) else topology
+    if found.num_gpus < num_ranks:
+        raise ConfigError(
+            f"place a store for {num_ranks} ranks on '{found.name}'",
+            f"it has {found.num_gpus} GPUs, each of which holds one partition",
+            f"use at most {found.num_gpus} ranks",
+        )
+    return found if found.num_gpus == num_ranks else found.subset(range(num_ranks))
+
+
+def sources_of(
+    dataset: Dataset, options: StoreOptions, seed: int
+) -> tuple[dict[str, Source], dict[str, np.ndarray]]:
+    """A data set as tables, and how hot the rows of each order are."""
+    data = _from_dataset(dataset)
+    return data.sources, _hotness(data, options, seed)
+
+
+def _checked(options: Mapping[str, Any], seed: int) -> StoreOptions:
+    unknown = sorted(options.keys() - StoreOptions.__dataclass_fields__.keys())
+    if unknown:
+        raise ConfigError(
+            f"build a store with {unknown}",
+            f"options {sorted([*StoreOptions.__dataclass_fields__, 'topology'])}",
+            "use one of these",
+        )
+    if type(seed) is not int or not 0 <= seed < 2**64:
+        raise InvalidInputError("build a store", f"seed {seed!r}", "use an int in [0, 2**64)")
+    return StoreOptions(**options)
+
+
+def _with_embeddings(data: _Data, embeddings: Embeddings | None) -> _Data:
+    """The data and tables for embeddings, or InvalidInputError if there can be none."""
+    num_nodes = data.schema.num_nodes
+    specs = read_specs(embeddings, list(num_nodes))
+    optimizers = {of: spec.optimizer for of, spec in specs.items()}
+    return replace(
+        data,
+        schema=replace(data.schema, optimizers=optimizers),
+        sources=with_embeddings(data.sources, specs, num_nodes),
+        embeddings=specs,
+    )
+
+
+def _are_places(eids: torch.Tensor) -> bool:
+    """Whether edges are numbered as they lie, so that a store need not keep their ids."""
+    stretches = enumerate(eids.split(_STRETCH))
+    return all(
+        torch.equal(some, torch.arange(at * _STRETCH, at * _STRETCH + len(some), dtype=some.dtype))
+        for at, some in stretches
+    )
+
+
+def _hotness(
+    data: _Data, options: StoreOptions, seed: int, runtime: Runtime | None = None
+) -> dict[str, np.ndarray]:
+    graph = (data.schema.num_nodes, data.schema.canonical_etypes, data.sources)
+    degrees = degree_hotness(*graph)
+    if options.hotness == "degree":
+        return degrees
+    if options.hotness == "presample":
+        counts = presample_hotness(
+            *graph, data.seeds, options.fanouts, options.batch_size, seed, runtime
+        )
+    else:
+        counts = load_accesses(options.hotness, data.schema.num_nodes)
+    return {ntype: expected_reads(counts[ntype], degrees[ntype]) for ntype in counts}
+
+
+def _with_ends(data: _Data, edges: bool) -> _Data:
+    """The same with a table of ends for edges that are not numbered as they lie, if asked for."""
+    sources = dict(data.sources)
+    for etype in data.schema.canonical_etypes if edges else ():
+        topology = sources[topology_table(etype)]
+        if isinstance(topology, TopologySource) and topology.eids is not None:
+            sources[ends_table(etype)] = FeatureSource(ends_of(topology))
+    return replace(data, sources=sources)
+
+
+def _from_dataset(dataset: Dataset) -> _Data:
+    # Edges have ids of the same type.
+    short = dataset.indices.dtype == np.int32 and len(dataset.indices) <= 2**31
+    idtype = torch.int32 if short else torch.int64
+    sources: dict[str, Source] = {
+        topology_table(_ETYPE): TopologySource(
+            dataset.indptr, dataset.indices, dataset.eids, dataset.num_nodes, idtype, _NTYPE
+        )
+    }
+    for name, rows in (*dataset.node_features.items(), ("label", dataset.labels)):
+        sources[node_table(_NTYPE, name)] = FeatureSource(rows, _NTYPE)
+    for name, rows in dataset.edge_features.items():
+        sources[edge_table(_ETYPE, name)] = FeatureSource(rows)
+    schema = _Schema({_NTYPE: dataset.num_nodes}, [_ETYPE])
+    return _Data(schema, sources, torch.tensor(dataset.train))
+
+
+def _from_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> _Data:
+    if not isinstance(g, dgl.DGLGraph):
+        raise InvalidInputError(
+            "store a DGLGraph", f"a {type(g).__name__}", "pass a dgl.DGLGraph, or use from_dataset"
+        )
+    if g.device.type != "cpu":
+        raise InvalidInputError("store a DGLGraph", f"a graph on {g.device}", "pass g.to('cpu')")
+    sources: dict[str, Source] = {}
+    for etype in g.canonical_etypes:
+        indptr, indices, eids = g.adj_tensors("csc", etype=etype)
+        sources[topology_table(etype)] = TopologySource(
+            indptr.to(torch.int64).numpy(),
+            indices.numpy(),
+            None if _are_places(eids) else eids.numpy(),
+            g.num_nodes(etype[0]),
+            g.idtype,
+            etype[2],
+        )
+        for name, rows in g.edges[etype].data.items():
+            sources[edge_table(etype, name)] = FeatureSource(rows)
+    for ntype in g.ntypes:
+        for name, rows in g.nodes[ntype].data.items():
+            sources[node_table(ntype, name)] = FeatureSource(rows, ntype)
+    schema = _Schema({ntype: g.num_nodes(ntype) for ntype in g.ntypes}, g.canonical_etypes)
+    if seeds is None:
+        seeds = {ntype: g.nodes(ntype) for ntype in g.ntypes}
+    return _Data(schema, sources, seeds)

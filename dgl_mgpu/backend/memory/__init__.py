@@ -1,0 +1,1 @@
+"""Where data lie that GPUs read: in the host's memory, pinned, and in a cache on the GPU."""

@@ -1,0 +1,282 @@
+"""All hops of a mini-batch by one operator, and the blocks that DGL's samplers make of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from dgl.base import NID
+from dgl.heterograph import DGLBlock, DGLGraph
+
+from dgl_mgpu.backend.errors import as_dgl_error
+from dgl_mgpu.backend.memory.pinned_graphs import pinned_tensors
+from dgl_mgpu.backend.sampling.seed_edges import new_key
+from dgl_mgpu.backend.sampling.views import edges_view, scalars_view
+from dgl_mgpu.backend.structure.blocks import BlankBlock, BlockTypes, block_types
+from dgl_mgpu.backend.structure.index import TensorIndex
+from dgl_mgpu.backend.structure.relation import Compressed, Relation
+from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
+from dgl_mgpu.ops import (
+    BlockEdges,
+    EtypeBlock,
+    GraphView,
+    RowView,
+    SampleKey,
+    sample_blocks,
+    sample_etype_blocks,
+)
+
+CanonicalEtype = tuple[str, str, str]
+Nodes = torch.Tensor | Mapping[str, torch.Tensor]
+Fanout = int | Mapping[str | CanonicalEtype, int]
+
+_WEIGHTS = (torch.float32, torch.float64, torch.bool, torch.uint8)
+
+
+def sample_hops(
+    views: Mapping[CanonicalEtype, GraphView],
+    seeds: Mapping[str, torch.Tensor],
+    fanouts: Sequence[Mapping[CanonicalEtype, int]],
+    key: SampleKey,
+    *,
+    replace: bool,
+    weights: Mapping[CanonicalEtype, RowView],
+    meanwhile: Callable[[], object] | None = None,
+) -> list[EtypeBlock]:
+    """Sample the message-flow graphs of a mini-batch, of a graph of one edge type or of several.
+
+    Parameters and errors are those of :func:`dgl_mgpu.ops.sample_etype_blocks`, and ``meanwhile``
+    that of :func:`dgl_mgpu.ops.sample_blocks`.
+    """
+    (etype, view), *others = views.items()
+    ntype = etype[0]
+    if others or etype[2] != ntype or ntype not in seeds:
+        return sample_etype_blocks(views, seeds, fanouts, key, replace=replace, weights=weights)
+    blocks = sample_blocks(
+        view,
+        seeds[ntype],
+        [fanout[etype] for fanout in fanouts],
+        key,
+        replace=replace,
+        weights=weights.get(etype),
+        meanwhile=meanwhile,
+    )
+    return [
+        EtypeBlock({etype: BlockEdges(*block[:3])}, {ntype: block[3]}, {ntype: block[4]})
+        for block in blocks
+    ]
+
+
+def blank_blocks(
+    count: int, graph: Any, idtype: torch.dtype, device: torch.device
+) -> list[BlankBlock]:
+    """Blocks of a graph for :func:`tensor_blocks`, made while the GPU still samples."""
+    types = block_types(graph.ntypes, graph.canonical_etypes)
+    return [types.blank(idtype, device) for _ in range(count)]
+
+
+def tensor_blocks(
+    sampled: Sequence[EtypeBlock],
+    ntypes: Sequence[str],
+    canonical_etypes: Sequence[CanonicalEtype],
+    seeds: Mapping[str, torch.Tensor],
+    blanks: Sequence[BlankBlock] = (),
+) -> list[DGLBlock]:
+    """What was sampled as DGL's blocks, on the same device, in graph indexes made of tensors.
+
+    Parameters
+    ----------
+    ntypes, canonical_etypes
+        Of the graph, in its order.
+    seeds : dict of node type to Tensor
+        Those of types without edges are their own sources.
+    blanks : sequence of BlankBlock
+        One for each, where they have been made.
+    """
+    types = block_types(ntypes, canonical_etypes)
+    ids = next(iter(sampled[0].edges.values())).src
+    blanks = blanks or [types.blank(ids.dtype, ids.device) for _ in sampled]
+    return [
+        _filled(blank, each, types, ntypes, canonical_etypes, seeds)
+        for blank, each in zip(blanks, sampled, strict=True)
+    ]
+
+
+def _filled(
+    blank: BlankBlock,
+    sampled: EtypeBlock,
+    types: BlockTypes,
+    ntypes: Sequence[str],
+    canonical_etypes: Sequence[CanonicalEtype],
+    seeds: Mapping[str, torch.Tensor],
+) -> DGLBlock:
+    """The block of what was sampled."""
+    edges = [sampled.edges[etype] for etype in canonical_etypes]
+    sources: list[torch.Tensor] = []
+    targets: list[torch.Tensor] = []
+    for ntype in ntypes:
+        nodes = sampled.src_nodes.get(ntype)
+        if nodes is None:
+            nodes = seeds.get(ntype, edges[0].src[:0])
+        sources.append(nodes)
+        num_dst = sampled.num_dst.get(ntype)
+        targets.append(nodes if num_dst is None else nodes[:num_dst])
+    relations = []
+    for of, (src, dst) in zip(edges, types.ends, strict=True):
+        indptr = of.indptr if of.indptr.dtype == of.src.dtype else of.indptr.to(of.src.dtype)
+        csc = Compressed(indptr, of.src, None)
+        relations.append(Relation(sources[src].shape[0], targets[dst].shape[0], csc=csc))
+    return blank.filled(relations, sources, targets, [of.eids for of in edges])
+
+
+def sample_graph(
+    g: DGLGraph, nodes: Nodes, fanouts: Sequence[Fanout], prob: str | None, replace: bool
+) -> tuple[Nodes, Nodes, list[DGLBlock]] | None:
+    """Sample all hops of a mini-batch of a graph made of tensors, or pinned for a GPU.
+
+    The same distribution as ``dgl.sampling.sample_neighbors`` and ``dgl.to_block`` hop by hop,
+    reproducible by ``dgl.seed``.
+
+    Parameters
+    ----------
+    g : DGLGraph
+    nodes : Tensor or dict of Tensor
+        Seed nodes, distinct.
+    fanouts : sequence of int or dict
+        For each layer, the layer nearest the input first.
+    prob : str, optional
+        Edge feature of unnormalised probabilities, or of booleans as a mask.
+    replace : bool
+
+    Returns
+    -------
+    input nodes, output nodes, blocks
+        As ``dgl.dataloading.NeighborSampler.sample_blocks`` gives them; None if the graph or an
+        argument is not one that is served here.
+
+    Raises
+    ------
+    UnknownIdError
+    """
+    batch = _Batch.of(g, nodes)
+    if batch is None or not fanouts:
+        return None
+    hops = [hop for hop in (_by_etype(g, fanout) for fanout in fanouts) if hop is not None]
+    weights = batch.weights(prob)
+    if weights is None or len(hops) < len(fanouts):
+        return None
+    views = {
+        etype: edges_view(relation, "csc", batch.device)
+        for etype, relation in zip(g.canonical_etypes, batch.index.relations, strict=True)
+    }
+    key = new_key()
+    # Types without edges have nothing to sample.
+    ends = {ntype for src, _, dst in views for ntype in (src, dst)}
+    seeds = {ntype: ids for ntype, ids in batch.seeds.items() if ntype in ends}
+    types = block_types(g.ntypes, g.canonical_etypes)
+
+    blanks: list[BlankBlock] = []
+
+    def make_blanks() -> None:
+        blanks.extend(types.blank(batch.index.idtype, batch.device, g) for _ in hops)
+
+    try:
+        sampled = sample_hops(
+            views, seeds, hops, key, replace=replace, weights=weights, meanwhile=make_blanks
+        )
+    except InvalidWeightError:
+        return None  # DGL has no edges where all weights are zero
+    except InvalidInputError as error:
+        raise as_dgl_error(error) from error
+    if not blanks:
+        make_blanks()
+    blocks = [
+        _filled(blank, each, types, g.ntypes, g.canonical_etypes, batch.seeds)
+        for blank, each in zip(blanks, sampled, strict=True)
+    ]
+    if len(g.ntypes) == 1:
+        (inputs,) = sampled[0].src_nodes.values()
+    else:
+        inputs = blocks[0].srcdata[NID]
+    return inputs, nodes, blocks
+
+
+class _Batch:
+    """The seeds of a mini-batch, and where they are sampled.
+
+    Attributes
+    ----------
+    index : TensorIndex
+        On the device, or in host memory that it reads.
+    device : torch.device
+    seeds : dict of Tensor
+        By node type.
+    """
+
+    def __init__(
+        self, g: DGLGraph, index: TensorIndex, device: torch.device, seeds: dict[str, torch.Tensor]
+    ) -> None:
+        self._g, self.index, self.device, self.seeds = g, index, device, seeds
+
+    @classmethod
+    def of(cls, g: DGLGraph, nodes: Any) -> _Batch | None:
+        """None if the graph or the seeds are not what is sampled here."""
+        if isinstance(nodes, Mapping):
+            seeds = dict(nodes)
+        elif len(g.ntypes) == 1:
+            seeds = {g.ntypes[0]: nodes}
+        else:
+            return None
+        if not seeds or not all(isinstance(ids, torch.Tensor) for ids in seeds.values()):
+            return None
+        device = next(iter(seeds.values())).device
+        index = _index_for(g, device)
+        if index is None or not index.relations:
+            return None
+        served = all(
+            ntype in g.ntypes
+            and ids.device == device
+            and ids.dtype == index.idtype
+            and ids.dim() == 1
+            for ntype, ids in seeds.items()
+        )
+        return cls(g, index, device, seeds) if served else None
+
+    def weights(self, prob: str | None) -> dict[CanonicalEtype, RowView] | None:
+        """Weights by edge type, without those that have none; None if they are not served here."""
+        if prob is None:
+            return {}
+        weights = {}
+        for etype, frame in zip(self._g.canonical_etypes, self._g._edge_frames, strict=True):
+            if prob in frame:
+                column = frame[prob]
+                here = column.device == self.device or column.is_pinned()
+                if not here or column.dtype not in _WEIGHTS or column.dim() != 1:
+                    return None
+                weights[etype] = scalars_view(column.detach(), self.device)
+        return weights
+
+
+def _index_for(g: DGLGraph, device: torch.device) -> TensorIndex | None:
+    """The graph in memory that a device reads, if it is made of tensors there."""
+    index = g._graph
+    if not isinstance(index, TensorIndex):
+        if device.type == "cpu":
+            return None
+        index = pinned_tensors(index)
+    elif index.device != device:
+        return None
+    if index is None or any("csc" not in relation.formats for relation in index.relations):
+        return None
+    return index
+
+
+def _by_etype(g: DGLGraph, fanout: Fanout) -> dict[CanonicalEtype, int] | None:
+    """The fanout of each edge type; None if it is not one that is served here."""
+    if not isinstance(fanout, Mapping):
+        by_etype = dict.fromkeys(g.canonical_etypes, int(fanout))
+    else:
+        by_etype = {g.to_canonical_etype(etype): int(count) for etype, count in fanout.items()}
+    served = len(by_etype) == len(g.etypes) and min(by_etype.values()) >= -1
+    return by_etype if served else None

@@ -1,0 +1,186 @@
+"""A graph index whose nodes lie on several ranks: message passing on it is its own affair."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, NoReturn
+
+import torch
+from dgl import DGLGraph
+from dgl.base import is_all
+from dgl.frame import Frame
+from dgl.udf import EdgeBatch, NodeBatch
+
+from dgl_mgpu.backend.structure.index import TensorIndex
+from dgl_mgpu.errors import UnsupportedByPartitionError
+
+Features = torch.Tensor | None
+
+
+class SpreadIndex(TensorIndex):
+    """What DGL's message passing calls for a graph of which this process has a part.
+
+    Operands have a row for each of this process's nodes or edges, as results do.  All methods are
+    collective and differentiable.
+    """
+
+    @abstractmethod
+    def gspmm(self, op: str, reduce: str, lhs: Any, rhs: Any) -> Any:
+        """As ``dgl.ops.gspmm``, for one relation, or all with a list of operands a type."""
+
+    @abstractmethod
+    def gsddmm(self, op: str, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str) -> Any:
+        """As ``dgl.ops.gsddmm``."""
+
+    @abstractmethod
+    def edge_softmax(self, scores: torch.Tensor, norm_by: str) -> torch.Tensor:
+        """As ``dgl.ops.edge_softmax`` over all edges of one relation."""
+
+    @abstractmethod
+    def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
+        """From a row for each node of the only relation's source type, one for each edge."""
+
+    @abstractmethod
+    def of_destinations(self, rows: torch.Tensor) -> torch.Tensor:
+        """From a row for each node of the only relation's destination type, one for each edge."""
+
+    @abstractmethod
+    def edges_to(self, nodes: torch.Tensor, degree: int) -> torch.Tensor:
+        """The only relation's edges to nodes that have ``degree`` of them each.
+
+        In the order of their ids; int64, shape (len(nodes), degree).
+        """
+
+    @abstractmethod
+    def from_all(self, rows: torch.Tensor) -> torch.Tensor:
+        """What every process passed, of one shape, stacked: shape (processes, \\*shape).
+
+        The gradient is the sum of all processes' gradients.
+        """
+
+    def readout(self, rows: torch.Tensor, op: str) -> torch.Tensor:
+        """What all processes' rows amount to.
+
+        Parameters
+        ----------
+        rows : Tensor, floating point, shape (n, \\*shape)
+        op : {'sum', 'mean', 'max', 'min'}
+
+        Returns
+        -------
+        Tensor, shape (1, \\*shape)
+            Where there are no rows at all, 0.
+        """
+        if op not in ("sum", "mean", "max", "min") or not rows.is_floating_point():
+            raise UnsupportedByPartitionError(
+                f"read out rows of {rows.dtype} of a partitioned graph by {op!r}",
+                "floating-point rows are, by 'sum', 'mean', 'max' or 'min'",
+                "convert the rows, or gather them on every rank",
+            )
+        if op in ("max", "min"):
+            # Of no rows, too, it is made of them, that gradients go the same way everywhere.
+            if not len(rows):
+                mine = rows.sum(0) + (-torch.inf if op == "max" else torch.inf)
+            else:
+                mine = getattr(rows, op)(0).values
+            found = getattr(self.from_all(mine), op)(0, keepdim=True).values
+            return found.masked_fill(found.isinf(), 0)
+        total = self.from_all(rows.sum(0)).sum(0, keepdim=True)
+        if op == "sum":
+            return total
+        count = torch.tensor(len(rows), dtype=torch.float64, device=rows.device)
+        return (total / self.from_all(count).sum().clamp(min=1)).to(total.dtype)
+
+    def softmax(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows' softmax over all processes' rows."""
+        raised = torch.exp(rows - self.readout(rows.detach(), "max"))
+        return raised / self.readout(raised, "sum")
+
+
+class _Columns(Mapping):
+    """What nodes have, as the edges' ends: fetched when a user's function asks for it."""
+
+    def __init__(self, of_nodes: Mapping, ends: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._of_nodes = of_nodes
+        self._ends = ends
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self._ends(self._of_nodes[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of_nodes)
+
+    def __len__(self) -> int:
+        return len(self._of_nodes)
+
+
+class _SpreadEdges(EdgeBatch):
+    """Edges whose sources may be other processes' nodes."""
+
+    def edges(self) -> NoReturn:
+        raise UnsupportedByPartitionError(
+            "name the ends of a partitioned graph's edges",
+            "sources on other ranks have no number here",
+            "read edges.src[dgl.NID] and edges.dst[dgl.NID], their ids in the whole graph",
+        )
+
+
+def edge_batch(graph: DGLGraph, eid: Any, etype: Any, orig_eid: Any) -> EdgeBatch:
+    """What a user's function gets of edges, those of ``eid`` or all; see ``dgl.udf``."""
+    number = graph.get_etype_id(etype)
+    src, dst = graph._graph.metagraph.find_edge(number)
+    index = graph._graph.get_relation_graph(number)
+    edges = graph._edge_frames[number]
+    whole = is_all(eid)
+    if whole:
+        ids = torch.arange(index.num_edges(0), dtype=index.idtype, device=index.device)
+    else:
+        ids, edges = eid, edges.subframe(eid)
+
+    def of(ends: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return ends if whole else lambda rows: ends(rows)[ids.long()]
+
+    return _SpreadEdges(
+        graph,
+        ids if orig_eid is None else orig_eid,
+        etype,
+        _Columns(graph._node_frames[src], of(index.of_sources)),
+        edges,
+        _Columns(graph._node_frames[dst], of(index.of_destinations)),
+    )
+
+
+def reduced(
+    graph: DGLGraph,
+    function: Callable[[NodeBatch], Mapping[str, torch.Tensor]],
+    messages: Mapping[str, torch.Tensor],
+    node_ids: torch.Tensor | None,
+) -> Frame:
+    """What a user's function makes of nodes' messages, nodes of one degree at a time.
+
+    Where no node has any, the function gets no nodes with one message each: so its results have
+    their columns, and come from its messages, on every process.
+    """
+    index = graph._graph
+    ntype = graph.dsttypes[0]
+    of_nodes = graph._node_frames[graph.get_ntype_id_from_dst(ntype)]
+    degrees = index.in_degrees(0, None)
+    if node_ids is None:
+        node_ids = torch.arange(len(degrees), dtype=index.idtype, device=index.device)
+    groups, results = [], []
+    for degree in [degree for degree in degrees.unique().tolist() if degree] or [1]:
+        nodes = (degrees == degree).nonzero().squeeze(1)
+        edges = index.edges_to(nodes, degree)
+        mailbox = {key: rows[edges] for key, rows in messages.items()}
+        batch = NodeBatch(graph, node_ids[nodes], ntype, of_nodes.subframe(nodes), msgs=mailbox)
+        groups.append(nodes)
+        results.append(function(batch))
+    found = Frame(num_rows=len(degrees))
+    found._initializers = of_nodes._initializers
+    found._default_initializer = of_nodes._default_initializer
+    found.update_row(
+        torch.cat(groups),
+        {key: torch.cat([result[key] for result in results]) for key in results[0]},
+    )
+    return found

@@ -1,0 +1,595 @@
+"""A store's graph in DGL's own DataLoader and samplers, against the DGLGraph it was made from."""
+
+from __future__ import annotations
+
+import math
+import os
+import subprocess
+import sys
+
+import dgl
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from dgl.dataloading import DataLoader, MultiLayerFullNeighborSampler, NeighborSampler
+
+import dgl_mgpu
+from dgl_mgpu.errors import (
+    ConfigError,
+    IdOutOfRangeError,
+    InvalidInputError,
+    InvalidWeightError,
+    PlanDoesNotFitError,
+    RankFailedError,
+    UnsupportedByStoreError,
+)
+from dgl_mgpu.ops.view import EIDS, PAIRED
+from dgl_mgpu.store import cuda
+from dgl_mgpu.training.launch import launch
+from tests.environment import search_path
+
+
+@pytest.fixture(autouse=True)
+def in_shared_memory(monkeypatch):
+    """Stores are on the CPU, as what they are compared with."""
+    monkeypatch.setattr(cuda, "find_runtime", lambda: None)
+
+
+def power_law_graph(num_nodes: int = 800, num_edges: int = 8000, idtype=torch.int64):
+    rng = np.random.default_rng(5)
+    weights = rng.pareto(1.5, num_nodes) + 0.1
+    src = rng.choice(num_nodes, num_edges, p=weights / weights.sum())
+    dst = rng.integers(0, num_nodes, num_edges)
+    g = dgl.graph((src, dst), num_nodes=num_nodes).astype(idtype)
+    g.ndata["feat"] = torch.from_numpy(rng.standard_normal((num_nodes, 6))).float()
+    g.ndata["label"] = torch.arange(num_nodes) % 7
+    g.edata["w"] = torch.from_numpy(rng.random(num_edges)).float() + 0.01
+    g.edata["mask"] = torch.from_numpy(rng.random(num_edges) < 0.5)
+    return g
+
+
+def hetero_graph():
+    rng = np.random.default_rng(6)
+
+    def pairs(a, b, n):
+        return torch.from_numpy(rng.integers(0, a, n)), torch.from_numpy(rng.integers(0, b, n))
+
+    g = dgl.heterograph(
+        {
+            ("user", "follows", "user"): pairs(50, 50, 300),
+            ("user", "buys", "item"): pairs(50, 30, 200),
+            ("item", "bought-by", "user"): pairs(30, 50, 200),
+        },
+        {"user": 50, "item": 30},
+    )
+    for ntype in g.ntypes:
+        g.nodes[ntype].data["feat"] = torch.randn(g.num_nodes(ntype), 4)
+    g.edges["buys"].data["price"] = torch.rand(200)
+    return g
+
+
+def batches(graph, ids, sampler, **options):
+    options = {"batch_size": 64} | options
+    return list(DataLoader(graph, ids, sampler, **options))
+
+
+def assert_blocks_are_in_graph(g, blocks):
+    """Every sampled edge is the edge of its id, and features are the graph's."""
+    for block in blocks:
+        src, dst = block.edges()
+        eids = block.edata[dgl.EID]
+        true_src, true_dst = g.find_edges(eids)
+        assert torch.equal(block.srcdata[dgl.NID][src.long()], true_src)
+        assert torch.equal(block.dstdata[dgl.NID][dst.long()], true_dst)
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("memory", ["auto", "8KiB"])
+def test_full_neighbours_equal_dgls(idtype, memory, tmp_path):
+    g = power_law_graph(idtype=idtype)
+    store = dgl_mgpu.GlobalStore.from_dgl(
+        g,
+        gpu_memory=memory,
+        host_memory="60KiB" if memory != "auto" else "auto",
+        disk_path=tmp_path,
+    )
+    if memory != "auto":  # every kind of memory takes part
+        used = {tier.memory for table in store.plan.tables.values() for tier in table.tiers}
+        assert used == {"gpu", "host", "disk"}
+    ids = torch.arange(0, 800, 3, dtype=idtype)
+    # DGL's fused sampler, its default, loses nodes of int32 graphs from the second batch on.
+    sampler = MultiLayerFullNeighborSampler(
+        2,
+        prefetch_node_feats=["feat"],
+        prefetch_labels=["label"],
+        prefetch_edge_feats=["w"],
+        fused=False,
+    )
+    for ours, theirs in zip(
+        batches(store.graph, ids, sampler), batches(g, ids, sampler), strict=True
+    ):
+        assert torch.equal(ours[1], theirs[1])
+        assert set(ours[0].tolist()) == set(theirs[0].tolist())
+        for block, reference in zip(ours[2], theirs[2], strict=True):
+            assert block.idtype == idtype
+            assert sorted(block.edata[dgl.EID].tolist()) == sorted(
+                reference.edata[dgl.EID].tolist()
+            )
+            assert torch.equal(block.edata["w"], g.edata["w"][block.edata[dgl.EID].long()])
+        assert_blocks_are_in_graph(g, ours[2])
+        assert torch.equal(ours[2][0].srcdata["feat"], g.ndata["feat"][ours[0].long()])
+        assert torch.equal(ours[2][-1].dstdata["label"], g.ndata["label"][ours[1].long()])
+
+
+@pytest.mark.parametrize("kept", ["no ids", "ids in order", "ids of their own"])
+def test_graphs_given_in_csc(kept):
+    indptr, indices, _ = power_law_graph().adj_tensors("csc")
+    eids = {
+        "no ids": torch.tensor([], dtype=torch.int64),
+        "ids in order": torch.arange(len(indices)),
+        "ids of their own": torch.randperm(len(indices)),
+    }[kept]
+    g = dgl.graph(("csc", (indptr, indices, eids)))
+    store = dgl_mgpu.GlobalStore.from_dgl(g, graph_ratio=0.4)
+    view = store.graph.view()
+    assert len(view.tiers) > 1
+    assert (view.pointers[:, EIDS] == PAIRED).all() == (kept != "ids of their own")
+    ids = torch.arange(0, 800, 3)
+    for _, _, blocks in batches(store.graph, ids, NeighborSampler([5, 5])):
+        assert_blocks_are_in_graph(g, blocks)
+
+
+def test_sampling_respects_fanout_mask_and_replacement():
+    g = power_law_graph()
+    graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
+    ids = torch.arange(800)
+    degrees = g.in_degrees()
+    for options, expected in (
+        ({}, degrees.clamp(max=4)),
+        ({"replace": True}, torch.where(degrees > 0, 4, 0)),
+    ):
+        _, _, (block,) = next(
+            iter(DataLoader(graph, ids, NeighborSampler([4], **options), batch_size=800))
+        )
+        assert torch.equal(block.in_degrees(), expected)
+        assert_blocks_are_in_graph(g, [block])
+    masked = NeighborSampler([-1], mask="mask")
+    _, _, (block,) = next(iter(DataLoader(graph, ids, masked, batch_size=800)))
+    chosen = block.edata[dgl.EID]
+    assert sorted(chosen.tolist()) == g.edata["mask"].nonzero().flatten().tolist()
+
+
+def test_excluded_edges_stay_out():
+    g = power_law_graph()
+    graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
+    excluded = torch.arange(0, 8000, 2)
+    frontier = graph.sample_neighbors(torch.arange(800), -1, exclude_edges=excluded)
+    assert sorted(frontier.edata[dgl.EID].tolist()) == list(range(1, 8000, 2))
+
+
+def test_heterogeneous_graph():
+    g = hetero_graph()
+    graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
+    assert graph.ntypes == g.ntypes
+    assert graph.canonical_etypes == g.canonical_etypes
+    assert graph.num_edges("buys") == 200
+    ids = {"user": torch.arange(20), "item": torch.arange(10)}
+    sampler = NeighborSampler(
+        [3, 2],
+        prefetch_node_feats={"user": ["feat"], "item": ["feat"]},
+        prefetch_edge_feats={("user", "buys", "item"): ["price"]},
+    )
+    for inputs, _, blocks in batches(graph, ids, sampler, batch_size=8):
+        for ntype, nodes in inputs.items():
+            assert torch.equal(
+                blocks[0].srcnodes[ntype].data["feat"], g.nodes[ntype].data["feat"][nodes]
+            )
+        for block in blocks:
+            for etype in g.canonical_etypes:
+                src, dst = block.edges(etype=etype)
+                eids = block.edges[etype].data[dgl.EID]
+                true_src, true_dst = g.find_edges(eids, etype=etype)
+                assert torch.equal(block.srcnodes[etype[0]].data[dgl.NID][src], true_src)
+                assert torch.equal(block.dstnodes[etype[2]].data[dgl.NID][dst], true_dst)
+    frontier = graph.sample_neighbors(
+        {"user": torch.arange(50), "item": torch.arange(30)},
+        {"follows": -1, "buys": 0, "bought-by": 1},
+    )
+    assert frontier.num_edges("follows") == 300
+    assert frontier.num_edges("buys") == 0
+    assert frontier.in_degrees(etype="bought-by").max() == 1
+
+
+def sampled_edges(graph, seed, ids, **options):
+    """Edge ids of every block of every batch of two epochs.
+
+    Batches are sorted: with several workers DGL gives each a stretch of the epoch, and hands
+    their batches out in turn.
+    """
+    torch.manual_seed(seed)
+    loader = DataLoader(graph, ids, NeighborSampler([4, 4]), batch_size=64, **options)
+    return [
+        sorted([block.edata[dgl.EID].tolist() for block in blocks] for _, _, blocks in loader)
+        for _ in range(2)
+    ]
+
+
+def test_samples_depend_on_the_seed_alone(tmp_path):
+    g = power_law_graph()
+    ids = torch.arange(0, 800, 2)
+    reference = sampled_edges(dgl_mgpu.GlobalStore.from_dgl(g, seed=1).graph, 0, ids)
+    assert reference[0] != reference[1]  # epochs differ
+    for options, loader_options in (
+        ({}, {}),
+        ({"gpu_memory": "8KiB", "host_memory": "60KiB", "disk_path": tmp_path}, {}),
+        ({"policy": "host"}, {}),
+        ({}, {"num_workers": 1}),
+        ({}, {"num_workers": 3}),
+        ({}, {"num_workers": 2, "persistent_workers": True}),
+    ):
+        graph = dgl_mgpu.GlobalStore.from_dgl(g, seed=1, **options).graph
+        assert sampled_edges(graph, 7, ids, **loader_options) == reference
+    other = sampled_edges(dgl_mgpu.GlobalStore.from_dgl(g, seed=2).graph, 0, ids)
+    assert other != reference
+
+
+SPAWN_SCRIPT = """
+import dgl_mgpu
+import sys
+import torch
+from functools import partial
+from tests.backend.global_store.test_graph import power_law_graph, sampled_edges
+
+if __name__ == "__main__":
+    make = partial(dgl_mgpu.GlobalStore.from_dgl, power_law_graph(), seed=1, device="cpu")
+    ids = torch.arange(0, 800, 2)
+    plain = sampled_edges(make().graph, 0, ids)
+    graph = make().graph
+    options = {"num_workers": 2, "multiprocessing_context": "spawn", "persistent_workers": True}
+    sys.exit(sampled_edges(graph, 0, ids, **options) != plain)
+"""
+
+
+def test_a_store_reaches_spawned_workers(tmp_path):
+    (tmp_path / "script.py").write_text(SPAWN_SCRIPT)
+    environment = {**os.environ, "PYTHONPATH": search_path()}
+    subprocess.run([sys.executable, tmp_path / "script.py"], check=True, env=environment)
+
+
+def test_hops_of_a_batch_are_drawn_independently():
+    # One node whose every neighbour has the same neighbours: all hops see the same seeds.
+    n = 40
+    src, dst = torch.meshgrid(torch.arange(n), torch.arange(n), indexing="ij")
+    g = dgl.graph((src.flatten(), dst.flatten()))
+    graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
+    seeds = torch.arange(n)
+    first = graph.sample_neighbors(seeds, 5).edata[dgl.EID]
+    second = graph.sample_neighbors(seeds, 5).edata[dgl.EID]
+    shared = len(set(first.tolist()) & set(second.tolist()))
+    # 200 of 1600 edges each time: 25 are shared on average, with deviation below 5.
+    assert shared < 25 + 6 * 5
+
+
+def test_set_epoch_repeats_an_epoch():
+    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph()).graph
+    ids = torch.arange(200)
+
+    def epoch(number):
+        graph.set_epoch(number)
+        return [
+            blocks[0].edata[dgl.EID].tolist()
+            for *_, blocks in DataLoader(graph, ids, NeighborSampler([3]), batch_size=50)
+        ]
+
+    assert epoch(4) == epoch(4)
+    assert epoch(4) != epoch(5)
+
+
+def test_sampled_edges_are_uniform():
+    g = power_law_graph()
+    graph = dgl_mgpu.GlobalStore.from_dgl(g, seed=3).graph
+    node = int(g.in_degrees().argmax())
+    degree = int(g.in_degrees(node))
+    assert degree > 12
+    draws, fanout = 4000, 5
+    counts = torch.zeros(8000)
+    for epoch in range(draws):
+        graph.set_epoch(epoch)
+        eids = graph.sample_neighbors(torch.tensor([node]), fanout).edata[dgl.EID]
+        counts[eids] += 1
+    counts = counts[g.in_edges(node, form="eid")]
+    expected = draws * fanout / degree
+    share = fanout / degree
+    # Each count is a binomial; their normalised sum of squares is near its degrees of freedom.
+    statistic = float(((counts - expected) ** 2 / (expected * (1 - share))).sum())
+    freedom = degree - 1
+    assert abs(statistic - freedom) < 5 * math.sqrt(2 * freedom)
+
+
+def test_traffic_counts_every_row_once(tmp_path):
+    g = power_law_graph()
+    store = dgl_mgpu.GlobalStore.from_dgl(g, feature_ratio=0.3)
+    rows = store.gather("feat", torch.arange(800))
+    assert torch.equal(rows, g.ndata["feat"])
+    traffic = store.graph.traffic.take()
+    assert sum(traffic.rows.values()) == 800
+    assert {memory for _, memory in traffic.rows} == {"device", "host"}
+    assert sum(traffic.nbytes.values()) == 800 * 6 * 4
+    assert not store.graph.traffic.take().rows
+
+
+def test_bad_ids_are_refused():
+    store = dgl_mgpu.GlobalStore.from_dgl(power_law_graph())
+    for ids, error in (
+        (torch.tensor([0, 800]), IdOutOfRangeError),
+        (torch.tensor([-1]), IdOutOfRangeError),
+        (torch.tensor([0.0]), InvalidInputError),
+    ):
+        with pytest.raises(error):
+            store.gather("feat", ids)
+        with pytest.raises(error):
+            store.graph.sample_neighbors(ids, 3)
+        with pytest.raises(error):
+            store.graph.sample_blocks(ids, [3])
+        with pytest.raises(error):
+            next(iter(DataLoader(store.graph, ids, NeighborSampler([3]), batch_size=2)))
+    mask = torch.zeros(800, dtype=torch.bool)
+    with pytest.raises(InvalidInputError, match="nonzero"):
+        next(iter(DataLoader(store.graph, mask, NeighborSampler([3]), batch_size=8)))
+    narrow = dgl_mgpu.GlobalStore.from_dgl(power_law_graph(idtype=torch.int32))
+    with pytest.raises(IdOutOfRangeError):
+        narrow.graph.sample_blocks(torch.tensor([2**32 + 5]), [3])
+
+
+def test_a_workers_error_keeps_its_type():
+    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph()).graph
+    loader = DataLoader(graph, torch.tensor([800]), NeighborSampler([3]), num_workers=1)
+    with pytest.raises(IdOutOfRangeError, match="seed node 800 of 800 nodes"):
+        next(iter(loader))
+
+
+def test_a_batch_that_comes_again_is_sampled_the_same():
+    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph()).graph
+    seeds = torch.arange(50)
+
+    def eids():
+        graph.set_epoch(0)
+        (_, _, blocks) = next(
+            iter(DataLoader(graph, seeds, NeighborSampler([4, 4]), batch_size=50))
+        )
+        return [block.edata[dgl.EID].tolist() for block in blocks]
+
+    assert eids() == eids()
+    first, second = graph.sample_blocks(seeds, [4, 4])[2], graph.sample_blocks(seeds, [4, 4])[2]
+    for one, other in zip(first, second, strict=True):
+        assert torch.equal(one.edata[dgl.EID], other.edata[dgl.EID])
+
+
+def test_blocks_are_those_of_sampling_hop_by_hop():
+    g = power_law_graph()
+    graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
+    seeds = torch.arange(0, 800, 9)
+    for _, blocks in zip(range(2), [graph.sample_blocks(seeds, [4, 4])[2]] * 2, strict=True):
+        graph.set_epoch(0)  # forgets the hop
+        nodes = seeds
+        for block in reversed(blocks):
+            frontier = graph.sample_neighbors(nodes, 4)
+            reference = dgl.to_block(frontier, nodes)
+            expected = frontier.edata[dgl.EID][reference.edata[dgl.EID]]
+            assert sorted(block.edata[dgl.EID].tolist()) == sorted(expected.tolist())
+            assert torch.equal(block.dstdata[dgl.NID], nodes)
+            nodes = block.srcdata[dgl.NID]
+
+
+@pytest.mark.parametrize("prob", [None, "price"])
+def test_heterogeneous_blocks_are_those_of_sampling_hop_by_hop(prob):
+    g = hetero_graph()
+    graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
+    seeds = {"user": torch.arange(0, 50, 9), "item": torch.arange(4)}
+    fanouts = [{"follows": 2, "buys": 3, "bought-by": 0}, 2]
+    inputs, _, blocks = graph.sample_blocks(seeds, fanouts, prob)
+    graph.set_epoch(0)  # forgets the hop
+    nodes = seeds
+    for block, fanout in zip(reversed(blocks), reversed(fanouts), strict=True):
+        frontier = graph.sample_neighbors(nodes, fanout, prob=prob)
+        reference = dgl.to_block(frontier, nodes)
+        for etype in g.canonical_etypes:
+            eids = frontier.edges[etype].data[dgl.EID][reference.edges[etype].data[dgl.EID]]
+            assert sorted(block.edges[etype].data[dgl.EID].tolist()) == sorted(eids.tolist())
+            src, dst = block.edges(etype=etype)
+            true_src, true_dst = g.find_edges(block.edges[etype].data[dgl.EID], etype=etype)
+            assert torch.equal(block.srcnodes[etype[0]].data[dgl.NID][src], true_src)
+            assert torch.equal(block.dstnodes[etype[2]].data[dgl.NID][dst], true_dst)
+        for ntype in g.ntypes:
+            assert torch.equal(block.dstnodes[ntype].data[dgl.NID], nodes[ntype])
+        nodes = block.srcdata[dgl.NID]
+    assert all(torch.equal(inputs[ntype], nodes[ntype]) for ntype in g.ntypes)
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        lambda graph: graph.ndata["feat"],
+        lambda graph: graph.in_degrees(),
+        lambda graph: graph.subgraph([1, 2]),
+        lambda graph: DataLoader(graph, torch.arange(4), NeighborSampler([3]), gpu_cache={}),
+        lambda graph: next(
+            iter(DataLoader(graph, torch.arange(4), dgl.dataloading.LaborSampler([3])))
+        ),
+        lambda graph: next(
+            iter(DataLoader(graph, torch.arange(4), dgl.dataloading.ShaDowKHopSampler([3])))
+        ),
+    ],
+)
+def test_what_a_store_does_not_have_is_said(use):
+    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph()).graph
+    with pytest.raises(UnsupportedByStoreError, match="NeighborSampler"):
+        use(graph)
+    assert not hasattr(graph, "in_degrees")
+    with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
+        _ = graph.nonsense
+
+
+def test_odd_arguments_are_refused():
+    g = power_law_graph()
+    make = dgl_mgpu.GlobalStore.from_dgl
+    for bad in ({"topology": 3}, {"fanouts": 3}, {"batch_size": 0}):
+        with pytest.raises(ConfigError):
+            make(g, **bad)
+    for seed in (-1, 1.5):
+        with pytest.raises(InvalidInputError, match="seed"):
+            make(g, seed=seed)
+    with pytest.raises(InvalidInputError, match="DGLGraph"):
+        make("graph")
+    store = make(g)
+    assert torch.equal(store.gather("feat", [3, 5]), g.ndata["feat"][[3, 5]])
+    with pytest.raises(InvalidInputError):
+        store.graph.sample_neighbors(torch.arange(3), 2.7)
+    assert store.graph.sample_neighbors([], 2).num_edges() == 0
+
+
+def _odd_arguments_on_one_rank() -> None:
+    is_odd = dist.get_rank() == 1
+    for odd, error in ({"gpu_memroy": "1GiB"}, ConfigError), ({"seed": -1}, InvalidInputError):
+        with pytest.raises(error if is_odd else RankFailedError, match=next(iter(odd))):
+            dgl_mgpu.GlobalStore.from_dgl(power_law_graph(), **odd if is_odd else {})
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_odd_arguments_on_one_rank_are_told_on_all():
+    launch(_odd_arguments_on_one_rank, 2)
+
+
+def test_bad_weights_are_refused_before_work_starts():
+    for spoil, message in (
+        (lambda w, g: w.index_fill_(0, torch.tensor([17]), float("nan")), "(?i)nan"),
+        (lambda w, g: w.index_fill_(0, torch.tensor([17]), -1.0), "negative|-1"),
+        (lambda w, g: w.index_fill_(0, g.in_edges(5, form="eid"), 0.0), "node 5 have weight 0"),
+    ):
+        g = power_law_graph()
+        spoil(g.edata["w"], g)
+        graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
+        for workers in (0, 2):
+            loader = DataLoader(
+                graph, torch.arange(10), NeighborSampler([3], prob="w"), num_workers=workers
+            )
+            with pytest.raises(InvalidWeightError, match=message):
+                iter(loader)
+
+
+def test_bad_options_are_refused():
+    g = power_law_graph()
+    make = dgl_mgpu.GlobalStore.from_dgl
+    with pytest.raises(ConfigError, match="gpu_memroy"):
+        make(g, gpu_memroy="1GiB")
+    with pytest.raises(ConfigError, match="no size"):
+        make(g, gpu_memory="plenty")
+    with pytest.raises(ConfigError, match=r"1\.5"):
+        make(g, graph_ratio=1.5)
+    with pytest.raises(ConfigError):
+        make(g, policy="best")
+    with pytest.raises(PlanDoesNotFitError) as caught:
+        make(g, gpu_memory="1KiB", host_memory="1KiB")
+    assert caught.value.needed > caught.value.available
+    with pytest.raises(InvalidInputError, match="first rank"):
+        make(None)
+
+
+def test_missing_features_and_types_name_what_is_there():
+    graph = dgl_mgpu.GlobalStore.from_dgl(hetero_graph()).graph
+    with pytest.raises(InvalidInputError, match="feat"):
+        graph.get_node_storage("feet", "user")
+    with pytest.raises(InvalidInputError, match="user"):
+        graph.get_node_storage("feat", "usr")
+    with pytest.raises(InvalidInputError, match="buys"):
+        graph.get_edge_storage("price", "sells")
+    with pytest.raises(InvalidInputError, match="in-edges"):
+        graph.sample_neighbors({"user": torch.arange(3)}, 2, edge_dir="out")
+    with pytest.raises(InvalidInputError, match="fanout"):
+        graph.sample_neighbors({"user": torch.arange(3)}, {"follows": 2})
+
+
+def test_loss_curve_equals_plain_tensors_number_for_number():
+    g = power_law_graph()
+    store = dgl_mgpu.GlobalStore.from_dgl(g, gpu_memory="8KiB")
+
+    def curve(features, labels):
+        torch.manual_seed(0)
+        conv = torch.nn.ModuleList([dgl.nn.SAGEConv(6, 16, "mean"), dgl.nn.SAGEConv(16, 7, "mean")])
+        optimizer = torch.optim.Adam(conv.parameters(), lr=0.01)
+        losses = []
+        for epoch in range(3):
+            store.graph.set_epoch(epoch)
+            loader = DataLoader(
+                store.graph, torch.arange(400), NeighborSampler([5, 5]), batch_size=100
+            )
+            for inputs, outputs, blocks in loader:
+                hidden = conv[0](blocks[0], features(inputs)).relu()
+                loss = torch.nn.functional.cross_entropy(
+                    conv[1](blocks[1], hidden), labels(outputs)
+                )
+                optimizer.zero_grad()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return losses
+
+    ours = curve(lambda ids: store.gather("feat", ids), lambda ids: store.gather("label", ids))
+    plain = curve(lambda ids: g.ndata["feat"][ids], lambda ids: g.ndata["label"][ids])
+    assert ours == plain
+    assert ours[-1] < ours[0]
+
+
+def _ddp_loader(folder) -> None:
+    rank = dist.get_rank()
+    g = power_law_graph()
+    store = dgl_mgpu.GlobalStore.from_dgl(g if rank == 0 else None, device="cpu")
+    ids = torch.arange(103)
+    sampler = NeighborSampler([4, 4], prefetch_node_feats=["feat"], prefetch_edge_feats=["w"])
+    seen, sizes = [], []
+    for workers in (0, 1):
+        loader = DataLoader(
+            store.graph,
+            ids,
+            sampler,
+            batch_size=20,
+            use_ddp=True,
+            shuffle=True,
+            num_workers=workers,
+        )
+        for inputs, outputs, blocks in loader:
+            assert torch.equal(blocks[0].srcdata["feat"], g.ndata["feat"][inputs])
+            eids = blocks[0].edata[dgl.EID]
+            assert torch.equal(blocks[0].edata["w"], g.edata["w"][eids])
+            seen.extend(outputs.tolist())
+            sizes.append(len(outputs))
+    torch.save((seen, sizes), folder / f"{rank}.pt")
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_ddp_loaders_share_the_seeds(tmp_path):
+    launch(_ddp_loader, 2, tmp_path)
+    (seen, sizes), (others, other_sizes) = (torch.load(tmp_path / f"{r}.pt") for r in range(2))
+    assert set(seen) | set(others) == set(range(103))
+    assert len(sizes) == len(other_sizes)  # uneven seeds, even steps: DDP does not hang
+    assert len(seen) == len(others) == 2 * 52
+
+
+def test_dgl_loaders_of_plain_graphs_are_untouched():
+    g = power_law_graph()
+    assert len(batches(g, torch.arange(128), NeighborSampler([3]))) == 2
+
+
+def test_features_of_a_relation_without_edges():
+    g = dgl.heterograph(
+        {("a", "none", "b"): ([], []), ("a", "some", "b"): ([0, 1], [1, 0])},
+        num_nodes_dict={"a": 3, "b": 2},
+    )
+    for etype in ("none", "some"):
+        g.edges[etype].data["w"] = torch.randn(g.num_edges(etype), 4)
+    graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
+    for etype, ids in (("none", []), ("some", [1, 0])):
+        rows = torch.tensor(ids, dtype=torch.int64)
+        found = graph.get_edge_storage("w", etype).fetch(rows, "cpu")
+        assert torch.equal(found, g.edges[etype].data["w"][rows])
