@@ -30,7 +30,7 @@ usage: python -m dgl_mgpu [OPTIONS] SCRIPT [ARGS…]
        python -m dgl_mgpu [OPTIONS] -m MODULE [ARGS…]
 
 Run an unmodified DGL script on this machine's torch. SCRIPT is a file, or a folder or zip file
-with a __main__.py. Settings of the training run itself: dgl-mgpu train --help
+with a __main__.py. Training without a script: dgl-mgpu train --help
 
 Graphs in DataLoader(use_uva=True, use_ddp=True) are kept in a store, once for all ranks of a
 machine, in GPU memory as far as it goes. OPTIONS say how, here and in all processes that the

@@ -58,6 +58,8 @@ class StoreGraph(EdgeQueries):
     idtype : torch.dtype
     device : torch.device
         Where it is sampled and its blocks are: the store's.
+    traffic : Traffic
+        Rows and bytes read through it since the last ``traffic.take()``, by tier.
     """
 
     def __init__(
@@ -92,8 +94,8 @@ class StoreGraph(EdgeQueries):
             raise UnsupportedByStoreError(
                 f"use '{name}' of a store's graph",
                 "the store serves sampling and features, not all of a DGLGraph",
-                "sample with NeighborSampler or as_edge_prediction_sampler, read features with "
-                "get_node_storage, and use the DGLGraph itself for the rest",
+                "sample with NeighborSampler, as_edge_prediction_sampler or its sample_neighbors, "
+                "read features with get_node_storage, and use the DGLGraph itself for the rest",
             )
         raise AttributeError(f"'StoreGraph' object has no attribute '{name}'")
 
@@ -177,10 +179,10 @@ class StoreGraph(EdgeQueries):
     # -- sampling -----------------------------------------------------------------------
 
     def set_epoch(self, epoch: int) -> None:
-        """Choose the epoch whose samples are drawn next.
+        """Choose the epoch whose samples are drawn from now on, until it is set again.
 
         Without it every DataLoader counts the times it was iterated over, from 0.  A run that
-        resumes, or several loaders that should agree, set it.
+        resumes, or several loaders that should agree, set it before each epoch.
         """
         self._epoch_is_set = True
         self._batch_keys.epoch = epoch

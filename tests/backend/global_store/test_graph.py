@@ -6,6 +6,7 @@ import math
 import os
 import subprocess
 import sys
+from functools import partial
 
 import dgl
 import numpy as np
@@ -413,7 +414,6 @@ def test_heterogeneous_blocks_are_those_of_sampling_hop_by_hop(prob):
         lambda graph: graph.ndata["feat"],
         lambda graph: graph.in_degrees(),
         lambda graph: graph.subgraph([1, 2]),
-        lambda graph: DataLoader(graph, torch.arange(4), NeighborSampler([3]), gpu_cache={}),
         lambda graph: next(
             iter(DataLoader(graph, torch.arange(4), dgl.dataloading.LaborSampler([3])))
         ),
@@ -429,6 +429,15 @@ def test_what_a_store_does_not_have_is_said(use):
     assert not hasattr(graph, "in_degrees")
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         _ = graph.nonsense
+
+
+def test_what_spares_a_graph_the_host_is_the_store_s_own_affair():
+    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph(), seed=1).graph
+    read = partial(DataLoader, graph, torch.arange(40), NeighborSampler([3]), batch_size=10)
+    for found, expected in zip(read(use_uva=True), read(), strict=True):
+        assert torch.equal(found[0], expected[0])
+    with pytest.raises(UnsupportedByStoreError, match="leave gpu_cache out"):
+        read(gpu_cache={"node": {"feat": 10}})
 
 
 def test_odd_arguments_are_refused():

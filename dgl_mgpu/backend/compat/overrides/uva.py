@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.errors import UnsupportedByStoreError
 
 
 def init_loader(
@@ -26,6 +27,8 @@ def init_loader(
     **kwargs: Any,
 ) -> None:
     """In place of ``DataLoader.__init__``: see `dgl_mgpu.backend.shared_graphs`."""
+    if (use_uva or gpu_cache is not None) and _is_in_a_store(graph, gpu_cache):
+        use_uva = False  # GPUs read a store's host memory where it is, without pinning a graph
     given = graph
     is_shared = False
     # Lightning makes a loader anew of what another one consists of.
@@ -54,3 +57,17 @@ def init_loader(
     )
     if is_shared:
         shared_graphs.share(self, graph, indices, batch_size)
+
+
+def _is_in_a_store(graph: Any, gpu_cache: Any) -> bool:
+    from dgl_mgpu.backend.global_store.graph import StoreGraph
+
+    if type(graph) is not StoreGraph:
+        return False
+    if gpu_cache is not None:
+        raise UnsupportedByStoreError(
+            "cache features of a store's graph with DataLoader(gpu_cache=…)",
+            "the store keeps the rows that are read most in GPU memory itself",
+            "leave gpu_cache out; gpu_memory= of the store says how much it takes",
+        )
+    return True
