@@ -60,8 +60,8 @@ from benchmarks.timed_training import (
     require_same_losses,
     room_for_batches,
 )
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.global_store.graph import StoreGraph
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.data.generate import SHAPES
 from dgl_mgpu.report.profile import StepProfile
 from dgl_mgpu.store import Ranks

@@ -36,8 +36,8 @@ from benchmarks.minibatch_gpu import CLASSES, FEATURES, HIDDEN, LAYERS, GraphSAG
 from benchmarks.peers.wholegraph import Loaded, WholeGraph, connect
 from benchmarks.sampling_gpu import Checker, Hop
 from benchmarks.timed_training import WARM_UP, Clock, Training, batches_of, loader_of, medians
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.global_store.graph import StoreGraph
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.data.generate import GraphSpec
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.launch import launch

@@ -40,7 +40,7 @@ from dgl.nn import SAGEConv  # isort: skip
 from benchmarks.gpu import PowerLaw, this_device, window
 from benchmarks.machine import describe_machine
 from benchmarks.sampling_gpu import IDTYPES, Checker, Hop, new_seeds
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.sampling import dataloading
 from dgl_mgpu.backend.sampling.block_sampling import tensor_blocks
 from dgl_mgpu.backend.sampling.views import edges_view

@@ -43,7 +43,7 @@ from benchmarks.rgat_checks import (
 )
 from benchmarks.rgat_training import Blocks, Rows, Training, graph_of
 from benchmarks.timed_training import batches_of
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.data.igbh import NODE_TYPES, IgbhSpec, generate_igbh, largest_scale
 from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report.profile import WARM_UP as UNPROFILED

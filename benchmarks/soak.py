@@ -29,7 +29,7 @@ from benchmarks.fullgraph import Job, new_report, ranks_option
 from benchmarks.generated_graph import Data, all_in_gpu_memory, seeds_of, stored
 from benchmarks.gpu import this_device
 from benchmarks.timed_training import Network, Training, batches_of, loader_of, network_model
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.data.generate import GraphSpec
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.launch import launch

@@ -10,7 +10,7 @@ from dgl.utils import Filter
 from dgl.utils.checks import is_sorted_srcdst
 
 from dgl_mgpu.backend.arrays import as_tensor, cast_to_signed, is_null
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 
 IDTYPES = [torch.int32, torch.int64]
 

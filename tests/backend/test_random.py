@@ -11,7 +11,7 @@ import torch
 from dgl.random import choice
 
 from dgl_mgpu.backend import random
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.errors import InvalidInputError
 
 NULL = torch.empty(0)

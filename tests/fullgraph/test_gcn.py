@@ -19,7 +19,7 @@ import dgl_mgpu
 import dgl  # isort: skip  (the ranks' processes import nothing else before)
 from dgl.nn import GraphConv  # isort: skip
 
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.fullgraph.gcn import GCN, passes
 from dgl_mgpu.fullgraph.gcn.dropout import drop_

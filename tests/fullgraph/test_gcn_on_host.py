@@ -16,7 +16,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import dgl_mgpu
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.fullgraph.features import HostRows, host
 from dgl_mgpu.fullgraph.gcn import GCN
 from dgl_mgpu.fullgraph.gcn.dropout import dropped

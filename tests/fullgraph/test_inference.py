@@ -17,7 +17,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import dgl_mgpu
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByPartitionError
 from dgl_mgpu.fullgraph.inference import ways
 from dgl_mgpu.store import cuda

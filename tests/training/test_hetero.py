@@ -8,7 +8,7 @@ import torch
 from dgl.dataloading import NeighborSampler
 from dgl.nn import GATConv, HeteroGraphConv
 
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.training import hetero
 from dgl_mgpu.training.hetero import RGAT, RelationalAttention, RelationEdges

@@ -11,8 +11,8 @@ from dgl import ndarray as nd
 from dgl.heterograph_index import HeteroGraphIndex, HeteroSubgraphIndex
 
 from dgl_mgpu.backend.capi import record
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors, is_ours
 from dgl_mgpu.backend.capi.table import Entry
+from dgl_mgpu.backend.ours import graphs_on_tensors, is_ours
 from dgl_mgpu.backend.structure.index import SubgraphIndex, TensorIndex
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
 

@@ -10,7 +10,6 @@ from typing import NoReturn
 import dgl
 import torch
 
-from dgl_mgpu.backend.capi.ours import stays_tensor
 from dgl_mgpu.backend.global_store.batch_keys import BatchKeys
 from dgl_mgpu.backend.global_store.edges import EdgeQueries, Edges
 from dgl_mgpu.backend.global_store.excluded_edges import sample_hops_without, without
@@ -22,6 +21,7 @@ from dgl_mgpu.backend.global_store.tables import (
     node_table,
     topology_table,
 )
+from dgl_mgpu.backend.ours import stays_tensor
 from dgl_mgpu.backend.sampling.block_sampling import blank_blocks, sample_hops, tensor_blocks
 from dgl_mgpu.backend.sampling.dataloading import serve_dataloading
 from dgl_mgpu.backend.sampling.filter import IdFilter

@@ -38,7 +38,7 @@ from dgl.heterograph import DGLGraph
 from dgl.storages.tensor import BaseTensorStorage
 from dgl.utils import recursive_apply
 
-from dgl_mgpu.backend.capi.ours import OnTensors
+from dgl_mgpu.backend.ours import OnTensors
 from dgl_mgpu.backend.random import BatchDraws
 from dgl_mgpu.pipeline import Ahead, lane_of
 from dgl_mgpu.pipeline.stage import stage

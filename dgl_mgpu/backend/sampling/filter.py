@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-from dgl_mgpu.backend.capi.ours import OnTensors
+from dgl_mgpu.backend.ours import OnTensors
 
 
 class IdFilter(OnTensors):

@@ -14,8 +14,8 @@ from dgl.graph_index import GraphIndex
 from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.backend.arrays import as_tensor
-from dgl_mgpu.backend.capi.ours import OnTensors
 from dgl_mgpu.backend.errors import InvalidCallError
+from dgl_mgpu.backend.ours import OnTensors
 from dgl_mgpu.backend.structure.index import Schema, TensorIndex
 from dgl_mgpu.backend.structure.relation import Coo, Relation, ranges
 

@@ -19,8 +19,8 @@ from dgl.graph_index import GraphIndex, from_coo
 from dgl.heterograph_index import HeteroGraphIndex
 from dgl.utils import to_dgl_context, toindex
 
-from dgl_mgpu.backend.capi.ours import OnTensors, graphs_on_tensors
 from dgl_mgpu.backend.errors import raising_dgl_errors
+from dgl_mgpu.backend.ours import OnTensors, graphs_on_tensors
 from dgl_mgpu.backend.structure.relation import (
     FORMATS,
     Compressed,

@@ -13,8 +13,8 @@ from dgl.base import ALL, is_all
 from dgl.dataloading import NeighborSampler
 from dgl.heterograph import DGLBlock
 
-from dgl_mgpu.backend.capi.ours import OnTensors
 from dgl_mgpu.backend.global_store.graph import StoreGraph
+from dgl_mgpu.backend.ours import OnTensors
 from dgl_mgpu.fullgraph.inference.rows import Column, Graph
 
 CanonicalEtype = tuple[str, str, str]

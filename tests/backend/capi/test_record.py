@@ -12,8 +12,8 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.backend.capi import record
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.capi.table import Place
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.structure.index import TensorIndex
 
 
@@ -88,7 +88,7 @@ def test_what_is_not_made_for_gpus_says_so(graph):
 def test_calls_are_logged_when_asked_for():
     script = """
 import dgl_mgpu, dgl, torch
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 with graphs_on_tensors():
     dgl.graph((torch.tensor([0]), torch.tensor([1]))).out_edges(torch.tensor([0]))
 """

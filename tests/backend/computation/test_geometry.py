@@ -10,8 +10,8 @@ import pytest
 import torch
 from dgl.geometry.capi import _neighbor_matching
 
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.computation import geometry
+from dgl_mgpu.backend.ours import graphs_on_tensors
 
 SEGMENTS = {
     "one set": [60],

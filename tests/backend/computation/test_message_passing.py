@@ -13,8 +13,8 @@ import pytest
 import torch
 from dgl import _sparse_ops
 
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.structure import relation
 from dgl_mgpu.backend.structure.index import TensorIndex
 
@@ -418,6 +418,6 @@ def test_different_dtypes_are_refused(place):
 
 
 def inside() -> bool:
-    from dgl_mgpu.backend.capi import ours
+    from dgl_mgpu.backend import ours
 
     return ours._on_cpu_too

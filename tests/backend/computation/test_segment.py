@@ -8,8 +8,8 @@ import torch
 from dgl import backend as F
 from dgl.backend.pytorch import sparse
 
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.computation import segment
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.errors import InvalidInputError
 
 NULL = torch.empty(0, dtype=torch.int64)

@@ -19,7 +19,7 @@ from dgl.dataloading.negative_sampler import GlobalUniform, Uniform
 from torch.nn.parallel import DistributedDataParallel
 
 import dgl_mgpu
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.data import load
 from dgl_mgpu.errors import (
     IdOutOfRangeError,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 
 #: Of an element and of the largest element: sums are added up in another order than in DGL's C++.
 TOLERANCES = {

@@ -9,7 +9,7 @@ import dgl  # noqa: F401  (first: its import needs what the next line imports)
 import pytest
 import torch
 
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 
 
 @pytest.fixture(autouse=True)

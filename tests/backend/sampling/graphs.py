@@ -58,7 +58,7 @@ def regular(device: torch.device, num_nodes: int, degree: int) -> dgl.DGLGraph:
 
 def on_cpp(make: Any, *arguments: Any) -> dgl.DGLGraph:
     """The same graph as DGL's C++ has it."""
-    from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+    from dgl_mgpu.backend.ours import graphs_on_tensors
 
     with graphs_on_tensors(False):
         return make(torch.device("cpu"), *arguments)

@@ -10,7 +10,7 @@ from dgl.dataloading import DataLoader, NeighborSampler, as_edge_prediction_samp
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 import dgl_mgpu
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.structure.index import TensorIndex
 from dgl_mgpu.training.launch import launch
 from tests.backend.global_store.test_graph import hetero_graph, power_law_graph

@@ -22,7 +22,7 @@ from dgl.dataloading.dataloader import _init_gpu_caches, _PrefetchingIter
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 import dgl_mgpu
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.sampling import dataloading
 from dgl_mgpu.pipeline import Ahead
 from dgl_mgpu.store.optimizer import write_rows

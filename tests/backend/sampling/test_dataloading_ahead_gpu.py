@@ -21,7 +21,7 @@ from dgl.dataloading import (
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 import dgl_mgpu
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.random import BatchDraws
 from dgl_mgpu.pipeline import Ahead, lane_of
 from tests.backend.loaders import link_graph, node_graph, typed_graph

@@ -19,7 +19,7 @@ from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 from dgl.utils import recursive_apply
 
 import dgl_mgpu
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.structure.index import TensorIndex
 from tests.backend.global_store.test_graph import hetero_graph, power_law_graph
 from tests.backend.loaders import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 from dgl.sampling import sample_labors
 
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.sampling.labor import Variates
 from tests.backend.sampling.graphs import (
     check_edges,

@@ -18,7 +18,7 @@ from dgl.sampling import (
 )
 
 from dgl_mgpu.backend import random
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.structure.index import TensorIndex
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
 from tests.backend.sampling.graphs import (

@@ -148,7 +148,7 @@ def test_clusters(device, tmp_path):
     if device.type == "cuda":
         pytest.skip("DGL keeps clusters on the CPU, and refuses them for a graph on a GPU")
     g = multigraph(torch.device("cpu"))
-    from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+    from dgl_mgpu.backend.ours import graphs_on_tensors
 
     with graphs_on_tensors(False):
         cpp = dgl.to_bidirected(multigraph(torch.device("cpu")))

@@ -18,7 +18,7 @@ from dgl.sampling import (
 )
 from dgl.sampling.pinsage import _select_pinsage_neighbors
 
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.sampling import walks
 from dgl_mgpu.backend.sampling.views import edges_view
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError

@@ -29,10 +29,10 @@ from dgl.dataloading import (
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 from dgl_mgpu.backend import runner
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
 from dgl_mgpu.backend.global_store.storage import TableStorage
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.backend.memory import pinning
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.runner import RunnerOptions
 from dgl_mgpu.backend.shared_graphs import SharedGraph, share
 from dgl_mgpu.backend.shared_graphs.columns import stored_of

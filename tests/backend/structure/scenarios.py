@@ -16,7 +16,7 @@ import torch
 from dgl import backend as F
 from dgl import ndarray as nd
 
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 
 IDTYPES = (torch.int32, torch.int64)
 PLACES = (

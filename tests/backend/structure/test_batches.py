@@ -11,7 +11,7 @@ from dgl.dataloading import DataLoader, NeighborSampler, dataloader
 from dgl.frame import LazyFeature
 from dgl.utils import recursive_apply, recursive_apply_pair
 
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 
 Pair = namedtuple("Pair", ["left", "right"])
 #: Containers of every kind that differs for DGL, and what is none.

@@ -16,7 +16,7 @@ from dgl.utils import get_num_threads, set_num_threads
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.structure.index import TensorIndex
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import sample_blocks

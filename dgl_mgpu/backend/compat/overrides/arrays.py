@@ -16,7 +16,7 @@ _TENSOR = "dgl.backend.pytorch.tensor:"
 
 def zerocopy_to_dgl_ndarray(data: torch.Tensor) -> Any:
     """DGL's array of a tensor on the CPU; a tensor on a GPU itself."""
-    from dgl_mgpu.backend.capi.ours import stays_tensor
+    from dgl_mgpu.backend.ours import stays_tensor
 
     if stays_tensor(data):
         return data.byte() if data.dtype == torch.bool else data.contiguous()
@@ -25,7 +25,7 @@ def zerocopy_to_dgl_ndarray(data: torch.Tensor) -> Any:
 
 def zerocopy_to_dgl_ndarray_for_write(input: torch.Tensor) -> Any:  # DGL's name
     """The same, for an array that is written to."""
-    from dgl_mgpu.backend.capi.ours import stays_tensor
+    from dgl_mgpu.backend.ours import stays_tensor
 
     if stays_tensor(input):
         return input

@@ -12,7 +12,7 @@ from .modules import module_with
 
 def zerocopy_to_dgl_ndarray(data: torch.Tensor) -> Any:
     """DGL's array of a tensor, or of a copy on the CPU."""
-    from dgl_mgpu.backend.capi.ours import graphs_on_tensors
+    from dgl_mgpu.backend.ours import graphs_on_tensors
 
     with graphs_on_tensors(False):
         return backend.zerocopy_to_dgl_ndarray(data.cpu())

@@ -1,4 +1,4 @@
-"""Which arguments of DGL's C functions are this package's to deal with."""
+"""Which arguments of DGL's functions are this package's to deal with."""
 
 from __future__ import annotations
 
