@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dgl_mgpu.wholefile import written_whole
+
 
 @dataclass(frozen=True)
 class Findings:
@@ -47,11 +49,8 @@ class Findings:
     def keep(self, found: Mapping[str, Any]) -> None:
         """Keep what was found, beside what others have found meanwhile."""
         try:
-            path = self.path
-            path.parent.mkdir(parents=True, exist_ok=True)
             whole = {"format": self.format, "found": {**self.read(), **found}}
-            written = path.with_name(f"{path.name}.{os.getpid()}")
-            written.write_text(json.dumps(whole, indent=1) + "\n")
-            written.replace(path)
+            with written_whole(self.path) as file:
+                file.write((json.dumps(whole, indent=1) + "\n").encode())
         except (OSError, RuntimeError) as error:
             warnings.warn(f"what was measured is not kept for the next time: {error}", stacklevel=2)

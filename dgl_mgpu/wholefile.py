@@ -21,7 +21,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     OSError
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.partial")
+    # Of this process alone: others may write the same file.
+    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
     try:
         with open(partial, "wb") as file:
             yield file

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest  # noqa: F401
 import torch._dynamo
 import torch.utils.tensorboard  # noqa: F401
 from numba.core.registry import cpu_target

@@ -85,7 +85,8 @@ class Checkpoint:
             _sync_folder(folder)
             for other in [*checkpoints(folder), *folder.glob("epoch-*.partial")]:
                 if other != path:
-                    other.unlink()  # a killed run leaves the part that it was writing
+                    # A killed run leaves the part that it was writing.
+                    other.unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:
             raise CheckpointError(
                 f"write checkpoint {path}", str(error), "free space there, or choose another folder"

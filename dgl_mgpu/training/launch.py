@@ -17,7 +17,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection, wait
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -28,11 +27,15 @@ from dgl_mgpu.errors import DGLMGPUError, RankFailedError
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.stop import Stopped
 from dgl_mgpu.training.watch import Watch
+from dgl_mgpu.training.whereabouts import Whereabouts, last_stage, shared_stage, stage_of
 
 # How long after the first failure the others' reports are awaited, and how long ranks get to stop
 # by themselves once they were told to.
 _GATHER_SECONDS = 2.0
 _STOP_SECONDS = 25.0
+# How often ranks are looked at.  DataLoader workers have open what their rank had: while they live,
+# neither its pipe nor its connections to other ranks tell of its end.
+_LOOK_SECONDS = 1.0
 # How long ranks wait for each other to join, and in an exchange.
 _TIMEOUT = timedelta(minutes=10)
 _PR_SET_PDEATHSIG = 1
@@ -52,6 +55,19 @@ class _Outcome:
     trace: str = ""
 
 
+@dataclass(frozen=True)
+class _Rank:
+    """A rank's process, and where its last word and its last stage are to be read."""
+
+    process: Any
+    report: Connection
+    stage: ctypes.Array[ctypes.c_char]
+
+    def has_ended(self, ready: list[Any]) -> bool:
+        """Whether it has, which its sentinel may not tell while its children hold that open."""
+        return self.process.sentinel in ready or self.process.exitcode is not None
+
+
 def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
     """Call ``work(*args)`` on ``num_ranks`` ranks of a torch.distributed job.
 
@@ -64,63 +80,66 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
     Raises
     ------
     RankFailedError
-        With the reason of the rank that failed first; the others have been ended.  A typed
-        error of this package that a rank raised is raised as it is.
+        With the reason of the rank that failed first, and its stage; the others have been ended.
+        A typed error of this package that a rank raised is raised as it is, and so is any error
+        of a rank that runs here.
     Stopped
         After SIGTERM.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
-        with _typed_losses():
-            _join_job(int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"]), "env://")
+        rank = int(os.environ["RANK"])
+        with _told_to_torchrun(rank), _typed_losses():
+            _join_job(rank, int(os.environ["WORLD_SIZE"]), "env://")
             try:
-                with _others_watched():
+                with _others_watched(), Whereabouts():
                     work(*args)
             finally:
                 dist.destroy_process_group()
     elif num_ranks == 1:
-        work(*args)
+        with Whereabouts():
+            work(*args)
     else:
         _run_processes(work, num_ranks, args)
 
 
 def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> None:
     context = mp.get_context("spawn")
-    processes: list[Any] = []
+    ranks: list[_Rank] = []
     with (
         _sigterm_raises(),
-        tempfile.TemporaryDirectory(prefix="dgl_mgpu-") as folder,
+        tempfile.TemporaryFile() as file,
         contextlib.ExitStack() as ending,
     ):
-        ending.callback(_end, processes)
-        meeting_point = f"file://{Path(folder) / 'ranks'}"
-        reports = []
+        ending.callback(_end, ranks)
+        # It has no name, so that nothing is left of it whatever ends this process.
+        meeting_point = f"file:///proc/{os.getpid()}/fd/{file.fileno()}"
         for rank in range(num_ranks):
             receiver, sender = context.Pipe(duplex=False)
+            stage = shared_stage()
             process = context.Process(
                 target=_rank_main,
-                args=(work, rank, num_ranks, meeting_point, os.getpid(), sender, args),
+                args=(work, rank, num_ranks, meeting_point, os.getpid(), sender, stage, args),
                 name=f"rank {rank}",
             )
             process.start()
             sender.close()
-            processes.append(process)
-            reports.append(receiver)
+            ranks.append(_Rank(process, receiver, stage))
         try:
-            end = _await(processes, reports)
+            end = _await(ranks)
         except Stopped as stopped:
-            end = _let_stop(processes, reports) or stopped
+            end = _let_stop(ranks) or stopped
     if end is not None:
         raise end
 
 
-def _let_stop(processes: list[Any], reports: list[Connection]) -> DGLMGPUError | None:
+def _let_stop(ranks: list[_Rank]) -> DGLMGPUError | None:
     """Have all ranks stop by themselves; the error of one that failed meanwhile."""
-    for process in processes:
-        process.terminate()
-    outcomes = _outcomes(processes, reports, time.monotonic() + _STOP_SECONDS)
+    for each in ranks:
+        each.process.terminate()
+    outcomes = _outcomes(ranks, time.monotonic() + _STOP_SECONDS)
     words = [outcome for outcome in outcomes.values() if outcome is not None]
     if any(not outcome.done and not outcome.follows for outcome in words):
-        return _cause(processes, outcomes)
+        return _cause(ranks, outcomes)
     return None
 
 
@@ -132,11 +151,37 @@ def _others_watched() -> contextlib.AbstractContextManager:
     return Watch(everyone, os.environ["MASTER_ADDR"], _leave)
 
 
+@contextlib.contextmanager
+def _told_to_torchrun(rank: int) -> Iterator[None]:
+    """Raise what a rank raises as a typed error that names it, and have torchrun report it.
+
+    A rank that failed only because another did leaves the report to that one.
+    """
+    try:
+        yield
+    except RankFailedError:
+        raise
+    except DGLMGPUError as error:
+        _record(error)
+        raise
+    except Exception as error:
+        traceback.print_exc()  # the typed error is shown in a line
+        failure = _rank_failed(rank, f"it raised {_text(error)}")
+        _record(failure)
+        raise failure from error
+
+
+def _record(error: DGLMGPUError) -> None:
+    """Write the error that is being handled where torchrun looks for it, if that has room."""
+    with contextlib.suppress(OSError):
+        get_error_handler().record_exception(error)
+
+
 def _leave(error: RankFailedError) -> NoReturn:
     try:
         raise error from None
     except RankFailedError:
-        get_error_handler().record_exception(error)  # for torchrun's report
+        _record(error)
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     os._exit(1)
 
@@ -151,7 +196,8 @@ def _typed_losses() -> Iterator[None]:
             raise
         raise RankFailedError(
             "exchange with the other ranks",
-            f"one of them is gone, or does not answer ({str(error).splitlines()[0]})",
+            f"one of them is gone, or does not answer ({str(error).splitlines()[0]}"
+            f"{stage_of(error)})",
             "see why it ended, and start the run again",
         ) from error
 
@@ -178,35 +224,33 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _await(processes: list[Any], reports: list[Connection]) -> DGLMGPUError | Stopped | None:
+def _await(ranks: list[_Rank]) -> DGLMGPUError | Stopped | None:
     """Wait for all ranks to end well, or for the first to fail."""
-    outcomes = _outcomes(processes, reports)
-    if len(outcomes) == len(processes) and all(o is not None and o.done for o in outcomes.values()):
-        for process in processes:
-            process.join()
+    outcomes = _outcomes(ranks)
+    if len(outcomes) == len(ranks) and all(o is not None and o.done for o in outcomes.values()):
+        for each in ranks:
+            each.process.join()
         return Stopped() if any(o is not None and o.stopped for o in outcomes.values()) else None
-    return _cause(processes, outcomes)
+    return _cause(ranks, outcomes)
 
 
-def _outcomes(
-    processes: list[Any], reports: list[Connection], deadline: float | None = None
-) -> dict[int, _Outcome | None]:
+def _outcomes(ranks: list[_Rank], deadline: float | None = None) -> dict[int, _Outcome | None]:
     """The last words of ranks; of one that left without, None, and none of those that run on."""
     outcomes: dict[int, _Outcome | None] = {}
-    while len(outcomes) < len(processes):
-        running = [rank for rank in range(len(processes)) if rank not in outcomes]
-        # A rank's report is its last word: read at once, since it may fill the pipe.  Its end is
-        # seen by its sentinel; the pipe may be held open by children of its own.
-        left = None if deadline is None else max(0.0, deadline - time.monotonic())
-        ready = wait([w for r in running for w in (reports[r], processes[r].sentinel)], left)
-        if not ready:
-            break
-        for rank in running:
-            if reports[rank] in ready or processes[rank].sentinel in ready:
+    while len(outcomes) < len(ranks):
+        running = {rank: each for rank, each in enumerate(ranks) if rank not in outcomes}
+        left = _LOOK_SECONDS if deadline is None else deadline - time.monotonic()
+        signs = [w for each in running.values() for w in (each.report, each.process.sentinel)]
+        ready = wait(signs, min(max(left, 0.0), _LOOK_SECONDS))
+        for rank, each in running.items():
+            # A rank's report is its last word: read at once, since it may fill the pipe.
+            if each.report in ready or each.has_ended(ready):
                 try:
-                    outcomes[rank] = reports[rank].recv() if reports[rank].poll(0) else None
-                except EOFError:  # it was killed, or left without a word
+                    outcomes[rank] = each.report.recv() if each.report.poll(0) else None
+                except (EOFError, OSError):  # it was killed, before its word or within it
                     outcomes[rank] = None
+        if not ready and left <= 0:
+            break
         if deadline is None and not all(o is not None and o.done for o in outcomes.values()):
             # The others fail of it within moments; the cause is the earliest report, or a rank
             # that was killed before it could write one.
@@ -214,18 +258,19 @@ def _outcomes(
     return outcomes
 
 
-def _cause(processes: list[Any], outcomes: dict[int, _Outcome | None]) -> DGLMGPUError:
-    silent = [rank for rank, outcome in outcomes.items() if outcome is None]
-    for rank in silent:
-        processes[rank].join(_GATHER_SECONDS)
-        code = processes[rank].exitcode
+def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUError:
+    silent = {rank: ranks[rank] for rank, outcome in outcomes.items() if outcome is None}
+    for rank, each in silent.items():
+        each.process.join(_GATHER_SECONDS)
+        code = each.process.exitcode
         if code is not None and code < 0:
             name = signal.Signals(-code).name
             hint = " (out of memory?)" if name == "SIGKILL" else ""
-            return _rank_failed(rank, f"it was killed by {name}{hint}")
-    for rank in silent:
-        code = processes[rank].exitcode
-        return _rank_failed(rank, f"it left before its work was done, with exit code {code}")
+            return _rank_failed(rank, f"it was killed by {name}{last_stage(each.stage)}{hint}")
+    for rank, each in silent.items():
+        code = each.process.exitcode
+        where = last_stage(each.stage)
+        return _rank_failed(rank, f"it left before its work was done{where}, with exit code {code}")
     failed = [(outcome, rank) for rank, outcome in outcomes.items() if outcome and not outcome.done]
     # A rank that failed only because another did says so, and may be first to say it.
     first, rank = min(failed, key=lambda item: (item[0].follows, item[0].when))
@@ -241,12 +286,12 @@ def _rank_failed(rank: int, found: str) -> RankFailedError:
     )
 
 
-def _end(processes: list[Any]) -> None:
-    for process in processes:
-        if process.is_alive():
-            _kill(process)
-    for process in processes:
-        process.join()
+def _end(ranks: list[_Rank]) -> None:
+    for each in ranks:
+        if each.process.is_alive():
+            _kill(each.process)
+    for each in ranks:
+        each.process.join()
 
 
 def _kill(process: Any) -> None:
@@ -265,6 +310,7 @@ def _rank_main(
     meeting_point: str,
     parent: int,
     sender: Connection,
+    stage: ctypes.Array[ctypes.c_char],
     args: tuple,
 ) -> None:
     # The parent hears Ctrl-C and ends its ranks; and they do not outlive it.
@@ -281,7 +327,8 @@ def _rank_main(
         with _typed_losses():
             _join_job(rank, num_ranks, meeting_point)
             try:
-                work(*args)
+                with Whereabouts(stage):
+                    work(*args)
             except Stopped:
                 stopped = True
             dist.destroy_process_group()
@@ -303,7 +350,11 @@ def _portable(error: Exception) -> Exception | str:
             return pickle.loads(pickle.dumps(error))
         except (pickle.PicklingError, TypeError, AttributeError):
             return str(error)
-    return f"{type(error).__name__}: {error}"[:_MAX_TEXT]
+    return _text(error)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_TEXT] + stage_of(error)
 
 
 def _join_job(rank: int, num_ranks: int, meeting_point: str) -> None:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dgl_mgpu.data import Dataset, load
@@ -24,6 +25,7 @@ from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.report import RunReport
 from dgl_mgpu.training.stop import Stopped, StopRequest
 from dgl_mgpu.training.trainer import StepCallback, Trainer
+from dgl_mgpu.training.whereabouts import stage_of
 
 Model = TypeVar("Model", bound=nn.Module)
 
@@ -73,7 +75,8 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
     folder = everyone.from_first("choose the run's folder", lambda: folder)
     # The folder it is in may be on the first one's machine alone.
     checkpoint = everyone.from_first("read the checkpoint", partial(_checkpoint, config))
-    trainer = make_trainer(config)
+    with stage("build"):
+        trainer = make_trainer(config)
     if checkpoint is not None:
         trainer.resume(checkpoint)
         if trainer.epoch >= config.trainer.epochs:
@@ -99,16 +102,19 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
                 with stage("checkpoint"):
                     state = trainer.checkpoint(asdict(config))
                     everyone.from_first("write a checkpoint", partial(_save, state, folder))
-            if report and done:
-                report.epoch(done)
-            if stops:
-                if report:
+            with stage("report"):
+                if report and done:
+                    report.epoch(done)
+                if report and stops:
                     report.stopped(epoch, in_it=done is None)
+            if stops:
                 raise Stopped
-        test_accuracy = trainer.test()
-        trainer.finish(folder)
-        if report:
-            report.finish(trainer.reports, test_accuracy)
+        with stage("evaluate"):
+            test_accuracy = trainer.test()
+        with stage("report"):
+            trainer.finish(folder)
+            if report:
+                report.finish(trainer.reports, test_accuracy)
 
 
 def load_dataset(config: Config) -> Dataset:
@@ -155,11 +161,11 @@ def _typed_memory(config: Config) -> Iterator[None]:
         if isinstance(error, DGLMGPUError) or not _is_of_memory(error):
             raise
         raise DeviceMemoryError(
-            "train as configured",
-            str(error).splitlines()[0] if str(error) else "too little memory",
+            f"train as configured on rank {dist.get_rank() if dist.is_initialized() else 0}",
+            (str(error).splitlines() or ["too little memory"])[0] + stage_of(error),
             "use more ranks, a smaller model.hidden, or fullgraph.features=host"
             if config.mode == "fullgraph"
-            else "lower trainer.batch_size, sampler.fanouts, or store.gpu_memory",
+            else "lower trainer.batch_size, sampler.fanouts, model.hidden or store.gpu_memory",
         ) from error
 
 

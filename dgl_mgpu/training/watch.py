@@ -28,6 +28,8 @@ from dgl_mgpu.training.stop import Stopped
 # is lost after 15 s.
 _IDLE_SECONDS, _BETWEEN_SECONDS, _PROBES = 5, 2, 5
 _CONNECT_SECONDS = 30.0
+# A rank says hello with its first packet; others that try the port are not to keep ranks waiting.
+_HELLO_SECONDS = 5.0
 # How long the other ranks get to say themselves what a rank's end means for them.
 _OWN_WORD_SECONDS = 5.0
 # What a rank says is a line: TCP may bring two of them at once, or one in two parts.
@@ -160,25 +162,35 @@ def _connect(address: str, port: int, secret: bytes, rank: int) -> socket.socket
 
 def _accept(listener: socket.socket, secret: bytes, count: int) -> dict[socket.socket, int]:
     """Connections of ``count`` ranks that know the secret, and their numbers."""
-    listener.settimeout(_CONNECT_SECONDS)
+    deadline = time.monotonic() + _CONNECT_SECONDS
     found: dict[socket.socket, int] = {}
     with listener:
         while len(found) < count:
+            listener.settimeout(max(deadline - time.monotonic(), 0.001))
             try:
                 peer, _ = listener.accept()
-                peer.settimeout(_CONNECT_SECONDS)
-                hello = peer.recv(_HELLO.size, socket.MSG_WAITALL)
             except OSError as error:
                 raise RankFailedError(
                     f"wait for the connections of {count} other ranks",
                     f"{len(found)} within {_CONNECT_SECONDS:.0f} s ({error})",
                     "let all machines connect to any port of the first one (MASTER_ADDR)",
                 ) from error
+            hello = _hello(peer)
             if len(hello) == _HELLO.size and hmac.compare_digest(hello[:32], secret):
                 found[peer] = _HELLO.unpack(hello)[1]
             else:
                 peer.close()
     return found
+
+
+def _hello(peer: socket.socket) -> bytes:
+    """What a peer says first, which may come in parts; less if it is none of ours."""
+    peer.settimeout(_HELLO_SECONDS)
+    hello = b""
+    with contextlib.suppress(OSError):
+        while part := peer.recv(_HELLO.size - len(hello)):
+            hello += part
+    return hello
 
 
 def _probe(peer: socket.socket) -> None:

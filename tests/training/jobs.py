@@ -1,24 +1,34 @@
-"""Small runs on ranks that are forked, which do something to themselves at some step."""
+"""Small runs on ranks that are forked, which do something to themselves somewhere."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
+import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 
+import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import dgl_mgpu.fullgraph.run
 import dgl_mgpu.minibatch.run
 from dgl_mgpu.cli import compose
-from dgl_mgpu.report import EpochReport, plots, read_metrics
+from dgl_mgpu.report import EpochReport, read_metrics
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.launch import launch
+from dgl_mgpu.training.report import RunReport
 from dgl_mgpu.training.run import _run_rank
 from dgl_mgpu.training.trainer import Trainer
+from tests.forkserver import forkserver
 
 SMALL = [
     "data.options.num_nodes=600",
@@ -42,9 +52,44 @@ def train(folder: Path, num_ranks: int, *overrides: str, hook: Hook | None = Non
     return folder
 
 
+def torchrun(folder: Path, num_ranks: int, *overrides: str, hook: Hook | None = None) -> list[str]:
+    """Run a job in ``folder``, on ranks of torchrun's agent; with what each of them ended."""
+    if torch.cuda.is_available():
+        pytest.skip("the agent counts GPUs, which ranks forked from it cannot use then")
+    config = compose([*SMALL, f"trainer.ranks={num_ranks}", *overrides])
+    agent = forkserver().Process(target=_agent, args=(num_ranks, config, folder, hook))
+    agent.start()
+    agent.join()
+    return [(folder / f"rank-{rank}").read_text() for rank in range(num_ranks)]
+
+
+def _agent(num_ranks: int, config: Config, folder: Path, hook: Hook | None) -> None:
+    job = LaunchConfig(
+        1, 1, num_ranks, DefaultLogsSpecs(str(folder / "logs")), run_id="job", max_restarts=0,
+        rdzv_backend="c10d", rdzv_endpoint="localhost:0", start_method="fork",
+    )  # fmt: skip
+    folder.mkdir(parents=True, exist_ok=True)
+    with contextlib.suppress(ChildFailedError):
+        elastic_launch(job, _rank_of_torchrun)(config, folder, hook)
+
+
+def _rank_of_torchrun(config: Config, folder: Path, hook: Hook | None) -> None:
+    end = folder / f"rank-{os.environ['RANK']}"
+    end.touch()
+    try:
+        launch(_work, config.trainer.ranks, config, folder, hook)
+    except BaseException as error:
+        end.write_text(f"{type(error).__name__}: {error}")
+        raise
+
+
 def _work(config: Config, folder: Path, hook: Hook | None) -> None:
-    plots.plot_curves = lambda *figures: None  # takes longer than such a small run
-    _run_rank(partial(_make_trainer, hook), config, folder)
+    with pytest.MonkeyPatch.context() as patch:
+        # What draws takes longer to import than such a small run.
+        drawing = SimpleNamespace(plot_curves=lambda *figures: None)
+        patch.setitem(sys.modules, "dgl_mgpu.report.plots", drawing)
+        patch.setattr(RunReport, "_write_page", lambda report: None)
+        _run_rank(partial(_make_trainer, hook), config, folder)
 
 
 def _make_trainer(hook: Hook | None, config: Config) -> Trainer:
@@ -74,6 +119,12 @@ def sigterm() -> None:
 
 def reports_of(folder: Path) -> list[EpochReport]:
     return read_metrics(folder / "metrics.jsonl")[0]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """Wait for something, however slow the machine is; the test's own time limit ends it."""
+    while not condition():
+        time.sleep(0.02)
 
 
 def equal_states(left: dict, right: dict) -> bool:

@@ -1,12 +1,14 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing as mp
 import os
 import signal
-import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -15,8 +17,10 @@ import torch.distributed as dist
 
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
+from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training.launch import launch
-from tests.environment import search_path
+from tests.forkserver import forkserver
+from tests.training.jobs import until
 
 
 def _sum_ranks(folder: Path) -> None:
@@ -26,8 +30,8 @@ def _sum_ranks(folder: Path) -> None:
 
 
 def test_ranks_form_one_job(tmp_path):
-    launch(_sum_ranks, 3, tmp_path)
-    assert [(tmp_path / str(rank)).read_text() for rank in range(3)] == ["6"] * 3
+    launch(_sum_ranks, 2, tmp_path)
+    assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["3"] * 2
 
 
 def _alone(folder: Path) -> None:
@@ -122,45 +126,59 @@ def test_stores_that_are_gone_leave_no_connections_or_threads(tmp_path):
     launch(_makes_stores, 2, tmp_path)
 
 
-SCRIPT = """
-import sys, time
-from pathlib import Path
-import torch.distributed as dist
-from dgl_mgpu.training.launch import launch
-from tests.environment import search_path
+def _launches(work, folder: Path, temporary: Path | None = None) -> None:
+    """What a script does that launches ranks; it forks them, which takes no seconds."""
+    tempfile.tempdir = temporary and str(temporary)
+    context = mp.get_context("fork")
+    launching.mp = SimpleNamespace(
+        get_context=lambda method: context, set_start_method=mp.set_start_method
+    )
+    try:
+        launch(work, 2, folder)
+    except RankFailedError as error:
+        (folder / "told").write_text(str(error))
 
-def work(folder):
-    import os
-    (Path(folder) / str(os.getpid())).touch()
+
+def _waits(folder: Path) -> None:
+    (folder / str(os.getpid())).touch()
     dist.barrier()
-    time.sleep(600)
-
-if __name__ == "__main__":
-    launch(work, 2, sys.argv[1])
-"""
+    signal.pause()
 
 
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_ranks_do_not_outlive_their_launcher(tmp_path, how):
-    (tmp_path / "script.py").write_text(SCRIPT)
-    started = tmp_path / "started"
+    started, temporary = tmp_path / "started", tmp_path / "temporary"
     started.mkdir()
-    launcher = subprocess.Popen(
-        [sys.executable, tmp_path / "script.py", started],
-        env={**os.environ, "PYTHONPATH": search_path(), "TMPDIR": str(tmp_path)},
-        stderr=subprocess.DEVNULL,
-    )
-    _until(lambda: len(os.listdir(started)) == 2, 60)
+    temporary.mkdir()
+    launcher = forkserver().Process(target=_launches, args=(_waits, started, temporary))
+    launcher.start()
+    until(lambda: len(os.listdir(started)) == 2)
     os.kill(launcher.pid, how)
-    launcher.wait(30)
+    launcher.join()
     pids = [int(name) for name in os.listdir(started)]
-    if how != signal.SIGKILL:
-        assert sorted(os.listdir(tmp_path)) == ["script.py", "started"]
-    _until(lambda: not any(psutil.pid_exists(pid) for pid in pids), 30)
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    assert os.listdir(temporary) == []
 
 
-def _until(condition, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+def _one_is_killed_that_has_a_child(folder: Path) -> None:
+    dist.barrier()
+    if dist.get_rank() == 1:
+        child = os.fork()
+        if not child:  # has open what the rank had open, as a DataLoader's worker has
+            time.sleep(60)
+            os._exit(0)
+        (folder / "child").write_text(str(child))
+        os.kill(os.getpid(), signal.SIGKILL)
+    dist.barrier()
+
+
+def test_a_killed_rank_is_named_while_its_children_live(tmp_path):
+    launcher = forkserver().Process(
+        target=_launches, args=(_one_is_killed_that_has_a_child, tmp_path)
+    )
+    launcher.start()
+    launcher.join()
+    child = psutil.Process(int((tmp_path / "child").read_text()))
+    assert child.status() != psutil.STATUS_ZOMBIE
+    child.kill()
+    assert "run rank 1: it was killed by SIGKILL" in (tmp_path / "told").read_text()

@@ -7,7 +7,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.run import _run_rank
 from tests.environment import search_path
-from tests.training.jobs import SMALL, reports_of, train
+from tests.training.jobs import SMALL, reports_of, train, until
 
 SCRIPT = """
 import sys
@@ -119,12 +118,9 @@ def test_the_job_ends_with_the_reason_and_goes_on_with_one(
         for number, (machine, folder) in enumerate(zip(machines, folders, strict=True))
     ]  # fmt: skip
     try:
-        until((folders[0] / "checkpoints").is_dir, 90)
-        time.sleep(0.5)
-        lost = time.monotonic()
+        until(lambda: any((folders[0] / "checkpoints").glob("epoch-*.pt")))
         lose(machines[1], jobs[1])
-        assert jobs[0].wait(60) == 1
-        assert time.monotonic() - lost < 30
+        assert jobs[0].wait() == 1
     finally:
         for job in jobs:
             if job.poll() is None:
@@ -178,10 +174,3 @@ def test_the_first_rank_alone_needs_the_checkpoint(tmp_path):
     config.trainer.resume = str(tmp_path / "nowhere")
     with pytest.raises(CheckpointError, match="no such file"):
         launch(_resumes_from_the_first_machines_folder, 2, config, tmp_path / "never")
-
-
-def until(condition, seconds: float) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.05)

@@ -1,0 +1,135 @@
+"""What ranks on other machines have to say, over connections as they may be."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import queue
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from dgl_mgpu.errors import RankFailedError
+from dgl_mgpu.training import watch
+from dgl_mgpu.training.watch import Watch
+
+LOSS = json.dumps(["train", "rank 7 is silent", "see to it"]).encode() + b"\n"
+GOODBYE = b".\n"
+
+
+class FirstOfTwo:
+    """The first of two ranks; what the other one does is done by ``connect``."""
+
+    rank, size = 0, 2
+
+    def __init__(self, connect: Callable[[tuple[str, int], bytes], None]) -> None:
+        self._connect = connect
+
+    def from_first(self, asked: str, step: Callable[[], Any]) -> Any:
+        self._told = step()
+        return self._told
+
+    def together(self, asked: str, step: Callable[[], Any]) -> Any:
+        port, secret = self._told
+        self._connect(("127.0.0.1", port), watch._HELLO.pack(secret, 1))
+        return step()
+
+
+@pytest.fixture
+def open_sockets():
+    made: list[socket.socket] = []
+    yield made
+    for each in made:
+        each.close()
+
+
+def in_parts(peer: socket.socket, *parts: bytes) -> None:
+    """Send them from a thread of their own, most likely each when the one before has been read."""
+
+    def send() -> None:
+        with contextlib.suppress(OSError):  # who has heard of a loss hears no more
+            for part in parts:
+                peer.sendall(part)
+                time.sleep(0.1)
+
+    threading.Thread(target=send).start()
+
+
+def watching(connect: Callable[[tuple[str, int], bytes], None]) -> tuple[Watch, queue.Queue]:
+    """The first rank's watch, and what it has told of."""
+    heard: queue.Queue[RankFailedError] = queue.Queue()
+    return Watch(FirstOfTwo(connect), "127.0.0.1", heard.put), heard  # type: ignore[arg-type]
+
+
+def is_over() -> None:
+    """Wait until the watch has nobody left to hear."""
+    for thread in threading.enumerate():
+        if thread.name == "watch":
+            thread.join()
+
+
+@pytest.mark.parametrize(
+    "parts",
+    [[LOSS], [LOSS + GOODBYE], [LOSS[:9], LOSS[9:-1], LOSS[-1:] + GOODBYE], [LOSS, GOODBYE]],
+)
+def test_a_loss_is_a_line_in_whatever_pieces_it_comes(open_sockets, parts):
+    def connect(address: tuple[str, int], hello: bytes) -> None:
+        open_sockets.append(socket.create_connection(address))
+        open_sockets[0].sendall(hello)
+
+    _, heard = watching(connect)
+    in_parts(open_sockets[0], *parts)
+    assert "rank 7 is silent" in str(heard.get(timeout=60))
+    is_over()
+    assert heard.empty()
+
+
+def test_a_goodbye_is_no_loss_and_an_end_without_one_is(open_sockets, monkeypatch):
+    monkeypatch.setattr(watch, "_OWN_WORD_SECONDS", 0)
+
+    def connect(address: tuple[str, int], hello: bytes) -> None:
+        open_sockets.append(socket.create_connection(address))
+        open_sockets[-1].sendall(hello)
+
+    _, heard = watching(connect)
+    in_parts(open_sockets[-1], GOODBYE[:1], GOODBYE[1:])
+    is_over()
+    assert heard.empty()
+    _, heard = watching(connect)
+    open_sockets[-1].close()
+    assert "rank 1 has ended before its work was done" in str(heard.get(timeout=60))
+
+
+def test_a_hello_may_come_in_parts(open_sockets):
+    def connect(address: tuple[str, int], hello: bytes) -> None:
+        open_sockets.append(socket.create_connection(address))
+        in_parts(open_sockets[0], hello[:5], hello[5:33], hello[33:])
+
+    own, _ = watching(connect)
+    assert list(own._peers.values()) == [1]
+
+
+def test_who_is_no_rank_neither_joins_nor_ends_the_job(open_sockets, monkeypatch):
+    monkeypatch.setattr(watch, "_HELLO_SECONDS", 0.2)
+
+    def connect(address: tuple[str, int], hello: bytes) -> None:
+        for says in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(len(hello)), hello):
+            open_sockets.append(socket.create_connection(address))
+            open_sockets[-1].sendall(says)
+        reset = socket.create_connection(address)
+        reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
+        reset.close()
+
+    own, _ = watching(connect)
+    (peer,) = own._peers
+    assert peer.getpeername()[1] == open_sockets[-1].getsockname()[1]
+
+
+def test_a_rank_that_does_not_come_is_told(monkeypatch):
+    monkeypatch.setattr(watch, "_CONNECT_SECONDS", 0.1)
+    with pytest.raises(RankFailedError, match=r"0 within 0 s.*MASTER_ADDR"):
+        watching(lambda address, hello: None)
