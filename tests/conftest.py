@@ -8,7 +8,9 @@ import pytest
 import torch
 
 import dgl_mgpu  # noqa: F401  (lets dgl import in every test module)
+from dgl_mgpu.report import plots
 from dgl_mgpu.training import launch
+from dgl_mgpu.training.report import RunReport
 from tests.forkserver import launchers_multiprocessing
 
 ROOT = Path(__file__).parent.parent
@@ -28,6 +30,13 @@ def real_data() -> Path:
     if not folder.is_dir():
         pytest.skip(f"no real graphs in {folder} (DGL_MGPU_TEST_DATA names another folder)")
     return folder
+
+
+@pytest.fixture
+def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
+    """To draw them takes longer than a small run; its page is made of them."""
+    monkeypatch.setattr(plots, "plot_curves", lambda *figures: None)
+    monkeypatch.setattr(RunReport, "_write_page", lambda report: None)
 
 
 @pytest.fixture

@@ -6,15 +6,14 @@ processes inherit however they are started; `told` reads them where they matter.
 
 from __future__ import annotations
 
-import difflib
 import json
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.errors import ConfigError, nearest
 
 #: Carries the options to child processes.
 VARIABLE = "_DGL_MGPU_RUNNER_OPTIONS"
@@ -160,7 +159,7 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     known = StoreOptions.__dataclass_fields__
     for key, value in values.items():
         if key not in known:
-            raise ConfigError(f"set {_STORE}.{key}", "no such key", _nearest(key, known))
+            raise ConfigError(f"set {_STORE}.{key}", "no such key", nearest(key, known))
         _check(key, value)
     for key in ("disk_path", "hotness"):  # the script may go to another folder
         if values.get(key) not in (None, *HOTNESS):
@@ -180,7 +179,7 @@ def _check(key: str, value: Any) -> None:
         preset(value)
     holds: Callable[[Any], bool] | None
     holds, fix = {
-        "policy": (lambda policy: policy in POLICIES, _nearest(str(value), POLICIES)),
+        "policy": (lambda policy: policy in POLICIES, nearest(str(value), POLICIES)),
         "disk_path": (lambda path: path is None or isinstance(path, str), "name a folder"),
         "hotness": (lambda name: isinstance(name, str), "say degree, presample or name a file"),
         "graph_ratio": (_is_share, "give a share in [0, 1], or auto"),
@@ -204,8 +203,3 @@ def _are_links(value: Any) -> bool:
             for pair in value
         )
     )
-
-
-def _nearest(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(sorted(known))}"

@@ -1,30 +1,40 @@
-"""Data sets: OGB, Planetoid, the Facebook page graph, and generated graphs in OGB's format."""
+"""Data sets: OGB, Planetoid, the Facebook page graph, and generated graphs.
+
+Those of one type of nodes and edges are loaded by `load`, heterogeneous ones by `load_hetero`.
+"""
 
 from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from ..errors import ConfigError
-from . import facebook, generate, ogb, planetoid
+from . import facebook, generate, generated_igbh, ogb, ogb_hetero, planetoid, relations
+from .checks import UNLABELLED
 from .csc import CSC, csc_from_chunks, from_edges
-from .dataset import UNLABELLED, Dataset
+from .dataset import Dataset
 from .generate import SHAPES, GraphSpec
+from .hetero import HeteroDataset
 
 __all__ = [
     "CSC",
+    "HETEROGENEOUS",
     "SHAPES",
     "UNLABELLED",
     "Dataset",
     "GraphSpec",
+    "HeteroDataset",
     "csc_from_chunks",
     "from_edges",
     "load",
+    "load_hetero",
     "names",
 ]
+
+Loaded = TypeVar("Loaded", Dataset, HeteroDataset)
 
 _LOADERS: dict[str, Callable[..., Dataset]] = {
     **dict.fromkeys(("cora", "citeseer", "pubmed"), planetoid.load),
@@ -34,14 +44,23 @@ _LOADERS: dict[str, Callable[..., Dataset]] = {
     **dict.fromkeys((f"generated-{shape}" for shape in SHAPES), generate.load),
 }
 
+_HETERO_LOADERS: dict[str, Callable[..., HeteroDataset]] = {
+    "ogbn-mag": ogb_hetero.load,
+    relations.NAME: relations.load,
+    generated_igbh.NAME: generated_igbh.load,
+}
+
+#: Names of the data sets that have several types of nodes or edges.
+HETEROGENEOUS = tuple(_HETERO_LOADERS)
+
 
 def names() -> list[str]:
     """Return the names of all data sets."""
-    return list(_LOADERS)
+    return [*_LOADERS, *_HETERO_LOADERS]
 
 
 def load(name: str, root: str | Path, **options: Any) -> Dataset:
-    """Load a data set by name.
+    """Load a data set of one type of nodes and edges by name.
 
     Parameters
     ----------
@@ -53,9 +72,33 @@ def load(name: str, root: str | Path, **options: Any) -> Dataset:
         Options of the data set's own ``load``: ``self_loops`` for all of them; see `planetoid`,
         `facebook`, `ogb` and `generate`.
 
-    Returns
-    -------
-    Dataset
+    Raises
+    ------
+    ConfigError
+        The name or an option is unknown; the message has the nearest ones.  Or it is heterogeneous.
+    DataFormatError
+        Data are missing and cannot be downloaded, or are truncated or corrupt.
+    """
+    if name in HETEROGENEOUS:
+        raise ConfigError(
+            f"load data set {name!r} as a graph of one type of nodes and edges",
+            "it has several",
+            "use dgl_mgpu.data.load_hetero",
+        )
+    return _load(_LOADERS, name, root, options)
+
+
+def load_hetero(name: str, root: str | Path, **options: Any) -> HeteroDataset:
+    """Load a heterogeneous data set by name.
+
+    Parameters
+    ----------
+    name : str
+        One of `HETEROGENEOUS`.
+    root : str or Path
+        Folder of the data, the same for all data sets.
+    **options
+        Options of the data set's own ``load``: see `ogb_hetero`, `relations` and `generated_igbh`.
 
     Raises
     ------
@@ -64,15 +107,25 @@ def load(name: str, root: str | Path, **options: Any) -> Dataset:
     DataFormatError
         Data are missing and cannot be downloaded, or are truncated or corrupt.
     """
-    if name not in _LOADERS:
-        raise _unknown(f"load data set {name!r}", name, names())
-    loader = _LOADERS[name]
+    return _load(_HETERO_LOADERS, name, root, options)
+
+
+def _load(
+    loaders: Mapping[str, Callable[..., Loaded]],
+    name: str,
+    root: str | Path,
+    options: Mapping[str, Any],
+) -> Loaded:
+    if name not in loaders:
+        known = names() if loaders is _LOADERS else list(loaders)
+        raise _unknown(f"load data set {name!r}", name, known)
+    loader = loaders[name]
     parameters = inspect.signature(loader).parameters.values()
-    known = [option.name for option in parameters if option.kind is option.KEYWORD_ONLY]
+    allowed = [option.name for option in parameters if option.kind is option.KEYWORD_ONLY]
     if not any(option.kind is option.VAR_KEYWORD for option in parameters):
         for option in options:
-            if option not in known:
-                raise _unknown(f"load {name} with option {option!r}", option, known)
+            if option not in allowed:
+                raise _unknown(f"load {name} with option {option!r}", option, allowed)
     return loader(name, Path(root).expanduser(), **options)
 
 

@@ -10,14 +10,19 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from ..errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
-from .csc import first_decrease, first_out_of_range, require_ids
+from ..errors import InvalidInputError, InvalidWeightError
+from .checks import (
+    UNLABELLED,
+    check_csc_contents,
+    check_csc_shapes,
+    check_features,
+    check_labels_shape,
+    check_range,
+    check_split,
+)
 
 if TYPE_CHECKING:
     import dgl
-
-#: The label of a node without one.
-UNLABELLED = -1
 
 
 @dataclass(frozen=True, eq=False)
@@ -99,83 +104,47 @@ class Dataset:
             f"{self.num_classes} classes, {features})"
         )
 
-    def _invalid(self, found: str, fix: str) -> InvalidInputError:
-        return InvalidInputError(asked=f"describe data set {self.name!r}", found=found, fix=fix)
+    @property
+    def _asked(self) -> str:
+        return f"describe data set {self.name!r}"
 
     def _check_shapes(self) -> None:
-        if self.indptr.dtype != np.int64 or self.indptr.shape != (self.num_nodes + 1,):
-            raise self._invalid(
-                f"indptr of dtype {self.indptr.dtype} and shape {self.indptr.shape}",
-                f"pass int64 of shape ({self.num_nodes + 1},), one more than there are nodes",
-            )
-        if self.indices.dtype not in (np.int32, np.int64) or self.indices.ndim != 1:
-            raise self._invalid(
-                f"indices of dtype {self.indices.dtype} and shape {self.indices.shape}",
-                "pass a one-dimensional int32 or int64 array",
-            )
-        if self.indptr[0] != 0 or self.indptr[-1] != self.num_edges:
-            raise self._invalid(
-                f"indptr from {self.indptr[0]} to {self.indptr[-1]} over {self.num_edges} indices",
-                "let indptr begin at 0 and end at the number of edges",
-            )
-        if self.labels.dtype != np.int64 or self.labels.shape != (self.num_nodes,):
-            raise self._invalid(
-                f"labels of dtype {self.labels.dtype} and shape {self.labels.shape}",
-                f"pass int64 of shape ({self.num_nodes},), {UNLABELLED} where there is none",
-            )
+        check_csc_shapes(self._asked, self.indptr, self.indices, self.num_nodes)
+        check_labels_shape(self._asked, self.labels, self.num_nodes)
         if self.eids is not None and (
             self.eids.dtype != np.int64 or self.eids.shape != (self.num_edges,)
         ):
-            raise self._invalid(
+            raise InvalidInputError(
+                self._asked,
                 f"eids of dtype {self.eids.dtype} and shape {self.eids.shape}",
                 f"pass int64 of shape ({self.num_edges},), or None",
             )
-        for of, rows, features in (
-            ("node", self.num_nodes, self.node_features),
-            ("edge", self.num_edges, self.edge_features),
-        ):
-            for name, feature in features.items():
-                if len(feature.shape) == 0 or feature.shape[0] != rows:
-                    raise self._invalid(
-                        f"{of} feature {name!r} of shape {tuple(feature.shape)} for {rows} {of}s",
-                        f"pass one row per {of}",
-                    )
+        check_features(self._asked, "node", self.num_nodes, self.node_features)
+        check_features(self._asked, "edge", self.num_edges, self.edge_features)
 
     def _check_contents(self) -> None:
-        bad = first_decrease(self.indptr)
-        if bad >= 0:
-            raise self._invalid(f"indptr decreases after place {bad}", "pass a well-formed CSC")
-        self._check_range("indices", self.indices, self.num_nodes)
-        for part in ("train", "valid", "test"):
-            ids = require_ids(f"the {part} nodes", getattr(self, part))
-            if ids.dtype != np.int64:
-                raise self._invalid(f"{part} ids of dtype {ids.dtype}", "pass int64")
-            self._check_range(part, ids, self.num_nodes)
+        check_csc_contents(self._asked, self.indptr, self.indices, self.num_nodes)
+        parts = {part: getattr(self, part) for part in ("train", "valid", "test")}
+        check_split(self._asked, parts, self.num_nodes)
         if self.eids is not None:
-            self._check_range("eids", self.eids, self.num_edges)
+            check_range(self._asked, "eids", self.eids, self.num_edges)
             seen = np.zeros(self.num_edges, np.bool_)
             seen[self.eids] = True
             if not seen.all():
-                raise self._invalid(
+                raise InvalidInputError(
+                    self._asked,
                     f"edge id {int(seen.argmin())} is missing from eids",
                     "let eids be a permutation of the edge ids",
                 )
-        self._check_range("labels", self.labels, self.num_classes, lowest=UNLABELLED)
+        check_range(self._asked, "labels", self.labels, self.num_classes, lowest=UNLABELLED)
         if "weight" in self.edge_features:
             self._check_weights(np.asarray(self.edge_features["weight"]))
 
-    def _check_range(self, what: str, ids: np.ndarray, stop: int, lowest: int = 0) -> None:
-        bad = first_out_of_range(ids, lowest, stop)
-        if bad >= 0:
-            raise IdOutOfRangeError(
-                asked=f"describe data set {self.name!r}",
-                found=f"{what}[{bad}] is {ids[bad]}",
-                fix=f"use values in [{lowest}, {stop})",
-            )
-
     def _check_weights(self, weight: np.ndarray) -> None:
         if weight.ndim != 1:
-            raise self._invalid(f"edge weights of shape {weight.shape}", "pass one per edge")
+            raise InvalidInputError(
+                self._asked, f"edge weights of shape {weight.shape}", "pass one per edge"
+            )
         eids = np.empty(0, np.int64) if self.eids is None else self.eids
         place, node = _first_bad_weight(self.indptr, eids, weight)
         if node >= 0:
@@ -185,7 +154,7 @@ class Dataset:
                 else f"the weight of edge {place}, an in-edge of node {node}, is {weight[place]}"
             )
             raise InvalidWeightError(
-                asked=f"describe data set {self.name!r}",
+                asked=self._asked,
                 found=found,
                 fix="pass finite weights of at least 0, with one above 0 at every node",
             )

@@ -30,9 +30,8 @@ import numpy as np
 import torch
 
 from dgl_mgpu.data import blockmodel
+from dgl_mgpu.data.hetero import CanonicalEtype
 from dgl_mgpu.errors import ConfigError
-
-CanonicalEtype = tuple[str, str, str]
 
 NODE_TYPES = ("paper", "author", "institute", "fos")
 #: IGBH's tiny, small, medium, large and full: nodes by type, and edges without reverse ones.
@@ -148,6 +147,12 @@ class IgbhSpec:
             found[src, name, dst] = 2 * (count + loops) if src == dst else count
         return found
 
+    @property
+    def most_ids(self) -> int:
+        """As many as there may be of the edges of a relation, or of nodes of a type."""
+        # With room for edges that are drawn beyond the number aimed at.
+        return round(1.05 * max(*self.num_edges.values(), *self.num_nodes.values()))
+
     def num_bytes(self, dtype: torch.dtype = torch.float16) -> int:
         """Memory that the graph takes with 32-bit ids, features of ``dtype`` and all."""
         row = self.num_features * dtype.itemsize + _NODE_BYTES
@@ -235,12 +240,10 @@ def generate_igbh(
             found="a type that it does not come in",
             fix=f"choose one of {', '.join(map(str, _FEATURE_TYPES))}, and int32 or int64",
         )
-    # Room for what is drawn beyond the number aimed at.
-    most = 1.05 * max(*spec.num_edges.values(), *spec.num_nodes.values())
-    if most > torch.iinfo(idtype).max:
+    if spec.most_ids > torch.iinfo(idtype).max:
         raise ConfigError(
             asked=f"generate a graph like IGBH at scale {spec.scale:g} with ids of {idtype}",
-            found=f"up to {most:.3g} edges in a relation",
+            found=f"up to {spec.most_ids:.3g} edges in a relation",
             fix="choose int64, or a smaller scale",
         )
     device = torch.device(device)

@@ -32,8 +32,9 @@ from .transform import csc_with_self_loops, in_folder
 #: Change it when the content of the derived files changes: old ones are then left aside.
 _CACHE_VERSION = 1
 _CHUNK_EDGES = 1 << 22
-_SPLITS = ("train", "valid", "test")
-_FIX = "fetch or generate the data set again"
+SPLITS = ("train", "valid", "test")
+#: What to do about files that make no sense.
+FIX = "fetch or generate the data set again"
 
 
 def load(
@@ -60,11 +61,17 @@ def load(
     DataFormatError
         The data set is neither on disk nor to be downloaded, or its files are damaged.
     """
+    folder, meta = official_folder(name, root)
+    return load_folder(folder, meta, add_reverse=add_reverse, self_loops=self_loops, cache=cache)
+
+
+def official_folder(name: str, root: Path) -> tuple[Path, dict[str, str]]:
+    """Return the folder of an official data set, downloaded if need be, and its properties."""
     folder = root / name.replace("-", "_")
     meta = _official_meta(name)
     if not (folder / "raw").is_dir():
         build_once(folder, lambda partial: _download(meta, folder, partial))
-    return load_folder(folder, meta, add_reverse=add_reverse, self_loops=self_loops, cache=cache)
+    return folder, meta
 
 
 def _official_meta(name: str) -> dict[str, str]:
@@ -134,13 +141,13 @@ def load_folder(
     binary = meta["binary"] == "True"
     both_directions = add_reverse or meta["add_inverse_edge"] == "True"
     files = _raw_files(folder, meta)
-    key = _digest(files)
+    key = digest(files)
     cache = folder / "derived" if cache is None else Path(cache) / folder.name
     unpack = _unpack_binary if binary else _unpack_csv
     arrays_folder = build_once(
         cache / f"arrays-{key}", lambda partial: unpack(folder, meta, partial)
     )
-    arrays = _open_arrays(arrays_folder)
+    arrays = open_arrays(arrays_folder)
     if binary:
         raw = NpzReader(folder / "raw" / "data.npz")
         arrays |= {
@@ -157,12 +164,12 @@ def load_folder(
                 found="edge features, which the loops would not have",
                 fix="leave self_loops off",
             )
-        with _content_of(folder):
+        with content_of(folder):
             _write_csc(arrays, both_directions, self_loops, partial)
-            _assemble(meta, arrays, _open_arrays(partial), both_directions, checked=False)
+            _assemble(meta, arrays, open_arrays(partial), both_directions, checked=False)
 
     csc_folder = build_once(cache / f"csc-{variant}-{key}", sort_edges)
-    return _assemble(meta, arrays, _open_arrays(csc_folder), both_directions, checked=True)
+    return _assemble(meta, arrays, open_arrays(csc_folder), both_directions, checked=True)
 
 
 def _assemble(
@@ -203,7 +210,8 @@ def _features(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, str, np.n
             yield of, feature, array
 
 
-def _open_arrays(folder: Path) -> dict[str, np.ndarray]:
+def open_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """Map the derived files of a folder, by name."""
     try:
         return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
     except (OSError, ValueError, EOFError) as error:
@@ -215,12 +223,12 @@ def _open_arrays(folder: Path) -> dict[str, np.ndarray]:
 
 
 @contextmanager
-def _content_of(path: Path) -> Iterator[None]:
+def content_of(path: Path) -> Iterator[None]:
     """Turn complaints about arrays into complaints about the file that they came from."""
     try:
         yield
     except InvalidInputError as error:
-        raise DataFormatError(f"read {path}", error.found, _FIX) from error
+        raise DataFormatError(f"read {path}", error.found, FIX) from error
 
 
 def _raw_files(folder: Path, meta: Mapping[str, str]) -> list[Path]:
@@ -234,17 +242,22 @@ def _raw_files(folder: Path, meta: Mapping[str, str]) -> list[Path]:
         raw += _additional(meta)
         raw = [f"{name}.csv.gz" for name in raw]
     names = [f"raw/{name}" for name in raw]
-    names += [f"split/{meta['split']}/{part}.csv.gz" for part in _SPLITS]
+    names += [f"split/{meta['split']}/{part}.csv.gz" for part in SPLITS]
     require_files(folder, names, meta["name"])
     return [folder / name for name in names]
 
 
 def _additional(meta: Mapping[str, str]) -> list[str]:
-    listed = (meta[f"additional {of} files"] for of in ("node", "edge"))
-    return [name for names in listed if names != "None" for name in names.split(",")]
+    return [name for of in ("node", "edge") for name in additional(meta, of)]
 
 
-def _digest(files: list[Path]) -> str:
+def additional(meta: Mapping[str, str], of: str) -> list[str]:
+    """Return the names of further features of nodes or edges."""
+    names = meta[f"additional {of} files"]
+    return [] if names == "None" else names.split(",")
+
+
+def digest(files: list[Path]) -> str:
     """Return a key that changes when one of the files does."""
     state = [(path.name, path.stat().st_size, path.stat().st_mtime_ns) for path in files]
     return hashlib.sha256(json.dumps([_CACHE_VERSION, state]).encode()).hexdigest()[:12]
@@ -260,22 +273,22 @@ def _unpack_binary(folder: Path, meta: Mapping[str, str], to: Path) -> None:
         if not member.is_mappable:
             data.unpack(name, to / f"{name}.npy")
     num_nodes, num_edges = (
-        _single(data.path, data.read(f"num_{of}_list")) for of in ("nodes", "edges")
+        single(data.path, data.read(f"num_{of}_list")) for of in ("nodes", "edges")
     )
     edge_index = data.members.get("edge_index")
     if edge_index is None or edge_index.shape != (2, num_edges) or edge_index.fortran_order:
         found = "no edge_index" if edge_index is None else f"an edge_index {edge_index.shape}"
         raise DataFormatError(
-            f"read {data.path}", f"{found} for {num_edges} edges in row-major order", _FIX
+            f"read {data.path}", f"{found} for {num_edges} edges in row-major order", FIX
         )
-    _save_labels(labels.path, labels.read("node_label"), num_nodes, to)
-    _save_splits(folder, meta, to)
+    save_labels(labels.path, labels.read("node_label"), num_nodes, to)
+    save_splits(folder / "split" / meta["split"], to)
 
 
 def _unpack_csv(folder: Path, meta: Mapping[str, str], to: Path) -> None:
     raw = folder / "raw"
     counts = [raw / f"num-{of}-list.csv.gz" for of in ("node", "edge")]
-    num_nodes, num_edges = (_single(path, read_table(path)) for path in counts)
+    num_nodes, num_edges = (single(path, read_table(path)) for path in counts)
     np.save(to / "num_nodes_list.npy", np.array([num_nodes]))
     np.save(to / "num_edges_list.npy", np.array([num_edges]))
 
@@ -287,27 +300,29 @@ def _unpack_csv(folder: Path, meta: Mapping[str, str], to: Path) -> None:
     for name in _additional(meta):
         unpack_table(raw / f"{name}.csv.gz", to / f"{name}.npy", rows[name[:4]], None)
     path = raw / "node-label.csv.gz"
-    _save_labels(path, read_table(path), num_nodes, to)
-    _save_splits(folder, meta, to)
+    save_labels(path, read_table(path), num_nodes, to)
+    save_splits(folder / "split" / meta["split"], to)
 
 
-def _save_labels(path: Path, raw: np.ndarray, num_nodes: int, to: Path) -> None:
+def save_labels(path: Path, raw: np.ndarray, num_nodes: int, to: Path) -> None:
+    """Write the labels that `path` holds to ``labels.npy``."""
     if len(raw) != num_nodes:
-        raise DataFormatError(f"read {path}", f"{len(raw)} labels for {num_nodes} nodes", _FIX)
-    with _content_of(path):
+        raise DataFormatError(f"read {path}", f"{len(raw)} labels for {num_nodes} nodes", FIX)
+    with content_of(path):
         np.save(to / "labels.npy", as_labels(raw))
 
 
-def _save_splits(folder: Path, meta: Mapping[str, str], to: Path) -> None:
-    for part in _SPLITS:
-        ids = read_table(folder / "split" / meta["split"] / f"{part}.csv.gz", np.int64)
+def save_splits(folder: Path, to: Path) -> None:
+    """Write the node ids of each part of a split's folder to a file of its name."""
+    for part in SPLITS:
+        ids = read_table(folder / f"{part}.csv.gz", np.int64)
         np.save(to / f"{part}.npy", ids.reshape(-1))
 
 
-def _single(path: Path, counts: np.ndarray) -> int:
+def single(path: Path, counts: np.ndarray) -> int:
     """Return the one number in `counts`: an OGB node-classification set is one graph."""
     if counts.size != 1:
-        raise DataFormatError(f"read {path}", f"{counts.size} graphs instead of one", _FIX)
+        raise DataFormatError(f"read {path}", f"{counts.size} graphs instead of one", FIX)
     return int(counts.reshape(-1)[0])
 
 

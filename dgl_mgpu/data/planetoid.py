@@ -18,8 +18,9 @@ import numpy as np
 from scipy import sparse
 
 from ..errors import DataFormatError
+from .checks import UNLABELLED
 from .csc import from_edges
-from .dataset import UNLABELLED, Dataset
+from .dataset import Dataset
 from .files import build_once, download_zip, require_files
 from .transform import add_self_loops, unique_edges
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import gzip
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -36,6 +38,21 @@ def read_table(path: Path, dtype: Any = None) -> np.ndarray:
     """
     chunks = list(_chunks(path, dtype)) or [np.empty((0, 1), dtype or np.int64)]
     return np.concatenate(chunks)
+
+
+def read_texts(path: Path) -> list[list[str]]:
+    """Read a small table of texts: the cells of its rows.
+
+    Raises
+    ------
+    DataFormatError
+        The file is truncated or corrupt.
+    """
+    try:
+        with gzip.open(path, "rt", newline="") as file:
+            return list(csv.reader(file))
+    except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:
+        raise _wrong(path, f"a truncated or corrupt file ({error})") from error
 
 
 def unpack_table(

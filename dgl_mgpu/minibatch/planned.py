@@ -7,7 +7,7 @@ import dataclasses
 import numpy as np
 
 from dgl_mgpu.backend.global_store.store import machine, sources_of
-from dgl_mgpu.data import load
+from dgl_mgpu.data import HETEROGENEOUS, load, load_hetero
 from dgl_mgpu.data.blockmodel import in_degrees
 from dgl_mgpu.data.generate import named_spec
 from dgl_mgpu.errors import ConfigError
@@ -34,14 +34,15 @@ def plan_for(config: Config) -> Plan:
     """
     options = StoreOptions(
         batch_size=config.trainer.batch_size,
-        fanouts=config.sampler.fanouts,
+        fanouts=config.sampler.planned_fanouts(),
         **dataclasses.asdict(config.store),
     )
     topology = _topology(config)
     on_gpus = options.device != "cpu" and topology.name != "cpu"
     data = config.data
-    if not data.name.startswith("generated"):
-        dataset = load(data.name, data.root, **data.options)
+    hetero = data.name in HETEROGENEOUS
+    if hetero or not data.name.startswith("generated"):
+        dataset = (load_hetero if hetero else load)(data.name, data.root, **data.options)
         tables = sources_of(dataset, options, config.trainer.seed)
         return make_blueprint(*tables, topology, options, on_gpus=on_gpus).plan
     if options.hotness != "degree":

@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-import numpy as np
 import torch
 from dgl.dataloading import NeighborSampler, Sampler
 
+from dgl_mgpu.backend.global_store.embedding.optimizers import SparseAdam
 from dgl_mgpu.backend.global_store.store import GlobalStore, machine
-from dgl_mgpu.data import Dataset
+from dgl_mgpu.data import Dataset, HeteroDataset
+from dgl_mgpu.minibatch.learned import LearnedRows
 from dgl_mgpu.minibatch.seeds import SeedBatches
+from dgl_mgpu.minibatch.task import SPLITS, Task, load
 from dgl_mgpu.minibatch.trainer import MiniBatchTrainer, Split
 from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.config import Config
-from dgl_mgpu.training.models import INV_SQRT_DEGREES, NodeModel, build_model
-from dgl_mgpu.training.run import (
-    load_dataset,
-    ranks_of_job,
-    ranks_of_this_machine,
-    run,
-    seeded_model,
-)
+from dgl_mgpu.training.models import NodeModel, build_model
+from dgl_mgpu.training.relational import HeteroInputs, RelationalModel, build_relational_model
+from dgl_mgpu.training.run import ranks_of_job, ranks_of_this_machine, run, seeded_model
+
+#: What the store calls the rows that nodes without features learn.
+_LEARNED = "learned"
 
 
 def train(config: Config, folder: Path) -> None:
@@ -44,24 +44,19 @@ def train(config: Config, folder: Path) -> None:
 
 def _make_trainer(config: Config) -> MiniBatchTrainer:
     ranks = Ranks.of_this_machine()
-    dataset = ranks.together("load the data", lambda: _load(config) if ranks.rank == 0 else None)
-    splits, num_classes = ranks.from_first("read the split", partial(_splits, dataset))
-    store = GlobalStore.from_dataset(
-        dataset,
-        seed=config.trainer.seed,
-        topology=config.topology,
-        batch_size=config.trainer.batch_size,
-        fanouts=config.sampler.fanouts,
-        **asdict(config.store),
-    )
+    dataset = ranks.together("load the data", lambda: load(config) if ranks.rank == 0 else None)
+    task = ranks.from_first("read the split", partial(Task.of, config, dataset))
+    store = _make_store(config, dataset, task)
     del dataset  # all of it is in the store
-    num_features = store.graph.get_node_storage("feat").shape[1]
-    model, optimizer = seeded_model(config, build_model, num_features, num_classes, store.device)
+    model, optimizer = _make_model(config, store, task)
+    learned = [store.embedding(_LEARNED, ntype) for ntype in task.learned]
     return MiniBatchTrainer(
         model,
         optimizer,
         store,
-        *(_split(config, model, name, splits[name]) for name in ("train", "valid", "test")),
+        *(_split(config, task, model, name) for name in SPLITS),
+        target=task.target or store.graph.ntypes[0],
+        embeddings=SparseAdam(learned, config.trainer.lr) if learned else None,
         num_workers=config.sampler.num_workers,
         eval_every=config.trainer.eval_every,
         count_accesses=config.trainer.count_accesses,
@@ -69,50 +64,52 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
     )
 
 
-def _load(config: Config) -> Dataset:
-    dataset = load_dataset(config)
-    features = dict(dataset.node_features)
-    if config.model.name == "gcn":
-        features[INV_SQRT_DEGREES] = _inv_sqrt_degrees(dataset)
-    return dataclasses.replace(dataset, node_features=features, checked=True)
+def _make_store(config: Config, dataset: Dataset | HeteroDataset | None, task: Task) -> GlobalStore:
+    return GlobalStore.from_dataset(
+        dataset,
+        seed=config.trainer.seed,
+        embeddings={ntype: {_LEARNED: task.width} for ntype in task.learned},
+        topology=config.topology,
+        batch_size=config.trainer.batch_size,
+        fanouts=config.sampler.planned_fanouts(),
+        **asdict(config.store),
+    )
 
 
-def _inv_sqrt_degrees(dataset: Dataset) -> np.ndarray:
-    """1 / sqrt of every node's out-degree and in-degree, float32, shape (num_nodes, 2)."""
-    outgoing = np.bincount(dataset.indices, minlength=dataset.num_nodes)
-    degrees = np.stack([outgoing, np.diff(dataset.indptr)], 1)
-    return (1 / np.sqrt(np.maximum(degrees, 1))).astype(np.float32)
+def _make_model(
+    config: Config, store: GlobalStore, task: Task
+) -> tuple[NodeModel | RelationalModel, torch.optim.Optimizer]:
+    if task.target is None:
+        return seeded_model(config, build_model, task.width, task.num_classes, store.device)
+    inputs = HeteroInputs(
+        store.graph.ntypes,
+        store.graph.canonical_etypes,
+        task.target,
+        task.widths,
+        {ntype: LearnedRows(store.embedding(_LEARNED, ntype)) for ntype in task.learned},
+    )
+    build = partial(build_relational_model, inputs=inputs)
+    return seeded_model(config, build, task.width, task.num_classes, store.device)
 
 
-def _splits(dataset: Dataset | None) -> tuple[dict[str, torch.Tensor], int]:
-    """Seed nodes of each split, in the graph's id type, and the number of classes."""
-    assert dataset is not None  # the first rank has it
-    dtype = dataset.indices.dtype
-    seeds = {
-        name: torch.from_numpy(np.asarray(getattr(dataset, name)).astype(dtype))
-        for name in ("train", "valid", "test")
-    }
-    return seeds, dataset.num_classes
-
-
-def _split(config: Config, model: NodeModel, name: str, seeds: torch.Tensor) -> Split:
+def _split(config: Config, task: Task, model: NodeModel | RelationalModel, name: str) -> Split:
     sampler = config.sampler
     training = name == "train"
     everyone = Ranks.of_all_machines()
     batches = SeedBatches(
-        seeds,
+        task.seeds[name],
         config.trainer.batch_size,
         shuffle=training,
         seed=config.trainer.seed,
         rank=everyone.rank,
         num_ranks=everyone.size,
+        ntype=task.target,
     )
     fanouts = list(sampler.fanouts if training else sampler.eval_fanouts)
-    return Split(batches, _make_sampler(config, model, fanouts))
+    return Split(batches, _make_sampler(config, fanouts, task.prefetched(model.inputs)))
 
 
-def _make_sampler(config: Config, model: NodeModel, fanouts: list[int]) -> Sampler:
-    prefetch = {"prefetch_node_feats": list(model.inputs), "prefetch_labels": ["label"]}
+def _make_sampler(config: Config, fanouts: list, prefetch: dict[str, Any]) -> Sampler:
     if config.sampler.name == "random_walk":
         return RandomWalkSampler(
             len(fanouts),

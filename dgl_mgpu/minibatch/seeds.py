@@ -28,6 +28,8 @@ class SeedBatches(IterableDataset):
     seed : int
         Where that order comes from.
     rank, num_ranks : int
+    ntype : str, optional
+        Their type in a heterogeneous graph, where batches are dicts.
 
     Raises
     ------
@@ -47,6 +49,7 @@ class SeedBatches(IterableDataset):
         seed: int = 0,
         rank: int = 0,
         num_ranks: int = 1,
+        ntype: str | None = None,
     ) -> None:
         if len(seeds) == 0:
             raise InvalidInputError(
@@ -57,6 +60,7 @@ class SeedBatches(IterableDataset):
         self._shuffle = shuffle
         self._seed = seed
         self._rank = rank
+        self._ntype = ntype
         self.num_ranks = num_ranks
         # The epoch and its first batch; in shared memory: workers that live on see the next too.
         self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
@@ -89,7 +93,7 @@ class SeedBatches(IterableDataset):
         num_batches = -(-len(self._seeds) // self._batch_size)
         return range(int(self._at[1]) + self._rank, num_batches, self.num_ranks)
 
-    def __iter__(self) -> Iterator[torch.Tensor]:
+    def __iter__(self) -> Iterator[torch.Tensor | dict[str, torch.Tensor]]:
         order = None
         if self._shuffle:
             random = np.random.Generator(np.random.Philox(key=[self._seed, int(self._at[0])]))
@@ -100,4 +104,5 @@ class SeedBatches(IterableDataset):
             mine = mine[worker.id :: worker.num_workers]
         for batch in mine:
             span = slice(batch * self._batch_size, (batch + 1) * self._batch_size)
-            yield self._seeds[span] if order is None else self._seeds[order[span]]
+            seeds = self._seeds[span] if order is None else self._seeds[order[span]]
+            yield seeds if self._ntype is None else {self._ntype: seeds}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,15 @@ from dgl.dataloading import DataLoader
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from dgl_mgpu.backend.global_store.embedding.optimizers import EmbeddingOptimizer
 from dgl_mgpu.backend.global_store.storage import Traffic
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.minibatch.seeds import SeedBatches
 from dgl_mgpu.minibatch.tally import Tally
 from dgl_mgpu.pipeline.stage import StageTimes, stage
+from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
-from dgl_mgpu.training.models import NodeModel
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
 #: Of :class:`~dgl_mgpu.report.StageSeconds`, those measured here.
@@ -98,11 +99,16 @@ class MiniBatchTrainer(Trainer):
 
     Parameters
     ----------
-    model : NodeModel
-        On the store's device.
+    model : nn.Module
+        On the store's device; called with the blocks of a mini-batch and the data of its input
+        nodes, gives the logits of its seeds, and of nothing, without output, gradients of zeros.
     optimizer : torch.optim.Optimizer
     store : GlobalStore
     train, valid, test : Split
+    target : str
+        The type of the seeds, which are classified.
+    embeddings : EmbeddingOptimizer, optional
+        Trains the store's rows that the model looks up.
     num_workers : int
         Processes that sample, for each rank; none for a store on GPUs, which sample themselves.
     eval_every : int
@@ -125,13 +131,15 @@ class MiniBatchTrainer(Trainer):
 
     def __init__(
         self,
-        model: NodeModel,
+        model: nn.Module,
         optimizer: torch.optim.Optimizer,
         store: GlobalStore,
         train: Split,
         valid: Split,
         test: Split,
         *,
+        target: str,
+        embeddings: EmbeddingOptimizer | None = None,
         num_workers: int = 0,
         eval_every: int = 1,
         count_accesses: bool = False,
@@ -148,6 +156,8 @@ class MiniBatchTrainer(Trainer):
         self.store = store
         self.accesses = store.count_accesses() if count_accesses else None
         self._train, self._valid, self._test_split = train, valid, test
+        self._target = target
+        self._embeddings = embeddings
         self._num_workers = num_workers
         self._precision = precision
         self._distributed = dist.is_initialized()
@@ -160,6 +170,10 @@ class MiniBatchTrainer(Trainer):
             )
         self._loader = self._make_loader(train)
         self._sums = _Sums()
+
+    @property
+    def plan(self) -> Plan:
+        return self.store.plan
 
     @property
     def steps_per_epoch(self) -> int:
@@ -210,20 +224,18 @@ class MiniBatchTrainer(Trainer):
             self.accesses.save(folder / "accesses.npz")
         self.store.close()
 
-    def _plan(self) -> dict[str, Any]:
-        return self.store.plan.to_dict()
-
     @torch.no_grad()
     def evaluate(self, split: Split) -> float:
         """Share of a split's nodes that the model classifies rightly, over all ranks."""
         self.model.eval()
         self.store.graph.set_epoch(0)
         counts = torch.zeros(2, dtype=torch.int64, device=self._device)
-        for _, seeds, blocks in self._make_loader(split):
+        for _, _, blocks in self._make_loader(split):
             with self._autocast():
                 logits = self.model(blocks, dict(blocks[0].srcdata))
-            counts[0] += (logits.argmax(1) == blocks[-1].dstdata["label"]).sum()
-            counts[1] += len(seeds)
+            labels = self._labels(blocks)
+            counts[0] += (logits.argmax(1) == labels).sum()
+            counts[1] += len(labels)
         if self._distributed:
             dist.all_reduce(counts)
         right, total = counts.tolist()
@@ -260,6 +272,8 @@ class MiniBatchTrainer(Trainer):
                 loss.backward()
             with stage("update"):
                 self.optimizer.step()
+                if self._embeddings is not None:
+                    self._embeddings.step()
             on_step(sums.steps + tally.steps, *tally.latest(), sums.seeds + tally.seeds)
             self._batches += self._train.batches.num_ranks
             if self.should_stop():
@@ -272,14 +286,17 @@ class MiniBatchTrainer(Trainer):
             # The last round has no batch for this rank: it answers the others' all-reduce
             # with zeros, and its optimizer steps with theirs.
             return self._ddp([], {}).sum()
-        _, seeds, blocks = batch
-        labels = blocks[-1].dstdata["label"]
+        _, _, blocks = batch
+        labels = self._labels(blocks)
         with self._autocast():
             logits = self._ddp(blocks, dict(blocks[0].srcdata))
             mean = nn.functional.cross_entropy(logits, labels)
         tally.add(logits, labels, mean)
         # DDP averages over ranks; this makes it the mean over the seeds of the round.
-        return mean * (len(seeds) * self._train.batches.num_ranks / round_size)
+        return mean * (len(labels) * self._train.batches.num_ranks / round_size)
+
+    def _labels(self, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
+        return blocks[-1].dstnodes[self._target].data["label"]
 
     def _autocast(self) -> torch.autocast:
         enabled = self._precision != torch.float32

@@ -6,9 +6,11 @@ value of the wrong type or an unknown key is an error before anything starts.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from dgl_mgpu.data import HETEROGENEOUS
 from dgl_mgpu.errors import ConfigError
 
 #: Models, and the ways in which each may aggregate.
@@ -18,8 +20,11 @@ AGGREGATORS = {
     "gat": ("mean",),
     "gin": ("mean", "sum", "max"),
     "rgcn": ("mean",),
+    "rgat": ("mean",),
     "pinsage": ("mean",),
 }
+#: Models of graphs with several types of nodes or edges.
+HETERO_MODELS = ("rgcn", "rgat")
 MODES = ("minibatch", "fullgraph")
 #: How :func:`dgl_mgpu.partition_graph` deals out nodes, and how ranks exchange their rows.
 PARTITIONS = ("random", "order", "metis")
@@ -56,19 +61,29 @@ class SamplerConfig:
     """How mini-batches are sampled.
 
     ``fanouts`` has one entry for each layer, the layer nearest the input first; -1 takes all
-    neighbours.  ``eval_fanouts`` are those of validation and test.  The random-walk sampler
+    neighbours.  In a heterogeneous graph it may be a number for each edge type, by name, where 0
+    leaves a type out.  ``eval_fanouts`` are those of validation and test.  The random-walk sampler
     (PinSAGE) takes in every layer the ``num_neighbors`` nodes that ``num_walks`` walks of
     ``walk_length`` steps from a node visit most often; of the fanouts, only their number counts.
     """
 
     name: str = "neighbor"
-    fanouts: list[int] = field(default_factory=lambda: [10, 10])
-    eval_fanouts: list[int] = field(default_factory=lambda: [-1, -1])
+    fanouts: list[Any] = field(default_factory=lambda: [10, 10])
+    eval_fanouts: list[Any] = field(default_factory=lambda: [-1, -1])
     replace: bool = False
     num_neighbors: int = 5
     num_walks: int = 4
     walk_length: int = 3
     num_workers: int = 0
+
+    def planned_fanouts(self) -> list[int]:
+        """A number for each layer, that times are modelled for: the largest of its edge types'."""
+        return [
+            (-1 if -1 in each.values() else max(each.values()))
+            if isinstance(each, Mapping)
+            else each
+            for each in self.fanouts
+        ]
 
 
 @dataclass
@@ -168,12 +183,13 @@ class Config:
                 "their lengths differ or are 0",
                 "give both an entry for each layer of the model",
             )
-        if any(fanout < -1 or fanout == 0 for fanout in (*sampler.fanouts, *sampler.eval_fanouts)):
+        if not all(map(_is_fanout, (*sampler.fanouts, *sampler.eval_fanouts))):
             raise ConfigError(
                 f"sampler.fanouts={sampler.fanouts} eval_fanouts={sampler.eval_fanouts}",
-                "a fanout below -1 or 0",
-                "use a number of neighbours, or -1 for all",
+                "a fanout below -1 or 0, or no number",
+                "use a number of neighbours, or -1 for all; or numbers by edge type, 0 for none",
             )
+        self._check_kinds()
 
     def _check_ranges(self) -> None:
         trainer, sampler, model = self.trainer, self.sampler, self.model
@@ -252,3 +268,41 @@ class Config:
                 "every node is read once a layer, which there is nothing to place by",
                 "leave it out, or choose mode=minibatch",
             )
+
+    def _check_kinds(self) -> None:
+        """Check that model, sampler and mode are for graphs of the data set's kind."""
+        model, data = self.model.name, self.data.name
+        asked = f"model.name={model} data.name={data}"
+        if data not in HETEROGENEOUS:
+            if model == "rgat":
+                raise ConfigError(
+                    asked,
+                    "a graph of one type of nodes and edges, for whose relations the model is",
+                    f"choose model=gat, or data={' or data='.join(HETEROGENEOUS)}",
+                )
+            if any(isinstance(each, Mapping) for each in self.sampler.fanouts):
+                raise ConfigError(
+                    f"data.name={data} sampler.fanouts={self.sampler.fanouts}",
+                    "fanouts by edge type for a graph that has one",
+                    "give each layer a number",
+                )
+            return
+        several = "a graph of several types of nodes or edges"
+        if model not in HETERO_MODELS:
+            raise ConfigError(
+                asked,
+                f"{several}, of which the model knows one",
+                f"choose model={' or model='.join(HETERO_MODELS)}",
+            )
+        if self.mode == "fullgraph":
+            raise ConfigError(
+                f"mode=fullgraph data.name={data}",
+                f"{several}, which is trained on mini-batches here",
+                "choose mode=minibatch, or dgl_mgpu.partition_graph in a script",
+            )
+
+
+def _is_fanout(given: Any) -> bool:
+    if isinstance(given, Mapping):
+        return bool(given) and all(type(n) is int and n >= -1 for n in given.values())
+    return type(given) is int and (given == -1 or given > 0)

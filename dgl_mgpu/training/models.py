@@ -69,11 +69,10 @@ class NodeModel(nn.Module):
         """
         if isinstance(graphs, dgl.DGLGraph):
             graphs = [graphs] * len(self.convolutions)
-        parameters = list(self.parameters())
         if not graphs:
-            total = torch.stack([p.sum() for p in parameters]).sum()
-            return total * total.new_zeros(0, 1)
-        hidden = _of_each(lambda rows: rows.to(parameters[0].dtype), inputs["feat"])
+            return no_logits(self)
+        dtype = next(self.parameters()).dtype
+        hidden = _of_each(lambda rows: rows.to(dtype), inputs["feat"])
         for layer, graph in enumerate(graphs):
             if layer > 0 or self._drop_input:
                 hidden = _of_each(self.dropout, hidden)
@@ -216,7 +215,9 @@ class PinSAGE(NodeModel):
 class _RelationalConv(nn.Module):
     """R-GCN's convolution: a mean and a matrix for each relation, and one matrix for nodes."""
 
-    def __init__(self, width_in: int, width_out: int, etypes: Sequence[str]) -> None:
+    def __init__(
+        self, width_in: int, width_out: int, etypes: Sequence[str | tuple[str, str, str]]
+    ) -> None:
         super().__init__()
         self.relations = HeteroGraphConv(
             {etype: GraphConv(width_in, width_out, norm="right", bias=False) for etype in etypes}
@@ -241,8 +242,8 @@ class RGCN(NodeModel):
     ----------
     widths : list of int
     config : ModelConfig
-    etypes : sequence of str
-        The graph's edge types.
+    etypes : sequence of str or (str, str, str)
+        The graph's edge types, by names or canonically.
     target : str
         The node type that logits are of.
     """
@@ -251,7 +252,7 @@ class RGCN(NodeModel):
         self,
         widths: list[int],
         config: ModelConfig,
-        etypes: Sequence[str] = ("_E",),
+        etypes: Sequence[str | tuple[str, str, str]] = ("_E",),
         target: str = "_N",
     ) -> None:
         super().__init__([_RelationalConv(i, o, etypes) for i, o in _pairs(widths)], config.dropout)
@@ -289,6 +290,12 @@ def build_model(
             f"build model '{config.name}'", f"models {sorted(_MODELS)}", "name one of them"
         )
     return _MODELS[config.name](layer_widths(config, num_features, num_classes, num_layers), config)
+
+
+def no_logits(model: nn.Module) -> torch.Tensor:
+    """Logits of no nodes, shape (0, 1), whose gradients are zeros for all parameters."""
+    total = torch.stack([p.sum() for p in model.parameters()]).sum()
+    return total * total.new_zeros(0, 1)
 
 
 def layer_widths(

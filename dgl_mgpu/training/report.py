@@ -37,6 +37,7 @@ class RunReport:
     def __init__(self, config: Config, folder: Path, trainer: Trainer) -> None:
         self._config = config
         self._folder = folder
+        self._plan = trainer.plan
         self._console = Console()
         # A run that resumes in its own folder writes its epochs anew.
         with self._writing():
@@ -126,4 +127,5 @@ class RunReport:
         from dgl_mgpu.report.html import write_report
 
         with self._writing():
-            write_report(self._folder, self._title, asdict(self._config), environment())
+            configuration = asdict(self._config)
+            write_report(self._folder, self._title, configuration, environment(), self._plan)

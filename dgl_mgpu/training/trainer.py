@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from dgl_mgpu.errors import CheckpointError
+from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, merge
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
@@ -63,6 +64,11 @@ class Trainer(ABC):
     def epoch(self) -> int:
         """Epochs done."""
         return len(self.reports)
+
+    @property
+    def plan(self) -> Plan | None:
+        """Where data is kept, if a store keeps it."""
+        return None
 
     @property
     @abstractmethod
@@ -119,7 +125,7 @@ class Trainer(ABC):
             random=self._ranks.all_gather(self._random_state()),
             reports=[report.to_dict() for report in self.reports],
             config=config,
-            plan=self._plan(),
+            plan={} if self.plan is None else self.plan.to_dict(),
             batches=self._batches,
             parts=self._ranks.all_gather(self._part()) if self._batches else [],
         )
@@ -162,10 +168,6 @@ class Trainer(ABC):
 
     def _take_parts(self, parts: list[dict[str, Any]]) -> None:  # noqa: B027 (as above)
         """Begin the next epoch's report with what ranks reported, none or several."""
-
-    def _plan(self) -> dict[str, Any]:
-        """Where data is kept, for the checkpoint."""
-        return {}
 
     def _random_state(self) -> torch.Tensor:
         """States of the generators that a model may draw from, its device's and the CPU's."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import numpy as np
 import pytest
 import torch
 
+from dgl_mgpu.data import load_hetero
 from dgl_mgpu.data.igbh import (
     CANONICAL_ETYPES,
     NODE_TYPES,
@@ -160,3 +162,19 @@ def test_types_that_do_not_fit():
         generate_igbh(IgbhSpec(0.9))
     with pytest.raises(ConfigError, match="float16"):
         generate_igbh(SMALL, dtype=torch.int8)
+
+
+def test_as_a_data_set():
+    data = load_hetero("generated-igbh", "/nowhere", scale=5e-5, num_classes=20, num_features=16)
+    graph = generate_igbh(SMALL)
+    assert data.target == "paper" and tuple(data.edges) == CANONICAL_ETYPES
+    assert data.widths == dict.fromkeys(NODE_TYPES, 16)
+    for etype, (indptr, indices) in graph.edges.items():
+        np.testing.assert_array_equal(data.edges[etype].indptr, indptr)
+        np.testing.assert_array_equal(data.edges[etype].indices, indices)
+    for ntype in NODE_TYPES:
+        assert torch.equal(data.node_features[ntype]["feat"], graph.features_of(ntype))
+    np.testing.assert_array_equal(data.labels, graph.labels)
+    split = np.concatenate([data.train, data.valid, data.test])
+    np.testing.assert_array_equal(np.sort(split), np.arange(graph.num_nodes["paper"]))
+    dataclasses.replace(data, checked=False)  # all of it is as it should be

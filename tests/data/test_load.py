@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from dgl_mgpu.data import load, names
+from dgl_mgpu.data import HETEROGENEOUS, load, load_hetero, names
 from dgl_mgpu.errors import ConfigError
 
 
@@ -35,14 +35,24 @@ def test_a_name_like_no_other(tmp_path):
         ("facebook", "num_feature", "num_features"),
         ("generated", "homophilly", "homophily"),
         ("generated", "shape", "scale"),
+        ("generated-igbh", "scales", "scale"),
     ],
 )
 def test_unknown_option_has_the_nearest(tmp_path, name, option, nearest):
     with pytest.raises(ConfigError) as error:
-        load(name, tmp_path, **{option: 1})
+        (load_hetero if name in HETEROGENEOUS else load)(name, tmp_path, **{option: 1})
     assert nearest in error.value.fix
     assert not list(tmp_path.iterdir())
 
 
 def test_names():
-    assert len(names()) == len(set(names())) == 14
+    assert len(names()) == len(set(names())) == 17
+    assert set(HETEROGENEOUS) < set(names())
+
+
+def test_each_kind_has_its_loader(tmp_path):
+    with pytest.raises(ConfigError, match=r"it has several; use dgl_mgpu\.data\.load_hetero"):
+        load("ogbn-mag", tmp_path)
+    with pytest.raises(ConfigError, match="ogbn-mag") as error:
+        load_hetero("cora", tmp_path)
+    assert "cora" not in error.value.fix

@@ -11,8 +11,8 @@ import pytest
 import torch
 
 import dgl_mgpu
+from dgl_mgpu.backend.global_store.content import of_dgl
 from dgl_mgpu.backend.global_store.hotness import presample_hotness
-from dgl_mgpu.backend.global_store.store import _from_dgl
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.blocks.cuda import _sample_hops
@@ -53,7 +53,7 @@ def runtime_of(where: torch.device) -> Iterator[Runtime]:
 
 
 def presampled(g, seeds, fanouts, runtime: Runtime | None = None) -> dict[str, np.ndarray]:
-    data = _from_dgl(g, None)
+    data = of_dgl(g, None)
     graph = data.schema.num_nodes, data.schema.canonical_etypes, data.sources
     return presample_hotness(*graph, seeds, fanouts, 5, 0, runtime)
 

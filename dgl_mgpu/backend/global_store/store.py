@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from typing import Any
 
 import dgl
@@ -11,31 +10,31 @@ import numpy as np
 import torch
 
 from dgl_mgpu.backend.global_store.accesses import Accesses
-from dgl_mgpu.backend.global_store.edges import ends_of
+from dgl_mgpu.backend.global_store.content import (
+    Content,
+    Embeddings,
+    Schema,
+    of_dataset,
+    of_dgl,
+    with_ends,
+    with_learned_rows,
+)
 from dgl_mgpu.backend.global_store.embedding.layer import StoreEmbedding
 from dgl_mgpu.backend.global_store.embedding.tables import (
     STATES,
-    EmbeddingSpec,
-    Specs,
-    read_specs,
     state_table,
     unfolded,
-    with_embeddings,
 )
 from dgl_mgpu.backend.global_store.graph import (
-    CanonicalEtype,
     Nodes,
     StoreGraph,
-    edge_table,
     node_table,
-    topology_table,
 )
 from dgl_mgpu.backend.global_store.hotness import degree_hotness, presample_hotness
-from dgl_mgpu.backend.global_store.tables import ends_table
-from dgl_mgpu.data import Dataset
+from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
-from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, Store, TopologySource, build
+from dgl_mgpu.store import Blueprint, Ranks, Store, build
 from dgl_mgpu.store.calibration import calibrate
 from dgl_mgpu.store.cuda import Runtime, Seat, choose_runtime
 from dgl_mgpu.store.links import prove_access, with_access
@@ -43,35 +42,6 @@ from dgl_mgpu.store.planning import StoreOptions, make_blueprint
 from dgl_mgpu.store.seats import topology_of_ranks
 from dgl_mgpu.store.store import Source
 from dgl_mgpu.topology import Topology, preset, probe_shared_memory
-
-# DGL's names in a homogeneous graph.
-_NTYPE = "_N"
-_ETYPE = (_NTYPE, "_E", _NTYPE)
-#: By name, or by node type and name.
-Embeddings = Mapping[str, int | EmbeddingSpec | Mapping[str, int | EmbeddingSpec]]
-# Edge ids looked at together.
-_STRETCH = 1 << 24
-
-
-@dataclass(frozen=True)
-class _Schema:
-    """What is stored, beside the data."""
-
-    num_nodes: dict[str, int]
-    canonical_etypes: list[CanonicalEtype]
-    #: What trains each embedding, by node type and name.
-    optimizers: dict[tuple[str, str], str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class _Data:
-    """A graph as tables."""
-
-    schema: _Schema
-    sources: dict[str, Source]
-    #: Nodes that mini-batches start from; all of the first type where that is not known.
-    seeds: Nodes
-    embeddings: Specs = field(default_factory=dict)
 
 
 class GlobalStore:
@@ -96,7 +66,7 @@ class GlobalStore:
         in shared memory.
     """
 
-    def __init__(self, store: Store, schema: _Schema, seed: int) -> None:
+    def __init__(self, store: Store, schema: Schema, seed: int) -> None:
         self._store = store
         self.plan: Plan = store.plan
         self.device: torch.device = store.device
@@ -150,13 +120,13 @@ class GlobalStore:
         RankFailedError
             If another rank failed.
         """
-        read = None if g is None else lambda: _from_dgl(g, seeds)
+        read = None if g is None else lambda: of_dgl(g, seeds)
         return cls._build(read, seed, edges, embeddings, options)
 
     @classmethod
     def from_dataset(
         cls,
-        dataset: Dataset | None,
+        dataset: Dataset | HeteroDataset | None,
         *,
         seed: int = 0,
         edges: bool = False,
@@ -167,13 +137,13 @@ class GlobalStore:
 
         Collective; parameters and errors as for :meth:`from_dgl`.
         """
-        read = None if dataset is None else lambda: _from_dataset(dataset)
+        read = None if dataset is None else lambda: of_dataset(dataset)
         return cls._build(read, seed, edges, embeddings, options)
 
     @classmethod
     def _build(
         cls,
-        read: Callable[[], _Data] | None,
+        read: Callable[[], Content] | None,
         seed: int,
         edges: bool,
         embeddings: Embeddings | None,
@@ -190,13 +160,13 @@ class GlobalStore:
             seats = ranks.all_gather(ranks.together("look at the ranks' GPUs", runtime.seat))
         blueprint: Blueprint | None = None
 
-        def plan() -> _Schema:
+        def plan() -> Schema:
             nonlocal blueprint
             if read is None:
                 raise InvalidInputError(
                     "build a store", "no graph on the machine's first rank", "pass it there"
                 )
-            data = _with_embeddings(_with_ends(read(), edges), embeddings)
+            data = with_learned_rows(with_ends(read(), edges), embeddings)
             found = machine(topology, ranks.size, runtime, seats)
             blueprint = make_blueprint(
                 data.sources,
@@ -345,10 +315,10 @@ def machine(
 
 
 def sources_of(
-    dataset: Dataset, options: StoreOptions, seed: int
+    dataset: Dataset | HeteroDataset, options: StoreOptions, seed: int
 ) -> tuple[dict[str, Source], dict[str, np.ndarray]]:
     """A data set as tables, and how hot the rows of each order are."""
-    data = _from_dataset(dataset)
+    data = of_dataset(dataset)
     return data.sources, _hotness(data, options, seed)
 
 
@@ -365,30 +335,8 @@ def _checked(options: Mapping[str, Any], seed: int) -> StoreOptions:
     return StoreOptions(**options)
 
 
-def _with_embeddings(data: _Data, embeddings: Embeddings | None) -> _Data:
-    """The data and tables for embeddings, or InvalidInputError if there can be none."""
-    num_nodes = data.schema.num_nodes
-    specs = read_specs(embeddings, list(num_nodes))
-    optimizers = {of: spec.optimizer for of, spec in specs.items()}
-    return replace(
-        data,
-        schema=replace(data.schema, optimizers=optimizers),
-        sources=with_embeddings(data.sources, specs, num_nodes),
-        embeddings=specs,
-    )
-
-
-def _are_places(eids: torch.Tensor) -> bool:
-    """Whether edges are numbered as they lie, so that a store need not keep their ids."""
-    stretches = enumerate(eids.split(_STRETCH))
-    return all(
-        torch.equal(some, torch.arange(at * _STRETCH, at * _STRETCH + len(some), dtype=some.dtype))
-        for at, some in stretches
-    )
-
-
 def _hotness(
-    data: _Data, options: StoreOptions, seed: int, runtime: Runtime | None = None
+    data: Content, options: StoreOptions, seed: int, runtime: Runtime | None = None
 ) -> dict[str, np.ndarray]:
     graph = (data.schema.num_nodes, data.schema.canonical_etypes, data.sources)
     degrees = degree_hotness(*graph)
@@ -401,59 +349,3 @@ def _hotness(
     else:
         counts = load_accesses(options.hotness, data.schema.num_nodes)
     return {ntype: expected_reads(counts[ntype], degrees[ntype]) for ntype in counts}
-
-
-def _with_ends(data: _Data, edges: bool) -> _Data:
-    """The same with a table of ends for edges that are not numbered as they lie, if asked for."""
-    sources = dict(data.sources)
-    for etype in data.schema.canonical_etypes if edges else ():
-        topology = sources[topology_table(etype)]
-        if isinstance(topology, TopologySource) and topology.eids is not None:
-            sources[ends_table(etype)] = FeatureSource(ends_of(topology))
-    return replace(data, sources=sources)
-
-
-def _from_dataset(dataset: Dataset) -> _Data:
-    # Edges have ids of the same type.
-    short = dataset.indices.dtype == np.int32 and len(dataset.indices) <= 2**31
-    idtype = torch.int32 if short else torch.int64
-    sources: dict[str, Source] = {
-        topology_table(_ETYPE): TopologySource(
-            dataset.indptr, dataset.indices, dataset.eids, dataset.num_nodes, idtype, _NTYPE
-        )
-    }
-    for name, rows in (*dataset.node_features.items(), ("label", dataset.labels)):
-        sources[node_table(_NTYPE, name)] = FeatureSource(rows, _NTYPE)
-    for name, rows in dataset.edge_features.items():
-        sources[edge_table(_ETYPE, name)] = FeatureSource(rows)
-    schema = _Schema({_NTYPE: dataset.num_nodes}, [_ETYPE])
-    return _Data(schema, sources, torch.tensor(dataset.train))
-
-
-def _from_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> _Data:
-    if not isinstance(g, dgl.DGLGraph):
-        raise InvalidInputError(
-            "store a DGLGraph", f"a {type(g).__name__}", "pass a dgl.DGLGraph, or use from_dataset"
-        )
-    if g.device.type != "cpu":
-        raise InvalidInputError("store a DGLGraph", f"a graph on {g.device}", "pass g.to('cpu')")
-    sources: dict[str, Source] = {}
-    for etype in g.canonical_etypes:
-        indptr, indices, eids = g.adj_tensors("csc", etype=etype)
-        sources[topology_table(etype)] = TopologySource(
-            indptr.to(torch.int64).numpy(),
-            indices.numpy(),
-            None if _are_places(eids) else eids.numpy(),
-            g.num_nodes(etype[0]),
-            g.idtype,
-            etype[2],
-        )
-        for name, rows in g.edges[etype].data.items():
-            sources[edge_table(etype, name)] = FeatureSource(rows)
-    for ntype in g.ntypes:
-        for name, rows in g.nodes[ntype].data.items():
-            sources[node_table(ntype, name)] = FeatureSource(rows, ntype)
-    schema = _Schema({ntype: g.num_nodes(ntype) for ntype in g.ntypes}, g.canonical_etypes)
-    if seeds is None:
-        seeds = {ntype: g.nodes(ntype) for ntype in g.ntypes}
-    return _Data(schema, sources, seeds)

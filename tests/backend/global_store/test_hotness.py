@@ -12,8 +12,8 @@ from dgl.dataloading import DataLoader, NeighborSampler
 
 import dgl_mgpu
 from dgl_mgpu.backend.global_store import hotness as hotness_module
+from dgl_mgpu.backend.global_store.content import of_dgl
 from dgl_mgpu.backend.global_store.hotness import degree_hotness, presample_hotness
-from dgl_mgpu.backend.global_store.store import _from_dgl
 from dgl_mgpu.errors import ConfigError, IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.placement import load_accesses
 from dgl_mgpu.store import cuda
@@ -23,7 +23,7 @@ from tests.store.fake_gpu import FakeRuntime
 
 
 def graph_of(g):
-    data = _from_dgl(g, None)
+    data = of_dgl(g, None)
     return data.schema.num_nodes, data.schema.canonical_etypes, data.sources
 
 

@@ -10,9 +10,9 @@ import torch
 
 from dgl_mgpu.backend.compat.overrides.gpu import _fetch_cuda
 from dgl_mgpu.backend.global_store import storage
+from dgl_mgpu.backend.global_store.content import of_dataset
 from dgl_mgpu.backend.global_store.graph import topology_table
 from dgl_mgpu.backend.global_store.hotness import presample_hotness
-from dgl_mgpu.backend.global_store.store import _from_dataset
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.view import RowView
@@ -133,7 +133,7 @@ class _Edges:
 
 @pytest.mark.parametrize(("edges", "expected"), [(2**31, torch.int32), (2**31 + 1, torch.int64)])
 def test_ids_are_long_where_edges_are_many(edges, expected):
-    data = _from_dataset(
+    data = of_dataset(
         SimpleNamespace(
             indptr=np.array([0, edges]),
             indices=_Edges(edges),

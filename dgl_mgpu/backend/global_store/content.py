@@ -1,0 +1,164 @@
+"""What a store is to hold: a DGLGraph or a data set as tables."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+import dgl
+import numpy as np
+import torch
+
+from dgl_mgpu.backend.global_store.edges import ends_of
+from dgl_mgpu.backend.global_store.embedding.tables import (
+    EmbeddingSpec,
+    Specs,
+    read_specs,
+    with_embeddings,
+)
+from dgl_mgpu.backend.global_store.graph import (
+    CanonicalEtype,
+    Nodes,
+    edge_table,
+    node_table,
+    topology_table,
+)
+from dgl_mgpu.backend.global_store.tables import ends_table
+from dgl_mgpu.data import Dataset, HeteroDataset
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.store import FeatureSource, TopologySource
+from dgl_mgpu.store.store import Source
+
+# DGL's names in a homogeneous graph.
+_NTYPE = "_N"
+_ETYPE = (_NTYPE, "_E", _NTYPE)
+#: By name, or by node type and name.
+Embeddings = Mapping[str, int | EmbeddingSpec | Mapping[str, int | EmbeddingSpec]]
+# Edge ids looked at together.
+_STRETCH = 1 << 24
+
+
+@dataclass(frozen=True)
+class Schema:
+    """What is stored, beside the data."""
+
+    num_nodes: dict[str, int]
+    canonical_etypes: list[CanonicalEtype]
+    #: What trains each embedding, by node type and name.
+    optimizers: dict[tuple[str, str], str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Content:
+    """A graph as tables."""
+
+    schema: Schema
+    sources: dict[str, Source]
+    #: Nodes that mini-batches start from; all of the first type where that is not known.
+    seeds: Nodes
+    embeddings: Specs = field(default_factory=dict)
+
+
+def of_dataset(dataset: Dataset | HeteroDataset) -> Content:
+    """A data set, of one type of nodes and edges or of several."""
+    if isinstance(dataset, HeteroDataset):
+        return _of_heterogeneous(dataset)
+    return _of_homogeneous(dataset)
+
+
+def _of_heterogeneous(dataset: HeteroDataset) -> Content:
+    num_nodes = dict(sorted(dataset.num_nodes.items()))
+    edges = dict(sorted(dataset.edges.items()))
+    most = max(*num_nodes.values(), *(len(csc.indices) for csc in edges.values()))
+    idtype = torch.int32 if most <= np.iinfo(np.int32).max else torch.int64
+    sources: dict[str, Source] = {
+        topology_table(etype): TopologySource(
+            csc.indptr, csc.indices, None, num_nodes[etype[0]], idtype, etype[2]
+        )
+        for etype, csc in edges.items()
+    }
+    for ntype, features in dataset.node_features.items():
+        for name, rows in features.items():
+            sources[node_table(ntype, name)] = FeatureSource(rows, ntype)
+    sources[node_table(dataset.target, "label")] = FeatureSource(dataset.labels, dataset.target)
+    seeds = {dataset.target: torch.tensor(dataset.train)}
+    return Content(Schema(num_nodes, list(edges)), sources, seeds)
+
+
+def _of_homogeneous(dataset: Dataset) -> Content:
+    # Edges have ids of the same type.
+    short = dataset.indices.dtype == np.int32 and len(dataset.indices) <= 2**31
+    idtype = torch.int32 if short else torch.int64
+    sources: dict[str, Source] = {
+        topology_table(_ETYPE): TopologySource(
+            dataset.indptr, dataset.indices, dataset.eids, dataset.num_nodes, idtype, _NTYPE
+        )
+    }
+    for name, rows in (*dataset.node_features.items(), ("label", dataset.labels)):
+        sources[node_table(_NTYPE, name)] = FeatureSource(rows, _NTYPE)
+    for name, rows in dataset.edge_features.items():
+        sources[edge_table(_ETYPE, name)] = FeatureSource(rows)
+    schema = Schema({_NTYPE: dataset.num_nodes}, [_ETYPE])
+    return Content(schema, sources, torch.tensor(dataset.train))
+
+
+def of_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
+    """A graph on the CPU with its node and edge features, or InvalidInputError."""
+    if not isinstance(g, dgl.DGLGraph):
+        raise InvalidInputError(
+            "store a DGLGraph", f"a {type(g).__name__}", "pass a dgl.DGLGraph, or use from_dataset"
+        )
+    if g.device.type != "cpu":
+        raise InvalidInputError("store a DGLGraph", f"a graph on {g.device}", "pass g.to('cpu')")
+    sources: dict[str, Source] = {}
+    for etype in g.canonical_etypes:
+        indptr, indices, eids = g.adj_tensors("csc", etype=etype)
+        sources[topology_table(etype)] = TopologySource(
+            indptr.to(torch.int64).numpy(),
+            indices.numpy(),
+            None if _are_places(eids) else eids.numpy(),
+            g.num_nodes(etype[0]),
+            g.idtype,
+            etype[2],
+        )
+        for name, rows in g.edges[etype].data.items():
+            sources[edge_table(etype, name)] = FeatureSource(rows)
+    for ntype in g.ntypes:
+        for name, rows in g.nodes[ntype].data.items():
+            sources[node_table(ntype, name)] = FeatureSource(rows, ntype)
+    schema = Schema({ntype: g.num_nodes(ntype) for ntype in g.ntypes}, g.canonical_etypes)
+    if seeds is None:
+        seeds = {ntype: g.nodes(ntype) for ntype in g.ntypes}
+    return Content(schema, sources, seeds)
+
+
+def _are_places(eids: torch.Tensor) -> bool:
+    """Whether edges are numbered as they lie, so that a store need not keep their ids."""
+    stretches = enumerate(eids.split(_STRETCH))
+    return all(
+        torch.equal(some, torch.arange(at * _STRETCH, at * _STRETCH + len(some), dtype=some.dtype))
+        for at, some in stretches
+    )
+
+
+def with_ends(data: Content, edges: bool) -> Content:
+    """The same with a table of ends for edges that are not numbered as they lie, if asked for."""
+    sources = dict(data.sources)
+    for etype in data.schema.canonical_etypes if edges else ():
+        topology = sources[topology_table(etype)]
+        if isinstance(topology, TopologySource) and topology.eids is not None:
+            sources[ends_table(etype)] = FeatureSource(ends_of(topology))
+    return replace(data, sources=sources)
+
+
+def with_learned_rows(data: Content, embeddings: Embeddings | None) -> Content:
+    """The data and tables for embeddings, or InvalidInputError if there can be none."""
+    num_nodes = data.schema.num_nodes
+    specs = read_specs(embeddings, list(num_nodes))
+    optimizers = {of: spec.optimizer for of, spec in specs.items()}
+    return replace(
+        data,
+        schema=replace(data.schema, optimizers=optimizers),
+        sources=with_embeddings(data.sources, specs, num_nodes),
+        embeddings=specs,
+    )

@@ -1,0 +1,98 @@
+"""What every data set is checked for; ``asked`` begins the errors, as in them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from ..errors import IdOutOfRangeError, InvalidInputError
+from .csc import first_decrease, first_out_of_range, require_ids
+
+#: The label of a node without one.
+UNLABELLED = -1
+
+
+def check_csc_shapes(asked: str, indptr: np.ndarray, indices: np.ndarray, num_rows: int) -> None:
+    """Check dtypes and ends of the in-edges of `num_rows` nodes, InvalidInputError if wrong."""
+    if indptr.dtype != np.int64 or indptr.shape != (num_rows + 1,):
+        raise InvalidInputError(
+            asked,
+            f"indptr of dtype {indptr.dtype} and shape {indptr.shape}",
+            f"pass int64 of shape ({num_rows + 1},), one more than there are nodes",
+        )
+    if indices.dtype not in (np.int32, np.int64) or indices.ndim != 1:
+        raise InvalidInputError(
+            asked,
+            f"indices of dtype {indices.dtype} and shape {indices.shape}",
+            "pass a one-dimensional int32 or int64 array",
+        )
+    if indptr[0] != 0 or indptr[-1] != len(indices):
+        raise InvalidInputError(
+            asked,
+            f"indptr from {indptr[0]} to {indptr[-1]} over {len(indices)} indices",
+            "let indptr begin at 0 and end at the number of edges",
+        )
+
+
+def check_csc_contents(asked: str, indptr: np.ndarray, indices: np.ndarray, num_cols: int) -> None:
+    """Check all of the in-edges that come from `num_cols` nodes.
+
+    Raises
+    ------
+    InvalidInputError
+        `indptr` decreases.
+    IdOutOfRangeError
+        A source is no node.
+    """
+    bad = first_decrease(indptr)
+    if bad >= 0:
+        raise InvalidInputError(
+            asked, f"indptr decreases after place {bad}", "pass a well-formed CSC"
+        )
+    check_range(asked, "indices", indices, num_cols)
+
+
+def check_labels_shape(asked: str, labels: np.ndarray, num_nodes: int) -> None:
+    """Check that there is an int64 for each node, InvalidInputError if not."""
+    if labels.dtype != np.int64 or labels.shape != (num_nodes,):
+        raise InvalidInputError(
+            asked,
+            f"labels of dtype {labels.dtype} and shape {labels.shape}",
+            f"pass int64 of shape ({num_nodes},), {UNLABELLED} where there is none",
+        )
+
+
+def check_features(asked: str, of: str, rows: int, features: Mapping[str, Any]) -> None:
+    """Check that each feature has a row for each node or edge, InvalidInputError if not."""
+    for name, feature in features.items():
+        if len(feature.shape) == 0 or feature.shape[0] != rows:
+            raise InvalidInputError(
+                asked,
+                f"{of} feature {name!r} of shape {tuple(feature.shape)} for {rows} {of}s",
+                f"pass one row per {of}",
+            )
+
+
+def check_split(asked: str, parts: Mapping[str, np.ndarray], num_nodes: int) -> None:
+    """Check that the parts of a split are int64 node ids.
+
+    Raises
+    ------
+    InvalidInputError, IdOutOfRangeError
+    """
+    for part, given in parts.items():
+        ids = require_ids(f"the {part} nodes", given)
+        if ids.dtype != np.int64:
+            raise InvalidInputError(asked, f"{part} ids of dtype {ids.dtype}", "pass int64")
+        check_range(asked, part, ids, num_nodes)
+
+
+def check_range(asked: str, what: str, ids: np.ndarray, stop: int, lowest: int = 0) -> None:
+    """Raise IdOutOfRangeError unless all `ids` are in ``[lowest, stop)``."""
+    bad = first_out_of_range(ids, lowest, stop)
+    if bad >= 0:
+        raise IdOutOfRangeError(
+            asked, f"{what}[{bad}] is {ids[bad]}", f"use values in [{lowest}, {stop})"
+        )

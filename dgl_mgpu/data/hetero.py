@@ -1,0 +1,230 @@
+"""Data sets of several types of nodes and edges, in the form the package meets them in."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from ..errors import InvalidInputError
+from .checks import (
+    UNLABELLED,
+    check_csc_contents,
+    check_csc_shapes,
+    check_features,
+    check_labels_shape,
+    check_range,
+    check_split,
+)
+from .csc import CSC, from_edges, index_dtype
+
+if TYPE_CHECKING:
+    import dgl
+
+CanonicalEtype = tuple[str, str, str]
+
+
+@dataclass(frozen=True, eq=False)
+class HeteroDataset:
+    """A heterogeneous graph with features, and labels and a split of the nodes of one type.
+
+    What `Dataset` is for graphs of one type of nodes and edges.
+
+    Attributes
+    ----------
+    name : str
+        Name for people and log files.
+    num_nodes : mapping of str to int
+        Nodes of each type.
+    edges : mapping of (source type, edge type, destination type) to CSC
+        The in-edges of the destinations of each relation: ``indptr``, int64, and ``indices``, int32
+        or int64, sources.  An edge's id is its place; ``eids`` is not read.
+    target : str
+        The node type that is classified.
+    num_classes : int
+    labels : ndarray, int64 [num_nodes of target]
+        Class of every node, -1 (`UNLABELLED`) where it is unknown.
+    train, valid, test : ndarray, int64
+        Ids of the target's nodes.
+    node_features : mapping of str to (mapping of str to array-like [num_nodes, …])
+        By node type and name; the input features are ``"feat"``, and may differ in width.  A type
+        may have none.
+    description : str
+        Where the data comes from, and how it was changed.
+    checked : bool
+        True: skip the checks that read whole arrays, because this content passed them before.
+
+    Raises
+    ------
+    InvalidInputError
+        Shapes or dtypes disagree, a type is unknown, or a CSC is malformed.
+    IdOutOfRangeError
+        A node id or a label is outside its range.
+    """
+
+    name: str
+    num_nodes: Mapping[str, int]
+    edges: Mapping[CanonicalEtype, CSC]
+    target: str
+    num_classes: int
+    labels: np.ndarray
+    train: np.ndarray
+    valid: np.ndarray
+    test: np.ndarray
+    node_features: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    description: str = ""
+    checked: bool = field(default=False, repr=False)
+
+    def __post_init__(self) -> None:
+        self._check_types()
+        asked, targets = self._asked, self.num_nodes[self.target]
+        for etype, (indptr, indices, _) in self.edges.items():
+            check_csc_shapes(self._asked_of(etype), indptr, indices, self.num_nodes[etype[2]])
+        check_labels_shape(asked, self.labels, targets)
+        for ntype, features in self.node_features.items():
+            check_features(asked, ntype, self.num_nodes[ntype], features)
+        if self.checked:
+            return
+        for etype, (indptr, indices, _) in self.edges.items():
+            check_csc_contents(self._asked_of(etype), indptr, indices, self.num_nodes[etype[0]])
+        parts = {part: getattr(self, part) for part in ("train", "valid", "test")}
+        check_split(asked, parts, targets)
+        check_range(asked, "labels", self.labels, self.num_classes, lowest=UNLABELLED)
+
+    @property
+    def num_edges(self) -> int:
+        """Edges of all types."""
+        return sum(len(csc.indices) for csc in self.edges.values())
+
+    @property
+    def widths(self) -> dict[str, int]:
+        """Numbers in a row of the input features, of each node type that has some."""
+        return {
+            ntype: int(features["feat"].shape[1])
+            for ntype, features in self.node_features.items()
+            if "feat" in features
+        }
+
+    def __repr__(self) -> str:
+        nodes = ", ".join(f"{count:,} {ntype}" for ntype, count in self.num_nodes.items())
+        return (
+            f"HeteroDataset({self.name!r}, nodes: {nodes}, {self.num_edges:,} edges of "
+            f"{len(self.edges)} types, {self.num_classes} classes of {self.target})"
+        )
+
+    @property
+    def _asked(self) -> str:
+        return f"describe data set {self.name!r}"
+
+    def _asked_of(self, etype: CanonicalEtype) -> str:
+        return f"describe relation {':'.join(etype)} of data set {self.name!r}"
+
+    def _check_types(self) -> None:
+        named = {self.target, *self.node_features}
+        named |= {end for src, _, dst in self.edges for end in (src, dst)}
+        unknown = sorted(named - set(self.num_nodes))
+        if unknown or not self.edges:
+            raise InvalidInputError(
+                self._asked,
+                f"node types {unknown} without a number of nodes" if unknown else "no edges",
+                "give num_nodes for every node type, and edges of one type at least",
+            )
+        for ntype, features in self.node_features.items():
+            if "feat" in features and len(features["feat"].shape) != 2:
+                raise InvalidInputError(
+                    self._asked,
+                    f"input features of {ntype!r} of shape {tuple(features['feat'].shape)}",
+                    "pass a row of numbers per node",
+                )
+
+    def to_dgl(self) -> dgl.DGLGraph:
+        """Return the data set as a DGLGraph on the CPU, with int32 ids where all fit.
+
+        Node data are the node features, and of the target ``label`` and the masks ``train_mask``,
+        ``val_mask`` and ``test_mask``.  Features are shared, not copied.
+        """
+        import dgl
+        import torch
+
+        most = max(*self.num_nodes.values(), *(len(csc.indices) for csc in self.edges.values()))
+        idtype = torch.int32 if most <= np.iinfo(np.int32).max else torch.int64
+        nothing = torch.empty(0, dtype=idtype)
+        with warnings.catch_warnings():
+            # DGL does not write to these, so a read-only memory map may be shared.
+            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+            graph = dgl.heterograph(
+                {
+                    etype: (
+                        "csc",
+                        (
+                            torch.as_tensor(csc.indptr).to(idtype),
+                            torch.as_tensor(csc.indices).to(idtype),
+                            nothing,
+                        ),
+                    )
+                    for etype, csc in self.edges.items()
+                },
+                dict(self.num_nodes),
+                idtype=idtype,
+            )
+            for ntype, features in self.node_features.items():
+                for name, feature in features.items():
+                    graph.nodes[ntype].data[name] = torch.as_tensor(feature)
+            data = graph.nodes[self.target].data
+            data["label"] = torch.as_tensor(self.labels)
+            for name, ids in (("train", self.train), ("val", self.valid), ("test", self.test)):
+                mask = torch.zeros(self.num_nodes[self.target], dtype=torch.bool)
+                mask[torch.as_tensor(ids)] = True
+                data[f"{name}_mask"] = mask
+        return graph
+
+
+def relation(src: np.ndarray, dst: np.ndarray, num_src: int, num_dst: int) -> CSC:
+    """The edges of a relation between nodes of two types, or of one, as CSC.
+
+    Parameters
+    ----------
+    src, dst : ndarray, integer [num_edges]
+        Ids of the source and of the destination of every edge.
+    num_src, num_dst : int
+        Nodes of their types.
+
+    Raises
+    ------
+    InvalidInputError, IdOutOfRangeError
+    """
+    check_range("build a relation", "src", src, num_src)
+    check_range("build a relation", "dst", dst, num_dst)
+    indptr, indices, _ = from_edges(src, dst, max(num_src, num_dst))
+    return CSC(indptr[: num_dst + 1], indices, None)
+
+
+def with_reverse(
+    edges: Mapping[CanonicalEtype, CSC], num_nodes: Mapping[str, int]
+) -> dict[CanonicalEtype, CSC]:
+    """The relations, and then the reverse of each, whose name is ``rev_`` and its.
+
+    That between nodes of one type has a reverse, too: to be cited is not to cite.
+    """
+    found = dict(edges)
+    for (src, etype, dst), csc in edges.items():
+        targets = np.repeat(np.arange(num_nodes[dst]), np.diff(csc.indptr))
+        turned = relation(targets, csc.indices, num_nodes[dst], num_nodes[src])
+        found[dst, f"rev_{etype}", src] = turned
+    return found
+
+
+def with_self_loops(dataset: HeteroDataset) -> HeteroDataset:
+    """The data set with a relation for each node type that joins every node to itself.
+
+    Its name is ``self_`` and the node type's.  It lets a node's own row be among its neighbours'.
+    """
+    loops = {}
+    for ntype, count in dataset.num_nodes.items():
+        nodes = np.arange(count + 1)
+        indices = nodes[:-1].astype(index_dtype(count))
+        loops[ntype, f"self_{ntype}", ntype] = CSC(nodes, indices, None)
+    return replace(dataset, edges={**dataset.edges, **loops}, checked=True)

@@ -1,0 +1,235 @@
+"""Heterogeneous node-classification data sets in OGB's on-disk format: ogbn-mag.
+
+As `ogb` does for graphs of one type: what ``ogb.nodeproppred.NodePropPredDataset`` reads, with the
+same result, unpacked once into .npy files beside the raw data and memory-mapped from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+
+from ..errors import DataFormatError
+from . import ogb
+from .csc import CSC
+from .files import build_once, require_files
+from .hetero import CanonicalEtype, HeteroDataset, relation, with_reverse
+from .tables import read_table, read_texts, unpack_table
+
+
+def load(
+    name: str, root: Path, *, add_reverse: bool = True, cache: Path | None = None
+) -> HeteroDataset:
+    """Load an official heterogeneous OGB data set, downloading it where it is not on disk.
+
+    Parameters
+    ----------
+    name : str
+        ``"ogbn-mag"``.
+    root : Path
+        Folder that holds, or will hold, OGB's folder of the data set (``ogbn_mag``).
+    add_reverse, cache
+        See `load_folder`.
+
+    Raises
+    ------
+    DataFormatError
+        The data set is neither on disk nor to be downloaded, or its files are damaged.
+    """
+    folder, meta = ogb.official_folder(name, root)
+    return load_folder(folder, meta, add_reverse=add_reverse, cache=cache)
+
+
+def load_folder(
+    folder: Path, meta: Mapping[str, str], *, add_reverse: bool = True, cache: Path | None = None
+) -> HeteroDataset:
+    """Load a data set from a folder in OGB's format for several types.
+
+    Parameters
+    ----------
+    folder : Path
+        Folder with ``raw`` and ``split``.
+    meta : mapping
+        OGB's properties of the data set (the columns of its ``master.csv``), and ``name``.
+    add_reverse : bool
+        Add the reverse of every relation, under its name with ``rev_`` before it, so that also
+        nodes of types that are only sources have in-edges.
+    cache : Path, optional
+        Folder for the derived files.  None: ``derived`` in `folder`.
+
+    Returns
+    -------
+    HeteroDataset
+        ``node-feat`` becomes the feature ``"feat"``, ``node_year`` ``"year"``, and so on, of the
+        types that have them.
+
+    Raises
+    ------
+    DataFormatError
+        A file is missing, truncated or corrupt, or the files contradict one another.
+    """
+    folder = Path(folder)
+    require_files(folder, _overviews(meta), meta["name"])
+    raw = _Raw(folder, meta)
+    files = raw.files()
+    require_files(folder, files, meta["name"])
+    key = ogb.digest([folder / name for name in files])
+    cache = folder / "derived" if cache is None else Path(cache) / folder.name
+    variant = "both" if add_reverse else "plain"
+
+    def unpack(partial: Path) -> None:
+        with ogb.content_of(folder):
+            raw.unpack(partial, add_reverse)
+            raw.assemble(ogb.open_arrays(partial), checked=False)
+
+    made = build_once(cache / f"hetero-{variant}-{key}", unpack)
+    return raw.assemble(ogb.open_arrays(made), checked=True)
+
+
+_HAS_LABEL = "raw/nodetype-has-label.csv.gz"
+
+
+def _has_split(meta: Mapping[str, str]) -> str:
+    return f"split/{meta['split']}/nodetype-has-split.csv.gz"
+
+
+def _overviews(meta: Mapping[str, str]) -> list[str]:
+    """Files that say which types there are, and of which there is what."""
+    lists = [f"raw/{name}.csv.gz" for name in ("num-node-dict", "triplet-type-list")]
+    return [*lists, _HAS_LABEL, _has_split(meta)]
+
+
+def _by_ntype(path: Path) -> dict[str, str]:
+    """What a table with a header says of each node type: OGB's set is one graph, so one row."""
+    rows = read_texts(path)
+    if len(rows) != 2 or len(rows[0]) != len(rows[1]):
+        raise DataFormatError(
+            f"read {path}", f"{len(rows)} rows instead of a header and one", ogb.FIX
+        )
+    return dict(zip(*rows, strict=True))
+
+
+def _target(path: Path) -> str:
+    """The one node type of which a table says that it has something."""
+    found = [ntype for ntype, has in _by_ntype(path).items() if has == "True"]
+    if len(found) != 1:
+        raise DataFormatError(f"read {path}", f"node types {found} instead of one", ogb.FIX)
+    return found[0]
+
+
+class _Raw:
+    """The files of a data set, and what its overviews say of it."""
+
+    def __init__(self, folder: Path, meta: Mapping[str, str]) -> None:
+        self._folder, self._meta = folder, meta
+        path = folder / "raw" / "num-node-dict.csv.gz"
+        counts = _by_ntype(path)
+        try:
+            self._num_nodes = {ntype: int(count) for ntype, count in sorted(counts.items())}
+        except ValueError as error:
+            raise DataFormatError(f"read {path}", str(error), ogb.FIX) from error
+        path = folder / "raw" / "triplet-type-list.csv.gz"
+        self._etypes: list[CanonicalEtype] = []
+        for row in sorted(read_texts(path)):
+            if len(row) != 3 or not {row[0], row[2]} <= counts.keys():
+                raise DataFormatError(f"read {path}", f"{row} as types of an edge", ogb.FIX)
+            self._etypes.append((row[0], row[1], row[2]))
+        labelled, split = (
+            _target(path) for path in (folder / _HAS_LABEL, folder / _has_split(meta))
+        )
+        if labelled != split or split not in self._num_nodes:
+            raise DataFormatError(
+                f"read {meta['name']}", f"labels of {labelled}, a split of {split}", ogb.FIX
+            )
+        self._target = split
+
+    def _features(self) -> dict[tuple[str, str], str]:
+        """Files of node features, by node type and name; OGB lists none of them."""
+        named = {"feat": "node-feat"} if self._meta["has_node_attr"] == "True" else {}
+        named |= {name.removeprefix("node_"): name for name in ogb.additional(self._meta, "node")}
+        files = {
+            (ntype, feature): f"raw/node-feat/{ntype}/{name}.csv.gz"
+            for ntype in self._num_nodes
+            for feature, name in named.items()
+        }
+        return {of: name for of, name in files.items() if (self._folder / name).is_file()}
+
+    def _relation(self, etype: CanonicalEtype, name: str) -> str:
+        return f"raw/relations/{'___'.join(etype)}/{name}.csv.gz"
+
+    def _label(self) -> str:
+        return f"raw/node-label/{self._target}/node-label.csv.gz"
+
+    def _split(self) -> str:
+        return f"split/{self._meta['split']}/{self._target}"
+
+    def files(self) -> list[str]:
+        """What is read, overviews and all."""
+        found = [*_overviews(self._meta), self._label()]
+        found += [f"{self._split()}/{part}.csv.gz" for part in ogb.SPLITS]
+        for etype in self._etypes:
+            found += [self._relation(etype, name) for name in ("edge", "num-edge-list")]
+        return found + list(self._features().values())
+
+    def unpack(self, to: Path, add_reverse: bool) -> None:
+        """Write what is read as .npy files."""
+        edges = {}
+        for etype in self._etypes:
+            src, dst = self._ends(etype)
+            edges[etype] = relation(src, dst, self._num_nodes[etype[0]], self._num_nodes[etype[2]])
+        if add_reverse:
+            edges = with_reverse(edges, self._num_nodes)
+        for etype, csc in edges.items():
+            for name, array in (("indptr", csc.indptr), ("indices", csc.indices)):
+                np.save(to / f"{_file_of(name, *etype)}.npy", array)
+        for (ntype, feature), name in self._features().items():
+            path = to / f"{_file_of('node', ntype, feature)}.npy"
+            dtype = np.float32 if feature == "feat" else None
+            unpack_table(self._folder / name, path, self._num_nodes[ntype], dtype)
+        path = self._folder / self._label()
+        ogb.save_labels(path, read_table(path), self._num_nodes[self._target], to)
+        ogb.save_splits(self._folder / self._split(), to)
+
+    def _ends(self, etype: CanonicalEtype) -> np.ndarray:
+        """Sources and destinations of a relation's edges, int64 [2, num_edges]."""
+        path, count = (
+            self._folder / self._relation(etype, name) for name in ("edge", "num-edge-list")
+        )
+        ends = read_table(path, np.int64)
+        num_edges = ogb.single(count, read_table(count))
+        if ends.shape != (num_edges, 2):
+            raise DataFormatError(
+                f"read {path}", f"a table of shape {ends.shape} for {num_edges} edges", ogb.FIX
+            )
+        return ends.T
+
+    def assemble(self, arrays: Mapping[str, np.ndarray], checked: bool) -> HeteroDataset:
+        """The data set of the arrays in those files."""
+        edges: dict[CanonicalEtype, CSC] = {}
+        features: dict[str, dict[str, np.ndarray]] = {}
+        for name, array in arrays.items():
+            kind, *of = name.split("___")
+            if kind == "indptr":
+                src, etype, dst = of
+                edges[src, etype, dst] = CSC(array, arrays[_file_of("indices", *of)], None)
+            elif kind == "node":
+                features.setdefault(of[0], {})[of[1]] = array
+        return HeteroDataset(
+            name=self._meta["name"],
+            num_nodes=self._num_nodes,
+            edges=dict(sorted(edges.items())),
+            target=self._target,
+            num_classes=int(self._meta["num classes"]),
+            labels=arrays["labels"],
+            **{part: arrays[part] for part in ogb.SPLITS},
+            node_features=features,
+            description=f"{self._meta['name']} of the Open Graph Benchmark",
+            checked=checked,
+        )
+
+
+def _file_of(*parts: str) -> str:
+    """The stem of a derived file: what it holds, and of which types."""
+    return "___".join(parts)
