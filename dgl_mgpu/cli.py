@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
+import itertools
 import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from dgl_mgpu.errors import ConfigError, DGLMGPUError
+from dgl_mgpu.errors import ConfigError, DGLMGPUError, OutputError, nearest
 from dgl_mgpu.resources import resource_folder
 
 USAGE = """\
@@ -18,6 +18,8 @@ dgl-mgpu COMMAND [key=value ...]
              on the whole graph at once:     dgl-mgpu train mode=fullgraph data=cora model=gcn
   plan       where the store would put every tier, and the modelled time, also for a machine
              that is not there:  dgl-mgpu plan data=generated-twitter topology=dgx1
+             Several values of a key compare plans (store.policy=auto,host); --plot draws what each
+             GPU holds and how busy its links are, into placement.png or --plot=FILE (.svg, .pdf)
   topology   what this machine is (topology measure: with timed copies between its GPUs), or
              one known by name:   dgl-mgpu topology dgx1
   doctor     what works here, and how to mend what does not (doctor --coverage: which of DGL's
@@ -58,6 +60,8 @@ def _train(arguments: list[str]) -> int:
     from hydra.core.hydra_config import HydraConfig
 
     arguments = check_overrides(arguments)
+    if before := _arguments_before(arguments):
+        arguments = check_overrides([*before, *arguments])
     failure: list[DGLMGPUError | KeyboardInterrupt] = []
 
     @hydra.main(
@@ -82,25 +86,100 @@ def _train(arguments: list[str]) -> int:
     return 0
 
 
+def _arguments_before(arguments: list[str]) -> list[str]:
+    """Those of the run that is to be resumed, but for what is said anew."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from omegaconf import OmegaConf
+
+    def read(words: list[str]) -> dict[str, Any]:
+        return {each.key_or_group: each for each in OverridesParser.create().parse_overrides(words)}
+
+    said = read([word for word in arguments if "=" in word and not word.startswith("-")])
+    if "trainer.resume" not in said:
+        return []
+    path = Path(str(said["trainer.resume"].value()))
+    # A run's folder, that of its checkpoints, or one of them.
+    for folder in (path, path.parent, path.parent.parent):
+        file = folder / ".hydra" / "overrides.yaml"
+        if file.is_file():
+            before = read([str(word) for word in OmegaConf.load(file)])
+            return [
+                each.input_line
+                for key, each in before.items()
+                if key not in {*said, "trainer.resume"}
+            ]
+    return []
+
+
 def _plan(arguments: list[str]) -> int:
     from rich.console import Console
 
     from dgl_mgpu.minibatch.planned import plan_for
     from dgl_mgpu.report import plan_table
 
-    config = compose(arguments)
-    plan = plan_for(config)
+    picture = _picture_file([word for word in arguments if word.startswith("-")])
     console = Console()
-    title = f"{config.data.name} on {plan.topology}, policy {plan.policy}"
-    console.print(plan_table(plan.summary(), title))
-    each = ", ".join(f"{seconds * 1e3:.3g}" for seconds in plan.seconds)
-    console.print(
-        f"modelled for the reads of a mini-batch of {config.trainer.batch_size} seeds with fanouts "
-        f"{list(config.sampler.fanouts)}: {plan.step_seconds * 1e3:.3g} ms on the slowest GPU "
-        f"(each: {each} ms)",
-        highlight=False,
-    )
+    plans, titles = [], []
+    for overrides in _choices(check_overrides(arguments)):
+        config = compose(overrides)
+        plan = plan_for(config)
+        plans.append(plan)
+        titles.append(f"{config.data.name} on {plan.topology}, policy {plan.policy}")
+        console.print(plan_table(plan.summary(), titles[-1]))
+        each = ", ".join(f"{seconds * 1e3:.3g}" for seconds in plan.seconds)
+        console.print(
+            f"modelled for the reads of a mini-batch of {config.trainer.batch_size} seeds with "
+            f"fanouts {list(config.sampler.fanouts)}: {plan.step_seconds * 1e3:.3g} ms on the "
+            f"slowest GPU (each: {each} ms)",
+            highlight=False,
+        )
+    if picture is not None:
+        from dgl_mgpu.report.placement_plot import plot_placements
+
+        try:
+            plot_placements(plans, picture, titles)
+        except OSError as error:
+            raise OutputError(
+                f"draw the placement into {picture}", str(error), "name a file that can be written"
+            ) from error
+        console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _picture_file(flags: list[str]) -> Path | None:
+    """Where ``--plot`` puts its picture; None without it."""
+    file = None
+    for flag in flags:
+        name, _, value = flag.partition("=")
+        if name != "--plot" or flag == "--plot=":
+            raise ConfigError(
+                f"plan with {flag}", "no such option", "say --plot, or --plot=FILE with a name"
+            )
+        file = Path(value or "placement.png")
+    if file is not None:
+        from dgl_mgpu.report.placement_plot import picture_format
+
+        picture_format(file)  # raises, before a plan takes its time
+    return file
+
+
+def _choices(overrides: list[str]) -> list[list[str]]:
+    """Every choice of one value for each key that several were given for: ``key=one,other``."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    values = []
+    for word in overrides:
+        if word.startswith("-"):
+            continue
+        override = OverridesParser.create().parse_override(word)
+        if override.is_sweep_override():
+            values.append([
+                f"{override.get_key_element()}={value}"
+                for value in override.sweep_string_iterator()
+            ])  # fmt: skip
+        else:
+            values.append([word])
+    return [list(chosen) for chosen in itertools.product(*values)]
 
 
 def _topology(arguments: list[str]) -> int:
@@ -192,8 +271,9 @@ def check_overrides(arguments: list[str]) -> list[str]:
     folder = resource_folder("configs")
     groups = {path.name for path in folder.iterdir() if path.is_dir()}
     overrides = []
-    for word in arguments:
-        if word.startswith("-"):
+    for before, word in itertools.pairwise(["", *arguments]):
+        # A flag of Hydra's, or its value: --cfg job.
+        if word.startswith("-") or (before.startswith("-") and "=" not in before + word):
             continue
         try:
             overrides.append(OverridesParser.create().parse_override(word))
@@ -247,12 +327,6 @@ def _compose(overrides: list[str]) -> Any:
             str(error).splitlines()[0],
             "see configs/ for what there is",
         ) from error
-
-
-def nearest(name: str, known: Any) -> str:
-    """Advice that names what was probably meant."""
-    close = difflib.get_close_matches(name, list(known), n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(sorted(known))}"
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Every error this package raises on purpose, and nothing else.
+"""Every error this package raises on purpose, and the advice for a name that is not known.
 
 Each says three things: what was asked for, what was found instead, and what the reader can
 do about it.  Each also derives from the built-in exception that fits, so that ``except
@@ -6,6 +6,16 @@ ValueError`` keeps working in code that has never heard of this package.
 """
 
 from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Advice that names what was probably meant, or all that there is."""
+    known = sorted(known)
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(known)}"
 
 
 class DGLMGPUError(Exception):

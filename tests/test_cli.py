@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import pytest
+from PIL import Image
 
 from dgl_mgpu.cli import compose, main
 from dgl_mgpu.errors import ConfigError
@@ -50,6 +51,10 @@ from dgl_mgpu.errors import ConfigError
         (["train", "topology=dgx1-4gf", "trainer.ranks=5"], "5"),
         (["train", "data.options.num_nodse=5"], "num_nodes"),
         (["plan", "topology=dgx2"], "dgx"),
+        (["plan", "--plott"], "--plot=FILE"),
+        (["plan", "--plot="], "--plot=FILE"),
+        (["plan", "--plot=plan.bmp"], "png, svg, pdf"),
+        (["plan", "data.options.scale=0.001", "--plot=/no/folder/plan.png"], "/no/folder"),
         (["topology", "dgx2"], "dgx"),
     ],
 )
@@ -84,6 +89,18 @@ def test_plan_of_a_machine_that_is_not_there(capsys):
     shown = capsys.readouterr().out
     for word in ("topology", "features", "gpu", "host", "dgx1", "on the slowest GPU"):
         assert word in shown
+
+
+def test_plans_side_by_side_and_their_picture(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    arguments = ["data=generated-twitter", "data.options.scale=0.001", "store.gpu_memory=4MiB"]
+    assert main(["plan", *arguments, "topology=quad-v100", "store.policy=auto,host", "--plot"]) == 0
+    shown = capsys.readouterr().out
+    assert shown.index("policy auto") < shown.index("policy host")
+    assert shown.count("on the slowest GPU") == 2
+    assert "placement.png" in shown
+    with Image.open(tmp_path / "placement.png") as picture:
+        assert picture.size == (3000, 1320)
 
 
 def test_plan_that_does_not_fit_says_by_how_much(capsys):

@@ -26,7 +26,7 @@ import numpy as np
 from dgl_mgpu.topology.topology import GB, Topology
 
 from .partition import part_sizes
-from .plan import HOST, TablePlan, Tier
+from .plan import HOST, Load, TablePlan, Tier
 from .table import TableSpec
 
 #: Share of a link's bandwidth that reads of a size (bytes) reach, random rows, all GPUs at
@@ -126,6 +126,23 @@ class Resources:
             total += waits[kind].max(0, initial=0.0)
         return total
 
+    def loads(self, nbytes: np.ndarray, seconds: np.ndarray) -> tuple[Load, ...]:
+        """Each resource with the bytes read over it and what they take, both of shape (r,)."""
+        n = self.num_gpus
+        return tuple(
+            Load(
+                kind,
+                tuple(np.flatnonzero(users.any(1)).tolist()),
+                tuple(np.flatnonzero(users[:, :n].any(0)).tolist()),
+                float(1.0 / (rate * GB)),
+                float(moved),
+                float(spent),
+            )
+            for kind, users, rate, moved, spent in zip(
+                self.link, self.users, self.seconds_per_byte, nbytes, seconds, strict=True
+            )
+        )
+
     @cached_property
     def _kinds(self) -> tuple[np.ndarray, ...]:
         """Resources whose times add up: those of GPU memories, of the host, of the disk."""
@@ -145,6 +162,7 @@ class Estimate:
     disk_bytes: int
     hit_rates: dict[str, dict[str, float]]
     rows: tuple[dict, ...]
+    loads: tuple[Load, ...]
 
 
 def tier_reads(tier: Tier) -> np.ndarray:
@@ -198,6 +216,7 @@ def estimate(
     """Modelled time and memory of a placement."""
     n = resources.num_gpus
     load = np.zeros(len(resources.link))
+    moved = np.zeros((n, n + 2))
     gpu_bytes, host_bytes, disk_bytes = np.zeros(n), 0.0, 0.0
     hit_rates, rows = {}, []
     for spec in specs:
@@ -226,6 +245,7 @@ def estimate(
                 "where": _where(tier),
                 "seconds": tuple(resources.gpu_seconds(tier_load).tolist()),
             })  # fmt: skip
+        moved += spec.access_bytes * table_reads
         total = max(table_reads.sum(), 1e-300)
         local = np.trace(table_reads[:, :n])
         hit_rates[spec.name] = {
@@ -241,6 +261,7 @@ def estimate(
         math.ceil(disk_bytes - 1e-6),
         hit_rates,
         tuple(rows),
+        resources.loads(np.einsum("rij,ij->r", resources.users, moved), load),
     )
 
 

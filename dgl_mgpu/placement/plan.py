@@ -73,6 +73,35 @@ class TablePlan:
 
 
 @dataclass(frozen=True)
+class Load:
+    """What the reads of one step, of all GPUs, put on a link or on whatever else holds them up.
+
+    Attributes
+    ----------
+    kind : 'local', 'peer', 'host' or 'disk'
+        A GPU's own memory; a link between GPUs, or a port where a switch limits what a GPU takes
+        in or serves in all; a way to host memory; the disk.
+    readers : tuple of int
+        GPUs whose reads go over it.
+    holders : tuple of int
+        GPUs whose memory they read over it; none for host and disk.
+    bandwidth : float
+        GB/s.
+    nbytes : float
+        Bytes that are read over it.
+    seconds : float
+        What they take, by the share of the bandwidth that reads of their size reach.
+    """
+
+    kind: str
+    readers: tuple[int, ...]
+    holders: tuple[int, ...]
+    bandwidth: float
+    nbytes: float
+    seconds: float
+
+
+@dataclass(frozen=True)
 class Plan:
     """Where the rows of all tables lie, and what the cost model expects of that.
 
@@ -95,6 +124,8 @@ class Plan:
         Table → ``{'local', 'peer', 'host', 'disk'}`` → share of its accesses, over all GPUs.
     rows : tuple of dict
         What :meth:`describe` returns.
+    loads : tuple of Load
+        Everything on the machine that reads can be held up by, and how long one step's do.
     """
 
     topology: str
@@ -110,6 +141,7 @@ class Plan:
     seconds: tuple[float, ...]
     hit_rates: Mapping[str, Mapping[str, float]]
     rows: tuple[Mapping[str, Any], ...] = field(default=(), repr=False)
+    loads: tuple[Load, ...] = field(default=(), repr=False)
 
     @property
     def step_seconds(self) -> float:
@@ -196,6 +228,7 @@ class Plan:
         data["tables"] = {
             name: [tier.__dict__ for tier in table.tiers] for name, table in self.tables.items()
         }
+        data["loads"] = [load.__dict__ for load in self.loads]
         # A round trip turns tuples into lists, so that what is written equals what is read.
         return json.loads(json.dumps({"format": 1, **data}))
 
@@ -231,6 +264,8 @@ class Plan:
                     for name, rates in data["hit_rates"].items()
                 },
                 rows=tuple(dict(row) for row in data["rows"]),
+                # Plans of checkpoints written before there were any have none.
+                loads=tuple(map(_load, data.get("loads", ()))),
             )
             lengths = {len(plan.gpu_budget), len(plan.gpu_bytes), len(plan.seconds)}
             if lengths != {plan.num_gpus}:
@@ -263,6 +298,13 @@ def _tier(data: Mapping[str, Any]) -> Tier:
     return Tier(
         _int(data["start"]), _int(data["stop"]), data["memory"], _int(data["parts"]),
         tuple(map(_ints, data["copies"])), tuple(map(_ints, data["source"])),
+    )  # fmt: skip
+
+
+def _load(data: Mapping[str, Any]) -> Load:
+    return Load(
+        str(data["kind"]), _ints(data["readers"]), _ints(data["holders"]),
+        float(data["bandwidth"]), float(data["nbytes"]), float(data["seconds"]),
     )  # fmt: skip
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -10,7 +9,7 @@ from typing import Literal
 
 import numpy as np
 
-from dgl_mgpu.errors import ConfigError, InvalidInputError, PlanDoesNotFitError
+from dgl_mgpu.errors import ConfigError, InvalidInputError, PlanDoesNotFitError, nearest
 from dgl_mgpu.topology.topology import Topology
 
 from .candidates import AllSets, Candidates, FixedPatterns
@@ -214,6 +213,7 @@ class _Problem:
             seconds=found.seconds,
             hit_rates=found.hit_rates,
             rows=found.rows,
+            loads=found.loads,
         )
 
     # --- when it does not fit ------------------------------------------------------------
@@ -269,11 +269,10 @@ def _bisect(holds: Callable[[float], bool]) -> tuple[float, float]:
 
 def _check_policy(policy: str) -> None:
     if policy not in POLICIES:
-        near = difflib.get_close_matches(policy, POLICIES, n=1, cutoff=0.0)[0]
         raise ConfigError(
             f"use the placement policy '{policy}'",
             f"known are {', '.join(POLICIES)}",
-            f"did you mean '{near}'?",
+            nearest(policy, POLICIES),
         )
 
 

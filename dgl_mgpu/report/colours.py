@@ -23,3 +23,11 @@ TIER_COLOURS = {
     "host": ORANGE,
     "disk": RED,
 }
+# By how rows of a placement are kept, from near to far.
+KEPT_COLOURS = {
+    "every": GREEN,
+    "several": SKY,
+    "one": BLUE,
+    "host": ORANGE,
+    "disk": RED,
+}

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
+
+_FAR_LONGER = 4.0
+"""Times the median from which on a time is not one to scale a picture by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,8 +120,12 @@ class EpochReport:
     @property
     def seeds_per_second(self) -> float:
         """Seeds over the time of training, evaluation left out; 0.0 if no time was measured."""
-        training = self.seconds.total - self.seconds.evaluate
-        return self.seeds / training if training > 0.0 else 0.0
+        return self.seeds / self.training_seconds if self.training_seconds > 0.0 else 0.0
+
+    @property
+    def training_seconds(self) -> float:
+        """Seconds of the epoch without evaluation."""
+        return self.seconds.total - self.seconds.evaluate
 
     @property
     def tables(self) -> tuple[str, ...]:
@@ -282,6 +290,14 @@ def stages_of(reports: Sequence[EpochReport]) -> list[str]:
     """
     there = {stage for report in reports for stage in report.seconds.measured()}
     return [field.name for field in fields(StageSeconds) if field.name in there]
+
+
+def usual_longest(seconds: Sequence[float]) -> float:
+    """The longest of some times, those left out that are far longer than most.
+
+    The first epoch compiles and warms up, and may take a hundred times as long as the others.
+    """
+    return max(each for each in seconds if each <= _FAR_LONGER * statistics.median(seconds))
 
 
 def _stage_seconds(values: Mapping[str, Any]) -> StageSeconds:

@@ -2,26 +2,34 @@
 
 from __future__ import annotations
 
-import base64
 import io
 import os
 import statistics
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
+from dgl_mgpu.placement import Plan
+from dgl_mgpu.report import markup
 from dgl_mgpu.report.colours import GREY, STAGE_COLOURS, TIER_COLOURS
-from dgl_mgpu.report.epoch import EpochReport, best_epoch, stages_of
+from dgl_mgpu.report.epoch import EpochReport, best_epoch, stages_of, usual_longest
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics, replace_file
+from dgl_mgpu.report.placement import is_on_cpu, tier_bandwidths
+from dgl_mgpu.report.placement_plot import plot_placements
 from dgl_mgpu.report.plots import plot_curves
 from dgl_mgpu.report.profile import TIMELINE_FILE, TRACE_FILE, StepProfile, read_profile
 from dgl_mgpu.report.units import human_bytes, human_count, human_seconds, human_share
 
 REPORT_FILE = "report.html"
 
-#: What a GPU reads each tier over; a device's own memory and its replica are behind no link.
-LINKS = {"peer": "to other GPUs", "host": "to host memory", "disk": "to the disk"}
+#: What a rank reads each tier over.
+LINKS = {
+    "device": "own memory",
+    "peer": "links to other ranks",
+    "host": "way to host memory",
+    "disk": "disk",
+}
 
 _STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; background: #fff;
@@ -52,7 +60,7 @@ def write_report(
     title: str = "Training",
     configuration: Mapping[str, Any] | None = None,
     machine: Mapping[str, str] | None = None,
-    bandwidths: Mapping[str, float] | None = None,
+    plan: Plan | None = None,
 ) -> Path:
     """Write ``report.html`` into the folder of a run, from what the run has written there.
 
@@ -67,9 +75,9 @@ def write_report(
         What the run was configured with; may be nested.
     machine : mapping of str to str, optional
         See :func:`dgl_mgpu.report.environment.environment`.
-    bandwidths : mapping of str to float, optional
-        Bytes a second at which one rank can read the tiers ``"peer"``, ``"host"`` and ``"disk"``,
-        where they are known; see :func:`dgl_mgpu.report.machine.tier_bandwidths`.
+    plan : Plan, optional
+        Where the store kept rows; with it the page has its picture, and how much of its bandwidths
+        the run used.
 
     Returns
     -------
@@ -91,10 +99,12 @@ def write_report(
         _overview(reports, summary or {}, profile),
         *_curves(reports, title),
         *_epochs(reports),
-        *_tiers(reports, bandwidths or {}),
+        *_stages(reports),
+        *_placement(plan),
+        *_tiers(reports, plan),
         *_profile(profile, folder),
-        *_facts("Configuration", dict(_flat(configuration or {}))),
-        *_facts("Machine and versions", machine or {}),
+        *markup.facts("Configuration", dict(markup.flat(configuration or {}))),
+        *markup.facts("Machine and versions", machine or {}),
     ]
     page = (
         '<!DOCTYPE html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
@@ -136,7 +146,9 @@ def _curves(reports: Sequence[EpochReport], title: str) -> Iterator[str]:
         return
     picture = io.BytesIO()
     plot_curves(reports, picture, title)
-    yield _image(picture.getvalue(), "loss, accuracy, time by stage and rows by tier of each epoch")
+    yield markup.image(
+        picture.getvalue(), "loss, accuracy, time by stage and rows by tier of each epoch"
+    )
 
 
 def _epochs(reports: Sequence[EpochReport]) -> Iterator[str]:
@@ -144,12 +156,14 @@ def _epochs(reports: Sequence[EpochReport]) -> Iterator[str]:
         return
     stages = [stage for stage in stages_of(reports) if stage != "total"]
     yield "<h2>Epochs</h2>"
-    yield _legend({stage: STAGE_COLOURS.get(stage, GREY) for stage in stages})
+    yield markup.legend({stage: STAGE_COLOURS.get(stage, GREY) for stage in stages})
     head = ["epoch", "loss", "train", "valid", "test", "seeds/s", *stages, "total", ""]
     rows = []
     measured = [report.seconds.measured() for report in reports]
     # Of stages that overlap the sum may be longer.
-    longest = max(max(sum(each.values()) - each["total"], each["total"]) for each in measured)
+    longest = usual_longest(
+        [max(sum(each.values()) - each["total"], each["total"]) for each in measured]
+    )
     for report, seconds in zip(reports, measured, strict=True):
         rows.append(
             [
@@ -161,87 +175,156 @@ def _epochs(reports: Sequence[EpochReport]) -> Iterator[str]:
                 human_count(report.seeds_per_second),
                 *(human_seconds(seconds[s]) if s in seconds else "-" for s in stages),
                 human_seconds(report.seconds.total),
-                _bar(
+                markup.bar(
                     (STAGE_COLOURS.get(stage, GREY), seconds[stage] / longest)
                     for stage in stages
                     if stage in seconds and longest > 0.0
                 ),
             ]
         )
-    yield _table(head, rows)
+    yield markup.table(head, rows)
     yield (
         '<p class="note">Stages that overlap each count in full: together they may take longer '
-        "than the epoch.</p>"
+        "than the epoch. An epoch that took far longer than most, as the first one does that "
+        "compiles, fills its bar.</p>"
     )
 
 
-def _tiers(reports: Sequence[EpochReport], bandwidths: Mapping[str, float]) -> Iterator[str]:
+def _stages(reports: Sequence[EpochReport]) -> Iterator[str]:
+    if not reports:
+        return
+    yield "<h2>Stages</h2>"
+    rows = []
+    for name in stages_of(reports):
+        if name in ("evaluate", "total"):  # no part of training
+            continue
+        each = [(r, spent) for r in reports if (spent := getattr(r.seconds, name)) is not None]
+        share = statistics.median(
+            spent / r.training_seconds if r.training_seconds > 0.0 else 0.0 for r, spent in each
+        )
+        rows.append([
+            name,
+            human_seconds(statistics.median(spent for _, spent in each)),
+            human_seconds(statistics.median(spent / max(r.steps, 1) for r, spent in each)),
+            human_share(share),
+            markup.bar([(STAGE_COLOURS.get(name, GREY), share)]),
+        ])  # fmt: skip
+    yield markup.table(["stage", "an epoch", "a step", "share of training", ""], rows)
+    yield '<p class="note">Medians over the epochs; of the slowest rank.</p>'
+
+
+def _placement(plan: Plan | None) -> Iterator[str]:
+    if plan is None:
+        return
+    yield "<h2>Placement</h2>"
+    yield (
+        "<p>What each rank's memory, the host's and the disk hold, and how busy the cost model "
+        "expects links to be. It was made before training; what the run read follows below.</p>"
+    )
+    picture = io.BytesIO()
+    plot_placements([plan], picture, [f"policy {plan.policy} on {plan.topology}"])
+    yield markup.image(
+        picture.getvalue(), "what each memory holds, and how busy each link is modelled"
+    )
+
+
+def _tiers(reports: Sequence[EpochReport], plan: Plan | None) -> Iterator[str]:
     tables = dict.fromkeys(name for report in reports for name in report.tables)
     if not tables:
         return
-    yield "<h2>Rows by tier</h2>"
-    # A run may resume on other ranks than it began.
-    seconds = sum(each.ranks * (each.seconds.total - each.seconds.evaluate) for each in reports)
-    sums: dict[tuple[str, str], tuple[int, int]] = {}
-    for read in (read for report in reports for read in report.tiers):
-        rows, size = sums.get((read.table, read.name), (0, 0))
-        sums[read.table, read.name] = rows + read.rows, size + read.bytes
-    totals = {table: sum(n for (t, _), (n, _) in sums.items() if t == table) for table in tables}
-    yield _table(
-        ["table", "tier", "rows", "share", "", "bytes", "bytes/s of a rank"],
-        [
-            [
-                escape(table),
-                escape(tier),
-                human_count(rows),
-                human_share(rows / totals[table] if totals[table] else 0.0),
-                _bar([(_tier_colour(tier), rows / totals[table] if totals[table] else 0.0)]),
-                human_bytes(size),
-                _rate(size, seconds),
-            ]
-            for table in tables
-            for (of, tier), (rows, size) in sums.items()
-            if of == table
-        ],
-    )
-    links = []
-    for tier, link in LINKS.items():
-        size = sum(nbytes for (_, name), (_, nbytes) in sums.items() if name == tier)
-        if not size:
-            continue
-        most = bandwidths.get(tier)
-        used = size / seconds / most if most and seconds > 0.0 else None
-        links.append(
-            [
-                link,
-                human_bytes(size),
-                _rate(size, seconds),
-                "-" if most is None else f"{human_bytes(most)}/s",
-                "-" if used is None else human_share(used),
-            ]
-        )
-    if links:
-        yield "<h2>Link use</h2>"
-        yield _table(["link", "bytes", "bytes/s of a rank", "bandwidth", "use"], links)
-    yield (
-        '<p class="note">Of all epochs and ranks; bytes/s are those of the whole time of training, '
-        "evaluation left out.</p>"
-    )
-    yield "<h2>Bytes by tier and epoch</h2>"
     names = list(dict.fromkeys(tier.name for report in reports for tier in report.tiers))
     names.sort(key=lambda name: (*TIER_COLOURS, name).index(name))
-    yield _legend({name: _tier_colour(name) for name in names})
-    yield _table(
+    yield "<h2>Rows by tier</h2>"
+    rows = []
+    for table in tables:
+        total = sum(sum(report.tier_rows(table).values()) for report in reports)
+        for tier in names:
+            count = sum(report.tier_rows(table).get(tier, 0) for report in reports)
+            sizes = [report.tier_bytes(table).get(tier, 0) for report in reports]
+            if not count:
+                continue
+            rows.append([
+                escape(table),
+                escape(tier),
+                human_count(count),
+                human_share(count / total),
+                markup.bar([(_tier_colour(tier), count / total)]),
+                human_bytes(sum(sizes)),
+                _per_second(_rate(reports, sizes, _gathering)),
+            ])  # fmt: skip
+    yield markup.table(
+        ["table", "tier", "rows", "share", "", "bytes", "bytes/s while gathering"], rows
+    )
+    yield "<h2>Link use</h2>"
+    yield from _links(reports, plan)
+    yield "<h2>Bytes by tier and epoch</h2>"
+    yield markup.legend({name: _tier_colour(name) for name in names})
+    yield markup.table(
         ["epoch", *names, "share of rows"],
         [
             [
                 f"{report.epoch}",
                 *(human_bytes(report.tier_bytes().get(name, 0)) for name in names),
-                _bar((_tier_colour(n), report.tier_shares().get(n, 0.0)) for n in names),
+                markup.bar((_tier_colour(n), report.tier_shares().get(n, 0.0)) for n in names),
             ]
             for report in reports
         ],
     )
+
+
+def _links(reports: Sequence[EpochReport], plan: Plan | None) -> Iterator[str]:
+    # Nobody has measured what shared memory could do.
+    bandwidths = {} if plan is None or is_on_cpu(plan) else tier_bandwidths(plan)
+    head = ["tier", "read over", "bytes", "bytes/s while gathering", "in all training"]
+    if bandwidths:
+        head += ["bandwidth in the plan", "use while gathering", "in all training"]
+    rows = []
+    for tier, link in LINKS.items():
+        sizes = [report.tier_bytes().get(tier, 0) for report in reports]
+        if not any(sizes):
+            continue
+        rates = [_rate(reports, sizes, seconds) for seconds in (_gathering, _training)]
+        row = [tier, link, human_bytes(sum(sizes)), *map(_per_second, rates)]
+        if bandwidths:
+            most = bandwidths.get(tier)
+            row += [_per_second(most), *(_use(rate, most) for rate in rates)]
+        rows.append(row)
+    yield markup.table(head, rows)
+    yield (
+        '<p class="note">Bytes of features and labels, of all epochs and ranks. Bytes/s are a '
+        "rank's, in the median epoch: over the time of the stage gather, in which all tiers are "
+        "read at once, and over all of training, evaluation left out.</p>"
+    )
+
+
+def _gathering(report: EpochReport) -> float:
+    return report.seconds.gather or 0.0
+
+
+def _training(report: EpochReport) -> float:
+    return report.training_seconds
+
+
+def _rate(
+    reports: Sequence[EpochReport],
+    sizes: Sequence[int],
+    seconds: Callable[[EpochReport], float],
+) -> float | None:
+    """Bytes a second of one rank, in the median epoch; None where no time was measured."""
+    rates = [
+        size / report.ranks / seconds(report)
+        for report, size in zip(reports, sizes, strict=True)
+        if seconds(report) > 0.0
+    ]
+    return statistics.median(rates) if rates else None
+
+
+def _per_second(rate: float | None) -> str:
+    return "-" if rate is None else f"{human_bytes(rate)}/s"
+
+
+def _use(rate: float | None, most: float | None) -> str:
+    return "-" if rate is None or most is None else human_share(rate / most)
 
 
 def _profile(profile: StepProfile | None, folder: Path) -> Iterator[str]:
@@ -262,9 +345,9 @@ def _profile(profile: StepProfile | None, folder: Path) -> Iterator[str]:
     )
     picture = folder / TIMELINE_FILE
     if picture.exists():
-        yield _image(picture.read_bytes(), "timeline of one step")
+        yield markup.image(picture.read_bytes(), "timeline of one step")
     stages = dict.fromkeys([*profile.host_seconds, *profile.work_seconds])
-    yield _table(
+    yield markup.table(
         ["stage, of a step", "on the host", where],
         [
             [
@@ -278,65 +361,13 @@ def _profile(profile: StepProfile | None, folder: Path) -> Iterator[str]:
         ],
     )
     yield "<h3>What took the longest</h3>"
-    yield _table(
+    yield markup.table(
         ["kernel, copy or operator", "calls a step", "time a step"],
         [
             [escape(_short(name)), f"{calls:.4g}", human_seconds(seconds)]
             for name, calls, seconds in profile.operations
         ],
     )
-
-
-def _facts(title: str, facts: Mapping[str, str]) -> Iterator[str]:
-    if facts:
-        rows = (f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in facts.items())
-        yield f"<h2>{escape(title)}</h2>"
-        yield f'<table class="facts">{"".join(rows)}</table>'
-
-
-def _flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested keys as the command line has them: ``trainer.lr``."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", "-" if value is None else str(value)
-
-
-def _table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of cells that are HTML already."""
-    columns = "".join(f"<th>{escape(name)}</th>" for name in head)
-    lines = ("<tr>" + "".join(f"<td>{cell}</td>" for cell in row) + "</tr>" for row in rows)
-    return (
-        f'<div class="scroll"><table><thead><tr>{columns}</tr></thead>'
-        f"<tbody>{''.join(lines)}</tbody></table></div>"
-    )
-
-
-def _bar(parts: Iterable[tuple[str, float]]) -> str:
-    """A bar of colours, and the shares of its width that they take."""
-    spans = (
-        f'<span style="width:{100 * share:.2f}%;background:{colour}"></span>'
-        for colour, share in parts
-    )
-    return f'<div class="bar">{"".join(spans)}</div>'
-
-
-def _legend(colours: Mapping[str, str]) -> str:
-    keys = (
-        f'<span class="key" style="background:{colour}"></span>{escape(name)}'
-        for name, colour in colours.items()
-    )
-    return f"<p>{''.join(keys)}</p>"
-
-
-def _image(png: bytes, text: str) -> str:
-    data = base64.b64encode(png).decode("ascii")
-    return f'<img alt="{escape(text)}" src="data:image/png;base64,{data}">'
-
-
-def _rate(size: int, seconds: float) -> str:
-    return f"{human_bytes(size / seconds)}/s" if seconds > 0.0 else "-"
 
 
 def _accuracy(value: float | None) -> str:

@@ -9,7 +9,6 @@ from rich.table import Table
 
 from dgl_mgpu.report.units import human_bytes
 from dgl_mgpu.topology import Topology
-from dgl_mgpu.topology.topology import GB
 
 
 def machine_tables(topology: Topology, names: Sequence[str]) -> list[RenderableType]:
@@ -47,20 +46,3 @@ def machine_tables(topology: Topology, names: Sequence[str]) -> list[RenderableT
         f"known by name: {', '.join(names)}",
     ]
     return [links, *facts]
-
-
-def tier_bandwidths(topology: Topology) -> dict[str, float]:
-    """Bytes a second at which each GPU reads the tiers behind links, when all of them read.
-
-    That of the GPU worst off; tiers that it has no way to are left out.
-    """
-    host = topology.host_bandwidth.copy()
-    for group in topology.host_groups:
-        for gpu in group.gpus:
-            host[gpu] = min(host[gpu], group.bandwidth / len(group.gpus))
-    each = {
-        "peer": float(topology.port_bandwidth.min()),
-        "host": float(host.min()),
-        "disk": topology.disk_bandwidth / topology.num_gpus,
-    }
-    return {tier: bandwidth * GB for tier, bandwidth in each.items() if bandwidth}

@@ -16,10 +16,12 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.report.colours import BLACK, BLUE, GREY, RED, STAGE_COLOURS, TIER_COLOURS
-from dgl_mgpu.report.epoch import EpochReport, stages_of
+from dgl_mgpu.report.epoch import EpochReport, stages_of, usual_longest
+from dgl_mgpu.report.units import human_seconds
 
 _MOST_BARS = 40
 _MOST_MARKERS = 30
+_MOST_CUT = 3  # bars longer than the picture that say how long
 
 
 def plot_curves(
@@ -64,24 +66,39 @@ def plot_curves(
     accuracy.set_title("Accuracy")
     accuracy.yaxis.set_major_formatter(PercentFormatter(1.0))
 
-    _stacked(
-        stages,
-        epochs,
-        {
-            stage: np.array([getattr(report.seconds, stage) or 0.0 for report in reports])
-            for stage in stages_of(reports)
-            if stage in STAGE_COLOURS
-        },
-        STAGE_COLOURS,
-    )
-    _curve(stages, epochs, [report.seconds.total for report in reports], "total", BLACK, "-")
-    stages.set_title("Seconds per epoch")
-
+    _draw_stages(stages, epochs, reports)
     if served:
         _draw_tiers(panels["tiers"], epochs, reports, list(served))
     for axes in panels.values():
         _finish(axes, epochs)
     canvas.print_png(os.fspath(path_png) if isinstance(path_png, os.PathLike) else path_png)
+
+
+def _draw_stages(axes: Axes, epochs: np.ndarray, reports: Sequence[EpochReport]) -> None:
+    parts = {
+        stage: np.array([getattr(report.seconds, stage) or 0.0 for report in reports])
+        for stage in stages_of(reports)
+        if stage in STAGE_COLOURS
+    }
+    totals = np.array([report.seconds.total for report in reports])
+    _stacked(axes, epochs, parts, STAGE_COLOURS)
+    _curve(axes, epochs, totals.tolist(), "total", BLACK, "-")
+    axes.set_title("Seconds per epoch")
+    heights = np.maximum(totals, sum(parts.values()))
+    top = usual_longest(heights.tolist())
+    cut = np.flatnonzero(heights > top)
+    if not len(cut):
+        return
+    axes.set_ylim(0.0, 1.15 * top)
+    for index in cut[:_MOST_CUT]:
+        axes.annotate(
+            human_seconds(totals[index]),
+            (epochs[index], 1.13 * top),
+            ha="center",
+            va="top",
+            fontsize=9,
+            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+        )
 
 
 def _draw_tiers(
@@ -159,9 +176,11 @@ def _finish(axes: Axes, epochs: np.ndarray) -> None:
             handles,
             labels,
             loc="upper center",
-            bbox_to_anchor=(0.5, -0.14),
-            ncols=len(labels),
+            bbox_to_anchor=(0.5, -0.16),
+            # In lines of so few that they are not wider than the panel.
+            ncols=min(len(labels), 4),
             frameon=False,
+            fontsize=9,
             handlelength=1.6,
             columnspacing=1.2,
         )

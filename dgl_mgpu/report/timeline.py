@@ -242,6 +242,10 @@ class _Stages(tuple[Span, ...]):
         """How many stages are around a stage."""
         return 0 if self._outer[number] < 0 else 1 + self.depth(self._outer[number])
 
+    def has_inner(self, number: int) -> bool:
+        """Whether other stages are within a stage."""
+        return number in self._outer
+
     def at(self, time: float) -> str | None:
         number = bisect.bisect_right(self._begins, time) - 1
         while number >= 0 and self[number].end <= time:
@@ -362,7 +366,13 @@ def _lanes(trace: Trace, window: Span) -> dict[str, list[_Bar]]:
     stages = _Stages(_within(trace.stages, window))
     lanes = {
         "stages": [
-            _Bar(each, _colour(each.name), 0.8 * 0.6 ** stages.depth(number), each.name)
+            _Bar(
+                each,
+                _colour(each.name),
+                0.8 * 0.6 ** stages.depth(number),
+                # Where others lie on it, its name would lie on theirs.
+                "" if stages.has_inner(number) else each.name,
+            )
             for number, each in enumerate(stages)
         ]
     }

@@ -7,12 +7,11 @@ Disk figures stand for a few NVMe drives; give your own where disk matters.
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable
 
 import numpy as np
 
-from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.errors import ConfigError, nearest
 
 from .topology import HostGroup, Topology
 
@@ -165,11 +164,10 @@ def preset(name: str, gpus: int | None = None) -> Topology:
     elif key in _MACHINES:
         topology = _MACHINES[key]()
     else:
-        near = difflib.get_close_matches(key, preset_names(), n=1, cutoff=0.0)[0]
         raise ConfigError(
             f"use the topology '{name}'",
             f"known are {', '.join(preset_names())}",
-            f"did you mean '{near}'?",
+            nearest(key, preset_names()),
         )
     if gpus is None or gpus == topology.num_gpus:
         return topology

@@ -7,12 +7,20 @@ import pytest
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic, best_epoch, merge
+from dgl_mgpu.report.epoch import usual_longest
 
 
 def test_speed_leaves_evaluation_out(make_report):
     assert make_report().seeds_per_second == 1000 / (12.0 - 4.0)
     unmeasured = StageSeconds(evaluate=0.0, total=0.0)
     assert make_report(seconds=unmeasured).seeds_per_second == 0.0
+
+
+def test_the_longest_but_for_what_is_far_from_usual():
+    assert usual_longest([90.0, 3.0, 1.0, 2.0]) == 3.0
+    assert usual_longest([1.0, 3.9, 1.0]) == 3.9
+    assert usual_longest([5.0]) == 5.0
+    assert usual_longest([0.0, 0.0]) == 0.0
 
 
 def test_shares_of_rows_by_table_and_overall(make_report):

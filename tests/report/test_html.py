@@ -14,13 +14,13 @@ from PIL import Image
 from rich.console import Console
 
 from dgl_mgpu.errors import DataFormatError
+from dgl_mgpu.placement import TableSpec, solve
 from dgl_mgpu.report import MetricsLog, StageSeconds, TierTraffic, read_metrics, summary_table
 from dgl_mgpu.report.environment import environment
 from dgl_mgpu.report.html import write_report
-from dgl_mgpu.report.machine import tier_bandwidths
 from dgl_mgpu.report.profile import StepProfile
 from dgl_mgpu.report.timeline import draw_step, read_trace
-from dgl_mgpu.topology import HostGroup, Topology
+from dgl_mgpu.topology import Topology, preset
 from tests.report.traces import gpu_events, write_trace
 
 _EMPTY = {"meta", "img", "br"}
@@ -116,38 +116,68 @@ def test_epochs_and_the_summary(tmp_path, make_report):
     assert rows[0][6:11] == ["1.00 s", "2.00 s", "3.00 s", "4.00 s", "12.0 s"]
     assert "81.25%" in page.text
     assert page.headings == [
-        "Curves", "Epochs", "Rows by tier", "Link use", "Bytes by tier and epoch"
+        "Curves", "Epochs", "Stages", "Rows by tier", "Link use", "Bytes by tier and epoch"
     ]  # fmt: skip
+
+
+def test_stages_by_hand(tmp_path, make_report):
+    compiled = StageSeconds(sample=60.0, gather=4.0, compute=3.0, evaluate=4.0, total=99.0)
+    # 10 steps each; two epochs of 8 s of training.
+    reports = [make_report(1, seconds=compiled), make_report(2), make_report(3)]
+    page = _write(tmp_path, reports)
+    assert [row[:4] for row in page.table("stage")] == [
+        ["sample", "1.00 s", "100 ms", "12.5%"],
+        ["gather", "2.00 s", "200 ms", "25.0%"],
+        ["compute", "3.00 s", "300 ms", "37.5%"],
+    ]
+
+
+def _plan(topology):
+    table = TableSpec.features("node/_N/feat", 1000, 512, 1 / np.arange(1, 1001), 100.0)
+    return solve(topology, [table], gpu_budget_bytes=100_000)
 
 
 def test_tiers_and_links_by_hand(tmp_path, make_report):
     tiers = (
-        TierTraffic("device", "feat", rows=600, bytes=600 * 1024),
-        TierTraffic("peer", "feat", rows=200, bytes=200 * 1024),
-        TierTraffic("peer", "label", rows=100, bytes=800),
+        TierTraffic("host", "feat", rows=200, bytes=200 * 2**20),
+        TierTraffic("device", "feat", rows=600, bytes=600 * 2**20),
+        TierTraffic("host", "label", rows=100, bytes=800),
     )
-    # 8 s of training each, on 2 ranks.
+    # 8 s of training each, 2 s of them gathering, on 2 ranks; the last of three compiled.
+    compiled = StageSeconds(sample=60.0, gather=40.0, compute=3.0, evaluate=4.0, total=199.0)
     reports = [make_report(n, tiers=tiers, ranks=2) for n in (1, 2)]
-    page = _write(tmp_path, reports, bandwidths={"peer": 102400.0, "host": 1.0})
+    reports.append(make_report(3, tiers=tiers, ranks=2, seconds=compiled))
+    machine = Topology("one", np.array([[2**30 / 1e9]]), 10**9, 2**30 / 1e10, 10**9)
+    page = _write(tmp_path, reports, plan=_plan(machine))
     assert [[c for c in row if c] for row in page.table("table")] == [
-        ["feat", "device", "1.20k", "75.0%", "1.17 MiB", "37.5 KiB/s"],
-        ["feat", "peer", "400", "25.0%", "400 KiB", "12.5 KiB/s"],
-        ["label", "peer", "200", "100.0%", "1.56 KiB", "50 B/s"],
+        ["feat", "device", "1.80k", "75.0%", "1.76 GiB", "150 MiB/s"],
+        ["feat", "host", "600", "25.0%", "600 MiB", "50.0 MiB/s"],
+        ["label", "host", "300", "100.0%", "2.34 KiB", "200 B/s"],
     ]
-    # (400 * 1024 + 1600) bytes / 2 ranks / 16 s = 12850 bytes/s of 102400.
-    assert page.table("link") == [
-        ["to other GPUs", "402 KiB", "12.5 KiB/s", "100 KiB/s", "12.5%"],
-    ]
-    assert page.tables[-1][0][:3] == ["epoch", "device", "peer"]
+    # 600 MiB of an epoch / 2 ranks / 2 s and / 8 s, of 1 GiB/s; the host's 102 MiB/s.
+    device, host = page.table("tier")
+    assert device[:5] == ["device", "own memory", "1.76 GiB", "150 MiB/s", "37.5 MiB/s"]
+    assert device[5:] == ["1.00 GiB/s", "14.6%", "3.7%"]
+    assert host[:5] == ["host", "way to host memory", "600 MiB", "50.0 MiB/s", "12.5 MiB/s"]
+    assert host[5:] == ["102 MiB/s", "48.8%", "12.2%"]
+    assert page.tables[-1][0][:3] == ["epoch", "device", "host"]
     assert [row[:3] for row in page.tables[-1][1:]] == [
-        ["1", "600 KiB", "201 KiB"],
-        ["2", "600 KiB", "201 KiB"],
+        [f"{epoch}", "600 MiB", "200 MiB"] for epoch in (1, 2, 3)
     ]
 
 
-def test_an_unknown_bandwidth_is_no_use(tmp_path, make_report):
-    row = _write(tmp_path, [make_report(1)]).table("link")[0]
-    assert (row[0], row[3:]) == ("to host memory", ["-", "-"])
+@pytest.mark.parametrize("plan", [None, _plan(preset("cpu", 2))])
+def test_bandwidths_that_nobody_knows_are_left_out(tmp_path, make_report, plan):
+    page = _write(tmp_path, [make_report(1)], plan=plan)
+    device, host = page.table("tier")
+    assert host == ["host", "way to host memory", "78.1 KiB", "39.1 KiB/s", "9.77 KiB/s"]
+    assert device[0] == "device"
+
+
+def test_the_placement_is_drawn_where_there_is_one(tmp_path, make_report):
+    page = _write(tmp_path, [make_report(1)], plan=_plan(preset("quad-v100")))
+    assert "Placement" in page.headings
+    assert [picture.size for picture in page.pictures()] == [(1500, 1050), (1500, 1320)]
 
 
 def test_the_profile_is_shown_where_there_is_one(tmp_path, make_report):
@@ -219,19 +249,3 @@ def test_the_machine_and_its_versions():
     assert {"CPU", "CPU cores", "host memory", "Python", "dgl"} <= set(facts)
     assert all(value and "\n" not in value for value in facts.values())
     assert ("GPU 0" in facts) == torch.cuda.is_available()
-
-
-def test_bandwidths_of_the_tiers_by_hand():
-    machine = Topology(
-        name="two pairs",
-        link_bandwidth=np.array([[900.0, 50.0], [50.0, 900.0]]),
-        gpu_memory=10**9,
-        host_bandwidth=np.array([25.0, 20.0]),
-        host_memory=10**9,
-        host_groups=(HostGroup((0, 1), 30.0),),
-        disk_bandwidth=4.0,
-        disk_memory=10**9,
-    )
-    assert tier_bandwidths(machine) == {"peer": 50e9, "host": 15e9, "disk": 2e9}
-    alone = Topology("one", np.array([[900.0]]), 10**9, 25.0, 10**9)
-    assert tier_bandwidths(alone) == {"host": 25e9}

@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.report import TierTraffic
-from dgl_mgpu.report.colours import TIER_COLOURS
+from dgl_mgpu.report import StageSeconds, TierTraffic
+from dgl_mgpu.report.colours import STAGE_COLOURS, TIER_COLOURS
 from dgl_mgpu.report.plots import plot_curves
 
 
@@ -24,7 +24,7 @@ def _pixels(path):
 def _share_of(pixels, colour):
     """Share of the lower right panel that has exactly this colour."""
     rgb = [int(colour[i : i + 2], 16) for i in (1, 3, 5)]
-    panel = pixels[600:940, 900:1480]
+    panel = pixels[550:940, 840:1480]
     return (panel == rgb).all(axis=2).mean()
 
 
@@ -41,6 +41,30 @@ def test_the_picture_has_its_size_and_shows_the_tiers(tmp_path, make_report, epo
     device, host = (_share_of(pixels, TIER_COLOURS[tier]) for tier in ("device", "host"))
     assert device > 0.3
     assert device / host == pytest.approx(4.0, rel=0.1)
+
+
+def test_panels_are_wide_whatever_the_stages(tmp_path, make_report):
+    many = StageSeconds(
+        sample=1.0, gather=1.0, forward=1.0, backward=1.0, update=1.0, evaluate=1.0, total=6.0
+    )
+    tiers = tuple(TierTraffic(name, "feat", 1, 1) for name in TIER_COLOURS)
+    plot_curves([make_report(n, seconds=many, tiers=tiers) for n in (1, 2)], tmp_path / "a.png")
+    pixels = _pixels(tmp_path / "a.png")
+    # The bars of two epochs are 0.8 of an axis of 2.2 each.
+    for columns, colour in ((slice(0, 750), STAGE_COLOURS), (slice(750, 1500), TIER_COLOURS)):
+        rgb = [int(next(iter(colour.values()))[i : i + 2], 16) for i in (1, 3, 5)]
+        found = (pixels[525:940, columns] == rgb).all(axis=2).any(axis=0).sum()
+        assert found > 0.6 * 0.8 * 2 / 2.2 * 750
+
+
+def test_an_epoch_that_compiled_leaves_the_others_to_be_seen(tmp_path, make_report):
+    compiled = StageSeconds(sample=900.0, gather=2.0, compute=3.0, evaluate=4.0, total=950.0)
+    reports = [make_report(1, seconds=compiled), *(make_report(n) for n in (2, 3, 4))]
+    plot_curves(reports, tmp_path / "curves.png")
+    shown = _pixels(tmp_path / "curves.png")[525:940, 300:740]
+    rgb = [int(STAGE_COLOURS["gather"][i : i + 2], 16) for i in (1, 3, 5)]
+    # 2 s of about 14 s, in three of four bars.
+    assert (shown == rgb).all(axis=2).mean() > 0.04
 
 
 def test_other_figures_give_another_picture(tmp_path, make_report):

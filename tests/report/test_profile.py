@@ -28,7 +28,9 @@ def test_the_steps_after_warm_up_are_traced(tmp_path):
     found = read_profile(folder)
     assert found is not None and (found.steps, found.busy_share) == (3, None)
     assert list(found.host_seconds) == ["sample", "forward", "backward", "update"]
-    assert 0.0 < sum(found.host_seconds.values()) / found.step_seconds < 3.0
+    # Stages are within steps, one after the other.
+    steps = read_trace(folder / "trace.json.gz").steps
+    assert 0.0 < 3 * sum(found.host_seconds.values()) <= sum(step.seconds for step in steps)
     calls = {name: count for name, count, _ in found.operations}
     assert (calls["aten::randn"], calls["aten::linear"]) == (1.0, 1.0)
     with Image.open(folder / "timeline.png") as image:

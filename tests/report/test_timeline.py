@@ -5,12 +5,13 @@ import random
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
 from PIL import Image
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 from dgl_mgpu.report.colours import BLUE, GREEN, ORANGE, PURPLE
 from dgl_mgpu.report.profile import Profile
-from dgl_mgpu.report.timeline import Span, busy_seconds, busy_share, draw_step, read_trace
+from dgl_mgpu.report.timeline import Span, Trace, busy_seconds, busy_share, draw_step, read_trace
 from tests.report.traces import gpu_events, train, write_trace
 
 
@@ -134,6 +135,18 @@ def test_the_picture_shows_work_and_gaps(tmp_path, gpu_trace):
     gaps = np.flatnonzero(np.diff(columns) > 100 * scale)
     assert len(gaps) == 1
     assert _is(pixels, ORANGE).any() and not _is(pixels, PURPLE).any()
+
+
+def test_a_stage_around_others_leaves_its_room_to_their_names(tmp_path, monkeypatch):
+    """Names are drawn in the middle of a stage."""
+    drawn = []
+    monkeypatch.setattr(Axes, "text", lambda self, x, y, text, **options: drawn.append(text))
+    window = Span("ProfilerStep#1", 0.0, 1.0)
+    inner = (Span("sample", 0.1, 0.4), Span("gather", 0.4, 0.5))
+    stages = (Span("load", 0.0, 0.5), *inner, Span("forward", 0.5, 1.0))
+    trace = Trace(steps=(window,), stages=stages, work=(), waits=())
+    draw_step(trace, tmp_path / "step.png")
+    assert sorted(drawn) == ["forward", "gather", "sample"]
 
 
 def test_another_step_is_another_picture(tmp_path, gpu_trace):

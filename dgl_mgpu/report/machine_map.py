@@ -1,0 +1,306 @@
+"""A machine as a map: GPUs in a row with what they hold, their links above, host and disk below."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LinearSegmentedColormap, to_hex
+from matplotlib.patches import Arc, Patch, Rectangle
+
+from dgl_mgpu.placement import Load, Plan
+from dgl_mgpu.report.colours import KEPT_COLOURS
+from dgl_mgpu.report.placement import Busy, bytes_kept, contents, is_on_cpu, is_shared
+from dgl_mgpu.report.units import human_bytes
+
+#: From an idle link to one that is busy all the time: lightness alone tells, so everybody sees it.
+BUSY = LinearSegmentedColormap.from_list("busy", ["#d9d9d9", "#c994c7", "#ce1256", "#3f0021"])
+
+_KEPT_LABELS = {
+    "every": "on every one (replicated)",
+    "several": "dealt out, several copies",
+    "one": "dealt out, one copy",
+    "host": "host memory",
+    "disk": "disk",
+}
+_UNUSED = "#bbbbbb"
+_MOST_NAMES = 8
+_HALF = 0.40  # of a GPU's box, whose middle is at its number
+# Heights, GPUs' boxes being from 0 to 1.
+_HUB, _WAY, _GROUP = 1.7, -0.42, -0.98
+_BOX = 0.42  # of host memory and disk
+_SLIVER = 0.04  # as long as this is what is held of a memory at least, to be seen
+
+
+class MachineMap:
+    """The map: GPUs in a row with what they hold, links above, ways to host and disk below."""
+
+    def __init__(self, axes: Axes, plan: Plan, busy: Busy) -> None:
+        self._axes = axes
+        self._plan = plan
+        self._busy = busy
+        self._contents = contents(plan)
+        self._gpus = range(plan.num_gpus)
+        self._small = 9 if plan.num_gpus <= _MOST_NAMES else 8
+        self._left, self._right = -_HALF, plan.num_gpus - 1 + _HALF
+
+    def draw(self) -> None:
+        plan, n = self._plan, self._plan.num_gpus
+        for gpu in self._gpus:
+            self._memory(gpu - _HALF, 0.0, 2 * _HALF, 1.0, gpu, plan.gpu_budget[gpu])
+            self._write(gpu, 0.5, gpu_name(plan, gpu), weight="bold", size=11, boxed=True)
+            held, most = human_bytes(plan.gpu_bytes[gpu]), human_bytes(plan.gpu_budget[gpu])
+            self._write(gpu, -0.2, f"{held}\nof {most}", size=self._small)
+        top = self._peers()
+        low = self._host()
+        if plan.disk_budget:
+            low = self._disk(low)
+        self._legend()
+        self._axes.set_xlim(
+            min(self._left - 0.03, n / 2 - 2.2), max(self._right + 0.03, n / 2 + 1.2)
+        )
+        self._axes.set_ylim(low - 0.1, top)
+        self._axes.set_axis_off()
+
+    def _peers(self) -> float:
+        """The links between GPUs; the height of what was drawn."""
+        links = [
+            load for load in self._plan.loads
+            if load.kind == "peer" and len(load.readers) == len(load.holders) == 1
+        ]  # fmt: skip
+        if not links:
+            return 1.1
+        n = self._plan.num_gpus
+        widths = {load.bandwidth for load in links}
+        through_ports = not np.isnan(self._busy.taken).all()
+        if (
+            len(widths) == 1
+            and len({_ends(load) for load in links}) == n * (n - 1) // 2
+            and (through_ports or n > 4)
+        ):
+            return self._hub(min(widths))
+        return self._arcs(links, max(widths))
+
+    def _hub(self, bandwidth: float) -> float:
+        """One bar in place of a link for every two GPUs."""
+        ports = [load.bandwidth for load in self._plan.loads if _is_port(load)]
+        together = f" from one, {min(ports):g} GB/s from all others together" if ports else ""
+        for gpu in self._gpus:
+            share = self._busy.of_peers(gpu)
+            self._line((gpu, gpu), (1.0, _HUB), share, 5.0)
+            self._write(gpu + 0.06, (1 + _HUB) / 2, percent(share), size=9, align="left")
+        self._bar(_HUB, self._left, self._right, "0.25")
+        self._write(
+            (self._left + self._right) / 2,
+            _HUB + 0.22,
+            f"every {noun(self._plan)} reads every other's memory: {bandwidth:g} GB/s{together}"
+            + _assumed(self._plan),
+            size=10,
+        )
+        return _HUB + 0.4
+
+    def _arcs(self, links: list[Load], widest: float) -> float:
+        """A link as an arc, as thick as it is fast; the busier of its two directions counts."""
+        slots = _slots(links)
+        top = 1.0
+        for one, other in sorted({_ends(load) for load in links}):
+            both = [load for load in links if _ends(load) == (one, other)]
+            share = np.nanmax([self._busy.links[one, other], self._busy.links[other, one]])
+            bandwidth = max(load.bandwidth for load in both)
+            left, right = one + slots[one, other], other + slots[other, one]
+            height = 0.42 * (other - one) ** 0.75
+            self._axes.add_patch(
+                Arc(
+                    ((left + right) / 2, 1.0),
+                    right - left,
+                    2 * height,
+                    theta1=0,
+                    theta2=180,
+                    color=_colour(share),
+                    linewidth=1.5 + 3.5 * bandwidth / widest,
+                )
+            )
+            self._write(
+                (left + right) / 2, 1 + height, percent(share), size=self._small, boxed=True
+            )
+            top = max(top, 1 + height)
+        speeds = sorted({load.bandwidth for load in links})
+        self._write(
+            self._left,
+            top + 0.25,
+            f"links between {noun(self._plan)}s: " + " or ".join(f"{speed:g}" for speed in speeds)
+            + " GB/s each way" + (", thicker is faster" if len(speeds) > 1 else "")
+            + _assumed(self._plan),
+            size=10,
+            align="left",
+        )  # fmt: skip
+        return top + 0.4
+
+    def _host(self) -> float:
+        plan = self._plan
+        ways = [load for load in plan.loads if load.kind == "host"]
+        groups = [load for load in ways if is_shared(load)]
+        top = _GROUP - 0.45 if groups else _GROUP
+        for load in ways:
+            if is_shared(load):
+                continue
+            gpu = load.readers[0]
+            end = _GROUP if any(gpu in group.readers for group in groups) else top
+            share = float(self._busy.host[gpu])
+            self._line((gpu, gpu), (_WAY, end), share, 4.0)
+            text = f"{percent(share)}\n{load.bandwidth:g} GB/s"
+            self._write(gpu + 0.06, _WAY - 0.22, text, size=self._small, align="left")
+        for group in groups:
+            share = self._busy.shared[group.readers]
+            left, right = min(group.readers), max(group.readers)
+            middle = (left + right) / 2
+            self._bar(_GROUP, left - 0.2, right + 0.2, _colour(share))
+            self._line((middle, middle), (_GROUP, top), share, 6.0)
+            text = f"{percent(share)}, {group.bandwidth:g} GB/s shared"
+            self._write(middle + 0.08, (_GROUP + top) / 2, text, size=self._small, align="left")
+        n = plan.num_gpus
+        return self._wide_memory(top, n, plan.host_bytes, plan.host_budget, "host memory")
+
+    def _disk(self, host: float) -> float:
+        middle = (self._left + self._right) / 2
+        plan = self._plan
+        if not math.isnan(self._busy.disk):
+            self._line((middle, middle), (host, host - 0.5), self._busy.disk, 6.0)
+            speed = next(load.bandwidth for load in plan.loads if load.kind == "disk")
+            text = f"{percent(self._busy.disk)}, {speed:g} GB/s"
+            self._write(middle + 0.08, host - 0.25, text, size=self._small, align="left")
+        n = plan.num_gpus
+        return self._wide_memory(host - 0.5, n + 1, plan.disk_bytes, plan.disk_budget, "disk")
+
+    def _wide_memory(self, top: float, index: int, held: int, most: int, name: str) -> float:
+        """A box below all GPUs; its lower edge."""
+        low, width = top - _BOX, self._right - self._left
+        self._memory(self._left, low, width, _BOX, index, most, upwards=False)
+        text = f"{name}: {human_bytes(held)} of {human_bytes(most)}"
+        self._write((self._left + self._right) / 2, low + _BOX / 2, text, size=10, boxed=True)
+        return low
+
+    def _memory(
+        self, x: float, y: float, width: float, height: float, index: int, budget: int,
+        upwards: bool = True,
+    ) -> None:  # fmt: skip
+        """A box, filled as far as the budget is used."""
+        held = self._contents[index]
+        shares = {kept: held[kept] / max(budget, 1) for kept in KEPT_COLOURS if kept in held}
+        start = 0.0
+        for kept, share in _seen(shares, _SLIVER / (height if upwards else width)).items():
+            corner = (x, y + start * height) if upwards else (x + start * width, y)
+            size = (width, share * height) if upwards else (share * width, height)
+            self._axes.add_patch(
+                Rectangle(corner, *size, facecolor=KEPT_COLOURS[kept], linewidth=0)
+            )
+            start += share
+        self._axes.add_patch(
+            Rectangle((x, y), width, height, facecolor="none", edgecolor="0.25", linewidth=1.3)
+        )
+
+    def _legend(self) -> None:
+        handles = []
+        for kept, colour in KEPT_COLOURS.items():
+            held = [memory[kept] for memory in self._contents if kept in memory]
+            if held:
+                handles.append(Patch(facecolor=colour, label=self._label(kept, held)))
+        self._axes.legend(
+            handles=handles,
+            loc="upper center",
+            bbox_to_anchor=(0.5, 0.0),
+            ncols=2,  # which are not wider than the map
+            frameon=False,
+            fontsize=10,
+        )
+
+    def _label(self, kept: str, held: list[float]) -> str:
+        """What a colour stands for, and bytes of it on the GPUs that have any."""
+        least, most = human_bytes(min(held)), human_bytes(max(held))
+        size = most if min(held) > 0.99 * max(held) else f"{least} to {most}"
+        if kept in ("host", "disk"):
+            # Rows on GPUs that others cannot reach, which read them there.
+            both = held[0] - sum(
+                bytes_kept(self._plan, table).get(kept, 0.0) for table in self._plan.tables
+            )
+            also = f", {human_bytes(both)} of it on GPUs, too" if both > 0.01 * held[0] else ""
+            return f"{_KEPT_LABELS[kept]}: {size}{also}"
+        alone = self._plan.num_gpus == 1
+        name = noun(self._plan)
+        label = f"on the {name}" if alone else _KEPT_LABELS[kept]
+        return f"{label}: {size}" + ("" if alone else f" a {name}")
+
+    def _line(
+        self, x: tuple[float, float], y: tuple[float, float], share: float, width: float
+    ) -> None:
+        self._axes.plot(x, y, color=_colour(share), linewidth=width, solid_capstyle="butt")
+
+    def _bar(self, y: float, left: float, right: float, colour: str) -> None:
+        self._axes.plot((left, right), (y, y), color=colour, linewidth=7, solid_capstyle="butt")
+
+    def _write(
+        self, x: float, y: float, text: str, *, size: float, weight: str = "normal",
+        align: str = "center", boxed: bool = False,
+    ) -> None:  # fmt: skip
+        box = {"facecolor": "white", "edgecolor": "none", "pad": 1.2, "alpha": 0.85}
+        self._axes.text(
+            x, y, text, ha=align, va="center", fontsize=size, fontweight=weight, zorder=3,
+            linespacing=1.05, bbox=box if boxed else None,
+        )  # fmt: skip
+
+
+def _seen(shares: dict[str, float], least: float) -> dict[str, float]:
+    """Shares of a box, so that each is seen: the largest gives what the small ones lack."""
+    seen = {kept: max(share, least) for kept, share in shares.items()}
+    if sum(seen.values()) > 1.0:
+        largest = max(seen, key=seen.__getitem__)
+        seen[largest] -= sum(seen.values()) - 1.0
+    return seen
+
+
+def _slots(links: list[Load]) -> dict[tuple[int, int], float]:
+    """Where on the upper edge of a GPU its link to another begins, so that arcs do not cross
+    more than they must: from its middle, in widths of a box."""
+    found = {}
+    for gpu in {end for load in links for end in _ends(load)}:
+        others = {sum(_ends(load)) - gpu for load in links if gpu in _ends(load)}
+        left = sorted((other for other in others if other < gpu), reverse=True)
+        right = sorted((other for other in others if other > gpu), reverse=True)
+        order = left + right
+        for place, other in enumerate(order):
+            found[gpu, other] = _HALF * ((2 * place + 1) / len(order) - 1)
+    return found
+
+
+def _ends(load: Load) -> tuple[int, int]:
+    one, other = load.readers[0], load.holders[0]
+    return min(one, other), max(one, other)
+
+
+def _is_port(load: Load) -> bool:
+    return load.kind == "peer" and len(load.holders) > 1
+
+
+def _assumed(plan: Plan) -> str:
+    """What to say of bandwidths: nobody measures those of shared memory."""
+    return " (assumed)" if is_on_cpu(plan) else ""
+
+
+def noun(plan: Plan) -> str:
+    """What a plan's memories belong to."""
+    return "rank" if is_on_cpu(plan) else "GPU"
+
+
+def gpu_name(plan: Plan, gpu: int) -> str:
+    """Short where there are many."""
+    return f"{noun(plan)} {gpu}" if plan.num_gpus <= _MOST_NAMES else str(gpu)
+
+
+def _colour(share: float) -> str:
+    return to_hex(BUSY(share)) if share > 0 else _UNUSED
+
+
+def percent(share: float) -> str:
+    """A share in 0..1 without decimals, for which a map has no room."""
+    return f"{100 * share:.0f}%"

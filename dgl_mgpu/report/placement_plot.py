@@ -1,0 +1,237 @@
+"""The picture of a plan: the machine's links, what each memory holds, and how busy links are."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Sequence
+from typing import BinaryIO
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.cm import ScalarMappable
+from matplotlib.colors import Normalize
+from matplotlib.figure import Figure, SubFigure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+from matplotlib.patches import Patch
+
+from dgl_mgpu.errors import ConfigError, InvalidInputError
+from dgl_mgpu.placement import Plan
+from dgl_mgpu.report.colours import KEPT_COLOURS, TIER_COLOURS
+from dgl_mgpu.report.machine_map import BUSY, MachineMap, gpu_name, noun, percent
+from dgl_mgpu.report.placement import Busy, bytes_kept, is_shared
+from dgl_mgpu.report.units import human_bytes, human_seconds
+
+#: File formats of a picture, by the ending of its name.
+FORMATS = ("png", "svg", "pdf")
+
+_SERVED = {"local": "device", "peer": "peer", "host": "host", "disk": "disk"}
+_WIDTH, _HEIGHT = 12.5, 11.0  # inches of one plan's picture
+_MOST_TABLES = 6
+_FEWEST_ROWS = 6  # that the table of links has room for
+
+
+def plot_placements(
+    plans: Sequence[Plan], file: str | os.PathLike[str] | BinaryIO, titles: Sequence[str]
+) -> None:
+    """Draw plans side by side.
+
+    Of each: the machine with what every memory holds, and how busy the links are; the same shares
+    as numbers; and of every table, where its rows lie and where reads of them are served.
+
+    Parameters
+    ----------
+    plans : sequence of Plan
+        At least one, as :func:`~dgl_mgpu.placement.solve` made them.
+    file : path or binary file
+        A picture's name, which ends in .png, .svg or .pdf; PNG in a binary file.
+    titles : sequence of str
+        One for each plan.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is no plan, or one does not say how loaded the links are.
+    ConfigError
+        If the file's name has another ending.
+    OSError
+        If it cannot be written.
+    """
+    kind = picture_format(file) if isinstance(file, str | os.PathLike) else "png"
+    placement_figure(plans, titles).savefig(file, format=kind)
+
+
+def placement_figure(plans: Sequence[Plan], titles: Sequence[str]) -> Figure:
+    """What :func:`plot_placements` draws, without writing it.
+
+    Raises
+    ------
+    InvalidInputError
+        As :func:`plot_placements`.
+    """
+    if not plans:
+        raise InvalidInputError("draw placements", "no plan", "pass one or more")
+    layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
+    figure = Figure(figsize=(_WIDTH * len(plans), _HEIGHT), dpi=120, layout=layout)
+    FigureCanvasAgg(figure)
+    columns = figure.subfigures(1, len(plans), squeeze=False)[0]
+    for column, plan, title in zip(columns, plans, titles, strict=True):
+        _draw(column, plan, title)
+    return figure
+
+
+def picture_format(file: str | os.PathLike[str]) -> str:
+    """The format that a picture's name says.
+
+    Raises
+    ------
+    ConfigError
+        If it is none of :data:`FORMATS`.
+    """
+    kind = os.path.splitext(file)[1].lstrip(".").lower()
+    if kind not in FORMATS:
+        raise ConfigError(
+            f"draw a placement into '{os.fspath(file)}'",
+            f"no ending of {', '.join(FORMATS)}",
+            "name a file like placement.png",
+        )
+    return kind
+
+
+def _draw(figure: SubFigure, plan: Plan, title: str) -> None:
+    busy = Busy.of(plan)
+    panels = figure.subplot_mosaic(
+        [["machine", "machine"], ["links", "tables"]],
+        height_ratios=[1.25, 1.0],
+        width_ratios=[1.35, 1.0],
+    )
+    figure.suptitle(f"{title}\n{_verdict(plan)}", fontsize=12)
+    MachineMap(panels["machine"], plan, busy).draw()
+    figure.colorbar(
+        ScalarMappable(Normalize(0, 100), BUSY),
+        ax=panels["machine"],
+        label="link busy, % of a step's modelled time",
+        fraction=0.025,
+        pad=0.01,
+    )
+    _draw_links(panels["links"], plan, busy)
+    _draw_tables(panels["tables"], plan)
+
+
+def _verdict(plan: Plan) -> str:
+    """The modelled time, and what takes most of it."""
+    busiest = max(plan.loads, key=lambda load: load.seconds)
+    name = noun(plan)
+    where = {
+        "local": f"a {name}'s own memory",
+        "peer": f"links between {name}s",
+        "host": f"the way to host memory that {name}s share"
+        if is_shared(busiest)
+        else f"a {name}'s way to host memory",
+        "disk": "the disk",
+    }[busiest.kind]
+    share = busiest.seconds / plan.step_seconds if plan.step_seconds else 0.0
+    slowest = f" on the slowest {name}" if plan.num_gpus > 1 else ""
+    return (
+        f"modelled: one step's reads take {human_seconds(plan.step_seconds)}{slowest}; "
+        f"busiest: {where}, {percent(share)} of that time"
+    )
+
+
+def _draw_links(axes: Axes, plan: Plan, busy: Busy) -> None:
+    """Shares of time as a table: a GPU a row, what it reads over in columns."""
+    n = plan.num_gpus
+    columns: dict[str, np.ndarray] = {gpu_name(plan, gpu): busy.links[:, gpu] for gpu in range(n)}
+    columns["all\nothers"], columns["serves\nothers"] = busy.taken, busy.served
+    columns["host"] = busy.host
+    if busy.shared:
+        columns["host,\nshared"] = np.array([
+            max((share for gpus, share in busy.shared.items() if gpu in gpus), default=np.nan)
+            for gpu in range(n)
+        ])  # fmt: skip
+    if plan.disk_bytes:
+        columns["disk"] = np.full(n, busy.disk)
+    columns = {name: shares for name, shares in columns.items() if not np.isnan(shares).all()}
+    shares = np.stack(list(columns.values()), 1)
+    axes.imshow(np.ma.masked_invalid(shares), cmap=BUSY, vmin=0, vmax=1, aspect="auto")
+    for (row, column), share in np.ndenumerate(shares):
+        axes.text(
+            column, row, "-" if math.isnan(share) else f"{100 * share:.0f}",
+            ha="center", va="center", fontsize=9, color="white" if share > 0.5 else "black",
+        )  # fmt: skip
+    axes.set_xticks(range(len(columns)), list(columns), fontsize=8)
+    axes.set_yticks(range(n), [gpu_name(plan, gpu) for gpu in range(n)], fontsize=9)
+    axes.xaxis.tick_top()
+    axes.set_xticks(np.arange(-0.5, len(columns)), minor=True)
+    axes.set_yticks(np.arange(-0.5, n), minor=True)
+    axes.set_ylim(max(n, _FEWEST_ROWS) - 0.5, -0.5)
+    axes.grid(which="minor", color="white", linewidth=1.5)
+    axes.tick_params(which="both", length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_title(
+        f"how busy each link is, in % of the step's {human_seconds(plan.step_seconds)}\n"
+        "row: who reads, column: from where (diagonal: own memory)",
+        fontsize=11,
+    )
+
+
+def _draw_tables(axes: Axes, plan: Plan) -> None:
+    """Where each table's bytes lie, and below where reads of it are served."""
+    kept = {name: bytes_kept(plan, name) for name in plan.tables}
+    served = {"local": "own memory", "peer": f"other {noun(plan)}s", "host": "host memory"}
+    served["disk"] = "disk"
+    largest = sorted(
+        (name for name in kept if kept[name]), key=lambda name: -sum(kept[name].values())
+    )
+    names = largest[:_MOST_TABLES]
+    ticks: list[tuple[float, str]] = []
+    for index, name in enumerate(names):
+        total = sum(kept[name].values())
+        rows = [(KEPT_COLOURS[way], nbytes / total) for way, nbytes in kept[name].items()]
+        reads = [
+            (TIER_COLOURS[tier], plan.hit_rates[name][source]) for source, tier in _SERVED.items()
+        ]
+        _stack(axes, 3.0 * index, rows)
+        _stack(axes, 3.0 * index + 1.0, reads)
+        ticks += [
+            (3.0 * index, f"{_short(name)}:\n{human_bytes(total)}"),
+            (3.0 * index + 1, "reads of it"),
+        ]
+    axes.set_ylim(3.0 * len(names) - 1.2, -0.8)
+    axes.set_xlim(0, 1)
+    axes.set_yticks([y for y, _ in ticks], [text for _, text in ticks], fontsize=9)
+    axes.set_xticks([])
+    axes.tick_params(length=0)
+    axes.spines[:].set_visible(False)
+    axes.set_title("where each table lies (colours as above),\nand what serves reads", fontsize=11)
+    axes.legend(
+        handles=[
+            Patch(facecolor=TIER_COLOURS[tier], label=served[source])
+            for source, tier in _SERVED.items()
+            if any(plan.hit_rates[name][source] for name in names)
+        ],
+        title="reads served by",
+        loc="upper center",
+        bbox_to_anchor=(0.5, 0.0),
+        ncols=4,
+        frameon=False,
+        fontsize=9,
+    )
+
+
+def _short(table: str) -> str:
+    """A table's name without the types of a graph that has one of each, as DGL calls them."""
+    return "/".join(part for part in table.split("/") if set(part.split(":")) - {"_N", "_E"})
+
+
+def _stack(axes: Axes, y: float, parts: list[tuple[str, float]]) -> None:
+    start = 0.0
+    for colour, share in parts:
+        axes.barh(y, share, 0.85, left=start, color=colour)
+        if share >= 0.06:
+            axes.text(
+                start + share / 2, y, f"{100 * share:.0f}%", ha="center", va="center", fontsize=9,
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
+            )  # fmt: skip
+        start += share
