@@ -1,6 +1,6 @@
 """Accuracy through the store: GCN on Cora, and GraphSAGE on 4 ranks against DGL alone on one.
 
-    python -m benchmarks.convergence --data data --json docs/benchmarks/convergence.json
+    python -m benchmarks.convergence --data data --out docs/benchmarks/convergence.json
 Claims: GCN on Cora with Kipf and Welling's settings has a mean test accuracy of at least 81.0 %
 over 10 seeds; GraphSAGE mini-batches on the Facebook page graph
 over 4 ranks reach the accuracy of DGL alone (means of 5 seeds within 0.5 points).
@@ -96,7 +96,7 @@ def dgl_alone(dataset: Dataset, seed: int) -> float:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--data", default="data", help="root of the data sets")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--out", type=Path, help="where to write the results")
     arguments = parser.parse_args()
     root = f"data.root={arguments.data}"
     results: dict[str, list[float]] = {}
@@ -116,9 +116,9 @@ def main() -> None:
     for name, found in results.items():
         spread = statistics.stdev(found)
         print(f"{name}: mean {statistics.mean(found):.2%}, deviation {spread:.2%}, n={len(found)}")
-    if arguments.json:
+    if arguments.out:
         report = {"machine": describe_machine(), "test_accuracy": results}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

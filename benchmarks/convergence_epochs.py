@@ -12,7 +12,7 @@ of the difference contains 0.
 Two controls show what the comparison sees: DGL alone with other seeds, which differs by chance
 only, and DGL alone with a share of :data:`WRONG_ROWS` of the features at the wrong nodes.
 
-    python -m benchmarks.convergence_epochs --json convergence_epochs.json --plot convergence.png
+    python -m benchmarks.convergence_epochs --out convergence_epochs.json --plot convergence.png
 """
 
 from __future__ import annotations
@@ -287,7 +287,7 @@ def main() -> None:
     parser.add_argument("--ranks", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--seeds", type=int, default=5, help="runs of each, at least 2")
     parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--out", type=Path, help="where to write the results")
     parser.add_argument("--plot", type=Path, help="draw the curves here, as PNG")
     options = parser.parse_args()
     if options.seeds < 2:
@@ -316,7 +316,7 @@ def main() -> None:
             f"intervals without 0: Welch's {found['welch_without_0']}, paired "
             f"{found['paired_without_0']} (by chance {found['without_0_by_chance']:.1f})"
         )
-    if options.json:
+    if options.out:
         report = {
             "machine": machine,
             "settings": {
@@ -332,7 +332,7 @@ def main() -> None:
             },
             "runs": runs,
         }  # fmt: skip
-        options.json.write_text(json.dumps(report, indent=1) + "\n")
+        options.out.write_text(json.dumps(report, indent=1) + "\n")
     if options.plot:
         plot(runs, ours, options.plot)
 

@@ -4,7 +4,7 @@ For each row size and distribution of ids, ``torch.index_select`` and ``gather_r
 tier and over four tiers of four parts each, in turns, in the same process, with the same
 number of threads.  No speed is reported for a gather whose result is not index_select's.
 
-    python -m benchmarks.gather_cpu --json gather.json
+    python -m benchmarks.gather_cpu --out gather.json
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ def main() -> None:
     )
     parser.add_argument("--repeats", type=int, default=25)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    parser.add_argument("--json", type=Path, help="write the result here, too")
+    parser.add_argument("--out", type=Path, help="write the result here, too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
 
@@ -122,13 +122,13 @@ def main() -> None:
                 f"{row_bytes:9}  {kind:10} {last['index_select_bytes_per_second'] / 1e9:17.2f}"
                 f"   {last['one_tier_ratio']:8.2f}   {last['many_tiers_ratio']:8.2f}"
             )
-    if options.json:
+    if options.out:
         result = {
             "machine": describe_machine(),
             "threads": options.threads,
             "measured": measured,
         }
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -6,7 +6,7 @@ time (median, all set-up included) and the modelled time of the slowest GPU for 
 under every policy.  Graphs are power laws of the shapes' mean degrees at 1/20 of their size, in
 GPU memory of 1/20.  No time is reported for a plan that does not check.
 
-    python -m benchmarks.placement_solver --json placement.json
+    python -m benchmarks.placement_solver --out placement.json
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ def timed(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=7)
-    parser.add_argument("--json", type=Path, help="write the figures here too")
+    parser.add_argument("--out", type=Path, help="write the figures here too")
     arguments = parser.parse_args()
     policies = [policy for policy in POLICIES if policy != "auto"]
     grid = Table(title="Modelled milliseconds of the slowest GPU for one mini-batch")
@@ -115,9 +115,9 @@ def main() -> None:
         f"slowest answer {slowest['solver_ms']:.1f} ms ({slowest['machine']}, "
         f"limit {LIMIT_MS} ms); auto is at most {worst:.4f} of any named policy's modelled time"
     )
-    if arguments.json:
+    if arguments.out:
         report = {"machine": describe_machine(), "limit_ms": LIMIT_MS, "cases": results}
-        arguments.json.write_text(json.dumps(report, indent=1) + "\n")
+        arguments.out.write_text(json.dumps(report, indent=1) + "\n")
 
 
 if __name__ == "__main__":

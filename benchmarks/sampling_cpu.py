@@ -8,7 +8,7 @@ Peers, in the same process, on the same graph, seeds and number of threads, in t
 
 No speed is reported unless our blocks are right.
 
-    python -m benchmarks.sampling_cpu --json sampling.json
+    python -m benchmarks.sampling_cpu --out sampling.json
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=30)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--pause", type=float, default=0.02, help="seconds between turns")
-    parser.add_argument("--json", type=Path, help="write the result here, too")
+    parser.add_argument("--out", type=Path, help="write the result here, too")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dgl.utils.set_num_threads(options.threads)
@@ -180,8 +180,8 @@ def main() -> None:
     for name in contenders:
         median, best, ratio, ratio_fused = (result[column][name] for column in columns)
         print(f"{name:20} {median:9.2f} {best:8.2f} {ratio:6.2f} {ratio_fused:12.2f}")
-    if options.json:
-        options.json.write_text(json.dumps(result, indent=2) + "\n")
+    if options.out:
+        options.out.write_text(json.dumps(result, indent=2) + "\n")
 
 
 if __name__ == "__main__":

@@ -99,7 +99,7 @@ def test_the_program_runs_and_draws(tmp_path, monkeypatch, capsys) -> None:
     monkeypatch.setattr(convergence_epochs, "subprocess",
                         SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))  # fmt: skip
     out, picture = tmp_path / "found.json", tmp_path / "found.png"
-    few = f"--data {tmp_path} --ranks 2 --seeds 2 --epochs 2 --json {out} --plot {picture}"
+    few = f"--data {tmp_path} --ranks 2 --seeds 2 --epochs 2 --out {out} --plot {picture}"
     monkeypatch.setattr(sys, "argv", ["program", *few.split()])
     convergence_epochs.main()
     found = json.loads(out.read_text())

@@ -1,0 +1,139 @@
+"""The page that holds every claim of the papers against our results, made from both."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from benchmarks.claims.registry import Claim, Figure, Paper, Results, papers
+
+#: What XGNN writes for a system that fails, and this page for a placement that is not possible.
+IMPOSSIBLE = TIMES = "\N{MULTIPLICATION SIGN}"
+
+_INTRODUCTION = """\
+<!-- Written by `python -m benchmarks report` from benchmarks/claims and the results. -->
+
+# The papers' claims and what was measured here
+
+For each table and figure of the five papers: what the paper states and on which machine, our
+figure, a peer of the same run (unless it says otherwise), a ceiling measured in it, and the result
+that each was read from. The papers' GPUs are older than ours, so times do not compare systems;
+quotients of one run do, and shares of a ceiling. «Modelled» is the cost model's arithmetic and not
+a measurement. The software and commit of each result are at the end.
+
+{count}
+"""
+
+
+def page(results: Results) -> str:
+    """The page, in Markdown."""
+    found = papers()
+    figures = [figure for paper in found.values() for figure in paper.figures()]
+    answered = [figure for figure in figures if results.name(figure)]
+    no_program = sum(figure.run is None for figure in figures)
+    count = (
+        f"Of {len(figures)} figures {len(answered)} have a result, for "
+        f"{len(figures) - len(answered) - no_program} a program waits for a machine or data, and "
+        f"{no_program} have no program."
+    )
+    parts = [_INTRODUCTION.format(count=count)]
+    for stem, paper in found.items():
+        parts += _of_paper(stem, paper, results)
+    parts += _of_files({name for each in answered if (name := results.name(each))}, results)
+    return "\n".join(parts)
+
+
+def _of_paper(stem: str, paper: Paper, results: Results) -> Iterator[str]:
+    yield f"## {paper.name}\n\n{paper.title}.\n"
+    yield f"![{paper.name}'s figures and ours]({picture(stem)})\n"
+    for claim in paper.claims:
+        yield f"### {paper.name}, {claim.where}: {claim.what}\n"
+        yield f"In the paper on {claim.machine}. {claim.note}".strip() + "\n"
+        if claim.figures:
+            yield from _rows(claim, results)
+            yield ""
+
+
+def picture(stem: str) -> str:
+    """The name of a paper's picture."""
+    return f"claims_{stem}.png"
+
+
+def _rows(claim: Claim, results: Results) -> Iterator[str]:
+    yield "| case | paper | ours | peer | ceiling | ours on | result |"
+    yield "| --- | ---: | ---: | ---: | ---: | --- | --- |"
+    for figure in claim.figures:
+        name = results.name(figure)
+        stated = "" if figure.paper is None else _stated(figure.paper, figure.unit)
+        if name is None:
+            yield _row(figure.case, stated, figure.missing, "", "", "", "")
+            continue
+        peer = _peer(figure, results)
+        ceiling = results.number(figure, figure.ceiling)
+        result = results.read(name)
+        yield _row(
+            figure.case,
+            stated,
+            value_text(results.number(figure, figure.ours), figure.unit),
+            peer,
+            "" if ceiling is None else value_text(ceiling, figure.unit),
+            machine_text(result),
+            f"[{name}]({name})",
+        )
+
+
+def _peer(figure: Figure, results: Results) -> str:
+    peer = results.number(figure, figure.peer)
+    return "" if peer is None else f"{value_text(peer, figure.unit)} ({figure.peer_name})"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def value_text(value: float | None, unit: str) -> str:
+    """A number with its unit; what stands for one that is not possible."""
+    return IMPOSSIBLE if value is None else f"{_three_digits(value)} {unit}".strip()
+
+
+def _stated(value: float | str, unit: str) -> str:
+    """As the paper has it."""
+    if value == IMPOSSIBLE:
+        return IMPOSSIBLE
+    return f"{value if isinstance(value, str) else f'{value:,g}'} {unit}".strip()
+
+
+def _three_digits(value: float) -> str:
+    """Three digits or all before the point, no exponent; what has fewer stays as it is."""
+    if value == float(f"{value:.3g}"):
+        return f"{value:,g}"
+    return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
+
+
+def machine_text(result: Any) -> str:
+    """In a few words, what a result was made on."""
+    if result.get("modelled"):
+        return "modelled"
+    machine = result["machine"]
+    if not machine["gpus"]:
+        return f"{machine['cores']} cores"
+    return f"{len(machine['gpus'])} {TIMES} {machine['gpus'][0].removeprefix('NVIDIA ')}"
+
+
+def _of_files(names: set[str], results: Results) -> Iterator[str]:
+    yield "## The results\n"
+    yield "| result | commit | machine | versions |"
+    yield "| --- | --- | --- | --- |"
+    for name in sorted(names):
+        machine = results.read(name)["machine"]
+        versions = {"Python": machine["python"], **machine["versions"]}
+        gpus = machine["gpus"]
+        cores = f"{machine['cores']} cores, {machine['processor']}"
+        yield _row(
+            f"[{name}]({name})",
+            machine["commit"],
+            f"{len(gpus)} {TIMES} {gpus[0]}; {cores}" if gpus else cores,
+            ", ".join(f"{package} {version}" for package, version in versions.items()),
+        )
+    yield ""

@@ -1,0 +1,160 @@
+"""A paper's figures beside ours, drawn from the claims and the results."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure as Canvas
+
+from benchmarks.claims.page import machine_text, picture
+from benchmarks.claims.registry import Figure, Paper, Results, papers
+from dgl_mgpu.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE
+
+#: Quotient of the largest and smallest number of a panel from which its axis is logarithmic.
+_LOGARITHMIC = 30
+_INCHES_A_ROW, _INCHES_A_PANEL = 0.3, 0.85
+_LABELS = _PAPER, _OURS, _MODELLED, _PEER, _CEILING = (
+    *("paper", "ours", "ours, modelled", "peer", "ceiling"),
+)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A figure of a claim, its numbers; None for what there is none of."""
+
+    case: str
+    paper: float | None
+    ours: float
+    peer: float | None
+    ceiling: float | None
+    modelled: bool
+
+
+@dataclass(frozen=True)
+class Panel:
+    """Figures of a claim that have one unit."""
+
+    title: str
+    bars: list[Bar]
+
+    @property
+    def compares(self) -> bool:
+        """Whether there is something to see: more than one number that is not zero."""
+        numbers = [n for bar in self.bars for n in (bar.paper, bar.ours, bar.peer, bar.ceiling)]
+        return sum(map(bool, numbers)) > 1
+
+    @property
+    def inches(self) -> float:
+        return _INCHES_A_PANEL + _INCHES_A_ROW * len(self.bars)
+
+
+def draw(results: Results, folder: Path) -> list[Path]:
+    """A picture for each paper that a result answers."""
+    paths = []
+    for stem, paper in papers().items():
+        found = panels(paper, results)
+        if found:
+            paths.append(folder / picture(stem))
+            _draw(paper.name, found, paths[-1])
+    return paths
+
+
+def panels(paper: Paper, results: Results) -> list[Panel]:
+    """What there is to draw of a paper."""
+    found = []
+    for claim in paper.claims:
+        by_unit: dict[str, list[Bar]] = defaultdict(list)
+        for figure in claim.figures:
+            bar = _bar(figure, results)
+            if bar is not None:
+                by_unit[figure.unit].append(bar)
+        found += [
+            Panel(f"{claim.where}: {claim.what} [{unit}]", bars) for unit, bars in by_unit.items()
+        ]
+    return [panel for panel in found if panel.compares]
+
+
+def _bar(figure: Figure, results: Results) -> Bar | None:
+    name = results.name(figure)
+    ours = results.number(figure, figure.ours)
+    if name is None or ours is None:
+        return None
+    return Bar(
+        figure.case,
+        figure.paper if isinstance(figure.paper, int | float) else None,
+        ours,
+        results.number(figure, figure.peer),
+        results.number(figure, figure.ceiling),
+        machine_text(results.read(name)) == "modelled",
+    )
+
+
+def _draw(name: str, found: list[Panel], path: Path) -> None:
+    columns = _columns(found)
+    height = max(sum(panel.inches for panel in column) for column in columns) + 0.6
+    canvas = Canvas(figsize=(7.5 * len(columns), height), dpi=100, layout="constrained")
+    FigureCanvasAgg(canvas)
+    canvas.suptitle(f"{name}: the paper's figures and ours")
+    parts = canvas.subfigures(1, len(columns), squeeze=False)[0]
+    for part, column in zip(parts, columns, strict=True):
+        heights = [panel.inches for panel in column]
+        blank = height - sum(heights)
+        grid = part.subplots(
+            len(column) + 1, 1, squeeze=False, gridspec_kw={"height_ratios": [*heights, blank]}
+        )
+        for axes, panel in zip(grid[:, 0], column, strict=False):
+            _draw_panel(axes, panel)
+        grid[-1, 0].axis("off")
+    handles = {
+        label: handle
+        for axes in canvas.axes
+        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
+    }
+    labels = [label for label in _LABELS if label in handles]
+    canvas.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=5)
+    canvas.savefig(path, metadata={"Software": None})
+
+
+def _columns(found: list[Panel]) -> list[list[Panel]]:
+    """Panels in their order, in two columns of about one height; one, if they are few."""
+    total = sum(panel.inches for panel in found)
+    if total < 8:
+        return [found]
+    above, split = 0.0, 0
+    while above + found[split].inches / 2 < total / 2:
+        above, split = above + found[split].inches, split + 1
+    return [found[:split], found[split:]]
+
+
+def _draw_panel(axes: Axes, panel: Panel) -> None:
+    for row, bar in enumerate(panel.bars):
+        shown = [
+            ("paper", bar.paper, GREY),
+            (
+                "ours, modelled" if bar.modelled else "ours",
+                bar.ours,
+                GREEN if bar.modelled else BLUE,
+            ),
+            ("peer", bar.peer, ORANGE),
+        ]
+        there = [each for each in shown if each[1] is not None]
+        thickness = 0.8 / len(there)
+        for index, (label, value, colour) in enumerate(there):
+            at = row - 0.4 + (index + 0.5) * thickness
+            axes.barh(at, value or 0, thickness, color=colour, label=label)
+        if bar.ceiling is not None:
+            axes.plot([bar.ceiling] * 2, [row - 0.4, row + 0.4], color=BLACK, lw=2, label=_CEILING)
+    numbers = [n for bar in panel.bars for n in (bar.paper, bar.ours, bar.peer, bar.ceiling) if n]
+    if numbers and max(numbers) > _LOGARITHMIC * min(numbers):
+        axes.set_xscale("log")
+        axes.set_xlim(left=min(numbers) / 2)
+    axes.set_yticks(range(len(panel.bars)), [bar.case for bar in panel.bars], fontsize=7)
+    axes.invert_yaxis()
+    # It may begin over the cases' names.
+    axes.set_title(panel.title, fontsize=8, loc="right")
+    axes.tick_params(axis="x", labelsize=7)
+    axes.grid(axis="x", alpha=0.3)
