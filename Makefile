@@ -2,7 +2,7 @@
 #   make train   the main job: GraphSAGE on a generated graph, through the global store
 #   make test    all tests
 #   make test-gpu sanitize-gpu bench-gpu    what needs GPUs
-#   make lint type wheel bench clean
+#   make lint type docs wheel bench clean
 # Options of the main job:  make train ARGS="trainer.epochs=2 trainer.ranks=2"
 
 PYTHON ?= $(shell for v in python3.12 python3.11 python3; do \
@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-gpu sanitize-gpu lint type wheel bench bench-gpu clean setup
+.PHONY: train test test-gpu sanitize-gpu lint type docs wheel bench bench-gpu clean setup
 .DEFAULT_GOAL := train
 
 setup: $(VENV)/.ready
@@ -69,19 +69,25 @@ lint: setup
 type: setup
 	$(BIN)/mypy
 
+# The site of docs/, in docs/_build; warnings, dead links among them, are errors.
+docs: $(VENV)/.docs-ready
+	$(BIN)/python -m sphinx -W --keep-going -q -c docs $(ARGS) . docs/_build
+
+$(VENV)/.docs-ready: $(VENV)/.ready
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c .ci/constraints.txt -e ".[docs]"
+	@touch $@
+
 wheel: setup
 	rm -rf dist
 	$(BIN)/python -m build --wheel --outdir dist .
 
+# The papers' claims; benchmarks/__main__.py says what there is to choose. On GPUs with CuPy, as the
+# tests are: make bench-gpu GPU_PYTHON=...
 bench: setup
-	for name in gather_cpu sampling_cpu placement_solver convergence convergence_epochs; do \
-		$(BIN)/python -m benchmarks.$$name $(ARGS) || exit 1; done
+	$(BIN)/python -m benchmarks $(ARGS)
 
 bench-gpu:
-	for name in links gather_gpu sampling_gpu sampling_bytes sm_budget spmm_gpu edge_softmax_gpu \
-		layers_gpu minibatch_gpu fullgraph_gpu mgg_gpu gcn_gpu transpose_gpu epoch_gpu loader_gpu \
-		rgat_gpu soak; do \
-		$(GPU_PYTHON) -m benchmarks.$$name $(ARGS) || exit 1; done
+	$(GPU_PYTHON) -m benchmarks $(ARGS)
 
 clean:
-	rm -rf $(VENV) dist build outputs
+	rm -rf $(VENV) dist build outputs docs/_build

@@ -12,8 +12,8 @@ The three accessors of XGNN's global GNN memory store (section 3, figure 5) as d
 
     degrees[blocks, threads](graph_of(view), nodes, out)
 
-``docs/kernels.md`` has a longer example, and ``kernels/ggms.cuh`` the same for CUDA C++.  Import
-``cuda`` from here: the package numba-cuda as released does not import with NumPy 2.5.
+``docs/howto/own-kernels.md`` has a longer example, and ``kernels/ggms.cuh`` the same for CUDA C++.
+Import ``cuda`` from here: the package numba-cuda as released does not import with NumPy 2.5.
 
 Nothing else of this package imports this module: it needs numba-cuda, which imports CUDA.
 """

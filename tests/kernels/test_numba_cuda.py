@@ -1,4 +1,4 @@
-"""The store's accessors in Numba's CUDA kernels, and the examples of docs/kernels.md."""
+"""The store's accessors in Numba's CUDA kernels, and the examples of docs/howto/own-kernels.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dgl_mgpu.errors import InvalidInputError, UnavailableError
 from tests.kernels.cuda_views import on_device
 from tests.ops.views import LAYOUTS, Graph, power_law_graph, row_view
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "kernels.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "howto" / "own-kernels.md"
 NODES = 211
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 
