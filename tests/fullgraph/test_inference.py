@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -324,7 +323,7 @@ def test_graphs_of_a_store(hetero, monkeypatch):
     model = _made((lambda: Rgcn(["follows", "buys", "sees", "has", "marks"])) if hetero else Paired)
     x = {ntype: g.nodes[ntype].data["x"] for ntype in g.ntypes} if hetero else g.ndata["x"]
     expected = _expected(model, g, x, 2)
-    with contextlib.closing(dgl_mgpu.GlobalStore.from_dgl(g)) as store:
+    with dgl_mgpu.GlobalStore.from_dgl(g) as store:
         for options in ({}, {"batch_size": 8}):
             _assert_equal(dgl_mgpu.inference(model, store.graph, "x", **options), expected)
 
@@ -332,7 +331,7 @@ def test_graphs_of_a_store(hetero, monkeypatch):
 def test_input_is_read_for_the_layers_that_use_it_alone(monkeypatch):
     monkeypatch.setattr(cuda, "find_runtime", lambda: None)
     g = homogeneous("self-loops")
-    with contextlib.closing(dgl_mgpu.GlobalStore.from_dgl(g)) as store:
+    with dgl_mgpu.GlobalStore.from_dgl(g) as store:
         for name, layers in (("gin", 1), ("jumping", 3)):
             model = _made(MODELS[name])
             store.graph.traffic.take()

@@ -252,9 +252,15 @@ class GlobalStore:
 
         Every rank calls it.  The graph and its storages can no longer be read; what they
         returned stays.  A store that is not closed goes with the last reference to it, or with
-        the process.
+        the process.  ``with GlobalStore.from_dgl(g) as store:`` closes it at the block's end.
         """
         self._store.close()
+
+    def __enter__(self) -> GlobalStore:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
 
     def gather(
         self,

@@ -23,6 +23,7 @@ from dgl_mgpu.errors import (
     InvalidWeightError,
     PlanDoesNotFitError,
     RankFailedError,
+    StoreClosedError,
     UnsupportedByStoreError,
 )
 from dgl_mgpu.ops.view import EIDS, PAIRED
@@ -438,6 +439,14 @@ def test_what_spares_a_graph_the_host_is_the_store_s_own_affair():
         assert torch.equal(found[0], expected[0])
     with pytest.raises(UnsupportedByStoreError, match="leave gpu_cache out"):
         read(gpu_cache={"node": {"feat": 10}})
+
+
+def test_a_store_is_closed_at_the_end_of_its_block():
+    with pytest.raises(KeyError), dgl_mgpu.GlobalStore.from_dgl(power_law_graph()) as store:
+        store.gather("feat", torch.arange(3))
+        raise KeyError
+    with pytest.raises(StoreClosedError):
+        store.gather("feat", torch.arange(3))
 
 
 def test_odd_arguments_are_refused():
