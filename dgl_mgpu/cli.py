@@ -117,10 +117,10 @@ def _plan(arguments: list[str]) -> int:
     from dgl_mgpu.minibatch.planned import plan_for
     from dgl_mgpu.report import plan_table
 
-    picture = _picture_file([word for word in arguments if word.startswith("-")])
+    picture = picture_file([word for word in arguments if word.startswith("-")])
     console = Console()
     plans, titles = [], []
-    for overrides in _choices(check_overrides(arguments)):
+    for overrides in choices(check_overrides(arguments)):
         config = compose(overrides)
         plan = plan_for(config)
         plans.append(plan)
@@ -146,7 +146,7 @@ def _plan(arguments: list[str]) -> int:
     return 0
 
 
-def _picture_file(flags: list[str]) -> Path | None:
+def picture_file(flags: list[str]) -> Path | None:
     """Where ``--plot`` puts its picture; None without it."""
     file = None
     for flag in flags:
@@ -163,7 +163,7 @@ def _picture_file(flags: list[str]) -> Path | None:
     return file
 
 
-def _choices(overrides: list[str]) -> list[list[str]]:
+def choices(overrides: list[str]) -> list[list[str]]:
     """Every choice of one value for each key that several were given for: ``key=one,other``."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 

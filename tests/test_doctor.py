@@ -185,9 +185,9 @@ def test_driver_version_is_read_from_the_library(monkeypatch):
 @pytest.mark.parametrize(
     ("runtime", "fix"),
     [
-        ("13.0", "pip install dgl-mgpu[cuda13]"),
-        ("12.8", "pip install dgl-mgpu[cuda12]"),
-        (None, "pip install dgl-mgpu[cuda13] or pip install dgl-mgpu[cuda12]"),
+        ("13.0", "pip install 'dgl-mgpu[cuda13]'"),
+        ("12.8", "pip install 'dgl-mgpu[cuda12]'"),
+        (None, "pip install 'dgl-mgpu[cuda13]' or pip install 'dgl-mgpu[cuda12]'"),
     ],
 )
 def test_cupy_absent_names_the_extra_for_torchs_cuda(monkeypatch, runtime, fix):

@@ -7,6 +7,7 @@ import re
 import shlex
 from pathlib import Path
 
+from dgl_mgpu import cli
 from dgl_mgpu.__main__ import take_options
 from dgl_mgpu.cli import check_overrides, compose
 from dgl_mgpu.topology import measure, preset, probe
@@ -48,6 +49,10 @@ def _check_dgl_mgpu(words: list[str], folder: Path) -> None:
         # A sweep, like trainer.lr=0.1,0.01, is composed by Hydra alone.
         if "--multirun" in rest or "-m" in rest:
             check_overrides(rest)
+        elif command == "plan":
+            cli.picture_file([word for word in rest if word.startswith("-")])
+            for overrides in cli.choices(check_overrides(rest)):
+                compose(overrides)
         else:
             compose(rest)
     elif command == "topology":

@@ -16,7 +16,7 @@ SECTIONS = dict(re.findall(r"^## (\w+)$\n(.*?)(?=^## |\Z)", PAGE, re.M | re.S))
 CLASSES = {
     name: value
     for name, value in vars(errors).items()
-    if isinstance(value, type) and not name.startswith("_")
+    if isinstance(value, type) and issubclass(value, errors.DGLMGPUError) and name[0] != "_"
 }
 QUOTED = [
     (section, message)
