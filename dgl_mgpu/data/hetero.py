@@ -100,6 +100,12 @@ class HeteroDataset:
         return sum(len(csc.indices) for csc in self.edges.values())
 
     @property
+    def id_dtype(self) -> np.dtype:
+        """The narrowest of int32 and int64 that holds the ids of all nodes and edges."""
+        sizes = (len(csc.indices) for csc in self.edges.values())
+        return index_dtype(max(*self.num_nodes.values(), *sizes))
+
+    @property
     def widths(self) -> dict[str, int]:
         """Numbers in a row of the input features, of each node type that has some."""
         return {
@@ -149,8 +155,7 @@ class HeteroDataset:
         import dgl
         import torch
 
-        most = max(*self.num_nodes.values(), *(len(csc.indices) for csc in self.edges.values()))
-        idtype = torch.int32 if most <= np.iinfo(np.int32).max else torch.int64
+        idtype = torch.int32 if self.id_dtype == np.int32 else torch.int64
         nothing = torch.empty(0, dtype=idtype)
         with warnings.catch_warnings():
             # DGL does not write to these, so a read-only memory map may be shared.

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ConfigError
+from ..errors import ConfigError, nearest
 from . import blockmodel
 from .hetero import HeteroDataset, relation, with_reverse
 
@@ -104,9 +104,7 @@ def load(name: str, root: Path, **parameters: float) -> HeteroDataset:
     for key in parameters:
         if key not in known:
             raise ConfigError(
-                f"load {name} with option {key!r}",
-                "no such option",
-                f"choose from {', '.join(known)}",
+                f"load {name} with option {key!r}", "no such option", nearest(key, known)
             )
     return generate(RelationsSpec(**parameters))  # type: ignore[arg-type]
 

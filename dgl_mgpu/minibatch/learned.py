@@ -10,6 +10,8 @@ import torch
 from torch import nn
 
 from dgl_mgpu.backend.global_store.embedding.layer import StoreEmbedding
+from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.store import Ranks
 
 _FILE = "rows.npz"
 
@@ -31,7 +33,8 @@ class LearnedRows(nn.Module):
 
     def forward(self, nodes: torch.Tensor) -> torch.Tensor:
         """Rows of nodes, float32, shape (n, embedding_dim)."""
-        return self.embedding(nodes)
+        with stage("gather"):
+            return self.embedding(nodes)
 
     def get_extra_state(self) -> torch.Tensor:
         """The embedding's state, uint8."""
@@ -45,5 +48,6 @@ class LearnedRows(nn.Module):
         """Take the embedding's state; that of ranks but the first is not looked at."""
         with TemporaryDirectory() as folder:
             path = Path(folder) / _FILE
-            state.numpy().tofile(path)
+            if Ranks.of_all_machines().rank == 0:
+                state.numpy().tofile(path)
             self.embedding.load(path)

@@ -7,10 +7,11 @@ import dataclasses
 import numpy as np
 
 from dgl_mgpu.backend.global_store.store import machine, sources_of
-from dgl_mgpu.data import HETEROGENEOUS, load, load_hetero
+from dgl_mgpu.data import HETEROGENEOUS
 from dgl_mgpu.data.blockmodel import in_degrees
 from dgl_mgpu.data.generate import named_spec
 from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.minibatch.task import Task, load
 from dgl_mgpu.placement import Plan, TableSpec
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint, plan_tables
 from dgl_mgpu.topology import Topology, preset, probe
@@ -40,10 +41,10 @@ def plan_for(config: Config) -> Plan:
     topology = _topology(config)
     on_gpus = options.device != "cpu" and topology.name != "cpu"
     data = config.data
-    hetero = data.name in HETEROGENEOUS
-    if hetero or not data.name.startswith("generated"):
-        dataset = (load_hetero if hetero else load)(data.name, data.root, **data.options)
-        tables = sources_of(dataset, options, config.trainer.seed)
+    if data.name in HETEROGENEOUS or not data.name.startswith("generated"):
+        dataset = load(config)
+        embeddings = Task.of(config, dataset).embeddings
+        tables = sources_of(dataset, options, config.trainer.seed, embeddings)
         return make_blueprint(*tables, topology, options, on_gpus=on_gpus).plan
     if options.hotness != "degree":
         raise ConfigError(

@@ -15,7 +15,7 @@ from dgl_mgpu.backend.global_store.store import GlobalStore, machine
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.minibatch.learned import LearnedRows
 from dgl_mgpu.minibatch.seeds import SeedBatches
-from dgl_mgpu.minibatch.task import SPLITS, Task, load
+from dgl_mgpu.minibatch.task import LEARNED, SPLITS, Task, load
 from dgl_mgpu.minibatch.trainer import MiniBatchTrainer, Split
 from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.store import Ranks
@@ -23,9 +23,6 @@ from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.models import NodeModel, build_model
 from dgl_mgpu.training.relational import HeteroInputs, RelationalModel, build_relational_model
 from dgl_mgpu.training.run import ranks_of_job, ranks_of_this_machine, run, seeded_model
-
-#: What the store calls the rows that nodes without features learn.
-_LEARNED = "learned"
 
 
 def train(config: Config, folder: Path) -> None:
@@ -49,7 +46,7 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
     store = _make_store(config, dataset, task)
     del dataset  # all of it is in the store
     model, optimizer = _make_model(config, store, task)
-    learned = [store.embedding(_LEARNED, ntype) for ntype in task.learned]
+    learned = [store.embedding(LEARNED, ntype) for ntype in task.learned]
     return MiniBatchTrainer(
         model,
         optimizer,
@@ -68,7 +65,7 @@ def _make_store(config: Config, dataset: Dataset | HeteroDataset | None, task: T
     return GlobalStore.from_dataset(
         dataset,
         seed=config.trainer.seed,
-        embeddings={ntype: {_LEARNED: task.width} for ntype in task.learned},
+        embeddings=task.embeddings,
         topology=config.topology,
         batch_size=config.trainer.batch_size,
         fanouts=config.sampler.planned_fanouts(),
@@ -86,7 +83,7 @@ def _make_model(
         store.graph.canonical_etypes,
         task.target,
         task.widths,
-        {ntype: LearnedRows(store.embedding(_LEARNED, ntype)) for ntype in task.learned},
+        {ntype: LearnedRows(store.embedding(LEARNED, ntype)) for ntype in task.learned},
     )
     build = partial(build_relational_model, inputs=inputs)
     return seeded_model(config, build, task.width, task.num_classes, store.device)

@@ -12,12 +12,15 @@ import torch
 
 from dgl_mgpu.data import HETEROGENEOUS, Dataset, HeteroDataset, load_hetero
 from dgl_mgpu.data.hetero import with_self_loops
+from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.models import INV_SQRT_DEGREES
 from dgl_mgpu.training.relational import common_width
 from dgl_mgpu.training.run import load_dataset
 
 SPLITS = ("train", "valid", "test")
+#: What the store calls the rows that nodes without features learn.
+LEARNED = "learned"
 
 
 @dataclass(frozen=True)
@@ -48,20 +51,32 @@ class Task:
 
     @classmethod
     def of(cls, config: Config, dataset: Dataset | HeteroDataset | None) -> Task:
-        """What is to be learned from a data set."""
+        """What is to be learned from a data set.
+
+        Raises
+        ------
+        ConfigError
+            If fanouts by edge type are not for the graph's types.
+        """
         assert dataset is not None  # the first rank has it
         if isinstance(dataset, Dataset):
             width = dataset.node_features["feat"].shape[1]
             return cls(_seeds(dataset, dataset.indices.dtype), dataset.num_classes, width)
+        _check_fanouts(config, dataset)
         widths, ntypes = dataset.widths, list(dataset.num_nodes)
         return cls(
-            _seeds(dataset, np.dtype(np.int64)),
+            _seeds(dataset, dataset.id_dtype),
             dataset.num_classes,
             common_width(ntypes, widths, config.model.hidden),
             dataset.target,
             widths,
             tuple(ntype for ntype in ntypes if ntype not in widths),
         )
+
+    @property
+    def embeddings(self) -> dict[str, dict[str, int]]:
+        """What a store is to keep of learned rows: their width, by node type and name."""
+        return {ntype: {LEARNED: self.width} for ntype in self.learned}
 
     def prefetched(self, inputs: tuple[str, ...]) -> dict[str, Any]:
         """What a sampler has fetched, by the names of its parameters.
@@ -90,6 +105,19 @@ def load(config: Config) -> Dataset | HeteroDataset:
     if config.model.name == "gcn":
         features[INV_SQRT_DEGREES] = _inv_sqrt_degrees(dataset)
     return dataclasses.replace(dataset, node_features=features, checked=True)
+
+
+def _check_fanouts(config: Config, dataset: HeteroDataset) -> None:
+    """Validation would ask for its own after an epoch, and training after the store is built."""
+    etypes = sorted({etype for _, etype, _ in dataset.edges})
+    for name in ("fanouts", "eval_fanouts"):
+        for fanout in getattr(config.sampler, name):
+            if isinstance(fanout, Mapping) and sorted(fanout) != etypes:
+                raise ConfigError(
+                    f"sample with sampler.{name} of {fanout}",
+                    f"edge types {', '.join(etypes)}",
+                    "give each of them a number; 0 leaves it out",
+                )
 
 
 def _inv_sqrt_degrees(dataset: Dataset) -> np.ndarray:

@@ -254,9 +254,11 @@ class MiniBatchTrainer(Trainer):
         sums.add_traffic(traffic)
         spent = times.seconds()
         if not self._on_gpu:
-            # Workers may have sampled, which is seen as the time that is waited for them.
-            loading = spent.get("load", 0.0)
-            spent.update(gather=traffic.seconds, sample=max(0.0, loading - traffic.seconds))
+            # Workers may have sampled, which is seen as the time that is waited for them.  What
+            # a model looked up itself was not read while batches were loaded.
+            fetched = traffic.seconds - spent.get("gather", 0.0)
+            sampling = max(0.0, spent.get("load", 0.0) - fetched)
+            spent.update(gather=traffic.seconds, sample=sampling)
         sums.add_seconds(**{name: spent.get(name, 0.0) for name in _STAGES})
         return is_whole
 

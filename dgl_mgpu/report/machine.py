@@ -39,8 +39,13 @@ def machine_tables(topology: Topology, names: Sequence[str]) -> list[RenderableT
         f"GPUs {', '.join(map(str, group.gpus))} share {group.bandwidth:g} GB/s to host memory"
         for group in topology.host_groups
     ]
+    read = (
+        "no GPU: ranks read each other's shared memory, at an assumed GB/s"
+        if topology.name == "cpu"
+        else "GB/s at which the GPU of a row reads the memory of a column's"
+    )
     facts = [
-        "GB/s at which the GPU of a row reads the memory of a column's",
+        read,
         f"host memory {human_bytes(float(topology.host_memory))}",
         *shared,
         f"known by name: {', '.join(names)}",

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 from dgl_mgpu.errors import CheckpointError
+from dgl_mgpu.training.config import flat
 from dgl_mgpu.wholefile import written_whole
 
 _FORMAT = 2
@@ -188,18 +189,8 @@ def _find(path: Path) -> Path:
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, str]:
-    """What makes a run that run, as flat names and values."""
-    flat: dict[str, str] = {}
-
-    def visit(prefix: str, value: Any) -> None:
-        if isinstance(value, Mapping):
-            for key, inner in value.items():
-                visit(f"{prefix}.{key}" if prefix else str(key), inner)
-        elif not _FREE.fullmatch(prefix):
-            flat[prefix] = json.dumps(value)
-
-    visit("", config)
-    return flat
+    """What makes a run that run."""
+    return {key: value for key, value in flat(config).items() if not _FREE.fullmatch(key)}
 
 
 def _sync_folder(folder: Path) -> None:

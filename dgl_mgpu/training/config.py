@@ -6,6 +6,7 @@ value of the wrong type or an unknown key is an error before anything starts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -306,3 +307,18 @@ def _is_fanout(given: Any) -> bool:
     if isinstance(given, Mapping):
         return bool(given) and all(type(n) is int and n >= -1 for n in given.values())
     return type(given) is int and (given == -1 or given > 0)
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, str]:
+    """A configuration's keys as a command line has them, with their values as JSON."""
+    keys: dict[str, str] = {}
+
+    def visit(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                visit(f"{prefix}.{key}" if prefix else str(key), inner)
+        else:
+            keys[prefix] = json.dumps(value)
+
+    visit("", config)
+    return keys

@@ -20,7 +20,7 @@ from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report.profile import Profile
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
-from dgl_mgpu.training.config import Config, ModelConfig
+from dgl_mgpu.training.config import Config, ModelConfig, flat
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.report import RunReport
 from dgl_mgpu.training.stop import Stopped, StopRequest
@@ -28,6 +28,14 @@ from dgl_mgpu.training.trainer import StepCallback, Trainer
 from dgl_mgpu.training.whereabouts import stage_of
 
 Model = TypeVar("Model", bound=nn.Module)
+# What may differ between the machines of a run.
+_OF_A_MACHINE = {
+    "data.root",
+    "sampler.num_workers",
+    "store.disk_path",
+    "topology",
+    "trainer.resume",
+}
 
 
 def ranks_of_job(config: Config) -> Config:
@@ -70,6 +78,7 @@ def _run_rank(make_trainer: Callable[[Config], Trainer], config: Config, folder:
 
 def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
     everyone = Ranks.of_all_machines()
+    _require_one_configuration(everyone, config)
     first = everyone.rank == 0
     # Under torchrun each rank was given a folder of its own: the first one's is the run's.
     folder = everyone.from_first("choose the run's folder", lambda: folder)
@@ -79,12 +88,6 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
         trainer = make_trainer(config)
     if checkpoint is not None:
         trainer.resume(checkpoint)
-        if trainer.epoch >= config.trainer.epochs:
-            raise ConfigError(
-                f"resume up to epoch {config.trainer.epochs}",
-                f"the checkpoint is of epoch {trainer.epoch}",
-                "raise trainer.epochs",
-            )
     with (
         StopRequest(everyone).listening() as stop,
         RunReport(config, folder, trainer) if first else contextlib.nullcontext() as report,
@@ -175,12 +178,32 @@ def _is_of_memory(error: Exception) -> bool:
     return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
 
 
+def _require_one_configuration(ranks: Ranks, config: Config) -> None:
+    """Check that all ranks were told the same: those of torchrun read a command line each."""
+    told = ranks.all_gather(flat(asdict(config)))
+    for rank, other in enumerate(told):
+        for key in sorted((told[0].keys() | other.keys()) - _OF_A_MACHINE):
+            if told[0].get(key) != other.get(key):
+                raise ConfigError(
+                    f"train with {key}={told[0].get(key)} on every rank",
+                    f"rank {rank} has {key}={other.get(key)}",
+                    "give all ranks the same options; where a machine has not the folder of the "
+                    "run that is resumed, also those of that run",
+                )
+
+
 def _checkpoint(config: Config) -> Checkpoint | None:
     """The checkpoint to go on from, if any."""
     if config.trainer.resume is None:
         return None
     checkpoint = Checkpoint.load(Path(config.trainer.resume))
     checkpoint.require_same_run(asdict(config))
+    if checkpoint.epoch >= config.trainer.epochs:
+        raise ConfigError(
+            f"resume up to epoch {config.trainer.epochs}",
+            f"the checkpoint is of epoch {checkpoint.epoch}",
+            "raise trainer.epochs",
+        )
     return checkpoint
 
 

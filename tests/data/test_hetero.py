@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.data import HeteroDataset
+from dgl_mgpu.data import CSC, HeteroDataset
 from dgl_mgpu.data.hetero import relation, with_reverse, with_self_loops
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 
@@ -66,6 +66,17 @@ def test_dgl_gets_every_edge_feature_and_label():
         np.testing.assert_array_equal(papers[f"{part}_mask"].nonzero()[:, 0], ids)
     assert data.widths == {"paper": 4, "author": 2} and data.num_edges == 80
     assert "80 edges of 2 types, 3 classes of paper" in repr(data)
+
+
+@pytest.mark.parametrize("of", ["nodes", "edges"])
+def test_ids_are_of_a_type_that_holds_all(of):
+    assert build().id_dtype == np.int32
+    many = np.broadcast_to(np.int32(0), 1 << 31)  # which takes no memory
+    cites = CSC(np.full(15, len(many)) * (np.arange(15) > 0), many, None)
+    large = (
+        {"num_nodes": NODES | {"venue": 1 << 31}} if of == "nodes" else {"edges": {CITES: cites}}
+    )
+    assert build(**large, checked=True).id_dtype == np.int64
 
 
 def test_reverse_relations_are_dgls():

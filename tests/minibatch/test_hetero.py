@@ -15,12 +15,17 @@ from dgl_mgpu.data import HeteroDataset, load_hetero
 from dgl_mgpu.data.hetero import relation
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.minibatch import task
+from dgl_mgpu.minibatch.planned import plan_for
 from dgl_mgpu.minibatch.run import _make_trainer
 from dgl_mgpu.placement import load_accesses
 from dgl_mgpu.report import EpochReport, read_metrics
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.launch import launch
+from dgl_mgpu.training.report import RunReport
 from dgl_mgpu.training.run import _run_rank
+
+#: What is beside the rows that tags learn, and placed with them.
+OPTIMIZERS = [f"state/tag/learned/{name}" for name in ("exp_avg", "exp_avg_sq")]
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -97,17 +102,19 @@ def learned_rows(state: dict) -> np.ndarray:
 
 def runs(folder: Path, num_ranks: int, names: list[str]) -> None:
     """Several runs by the same ranks, since to start ranks takes longer than all of them."""
-    for name in names:
-        resume = [f"trainer.resume={folder / 'half'}"] if name == "resumed" else []
-        config = compose(
-            [
-                *SMALL, "model=rgcn", "model.dropout=0", "sampler.fanouts=[-1,-1]",
-                "data.options.num_items=300", f"trainer.batch_size={128 // num_ranks}",
-                f"trainer.epochs={1 if name == 'half' else 2}", *resume,
-            ]
-        )  # fmt: skip
-        config.trainer.ranks = num_ranks
-        _run_rank(_make_trainer, config, folder / name)
+    config = compose(
+        [
+            *SMALL, "model=rgcn", "model.dropout=0", "sampler.fanouts=[-1,-1]",
+            "data.options.num_items=300", f"trainer.batch_size={128 // num_ranks}",
+            f"trainer.ranks={num_ranks}",
+        ]
+    )  # fmt: skip
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RunReport, "finish", lambda *of_run: None)  # draws, also where this is forked
+        for name in names:
+            config.trainer.epochs = 1 if name == "half" else 2
+            config.trainer.resume = str(folder / "half") if name == "resumed" else None
+            _run_rank(_make_trainer, config, folder / name)
 
 
 def test_ranks_train_as_one_does_and_go_on_as_if_they_had_not_ended(tmp_path):
@@ -150,9 +157,12 @@ def test_each_relation_may_have_its_fanout(tmp_path, capsys):
     folder = train(tmp_path / "run", *options, f"sampler.fanouts=[{layer},{layer}]")
     reports = reports_of(folder)
     assert rows_read(reports, "tag.learned") == 0 < rows_read(reports, "user.feat")
-    bad = [f"sampler.fanouts=[{{likes:4}},{layer}]", f"hydra.run.dir={tmp_path / 'bad'}"]
-    assert main(["train", *SMALL, *options, *bad]) == 1
-    assert "none for" in capsys.readouterr().err
+    for name in ("fanouts", "eval_fanouts"):
+        bad = [f"sampler.{name}=[{{likes:4}},{layer}]", f"hydra.run.dir={tmp_path / name}"]
+        assert main(["train", *SMALL, *options, *bad]) == 1
+        told = capsys.readouterr().err
+        assert f"sampler.{name}" in told and "rev_dislikes, rev_likes" in told
+        assert not (tmp_path / name / "metrics.jsonl").exists()  # before anything is trained
 
 
 @pytest.mark.parametrize(
@@ -170,6 +180,15 @@ def test_each_relation_may_have_its_fanout(tmp_path, capsys):
 def test_what_does_not_fit_is_refused_with_what_does(options, message):
     with pytest.raises(ConfigError, match=message):
         compose(options)
+
+
+@pytest.mark.parametrize("model", ["rgcn", "rgat"])
+def test_a_plan_without_a_run_is_that_of_the_run(model):
+    config = compose([*SMALL, f"model={model}", "data.options.num_items=300"])
+    planned, trainer = plan_for(config), _make_trainer(config)
+    trainer.store.close()
+    assert {*planned.tables, *OPTIMIZERS} == {*trainer.plan.tables}
+    assert planned.rows == trainer.plan.rows and planned.gpu_bytes == trainer.plan.gpu_bytes
 
 
 def test_placement_is_planned_for_the_largest_fanout():

@@ -127,5 +127,10 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.02)
 
 
+def shared_memory() -> set[str]:
+    """What is in shared memory, but for semaphores: those of other tests stay for long."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith("sem.")}
+
+
 def equal_states(left: dict, right: dict) -> bool:
     return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)

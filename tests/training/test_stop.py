@@ -25,6 +25,7 @@ from tests.training.jobs import (
     at_step,
     equal_states,
     reports_of,
+    shared_memory,
     sigterm,
     train,
     until,
@@ -175,7 +176,7 @@ def test_a_checkpoint_that_fails_on_the_way_out_is_what_is_raised(tmp_path):
 
 
 def test_the_launcher_passes_sigterm_on(tmp_path, data):
-    shared = set(os.listdir("/dev/shm"))
+    shared = shared_memory()
     command = [sys.executable, "-m", "dgl_mgpu.cli", "train", *SMALL, data, "trainer.epochs=5000"]
     run = subprocess.Popen(
         [*command, "trainer.ranks=2", "sampler.num_workers=1", f"hydra.run.dir={tmp_path}"],
@@ -190,8 +191,8 @@ def test_the_launcher_passes_sigterm_on(tmp_path, data):
     assert b"stopped by SIGTERM" in shown
     assert errors == b""
     until(lambda: not any(child.is_running() for child in children))
-    left = set(os.listdir("/dev/shm")) - shared  # also of tests that run at the same time
-    until(lambda: not left & set(os.listdir("/dev/shm")))
+    left = shared_memory() - shared  # also of tests that run at the same time
+    until(lambda: not left & shared_memory())
     state = Checkpoint.load(tmp_path)
     assert [path.suffix for path in (tmp_path / "checkpoints").iterdir()] == [".pt"]
     assert len(reports_of(tmp_path)) == state.epoch

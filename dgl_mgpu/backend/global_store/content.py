@@ -69,8 +69,7 @@ def of_dataset(dataset: Dataset | HeteroDataset) -> Content:
 def _of_heterogeneous(dataset: HeteroDataset) -> Content:
     num_nodes = dict(sorted(dataset.num_nodes.items()))
     edges = dict(sorted(dataset.edges.items()))
-    most = max(*num_nodes.values(), *(len(csc.indices) for csc in edges.values()))
-    idtype = torch.int32 if most <= np.iinfo(np.int32).max else torch.int64
+    idtype = torch.int32 if dataset.id_dtype == np.int32 else torch.int64
     sources: dict[str, Source] = {
         topology_table(etype): TopologySource(
             csc.indptr, csc.indices, None, num_nodes[etype[0]], idtype, etype[2]

@@ -321,10 +321,13 @@ def machine(
 
 
 def sources_of(
-    dataset: Dataset | HeteroDataset, options: StoreOptions, seed: int
+    dataset: Dataset | HeteroDataset,
+    options: StoreOptions,
+    seed: int,
+    embeddings: Embeddings | None = None,
 ) -> tuple[dict[str, Source], dict[str, np.ndarray]]:
-    """A data set as tables, and how hot the rows of each order are."""
-    data = of_dataset(dataset)
+    """A data set and embeddings as tables, and how hot the rows of each order are."""
+    data = with_learned_rows(of_dataset(dataset), embeddings)
     return data.sources, _hotness(data, options, seed)
 
 
