@@ -98,17 +98,14 @@ def _arguments_before(arguments: list[str]) -> list[str]:
     if "trainer.resume" not in said:
         return []
     path = Path(str(said["trainer.resume"].value()))
-    # A run's folder, that of its checkpoints, or one of them.
-    for folder in (path, path.parent, path.parent.parent):
-        file = folder / ".hydra" / "overrides.yaml"
-        if file.is_file():
-            before = read([str(word) for word in OmegaConf.load(file)])
-            return [
-                each.input_line
-                for key, each in before.items()
-                if key not in {*said, "trainer.resume"}
-            ]
-    return []
+    folder = path if path.is_dir() else path.parent
+    if folder.name == "checkpoints":
+        folder = folder.parent
+    file = folder / ".hydra" / "overrides.yaml"
+    if not file.is_file():
+        return []
+    before = read([str(word) for word in OmegaConf.load(file)])
+    return [each.input_line for key, each in before.items() if key not in {*said, "trainer.resume"}]
 
 
 def _plan(arguments: list[str]) -> int:

@@ -13,6 +13,8 @@ from dgl_mgpu.backend.global_store.embedding.layer import StoreEmbedding
 from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.store import Ranks
 
+#: The stage, within a model's, in which it reads rows; those of features have been gathered.
+LOOKUP = "look up"
 _FILE = "rows.npz"
 
 
@@ -33,7 +35,7 @@ class LearnedRows(nn.Module):
 
     def forward(self, nodes: torch.Tensor) -> torch.Tensor:
         """Rows of nodes, float32, shape (n, embedding_dim)."""
-        with stage("gather"):
+        with stage(LOOKUP):
             return self.embedding(nodes)
 
     def get_extra_state(self) -> torch.Tensor:

@@ -21,6 +21,7 @@ from dgl_mgpu.backend.global_store.embedding.optimizers import EmbeddingOptimize
 from dgl_mgpu.backend.global_store.storage import Traffic
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.minibatch.learned import LOOKUP
 from dgl_mgpu.minibatch.seeds import SeedBatches
 from dgl_mgpu.minibatch.tally import Tally
 from dgl_mgpu.pipeline.stage import StageTimes, stage
@@ -253,12 +254,13 @@ class MiniBatchTrainer(Trainer):
         traffic = self.store.graph.traffic.take()
         sums.add_traffic(traffic)
         spent = times.seconds()
-        if not self._on_gpu:
-            # Workers may have sampled, which is seen as the time that is waited for them.  What
-            # a model looked up itself was not read while batches were loaded.
-            fetched = traffic.seconds - spent.get("gather", 0.0)
-            sampling = max(0.0, spent.get("load", 0.0) - fetched)
-            spent.update(gather=traffic.seconds, sample=sampling)
+        looked_up = spent.get(LOOKUP, 0.0)
+        if self._on_gpu:
+            spent["gather"] = spent.get("gather", 0.0) + looked_up
+        else:
+            # Workers may have sampled, which is seen as the time that is waited for them.
+            loading = spent.get("load", 0.0) - (traffic.seconds - looked_up)
+            spent.update(gather=traffic.seconds, sample=max(0.0, loading))
         sums.add_seconds(**{name: spent.get(name, 0.0) for name in _STAGES})
         return is_whole
 
