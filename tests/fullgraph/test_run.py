@@ -22,6 +22,8 @@ from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.config import EXCHANGES, PARTITIONS, ModelConfig
 from tests.fullgraph.graphs import homogeneous
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 SMALL = [
     "mode=fullgraph",
     "data.options.num_nodes=1000",

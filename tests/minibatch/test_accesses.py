@@ -91,5 +91,6 @@ def test_a_run_that_resumes_may_count(counted):
     assert counts_of(resumed).sum() == sum(feature_rows([last]).values()) > 0
 
     resumed = counted.with_name("silent")
-    assert train(resumed, f"trainer.resume={counted}", epochs=EPOCHS + 1) == 0
+    silent = "trainer.count_accesses=false"
+    assert train(resumed, silent, f"trainer.resume={counted}", epochs=EPOCHS + 1) == 0
     assert not (resumed / "accesses.npz").exists()
