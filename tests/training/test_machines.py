@@ -158,7 +158,8 @@ def _resumes_from_the_first_machines_folder(config: Config, folder: Path) -> Non
     import torch.distributed as dist
 
     if dist.get_rank() == 1:
-        config.trainer.resume = folder = Path("/proc/not/here")
+        folder = Path("/proc/not/here")
+        config.trainer.resume = str(folder)
     _run_rank(minibatch_run._make_trainer, config, folder)
 
 
