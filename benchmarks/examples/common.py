@@ -141,15 +141,15 @@ def main(examples: Iterable[Example]) -> None:
     parser.add_argument("--seeds", type=int, help="in place of 10, or 3 where DGL states nothing")
     parser.add_argument("--epochs", type=int, help="in place of an example's own number")
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
-    parser.add_argument("--json", type=Path, help="where to write the results")
+    parser.add_argument("--out", type=Path, help="where to write the results")
     options = parser.parse_args()
     report = {"machine": describe_machine(), "device": options.device, "runs": [], "absent": []}
     for name in options.only:
         example = by_name[name]
         for data in options.data or [*example.stated, *example.others]:
             _measure(example, data, options, report)
-            if options.json:  # after each: all of them take hours
-                options.json.write_text(json.dumps(report, indent=1) + "\n")
+            if options.out:  # after each: all of them take hours
+                options.out.write_text(json.dumps(report, indent=1) + "\n")
     print("\n" + table(report))
 
 

@@ -190,7 +190,7 @@ def test_results_are_told_from_data_that_is_absent(
         EXAMPLES["gcn"], stated={"there": 0.5, "gone": 0.7}, others=(), read=read,
         learn=lambda data, epochs, device: torch.initial_seed() / 4,
     )  # fmt: skip
-    command = ["examples", "--root", "data", "--seeds", "2", "--json", str(tmp_path / "found")]
+    command = ["examples", "--root", "data", "--seeds", "2", "--out", str(tmp_path / "found")]
     monkeypatch.setattr(sys, "argv", command)
     common.main([example])
     report = json.loads((tmp_path / "found").read_text())
