@@ -4,7 +4,7 @@
     python -m benchmarks bench.scale=smoke      # minutes on CPUs
     python -m benchmarks bench.scale=full       # the papers' sizes, on 8 GPUs
     python -m benchmarks bench.only=[mgg_gpu]
-    python -m benchmarks report                 # docs/benchmarks/claims.md and its pictures
+    python -m benchmarks report                 # docs/benchmarks: its pages and pictures
 
 A run's folder gets each program's JSON and what it printed, and a page and pictures like those of
 ``report``, of this run's results alone.
@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
+from benchmarks.claims.kept import kept_page
 from benchmarks.claims.page import page
 from benchmarks.claims.pictures import draw
 from benchmarks.claims.registry import KEPT, Results
@@ -45,6 +46,7 @@ def main(arguments: list[str]) -> int:
     try:
         if arguments == ["report"]:
             report(Results(), KEPT)
+            (KEPT / "README.md").write_text(kept_page())
             return 0
         config = configured(arguments)
         out = Path(config.bench.out)

@@ -11,9 +11,10 @@ from benchmarks.claims.registry import Claim, Figure, Paper, Results, papers
 #: What XGNN writes for a system that fails, and this page for a placement that is not possible.
 IMPOSSIBLE = TIMES = "\N{MULTIPLICATION SIGN}"
 
-_INTRODUCTION = """\
-<!-- Written by `python -m benchmarks report` from benchmarks/claims and the results. -->
+#: First line of the pages.
+WRITTEN = "<!-- Written by `python -m benchmarks report` from benchmarks/claims and results. -->\n"
 
+_INTRODUCTION = """\
 # The papers' claims and what was measured here
 
 For each table and figure of the five papers: what the paper states and on which machine, our
@@ -37,7 +38,7 @@ def page(results: Results) -> str:
         f"{len(figures) - len(answered) - no_program} a program waits for a machine or data, and "
         f"{no_program} have no program."
     )
-    parts = [_INTRODUCTION.format(count=count)]
+    parts = [WRITTEN, _INTRODUCTION.format(count=count)]
     for stem, paper in found.items():
         parts += _of_paper(stem, paper, results)
     parts += _of_files({name for each in answered if (name := results.name(each))}, results)
@@ -67,12 +68,12 @@ def _rows(claim: Claim, results: Results) -> Iterator[str]:
         name = results.name(figure)
         stated = "" if figure.paper is None else _stated(figure.paper, figure.unit)
         if name is None:
-            yield _row(figure.case, stated, figure.missing, "", "", "", "")
+            yield row(figure.case, stated, figure.missing, "", "", "", "")
             continue
         peer = _peer(figure, results)
         ceiling = results.number(figure, figure.ceiling)
         result = results.read(name)
-        yield _row(
+        yield row(
             figure.case,
             stated,
             value_text(results.number(figure, figure.ours), figure.unit),
@@ -88,7 +89,7 @@ def _peer(figure: Figure, results: Results) -> str:
     return "" if peer is None else f"{value_text(peer, figure.unit)} ({figure.peer_name})"
 
 
-def _row(*cells: str) -> str:
+def row(*cells: str) -> str:
     return f"| {' | '.join(cells)} |"
 
 
@@ -130,7 +131,7 @@ def _of_files(names: set[str], results: Results) -> Iterator[str]:
         versions = {"Python": machine["python"], **machine["versions"]}
         gpus = machine["gpus"]
         cores = f"{machine['cores']} cores, {machine['processor']}"
-        yield _row(
+        yield row(
             f"[{name}]({name})",
             machine["commit"],
             f"{len(gpus)} {TIMES} {gpus[0]}; {cores}" if gpus else cores,

@@ -251,7 +251,7 @@ class Results:
 
 
 def _number(result: Any, path: list[Any], take: str) -> float | None:
-    found = _follow(result, path, path)
+    found = follow(result, path)
     numbers = found if isinstance(found, list) and found else [found]
     if numbers == [None]:
         return None
@@ -259,6 +259,17 @@ def _number(result: Any, path: list[Any], take: str) -> float | None:
         if isinstance(each, bool) or not isinstance(each, int | float):
             raise _nothing_there(path, f"{each!r} is no number")
     return float(_TAKE[take](numbers))
+
+
+def follow(result: Any, path: list[Any]) -> Any:
+    """What stands in a result at the end of a path.
+
+    Raises
+    ------
+    DataFormatError
+        If a step leads nowhere.
+    """
+    return _follow(result, path, path)
 
 
 def _follow(found: Any, steps: list[Any], path: list[Any]) -> Any:

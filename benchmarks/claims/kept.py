@@ -1,0 +1,187 @@
+"""The page of all results that are kept, their figures as tables: made of kept.yaml and the JSONs.
+
+The YAML says how each result was made, what it shows and which of its numbers make a table; it
+holds no measured number itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from statistics import mean, stdev
+from typing import Any
+
+from omegaconf import MISSING, OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from benchmarks.claims.page import WRITTEN, machine_text, row, value_text
+from benchmarks.claims.registry import FOLDER, KEPT, Results, follow
+from dgl_mgpu.errors import DataFormatError
+
+SOURCE = FOLDER / "kept.yaml"
+
+
+@dataclass
+class Rows:
+    """A table of some of a result's numbers.
+
+    Attributes
+    ----------
+    title : str
+        What it is of, where there are several.
+    of : list
+        Path of a list of entries, each of which makes a row; or of a mapping, whose values do.
+    label : list of str
+        Keys of an entry that say what it is; the key of a mapping's entry comes first.
+    columns : dict
+        Path in an entry by heading.  What an entry lacks stays empty.
+    """
+
+    title: str = ""
+    of: list[Any] = field(default_factory=lambda: ["figures"])
+    label: list[str] = field(default_factory=lambda: ["case"])
+    columns: dict[str, list[Any]] = field(default_factory=dict)
+
+
+@dataclass
+class Kept:
+    """Results that one program wrote, on machines or with options that differ.
+
+    Attributes
+    ----------
+    shows : str
+    command : str
+        What wrote them, where it is a program of this project.
+    files : list of str
+        JSON files, and pictures.
+    tables : list of Rows
+        Made of each JSON file.
+    note : str
+        What bounds these figures, or how they came about.
+    """
+
+    shows: str = MISSING
+    command: str = ""
+    files: list[str] = MISSING
+    tables: list[Rows] = field(default_factory=list)
+    note: str = ""
+
+
+@dataclass
+class Part:
+    """Results of one kind.
+
+    Attributes
+    ----------
+    title, text : str
+    results : list of Kept
+    """
+
+    title: str = MISSING
+    text: str = ""
+    results: list[Kept] = field(default_factory=list)
+
+
+@dataclass
+class _Page:
+    text: str = MISSING
+    parts: list[Part] = field(default_factory=list)
+
+
+def kept_page() -> str:
+    """The page, in Markdown.
+
+    Raises
+    ------
+    DataFormatError
+        If the YAML has other keys or values than these classes, a file is kept and not named, or
+        a column is empty in all rows.
+    """
+    page, results = _read(), Results(KEPT)
+    named = [name for part in page.parts for kept in part.results for name in kept.files]
+    there = {path.name for path in KEPT.iterdir() if path.suffix == ".json"}
+    if unnamed := there - set(named):
+        raise DataFormatError(
+            f"describe the results in {KEPT.name}",
+            f"{', '.join(sorted(unnamed))} in none of its parts",
+            f"say in {SOURCE.name} how it was made and what it shows",
+        )
+    lines = [WRITTEN, page.text]
+    for part in page.parts:
+        lines.append(f"## {part.title}\n")
+        lines += [part.text] if part.text else []
+        for kept in part.results:
+            lines += _of_kept(kept, results)
+    return "\n".join(lines)
+
+
+def _read() -> _Page:
+    try:
+        merged = OmegaConf.merge(OmegaConf.structured(_Page), OmegaConf.load(SOURCE))
+        page: Any = OmegaConf.to_object(merged)
+    except OmegaConfBaseException as error:
+        raise DataFormatError(
+            f"read {SOURCE.name}",
+            str(error).splitlines()[0],
+            f"write {error.full_key or 'it'} as benchmarks/claims/kept.py describes",
+        ) from error
+    return page
+
+
+def _of_kept(kept: Kept, results: Results) -> Iterator[str]:
+    yield f"### {kept.shows}\n"
+    if kept.command:
+        yield f"`{kept.command}`\n"
+    if kept.note:
+        yield kept.note
+    filled: set[str] = set()
+    for name in kept.files:
+        if not name.endswith(".json"):
+            yield f"![{kept.shows}]({name})\n"
+            continue
+        result = results.read(name)
+        commit = result.get("machine", {}).get("commit")
+        made = f"{machine_text(result)}, commit {commit}" if commit else "without this package"
+        yield f"[{name}]({name}) ({made})\n"
+        for table in kept.tables:
+            yield from _table(table, result, filled)
+            yield ""
+    if empty := {heading for table in kept.tables for heading in table.columns} - filled:
+        raise DataFormatError(
+            f"fill the columns {sorted(empty)}",
+            f"nothing at their paths in {', '.join(kept.files)}",
+            f"write paths of their entries into {SOURCE.name}",
+        )
+
+
+def _table(table: Rows, result: Any, filled: set[str]) -> Iterator[str]:
+    """A table of the columns that this result has; they are added to those that are filled."""
+    entries = follow(result, table.of)
+    named = list(entries.items() if isinstance(entries, Mapping) else (("", e) for e in entries))
+    columns = {
+        heading: cells
+        for heading, path in table.columns.items()
+        if any(cells := [_cell(entry, path) for _, entry in named])
+    }
+    filled |= set(columns)
+    if table.title:
+        yield f"{table.title}:\n"
+    yield row("", *columns)
+    yield row("---", *("---:" for _ in columns))
+    for number, (key, entry) in enumerate(named):
+        label = filter(None, [key, *(_cell(entry, [each]) for each in table.label)])
+        yield row(", ".join(label), *(cells[number] for cells in columns.values()))
+
+
+def _cell(entry: Any, path: list[Any]) -> str:
+    try:
+        found = follow(entry, path)
+    except DataFormatError:
+        return ""
+    if found is None or isinstance(found, str):
+        return found or ""
+    if isinstance(found, bool):
+        return "yes" if found else "no"
+    if isinstance(found, list):
+        return f"{value_text(mean(found), '')} ± {value_text(stdev(found), '')}"
+    return value_text(found, "")

@@ -1,0 +1,106 @@
+"""The page of kept results: it is the one that the generator gives, and it hides nothing."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks.claims import kept
+from benchmarks.claims.kept import kept_page
+from benchmarks.claims.registry import KEPT
+from dgl_mgpu.errors import DataFormatError
+
+RESULT = {
+    "machine": {"cores": 2, "gpus": [], "commit": "c0ffee"},
+    "figures": [
+        {"case": "a", "width": 16, "ours": 1.2345, "reached": True, "each": {"peer": 20}},
+        {"case": "b", "width": 1000, "ours": None, "reached": False, "why": "too large"},
+    ],
+    "means": {"one": [1.0, 3.0], "two": [4.0, 4.0]},
+}
+TABLES = """
+    - label: [case, width]
+      columns: {"ours, ms": [ours], reached: [reached], peer: [each, peer], why: [why]}
+    - {title: Means, of: [means], label: [], columns: {mean: []}}
+"""
+
+
+@pytest.fixture
+def page_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def made(tables: str = TABLES, files: str = "[r.json]", result: object = RESULT) -> str:
+        (tmp_path / "r.json").write_text(json.dumps(result))
+        (tmp_path / "kept.yaml").write_text(
+            "text: |\n  # Results\nparts:\n- title: Part\n  results:\n"
+            f"  - shows: What it shows\n    command: python -m it\n    files: {files}\n"
+            f"    note: |\n      A note.\n    tables:{tables}"
+        )
+        return kept_page()
+
+    monkeypatch.setattr(kept, "SOURCE", tmp_path / "kept.yaml")
+    monkeypatch.setattr(kept, "KEPT", tmp_path)
+    return made
+
+
+def test_the_kept_page_is_what_the_generator_gives() -> None:
+    assert (KEPT / "README.md").read_text() == kept_page(), "run: python -m benchmarks report"
+
+
+def test_a_result_is_shown_with_all_its_figures(page_of) -> None:
+    assert page_of().splitlines()[4:] == [
+        "## Part", "", "### What it shows", "", "`python -m it`", "", "A note.", "",
+        "[r.json](r.json) (2 cores, commit c0ffee)", "",
+        "|  | ours, ms | reached | peer | why |", "| --- | ---: | ---: | ---: | ---: |",
+        "| a, 16 | 1.23 | yes | 20 |  |", "| b, 1,000 |  | no |  | too large |", "",
+        "Means:", "",
+        "|  | mean |", "| --- | ---: |", "| one | 2 \N{PLUS-MINUS SIGN} 1.41 |",
+        "| two | 4 \N{PLUS-MINUS SIGN} 0 |",
+    ]  # fmt: skip
+
+
+def test_a_column_that_a_result_lacks_is_left_out_of_its_table(page_of, tmp_path: Path) -> None:
+    less = {**RESULT, "figures": RESULT["figures"][:1], "means": {"one": [1.0, 2.0]}}
+    (tmp_path / "s.json").write_text(json.dumps(less))
+    assert "|  | ours, ms | reached | peer |" in page_of(files="[r.json, s.json]").splitlines()
+
+
+@pytest.mark.parametrize(
+    ("asked", "found"),
+    [
+        ({"files": "[]"}, "r.json in none of its parts"),
+        ({"tables": "\n    - columns: {ours: [hours]}\n"}, r"\['ours'\].*nothing at their paths"),
+        ({"tables": "\n    - {columns: {ours: [ours]}, colour: red}\n"}, "colour"),
+        ({"tables": "\n    - {of: [numbers], columns: {ours: [ours]}}\n"}, "no 'numbers'"),
+    ],
+)
+def test_a_page_that_would_hide_something_is_an_error(page_of, asked, found) -> None:
+    with pytest.raises(DataFormatError, match=found):
+        page_of(**asked)
+
+
+def ratios(file: str, of: str, case: str = "", key: str = "ratio_to_peer") -> list[float]:
+    """Of the figures of a kept file whose ``of`` has ``case`` in it."""
+    figures = json.loads((KEPT / file).read_text())["figures"]
+    return [figure[key] for figure in figures if case in str(figure[of])]
+
+
+def test_the_readme_states_what_was_measured() -> None:
+    sampling = ratios("sampling_gpu_4.json", "case", ", gpu,")
+    of_half = ratios("sampling_gpu_4.json", "case", ", half,")
+    gathers = ratios("gather_gpu_4.json", "case", "uniform")
+    layers = ratios("loader_gpu.json", "case", "torch-geometric, 1024")[::2]
+    sums = ratios("fullgraph_4.json", "width", key="times_peer")
+    (seeds,) = ratios("rgat_gpu.json", "case", "step", "seeds_per_second")
+    sage, gcn = ratios("epoch_gpu.json", "case", key="ratio")
+    readme = (KEPT.parents[1] / "README.md").read_text()
+    for row in (
+        f"4 GPUs | {min(sampling):.1f} to {max(sampling):.1f} times as fast as pylibwholegraph",
+        f"host memory | {min(of_half):.1f} to {max(of_half):.1f} times",
+        f"4 GPUs | {min(gathers):.2f} to {max(gathers):.2f} times as fast as pylibwholegraph",
+        f"{layers[0]:.2f} (fanouts 15, 10, 5) and {layers[1]:.2f} times (30, 30, 30)",
+        f"4 GPUs | {min(sums):.2f} to {max(sums):.1f} times as fast as all-gather and cuSPARSE",
+        f"schema | {seeds:,.0f} seeds a second on one GPU",
+        f"one GPU | {sage:.2f} times as long for GraphSAGE, {gcn:.2f} for GCN",
+    ):
+        assert row in readme
