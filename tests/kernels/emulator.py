@@ -65,7 +65,7 @@ class EmulatedDriver:
         What has been launched.
     """
 
-    def __init__(self, timeout: float = 60) -> None:
+    def __init__(self, timeout: float = 200) -> None:
         self.timeout = timeout
         self.launched: set[Kernel] = set()
 
