@@ -261,7 +261,9 @@ class _Batches:
             self._rest = iterate(loader)
         finally:
             loader.collate_fn = self._collate
-        self._seeds = self._rest.dataloader_it
+        # Of DGL's own data sets, torch's iterator takes as long as all else that is done for seeds.
+        is_pure = type(loader.dataset) in _PURE_DATASETS
+        self._seeds = iter(loader.dataset) if is_pure else self._rest.dataloader_it
         self._draws = BatchDraws(loader.device)
         self._left: set[int] = set()
         #: Of a store, what batches have been made of so far, at its version then.
