@@ -101,18 +101,18 @@ class BatchDraws:
         self._device = device
 
     @contextmanager
-    def of_batch(self, number: int) -> Iterator[None]:
+    def of_batch(self, number: int, *, with_torchs: bool = True) -> Iterator[None]:
         """Draw for batch ``number``, from 0.
 
-        Torch's own generators, of the CPU and of the device, draw for it too, and go on afterwards
-        where they were: torch draws negative edges, and no dropout shall depend on when.  They are
-        the process's; a thread that draws meanwhile gets numbers of the batch.
+        With them, torch's own generators, of the CPU and of the device, draw for it too, and go on
+        afterwards where they were: torch draws negative edges, and no dropout shall depend on when.
+        They are the process's; a thread that draws meanwhile gets numbers of the batch.
         """
         words = b"".join((word % (1 << 64)).to_bytes(8, "little") for word in (*self._key, number))
         seed = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
         before = getattr(_local, "of_batch", None)
-        torchs = [torch.default_generator]
-        if self._device.type == "cuda":
+        torchs = [torch.default_generator] if with_torchs else []
+        if with_torchs and self._device.type == "cuda":
             torchs.append(torch.cuda.default_generators[self._device.index])
         states = [each.get_state() for each in torchs]
         _local.of_batch = _Sequences(seed)

@@ -6,9 +6,20 @@ Each operator is a folder: ``op.py`` has the public function, its contract and i
 
 from __future__ import annotations
 
-from dgl_mgpu.ops.blocks import PaddedBlock, SampledBlock, sample_blocks, sample_padded_blocks
+from dgl_mgpu.ops.blocks import (
+    PaddedBlock,
+    SampledBlock,
+    begin_sample_blocks,
+    sample_blocks,
+    sample_padded_blocks,
+)
 from dgl_mgpu.ops.edge_softmax import edge_softmax, edge_softmax_backward
-from dgl_mgpu.ops.etype_blocks import BlockEdges, EtypeBlock, sample_etype_blocks
+from dgl_mgpu.ops.etype_blocks import (
+    BlockEdges,
+    EtypeBlock,
+    begin_sample_etype_blocks,
+    sample_etype_blocks,
+)
 from dgl_mgpu.ops.gather import count_tiers, gather_rows, pick_rows
 from dgl_mgpu.ops.negative import NegativeEdges, negative_destinations, negative_edges
 from dgl_mgpu.ops.philox import SampleKey
@@ -41,6 +52,8 @@ __all__ = [
     "VisitedNeighbors",
     "add_spmm",
     "append_unique",
+    "begin_sample_blocks",
+    "begin_sample_etype_blocks",
     "check_weights",
     "count_tiers",
     "edge_softmax",

@@ -68,6 +68,13 @@ class Kernel:
         return driver.resident_blocks(self, device, threads)
 
 
+class Mark(Protocol):
+    """A point in the work of a stream."""
+
+    def synchronize(self) -> None:
+        """Have the host wait until the work is done up to here."""
+
+
 class Driver(Protocol):
     """What runs kernels."""
 
@@ -95,6 +102,9 @@ class Driver(Protocol):
 
     def synchronize(self, device: torch.device) -> None:
         """Wait for the device's current stream."""
+
+    def mark(self, device: torch.device) -> Mark:
+        """The end of what is queued on the device's current stream."""
 
     def host_buffer(self, count: int) -> torch.Tensor:
         """An int64 vector that the host and every device write at one address."""
@@ -284,6 +294,9 @@ class _CuPyDriver:
                 self.synchronize(device)
             return
         cupy().cuda.runtime.streamSynchronize(self.current_stream(device))
+
+    def mark(self, device: torch.device) -> Mark:
+        return torch.cuda.current_stream(device).record_event()
 
     def host_buffer(self, count: int) -> torch.Tensor:
         return torch.empty(count, dtype=torch.int64, pin_memory=True)

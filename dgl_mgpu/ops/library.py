@@ -25,6 +25,15 @@ def cuda_kernel(name: str) -> Callable[[_Function], _Function]:
 
     def register(function: _Function) -> _Function:
         library.impl(name, function, "CUDA")
+        return direct_cuda(name)(function)
+
+    return register
+
+
+def direct_cuda(name: str) -> Callable[[_Function], _Function]:
+    """Have :func:`direct` find a function for tensors on a GPU."""
+
+    def register(function: _Function) -> _Function:
         _direct[name, "cuda"] = function
         return function
 
@@ -43,21 +52,28 @@ def call(name: str, tensors: tuple[torch.Tensor | None, ...], *others: Any) -> A
     return getattr(torch.ops.dgl_mgpu, name).default(*tensors, *others)
 
 
-def direct(name: str, tensors: tuple[torch.Tensor | None, ...]) -> _Function | None:
-    """What implements an operator for tensors, where torch's dispatcher can be left out."""
-    if torch.compiler.is_compiling():
+def direct(
+    name: str, tensors: tuple[torch.Tensor | None, ...], *, even_profiled: bool = False
+) -> _Function | None:
+    """What implements an operator for tensors, where torch's dispatcher can be left out.
+
+    Parameters
+    ----------
+    even_profiled : bool
+        Also where a profiler would not see the operator then, but its kernels alone.
+    """
+    if torch.compiler.is_compiling() or (torch.autograd._profiler_enabled() and not even_profiled):
         return None
     function = _direct.get((name, tensors[0].device.type))  # type: ignore[union-attr]
     return None if function is None or _is_observed(tensors) else function
 
 
 def _is_observed(tensors: tuple[torch.Tensor | None, ...]) -> bool:
-    """Whether a mode, a transform, a profiler, a tensor's class or autograd is to see a call."""
+    """Whether a mode, a transform, a tensor's class or autograd is to see a call."""
     if (
         torch._C._len_torch_dispatch_stack()
         or torch._C._len_torch_function_stack()
         or torch._C._functorch.maybe_current_level() is not None
-        or torch.autograd._profiler_enabled()
         or not _PLAIN.issuperset(map(type, tensors))
     ):
         return True

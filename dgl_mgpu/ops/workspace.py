@@ -17,11 +17,36 @@ from dgl_mgpu.ops import device
 
 #: Words of a control block before the sums of blocks; see ``kernels/grid.cuh``.
 _CONTROL_WORDS = 4
+_REPORT_WORDS = 32
 #: Calls that operators keep preparations for.
 _MOST_KEPT = 32
 #: Bytes of a room for results from which it is not kept for the sake of a small part of it, and
 #: which part of it is small.
 _LARGE_ROOM, _SMALL_PART = 128 << 20, 4
+
+
+class Report:
+    """Numbers that a kernel leaves in host memory, to be read when it is done.
+
+    Attributes
+    ----------
+    words : Tensor, int64, shape (32,)
+    """
+
+    def __init__(self) -> None:
+        self.words = device.driver.host_buffer(_REPORT_WORDS)
+        self._numbers = self.words.numpy()
+        self._written: device.Mark | None = None
+
+    def expect(self, where: torch.device) -> None:
+        """Note that what is queued on the device's current stream by now writes it."""
+        self._written = device.driver.mark(where)
+
+    def read(self, count: int) -> list[int]:
+        """Wait until it is written, and return its first ``count`` numbers."""
+        assert self._written is not None
+        self._written.synchronize()
+        return self._numbers[:count].tolist()
 
 
 class Workspace:
@@ -32,7 +57,10 @@ class Workspace:
     lock : threading.Lock
         Held from the launch that uses the buffers to the reading of its report.
     report : Tensor, int64, shape (32,)
-        In host memory; kernels write their results' sizes there.
+        In host memory; kernels whose results are waited for write their sizes there.
+    reports : list of Report
+        Of kernels that are not waited for at once, those that are free.  One may be used again
+        before it was read: what is queued later on the stream writes it later.
     kept : OrderedDict
         What operators prepared for calls like the latest ones, by :meth:`keep`.
     generation : int
@@ -43,9 +71,10 @@ class Workspace:
         self._where = where
         self._buffers: dict[str, torch.Tensor] = {}
         self.lock = threading.Lock()
-        self.report = device.driver.host_buffer(32)
+        self.report = device.driver.host_buffer(_REPORT_WORDS)
         self._report = self.report.numpy()
         self.kept: OrderedDict[Hashable, Any] = OrderedDict()
+        self.reports: list[Report] = []
         self.generation = 0
 
     def prepared(self, call: Hashable) -> Any:

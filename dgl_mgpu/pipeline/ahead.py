@@ -33,8 +33,14 @@ class Source(Protocol[BatchOut]):
             After the last.
         """
 
-    def make(self, number: int, seeds: Any) -> BatchOut:
-        """Batch ``number``, the same however often and whenever it is made."""
+    def begin(self, number: int, seeds: Any) -> Any:
+        """Queue what can be queued of batch ``number`` without waiting; None if that is nothing."""
+
+    def make(self, number: int, seeds: Any, begun: Any = None) -> BatchOut:
+        """Batch ``number``, the same however often and whenever it is made.
+
+        ``begun`` is what :meth:`begin` has returned, on the same stream, if that was called.
+        """
 
     def state(self) -> object:
         """What else batches depend on, which the script may change; holds on to it."""
@@ -52,12 +58,15 @@ class _Entry(Generic[Batch]):
 
     Attributes
     ----------
+    begun : object, optional
+        What the source has begun of it.
     mark : Mark, optional
         On the lane, if it or its seeds come by it.
     """
 
     number: int
     seeds: Any
+    begun: Any = None
     mark: Mark | None = None
     batch: Batch | None = None
     error: Exception | None = None
@@ -92,7 +101,8 @@ def _mixed(before: float, now: float) -> float:
 
 class Ahead(Iterator[Batch]):
     """Hands out batches in order, and makes the next ones on a lane before it returns, while the
-    GPU still works on what the script has queued.
+    GPU still works on what the script has queued.  The one after those is begun before, so that the
+    lane has done by then what the host is to wait for.
 
     The host waits for the lane there and not for the model, which goes on meanwhile.  That wait
     ends with the model of two batches ago at the earliest, so that the host, and with it the
@@ -118,6 +128,8 @@ class Ahead(Iterator[Batch]):
 
     def __init__(self, source: Source[Batch], lane: Lane | None, depth: int) -> None:
         self._queue: deque[_Entry[Batch]] = deque()
+        #: The batch after those in the queue, if it has been begun on the lane.
+        self._begun: _Entry[Batch] | None = None
         self._source, self._lane, self._depth = source, lane, depth
         self._taken = 0
         #: Of the source when the first batch had been made.
@@ -183,7 +195,10 @@ class Ahead(Iterator[Batch]):
 
     def _make_at_rest(self, lane: Lane, begin: float) -> Batch:
         """Make a batch where the script is; the last time, let the lane see what it has done."""
-        entry = self._take()
+        self._give_up_begun()
+        entry = self._queue.popleft() if self._queue else self._take()
+        if entry.error is not None:
+            raise entry.error
         batch = self._source.make(entry.number, entry.seeds)
         self._pace.after_rest(perf_counter() - begin)
         self._rests -= 1
@@ -198,19 +213,23 @@ class Ahead(Iterator[Batch]):
             lane.follow()  # the script's stream may still be making it
         is_full = False
         with lane.work():
-            try:
-                entry = self._take()
-            except StopIteration:
+            if self._begun is None and not self._begin_next(lane):
                 return False
+            entry, self._begun = self._begun, None
+            assert entry is not None
             self._queue.append(entry)
+            # First what the lane is to do while the host waits for it no longer.
+            self._begin_next(lane)
             try:
-                entry.batch = self._source.make(entry.number, entry.seeds)
+                if entry.error is None:
+                    entry.batch = self._source.make(entry.number, entry.seeds, entry.begun)
             except torch.OutOfMemoryError:
                 is_full = True
             except Exception as error:
                 # Kept also if the batch is made again: it may tell of other work on the GPU.
                 entry.error = error
             finally:
+                entry.begun = None
                 entry.mark = lane.mark()
         left = self._source.left_behind()
         if left is not None:
@@ -221,16 +240,45 @@ class Ahead(Iterator[Batch]):
             self._stop()
         return True
 
+    def _begin_next(self, lane: Lane) -> bool:
+        """On the lane, begin with one more batch; whether there was one."""
+        try:
+            entry = self._begun = self._take()
+        except StopIteration:
+            return False
+        try:
+            entry.begun = self._source.begin(entry.number, entry.seeds)
+        except torch.OutOfMemoryError:
+            pass  # there may be memory for it when it is its turn
+        except Exception as error:
+            entry.error = error
+        finally:
+            entry.mark = lane.mark()
+        return True
+
+    def _give_up_begun(self) -> None:
+        """Have what is begun on the lane made where the script is."""
+        if self._begun is not None:
+            self._queue.append(self._begun)
+            self._begun = None
+            self._to_be_made(self._queue[-1])
+
+    def _to_be_made(self, entry: _Entry[Batch]) -> None:
+        """Have a batch made when it is asked for, where the script is."""
+        if entry.mark is not None and self._lane is not None:
+            self._lane.wait(entry.mark)
+            self._source.hand_over(entry.seeds)
+        entry.begun = entry.mark = entry.batch = None
+
     def _stop(self) -> None:
         """Make the batches to come when they are asked for."""
         for entry in self._queue:
-            if entry.mark is not None and self._lane is not None:
-                self._lane.wait(entry.mark)
-                self._source.hand_over(entry.seeds)
-            entry.mark = entry.batch = None
+            self._to_be_made(entry)
+        self._give_up_begun()
         self._lane = self._state = self._queued = None
 
     def __del__(self) -> None:
         # What the lane still reads may be freed next, for others to write there.
-        if self._queue and self._queue[-1].mark is not None:
-            self._queue[-1].mark.synchronize()
+        last = self._queue[-1] if self._queue else self._begun
+        if last is not None and last.mark is not None:
+            last.mark.synchronize()

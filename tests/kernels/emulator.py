@@ -145,9 +145,18 @@ class EmulatedDriver:
     def synchronize(self, device: torch.device) -> None:
         """Nothing: a launch returns when it is done."""
 
+    def mark(self, device: torch.device) -> _Done:
+        """The end of the last launch, which is done."""
+        return _Done()
+
     def host_buffer(self, count: int) -> torch.Tensor:
         """An int64 vector, filled with rubbish."""
         return torch.full((count,), _RUBBISH)
+
+
+class _Done:
+    def synchronize(self) -> None:
+        """Nothing."""
 
 
 def _slot(expression: str, place: int, kind: str, argument: Any) -> bytes:

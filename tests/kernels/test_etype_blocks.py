@@ -7,7 +7,15 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidWeightError
-from dgl_mgpu.ops import EdgeTimes, SampleKey, sample_blocks, sample_etype_blocks, workspace
+from dgl_mgpu.ops import (
+    EdgeTimes,
+    SampleKey,
+    begin_sample_etype_blocks,
+    library,
+    sample_blocks,
+    sample_etype_blocks,
+    workspace,
+)
 from dgl_mgpu.ops.etype_blocks import cpu, cuda
 from tests.kernels.cuda_views import on_device
 from tests.kernels.test_sample import memory_held, refuse_memory
@@ -17,6 +25,17 @@ from tests.ops.test_sample_weighted import random_times, random_weights
 from tests.ops.views import LAYOUTS, power_law_graph, row_view
 
 KEY = SampleKey(seed=3, epoch=1, batch=4, hop=0, etype=1)
+
+
+class CountedMark:
+    """A mark, for which the host waits as for the device."""
+
+    def __init__(self, mark, waits: Waits) -> None:
+        self._mark, self._waits = mark, waits
+
+    def synchronize(self) -> None:
+        self._waits.count += 1
+        self._mark.synchronize()
 
 
 class Waits:
@@ -32,6 +51,9 @@ class Waits:
         self.count += 1
         self._driver.synchronize(device)
 
+    def mark(self, device) -> CountedMark:
+        return CountedMark(self._driver.mark(device), self)
+
 
 @pytest.fixture
 def on_gpu(where, monkeypatch):
@@ -43,8 +65,8 @@ def on_gpu(where, monkeypatch):
     def call(function, *args, **kwargs):
         with monkeypatch.context() as patch:
             if where.type == "cpu":
-                operator = torch.ops.dgl_mgpu.sample_etype_hops
-                patch.setattr(operator, "default", cuda._sample_etype_hops)
+                begin = cuda.begin_sample_etype_hops
+                patch.setitem(library._direct, ("begin_sample_etype_hops", "cpu"), begin)
             waits.count = 0
             found = function(*args, **kwargs)
             assert waits.count == 1
@@ -140,9 +162,8 @@ def test_what_has_no_bound_is_sampled_hop_by_hop(where, monkeypatch):
     if where.type == "cpu":
         called = []
         monkeypatch.setattr(cuda, "hop_by_hop", lambda *a: called.append(a) or cpu.hop_by_hop(*a))
-        monkeypatch.setattr(
-            torch.ops.dgl_mgpu.sample_etype_hops, "default", cuda._sample_etype_hops
-        )
+        begin = cuda.begin_sample_etype_hops
+        monkeypatch.setitem(library._direct, ("begin_sample_etype_hops", "cpu"), begin)
     found = sample_etype_blocks(
         {etype: on_device(view, where) for etype, view in views.items()},
         {ntype: ids.to(where) for ntype, ids in seeds.items()},
@@ -151,6 +172,24 @@ def test_what_has_no_bound_is_sampled_hop_by_hop(where, monkeypatch):
     )
     assert same(found, expected)
     assert where.type != "cpu" or called
+
+
+def test_samples_are_begun_before_others_are_finished(where, monkeypatch):
+    if where.type == "cpu":
+        begin = cuda.begin_sample_etype_hops
+        monkeypatch.setitem(library._direct, ("begin_sample_etype_hops", "cpu"), begin)
+    views, seeds, _ = hetero_case("uniform", torch.int64)
+    there = {etype: on_device(view, where) for etype, view in views.items()}
+    keys = [SampleKey(3, 1, batch) for batch in range(3)]
+    begun = [
+        begin_sample_etype_blocks(there, {n: ids.to(where) for n, ids in seeds.items()}, [2, 3], k)
+        for k in keys
+    ]
+    del begun[1]  # given up
+    found = [finish() for finish in reversed(begun)]
+    monkeypatch.undo()
+    for key, blocks in zip((keys[2], keys[0]), found, strict=True):
+        assert same(blocks, sample_etype_blocks(views, seeds, [2, 3], key))
 
 
 @pytest.mark.parametrize("bad", [-1, 200])

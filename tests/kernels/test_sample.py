@@ -14,6 +14,7 @@ from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import (
     SampleKey,
     append_unique,
+    begin_sample_blocks,
     device,
     library,
     sample_blocks,
@@ -21,6 +22,8 @@ from dgl_mgpu.ops import (
     workspace,
 )
 from dgl_mgpu.ops.blocks import cuda as blocks_cuda
+from dgl_mgpu.ops.blocks.cpu import hop_by_hop
+from dgl_mgpu.ops.blocks.op import _blocks
 from dgl_mgpu.ops.sample import cuda as sample_cuda
 from dgl_mgpu.ops.unique import cuda as unique_cuda
 from tests.kernels.cuda_views import on_device
@@ -166,32 +169,66 @@ def test_all_hops_into_a_table_that_was_too_small(where):
         assert same(left, [each.cpu() for each in right])
 
 
-def test_what_the_host_does_meanwhile(where, monkeypatch):
-    """Once, before it waits; also where a table turns out too small."""
-    operator = blocks_cuda._sample_hops
-    monkeypatch.setitem(library._direct, ("sample_hops", where.type), operator)
-    events: list[str] = []
-    report = workspace.Workspace.read_report
+@pytest.fixture
+def begun_at_once(where, monkeypatch):
+    """Where kernels are emulated, operators on CPU tensors take the way of a GPU, too."""
+    begin = blocks_cuda.begin_sample_hops
+    monkeypatch.setitem(library._direct, ("begin_sample_hops", where.type), begin)
 
-    def noted(space, count):
-        events.append("wait")
-        return report(space, count)
 
-    monkeypatch.setattr(workspace.Workspace, "read_report", noted)
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
+def test_samples_are_begun_before_others_are_finished(where, begun_at_once, order):
     view = power_law_graph(3000, 30000, seed=7).view(idtype=torch.int32)
     there = on_device(view, where)
-    few, many = torch.zeros(40, dtype=torch.int32), torch.arange(0, 3000, 75, dtype=torch.int32)
+    batches = [torch.arange(first, 3000, 75, dtype=torch.int32) for first in (0, 20, 50)]
+    keys = [SampleKey(3, 1, batch) for batch in range(3)]
     workspace.release()
-    for seeds in (few, few, many):
-        events.clear()
-        found = sample_blocks(
-            there, seeds.to(where), [30, 30], KEY, meanwhile=lambda: events.append("meanwhile")
-        )
-        assert events[0] == "meanwhile" and set(events[1:]) == {"wait"}
-    assert len(events) > 2
-    monkeypatch.undo()
-    for block, expected in zip(found, sample_blocks(view, many, [30, 30], KEY), strict=True):
-        assert same(block[:4], expected[:4]) and block.num_dst == expected.num_dst
+    few = torch.zeros(40, dtype=torch.int32, device=where)
+    for _ in range(2):  # a sample of few nodes shrinks the table, which is too small for the others
+        sample_blocks(there, few, [30, 30], KEY)
+    begun = [
+        begin_sample_blocks(there, seeds.to(where), [30, 30], key)
+        for seeds, key in zip(batches, keys, strict=True)
+    ]
+    found = {number: begun[number]() for number in order}
+    for number, (seeds, key) in enumerate(zip(batches, keys, strict=True)):
+        for block, expected in zip(found[number], cpu_blocks(view, seeds, key), strict=True):
+            assert same(block[:4], expected[:4]) and block.num_dst == expected.num_dst
+
+
+def test_a_sample_that_is_given_up_leaves_nothing(where, begun_at_once):
+    view = power_law_graph(3000, 30000, seed=7).view(idtype=torch.int32)
+    there, seeds = on_device(view, where), torch.arange(40, dtype=torch.int32)
+    workspace.release()
+    space = workspace.workspace(where)
+    for number in range(5):
+        given_up = begin_sample_blocks(there, seeds.to(where) + number, [5, 5], KEY)
+        assert not space.reports
+        del given_up
+        assert len(space.reports) == 1
+    found = begin_sample_blocks(there, seeds.to(where), [5, 5], KEY)()
+    for block, expected in zip(found, cpu_blocks(view, seeds, KEY, [5, 5]), strict=True):
+        assert same(block[:4], expected[:4])
+    assert len(space.reports) == 1
+
+
+def test_what_is_wrong_with_a_sample_is_raised_where_it_is_finished(where, begun_at_once):
+    there = on_device(GRAPHS["power law"].view(), where)
+    bad = begin_sample_blocks(there, torch.tensor([5, 200, 3], device=where), [3, 3], KEY)
+    good = begin_sample_blocks(there, torch.tensor([5, 3], device=where), [3, 3], KEY)
+    with pytest.raises(IdOutOfRangeError, match="id 200 at place 1"):
+        bad()
+    assert good()[1].num_dst == 2
+
+
+def cpu_blocks(view, seeds, key, fanouts=(30, 30)):
+    """The oracle: the operator's CPU version, also where its GPU's is emulated."""
+    hops = [*reversed(fanouts)]
+    nodes, indptrs, sources, eids = hop_by_hop(
+        seeds, view.tiers, view.pointers, view.position, view.num_rows, view.num_cols, view.idtype,
+        hops, False, key.fold_hops(len(hops)),
+    )  # fmt: skip
+    return _blocks(nodes, indptrs, sources, eids)
 
 
 def test_all_hops_from_a_seed_that_is_no_node(where):

@@ -48,15 +48,29 @@ class Numbers:
         self.log = [] if lane is None else lane.log
         self._seeds = iter(range(100, 100 + count))
         self.version, self.left = 0, None
+        #: What beginning a batch raises, by its number.
+        self.fails_to_begin = {}
         #: What making a batch leaves, by its number.
         self.leaves = {}
 
     def seeds(self):
         return next(self._seeds)
 
-    def make(self, number, seeds):
+    def begin(self, number, seeds):
+        assert self.lane.is_inside and seeds == 100 + number
+        self.log.append(("begins", number))
+        errors = self.fails_to_begin.get(number)
+        if errors:
+            raise errors.pop(0)
+        return "begun", number
+
+    def make(self, number, seeds, begun=None):
         assert seeds == 100 + number
         where = "ahead" if self.lane is not None and self.lane.is_inside else "here"
+        assert begun is None or begun == ("begun", number)
+        if begun is not None:
+            assert where == "ahead"
+            self.log.append(("finishes", number))
         self.log.append((f"makes {where}", number))
         self.clock.now += self.clock.seconds[where]
         self.left = self.leaves.get(number)
@@ -128,11 +142,50 @@ def test_the_script_waits_for_a_batch_before_it_has_it(depth):
     for batch in batches:
         for before, (what, mark) in itertools.pairwise(lane.log):
             if what == "marks" and mark.on_lane:
-                assert before[0] == "makes ahead"
-                ends[before[1]] = mark
+                assert before[0] in ("makes ahead", "begins")
+                ends[before[1]] = mark  # the later one: it is begun first
         if batch.number:
             waits = lane.log.index(("waits", ends[batch.number]))
             assert ("hands over", (batch.seeds[0], batch)) in lane.log[waits:]
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_a_batch_is_begun_before_the_one_before_it_is_made(depth):
+    lane = HostLane()
+    _, batches = over(lane, depth, count=8)
+    for batch in batches:
+        begun = [number for what, number in lane.log if what == "begins"]
+        assert begun == list(range(1, min(batch.number + depth + 2, 8)))
+    order = [(what, n) for what, n in lane.log if what in ("begins", "finishes", "makes ahead")]
+    assert order[0] == ("begins", 1)
+    for number in range(1, 7):
+        begins = order.index(("begins", number + 1))
+        assert order[begins + 1 : begins + 3] == [("finishes", number), ("makes ahead", number)]
+
+
+def test_what_beginning_raises_is_raised_in_its_turn_and_no_memory_for_it_is_no_error():
+    lane = HostLane()
+    source, batches = over(lane)
+    source.fails_to_begin = {2: [torch.OutOfMemoryError()], 3: [ValueError("begin 3")]}
+    assert [next(batches).number for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(ValueError, match="begin 3"):
+        next(batches)
+    assert [batch.number for batch in batches] == [4, 5]
+    assert made(lane.log, "ahead") == [1, 2, 4, 5]
+    assert [n for what, n in lane.log if what == "finishes"] == [1, 4, 5]
+
+
+def test_what_is_begun_is_given_up_where_the_lane_rests():
+    lane = HostLane()
+    lane.is_idle = True
+    source, batches = over(lane)
+    next(batches), next(batches)
+    (begun,) = [mark for what, mark in lane.log if what == "marks" and mark.on_lane][-2:-1]
+    lane.log.clear()
+    source.version = 1
+    source.state = lambda: 0
+    assert next(batches).seeds == (102, 1)
+    assert lane.log[:3] == [("waits", begun), ("hands over", (102,)), ("makes here", 2)]
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -248,9 +301,9 @@ def test_what_a_change_makes_stale_is_made_again():
     lane.log.clear()
     found += batches
     assert [(b.number, b.seeds) for b in found] == [(n, (100 + n, int(n >= 2))) for n in range(6)]
-    # Two were made ahead: the script waits for the lane before it uses their seeds.
-    assert [what for what, _ in lane.log[:4]] == ["waits", "hands over"] * 2
-    assert [things for what, things in lane.log if what == "hands over"] == [(102,), (103,)]
+    # Two were made ahead and one begun: the script waits for the lane before it uses their seeds.
+    assert [what for what, _ in lane.log[:6]] == ["waits", "hands over"] * 3
+    assert [things for what, things in lane.log if what == "hands over"] == [(102,), (103,), (104,)]
     assert made(lane.log, "here") == [2, 3, 4, 5] and not made(lane.log, "ahead")
 
 

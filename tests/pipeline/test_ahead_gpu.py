@@ -45,12 +45,16 @@ class Rows:
     def seeds(self):
         return next(self._left).clone()
 
-    def make(self, number, seeds):
+    def begin(self, number, seeds):
+        torch.cuda._sleep(self._sleeps)
+        return seeds.clone()
+
+    def make(self, number, seeds, begun=None):
         if number == 0 and self._first is not None:
             self._first(self)
         if number:
             torch.cuda._sleep(self._sleeps)
-        return self.table[seeds]
+        return self.table[seeds if begun is None else begun]
 
     def state(self):
         return self.version
@@ -187,7 +191,7 @@ def test_no_batch_is_kept(where):
 
 def test_without_memory_for_two_batches_one_is_made_at_a_time(where):
     class Large(Rows):
-        def make(self, number, seeds):
+        def make(self, number, seeds, begun=None):
             room = torch.empty(1 << 30, dtype=torch.uint8, device=where)
             room[: seeds.numel()] = number
             return room

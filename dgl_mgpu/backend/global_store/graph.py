@@ -22,7 +22,7 @@ from dgl_mgpu.backend.global_store.tables import (
     topology_table,
 )
 from dgl_mgpu.backend.ours import stays_tensor
-from dgl_mgpu.backend.sampling.block_sampling import blank_blocks, sample_hops, tensor_blocks
+from dgl_mgpu.backend.sampling.block_sampling import begin_hops, blank_blocks, tensor_blocks
 from dgl_mgpu.backend.sampling.dataloading import serve_dataloading
 from dgl_mgpu.backend.sampling.filter import IdFilter
 from dgl_mgpu.backend.structure.blocks import BlankBlock
@@ -279,18 +279,32 @@ class StoreGraph(EdgeQueries):
         ------
         InvalidInputError, IdOutOfRangeError, InvalidWeightError
         """
+        return self.begin_blocks(nodes, fanouts, prob, replace, exclude_edges)()
+
+    def begin_blocks(
+        self,
+        nodes: Nodes,
+        fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
+        prob: str | None = None,
+        replace: bool = False,
+        exclude_edges: Edges | None = None,
+    ) -> Callable[[], tuple[Nodes, Nodes, list[dgl.DGLGraph]]]:
+        """Have a GPU begin with what :meth:`sample_blocks` does, where one kernel does it all.
+
+        Parameters and errors are those of :meth:`sample_blocks`; what is returned is to be called
+        once, on the stream on which it was begun, waits for the GPU and returns what that does.
+        """
         seeds = self._by_ntype(nodes)
+        finish = self._begin_hops(seeds, fanouts, prob, replace, exclude_edges)
         blanks: list[BlankBlock] = []
+        if self.device.type == "cuda":  # which samples meanwhile
+            blanks = blank_blocks(len(fanouts), self, self.idtype, self.device)
 
-        def make_blanks() -> None:
-            if self.device.type == "cuda":
-                blanks.extend(blank_blocks(len(fanouts), self, self.idtype, self.device))
+        def blocks() -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
+            filled = self._dgl_blocks(finish(), seeds, blanks)
+            return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
 
-        sampled = self._sample_blocks(
-            seeds, fanouts, prob, replace, exclude_edges, meanwhile=make_blanks
-        )
-        blocks = self._dgl_blocks(sampled, seeds, blanks)
-        return blocks[0].srcdata[dgl.NID] if blocks else nodes, nodes, blocks
+        return blocks
 
     def input_nodes(
         self, nodes: Nodes, fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]]
@@ -307,28 +321,25 @@ class StoreGraph(EdgeQueries):
         InvalidInputError, IdOutOfRangeError
         """
         seeds = self._by_ntype(nodes)
-        sampled = self._sample_blocks(seeds, fanouts, None, False)
+        sampled = self._begin_hops(seeds, fanouts, None, False)()
         return sampled[0].src_nodes if sampled else seeds
 
-    def _sample_blocks(
+    def _begin_hops(
         self,
         seeds: dict[str, torch.Tensor],
         fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
         prob: str | None,
         replace: bool,
         exclude_edges: Edges | None = None,
-        meanwhile: Callable[[], object] | None = None,
-    ) -> list[EtypeBlock]:
-        """Sample all hops of a mini-batch where the store is; the host may do ``meanwhile``."""
+    ) -> Callable[[], list[EtypeBlock]]:
+        """Begin with all hops of a mini-batch where the store is."""
         weights = {}
         if prob is not None:
             found = {etype: self._weights(etype, prob) for etype in self.canonical_etypes}
             weights = {etype: rows for etype, rows in found.items() if rows is not None}
         left_out = self._left_out(exclude_edges)
-        sample = partial(sample_hops, meanwhile=meanwhile)
-        if left_out:
-            sample = partial(sample_hops_without, left_out)
-        return sample(
+        begin = partial(partial, sample_hops_without, left_out) if left_out else begin_hops
+        return begin(
             {etype: self.view(etype) for etype in self.canonical_etypes},
             seeds,
             [self._by_etype(fanout) for fanout in fanouts],

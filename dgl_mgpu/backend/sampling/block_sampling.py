@@ -23,18 +23,20 @@ from dgl_mgpu.ops import (
     GraphView,
     RowView,
     SampleKey,
-    sample_blocks,
-    sample_etype_blocks,
+    begin_sample_blocks,
+    begin_sample_etype_blocks,
 )
 
 CanonicalEtype = tuple[str, str, str]
 Nodes = torch.Tensor | Mapping[str, torch.Tensor]
 Fanout = int | Mapping[str | CanonicalEtype, int]
+#: Input nodes, output nodes and blocks.
+Sampled = tuple[Nodes, Nodes, list[DGLBlock]]
 
 _WEIGHTS = (torch.float32, torch.float64, torch.bool, torch.uint8)
 
 
-def sample_hops(
+def begin_hops(
     views: Mapping[CanonicalEtype, GraphView],
     seeds: Mapping[str, torch.Tensor],
     fanouts: Sequence[Mapping[CanonicalEtype, int]],
@@ -42,29 +44,29 @@ def sample_hops(
     *,
     replace: bool,
     weights: Mapping[CanonicalEtype, RowView],
-    meanwhile: Callable[[], object] | None = None,
-) -> list[EtypeBlock]:
-    """Sample the message-flow graphs of a mini-batch, of a graph of one edge type or of several.
+) -> Callable[[], list[EtypeBlock]]:
+    """Begin with the message-flow graphs of a mini-batch, of one edge type or of several.
 
-    Parameters and errors are those of :func:`dgl_mgpu.ops.sample_etype_blocks`, and ``meanwhile``
-    that of :func:`dgl_mgpu.ops.sample_blocks`.
+    Parameters and errors are those of :func:`dgl_mgpu.ops.sample_etype_blocks`; what is returned
+    is to be called as that of :func:`dgl_mgpu.ops.begin_sample_etype_blocks`.
     """
     (etype, view), *others = views.items()
     ntype = etype[0]
     if others or etype[2] != ntype or ntype not in seeds:
-        return sample_etype_blocks(views, seeds, fanouts, key, replace=replace, weights=weights)
-    blocks = sample_blocks(
+        return begin_sample_etype_blocks(
+            views, seeds, fanouts, key, replace=replace, weights=weights
+        )
+    finish = begin_sample_blocks(
         view,
         seeds[ntype],
         [fanout[etype] for fanout in fanouts],
         key,
         replace=replace,
         weights=weights.get(etype),
-        meanwhile=meanwhile,
     )
-    return [
+    return lambda: [
         EtypeBlock({etype: BlockEdges(*block[:3])}, {ntype: block[3]}, {ntype: block[4]})
-        for block in blocks
+        for block in finish()
     ]
 
 
@@ -130,10 +132,10 @@ def _filled(
     return blank.filled(relations, sources, targets, [of.eids for of in edges])
 
 
-def sample_graph(
+def begin_graph(
     g: DGLGraph, nodes: Nodes, fanouts: Sequence[Fanout], prob: str | None, replace: bool
-) -> tuple[Nodes, Nodes, list[DGLBlock]] | None:
-    """Sample all hops of a mini-batch of a graph made of tensors, or pinned for a GPU.
+) -> Callable[[], Sampled | None] | None:
+    """Begin with all hops of a mini-batch of a graph made of tensors, or pinned for a GPU.
 
     The same distribution as ``dgl.sampling.sample_neighbors`` and ``dgl.to_block`` hop by hop,
     reproducible by ``dgl.seed``.
@@ -151,13 +153,16 @@ def sample_graph(
 
     Returns
     -------
-    input nodes, output nodes, blocks
-        As ``dgl.dataloading.NeighborSampler.sample_blocks`` gives them; None if the graph or an
-        argument is not one that is served here.
+    callable
+        To be called once, on the stream on which it was begun: waits for input nodes, output nodes
+        and blocks, as ``dgl.dataloading.NeighborSampler.sample_blocks`` gives them.  It gives None
+        if weights are not those that are served here, and there is none if the graph or another
+        argument is not.
 
     Raises
     ------
     UnknownIdError
+        Also when it is called.
     """
     batch = _Batch.of(g, nodes)
     if batch is None or not fanouts:
@@ -175,31 +180,31 @@ def sample_graph(
     ends = {ntype for src, _, dst in views for ntype in (src, dst)}
     seeds = {ntype: ids for ntype, ids in batch.seeds.items() if ntype in ends}
     types = block_types(g.ntypes, g.canonical_etypes)
-
-    blanks: list[BlankBlock] = []
-
-    def make_blanks() -> None:
-        blanks.extend(types.blank(batch.index.idtype, batch.device, g) for _ in hops)
-
     try:
-        sampled = sample_hops(
-            views, seeds, hops, key, replace=replace, weights=weights, meanwhile=make_blanks
-        )
-    except InvalidWeightError:
-        return None  # DGL has no edges where all weights are zero
+        finish = begin_hops(views, seeds, hops, key, replace=replace, weights=weights)
     except InvalidInputError as error:
         raise as_dgl_error(error) from error
-    if not blanks:
-        make_blanks()
-    blocks = [
-        _filled(blank, each, types, g.ntypes, g.canonical_etypes, batch.seeds)
-        for blank, each in zip(blanks, sampled, strict=True)
-    ]
-    if len(g.ntypes) == 1:
-        (inputs,) = sampled[0].src_nodes.values()
-    else:
-        inputs = blocks[0].srcdata[NID]
-    return inputs, nodes, blocks
+    # While a GPU samples.
+    blanks = [types.blank(batch.index.idtype, batch.device, g) for _ in hops]
+
+    def blocks() -> Sampled | None:
+        try:
+            sampled = finish()
+        except InvalidWeightError:
+            return None  # DGL has no edges where all weights are zero
+        except InvalidInputError as error:
+            raise as_dgl_error(error) from error
+        filled = [
+            _filled(blank, each, types, g.ntypes, g.canonical_etypes, batch.seeds)
+            for blank, each in zip(blanks, sampled, strict=True)
+        ]
+        if len(g.ntypes) == 1:
+            (inputs,) = sampled[0].src_nodes.values()
+        else:
+            inputs = filled[0].srcdata[NID]
+        return inputs, nodes, filled
+
+    return blocks
 
 
 class _Batch:

@@ -72,10 +72,10 @@ class ServesBlocks(Protocol):
     def check_weights(self, prob: str) -> None:
         """Raise if edge feature ``prob`` cannot be sampled by."""
 
-    def sample_blocks(
+    def begin_blocks(
         self, nodes: Any, fanouts: Any, prob: str | None, replace: bool, exclude_edges: Any
-    ) -> Any:
-        """Sample all hops of a mini-batch into blocks."""
+    ) -> Callable[[], Any] | None:
+        """Begin to sample all hops of a mini-batch; what is returned waits for the blocks."""
 
     def weight_tables(self, prob: str) -> Sequence[Table]:
         """Where edge feature ``prob`` is."""
@@ -108,19 +108,11 @@ def serve_dataloading() -> None:
         return Ahead(_Batches(self, iterate), lane, DEPTH)
 
     def _sample_blocks(self: Any, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
-        sampled = None
-        if self.edge_dir == "in":
-            sampled = _sample_at_once(self, g, seed_nodes, exclude_eids)
+        finish = _begin_at_once(self, g, seed_nodes, exclude_eids)
+        sampled = None if finish is None else finish()
         if sampled is None:
             return sample_blocks(self, g, seed_nodes, exclude_eids)
-        inputs, outputs, blocks = sampled
-        if blocks[0].device.type == "cuda" and torch.is_grad_enabled():
-            # Here, where batches are made ahead, and not in the middle of the backward pass.
-            _transpose(blocks[1:])
-        if self.output_device is not None:
-            blocks = [block.to(self.output_device) for block in blocks]
-            inputs = blocks[0].srcdata[NID]
-        return inputs, outputs, blocks
+        return _handed_out(self, sampled)
 
     def assign_lazy_features(self: Any, result: Any) -> Any:
         _, _, blocks = result
@@ -136,23 +128,49 @@ def serve_dataloading() -> None:
         return result
 
     __iter__.serves_stores = True  # type: ignore[attr-defined]
+    _sample_blocks.serves_stores = True  # type: ignore[attr-defined]
     DataLoader.__iter__ = __iter__
     NeighborSampler.sample_blocks = _sample_blocks
     BlockSampler.assign_lazy_features = assign_lazy_features
 
 
-def _sample_at_once(sampler: Any, g: Any, nodes: Any, exclude_eids: Any) -> Any:
-    """All hops of a mini-batch, from a graph that can; else None."""
+def _begin_at_once(
+    sampler: Any, g: Any, nodes: Any, exclude_eids: Any = None
+) -> Callable[[], Any] | None:
+    """Begin with all hops of a mini-batch of a graph that can; what it returns may give None."""
+    if sampler.edge_dir != "in":
+        return None
     what = nodes, sampler.fanouts, sampler.prob, sampler.replace
     if _has_blocks(type(g)):
-        return g.sample_blocks(*what, exclude_eids)
+        return g.begin_blocks(*what, exclude_eids)
     if not isinstance(g, DGLGraph) or exclude_eids is not None:
         return None
     if not isinstance(g._graph, OnTensors) and not g.is_pinned():
         return None  # without importing operators that graphs on the CPU do not need
-    from dgl_mgpu.backend.sampling.block_sampling import sample_graph
+    from dgl_mgpu.backend.sampling.block_sampling import begin_graph
 
-    return sample_graph(g, *what)
+    return begin_graph(g, *what)
+
+
+def _samples_at_once(sampler: Any) -> bool:
+    """Whether all that a sampler does is known, so that its work can be begun."""
+    return (
+        type(sampler) in (NeighborSampler, MultiLayerFullNeighborSampler)
+        and getattr(NeighborSampler.sample_blocks, "serves_stores", False)
+        and not {"sample", "sample_blocks"} & vars(sampler).keys()
+    )
+
+
+def _handed_out(sampler: Any, sampled: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+    """What was sampled, with what else a sampler is to give it."""
+    inputs, outputs, blocks = sampled
+    if blocks[0].device.type == "cuda" and torch.is_grad_enabled():
+        # Here, where batches are made ahead, and not in the middle of the backward pass.
+        _transpose(blocks[1:])
+    if sampler.output_device is not None:
+        blocks = [block.to(sampler.output_device) for block in blocks]
+        inputs = blocks[0].srcdata[NID]
+    return inputs, outputs, blocks
 
 
 def _transpose(blocks: Sequence[DGLGraph]) -> None:
@@ -243,7 +261,9 @@ class _Batches:
             self._rest = iterate(loader)
         finally:
             loader.collate_fn = self._collate
-        self._seeds = self._rest.dataloader_it
+        # Of DGL's own data sets, torch's iterator takes as long as all else that is done for seeds.
+        is_pure = type(loader.dataset) in _PURE_DATASETS
+        self._seeds = iter(loader.dataset) if is_pure else self._rest.dataloader_it
         self._draws = BatchDraws(loader.device)
         self._left: set[int] = set()
         #: Of a store, what batches have been made of so far, at its version then.
@@ -259,13 +279,31 @@ class _Batches:
         """The seeds of the next batch."""
         return next(self._seeds)
 
-    def make(self, number: int, seeds: Any) -> Any:
+    def begin(self, number: int, seeds: Any) -> Callable[[], Any] | None:
+        """Begin to sample a batch; None where that is not of use."""
+        sampler = self._loader.graph_sampler
+        if not _samples_at_once(sampler):
+            return None
+        # Nothing here asks torch for numbers.
+        with self._draws.of_batch(number, with_torchs=False), stage("sample"):
+            nodes = recursive_apply(seeds, lambda ids: ids.to(self._loader.device))
+            return _begin_at_once(sampler, self._collate.g, nodes)
+
+    def make(self, number: int, seeds: Any, finish: Callable[[], Any] | None = None) -> Any:
         """Sample a batch and fetch its features, as DGL does."""
-        with self._draws.of_batch(number), self._reads_noted():
+        with self._reads_noted():
             with stage("sample"):
-                self._rest.dataloader_it = iter([self._collate(seeds)])
+                self._rest.dataloader_it = iter([self._sampled(number, seeds, finish)])
             with stage("gather"):
                 return next(self._rest)
+
+    def _sampled(self, number: int, seeds: Any, finish: Callable[[], Any] | None) -> Any:
+        sampled = None if finish is None else finish()
+        if sampled is None:
+            with self._draws.of_batch(number):
+                return self._collate(seeds)
+        sampler = self._loader.graph_sampler
+        return sampler.assign_lazy_features(_handed_out(sampler, sampled))
 
     @contextlib.contextmanager
     def _reads_noted(self) -> Iterator[None]:

@@ -136,7 +136,7 @@ class SharedGraph(StoreGraph):
         """See whether the store can sample by an edge feature; if not, DGL does."""
         self._serves(prob)
 
-    def sample_blocks(  # type: ignore[override]
+    def begin_blocks(  # type: ignore[override]
         self,
         nodes: Nodes,
         fanouts: Any,
@@ -144,10 +144,10 @@ class SharedGraph(StoreGraph):
         replace: bool = False,
         exclude_edges: Any = None,
     ) -> Any:
-        """As :meth:`StoreGraph.sample_blocks`, with features; None where DGL is to do it."""
+        """As :meth:`StoreGraph.begin_blocks`, with features; None where DGL is to do it."""
         if not self._serves(prob):
             return None
-        return super().sample_blocks(nodes, fanouts, prob, replace, exclude_edges)
+        return super().begin_blocks(nodes, fanouts, prob, replace, exclude_edges)
 
     def sample_neighbors(
         self,

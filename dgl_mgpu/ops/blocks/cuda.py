@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Sequence
+from functools import partial
 from struct import pack_into
+from typing import Any
 
 import numpy as np
 import torch
@@ -19,16 +21,16 @@ from dgl_mgpu.ops.blocks.cpu import hop_by_hop
 from dgl_mgpu.ops.blocks.padded import MOST_HOPS, PaddedHops, rooms
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.library import cuda_kernel, library
+from dgl_mgpu.ops.library import cuda_kernel, direct_cuda, library
 from dgl_mgpu.ops.sample.cuda import found_buffers
 from dgl_mgpu.ops.unique.cuda import hash_table, table_size
-from dgl_mgpu.ops.workspace import Workspace, cut_to_size, workspace
+from dgl_mgpu.ops.workspace import Report, Workspace, cut_to_size, workspace
 
 _THREADS = 256
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
 _MOST_EDGES = 1 << 28
 #: Places in the kernel's struct ``Hops`` of what differs from batch to batch.
-_SEEDS, _OUTPUTS, _TABLE, _KEYS = 0, 9, 20, 30
+_SEEDS, _OUTPUTS, _TABLE, _REPORT, _KEYS = 0, 9, 20, 22, 30
 
 _Hops = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
 
@@ -65,7 +67,7 @@ def _arguments(
     outputs: Sequence[torch.Tensor | None],
     scratch: Sequence[torch.Tensor],
     table: tuple[torch.Tensor, int],
-    report: torch.Tensor,
+    report: torch.Tensor | None,
     fanouts: Sequence[int],
     keys: Sequence[int],
     fault: torch.Tensor | None,
@@ -95,8 +97,8 @@ def _arguments(
     )
 
 
-@cuda_kernel("sample_hops")
-def _sample_hops(
+@direct_cuda("begin_sample_hops")
+def begin_sample_hops(
     seeds: torch.Tensor,
     tiers: torch.Tensor,
     pointers: torch.Tensor,
@@ -108,8 +110,8 @@ def _sample_hops(
     replace: bool,
     keys: Sequence[int],
     sms: int = 0,
-    meanwhile: Callable[[], object] | None = None,
-) -> _Hops:
+) -> Callable[[], _Hops]:
+    """Have the GPU begin with what ``sample_hops`` does; what is returned waits for it."""
     where, count = seeds.device, seeds.numel()
     device.raise_faults(where, wait=False)
     graph = (tiers, pointers, position, num_rows, num_cols, idtype, fanouts, replace)
@@ -123,12 +125,18 @@ def _sample_hops(
         if prepared is None or not prepared.is_for(tiers, pointers, position):
             prepared = _Prepared(where, count, *graph, sms)
             space.keep(call, prepared)
+        one_by_one = partial(hop_by_hop, seeds, *graph, keys, sms)
         if prepared.fits:
             try:
-                return prepared.sample(space, seeds, keys, meanwhile)
+                return _Begun(prepared, space, seeds, keys, one_by_one).finish
             except torch.cuda.OutOfMemoryError:
                 space.release()
-    return hop_by_hop(seeds, *graph, keys, sms)
+    return one_by_one
+
+
+@cuda_kernel("sample_hops")
+def _sample_hops(*arguments: Any) -> _Hops:
+    return begin_sample_hops(*arguments)()
 
 
 class _Prepared:
@@ -193,72 +201,115 @@ class _Prepared:
             (None,) * 4,
             (*scratch, space.control(self._blocks)),
             hash_table(space, self.room, self.idtype),
-            space.report,
+            None,
             self._fanouts,
             (0,) * self.hops,
             None,
         )
         self._generation = space.generation
 
-    def sample(
-        self,
-        space: Workspace,
-        seeds: torch.Tensor,
-        keys: Sequence[int],
-        meanwhile: Callable[[], object] | None,
-    ) -> _Hops:
-        """Sample a batch, and meanwhile do what else the host is to do.
-
-        Raises
-        ------
-        torch.cuda.OutOfMemoryError
-        """
+    def launch(self, sample: _Begun) -> None:
+        """Launch a sample, with a hash table of the size that is taken for enough now."""
+        space = sample.space
         if self._generation != space.generation:
             self._prepare(space)
-        item = self.idtype.itemsize
-        ids = torch.empty(
-            self._seeds[-1] + 2 * self._all_edges, dtype=self.idtype, device=self._where
-        )
-        indptr = torch.empty(
-            sum(self._seeds[:-1]) + self.hops, dtype=torch.int64, device=self._where
-        )
-        nodes = ids.data_ptr()
+        nodes, item = sample.ids.data_ptr(), self.idtype.itemsize
         sources = nodes + self._seeds[-1] * item
-        self._set(_SEEDS, seeds.data_ptr())
-        self._set(_OUTPUTS, nodes, indptr.data_ptr(), sources, sources + self._all_edges * item)
-        self._set(_KEYS, *keys)
-        self._launch()
-        # What the host does from here on until it waits takes no time.
-        rooms, starts = ids.split_with_sizes(self._id_rooms), indptr.split_with_sizes(self._starts)
-        if meanwhile is not None:
-            meanwhile()
-        while True:
-            bad, overflow, *sizes = space.read_report(2 + 2 * self.hops)
-            raise_at_bad_id([bad], seeds, self.num_rows, "look up the edges of nodes")
-            if overflow:
-                break
-            self._make_room(space, 4 * self.room)
-            self._launch()
-        if self.room > 2 * sizes[-1]:
-            self._make_room(space, sizes[-1])
-        edges, known = sizes[0::2], sizes[1::2]
-        found = _cut(ids, rooms, [known[-1], *edges, *edges])
-        indptrs = _cut(indptr, starts, [self._count + 1, *(count + 1 for count in known[:-1])])
-        return found[0], [*indptrs], [*found[1 : 1 + self.hops]], [*found[1 + self.hops :]]
-
-    def _launch(self) -> None:
+        eids = sources + self._all_edges * item
+        self._set(_SEEDS, sample.seeds.data_ptr())
+        self._set(_OUTPUTS, nodes, sample.indptr.data_ptr(), sources, eids)
+        self._set(_REPORT, sample.report.words.data_ptr())
+        self._set(_KEYS, *sample.keys)
+        sample.room = self.room
         self._kernel(self._blocks, _THREADS, self._arguments, device=self._where)
+        sample.report.expect(self._where)
 
-    def _set(self, place: int, *words: int) -> None:
-        """Change some of the kernel's arguments."""
-        pack_into(f"{len(words)}q", self._arguments.data, 8 * place, *words)
+    def rooms_of_results(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Memory for nodes, sources and edge ids, and for indptrs."""
+        count = sum(self._id_rooms)
+        ids = torch.empty(count, dtype=self.idtype, device=self._where)
+        return ids, torch.empty(sum(self._starts), dtype=torch.int64, device=self._where)
 
-    def _make_room(self, space: Workspace, nodes: int) -> None:
+    def split(
+        self, ids: torch.Tensor, indptr: torch.Tensor
+    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
+        """The room of each result in these memories."""
+        return ids.split_with_sizes(self._id_rooms), indptr.split_with_sizes(self._starts)
+
+    def make_room(self, space: Workspace, nodes: int) -> None:
         """Use a hash table of another size from now on."""
         self.room = nodes
         table, mask = hash_table(space, nodes, self.idtype)
         self._set(_TABLE, table.data_ptr(), mask)
         self._generation = space.generation
+
+    def _set(self, place: int, *words: int) -> None:
+        """Change some of the kernel's arguments."""
+        pack_into(f"{len(words)}q", self._arguments.data, 8 * place, *words)
+
+
+class _Begun:
+    """A sample that has been launched.
+
+    Others may be launched on its stream before it is finished, or it may be given up.
+
+    Attributes
+    ----------
+    room : int
+        Nodes that the hash table of the launch had room for.
+    """
+
+    def __init__(
+        self,
+        prepared: _Prepared,
+        space: Workspace,
+        seeds: torch.Tensor,
+        keys: Sequence[int],
+        one_by_one: Callable[[], _Hops],
+    ) -> None:
+        self._prepared, self.space, self.seeds, self.keys = prepared, space, seeds, keys
+        # Also holds on to what the kernel reads.
+        self._one_by_one = one_by_one
+        self.report = space.reports.pop() if space.reports else Report()
+        self.ids, self.indptr = prepared.rooms_of_results()
+        self.room = 0
+        prepared.launch(self)
+        # What the host does from here on until it waits takes no time.
+        self._rooms, self._starts = prepared.split(self.ids, self.indptr)
+
+    def __del__(self) -> None:
+        self.space.reports.append(self.report)
+
+    def finish(self) -> _Hops:
+        """Wait for it, on the stream where it began; once.
+
+        Raises
+        ------
+        IdOutOfRangeError
+        """
+        prepared, space = self._prepared, self.space
+        while True:
+            bad, overflow, *sizes = self.report.read(2 + 2 * prepared.hops)
+            raise_at_bad_id([bad], self.seeds, prepared.num_rows, "look up the edges of nodes")
+            if overflow:
+                break
+            try:
+                with space.lock:
+                    if prepared.room <= self.room:
+                        prepared.make_room(space, 4 * self.room)
+                    prepared.launch(self)
+            except torch.cuda.OutOfMemoryError:
+                space.release()
+                return self._one_by_one()
+        if prepared.room > 2 * sizes[-1]:
+            with space.lock:
+                prepared.make_room(space, sizes[-1])
+        edges, known = sizes[0::2], sizes[1::2]
+        found = _cut(self.ids, self._rooms, [known[-1], *edges, *edges])
+        starts = [len(self.seeds) + 1, *(count + 1 for count in known[:-1])]
+        indptrs = _cut(self.indptr, self._starts, starts)
+        hops = 1 + prepared.hops
+        return found[0], [*indptrs], [*found[1:hops]], [*found[hops:]]
 
 
 def _cut(

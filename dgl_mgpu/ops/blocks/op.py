@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_integer
-from dgl_mgpu.ops.etype_blocks.op import TypedEdges, sample_typed_hops, to_idtype
+from dgl_mgpu.ops.etype_blocks.op import TypedEdges, begin_typed_hops, to_idtype
 from dgl_mgpu.ops.library import direct, library
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_weighted.op import EdgeTimes
@@ -95,7 +96,6 @@ def sample_blocks(
     weights: RowView | None = None,
     times: EdgeTimes | None = None,
     sms: int = 0,
-    meanwhile: Callable[[], object] | None = None,
 ) -> list[SampledBlock]:
     """Sample the message-flow graphs of a mini-batch.
 
@@ -118,9 +118,6 @@ def sample_blocks(
         at.  So no seed sees an edge later than itself, whatever seeds it shares a batch with.
     sms : int
         Most multiprocessors of a GPU to use; 0 for ``view.sms``.
-    meanwhile : callable, optional
-        Called while a GPU samples, or not at all: what the caller can do without the result.  It
-        must not call operators.
 
     Returns
     -------
@@ -140,27 +137,60 @@ def sample_blocks(
     beginnings; where that is unknown (a fanout of -1) or too much, the hops are sampled one by
     one.
     """
+    return begin_sample_blocks(
+        view, seeds, fanouts, key, replace=replace, weights=weights, times=times, sms=sms
+    )()
+
+
+def begin_sample_blocks(
+    view: GraphView,
+    seeds: torch.Tensor,
+    fanouts: Sequence[int],
+    key: SampleKey,
+    *,
+    replace: bool = False,
+    weights: RowView | None = None,
+    times: EdgeTimes | None = None,
+    sms: int = 0,
+) -> Callable[[], list[SampledBlock]]:
+    """Have a GPU begin with what :func:`sample_blocks` does, where one kernel does it all.
+
+    Parameters and errors are those of :func:`sample_blocks`.
+
+    Returns
+    -------
+    callable
+        Waits for the blocks, or samples them now; to be called once, on the stream on which it was
+        begun.  Until then the host can do other things, and queue them on that stream.
+    """
     check_one_node_type(view, _ASKED)
     seeds = to_idtype(seeds, view, view.num_rows)
     sms = check_integer(sms, "sms", 0, _ASKED) or view.sms
     hops = [check_integer(fanout, "fanout", -1, _ASKED) for fanout in reversed(fanouts)]
     if not hops:
-        return []
+        return list
     if weights is not None or times is not None:
-        return _weighted_blocks(view, seeds, hops, key, replace, weights, times, sms)
+        return _begin_weighted(view, seeds, hops, key, replace, weights, times, sms)
     tensors = (seeds, view.tiers, view.pointers, view.position)
-    rows, cols, keys = view.num_rows, view.num_cols, key.fold_hops(len(hops))
-    sample = direct("sample_hops", tensors)
-    if sample is None:
-        nodes, indptrs, sources, eids = torch.ops.dgl_mgpu.sample_hops.default(
-            *tensors, rows, cols, view.idtype, hops, replace, keys, sms
-        )
+    keys = key.fold_hops(len(hops))
+    others = (view.num_rows, view.num_cols, view.idtype, hops, replace, keys, sms)
+    begin = direct("begin_sample_hops", tensors, even_profiled=True)
+    if begin is None:
+        finish = partial(torch.ops.dgl_mgpu.sample_hops.default, *tensors, *others)
     else:
-        nodes, indptrs, sources, eids = sample(
-            *tensors, rows, cols, view.idtype, hops, replace, keys, sms, meanwhile
-        )
+        finish = begin(*tensors, *others)
+    return lambda: _blocks(*finish())
+
+
+def _blocks(
+    nodes: torch.Tensor,
+    indptrs: Sequence[torch.Tensor],
+    sources: Sequence[torch.Tensor],
+    eids: Sequence[torch.Tensor],
+) -> list[SampledBlock]:
+    """What hops found, the last of them first."""
     blocks: list[SampledBlock] = []
-    for hop in reversed(range(len(hops))):
+    for hop in reversed(range(len(indptrs))):
         # The sources of a hop are the destinations of the one before it here.
         num_dst = indptrs[hop].shape[0] - 1
         src_nodes = nodes[: blocks[-1].num_dst] if blocks else nodes
@@ -168,7 +198,7 @@ def sample_blocks(
     return blocks
 
 
-def _weighted_blocks(
+def _begin_weighted(
     view: GraphView,
     seeds: torch.Tensor,
     fanouts: Sequence[int],
@@ -177,21 +207,24 @@ def _weighted_blocks(
     weights: RowView | None,
     times: EdgeTimes | None,
     sms: int,
-) -> list[SampledBlock]:
+) -> Callable[[], list[SampledBlock]]:
     edges = TypedEdges(0, 0, view, weights, None if times is None else times.edges, key)
     until = None if times is None else [times.until]
     by_type = [[fanout] for fanout in fanouts]
-    nodes, found, indptrs, sources, eids, sizes = sample_typed_hops(
-        [seeds], until, [edges], by_type, replace, sms
-    )
-    return [
-        SampledBlock(
-            indptrs[hop],
-            sources[hop],
-            eids[hop],
-            nodes[0][: sizes[hop + 1][0]],
-            sizes[hop][0],
-            None if found is None else found[0][: sizes[hop + 1][0]],
-        )
-        for hop in reversed(range(len(fanouts)))
-    ]
+    finish = begin_typed_hops([seeds], until, [edges], by_type, replace, sms)
+
+    def blocks() -> list[SampledBlock]:
+        nodes, found, indptrs, sources, eids, sizes = finish()
+        return [
+            SampledBlock(
+                indptrs[hop],
+                sources[hop],
+                eids[hop],
+                nodes[0][: sizes[hop + 1][0]],
+                sizes[hop][0],
+                None if found is None else found[0][: sizes[hop + 1][0]],
+            )
+            for hop in reversed(range(len(fanouts)))
+        ]
+
+    return blocks

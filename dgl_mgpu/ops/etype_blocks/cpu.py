@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dgl_mgpu.ops.etype_blocks.op import EdgeType, Hops, at_moments, edge_types, num_nodes
+from dgl_mgpu.ops.etype_blocks.schema import EdgeType, Hops, at_moments, edge_types, num_nodes
 from dgl_mgpu.ops.library import library
 
 

@@ -7,16 +7,18 @@ of all edge types with one source type follow each other in one buffer, numbered
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.etype_blocks.cpu import hop_by_hop
-from dgl_mgpu.ops.etype_blocks.op import EdgeType, Hops, at_moments, edge_types, num_nodes
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.etype_blocks.schema import EdgeType, Hops, at_moments, edge_types, num_nodes
+from dgl_mgpu.ops.library import direct_cuda, library
 from dgl_mgpu.ops.sample.cuda import sample_hop
 from dgl_mgpu.ops.sample_weighted.cuda import (
     CONTROL,
@@ -36,8 +38,8 @@ _MOST_EDGES = 1 << 25
 _UNIFORM_END, _NUMBERED, _NODES = 1, 3, 2
 
 
-@torch.library.impl(library, "sample_etype_hops", "CUDA")
-def _sample_etype_hops(
+@direct_cuda("begin_sample_etype_hops")
+def begin_sample_etype_hops(
     seeds: list[torch.Tensor],
     moments: list[torch.Tensor],
     until: torch.Tensor | None,
@@ -52,7 +54,11 @@ def _sample_etype_hops(
     replace: bool,
     keys: list[int],
     sms: int = 0,
-) -> Hops:
+) -> Callable[[], Hops]:
+    """Launch what ``sample_etype_hops`` does; what is returned waits for it.
+
+    It is to be called once, on the same stream, or not at all.
+    """
     device.raise_faults(seeds[0].device, wait=False)
     types = edge_types(ends, graphs, num_rows, num_cols, weights, times)
     by_type = list(zip(fanouts, keys, strict=True))
@@ -62,18 +68,23 @@ def _sample_etype_hops(
         space = workspace(seeds[0].device)
         with space.lock:
             try:
-                return _all_hops(
+                return _launched(
                     space, seeds, moments, until, types, idtype, replace, sms, draws, rooms
-                )
+                ).finish
             except torch.cuda.OutOfMemoryError:
                 space.release()
-    return hop_by_hop(
-        seeds, moments, until, ends, graphs, num_rows, num_cols, idtype, weights, times, fanouts,
-        replace, keys, sms,
+    return partial(
+        hop_by_hop, seeds, moments, until, ends, graphs, num_rows, num_cols, idtype, weights, times,
+        fanouts, replace, keys, sms,
     )  # fmt: skip
 
 
-def _all_hops(
+@torch.library.impl(library, "sample_etype_hops", "CUDA")
+def _sample_etype_hops(*arguments: Any) -> Hops:
+    return begin_sample_etype_hops(*arguments)()
+
+
+def _launched(
     space: Workspace,
     seeds: Sequence[torch.Tensor],
     moments: Sequence[torch.Tensor],
@@ -84,11 +95,12 @@ def _all_hops(
     sms: int,
     draws: Sequence[Sequence[tuple[int, int]]],
     rooms: Sequence[Sequence[int]],
-) -> Hops:
+) -> _Batch:
     batch = _Batch(space, seeds, moments, until, types, idtype, replace, sms, rooms[-1])
     for draw, most in zip(draws, rooms, strict=False):
         batch.sample_hop(draw, most)
-    return batch.finish()
+    batch.expect_reports()
+    return batch
 
 
 def _rooms(
@@ -258,13 +270,17 @@ class _Batch:
         weighed.fill(key, False, sources, start, found.neighbors, found.eids)
         return _Sampled(of, most, weighed.indptr, report, END, weighed)
 
+    def expect_reports(self) -> None:
+        """Have the GPU tell the host what it found, after the last hop."""
+        on_device = torch.cat(self._reports)
+        self._told = device.driver.host_buffer(len(on_device))
+        self._told.copy_(on_device, non_blocking=True)
+        self._is_told = device.driver.mark(self._where)
+
     def finish(self) -> Hops:
         """Wait for the GPU, and cut what it found to size."""
-        on_device = torch.cat(self._reports)
-        report = device.driver.host_buffer(len(on_device))
-        report.copy_(on_device, non_blocking=True)
-        device.driver.synchronize(self._where)
-        told = report.tolist()
+        self._is_told.synchronize()
+        told = self._told.tolist()
         sizes = [[len(each) for each in self._seeds]]
         indptrs, sources, eids = [], [], []
         for hop, (sampled, found) in enumerate(self._hops):

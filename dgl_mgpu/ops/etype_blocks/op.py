@@ -4,160 +4,26 @@ With times, a node is sampled at the time of the seed that it was reached from, 
 away, and is one source node for each time that it is reached at.  So no seed learns of an edge
 later than itself, and what it sees does not depend on the other seeds of its batch: samples are
 those of as many batches of one seed, put together where they are the same.
-
-The operator knows *a node at a time* by one id::
-
-    id = node + moment * (number of nodes of its type)
-
-where ``moment`` is the number of the time among the times of the seeds.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace as with_fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids, check_integer
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.etype_blocks import schema  # noqa: F401  (defines the operator)
+from dgl_mgpu.ops.library import direct
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_weighted.op import EdgeTimes, weighting
 from dgl_mgpu.ops.view import GraphView, RowView
 
 _ASKED = "sample blocks"
-
-# By node type: `seeds`, and `moments`, the number of each seed's time in `until`; without times
-# both are left out. By edge type: `ends`, the numbers of its source and destination type; `graphs`,
-# tiers, pointers and position; `weights` and `times`, the same and an empty tensor of their dtype,
-# or four times None. By hop, and by edge type in it: `fanouts` and `keys`; `indptrs`, `sources` and
-# `eids`. `nodes` are those of the last hop by type, as nodes at a time (int64) if there are times;
-# those of other hops are beginnings of them, in `sizes`, (hops + 1, node types) on the CPU.
-library.define(
-    "sample_etype_hops(Tensor[] seeds, Tensor[] moments, Tensor? until, int[] ends,"
-    " Tensor[] graphs, SymInt[] num_rows, SymInt[] num_cols, ScalarType idtype,"
-    " Tensor?[] weights, Tensor?[] times, int[] fanouts, bool replace, int[] keys, int sms=0)"
-    " -> (Tensor[] nodes, Tensor[] indptrs, Tensor[] sources, Tensor[] eids, Tensor sizes)"
-)
-
-#: What the operator returns.
-Hops = tuple[
-    list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], torch.Tensor
-]
-
-
-@torch.library.register_fake("dgl_mgpu::sample_etype_hops", lib=library)
-def _sample_etype_hops_fake(
-    seeds: list[torch.Tensor],
-    moments: list[torch.Tensor],
-    until: torch.Tensor | None,
-    ends: list[int],
-    graphs: list[torch.Tensor],
-    num_rows: list[int],
-    num_cols: list[int],
-    idtype: torch.dtype,
-    weights: list[torch.Tensor | None],
-    times: list[torch.Tensor | None],
-    fanouts: list[int],
-    replace: bool,
-    keys: list[int],
-    sms: int = 0,
-) -> Hops:
-    context = torch.library.get_ctx()
-    num_types = len(num_rows)
-    known: list[Any] = [len(each) for each in seeds]
-    indptrs, sources, eids = [], [], []
-    for _ in range(len(fanouts) // num_types):
-        for target in ends[1::2]:
-            indptrs.append(seeds[0].new_empty(known[target] + 1, dtype=torch.int64))
-            sources.append(seeds[0].new_empty(context.new_dynamic_size(), dtype=idtype))
-            eids.append(torch.empty_like(sources[-1]))
-        known = [context.new_dynamic_size() for _ in seeds]
-    dtype = idtype if until is None else torch.int64
-    nodes = [seeds[0].new_empty(size, dtype=dtype) for size in known]
-    sizes = torch.empty(len(fanouts) // num_types + 1, len(seeds), dtype=torch.int64, device="cpu")
-    return nodes, indptrs, sources, eids, sizes
-
-
-@dataclass(frozen=True)
-class EdgeType:
-    """One edge type of the operator's arguments.
-
-    Attributes
-    ----------
-    source, target : int
-        Numbers of its node types.
-    graph : tuple
-        Tiers, pointers, position and number of rows.
-    num_sources : int
-    weights, times : list of Tensor
-        Tiers, pointers and position; empty where there are none.
-    weight_dtype, time_dtype : torch.dtype, optional
-    """
-
-    source: int
-    target: int
-    graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
-    num_sources: int
-    weights: list[torch.Tensor]
-    weight_dtype: torch.dtype | None
-    times: list[torch.Tensor]
-    time_dtype: torch.dtype | None
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether all edges are drawn alike."""
-        return self.weight_dtype is None and self.time_dtype is None
-
-
-def edge_types(
-    ends: Sequence[int],
-    graphs: Sequence[torch.Tensor],
-    num_rows: Sequence[int],
-    num_cols: Sequence[int],
-    weights: Sequence[torch.Tensor | None],
-    times: Sequence[torch.Tensor | None],
-) -> list[EdgeType]:
-    """The edge types of the operator's arguments."""
-    types = []
-    for number, (rows, cols) in enumerate(zip(num_rows, num_cols, strict=True)):
-        source, target = ends[2 * number : 2 * number + 2]
-        tiers, pointers, position = graphs[3 * number : 3 * number + 3]
-        types.append(
-            EdgeType(
-                source,
-                target,
-                (tiers, pointers, position, rows),
-                cols,
-                *_values(weights[4 * number : 4 * number + 4]),
-                *_values(times[4 * number : 4 * number + 4]),
-            )
-        )
-    return types
-
-
-def _values(
-    values: Sequence[torch.Tensor | None],
-) -> tuple[list[torch.Tensor], torch.dtype | None]:
-    there = [each for each in values if each is not None]
-    return (there[:-1], there[-1].dtype) if there else ([], None)
-
-
-def num_nodes(types: Sequence[EdgeType]) -> dict[int, int]:
-    """Nodes of each node type, by its number."""
-    found = {}
-    for each in types:
-        found[each.source], found[each.target] = each.num_sources, each.graph[3]
-    return found
-
-
-def at_moments(seeds: torch.Tensor, moments: torch.Tensor, num_nodes: int) -> torch.Tensor:
-    """Ids of nodes at times; -1 for a seed that is no node."""
-    ids = seeds.to(torch.int64)
-    return torch.where((ids < 0) | (ids >= num_nodes), -1, ids + moments * num_nodes)
 
 
 def to_idtype(ids: torch.Tensor, view: GraphView, num_nodes: int) -> torch.Tensor:
@@ -193,15 +59,17 @@ class SampledHops(NamedTuple):
     sizes: list[list[int]]
 
 
-def sample_typed_hops(
+def begin_typed_hops(
     seeds: list[torch.Tensor],
     until: list[torch.Tensor] | None,
     types: Sequence[TypedEdges],
     fanouts: Sequence[Sequence[int]],
     replace: bool,
     sms: int,
-) -> SampledHops:
-    """Call the operator for seeds, by node type, that are in the graph's id type.
+) -> Callable[[], SampledHops]:
+    """Have a GPU begin with the operator for seeds, by node type, in the graph's id type.
+
+    What is returned waits for it, or calls it; it is to be called once, on the same stream.
 
     Parameters
     ----------
@@ -226,7 +94,7 @@ def sample_typed_hops(
     if until is not None:
         table, moments = _moments(until)
     keys = [each.key.fold_hops(len(fanouts)) for each in types]
-    nodes, indptrs, sources, eids, sizes = torch.ops.dgl_mgpu.sample_etype_hops.default(
+    arguments = (
         seeds,
         moments,
         table,
@@ -246,14 +114,24 @@ def sample_typed_hops(
         [key for hop in zip(*keys, strict=True) for key in hop],
         sms,
     )
-    found = None
-    if table is not None:
-        counts: dict[int, int] = {}
-        for each in types:
-            counts[each.source], counts[each.target] = each.view.num_cols, each.view.num_rows
-        found = [table[ids // counts[number]] for number, ids in enumerate(nodes)]
-        nodes = [(ids % counts[number]).to(seeds[0].dtype) for number, ids in enumerate(nodes)]
-    return SampledHops(nodes, found, indptrs, sources, eids, sizes.tolist())
+    begin = direct("begin_sample_etype_hops", tuple(seeds), even_profiled=True)
+    if begin is None:
+        finish = partial(torch.ops.dgl_mgpu.sample_etype_hops.default, *arguments)
+    else:
+        finish = begin(*arguments)
+
+    def sampled() -> SampledHops:
+        nodes, indptrs, sources, eids, sizes = finish()
+        found = None
+        if table is not None:
+            counts: dict[int, int] = {}
+            for each in types:
+                counts[each.source], counts[each.target] = each.view.num_cols, each.view.num_rows
+            found = [table[ids // counts[number]] for number, ids in enumerate(nodes)]
+            nodes = [(ids % counts[number]).to(seeds[0].dtype) for number, ids in enumerate(nodes)]
+        return SampledHops(nodes, found, indptrs, sources, eids, sizes.tolist())
+
+    return sampled
 
 
 def _operands(view: list[torch.Tensor], dtype: torch.dtype | None) -> Sequence[torch.Tensor | None]:
@@ -371,6 +249,40 @@ def sample_etype_blocks(
     from the GPU how many there are.  Where that bound is unknown (a fanout of -1) or too large,
     and for edge types without times in a batch with times, hops are sampled one by one.
     """
+    return begin_sample_etype_blocks(
+        views,
+        seeds,
+        fanouts,
+        key,
+        replace=replace,
+        weights=weights,
+        times=times,
+        until=until,
+        sms=sms,
+    )()
+
+
+def begin_sample_etype_blocks(
+    views: Mapping[tuple[str, str, str], GraphView],
+    seeds: Mapping[str, torch.Tensor],
+    fanouts: Sequence[int | Mapping[tuple[str, str, str], int]],
+    key: SampleKey,
+    *,
+    replace: bool = False,
+    weights: Mapping[tuple[str, str, str], RowView] | None = None,
+    times: Mapping[tuple[str, str, str], RowView] | None = None,
+    until: Mapping[str, torch.Tensor] | None = None,
+    sms: int = 0,
+) -> Callable[[], list[EtypeBlock]]:
+    """Have a GPU begin with what :func:`sample_etype_blocks` does, where bounds are known.
+
+    Parameters and errors are those of :func:`sample_etype_blocks`.
+
+    Returns
+    -------
+    callable
+        As :func:`dgl_mgpu.ops.begin_sample_blocks` returns it.
+    """
     first = _check_types(views)
     ntypes = list(dict.fromkeys(ntype for etype in views for ntype in (etype[0], etype[2])))
     for name, types, known in (
@@ -395,8 +307,8 @@ def sample_etype_blocks(
     if times or until:
         moments = _check_until(ntypes, given, times or {}, until or {})
     if not hops:
-        return []
-    sampled = sample_typed_hops(
+        return list
+    finish = begin_typed_hops(
         given,
         moments,
         [
@@ -414,7 +326,12 @@ def sample_etype_blocks(
         replace,
         sms or first.sms,
     )
-    return [_block(sampled, hop, list(views), ntypes) for hop in reversed(range(len(hops)))]
+
+    def blocks() -> list[EtypeBlock]:
+        sampled = finish()
+        return [_block(sampled, hop, list(views), ntypes) for hop in reversed(range(len(hops)))]
+
+    return blocks
 
 
 def _block(
