@@ -20,7 +20,8 @@ import dgl  # isort: skip
 
 from benchmarks.fullgraph import random_rows
 from benchmarks.gpu import PowerLaw, built_store
-from dgl_mgpu.backend.global_store.graph import StoreGraph, node_table, topology_table
+from dgl_mgpu.backend.global_store.graph import StoreGraph
+from dgl_mgpu.backend.global_store.tables import node_table, topology_table
 from dgl_mgpu.backend.structure.relation import ranges
 from dgl_mgpu.data.generate import GraphSpec
 from dgl_mgpu.store import FeatureSource, Ranks, TopologySource

@@ -16,14 +16,14 @@ from dgl_mgpu.backend.global_store.embedding.tables import (
     read_specs,
     with_embeddings,
 )
-from dgl_mgpu.backend.global_store.graph import (
+from dgl_mgpu.backend.global_store.tables import (
     CanonicalEtype,
     Nodes,
     edge_table,
+    ends_table,
     node_table,
     topology_table,
 )
-from dgl_mgpu.backend.global_store.tables import ends_table
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.store import FeatureSource, TopologySource

@@ -11,7 +11,6 @@ of a node.  To find the ends of an edge by its id it looks either
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from dataclasses import replace as with_fields
@@ -26,11 +25,12 @@ from dgl.sampling.negative import _calc_redundancy
 
 from dgl_mgpu.backend.global_store.batch_keys import BatchKeys
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype, ends_table, topology_table
+from dgl_mgpu.backend.global_store.topology import StoredTopology
 from dgl_mgpu.backend.sampling.seed_edges import all_edges, edge_rows
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import gather_rows, negative_edges
 from dgl_mgpu.ops.view import FIRST, INDICES, INDPTR, PARTS, START, STOP, GraphView, RowView
-from dgl_mgpu.store import Store, TopologySource
+from dgl_mgpu.store import TopologySource
 from dgl_mgpu.store.format import CSCFormat, EdgeIds
 
 Edges = torch.Tensor | Mapping[Any, torch.Tensor]
@@ -64,30 +64,13 @@ class Ends(NamedTuple):
     destinations: torch.Tensor
 
 
-class EdgeQueries(ABC):
+class EdgeQueries(StoredTopology):
     """What a store's graph answers about its edges, as a DGLGraph does."""
 
-    ntypes: list[str]
-    canonical_etypes: list[CanonicalEtype]
     device: torch.device
-    _store: Store
-    _num_nodes: dict[str, int]
     _batch_keys: BatchKeys
     #: How the edges of a type lie, of those that were asked for.
     _places: dict[CanonicalEtype, _Places]
-
-    @property
-    @abstractmethod
-    def idtype(self) -> torch.dtype:
-        """int32 or int64."""
-
-    @abstractmethod
-    def view(self, etype: str | CanonicalEtype | None = None) -> GraphView:
-        """An edge type's topology as operators and kernels take it."""
-
-    @abstractmethod
-    def to_canonical_etype(self, etype: str | CanonicalEtype | None) -> CanonicalEtype:
-        """The full triple of an edge type; ``None`` names the only one."""
 
     def find_edges(
         self, eid: torch.Tensor | int, etype: str | CanonicalEtype | None = None

@@ -19,7 +19,6 @@ from dgl_mgpu.backend.global_store.tables import (
     Nodes,
     edge_table,
     node_table,
-    topology_table,
 )
 from dgl_mgpu.backend.ours import stays_tensor
 from dgl_mgpu.backend.sampling.block_sampling import begin_hops, blank_blocks, tensor_blocks
@@ -37,7 +36,7 @@ from dgl_mgpu.ops import (
     pinsage_neighbors,
     sample_neighbors,
 )
-from dgl_mgpu.ops.view import GraphView, RowView
+from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import Store, Table
 
 # What DGL's samplers and users look for on a graph.
@@ -69,10 +68,7 @@ class StoreGraph(EdgeQueries):
         canonical_etypes: list[CanonicalEtype],
         seed: int,
     ) -> None:
-        self._store = store
-        self._num_nodes = dict(num_nodes)
-        self.ntypes = list(num_nodes)
-        self.canonical_etypes = list(canonical_etypes)
+        super().__init__(store, num_nodes, canonical_etypes)
         self.traffic = Traffic()
         self._batch_keys = BatchKeys(seed)
         self._epoch_is_set = False
@@ -98,59 +94,6 @@ class StoreGraph(EdgeQueries):
                 "read features with get_node_storage, and use the DGLGraph itself for the rest",
             )
         raise AttributeError(f"'StoreGraph' object has no attribute '{name}'")
-
-    # -- schema -------------------------------------------------------------------------
-
-    @property
-    def etypes(self) -> list[str]:
-        """Edge type names, in the order of ``canonical_etypes``."""
-        return [etype for _, etype, _ in self.canonical_etypes]
-
-    @property
-    def idtype(self) -> torch.dtype:
-        """int32 or int64."""
-        return self.view(self.canonical_etypes[0]).idtype
-
-    @property
-    def is_homogeneous(self) -> bool:
-        """Whether there is one node type and one edge type."""
-        return len(self.ntypes) == 1 and len(self.canonical_etypes) == 1
-
-    def to_canonical_etype(self, etype: str | CanonicalEtype | None) -> CanonicalEtype:
-        """The full triple of an edge type; ``None`` names the only one."""
-        matches = [
-            full
-            for full in self.canonical_etypes
-            if etype is None or full == etype or full[1] == etype
-        ]
-        if len(matches) != 1:
-            raise InvalidInputError(
-                f"find edge type {etype!r}",
-                f"{len(matches)} of {self.canonical_etypes} match",
-                "name one of them as (source type, edge type, destination type)",
-            )
-        return matches[0]
-
-    def num_nodes(self, ntype: str | None = None) -> int:
-        """Nodes of a type, or of all types."""
-        if ntype is None:
-            return sum(self._num_nodes.values())
-        return self._num_nodes[self._only_ntype(ntype)]
-
-    number_of_nodes = num_nodes
-
-    def num_edges(self, etype: str | CanonicalEtype | None = None) -> int:
-        """Edges of a type, or of all types."""
-        etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
-        return sum(self.view(full).num_edges for full in etypes)
-
-    number_of_edges = num_edges
-
-    def view(self, etype: str | CanonicalEtype | None = None) -> GraphView:
-        """An edge type's topology as operators and kernels take it (:mod:`dgl_mgpu.ops`)."""
-        view = self._store.tables[topology_table(self.to_canonical_etype(etype))].view
-        assert isinstance(view, GraphView)
-        return view
 
     # -- features -----------------------------------------------------------------------
 
@@ -516,15 +459,6 @@ class StoreGraph(EdgeQueries):
             )
         return TableStorage(key if self.is_homogeneous else f"{of}.{key}", table, self.traffic)
 
-    def _only_ntype(self, ntype: str | None) -> str:
-        if ntype is None and len(self.ntypes) == 1:
-            return self.ntypes[0]
-        if ntype not in self._num_nodes:
-            raise InvalidInputError(
-                f"find node type {ntype!r}", f"types {self.ntypes}", "name one of them"
-            )
-        return ntype
-
     def _by_ntype(self, nodes: Nodes) -> dict[str, torch.Tensor]:
         """Seed nodes by type, checked, in the graph's id type."""
         by_type = nodes if isinstance(nodes, Mapping) else {self._only_ntype(None): nodes}
@@ -565,16 +499,3 @@ class StoreGraph(EdgeQueries):
             self.to_canonical_etype(etype): IdFilter(torch.as_tensor(eids).to(self.device))
             for etype, eids in by_type.items()
         }
-
-    def _by_etype(self, fanout: int | Mapping) -> dict[CanonicalEtype, int]:
-        if not isinstance(fanout, Mapping):
-            return dict.fromkeys(self.canonical_etypes, fanout)
-        fanouts = {self.to_canonical_etype(etype): n for etype, n in fanout.items()}
-        missing = [etype for etype in self.canonical_etypes if etype not in fanouts]
-        if missing:
-            raise InvalidInputError(
-                "sample with a fanout for each edge type",
-                f"none for {missing}",
-                "give each edge type one; 0 leaves it out",
-            )
-        return fanouts

@@ -10,7 +10,8 @@ import numpy as np
 import torch
 
 from dgl_mgpu.backend.global_store.accesses import add_accesses
-from dgl_mgpu.backend.global_store.graph import CanonicalEtype, Nodes, StoreGraph, topology_table
+from dgl_mgpu.backend.global_store.graph import StoreGraph
+from dgl_mgpu.backend.global_store.tables import CanonicalEtype, Nodes, topology_table
 from dgl_mgpu.ops import workspace
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.store import TopologySource

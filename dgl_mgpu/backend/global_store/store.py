@@ -25,12 +25,9 @@ from dgl_mgpu.backend.global_store.embedding.tables import (
     state_table,
     unfolded,
 )
-from dgl_mgpu.backend.global_store.graph import (
-    Nodes,
-    StoreGraph,
-    node_table,
-)
+from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.backend.global_store.hotness import degree_hotness, presample_hotness
+from dgl_mgpu.backend.global_store.tables import Nodes, node_table
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses

@@ -11,8 +11,8 @@ import torch
 from dgl_mgpu.backend.compat.overrides.gpu import _fetch_cuda
 from dgl_mgpu.backend.global_store import storage
 from dgl_mgpu.backend.global_store.content import of_dataset
-from dgl_mgpu.backend.global_store.graph import topology_table
 from dgl_mgpu.backend.global_store.hotness import presample_hotness
+from dgl_mgpu.backend.global_store.tables import topology_table
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.view import RowView

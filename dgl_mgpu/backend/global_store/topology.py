@@ -1,0 +1,104 @@
+"""What a store's graph is made of: types, how many nodes and edges, and where edges are."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from dgl_mgpu.backend.global_store.tables import CanonicalEtype, topology_table
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops.view import GraphView
+from dgl_mgpu.store import Store
+
+
+class StoredTopology:
+    """Node and edge types of a graph whose topology is in a store.
+
+    Attributes
+    ----------
+    ntypes : list of str
+    canonical_etypes : list of (str, str, str)
+    idtype : torch.dtype
+    """
+
+    def __init__(
+        self, store: Store, num_nodes: Mapping[str, int], canonical_etypes: Sequence[CanonicalEtype]
+    ) -> None:
+        self._store = store
+        self._num_nodes = dict(num_nodes)
+        self.ntypes = list(num_nodes)
+        self.canonical_etypes = list(canonical_etypes)
+
+    @property
+    def etypes(self) -> list[str]:
+        """Edge type names, in the order of ``canonical_etypes``."""
+        return [etype for _, etype, _ in self.canonical_etypes]
+
+    @property
+    def idtype(self) -> torch.dtype:
+        """int32 or int64."""
+        return self.view(self.canonical_etypes[0]).idtype
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether there is one node type and one edge type."""
+        return len(self.ntypes) == 1 and len(self.canonical_etypes) == 1
+
+    def to_canonical_etype(self, etype: str | CanonicalEtype | None) -> CanonicalEtype:
+        """The full triple of an edge type; ``None`` names the only one."""
+        matches = [
+            full
+            for full in self.canonical_etypes
+            if etype is None or full == etype or full[1] == etype
+        ]
+        if len(matches) != 1:
+            raise InvalidInputError(
+                f"find edge type {etype!r}",
+                f"{len(matches)} of {self.canonical_etypes} match",
+                "name one of them as (source type, edge type, destination type)",
+            )
+        return matches[0]
+
+    def num_nodes(self, ntype: str | None = None) -> int:
+        """Nodes of a type, or of all types."""
+        if ntype is None:
+            return sum(self._num_nodes.values())
+        return self._num_nodes[self._only_ntype(ntype)]
+
+    number_of_nodes = num_nodes
+
+    def num_edges(self, etype: str | CanonicalEtype | None = None) -> int:
+        """Edges of a type, or of all types."""
+        etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
+        return sum(self.view(full).num_edges for full in etypes)
+
+    number_of_edges = num_edges
+
+    def view(self, etype: str | CanonicalEtype | None = None) -> GraphView:
+        """An edge type's topology as operators and kernels take it (:mod:`dgl_mgpu.ops`)."""
+        view = self._store.tables[topology_table(self.to_canonical_etype(etype))].view
+        assert isinstance(view, GraphView)
+        return view
+
+    def _only_ntype(self, ntype: str | None) -> str:
+        if ntype is None and len(self.ntypes) == 1:
+            return self.ntypes[0]
+        if ntype not in self._num_nodes:
+            raise InvalidInputError(
+                f"find node type {ntype!r}", f"types {self.ntypes}", "name one of them"
+            )
+        return ntype
+
+    def _by_etype(self, fanout: int | Mapping) -> dict[CanonicalEtype, int]:
+        if not isinstance(fanout, Mapping):
+            return dict.fromkeys(self.canonical_etypes, fanout)
+        fanouts = {self.to_canonical_etype(etype): n for etype, n in fanout.items()}
+        missing = [etype for etype in self.canonical_etypes if etype not in fanouts]
+        if missing:
+            raise InvalidInputError(
+                "sample with a fanout for each edge type",
+                f"none for {missing}",
+                "give each edge type one; 0 leaves it out",
+            )
+        return fanouts
