@@ -1,12 +1,14 @@
 """Claim: through the store an epoch takes at most 1.05 times as long as its model alone.
 
-GraphSAGE, GCN and PinSAGE with XGNN's mini-batches (section 6.1) of 6000 seeds, on generated graphs
-of the sizes of papers100M, twitter and uk-2006 in GPU memory.  With ``--gpu-memory 16GiB``, XGNN's
-setting, the rest is in host memory: at most 1.3 times, where XGNN itself stays within 1.5.
+GraphSAGE, GCN and PinSAGE with XGNN's mini-batches of 6000 seeds, or with ``--paper wholegraph``
+GCN, GraphSAGE and GAT with WholeGraph's of 512 (``timed_training.SETTINGS``), on generated graphs
+of the sizes of the paper's, in GPU memory.  With ``--gpu-memory 16GiB``, XGNN's setting, the rest
+is in host memory: at most 1.3 times, where XGNN itself stays within 1.5.
 
 DGL's DataLoader goes over the store's graph, on a rank a GPU, with DDP.  In turns, in the same run:
 steps end to end with batches made ahead, and one by one (``DGL_MGPU_PREFETCH=0``); the same
 training on batches that are in GPU memory already, each used once; the loader without a model.
+An epoch's time is the steps that the graph's training nodes take times the median of a step.
 Samples, features and losses are checked first.
 
     python -m benchmarks.epoch_gpu --ranks 1 --scale 0.5 --out epoch.json
@@ -17,6 +19,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
+import math
 import statistics
 import sys
 import time
@@ -46,7 +49,7 @@ from benchmarks.gpu import this_device
 from benchmarks.minibatch_gpu import hops_of
 from benchmarks.sampling_gpu import Checker
 from benchmarks.timed_training import (
-    NETWORKS,
+    SETTINGS,
     WALK_LENGTH,
     WARM_UP,
     Clock,
@@ -62,7 +65,7 @@ from benchmarks.timed_training import (
 )
 from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.backend.ours import graphs_on_tensors
-from dgl_mgpu.data.generate import SHAPES
+from dgl_mgpu.data.generate import GraphSpec
 from dgl_mgpu.report.profile import StepProfile
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.planning import parse_bytes
@@ -209,13 +212,14 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self._job, self._options = Job(options), options
+        self._setting = SETTINGS[options.paper]
         self._failed = False
 
     def run(self) -> bool:
         """Whether all could be measured."""
         self._job.say(
             f"{'ms a step':28} {'ahead':>8} {'1 by 1':>8} {'model':>8} {'loader':>8} {'host':>8}"
-            f" {'busy':>5} {'ratio':>6} {'aim':>5}  reached"
+            f" {'busy':>5} {'ratio':>6} {'aim':>5}  {'reached':7} {'epoch, s':>8}"
         )
         for name in self._options.shapes:
             with self._part(name):
@@ -238,8 +242,9 @@ class Bench:
     def _shape(self, shape: str) -> None:
         job, ranks = self._job, Ranks.of_this_machine()
         begin = time.perf_counter()
-        data = Data(SHAPES[shape].scaled(self._options.scale), job.device)
-        networks = [NETWORKS[name] for name in self._options.models]
+        spec = self._setting.graphs[shape].scaled(self._options.scale)
+        data = Data(spec, job.device)
+        networks = [self._setting.networks[name] for name in self._options.models]
         store = {
             **self._memory(data, ranks),
             "batch_size": self._options.batch,
@@ -251,9 +256,9 @@ class Bench:
             spent = time.perf_counter() - begin
             about = {
                 "shape": shape,
-                "nodes": data.spec.num_nodes,
+                "nodes": spec.num_nodes,
                 "edges": data.num_edges,
-                "features": data.spec.num_features,
+                "features": spec.num_features,
                 "bytes": data.nbytes,
                 "idtype": str(data.idtype),
                 "build_s": spent,
@@ -270,7 +275,7 @@ class Bench:
             data.forget_edges()
             for name, network, case in cases:
                 with self._part(name):
-                    self._keep(name, shape, network, case.measure())
+                    self._keep(name, spec, network, case.measure())
 
     def _memory(self, data: Data, ranks: Ranks) -> dict[str, Any]:
         if self._options.gpu_memory is None:
@@ -279,19 +284,23 @@ class Bench:
         # What the machine says of its memory may be less than it gives.
         return {"policy": "auto", "gpu_memory": memory, "host_memory": 2 * data.nbytes}
 
-    def _keep(self, name: str, shape: str, network: Network, found: dict[str, Any]) -> None:
+    def _keep(self, name: str, spec: GraphSpec, network: Network, found: dict[str, Any]) -> None:
         profile: StepProfile | None = found.pop("profile")
         median = medians(found["each_rank_ms"])
         ratio = median["ahead"] / median["model"]
+        xgnns = network.xgnn.get(spec.shape)
         aim: float | None = AIM
         if self._options.gpu_memory is not None:
-            aim = AIM_OF_PART if network.xgnn[shape] <= WITHIN else None
+            aim = AIM_OF_PART if xgnns is not None and xgnns <= WITHIN else None
+        seeds = self._options.batch * self._job.ranks.size
+        steps = math.ceil(spec.train * spec.num_nodes / seeds)
         reached = None if aim is None else ratio <= aim
         busy = None if profile is None else profile.busy_share
         ways = " ".join(f"{median[way]:8.2f}" for way in WAYS)
         verdict = {True: "yes", False: "no", None: "-"}[reached]
         self._job.say(
-            f"{name:28} {ways} {column(busy, 5)} {ratio:6.2f} {column(aim, 5)}  {verdict}"
+            f"{name:28} {ways} {column(busy, 5)} {ratio:6.2f} {column(aim, 5)}  {verdict:7}"
+            f" {steps * median['ahead'] / 1e3:8.2f}"
         )
         self._job.keep(
             case=name,
@@ -307,8 +316,10 @@ class Bench:
             ratio_one_by_one=median["one by one"] / median["model"],
             aim=aim,
             reached=reached,
-            xgnns_ratio=network.xgnn[shape],
-            seeds_per_second=1e3 * self._options.batch * self._job.ranks.size / median["ahead"],
+            xgnns_ratio=xgnns,
+            seeds_per_second=1e3 * seeds / median["ahead"],
+            epoch_steps=steps,
+            epoch_s=steps * median["ahead"] / 1e3,
             profile=None if profile is None else vars(profile),
             **found,
         )
@@ -327,31 +338,37 @@ def main() -> None:
     common_options(parser)
     ranks_option(parser)
     parser.set_defaults(scale=0.5, repeats=5)
-    parser.add_argument("--shapes", nargs="+", choices=_SHAPES, default=_SHAPES)
-    parser.add_argument("--models", nargs="+", choices=tuple(NETWORKS), default=tuple(NETWORKS))
+    parser.add_argument("--paper", choices=tuple(SETTINGS), default="xgnn", help="whose setting")
+    parser.add_argument("--shapes", nargs="+", help="of the paper's graphs; all by default")
+    parser.add_argument("--models", nargs="+", help="of the paper's; all by default")
     parser.add_argument(
         "--gpu-memory",
         type=partial(parse_bytes, asked="--gpu-memory"),
         metavar="16GiB",
         help="of each GPU for a graph of scale 1, and so much less for a smaller one",
     )
-    parser.add_argument("--batch", type=int, default=6000, help="seeds of a mini-batch")
+    parser.add_argument("--batch", type=int, help="seeds of a mini-batch; by default the paper's")
     parser.add_argument("--hidden", type=int, default=256, help="width of hidden layers")
     parser.add_argument("--window", type=int, default=20, help="timed steps in a window")
     parser.add_argument("--kept", type=int, default=20, help="batches in GPU memory, at most")
     parser.add_argument("--traced", type=int, default=5, help="steps that are traced")
     parser.add_argument("--traces", type=Path, help="keep traces and timelines in this folder")
     options = parser.parse_args()
+    setting = SETTINGS[options.paper]
+    options.shapes = options.shapes or list(setting.graphs)
+    options.models = options.models or list(setting.networks)
+    options.batch = options.batch or setting.batch
+    for asked, known in ((options.shapes, setting.graphs), (options.models, setting.networks)):
+        if unknown := set(asked) - set(known):
+            parser.error(f"{options.paper} has {', '.join(known)}, and no {', '.join(unknown)}")
     seeds = (WARM_UP + options.window + SPARE) * options.batch * options.ranks
     for name in options.shapes:
-        nodes = SHAPES[name].scaled(options.scale).num_nodes
+        nodes = setting.graphs[name].scaled(options.scale).num_nodes
         if nodes < seeds:
             parser.error(f"{name} has {nodes} nodes at this scale, and {seeds} are to be seeds")
     new_report(options)
     launch(work, options.ranks, options)
 
-
-_SHAPES = ("papers100M", "twitter", "uk-2006")
 
 if __name__ == "__main__":
     main()

@@ -12,13 +12,20 @@ default are timed once more side by side: the fastest of 150 noisy figures looks
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 
-from benchmarks.fullgraph import SHAPES, Job, common_options, graph_of, new_report, ranks_option
+from benchmarks.fullgraph import (
+    SHAPES,
+    Job,
+    common_options,
+    graph_of,
+    new_report,
+    ranks_option,
+    tuned,
+)
 from benchmarks.fullgraph_gpu import WIDTHS
 from benchmarks.gpu import measure
 from dgl_mgpu.fullgraph.exchange.auto import Auto, Case
@@ -30,8 +37,6 @@ AIM = 1.05
 #: Ways that take so many times as long as the fastest are timed once, the others more often, in
 #: windows of so many calls.
 _NEAR, _WINDOW = 1.5, 4
-#: Calls after which the tuner must have chosen.
-_MOST_CALLS = 1000
 
 
 class Sweep:
@@ -66,7 +71,7 @@ class Sweep:
         best = min(near, key=swept.__getitem__)
 
         auto = Auto(ways, cached=False)
-        calls, seconds = self._tune(auto, case, rows)
+        calls, seconds = tuned(auto, case, rows)
         pick = auto.found.get(case, ways.default)
         chosen = dict.fromkeys((best, pick, ways.default))
         final = self._slowest(ways, chosen, rows, transposed, 3 * repeats, _WINDOW)
@@ -85,17 +90,6 @@ class Sweep:
                 {way: auto.model.seconds(way, case.row_bytes) for way in ways.candidates}
             ),
         }
-
-    def _tune(self, auto: Auto, case: Case, rows: torch.Tensor) -> tuple[int, float]:
-        """How many calls it takes until the tuner has chosen, and how long they last."""
-        begin = time.perf_counter()
-        if self._job.ranks.size == 1:
-            return 0, 0.0
-        for calls in range(1, _MOST_CALLS):
-            (auto.transposed_sums if case.transposed else auto.sums)(rows)
-            if case in auto.found:
-                return calls, time.perf_counter() - begin
-        raise RuntimeError(f"nothing was chosen for {case} in {_MOST_CALLS} calls")
 
     def _slowest(
         self,

@@ -23,6 +23,7 @@ import dgl  # isort: skip
 
 from benchmarks.gpu import this_device
 from benchmarks.machine import describe_machine
+from dgl_mgpu.fullgraph.exchange.auto import Auto, Case
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
 from dgl_mgpu.fullgraph.exchange.ways import Ways
@@ -37,6 +38,8 @@ _EXPONENT = 1.5
 _CHECKED, _TOLERANCE = 500, 1e-5
 #: Numbers of rows that are made at a time.
 _CHUNK = 1 << 26
+#: Calls after which 'auto' must have chosen.
+_MOST_CALLS = 1000
 #: Odd numbers whose bits look random (splitmix64's).
 _FIRST, _SECOND = -4658895280553007687, -7723592293110705685
 
@@ -75,12 +78,16 @@ class Shape:
         return indptr, indices
 
 
-#: Those of ogbn-products, Reddit and ogbn-papers100M (MG-GCN, table 1), and of MGG's other graphs
-#: (table 3, which counts the edges of ogbn-products once for both directions).
+#: Those of MG-GCN's data sets (table 1, whose Cora and Proteins are larger graphs than those that
+#: are called so elsewhere), and of MGG's other graphs (table 3, which counts the edges of
+#: ogbn-products once for both directions).
 SHAPES = {
     "products": Shape(2_449_029, 123_718_280, 100, 47),
     "reddit": Shape(232_965, 114_615_892, 602, 41),
     "papers100M": Shape(111_059_956, 1_615_685_872, 128, 172),
+    "arxiv": Shape(169_343, 1_166_243, 128, 40),
+    "cora": Shape(3_327, 9_228, 3_703, 6),
+    "large proteins": Shape(8_740_000, 1_300_000_000, 128, 256),
     "enwiki-2013": Shape(4_203_323, 202_623_226, 96, 128),
     "products, edges once": Shape(2_449_029, 61_859_140, 100, 64),
     "proteins": Shape(132_534, 39_561_252, 128, 112),
@@ -180,14 +187,18 @@ class Job:
         self.ranks.all_gather(None)
 
     def partition(
-        self, g: dgl.DGLGraph, exchange: str = "halo", repeats: int = 3
+        self,
+        g: dgl.DGLGraph,
+        exchange: str = "halo",
+        by: str | torch.Tensor = "random",
+        repeats: int = 3,
     ) -> tuple[PartitionedGraph, float]:
         """This rank's part, and the median of the seconds that it took to make it."""
         spent = []
         for _ in range(repeats):
             self.wait()
             begin = time.perf_counter()
-            graph = dgl_mgpu.partition_graph(g, exchange=exchange, device=self.device)
+            graph = dgl_mgpu.partition_graph(g, by=by, exchange=exchange, device=self.device)
             self.wait()
             spent.append(time.perf_counter() - begin)
         return graph, statistics.median(spent)
@@ -212,6 +223,24 @@ def exchanges(ways: Ways, messages: bool = False) -> dict[str, Rounds]:
         if messages and way.chunks and type(ways[way]) is not Chunks:
             found[f"{way}, messages"] = Chunks(ways.part, ways.group, way.chunks)
     return found
+
+
+def tuned(auto: Auto, case: Case, rows: torch.Tensor) -> tuple[int, float]:
+    """How many calls it takes until 'auto' has chosen for a case, and their seconds; collective.
+
+    Raises
+    ------
+    RuntimeError
+        If it has not in `_MOST_CALLS` calls.
+    """
+    if auto.part.num_ranks == 1:
+        return 0, 0.0  # there is nothing to choose from
+    begin = time.perf_counter()
+    for calls in range(1, _MOST_CALLS + 1):
+        (auto.transposed_sums if case.transposed else auto.sums)(rows)
+        if case in auto.found:
+            return calls, time.perf_counter() - begin
+    raise RuntimeError(f"nothing was chosen for {case} in {_MOST_CALLS} calls")
 
 
 def new_report(options: argparse.Namespace) -> None:

@@ -2,9 +2,10 @@
 
 Every GPU has its part of a graph of ogbn-products' or Reddit's size, in-degrees from a Pareto
 distribution, sources drawn uniformly, nodes dealt out at random.  In the same run: each way of
-exchanging rows; the products alone, all rows being there; what the remote rows take at the speed
-of a ring of copies; and NCCL's all-gather of all rows followed by cuSPARSE.  Sums of a sample of
-destinations and of the largest hub are checked first, in float64.
+exchanging rows; two of them one after the other, a round's rows being fetched when the product
+before is done (MG-GCN, figure 8); the products alone, all rows being there; what the remote rows
+take at the speed of a ring of copies; and NCCL's all-gather of all rows followed by cuSPARSE.  Sums
+of a sample of destinations and of the largest hub are checked first, in float64.
 
     python -m benchmarks.fullgraph_gpu --out fullgraph.json
 """
@@ -12,7 +13,7 @@ destinations and of the largest hub are checked first, in float64.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -34,6 +35,8 @@ from benchmarks.fullgraph import (
 from benchmarks.gpu import measure
 from dgl_mgpu.backend.structure.relation import Relation
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
+from dgl_mgpu.fullgraph.exchange.rounds import Rounds
+from dgl_mgpu.fullgraph.exchange.ways import BROADCAST
 from dgl_mgpu.fullgraph.ownership import Ownership
 from dgl_mgpu.fullgraph.part import Part
 from dgl_mgpu.ops import add_spmm, spmm
@@ -76,7 +79,13 @@ class Bench:
         job.content.setdefault("graphs", []).append(about)
         owned = graph.ownership["_N"]
         mine = owned.nodes(part.rank, job.device)
-        ways = exchanges(job.ways(spread), messages=True)
+        every_way = job.ways(spread)
+        ways = exchanges(every_way, messages=True)
+        finest = max(every_way.candidates, key=lambda way: way.chunks)
+        apart = {
+            f"{way}, one after the other": partial(_one_after_the_other, every_way[way])
+            for way in (BROADCAST, finest)
+        }
         tiles = [tile.relation for tile in Chunks(part, None, 1).tiles]
         for width in WIDTHS[name]:
             whole = random_rows(torch.arange(shape.nodes, device=job.device), width) - 0.5
@@ -84,11 +93,14 @@ class Bench:
             expected = ExpectedSums(indptr, indices, mine, whole)
             for way, rounds in ways.items():
                 expected.require(f"{name} {width} {way}", rounds.sums(rows))
+            for way, sums in apart.items():
+                expected.require(f"{name} {width} {way}", sums(rows, None))
             every = torch.cat([rows, whole[_nodes_of(owned, part.halo)]])
             del expected, whole
             contenders: dict[str, Callable[[Any], Any]] = {
                 way: partial(_called, rounds.sums, rows) for way, rounds in ways.items()
             }
+            contenders |= {way: partial(sums, rows) for way, sums in apart.items()}
             contenders["products alone"] = partial(_product, part, every)
             contenders["products of tiles"] = partial(_products_of_tiles, tiles, every)
             if job.group is not None:
@@ -170,11 +182,26 @@ def _product(part: Part, rows: torch.Tensor, _: Any) -> torch.Tensor:
 def _products_of_tiles(tiles: list[Relation], rows: torch.Tensor, _: Any) -> torch.Tensor:
     """The products of own and of other rows, one after the other, all being there."""
     rows_of = rows.split_with_sizes([tile.num_src for tile in tiles])
-    indptr, indices, eids = tiles[0].csc()
-    out = spmm(indptr, indices, eids, rows_of[0], None, "copy_lhs", "sum")[0]
-    for tile, found in zip(tiles[1:], rows_of[1:], strict=True):
+    return _added_up(zip(tiles, rows_of, strict=True))
+
+
+def _one_after_the_other(rounds: Rounds, rows: torch.Tensor, _: Any) -> torch.Tensor:
+    """The sums of an exchange whose rounds begin when the product before is done."""
+    return _added_up(
+        (tile.relation, rounds.start(number, rows)()) for number, tile in enumerate(rounds.tiles)
+    )
+
+
+def _added_up(products: Iterable[tuple[Relation, torch.Tensor]]) -> torch.Tensor:
+    """The sum of tiles' products with rows, in this order."""
+    out: torch.Tensor | None = None
+    for tile, rows in products:
         indptr, indices, eids = tile.csc()
-        add_spmm(out, indptr, indices, eids, found, None, "copy_lhs")
+        if out is None:
+            out = spmm(indptr, indices, eids, rows, None, "copy_lhs", "sum")[0]
+        else:
+            add_spmm(out, indptr, indices, eids, rows, None, "copy_lhs")
+    assert out is not None  # there are own rows
     return out
 
 

@@ -4,8 +4,10 @@ MGG's table 4 has a GCN of one layer and width 16 on five graphs, forward; here 
 numbers of nodes and edges are generated, in-degrees from a Pareto distribution, sources drawn
 uniformly.  A layer multiplies rows by weights and then sums them; the sums alone are timed too,
 which is what MGG's own code was measured with on H200s.  In the same run: every way of exchanging
-rows, and 'auto' after its search.  Sums and outputs of a sample of nodes and of the largest hub are
-checked first, in float64.
+rows, 'auto' after its search, and remote reads with 16 entries a partition and 2 warps a block
+against what they gain by (figure 9): with all of a row's entries in one warp, and with local and
+remote entries in warps of their own.  Sums and outputs of a sample of nodes and of the largest hub
+are checked first, in float64.
 
 Preprocessing is to partition the graph, which every rank has in its GPU's memory, and to group the
 edges of its part for an exchange.
@@ -17,10 +19,10 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -36,9 +38,12 @@ from benchmarks.fullgraph import (
     new_report,
     random_rows,
     ranks_option,
+    tuned,
 )
 from benchmarks.gpu import measure
+from benchmarks.mgg_baselines import RemoteEntries, SeparateReads
 from dgl_mgpu.fullgraph.exchange.auto import Auto, Case
+from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
 from dgl_mgpu.fullgraph.gcn import GCN
 from dgl_mgpu.fullgraph.graph import PartitionedGraph
@@ -50,9 +55,7 @@ WIDTH = 16
 AIMED_RANKS = 8
 #: Calls in a timed window; the first and the last are not timed.
 _WINDOW = 12
-_AUTO = "auto"
-#: Calls after which 'auto' must have chosen.
-_MOST_CALLS = 1000
+_AUTO, _REMOTE = "auto", "remote reads"
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,12 @@ PEERS = {
 }
 
 
+class Summing(Protocol):
+    """What adds up rows, in whatever way."""
+
+    def sums(self, rows: torch.Tensor) -> torch.Tensor: ...
+
+
 class Bench:
     """What one rank measures, together with the others."""
 
@@ -104,7 +113,11 @@ class Bench:
         indptr, indices = shape.csc(job.device)
         graph, partitioning = job.partition(graph_of(indptr, indices))
         (spread,) = graph._graph.parts
-        rounds, grouping, searching = self._rounds(spread)
+        rounds, grouping = self._rounds(spread)
+        auto = Auto(job.ways(spread), cached=False)
+        narrow = torch.rand(auto.part.num_own_src, WIDTH, device=job.device)
+        calls, searching = tuned(auto, Case(False, 4 * WIDTH, narrow.dtype, 0), narrow)
+        rounds[_AUTO] = auto
         own = spread.part.dst.nodes(spread.part.rank, job.device)
         x = random_rows(own, shape.features) - 0.5
         torch.manual_seed(0)
@@ -115,12 +128,16 @@ class Bench:
         for way, made in rounds.items():
             contenders[f"sums, {way}"] = partial(_sums, made, rows)
             contenders[f"layer, {way}"] = _layer(model, graph, spread, made, x)
+        baselines = self._baselines(rounds.get(_REMOTE))
+        for ways in baselines.values():
+            for way, reads in ways.items():
+                contenders[f"sums, {way}"] = partial(_sums, reads, rows)
         self._require_right(name, shape, contenders, graph, (indptr, indices), model)
         found = measure(contenders, lambda _: [None] * _WINDOW, job.options.repeats, job.ranks)
         slowest = {way: 1e3 * max(seconds) for way, seconds in found.items()}
 
-        def each(what: str) -> dict[str, float]:
-            return {way: slowest[f"{what}, {way}"] for way in rounds}
+        def each(what: str, ways: Iterable[str] = tuple(rounds)) -> dict[str, float]:
+            return {way: slowest[f"{what}, {way}"] for way in ways}
 
         peer = PEERS[name]
         self._keep(
@@ -128,6 +145,8 @@ class Bench:
         )
         layer_aim = None if peer.layer_ms is None else peer.layer_ms / 4
         self._keep(name, "layer", each("layer"), layer_aim, on_a100=peer.layer_ms)
+        for what, ways in baselines.items():
+            self._keep(name, what, each("sums", ways), None)
         fastest = min(grouping, key=each("layer").__getitem__)
         self._keep(
             name,
@@ -137,20 +156,19 @@ class Bench:
             on_a100=peer.preprocessing_ms,
             partition_ms=1e3 * partitioning,
             grouping_ms={way: 1e3 * spent for way, spent in grouping.items()},
+            auto_search_calls=calls,
             auto_search_ms=1e3 * searching,
             graph=vars(shape),
             halo=job.ranks.all_gather(len(spread.part.halo)),
         )
 
-    def _rounds(
-        self, spread: PartitionedRelation
-    ) -> tuple[dict[str, Rounds], dict[str, float], float]:
-        """All ways by name, the seconds to group edges for them, and those of auto's search."""
+    def _rounds(self, spread: PartitionedRelation) -> tuple[dict[str, Rounds], dict[str, float]]:
+        """All ways by name, and the seconds to group edges for them."""
         ways = self._job.ways(spread)
         rounds = exchanges(ways)
         for way in ways.candidates:
             if way.pipeline is not None:
-                rounds["remote reads"] = ways[way]
+                rounds[_REMOTE] = ways[way]
         grouping = {}
         for name, made in rounds.items():
             self._job.wait()
@@ -158,23 +176,24 @@ class Bench:
             _ = made.tiles
             self._job.wait()
             grouping[name] = max(self._job.ranks.all_gather(time.perf_counter() - begin))
-        auto = Auto(self._job.ways(spread), cached=False)
-        begin = time.perf_counter()
-        self._search(auto)
-        rounds[_AUTO] = auto
-        return rounds, grouping, time.perf_counter() - begin
+        return rounds, grouping
 
-    def _search(self, auto: Auto) -> None:
-        """Call it until it has found the fastest way."""
-        if self._job.ranks.size == 1:
-            return
-        rows = torch.rand(auto.part.num_own_src, WIDTH, device=self._job.device)
-        case = Case(False, 4 * WIDTH, rows.dtype, 0)
-        for _ in range(_MOST_CALLS):
-            auto.sums(rows)
-            if case in auto.found:
-                return
-        raise RuntimeError(f"nothing was chosen for {case} in {_MOST_CALLS} calls")
+    def _baselines(self, reads: Rounds | None) -> dict[str, dict[str, Summing]]:
+        """Remote reads with and without what MGG's figure 9 leaves out, if GPUs read each other."""
+        if not isinstance(reads, RemoteReads):
+            return {}
+        aside = torch.cuda.Stream(self._job.device)
+        return {
+            "partitioning": {
+                "partitions": RemoteEntries(reads, partitioned=True),
+                "a row a warp": RemoteEntries(reads, partitioned=False),
+            },
+            "interleaving": {
+                "interleaved": reads,
+                "local beside remote": SeparateReads(reads, aside),
+                "local, then remote": SeparateReads(reads),
+            },
+        }
 
     def _require_right(
         self,
@@ -237,7 +256,7 @@ class Bench:
         )
 
 
-def _sums(rounds: Rounds, rows: torch.Tensor, _: Any) -> torch.Tensor:
+def _sums(rounds: Summing, rows: torch.Tensor, _: Any) -> torch.Tensor:
     return rounds.sums(rows)
 
 

@@ -99,7 +99,7 @@ class Figure:
     def missing(self) -> str:
         """Why there is no number of ours."""
         if self.run is None:
-            return "no program yet" + (f"; needs {self.needs}" if self.needs else "")
+            return f"no program: needs {self.needs}" if self.needs else "no program yet"
         return f"not run: needs {self.needs}" if self.needs else "not in this run"
 
 

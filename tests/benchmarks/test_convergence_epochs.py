@@ -31,6 +31,7 @@ from dgl_mgpu.cli import main
 from dgl_mgpu.minibatch.seeds import SeedBatches
 from dgl_mgpu.training.config import ModelConfig
 from dgl_mgpu.training.models import build_model
+from tests.benchmarks.ogb_files import NAME, write_papers
 
 
 @pytest.mark.parametrize("sizes", [(5, 5), (2, 7)])
@@ -89,8 +90,7 @@ def test_both_ways_begin_alike() -> None:
 
 @pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
 def test_the_program_runs_and_draws(tmp_path, monkeypatch, capsys) -> None:
-    options = {"num_nodes": 400, "num_edges": 3000, "num_classes": 4}
-    monkeypatch.setattr(convergence_epochs, "DATA", ("generated", options))
+    write_papers(tmp_path)
     monkeypatch.setattr(convergence_epochs, "BATCH", 64)
 
     def run(command: list[str], **_: object) -> None:
@@ -100,9 +100,10 @@ def test_the_program_runs_and_draws(tmp_path, monkeypatch, capsys) -> None:
                         SimpleNamespace(run=run, DEVNULL=subprocess.DEVNULL))  # fmt: skip
     out, picture = tmp_path / "found.json", tmp_path / "found.png"
     few = f"--data {tmp_path} --ranks 2 --seeds 2 --epochs 2 --out {out} --plot {picture}"
-    monkeypatch.setattr(sys, "argv", ["program", *few.split()])
+    monkeypatch.setattr(sys, "argv", ["program", *few.split(), "--set", NAME])
     convergence_epochs.main()
     found = json.loads(out.read_text())
+    assert found["settings"]["data"] == NAME
     ours = "dgl-mgpu, 2 ranks"
     assert set(found["runs"]) == {ALONE, OTHER_SEEDS, WRONG, ours}
     for runs in found["runs"].values():

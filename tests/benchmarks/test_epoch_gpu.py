@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from benchmarks import epoch_gpu
+from benchmarks.timed_training import SETTINGS, network_model
 
 
 def run(monkeypatch, tmp_path, arguments: str) -> dict:
@@ -38,6 +39,8 @@ def test_every_model_is_measured_and_kept(monkeypatch, tmp_path, capsys):
         assert figure["losses_have_the_same_bits"] and figure["kept_batches"] == 6
         assert set(figure["rows_read"][0]) == {"device"}
         assert figure["profile"]["steps"] == 1 and figure["busy_share"] is None
+        # 1 % of the nodes, 4 of them, are for training.
+        assert (figure["epoch_steps"], figure["epoch_s"]) == (1, figure["ours"] / 1e3)
     assert capsys.readouterr().out.count("twitter ") == 3
 
 
@@ -53,6 +56,28 @@ def test_a_part_is_in_host_memory_and_xgnns_own_ratio_says_what_to_aim_at(monkey
     assert {"device", "host"} == set(uk["rows_read"][0])
 
 
+def test_wholegraphs_setting(monkeypatch, tmp_path):
+    few = "--ranks 1 --shapes products --models gat --scale 2e-4 --repeats 1 --traced 0"
+    (figure,) = run(monkeypatch, tmp_path, f"--paper wholegraph {few}")["figures"]
+    assert (figure["case"], figure["xgnns_ratio"]) == ("products gat", None)
+    # 8 % of 490 nodes, 10 a step.
+    assert figure["epoch_steps"] == 4
+    assert figure["epoch_s"] == pytest.approx(4 * figure["ours"] / 1e3)
+
+
+def test_a_papers_graphs_and_models_are_as_it_says():
+    setting = SETTINGS["wholegraph"]
+    assert setting.batch == 512
+    # Both directions of the 61.9 M and 1.6 G edges of its table II.
+    edges = {name: graph.num_edges / 1e9 for name, graph in setting.graphs.items()}
+    assert edges == pytest.approx(
+        {"products": 0.1237, "papers100M": 3.231, "friendster": 2.6, "uk-domain": 3.3}, rel=1e-3
+    )
+    gat = network_model(setting.networks["gat"], setting.graphs["uk-domain"], hidden=256)
+    widths = [(each.fc.in_features, each.fc.out_features) for each in gat.convolutions]
+    assert widths == [(128, 256), (256, 256), (256, 4 * 64)]  # the last: of each head a class
+
+
 def test_batches_that_are_others_are_refused(monkeypatch, tmp_path):
     # Each pass goes on where the one before it has left the model.
     monkeypatch.setattr(epoch_gpu.Training, "restart", lambda self: None)
@@ -63,8 +88,17 @@ def test_batches_that_are_others_are_refused(monkeypatch, tmp_path):
     assert "twitter graphsage: losses [" in figure["failed"] and "'one by one'" in figure["failed"]
 
 
-def test_too_few_nodes_are_told_of(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr(sys, "argv", ["program", "--shapes", "twitter", "--scale", "1e-4"])
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        ("--shapes twitter --scale 1e-4", "twitter has 4170 nodes"),
+        ("--paper wholegraph --shapes twitter", "uk-domain, and no twitter"),
+        ("--models gat", "pinsage, and no gat"),
+    ],
+)
+def test_what_is_not_possible_is_told_of(arguments, told, monkeypatch, capsys):
+    monkeypatch.setattr(epoch_gpu, "launch", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["program", *arguments.split()])
     with pytest.raises(SystemExit):
         epoch_gpu.main()
-    assert "twitter has 4170 nodes" in capsys.readouterr().err
+    assert told in capsys.readouterr().err

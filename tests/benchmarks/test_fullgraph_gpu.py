@@ -5,12 +5,18 @@ from __future__ import annotations
 import json
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
 
-from benchmarks import fullgraph_gpu, gcn_gpu, mgg_gpu
-from benchmarks.fullgraph import ExpectedSums, Shape, graph_of, random_rows
+from benchmarks import fullgraph, fullgraph_gpu, gcn_gpu, mgg_gpu
+from benchmarks.fullgraph import SHAPES, ExpectedSums, Shape, graph_of, random_rows
+from benchmarks.gcn_cases import CASES, Case
+from benchmarks.gcn_training import PEER
+from dgl_mgpu.fullgraph.exchange.chunks import Chunks
+from dgl_mgpu.fullgraph.ownership import Ownership
+from dgl_mgpu.fullgraph.part import cut
 
 CPU = torch.device("cpu")
 SHAPE = Shape(nodes=700, edges=9000, features=5, classes=3)
@@ -63,6 +69,46 @@ def test_sums_are_compared_with_their_bounds(monkeypatch, tmp_path):
     figures = run(fullgraph_gpu, monkeypatch, tmp_path, "--ranks 1 --scale 0.0002 --repeats 1")
     assert [figure["width"] for figure in figures] == [3]
     assert figures[0]["best"] in figures[0]["slowest_ms"] and figures[0]["bound_ms"] > 0
+    assert {
+        "broadcast, one after the other", "halo in 1, one after the other",
+    } < set(figures[0]["slowest_ms"])  # fmt: skip
+
+
+class Recorded(Chunks):
+    """A part's rows in chunks, each fetched from all nodes' rows, and when."""
+
+    def __init__(self, part, whole, order):
+        super().__init__(part, None, 3)
+        self._whole, self._order = whole, order
+
+    def start(self, number, rows):
+        self._order.append(number)
+        if number == 0:
+            return super().start(0, rows)
+        rounds, _, _ = self.columns()
+        halo = self.part.halo[rounds[self.part.num_own_src :] == number]
+        return lambda: self._whole[halo]
+
+
+def test_a_round_begins_when_the_product_before_is_done(monkeypatch):
+    indptr, indices = SHAPE.csc(CPU)
+    dst = torch.repeat_interleave(torch.arange(700), indptr.diff())
+    owned = Ownership(None, (0, 200, 300, 450, 700))
+    whole = random_rows(torch.arange(700), 5)
+    order: list[str | int] = []
+    rounds = Recorded(cut(indices, dst.int(), owned, owned, 1), whole, order)
+    for name in ("spmm", "add_spmm"):
+        product = getattr(fullgraph_gpu, name)
+
+        def recorded(*args, product=product):
+            order.append("product")
+            return product(*args)
+
+        monkeypatch.setattr(fullgraph_gpu, name, recorded)
+    sums = fullgraph_gpu._one_after_the_other(rounds, whole[200:300], None)
+    expected = torch.zeros(700, 5).index_add_(0, dst, whole[indices.long()])
+    assert torch.allclose(sums, expected[200:300])
+    assert order == [0, "product", 1, "product", 2, "product", 3, "product"]
 
 
 def test_every_way_is_compared_with_mggs(monkeypatch, tmp_path):
@@ -74,6 +120,7 @@ def test_every_way_is_compared_with_mggs(monkeypatch, tmp_path):
     assert layer["aim_ms"] == 6.95 / 4 and layer["reached"] is None  # aims are for 8 ranks
     assert preprocessing["ours_ms"] > preprocessing["partition_ms"] > 0
     assert preprocessing["graph"]["edges"] == 22923
+    assert preprocessing["auto_search_calls"] >= 1 and preprocessing["auto_search_ms"] > 0
 
 
 def test_models_are_trained_on_several_numbers_of_ranks(monkeypatch, tmp_path):
@@ -86,17 +133,39 @@ def test_models_are_trained_on_several_numbers_of_ranks(monkeypatch, tmp_path):
     assert both["times_one_rank"][best] == alone["slowest_ms"][best] / both["slowest_ms"][best]
 
 
+def test_models_are_the_papers():
+    assert CASES["products"].widths == (100, 512, 47)
+    assert CASES["papers100M"].widths == (128, 208, 208, 172)
+    assert CASES["products, 3 of 256"].widths == (100, 256, 256, 47)
+    assert CASES["reddit, 2 of 16"].widths == (602, 16, 41)
+    assert CASES["large proteins, 3 of 256"].widths == (128, 256, 256, 256)
+    dense = CASES["arxiv x128"]
+    assert dense.widths == (512, 512, 40) and dense.shape.nodes == SHAPES["arxiv"].nodes
+    assert dense.scaled(0.01).shape.edges == int(1.28 * SHAPES["arxiv"].edges)
+    assert all(case.contenders[0] == PEER for case in CASES.values())
+
+
 def test_another_loss_than_on_one_rank_is_refused(monkeypatch, tmp_path):
-    monkeypatch.setitem(gcn_gpu.CASES, "reddit", gcn_gpu.Case(8, 2, 1.0))
+    monkeypatch.setitem(CASES, "reddit", Case(SHAPES["reddit"], hidden=8))
     monkeypatch.setattr(gcn_gpu, "_WINDOW", 3)
     true_setting = gcn_gpu.Bench._setting
     added = iter((0.0, 1.0))
 
-    def with_other_features(bench, shape, case):
-        setting, spent = true_setting(bench, shape, case)
+    def with_other_features(bench, case):
+        setting, spent = true_setting(bench, case)
         return replace(setting, x=setting.x + next(added)), spent
 
     monkeypatch.setattr(gcn_gpu.Bench, "_setting", with_other_features)
     arguments = "--ranks 1 1 --shapes reddit --scale 0.0002 --repeats 1"
     with pytest.raises(ValueError, match="reddit: GraphConv fp32 has a loss of"):
         run(gcn_gpu, monkeypatch, tmp_path, arguments)
+
+
+def test_a_search_that_does_not_end_is_an_error(monkeypatch):
+    monkeypatch.setattr(fullgraph, "_MOST_CALLS", 2)
+    undecided = SimpleNamespace(found={}, part=SimpleNamespace(num_ranks=2), sums=lambda rows: rows)
+    case = fullgraph.Case(False, 64, torch.float32, 0)
+    with pytest.raises(RuntimeError, match="in 2 calls"):
+        fullgraph.tuned(undecided, case, torch.zeros(1, 16))
+    undecided.sums = lambda rows: undecided.found.update({case: "some way"})
+    assert fullgraph.tuned(undecided, case, torch.zeros(1, 16))[0] == 1
