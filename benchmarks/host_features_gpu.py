@@ -118,7 +118,7 @@ class CopiedRows:
 
     def added(self, batches: Iterable[list[dgl.DGLGraph]]) -> Iterator[list[dgl.DGLGraph]]:
         """The blocks of batches, with features of their input nodes."""
-        with ThreadPoolExecutor(1) as thread:
+        with ThreadPoolExecutor(1, initializer=self._use_device) as thread:
             under_way: deque[tuple[list[dgl.DGLGraph], Future[Copied]]] = deque()
             for blocks in batches:
                 ids = blocks[0].srcdata[dgl.NID]
@@ -127,6 +127,10 @@ class CopiedRows:
                     yield self._add(*under_way.popleft())
             for blocks, future in under_way:
                 yield self._add(blocks, future)
+
+    def _use_device(self) -> None:
+        if self._on_gpu:
+            torch.cuda.set_device(self._device)  # else a thread's own is the first GPU
 
     def _mark(self) -> torch.cuda.Event | None:
         """The end of what is queued so far, sampling included."""
@@ -187,6 +191,8 @@ class MappedRows:
         if device.type == "cuda":
             memory = SimpleNamespace(__cuda_array_interface__=rows.numpy().__array_interface__)
             self._rows = torch.as_tensor(memory, device=device)
+            if self._rows.data_ptr() != rows.data_ptr():
+                raise ValueError(f"{len(rows)} rows were copied to {device}, not mapped")
 
     def added(self, batches: Iterable[list[dgl.DGLGraph]]) -> Iterator[list[dgl.DGLGraph]]:
         """The blocks of batches, with features of their input nodes."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -79,11 +80,21 @@ def _train(arguments: list[str]) -> int:
             # Hydra would print a traceback; ours say what is wrong in one line.
             failure.append(error)
 
-    sys.argv = ["dgl-mgpu train", *arguments]
+    sys.argv = ["dgl-mgpu train", *arguments, *_without_folder()]
     job()
     if failure:
         raise failure[0]
     return 0
+
+
+def _without_folder() -> list[str]:
+    """What keeps Hydra from making a folder and a log for each rank of torchrun but the first.
+
+    They read a command line each; the run's folder is the first one's.
+    """
+    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
+        return []
+    return ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
 
 
 def _arguments_before(arguments: list[str]) -> list[str]:

@@ -12,10 +12,12 @@ from collections.abc import Iterable
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Advice that names what was probably meant, or all that there is."""
-    known = sorted(known)
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
-    return f"did you mean '{close[0]}'?" if close else f"choose from {', '.join(known)}"
+    """Advice that names what was probably meant, in upper or lower case, or all that there is."""
+    by_lower = {each.lower(): each for each in sorted(known)}
+    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    if close:
+        return f"did you mean '{by_lower[close[0]]}'?"
+    return f"choose from {', '.join(by_lower.values())}"
 
 
 class DGLMGPUError(Exception):

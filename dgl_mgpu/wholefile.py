@@ -3,28 +3,37 @@
 from __future__ import annotations
 
 import contextlib
+import glob
 import os
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO
 
+_ENDING = ".partial"
+
 
 @contextlib.contextmanager
 def written_whole(path: Path) -> Iterator[BinaryIO]:
-    """A file to write that appears under its name when it is complete and on disk.
+    """A file to write, and read again, that appears under its name when it is complete and on disk.
 
     Its folder is made if need be.  If anything is raised within, nothing is left of it, and what
-    was there under its name before is as it was.
+    was there under its name before is as it was.  What a killed process leaves of it, the next one
+    to write it here removes.
 
     Raises
     ------
     OSError
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Of this process alone: others may write the same file.
-    partial = path.with_name(f"{path.name}.{os.getpid()}.partial")
+    # Of this process alone: others may write the same file.  Its id says which process it is on
+    # one host, and there in one namespace: containers may share both folder and host name.
+    place = f"{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}"
+    beginning = f"{path.name}.{place}."
+    _remove_abandoned(path.parent, beginning)
+    partial = path.with_name(f"{beginning}{os.getpid()}{_ENDING}")
     try:
-        with open(partial, "wb") as file:
+        with open(partial, "w+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -33,3 +42,11 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
         with contextlib.suppress(OSError):
             partial.unlink()
         raise
+
+
+def _remove_abandoned(folder: Path, beginning: str) -> None:
+    """Remove the files with a name of this beginning whose processes are gone."""
+    for each in folder.glob(f"{glob.escape(beginning)}*{_ENDING}"):
+        process = each.name[len(beginning) : -len(_ENDING)]
+        if process.isdecimal() and not os.path.exists(f"/proc/{process}"):
+            each.unlink(missing_ok=True)

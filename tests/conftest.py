@@ -6,14 +6,22 @@ from pathlib import Path
 
 import pytest
 import torch
+from hypothesis import HealthCheck, settings
 
 import dgl_mgpu  # noqa: F401  (lets dgl import in every test module)
 from dgl_mgpu.report import plots
 from dgl_mgpu.training import launch
 from dgl_mgpu.training.report import RunReport
 from tests.forkserver import launchers_multiprocessing
+from tests.seeds import seed_everything
 
 ROOT = Path(__file__).parent.parent
+
+# The same examples in every run, however long one takes on a machine that has other things to do.
+settings.register_profile(
+    "tests", deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile("tests")
 
 
 def pytest_sessionstart() -> None:
@@ -21,6 +29,12 @@ def pytest_sessionstart() -> None:
     there = torch.cuda.is_available() and importlib.util.find_spec("cupy") is not None
     if os.environ.get("DGL_MGPU_REQUIRE_GPU") and not there:
         pytest.exit("make test-gpu needs a GPU that torch sees, and CuPy", returncode=2)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    """What a test and its fixtures draw depends on no test before it."""
+    seed_everything()
 
 
 @pytest.fixture(scope="session")

@@ -115,3 +115,20 @@ def test_help_names_the_commands(capsys):
     for command in ("train", "plan", "topology", "doctor"):
         assert command in shown
     assert main([]) == 2
+
+
+@pytest.mark.parametrize("given", [[], ["hydra.run.dir=outputs/mine", "hydra/job_logging=none"]])
+def test_of_torchruns_ranks_the_first_makes_a_folder(tmp_path, monkeypatch, given):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    runs = []
+    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", lambda *of_run: runs.append(of_run))
+    arguments = ["train", "trainer.epochs=7", *given]
+    monkeypatch.setenv("RANK", "1")
+    assert main(arguments) == 0
+    assert not list(tmp_path.iterdir())
+    monkeypatch.setenv("RANK", "0")
+    assert main(arguments) == 0
+    (other, _), (first, folder) = runs
+    assert other == first and first.trainer.epochs == 7
+    assert (folder / ".hydra").is_dir() and folder.is_relative_to(tmp_path / "outputs")

@@ -264,8 +264,8 @@ def _fail(connection):
     ("child", "timeout", "found"),
     [
         (_never_answer, 2.0, "RuntimeError: no answer within 2 s"),
-        (_die, 60.0, "RuntimeError: the process ended with status 7"),
-        (_fail, 60.0, "RuntimeError: in the other process: OSError: invalid device context"),
+        (_die, 200.0, "RuntimeError: the process ended with status 7"),
+        (_fail, 200.0, "RuntimeError: in the other process: OSError: invalid device context"),
     ],
 )
 def test_a_silent_dead_or_failing_process_is_a_problem(monkeypatch, child, timeout, found):

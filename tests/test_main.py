@@ -80,7 +80,6 @@ def run(tmp_path: Path) -> Run:
             text=True,
             env=environment,
             cwd=tmp_path,
-            timeout=200,
         )
 
     return start

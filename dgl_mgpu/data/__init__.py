@@ -1,19 +1,18 @@
-"""Data sets: OGB, Planetoid, the Facebook page graph, and generated graphs.
+"""Data sets: OGB, Planetoid, the Facebook page graph, Reddit, and generated graphs.
 
 Those of one type of nodes and edges are loaded by `load`, heterogeneous ones by `load_hetero`.
 """
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ConfigError
-from . import facebook, generate, generated_igbh, ogb, ogb_hetero, planetoid, relations
-from .checks import UNLABELLED
+from ..errors import ConfigError, nearest
+from . import facebook, generate, generated_igbh, ogb, ogb_hetero, planetoid, reddit, relations
+from .checks import UNLABELLED, require_labelled_split
 from .csc import CSC, csc_from_chunks, from_edges
 from .dataset import Dataset
 from .generate import SHAPES, GraphSpec
@@ -32,6 +31,7 @@ __all__ = [
     "load",
     "load_hetero",
     "names",
+    "require_labelled_split",
 ]
 
 Loaded = TypeVar("Loaded", Dataset, HeteroDataset)
@@ -39,6 +39,7 @@ Loaded = TypeVar("Loaded", Dataset, HeteroDataset)
 _LOADERS: dict[str, Callable[..., Dataset]] = {
     **dict.fromkeys(("cora", "citeseer", "pubmed"), planetoid.load),
     "facebook": facebook.load,
+    "reddit": reddit.load,
     **dict.fromkeys(("ogbn-arxiv", "ogbn-products", "ogbn-papers100M"), ogb.load),
     "generated": generate.load,
     **dict.fromkeys((f"generated-{shape}" for shape in SHAPES), generate.load),
@@ -75,7 +76,7 @@ def load(name: str, root: str | Path, **options: Any) -> Dataset:
     Raises
     ------
     ConfigError
-        The name or an option is unknown; the message has the nearest ones.  Or it is heterogeneous.
+        The name or an option is unknown; the message has the nearest one.  Or it is heterogeneous.
     DataFormatError
         Data are missing and cannot be downloaded, or are truncated or corrupt.
     """
@@ -103,7 +104,7 @@ def load_hetero(name: str, root: str | Path, **options: Any) -> HeteroDataset:
     Raises
     ------
     ConfigError
-        The name or an option is unknown; the message has the nearest ones.
+        The name or an option is unknown; the message has the nearest one.
     DataFormatError
         Data are missing and cannot be downloaded, or are truncated or corrupt.
     """
@@ -118,20 +119,16 @@ def _load(
 ) -> Loaded:
     if name not in loaders:
         known = names() if loaders is _LOADERS else list(loaders)
-        raise _unknown(f"load data set {name!r}", name, known)
+        raise ConfigError(f"load data set {name!r}", "no such name", nearest(name, known))
     loader = loaders[name]
     parameters = inspect.signature(loader).parameters.values()
     allowed = [option.name for option in parameters if option.kind is option.KEYWORD_ONLY]
     if not any(option.kind is option.VAR_KEYWORD for option in parameters):
         for option in options:
             if option not in allowed:
-                raise _unknown(f"load {name} with option {option!r}", option, allowed)
+                raise ConfigError(
+                    f"load {name} with option {option!r}",
+                    "no such option",
+                    nearest(option, allowed),
+                )
     return loader(name, Path(root).expanduser(), **options)
-
-
-def _unknown(asked: str, name: str, known: list[str]) -> ConfigError:
-    by_lower = {candidate.lower(): candidate for candidate in known}
-    near = difflib.get_close_matches(name.lower(), by_lower, n=3, cutoff=0.4)
-    fix = "the nearest are " if near else "choose from "
-    fix += ", ".join([by_lower[match] for match in near] or known)
-    return ConfigError(asked, "no such name", fix)

@@ -7,7 +7,6 @@ node (about 50 bytes) and a chunk of edges or features, whatever the number of e
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import hashlib
 import json
 import logging
@@ -19,7 +18,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ConfigError, DataFormatError
+from ..errors import ConfigError, DataFormatError, nearest
 from . import blockmodel, ogb
 from .dataset import Dataset
 from .files import build_once, require_space
@@ -215,13 +214,10 @@ def named_spec(name: str, *, scale: float = 1.0, **parameters: float) -> GraphSp
     known = {field.name for field in dataclasses.fields(GraphSpec)} - {"shape", "scale"}
     for key in parameters:
         if key not in known:
-            near = difflib.get_close_matches(key, [*known, "scale", "add_reverse", "self_loops"])
             raise ConfigError(
-                asked=f"load {name} with option {key!r}",
-                found="no such option",
-                fix=f"the nearest are {', '.join(near)}"
-                if near
-                else f"choose from {sorted(known)}",
+                f"load {name} with option {key!r}",
+                "no such option",
+                nearest(key, {*known, "scale", "add_reverse", "self_loops"}),
             )
     spec = dataclasses.replace(spec, **parameters)  # type: ignore[arg-type]
     if scale != 1:

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-from tempfile import TemporaryDirectory
-
-import numpy as np
 import torch
 from torch import nn
 
 from dgl_mgpu.backend.global_store.embedding.layer import StoreEmbedding
 from dgl_mgpu.pipeline.stage import stage
-from dgl_mgpu.store import Ranks
+from dgl_mgpu.training.statefile import StateFile
 
 #: The stage, within a model's, in which it reads rows; those of features have been gathered.
 LOOKUP = "look up"
-_FILE = "rows.npz"
 
 
 class LearnedRows(nn.Module):
     """Rows of an embedding, which a model's state dict has with their optimizer's state.
 
-    To ask for that state or to load it is collective.  The job's first rank has it, as the bytes
-    of what `StoreEmbedding.save` writes; that of the others is empty.
+    They are in a file there, and not in memory: the job's first rank has what
+    `StoreEmbedding.save` writes, the others nothing.  To ask for that state or to load it is
+    collective.
 
     Parameters
     ----------
@@ -32,24 +28,21 @@ class LearnedRows(nn.Module):
     def __init__(self, embedding: StoreEmbedding) -> None:
         super().__init__()
         self.embedding = embedding
+        self._saved: tuple[int, StateFile] | None = None
 
     def forward(self, nodes: torch.Tensor) -> torch.Tensor:
         """Rows of nodes, float32, shape (n, embedding_dim)."""
         with stage(LOOKUP):
             return self.embedding(nodes)
 
-    def get_extra_state(self) -> torch.Tensor:
-        """The embedding's state, uint8."""
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / _FILE
-            self.embedding.save(path)
-            content = np.fromfile(path, np.uint8) if path.exists() else np.empty(0, np.uint8)
-        return torch.from_numpy(content)
+    def get_extra_state(self) -> StateFile:
+        """The embedding's state, the same file until that changes."""
+        version = self.embedding.version
+        if self._saved is None or self._saved[0] != version:
+            self._saved = version, StateFile.written_by(self.embedding.save)
+        return self._saved[1]
 
-    def set_extra_state(self, state: torch.Tensor) -> None:
+    def set_extra_state(self, state: StateFile) -> None:
         """Take the embedding's state; that of ranks but the first is not looked at."""
-        with TemporaryDirectory() as folder:
-            path = Path(folder) / _FILE
-            if Ranks.of_all_machines().rank == 0:
-                state.numpy().tofile(path)
-            self.embedding.load(path)
+        self.embedding.load(state.path)
+        self._saved = self.embedding.version, state

@@ -6,6 +6,7 @@ import dataclasses
 
 import numpy as np
 
+from dgl_mgpu.backend.global_store.embedding.tables import read_specs, require_in_memory
 from dgl_mgpu.backend.global_store.store import machine, sources_of
 from dgl_mgpu.data import HETEROGENEOUS
 from dgl_mgpu.data.blockmodel import in_degrees
@@ -29,7 +30,8 @@ def plan_for(config: Config) -> Plan:
     Raises
     ------
     ConfigError
-        If a generated graph is to be ordered by counts, for which it would have to be there.
+        If a generated graph is to be ordered by counts, for which it would have to be there.  Or
+        if learned rows would go to disk.
     DGLMGPUError
         As :func:`dgl_mgpu.minibatch.run.train`.
     """
@@ -45,7 +47,9 @@ def plan_for(config: Config) -> Plan:
         dataset = load(config)
         embeddings = Task.of(config, dataset).embeddings
         tables = sources_of(dataset, options, config.trainer.seed, embeddings)
-        return make_blueprint(*tables, topology, options, on_gpus=on_gpus).plan
+        plan = make_blueprint(*tables, topology, options, on_gpus=on_gpus).plan
+        require_in_memory(plan, read_specs(embeddings, list(embeddings)))
+        return plan
     if options.hotness != "degree":
         raise ConfigError(
             f"plan for data.name={data.name} with store.hotness={options.hotness}",

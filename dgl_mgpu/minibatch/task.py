@@ -10,7 +10,13 @@ from typing import Any
 import numpy as np
 import torch
 
-from dgl_mgpu.data import HETEROGENEOUS, Dataset, HeteroDataset, load_hetero
+from dgl_mgpu.data import (
+    HETEROGENEOUS,
+    Dataset,
+    HeteroDataset,
+    load_hetero,
+    require_labelled_split,
+)
 from dgl_mgpu.data.hetero import with_self_loops
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.training.config import Config
@@ -95,10 +101,17 @@ class Task:
 
 
 def load(config: Config) -> Dataset | HeteroDataset:
-    """The configured data set, with the features and self-loops that its model wants."""
+    """The configured data set, with the features and self-loops that its model wants.
+
+    Raises
+    ------
+    DGLMGPUError
+        As :func:`dgl_mgpu.data.load`, and if a node of its split has no class.
+    """
     data = config.data
     if data.name in HETEROGENEOUS:
         several = load_hetero(data.name, data.root, **data.options)
+        require_labelled_split(several)
         return with_self_loops(several) if config.model.self_loops else several
     dataset = load_dataset(config)
     features = dict(dataset.node_features)

@@ -187,6 +187,8 @@ class MiniBatchTrainer(Trainer):
         self._sums = _Sums()
         for part in parts:
             self._sums.join(_Sums(**part))
+        # These ranks worked at the same time.
+        self._sums.seconds = {name: s / len(parts) for name, s in self._sums.seconds.items()}
 
     def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport | None:
         begin = time.perf_counter()

@@ -130,6 +130,8 @@ class Ahead(Iterator[Batch]):
         self._queue: deque[_Entry[Batch]] = deque()
         #: The batch after those in the queue, if it has been begun on the lane.
         self._begun: _Entry[Batch] | None = None
+        #: Whether there is memory for it beside a batch that is made.
+        self._begins = True
         self._source, self._lane, self._depth = source, lane, depth
         self._taken = 0
         #: Of the source when the first batch had been made.
@@ -145,11 +147,13 @@ class Ahead(Iterator[Batch]):
         if self._state is not None and self._source.state() != self._state:
             self._stop()
         lane = self._lane
-        if lane is not None and self._rests:
+        if lane is not None and self._rests and self._begun is None and not self._queue:
             return self._make_at_rest(lane, begin)
         # The end of what the script has queued so far.
         queued = None if lane is None else lane.mark()
         is_late = self._state is not None and not self._queue
+        # A batch that was not begun before takes the lane longer than those after it.
+        is_typical = is_late and not self._rests and (self._begun is not None or not self._begins)
         if lane is not None and is_late:
             self._make_next(lane)
         entry = self._queue.popleft() if self._queue else self._take()
@@ -162,7 +166,7 @@ class Ahead(Iterator[Batch]):
         if batch is None:
             batch = self._source.make(entry.number, entry.seeds)
         if self._lane is not None and queued is not None:
-            self._look_ahead(self._lane, queued, begin if is_late else None)
+            self._look_ahead(self._lane, queued, begin if is_typical else None)
         if lane is not None and self._lane is None:
             warnings.warn(
                 "The next mini-batch does not fit into the GPU's memory beside this one: from here "
@@ -195,10 +199,7 @@ class Ahead(Iterator[Batch]):
 
     def _make_at_rest(self, lane: Lane, begin: float) -> Batch:
         """Make a batch where the script is; the last time, let the lane see what it has done."""
-        self._give_up_begun()
-        entry = self._queue.popleft() if self._queue else self._take()
-        if entry.error is not None:
-            raise entry.error
+        entry = self._take()
         batch = self._source.make(entry.number, entry.seeds)
         self._pace.after_rest(perf_counter() - begin)
         self._rests -= 1
@@ -219,10 +220,11 @@ class Ahead(Iterator[Batch]):
             assert entry is not None
             self._queue.append(entry)
             # First what the lane is to do while the host waits for it no longer.
-            self._begin_next(lane)
+            if self._begins and not self._rests:
+                self._begin_next(lane)
             try:
                 if entry.error is None:
-                    entry.batch = self._source.make(entry.number, entry.seeds, entry.begun)
+                    entry.batch = self._made(entry)
             except torch.OutOfMemoryError:
                 is_full = True
             except Exception as error:
@@ -240,6 +242,17 @@ class Ahead(Iterator[Batch]):
             self._stop()
         return True
 
+    def _made(self, entry: _Entry[Batch]) -> Batch:
+        try:
+            return self._source.make(entry.number, entry.seeds, entry.begun)
+        except torch.OutOfMemoryError:
+            if self._begun is None or self._begun.begun is None:
+                raise
+        # What is begun takes as much as the largest sample: from here on it waits for its turn.
+        self._begun.begun = entry.begun = None
+        self._begins = False
+        return self._source.make(entry.number, entry.seeds)
+
     def _begin_next(self, lane: Lane) -> bool:
         """On the lane, begin with one more batch; whether there was one."""
         try:
@@ -256,13 +269,6 @@ class Ahead(Iterator[Batch]):
             entry.mark = lane.mark()
         return True
 
-    def _give_up_begun(self) -> None:
-        """Have what is begun on the lane made where the script is."""
-        if self._begun is not None:
-            self._queue.append(self._begun)
-            self._begun = None
-            self._to_be_made(self._queue[-1])
-
     def _to_be_made(self, entry: _Entry[Batch]) -> None:
         """Have a batch made when it is asked for, where the script is."""
         if entry.mark is not None and self._lane is not None:
@@ -272,13 +278,16 @@ class Ahead(Iterator[Batch]):
 
     def _stop(self) -> None:
         """Make the batches to come when they are asked for."""
+        if self._begun is not None:
+            self._queue.append(self._begun)
+            self._begun = None
         for entry in self._queue:
             self._to_be_made(entry)
-        self._give_up_begun()
         self._lane = self._state = self._queued = None
 
     def __del__(self) -> None:
         # What the lane still reads may be freed next, for others to write there.
-        last = self._queue[-1] if self._queue else self._begun
-        if last is not None and last.mark is not None:
-            last.mark.synchronize()
+        marks = [each.mark for each in (self._begun, *self._queue) if each is not None]
+        for mark in marks:
+            if mark is not None:
+                mark.synchronize()

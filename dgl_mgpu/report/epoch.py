@@ -18,7 +18,8 @@ _FAR_LONGER = 4.0
 class StageSeconds:
     """Wall-clock seconds of one epoch by stage; None where training has no such stage.
 
-    Stages that overlap each count in full, so the parts may add up to more than `total`.
+    Stages that overlap each count in full, so the parts may add up to more than `total`.  Of
+    several ranks each stage is the mean, `total` the slowest rank's.
 
     Attributes
     ----------
@@ -216,10 +217,11 @@ class EpochReport:
 def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
     """Combine the reports that all ranks made of the same epoch.
 
-    The slowest rank sets each time and the number of steps; seeds, rows and bytes add up;
-    loss and accuracies are means weighted by the seeds of each rank, over the ranks that
-    have the figure.  A figure that is global already (every rank holds the same value)
-    stays what it is.
+    The slowest rank sets the time of the epoch and the number of steps; seeds, rows and bytes
+    add up; times of stages are means, since the slowest of each stage may be another rank, and
+    add up to more than the epoch; loss and accuracies are means weighted by the seeds of each
+    rank, over the ranks that have the figure.  A figure that is global already (every rank
+    holds the same value) stays what it is.
 
     Parameters
     ----------
@@ -244,6 +246,11 @@ def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
             "pass one report a rank, all of the same epoch",
         )
     seeds = [report.seeds for report in reports]
+    measured = [report.seconds.measured() for report in reports]
+    ranks = [report.ranks for report in reports]
+    stages = {
+        name: _weighted_mean([each[name] for each in measured], ranks) for name in measured[0]
+    }
     traffic: dict[tuple[str, str], tuple[int, int]] = {}
     for tier in (tier for report in reports for tier in report.tiers):
         rows, size = traffic.get((tier.table, tier.name), (0, 0))
@@ -256,16 +263,11 @@ def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
         train_accuracy=_weighted_mean([report.train_accuracy for report in reports], seeds),
         valid_accuracy=_weighted_mean_or_none([r.valid_accuracy for r in reports], seeds),
         test_accuracy=_weighted_mean_or_none([r.test_accuracy for r in reports], seeds),
-        seconds=StageSeconds(
-            **{
-                stage: max(getattr(report.seconds, stage) for report in reports)
-                for stage in reports[0].seconds.measured()
-            }
-        ),
+        seconds=StageSeconds(**stages | {"total": max(each["total"] for each in measured)}),
         tiers=tuple(
             TierTraffic(name, table, rows, size) for (table, name), (rows, size) in traffic.items()
         ),
-        ranks=sum(report.ranks for report in reports),
+        ranks=sum(ranks),
     )
 
 
@@ -310,7 +312,7 @@ def _float_or(value: Any, missing: Any) -> Any:
 
 
 def _weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
-    """Mean weighted by seeds; plain where no rank had any.
+    """Mean weighted by seeds, or ranks; plain where no rank had any.
 
     A rank without seeds has no loss either (NaN), so it is left out rather than weighted 0.
     The result lies exactly on a value that all share, which keeps global figures exact.

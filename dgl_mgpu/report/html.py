@@ -72,7 +72,7 @@ def write_report(
     folder : path
     title : str
     configuration : mapping, optional
-        What the run was configured with; may be nested.
+        What the run was configured with, by keys as a command line has them.
     machine : mapping of str to str, optional
         See :func:`dgl_mgpu.report.environment.environment`.
     plan : Plan, optional
@@ -103,7 +103,7 @@ def write_report(
         *_placement(plan),
         *_tiers(reports, plan),
         *_profile(profile, folder),
-        *markup.facts("Configuration", dict(markup.flat(configuration or {}))),
+        *markup.facts("Configuration", configuration or {}),
         *markup.facts("Machine and versions", machine or {}),
     ]
     page = (
@@ -184,9 +184,9 @@ def _epochs(reports: Sequence[EpochReport]) -> Iterator[str]:
         )
     yield markup.table(head, rows)
     yield (
-        '<p class="note">Stages that overlap each count in full: together they may take longer '
-        "than the epoch. An epoch that took far longer than most, as the first one does that "
-        "compiles, fills its bar.</p>"
+        f'<p class="note">{_of_ranks(reports)}Stages that overlap each count in full: together '
+        "they may take longer than the epoch. An epoch that took far longer than most, as the "
+        "first one does that compiles, fills its bar.</p>"
     )
 
 
@@ -210,7 +210,13 @@ def _stages(reports: Sequence[EpochReport]) -> Iterator[str]:
             markup.bar([(STAGE_COLOURS.get(name, GREY), share)]),
         ])  # fmt: skip
     yield markup.table(["stage", "an epoch", "a step", "share of training", ""], rows)
-    yield '<p class="note">Medians over the epochs; of the slowest rank.</p>'
+    yield f'<p class="note">{_of_ranks(reports)}Medians over the epochs.</p>'
+
+
+def _of_ranks(reports: Sequence[EpochReport]) -> str:
+    if all(report.ranks == 1 for report in reports):
+        return ""
+    return "Of several ranks, stages show the mean, and the total is the slowest rank's. "
 
 
 def _placement(plan: Plan | None) -> Iterator[str]:

@@ -8,21 +8,15 @@ from html import escape
 from typing import Any
 
 
-def facts(title: str, values: Mapping[str, str]) -> Iterator[str]:
+def facts(title: str, values: Mapping[str, Any]) -> Iterator[str]:
     """A heading, and below it names with their values; nothing where there are none."""
     if values:
-        rows = (f"<tr><td>{escape(k)}</td><td>{escape(v)}</td></tr>" for k, v in values.items())
+        rows = (
+            f"<tr><td>{escape(name)}</td><td>{escape('-' if v is None else str(v))}</td></tr>"
+            for name, v in values.items()
+        )
         yield f"<h2>{escape(title)}</h2>"
         yield f'<table class="facts">{"".join(rows)}</table>'
-
-
-def flat(values: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Nested keys as the command line has them: ``trainer.lr``."""
-    for key, value in values.items():
-        if isinstance(value, Mapping) and value:
-            yield from flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", "-" if value is None else str(value)
 
 
 def table(head: Iterable[str], rows: Iterable[Sequence[str]]) -> str:

@@ -165,7 +165,8 @@ def epoch_lines(report: EpochReport, epochs: int) -> list[str]:
         for stage, seconds in report.seconds.measured().items()
     )
     parts = [f"{stage} {seconds}" for stage, seconds in stages]
-    parts[0] = f"{total}: {parts[0]}"
+    of_ranks = f"; mean of {report.ranks} ranks" if report.ranks > 1 else ""
+    parts[0] = f"{total}{of_ranks}: {parts[0]}"
     lines = _wrapped("", head, "  ") + _wrapped("  ", parts, ", ")
     tables: tuple[str | None, ...] = report.tables
     if len(tables) > MOST_TABLES_SHOWN:

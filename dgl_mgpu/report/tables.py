@@ -50,8 +50,8 @@ def summary_table(
     -------
     rich.table.Table
         Two columns. The epoch of best validation accuracy with its loss and accuracies, the
-        median over the epochs of seeds/s and of the time of each stage, and for each table
-        the rows and bytes that each tier served in the whole run.
+        median over the epochs of seeds/s and of the time of each stage (of several ranks, their
+        mean), and for each table the rows and bytes that each tier served in the whole run.
     """
     table = Table(title=escape(title), show_header=False)
     table.add_column("figure", style="bold")
@@ -61,6 +61,8 @@ def summary_table(
     if best is None:
         return table
     table.add_row("ranks", f"{best.ranks}", end_section=True)
+    if best.ranks > 1:
+        table.caption = "stages: mean of the ranks; whole epoch: the slowest"
 
     table.add_row("best epoch", f"{best.epoch}")
     table.add_row("loss", f"{best.loss:.4f}")

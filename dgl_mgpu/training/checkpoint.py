@@ -1,7 +1,13 @@
-"""Checkpoints: written whole or not at all, read without executing anything in them."""
+"""Checkpoints: written whole or not at all, read without executing anything in them.
+
+A file is an archive as ``torch.save`` writes it.  What of a state dict is in files, learned rows,
+has members of its own there, which come and go in pieces: a checkpoint may be larger than memory.
+"""
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import os
 import pickle
@@ -12,18 +18,23 @@ import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 
 from dgl_mgpu.errors import CheckpointError
 from dgl_mgpu.training.config import flat
+from dgl_mgpu.training.statefile import StateFile
 from dgl_mgpu.wholefile import written_whole
 
-_FORMAT = 2
-# What a file of an older format lacks, as it would be written.
-_ADDED: dict[int, dict[str, Any]] = {1: {"batches": 0, "parts": "[]"}, 2: {}}
+_FORMAT = 3
+# What a file of an older format lacks, as it would be written.  Up to format 2 learned rows are
+# tensors.
+_ADDED: dict[int, dict[str, Any]] = {1: {"batches": 0, "parts": "[]"}, 2: {}, 3: {}}
 _JSON = ("reports", "config", "plan", "parts")
+_STATES = ("model", "best_model")
+# In the place of what is in a file, the number of the archive's member that has it.
+_MEMBER = "member"
 _NAME = re.compile(r"epoch-(\d+)\.pt")
 
 
@@ -36,7 +47,7 @@ class Checkpoint:
     epoch : int
         Epochs done; training goes on with the next.
     model, optimizer : dict
-        State dicts.
+        State dicts.  What is too large for memory is a `StateFile` in them.
     best_model : dict
         State dict of the epoch of best validation accuracy.
     random : list of Tensor, uint8
@@ -80,9 +91,14 @@ class Checkpoint:
         # Tensors and plain containers only: this is what weights_only reads back.
         for name in _JSON:
             content[name] = json.dumps(content[name])
+        files: dict[StateFile, int] = {}  # the last and the best model may share some
+        for name in _STATES:
+            content[name] = _without_files(content[name], files)
         try:
             with written_whole(path) as file:
                 torch.save(content, file)
+                if files:
+                    _append(file, files)
             _sync_folder(folder)
             for other in [*checkpoints(folder), *folder.glob("epoch-*.partial")]:
                 if other != path:
@@ -101,7 +117,8 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            If there is none, or it is truncated, corrupt or of another format.
+            If there is none, or it is truncated, corrupt or of another format, or there is no space
+            for what it has of files.
         """
         path = _find(Path(path))
         asked = f"resume from {path}"
@@ -129,9 +146,19 @@ class Checkpoint:
         try:
             for name in _JSON:
                 values[name] = json.loads(values[name])
-            return cls(**values)
         except (TypeError, ValueError) as error:
             raise CheckpointError(asked, f"a field is no JSON ({error})", _OTHER) from error
+        try:
+            _take_files(path, [values[name] for name in _STATES], content["format"])
+        except OSError as error:
+            raise CheckpointError(
+                asked,
+                f"its learned rows cannot be copied ({error})",
+                "free space there, or set TMPDIR to a folder that has it",
+            ) from error
+        except _DAMAGE as error:
+            raise CheckpointError(asked, f"it is damaged ({error})", _OTHER) from error
+        return cls(**values)
 
     def require_same_run(self, config: Mapping[str, Any]) -> None:
         """Check that ``config`` continues the run this was saved by.
@@ -189,8 +216,48 @@ def _find(path: Path) -> Path:
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, str]:
-    """What makes a run that run."""
-    return {key: value for key, value in flat(config).items() if not _FREE.fullmatch(key)}
+    """What makes a run that run, as JSON, which is how a checkpoint has it."""
+    keys = flat(config).items()
+    return {key: json.dumps(value) for key, value in keys if not _FREE.fullmatch(key)}
+
+
+def _without_files(state: dict[str, Any], files: dict[StateFile, int]) -> dict[str, Any]:
+    """The state with numbers in place of its files; ``files`` gets those that it has not yet."""
+    state = copy.copy(state)
+    for key, value in state.items():
+        if isinstance(value, StateFile):
+            state[key] = {_MEMBER: files.setdefault(value, len(files))}
+    return state
+
+
+def _take_files(path: Path, states: list[dict[str, Any]], of_format: int) -> None:
+    """Undo `_without_files`."""
+    files: dict[int, StateFile] = {}
+    with zipfile.ZipFile(path) as archive:
+        for state in states:
+            for key, value in state.items():
+                if isinstance(value, Mapping) and _MEMBER in value:
+                    number = value[_MEMBER]
+                    if number not in files:
+                        with archive.open(_member(archive, number)) as member:
+                            files[number] = StateFile.copy_of(member)
+                    state[key] = files[number]
+                elif of_format < 3 and key.endswith("_extra_state"):
+                    state[key] = StateFile.copy_of(io.BytesIO(value.numpy()))
+
+
+def _append(file: BinaryIO, files: Mapping[StateFile, int]) -> None:
+    """Add members to an archive."""
+    with zipfile.ZipFile(file, "a") as archive:
+        for each, number in files.items():
+            with archive.open(_member(archive, number), "w", force_zip64=True) as member:
+                each.copy_to(member)
+
+
+def _member(archive: zipfile.ZipFile, number: int) -> str:
+    # torch wants all members in one folder, and names it.
+    folder, _, _ = archive.namelist()[0].partition("/")
+    return f"{folder}/files/{number}"
 
 
 def _sync_folder(folder: Path) -> None:

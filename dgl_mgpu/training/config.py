@@ -6,7 +6,6 @@ value of the wrong type or an unknown key is an error before anything starts.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -309,16 +308,16 @@ def _is_fanout(given: Any) -> bool:
     return type(given) is int and (given == -1 or given > 0)
 
 
-def flat(config: Mapping[str, Any]) -> dict[str, str]:
-    """A configuration's keys as a command line has them, with their values as JSON."""
-    keys: dict[str, str] = {}
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's values by their keys as a command line has them: ``trainer.lr``."""
+    keys: dict[str, Any] = {}
 
     def visit(prefix: str, value: Any) -> None:
         if isinstance(value, Mapping):
             for key, inner in value.items():
                 visit(f"{prefix}.{key}" if prefix else str(key), inner)
         else:
-            keys[prefix] = json.dumps(value)
+            keys[prefix] = value
 
     visit("", config)
     return keys

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import math
 import multiprocessing as mp
 import os
 import pickle
@@ -29,9 +30,12 @@ from dgl_mgpu.training.stop import Stopped
 from dgl_mgpu.training.watch import Watch
 from dgl_mgpu.training.whereabouts import Whereabouts, last_stage, shared_stage, stage_of
 
-# How long after the first failure the others' reports are awaited, and how long ranks get to stop
-# by themselves once they were told to.
+# How long after a cause of failure the others' reports are awaited, and how long after reports of
+# its consequences the cause: a killed rank has closed its connections before it has ended, and a
+# GPU's memory takes seconds to free.
 _GATHER_SECONDS = 2.0
+_CAUSE_SECONDS = 10.0
+# How long ranks get to stop by themselves once they were told to.
 _STOP_SECONDS = 25.0
 # How often ranks are looked at.  DataLoader workers have open what their rank had: while they live,
 # neither its pipe nor its connections to other ranks tell of its end.
@@ -237,9 +241,10 @@ def _await(ranks: list[_Rank]) -> DGLMGPUError | Stopped | None:
 def _outcomes(ranks: list[_Rank], deadline: float | None = None) -> dict[int, _Outcome | None]:
     """The last words of ranks; of one that left without, None, and none of those that run on."""
     outcomes: dict[int, _Outcome | None] = {}
+    end = math.inf if deadline is None else deadline
     while len(outcomes) < len(ranks):
         running = {rank: each for rank, each in enumerate(ranks) if rank not in outcomes}
-        left = _LOOK_SECONDS if deadline is None else deadline - time.monotonic()
+        left = end - time.monotonic()
         signs = [w for each in running.values() for w in (each.report, each.process.sentinel)]
         ready = wait(signs, min(max(left, 0.0), _LOOK_SECONDS))
         for rank, each in running.items():
@@ -251,17 +256,20 @@ def _outcomes(ranks: list[_Rank], deadline: float | None = None) -> dict[int, _O
                     outcomes[rank] = None
         if not ready and left <= 0:
             break
-        if deadline is None and not all(o is not None and o.done for o in outcomes.values()):
+        failed = [outcome for outcome in outcomes.values() if outcome is None or not outcome.done]
+        if deadline is None and failed:
             # The others fail of it within moments; the cause is the earliest report, or a rank
             # that was killed before it could write one.
-            deadline = time.monotonic() + _GATHER_SECONDS
+            is_known = any(outcome is None or not outcome.follows for outcome in failed)
+            more = _GATHER_SECONDS if is_known else _CAUSE_SECONDS
+            end = min(end, time.monotonic() + more)
     return outcomes
 
 
 def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUError:
     silent = {rank: ranks[rank] for rank, outcome in outcomes.items() if outcome is None}
     for rank, each in silent.items():
-        each.process.join(_GATHER_SECONDS)
+        each.process.join(_CAUSE_SECONDS)
         code = each.process.exitcode
         if code is not None and code < 0:
             name = signal.Signals(-code).name

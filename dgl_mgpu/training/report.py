@@ -12,7 +12,7 @@ from rich.console import Console
 
 from dgl_mgpu.errors import DGLMGPUError, OutputError
 from dgl_mgpu.report import EpochReport, MetricsLog, TrainProgress, best_epoch, summary_table
-from dgl_mgpu.training.config import Config
+from dgl_mgpu.training.config import Config, flat
 from dgl_mgpu.training.trainer import Trainer
 
 
@@ -127,5 +127,5 @@ class RunReport:
         from dgl_mgpu.report.html import write_report
 
         with self._writing():
-            configuration = asdict(self._config)
+            configuration = flat(asdict(self._config))
             write_report(self._folder, self._title, configuration, environment(), self._plan)

@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dgl_mgpu.data import Dataset, load
+from dgl_mgpu.data import Dataset, load, require_labelled_split
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, DGLMGPUError
 from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report.profile import Profile
@@ -88,6 +88,7 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
         trainer = make_trainer(config)
     if checkpoint is not None:
         trainer.resume(checkpoint)
+        del checkpoint  # its states may take as much memory, or space, as the model itself
     with (
         StopRequest(everyone).listening() as stop,
         RunReport(config, folder, trainer) if first else contextlib.nullcontext() as report,
@@ -121,11 +122,19 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
 
 
 def load_dataset(config: Config) -> Dataset:
-    """The configured data set, with self-loops where the model wants them."""
+    """The configured data set, with self-loops where the model wants them.
+
+    Raises
+    ------
+    DGLMGPUError
+        As :func:`dgl_mgpu.data.load`, and if a node of its split has no class.
+    """
     options = dict(config.data.options)
     if config.model.self_loops:
         options["self_loops"] = True
-    return load(config.data.name, config.data.root, **options)
+    dataset = load(config.data.name, config.data.root, **options)
+    require_labelled_split(dataset)
+    return dataset
 
 
 def seeded_model(

@@ -53,7 +53,7 @@ class Trainer(ABC):
         self.model = model
         self.optimizer = optimizer
         self.reports: list[EpochReport] = []
-        self.best_model: dict[str, torch.Tensor] = copy.deepcopy(model.state_dict())
+        self.best_model: dict[str, Any] = copy.deepcopy(model.state_dict())
         self.should_stop: Callable[[], bool] = lambda: False
         self._batches = 0  # of all ranks, done in the epoch begun
         self._ranks = Ranks.of_all_machines()

@@ -11,7 +11,7 @@ from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 
 
 @given(st.integers(1, 60), st.integers(0, 300), st.integers(0, 2**32 - 1))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_same_matrix_as_scipy_and_stable(num_nodes, num_edges, seed):
     generator = np.random.default_rng(seed)
     src, dst = generator.integers(0, num_nodes, (2, num_edges))

@@ -196,6 +196,27 @@ def test_samples_are_begun_before_others_are_finished(where, begun_at_once, orde
             assert same(block[:4], expected[:4]) and block.num_dst == expected.num_dst
 
 
+@pytest.mark.parametrize("by", ["larger samples", "a release"])
+def test_working_memory_made_anew_between_beginning_and_finishing(where, begun_at_once, by):
+    view = power_law_graph(3000, 30000, seed=7).view(idtype=torch.int32)
+    there = on_device(view, where)
+    few = torch.zeros(40, dtype=torch.int32, device=where)
+    workspace.release()
+    begun = begin_sample_blocks(there, few, [5, 5], KEY)
+    if by == "a release":
+        workspace.workspace(where).release()
+    else:
+        sample_blocks(there, torch.arange(2000, dtype=torch.int32, device=where), [30, 30], KEY)
+    begun()  # makes the table smaller
+    seeds = torch.arange(40, dtype=torch.int32)
+    found = sample_blocks(there, seeds.to(where), [5, 5], KEY)
+    for block, expected in zip(found, cpu_blocks(view, seeds, KEY, [5, 5]), strict=True):
+        assert same(block[:4], expected[:4])
+    arguments = next(reversed(workspace.workspace(where).kept.values()))._arguments
+    held = {each.data_ptr() for each in workspace.workspace(where)._buffers.values()}
+    assert held <= {int(word) for word in np.frombuffer(arguments.tobytes(), np.int64)}
+
+
 def test_a_sample_that_is_given_up_leaves_nothing(where, begun_at_once):
     view = power_law_graph(3000, 30000, seed=7).view(idtype=torch.int32)
     there, seeds = on_device(view, where), torch.arange(40, dtype=torch.int32)

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -18,6 +17,7 @@ from dgl_mgpu.cli import main
 from dgl_mgpu.data import load
 from dgl_mgpu.report import read_metrics
 from dgl_mgpu.training.checkpoint import Checkpoint
+from tests.training.jobs import equal_states, shared_memory, start_command, until
 
 SMALL = [
     "data.options.num_nodes=2000",
@@ -37,20 +37,6 @@ def data(tmp_path_factory) -> str:
 def train(folder: Path, *overrides: str) -> Path:
     assert main(["train", *SMALL, f"hydra.run.dir={folder}", *overrides]) == 0
     return folder
-
-
-def process(folder: Path, *overrides: str) -> subprocess.Popen:
-    command = [sys.executable, "-m", "dgl_mgpu.cli", "train", *SMALL, *overrides]
-    return subprocess.Popen(
-        [*command, f"hydra.run.dir={folder}"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
-    )
-
-
-def wait_for(condition, seconds: float = 90) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
 
 
 def test_a_run_learns_and_leaves_its_report(tmp_path, data, capsys):
@@ -96,31 +82,27 @@ def final_state(folder: Path) -> dict[str, torch.Tensor]:
     return Checkpoint.load(folder).model
 
 
-def equal_states(left: dict, right: dict) -> bool:
-    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
-
-
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_killed_and_resumed_is_bit_identical(tmp_path, data, ranks):
-    options = [data, "trainer.epochs=10", f"trainer.ranks={ranks}", "trainer.batch_size=64"]
+    options = [*SMALL, data, f"trainer.ranks={ranks}", "trainer.batch_size=64"]
     # Processes of their own throughout: sums depend on the number of threads, which tests change.
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    assert process(whole, *options).wait(200) == 0
-    killed = process(tmp_path / "killed", *options)
+    killed = start_command(tmp_path / "killed", *options, "trainer.epochs=100000")
     checkpoints = tmp_path / "killed" / "checkpoints"
-    wait_for(lambda: any(path.name > "epoch-0001.pt" for path in checkpoints.glob("epoch-*.pt")))
-    children = psutil.Process(killed.pid).children(recursive=True)
+    until(lambda: any(path.name > "epoch-0001.pt" for path in checkpoints.glob("epoch-*.pt")))
     killed.kill()
-    for child in children:
-        if child.is_running():
-            child.kill()
-    killed.wait()
-    assert 2 <= Checkpoint.load(tmp_path / "killed").epoch < 10
+    killed.join()
+    epoch = Checkpoint.load(tmp_path / "killed").epoch
+    assert epoch >= 2
+    options.append(f"trainer.epochs={epoch + 2}")
     resume = f"trainer.resume={tmp_path / 'killed'}"
-    assert process(resumed, *options, resume).wait(200) == 0
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    for command in (start_command(whole, *options), start_command(resumed, *options, resume)):
+        command.join()
+        assert command.exitcode == 0
     assert equal_states(final_state(whole), final_state(resumed))
     reports, _ = read_metrics(resumed / "metrics.jsonl")
     whole_reports, _ = read_metrics(whole / "metrics.jsonl")
+    assert len(reports) == epoch + 2
     assert [r.loss for r in reports] == [r.loss for r in whole_reports]
 
 
@@ -135,40 +117,49 @@ def test_same_seed_same_run_and_another_seed_another(tmp_path, data):
     assert not equal_states(first, final_state(train(tmp_path / "d", *options, "trainer.seed=1")))
 
 
-@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
-def test_an_ended_run_leaves_no_process_and_no_shared_memory(tmp_path, data, how):
-    shared = set(os.listdir("/dev/shm"))
-    run = process(
-        tmp_path / "run", data, "trainer.ranks=2", "trainer.epochs=1000", "sampler.num_workers=1"
-    )
-    wait_for((tmp_path / "run" / "checkpoints").is_dir)
-    children = psutil.Process(run.pid).children(recursive=True)
+# Two ranks with workers, which train until something ends them.
+ENDLESS = [*SMALL, "trainer.ranks=2", "trainer.epochs=100000", "sampler.num_workers=1"]
+
+
+def ends_all_that(number: int, how: signal.Signals, shared: set[str]) -> None:
+    """A signal to a run's process ends the others of the run too, and nothing is left of them."""
+    children = psutil.Process(number).children(recursive=True)
     assert len(children) >= 2
-    os.kill(run.pid, how)
-    _, errors = run.communicate(timeout=60)
-    wait_for(lambda: not any(child.is_running() for child in children), 30)
-    left = set(os.listdir("/dev/shm")) - shared  # also of tests that run at the same time
-    wait_for(lambda: not left & set(os.listdir("/dev/shm")), 30)
-    if how == signal.SIGINT:
-        assert run.returncode == 130
-        assert b"interrupted" in errors
-        assert b"Traceback" not in errors
+    os.kill(number, how)
+    until(lambda: not any(child.is_running() for child in children))
+    left = shared_memory() - shared  # also of tests that run at the same time
+    until(lambda: not left & shared_memory())
+
+
+def test_an_interrupted_run_leaves_no_process_and_no_shared_memory(tmp_path, data):
+    shared = shared_memory()
+    command = [sys.executable, "-m", "dgl_mgpu.cli", "train", *ENDLESS, data]
+    run = subprocess.Popen(
+        [*command, f"hydra.run.dir={tmp_path}"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
+    )
+    until((tmp_path / "checkpoints").is_dir)
+    ends_all_that(run.pid, signal.SIGINT, shared)
+    _, errors = run.communicate()
+    assert run.returncode == 130
+    assert b"interrupted" in errors
+    assert b"Traceback" not in errors
+
+
+def test_a_killed_run_leaves_no_process_and_no_shared_memory(tmp_path, data):
+    shared = shared_memory()
+    run = start_command(tmp_path / "run", *ENDLESS, data)
+    until((tmp_path / "run" / "checkpoints").is_dir)
+    ends_all_that(run.pid, signal.SIGKILL, shared)
 
 
 def test_a_killed_rank_ends_the_run_with_the_reason(tmp_path, data):
-    run = process(
-        tmp_path / "run", data, "trainer.ranks=2", "trainer.epochs=1000", "sampler.num_workers=1"
-    )
-    wait_for((tmp_path / "run" / "checkpoints").is_dir)
-    ranks = [
-        child
-        for child in psutil.Process(run.pid).children()
-        if "spawn_main" in " ".join(child.cmdline())
-    ]
-    ranks[0].kill()
-    _, errors = run.communicate()
-    assert run.returncode == 1
-    assert b"rank 0: it was killed by SIGKILL" in errors
+    run = start_command(tmp_path / "run", *ENDLESS, data)
+    until((tmp_path / "run" / "checkpoints").is_dir)
+    first, _ = sorted(psutil.Process(run.pid).children(), key=lambda rank: rank.pid)
+    first.kill()
+    run.join()
+    assert run.exitcode == 1
+    assert "rank 0: it was killed by SIGKILL" in (tmp_path / "run" / "errors").read_text()
 
 
 @pytest.mark.usefixtures("without_pictures")

@@ -175,17 +175,30 @@ def test_what_beginning_raises_is_raised_in_its_turn_and_no_memory_for_it_is_no_
     assert [n for what, n in lane.log if what == "finishes"] == [1, 4, 5]
 
 
-def test_what_is_begun_is_given_up_where_the_lane_rests():
+def test_what_is_begun_is_made_on_the_lane_before_it_rests():
     lane = HostLane()
     lane.is_idle = True
-    source, batches = over(lane)
-    next(batches), next(batches)
-    (begun,) = [mark for what, mark in lane.log if what == "marks" and mark.on_lane][-2:-1]
-    lane.log.clear()
-    source.version = 1
-    source.state = lambda: 0
-    assert next(batches).seeds == (102, 1)
-    assert lane.log[:3] == [("waits", begun), ("hands over", (102,)), ("makes here", 2)]
+    list(over(lane, count=30)[1])
+    events = [event for event in lane.log if event[0] in ("begins", "finishes", "makes here")]
+    begun = [number for what, number in events if what == "begins"]
+    assert begun == [number for what, number in events if what == "finishes"]
+    assert sorted(begun + made(lane.log, "here")) == list(range(30))
+
+
+@pytest.mark.parametrize("is_idle", [False, True])
+def test_without_memory_for_what_is_begun_it_is_given_up_and_no_more_is_begun(is_idle):
+    lane = HostLane()
+    lane.is_idle = is_idle
+    _, batches = over(lane, fails={2: [torch.OutOfMemoryError()]})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert [batch.number for batch in batches] == list(range(6))
+    assert [n for what, n in lane.log if what == "begins"][:3] == [1, 2, 3]
+    assert not lane.is_full
+    # Each begins when it is made: none was before the one before it was made.
+    order = [(what, n) for what, n in lane.log if what in ("begins", "makes ahead")]
+    later = [number for what, number in order[order.index(("makes ahead", 2)) + 1 :]]
+    assert later == sorted(later)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
@@ -210,11 +223,13 @@ def test_an_idle_gpu_waits_for_the_batch_asked_for_alone(depth):
     _, batches = over(lane, depth, count=60)
     lane.is_idle = True
     assert [next(batches).number for _ in range(47)] == list(range(47))
-    # It is looked again after 1, 2, 4, 8, 16 and 16 batches.
-    assert made(lane.log, "ahead") == [1, 3, 6, 11, 20, 37]
+    # Three on the lane: one that was not begun, one that is measured, and the one begun by then. It
+    # is looked again after 1, 2, 4, 8 and 16 batches.
+    looks = *range(1, 4), *range(5, 8), *range(10, 13), *range(17, 20), *range(28, 31)
+    assert made(lane.log, "ahead") == [*looks]
     lane.is_idle = False
     assert [batch.number for batch in batches] == list(range(47, 60))
-    assert made(lane.log, "ahead")[6:] == list(range(54, 60))
+    assert made(lane.log, "ahead")[15:] == list(range(47, 60))
 
 
 def test_an_idle_gpu_has_batches_made_on_the_lane_if_that_is_faster(clock):
@@ -223,20 +238,20 @@ def test_an_idle_gpu_has_batches_made_on_the_lane_if_that_is_faster(clock):
     clock.seconds["here"] = 3.0
     _, batches = over(lane, count=80)
     assert [next(batches).number for _ in range(40)] == list(range(40))
-    # Tried after the first, and again after every 16th.
-    assert made(lane.log, "here") == [0, 2, 19, 36]
+    # Tried after the first that was measured and the one begun by then, and again after 16 more.
+    assert made(lane.log, "here") == [0, 4, 23]
     clock.seconds["here"] = 0.1
     list(batches)
-    later = made(lane.log, "here")[4:]
-    assert later[:4] == [53, 55, 57, 58] and len(later) > 15
+    later = made(lane.log, "here")[3:]
+    assert later[:4] == [42, 46, 50, 51] and len(later) > 15
 
 
 def test_the_lane_follows_the_script_when_it_is_used_again():
     lane = HostLane()
     lane.is_idle = True
-    list(over(lane, count=9)[1])
+    list(over(lane, count=11)[1])
     order = [(what, of if what.startswith("makes") else None) for what, of in lane.log]
-    for looked in (3, 6):
+    for looked in (5, 10):
         before = order.index(("makes here", looked - 1))
         assert ("follows", None) in order[before : order.index(("makes ahead", looked))]
 
@@ -248,20 +263,20 @@ def test_what_is_made_ahead_is_handed_out_before_the_lane_rests():
     assert made(lane.log, "ahead") == [1, 2, 3, 4]
     lane.is_idle = True
     assert [batch.number for batch in batches] == list(range(2, 12))
-    assert made(lane.log, "here")[:2] == [0, 6]
+    assert made(lane.log, "here")[:2] == [0, 7]  # one was begun by then
 
 
 def test_a_batch_that_is_made_at_rest_may_fail_and_be_stale():
     lane = HostLane()
     lane.is_idle = True
-    source, batches = over(lane, fails={2: [ValueError("told once")]})
-    found = [next(batches), next(batches)]
+    source, batches = over(lane, count=7, fails={4: [ValueError("told once")]})
+    found = [next(batches) for _ in range(4)]
     with pytest.raises(ValueError, match="told once"):
         next(batches)
     source.version = 1
     found += batches
-    assert [b.seeds for b in found] == [(100 + n, int(n > 2)) for n in (0, 1, 3, 4, 5)]
-    assert made(lane.log, "ahead") == [1]
+    assert [b.seeds for b in found] == [(100 + n, int(n > 4)) for n in (0, 1, 2, 3, 5, 6)]
+    assert made(lane.log, "ahead") == [1, 2, 3]
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -309,7 +324,8 @@ def test_what_a_change_makes_stale_is_made_again():
 
 def test_without_memory_for_it_nothing_is_made_ahead_any_more():
     lane = HostLane()
-    _, batches = over(lane, fails={2: [torch.OutOfMemoryError("none left")]})
+    # Also not when what is begun is given up.
+    _, batches = over(lane, fails={2: [torch.OutOfMemoryError("none left") for _ in range(2)]})
     assert next(batches).number == 0
     with pytest.warns(UserWarning, match="does not fit into the GPU's memory") as told:
         assert next(batches).number == 1
@@ -318,12 +334,12 @@ def test_without_memory_for_it_nothing_is_made_ahead_any_more():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [batch.number for batch in batches] == [2, 3, 4, 5]
-    assert made(lane.log, "ahead") == [1, 2]
+    assert made(lane.log, "ahead") == [1, 2, 2]
     assert made(lane.log, "here") == [0, 2, 3, 4, 5]
 
 
 def test_memory_that_is_short_in_its_turn_too_is_an_error():
-    errors = [torch.OutOfMemoryError("none left") for _ in range(2)]
+    errors = [torch.OutOfMemoryError("none left") for _ in range(3)]
     _, batches = over(HostLane(), fails={1: errors})
     with pytest.warns(UserWarning, match="does not fit"):
         next(batches)
@@ -358,6 +374,19 @@ def test_the_lane_follows_the_script_that_has_left_something_with_batches(is_idl
     assert order.count("follows") == 1
     assert order.index("follows") < order.index("makes ahead")
     assert ("hands over", ("format",)) not in lane.log
+
+
+def test_what_is_begun_is_waited_for_too_when_it_is_given_up():
+    lane = HostLane()
+    source, batches = over(lane)
+    source.fails_to_begin = {3: [KeyboardInterrupt()]}
+    next(batches)
+    with pytest.raises(KeyboardInterrupt):
+        next(batches)
+    (*_, last) = [mark for what, mark in lane.log if what == "marks" and mark.on_lane]
+    del batches
+    gc.collect()
+    assert ("host waits", last) in lane.log
 
 
 def test_batches_that_are_given_up_are_waited_for_and_freed():

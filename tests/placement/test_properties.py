@@ -50,7 +50,7 @@ def tables(draw):
     return specs
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(machines(), tables(), st.floats(0, 1.2), st.sampled_from(["auto", "xgnn", "clique_opt"]))
 def test_plans_are_valid(machine, specs, share, policy):
     budget = int(share * sum(spec.total_bytes for spec in specs))
@@ -62,7 +62,7 @@ def test_plans_are_valid(machine, specs, share, policy):
     assert Plan.from_dict(plan.to_dict()).to_dict() == plan.to_dict()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(machines(), tables(), st.floats(0, 1.2), st.floats(0, 1.2))
 def test_more_memory_is_never_worse(machine, specs, one, other):
     total = sum(spec.total_bytes for spec in specs)
@@ -73,7 +73,7 @@ def test_more_memory_is_never_worse(machine, specs, one, other):
     assert more <= SLACK * less
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(machines(), tables(), st.floats(0, 1.2))
 def test_another_link_is_never_worse(machine, specs, share):
     budget = int(share * sum(spec.total_bytes for spec in specs))

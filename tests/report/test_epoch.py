@@ -110,7 +110,13 @@ def test_merge_by_hand(make_report):
         train_accuracy=pytest.approx((300 * 0.8 + 100 * 0.4) / 400),
         valid_accuracy=0.6,
         test_accuracy=None,
-        seconds=StageSeconds(sample=2.0, gather=5.0, compute=3.0, evaluate=0.5, total=9.0),
+        seconds=StageSeconds(
+            sample=(1.0 + 2 * 2.0) / 3,
+            gather=(5.0 + 2 * 4.0) / 3,
+            compute=(2.0 + 2 * 3.0) / 3,
+            evaluate=(0.5 + 2 * 0.25) / 3,
+            total=9.0,
+        ),
         tiers=(
             TierTraffic("device", "feat", 11, 44),
             TierTraffic("host", "feat", 5, 20),
@@ -118,6 +124,16 @@ def test_merge_by_hand(make_report):
         ),
         ranks=3,
     )
+
+
+def test_stages_of_ranks_that_wait_for_each_other_do_not_add_up_to_more_than_the_epoch(make_report):
+    """Each rank is the slowest of another stage."""
+    ranks = [
+        make_report(seconds=StageSeconds(sample=6.0, backward=1.0, evaluate=1.0, total=8.0)),
+        make_report(seconds=StageSeconds(sample=2.0, backward=5.0, evaluate=1.0, total=8.0)),
+    ]
+    *stages, total = merge(ranks).seconds.measured().values()
+    assert sum(stages) == total
 
 
 def test_merge_of_one_changes_nothing_and_global_figures_stay_exact(make_report):

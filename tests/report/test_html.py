@@ -89,7 +89,7 @@ def _profiled(folder):
 def test_one_file_without_scripts_that_needs_no_other(tmp_path, make_report):
     _profiled(tmp_path)
     reports = [make_report(1), make_report(2)]
-    configuration = {"model": {"name": "<script>alert(1)</script>"}, "note": 'a "b" & c'}
+    configuration = {"model.name": "<script>alert(1)</script>", "note": 'a "b" & c', "root": None}
     page = _write(
         tmp_path, reports, title="A & B <i>", configuration=configuration, machine={"GPU 0": "<b>"}
     )
@@ -99,7 +99,7 @@ def test_one_file_without_scripts_that_needs_no_other(tmp_path, make_report):
     assert "A & B <i>" in page.text
     facts = {row[0]: row[1] for rows in page.tables for row in rows if len(row) == 2}
     assert facts["model.name"] == "<script>alert(1)</script>"
-    assert (facts["note"], facts["GPU 0"]) == ('a "b" & c', "<b>")
+    assert (facts["note"], facts["root"], facts["GPU 0"]) == ('a "b" & c', "-", "<b>")
 
 
 def test_epochs_and_the_summary(tmp_path, make_report):
@@ -118,6 +118,12 @@ def test_epochs_and_the_summary(tmp_path, make_report):
     assert page.headings == [
         "Curves", "Epochs", "Stages", "Rows by tier", "Link use", "Bytes by tier and epoch"
     ]  # fmt: skip
+
+
+def test_what_times_of_several_ranks_are_is_said(tmp_path, make_report):
+    assert "several ranks" not in _write(tmp_path / "one", [make_report(1)]).text
+    several = _write(tmp_path / "two", [make_report(1, ranks=2)]).text
+    assert several.count("Of several ranks, stages show the mean") == 2
 
 
 def test_stages_by_hand(tmp_path, make_report):

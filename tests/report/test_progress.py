@@ -35,6 +35,11 @@ def test_epoch_lines_say_what_the_epoch_did(make_report):
     ]
 
 
+def test_stages_of_several_ranks_are_said_to_be_means(make_report):
+    lines = epoch_lines(make_report(2, ranks=4), 10)
+    assert lines[1].startswith("  12.0 s; mean of 4 ranks: sample 1.00 s, gather 2.00 s")
+
+
 def test_without_evaluation_no_accuracy_is_invented(make_report):
     head = epoch_lines(make_report(1, valid_accuracy=None, test_accuracy=None), 1)[0]
     assert head == "epoch 1/1  loss 2.0000  train 50.0%  125 seeds/s"

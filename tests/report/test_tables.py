@@ -55,6 +55,11 @@ def test_summary_of_a_run(make_report):
     ]
 
 
+def test_summary_says_what_times_of_several_ranks_are(make_report):
+    assert summary_table([make_report()]).caption is None
+    assert "mean of the ranks" in summary_table([make_report(ranks=2)]).caption
+
+
 def test_summary_adds_tiers_up_over_epochs(make_report):
     reports = [
         make_report(1, tiers=(TierTraffic("host", "feat", 30, 300),)),

@@ -204,7 +204,7 @@ def test_no_other_process_reads_it():
 
     process = mp.get_context("fork").Process(target=read)
     process.start()
-    assert "num_workers=0" in answers.get(timeout=60)
+    assert "num_workers=0" in answers.get()
     process.join()
     assert gather_rows(table.view, torch.arange(3)).shape == (3,)  # the fork has freed nothing
     store.close()
@@ -570,7 +570,7 @@ def test_a_fork_that_closes_a_store_does_nothing(monkeypatch):
 
     process = mp.get_context("fork").Process(target=close)
     process.start()
-    process.join(timeout=20)
+    process.join()
     assert process.exitcode == 0
     assert_equal_to_sources(store, blueprint)
     store.close()

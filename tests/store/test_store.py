@@ -102,7 +102,7 @@ def test_a_table_reaches_a_worker_process(tmp_path, method):
     answers = context.Queue()
     process = context.Process(target=_read_label, args=(table, answers))
     process.start()
-    found = answers.get(timeout=60)
+    found = answers.get()
     process.join()
     assert found == blueprint.sources["label"].rows.tolist()
 

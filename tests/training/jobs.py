@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing as mp
 import os
 import signal
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,8 +23,9 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import dgl_mgpu.fullgraph.run
 import dgl_mgpu.minibatch.run
-from dgl_mgpu.cli import compose
+from dgl_mgpu.cli import compose, main
 from dgl_mgpu.report import EpochReport, read_metrics
+from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.report import RunReport
@@ -76,6 +79,9 @@ def _agent(num_ranks: int, config: Config, folder: Path, hook: Hook | None) -> N
 def _rank_of_torchrun(config: Config, folder: Path, hook: Hook | None) -> None:
     end = folder / f"rank-{os.environ['RANK']}"
     end.touch()
+    # The agent's, when another rank has failed, comes at any moment: also while this rank unwinds
+    # of its own error, which is what is to be seen.
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
         launch(_work, config.trainer.ranks, config, folder, hook)
     except BaseException as error:
@@ -84,12 +90,48 @@ def _rank_of_torchrun(config: Config, folder: Path, hook: Hook | None) -> None:
 
 
 def _work(config: Config, folder: Path, hook: Hook | None) -> None:
+    with _nothing_drawn():
+        _run_rank(partial(_make_trainer, hook), config, folder)
+
+
+@contextlib.contextmanager
+def _nothing_drawn() -> Iterator[None]:
+    """What draws takes longer to import than such a small run."""
     with pytest.MonkeyPatch.context() as patch:
-        # What draws takes longer to import than such a small run.
         drawing = SimpleNamespace(plot_curves=lambda *figures: None)
         patch.setitem(sys.modules, "dgl_mgpu.report.plots", drawing)
         patch.setattr(RunReport, "_write_page", lambda report: None)
-        _run_rank(partial(_make_trainer, hook), config, folder)
+        yield
+
+
+def start_command(folder: Path, *overrides: str) -> BaseProcess:
+    """Start ``dgl-mgpu train`` in ``folder``, which draws nothing and whose ranks are forked.
+
+    What it writes to stdout and stderr is in ``folder / "shown"`` and ``folder / "errors"``.
+    """
+    folder.mkdir()
+    command = forkserver().Process(target=_command, args=(folder, overrides))
+    command.start()
+    return command
+
+
+def _command(folder: Path, overrides: tuple[str, ...]) -> None:
+    os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs that a process has counted its forks cannot use
+    fork_ranks()
+    with (
+        (folder / "shown").open("w") as sys.stdout,
+        (folder / "errors").open("w") as sys.stderr,
+        _nothing_drawn(),
+    ):
+        sys.exit(main(["train", *overrides, f"hydra.run.dir={folder}"]))
+
+
+def fork_ranks() -> None:
+    """Have this process, which nothing else uses, fork the ranks it launches, in no time."""
+    context = mp.get_context("fork")
+    launching.mp = SimpleNamespace(
+        get_context=lambda method: context, set_start_method=mp.set_start_method
+    )
 
 
 def _make_trainer(hook: Hook | None, config: Config) -> Trainer:

@@ -1,15 +1,21 @@
 from __future__ import annotations
 
+import copy
 import dataclasses
+import io
 import os
 import pickle
+import tracemalloc
+import zipfile
 
 import numpy as np
 import pytest
 import torch
 
 from dgl_mgpu.errors import CheckpointError
+from dgl_mgpu.training import statefile
 from dgl_mgpu.training.checkpoint import Checkpoint, checkpoints
+from dgl_mgpu.training.statefile import StateFile
 from dgl_mgpu.training.trainer import Trainer
 
 CONFIG = {
@@ -202,3 +208,93 @@ def test_an_optimizer_of_other_groups_is_refused():
     state.optimizer["param_groups"].append({})
     with pytest.raises(CheckpointError, match="its states are not this run's"):
         trainer.resume(state)
+
+
+# -- what is too large for memory ----------------------------------------------------------
+
+
+def with_files(**content: bytes) -> Checkpoint:
+    """A checkpoint whose states have files with what is given for them."""
+    files = {each: StateFile.copy_of(io.BytesIO(each)) for each in set(content.values())}
+    saved = make()
+    states = {
+        name: {**getattr(saved, name), "rows._extra_state": files[each]}
+        for name, each in content.items()
+    }
+    return dataclasses.replace(saved, **states)
+
+
+def content_of(state: dict) -> bytes:
+    return state["rows._extra_state"].path.read_bytes()
+
+
+def test_files_come_back_and_leave_nothing_behind(tmp_path, monkeypatch):
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "scratch"))
+    (tmp_path / "scratch").mkdir()
+    last, best = b"last" * 5000, b"best" * 5000
+    path = with_files(model=last, best_model=best).save(tmp_path / "checkpoints")
+    loaded = Checkpoint.load(path)
+    path.unlink()
+    assert content_of(loaded.model) == last and content_of(loaded.best_model) == best
+    assert "weight" in loaded.model
+    assert content_of(copy.deepcopy(loaded.model)) == last
+    assert content_of(pickle.loads(pickle.dumps(loaded.model))) == b""  # another rank's
+    assert not list((tmp_path / "scratch").iterdir())
+
+
+def test_what_two_states_share_is_saved_once(tmp_path):
+    path = with_files(model=b"same" * 5000, best_model=b"same" * 5000).save(tmp_path)
+    with zipfile.ZipFile(path) as archive:
+        (member,) = (name for name in archive.namelist() if "/files/" in name)
+        assert archive.read(member) == b"same" * 5000
+    loaded = Checkpoint.load(path)
+    assert loaded.model["rows._extra_state"] is loaded.best_model["rows._extra_state"]
+
+
+def test_files_take_little_memory(tmp_path, monkeypatch):
+    monkeypatch.setattr(statefile, "_PIECE_BYTES", 1 << 20)
+    size = 32 << 20
+    with open(tmp_path / "large", "w+b") as file:
+        file.truncate(size)
+        state = {"rows._extra_state": StateFile(file)}
+        checkpoint = dataclasses.replace(make(), model=state)
+        tracemalloc.start()
+        try:
+            loaded = Checkpoint.load(checkpoint.save(tmp_path))
+            _, most = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert loaded.model["rows._extra_state"].path.stat().st_size == size
+    assert most < size // 4
+
+
+def test_a_file_of_an_older_format_has_rows_as_tensors(tmp_path):
+    rows = torch.arange(200, dtype=torch.uint8)
+    saved = dataclasses.replace(make(), model={"rows._extra_state": rows})
+    path = saved.save(tmp_path)
+    torch.save(torch.load(path, weights_only=True) | {"format": 2}, path)
+    assert content_of(Checkpoint.load(path).model) == rows.numpy().tobytes()
+
+
+def test_a_file_with_one_flipped_bit(tmp_path):
+    content = os.urandom(5000)
+    path = with_files(model=content).save(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[data.find(content) + 4000] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="damaged"):
+        Checkpoint.load(path)
+
+
+def test_without_space_for_files(tmp_path, monkeypatch):
+    path = with_files(model=b"rows").save(tmp_path)
+    monkeypatch.setenv("TMPDIR", str(tmp_path / "none"))
+    with pytest.raises(CheckpointError, match=r"cannot be copied.*TMPDIR"):
+        Checkpoint.load(path)
+
+
+def test_a_state_that_is_written_to_no_file_is_empty():
+    nothing = StateFile.written_by(lambda path: None)
+    assert nothing.path.read_bytes() == b""
+    written = StateFile.written_by(lambda path: path.write_bytes(b"rows"))
+    assert written.path.read_bytes() == b"rows"

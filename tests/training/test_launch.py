@@ -1,14 +1,12 @@
 from __future__ import annotations
 
 import gc
-import multiprocessing as mp
 import os
 import signal
 import sys
 import tempfile
 import time
 from pathlib import Path
-from types import SimpleNamespace
 
 import psutil
 import pytest
@@ -20,7 +18,7 @@ from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training.launch import launch
 from tests.forkserver import forkserver
-from tests.training.jobs import until
+from tests.training.jobs import fork_ranks, until
 
 
 def _sum_ranks(folder: Path) -> None:
@@ -29,6 +27,7 @@ def _sum_ranks(folder: Path) -> None:
     (folder / str(dist.get_rank())).write_text(str(int(total)))
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_ranks_form_one_job(tmp_path):
     launch(_sum_ranks, 2, tmp_path)
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["3"] * 2
@@ -65,7 +64,7 @@ def _one_leaves(folder: Path) -> None:
     dist.barrier()
     if dist.get_rank() == 0:
         raise KeyError("lost")
-    time.sleep(60)
+    signal.pause()
 
 
 def _one_says_much(folder: Path) -> None:
@@ -82,6 +81,27 @@ def _one_exits(folder: Path) -> None:
     if dist.get_rank() == 1:
         sys.exit(0)
     dist.barrier()
+
+
+def _one_takes_long_to_end(folder: Path) -> None:
+    """As a killed one may that has much to free: its connections are closed before."""
+    dist.barrier()
+    if dist.get_rank() == 1:
+        dist.destroy_process_group()
+        until((folder / "told").exists)
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGKILL)
+    try:
+        dist.barrier()
+    finally:
+        (folder / "told").touch()
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_the_cause_is_awaited(tmp_path, monkeypatch):
+    monkeypatch.setattr(launching, "_GATHER_SECONDS", 0.0)
+    with pytest.raises(RankFailedError, match="run rank 1: it was killed by SIGKILL"):
+        launch(_one_takes_long_to_end, 2, tmp_path)
 
 
 @pytest.mark.usefixtures("forked_ranks")
@@ -129,10 +149,7 @@ def test_stores_that_are_gone_leave_no_connections_or_threads(tmp_path):
 def _launches(work, folder: Path, temporary: Path | None = None) -> None:
     """What a script does that launches ranks; it forks them, which takes no seconds."""
     tempfile.tempdir = temporary and str(temporary)
-    context = mp.get_context("fork")
-    launching.mp = SimpleNamespace(
-        get_context=lambda method: context, set_start_method=mp.set_start_method
-    )
+    fork_ranks()
     try:
         launch(work, 2, folder)
     except RankFailedError as error:
@@ -165,7 +182,7 @@ def _one_is_killed_that_has_a_child(folder: Path) -> None:
     if dist.get_rank() == 1:
         child = os.fork()
         if not child:  # has open what the rank had open, as a DataLoader's worker has
-            time.sleep(60)
+            time.sleep(300)
             os._exit(0)
         (folder / "child").write_text(str(child))
         os.kill(os.getpid(), signal.SIGKILL)

@@ -5,8 +5,6 @@ from __future__ import annotations
 import dataclasses
 import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from functools import partial
@@ -27,6 +25,7 @@ from tests.training.jobs import (
     reports_of,
     shared_memory,
     sigterm,
+    start_command,
     train,
     until,
 )
@@ -176,23 +175,19 @@ def test_a_checkpoint_that_fails_on_the_way_out_is_what_is_raised(tmp_path):
 
 
 def test_the_launcher_passes_sigterm_on(tmp_path, data):
-    shared = shared_memory()
-    command = [sys.executable, "-m", "dgl_mgpu.cli", "train", *SMALL, data, "trainer.epochs=5000"]
-    run = subprocess.Popen(
-        [*command, "trainer.ranks=2", "sampler.num_workers=1", f"hydra.run.dir={tmp_path}"],
-        stderr=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-    )
-    until((tmp_path / "checkpoints").is_dir)
+    shared, folder = shared_memory(), tmp_path / "run"
+    options = ["trainer.epochs=100000", "trainer.ranks=2", "sampler.num_workers=1"]
+    run = start_command(folder, *SMALL, data, *options)
+    until((folder / "checkpoints").is_dir)
     children = psutil.Process(run.pid).children(recursive=True)
-    run.send_signal(signal.SIGTERM)
-    shown, errors = run.communicate()
-    assert run.returncode == 143, errors
-    assert b"stopped by SIGTERM" in shown
-    assert errors == b""
+    run.terminate()
+    run.join()
+    errors = (folder / "errors").read_text()
+    assert (run.exitcode, errors) == (143, "")
+    assert "stopped by SIGTERM" in (folder / "shown").read_text()
     until(lambda: not any(child.is_running() for child in children))
     left = shared_memory() - shared  # also of tests that run at the same time
     until(lambda: not left & shared_memory())
-    state = Checkpoint.load(tmp_path)
-    assert [path.suffix for path in (tmp_path / "checkpoints").iterdir()] == [".pt"]
-    assert len(reports_of(tmp_path)) == state.epoch
+    state = Checkpoint.load(folder)
+    assert [path.suffix for path in (folder / "checkpoints").iterdir()] == [".pt"]
+    assert len(reports_of(folder)) == state.epoch

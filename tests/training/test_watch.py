@@ -83,7 +83,7 @@ def test_a_loss_is_a_line_in_whatever_pieces_it_comes(open_sockets, parts):
 
     _, heard = watching(connect)
     in_parts(open_sockets[0], *parts)
-    assert "rank 7 is silent" in str(heard.get(timeout=60))
+    assert "rank 7 is silent" in str(heard.get())
     is_over()
     assert heard.empty()
 
@@ -101,10 +101,12 @@ def test_a_goodbye_is_no_loss_and_an_end_without_one_is(open_sockets, monkeypatc
     assert heard.empty()
     _, heard = watching(connect)
     open_sockets[-1].close()
-    assert "rank 1 has ended before its work was done" in str(heard.get(timeout=60))
+    assert "rank 1 has ended before its work was done" in str(heard.get())
 
 
-def test_a_hello_may_come_in_parts(open_sockets):
+def test_a_hello_may_come_in_parts(open_sockets, monkeypatch):
+    monkeypatch.setattr(watch, "_HELLO_SECONDS", 60)
+
     def connect(address: tuple[str, int], hello: bytes) -> None:
         open_sockets.append(socket.create_connection(address))
         in_parts(open_sockets[0], hello[:5], hello[5:33], hello[33:])

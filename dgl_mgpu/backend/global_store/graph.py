@@ -244,6 +244,8 @@ class StoreGraph(EdgeQueries):
             blanks = blank_blocks(len(fanouts), self, self.idtype, self.device)
 
         def blocks() -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
+            for etype in self.canonical_etypes:
+                self.view(etype)  # raises if the store was closed since
             filled = self._dgl_blocks(finish(), seeds, blanks)
             return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
 

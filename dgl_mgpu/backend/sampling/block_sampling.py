@@ -188,6 +188,8 @@ def begin_graph(
     blanks = [types.blank(batch.index.idtype, batch.device, g) for _ in hops]
 
     def blocks() -> Sampled | None:
+        if _index_for(g, batch.device) is not batch.index:
+            return None  # unpinned since
         try:
             sampled = finish()
         except InvalidWeightError:

@@ -55,6 +55,8 @@ _PURE_SAMPLERS = NeighborSampler, MultiLayerFullNeighborSampler, ShaDowKHopSampl
 _PURE_NEGATIVES = PerSourceUniform, GlobalUniform
 _PURE_DATASETS = TensorizedDataset, DDPTensorizedDataset
 _ATTRIBUTES_COUNT = frozenset({*_PURE_SAMPLERS, *_PURE_NEGATIVES, EdgePredictionSampler})
+#: DGL's own, which samples blocks and assigns lazy features to them.
+_SAMPLE = BlockSampler.sample
 #: Of what is compared by its value.
 _VALUES = frozenset({NoneType, bool, int, float, str, torch.device})
 
@@ -152,13 +154,16 @@ def _begin_at_once(
     return begin_graph(g, *what)
 
 
-def _samples_at_once(sampler: Any) -> bool:
-    """Whether all that a sampler does is known, so that its work can be begun."""
-    return (
+def _sampler_at_once(sample: Any) -> Any:
+    """The sampler of a loader's function, if all that it does is known and can be begun."""
+    sampler = getattr(sample, "__self__", None)
+    known = (
         type(sampler) in (NeighborSampler, MultiLayerFullNeighborSampler)
+        and sample.__func__ is _SAMPLE
         and getattr(NeighborSampler.sample_blocks, "serves_stores", False)
-        and not {"sample", "sample_blocks"} & vars(sampler).keys()
+        and "sample_blocks" not in vars(sampler)
     )
+    return sampler if known else None
 
 
 def _handed_out(sampler: Any, sampled: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
@@ -281,8 +286,8 @@ class _Batches:
 
     def begin(self, number: int, seeds: Any) -> Callable[[], Any] | None:
         """Begin to sample a batch; None where that is not of use."""
-        sampler = self._loader.graph_sampler
-        if not _samples_at_once(sampler):
+        sampler = _sampler_at_once(self._collate.sample_func)
+        if sampler is None:
             return None
         # Nothing here asks torch for numbers.
         with self._draws.of_batch(number, with_torchs=False), stage("sample"):
@@ -302,7 +307,7 @@ class _Batches:
         if sampled is None:
             with self._draws.of_batch(number):
                 return self._collate(seeds)
-        sampler = self._loader.graph_sampler
+        sampler = self._collate.sample_func.__self__
         return sampler.assign_lazy_features(_handed_out(sampler, sampled))
 
     @contextlib.contextmanager

@@ -30,7 +30,7 @@ _THREADS = 256
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
 _MOST_EDGES = 1 << 28
 #: Places in the kernel's struct ``Hops`` of what differs from batch to batch.
-_SEEDS, _OUTPUTS, _TABLE, _REPORT, _KEYS = 0, 9, 20, 22, 30
+_SEEDS, _OUTPUTS, _REPORT, _KEYS = 0, 9, 22, 30
 
 _Hops = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
 
@@ -236,12 +236,11 @@ class _Prepared:
         """The room of each result in these memories."""
         return ids.split_with_sizes(self._id_rooms), indptr.split_with_sizes(self._starts)
 
-    def make_room(self, space: Workspace, nodes: int) -> None:
+    def make_room(self, nodes: int) -> None:
         """Use a hash table of another size from now on."""
         self.room = nodes
-        table, mask = hash_table(space, nodes, self.idtype)
-        self._set(_TABLE, table.data_ptr(), mask)
-        self._generation = space.generation
+        # Since the last launch others may have had buffers made anew: the next one looks at all.
+        self._generation = -1
 
     def _set(self, place: int, *words: int) -> None:
         """Change some of the kernel's arguments."""
@@ -296,14 +295,14 @@ class _Begun:
             try:
                 with space.lock:
                     if prepared.room <= self.room:
-                        prepared.make_room(space, 4 * self.room)
+                        prepared.make_room(4 * self.room)
                     prepared.launch(self)
             except torch.cuda.OutOfMemoryError:
                 space.release()
                 return self._one_by_one()
         if prepared.room > 2 * sizes[-1]:
             with space.lock:
-                prepared.make_room(space, sizes[-1])
+                prepared.make_room(sizes[-1])
         edges, known = sizes[0::2], sizes[1::2]
         found = _cut(self.ids, self._rooms, [known[-1], *edges, *edges])
         starts = [len(self.seeds) + 1, *(count + 1 for count in known[:-1])]

@@ -34,7 +34,6 @@ def run_python(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]
             capture_output=True,
             text=True,
             env=environment,
-            timeout=120,
         )
 
     return run

@@ -23,6 +23,7 @@ from torch.utils.checkpoint import checkpoint
 from dgl_mgpu.backend.structure.index import TensorIndex
 from tests.backend.nn.cases import IN, OUT, hetero, ring, seed
 from tests.backend.nn.devices import DEVICES, NO_GPU, close, floats, on_tensors
+from tests.forkserver import forkserver
 
 HIDDEN, HEADS = 6, 2
 
@@ -254,6 +255,7 @@ def test_data_parallel(tmp_path: Path):
         model(x).square().sum().backward()
         optimizer.step()
     arguments = (2, f"file://{tmp_path}/meeting", str(tmp_path / "parameters"))
-    torch.multiprocessing.spawn(train_on_rank, arguments, nprocs=2)
+    forkserver()
+    torch.multiprocessing.start_processes(train_on_rank, arguments, 2, start_method="forkserver")
     found = torch.load(tmp_path / "parameters")
     all_close(found, [p.detach() for p in model.parameters()], torch.float32)

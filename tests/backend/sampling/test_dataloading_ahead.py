@@ -18,12 +18,14 @@ from dgl.dataloading import (
     ShaDowKHopSampler,
     as_edge_prediction_sampler,
 )
+from dgl.dataloading.base import BlockSampler
 from dgl.dataloading.dataloader import _init_gpu_caches, _PrefetchingIter
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 import dgl_mgpu
 from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.sampling import dataloading
+from dgl_mgpu.errors import StoreClosedError
 from dgl_mgpu.pipeline import Ahead
 from dgl_mgpu.store.optimizer import write_rows
 from tests.backend.loaders import link_graph, node_graph, typed_graph
@@ -563,3 +565,34 @@ def test_a_loader_made_of_anothers_attributes_as_lightning_does_it(lanes):
         results.append([contents(batch) for batch in again])
     assert len(results[0]) == 8
     assert results[1:] == results[:1] * 2
+
+
+def test_what_is_begun_is_sampled_by_what_dgl_samples_with(lanes, monkeypatch):
+    """The sampler that a loader was made with, and a method that a script has put in its place."""
+    sample, calls = BlockSampler.sample, []
+
+    def noted(self, *arguments, **options):
+        calls.append(self)
+        return sample(self, *arguments, **options)
+
+    lanes(1)
+    g, ids, sampler = homogeneous()
+    loader = DataLoader(g, ids, sampler, batch_size=20)
+    loader.graph_sampler = NeighborSampler([1])
+    assert {len(blocks) for _, _, blocks in loader} == {2}
+    monkeypatch.setattr(BlockSampler, "sample", noted)
+    assert len(list(DataLoader(g, ids, sampler, batch_size=20))) == len(calls) == 8
+
+
+@pytest.mark.parametrize("fanouts", [[3, 4], [-1, -1]])
+def test_a_store_that_was_closed_is_not_sampled(lanes, fanouts):
+    lanes(1)
+    with graphs_on_tensors(False):
+        g, ids, _ = homogeneous()
+        store = dgl_mgpu.GlobalStore.from_dgl(g, device="cpu")
+    batches = iter(DataLoader(store.graph, ids, NeighborSampler(fanouts), batch_size=20))
+    next(batches)
+    store.close()
+    next(batches)  # was made by then
+    with pytest.raises(StoreClosedError):
+        next(batches)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 
 import dgl
 import pytest
@@ -214,9 +213,8 @@ def test_a_store_on_the_gpu_gives_blocks_there(make):
 
 
 @pytest.fixture
-def one_rank():
-    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29611"}
-    dist.init_process_group("gloo", rank=0, world_size=1)
+def one_rank(tmp_path):
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path}/join", rank=0, world_size=1)
     yield
     dist.destroy_process_group()
 

@@ -22,7 +22,7 @@ def _ends(where: Where, pairs: list[tuple[int, int]]):
     return where.ids(*(u for u, _ in pairs)), where.ids(*(v for _, v in pairs))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(edges(), st.data())
 def test_parts_and_queries(edges, data):
     num_src, num_dst, pairs = edges
@@ -50,7 +50,7 @@ def test_parts_and_queries(edges, data):
     compare(run, "tensors", torch.int64)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(edges(), edges())
 def test_batches_and_line_graphs(first, second):
     def run(where):

@@ -17,7 +17,7 @@ from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.ops.memory import kernel
 from dgl_mgpu.ops.philox import philox, splitmix64
-from dgl_mgpu.placement import TablePlan
+from dgl_mgpu.placement import Plan, TablePlan
 from dgl_mgpu.store import Blueprint, FeatureSource
 from dgl_mgpu.store.store import Source
 
@@ -158,24 +158,35 @@ def with_embeddings(
     return found
 
 
+def require_in_memory(plan: Plan, specs: Specs) -> None:
+    """Check that a plan has no rows of embeddings on disk, where they cannot be trained.
+
+    Raises
+    ------
+    ConfigError
+    """
+    for ntype, name in specs:
+        if any(tier.memory == "disk" for tier in plan.tables[node_table(ntype, name)].tiers):
+            raise ConfigError(
+                f"keep embedding '{name}' of '{ntype}' in memory, where it is trained",
+                "with these budgets part of it goes to disk",
+                "raise store.host_memory or store.gpu_memory",
+            )
+
+
 def unfolded(blueprint: Blueprint, specs: Specs, seed: int) -> Blueprint:
     """The blueprint with each embedding's rows and state as tables of their own, placed alike.
 
     Raises
     ------
     ConfigError
-        If the plan has rows of an embedding on disk.
+        As :func:`require_in_memory`.
     """
+    require_in_memory(blueprint.plan, specs)
     sources = dict(blueprint.sources)
     tables, hits = dict(blueprint.plan.tables), dict(blueprint.plan.hit_rates)
     for (ntype, name), spec in specs.items():
         rows = node_table(ntype, name)
-        if any(tier.memory == "disk" for tier in tables[rows].tiers):
-            raise ConfigError(
-                f"keep embedding '{name}' of '{ntype}' in memory, where it is trained",
-                "with these budgets part of it goes to disk",
-                "raise store.host_memory or store.gpu_memory",
-            )
         num_nodes = sources[rows].num_rows
         sources[rows] = FeatureSource(_first_rows(ntype, name, spec, num_nodes, seed), ntype)
         for state in STATES[spec.optimizer]:

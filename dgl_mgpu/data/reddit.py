@@ -1,0 +1,90 @@
+"""The Reddit post graph, from the raw files of DGL's ``RedditDataset``.
+
+232,965 posts of 41 communities, joined where one person commented on both, with the split by
+days.  Hamilton, Ying and Leskovec, «Inductive Representation Learning on Large Graphs», 2017.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import numpy as np
+from scipy import sparse
+
+from ..errors import DataFormatError
+from .csc import from_edges
+from .dataset import Dataset, as_labels
+from .files import build_once, download_zip, require_files
+from .transform import add_self_loops
+
+_GRAPH, _DATA = "reddit_graph.npz", "reddit_data.npz"
+_URL = "https://data.dgl.ai/dataset/reddit.zip"
+#: What DGL calls the folder that it unpacks this archive into.
+_DGLS_FOLDER = f"reddit_{hashlib.sha1(_URL.encode()).hexdigest()[:8]}"
+#: What ``node_types`` has for nodes of training, validation and test.
+_PARTS = 1, 2, 3
+
+
+def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
+    """Load the Reddit post graph.
+
+    Parameters
+    ----------
+    name : str
+        ``"reddit"``.
+    root : Path
+        Folder with a folder ``reddit`` of ``reddit_graph.npz`` and ``reddit_data.npz``, or with
+        the one that DGL has unpacked them into.  Where there is none, DGL's archive is downloaded.
+    self_loops : bool
+        Give every node exactly one self-loop.
+
+    Raises
+    ------
+    DataFormatError
+        A file is missing and cannot be downloaded, is truncated or corrupt, or the files
+        contradict one another.
+    """
+    root = Path(root)
+    folder = root / (_DGLS_FOLDER if (root / _DGLS_FOLDER).is_dir() else "reddit")
+    if not folder.is_dir():
+        instead = f"put {_GRAPH} and {_DATA} into {folder}"
+        build_once(folder, lambda partial: download_zip(_URL, partial, instead))
+    require_files(folder, [_GRAPH, _DATA], "Reddit")
+    try:
+        graph = sparse.load_npz(folder / _GRAPH).tocoo()
+        with np.load(folder / _DATA) as arrays:
+            features, labels, part_of = (
+                arrays[array] for array in ("feature", "label", "node_types")
+            )
+    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+        raise DataFormatError(
+            f"read {folder}", f"a truncated or corrupt file ({error})", "fetch the files again"
+        ) from error
+    num_nodes = len(labels)
+    if graph.shape != (num_nodes, num_nodes) or len(part_of) != num_nodes:
+        raise DataFormatError(
+            f"read {folder}",
+            f"{num_nodes} labels, {len(part_of)} parts and a graph of {graph.shape} nodes",
+            "fetch the files again",
+        )
+    src, dst = graph.row, graph.col
+    if self_loops:
+        src, dst = add_self_loops(src, dst, num_nodes)
+    csc = from_edges(src, dst, num_nodes)
+    train, valid, test = (np.flatnonzero(part_of == number) for number in _PARTS)
+    labels = as_labels(labels)
+    return Dataset(
+        name=name,
+        num_nodes=num_nodes,
+        num_classes=int(labels.max(initial=0)) + 1,
+        indptr=csc.indptr,
+        indices=csc.indices,
+        labels=labels,
+        train=train,
+        valid=valid,
+        test=test,
+        node_features={"feat": features.astype(np.float32)},
+        description="Reddit post graph with the split by days",
+    )

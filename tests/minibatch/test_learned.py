@@ -1,0 +1,39 @@
+from __future__ import annotations
+
+import copy
+
+import dgl
+import torch
+
+import dgl_mgpu
+from dgl_mgpu.minibatch.learned import LearnedRows
+
+
+def test_a_state_is_a_file_until_the_rows_change():
+    store = dgl_mgpu.GlobalStore.from_dgl(
+        dgl.rand_graph(30, 60), embeddings={"emb": 4}, device="cpu"
+    )
+    model = LearnedRows(store.embedding("emb"))
+    optimizer = dgl_mgpu.SparseAdam([model.embedding], lr=0.1)
+
+    def step() -> None:
+        model(torch.arange(30)).square().sum().backward()
+        optimizer.step()
+
+    def rows() -> torch.Tensor:
+        return model(torch.arange(30)).detach()
+
+    step()
+    before, rows_before = copy.deepcopy(model.state_dict()), rows()
+    assert model.state_dict() == before  # the very file
+    step()
+    after, rows_after = model.state_dict(), rows()
+    assert after != before
+
+    model.load_state_dict(before)
+    assert torch.equal(rows(), rows_before) and model.embedding.steps == 1
+    assert model.state_dict() == before
+    # With its optimizer's state: the step from there is the one that was made.
+    step()
+    assert torch.equal(rows(), rows_after) and model.embedding.steps == 2
+    assert model.state_dict() != after

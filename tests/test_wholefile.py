@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dgl_mgpu.wholefile import written_whole
+
+
+def partial_of(path) -> str:
+    """What a file is called while this process writes it."""
+    with written_whole(path):
+        (name,) = os.listdir(path.parent)
+    return name
+
+
+def test_what_killed_processes_leave_is_removed(tmp_path):
+    path = tmp_path / "report [1].html"
+    own = partial_of(path)
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    gone, alive = (own.replace(f".{os.getpid()}.", f".{pid}.") for pid in (ended.pid, os.getppid()))
+    elsewhere = gone.replace(path.name, f"{path.name}.other")
+    other_file = gone.replace("report", "a report")
+    for name in (gone, alive, elsewhere, other_file):
+        (tmp_path / name).write_text("a part")
+    with written_whole(path) as file:
+        file.write(b"all")
+    assert path.read_bytes() == b"all"
+    assert {each.name for each in tmp_path.iterdir()} == {path.name, alive, elsewhere, other_file}
+
+
+def test_a_failure_leaves_what_was_there(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(b"before")
+    with pytest.raises(KeyError), written_whole(path) as file:
+        file.write(b"after")
+        raise KeyError
+    assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["file"]

@@ -1,0 +1,65 @@
+"""A split is of nodes that have a class, whatever trains on it."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from dgl_mgpu.cli import main
+from dgl_mgpu.data import Dataset, HeteroDataset, load, load_hetero, require_labelled_split
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.minibatch import task
+from dgl_mgpu.training import run
+
+SIZE = {"num_nodes": 300, "num_edges": 900, "num_classes": 5}
+
+
+def relabelled(
+    data: Dataset | HeteroDataset, part: str, label: int, count: int = 2
+) -> Dataset | HeteroDataset:
+    """The data set with a label for the last nodes of a part; unchecked, as one from a file."""
+    labels = np.array(data.labels)
+    labels[getattr(data, part)[-count:]] = label
+    return dataclasses.replace(data, labels=labels, checked=True)
+
+
+@pytest.mark.parametrize(("part", "label"), [("train", -1), ("valid", 5), ("test", -1)])
+def test_a_node_without_a_class_is_named(tmp_path, part, label):
+    data = load("generated", tmp_path, **SIZE)
+    nodes = getattr(data, part)
+    found = f"2 of {len(nodes)} {part} nodes .* node {nodes[-2]} of label {label}; .*0, 5"
+    with pytest.raises(InvalidInputError, match=found):
+        require_labelled_split(relabelled(data, part, label))
+
+
+def test_nodes_of_no_part_need_no_class(tmp_path):
+    data = load("generated", tmp_path, **SIZE)
+    split = np.concatenate([data.train, data.valid, data.test])
+    labels = np.full_like(data.labels, -1)
+    labels[split] = data.labels[split]
+    others = dataclasses.replace(data, train=data.train[1:], labels=labels)
+    labels[data.train[0]] = -1
+    require_labelled_split(others)
+
+
+@pytest.mark.parametrize(
+    ("module", "loader", "options"),
+    [
+        (run, load, ["mode=minibatch", "data=generated", "data.options.num_nodes=300"]),
+        (run, load, ["mode=fullgraph", "data=generated", "data.options.num_nodes=300"]),
+        (task, load_hetero, ["model=rgcn", "data=generated-relations"]),
+    ],
+)
+def test_no_trainer_begins(tmp_path, monkeypatch, capsys, module, loader, options):
+    monkeypatch.setattr(
+        module,
+        loader.__name__,
+        lambda *args, **how: relabelled(loader(*args, **how), "valid", -1),
+    )
+    assert main(["train", f"hydra.run.dir={tmp_path}", *options]) == 1
+    told = capsys.readouterr().err
+    assert "InvalidInputError: train on data set 'generated" in told and "2 of" in told
+    assert "valid nodes without a class" in told and "Traceback" not in told
+    assert not (tmp_path / "metrics.jsonl").exists()
