@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.structure.index import TensorIndex
 from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.ops import sample_blocks
+from dgl_mgpu.ops import begin_sample_blocks
 from tests.backend.loaders import assert_blocks_are_right
 from tests.environment import search_path
 
@@ -369,9 +369,9 @@ def test_what_is_not_sampled_at_once_takes_dgls_own_way(monkeypatch):
 
     def count(*arguments, **options):
         calls.append(1)
-        return sample_blocks(*arguments, **options)
+        return begin_sample_blocks(*arguments, **options)
 
-    monkeypatch.setattr("dgl_mgpu.backend.sampling.block_sampling.sample_blocks", count)
+    monkeypatch.setattr("dgl_mgpu.backend.sampling.block_sampling.begin_sample_blocks", count)
     g = homogeneous()
     seeds = torch.arange(5)
     sampled_hops(g, seeds, [2, 2])
