@@ -218,10 +218,10 @@ def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
     """Combine the reports that all ranks made of the same epoch.
 
     The slowest rank sets the time of the epoch and the number of steps; seeds, rows and bytes
-    add up; times of stages are means, since the slowest of each stage may be another rank, and
-    add up to more than the epoch; loss and accuracies are means weighted by the seeds of each
-    rank, over the ranks that have the figure.  A figure that is global already (every rank
-    holds the same value) stays what it is.
+    add up; times of stages are means, since maxima, each of another rank maybe, would add up to
+    more than the epoch; loss and accuracies are means weighted by the seeds of each rank, over
+    the ranks that have the figure.  A figure that is global already (every rank holds the same
+    value) stays what it is.
 
     Parameters
     ----------
