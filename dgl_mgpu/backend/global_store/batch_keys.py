@@ -6,6 +6,7 @@ import hashlib
 import threading
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 from dgl_mgpu.ops import SampleKey
@@ -39,7 +40,10 @@ class BatchKeys:
         self._calls.last = None
 
     def batch_key(self, seeds: Mapping[str, torch.Tensor]) -> SampleKey:
-        """The key of the first hop of a mini-batch of ``seeds``, by node type."""
+        """The key of the first hop of a mini-batch of ``seeds``, by node type.
+
+        Of seeds on a GPU the host waits for their ids.
+        """
         self._calls.last = None
         return SampleKey(self.seed, self.epoch, _digest(seeds), 0)
 
@@ -83,8 +87,26 @@ def _begins_with(seeds: Mapping[str, torch.Tensor], earlier: Mapping[str, torch.
 
 
 def _digest(seeds: Mapping[str, torch.Tensor]) -> int:
+    """A number of the seeds, their order and their types.
+
+    Of each type a sum of the ids, each times a random number of its place: a cryptographic digest
+    of all ids takes the host longer than a GPU takes to sample them.
+    """
     digest = hashlib.blake2b(digest_size=8)
     for ntype in sorted(seeds):
-        digest.update(ntype.encode())
-        digest.update(seeds[ntype].to("cpu", torch.int64).numpy().tobytes())
+        ids = seeds[ntype].to("cpu", torch.int64).numpy().view(np.uint64)
+        total = int(np.dot(ids, _weights(len(ids))))
+        digest.update(f"{ntype} {len(ids)} {total} ".encode())
     return int.from_bytes(digest.digest(), "little")
+
+
+_known_weights = np.empty(0, dtype=np.uint64)
+
+
+def _weights(count: int) -> np.ndarray:
+    """Random numbers, the same ones always; of more, the first are those of fewer."""
+    global _known_weights
+    found = _known_weights
+    if len(found) < count:
+        found = _known_weights = np.random.Philox(key=0).random_raw(2 * count)
+    return found[:count]

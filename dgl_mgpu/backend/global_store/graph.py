@@ -231,14 +231,19 @@ class StoreGraph(EdgeQueries):
         prob: str | None = None,
         replace: bool = False,
         exclude_edges: Edges | None = None,
+        *,
+        on_host: Nodes | None = None,
     ) -> Callable[[], tuple[Nodes, Nodes, list[dgl.DGLGraph]]]:
         """Have a GPU begin with what :meth:`sample_blocks` does, where one kernel does it all.
 
         Parameters and errors are those of :meth:`sample_blocks`; what is returned is to be called
         once, on the stream on which it was begun, waits for the GPU and returns what that does.
+        ``on_host`` are the same nodes in host memory, if they are there: a mini-batch is known by
+        their ids, and for those of a GPU the host waits.
         """
         seeds = self._by_ntype(nodes)
-        finish = self._begin_hops(seeds, fanouts, prob, replace, exclude_edges)
+        key = self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host))
+        finish = self._begin_hops(seeds, key, fanouts, prob, replace, exclude_edges)
         blanks: list[BlankBlock] = []
         if self.device.type == "cuda":  # which samples meanwhile
             blanks = blank_blocks(len(fanouts), self, self.idtype, self.device)
@@ -266,12 +271,14 @@ class StoreGraph(EdgeQueries):
         InvalidInputError, IdOutOfRangeError
         """
         seeds = self._by_ntype(nodes)
-        sampled = self._begin_hops(seeds, fanouts, None, False)()
+        key = self._batch_keys.batch_key(self._named(nodes))
+        sampled = self._begin_hops(seeds, key, fanouts, None, False)()
         return sampled[0].src_nodes if sampled else seeds
 
     def _begin_hops(
         self,
         seeds: dict[str, torch.Tensor],
+        key: SampleKey,
         fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
         prob: str | None,
         replace: bool,
@@ -288,7 +295,7 @@ class StoreGraph(EdgeQueries):
             {etype: self.view(etype) for etype in self.canonical_etypes},
             seeds,
             [self._by_etype(fanout) for fanout in fanouts],
-            self._batch_keys.batch_key(seeds),
+            key,
             replace=replace,
             weights=weights,
         )
@@ -462,16 +469,19 @@ class StoreGraph(EdgeQueries):
         return TableStorage(key if self.is_homogeneous else f"{of}.{key}", table, self.traffic)
 
     def _by_ntype(self, nodes: Nodes) -> dict[str, torch.Tensor]:
-        """Seed nodes by type, checked, in the graph's id type."""
-        by_type = nodes if isinstance(nodes, Mapping) else {self._only_ntype(None): nodes}
+        """Seed nodes by type, checked, where the graph is and in its id type."""
         return {
-            self._only_ntype(ntype): self._checked_ids(ids, self._num_nodes[ntype])
-            for ntype, ids in by_type.items()
+            ntype: self._checked_ids(ids, self._num_nodes[ntype])
+            for ntype, ids in self._named(nodes).items()
         }
+
+    def _named(self, nodes: Nodes) -> dict[str, torch.Tensor]:
+        """Nodes by type, as they are."""
+        by_type = nodes if isinstance(nodes, Mapping) else {None: nodes}
+        return {self._only_ntype(ntype): torch.as_tensor(ids) for ntype, ids in by_type.items()}
 
     def _checked_ids(self, ids: torch.Tensor, num_nodes: int) -> torch.Tensor:
         # Before any conversion: a float or a mask would become ids that nobody asked for.
-        ids = torch.as_tensor(ids)
         if not len(ids):
             return ids.to(self.device, self.idtype)
         if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:

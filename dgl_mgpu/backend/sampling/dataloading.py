@@ -75,7 +75,14 @@ class ServesBlocks(Protocol):
         """Raise if edge feature ``prob`` cannot be sampled by."""
 
     def begin_blocks(
-        self, nodes: Any, fanouts: Any, prob: str | None, replace: bool, exclude_edges: Any
+        self,
+        nodes: Any,
+        fanouts: Any,
+        prob: str | None,
+        replace: bool,
+        exclude_edges: Any,
+        *,
+        on_host: Any,
     ) -> Callable[[], Any] | None:
         """Begin to sample all hops of a mini-batch; what is returned waits for the blocks."""
 
@@ -137,14 +144,14 @@ def serve_dataloading() -> None:
 
 
 def _begin_at_once(
-    sampler: Any, g: Any, nodes: Any, exclude_eids: Any = None
+    sampler: Any, g: Any, nodes: Any, exclude_eids: Any = None, *, on_host: Any = None
 ) -> Callable[[], Any] | None:
     """Begin with all hops of a mini-batch of a graph that can; what it returns may give None."""
     if sampler.edge_dir != "in":
         return None
     what = nodes, sampler.fanouts, sampler.prob, sampler.replace
     if _has_blocks(type(g)):
-        return g.begin_blocks(*what, exclude_eids)
+        return g.begin_blocks(*what, exclude_eids, on_host=on_host)
     if not isinstance(g, DGLGraph) or exclude_eids is not None:
         return None
     if not isinstance(g._graph, OnTensors) and not g.is_pinned():
@@ -266,9 +273,13 @@ class _Batches:
             self._rest = iterate(loader)
         finally:
             loader.collate_fn = self._collate
-        # Of DGL's own data sets, torch's iterator takes as long as all else that is done for seeds.
-        is_pure = type(loader.dataset) in _PURE_DATASETS
-        self._seeds = iter(loader.dataset) if is_pure else self._rest.dataloader_it
+        if type(loader.dataset) in _PURE_DATASETS:
+            # Torch's iterator would take as long as all else that is done for seeds.  They are read
+            # on the host, which would wait for a GPU to give them, batch by batch.
+            self._seeds = iter(loader.dataset)
+            self._seeds.dataset = self._seeds.dataset.cpu()
+        else:
+            self._seeds = self._rest.dataloader_it
         self._draws = BatchDraws(loader.device)
         self._left: set[int] = set()
         #: Of a store, what batches have been made of so far, at its version then.
@@ -292,7 +303,7 @@ class _Batches:
         # Nothing here asks torch for numbers.
         with self._draws.of_batch(number, with_torchs=False), stage("sample"):
             nodes = recursive_apply(seeds, lambda ids: ids.to(self._loader.device))
-            return _begin_at_once(sampler, self._collate.g, nodes)
+            return _begin_at_once(sampler, self._collate.g, nodes, on_host=seeds)
 
     def make(self, number: int, seeds: Any, finish: Callable[[], Any] | None = None) -> Any:
         """Sample a batch and fetch its features, as DGL does."""
