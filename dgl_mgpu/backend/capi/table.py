@@ -241,7 +241,15 @@ _SERVED: dict[str, dict[str, tuple[Place, str]]] = {
 }
 
 #: Modules whose functions take DGL's own graphs too, in host memory.
-TAKE_HOST_GRAPHS = frozenset({"creation", "picking", "pinned_graphs", "sampling", "walks"})
+TAKE_HOST_GRAPHS = frozenset(
+    {
+        "memory.pinned_graphs",
+        "sampling.neighbors",
+        "sampling.picking",
+        "sampling.walks",
+        "structure.creation",
+    }
+)
 
 # Why, then namespace and functions.
 _NOT_SERVED: dict[str, dict[str, str]] = {

@@ -12,10 +12,13 @@ from typing import Any
 
 import dgl
 import pytest
+import torch
 from dgl._ffi.function import list_global_func_names
+from dgl._ffi.runtime_ctypes import DGLContext
 from dgl.heterograph_index import HeteroGraphIndex
 
-from dgl_mgpu.backend.capi.table import ENTRIES, Place
+from dgl_mgpu.backend.capi.table import ENTRIES, TAKE_HOST_GRAPHS, Place
+from dgl_mgpu.backend.structure import creation
 from dgl_mgpu.backend.structure.index import TensorIndex
 
 SERVED = {name: entry for name, entry in ENTRIES.items() if entry.by}
@@ -43,6 +46,20 @@ def test_every_entry_says_by_what_or_why():
 @pytest.mark.parametrize("name", SERVED)
 def test_what_an_entry_names_is_there(name):
     assert callable(implementation(SERVED[name].by))
+
+
+def test_modules_that_take_host_graphs_are_in_the_table():
+    assert {entry.by.partition(":")[0] for entry in SERVED.values()} >= TAKE_HOST_GRAPHS
+
+
+def test_a_graph_in_host_memory_is_copied_to_a_gpu(monkeypatch):
+    # There is none here: what stands for it is the CPU, with the graph made of tensors there too.
+    cpu = torch.device("cpu")
+    monkeypatch.setattr(creation.F, "to_backend_ctx", lambda context: cpu)
+    g = dgl.graph(([0, 1, 1], [2, 2, 0]), num_nodes=4)
+    copied = g._graph.copy_to(DGLContext(2, 0))
+    assert isinstance(copied, TensorIndex)
+    assert [each.tolist() for each in copied.edges(0)[:2]] == [[0, 1, 1], [2, 2, 0]]
 
 
 def _namespaces(tree: ast.Module) -> list[str]:
