@@ -260,11 +260,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
 template <typename Id, typename Element, typename Reduction>
 __global__ void __launch_bounds__(kThreads) join_parts(Product<Id, Element> product) {
   using Number = typename Computed<Element>::Type;
-  const Parts<Reduction, Number> parts{product.parts, product.part_entries, product.layout.width,
-                                       product.share_length};
+  using Joined = Parts<Reduction, Number>;
+  const Joined parts{product.parts, product.part_entries, product.layout.width,
+                     product.share_length};
   const auto last_of = [&](int64 row) { return product.EndOf(row) / product.share_length; };
-  const auto write = [&](int64 row, int64 column, const auto& whole) {
-    const Partial<Reduction, Number, uint64> found[1] = {whole};
+  const auto write = [&](int64 row, int64 column, const typename Joined::Whole& whole) {
+    const typename Joined::Whole found[1] = {whole};
     product.Write(row, column, found, 0);
   };
   join_open_rows<kThreads>(parts, product.open_rows, product.num_shares, last_of, write);

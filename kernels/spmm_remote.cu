@@ -332,9 +332,10 @@ __global__ void __launch_bounds__(kWarps * 32, kResidentWarps / kWarps)
 template <typename Id, typename Element>
 __global__ void __launch_bounds__(kThreads) join_remote_parts(RemoteSum<Id, Element> sum) {
   using Number = typename Computed<Element>::Type;
-  const Parts<Total, Number> parts{sum.parts, nullptr, sum.width, sum.run_length};
+  using Joined = Parts<Total, Number>;
+  const Joined parts{sum.parts, nullptr, sum.width, sum.run_length};
   const auto last_of = [&](int64 row) { return (sum.pairs[row + 1] - 1) / sum.run_length; };
-  const auto write = [&](int64 row, int64 column, const auto& whole) {
+  const auto write = [&](int64 row, int64 column, const typename Joined::Whole& whole) {
     store(whole.value, sum.out + row * sum.width + column);
   };
   join_open_rows<kThreads>(parts, sum.open_rows, sum.num_runs, last_of, write);

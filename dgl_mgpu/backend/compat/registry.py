@@ -175,6 +175,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         )
     ),
     Replacement(
+        "dgl.dataloading.dataloader:WorkerInitWrapper.__call__",
+        "dataloading:begin_worker",
+        (DGL,),
+        "a worker that collects the garbage of its parent is aborted where CUDA events are in it",
+    ),
+    Replacement(
         "dgl.dataloading.dataloader:DataLoader.__init__",
         "uva:init_loader",
         (DGL,),

@@ -143,11 +143,13 @@ class SharedGraph(StoreGraph):
         prob: str | None = None,
         replace: bool = False,
         exclude_edges: Any = None,
+        *,
+        on_host: Nodes | None = None,
     ) -> Any:
         """As :meth:`StoreGraph.begin_blocks`, with features; None where DGL is to do it."""
         if not self._serves(prob):
             return None
-        return super().begin_blocks(nodes, fanouts, prob, replace, exclude_edges)
+        return super().begin_blocks(nodes, fanouts, prob, replace, exclude_edges, on_host=on_host)
 
     def sample_neighbors(
         self,

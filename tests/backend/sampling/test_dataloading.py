@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import os
+
 import dgl
 import pytest
 import torch
@@ -149,3 +152,32 @@ def test_a_store_samples_hop_by_hop_into_graphs_of_tensors():
     visited = graph.pinsage_neighbors(seeds, 3, 2, 2)
     assert isinstance(visited._graph, TensorIndex)
     assert visited.edata["visits"].min() > 0
+
+
+class _Garbage:
+    """What only the collector of cycles frees; leaves a file if a child of the process does."""
+
+    def __init__(self, path):
+        self.itself, self.path, self.process = self, path, os.getpid()
+
+    def __del__(self):
+        if os.getpid() != self.process:
+            self.path.touch()
+
+
+class _Collecting(NeighborSampler):
+    def sample_blocks(self, *arguments, **options):
+        gc.collect()
+        return super().sample_blocks(*arguments, **options)
+
+
+def test_workers_leave_the_garbage_of_their_parent_alone(tmp_path):
+    path = tmp_path / "freed by a worker"
+    gc.disable()
+    try:
+        _Garbage(path)
+        loader = DataLoader(node_graph("cpu"), torch.arange(8), _Collecting([2]), num_workers=1)
+        assert len(list(loader)) == 8
+    finally:
+        gc.enable()
+    assert not path.exists()

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from dgl_mgpu.backend.compat.importer import originals
 
 
 @contextmanager
@@ -13,3 +17,13 @@ def samplers_of_all_hops() -> Iterator[None]:
     from dgl_mgpu.backend.sampling.dataloading import serve_dataloading
 
     serve_dataloading()
+
+
+def begin_worker(self: Any, worker_id: int) -> None:
+    """In place of ``WorkerInitWrapper.__call__``: leaves alone what the process has of its parent.
+
+    An event of a GPU among the parent's garbage would end a worker that collects it, since CUDA
+    does not work there.
+    """
+    gc.freeze()
+    originals["dgl.dataloading.dataloader:WorkerInitWrapper.__call__"](self, worker_id)
