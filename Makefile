@@ -49,7 +49,7 @@ test-gpu:
 
 # The kernels' tests once more under each tool of compute-sanitizer; some minutes.
 SANITIZED := $(addprefix tests/kernels/test_, gather.py sample.py etype_blocks.py \
-	sample_weighted.py walk.py negative.py scatter.py spmm.py spmm_transposed.py sddmm.py \
+	sample_weighted.py walk.py walk_blocks.py negative.py scatter.py spmm.py spmm_transposed.py sddmm.py \
 	edge_softmax.py spmm_remote.py transpose.py store_edges.py)
 # Between ranks torch keeps its memory: NCCL reads the last words of messages whole, which is more
 # than there is of some; and asks for kernels that this GPU has none of.

@@ -1,4 +1,5 @@
 // Random walks and PinSAGE's neighbour selection: the contract stands in dgl_mgpu/ops/walk/op.py.
+#include "bounded.cuh"
 #include "ggms.cuh"
 
 namespace dgl_mgpu {
@@ -32,15 +33,17 @@ struct View {
   }
 };
 
-// A thread a walk, `each` of them from every start. `numbers` has the number of each walk among
+// A thread a walk, `each` of them from every start. How many starts there are may be known on the
+// device alone (bounded.cuh); so it is with seeds below. `numbers` has the number of each walk among
 // those from its node; null stands for 0, 1, … at each start. `stops` are the probabilities to
 // end before each step, in units of 2^-53. `edges`, if not null, gets the ids of the edges taken,
 // -1 for none. `bad`, filled with ones, gets the first start that is no node.
 template <typename Start, typename Id>
 __global__ void __launch_bounds__(kThreads)
-    walk(const Start* starts, int64 num_starts, const int64* numbers, int64 each,
-         const int64* stops, int64 length, const View* views, int64 num_views, int64 num_rows,
-         int64 key, int64* traces, int64* edges, uint64* bad) {
+    walk(const Start* starts, int64 most_starts, const int64* exact_starts, const int64* numbers,
+         int64 each, const int64* stops, int64 length, const View* views, int64 num_views,
+         int64 num_rows, int64 key, int64* traces, int64* edges, uint64* bad) {
+  const int64 num_starts = count_of(most_starts, exact_starts);
   for (int64 i = thread_number(); i < num_starts * each; i += thread_count()) {
     const int64 start = starts[i / each];
     const bool outside = start < 0 || start >= num_rows;
@@ -81,8 +84,9 @@ struct Visits {
 // Comparing every visit with all others of the seed takes more steps than a hash table would, but
 // a seed has a dozen of them (XGNN's setting, section 6.1), which neighbouring threads share.
 __global__ void __launch_bounds__(kThreads)
-    count_visits(const int64* traces, int64 num_seeds, int64 num_walks, int64 columns,
-                 int64 stride, int* counts, int64* distinct) {
+    count_visits(const int64* traces, int64 most_seeds, const int64* exact_seeds, int64 num_walks,
+                 int64 columns, int64 stride, int* counts, int64* distinct) {
+  const int64 num_seeds = count_of(most_seeds, exact_seeds);
   const int64 each = (columns - 1) / stride, visits = num_walks * each;
   for (int64 i = thread_number(); i < num_seeds * visits; i += thread_count()) {
     const int64 seed = i / visits, visit = i % visits;
@@ -107,9 +111,10 @@ __global__ void __launch_bounds__(kThreads)
 // of equally visited ones the one visited first is first.
 template <typename Id>
 __global__ void __launch_bounds__(kThreads)
-    select_visited(const int64* traces, int64 num_seeds, int64 num_walks, int64 columns,
-                   int64 stride, const int* counts, const int64* indptr, Id* neighbors,
-                   int64* neighbor_counts) {
+    select_visited(const int64* traces, int64 most_seeds, const int64* exact_seeds,
+                   int64 num_walks, int64 columns, int64 stride, const int* counts,
+                   const int64* indptr, Id* neighbors, int64* neighbor_counts) {
+  const int64 num_seeds = count_of(most_seeds, exact_seeds);
   const int64 each = (columns - 1) / stride, visits = num_walks * each;
   for (int64 i = thread_number(); i < num_seeds * visits; i += thread_count()) {
     const int64 seed = i / visits, visit = i % visits;

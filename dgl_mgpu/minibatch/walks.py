@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import dgl
 import torch
 from dgl.dataloading import BlockSampler
 
 from dgl_mgpu.backend.global_store.graph import StoreGraph
-from dgl_mgpu.training.models import VISITS
+from dgl_mgpu.backend.sampling.block_sampling import Sampled
+from dgl_mgpu.backend.sampling.dataloading import handed_out
 
 
 class RandomWalkSampler(BlockSampler):
@@ -43,18 +46,15 @@ class RandomWalkSampler(BlockSampler):
         self._num_walks = num_walks
         self._walk_length = walk_length
 
+    def begin_blocks(
+        self, g: StoreGraph, nodes: torch.Tensor, *, on_host: torch.Tensor | None = None
+    ) -> Callable[[], Sampled]:
+        """Have a GPU begin with what :meth:`sample_blocks` does; what is returned waits for it."""
+        walks = self._num_walks, self._walk_length, self._num_neighbors
+        return g.begin_pinsage_blocks(nodes, self._num_layers, *walks, on_host=on_host)
+
     def sample_blocks(
         self, g: StoreGraph, seed_nodes: torch.Tensor, exclude_eids: object = None
     ) -> tuple[torch.Tensor, torch.Tensor, list[dgl.DGLGraph]]:
         """Input nodes, ``seed_nodes`` and one block a layer, with visit counts as edge data."""
-        outputs = seed_nodes
-        blocks: list[dgl.DGLGraph] = []
-        for _ in range(self._num_layers):
-            frontier = g.pinsage_neighbors(
-                seed_nodes, self._num_walks, self._walk_length, self._num_neighbors
-            )
-            block = dgl.to_block(frontier, seed_nodes)
-            block.edata[VISITS] = frontier.edata[VISITS][block.edata[dgl.EID].long()]
-            seed_nodes = block.srcdata[dgl.NID]
-            blocks.insert(0, block)
-        return seed_nodes, outputs, blocks
+        return handed_out(self, self.begin_blocks(g, seed_nodes)())

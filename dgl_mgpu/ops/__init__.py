@@ -33,6 +33,7 @@ from dgl_mgpu.ops.transpose import transpose
 from dgl_mgpu.ops.unique import append_unique
 from dgl_mgpu.ops.view import GraphView, RowView
 from dgl_mgpu.ops.walk import VisitedNeighbors, pinsage_neighbors, random_walk
+from dgl_mgpu.ops.walk_blocks import VisitedBlock, begin_pinsage_blocks, pinsage_blocks
 
 __all__ = [
     "SGD",
@@ -49,9 +50,11 @@ __all__ = [
     "SampleKey",
     "SampledBlock",
     "SampledNeighbors",
+    "VisitedBlock",
     "VisitedNeighbors",
     "add_spmm",
     "append_unique",
+    "begin_pinsage_blocks",
     "begin_sample_blocks",
     "begin_sample_etype_blocks",
     "check_weights",
@@ -62,6 +65,7 @@ __all__ = [
     "negative_destinations",
     "negative_edges",
     "pick_rows",
+    "pinsage_blocks",
     "pinsage_neighbors",
     "random_walk",
     "sample_blocks",

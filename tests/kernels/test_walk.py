@@ -23,14 +23,14 @@ SQUARE = sorted(set(GRAPHS) - {"bipartite"})
 
 def walk(views, starts, stops):
     return cuda._random_walk(
-        starts, op.occurrences(starts), *op._graphs(views), op._as_stops(stops), KEY.fold()
+        starts, op.occurrences(starts), *op.graphs(views), op._as_stops(stops), KEY.fold()
     ).cpu()
 
 
 def walk_with_edges(views, starts, stops):
     edges = torch.empty(len(starts), len(stops), dtype=torch.int64, device=starts.device)
     traces = cuda._random_walk(
-        starts, op.occurrences(starts), *op._graphs(views), op._as_stops(stops), KEY.fold(), edges
+        starts, op.occurrences(starts), *op.graphs(views), op._as_stops(stops), KEY.fold(), edges
     )
     return [traces.cpu(), edges.cpu()]
 
@@ -39,7 +39,7 @@ def visited(views, seeds, traversals, stop, walks, neighbors):
     steps = range(traversals * len(views))
     stops = [stop if step > 0 and step % len(views) == 0 else 0.0 for step in steps]
     chosen = cuda._pinsage_neighbors(
-        seeds, *op._graphs(views), op._as_stops(stops), walks, neighbors, KEY.fold()
+        seeds, *op.graphs(views), op._as_stops(stops), walks, neighbors, KEY.fold()
     )
     return [part.cpu() for part in chosen]
 

@@ -21,7 +21,12 @@ from dgl_mgpu.backend.global_store.tables import (
     node_table,
 )
 from dgl_mgpu.backend.ours import stays_tensor
-from dgl_mgpu.backend.sampling.block_sampling import begin_hops, blank_blocks, tensor_blocks
+from dgl_mgpu.backend.sampling.block_sampling import (
+    begin_hops,
+    blank_blocks,
+    tensor_blocks,
+    visited_block,
+)
 from dgl_mgpu.backend.sampling.dataloading import serve_dataloading
 from dgl_mgpu.backend.sampling.filter import IdFilter
 from dgl_mgpu.backend.structure.blocks import BlankBlock
@@ -32,6 +37,7 @@ from dgl_mgpu.ops import (
     SampledNeighbors,
     SampleKey,
     VisitedNeighbors,
+    begin_pinsage_blocks,
     check_weights,
     pinsage_neighbors,
     sample_neighbors,
@@ -41,6 +47,9 @@ from dgl_mgpu.store import Store, Table
 
 # What DGL's samplers and users look for on a graph.
 _DGL_NAMES = frozenset(dir(dgl.DGLGraph)) | {"_graph", "_node_frames", "_edge_frames"}
+
+#: Edge feature that says how often walks visited a neighbor.
+_VISITS = "visits"
 
 
 class StoreGraph(EdgeQueries):
@@ -244,9 +253,7 @@ class StoreGraph(EdgeQueries):
         seeds = self._by_ntype(nodes)
         key = self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host))
         finish = self._begin_hops(seeds, key, fanouts, prob, replace, exclude_edges)
-        blanks: list[BlankBlock] = []
-        if self.device.type == "cuda":  # which samples meanwhile
-            blanks = blank_blocks(len(fanouts), self, self.idtype, self.device)
+        blanks = self._blank_blocks(len(fanouts))
 
         def blocks() -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
             for etype in self.canonical_etypes:
@@ -299,6 +306,12 @@ class StoreGraph(EdgeQueries):
             replace=replace,
             weights=weights,
         )
+
+    def _blank_blocks(self, count: int) -> list[BlankBlock]:
+        """Blocks to be filled, if a GPU samples meanwhile."""
+        if self.device.type != "cuda":
+            return []
+        return blank_blocks(count, self, self.idtype, self.device)
 
     def _dgl_blocks(
         self,
@@ -378,15 +391,10 @@ class StoreGraph(EdgeQueries):
         ------
         InvalidInputError, IdOutOfRangeError
         """
-        if not self.is_homogeneous:
-            raise InvalidInputError(
-                "select PinSAGE neighbors",
-                f"edge types {self.etypes}",
-                "use a homogeneous graph",
-            )
+        view = self.view(self._walked())
         key = self._batch_keys.next_key({self.ntypes[0]: nodes})
         visited = pinsage_neighbors(
-            self.view(self.canonical_etypes[0]),
+            view,
             nodes.to(self.device),
             num_traversals=walk_length,
             termination_prob=0.0,
@@ -400,8 +408,75 @@ class StoreGraph(EdgeQueries):
             idtype=self.idtype,
             device=self.device,
         )
-        frontier.edata["visits"] = visited.counts
+        frontier.edata[_VISITS] = visited.counts
         return frontier
+
+    def begin_pinsage_blocks(
+        self,
+        nodes: Nodes,
+        num_layers: int,
+        num_walks: int,
+        walk_length: int,
+        num_neighbors: int,
+        *,
+        on_host: Nodes | None = None,
+    ) -> Callable[[], tuple[Nodes, Nodes, list[dgl.DGLGraph]]]:
+        """Have a GPU begin with all layers of a mini-batch for PinSAGE.
+
+        The same edges as :meth:`pinsage_neighbors` and ``dgl.to_block`` layer by layer, without
+        the graph over all nodes in between.
+
+        Parameters
+        ----------
+        nodes, on_host
+            As in :meth:`begin_blocks`.
+        num_layers : int
+        num_walks, walk_length, num_neighbors
+            As in :meth:`pinsage_neighbors`, alike in all layers.
+
+        Returns
+        -------
+        callable
+            As :meth:`begin_blocks` returns it, of blocks with visits in ``edata['visits']``.
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError
+        """
+        etype = self._walked()
+        seeds = self._by_ntype(nodes)
+        finish = begin_pinsage_blocks(
+            self.view(etype),
+            seeds[etype[0]],
+            num_layers,
+            self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host)),
+            num_traversals=walk_length,
+            termination_prob=0.0,
+            num_random_walks=num_walks,
+            num_neighbors=num_neighbors,
+        )
+        blanks = self._blank_blocks(num_layers)
+
+        def blocks() -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
+            self.view(etype)  # raises if the store was closed since
+            visited = finish()
+            sampled = [visited_block(each, etype) for each in visited]
+            filled = self._dgl_blocks(sampled, seeds, blanks)
+            for block, each in zip(filled, visited, strict=True):
+                block.edata[_VISITS] = each.counts
+            return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
+
+        return blocks
+
+    def _walked(self) -> CanonicalEtype:
+        """The edges that PinSAGE's walks go along."""
+        if not self.is_homogeneous:
+            raise InvalidInputError(
+                "select PinSAGE neighbors",
+                f"edge types {self.etypes}",
+                "use a homogeneous graph",
+            )
+        return self.canonical_etypes[0]
 
     def check_weights(self, prob: str) -> None:
         """Check edge feature ``prob`` of the whole graph as sampling weights, once.

@@ -23,6 +23,7 @@ from dgl_mgpu.ops import (
     GraphView,
     RowView,
     SampleKey,
+    VisitedBlock,
     begin_sample_blocks,
     begin_sample_etype_blocks,
 )
@@ -68,6 +69,13 @@ def begin_hops(
         EtypeBlock({etype: BlockEdges(*block[:3])}, {ntype: block[3]}, {ntype: block[4]})
         for block in finish()
     ]
+
+
+def visited_block(block: VisitedBlock, etype: CanonicalEtype) -> EtypeBlock:
+    """A block of walks as one of sampled edges, with their places as ids: walks are no edges."""
+    places = torch.arange(len(block.src), dtype=block.src.dtype, device=block.src.device)
+    edges = BlockEdges(block.indptr, block.src, places)
+    return EtypeBlock({etype: edges}, {etype[0]: block.src_nodes}, {etype[0]: block.num_dst})
 
 
 def blank_blocks(

@@ -121,7 +121,7 @@ def serve_dataloading() -> None:
         sampled = None if finish is None else finish()
         if sampled is None:
             return sample_blocks(self, g, seed_nodes, exclude_eids)
-        return _handed_out(self, sampled)
+        return handed_out(self, sampled)
 
     def assign_lazy_features(self: Any, result: Any) -> Any:
         _, _, blocks = result
@@ -161,19 +161,23 @@ def _begin_at_once(
     return begin_graph(g, *what)
 
 
-def _sampler_at_once(sample: Any) -> Any:
-    """The sampler of a loader's function, if all that it does is known and can be begun."""
+def _beginner(sample: Any) -> Callable[..., Callable[[], Any] | None] | None:
+    """What begins with the blocks of a loader's function, if all that it does is known.
+
+    A sampler that says that its batches may be made ahead may itself have ``begin_blocks``, which
+    takes the graph, the nodes and, ``on_host``, the same nodes in host memory.  What that returns
+    waits for what ``sample_blocks`` returns, but for :func:`handed_out`.
+    """
     sampler = getattr(sample, "__self__", None)
-    known = (
-        type(sampler) in (NeighborSampler, MultiLayerFullNeighborSampler)
-        and sample.__func__ is _SAMPLE
-        and getattr(NeighborSampler.sample_blocks, "serves_stores", False)
-        and "sample_blocks" not in vars(sampler)
-    )
-    return sampler if known else None
+    if sampler is None or sample.__func__ is not _SAMPLE or "sample_blocks" in vars(sampler):
+        return None
+    if type(sampler) in (NeighborSampler, MultiLayerFullNeighborSampler):
+        known = getattr(NeighborSampler.sample_blocks, "serves_stores", False)
+        return functools.partial(_begin_at_once, sampler) if known else None
+    return getattr(sampler, "begin_blocks", None) if _says_so(sampler) else None
 
 
-def _handed_out(sampler: Any, sampled: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+def handed_out(sampler: Any, sampled: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
     """What was sampled, with what else a sampler is to give it."""
     inputs, outputs, blocks = sampled
     if blocks[0].device.type == "cuda" and torch.is_grad_enabled():
@@ -297,13 +301,13 @@ class _Batches:
 
     def begin(self, number: int, seeds: Any) -> Callable[[], Any] | None:
         """Begin to sample a batch; None where that is not of use."""
-        sampler = _sampler_at_once(self._collate.sample_func)
-        if sampler is None:
+        begin = _beginner(self._collate.sample_func)
+        if begin is None:
             return None
         # Nothing here asks torch for numbers.
         with self._draws.of_batch(number, with_torchs=False), stage("sample"):
             nodes = recursive_apply(seeds, lambda ids: ids.to(self._loader.device))
-            return _begin_at_once(sampler, self._collate.g, nodes, on_host=seeds)
+            return begin(self._collate.g, nodes, on_host=seeds)
 
     def make(self, number: int, seeds: Any, finish: Callable[[], Any] | None = None) -> Any:
         """Sample a batch and fetch its features, as DGL does."""
@@ -319,7 +323,7 @@ class _Batches:
             with self._draws.of_batch(number):
                 return self._collate(seeds)
         sampler = self._collate.sample_func.__self__
-        return sampler.assign_lazy_features(_handed_out(sampler, sampled))
+        return sampler.assign_lazy_features(handed_out(sampler, sampled))
 
     @contextlib.contextmanager
     def _reads_noted(self) -> Iterator[None]:

@@ -102,7 +102,8 @@ def _as_metapath(
     return path
 
 
-def _graphs(path: list[GraphView]) -> tuple[Any, ...]:
+def graphs(path: list[GraphView]) -> tuple[Any, ...]:
+    """A metapath as operators take it."""
     return (
         [view.tiers for view in path],
         [view.pointers for view in path],
@@ -202,7 +203,7 @@ def random_walk(
         )
     stops = [_check_probability(stop, "restart_prob", asked) for stop in stops]
     return torch.ops.dgl_mgpu.random_walk(
-        starts, occurrences(starts), *_graphs(path), _as_stops(stops), key.fold(), edges
+        starts, occurrences(starts), *graphs(path), _as_stops(stops), key.fold(), edges
     )
 
 
@@ -267,19 +268,35 @@ def pinsage_neighbors(
         As :func:`random_walk`.
     """
     asked = "select PinSAGE neighbors"
-    path = _as_metapath(views, asked)
+    path, stops = check_traversals(
+        views, asked, num_traversals, termination_prob, num_random_walks, num_neighbors
+    )
     seeds = check_ids(seeds, asked, path[0].tiers.device)
-    num_traversals = check_integer(num_traversals, "num_traversals", 1, asked)
-    num_random_walks = check_integer(num_random_walks, "num_random_walks", 1, asked)
-    num_neighbors = check_integer(num_neighbors, "num_neighbors", 0, asked)
+    return VisitedNeighbors(
+        *torch.ops.dgl_mgpu.pinsage_neighbors(
+            seeds, *graphs(path), stops, num_random_walks, num_neighbors, key.fold()
+        )
+    )
+
+
+def check_traversals(
+    views: GraphView | Sequence[GraphView],
+    asked: str,
+    num_traversals: int,
+    termination_prob: float,
+    num_random_walks: int,
+    num_neighbors: int,
+) -> tuple[list[GraphView], list[int]]:
+    """The metapath of PinSAGE's walks, and where they stop; raises InvalidInputError if there is
+    something wrong with an argument."""
+    path = _as_metapath(views, asked)
+    check_integer(num_traversals, "num_traversals", 1, asked)
+    check_integer(num_random_walks, "num_random_walks", 1, asked)
+    check_integer(num_neighbors, "num_neighbors", 0, asked)
     _check_probability(termination_prob, "termination_prob", asked)
     hops = len(path)
     stops = [
         termination_prob if step > 0 and step % hops == 0 else 0.0
         for step in range(hops * num_traversals)
     ]
-    return VisitedNeighbors(
-        *torch.ops.dgl_mgpu.pinsage_neighbors(
-            seeds, *_graphs(path), _as_stops(stops), num_random_walks, num_neighbors, key.fold()
-        )
-    )
+    return path, _as_stops(stops)

@@ -26,6 +26,7 @@ import dgl_mgpu
 from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.sampling import dataloading
 from dgl_mgpu.errors import StoreClosedError
+from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.pipeline import Ahead
 from dgl_mgpu.store.optimizer import write_rows
 from tests.backend.loaders import link_graph, node_graph, typed_graph
@@ -129,6 +130,14 @@ def stored():
         return dgl_mgpu.GlobalStore.from_dgl(g, device="cpu").graph, ids, sampler
 
 
+def walks():
+    with graphs_on_tensors(False):
+        g, ids, _ = homogeneous()
+        graph = dgl_mgpu.GlobalStore.from_dgl(g, device="cpu").graph
+    features = {"prefetch_node_feats": ["feat"], "prefetch_labels": ["label"]}
+    return graph, ids, RandomWalkSampler(2, 3, 4, 2, **features)
+
+
 PURE = [
     homogeneous,
     weighted,
@@ -139,6 +148,7 @@ PURE = [
     pairs(PerSourceUniform(3), "reverse_id"),
     pairs(GlobalUniform(2), "self"),
     stored,
+    walks,
 ]
 
 
@@ -584,13 +594,34 @@ def test_what_is_begun_is_sampled_by_what_dgl_samples_with(lanes, monkeypatch):
     assert len(list(DataLoader(g, ids, sampler, batch_size=20))) == len(calls) == 8
 
 
-@pytest.mark.parametrize("fanouts", [[3, 4], [-1, -1]])
-def test_a_store_that_was_closed_is_not_sampled(lanes, fanouts):
+def test_a_sampler_begins_with_its_blocks_itself(lanes):
+    made = lanes(1)
+    g, ids, sampler = walks()
+    log = []
+
+    def begin_blocks(g, nodes, *, on_host=None):
+        finish = RandomWalkSampler.begin_blocks(sampler, g, nodes, on_host=on_host)
+        log.append(("begins", nodes[0].item()))
+        return lambda: log.append(("finishes", nodes[0].item())) or finish()
+
+    sampler.begin_blocks = begin_blocks
+    assert len(list(DataLoader(g, ids, sampler, batch_size=20))) == 8 and made
+    # The first two come before there is something ahead of them.
+    assert log[2:7] == [
+        ("begins", 40), ("begins", 80), ("finishes", 40), ("begins", 120), ("finishes", 80)
+    ]  # fmt: skip
+    assert len(log) == 16
+
+
+@pytest.mark.parametrize(
+    "sampler", [NeighborSampler([3, 4]), NeighborSampler([-1, -1]), RandomWalkSampler(2, 3, 4, 2)]
+)
+def test_a_store_that_was_closed_is_not_sampled(lanes, sampler):
     lanes(1)
     with graphs_on_tensors(False):
         g, ids, _ = homogeneous()
         store = dgl_mgpu.GlobalStore.from_dgl(g, device="cpu")
-    batches = iter(DataLoader(store.graph, ids, NeighborSampler(fanouts), batch_size=20))
+    batches = iter(DataLoader(store.graph, ids, sampler, batch_size=20))
     next(batches)
     store.close()
     next(batches)  # was made by then

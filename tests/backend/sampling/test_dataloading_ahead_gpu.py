@@ -23,6 +23,7 @@ from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 import dgl_mgpu
 from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.random import BatchDraws
+from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.pipeline import Ahead, lane_of
 from tests.backend.loaders import link_graph, node_graph, typed_graph
 from tests.pipeline.lanes import poison
@@ -78,6 +79,11 @@ def stored():
     return graph, torch.arange(0, 300, 2), NeighborSampler([3, 4], **FEATURES), {}
 
 
+def walks():
+    graph, ids, _, options = stored()
+    return graph, ids, RandomWalkSampler(3, 3, 4, 2, **FEATURES), options
+
+
 def heterogeneous():
     ids = {
         "user": torch.arange(40, device="cuda"),
@@ -109,6 +115,7 @@ CASES = [
     shadow,
     pinned,
     stored,
+    walks,
     heterogeneous,
     edges(PerSourceUniform(3), "reverse_id"),
     edges(GlobalUniform(2), "self"),

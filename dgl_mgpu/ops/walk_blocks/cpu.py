@@ -1,0 +1,38 @@
+"""All layers of a PinSAGE mini-batch one after another, each by the operators for one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.walk_blocks.op import VisitedHops
+
+
+@torch.library.impl(library, "pinsage_hops", "CPU")
+def hop_by_hop(
+    seeds: torch.Tensor,
+    tiers: Sequence[torch.Tensor],
+    pointers: Sequence[torch.Tensor],
+    positions: Sequence[torch.Tensor],
+    num_rows: Sequence[int],
+    idtype: torch.dtype,
+    stops: Sequence[int],
+    num_walks: int,
+    num_neighbors: int,
+    keys: Sequence[int],
+) -> VisitedHops:
+    """``pinsage_hops`` on the device of ``seeds``, whatever it is."""
+    nodes = seeds
+    indptrs, sources, counts = [], [], []
+    graphs = (tiers, pointers, positions, num_rows, idtype)
+    for key in keys:
+        visited = torch.ops.dgl_mgpu.pinsage_neighbors(
+            nodes, *graphs, stops, num_walks, num_neighbors, key
+        )
+        nodes, local = torch.ops.dgl_mgpu.append_unique(nodes, visited[1])
+        indptrs.append(visited[0])
+        sources.append(local)
+        counts.append(visited[2])
+    return nodes.clone() if nodes is seeds else nodes, indptrs, sources, counts
