@@ -1,10 +1,12 @@
 // Random walks and PinSAGE's neighbour selection: the contract stands in dgl_mgpu/ops/walk/op.py.
 #include "bounded.cuh"
 #include "ggms.cuh"
+#include "grid.cuh"
 
 namespace dgl_mgpu {
 
-constexpr int kThreads = 128;
+// Of a block: those that walk, and those that select.
+constexpr int kThreads = 128, kSelectors = 512;
 
 __device__ __forceinline__ int64 thread_number() {
   return static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x;
@@ -78,19 +80,29 @@ struct Visits {
   }
 };
 
-// A thread a visit. `counts` gets the number of visits to a node at its first visit and 0 at the
-// others and after the end of a walk; `distinct`, zeros before, the number of a seed's nodes.
+// Selects the most visited nodes of each seed, at most `most_neighbors`; of equally visited ones the
+// one visited first is first. `counts` is working memory for a number a visit; `end` gets how many
+// are selected in all. A cooperative launch.
 //
 // Comparing every visit with all others of the seed takes more steps than a hash table would, but
 // a seed has a dozen of them (XGNN's setting, section 6.1), which neighbouring threads share.
-__global__ void __launch_bounds__(kThreads)
-    count_visits(const int64* traces, int64 most_seeds, const int64* exact_seeds, int64 num_walks,
-                 int64 columns, int64 stride, int* counts, int64* distinct) {
+template <typename Id>
+__global__ void __launch_bounds__(kSelectors, 2)
+    select_visited(const int64* traces, int64 most_seeds, const int64* exact_seeds,
+                   int64 num_walks, int64 columns, int64 stride, int64 most_neighbors, int* counts,
+                   int64* indptr, Id* neighbors, int64* neighbor_counts, uint64* control_words,
+                   int64* end) {
   const int64 num_seeds = count_of(most_seeds, exact_seeds);
   const int64 each = (columns - 1) / stride, visits = num_walks * each;
-  for (int64 i = thread_number(); i < num_seeds * visits; i += thread_count()) {
-    const int64 seed = i / visits, visit = i % visits;
-    const int64* rows = traces + seed * num_walks * columns;
+  const GridControl control{control_words};
+  GridBarrier barrier(control);
+  const Run mine = run_of_block(num_seeds);
+  const Run my_visits{mine.begin * visits, mine.end * visits};
+
+  // The number of visits to a node at its first visit; 0 at the others and after a walk's end.
+  for (int64 i = my_visits.begin + threadIdx.x; i < my_visits.end; i += kSelectors) {
+    const int64 visit = i % visits;
+    const int64* rows = traces + i / visits * num_walks * columns;
     const int64 node = Visits{rows, columns, stride, each}.Node(visit);
     int count = 0;
     bool first = node >= 0;
@@ -103,34 +115,45 @@ __global__ void __launch_bounds__(kThreads)
       }
     }
     counts[i] = first ? count : 0;
-    if (first) atomicAdd(reinterpret_cast<uint64*>(distinct + seed), 1ull);
   }
-}
+  __syncthreads();
 
-// A thread a visit. Writes the `indptr[seed + 1] - indptr[seed]` most visited nodes of each seed;
-// of equally visited ones the one visited first is first.
-template <typename Id>
-__global__ void __launch_bounds__(kThreads)
-    select_visited(const int64* traces, int64 most_seeds, const int64* exact_seeds,
-                   int64 num_walks, int64 columns, int64 stride, const int* counts,
-                   const int64* indptr, Id* neighbors, int64* neighbor_counts) {
-  const int64 num_seeds = count_of(most_seeds, exact_seeds);
-  const int64 each = (columns - 1) / stride, visits = num_walks * each;
-  for (int64 i = thread_number(); i < num_seeds * visits; i += thread_count()) {
-    const int64 seed = i / visits, visit = i % visits;
+  int64 size = 0;
+  for (int64 start = mine.begin; start < mine.end; start += kSelectors) {
+    const int64 seed = start + threadIdx.x;
+    int64 distinct = 0;
+    if (seed < mine.end) {
+      for (int64 i = seed * visits; i < (seed + 1) * visits; ++i) distinct += counts[i] > 0;
+    }
+    const Sum sum = block_sum<kSelectors>(min(distinct, most_neighbors));
+    if (seed < mine.end) indptr[seed] = size + sum.before;
+    size += sum.total;
+  }
+  if (threadIdx.x == 0) control.sums()[blockIdx.x] = size;
+  barrier.Wait();
+  const Sum selected = grid_sum<kSelectors>(control.sums());
+  for (int64 seed = mine.begin + threadIdx.x; seed < mine.end; seed += kSelectors) {
+    indptr[seed] += selected.before;
+  }
+  if (blockIdx.x == 0 && threadIdx.x == 0) indptr[num_seeds] = *end = selected.total;
+  __syncthreads();
+
+  for (int64 i = my_visits.begin + threadIdx.x; i < my_visits.end; i += kSelectors) {
     if (counts[i] == 0) continue;
+    const int64 seed = i / visits, visit = i % visits;
     const int* others = counts + seed * visits;
     int64 rank = 0;
     for (int64 other = 0; other < visits; ++other) {
       rank += others[other] > counts[i] || (others[other] == counts[i] && other < visit);
     }
-    if (rank < indptr[seed + 1] - indptr[seed]) {
+    if (rank < most_neighbors) {
       const int64* rows = traces + seed * num_walks * columns;
       const int64 to = indptr[seed] + rank;
       neighbors[to] = static_cast<Id>(Visits{rows, columns, stride, each}.Node(visit));
       neighbor_counts[to] = counts[i];
     }
   }
+  control.Leave();
 }
 
 }  // namespace dgl_mgpu

@@ -11,8 +11,9 @@ from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type
 from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.walk import op  # noqa: F401  (defines the schemas)
+from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
-_THREADS = 128
+_THREADS, _SELECTORS = 128, 512
 
 
 def _launch(kernel: Kernel, items: int, *arguments: object, where: torch.device) -> None:
@@ -75,26 +76,9 @@ class Walks:
         )
         return traces
 
-
-class Visited:
-    """The nodes that walks from seeds visit, counted on the device.
-
-    Parameters
-    ----------
-    count, exact
-        Of ``seeds``, as of the starts of :meth:`Walks.trace`.
-    bad : Tensor, int64, shape (1,)
-        -1; gets the place of the first seed that is no node.
-
-    Attributes
-    ----------
-    indptr : Tensor, int64, shape (count + 1,)
-        Where the neighbors of each seed begin; beyond the last seed, where all end.
-    """
-
-    def __init__(
+    def visited_neighbors(
         self,
-        walks: Walks,
+        space: Workspace,
         seeds: torch.Tensor,
         count: int,
         exact: torch.Tensor | None,
@@ -102,36 +86,42 @@ class Visited:
         num_neighbors: int,
         key: int,
         bad: torch.Tensor,
-    ) -> None:
-        traces = walks.trace(seeds, count, exact, None, num_walks, key, None, bad)
-        self._walks = walks
-        self._traces = traces, count, exact, num_walks, walks.steps + 1, walks.views
-        self._visits = count * num_walks * (walks.steps // walks.views)
-        self._counts = torch.empty(self._visits, dtype=torch.int32, device=walks.where)
-        distinct = torch.zeros(count, dtype=torch.int64, device=walks.where)
-        _launch(
-            Kernel("walk.cu", "dgl_mgpu::count_visits"),
-            self._visits,
-            *self._traces,
-            self._counts,
-            distinct,
-            where=walks.where,
-        )
-        self.indptr = torch.zeros(count + 1, dtype=torch.int64, device=walks.where)
-        torch.cumsum(distinct.clamp_(max=num_neighbors), dim=0, out=self.indptr[1:])
+        end: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Launch walks from seeds and the selection of the nodes that they visit most.
 
-    def select(self, neighbors: torch.Tensor, counts: torch.Tensor) -> None:
-        """Write the neighbors of the seeds, and how often each is visited."""
-        _launch(
-            Kernel("walk.cu", f"dgl_mgpu::select_visited<{c_type(self._walks.idtype)}>"),
-            self._visits,
-            *self._traces,
-            self._counts,
-            self.indptr,
-            neighbors,
-            counts,
-            where=self._walks.where,
+        Parameters
+        ----------
+        seeds, count, exact, bad
+            As the starts of :meth:`trace`.
+        end : Tensor, int64, shape (1,) or more
+            Gets how many are selected.
+
+        Returns
+        -------
+        indptr, neighbors, counts : Tensor
+            As the operator's, in room for the largest possible ones.
+        """
+        traces = self.trace(seeds, count, exact, None, num_walks, key, None, bad)
+        visits = num_walks * (self.steps // self.views)
+        room = count * min(num_neighbors, visits)
+
+        def new(count: int, dtype: torch.dtype) -> torch.Tensor:
+            return torch.empty(count, dtype=dtype, device=self.where)
+
+        found = new(count + 1, torch.int64), new(room, self.idtype), new(room, torch.int64)
+        name = f"dgl_mgpu::select_visited<{c_type(self.idtype)}>"
+        kernel = Kernel("walk.cu", name, cooperative=True)
+        wanted = -(-count * visits // _SELECTORS)
+        blocks = blocks_within(kernel, _SELECTORS, wanted, self.where)
+        kernel(
+            blocks,
+            _SELECTORS,
+            *(traces, count, exact, num_walks, self.steps + 1, self.views, num_neighbors),
+            *(new(count * visits, torch.int32), *found, space.control(blocks), end),
+            device=self.where,
         )
+        return found
 
 
 @torch.library.impl(library, "random_walk", "CUDA")
@@ -173,16 +163,15 @@ def _pinsage_neighbors(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     where = seeds.device
     device.raise_faults(where, wait=False)
-    bad = torch.full((1,), -1, dtype=torch.int64, device=where)
+    told = torch.full((2,), -1, dtype=torch.int64, device=where)
     walks = Walks(where, tiers, pointers, positions, num_rows, idtype, stops)
-    visited = Visited(walks, seeds, len(seeds), None, num_walks, num_neighbors, key, bad)
-    report = device.driver.host_buffer(2)
-    report[:1].copy_(bad, non_blocking=True)
-    report[1:].copy_(visited.indptr[-1:], non_blocking=True)
+    space = workspace(where)
+    with space.lock:
+        indptr, neighbors, counts = walks.visited_neighbors(
+            space, seeds, len(seeds), None, num_walks, num_neighbors, key, told, told[1:]
+        )
+    report = device.driver.host_buffer(2).copy_(told, non_blocking=True)
     device.driver.synchronize(where)
-    bad_place, total = report.tolist()
-    raise_at_bad_id([bad_place], seeds, num_rows[0], "walk")
-    neighbors = torch.empty(total, dtype=idtype, device=where)
-    counts = torch.empty(total, dtype=torch.int64, device=where)
-    visited.select(neighbors, counts)
-    return visited.indptr, neighbors, counts
+    bad, total = report.tolist()
+    raise_at_bad_id([bad], seeds, num_rows[0], "walk")
+    return indptr, beginning(neighbors, total), beginning(counts, total)

@@ -17,7 +17,7 @@ from dgl_mgpu.ops.blocks.padded import rooms
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.library import direct_cuda, library
 from dgl_mgpu.ops.unique.cuda import number_nodes
-from dgl_mgpu.ops.walk.cuda import Visited, Walks
+from dgl_mgpu.ops.walk.cuda import Walks
 from dgl_mgpu.ops.walk_blocks.cpu import hop_by_hop
 from dgl_mgpu.ops.walk_blocks.op import VisitedHops
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
@@ -25,8 +25,9 @@ from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 #: Nodes on the walks of all layers up to which room for the largest possible sample is made in
 #: advance; there are more of them than of edges and of nodes of the sample.
 _MOST_STEPS = 1 << 26
-#: Of what numbering tells of a layer, the number of words and which is the number of nodes.
-_NUMBERED, _NODES = 3, 2
+#: Of what kernels tell of a layer, the number of words: edges, then the first bad place, overflow
+#: and nodes of numbering.
+_TOLD = 4
 
 
 @direct_cuda("begin_pinsage_hops")
@@ -50,16 +51,13 @@ def begin_pinsage_hops(
     device.raise_faults(where, wait=False)
     graphs = (tiers, pointers, positions, num_rows, idtype, stops)
     neighbors = min(num_neighbors, num_walks * (len(stops) // len(tiers)))
-    nodes, edges = rooms(len(seeds), [neighbors] * len(keys), num_rows[0])
+    nodes, _ = rooms(len(seeds), [neighbors] * len(keys), num_rows[0])
     if sum(nodes[:-1]) * num_walks * (len(stops) + 1) <= _MOST_STEPS:
         space = workspace(where)
         with space.lock:
             try:
                 walks = Walks(where, *graphs)
-                batch = _Batch(space, seeds, walks, num_walks, neighbors, nodes[-1])
-                for key, most_nodes, most_edges in zip(keys, nodes[:-1], edges, strict=True):
-                    batch.sample_layer(key, most_nodes, most_edges)
-                batch.expect_report()
+                batch = _Batch(space, seeds, walks, num_walks, neighbors, keys, nodes)
                 return batch.finish
             except torch.cuda.OutOfMemoryError:
                 space.release()
@@ -72,7 +70,8 @@ def _pinsage_hops(*arguments: Any) -> VisitedHops:
 
 
 class _Batch:
-    """A mini-batch on its way through the layers; there is ``room`` for its nodes."""
+    """A mini-batch whose layers have been launched; ``rooms`` are the most nodes known before each
+    and after the last."""
 
     def __init__(
         self,
@@ -81,42 +80,28 @@ class _Batch:
         walks: Walks,
         num_walks: int,
         num_neighbors: int,
-        room: int,
+        keys: Sequence[int],
+        rooms: Sequence[int],
     ) -> None:
-        self._space, self._seeds, self._walks = space, seeds, walks
-        self._num_walks, self._num_neighbors = num_walks, num_neighbors
-        self._nodes = torch.empty(room, dtype=seeds.dtype, device=seeds.device)
+        self._seeds, self._num_rows = seeds, walks.num_rows
+        words = 1 + _TOLD * len(keys)
+        told = torch.full((words,), -1, dtype=torch.int64, device=seeds.device)
+        self._nodes = torch.empty(rooms[-1], dtype=seeds.dtype, device=seeds.device)
         self._nodes[: len(seeds)] = seeds
-        self._bad = torch.full((1,), -1, dtype=torch.int64, device=seeds.device)
-        # Of each layer what numbering tells, where edges of destinations begin, sources and visits.
         self._layers: list[tuple[torch.Tensor, ...]] = []
-
-    def sample_layer(self, key: int, most_nodes: int, most_edges: int) -> None:
-        """Launch one more layer, of so many destination nodes and edges at most."""
-        where, nodes = self._nodes.device, self._nodes
-        known = self._layers[-1][0][_NODES:] if self._layers else None
-        visited = Visited(
-            self._walks, nodes, most_nodes, known, self._num_walks, self._num_neighbors, key,
-            self._bad,
-        )  # fmt: skip
-        sources = torch.empty(most_edges, dtype=nodes.dtype, device=where)
-        counts = torch.empty(most_edges, dtype=torch.int64, device=where)
-        visited.select(sources, counts)
-        told = torch.empty(_NUMBERED, dtype=torch.int64, device=where)
-        room = min(len(nodes), most_nodes + most_edges)
-        end = visited.indptr[most_nodes:]
-        number_nodes(self._space, nodes, most_nodes, known, sources, end, room, told)
-        self._layers.append((told, visited.indptr, sources, counts))
-
-    def expect_report(self) -> None:
-        """Have the GPU tell the host what it found, after the last layer."""
-        found = [self._bad]
-        for told, indptr, _, _ in self._layers:
-            found += [told[_NODES:], indptr[-1:]]
-        on_device = torch.cat(found)
-        self._told = device.driver.host_buffer(len(on_device))
-        self._told.copy_(on_device, non_blocking=True)
-        self._is_told = device.driver.mark(self._nodes.device)
+        known = None
+        for layer, (key, most) in enumerate(zip(keys, rooms, strict=False)):
+            first = 1 + _TOLD * layer
+            end, numbered, after = told[first:], told[first + 1 :], told[first + 3 :]
+            found = walks.visited_neighbors(
+                space, self._nodes, most, known, num_walks, num_neighbors, key, told, end
+            )
+            room = rooms[layer + 1]
+            number_nodes(space, self._nodes, most, known, found[1], end, room, numbered)
+            self._layers.append(found)
+            known = after
+        self._told = device.driver.host_buffer(words).copy_(told, non_blocking=True)
+        self._is_told = device.driver.mark(seeds.device)
 
     def finish(self) -> VisitedHops:
         """Wait for the GPU, and cut what it found to size.
@@ -126,12 +111,12 @@ class _Batch:
         IdOutOfRangeError
         """
         self._is_told.synchronize()
-        bad, *sizes = self._told.tolist()
-        raise_at_bad_id([bad], self._seeds, self._walks.num_rows, "walk")
-        num_nodes, num_edges = [len(self._seeds), *sizes[0::2]], sizes[1::2]
+        bad, *told = self._told.tolist()
+        raise_at_bad_id([bad], self._seeds, self._num_rows, "walk")
+        num_edges, num_nodes = told[0::_TOLD], [len(self._seeds), *told[3::_TOLD]]
         indptrs, sources, counts = [], [], []
-        for layer, known, edges in zip(self._layers, num_nodes, num_edges, strict=False):
-            indptrs.append(beginning(layer[1], known + 1))
-            sources.append(beginning(layer[2], edges))
-            counts.append(beginning(layer[3], edges))
+        for found, known, edges in zip(self._layers, num_nodes, num_edges, strict=False):
+            indptrs.append(beginning(found[0], known + 1))
+            sources.append(beginning(found[1], edges))
+            counts.append(beginning(found[2], edges))
         return beginning(self._nodes, num_nodes[-1]), indptrs, sources, counts
