@@ -8,6 +8,7 @@ is in host memory: at most 1.3 times, where XGNN itself stays within 1.5.
 DGL's DataLoader goes over the store's graph, on a rank a GPU, with DDP.  In turns, in the same run:
 steps end to end with batches made ahead, and one by one (``DGL_MGPU_PREFETCH=0``); the same
 training on batches that are in GPU memory already, each used once; the loader without a model.
+Both also with steps that are captured as a CUDA graph (:class:`dgl_mgpu.CapturedStep`).
 An epoch's time is the steps that the graph's training nodes take times the median of a step.
 Samples, features and losses are checked first.
 
@@ -25,7 +26,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,10 +84,12 @@ SPARE = 2
 KEPT_WARM_UP, KEPT_FOR_HOST = 2, 2
 #: Seeds whose sample is checked edge by edge.
 _CHECKED = 32
+#: Trains on a batch's blocks, and gives the loss.
+Step = Callable[[Any], torch.Tensor]
 #: End to end: with batches made ahead, and without.
 END_TO_END = {"ahead": "1", "one by one": "0"}
 #: All that is timed; the host is timed while it trains on batches that are there.
-WAYS = (*END_TO_END, "model", "loader", "host")
+WAYS = (*END_TO_END, "model", "loader", "host", "captured", "captured model")
 
 
 class Case:
@@ -125,6 +128,8 @@ class Case:
             checker.require(self._name, seeds, self._network.fanouts, same, eids)
         _, _, blocks = next(batches_of(self._loader, "0"))
         require_rows(self._name, self._data, blocks)
+        batches = itertools.islice(batches_of(self._loader, "0"), WARM_UP)
+        self._training.require_captured_right(self._name, batches)
 
     def measure(self) -> dict[str, Any]:
         """Each turn's milliseconds, on each rank."""
@@ -134,12 +139,16 @@ class Case:
         for turn in range(self._options.repeats):
             losses = {}
             for way, ahead in END_TO_END.items():
-                seconds, losses[way] = self._end_to_end(turn, ahead)
+                seconds, losses[way] = self._end_to_end(turn, ahead, self._training.step_on_blocks)
                 spent[way].append(seconds)
-            seconds, host, losses["model"] = self._alone(turn, kept)
+            seconds, host, losses["model"] = self._alone(turn, kept, self._training.step_on_blocks)
             spent["model"].append(seconds)
             spent["host"].append(host)
             spent["loader"].append(self._loader_alone(turn))
+            captured = self._training.captured_step
+            # Dropout draws other numbers, as it does so for rows to spare.
+            spent["captured"].append(self._end_to_end(turn, "1", captured)[0])
+            spent["captured model"].append(self._alone(turn, kept, captured)[0])
             same_bits &= require_same_losses(self._name, losses)
         milliseconds = {way: [1e3 * each for each in times] for way, times in spent.items()}
         traffic = self._graph.traffic.take()
@@ -152,15 +161,15 @@ class Case:
             "profile": self._profile(),
         }
 
-    def _end_to_end(self, turn: int, ahead: str) -> tuple[float, torch.Tensor]:
+    def _end_to_end(self, turn: int, ahead: str, train: Step) -> tuple[float, torch.Tensor]:
         losses: list[torch.Tensor] = []
         self._begin(turn)
         batches = batches_of(self._loader, ahead)
-        steps = (losses.append(self._training.step_on_blocks(blocks)) for _, _, blocks in batches)
+        steps = (losses.append(train(blocks)) for _, _, blocks in batches)
         seconds = self._clock.seconds_a_step(steps, self._options.window)
         return seconds, torch.stack(losses)
 
-    def _alone(self, turn: int, count: int) -> tuple[float, float, torch.Tensor]:
+    def _alone(self, turn: int, count: int, train: Step) -> tuple[float, float, torch.Tensor]:
         """Seconds of a step on batches that are there, and those of the host."""
         losses: list[torch.Tensor] = []
         self._begin(turn)
@@ -169,7 +178,7 @@ class Case:
 
         def step() -> None:
             # Once each: what training leaves in a block, the next use would have for nothing.
-            losses.append(self._training.step_on_blocks(kept.popleft()))
+            losses.append(train(kept.popleft()))
 
         timed = count - KEPT_WARM_UP - KEPT_FOR_HOST
         steps = (step() for _ in range(count))
@@ -219,7 +228,8 @@ class Bench:
         """Whether all could be measured."""
         self._job.say(
             f"{'ms a step':28} {'ahead':>8} {'1 by 1':>8} {'model':>8} {'loader':>8} {'host':>8}"
-            f" {'busy':>5} {'ratio':>6} {'aim':>5}  {'reached':7} {'epoch, s':>8}"
+            f" {'captured':>8} {'its mod.':>8} {'busy':>5} {'ratio':>6} {'capt.':>6} {'aim':>5}"
+            f"  {'reached':7} {'epoch, s':>8}"
         )
         for name in self._options.shapes:
             with self._part(name):
@@ -299,7 +309,8 @@ class Bench:
         ways = " ".join(f"{median[way]:8.2f}" for way in WAYS)
         verdict = {True: "yes", False: "no", None: "-"}[reached]
         self._job.say(
-            f"{name:28} {ways} {column(busy, 5)} {ratio:6.2f} {column(aim, 5)}  {verdict:7}"
+            f"{name:28} {ways} {column(busy, 5)} {ratio:6.2f}"
+            f" {median['captured'] / median['model']:6.2f} {column(aim, 5)}  {verdict:7}"
             f" {steps * median['ahead'] / 1e3:8.2f}"
         )
         self._job.keep(
@@ -310,10 +321,14 @@ class Bench:
             model=median["model"],
             loader=median["loader"],
             host_us=1e3 * median["host"],
+            captured=median["captured"],
+            captured_model=median["captured model"],
             busy_share=busy,
             busy_enough=None if busy is None else busy >= BUSY,
             ratio=ratio,
             ratio_one_by_one=median["one by one"] / median["model"],
+            captured_to_model=median["captured"] / median["model"],
+            captured_to_captured_model=median["captured"] / median["captured model"],
             aim=aim,
             reached=reached,
             xgnns_ratio=xgnns,

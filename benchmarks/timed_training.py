@@ -27,6 +27,7 @@ from dgl.dataloading import DataLoader, NeighborSampler, Sampler  # isort: skip
 from benchmarks.fullgraph import Job
 from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.data.generate import SHAPES, GraphSpec
+from dgl_mgpu.minibatch.captured import CapturedStep
 from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report.profile import Profile, StepProfile, read_profile
@@ -197,6 +198,7 @@ class Training:
             ids = [device] if device.type == "cuda" else None
             self._called = DistributedDataParallel(self.model, device_ids=ids)
         self._inputs_of = inputs_of
+        self._step: CapturedStep | None = None
         self._optimizer = torch.optim.Adam(
             self.model.parameters(), lr=0.003, fused=device.type == "cuda"
         )
@@ -224,6 +226,37 @@ class Training:
     def step_on_blocks(self, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
         """As :meth:`step`, for a batch of DGL's loader."""
         return self.step(blocks, blocks[-1].dstdata["label"])
+
+    def captured_step(self, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
+        """As :meth:`step_on_blocks`, as one CUDA graph once it has been captured."""
+        if self._step is None:
+            self._step = self.capturing()
+        with stage("forward"):
+            loss = self._step(blocks)
+        with stage("update"):
+            self._optimizer.step()
+        return loss
+
+    def capturing(self) -> CapturedStep:
+        """What captures the model's forward and backward pass as it is now."""
+        return CapturedStep(
+            self.model,
+            lambda blocks: self.model(*self._inputs_of(blocks)),
+            torch.nn.functional.cross_entropy,
+        )
+
+    def require_captured_right(self, what: str, batches: Iterable[Any]) -> None:
+        """Raise ValueError unless captured steps have the losses of others, without dropout."""
+        self.model.eval()
+        capturing = self.capturing()
+        for *_, blocks in batches:
+            outputs = self.model(*self._inputs_of(blocks))
+            labels = blocks[-1].dstdata["label"]
+            expected = torch.nn.functional.cross_entropy(outputs, labels).detach()
+            found = capturing(blocks)
+            if not torch.allclose(found, expected, _TOLERANCE, 0.0):
+                raise ValueError(f"{what}: loss {found} of a captured step, {expected} of another")
+        self.model.train()
 
 
 class Clock:

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
     from dgl_mgpu.data import Dataset, load
     from dgl_mgpu.fullgraph.graph import PartitionedGraph, partition_graph
     from dgl_mgpu.fullgraph.inference import inference
+    from dgl_mgpu.minibatch.captured import CapturedStep
     from dgl_mgpu.ops import (
         SampleKey,
         append_unique,
@@ -56,6 +57,7 @@ _HOME = {
     "PartitionedGraph": "fullgraph.graph",
     "partition_graph": "fullgraph.graph",
     "inference": "fullgraph.inference",
+    "CapturedStep": "minibatch.captured",
     "SampleKey": "ops",
     "append_unique": "ops",
     "gather_rows": "ops",
@@ -71,6 +73,7 @@ _HOME = {
 }
 
 __all__ = [
+    "CapturedStep",
     "Dataset",
     "EmbeddingSpec",
     "GlobalStore",

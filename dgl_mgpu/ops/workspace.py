@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -130,6 +131,24 @@ def workspace(where: torch.device) -> Workspace:
     if found is None:
         found = _workspaces.setdefault(key, Workspace(where))
     return found
+
+
+@contextmanager
+def captured_with(where: torch.device, stream: int) -> Iterator[Workspace]:
+    """Within, calls on a stream have working memory of their own, which is no one's afterwards.
+
+    So that what a CUDA graph captures there is not given to others: who keeps the graph keeps it.
+    """
+    key = where, stream
+    before = _workspaces.pop(key, None)
+    own = _workspaces[key] = Workspace(where)
+    try:
+        yield own
+    finally:
+        if _workspaces.get(key) is own:
+            del _workspaces[key]
+        if before is not None:
+            _workspaces[key] = before
 
 
 def release() -> None:

@@ -1,0 +1,275 @@
+"""Forward and backward pass of a mini-batch as one CUDA graph."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from dgl.heterograph import DGLBlock
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from dgl_mgpu.errors import InvalidInputError, UnavailableError
+from dgl_mgpu.minibatch.captured.room import Room, Sizes
+
+Blocks = Sequence[DGLBlock]
+Result = TypeVar("Result")
+
+#: Batches of the same number of seeds before one is captured: what is prepared once is then, and
+#: their sizes say how much room there is to be.
+WARM_UP = 3
+
+
+def _label(blocks: Blocks) -> torch.Tensor:
+    return blocks[-1].dstdata["label"]
+
+
+@dataclass
+class _Results:
+    """Of what was computed in a room.
+
+    Attributes
+    ----------
+    loss : Tensor, shape ()
+    outputs : Tensor, shape (seeds, ...)
+    gradients : list of Tensor or None
+        By parameter.
+    flat : Tensor or None
+        All of them one after another, where ranks take their mean.
+    """
+
+    loss: torch.Tensor
+    outputs: torch.Tensor
+    gradients: list[torch.Tensor | None]
+    flat: torch.Tensor | None
+
+
+@dataclass
+class _Captured:
+    """Where a mini-batch is put, and what computes there."""
+
+    room: Room
+    replay: Callable[[], _Results]
+
+
+class CapturedStep:
+    """Computes a mini-batch's loss and gradients, on a GPU by one CUDA graph.
+
+    To queue a small model kernel by kernel takes the host longer than it takes the GPU.  Here the
+    host copies a mini-batch to where the graph expects it, and launches that.  The first ones are
+    computed as always; then one is captured, with room for others of as many seeds.  What turns out
+    larger is captured anew, and a mini-batch of fewer seeds is computed as always.  On a CPU all
+    are.
+
+    What is computed must be the same for all mini-batches, and rows of nodes must not depend on
+    others but through edges: blocks have some more of both, which no edge joins to those of the
+    mini-batch.  The host must not look at results in between (as ``GraphConv`` does without
+    ``allow_zero_in_degree``), nor are changes seen of what is no tensor, like a dropout's rate.
+
+    Where ``torch.distributed`` is initialised, gradients are the mean over all ranks, as those of
+    ``DistributedDataParallel``, which must not be used beside; every rank calls this as often.
+
+    Parameters
+    ----------
+    model : nn.Module
+        Whose parameters get gradients.
+    forward : callable
+        Of a mini-batch's blocks gives a row for each of its seeds, and then maybe others.
+    loss : callable
+        Of these rows and the seeds' labels gives a number.
+    labels : callable
+        Of a mini-batch's blocks gives the labels; by default ``blocks[-1].dstdata["label"]``.
+
+    Raises
+    ------
+    InvalidInputError
+        If the model has batch normalisation, whose statistics are of all rows.
+
+    Examples
+    --------
+    >>> step = dgl_mgpu.CapturedStep(
+    ...     model, lambda blocks: model(blocks, blocks[0].srcdata["feat"]), F.cross_entropy
+    ... )
+    >>> for input_nodes, output_nodes, blocks in loader:
+    ...     loss = step(blocks)
+    ...     optimizer.step()
+
+    Notes
+    -----
+    CUDA graphs are those of ``torch.cuda.CUDAGraph``; gradients overwrite what parameters had.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Callable[[Blocks], torch.Tensor],
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        labels: Callable[[Blocks], torch.Tensor] = _label,
+    ) -> None:
+        for name, module in model.named_modules():
+            if isinstance(module, _BatchNorm):
+                raise InvalidInputError(
+                    "capture a training step",
+                    f"batch normalisation in '{name}', whose statistics are of all rows, also of "
+                    "those that are there to spare",
+                    "use layer normalisation, or train without capturing steps",
+                )
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self._forward, self._loss, self._labels = forward, loss, labels
+        self._captured: _Captured | None = None
+        #: By the number of seeds: mini-batches so far, and the largest sizes of those.
+        self._counts: Counter[tuple[int, ...]] = Counter()
+        self._largest: dict[tuple[int, ...], Sizes] = {}
+        self._weight: torch.Tensor | None = None
+        self._weight_now = 1.0
+        #: Rows for the last mini-batch's seeds; of a captured one until the next.
+        self.outputs = torch.empty(0)
+
+    def __call__(self, blocks: Blocks, weight: float = 1.0) -> torch.Tensor:
+        """The loss of a mini-batch; its parameters' gradients are those of ``weight`` times that.
+
+        Parameters
+        ----------
+        blocks : list of DGLBlock
+            Of graphs on one device, with features and labels.
+        weight : float
+
+        Returns
+        -------
+        Tensor, shape ()
+
+        Raises
+        ------
+        InvalidInputError
+            If a mini-batch has other blocks than those before.
+        UnavailableError
+            If what is computed cannot be captured.
+        """
+        captured = self._place_for(blocks) if captures(blocks[0].device) else None
+        if captured is None:
+            loss, self.outputs = self._compute(blocks)
+            (weight * loss).backward()
+            self._average(None)
+            return loss.detach()
+        if weight != self._weight_now:
+            assert self._weight is not None
+            self._weight.fill_(weight)
+            self._weight_now = weight
+        results = captured.replay()
+        for parameter, gradient in zip(self._parameters, results.gradients, strict=True):
+            parameter.grad = gradient
+        self._average(results.flat)
+        self.outputs = results.outputs
+        return results.loss.clone()
+
+    def without_batch(self) -> None:
+        """Take part where other ranks have a mini-batch: gradients are theirs, over all ranks."""
+        for parameter in self._parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self._average(None)
+
+    def _compute(self, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
+        """As always: loss and outputs, and no gradients left of the last mini-batch."""
+        for parameter in self._parameters:
+            parameter.grad = None
+        labels = self._labels(blocks)
+        outputs = self._forward(blocks)
+        return self._loss(outputs, labels), outputs.detach()
+
+    def _place_for(self, blocks: Blocks) -> _Captured | None:
+        """Where a batch has been put, to be computed by a graph; None if it is not to be."""
+        sizes = Sizes.of(blocks)
+        seeds = sizes.nodes[-1]
+        self._counts[seeds] += 1
+        if self._captured is None or not self._captured.room.sizes.hold(sizes):
+            largest = self._largest[seeds] = self._largest.get(seeds, sizes).joined(sizes)
+            count = self._counts[seeds]
+            if count <= WARM_UP or count < max(self._counts.values()):
+                return None
+            self._captured = None  # and with it its memory
+            self._captured = self._capture(blocks, largest.with_spare())
+        self._captured.room.load(blocks)
+        return self._captured
+
+    def _capture(self, blocks: Blocks, sizes: Sizes) -> _Captured:
+        where = blocks[0].device
+        room = Room(blocks, sizes)
+        room.load(blocks)
+        seeds = len(self._labels(blocks))
+        if self._weight is None:
+            self._weight = torch.full((), self._weight_now, device=where)
+        weight = self._weight
+
+        def run() -> _Results:
+            for parameter in self._parameters:
+                parameter.grad = None
+            inside = room.blocks()
+            outputs = self._forward(inside)[:seeds]
+            loss = self._loss(outputs, self._labels(inside)[:seeds])
+            (weight * loss).backward()
+            gradients = [each.grad for each in self._parameters]
+            flat = None
+            if dist.is_initialized():
+                flat = torch.cat([each.flatten() for each in gradients if each is not None])
+            return _Results(loss.detach(), outputs.detach(), gradients, flat)
+
+        run()  # finds the features that it reads
+        room.forget()
+        return _Captured(room, captured(run, where))
+
+    def _average(self, flat: torch.Tensor | None) -> None:
+        """Have the parameters' gradients be the mean over ranks."""
+        if not dist.is_initialized():
+            return
+        there = [each for each in self._parameters if each.grad is not None]
+        if flat is None:
+            flat = torch.cat([each.grad.flatten() for each in there])  # type: ignore[union-attr]
+        dist.all_reduce(flat)
+        flat /= dist.get_world_size()
+        parts = flat.split_with_sizes([each.numel() for each in there])
+        for parameter, part in zip(there, parts, strict=True):
+            parameter.grad = part.view_as(parameter)
+
+
+def captures(device: torch.device) -> bool:
+    """Whether work for a device can be captured."""
+    return device.type == "cuda"
+
+
+def captured(run: Callable[[], Result], device: torch.device) -> Callable[[], Result]:
+    """Capture what a function queues, and return what queues that again and has its result.
+
+    Raises
+    ------
+    UnavailableError
+        If the host waits for the GPU in it.
+    """
+    from dgl_mgpu.ops.workspace import captured_with
+
+    graph = torch.cuda.CUDAGraph()
+    stream = torch.cuda.Stream(device)
+    try:
+        # Other threads, NCCL's among them, may do meanwhile what none can that is captured.
+        with (
+            torch.cuda.device(device),
+            captured_with(device, stream.cuda_stream) as space,
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        ):
+            result = run()
+    except RuntimeError as error:
+        raise UnavailableError(
+            "capture a training step as a CUDA graph",
+            str(error).splitlines()[0],
+            "leave out what waits for the GPU (GraphConv and others look for nodes without "
+            "in-edges unless allow_zero_in_degree=True), or train without capturing steps",
+        ) from error
+
+    def replay(kept: object = space) -> Result:
+        graph.replay()
+        return result
+
+    return replay

@@ -1,0 +1,306 @@
+"""Mini-batches in place, and steps as they are captured; without a GPU, replayed by computing."""
+
+from __future__ import annotations
+
+import dgl
+import pytest
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from dgl.dataloading import DataLoader, NeighborSampler
+from dgl.nn import GATConv, GraphConv, HeteroGraphConv, SAGEConv
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import dgl_mgpu
+from dgl_mgpu.backend.ours import graphs_on_tensors
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.minibatch.captured import step
+from dgl_mgpu.minibatch.captured.room import Room, Sizes
+from dgl_mgpu.training.launch import launch
+
+CLASSES = 5
+
+
+@pytest.fixture(autouse=True)
+def on_tensors():
+    with graphs_on_tensors():
+        yield
+
+
+@pytest.fixture
+def capturing(monkeypatch):
+    """What a GPU would capture is computed again; gives the rooms that were captured in."""
+    rooms = []
+    monkeypatch.setattr(step, "captures", lambda device: True)
+    monkeypatch.setattr(step, "captured", lambda run, device: run)
+    make = step.Room
+
+    def noted(*arguments):
+        rooms.append(make(*arguments))
+        return rooms[-1]
+
+    monkeypatch.setattr(step, "Room", noted)
+    return rooms
+
+
+def graph(idtype=torch.int64):
+    ends = torch.randint(0, 400, (2, 3000)) ** 2 // 400  # some nodes have many edges, some none
+    g = dgl.graph(tuple(ends), num_nodes=400, idtype=idtype)
+    g.ndata["feat"] = torch.randn(400, 6)
+    g.ndata["label"] = torch.randint(0, CLASSES, (400,))
+    g.ndata["unread"] = torch.randn(400, 2)
+    g.edata["weight"] = torch.rand(3000)
+    return g
+
+
+class Model(nn.Module):
+    def __init__(self, *layers, weighted=False):
+        super().__init__()
+        self.layers = nn.ModuleList(layers)
+        self.weighted = weighted
+
+    def forward(self, blocks, x):
+        for layer, block in zip(self.layers, blocks, strict=True):
+            options = {"edge_weight": block.edata["weight"]} if self.weighted else {}
+            x = layer(block, x, **options)
+            if layer is not self.layers[-1]:
+                x = torch.relu(x.flatten(1))
+        return x.mean(1) if x.dim() == 3 else x
+
+
+MODELS = {
+    "mean": lambda: Model(SAGEConv(6, 8, "mean"), SAGEConv(8, CLASSES, "mean")),
+    "pool": lambda: Model(SAGEConv(6, 8, "pool"), SAGEConv(8, CLASSES, "gcn")),
+    "gat": lambda: Model(
+        GATConv(6, 4, 2, allow_zero_in_degree=True),
+        GATConv(8, CLASSES, 3, allow_zero_in_degree=True),
+    ),
+    "weighted": lambda: Model(
+        GraphConv(6, 8, norm="right", allow_zero_in_degree=True),
+        GraphConv(8, CLASSES, norm="none", allow_zero_in_degree=True),
+        weighted=True,
+    ),
+}
+
+
+def batches_of(g, count=6, size=32, fanouts=(3, 4)):
+    seeds = torch.randperm(g.num_nodes())[: count * size].to(g.idtype)
+    return [
+        blocks for *_, blocks in DataLoader(g, seeds, NeighborSampler([*fanouts]), batch_size=size)
+    ]
+
+
+def forward_of(model):
+    return lambda blocks: model(blocks, blocks[0].srcdata["feat"])
+
+
+def computed(model, blocks, seeds):
+    """Loss, outputs and gradients."""
+    model.zero_grad()
+    outputs = forward_of(model)(blocks)[:seeds]
+    loss = F.cross_entropy(outputs, blocks[-1].dstdata["label"][:seeds])
+    loss.backward()
+    return [loss.detach(), outputs.detach(), *(each.grad.clone() for each in model.parameters())]
+
+
+def assert_close(found, expected):
+    for one, other in zip(found, expected, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", MODELS)
+def test_in_place_a_batch_gives_what_it_gives_elsewhere(name, idtype):
+    model = MODELS[name]()
+    batches = batches_of(graph(idtype))
+    sizes = Sizes.of(batches[0])
+    for blocks in batches:
+        sizes = sizes.joined(Sizes.of(blocks))
+    room = Room(batches[0], sizes.with_spare())
+    for blocks in batches:
+        expected = computed(model, blocks, 32)
+        room.load(blocks)
+        assert_close(computed(model, room.blocks(), 32), expected)
+
+
+def test_what_is_beyond_a_batch_does_not_matter():
+    model = MODELS["mean"]()
+    small, large = batches_of(graph(), 2)
+    room = Room(small, Sizes.of(small).joined(Sizes.of(large)).with_spare())
+    expected = computed(model, small, 32)
+    results = []
+    for before in (small, large):
+        room.load(before)
+        computed(model, room.blocks(), 32)
+        room.load(small)
+        results.append(computed(model, room.blocks(), 32))
+    assert_close(results[0], expected)
+    assert_close(results[1], expected)
+
+
+def test_only_features_that_are_read_have_a_place():
+    (blocks,) = batches_of(graph(), 1)
+    room = Room(blocks, Sizes.of(blocks).with_spare())
+    room.load(blocks)
+    computed(MODELS["mean"](), room.blocks(), 32)
+    room.forget()
+    with pytest.raises(InvalidInputError, match="feature 'unread'"):
+        room.blocks()[0].srcdata["unread"]
+    assert room.blocks()[0].srcdata["feat"].shape[0] == room.sizes.nodes[0][0]
+
+
+def test_blocks_of_several_batches_are_refused():
+    one, other = batches_of(graph(), 2)
+    with pytest.raises(InvalidInputError, match="sources of the next"):
+        Sizes.of([one[0], other[1]])
+
+
+def test_several_types_of_nodes_and_edges():
+    g = dgl.heterograph(
+        {
+            ("a", "cites", "a"): tuple(torch.randint(0, 90, (2, 500))),
+            ("b", "writes", "a"): (torch.randint(0, 40, (300,)), torch.randint(0, 90, (300,))),
+            ("a", "written", "b"): (torch.randint(0, 90, (300,)), torch.randint(0, 40, (300,))),
+        },
+        num_nodes_dict={"a": 90, "b": 40},
+    )
+    for ntype in g.ntypes:
+        g.nodes[ntype].data["feat"] = torch.randn(g.num_nodes(ntype), 6)
+    g.nodes["a"].data["label"] = torch.randint(0, CLASSES, (90,))
+    first = HeteroGraphConv({name: SAGEConv(6, 8, "mean") for name in g.etypes})
+    last = HeteroGraphConv({name: SAGEConv(8, CLASSES, "mean") for name in g.etypes})
+
+    def outcome(blocks):
+        first.zero_grad(), last.zero_grad()
+        hidden = first(blocks[0], blocks[0].srcdata["feat"])
+        outputs = last(blocks[1], hidden)["a"][:20]
+        labels = blocks[-1].dstnodes["a"].data["label"][:20]
+        F.cross_entropy(outputs, labels).backward()
+        there = [
+            p.grad.clone() for p in (*first.parameters(), *last.parameters()) if p.grad is not None
+        ]
+        return [outputs.detach(), *there]
+
+    loader = DataLoader(g, {"a": torch.arange(80)}, NeighborSampler([3, 3]), batch_size=20)
+    batches = [blocks for *_, blocks in loader]
+    sizes = Sizes.of(batches[0])
+    for blocks in batches:
+        sizes = sizes.joined(Sizes.of(blocks))
+    room = Room(batches[0], sizes.with_spare())
+    for blocks in batches:
+        room.load(blocks)
+        assert_close(outcome(room.blocks()), outcome(blocks))
+
+
+def step_of(model):
+    return dgl_mgpu.CapturedStep(model, forward_of(model), F.cross_entropy)
+
+
+def test_steps_learn_what_they_would_learn_uncaptured(capturing):
+    model, twin = MODELS["mean"](), MODELS["mean"]()
+    twin.load_state_dict(model.state_dict())
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in (model, twin)]
+    take = step_of(model)
+    for blocks in batches_of(graph(), 10):
+        loss = take(blocks)
+        optimizers[0].step()
+        expected = computed(twin, blocks, 32)
+        optimizers[1].step()
+        assert_close([loss, take.outputs], expected[:2])
+        assert not loss.requires_grad and not take.outputs.requires_grad
+    assert len(capturing) >= 1
+    assert_close(list(model.parameters()), list(twin.parameters()))
+
+
+def test_a_weight_is_that_of_the_gradients(capturing):
+    model = MODELS["mean"]()
+    take = step_of(model)
+    for number, blocks in enumerate(batches_of(graph(), 9)):
+        weight = (1.0, 0.5, 2.0)[number % 3]
+        (
+            loss,
+            *_,
+        ) = computed(model, blocks, 32)
+        expected = [weight * each.grad for each in model.parameters()]
+        assert_close([take(blocks, weight)], [loss])
+        assert_close([each.grad for each in model.parameters()], expected)
+    assert capturing
+
+
+def test_the_size_of_most_batches_is_captured_and_others_are_not(capturing):
+    g = graph()
+    model = MODELS["mean"]()
+    take = step_of(model)
+    whole, part = batches_of(g, 1, size=32), batches_of(g, 1, size=7)
+    for _ in range(step.WARM_UP):
+        take(whole[0])
+    assert not capturing
+    take(whole[0])
+    assert len(capturing) == 1
+    for _ in range(3):  # as often as epochs have a last batch
+        for blocks in (whole[0], whole[0], part[0]):
+            loss, *_ = computed(model, blocks, blocks[-1].num_dst_nodes())
+            assert_close([take(blocks)], [loss])
+    assert len(capturing) == 1
+
+
+def test_a_batch_that_is_too_large_is_captured_anew_with_more_room(capturing):
+    g = graph()
+    model = MODELS["mean"]()
+    take = step_of(model)
+    small = batches_of(g, 1, fanouts=(1, 1))[0]
+    large = batches_of(g, 1, fanouts=(8, 8))[0]
+    for _ in range(step.WARM_UP + 1):
+        take(small)
+    for blocks in (large, small, large):
+        loss, *_ = computed(model, blocks, 32)
+        assert_close([take(blocks)], [loss])
+    assert len(capturing) == 2
+    assert capturing[1].sizes.hold(Sizes.of(large)) and not capturing[0].sizes.hold(Sizes.of(large))
+
+
+def test_on_a_cpu_nothing_is_captured():
+    model = MODELS["mean"]()
+    take = step_of(model)
+    for blocks in batches_of(graph(), 6):
+        expected = computed(model, blocks, 32)
+        assert_close([take(blocks), take.outputs], expected[:2])
+    assert take._captured is None
+
+
+def test_batch_normalisation_is_refused():
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    with pytest.raises(InvalidInputError, match="batch normalisation in '1'"):
+        step_of(model)
+
+
+def average_on_rank(capture):
+    """A step of each rank, one of which has no batch, against DDP's."""
+    with graphs_on_tensors():
+        torch.manual_seed(0)
+        if capture:
+            step.captures = lambda device: True
+            step.captured = lambda run, device: run
+        model, twin = MODELS["mean"](), MODELS["mean"]()
+        twin.load_state_dict(model.state_dict())
+        parallel = DistributedDataParallel(twin)
+        take = step_of(model)
+        batches = batches_of(graph(), 7)
+        for number in range(6):
+            blocks = batches[number + dist.get_rank()]
+            computed(parallel, blocks, 32)
+            take(blocks)
+            assert_close([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+        take.without_batch() if dist.get_rank() else take(batches[0])
+        parallel.zero_grad()
+        outputs = forward_of(parallel)(batches[0])
+        (
+            F.cross_entropy(outputs, batches[0][-1].dstdata["label"]) * (dist.get_rank() == 0)
+        ).backward()
+        assert_close([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
+
+
+@pytest.mark.parametrize("capture", [False, True])
+def test_gradients_are_the_mean_over_ranks(capture):
+    launch(average_on_rank, 2, capture)
