@@ -250,9 +250,9 @@ class Training:
         self.model.eval()
         capturing = self.capturing()
         for *_, blocks in batches:
-            outputs = self.model(*self._inputs_of(blocks))
-            labels = blocks[-1].dstdata["label"]
-            expected = torch.nn.functional.cross_entropy(outputs, labels).detach()
+            with torch.no_grad():
+                outputs = self.model(*self._inputs_of(blocks))
+            expected = torch.nn.functional.cross_entropy(outputs, blocks[-1].dstdata["label"])
             found = capturing(blocks)
             if not torch.allclose(found, expected, _TOLERANCE, 0.0):
                 raise ValueError(f"{what}: loss {found} of a captured step, {expected} of another")

@@ -58,6 +58,7 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
         eval_every=config.trainer.eval_every,
         count_accesses=config.trainer.count_accesses,
         precision=getattr(torch, config.trainer.precision),
+        cuda_graphs=config.trainer.cuda_graphs,
     )
 
 

@@ -21,6 +21,7 @@ from dgl_mgpu.backend.global_store.embedding.optimizers import EmbeddingOptimize
 from dgl_mgpu.backend.global_store.storage import Traffic
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.minibatch.captured import CapturedStep
 from dgl_mgpu.minibatch.learned import LOOKUP
 from dgl_mgpu.minibatch.seeds import SeedBatches
 from dgl_mgpu.minibatch.tally import Tally
@@ -118,6 +119,9 @@ class MiniBatchTrainer(Trainer):
         Whether to count how often training reads each node.
     precision : torch.dtype
         float32, or bfloat16 for what autocast computes in it.
+    cuda_graphs : bool
+        Whether steps on a GPU are captured (:class:`dgl_mgpu.CapturedStep`).  What they take counts
+        as forward.
 
     Attributes
     ----------
@@ -127,7 +131,7 @@ class MiniBatchTrainer(Trainer):
     Raises
     ------
     InvalidInputError
-        If workers are to read a store on GPUs.
+        If workers are to read a store on GPUs, or steps cannot be captured.
     """
 
     def __init__(
@@ -145,6 +149,7 @@ class MiniBatchTrainer(Trainer):
         eval_every: int = 1,
         count_accesses: bool = False,
         precision: torch.dtype = torch.float32,
+        cuda_graphs: bool = False,
     ) -> None:
         super().__init__(model, optimizer, store.device, eval_every)
         self._on_gpu = store.device.type == "cuda"
@@ -153,6 +158,12 @@ class MiniBatchTrainer(Trainer):
                 f"have {num_workers} workers sample",
                 "a store on GPUs, which sample faster than processes of the CPU",
                 "use sampler.num_workers=0, or store.device=cpu",
+            )
+        if cuda_graphs and embeddings is not None:
+            raise InvalidInputError(
+                "capture training steps",
+                "rows that are learned, which ranks look up and train together, step by step",
+                "use trainer.cuda_graphs=false",
             )
         self.store = store
         self.accesses = store.count_accesses() if count_accesses else None
@@ -163,7 +174,10 @@ class MiniBatchTrainer(Trainer):
         self._precision = precision
         self._distributed = dist.is_initialized()
         self._ddp: nn.Module = model
-        if self._distributed:
+        self._captured: CapturedStep | None = None
+        if cuda_graphs:
+            self._captured = CapturedStep(model, self._logits, self._mean_loss, self._labels)
+        elif self._distributed:
             self._ddp = DistributedDataParallel(
                 model,
                 device_ids=[store.device.index] if self._on_gpu else None,
@@ -234,8 +248,7 @@ class MiniBatchTrainer(Trainer):
         self.store.graph.set_epoch(0)
         counts = torch.zeros(2, dtype=torch.int64, device=self._device)
         for _, _, blocks in self._make_loader(split):
-            with self._autocast():
-                logits = self.model(blocks, dict(blocks[0].srcdata))
+            logits = self._logits(blocks)
             labels = self._labels(blocks)
             counts[0] += (logits.argmax(1) == labels).sum()
             counts[1] += len(labels)
@@ -271,11 +284,15 @@ class MiniBatchTrainer(Trainer):
         for round_size in self._train.batches.rounds():
             with stage("load"):
                 batch = next(batches, None)
-            with stage("forward"):
-                loss = self._loss(batch, round_size, tally)
-            self.optimizer.zero_grad()
-            with stage("backward"):
-                loss.backward()
+            if self._captured is None:
+                with stage("forward"):
+                    loss = self._loss(batch, round_size, tally)
+                self.optimizer.zero_grad()
+                with stage("backward"):
+                    loss.backward()
+            else:
+                with stage("forward"):
+                    self._compute_captured(self._captured, batch, round_size, tally)
             with stage("update"):
                 self.optimizer.step()
                 if self._embeddings is not None:
@@ -294,12 +311,36 @@ class MiniBatchTrainer(Trainer):
             return self._ddp([], {}).sum()
         _, _, blocks = batch
         labels = self._labels(blocks)
-        with self._autocast():
-            logits = self._ddp(blocks, dict(blocks[0].srcdata))
-            mean = nn.functional.cross_entropy(logits, labels)
+        logits = self._logits(blocks, self._ddp)
+        mean = self._mean_loss(logits, labels)
         tally.add(logits, labels, mean)
-        # DDP averages over ranks; this makes it the mean over the seeds of the round.
-        return mean * (len(labels) * self._train.batches.num_ranks / round_size)
+        return mean * self._weight(labels, round_size)
+
+    def _compute_captured(
+        self, captured: CapturedStep, batch: Any, round_size: int, tally: Tally
+    ) -> None:
+        """Have parameters the gradients of :meth:`_loss`, over all ranks."""
+        if batch is None:
+            captured.without_batch()
+            return
+        _, _, blocks = batch
+        labels = self._labels(blocks)
+        mean = captured(blocks, self._weight(labels, round_size))
+        tally.add(captured.outputs, labels, mean)
+
+    def _weight(self, labels: torch.Tensor, round_size: int) -> float:
+        """What makes the mean over ranks of their means that over the seeds of the round."""
+        return len(labels) * self._train.batches.num_ranks / round_size
+
+    def _logits(
+        self, blocks: Sequence[dgl.DGLGraph], model: nn.Module | None = None
+    ) -> torch.Tensor:
+        with self._autocast():
+            return (model or self.model)(blocks, dict(blocks[0].srcdata))
+
+    def _mean_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        with self._autocast():
+            return nn.functional.cross_entropy(logits, labels)
 
     def _labels(self, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
         return blocks[-1].dstnodes[self._target].data["label"]

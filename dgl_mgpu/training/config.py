@@ -131,7 +131,8 @@ class TrainerConfig:
     Every ``checkpoint_every`` epochs, and after the last, all of its state is written.  With
     ``count_accesses``, ``accesses.npz`` in the run's folder says how often each node was read in
     training; ``store.hotness`` of a later run can name it.  With ``precision`` bfloat16,
-    mini-batches are computed under autocast.  ``profile`` steps of the first rank are traced once
+    mini-batches are computed under autocast; with ``cuda_graphs``, on GPUs each by a captured CUDA
+    graph (:class:`dgl_mgpu.CapturedStep`).  ``profile`` steps of the first rank are traced once
     it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
     """
 
@@ -145,6 +146,7 @@ class TrainerConfig:
     checkpoint_every: int = 1
     count_accesses: bool = False
     precision: str = "float32"
+    cuda_graphs: bool = False
     profile: int = 0
     resume: str | None = None
 
@@ -271,6 +273,12 @@ class Config:
 
     def _check_kinds(self) -> None:
         """Check that model, sampler and mode are for graphs of the data set's kind."""
+        if self.mode == "fullgraph" and self.trainer.cuda_graphs:
+            raise ConfigError(
+                "mode=fullgraph trainer.cuda_graphs=true",
+                "a step that is an epoch, which the host has queued long before it is done",
+                "leave trainer.cuda_graphs out, which is for mini-batches",
+            )
         model, data = self.model.name, self.data.name
         asked = f"model.name={model} data.name={data}"
         if data not in HETEROGENEOUS:

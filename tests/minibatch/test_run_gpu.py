@@ -56,6 +56,22 @@ def test_losses_are_those_of_the_cpu(tmp_path, data, model):
     assert found["cuda"][-1] < found["cuda"][0]
 
 
+@pytest.mark.parametrize("model", ["graphsage", "gcn", "gat", "gin", "rgcn", "pinsage"])
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+def test_captured_steps_have_the_losses_of_others(tmp_path, data, model, precision):
+    found = [
+        losses(
+            train(
+                tmp_path / graphs, data, f"model={model}", "store.device=cuda",
+                f"trainer.cuda_graphs={graphs}", f"trainer.precision={precision}",
+                "trainer.batch_size=128", *SAME,
+            )
+        )
+        for graphs in ("false", "true")
+    ]  # fmt: skip
+    assert found[1] == pytest.approx(found[0], rel=2e-3 if precision == "float32" else 5e-2)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_ranks_of_a_gpu_each_train_as_those_of_the_cpu(tmp_path, data):
     found = {

@@ -20,7 +20,7 @@ from dgl_mgpu.errors import InvalidInputError
 
 #: Share of the largest batch so far that there is room for beside it, and rows: batches of random
 #: seeds differ by less.
-_SHARE, _ROWS = 1 / 32, 32
+_SHARE, _ROWS = 1 / 64, 32
 
 Counts = tuple[tuple[int, ...], ...]
 

@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from dgl.heterograph import DGLBlock
 from torch import nn
+from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dgl_mgpu.errors import InvalidInputError, UnavailableError
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.minibatch.captured.capture import captured, captures, waits_refused
 from dgl_mgpu.minibatch.captured.room import Room, Sizes
 
 Blocks = Sequence[DGLBlock]
-Result = TypeVar("Result")
 
 #: Batches of the same number of seeds before one is captured: what is prepared once is then, and
 #: their sizes say how much room there is to be.
@@ -118,8 +118,11 @@ class CapturedStep:
                     "those that are there to spare",
                     "use layer normalisation, or train without capturing steps",
                 )
-        self._parameters = [each for each in model.parameters() if each.requires_grad]
-        self._forward, self._loss, self._labels = forward, loss, labels
+        self._forward, self._loss, self._labels = _Forward(model, forward), loss, labels
+        learned = {
+            name: each for name, each in self._forward.named_parameters() if each.requires_grad
+        }
+        self._names, self._parameters = list(learned), list(learned.values())
         self._captured: _Captured | None = None
         #: By the number of seeds: mini-batches so far, and the largest sizes of those.
         self._counts: Counter[tuple[int, ...]] = Counter()
@@ -205,19 +208,23 @@ class CapturedStep:
         weight = self._weight
 
         def run() -> _Results:
-            for parameter in self._parameters:
-                parameter.grad = None
+            # In the parameters' memory, and known to nothing that was computed before, which
+            # autograd would wait for.
+            leaves = [each.detach().requires_grad_() for each in self._parameters]
             inside = room.blocks()
-            outputs = self._forward(inside)[:seeds]
+            outputs = functional_call(
+                self._forward, dict(zip(self._names, leaves, strict=True)), (inside,)
+            )[:seeds]
             loss = self._loss(outputs, self._labels(inside)[:seeds])
             (weight * loss).backward()
-            gradients = [each.grad for each in self._parameters]
+            gradients = [each.grad for each in leaves]
             flat = None
             if dist.is_initialized():
                 flat = torch.cat([each.flatten() for each in gradients if each is not None])
             return _Results(loss.detach(), outputs.detach(), gradients, flat)
 
-        run()  # finds the features that it reads
+        with waits_refused():
+            run()  # finds the features that it reads
         room.forget()
         return _Captured(room, captured(run, where))
 
@@ -235,41 +242,13 @@ class CapturedStep:
             parameter.grad = part.view_as(parameter)
 
 
-def captures(device: torch.device) -> bool:
-    """Whether work for a device can be captured."""
-    return device.type == "cuda"
+class _Forward(nn.Module):
+    """A function that computes with a model, as a module that has its parameters."""
 
+    def __init__(self, model: nn.Module, forward: Callable[[Blocks], torch.Tensor]) -> None:
+        super().__init__()
+        self.model = model
+        self._function = forward
 
-def captured(run: Callable[[], Result], device: torch.device) -> Callable[[], Result]:
-    """Capture what a function queues, and return what queues that again and has its result.
-
-    Raises
-    ------
-    UnavailableError
-        If the host waits for the GPU in it.
-    """
-    from dgl_mgpu.ops.workspace import captured_with
-
-    graph = torch.cuda.CUDAGraph()
-    stream = torch.cuda.Stream(device)
-    try:
-        # Other threads, NCCL's among them, may do meanwhile what none can that is captured.
-        with (
-            torch.cuda.device(device),
-            captured_with(device, stream.cuda_stream) as space,
-            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
-        ):
-            result = run()
-    except RuntimeError as error:
-        raise UnavailableError(
-            "capture a training step as a CUDA graph",
-            str(error).splitlines()[0],
-            "leave out what waits for the GPU (GraphConv and others look for nodes without "
-            "in-edges unless allow_zero_in_degree=True), or train without capturing steps",
-        ) from error
-
-    def replay(kept: object = space) -> Result:
-        graph.replay()
-        return result
-
-    return replay
+    def forward(self, blocks: Blocks) -> torch.Tensor:
+        return self._function(blocks)

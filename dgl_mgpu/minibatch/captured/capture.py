@@ -1,0 +1,90 @@
+"""What is queued for a GPU, captured as a CUDA graph that queues it again at once."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator
+from typing import TypeVar
+
+import torch
+
+from dgl_mgpu.errors import UnavailableError
+
+Result = TypeVar("Result")
+
+
+def captures(device: torch.device) -> bool:
+    """Whether work for a device can be captured."""
+    return device.type == "cuda"
+
+
+def captured(run: Callable[[], Result], device: torch.device) -> Callable[[], Result]:
+    """Capture what a function queues, and return what queues that again and has its result.
+
+    Raises
+    ------
+    UnavailableError
+        If the host waits for the GPU in it.
+    """
+    from dgl_mgpu.ops.workspace import captured_with
+
+    graph, stream = torch.cuda.CUDAGraph(), _capturing_stream(device)
+    generator = torch.cuda.default_generators[device.index]
+    state = generator.get_state()
+    try:
+        # Other threads, NCCL's among them, may do meanwhile what none can that is captured.
+        with (
+            torch.cuda.device(device),
+            captured_with(device, stream.cuda_stream) as space,
+            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+        ):
+            result = run()
+    except RuntimeError as error:
+        # It would wait for the capture to go on.
+        fresh = torch.Generator(device)
+        fresh.set_state(state)
+        generator.graphsafe_set_state(fresh)
+        raise _not_captured(error) from error
+
+    def replay(kept: object = space) -> Result:
+        graph.replay()
+        return result
+
+    return replay
+
+
+@functools.cache
+def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
+    """Always the same one: libraries keep working memory for each that they have seen."""
+    return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def waits_refused() -> Iterator[None]:
+    """Within, torch raises where the host would wait for a GPU, before a capture breaks at it."""
+    if not torch.cuda.is_initialized():
+        yield
+        return
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    except RuntimeError as error:
+        if "synchronizing" not in str(error):
+            raise
+        raise _not_captured(error) from error
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+def _not_captured(error: BaseException) -> UnavailableError:
+    # What comes later tells of the end of the capture alone.
+    while error.__context__ is not None:
+        error = error.__context__
+    return UnavailableError(
+        "capture a training step as a CUDA graph",
+        str(error).splitlines()[0],
+        "leave out what waits for the GPU (GraphConv and others look for nodes without in-edges "
+        "unless allow_zero_in_degree=True), or train without capturing steps",
+    )
