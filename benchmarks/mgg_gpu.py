@@ -115,10 +115,11 @@ class Bench:
         (spread,) = graph._graph.parts
         rounds, grouping = self._rounds(spread)
         narrow = torch.rand(spread.part.num_own_src, WIDTH, device=job.device)
+        case = Case(False, 4 * WIDTH, narrow.dtype, 0)
         for _ in range(2):  # the first search compiles kernels
             auto = Auto(job.ways(spread), cached=False)
             job.wait()
-            calls, searching = tuned(auto, Case(False, 4 * WIDTH, narrow.dtype, 0), narrow)
+            calls, searching = tuned(auto, case, narrow)
         rounds[_AUTO] = auto
         own = spread.part.dst.nodes(spread.part.rank, job.device)
         x = random_rows(own, shape.features) - 0.5
@@ -158,6 +159,7 @@ class Bench:
             on_a100=peer.preprocessing_ms,
             partition_ms=1e3 * partitioning,
             grouping_ms={way: 1e3 * spent for way, spent in grouping.items()},
+            auto_choice=str(auto.found.get(case, "nothing to choose from")),
             auto_search_calls=calls,
             auto_search_ms=1e3 * searching,
             graph=vars(shape),

@@ -120,6 +120,7 @@ def test_every_way_is_compared_with_mggs(monkeypatch, tmp_path):
     assert layer["aim_ms"] == 6.95 / 4 and layer["reached"] is None  # aims are for 8 ranks
     assert preprocessing["ours_ms"] > preprocessing["partition_ms"] > 0
     assert preprocessing["graph"]["edges"] == 22923
+    assert preprocessing["auto_choice"] in set(sums["each_ms"]) - {"auto"}
     assert preprocessing["auto_search_calls"] >= 1 and preprocessing["auto_search_ms"] > 0
 
 
