@@ -223,9 +223,10 @@ class CapturedStep:
                 flat = torch.cat([each.flatten() for each in gradients if each is not None])
             return _Results(loss.detach(), outputs.detach(), gradients, flat)
 
-        with waits_refused():
-            run()  # finds the features that it reads
+        run()  # finds the features that it reads
         room.forget()
+        with waits_refused():
+            run()
         return _Captured(room, captured(run, where))
 
     def _average(self, flat: torch.Tensor | None) -> None:
