@@ -72,10 +72,11 @@ def check(
 ) -> None:
     """Raise ValueError unless each block is a sample without replacement, relabelled."""
     for block, fanout in zip(blocks, fanouts, strict=True):
-        dst = torch.repeat_interleave(block.src_nodes[: block.num_dst], block.indptr.diff())
+        sizes = block.indptr.diff().long()
+        dst = torch.repeat_interleave(block.src_nodes[: block.num_dst], sizes)
         degrees = indptr.diff()[block.src_nodes[: block.num_dst]]
         right = {
-            "number of edges": torch.equal(block.indptr.diff(), degrees.clamp(max=fanout)),
+            "number of edges": torch.equal(sizes, degrees.long().clamp(max=fanout)),
             "source nodes": torch.equal(block.src_nodes[block.src], indices[block.eids]),
             "destination nodes": bool(
                 ((indptr[dst] <= block.eids) & (block.eids < indptr[dst + 1])).all()

@@ -114,7 +114,7 @@ def our_hops(blocks: Sequence[SampledBlock]) -> tuple[list[Hop], list[torch.Tens
     """Hops and edge ids, those of the seeds first."""
     order = blocks[::-1]
     return (
-        [(b.src_nodes[: b.num_dst], b.indptr, b.src_nodes[b.src.long()]) for b in order],
+        [(b.src_nodes[: b.num_dst], b.indptr.long(), b.src_nodes[b.src.long()]) for b in order],
         [b.eids for b in order],
     )
 

@@ -31,9 +31,9 @@ __device__ __forceinline__ int64 sample_size(int64 degree, int64 fanout, bool re
 
 // Looks up the edges of the seeds in `mine`; `indptr` gets the sum of sizes within this block,
 // the block's sum goes to `control`.
-template <typename Seed, typename Id, typename Position>
+template <typename Seed, typename Id, typename Position, typename Start>
 __device__ void find_edges(const Graph<Id, Position>& graph, int64 num_rows, const Seed* seeds,
-                           Run mine, int64 fanout, bool replace, Found found, int64* indptr,
+                           Run mine, int64 fanout, bool replace, Found found, Start* indptr,
                            GridControl control) {
   int64 size = 0;
   for (int64 start = mine.begin; start < mine.end; start += kThreads) {
@@ -58,7 +58,7 @@ __device__ void find_edges(const Graph<Id, Position>& graph, int64 num_rows, con
       count = sample_size(degree, fanout, replace);
     }
     const Sum sum = block_sum<kThreads>(count);
-    if (i < mine.end) indptr[i] = size + sum.before;
+    if (i < mine.end) indptr[i] = static_cast<Start>(size + sum.before);
     size += sum.total;
   }
   if (threadIdx.x == 0) control.sums()[blockIdx.x] = size;
@@ -154,20 +154,20 @@ struct Filler {
   }
 
   // The samples of the seeds in `mine`, whose first edge is number `before`.
-  template <typename Seed, int kLanes>
-  __device__ void FillGroups(const Seed* seeds, Run mine, int64 before, int64* indptr) const {
+  template <typename Seed, int kLanes, typename Start>
+  __device__ void FillGroups(const Seed* seeds, Run mine, int64 before, Start* indptr) const {
     const int lane = threadIdx.x % kLanes;
     const uint32 mask = (kAllLanes >> (32 - kLanes)) << (threadIdx.x % 32 / kLanes * kLanes);
     for (int64 i = mine.begin + threadIdx.x / kLanes; i < mine.end; i += kThreads / kLanes) {
       const int64 to = before + indptr[i];
       __syncwarp(mask);
-      if (lane == 0) indptr[i] = to;
+      if (lane == 0) indptr[i] = static_cast<Start>(to);
       Fill<kLanes>(i, seeds[i], to, mask, lane);
     }
   }
 
-  template <typename Seed>
-  __device__ void FillAll(const Seed* seeds, Run mine, int64 before, int64* indptr) const {
+  template <typename Seed, typename Start>
+  __device__ void FillAll(const Seed* seeds, Run mine, int64 before, Start* indptr) const {
     if (fanout < 0 || fanout > 16) {
       FillGroups<Seed, 32>(seeds, mine, before, indptr);
     } else if (fanout > 8) {
@@ -283,7 +283,7 @@ struct Hops {
   int64 most_nodes;
   int64 replace;
   Id* nodes;
-  int64* indptr;
+  Id* indptr;
   Id* neighbors;
   Id* eids;
   int64* found_first;
@@ -314,7 +314,7 @@ __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Positi
   const Numbering scratch{hops.slots, hops.numbers, control.more_sums()};
   const bool reports = blockIdx.x == 0 && threadIdx.x == 0;
   Id* nodes = hops.nodes;
-  int64* indptr = hops.indptr;
+  Id* indptr = hops.indptr;
   Id* neighbors = hops.neighbors;
   Id* eids = hops.eids;
 
@@ -342,13 +342,13 @@ __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Positi
     const Run own{edges.before, edges.before + control.sums()[blockIdx.x]};
     barrier.Wait();
     if (reports) {
-      indptr[known] = edges.total;
+      indptr[known] = static_cast<Id>(edges.total);
       hops.report[2 + 2 * hop] = edges.total;
     }
     if (kPadded) {
       const Run rest = run_of_block(room - known);
       for (int64 i = rest.begin + threadIdx.x; i < rest.end; i += kThreads) {
-        indptr[known + 1 + i] = edges.total;
+        indptr[known + 1 + i] = static_cast<Id>(edges.total);
       }
     }
     known = number_nodes<kThreads>(table, known, own, scratch, neighbors, nodes,

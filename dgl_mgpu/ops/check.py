@@ -52,6 +52,8 @@ def raise_at_bad_id(places: list[int], ids: torch.Tensor, num_rows: int, asked: 
 
 def check_integer(value: int, name: str, smallest: int, asked: str) -> int:
     """Return ``value``, or raise InvalidInputError if it is no integer >= ``smallest``."""
+    if type(value) is int and value >= smallest:
+        return value  # without asking the other integers' class, which takes longer
     if isinstance(value, bool) or not isinstance(value, Integral) or value < smallest:
         raise InvalidInputError(
             asked, f"{name}={value!r}", f"pass an integer {name} of at least {smallest}"

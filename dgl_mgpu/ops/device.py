@@ -175,16 +175,25 @@ def note_partition(stream: int, sms: int) -> None:
     _partitions[stream] = sms
 
 
-# What a kernel that nobody waits for found wrong: {whether, the id, the number of rows}.
-_faults: dict[torch.device, torch.Tensor] = {}
+class _Faults:
+    """What kernels that nobody waits for found wrong: {whether, the id, the number of rows}."""
+
+    __slots__ = ("numbers", "words")
+
+    def __init__(self, words: torch.Tensor) -> None:
+        #: For kernels, and the same memory for the host, which looks at it with every call.
+        self.words, self.numbers = words, words.numpy()
+
+
+_faults: dict[torch.device, _Faults] = {}
 
 
 def fault_record(device: torch.device) -> torch.Tensor:
     """Where kernels of a device that nobody waits for write which id was no row."""
     record = _faults.get(device)
     if record is None:
-        record = _faults.setdefault(device, driver.host_buffer(3).zero_())
-    return record
+        record = _faults.setdefault(device, _Faults(driver.host_buffer(3).zero_()))
+    return record.words
 
 
 def raise_faults(device: torch.device, *, wait: bool) -> None:
@@ -205,12 +214,12 @@ def raise_faults(device: torch.device, *, wait: bool) -> None:
     if wait:
         driver.synchronize(device)
     record = _faults.get(device)
-    if record is None or not record.numpy()[0]:
+    if record is None or not record.numbers[0]:
         return
     # What runs still may find the same ids: they are told of once.
     driver.synchronize(device)
-    _, bad, num_rows = record.tolist()
-    record.zero_()
+    _, bad, num_rows = record.numbers.tolist()
+    record.numbers[:] = 0
     raise IdOutOfRangeError(
         "look up rows on the GPU",
         f"id {bad}, but there are {num_rows} rows",
@@ -330,14 +339,12 @@ def struct(*values: int | torch.Tensor | None, then: bytes = b"") -> np.ndarray:
         The struct's end: that of another one, made before.
     """
     layout, element = _words(len(values), len(then))
-    # Whether an integer is a tensor takes long to find out.
-    words = [value if type(value) is int else _address(value) for value in values]
+    words = [
+        value if isinstance(value, int) else 0 if value is None else value.data_ptr()
+        for value in values
+    ]
     # As one element, which CuPy passes by value.
     return np.frombuffer(bytearray(layout.pack(*words) + then), element)  # may be changed
-
-
-def _address(value: Any) -> int:
-    return value.data_ptr() if isinstance(value, torch.Tensor) else value or 0
 
 
 @functools.cache

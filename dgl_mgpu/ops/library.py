@@ -77,6 +77,8 @@ def _is_observed(tensors: tuple[torch.Tensor | None, ...]) -> bool:
         or not _PLAIN.issuperset(map(type, tensors))
     ):
         return True
-    return torch.is_grad_enabled() and any(
-        tensor is not None and tensor.requires_grad for tensor in tensors
-    )
+    if torch.is_grad_enabled():
+        for tensor in tensors:
+            if tensor is not None and tensor.requires_grad:
+                return True
+    return False

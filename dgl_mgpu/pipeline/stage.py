@@ -14,8 +14,7 @@ import torch
 PREFIX = "stage "
 
 
-@contextlib.contextmanager
-def stage(name: str) -> Iterator[None]:
+class stage:  # as a function in a ``with``
     """What is done within is stage ``name`` of a step; stages may stand within others.
 
     An NVTX range where a GPU is in use, which costs next to nothing while no tool listens, and a
@@ -26,18 +25,38 @@ def stage(name: str) -> Iterator[None]:
     name : str
         ``"sample"``, ``"gather"``, ``"forward"``, ``"backward"``, ``"update"``, ``"evaluate"``, ….
     """
-    label = PREFIX + name
-    with contextlib.ExitStack() as ranges:
+
+    # Not a generator: several stages a step, in which a GPU may wait for the host.
+    __slots__ = ("_is_ranged", "_listeners", "_name")
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __enter__(self) -> None:
         # Not `is_available`, which takes its time and keeps processes from being forked.
-        if torch.cuda.is_initialized():
-            torch.cuda.nvtx.range_push(label)
-            ranges.callback(torch.cuda.nvtx.range_pop)
+        self._is_ranged = torch.cuda.is_initialized()
+        if self._is_ranged:
+            torch.cuda.nvtx.range_push(PREFIX + self._name)
         # A range of the profiler takes microseconds, also while there is no profiler.
-        if torch.autograd.profiler._is_profiler_enabled:
-            ranges.enter_context(torch.profiler.record_function(label))
+        is_profiled = torch.autograd.profiler._is_profiler_enabled
+        self._listeners = self._heard(is_profiled) if is_profiled or _listening else None
+
+    def _heard(self, is_profiled: bool) -> contextlib.ExitStack:
+        """What ends the stage for those who listen."""
+        listeners = contextlib.ExitStack()
+        if is_profiled:
+            listeners.enter_context(torch.profiler.record_function(PREFIX + self._name))
         for times in _listening:
-            ranges.enter_context(times._measured(name))
-        yield
+            listeners.enter_context(times._measured(self._name))
+        return listeners
+
+    def __exit__(self, *exception: Any) -> None:
+        try:
+            if self._listeners is not None:
+                self._listeners.__exit__(*exception)
+        finally:
+            if self._is_ranged:
+                torch.cuda.nvtx.range_pop()
 
 
 _listening: list[StageTimes] = []

@@ -216,10 +216,9 @@ def test_count_tiers(where):
         view = row_view(rows, layout, np.random.default_rng(0))
         ids = some_ids(2000, 103)
         there = on_device(view, where)
-        counts = cuda._count_tiers(
-            ids.to(where), there.tiers, there.pointers, there.position, there.num_rows
-        )
-        assert torch.equal(counts.cpu(), count_tiers(view, ids))
+        counts = torch.ones(len(view.pointers), dtype=torch.int64, device=where)
+        cuda._count_tiers(counts, ids.to(where), there.tiers, there.position, there.num_rows)
+        assert torch.equal(counts.cpu(), 1 + count_tiers(view, ids))
 
 
 @pytest.mark.parametrize("id_dtype", [torch.int32, torch.int64])

@@ -239,6 +239,9 @@ def test_count_tiers(layout, shuffled):
         expected = torch.bincount((inside - start) % parts, minlength=parts)
         assert torch.equal(counts[first : first + parts], expected)
     assert len(counts) == int((view.tiers[:, FIRST] + view.tiers[:, PARTS]).max())
+    before = counts.clone()
+    assert count_tiers(view, ids, counts) is counts
+    assert torch.equal(counts, 2 * before)
 
 
 def test_registration():
@@ -252,4 +255,7 @@ def test_registration():
         torch.ops.dgl_mgpu.gather_rows.default,
         (torch.empty(20, 3, dtype=torch.float64), ids, *placed, -1, 0, 4, torch.float32),
     )
-    torch.library.opcheck(torch.ops.dgl_mgpu.count_tiers.default, (ids, *placed))
+    torch.library.opcheck(
+        torch.ops.dgl_mgpu.count_tiers.default,
+        (torch.zeros(4, dtype=torch.int64), ids, view.tiers, view.position, view.num_rows),
+    )

@@ -148,7 +148,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     Replacement(
         "dgl.dataloading.dataloader:_prefetch_update_feats",
-        "gpu:_prefetch_update_feats",
+        "batches:_prefetch_update_feats",
         (DGL,),
         "gpu_cache fails for features of other than one dimension, makes float32 of all, and asks "
         "whether a tensor of ids is true",
@@ -171,8 +171,13 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             "recursive_apply",
             "recursive_apply_pair",
             "remove_parent_storage_columns",
-            "_prefetch",
         )
+    ),
+    Replacement(
+        "dgl.dataloading.dataloader:_PrefetchingIter.__next__",
+        "batches:next_batch",
+        (DGL,),
+        "goes over every mini-batch five times to fetch and to move: a GPU waits for the host",
     ),
     Replacement(
         "dgl.dataloading.dataloader:WorkerInitWrapper.__call__",

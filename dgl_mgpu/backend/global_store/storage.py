@@ -35,26 +35,25 @@ class Traffic:
         self.rows: Counter[tuple[str, str]] = Counter()
         self.nbytes: Counter[tuple[str, str]] = Counter()
         self.seconds = 0.0
+        # Rows of tables that lie in one place.
+        self._whole: Counter[tuple[str, Table]] = Counter()
         # Rows that each segment of a table served, on the device that read them: to look at
         # them with every gather would be to wait for it.  For each stream of a GPU by itself, since
-        # nothing orders one stream's sums after another's counts.
-        self._counts: dict[tuple[str, Table, int], torch.Tensor | int] = {}
+        # nothing orders what streams add.
+        self._counts: dict[tuple[str, Table, int], torch.Tensor] = {}
         self._lock = threading.Lock()
 
     def add(self, name: str, table: Table, ids: torch.Tensor, begin: float) -> None:
         """Count one gather of ``ids`` from ``table``, begun at ``begin`` by the clock."""
-        assert isinstance(table.view, RowView)
-        # Where all rows are in one place, there is nothing to look up.
-        is_one = len(table.view.pointers) == 1
-        counts = len(ids) if is_one else count_tiers(table.view, ids)
+        view, where = table.view, table.device
+        assert isinstance(view, RowView)
         with self._lock:
-            self.seconds += time.perf_counter() - begin
-            on_gpu = table.device.type == "cuda"
-            key = name, table, current_stream(table.device) if on_gpu else 0
-            if key in self._counts:
-                self._counts[key] += counts
+            if view.pointers.shape[0] == 1:
+                self._whole[name, table] += ids.shape[0]
             else:
-                self._counts[key] = counts
+                key = name, table, current_stream(where) if where.type == "cuda" else 0
+                self._counts[key] = count_tiers(view, ids, self._counts.get(key))
+            self.seconds += time.perf_counter() - begin
             for watch in self.watchers:
                 watch(table, ids)
 
@@ -62,13 +61,15 @@ class Traffic:
         """What was counted since the last time, leaving zero."""
         taken = Traffic()
         with self._lock:
+            whole, self._whole = self._whole, Counter()
             counts, self._counts = self._counts, {}
             taken.seconds, self.seconds = self.seconds, 0.0
         for where in {table.device for _, table, _ in counts if table.device.type == "cuda"}:
             torch.cuda.synchronize(where)
-        for (name, table, _), rows in counts.items():
-            by_part = [rows] if isinstance(rows, int) else rows.tolist()
-            for (tier, part), count in zip(table.parts(), by_part, strict=True):
+        by_part = [(name, table, [rows]) for (name, table), rows in whole.items()]
+        by_part += [(name, table, rows.tolist()) for (name, table, _), rows in counts.items()]
+        for name, table, rows in by_part:
+            for (tier, part), count in zip(table.parts(), rows, strict=True):
                 if count:
                     key = name, table.memory_of(tier, part)
                     taken.rows[key] += count
@@ -152,16 +153,17 @@ class TableStorage(FeatureStorage):
             For rows that stay on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
         """
         begin = time.perf_counter()
-        indices = indices.to(self._table.device)
-        pin_memory = bool(pin_memory) and self._table.device.type == "cpu"
+        view, where = self.view, self._table.device
+        indices = indices.to(where)
+        pin_memory = bool(pin_memory) and where.type == "cpu"
         out = None
         if pin_memory:
-            shape = (len(indices), *self.view.row_shape)
-            out = torch.empty(shape, dtype=dtype or self.view.dtype, pin_memory=True)
-        rows = gather_rows(self.view, indices, out=out, dtype=dtype)
+            shape = (len(indices), *view.row_shape)
+            out = torch.empty(shape, dtype=dtype or view.dtype, pin_memory=True)
+        rows = gather_rows(view, indices, out=out, dtype=dtype)
         rows = rows.to(device, non_blocking=pin_memory)
-        if self._table.device.type == "cuda" and rows.device.type == "cpu":
+        if where.type == "cuda" and rows.device.type == "cpu":
             # The copy has waited for the gather.
-            raise_faults(self._table.device, wait=False)
+            raise_faults(where, wait=False)
         self._traffic.add(self._name, self._table, indices, begin)
         return rows

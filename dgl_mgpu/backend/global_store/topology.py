@@ -29,6 +29,7 @@ class StoredTopology:
         self._num_nodes = dict(num_nodes)
         self.ntypes = list(num_nodes)
         self.canonical_etypes = list(canonical_etypes)
+        self._topology_tables = {etype: topology_table(etype) for etype in canonical_etypes}
 
     @property
     def etypes(self) -> list[str]:
@@ -77,7 +78,10 @@ class StoredTopology:
 
     def view(self, etype: str | CanonicalEtype | None = None) -> GraphView:
         """An edge type's topology as operators and kernels take it (:mod:`dgl_mgpu.ops`)."""
-        view = self._store.tables[topology_table(self.to_canonical_etype(etype))].view
+        name = self._topology_tables.get(etype)  # type: ignore[arg-type]
+        if name is None:
+            name = self._topology_tables[self.to_canonical_etype(etype)]
+        view = self._store.tables[name].view
         assert isinstance(view, GraphView)
         return view
 

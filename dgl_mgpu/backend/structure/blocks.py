@@ -24,7 +24,12 @@ from dgl_mgpu.ops.unique import append_unique
 
 CanonicalEtype = tuple[str, str, str]
 
-_ID_SCHEMES = {dtype: Scheme((), dtype) for dtype in (torch.int32, torch.int64)}
+#: What a column has that holds a tensor and nothing else, and one of ids.
+_PLAIN_COLUMN = dict(vars(Column(torch.empty(0))))
+_ID_COLUMNS = {
+    dtype: {**_PLAIN_COLUMN, "storage": None, "scheme": Scheme((), dtype)}
+    for dtype in (torch.int32, torch.int64)
+}
 
 
 def graph_to_block(
@@ -251,21 +256,16 @@ class BlockTypes:
             "_node_frames": [each.frame for each in node_frames],
             "_edge_frames": [each.frame for each in edge_frames],
         }
-        return BlankBlock(block, self._schema, node_frames, edge_frames)
+        return BlankBlock(block, self._schema, node_frames + edge_frames)
 
 
 class BlankBlock:
     """A block but for its nodes and edges, which may take a GPU a while to find."""
 
-    def __init__(
-        self,
-        block: DGLBlock,
-        schema: Schema,
-        node_frames: Sequence[_BlankFrame],
-        edge_frames: Sequence[_BlankFrame],
-    ) -> None:
+    def __init__(self, block: DGLBlock, schema: Schema, frames: Sequence[_BlankFrame]) -> None:
         self._block, self._schema = block, schema
-        self._node_frames, self._edge_frames = node_frames, edge_frames
+        #: Of its node types, sources first, and of its edge types.
+        self._frames = frames
 
     def filled(
         self,
@@ -285,11 +285,10 @@ class BlankBlock:
         eids : sequence of Tensor
             One an edge type.
         """
-        nodes = [*src_nodes, *dst_nodes]
-        counts = [frame.fill(ids) for frame, ids in zip(self._node_frames, nodes, strict=True)]
-        for frame, ids in zip(self._edge_frames, eids, strict=True):
-            frame.fill(ids)
-        self._block._graph = TensorIndex(self._schema, counts, relations)
+        ids_of_all = (*src_nodes, *dst_nodes, *eids)
+        counts = [frame.fill(ids) for frame, ids in zip(self._frames, ids_of_all, strict=True)]
+        num_nodes = counts[: self._schema.num_ntypes]
+        self._block._graph = TensorIndex(self._schema, num_nodes, relations)
         return self._block
 
 
@@ -304,7 +303,8 @@ class _BlankFrame:
     __slots__ = ("_ids", "_nested", "_sliced", "frame")
 
     def __init__(self, name: str, idtype: torch.dtype) -> None:
-        self._ids = _column(storage=None, scheme=_ID_SCHEMES[idtype])
+        self._ids = Column.__new__(Column)
+        self._ids.__dict__ = _ID_COLUMNS[idtype].copy()
         #: Columns that lack but the ids, and by name those that are made of them.
         self._sliced: list[Column] = []
         self._nested: dict[str, Column] = {}
@@ -361,10 +361,6 @@ def _block_types(
 def block_types(ntypes: Sequence[str], canonical_etypes: Sequence[CanonicalEtype]) -> BlockTypes:
     """What makes blocks of graphs with these types."""
     return _block_types(tuple(ntypes), tuple(canonical_etypes))
-
-
-#: What a column has that holds a tensor and nothing else.
-_PLAIN_COLUMN = dict(vars(Column(torch.empty(0))))
 
 
 def _column(**attributes: Any) -> Column:

@@ -7,7 +7,7 @@ place below DGLGraph and overrides the methods of `HeteroGraphIndex` one by one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -31,6 +31,7 @@ from dgl_mgpu.backend.structure.relation import (
 )
 
 _CPU = 1  # DGLContext's device type
+_context = cache(to_dgl_context)
 
 
 class Schema:
@@ -202,9 +203,9 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
         """Where the tensors are."""
         return self.relations[0].device
 
-    @cached_property
+    @property
     def ctx(self) -> DGLContext:  # type: ignore[override]
-        return to_dgl_context(self.device)
+        return _context(self.device)
 
     def num_nodes(self, ntype: int) -> int:
         return self._num_nodes[ntype]

@@ -318,8 +318,8 @@ class Relation:
 
     def tensors(self) -> list[torch.Tensor]:
         """All tensors that are held."""
-        held = (self.held(name) for name in self.created)
-        return [t for matrix in held if matrix is not None for t in matrix if t is not None]
+        formats = self._held.coo, self._held.csr, self._held.csc
+        return [t for matrix in formats if matrix is not None for t in matrix if t is not None]
 
     # -- queries --------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ def hop_by_hop(
     for fanout, key in zip(fanouts, keys, strict=True):
         sampled = torch.ops.dgl_mgpu.sample_neighbors(nodes, *graph, fanout, replace, key, sms)
         nodes, local = torch.ops.dgl_mgpu.append_unique(nodes, sampled[1])
-        indptrs.append(sampled[0])
+        indptrs.append(sampled[0].to(idtype))
         sources.append(local)
         eids.append(sampled[2])
     return nodes.clone() if nodes is seeds else nodes, indptrs, sources, eids

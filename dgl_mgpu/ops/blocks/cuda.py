@@ -9,7 +9,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from struct import pack_into
 from typing import Any
 
 import numpy as np
@@ -30,7 +29,7 @@ _THREADS = 256
 #: Edges of all hops up to which room for the largest possible sample is made in advance.
 _MOST_EDGES = 1 << 28
 #: Places in the kernel's struct ``Hops`` of what differs from batch to batch.
-_SEEDS, _OUTPUTS, _REPORT, _KEYS = 0, 9, 22, 30
+_SEEDS, _NODES, _INDPTR, _SOURCES, _EIDS, _REPORT, _KEYS = 0, 9, 10, 11, 12, 22, 30
 
 _Hops = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
 
@@ -174,9 +173,10 @@ class _Prepared:
         self.hops, self.num_rows, self.idtype, self._where = len(fanouts), num_rows, idtype, where
         self._seeds, self._edges = rooms(count, fanouts, num_cols)
         self._all_edges = sum(self._edges)
-        # Of the results in the two tensors that have them: nodes, sources, edge ids; and indptrs.
-        self._id_rooms = [self._seeds[-1], *self._edges, *self._edges]
-        self._starts = [count + 1 for count in self._seeds[:-1]]
+        # Of the results in the tensor that has them: nodes, sources, edge ids and indptrs.
+        starts = [count + 1 for count in self._seeds[:-1]]
+        self._rooms = [self._seeds[-1], *self._edges, *self._edges, *starts]
+        self._all_rooms = sum(self._rooms)
         self.room = self._seeds[-1]
         self.fits = (
             0 < self.hops <= MOST_HOPS and min(fanouts) >= 0 and self._all_edges <= _MOST_EDGES
@@ -184,9 +184,10 @@ class _Prepared:
         # Of the workspace whose buffers are in the arguments; none at first.
         self._generation = -1
 
-    def is_for(self, *tensors: torch.Tensor) -> bool:
-        """Whether it was made for these tiers, pointers and positions."""
-        return all(kept() is each for kept, each in zip(self._tensors, tensors, strict=True))
+    def is_for(self, tiers: torch.Tensor, pointers: torch.Tensor, position: torch.Tensor) -> bool:
+        """Whether it was made for these."""
+        kept = self._tensors
+        return kept[0]() is tiers and kept[1]() is pointers and kept[2]() is position
 
     def _prepare(self, space: Workspace) -> None:
         tiers, pointers, position = (kept() for kept in self._tensors)
@@ -206,6 +207,7 @@ class _Prepared:
             (0,) * self.hops,
             None,
         )
+        self._words = self._arguments.data.cast("B").cast("q")
         self._generation = space.generation
 
     def launch(self, sample: _Begun) -> None:
@@ -213,38 +215,33 @@ class _Prepared:
         space = sample.space
         if self._generation != space.generation:
             self._prepare(space)
-        nodes, item = sample.ids.data_ptr(), self.idtype.itemsize
+        nodes, item = sample.results.data_ptr(), self.idtype.itemsize
         sources = nodes + self._seeds[-1] * item
         eids = sources + self._all_edges * item
-        self._set(_SEEDS, sample.seeds.data_ptr())
-        self._set(_OUTPUTS, nodes, sample.indptr.data_ptr(), sources, eids)
-        self._set(_REPORT, sample.report.words.data_ptr())
-        self._set(_KEYS, *sample.keys)
+        words = self._words
+        words[_SEEDS] = sample.seeds.data_ptr()
+        words[_NODES], words[_INDPTR] = nodes, eids + self._all_edges * item
+        words[_SOURCES], words[_EIDS] = sources, eids
+        words[_REPORT] = sample.report.words.data_ptr()
+        for hop, key in enumerate(sample.keys, _KEYS):
+            words[hop] = key
         sample.room = self.room
         self._kernel(self._blocks, _THREADS, self._arguments, device=self._where)
         sample.report.expect(self._where)
 
-    def rooms_of_results(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for nodes, sources and edge ids, and for indptrs."""
-        count = sum(self._id_rooms)
-        ids = torch.empty(count, dtype=self.idtype, device=self._where)
-        return ids, torch.empty(sum(self._starts), dtype=torch.int64, device=self._where)
+    def room_of_results(self) -> torch.Tensor:
+        """Memory for nodes, sources, edge ids and indptrs."""
+        return torch.empty(self._all_rooms, dtype=self.idtype, device=self._where)
 
-    def split(
-        self, ids: torch.Tensor, indptr: torch.Tensor
-    ) -> tuple[Sequence[torch.Tensor], Sequence[torch.Tensor]]:
-        """The room of each result in these memories."""
-        return ids.split_with_sizes(self._id_rooms), indptr.split_with_sizes(self._starts)
+    def split(self, results: torch.Tensor) -> Sequence[torch.Tensor]:
+        """The room of each result in this memory."""
+        return results.split_with_sizes(self._rooms)
 
     def make_room(self, nodes: int) -> None:
         """Use a hash table of another size from now on."""
         self.room = nodes
         # Since the last launch others may have had buffers made anew: the next one looks at all.
         self._generation = -1
-
-    def _set(self, place: int, *words: int) -> None:
-        """Change some of the kernel's arguments."""
-        pack_into(f"{len(words)}q", self._arguments.data, 8 * place, *words)
 
 
 class _Begun:
@@ -270,11 +267,11 @@ class _Begun:
         # Also holds on to what the kernel reads.
         self._one_by_one = one_by_one
         self.report = space.reports.pop() if space.reports else Report()
-        self.ids, self.indptr = prepared.rooms_of_results()
+        self.results = prepared.room_of_results()
         self.room = 0
         prepared.launch(self)
         # What the host does from here on until it waits takes no time.
-        self._rooms, self._starts = prepared.split(self.ids, self.indptr)
+        self._rooms = prepared.split(self.results)
 
     def __del__(self) -> None:
         self.space.reports.append(self.report)
@@ -304,19 +301,13 @@ class _Begun:
             with space.lock:
                 prepared.make_room(sizes[-1])
         edges, known = sizes[0::2], sizes[1::2]
-        found = _cut(self.ids, self._rooms, [known[-1], *edges, *edges])
-        starts = [len(self.seeds) + 1, *(count + 1 for count in known[:-1])]
-        indptrs = _cut(self.indptr, self._starts, starts)
-        hops = 1 + prepared.hops
-        return found[0], [*indptrs], [*found[1:hops]], [*found[hops:]]
-
-
-def _cut(
-    whole: torch.Tensor, rooms: Sequence[torch.Tensor], sizes: Sequence[int]
-) -> Sequence[torch.Tensor]:
-    """The results out of the rooms that were made for them in a tensor."""
-    # In place: new views would take the host several times as long.
-    return cut_to_size(whole, [room.resize_(size) for room, size in zip(rooms, sizes, strict=True)])
+        starts = [count + 1 for count in (self.seeds.shape[0], *known[:-1])]
+        sizes = [known[-1], *edges, *edges, *starts]
+        # In place: new views would take the host several times as long.
+        pieces = [room.resize_(size) for room, size in zip(self._rooms, sizes, strict=True)]
+        nodes, *found = cut_to_size(self.results, pieces)
+        hops = prepared.hops
+        return nodes, found[2 * hops :], found[:hops], found[hops : 2 * hops]
 
 
 @torch.library.impl(library, "sample_hops_padded", "CUDA")
@@ -343,7 +334,7 @@ def _sample_hops_padded(
         return torch.empty(count, dtype=dtype, device=where)
 
     nodes = torch.zeros(most_nodes[-1], dtype=idtype, device=where)
-    indptr = new("indptr", sum(most_nodes[:-1]) + len(fanouts), torch.int64)
+    indptr = new("indptr", sum(most_nodes[:-1]) + len(fanouts), idtype)
     sources = torch.zeros(edges, dtype=idtype, device=where)
     eids = torch.zeros_like(sources)
     counts = new("counts", 2 + 2 * len(fanouts), torch.int64)

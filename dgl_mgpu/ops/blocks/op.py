@@ -44,7 +44,7 @@ def _sample_hops_fake(
     num_edges: list[Any] = [context.new_dynamic_size() for _ in fanouts]
     return (
         seeds.new_empty(num_nodes[-1], dtype=idtype),
-        [seeds.new_empty(nodes + 1, dtype=torch.int64) for nodes in num_nodes[:-1]],
+        [seeds.new_empty(nodes + 1, dtype=idtype) for nodes in num_nodes[:-1]],
         [seeds.new_empty(edges, dtype=idtype) for edges in num_edges],
         [seeds.new_empty(edges, dtype=idtype) for edges in num_edges],
     )
@@ -55,7 +55,7 @@ class SampledBlock(NamedTuple):
 
     Attributes
     ----------
-    indptr : Tensor, int64, shape (num_dst + 1,)
+    indptr : Tensor, the graph's idtype, shape (num_dst + 1,)
         Destination node ``i`` has the edges ``indptr[i]`` to ``indptr[i + 1]``.
     src : Tensor, the graph's idtype, shape (E,)
         Source of each edge, as an index into ``src_nodes``.
@@ -217,7 +217,7 @@ def _begin_weighted(
         nodes, found, indptrs, sources, eids, sizes = finish()
         return [
             SampledBlock(
-                indptrs[hop],
+                indptrs[hop].to(view.idtype),
                 sources[hop],
                 eids[hop],
                 nodes[0][: sizes[hop + 1][0]],

@@ -58,7 +58,7 @@ def _sample_hops_padded_fake(
     nodes, edges = rooms(seeds.shape[0], fanouts, num_cols)
     return (
         seeds.new_empty(nodes[-1], dtype=idtype),
-        seeds.new_empty(sum(nodes[:-1]) + len(fanouts), dtype=torch.int64),
+        seeds.new_empty(sum(nodes[:-1]) + len(fanouts), dtype=idtype),
         seeds.new_empty(sum(edges), dtype=idtype),
         seeds.new_empty(sum(edges), dtype=idtype),
         seeds.new_empty(2 + 2 * len(fanouts), dtype=torch.int64),
@@ -117,7 +117,7 @@ class PaddedBlock(NamedTuple):
 
     Attributes
     ----------
-    indptr : Tensor, int64, shape (most_dst + 1,)
+    indptr : Tensor, the graph's idtype, shape (most_dst + 1,)
         Destination node ``i`` has the edges ``indptr[i]`` to ``indptr[i + 1]``; ``num_edges`` from
         ``indptr[num_dst]`` on.
     src : Tensor, the graph's idtype, shape (most_edges,)

@@ -11,7 +11,7 @@ import torch
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.gather import op  # noqa: F401  (defines the schemas)
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import cuda_kernel
 from dgl_mgpu.ops.view import HOST_SMS
 
 THREADS = 256
@@ -28,7 +28,7 @@ _BUCKETS = 1 << 17
 #: Look-ups of a thread that lists host rows.
 _LOOKUPS = 4
 #: ``HostRows`` where rows are not listed.
-_NO_HOST_ROWS: tuple[Any, ...] = (-1, 0, None, None, None, None)
+_NO_HOST_ROWS: tuple[Any, ...] = (-1, 0, 0, 0, 0, 0)
 VECTORS = {
     16: "dgl_mgpu::Vector16",
     8: "dgl_mgpu::uint64",
@@ -74,7 +74,7 @@ def _gather_kernel(
     return _kernel("gather_cast", seed, position, *types, str(elements), str(UNROLL))
 
 
-@torch.library.impl(library, "gather_rows", "CUDA")
+@cuda_kernel("gather_rows")
 def _gather_rows(
     out: torch.Tensor,
     ids: torch.Tensor,
@@ -98,7 +98,8 @@ def _gather_rows(
     elements = out.numel() // count
     row_bytes = elements * (stored or out.dtype).itemsize
     vector = _vector(out, elements, stored)
-    kernel = _gather_kernel(ids.dtype, position_type(position), stored, out.dtype, vector)
+    types = ids.dtype, position_type(position)
+    kernel = _gather_kernel(*types, stored, out.dtype, vector)
     blocks, warp_rows = launch_shape(kernel, count, where, sms)
     host_blocks, host_rows = 0, _NO_HOST_ROWS
     # Rows on disk lie behind those in host memory: with them these are read as they come.
@@ -118,7 +119,7 @@ def _gather_rows(
         ids,
         count,
         tiers,
-        len(tiers),
+        tiers.shape[0],
         pointers,
         position_pointer(position),
         num_rows,
@@ -129,12 +130,11 @@ def _gather_rows(
         host_blocks,
         tags,
         cache,
-        0 if tags is None else len(tags),
+        0 if tags is None else tags.shape[0],
         aside,
         device.fault_record(where),
     )
     if listed:
-        types = (ids.dtype, position_type(position))
         counter, lister = _kernel("count_host_rows", *types), _kernel("list_host_rows", *types)
         wanted = -(-count // (_LOOKUPS * THREADS))
         some = device.blocks_within(lister, THREADS, wanted, where, sms)
@@ -180,16 +180,15 @@ def launch_shape(kernel: Kernel, count: int, where: torch.device, sms: int) -> t
     return max(1, min(most, -(-count // (warp_rows * _WARPS)))), warp_rows
 
 
-@torch.library.impl(library, "count_tiers", "CUDA")
+@cuda_kernel("count_tiers")
 def _count_tiers(
+    counts: torch.Tensor,
     ids: torch.Tensor,
     tiers: torch.Tensor,
-    pointers: torch.Tensor,
     position: torch.Tensor,
     num_rows: int,
-) -> torch.Tensor:
+) -> None:
     where, count = ids.device, ids.numel()
-    counts = torch.zeros(pointers.shape[0], dtype=torch.int64, device=where)
     kernel = _kernel("count_tiers", ids.dtype, position_type(position))
     blocks = device.blocks_within(kernel, THREADS, -(-count // (4 * THREADS)), where)
     kernel(
@@ -206,4 +205,3 @@ def _count_tiers(
         device.fault_record(where),
         device=where,
     )
-    return counts

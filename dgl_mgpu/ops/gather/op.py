@@ -6,7 +6,7 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids, check_integer
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import call, library
 from dgl_mgpu.ops.view import HOST_SMS, RowView
 
 library.define(
@@ -15,8 +15,8 @@ library.define(
     " Tensor? tags=None, Tensor? cache=None, Tensor(b!)? aside=None) -> ()"
 )
 library.define(
-    "count_tiers(Tensor ids, Tensor tiers, Tensor pointers, Tensor position, SymInt num_rows)"
-    " -> Tensor"
+    "count_tiers(Tensor(a!) counts, Tensor ids, Tensor tiers, Tensor position, SymInt num_rows)"
+    " -> ()"
 )
 
 
@@ -41,13 +41,13 @@ def _gather_rows_fake(
 
 @torch.library.register_fake("dgl_mgpu::count_tiers", lib=library)
 def _count_tiers_fake(
+    counts: torch.Tensor,
     ids: torch.Tensor,
     tiers: torch.Tensor,
-    pointers: torch.Tensor,
     position: torch.Tensor,
     num_rows: int,
-) -> torch.Tensor:
-    return ids.new_empty(pointers.shape[0], dtype=torch.int64)
+) -> None:
+    return None
 
 
 #: Element types that can be cast while rows are gathered, and those they can be cast to.
@@ -123,16 +123,17 @@ def gather_rows(
     sms = check_integer(sms, "sms", 0, asked)
     # Where all rows are the host's, a limit is meant for them.
     host_sms = sms if sms and view.host_start == 0 else view.host_sms
-    arguments = (
-        out, ids, view.tiers, view.pointers, view.position, view.num_rows, view.host_start,
-        sms or view.sms, host_sms, None if dtype == view.dtype else view.dtype,
+    tensors = (out, ids, view.tiers, view.pointers, view.position)
+    others = (
+        view.num_rows, view.host_start, sms or view.sms, host_sms,
+        None if dtype == view.dtype else view.dtype,
     )  # fmt: skip
     if view.disk is None or out.numel() == 0:
-        torch.ops.dgl_mgpu.gather_rows.default(*arguments)
+        call("gather_rows", tensors, *others)
         return out
     with view.disk.lock:
         aside = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
-        torch.ops.dgl_mgpu.gather_rows.default(*arguments, view.disk.tags, view.disk.cache, aside)
+        call("gather_rows", tensors, *others, view.disk.tags, view.disk.cache, aside)
         view.disk.fetch(out, aside)
     return out
 
@@ -150,7 +151,9 @@ def _checked_dtype(stored: torch.dtype, wanted: torch.dtype | None, asked: str) 
     return wanted
 
 
-def count_tiers(view: RowView, ids: torch.Tensor) -> torch.Tensor:
+def count_tiers(
+    view: RowView, ids: torch.Tensor, counts: torch.Tensor | None = None
+) -> torch.Tensor:
     """Count how many of the rows asked for each segment serves.
 
     Parameters
@@ -159,12 +162,15 @@ def count_tiers(view: RowView, ids: torch.Tensor) -> torch.Tensor:
         The table as this rank sees it.
     ids : Tensor, int32 or int64, shape (n,)
         Row ids, in any order and with repeats.
+    counts : Tensor, optional
+        What an earlier call has returned, to add to.
 
     Returns
     -------
     Tensor, int64, shape (len(view.pointers),)
-        Rows of each segment, in the order of ``view.pointers``: tier ``t`` has the entries
-        ``view.tiers[t, FIRST]`` to ``view.tiers[t, FIRST] + view.tiers[t, PARTS]``.  Sums to n.
+        ``counts``, or a new tensor that sums to n: rows of each segment, in the order of
+        ``view.pointers``.  Tier ``t`` has the entries ``view.tiers[t, FIRST]`` to
+        ``view.tiers[t, FIRST] + view.tiers[t, PARTS]``.
 
     Raises
     ------
@@ -173,6 +179,7 @@ def count_tiers(view: RowView, ids: torch.Tensor) -> torch.Tensor:
     """
     asked = f"count tiers of a table of {view.num_rows} rows"
     ids = check_ids(ids, asked, view.tiers.device)
-    return torch.ops.dgl_mgpu.count_tiers(
-        ids, view.tiers, view.pointers, view.position, view.num_rows
-    )
+    if counts is None:
+        counts = torch.zeros(len(view.pointers), dtype=torch.int64, device=ids.device)
+    call("count_tiers", (counts, ids, view.tiers, view.position), view.num_rows)
+    return counts

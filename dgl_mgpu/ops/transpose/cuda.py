@@ -10,7 +10,6 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import cuda_kernel
-from dgl_mgpu.ops.transpose.op import outputs
 from dgl_mgpu.ops.workspace import workspace
 
 #: A block's threads, and entries of a piece.
@@ -36,7 +35,10 @@ def _transpose(
         )
     indptr, indices = indptr.contiguous(), indices.contiguous()
     eids = None if eids is None else eids.contiguous()
-    out = outputs(indices, num_cols)
+    # One piece of memory: torch's allocator is called once, also by who tells it of other streams.
+    starts, rows, edges = indices.new_empty(num_cols + 1 + 2 * count).split_with_sizes(
+        (num_cols + 1, count, count)
+    )
     # Of each entry its numbers and a word, two totals, and where the pieces of long columns begin,
     # of which all but one a column are full.
     pieces = 2 * (count // _THREADS)
@@ -51,8 +53,8 @@ def _transpose(
     blocks = device.blocks_within(kernel, _THREADS, wanted, where, sms)
     with space.lock:
         request = device.struct(
-            indptr, indices, eids, num_rows, num_cols, count, *out,
+            indptr, indices, eids, num_rows, num_cols, count, starts, rows, edges,
             entries, words, totals, totals + 4, totals + 8, space.control(blocks),
         )  # fmt: skip
         kernel(blocks, _THREADS, request, device=where)
-    return out
+    return starts, rows, edges

@@ -37,13 +37,12 @@ class Gpu:
 class Counts:
     """Counts on a GPU, which belong to the stream they were made on."""
 
-    def __init__(self, gpu: Gpu, values: list[int]) -> None:
-        self._gpu, self._stream, self.values = gpu, gpu.stream, values
-        self.is_there = False
+    def __init__(self, gpu: Gpu) -> None:
+        self._gpu, self._stream, self.values = gpu, gpu.stream, [0, 0]
 
-    def __add__(self, other: Counts) -> Counts:
-        assert self._stream == other._stream == self._gpu.stream, "nothing orders these"
-        return Counts(self._gpu, [a + b for a, b in zip(self.values, other.values, strict=True)])
+    def add(self, *more: int) -> None:
+        assert self._stream == self._gpu.stream, "nothing orders these"
+        self.values = [a + b for a, b in zip(self.values, more, strict=True)]
 
     def tolist(self) -> list[int]:
         assert self._gpu.waited, "its stream was not waited for"
@@ -77,7 +76,12 @@ class _Table(SimpleNamespace):
 
 
 def test_counts_of_different_streams_are_not_added_on_a_gpu(gpu, table, monkeypatch):
-    monkeypatch.setattr(storage, "count_tiers", lambda view, ids: Counts(gpu, [1, ids]))
+    def count_tiers(view, ids, counts):
+        counts = counts or Counts(gpu)
+        counts.add(1, ids)
+        return counts
+
+    monkeypatch.setattr(storage, "count_tiers", count_tiers)
     traffic = storage.Traffic()
     for stream, count in ((1, 10), (2, 20), (1, 30), (2, 40), (3, 50)):
         gpu.stream = stream
@@ -99,14 +103,14 @@ class Rows:
 
 def test_a_bad_id_is_told_with_rows_that_come_to_the_host(gpu, table, monkeypatch):
     record = torch.zeros(3, dtype=torch.int64)
-    monkeypatch.setitem(device._faults, GPU, record)
+    monkeypatch.setitem(device._faults, GPU, device._Faults(record))
 
     def gather_rows(view, ids, out=None, dtype=None) -> Rows:
         record.copy_(torch.tensor([1, 12, 10]))
         return Rows(GPU)
 
     monkeypatch.setattr(storage, "gather_rows", gather_rows)
-    monkeypatch.setattr(storage, "count_tiers", lambda view, ids: Counts(gpu, [1, 1]))
+    monkeypatch.setattr(storage, "count_tiers", lambda view, ids, counts: Counts(gpu))
     rows = storage.TableStorage("feat", table, storage.Traffic())
     with pytest.raises(IdOutOfRangeError, match="id 12, but there are 10 rows"):
         rows.fetch(Rows(torch.device("cpu")), "cpu")
