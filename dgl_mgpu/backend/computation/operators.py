@@ -12,7 +12,7 @@ import torch
 from dgl import backend as F
 from dgl import core, ops
 from dgl.base import ALL, is_all
-from dgl.function.message import BinaryMessageFunction, CopyMessageFunction
+from dgl.function.message import CopyMessageFunction, MessageFunction
 from dgl.function.reducer import SimpleReduceFunction
 from dgl.heterograph import DGLGraph
 
@@ -26,8 +26,6 @@ from dgl_mgpu.backend.computation.aggregation import aggregate
 from dgl_mgpu.backend.computation.message_passing import EdgeSoftmax, Features, is_recorded
 from dgl_mgpu.backend.structure.index import TensorIndex
 from dgl_mgpu.backend.structure.spread import SpreadIndex
-
-_Message = BinaryMessageFunction | CopyMessageFunction
 
 
 def update_all(graph: DGLGraph, message: Any, reduce: Any, apply: Any, etype: Any) -> None:
@@ -49,7 +47,7 @@ def update_all(graph: DGLGraph, message: Any, reduce: Any, apply: Any, etype: An
     graph._node_frames[destinations].update_column(reduce.out_field, found)
 
 
-def apply_edges(graph: DGLGraph, message: _Message) -> None:
+def apply_edges(graph: DGLGraph, message: MessageFunction) -> None:
     """``DGLGraph.apply_edges`` of a function of DGL's for all edges of a graph of one relation."""
     found = getattr(ops, message.name)(graph, *_operands(graph, message))
     graph._edge_frames[0].update_column(message.out_field, found)
@@ -57,13 +55,13 @@ def apply_edges(graph: DGLGraph, message: _Message) -> None:
 
 def is_message(function: Any) -> bool:
     """Whether a function of edges is one of DGL's own."""
-    return isinstance(function, _Message)
+    return isinstance(function, MessageFunction)
 
 
 def _operator(message: Any, reduce: Any) -> Any:
     """What DGL has for two of its functions together, or None."""
     if (
-        not isinstance(message, _Message)
+        not isinstance(message, MessageFunction)
         or not isinstance(reduce, SimpleReduceFunction)
         or message.out_field != reduce.msg_field  # which DGL raises for
     ):
@@ -71,7 +69,7 @@ def _operator(message: Any, reduce: Any) -> Any:
     return getattr(ops, f"{message.name}_{reduce.name}", None)
 
 
-def _operands(graph: DGLGraph, message: _Message) -> tuple[Any, ...]:
+def _operands(graph: DGLGraph, message: MessageFunction) -> tuple[Any, ...]:
     """The features that a function of DGL's reads of a graph of one relation."""
     source, destination = graph._graph.schema.ends[0]
     nodes = graph._node_frames

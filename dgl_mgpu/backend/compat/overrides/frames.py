@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from dgl_mgpu.backend.compat.importer import originals
-from dgl_mgpu.backend.ours import OnTensors
+from dgl_mgpu.backend.ours import is_on_tensors
 
 
 def clone_frame(self: Any) -> Any:
@@ -35,7 +35,7 @@ def clone_column(self: Any) -> Any:
 def set_node_features(self: Any, ntid: int, u: Any, data: Any) -> None:
     """In place of ``DGLGraph._set_n_repr``."""
     index = self._graph
-    if isinstance(index, OnTensors) and _fit(u, data, index.num_nodes(ntid), index.device):  # type: ignore[attr-defined]
+    if is_on_tensors(index) and _fit(u, data, index.num_nodes(ntid), index.device):
         _update(self._node_frames[ntid], data)
     else:
         originals["dgl.heterograph:DGLGraph._set_n_repr"](self, ntid, u, data)
@@ -44,7 +44,7 @@ def set_node_features(self: Any, ntid: int, u: Any, data: Any) -> None:
 def set_edge_features(self: Any, etid: int, edges: Any, data: Any) -> None:
     """In place of ``DGLGraph._set_e_repr``."""
     index = self._graph
-    if isinstance(index, OnTensors) and _fit(edges, data, index.num_edges(etid), index.device):  # type: ignore[attr-defined]
+    if is_on_tensors(index) and _fit(edges, data, index.num_edges(etid), index.device):
         _update(self._edge_frames[etid], data)
     else:
         originals["dgl.heterograph:DGLGraph._set_e_repr"](self, etid, edges, data)

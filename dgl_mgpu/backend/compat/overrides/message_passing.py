@@ -8,14 +8,14 @@ import torch
 
 from dgl_mgpu.backend.compat.importer import originals
 from dgl_mgpu.backend.errors import raising_dgl_errors
-from dgl_mgpu.backend.ours import OnTensors
+from dgl_mgpu.backend.ours import is_on_tensors
 
 # What implements these imports DGL, which imports this: so it is imported when it is called.
 
 
 @raising_dgl_errors
 def _gspmm(gidx: Any, op: str, reduce_op: str, u: Any, e: Any) -> Any:
-    if not isinstance(gidx, OnTensors):
+    if not is_on_tensors(gidx):
         return originals["dgl._sparse_ops:_gspmm"](gidx, op, reduce_op, u, e)
     from dgl_mgpu.backend.computation import message_passing
 
@@ -26,7 +26,7 @@ def _gspmm(gidx: Any, op: str, reduce_op: str, u: Any, e: Any) -> Any:
 def _gsddmm(
     gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str = "u", rhs_target: str = "v"
 ) -> Any:
-    if not isinstance(gidx, OnTensors):
+    if not is_on_tensors(gidx):
         return originals["dgl._sparse_ops:_gsddmm"](gidx, op, lhs, rhs, lhs_target, rhs_target)
     from dgl_mgpu.backend.computation import message_passing
 
@@ -36,7 +36,7 @@ def _gsddmm(
 @raising_dgl_errors
 def backend_gspmm(gidx: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
     """In place of ``dgl.backend.pytorch.sparse.gspmm``: without autograd where it has no part."""
-    if not isinstance(gidx, OnTensors):
+    if not is_on_tensors(gidx):
         original = originals["dgl.backend.pytorch.sparse:gspmm"]
         return original(gidx, op, reduce_op, lhs_data, rhs_data)
     from dgl_mgpu.backend.computation import operators
@@ -49,7 +49,7 @@ def backend_gsddmm(
     gidx: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u", rhs_target: str = "v"
 ) -> Any:
     """In place of ``dgl.backend.pytorch.sparse.gsddmm``."""
-    if not isinstance(gidx, OnTensors):
+    if not is_on_tensors(gidx):
         original = originals["dgl.backend.pytorch.sparse:gsddmm"]
         return original(gidx, op, lhs_data, rhs_data, lhs_target, rhs_target)
     from dgl_mgpu.backend.computation import operators
@@ -60,7 +60,7 @@ def backend_gsddmm(
 @raising_dgl_errors
 def gspmm(g: Any, op: str, reduce_op: str, lhs_data: Any, rhs_data: Any) -> Any:
     """In place of ``dgl.ops.gspmm``."""
-    if not isinstance(g._graph, OnTensors):
+    if not is_on_tensors(g._graph):
         return originals["dgl.ops.spmm:gspmm"](g, op, reduce_op, lhs_data, rhs_data)
     from dgl_mgpu.backend.computation import operators
 
@@ -72,7 +72,7 @@ def gsddmm(
     g: Any, op: str, lhs_data: Any, rhs_data: Any, lhs_target: str = "u", rhs_target: str = "v"
 ) -> Any:
     """In place of ``dgl.ops.gsddmm``."""
-    if not isinstance(g._graph, OnTensors):
+    if not is_on_tensors(g._graph):
         original = originals["dgl.ops.sddmm:gsddmm"]
         return original(g, op, lhs_data, rhs_data, lhs_target, rhs_target)
     from dgl_mgpu.backend.computation import operators
@@ -85,7 +85,7 @@ def edge_softmax(
     gidx: Any, logits: torch.Tensor, eids: Any = "__ALL__", norm_by: str = "dst"
 ) -> Any:
     """In place of ``dgl.backend.pytorch.sparse.edge_softmax``."""
-    if not isinstance(gidx, OnTensors):
+    if not is_on_tensors(gidx):
         return originals["dgl.backend.pytorch.sparse:edge_softmax"](gidx, logits, eids, norm_by)
     from dgl_mgpu.backend.computation import operators
 
@@ -121,7 +121,7 @@ def update_all(
 ) -> None:
     """In place of ``DGLGraph.update_all``: a graph of one relation is not sliced to that first."""
     index = self._graph
-    if isinstance(index, OnTensors) and index.is_single:  # type: ignore[attr-defined]
+    if is_on_tensors(index) and index.is_single:
         from dgl_mgpu.backend.computation import operators
 
         operators.update_all(self, message_func, reduce_func, apply_node_func, etype)
@@ -135,7 +135,7 @@ def apply_edges(self: Any, func: Any, edges: Any = "__ALL__", etype: Any = None)
     from dgl.base import is_all
 
     index = self._graph
-    if isinstance(index, OnTensors) and index.is_single and etype is None and is_all(edges):  # type: ignore[attr-defined]
+    if is_on_tensors(index) and index.is_single and etype is None and is_all(edges):
         from dgl_mgpu.backend.computation import operators
 
         if operators.is_message(func):
