@@ -131,8 +131,8 @@ struct Div {
 };
 
 // How an operand meets a vector of the output: not at all, with a vector of its own, with one
-// element for all of it, with one element for all columns of an entry, or with how many entries the
-// left operand's row has in another matrix, which then is its `indptr`.
+// element for all of it, with one element for all columns of an entry, or with an entry's equal share
+// of all that the left operand's row has in another matrix, whose `indptr` it then is.
 struct Absent {
   template <int kVector>
   static constexpr int kCount = 0;
@@ -149,7 +149,7 @@ struct EntryScalar {
   template <int kVector>
   static constexpr int kCount = 0;
 };
-struct EntryCount {
+struct EntryShare {
   template <int kVector>
   static constexpr int kCount = 0;
 };

@@ -11,16 +11,13 @@ from typing import Any
 import torch
 from dgl import backend as F
 from dgl import core, ops
+from dgl.backend.pytorch.sparse import _cast_if_autocast_enabled, _disable_autocast_if_enabled
 from dgl.base import ALL, is_all
 from dgl.function.message import CopyMessageFunction, MessageFunction
 from dgl.function.reducer import SimpleReduceFunction
 from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.backend.compat.importer import originals
-from dgl_mgpu.backend.compat.overrides.autocast import (
-    _cast_if_autocast_enabled,
-    _disable_autocast_if_enabled,
-)
 from dgl_mgpu.backend.computation import message_passing
 from dgl_mgpu.backend.computation.aggregation import aggregate
 from dgl_mgpu.backend.computation.message_passing import EdgeSoftmax, Features, is_recorded

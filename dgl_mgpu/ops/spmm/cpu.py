@@ -140,9 +140,9 @@ def _spmm_shares_cpu(
 ) -> torch.Tensor:
     number = torch.float64 if u.dtype == torch.float64 else torch.float32
     # Sources without entries have shares that nobody looks at.
-    shares = u.detach().to(number) / bounds.diff().view(-1, *[1] * (u.dim() - 1))
-    shape = list(u.shape[1:])
-    (out,) = _spmm_cpu(indptr, indices, None, shares, None, shape, "copy_lhs", "sum")
+    shares = bounds.diff().to(number).reciprocal().view(-1, *[1] * (u.dim() - 1))
+    rows, shape = u.detach().to(number) * shares, list(u.shape[1:])
+    (out,) = _spmm_cpu(indptr, indices, None, rows, None, shape, "copy_lhs", "sum")
     return out.to(u.dtype)
 
 

@@ -36,7 +36,7 @@ _OPERATIONS = {
 }
 _REDUCTIONS = {"sum": "Total", "mean": "Mean", "max": "Largest", "min": "Smallest"}
 _CHOICES = {_REDUCTIONS[name] for name in contract.CHOICES}
-#: A left operand divided by how many entries its row has in another matrix.
+#: Of the left operand's row, a share for each of the entries that it has in another matrix.
 _SHARE = "share"
 #: A sum that is added to what the output has.
 _ADDED = "Added"
@@ -201,7 +201,7 @@ def _plan(
         dtype, shape, left_shape, right_shape, left_offset, right_offset, most_lanes
     )
     ids, element = c_type(id_dtype), ELEMENTS[dtype]
-    operation, right = ("Div", "EntryCount") if op == _SHARE else (_OPERATIONS[op], layout.right)
+    operation, right = ("Mul", "EntryShare") if op == _SHARE else (_OPERATIONS[op], layout.right)
     names = ", ".join(f"dgl_mgpu::{kind}" for kind in (operation, layout.left, right, reduction))
     sizes = f"{layout.vector}, {layout.lanes}"
     part_bytes = layout.width * (8 if dtype == torch.float64 else 4)

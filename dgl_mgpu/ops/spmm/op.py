@@ -188,10 +188,10 @@ def add_spmm(
 def spmm_shares(
     indptr: torch.Tensor, indices: torch.Tensor, bounds: torch.Tensor, u: torch.Tensor
 ) -> torch.Tensor:
-    """Sum, for every row, shares of its sources' rows: what a mean over neighbours is transposed.
+    """Sum, for every row, equal shares of its sources' rows: a mean, transposed.
 
-    A source's row is divided equally among as many as it has entries in another matrix, which is
-    this one transposed where gradients of means are asked for.
+    A source's row is shared equally by all entries that the source has in another matrix: this one
+    transposed, for the gradient of a mean.
 
     Parameters
     ----------
@@ -206,8 +206,8 @@ def spmm_shares(
     Returns
     -------
     Tensor, dtype of ``u``, shape (num_rows, *shape)
-        The sum of ``u[source] / (bounds[source + 1] - bounds[source])``.  Half types are divided
-        and summed up in float32 and rounded once.
+        The sum of ``u[source] * (1 / (bounds[source + 1] - bounds[source]))``.  Half types are
+        multiplied and summed up in float32 and rounded once.
 
     Raises
     ------
