@@ -121,7 +121,7 @@ def _multiply(
 ) -> None:
     """Fill ``out``, and what was chosen where the reduction chooses.
 
-    Every call of it costs the host as much as the GPU has to do for a mini-batch.
+    For a mini-batch this takes the host longer than the GPU takes.
     """
     if out.numel() == 0:
         return
