@@ -113,8 +113,9 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
   constexpr int kLeft = Left::template kCount<kVector>, kRight = Right::template kCount<kVector>;
   constexpr int kReads = Reads<kLanes, (kLeft + kRight) * sizeof(Element)>::kCount;
   constexpr int kChunk = kGroups * kReads;
-  constexpr bool kHasRight = !Same<Right, Absent>::value;
-  constexpr bool kEntryScalar = Same<Right, EntryScalar>::value;
+  constexpr bool kEntryShare = Same<Right, EntryShare>::value;
+  constexpr bool kEntryScalar = Same<Right, EntryScalar>::value || kEntryShare;
+  constexpr bool kHasRight = !Same<Right, Absent>::value && !kEntryShare;
 
   const int lane = threadIdx.x % 32, group = lane / kLanes;
   const int64 warp = static_cast<int64>(blockIdx.x) * kWarps + threadIdx.x / 32;
@@ -203,7 +204,12 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
         right_id = next_right_id;
         next_right_id = id_of(product.right_ids, at + 32 + lane);
       }
-      if constexpr (kEntryScalar) entry_scalar = number(product.right[right_id]);
+      if constexpr (kEntryShare) {
+        const Id* bounds = reinterpret_cast<const Id*>(product.right) + left_id;
+        entry_scalar = Number{1} / static_cast<Number>(bounds[1] - bounds[0]);
+      } else if constexpr (kEntryScalar) {
+        entry_scalar = number(product.right[right_id]);
+      }
     }
 
     // Unconditional reads, or each would wait for the one before.

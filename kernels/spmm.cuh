@@ -131,7 +131,8 @@ struct Div {
 };
 
 // How an operand meets a vector of the output: not at all, with a vector of its own, with one
-// element for all of it, or with one element for all columns of an entry.
+// element for all of it, with one element for all columns of an entry, or with an entry's equal share
+// of all that the left operand's row has in another matrix, whose `indptr` it then is.
 struct Absent {
   template <int kVector>
   static constexpr int kCount = 0;
@@ -145,6 +146,10 @@ struct Scalars {
   static constexpr int kCount = 1;
 };
 struct EntryScalar {
+  template <int kVector>
+  static constexpr int kCount = 0;
+};
+struct EntryShare {
   template <int kVector>
   static constexpr int kCount = 0;
 };

@@ -13,6 +13,11 @@ class OnTensors:
     """Base of objects that stand for DGL's C++ objects and hold torch tensors."""
 
 
+def is_on_tensors(index: Any) -> bool:
+    """Whether a graph's index is made of tensors."""
+    return isinstance(index, OnTensors)
+
+
 _on_cpu_too = False
 
 

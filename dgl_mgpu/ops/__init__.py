@@ -27,7 +27,7 @@ from dgl_mgpu.ops.sample import SampledNeighbors, sample_etype_neighbors, sample
 from dgl_mgpu.ops.sample_weighted import EdgeTimes, check_weights
 from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, scatter_rows, update_rows
 from dgl_mgpu.ops.sddmm import sddmm
-from dgl_mgpu.ops.spmm import add_spmm, spmm
+from dgl_mgpu.ops.spmm import add_spmm, spmm, spmm_shares
 from dgl_mgpu.ops.spmm_transposed import spmm_transposed
 from dgl_mgpu.ops.transpose import transpose
 from dgl_mgpu.ops.unique import append_unique
@@ -76,6 +76,7 @@ __all__ = [
     "scatter_rows",
     "sddmm",
     "spmm",
+    "spmm_shares",
     "spmm_transposed",
     "transpose",
     "update_rows",

@@ -52,7 +52,7 @@ _ARGUMENTS = {
         "Element": _FLOATS,
         "Operation": tuple(f"dgl_mgpu::{name}" for name in ("Copy", "Add", "Sub", "Mul", "Div")),
         "Left": ("dgl_mgpu::Vectors", "dgl_mgpu::Scalars"),
-        "Right": _OPERANDS,
+        "Right": (*_OPERANDS, "dgl_mgpu::EntryShare"),
         "Reduction": tuple(
             f"dgl_mgpu::{name}" for name in ("Total", "Added", "Mean", "Largest", "Smallest")
         ),

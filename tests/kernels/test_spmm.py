@@ -8,9 +8,17 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.ops import add_spmm, spmm
+from dgl_mgpu.ops import add_spmm, spmm, spmm_shares
 from dgl_mgpu.ops.spmm import cuda, layout
-from tests.ops.test_spmm import GRAPHS, SHAPES, assert_product, graph, rows_for
+from tests.ops.test_spmm import (
+    GRAPHS,
+    SHAPES,
+    assert_product,
+    assert_shares,
+    bounds_of,
+    graph,
+    rows_for,
+)
 
 
 @pytest.fixture
@@ -180,3 +188,24 @@ def test_sums_are_added(where, monkeypatch, dtype, width, op):
     add_spmm(out, *(each.to(where) for each in (*graph, *operands)), op)
     tolerance = 1e-2 if dtype == torch.bfloat16 else 1e-4
     torch.testing.assert_close(out.cpu(), before + total, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("name", [*GRAPHS, "skewed"])
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (torch.float32, (100,)),
+        (torch.float32, ()),
+        (torch.float64, (2, 5)),
+        (torch.float16, (24,)),
+        (torch.bfloat16, (3,)),
+    ],
+)
+def test_shares(where, monkeypatch, name, dtype, shape):
+    if where.type == "cpu":
+        monkeypatch.setattr(torch.ops.dgl_mgpu.spmm_shares, "default", cuda._spmm_shares)
+    indptr, indices, _ = skewed() if name == "skewed" else graph(GRAPHS[name], torch.int32)
+    u, _ = rows_for(len(indices), shape, (), dtype)
+    arguments = indptr, indices, bounds_of(indices), u
+    found = spmm_shares(*(each.to(where) for each in arguments))
+    assert_shares(found.cpu(), *arguments)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops import add_spmm, spmm
+from dgl_mgpu.ops import add_spmm, spmm, spmm_shares
 from dgl_mgpu.ops.spmm.op import DTYPES, OPS, REDUCES
 
 SOURCES = 37
@@ -133,6 +133,21 @@ def assert_product(found, indptr, indices, eids, u, e, op, reduce):
         assert torch.equal(arg_e.long(), ids_of(chosen, of_entries))
 
 
+def bounds_of(indices):
+    """Where other entries of the sources begin: some have none."""
+    counts = torch.bincount(indices.long(), minlength=SOURCES)
+    counts = torch.where(counts > 0, counts + torch.arange(SOURCES), 0)
+    bounds = torch.zeros(SOURCES + 1, dtype=indices.dtype)
+    bounds[1:] = counts.cumsum(0)
+    return bounds
+
+
+def assert_shares(out, indptr, indices, bounds, u):
+    """That ``out`` is the sum of the sources' rows, each divided by how many entries it has."""
+    counts = bounds.diff().double()[indices.long()]
+    assert_product((out, None, None), indptr, indices, None, u, counts, "div", "sum")
+
+
 def check(indptr, indices, eids, u, e, op, reduce):
     found = spmm(indptr, indices, eids, u, e, op, reduce)
     assert_product(found, indptr, indices, eids, u, e, op, reduce)
@@ -242,6 +257,48 @@ def test_the_schema():
             (indptr, indices, eids, *operands, shape, op, reduce),
             test_utils=("test_schema", "test_faketensor"),
         )
+
+
+@pytest.mark.parametrize("name", GRAPHS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", [(), (3,), (2, 1, 4)])
+def test_shares(name, dtype, shape):
+    indptr, indices, _ = graph(GRAPHS[name], torch.int32)
+    u, _ = rows_for(len(indices), shape, (), dtype)
+    bounds = bounds_of(indices)
+    assert_shares(spmm_shares(indptr, indices, bounds, u), indptr, indices, bounds, u)
+
+
+def test_the_schema_of_shares():
+    indptr, indices, _ = graph(GRAPHS["many rows"])
+    u, _ = rows_for(len(indices), (4, 3), (), torch.float32)
+    torch.library.opcheck(
+        torch.ops.dgl_mgpu.spmm_shares.default,
+        (indptr, indices, bounds_of(indices), u),
+        test_utils=("test_schema", "test_faketensor"),
+    )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"bounds": torch.zeros(5, dtype=torch.int64)},
+        {"bounds": torch.zeros(6, dtype=torch.int32)},
+        {"bounds": torch.zeros(6, dtype=torch.int64, device="meta")},
+        {"u": torch.ones(5, 4, dtype=torch.int64)},
+        {"indices": torch.zeros(6, dtype=torch.int32)},
+    ],
+)
+def test_bad_inputs_of_shares(changed):
+    good = {
+        "indptr": torch.tensor([0, 6]),
+        "indices": torch.zeros(6, dtype=torch.int64),
+        "bounds": torch.arange(6),
+        "u": torch.ones(5, 4),
+    }
+    spmm_shares(**good)
+    with pytest.raises(InvalidInputError):
+        spmm_shares(**(good | changed))
 
 
 BAD = {

@@ -348,7 +348,29 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "dgl.heterograph:DGLGraph.update_all",
         "message_passing:update_all",
         (DGL,),
-        "makes a graph of the relation first, also where there is one: a third of its time",
+        "makes a graph of the relation first, also where there is one, views of all features, and "
+        "checks what it has made: more than half of its time",
+    ),
+    Replacement(
+        "dgl.heterograph:DGLGraph.apply_edges",
+        "message_passing:apply_edges",
+        (DGL,),
+        "makes views of all features, and checks what it has made: half of its time",
+    ),
+    *(
+        Replacement(
+            target,
+            f"frames:{by}",
+            (DGL,),
+            "asks each time what is known of a graph on a GPU: a third of the host's time of a "
+            "layer of a mini-batch",
+        )
+        for target, by in (
+            ("dgl.frame:Column.clone", "clone_column"),
+            ("dgl.frame:Frame.clone", "clone_frame"),
+            ("dgl.heterograph:DGLGraph._set_n_repr", "set_node_features"),
+            ("dgl.heterograph:DGLGraph._set_e_repr", "set_edge_features"),
+        )
     ),
     Replacement(
         "dgl.ops.spmm:gspmm",
@@ -424,6 +446,16 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "message_passing:_gsddmm",
         (DGL,),
         "messages to edges on a GPU: the same without the detour",
+    ),
+    *(
+        Replacement(
+            f"dgl.backend.pytorch.sparse:{name}",
+            f"message_passing:backend_{name}",
+            (DGL,),
+            "makes an autograd function of each product of a backward pass, too, where nothing is "
+            "recorded",
+        )
+        for name in ("gspmm", "gsddmm")
     ),
     Replacement(
         "dgl.backend.pytorch.sparse:edge_softmax",

@@ -2,7 +2,7 @@
 
 The gradients are DGL's: its autograd functions call these for the forward pass and, with the
 reversed graph, for the backward one.  Sums and means of neighbours have a function of their own,
-`Aggregation`: a mini-batch's take a GPU less time than DGL's Python takes to have them computed.
+in `aggregation`.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ def gspmm(
     arg_u, arg_e : Tensor or None
         For max and min, the source and the edge each element is from.
     """
-    relation = _only_relation(index, "gspmm")
+    relation = only_relation(index, "gspmm")
     u, e = (None, e) if op == "copy_rhs" else (u, None) if op == "copy_lhs" else (u, e)
     _check_dtypes(u, e)
-    _check_rows(u, relation.num_src, "source node")
-    _check_rows(e, relation.num_edges, "edge")
+    check_rows(u, relation.num_src, "source node")
+    check_rows(e, relation.num_edges, "edge")
     u, expanded_u = _with_columns(u)
     e, expanded_e = _with_columns(e)
     arg_u = arg_e = None
-    if reduce == "sum" and op in ("copy_lhs", "copy_rhs", "mul") and _has_csr_alone(relation):
+    if reduce == "sum" and op in ("copy_lhs", "copy_rhs", "mul") and has_csr_alone(relation):
         out = spmm_transposed(*relation.csr(), u, e, relation.num_dst, op)
     else:
         indptr, indices, eids = relation.csc()
@@ -96,7 +96,7 @@ def gsddmm(
     -------
     Tensor, shape (num_edges, \\*shape)
     """
-    relation = _only_relation(index, "gsddmm")
+    relation = only_relation(index, "gsddmm")
     lhs, rhs = (None, rhs) if op == "copy_rhs" else (lhs, None) if op == "copy_lhs" else (lhs, rhs)
     _check_dtypes(lhs, rhs)
     rows = {
@@ -104,8 +104,8 @@ def gsddmm(
         "e": (relation.num_edges, "edge"),
         "v": (relation.num_dst, "destination node"),
     }
-    _check_rows(lhs, *rows[_target(lhs_target)])
-    _check_rows(rhs, *rows[_target(rhs_target)])
+    check_rows(lhs, *rows[_target(lhs_target)])
+    check_rows(rhs, *rows[_target(rhs_target)])
     lhs, expanded_lhs = _with_columns(lhs)
     rhs, expanded_rhs = _with_columns(rhs)
     src, dst = relation.coo()
@@ -113,13 +113,26 @@ def gsddmm(
     return out.squeeze(-1) if expanded_lhs and expanded_rhs else out
 
 
-def _only_relation(index: TensorIndex, name: str) -> Relation:
+def is_recorded(*features: Features) -> bool:
+    """Whether autograd, of either mode, or a transform is to see what is made of features.
+
+    Where nothing is, their functions can be called themselves: an autograd function takes the host
+    as long as a kernel's launch.
+    """
+    return (
+        (torch.is_grad_enabled() and any(x is not None and x.requires_grad for x in features))
+        or torch.autograd.forward_ad._current_level >= 0
+        or torch._C._are_functorch_transforms_active()
+    )
+
+
+def only_relation(index: TensorIndex, name: str) -> Relation:
     if len(index.relations) != 1:
         raise DGLError(f"We only support {name} on graph with one edge type")
     return index.relations[0]
 
 
-def _has_csr_alone(relation: Relation) -> bool:
+def has_csr_alone(relation: Relation) -> bool:
     """Whether a CSC would be made for one sum alone, of which the order of additions may differ."""
     return (
         relation.held("csc") is None
@@ -137,9 +150,10 @@ def _check_dtypes(first: Features, second: Features) -> None:
         )
 
 
-def _check_rows(features: Features, count: int, what: str) -> None:
-    if features is not None and len(features) != count:
-        raise DGLError(f"Expect a row of features for each of {count} {what}s, got {len(features)}")
+def check_rows(features: Features, count: int, what: str) -> None:
+    if features is not None and (features.dim() == 0 or features.shape[0] != count):
+        found = len(features) if features.dim() else "a number"
+        raise DGLError(f"Expect a row of features for each of {count} {what}s, got {found}")
 
 
 def _with_columns(features: Features) -> tuple[Features, bool]:
@@ -157,89 +171,12 @@ def _target(target: str | int) -> str:
     return {"src": "u", "edge": "e", "dst": "v"}.get(target, target)
 
 
-class Aggregation(torch.autograd.Function):
-    """Sum or mean of what every node's in-neighbours have; or the transpose of that.
-
-    Both are linear, and the gradient of each is the other, of any order.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, relation: Relation, reduce: str, transposed: bool, features: torch.Tensor
-    ) -> torch.Tensor:
-        ctx.transpose = relation, reduce, not transposed
-        return _aggregated(relation, reduce, transposed, features)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, torch.Tensor]:  # type: ignore[override]
-        if torch.is_grad_enabled():  # asked for a gradient of the gradient
-            return None, None, None, Aggregation.apply(*ctx.transpose, gradient)
-        relation, reduce, transposed = ctx.transpose
-        return None, None, None, _aggregated(relation, reduce, transposed, gradient)
-
-
-def aggregate(index: TensorIndex, reduce: str, u: torch.Tensor) -> torch.Tensor:
-    """The sum or mean over every node's in-neighbours, differentiable.
-
-    Parameters
-    ----------
-    index : TensorIndex
-        Of one relation.
-    reduce : {'sum', 'mean'}
-    u : Tensor, shape (num_src, \\*shape)
-
-    Returns
-    -------
-    Tensor, shape (num_dst, \\*shape)
-        0 for nodes without in-edges.
-    """
-    relation = _only_relation(index, "gspmm")
-    _check_rows(u, relation.num_src, "source node")
-    return Aggregation.apply(relation, reduce, False, u)
-
-
-def _aggregated(
-    relation: Relation, reduce: str, transposed: bool, features: torch.Tensor
-) -> torch.Tensor:
-    columns = features.unsqueeze(-1) if features.dim() == 1 else features
-    out = (_spread if transposed else _gathered)(relation, reduce, columns)
-    return out.squeeze(-1) if features.dim() == 1 else out
-
-
-def _gathered(relation: Relation, reduce: str, u: torch.Tensor) -> torch.Tensor:
-    if _has_csr_alone(relation):
-        total = spmm_transposed(*relation.csr(), u, None, relation.num_dst, "copy_lhs")
-        return total if reduce == "sum" else _shares(total, relation.in_degrees().clamp(min=1))
-    indptr, indices, _ = relation.csc()
-    return spmm(indptr, indices, None, u, None, "copy_lhs", reduce)[0]
-
-
-def _spread(relation: Relation, reduce: str, v: torch.Tensor) -> torch.Tensor:
-    """What in-neighbours get of the nodes' ``v``: the whole each, or of a mean an equal share."""
-    back = relation.reverse()
-    # Nodes without in-edges have shares that nobody looks at.
-    if reduce == "mean":
-        v = _shares(v, relation.in_degrees())
-    if _has_csr_alone(back):
-        return spmm_transposed(*back.csr(), v, None, back.num_dst, "copy_lhs")
-    indptr, indices, _ = back.csc()
-    return spmm(indptr, indices, None, v, None, "copy_lhs", "sum")[0]
-
-
-def _shares(rows: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Rows divided by counts."""
-    counts = counts.view(-1, *[1] * (rows.dim() - 1))
-    if rows.dtype.itemsize < 4:  # a half type, which could not hold the counts
-        return (rows / counts.float()).to(rows.dtype)
-    return rows / counts
-
-
 class EdgeSoftmax(torch.autograd.Function):
     """Softmax of edge scores over the in-edges of every node."""
 
     @staticmethod
     def forward(ctx: Any, index: TensorIndex, scores: torch.Tensor) -> torch.Tensor:
-        _check_rows(scores, index.relations[0].num_edges, "edge")
+        check_rows(scores, index.relations[0].num_edges, "edge")
         indptr, _, eids = index.relations[0].csc()
         out = edge_softmax(indptr, eids, scores)
         ctx.index = index

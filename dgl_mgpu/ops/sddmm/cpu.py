@@ -31,10 +31,9 @@ def _sddmm(
     lhs_target: str,
     rhs_target: str,
 ) -> torch.Tensor:
-    shape = contract.out_shape(op, lhs, rhs)
-    example = rhs if lhs is None else lhs
-    assert example is not None
-    out = example.new_empty(len(src), *shape)
+    left, right = contract.operands(op, lhs, rhs)
+    shape = contract.out_shape(op, left.shape[1:], right.shape[1:])
+    out = left.new_empty(len(src), *shape)
     for begin in range(0, len(src), _EDGES):
         edges = slice(begin, begin + _EDGES)
         rows: Mapping[str, torch.Tensor | slice] = {"u": src[edges], "e": edges, "v": dst[edges]}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import functools
 
 import torch
 
@@ -30,16 +30,28 @@ def _sddmm_fake(
     lhs_target: str,
     rhs_target: str,
 ) -> torch.Tensor:
-    example = rhs if lhs is None else lhs
-    assert example is not None  # the public function has checked it
-    return example.new_empty(src.shape[0], *out_shape(op, lhs, rhs))
+    left, right = operands(op, lhs, rhs)
+    return left.new_empty(src.shape[0], *out_shape(op, left.shape[1:], right.shape[1:]))
 
 
-def out_shape(op: str, lhs: torch.Tensor | None, rhs: torch.Tensor | None) -> Sequence[int]:
-    """Shape of an edge's result, for operands that fit."""
-    left = (rhs if lhs is None or op == "copy_rhs" else lhs).shape[1:]  # type: ignore[union-attr]
-    right = left if rhs is None or op.startswith("copy") else rhs.shape[1:]
-    shape = left if left == right else torch.broadcast_shapes(left, right)
+def operands(
+    op: str, lhs: torch.Tensor | None, rhs: torch.Tensor | None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Both operands; what a copy reads stands for the other, too."""
+    left = rhs if op == "copy_rhs" else lhs
+    right = left if op.startswith("copy") else rhs
+    assert left is not None and right is not None  # the public function has checked it
+    return left, right
+
+
+def out_shape(
+    op: str, left_shape: tuple[int, ...], right_shape: tuple[int, ...]
+) -> tuple[int, ...]:
+    """Shape of an edge's result, of operands' rows that fit."""
+    if left_shape == right_shape:
+        shape = tuple(left_shape)
+    else:
+        shape = tuple(torch.broadcast_shapes(left_shape, right_shape))
     return (*shape[:-1], 1) if op == "dot" else shape
 
 
@@ -77,7 +89,7 @@ def sddmm(
     InvalidInputError
         If a name is unknown or dtypes, shapes or devices do not fit.
     """
-    asked = f"compute {op} of '{lhs_target}' and '{rhs_target}' for every edge"
+    asked = _asked(op, lhs_target, rhs_target)
     if op not in OPERATIONS:
         raise InvalidInputError(asked, f"op={op!r}", f"pass one of {', '.join(OPERATIONS)}")
     if lhs_target not in TARGETS or rhs_target not in TARGETS:
@@ -104,6 +116,11 @@ def sddmm(
     return call("sddmm", (src, dst, lhs, rhs), op, lhs_target, rhs_target)
 
 
+@functools.lru_cache(maxsize=256)
+def _asked(op: str, lhs_target: str, rhs_target: str) -> str:
+    return f"compute {op} of '{lhs_target}' and '{rhs_target}' for every edge"
+
+
 def _checked_operand(
     operand: torch.Tensor | None, name: str, target: str, src: torch.Tensor, asked: str
 ) -> torch.Tensor:
@@ -115,7 +132,7 @@ def _checked_operand(
             f"{name} of shape {tuple(operand.shape)} and dtype {operand.dtype} on {operand.device}",
             f"pass rows of float32, float64, float16 or bfloat16 on {src.device}",
         )
-    if target == "e" and len(operand) != len(src):
+    if target == "e" and operand.shape[0] != src.shape[0]:
         raise InvalidInputError(
             asked,
             f"{name} of {len(operand)} rows for {len(src)} edges",

@@ -134,6 +134,18 @@ def _add_spmm_cpu(
     out += _spmm_cpu(indptr, indices, eids, u, e, list(out.shape[1:]), op, "sum")[0]
 
 
+@torch.library.impl(library, "spmm_shares", "CPU")
+def _spmm_shares_cpu(
+    indptr: torch.Tensor, indices: torch.Tensor, bounds: torch.Tensor, u: torch.Tensor
+) -> torch.Tensor:
+    number = torch.float64 if u.dtype == torch.float64 else torch.float32
+    # Sources without entries have shares that nobody looks at.
+    shares = bounds.diff().to(number).reciprocal().view(-1, *[1] * (u.dim() - 1))
+    rows, shape = u.detach().to(number) * shares, list(u.shape[1:])
+    (out,) = _spmm_cpu(indptr, indices, None, rows, None, shape, "copy_lhs", "sum")
+    return out.to(u.dtype)
+
+
 def _address(ids: torch.Tensor | None) -> int:
     return ids.data_ptr() if ids is not None and ids.numel() else 0
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -25,19 +26,44 @@ from dgl_mgpu.ops.spmm.layout import (
 
 _THREADS = 256
 _WARPS = _THREADS // 32
-_OPERATIONS = {"add": "Add", "sub": "Sub", "mul": "Mul", "div": "Div"}
+_OPERATIONS = {
+    "add": "Add",
+    "sub": "Sub",
+    "mul": "Mul",
+    "div": "Div",
+    "copy_lhs": "Copy",
+    "copy_rhs": "Copy",
+}
 _REDUCTIONS = {"sum": "Total", "mean": "Mean", "max": "Largest", "min": "Smallest"}
+_CHOICES = {_REDUCTIONS[name] for name in contract.CHOICES}
+#: Of the left operand's row, a share for each of the entries that it has in another matrix.
+_SHARE = "share"
 #: A sum that is added to what the output has.
 _ADDED = "Added"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a product's types and shapes decide."""
+    """What a product's types and shapes decide.
+
+    Attributes
+    ----------
+    product, join : Kernel
+    layout : Layout
+    row_bytes : int
+        Of the result.
+    part_bytes : int
+        Of all numbers of a part of a row.
+    share_bytes : int
+        What a share keeps: two parts of rows, and the row that it ends in.
+    """
 
     product: Kernel
     join: Kernel
     layout: Layout
+    row_bytes: int
+    part_bytes: int
+    share_bytes: int
 
 
 @cuda_kernel("spmm")
@@ -69,32 +95,44 @@ def _add_spmm(
     _multiply(indptr, indices, eids, u, e, list(out.shape[1:]), op, _ADDED, out)
 
 
+@cuda_kernel("spmm_shares")
+def _spmm_shares(
+    indptr: torch.Tensor, indices: torch.Tensor, bounds: torch.Tensor, u: torch.Tensor
+) -> torch.Tensor:
+    shape = u.shape[1:]
+    out = u.new_empty((indptr.shape[0] - 1, *shape))
+    _multiply(indptr, indices, None, u, None, shape, _SHARE, "Total", out, bounds=bounds)
+    return out
+
+
 def _multiply(
     indptr: torch.Tensor,
     indices: torch.Tensor | None,
     eids: torch.Tensor | None,
     u: torch.Tensor | None,
     e: torch.Tensor | None,
-    shape: list[int],
+    shape: Sequence[int],
     op: str,
     reduction: str,
     out: torch.Tensor,
     arg_u: torch.Tensor | None = None,
     arg_e: torch.Tensor | None = None,
+    bounds: torch.Tensor | None = None,
 ) -> None:
-    """Fill ``out``, and what was chosen where the reduction chooses."""
+    """Fill ``out``, and what was chosen where the reduction chooses.
+
+    For a mini-batch this takes the host longer than the GPU takes.
+    """
     if out.numel() == 0:
         return
-    chooses = arg_u is not None or arg_e is not None
-    indptr = indptr.contiguous()
-    indices, eids, u, e = [
-        None if tensor is None else tensor.contiguous() for tensor in (indices, eids, u, e)
-    ]
     # A lone operand is the left one.
     left, left_ids, left_choice = (e, eids, arg_e) if u is None else (u, indices, arg_u)
     right, right_ids, right_choice = (None, None, None) if u is None else (e, eids, arg_e)
     assert left is not None  # as the public function has seen to
-    where = indptr.device
+    indptr, left = indptr.contiguous(), left.contiguous()
+    left_ids = None if left_ids is None else left_ids.contiguous()
+    right_ids = None if right_ids is None else right_ids.contiguous()
+    right = None if right is None else right.contiguous()
     lanes, in_cache = lanes_in_cache(u)
     plan = _plan(
         op,
@@ -108,42 +146,42 @@ def _multiply(
         0 if right is None else right.data_ptr() % VECTOR_BYTES,
         lanes,
     )
-    layout = plan.layout
-    if layout.expand:
+    if plan.layout.expand:
         left = expanded(left, shape)
         right = None if right is None else expanded(right, shape)
-    num_rows = indptr.shape[0] - 1
-    entries = left if left_ids is None else left_ids
-    length, row_bytes = num_rows + entries.shape[0], layout.width * left.element_size()
-    # Of a share two parts of rows and the row that it ends in.
-    number = 8 if left.dtype == torch.float64 else 4
-    share_bytes = 8 + 2 * layout.width * (number + 4 * chooses)
-    most = shares_in_room(share_bytes, num_rows * row_bytes)
-    share, num_shares = shares(length, row_bytes, where, in_cache, most)
-    parts = 2 * num_shares * layout.width
-    room = torch.empty(num_shares * share_bytes, dtype=torch.uint8, device=where)
+    if bounds is not None:
+        right = bounds.contiguous()
+    where, num_rows = out.device, out.shape[0]
+    length = num_rows + (left if left_ids is None else left_ids).shape[0]
+    most = shares_in_room(plan.share_bytes, num_rows * plan.row_bytes)
+    share, num_shares = shares(length, plan.row_bytes, where, in_cache, most)
+    room = torch.empty(num_shares * plan.share_bytes, dtype=torch.uint8, device=where)
     open_rows = room.data_ptr()
-    part_values = open_rows + 8 * num_shares
+    parts = open_rows + 8 * num_shares
     request = device.struct(
-        indptr,
-        left_ids,
-        right_ids,
-        left,
-        right,
-        out,
-        left_choice,
-        right_choice,
-        part_values,
-        part_values + parts * number,
+        indptr.data_ptr(),
+        _address(left_ids),
+        _address(right_ids),
+        left.data_ptr(),
+        _address(right),
+        out.data_ptr(),
+        _address(left_choice),
+        _address(right_choice),
+        parts,
+        parts + 2 * num_shares * plan.part_bytes,
         open_rows,
         num_rows,
         share,
         num_shares,
-        then=layout.numbers,
+        then=plan.layout.numbers,
     )
-    plan.product(-(-num_shares * layout.tiles // _WARPS), _THREADS, request, device=where)
-    blocks = joining_blocks(num_shares, layout.width, _THREADS)
+    plan.product(-(-num_shares * plan.layout.tiles // _WARPS), _THREADS, request, device=where)
+    blocks = joining_blocks(num_shares, plan.layout.width, _THREADS)
     plan.join(blocks, _THREADS, request, device=where)
+
+
+def _address(tensor: torch.Tensor | None) -> int:
+    return 0 if tensor is None else tensor.data_ptr()
 
 
 @functools.lru_cache(maxsize=4096)
@@ -163,11 +201,16 @@ def _plan(
         dtype, shape, left_shape, right_shape, left_offset, right_offset, most_lanes
     )
     ids, element = c_type(id_dtype), ELEMENTS[dtype]
-    kinds = (_OPERATIONS.get(op, "Copy"), layout.left, layout.right, reduction)
-    names = ", ".join(f"dgl_mgpu::{kind}" for kind in kinds)
+    operation, right = ("Mul", "EntryShare") if op == _SHARE else (_OPERATIONS[op], layout.right)
+    names = ", ".join(f"dgl_mgpu::{kind}" for kind in (operation, layout.left, right, reduction))
     sizes = f"{layout.vector}, {layout.lanes}"
+    part_bytes = layout.width * (8 if dtype == torch.float64 else 4)
+    choice_bytes = 4 * layout.width * (reduction in _CHOICES)
     return _Plan(
         Kernel("spmm.cu", f"dgl_mgpu::spmm<{ids}, {element}, {names}, {sizes}>"),
         Kernel("spmm.cu", f"dgl_mgpu::join_parts<{ids}, {element}, dgl_mgpu::{reduction}>"),
         layout,
+        row_bytes=layout.width * dtype.itemsize,
+        part_bytes=part_bytes,
+        share_bytes=8 + 2 * (part_bytes + choice_bytes),
     )

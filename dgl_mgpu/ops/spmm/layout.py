@@ -134,12 +134,12 @@ def lanes_in_cache(rows: torch.Tensor | None) -> tuple[int, bool]:
     """
     if rows is None or not rows.numel():
         return _MOST_LANES, False
-    row_bytes = rows.numel() // len(rows) * rows.element_size()
+    count = rows.shape[0]
+    row_bytes = rows.numel() // count * rows.element_size()
     room = _OF_CACHE * device.driver.cache_bytes(rows.device)
-    fewest = _MOST_LANES if row_bytes % (_FEWEST_LANES * VECTOR_BYTES) else _FEWEST_LANES
     lanes = _MOST_LANES
-    while len(rows) * min(row_bytes, lanes * VECTOR_BYTES) > room:
-        if lanes == fewest:
+    while count * min(row_bytes, lanes * VECTOR_BYTES) > room:
+        if lanes == _FEWEST_LANES or row_bytes % (_FEWEST_LANES * VECTOR_BYTES):
             return _MOST_LANES, False
         lanes //= 2
     return lanes, True

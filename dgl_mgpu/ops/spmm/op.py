@@ -22,6 +22,8 @@ library.define(
     " str op) -> ()"
 )
 
+library.define("spmm_shares(Tensor indptr, Tensor indices, Tensor bounds, Tensor u) -> Tensor")
+
 OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
 REDUCES = ("sum", "mean", "max", "min")
 #: Those that choose one of the messages.
@@ -60,6 +62,13 @@ def _spmm_fake(
     reduce: str,
 ) -> list[torch.Tensor]:
     return [found for found in outputs(indptr, u, e, shape, reduce) if found is not None]
+
+
+@torch.library.register_fake("dgl_mgpu::spmm_shares", lib=library)
+def _spmm_shares_fake(
+    indptr: torch.Tensor, indices: torch.Tensor, bounds: torch.Tensor, u: torch.Tensor
+) -> torch.Tensor:
+    return u.new_empty(indptr.shape[0] - 1, *u.shape[1:])
 
 
 def spmm(
@@ -176,6 +185,53 @@ def add_spmm(
     call("add_spmm", (out, indptr, indices, eids, u, e), op)
 
 
+def spmm_shares(
+    indptr: torch.Tensor, indices: torch.Tensor, bounds: torch.Tensor, u: torch.Tensor
+) -> torch.Tensor:
+    """Sum, for every row, equal shares of its sources' rows: a mean, transposed.
+
+    A source's row is shared equally by all entries that the source has in another matrix: this one
+    transposed, for the gradient of a mean.
+
+    Parameters
+    ----------
+    indptr : Tensor, int32 or int64, shape (num_rows + 1,)
+        Where each row's entries begin, and the end of the last.
+    indices : Tensor, dtype of ``indptr``, shape (nnz,)
+        Source of each entry.
+    bounds : Tensor, dtype of ``indptr``, shape (num_src + 1,)
+        The other matrix's ``indptr``, by sources.
+    u : Tensor, float32, float64, float16 or bfloat16, shape (num_src, *shape)
+
+    Returns
+    -------
+    Tensor, dtype of ``u``, shape (num_rows, *shape)
+        The sum of ``u[source] * (1 / (bounds[source + 1] - bounds[source]))``.  Half types are
+        multiplied and summed up in float32 and rounded once.
+
+    Raises
+    ------
+    InvalidInputError
+        If an argument has the wrong dtype, shape or device.
+
+    Notes
+    -----
+    The same bits on every run.  What ``indptr``, ``indices`` and ``bounds`` hold is not checked.
+    """
+    message_shape("copy_lhs", "sum", row_type(u), None)
+    check_entries(indptr, indices, None, u, None)
+    if (bounds.dtype, bounds.device) != (indptr.dtype, indptr.device) or bounds.shape != (
+        u.shape[0] + 1,
+    ):
+        raise InvalidInputError(
+            "add shares of rows",
+            f"bounds of dtype {bounds.dtype} and shape {tuple(bounds.shape)} on '{bounds.device}'",
+            f"pass bounds of dtype {indptr.dtype} and shape ({u.shape[0] + 1},) on"
+            f" '{indptr.device}'",
+        )
+    return call("spmm_shares", (indptr, indices, bounds, u))
+
+
 RowType = tuple[torch.dtype, tuple[int, ...]]
 
 
@@ -263,7 +319,7 @@ def check_entries(
             )
     if u is not None and indices is None:
         raise InvalidInputError(asked, "indices is None", "pass the source of each entry")
-    if indices is not None and eids is not None and len(indices) != len(eids):
+    if indices is not None and eids is not None and indices.shape != eids.shape:
         raise InvalidInputError(
             asked, f"{len(indices)} sources, but {len(eids)} edges", "pass both of each entry"
         )
