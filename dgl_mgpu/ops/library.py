@@ -60,12 +60,27 @@ def direct(
     Parameters
     ----------
     even_profiled : bool
-        Also where a profiler would not see the operator then, but its kernels alone.
+        Also where a profiler runs, whom the dispatcher would tell of the operator.
     """
-    if torch.compiler.is_compiling() or (torch.autograd._profiler_enabled() and not even_profiled):
+    if torch.compiler.is_compiling():
+        return None
+    is_profiled = torch.autograd._profiler_enabled()
+    if is_profiled and not even_profiled:
         return None
     function = _direct.get((name, tensors[0].device.type))  # type: ignore[union-attr]
-    return None if function is None or _is_observed(tensors) else function
+    if function is None or _is_observed(tensors):
+        return None
+    return _recorded(name, function) if is_profiled else function
+
+
+def _recorded(name: str, function: _Function) -> _Function:
+    """A function that a profiler takes for an operator, so that it knows whose the kernels are."""
+
+    def call(*arguments: Any) -> Any:
+        with torch._C._profiler._RecordFunctionFast(f"dgl_mgpu::{name}"):
+            return function(*arguments)
+
+    return call
 
 
 def _is_observed(tensors: tuple[torch.Tensor | None, ...]) -> bool:

@@ -93,3 +93,15 @@ def test_compiled(direct, fullgraph):
         u = torch.randn(rows, 2)
         torch.testing.assert_close(compiled(u), expected(u * 2).relu() + 1)
     assert direct == []
+
+
+def test_a_profiler_sees_what_goes_past_the_dispatcher(monkeypatch):
+    monkeypatch.setitem(library._direct, ("double", "cpu"), lambda tensor: 2 * tensor)
+    three = torch.tensor(3)
+    assert library.direct("double", (three,)) is not None
+    with torch.profiler.profile() as profile:
+        assert library.direct("double", (three,)) is None
+        double = library.direct("double", (three,), even_profiled=True)
+        assert double(three) == 6
+    (mine,) = [event for event in profile.events() if event.name == "dgl_mgpu::double"]
+    assert [child.name for child in mine.cpu_children] == ["aten::mul"]
