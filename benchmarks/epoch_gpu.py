@@ -158,7 +158,8 @@ class Case:
             "kept_batches": kept,
             "losses_have_the_same_bits": same_bits,
             "rows_read": self._job.ranks.all_gather(rows),
-            "profile": self._profile(),
+            "profile": self._profile(self._training.step_on_blocks),
+            "captured_profile": self._profile(self._training.captured_step, " captured"),
         }
 
     def _end_to_end(self, turn: int, ahead: str, train: Step) -> tuple[float, torch.Tensor]:
@@ -206,14 +207,14 @@ class Case:
             raise ValueError(f"{self._name}: room for {found} batches, and {least} are needed")
         return min(found, WARM_UP + self._options.window)
 
-    def _profile(self) -> StepProfile | None:
+    def _profile(self, train: Step, way: str = "") -> StepProfile | None:
         """The trace of some steps with batches made ahead, on the first rank."""
         self._begin(0)
         steps = self._options.traced if self._job.ranks.rank == 0 else 0
         folder: Path | None = self._options.traces
         if folder is not None:
-            folder /= self._name.replace(" ", "_")
-        return profiled(self._training, self._loader, steps, folder)
+            folder /= f"{self._name}{way}".replace(" ", "_")
+        return profiled(train, self._loader, steps, folder)
 
 
 class Bench:
@@ -296,6 +297,7 @@ class Bench:
 
     def _keep(self, name: str, spec: GraphSpec, network: Network, found: dict[str, Any]) -> None:
         profile: StepProfile | None = found.pop("profile")
+        captured_profile: StepProfile | None = found.pop("captured_profile")
         median = medians(found["each_rank_ms"])
         ratio = median["ahead"] / median["model"]
         xgnns = network.xgnn.get(spec.shape)
@@ -324,6 +326,7 @@ class Bench:
             captured=median["captured"],
             captured_model=median["captured model"],
             busy_share=busy,
+            captured_busy_share=None if captured_profile is None else captured_profile.busy_share,
             busy_enough=None if busy is None else busy >= BUSY,
             ratio=ratio,
             ratio_one_by_one=median["one by one"] / median["model"],
@@ -336,6 +339,7 @@ class Bench:
             epoch_steps=steps,
             epoch_s=steps * median["ahead"] / 1e3,
             profile=None if profile is None else vars(profile),
+            captured_profile=None if captured_profile is None else vars(captured_profile),
             **found,
         )
 

@@ -44,6 +44,7 @@ from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.sampling import dataloading
 from dgl_mgpu.backend.sampling.block_sampling import tensor_blocks
 from dgl_mgpu.backend.sampling.views import edges_view
+from dgl_mgpu.minibatch.captured import CapturedStep
 from dgl_mgpu.ops import BlockEdges, EtypeBlock, SampleKey, sample_blocks
 from dgl_mgpu.pipeline import lane_of
 
@@ -54,6 +55,8 @@ STEPS, WARM_UP = 60, 10
 TURNS = 3
 #: Most microseconds of the host for a block, and what is aimed at.
 BLOCK_LIMIT_US = 150.0
+#: Trains on a batch's blocks, and gives the loss.
+Train = Callable[[Sequence[dgl.DGLGraph]], torch.Tensor]
 
 
 @dataclass(frozen=True)
@@ -278,21 +281,33 @@ class Bench:
         model = GraphSAGE().to(self._device)
         optimizer = torch.optim.Adam(model.parameters(), fused=self._device.type == "cuda")
 
+        def scores_of(blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
+            return model(blocks, blocks[0].srcdata["feat"])
+
         def train(blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
-            labels = blocks[-1].dstdata["label"]
-            scores = model(blocks, blocks[0].srcdata["feat"])
-            loss = torch.nn.functional.cross_entropy(scores, labels)
+            loss = torch.nn.functional.cross_entropy(scores_of(blocks), blocks[-1].dstdata["label"])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
             return loss
 
-        ways: dict[str, tuple[str, int | None]] = {"one by one": ("0", None), "ahead": ("1", None)}
+        captured = CapturedStep(model, scores_of, torch.nn.functional.cross_entropy)
+
+        def train_captured(blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
+            loss = captured(blocks)
+            optimizer.step()
+            return loss
+
+        ways: dict[str, tuple[str, int | None, Train]] = {
+            "one by one": ("0", None, train),
+            "ahead": ("1", None, train),
+            "captured": ("1", None, train_captured),
+        }
         for sms in self._options.sms:
-            ways[f"ahead on {sms}"] = "1", sms
+            ways[f"ahead on {sms}"] = "1", sms, train
         spent: dict[str, list[float]] = {way: [] for way in (*ways, "model")}
         for _ in range(TURNS):
-            for way, (ahead, sms) in ways.items():
+            for way, (ahead, sms, step) in ways.items():
                 losses, blocks = [], []
                 begin = 0.0
                 with (
@@ -301,7 +316,7 @@ class Bench:
                 ):
                     batches = iter(loader)
                 for number, (_, _, blocks) in enumerate(batches):
-                    losses.append(train(blocks).detach())
+                    losses.append(step(blocks).detach())
                     if number == WARM_UP - 1:
                         self._wait()
                         begin = time.perf_counter()
@@ -324,6 +339,7 @@ class Bench:
             None if pinned else case.dgl,
             model_ms=median["model"],
             one_by_one_ms=median["one by one"],
+            captured_ms=median["captured"],
             seeds_per_second=1e3 * case.batch / median["ahead"],
             each_ms={way: [1e3 * each for each in seconds] for way, seconds in spent.items()},
         )

@@ -290,7 +290,7 @@ class Clock:
 
 
 def profiled(
-    training: Training, loader: DataLoader, steps: int, folder: Path | None
+    train: Callable[[Any], object], loader: DataLoader, steps: int, folder: Path | None
 ) -> StepProfile | None:
     """The trace of ``steps`` of a pass with batches made ahead, if any; kept in a folder, if any.
 
@@ -300,7 +300,7 @@ def profiled(
         folder = folder or Path(temporary)
         with Profile(steps, folder) as profile:
             for _, _, blocks in batches_of(loader, "1"):
-                training.step_on_blocks(blocks)
+                train(blocks)
                 profile.step()
         return read_profile(folder) if steps else None
 
