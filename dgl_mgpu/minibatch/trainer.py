@@ -32,6 +32,7 @@ from dgl_mgpu.training.trainer import StepCallback, Trainer
 
 #: Of :class:`~dgl_mgpu.report.StageSeconds`, those measured here.
 _STAGES = ("sample", "gather", "forward", "backward", "update")
+_CAPTURED_STAGES = ("sample", "gather", "compute", "update")
 
 
 @dataclass
@@ -120,8 +121,7 @@ class MiniBatchTrainer(Trainer):
     precision : torch.dtype
         float32, or bfloat16 for what autocast computes in it.
     cuda_graphs : bool
-        Whether steps on a GPU are captured (:class:`dgl_mgpu.CapturedStep`).  What they take counts
-        as forward.
+        Whether steps on a GPU are captured (:class:`dgl_mgpu.CapturedStep`).
 
     Attributes
     ----------
@@ -276,7 +276,8 @@ class MiniBatchTrainer(Trainer):
             # Workers may have sampled, which is seen as the time that is waited for them.
             loading = spent.get("load", 0.0) - (traffic.seconds - looked_up)
             spent.update(gather=traffic.seconds, sample=max(0.0, loading))
-        sums.add_seconds(**{name: spent.get(name, 0.0) for name in _STAGES})
+        stages = _STAGES if self._captured is None else _CAPTURED_STAGES
+        sums.add_seconds(**{name: spent.get(name, 0.0) for name in stages})
         return is_whole
 
     def _train_rounds(self, sums: _Sums, tally: Tally, on_step: StepCallback) -> bool:
@@ -291,7 +292,7 @@ class MiniBatchTrainer(Trainer):
                 with stage("backward"):
                     loss.backward()
             else:
-                with stage("forward"):
+                with stage("compute"):
                     self._compute_captured(self._captured, batch, round_size, tally)
             with stage("update"):
                 self.optimizer.step()

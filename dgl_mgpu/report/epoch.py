@@ -26,7 +26,8 @@ class StageSeconds:
     sample, gather : float or None
         Seconds spent sampling blocks and gathering features and labels.
     compute : float or None
-        Seconds of forward, backward and optimizer step, where they are not told apart.
+        Seconds of forward and backward, where they are not told apart, and of the optimizer step,
+        where there is no `update`.
     forward, backward : float or None
         Seconds of each, exchanging rows with other ranks included.
     update : float or None

@@ -73,6 +73,8 @@ def test_where_nothing_is_captured_steps_are_the_same(tmp_path, data):
     one, other = (read_metrics(folder / "metrics.jsonl") for folder in folders)
     assert [r.loss for r in other[0]] == pytest.approx([r.loss for r in one[0]], rel=1e-5)
     assert other[1]["test_accuracy"] == pytest.approx(one[1]["test_accuracy"], abs=0.01)
+    seconds = other[0][0].seconds
+    assert seconds.compute > 0 and seconds.forward is None and one[0][0].seconds.forward > 0
 
 
 @pytest.mark.usefixtures("without_pictures")
