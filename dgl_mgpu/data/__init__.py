@@ -12,11 +12,12 @@ from typing import Any, TypeVar
 
 from ..errors import ConfigError, nearest
 from . import facebook, generate, generated_igbh, ogb, ogb_hetero, planetoid, reddit, relations
-from .checks import UNLABELLED, require_labelled_split
+from .checks import UNLABELLED
 from .csc import CSC, csc_from_chunks, from_edges
 from .dataset import Dataset
 from .generate import SHAPES, GraphSpec
 from .hetero import HeteroDataset
+from .split import require_labelled_split
 
 __all__ = [
     "CSC",

@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from ..errors import IdOutOfRangeError, InvalidInputError
 from .csc import first_decrease, first_out_of_range, require_ids
-
-if TYPE_CHECKING:
-    from .dataset import Dataset
-    from .hetero import HeteroDataset
 
 #: The label of a node without one.
 UNLABELLED = -1
@@ -91,26 +87,6 @@ def check_split(asked: str, parts: Mapping[str, np.ndarray], num_nodes: int) -> 
         if ids.dtype != np.int64:
             raise InvalidInputError(asked, f"{part} ids of dtype {ids.dtype}", "pass int64")
         check_range(asked, part, ids, num_nodes)
-
-
-def require_labelled_split(dataset: Dataset | HeteroDataset) -> None:
-    """Check that all nodes of a data set's split have a class, which others need not have.
-
-    Raises
-    ------
-    InvalidInputError
-    """
-    for part in ("train", "valid", "test"):
-        ids = np.asarray(getattr(dataset, part))
-        labels = dataset.labels[ids]
-        bad = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))
-        if len(bad):
-            raise InvalidInputError(
-                f"train on data set {dataset.name!r}",
-                f"{len(bad)} of {len(ids)} {part} nodes without a class, "
-                f"such as node {ids[bad[0]]} of label {labels[bad[0]]}",
-                f"give them labels in [0, {dataset.num_classes}), or leave them out of the split",
-            )
 
 
 def check_range(asked: str, what: str, ids: np.ndarray, stop: int, lowest: int = 0) -> None:

@@ -1,0 +1,29 @@
+"""What training asks of a data set's split."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..errors import InvalidInputError
+from .dataset import Dataset
+from .hetero import HeteroDataset
+
+
+def require_labelled_split(dataset: Dataset | HeteroDataset) -> None:
+    """Check that all nodes of a data set's split have a class, which others need not have.
+
+    Raises
+    ------
+    InvalidInputError
+    """
+    for part in ("train", "valid", "test"):
+        ids = np.asarray(getattr(dataset, part))
+        labels = dataset.labels[ids]
+        bad = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))
+        if len(bad):
+            raise InvalidInputError(
+                f"train on data set {dataset.name!r}",
+                f"{len(bad)} of {len(ids)} {part} nodes without a class, "
+                f"such as node {ids[bad[0]]} of label {labels[bad[0]]}",
+                f"give them labels in [0, {dataset.num_classes}), or leave them out of the split",
+            )
