@@ -72,6 +72,11 @@ class Model(nn.Module):
 MODELS = {
     "mean": lambda: Model(SAGEConv(6, 8, "mean"), SAGEConv(8, CLASSES, "mean")),
     "pool": lambda: Model(SAGEConv(6, 8, "pool"), SAGEConv(8, CLASSES, "gcn")),
+    # By the out-degrees of sources, too.
+    "gcn": lambda: Model(
+        GraphConv(6, 8, allow_zero_in_degree=True),
+        GraphConv(8, CLASSES, allow_zero_in_degree=True),
+    ),
     "gat": lambda: Model(
         GATConv(6, 4, 2, allow_zero_in_degree=True),
         GATConv(8, CLASSES, 3, allow_zero_in_degree=True),

@@ -1,8 +1,9 @@
 """Mini-batches in memory that stays where it is, so that one CUDA graph serves them all.
 
 A graph's kernels have fixed addresses and sizes.  So blocks are copied into larger ones, in which
-rows and edges beyond a batch's own harm nothing: the edges that are left over end at the last
-destination of their type, which is none of the batch's, and nothing looks at what comes out there.
+rows and edges beyond a batch's own harm nothing: the edges that are left over go from the last
+source of their type to the last destination, which are none of the batch's, and nothing looks at
+what comes out there.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Sizes:
         """Room for batches of as many seeds, which may be somewhat larger otherwise."""
         *nodes, seeds = self.nodes
         return Sizes(
-            # Also for a node that the edges left over can end at.
+            # Also for a node that the edges left over can begin or end at.
             (*(tuple(map(_more, counts)) for counts in nodes), tuple(n + 1 for n in seeds)),
             tuple(tuple(_more(count) if count else 0 for count in counts) for counts in self.edges),
         )
@@ -153,17 +154,14 @@ class _BlockRoom:
         ids = torch.empty(0, dtype=index.idtype, device=index.device)
         ends = self._schema.ends
         self._indptrs = [ids.new_zeros(nodes[dst] + 1) for _, dst in ends]
-        self._sources = [
-            ids.new_full((count,), nodes[src] - 1)
-            for count, (src, _) in zip(edges, ends, strict=True)
-        ]
+        self._sources = [ids.new_zeros(count) for count in edges]
         self._node_frames = [*map(_FrameRoom, block._node_frames, nodes)]
         self._edge_frames = [*map(_FrameRoom, block._edge_frames, edges)]
 
     def load(self, block: DGLBlock) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """What is to be copied, and to where."""
-        rooms = zip(block._graph.relations, self._indptrs, self._sources, strict=True)
-        for relation, indptr, sources in rooms:
+        rooms = zip(self._indptrs, self._sources, self._schema.ends, strict=True)
+        for relation, (indptr, sources, (src, _)) in zip(block._graph.relations, rooms, strict=True):
             found = relation.csc()
             if found.eids is not None:
                 raise InvalidInputError(
@@ -173,8 +171,9 @@ class _BlockRoom:
                 )
             rows, edges = len(found.indptr), len(found.indices)
             yield indptr[:rows], found.indptr
-            # Beyond, sources are those of earlier batches: some nodes, whichever.
             yield sources[:edges], found.indices
+            # Of the batch's own nodes, they would add to the out-degrees.
+            sources[edges:].fill_(self._nodes[src] - 1)
             indptr[rows:-1].fill_(edges)
             indptr[-1:].fill_(len(sources))
         frames = (*block._node_frames, *block._edge_frames)
