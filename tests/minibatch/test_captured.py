@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import dgl
 import pytest
 import torch
@@ -278,6 +280,25 @@ def test_batch_normalisation_is_refused():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with pytest.raises(InvalidInputError, match="batch normalisation in '1'"):
         step_of(model)
+
+
+def test_features_that_require_gradients_are_refused(capturing):
+    rows = nn.Embedding(400, 6)
+    take = step_of(MODELS["mean"]())
+    with pytest.raises(InvalidInputError, match="feature 'feat', which requires gradients"):
+        for blocks in batches_of(graph()):
+            blocks[0].srcdata["feat"] = rows(blocks[0].srcdata[dgl.NID])
+            take(blocks)
+
+
+def test_a_batch_is_not_held_on_to(capturing):
+    take = step_of(MODELS["mean"]())
+    for blocks in batches_of(graph()):
+        take(blocks)
+        features = weakref.ref(blocks[0].srcdata["feat"])
+    assert capturing
+    del blocks
+    assert features() is None
 
 
 def average_on_rank(capture):

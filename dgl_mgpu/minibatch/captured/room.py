@@ -105,7 +105,7 @@ class Room:
     Parameters
     ----------
     batch : list of DGLBlock
-        One of them, which tells types.
+        The first of them, which is put here.
     sizes : Sizes
         Of the room.
     """
@@ -118,6 +118,7 @@ class Room:
                 batch, sizes.nodes, sizes.nodes[1:], sizes.edges, strict=False
             )
         ]
+        self.load(batch)
 
     def load(self, batch: Sequence[DGLBlock]) -> None:
         """Put a batch here, for which there is room."""
@@ -137,7 +138,7 @@ class Room:
         return [part.block() for part in self._parts]
 
     def forget(self) -> None:
-        """Hold on to the batch no longer that was put here: all that is read has been."""
+        """Hold on to the first batch no longer: all features that are read have been."""
         for part in self._parts:
             part.forget()
 
@@ -160,8 +161,9 @@ class _BlockRoom:
 
     def load(self, block: DGLBlock) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """What is to be copied, and to where."""
-        rooms = zip(self._indptrs, self._sources, self._schema.ends, strict=True)
-        for relation, (indptr, sources, (src, _)) in zip(block._graph.relations, rooms, strict=True):
+        relations, ends = block._graph.relations, self._schema.ends
+        rooms = zip(relations, ends, self._indptrs, self._sources, strict=True)
+        for relation, (src, _), indptr, sources in rooms:
             found = relation.csc()
             if found.eids is not None:
                 raise InvalidInputError(
@@ -198,30 +200,26 @@ class _BlockRoom:
 
     def forget(self) -> None:
         for room in (*self._node_frames, *self._edge_frames):
-            room.loaded = None
+            room.forget()
 
 
 class _FrameRoom:
-    """Memory for the features of some nodes or edges.
-
-    Attributes
-    ----------
-    loaded : Frame, optional
-        What was put here last.
-    """
+    """Memory for the features of some nodes or edges, first for those of a frame."""
 
     def __init__(self, frame: Frame, rows: int) -> None:
         self.rows = rows
-        self.loaded: Frame | None = frame
+        self._first: Frame | None = frame
         self._schemes = {name: column.scheme for name, column in frame._columns.items()}
         #: Those that have been read.
         self._columns: dict[str, torch.Tensor] = {}
 
     def load(self, frame: Frame) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        self.loaded = frame
         for name, column in self._columns.items():
-            data = frame[name]
+            data = _read(frame, name)
             yield column[: len(data)], data
+
+    def forget(self) -> None:
+        self._first = None
 
     def frame(self) -> Frame:
         columns = {name: _RoomColumn(self, name, it) for name, it in self._schemes.items()}
@@ -231,19 +229,30 @@ class _FrameRoom:
         """Memory for a feature, which is found if there is none yet."""
         found = self._columns.get(name)
         if found is None:
-            if self.loaded is None:
+            if self._first is None:
                 raise InvalidInputError(
                     f"read feature '{name}' of a mini-batch",
                     "a forward pass that did not read it the first time",
                     "read the same features for every mini-batch",
                 )
-            data = self.loaded[name]
+            data = _read(self._first, name)
             # Beyond a batch's rows, numbers that may be divided by, classes and ids there are.
             fill = data.new_ones if data.is_floating_point() else data.new_zeros
             found = fill((self.rows, *data.shape[1:]))
             found[: len(data)].copy_(data)
             self._columns[name] = found
         return found
+
+
+def _read(frame: Frame, name: str) -> torch.Tensor:
+    data = frame[name]
+    if data.requires_grad:
+        raise InvalidInputError(
+            "keep a mini-batch in place",
+            f"feature '{name}', which requires gradients that would end here",
+            "compute it in the forward pass, of parameters of the model",
+        )
+    return data
 
 
 class _RoomColumn(Column):

@@ -201,7 +201,6 @@ class CapturedStep:
     def _capture(self, blocks: Blocks, sizes: Sizes) -> _Captured:
         where = blocks[0].device
         room = Room(blocks, sizes)
-        room.load(blocks)
         seeds = len(self._labels(blocks))
         if self._weight is None:
             self._weight = torch.full((), self._weight_now, device=where)
