@@ -8,7 +8,7 @@ what comes out there.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +61,11 @@ class Sizes:
                 )
         edges = (tuple(map(block.num_edges, block.canonical_etypes)) for block in blocks)
         return cls((*sources, targets[-1]), tuple(edges))
+
+    @property
+    def kind(self) -> Hashable:
+        """What batches must have in common for one room: numbers of seeds, blocks and types."""
+        return self.nodes[-1], tuple(map(len, self.edges))
 
     def joined(self, other: Sizes) -> Sizes:
         """The larger counts of two."""
