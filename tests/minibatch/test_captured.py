@@ -163,6 +163,19 @@ def test_blocks_of_several_batches_are_refused():
         Sizes.of([one[0], other[1]])
 
 
+def test_a_room_holds_what_is_not_larger_in_anything():
+    batch = Sizes(nodes=((900,), (300,), (32,)), edges=((2000,), (400,)))
+    room = batch.with_spare()
+    assert room.hold(batch)
+    for larger in (
+        Sizes(room.nodes[:1] + batch.nodes[1:], batch.edges),  # no node is left for spare edges
+        Sizes((*batch.nodes[:2], (33,)), batch.edges),
+        Sizes((*batch.nodes[:2], (31,)), batch.edges),
+        Sizes(batch.nodes, (batch.edges[0], (room.edges[1][0] + 1,))),
+    ):
+        assert not room.hold(larger)
+
+
 def test_several_types_of_nodes_and_edges():
     g = dgl.heterograph(
         {
