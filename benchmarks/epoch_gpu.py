@@ -128,7 +128,8 @@ class Case:
             checker.require(self._name, seeds, self._network.fanouts, same, eids)
         _, _, blocks = next(batches_of(self._loader, "0"))
         require_rows(self._name, self._data, blocks)
-        batches = itertools.islice(batches_of(self._loader, "0"), WARM_UP)
+        # More than there are before one is captured, which is right of that one at least.
+        batches = itertools.islice(batches_of(self._loader, "0"), 2 * WARM_UP)
         self._training.require_captured_right(self._name, batches)
 
     def measure(self) -> dict[str, Any]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import dgl
 import pytest
 import torch
@@ -72,6 +74,11 @@ class Model(nn.Module):
 MODELS = {
     "mean": lambda: Model(SAGEConv(6, 8, "mean"), SAGEConv(8, CLASSES, "mean")),
     "pool": lambda: Model(SAGEConv(6, 8, "pool"), SAGEConv(8, CLASSES, "gcn")),
+    # By the out-degrees of sources, too.
+    "gcn": lambda: Model(
+        GraphConv(6, 8, allow_zero_in_degree=True),
+        GraphConv(8, CLASSES, allow_zero_in_degree=True),
+    ),
     "gat": lambda: Model(
         GATConv(6, 4, 2, allow_zero_in_degree=True),
         GATConv(8, CLASSES, 3, allow_zero_in_degree=True),
@@ -154,6 +161,19 @@ def test_blocks_of_several_batches_are_refused():
     one, other = batches_of(graph(), 2)
     with pytest.raises(InvalidInputError, match="sources of the next"):
         Sizes.of([one[0], other[1]])
+
+
+def test_a_room_holds_what_is_not_larger_in_anything():
+    batch = Sizes(nodes=((900,), (300,), (32,)), edges=((2000,), (400,)))
+    room = batch.with_spare()
+    assert room.hold(batch)
+    for larger in (
+        Sizes(room.nodes[:1] + batch.nodes[1:], batch.edges),  # no node is left for spare edges
+        Sizes((*batch.nodes[:2], (33,)), batch.edges),
+        Sizes((*batch.nodes[:2], (31,)), batch.edges),
+        Sizes(batch.nodes, (batch.edges[0], (room.edges[1][0] + 1,))),
+    ):
+        assert not room.hold(larger)
 
 
 def test_several_types_of_nodes_and_edges():
@@ -275,17 +295,142 @@ def test_batch_normalisation_is_refused():
         step_of(model)
 
 
+def test_a_loss_may_depend_on_parameters_and_some_be_tied_or_frozen(capturing):
+    class Tied(Model):
+        def __init__(self):
+            super().__init__(SAGEConv(6, 6, "mean"), SAGEConv(6, CLASSES, "mean"))
+            self.layers[0].fc_neigh.weight = self.layers[0].fc_self.weight
+            self.layers[1].fc_self.requires_grad_(False)
+
+    model, twin = Tied(), Tied()
+    twin.load_state_dict(model.state_dict())
+
+    def loss_of(model):
+        return lambda rows, labels: (
+            F.cross_entropy(rows, labels) + sum(p.square().sum() for p in model.parameters())
+        )
+
+    take = dgl_mgpu.CapturedStep(model, forward_of(model), loss_of(model))
+    for blocks in batches_of(graph(), 6):
+        found = take(blocks)
+        twin.zero_grad()
+        expected = loss_of(twin)(forward_of(twin)(blocks), blocks[-1].dstdata["label"])
+        expected.backward()
+        assert_close([found], [expected.detach()])
+        for one, other in zip(model.parameters(), twin.parameters(), strict=True):
+            assert (one.grad is None) == (other.grad is None) == (not one.requires_grad)
+            if one.requires_grad:
+                torch.testing.assert_close(one.grad, other.grad)
+    assert capturing
+
+
+def test_kinds_that_take_turns_are_not_captured_in_turns(capturing):
+    g = graph()
+    take = step_of(MODELS["mean"]())
+    (whole,), (part,) = batches_of(g, 1, size=32), batches_of(g, 1, size=7)
+    for _ in range(10):
+        take(whole), take(part)
+    assert len(capturing) == 1
+    for _ in range(20):
+        take(part)
+    assert len(capturing) == 2
+
+
+def test_batches_of_more_blocks_are_computed_as_always(capturing):
+    g = graph()
+    model = Model(*(SAGEConv(6, 6, "mean") for _ in range(3)))
+
+    def forward(blocks):
+        x = blocks[0].srcdata["feat"]
+        for layer, block in zip(model.layers, blocks, strict=False):
+            x = layer(block, x)
+        return x
+
+    take = dgl_mgpu.CapturedStep(model, forward, F.cross_entropy)
+    two, three = batches_of(g, 6), batches_of(g, 1, fanouts=(3, 3, 3))
+    for blocks in (*two, *three):
+        loss = F.cross_entropy(forward(blocks), blocks[-1].dstdata["label"])
+        assert_close([take(blocks)], [loss.detach()])
+    assert len(capturing) == 1
+
+
+def test_a_model_that_is_switched_to_evaluation_is(capturing, monkeypatch):
+    def replayed(run, device):
+        """What depends on the mode does not change in a graph."""
+        modes = [each.training for each in model.modules()]
+
+        def replay():
+            now = [each.training for each in model.modules()]
+            for each, mode in zip(model.modules(), modes, strict=True):
+                each.training = mode
+            results = run()
+            for each, mode in zip(model.modules(), now, strict=True):
+                each.training = mode
+            return results
+
+        return replay
+
+    monkeypatch.setattr(step, "captured", replayed)
+    model = Model(*MODELS["mean"]().layers)
+    model.drop = nn.Dropout(0.9)
+    take = dgl_mgpu.CapturedStep(
+        model, lambda b: model(b, model.drop(b[0].srcdata["feat"])), F.cross_entropy
+    )
+    (blocks,) = batches_of(graph(), 1)
+    for _ in range(5):
+        take(blocks)
+    assert capturing
+    expected, *_ = computed(model, blocks, 32)
+    assert not torch.allclose(take(blocks), expected)
+    model.eval()
+    assert_close([take(blocks)], [expected])
+
+
+def test_features_that_require_gradients_are_refused(capturing):
+    rows = nn.Embedding(400, 6)
+    take = step_of(MODELS["mean"]())
+    with pytest.raises(InvalidInputError, match="feature 'feat', which requires gradients"):
+        for blocks in batches_of(graph()):
+            blocks[0].srcdata["feat"] = rows(blocks[0].srcdata[dgl.NID])
+            take(blocks)
+
+
+def test_a_batch_is_not_held_on_to(capturing):
+    take = step_of(MODELS["mean"]())
+    for blocks in batches_of(graph()):
+        take(blocks)
+        features = weakref.ref(blocks[0].srcdata["feat"])
+    assert capturing
+    del blocks
+    assert features() is None
+
+
+class Scaled(nn.Module):
+    """A model with a parameter of another type that the first rank alone uses."""
+
+    def __init__(self):
+        super().__init__()
+        self.model, self.scale = MODELS["mean"](), nn.Parameter(torch.rand((), dtype=torch.float64))
+
+    def forward(self, blocks, x):
+        found = self.model(blocks, x)
+        return found if dist.get_rank() else found * self.scale
+
+
 def average_on_rank(capture):
     """A step of each rank, one of which has no batch, against DDP's."""
     with graphs_on_tensors():
-        torch.manual_seed(0)
+        torch.manual_seed(dist.get_rank())
         if capture:
             step.captures = lambda device: True
             step.captured = lambda run, device: run
-        model, twin = MODELS["mean"](), MODELS["mean"]()
-        twin.load_state_dict(model.state_dict())
-        parallel = DistributedDataParallel(twin)
+        model, twin = Scaled(), Scaled()
         take = step_of(model)
+        twin.load_state_dict(model.state_dict())
+        parallel = DistributedDataParallel(twin, find_unused_parameters=True)
+        for one, other in zip(model.parameters(), parallel.parameters(), strict=True):
+            assert torch.equal(one, other)  # DDP's are the first rank's
+        torch.manual_seed(0)
         batches = batches_of(graph(), 7)
         for number in range(6):
             blocks = batches[number + dist.get_rank()]

@@ -1,13 +1,14 @@
 """Mini-batches in memory that stays where it is, so that one CUDA graph serves them all.
 
 A graph's kernels have fixed addresses and sizes.  So blocks are copied into larger ones, in which
-rows and edges beyond a batch's own harm nothing: the edges that are left over end at the last
-destination of their type, which is none of the batch's, and nothing looks at what comes out there.
+rows and edges beyond a batch's own harm nothing: the edges that are left over go from the last
+source of their type to the last destination, which are none of the batch's, and nothing looks at
+what comes out there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -61,6 +62,11 @@ class Sizes:
         edges = (tuple(map(block.num_edges, block.canonical_etypes)) for block in blocks)
         return cls((*sources, targets[-1]), tuple(edges))
 
+    @property
+    def kind(self) -> Hashable:
+        """What batches must have in common for one room: numbers of seeds, blocks and types."""
+        return self.nodes[-1], tuple(map(len, self.edges))
+
     def joined(self, other: Sizes) -> Sizes:
         """The larger counts of two."""
         return Sizes(
@@ -74,7 +80,7 @@ class Sizes:
         """Room for batches of as many seeds, which may be somewhat larger otherwise."""
         *nodes, seeds = self.nodes
         return Sizes(
-            # Also for a node that the edges left over can end at.
+            # Also for a node that the edges left over can begin or end at.
             (*(tuple(map(_more, counts)) for counts in nodes), tuple(n + 1 for n in seeds)),
             tuple(tuple(_more(count) if count else 0 for count in counts) for counts in self.edges),
         )
@@ -104,7 +110,7 @@ class Room:
     Parameters
     ----------
     batch : list of DGLBlock
-        One of them, which tells types.
+        The first of them, which is put here.
     sizes : Sizes
         Of the room.
     """
@@ -117,6 +123,7 @@ class Room:
                 batch, sizes.nodes, sizes.nodes[1:], sizes.edges, strict=False
             )
         ]
+        self.load(batch)
 
     def load(self, batch: Sequence[DGLBlock]) -> None:
         """Put a batch here, for which there is room."""
@@ -136,7 +143,7 @@ class Room:
         return [part.block() for part in self._parts]
 
     def forget(self) -> None:
-        """Hold on to the batch no longer that was put here: all that is read has been."""
+        """Hold on to the first batch no longer: all features that are read have been."""
         for part in self._parts:
             part.forget()
 
@@ -153,17 +160,15 @@ class _BlockRoom:
         ids = torch.empty(0, dtype=index.idtype, device=index.device)
         ends = self._schema.ends
         self._indptrs = [ids.new_zeros(nodes[dst] + 1) for _, dst in ends]
-        self._sources = [
-            ids.new_full((count,), nodes[src] - 1)
-            for count, (src, _) in zip(edges, ends, strict=True)
-        ]
+        self._sources = [ids.new_zeros(count) for count in edges]
         self._node_frames = [*map(_FrameRoom, block._node_frames, nodes)]
         self._edge_frames = [*map(_FrameRoom, block._edge_frames, edges)]
 
     def load(self, block: DGLBlock) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """What is to be copied, and to where."""
-        rooms = zip(block._graph.relations, self._indptrs, self._sources, strict=True)
-        for relation, indptr, sources in rooms:
+        relations, ends = block._graph.relations, self._schema.ends
+        rooms = zip(relations, ends, self._indptrs, self._sources, strict=True)
+        for relation, (src, _), indptr, sources in rooms:
             found = relation.csc()
             if found.eids is not None:
                 raise InvalidInputError(
@@ -173,8 +178,9 @@ class _BlockRoom:
                 )
             rows, edges = len(found.indptr), len(found.indices)
             yield indptr[:rows], found.indptr
-            # Beyond, sources are those of earlier batches: some nodes, whichever.
             yield sources[:edges], found.indices
+            # Of the batch's own nodes, they would add to the out-degrees.
+            sources[edges:].fill_(self._nodes[src] - 1)
             indptr[rows:-1].fill_(edges)
             indptr[-1:].fill_(len(sources))
         frames = (*block._node_frames, *block._edge_frames)
@@ -199,30 +205,26 @@ class _BlockRoom:
 
     def forget(self) -> None:
         for room in (*self._node_frames, *self._edge_frames):
-            room.loaded = None
+            room.forget()
 
 
 class _FrameRoom:
-    """Memory for the features of some nodes or edges.
-
-    Attributes
-    ----------
-    loaded : Frame, optional
-        What was put here last.
-    """
+    """Memory for the features of some nodes or edges, first for those of a frame."""
 
     def __init__(self, frame: Frame, rows: int) -> None:
         self.rows = rows
-        self.loaded: Frame | None = frame
+        self._first: Frame | None = frame
         self._schemes = {name: column.scheme for name, column in frame._columns.items()}
         #: Those that have been read.
         self._columns: dict[str, torch.Tensor] = {}
 
     def load(self, frame: Frame) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        self.loaded = frame
         for name, column in self._columns.items():
-            data = frame[name]
+            data = _read(frame, name)
             yield column[: len(data)], data
+
+    def forget(self) -> None:
+        self._first = None
 
     def frame(self) -> Frame:
         columns = {name: _RoomColumn(self, name, it) for name, it in self._schemes.items()}
@@ -232,19 +234,30 @@ class _FrameRoom:
         """Memory for a feature, which is found if there is none yet."""
         found = self._columns.get(name)
         if found is None:
-            if self.loaded is None:
+            if self._first is None:
                 raise InvalidInputError(
                     f"read feature '{name}' of a mini-batch",
                     "a forward pass that did not read it the first time",
                     "read the same features for every mini-batch",
                 )
-            data = self.loaded[name]
+            data = _read(self._first, name)
             # Beyond a batch's rows, numbers that may be divided by, classes and ids there are.
             fill = data.new_ones if data.is_floating_point() else data.new_zeros
             found = fill((self.rows, *data.shape[1:]))
             found[: len(data)].copy_(data)
             self._columns[name] = found
         return found
+
+
+def _read(frame: Frame, name: str) -> torch.Tensor:
+    data = frame[name]
+    if data.requires_grad:
+        raise InvalidInputError(
+            "keep a mini-batch in place",
+            f"feature '{name}', which requires gradients that would end here",
+            "compute it in the forward pass, of parameters of the model",
+        )
+    return data
 
 
 class _RoomColumn(Column):

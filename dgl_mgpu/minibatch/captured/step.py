@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,8 +19,8 @@ from dgl_mgpu.minibatch.captured.room import Room, Sizes
 
 Blocks = Sequence[DGLBlock]
 
-#: Batches of the same number of seeds before one is captured: what is prepared once is then, and
-#: their sizes say how much room there is to be.
+#: Batches of a kind before one is captured: what is prepared once is then, and their sizes say how
+#: much room there is to be.
 WARM_UP = 3
 
 
@@ -52,6 +52,7 @@ class _Results:
 class _Captured:
     """Where a mini-batch is put, and what computes there."""
 
+    kind: Hashable
     room: Room
     replay: Callable[[], _Results]
 
@@ -62,16 +63,18 @@ class CapturedStep:
     To queue a small model kernel by kernel takes the host longer than it takes the GPU.  Here the
     host copies a mini-batch to where the graph expects it, and launches that.  The first ones are
     computed as always; then one is captured, with room for others of as many seeds.  What turns out
-    larger is captured anew, and a mini-batch of fewer seeds is computed as always.  On a CPU all
-    are.
+    larger is captured anew, and a mini-batch of another number of seeds is computed as always,
+    until there are twice as many of those.  On a CPU all are.
 
     What is computed must be the same for all mini-batches, and rows of nodes must not depend on
     others but through edges: blocks have some more of both, which no edge joins to those of the
     mini-batch.  The host must not look at results in between (as ``GraphConv`` does without
-    ``allow_zero_in_degree``), nor are changes seen of what is no tensor, like a dropout's rate.
+    ``allow_zero_in_degree``), nor are changes seen of what is no tensor, like a dropout's rate, but
+    for ``model.train()`` and ``model.eval()``.
 
-    Where ``torch.distributed`` is initialised, gradients are the mean over all ranks, as those of
-    ``DistributedDataParallel``, which must not be used beside; every rank calls this as often.
+    Where ``torch.distributed`` is initialised, parameters and buffers become those of the first
+    rank, and gradients are the mean over all ranks, zeros where none has any.  That is in place of
+    ``DistributedDataParallel``; every rank makes one of these, and calls it as often.
 
     Parameters
     ----------
@@ -80,7 +83,7 @@ class CapturedStep:
     forward : callable
         Of a mini-batch's blocks gives a row for each of its seeds, and then maybe others.
     loss : callable
-        Of these rows and the seeds' labels gives a number.
+        Of these rows and the seeds' labels gives a number; may depend on parameters, too.
     labels : callable
         Of a mini-batch's blocks gives the labels; by default ``blocks[-1].dstdata["label"]``.
 
@@ -118,15 +121,17 @@ class CapturedStep:
                     "those that are there to spare",
                     "use layer normalisation, or train without capturing steps",
                 )
-        self._forward, self._loss, self._labels = _Forward(model, forward), loss, labels
-        learned = {
-            name: each for name, each in self._forward.named_parameters() if each.requires_grad
-        }
+        if dist.is_initialized():
+            for each in (*model.parameters(), *model.buffers()):
+                dist.broadcast(each.detach(), 0)
+        self._pass, self._labels = _Pass(model, forward, loss, labels), labels
+        self._modules = list(model.modules())
+        learned = {name: each for name, each in self._pass.named_parameters() if each.requires_grad}
         self._names, self._parameters = list(learned), list(learned.values())
         self._captured: _Captured | None = None
-        #: By the number of seeds: mini-batches so far, and the largest sizes of those.
-        self._counts: Counter[tuple[int, ...]] = Counter()
-        self._largest: dict[tuple[int, ...], Sizes] = {}
+        #: By kind: mini-batches so far, and the largest sizes of those.
+        self._counts: Counter[Hashable] = Counter()
+        self._largest: dict[Hashable, Sizes] = {}
         self._weight: torch.Tensor | None = None
         self._weight_now = 1.0
         #: Rows for the last mini-batch's seeds; of a captured one until the next.
@@ -148,7 +153,7 @@ class CapturedStep:
         Raises
         ------
         InvalidInputError
-            If a mini-batch has other blocks than those before.
+            If blocks are not those of one mini-batch, or a feature requires gradients.
         UnavailableError
             If what is computed cannot be captured.
         """
@@ -179,29 +184,28 @@ class CapturedStep:
         """As always: loss and outputs, and no gradients left of the last mini-batch."""
         for parameter in self._parameters:
             parameter.grad = None
-        labels = self._labels(blocks)
-        outputs = self._forward(blocks)
-        return self._loss(outputs, labels), outputs.detach()
+        return self._pass(blocks)
 
     def _place_for(self, blocks: Blocks) -> _Captured | None:
         """Where a batch has been put, to be computed by a graph; None if it is not to be."""
         sizes = Sizes.of(blocks)
-        seeds = sizes.nodes[-1]
-        self._counts[seeds] += 1
-        if self._captured is None or not self._captured.room.sizes.hold(sizes):
-            largest = self._largest[seeds] = self._largest.get(seeds, sizes).joined(sizes)
-            count = self._counts[seeds]
-            if count <= WARM_UP or count < max(self._counts.values()):
+        kind = sizes.kind, tuple(each.training for each in self._modules)
+        self._counts[kind] += 1
+        captured = self._captured
+        if captured is None or captured.kind != kind or not captured.room.sizes.hold(sizes):
+            largest = self._largest[kind] = self._largest.get(kind, sizes).joined(sizes)
+            # So that kinds which take turns are not captured in turns.
+            others = 0 if captured is None or captured.kind == kind else self._counts[captured.kind]
+            if self._counts[kind] <= max(WARM_UP, 2 * others):
                 return None
-            self._captured = None  # and with it its memory
-            self._captured = self._capture(blocks, largest.with_spare())
-        self._captured.room.load(blocks)
-        return self._captured
+            self._captured = captured = None  # and with it its memory
+            self._captured = captured = self._capture(kind, blocks, largest.with_spare())
+        captured.room.load(blocks)
+        return captured
 
-    def _capture(self, blocks: Blocks, sizes: Sizes) -> _Captured:
+    def _capture(self, kind: Hashable, blocks: Blocks, sizes: Sizes) -> _Captured:
         where = blocks[0].device
         room = Room(blocks, sizes)
-        room.load(blocks)
         seeds = len(self._labels(blocks))
         if self._weight is None:
             self._weight = torch.full((), self._weight_now, device=where)
@@ -211,45 +215,57 @@ class CapturedStep:
             # In the parameters' memory, and known to nothing that was computed before, which
             # autograd would wait for.
             leaves = [each.detach().requires_grad_() for each in self._parameters]
-            inside = room.blocks()
-            outputs = functional_call(
-                self._forward, dict(zip(self._names, leaves, strict=True)), (inside,)
-            )[:seeds]
-            loss = self._loss(outputs, self._labels(inside)[:seeds])
+            loss, outputs = functional_call(
+                self._pass, dict(zip(self._names, leaves, strict=True)), (room.blocks(), seeds)
+            )
             (weight * loss).backward()
-            gradients = [each.grad for each in leaves]
-            flat = None
-            if dist.is_initialized():
-                flat = torch.cat([each.flatten() for each in gradients if each is not None])
-            return _Results(loss.detach(), outputs.detach(), gradients, flat)
+            flat = _flattened_gradients(leaves) if dist.is_initialized() else None
+            return _Results(loss.detach(), outputs, [each.grad for each in leaves], flat)
 
         run()  # finds the features that it reads
         room.forget()
         with waits_refused():
             run()
-        return _Captured(room, captured(run, where))
+        return _Captured(kind, room, captured(run, where))
 
     def _average(self, flat: torch.Tensor | None) -> None:
         """Have the parameters' gradients be the mean over ranks."""
         if not dist.is_initialized():
             return
-        there = [each for each in self._parameters if each.grad is not None]
         if flat is None:
-            flat = torch.cat([each.grad.flatten() for each in there])  # type: ignore[union-attr]
+            flat = _flattened_gradients(self._parameters)
         dist.all_reduce(flat)
         flat /= dist.get_world_size()
-        parts = flat.split_with_sizes([each.numel() for each in there])
-        for parameter, part in zip(there, parts, strict=True):
-            parameter.grad = part.view_as(parameter)
+        parts = flat.split_with_sizes([each.numel() for each in self._parameters])
+        for parameter, part in zip(self._parameters, parts, strict=True):
+            parameter.grad = part.view_as(parameter).to(parameter.dtype)
 
 
-class _Forward(nn.Module):
-    """A function that computes with a model, as a module that has its parameters."""
+def _flattened_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """One after another, also of those that have none: other ranks' mini-batches may differ."""
+    gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
+    return torch.cat([each.flatten() for each in gradients])
 
-    def __init__(self, model: nn.Module, forward: Callable[[Blocks], torch.Tensor]) -> None:
+
+class _Pass(nn.Module):
+    """What is computed of a mini-batch, as a module that has the model's parameters."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        forward: Callable[[Blocks], torch.Tensor],
+        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+        labels: Callable[[Blocks], torch.Tensor],
+    ) -> None:
         super().__init__()
         self.model = model
-        self._function = forward
+        # Together, or those that are modules would be registered.
+        self._functions = forward, loss, labels
 
-    def forward(self, blocks: Blocks) -> torch.Tensor:
-        return self._function(blocks)
+    def forward(
+        self, blocks: Blocks, seeds: int | None = None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """The loss, and outputs for the seeds; ``seeds`` says of how many, if not of all."""
+        forward, loss, labels = self._functions
+        outputs = forward(blocks)[:seeds]
+        return loss(outputs, labels(blocks)[:seeds]), outputs.detach()
