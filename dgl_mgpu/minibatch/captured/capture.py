@@ -45,6 +45,8 @@ def captured(run: Callable[[], Result], device: torch.device) -> Callable[[], Re
         fresh = torch.Generator(device)
         fresh.set_state(state)
         generator.graphsafe_set_state(fresh)
+        if isinstance(error, torch.OutOfMemoryError):
+            raise
         raise _not_captured(error) from error
 
     def replay(kept: object = space) -> Result:
