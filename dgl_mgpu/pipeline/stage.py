@@ -33,30 +33,28 @@ class stage:  # as a function in a ``with``
         self._name = name
 
     def __enter__(self) -> None:
+        # A range of the profiler takes microseconds, also while there is no profiler.
+        is_profiled = torch.autograd.profiler._is_profiler_enabled
+        self._listeners = self._heard(is_profiled) if is_profiled or _listening else None
         # Not `is_available`, which takes its time and keeps processes from being forked.
         self._is_ranged = torch.cuda.is_initialized()
         if self._is_ranged:
             torch.cuda.nvtx.range_push(PREFIX + self._name)
-        # A range of the profiler takes microseconds, also while there is no profiler.
-        is_profiled = torch.autograd.profiler._is_profiler_enabled
-        self._listeners = self._heard(is_profiled) if is_profiled or _listening else None
 
     def _heard(self, is_profiled: bool) -> contextlib.ExitStack:
         """What ends the stage for those who listen."""
-        listeners = contextlib.ExitStack()
-        if is_profiled:
-            listeners.enter_context(torch.profiler.record_function(PREFIX + self._name))
-        for times in _listening:
-            listeners.enter_context(times._measured(self._name))
-        return listeners
+        with contextlib.ExitStack() as listeners:
+            if is_profiled:
+                listeners.enter_context(torch.profiler.record_function(PREFIX + self._name))
+            for times in _listening:
+                listeners.enter_context(times._measured(self._name))
+            return listeners.pop_all()
 
     def __exit__(self, *exception: Any) -> None:
-        try:
-            if self._listeners is not None:
-                self._listeners.__exit__(*exception)
-        finally:
-            if self._is_ranged:
-                torch.cuda.nvtx.range_pop()
+        if self._is_ranged:
+            torch.cuda.nvtx.range_pop()
+        if self._listeners is not None:
+            self._listeners.__exit__(*exception)
 
 
 _listening: list[StageTimes] = []

@@ -241,6 +241,27 @@ def test_a_small_sample_does_not_hold_room_for_a_large_one(where, on_gpu, monkey
     assert memory_held(tensors) < 4 << 20
 
 
+def test_what_torch_gets_is_memory_of_its_own(where, monkeypatch):
+    """As torch.compile takes results of an operator to be, which reads 16 bytes at a time."""
+    operator, given = torch.ops.dgl_mgpu.sample_etype_hops, []
+    views, seeds, _ = hetero_case("uniform", torch.int64)
+    monkeypatch.setattr(operator, "default", lambda *arguments: given.append(arguments))
+    monkeypatch.delitem(library._direct, ("begin_sample_etype_hops", "cuda"))
+    with pytest.raises(TypeError):
+        sample_etype_blocks(
+            {etype: on_device(view, where) for etype, view in views.items()},
+            {ntype: nodes.to(where) for ntype, nodes in seeds.items()},
+            [3, 3],
+            KEY,
+        )
+    found = cuda._sample_etype_hops(*given[0])
+    expected = cuda.begin_sample_etype_hops(*given[0])()
+    pieces = [each for of_kind in found[:-1] for each in of_kind]
+    assert same(pieces, [each.cpu() for of_kind in expected[:-1] for each in of_kind])
+    assert {each.data_ptr() % 16 for each in pieces} == {0}
+    assert len({each.untyped_storage().data_ptr() for each in pieces}) == len(pieces)
+
+
 def test_without_room_for_the_largest_sample(where, monkeypatch):
     view, seeds, fanouts, options = large_room()
     expected = sample_blocks(view, seeds, fanouts, KEY, **options)

@@ -84,6 +84,14 @@ def test_layouts_and_id_types(where, layout, shuffled, idtype):
         assert same([found], [expected])
 
 
+def test_ends_are_memory_of_their_own(where):
+    """As torch.compile takes results of an operator to be, which reads 16 bytes at a time."""
+    view = on_device(GRAPHS["power law"].view(), where)
+    ends = cuda._negative_edges(*graph_of(view), 7, True, False, 4, KEY.fold())
+    assert [each.data_ptr() % 16 for each in ends] == [0, 0]
+    assert len({each.untyped_storage().data_ptr() for each in ends}) == 2
+
+
 @pytest.mark.parametrize("num", [400, 3000])
 def test_many_equal_candidates(where, num):
     graph = GRAPHS["random"]  # 2,500 pairs

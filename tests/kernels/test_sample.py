@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import weakref
 from dataclasses import replace as with_fields
+from functools import partial
 
 import numpy as np
 import pytest
@@ -121,12 +122,12 @@ def test_append_unique_raises_what_a_gather_found(where):
         unique_cuda._append_unique(seeds, seeds)
 
 
-def hops(view, seeds, fanouts, replace=False):
+def hops(view, seeds, fanouts, replace=False, begin=blocks_cuda.begin_sample_hops):
     keys = [SampleKey(3, 1, 4, hop).fold() for hop in range(len(fanouts))]
-    return blocks_cuda._sample_hops(
+    return begin(
         seeds, view.tiers, view.pointers, view.position, view.num_rows, view.num_cols,
         view.idtype, fanouts, replace, keys,
-    )  # fmt: skip
+    )()  # fmt: skip
 
 
 def test_all_hops(where):
@@ -315,6 +316,20 @@ def test_a_small_sample_does_not_hold_room_for_a_large_one(where, monkeypatch):
         assert same((indptrs[hop], sources[hop], eids[hop]), (block.indptr, block.src, block.eids))
     assert memory_held([nodes, *indptrs, *sources, *eids]) < 4 << 20
     assert memory_held(sample(view, seeds.to(where), 3000)) < 4 << 20
+
+
+def test_what_torch_gets_is_memory_of_its_own(where):
+    """As torch.compile takes results of an operator to be, which reads 16 bytes at a time."""
+    view = on_device(power_law_graph(3000, 20000, seed=8).view(), where)
+    seeds = torch.arange(29, device=where)
+    expected = hops(view, seeds, [3, 5])
+    found = hops(view, seeds, [3, 5], begin=partial(partial, blocks_cuda._sample_hops))
+    assert torch.equal(found[0], expected[0])
+    for left, right in zip(found[1:], expected[1:], strict=True):
+        assert same(left, [each.cpu() for each in right])
+    pieces = [found[0], *found[1], *found[2], *found[3]]
+    assert {each.data_ptr() % 16 for each in pieces} == {0}
+    assert len({each.untyped_storage().data_ptr() for each in pieces}) == 7
 
 
 def test_a_usual_sample_is_not_copied(where):

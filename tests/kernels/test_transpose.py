@@ -48,6 +48,16 @@ def test_vectors_of_any_layout(where):
     assert_same(found, sorted_by_column(indptr, indices, eids, num_cols))
 
 
+def test_results_are_memory_of_their_own(where):
+    """As torch.compile takes them to be, which reads 16 bytes at a time."""
+    indptr, indices, _, num_cols = matrix("long columns", torch.int64)
+    for more in (0, 1):
+        found = cuda._transpose(indptr.to(where), indices.to(where), None, num_cols + more)
+        assert [each.storage_offset() for each in found] == [0, 0, 0]
+        assert [each.data_ptr() % 16 for each in found] == [0, 0, 0]
+        assert len({each.untyped_storage().data_ptr() for each in found}) == 3
+
+
 def test_more_entries_than_are_numbered(where):
     ids = torch.zeros(1, dtype=torch.int64, device=where)
     with pytest.raises(InvalidInputError, match="2147483648 entries in 0 rows"):

@@ -244,6 +244,25 @@ def test_count_tiers(layout, shuffled):
     assert torch.equal(counts, 2 * before)
 
 
+@pytest.mark.parametrize(
+    "counts",
+    [
+        torch.zeros(1, dtype=torch.int64),
+        torch.zeros(4, dtype=torch.int32),
+        torch.zeros(4, 1, dtype=torch.int64),
+        torch.zeros(8, dtype=torch.int64)[::2],
+        torch.zeros(4, dtype=torch.int64, device="meta"),
+        [0, 0, 0, 0],
+    ],
+    ids=["short", "dtype", "shape", "strided", "device", "list"],
+)
+def test_counts_to_add_to_are_those_of_the_table(counts):
+    """Operators write where counts are to be, whatever is there."""
+    view = row_view(table(103, 7), LAYOUTS["four parts"])
+    with pytest.raises(InvalidInputError, match="what an earlier call has returned"):
+        count_tiers(view, torch.tensor([5]), counts)
+
+
 def test_registration():
     rows, ids = table(50, 3), some_ids(20, 50)
     view = row_view(rows, LAYOUTS["four parts"])

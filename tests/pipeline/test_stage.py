@@ -136,3 +136,13 @@ def test_stages_of_a_gpu_are_read_when_they_have_come(clock, monkeypatch):
     events[4].has_come = True  # its end is waited for
     assert times.seconds() == {"forward": 5, "backward": 2}
     assert times.seconds() == {"forward": 5, "backward": 2}
+
+
+def test_a_listener_that_fails_leaves_no_stage_open(nvtx, monkeypatch):
+    times = StageTimes(torch.device("cpu"))
+    with StageTimes(torch.device("cpu")) as first, times:
+        monkeypatch.setattr(times, "_mark", lambda: 1 / 0)
+        with pytest.raises(ZeroDivisionError), stage("forward"):
+            raise AssertionError
+    assert nvtx in ([], ["stage forward", "end"])
+    assert not stages._listening and "forward" not in first.seconds()

@@ -135,7 +135,10 @@ def begin_sample_hops(
 
 @cuda_kernel("sample_hops")
 def _sample_hops(*arguments: Any) -> _Hops:
-    return begin_sample_hops(*arguments)()
+    nodes, *found = begin_sample_hops(*arguments)()
+    # What an operator returns must not share memory.
+    indptrs, sources, eids = ([each.clone() for each in of_hops] for of_hops in found)
+    return nodes.clone(), indptrs, sources, eids
 
 
 class _Prepared:

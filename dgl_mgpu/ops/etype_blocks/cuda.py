@@ -81,7 +81,10 @@ def begin_sample_etype_hops(
 
 @torch.library.impl(library, "sample_etype_hops", "CUDA")
 def _sample_etype_hops(*arguments: Any) -> Hops:
-    return begin_sample_etype_hops(*arguments)()
+    nodes, indptrs, sources, eids, sizes = begin_sample_etype_hops(*arguments)()
+    # What an operator returns must not share memory, as the edges of types from one do.
+    sources, eids = ([each.clone() for each in of_types] for of_types in (sources, eids))
+    return nodes, indptrs, sources, eids, sizes
 
 
 def _launched(

@@ -179,7 +179,21 @@ def count_tiers(
     """
     asked = f"count tiers of a table of {view.num_rows} rows"
     ids = check_ids(ids, asked, view.tiers.device)
+    num_segments = view.pointers.shape[0]
     if counts is None:
-        counts = torch.zeros(len(view.pointers), dtype=torch.int64, device=ids.device)
+        counts = torch.zeros(num_segments, dtype=torch.int64, device=ids.device)
+    elif (
+        not isinstance(counts, torch.Tensor)
+        or counts.shape != (num_segments,)
+        or counts.dtype != torch.int64
+        or counts.device != ids.device
+        or not counts.is_contiguous()
+    ):
+        raise InvalidInputError(
+            asked,
+            f"counts {counts!r}",
+            f"pass what an earlier call has returned: int64, shape ({num_segments},), on"
+            f" '{ids.device}'",
+        )
     call("count_tiers", (counts, ids, view.tiers, view.position), view.num_rows)
     return counts

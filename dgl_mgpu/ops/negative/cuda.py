@@ -40,7 +40,8 @@ def _negative_edges(
     blocks = blocks_within(kernel, _THREADS, -(-num // _WARPS), where)
     drawn = torch.empty((2, num), dtype=idtype, device=where)
     slots = torch.empty(num, dtype=torch.int64, device=where)
-    output = torch.empty((2, num), dtype=idtype, device=where)
+    # Not one piece: what an operator returns must not share memory.
+    sources, destinations = (torch.empty(num, dtype=idtype, device=where) for _ in range(2))
     table_slots = 0 if replace else 1 << (2 * num).bit_length()
     with space.lock:
         kernel(
@@ -62,13 +63,13 @@ def _negative_edges(
             None if replace else space.buffer("table", table_slots, torch.int64),
             table_slots - 1,
             space.control(blocks),
-            output[0],
-            output[1],
+            sources,
+            destinations,
             space.report,
             device=where,
         )
         (total,) = space.read_report(1)
-    return output[0, :total], output[1, :total]
+    return sources[:total], destinations[:total]
 
 
 @torch.library.impl(library, "negative_destinations", "CUDA")

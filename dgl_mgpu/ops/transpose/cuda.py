@@ -10,6 +10,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.library import cuda_kernel
+from dgl_mgpu.ops.transpose.op import outputs
 from dgl_mgpu.ops.workspace import workspace
 
 #: A block's threads, and entries of a piece.
@@ -35,10 +36,7 @@ def _transpose(
         )
     indptr, indices = indptr.contiguous(), indices.contiguous()
     eids = None if eids is None else eids.contiguous()
-    # One piece of memory: torch's allocator is called once, also by who tells it of other streams.
-    starts, rows, edges = indices.new_empty(num_cols + 1 + 2 * count).split_with_sizes(
-        (num_cols + 1, count, count)
-    )
+    starts, rows, edges = outputs(indices, num_cols)
     # Of each entry its numbers and a word, two totals, and where the pieces of long columns begin,
     # of which all but one a column are full.
     pieces = 2 * (count // _THREADS)

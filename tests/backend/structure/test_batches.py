@@ -181,6 +181,25 @@ def test_a_batch_is_what_dgl_makes_of_it(is_late):
         next(iterator)
 
 
+def test_parts_of_what_a_storage_gives_are_waited_for():
+    class Several(Storage):
+        def fetch(self, ids, device, pin_memory=False):
+            later = super().fetch(ids, device, pin_memory)
+            return [later, {"there": ids}]
+
+    def batches(advance):
+        loader = loader_of([], True)
+        rows = torch.arange(8.0)
+        loader.other_storages["more"] = Several("more", rows, [], True)
+        batch = (LazyFeature("more", torch.tensor([3, 1])), torch.ones(1))
+        return advance(dataloader._PrefetchingIter(loader, iter([batch])))
+
+    found = batches(next)
+    expected = batches(originals["dgl.dataloading.dataloader:_PrefetchingIter.__next__"])
+    assert repr(found) == repr(expected)
+    assert found[0][0].tolist() == [3.0, 1.0]
+
+
 def test_parts_that_are_there_are_not_copied():
     batch = lazy_batch()
     found = next(dataloader._PrefetchingIter(loader_of([], False), iter([batch])))

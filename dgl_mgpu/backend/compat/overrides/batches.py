@@ -158,14 +158,13 @@ def _complete(
 ) -> Any:
     """A part of a batch on the loader's device.
 
-    What its columns are to be is added to ``fetched``; it is a future itself if it is in
-    ``futures``.
+    What its columns are to be is added to ``fetched``; it is a future, or has some in it, if these
+    are in ``futures``.
     """
     device = loader.device
     if isinstance(part, LazyFeature):
         rows = loader.other_storages[part.name].fetch(part.id_, device, loader.pin_prefetcher)
-        if hasattr(rows, "wait"):
-            futures.append(rows)
+        recursive_apply(rows, _note_future, futures)
         return rows
     if not isinstance(part, DGLGraph):
         return part.to(device, non_blocking=True)
@@ -192,6 +191,11 @@ def _has_lazy_features(frames: Sequence[Frame]) -> bool:
             if isinstance(column, LazyFeature):
                 return True
     return False
+
+
+def _note_future(rows: Any, futures: list[Any]) -> None:
+    if hasattr(rows, "wait"):
+        futures.append(rows)
 
 
 def _awaited(part: Any, futures: Sequence[Any]) -> Any:
