@@ -6,11 +6,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from dgl.base import NID
+from dgl.base import EID, NID
+from dgl.convert import create_block
 from dgl.heterograph import DGLBlock, DGLGraph
 
 from dgl_mgpu.backend.errors import as_dgl_error
 from dgl_mgpu.backend.memory.pinned_graphs import pinned_tensors
+from dgl_mgpu.backend.ours import stays_tensor
 from dgl_mgpu.backend.sampling.seed_edges import new_key
 from dgl_mgpu.backend.sampling.views import edges_view, scalars_view
 from dgl_mgpu.backend.structure.blocks import BlankBlock, BlockTypes, block_types
@@ -84,6 +86,43 @@ def blank_blocks(
     """Blocks of a graph for :func:`tensor_blocks`, made while the GPU still samples."""
     types = block_types(graph.ntypes, graph.canonical_etypes)
     return [types.blank(idtype, device) for _ in range(count)]
+
+
+def dgl_blocks(
+    sampled: Sequence[EtypeBlock],
+    graph: Any,
+    seeds: Mapping[str, torch.Tensor],
+    blanks: Sequence[BlankBlock] = (),
+) -> list[DGLGraph]:
+    """What was sampled of a graph as DGL's blocks: its C++ has those on the CPU.
+
+    Parameters are those of :func:`tensor_blocks`.
+    """
+    if sampled and stays_tensor(next(iter(sampled[0].src_nodes.values()))):
+        return tensor_blocks(sampled, graph.ntypes, graph.canonical_etypes, seeds, blanks)
+    return [_block_on_cpu(each, graph.idtype) for each in sampled]
+
+
+def _block_on_cpu(sampled: EtypeBlock, idtype: torch.dtype) -> DGLGraph:
+    sources = sampled.src_nodes
+    block = create_block(
+        {etype: ("csc", _csc(edges, idtype)) for etype, edges in sampled.edges.items()},
+        {ntype: len(nodes) for ntype, nodes in sources.items()},
+        sampled.num_dst,
+        idtype=idtype,
+    )
+    for ntype, nodes in sources.items():
+        block.srcnodes[ntype].data[NID] = nodes
+        block.dstnodes[ntype].data[NID] = nodes[: sampled.num_dst[ntype]]
+    for etype, edges in sampled.edges.items():
+        block.edges[etype].data[EID] = edges.eids
+    return block
+
+
+def _csc(edges: BlockEdges, idtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    # Edge ids are places, which DGL would take for granted; but its CPU kernels for edge features
+    # refuse a graph that does not spell them out.
+    return edges.indptr.to(idtype), edges.src, torch.arange(len(edges.src), dtype=idtype)
 
 
 def tensor_blocks(

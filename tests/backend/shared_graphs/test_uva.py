@@ -7,6 +7,7 @@ pins it, which is refused here: so tests see which of both is done.
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import pickle
 import weakref
@@ -662,3 +663,12 @@ def _reads_other_data(what: str) -> None:
 @pytest.mark.parametrize("what", ["nodes", "a feature", "a dtype"])
 def test_ranks_with_different_graphs_are_told(what):
     launch(_reads_other_data, 2, what)
+
+
+@pytest.mark.parametrize("name", ["begin_blocks", "sample_neighbors", "sample_blocks"])
+def test_a_shared_graph_takes_the_arguments_of_a_stores(name):
+    """It stands in a store's place on GPUs alone, and what calls it is the same."""
+    shared, stores = (
+        inspect.signature(getattr(of, name)).parameters for of in (SharedGraph, StoreGraph)
+    )
+    assert stores.keys() <= shared.keys()

@@ -1,0 +1,84 @@
+"""Features of a store's graph: their storages, and those that samples are weighted by."""
+
+from __future__ import annotations
+
+from dgl_mgpu.backend.global_store.edges import EdgeQueries
+from dgl_mgpu.backend.global_store.storage import TableStorage, Traffic
+from dgl_mgpu.backend.global_store.tables import CanonicalEtype, edge_table, node_table
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import check_weights
+from dgl_mgpu.ops.view import RowView
+from dgl_mgpu.store import Table
+
+
+class Features(EdgeQueries):
+    """What a store's graph has of features, as DGL's DataLoader asks for it."""
+
+    traffic: Traffic
+    #: Edge features that were found to be weights.
+    _checked_weights: set[str]
+
+    def get_node_storage(self, key: str, ntype: str | None = None) -> TableStorage:
+        """The storage of node feature ``key``.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is no such feature.
+        """
+        ntype = self._only_ntype(ntype)
+        return self._storage(key, node_table(ntype, key), ntype)
+
+    def get_edge_storage(self, key: str, etype: str | CanonicalEtype | None = None) -> TableStorage:
+        """The storage of edge feature ``key``; rows are edge ids.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is no such feature.
+        """
+        full = self.to_canonical_etype(etype)
+        return self._storage(key, edge_table(full, key), full[1])
+
+    def check_weights(self, prob: str) -> None:
+        """Check edge feature ``prob`` of the whole graph as sampling weights, once.
+
+        Raises
+        ------
+        InvalidWeightError
+            If a weight is NaN, infinite or negative, or all are zero at some node.
+        """
+        if prob in self._checked_weights:
+            return
+        for etype in self.canonical_etypes:
+            weights = self._weights(etype, prob)
+            if weights is not None:
+                check_weights(self.view(etype), weights)
+        self._checked_weights.add(prob)
+
+    def weight_tables(self, prob: str) -> list[Table]:
+        """Where edge feature ``prob`` is, of the edge types that have it."""
+        names = (edge_table(etype, prob) for etype in self.canonical_etypes)
+        return [self._store.tables[name] for name in names if name in self._store.tables]
+
+    def _storage(self, key: str, name: str, of: str) -> TableStorage:
+        table: Table | None = self._store.tables.get(name)
+        if table is None:
+            prefix = name.rpartition("/")[0] + "/"
+            there = [n.removeprefix(prefix) for n in self._store.tables if n.startswith(prefix)]
+            raise InvalidInputError(
+                f"find feature '{key}' in {prefix.rstrip('/')}",
+                f"the store holds {there}",
+                "name one of these, or set the feature on the graph before building the store",
+            )
+        return TableStorage(key if self.is_homogeneous else f"{of}.{key}", table, self.traffic)
+
+    def _weights(self, etype: CanonicalEtype, prob: str) -> RowView | None:
+        """Weights of an edge type; None, as in DGL, for one that has no such feature."""
+        table = self._store.tables.get(edge_table(etype, prob))
+        if table is None:
+            if self.is_homogeneous:
+                self.get_edge_storage(prob)  # raises, and says which features there are
+            return None
+        assert isinstance(table.view, RowView)
+        return table.view

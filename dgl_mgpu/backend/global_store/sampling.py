@@ -1,0 +1,406 @@
+"""What is sampled from a store's graph: neighbours, mini-batches, walks."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+
+import dgl
+import torch
+
+from dgl_mgpu.backend.global_store.edges import Edges
+from dgl_mgpu.backend.global_store.excluded_edges import sample_hops_without, without
+from dgl_mgpu.backend.global_store.features import Features
+from dgl_mgpu.backend.global_store.tables import CanonicalEtype, Nodes
+from dgl_mgpu.backend.sampling.block_sampling import (
+    begin_hops,
+    blank_blocks,
+    dgl_blocks,
+    visited_block,
+)
+from dgl_mgpu.backend.sampling.filter import IdFilter
+from dgl_mgpu.backend.structure.blocks import BlankBlock
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.ops import (
+    EtypeBlock,
+    SampledNeighbors,
+    SampleKey,
+    VisitedNeighbors,
+    begin_pinsage_blocks,
+    pinsage_neighbors,
+    sample_neighbors,
+)
+
+#: Edge feature that says how often walks visited a neighbor.
+_VISITS = "visits"
+
+
+class Sampling(Features):
+    """What DGL's samplers ask of a store's graph."""
+
+    def sample_neighbors(
+        self,
+        nodes: Nodes,
+        fanout: int | Mapping[str | CanonicalEtype, int],
+        edge_dir: str = "in",
+        prob: str | None = None,
+        replace: bool = False,
+        copy_ndata: bool = True,
+        copy_edata: bool = True,
+        _dist_training: bool = False,
+        exclude_edges: Edges | None = None,
+        output_device: torch.device | str | None = None,
+    ) -> dgl.DGLGraph:
+        """Sample in-edges of ``nodes``, as ``dgl.sampling.sample_neighbors`` does.
+
+        Parameters
+        ----------
+        nodes : Tensor or dict of Tensor
+            Seed nodes, (n,) int32 or int64, by node type in a heterogeneous graph.
+        fanout : int or dict
+            Edges for each node (of each edge type); -1 takes all.
+        edge_dir : str
+            'in': the store keeps in-edges.
+        prob : str, optional
+            Edge feature of unnormalised probabilities, or of booleans as a mask.
+        replace : bool
+        exclude_edges : Tensor or dict of Tensor, optional
+            Edge ids to leave out of what is sampled, by edge type in a heterogeneous graph.
+        copy_ndata, copy_edata : bool
+            Accepted for DGL's sake; features are fetched from the store when asked for.
+
+        Returns
+        -------
+        DGLGraph
+            All nodes and the sampled edges; ``edata[dgl.EID]`` holds their ids.
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError, InvalidWeightError
+        """
+        if edge_dir != "in":
+            raise InvalidInputError(
+                f"sample edges of direction '{edge_dir}'",
+                "the store keeps in-edges only",
+                "build the store from dgl.reverse(g) and sample its in-edges",
+            )
+        seeds = self._by_ntype(nodes)
+        sampled = self._sample(
+            seeds, self._by_etype(fanout), prob, replace, self._batch_keys.next_key(seeds)
+        )
+        for etype, left_out in self._left_out(exclude_edges).items():
+            sampled[etype] = without(sampled[etype], left_out)
+        edges = {
+            etype: (sample.neighbors, self._destinations(seeds[etype[2]], sample))
+            for etype, sample in sampled.items()
+        }
+        frontier = dgl.heterograph(edges, self._num_nodes, idtype=self.idtype, device=self.device)
+        for etype, sample in sampled.items():
+            frontier.edges[etype].data[dgl.EID] = sample.eids
+        return frontier if output_device is None else frontier.to(output_device)
+
+    def sample_blocks(
+        self,
+        nodes: Nodes,
+        fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
+        prob: str | None = None,
+        replace: bool = False,
+        exclude_edges: Edges | None = None,
+    ) -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
+        """Sample all hops of a mini-batch into blocks.
+
+        The same edges as :meth:`sample_neighbors` and ``dgl.to_block`` hop by hop, without the
+        graph over all nodes in between.
+
+        Parameters
+        ----------
+        nodes : Tensor or dict of Tensor
+            Seed nodes, distinct.
+        fanouts : sequence of int or dict
+            For each layer, the layer nearest the input first.
+        prob, replace, exclude_edges
+            As in :meth:`sample_neighbors`.
+
+        Returns
+        -------
+        input nodes, output nodes, blocks
+            As ``dgl.dataloading.NeighborSampler.sample_blocks`` gives them.
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError, InvalidWeightError
+        """
+        return self.begin_blocks(nodes, fanouts, prob, replace, exclude_edges)()
+
+    def begin_blocks(
+        self,
+        nodes: Nodes,
+        fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
+        prob: str | None = None,
+        replace: bool = False,
+        exclude_edges: Edges | None = None,
+        *,
+        on_host: Nodes | None = None,
+    ) -> Callable[[], tuple[Nodes, Nodes, list[dgl.DGLGraph]]]:
+        """Have a GPU begin with what :meth:`sample_blocks` does, where one kernel does it all.
+
+        Parameters and errors are those of :meth:`sample_blocks`; what is returned is to be called
+        once, on the stream on which it was begun, waits for the GPU and returns what that does.
+        ``on_host`` are the same nodes in host memory, if they are there: a mini-batch is known by
+        their ids, and for those of a GPU the host waits.
+        """
+        seeds = self._by_ntype(nodes)
+        key = self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host))
+        finish = self._begin_hops(seeds, key, fanouts, prob, replace, exclude_edges)
+        blanks = self._blank_blocks(len(fanouts))
+
+        def blocks() -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
+            for etype in self.canonical_etypes:
+                self.view(etype)  # raises if the store was closed since
+            filled = self._dgl_blocks(finish(), seeds, blanks)
+            return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
+
+        return blocks
+
+    def input_nodes(
+        self, nodes: Nodes, fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]]
+    ) -> dict[str, torch.Tensor]:
+        """The input nodes of a mini-batch: those of :meth:`sample_blocks`, without the blocks.
+
+        Returns
+        -------
+        dict of Tensor
+            By node type, on the device where the store's operators run.
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError
+        """
+        seeds = self._by_ntype(nodes)
+        key = self._batch_keys.batch_key(self._named(nodes))
+        sampled = self._begin_hops(seeds, key, fanouts, None, False)()
+        return sampled[0].src_nodes if sampled else seeds
+
+    def pinsage_neighbors(
+        self, nodes: torch.Tensor, num_walks: int, walk_length: int, num_neighbors: int
+    ) -> dgl.DGLGraph:
+        """The nodes that random walks along in-edges visit most, as edges to ``nodes``.
+
+        Parameters
+        ----------
+        nodes : Tensor, int32 or int64, shape (n,)
+        num_walks, walk_length : int
+            Walks from each node, and their steps.
+        num_neighbors : int
+            Nodes selected for each node at most.
+
+        Returns
+        -------
+        DGLGraph
+            All nodes and an edge from each selected node, with its visits in
+            ``edata['visits']``.
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError
+        """
+        view = self.view(self._walked())
+        key = self._batch_keys.next_key({self.ntypes[0]: nodes})
+        visited = pinsage_neighbors(
+            view,
+            nodes.to(self.device),
+            num_traversals=walk_length,
+            termination_prob=0.0,
+            num_random_walks=num_walks,
+            num_neighbors=num_neighbors,
+            key=key,
+        )
+        frontier = dgl.graph(
+            (visited.neighbors, self._destinations(nodes, visited)),
+            num_nodes=self.num_nodes(),
+            idtype=self.idtype,
+            device=self.device,
+        )
+        frontier.edata[_VISITS] = visited.counts
+        return frontier
+
+    def begin_pinsage_blocks(
+        self,
+        nodes: Nodes,
+        num_layers: int,
+        num_walks: int,
+        walk_length: int,
+        num_neighbors: int,
+        *,
+        on_host: Nodes | None = None,
+    ) -> Callable[[], tuple[Nodes, Nodes, list[dgl.DGLGraph]]]:
+        """Have a GPU begin with all layers of a mini-batch for PinSAGE.
+
+        The same edges as :meth:`pinsage_neighbors` and ``dgl.to_block`` layer by layer, without
+        the graph over all nodes in between.
+
+        Parameters
+        ----------
+        nodes, on_host
+            As in :meth:`begin_blocks`.
+        num_layers : int
+        num_walks, walk_length, num_neighbors
+            As in :meth:`pinsage_neighbors`, alike in all layers.
+
+        Returns
+        -------
+        callable
+            As :meth:`begin_blocks` returns it, of blocks with visits in ``edata['visits']``.
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError
+        """
+        etype = self._walked()
+        seeds = self._by_ntype(nodes)
+        finish = begin_pinsage_blocks(
+            self.view(etype),
+            seeds[etype[0]],
+            num_layers,
+            self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host)),
+            num_traversals=walk_length,
+            termination_prob=0.0,
+            num_random_walks=num_walks,
+            num_neighbors=num_neighbors,
+        )
+        blanks = self._blank_blocks(num_layers)
+
+        def blocks() -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
+            self.view(etype)  # raises if the store was closed since
+            visited = finish()
+            sampled = [visited_block(each, etype) for each in visited]
+            filled = self._dgl_blocks(sampled, seeds, blanks)
+            for block, each in zip(filled, visited, strict=True):
+                block.edata[_VISITS] = each.counts
+            return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
+
+        return blocks
+
+    def _begin_hops(
+        self,
+        seeds: dict[str, torch.Tensor],
+        key: SampleKey,
+        fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
+        prob: str | None,
+        replace: bool,
+        exclude_edges: Edges | None = None,
+    ) -> Callable[[], list[EtypeBlock]]:
+        """Begin with all hops of a mini-batch where the store is."""
+        weights = {}
+        if prob is not None:
+            found = {etype: self._weights(etype, prob) for etype in self.canonical_etypes}
+            weights = {etype: rows for etype, rows in found.items() if rows is not None}
+        left_out = self._left_out(exclude_edges)
+        begin = partial(partial, sample_hops_without, left_out) if left_out else begin_hops
+        return begin(
+            {etype: self.view(etype) for etype in self.canonical_etypes},
+            seeds,
+            [self._by_etype(fanout) for fanout in fanouts],
+            key,
+            replace=replace,
+            weights=weights,
+        )
+
+    def _sample(
+        self,
+        seeds: dict[str, torch.Tensor],
+        fanouts: Mapping[CanonicalEtype, int],
+        prob: str | None,
+        replace: bool,
+        key: SampleKey,
+    ) -> dict[CanonicalEtype, SampledNeighbors]:
+        """Sample every edge type; adds empty seeds for node types that have none."""
+        empty = torch.empty(0, dtype=self.idtype, device=self.device)
+        sampled = {}
+        for index, etype in enumerate(self.canonical_etypes):
+            seeds.setdefault(etype[2], empty)
+            sampled[etype] = sample_neighbors(
+                self.view(etype),
+                seeds[etype[2]],
+                fanouts[etype],
+                dataclasses.replace(key, etype=index),
+                replace=replace,
+                weights=None if prob is None else self._weights(etype, prob),
+            )
+        return sampled
+
+    def _blank_blocks(self, count: int) -> list[BlankBlock]:
+        """Blocks to be filled, if a GPU samples meanwhile."""
+        if self.device.type != "cuda":
+            return []
+        return blank_blocks(count, self, self.idtype, self.device)
+
+    def _dgl_blocks(
+        self,
+        sampled: Sequence[EtypeBlock],
+        seeds: Mapping[str, torch.Tensor],
+        blanks: Sequence[BlankBlock] = (),
+    ) -> list[dgl.DGLGraph]:
+        return dgl_blocks(sampled, self, seeds, blanks)
+
+    def _walked(self) -> CanonicalEtype:
+        """The edges that PinSAGE's walks go along."""
+        if not self.is_homogeneous:
+            raise InvalidInputError(
+                "select PinSAGE neighbors",
+                f"edge types {self.etypes}",
+                "use a homogeneous graph",
+            )
+        return self.canonical_etypes[0]
+
+    def _destinations(
+        self, seeds: torch.Tensor, sampled: SampledNeighbors | VisitedNeighbors
+    ) -> torch.Tensor:
+        """The seed of each sampled edge."""
+        seeds = seeds.to(self.device, self.idtype)
+        return seeds.repeat_interleave(sampled.indptr.diff(), output_size=len(sampled.neighbors))
+
+    def _by_ntype(self, nodes: Nodes) -> dict[str, torch.Tensor]:
+        """Seed nodes by type, checked, where the graph is and in its id type."""
+        return {
+            ntype: self._checked_ids(ids, self._num_nodes[ntype])
+            for ntype, ids in self._named(nodes).items()
+        }
+
+    def _named(self, nodes: Nodes) -> dict[str, torch.Tensor]:
+        """Nodes by type, as they are."""
+        by_type = nodes if isinstance(nodes, Mapping) else {None: nodes}
+        return {self._only_ntype(ntype): torch.as_tensor(ids) for ntype, ids in by_type.items()}
+
+    def _checked_ids(self, ids: torch.Tensor, num_nodes: int) -> torch.Tensor:
+        # Before any conversion: a float or a mask would become ids that nobody asked for.
+        if not len(ids):
+            return ids.to(self.device, self.idtype)
+        if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
+            hint = "; of a mask, mask.nonzero().flatten()" if ids.dtype == torch.bool else ""
+            raise InvalidInputError(
+                "sample neighbors",
+                f"seed nodes of dtype {ids.dtype} and shape {tuple(ids.shape)}",
+                f"pass a vector of int32 or int64 node ids{hint}",
+            )
+        if ids.is_cuda:
+            return ids.to(self.device)  # operators check them, and need not wait for it
+        low, high = (int(bound) for bound in ids.aminmax())
+        if low < 0 or high >= num_nodes:
+            raise IdOutOfRangeError(
+                "sample neighbors",
+                f"seed node {low if low < 0 else high} of {num_nodes} nodes",
+                f"pass node ids in [0, {num_nodes})",
+            )
+        return ids.to(self.device, self.idtype)
+
+    def _left_out(self, edges: Edges | None) -> dict[CanonicalEtype, IdFilter]:
+        """Edges to leave out, by their type."""
+        if edges is None:
+            return {}
+        by_type = edges if isinstance(edges, Mapping) else {None: edges}
+        return {
+            self.to_canonical_etype(etype): IdFilter(torch.as_tensor(eids).to(self.device))
+            for etype, eids in by_type.items()
+        }
