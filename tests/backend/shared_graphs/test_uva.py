@@ -30,6 +30,7 @@ from dgl.dataloading import (
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 from dgl_mgpu.backend import runner
+from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.backend.global_store.storage import TableStorage
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.backend.memory import pinning
