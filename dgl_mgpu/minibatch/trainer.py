@@ -337,7 +337,7 @@ class MiniBatchTrainer(Trainer):
         self, blocks: Sequence[dgl.DGLGraph], model: nn.Module | None = None
     ) -> torch.Tensor:
         with self._autocast():
-            return (model or self.model)(blocks, dict(blocks[0].srcdata))
+            return (self.model if model is None else model)(blocks, dict(blocks[0].srcdata))
 
     def _mean_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         with self._autocast():

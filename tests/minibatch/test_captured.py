@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import weakref
+from types import SimpleNamespace
 
 import dgl
 import pytest
@@ -16,8 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dgl_mgpu
 from dgl_mgpu.backend.ours import graphs_on_tensors
-from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.minibatch.captured import step
+from dgl_mgpu.errors import InvalidInputError, UnavailableError
+from dgl_mgpu.minibatch.captured import capture, step
 from dgl_mgpu.minibatch.captured.room import Room, Sizes
 from dgl_mgpu.training.launch import launch
 
@@ -449,3 +451,67 @@ def average_on_rank(capture):
 @pytest.mark.parametrize("capture", [False, True])
 def test_gradients_are_the_mean_over_ranks(capture):
     launch(average_on_rank, 2, capture)
+
+
+class _BrokenCapture:
+    """What stands for torch's CUDA here: its captures cannot be ended once something failed."""
+
+    class Generator:
+        state = "before"
+
+        def get_state(self):
+            return self.state
+
+        def graphsafe_set_state(self, other):
+            self.state = other
+
+    def __init__(self):
+        self.default_generators = [self.Generator()]
+
+    def CUDAGraph(self):
+        return None
+
+    def device(self, device):
+        return contextlib.nullcontext()
+
+    @contextlib.contextmanager
+    def graph(self, graph, **options):
+        try:
+            yield
+        except Exception:
+            raise RuntimeError("the capture was invalidated") from None
+
+
+@pytest.mark.parametrize("error", [RuntimeError, torch.OutOfMemoryError])
+def test_what_breaks_a_capture_is_told_and_not_how_it_ends(monkeypatch, error):
+    cuda, fresh = _BrokenCapture(), []
+    stand_in = SimpleNamespace(
+        cuda=cuda,
+        Generator=lambda device: _Restored(fresh),
+        OutOfMemoryError=torch.OutOfMemoryError,
+    )
+    monkeypatch.setattr(capture, "torch", stand_in)
+    stream = SimpleNamespace(cuda_stream=7)
+    monkeypatch.setattr(capture, "_capturing_stream", lambda device: stream)
+    monkeypatch.setattr(
+        "dgl_mgpu.ops.workspace.captured_with", lambda *of: contextlib.nullcontext()
+    )
+
+    def run():
+        raise error("the cause")
+
+    told = torch.OutOfMemoryError if error is torch.OutOfMemoryError else UnavailableError
+    try:
+        raise ValueError("which has nothing to do with it")
+    except ValueError:
+        with pytest.raises(told, match="the cause"):
+            capture.captured(run, torch.device("cuda", 0))
+    # The generator waits no longer for the capture to go on.
+    assert fresh == ["before"] and isinstance(cuda.default_generators[0].state, _Restored)
+
+
+class _Restored:
+    """A generator that notes the state that it is given."""
+
+    def __init__(self, states):
+        self.set_state = states.append

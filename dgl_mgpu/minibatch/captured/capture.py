@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import warnings
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -32,6 +33,7 @@ def captured(run: Callable[[], Result], device: torch.device) -> Callable[[], Re
     graph, stream = torch.cuda.CUDAGraph(), _capturing_stream(device)
     generator = torch.cuda.default_generators[device.index]
     state = generator.get_state()
+    causes: list[tuple[str, bool]] = []
     try:
         # Other threads, NCCL's among them, may do meanwhile what none can that is captured.
         with (
@@ -39,15 +41,21 @@ def captured(run: Callable[[], Result], device: torch.device) -> Callable[[], Re
             captured_with(device, stream.cuda_stream) as space,
             torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
         ):
-            result = run()
+            try:
+                result = run()
+            except RuntimeError as error:
+                # What the end of the capture raises then tells of that alone.
+                causes.append((str(error), isinstance(error, torch.OutOfMemoryError)))
+                raise
     except RuntimeError as error:
         # It would wait for the capture to go on.
         fresh = torch.Generator(device)
         fresh.set_state(state)
         generator.graphsafe_set_state(fresh)
-        if isinstance(error, torch.OutOfMemoryError):
-            raise
-        raise _not_captured(error) from error
+        cause, is_full = causes[0] if causes else (str(error), False)
+        if is_full:
+            raise torch.OutOfMemoryError(cause) from error
+        raise _not_captured(cause) from error
 
     def replay(kept: object = space) -> Result:
         graph.replay()
@@ -69,24 +77,24 @@ def waits_refused() -> Iterator[None]:
         yield
         return
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        # That it may miss some: the capture itself finds those.
+        warnings.filterwarnings("ignore", message="Synchronization debug mode")
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     except RuntimeError as error:
         if "synchronizing" not in str(error):
             raise
-        raise _not_captured(error) from error
+        raise _not_captured(str(error)) from error
     finally:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def _not_captured(error: BaseException) -> UnavailableError:
-    # What comes later tells of the end of the capture alone.
-    while error.__context__ is not None:
-        error = error.__context__
+def _not_captured(cause: str) -> UnavailableError:
     return UnavailableError(
         "capture a training step as a CUDA graph",
-        str(error).splitlines()[0],
+        cause.splitlines()[0],
         "leave out what waits for the GPU (GraphConv and others look for nodes without in-edges "
         "unless allow_zero_in_degree=True), or train without capturing steps",
     )
