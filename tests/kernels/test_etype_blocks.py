@@ -247,9 +247,11 @@ def test_what_torch_gets_is_memory_of_its_own(where, monkeypatch):
     views, seeds, _ = hetero_case("uniform", torch.int64)
     monkeypatch.setattr(operator, "default", lambda *arguments: given.append(arguments))
     monkeypatch.delitem(library._direct, ("begin_sample_etype_hops", "cuda"))
+    # The operator gets addresses of what is in it.
+    placed = {etype: on_device(view, where) for etype, view in views.items()}
     with pytest.raises(TypeError):
         sample_etype_blocks(
-            {etype: on_device(view, where) for etype, view in views.items()},
+            placed,
             {ntype: nodes.to(where) for ntype, nodes in seeds.items()},
             [3, 3],
             KEY,
