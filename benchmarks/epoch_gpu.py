@@ -8,7 +8,8 @@ is in host memory: at most 1.3 times, where XGNN itself stays within 1.5.
 DGL's DataLoader goes over the store's graph, on a rank a GPU, with DDP.  In turns, in the same run:
 steps end to end with batches made ahead, and one by one (``DGL_MGPU_PREFETCH=0``); the same
 training on batches that are in GPU memory already, each used once; the loader without a model.
-Both also with steps that are captured as a CUDA graph (:class:`dgl_mgpu.CapturedStep`).
+Both also with steps that are captured as a CUDA graph (:class:`dgl_mgpu.CapturedStep`), end to
+end with mini-batches that are sampled in place.
 An epoch's time is the steps that the graph's training nodes take times the median of a step.
 Samples, features and losses are checked first.
 
@@ -26,7 +27,7 @@ import sys
 import time
 import traceback
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,7 @@ from benchmarks.timed_training import (
     Network,
     Training,
     batches_of,
+    blocks_of,
     loader_of,
     medians,
     network_model,
@@ -129,8 +131,9 @@ class Case:
         _, _, blocks = next(batches_of(self._loader, "0"))
         require_rows(self._name, self._data, blocks)
         # More than there are before one is captured, which is right of that one at least.
-        batches = itertools.islice(batches_of(self._loader, "0"), 2 * WARM_UP)
-        self._training.require_captured_right(self._name, batches)
+        self._training.require_captured_right(
+            self._name, lambda: self._graph.set_epoch(0), self._loader, 2 * WARM_UP
+        )
 
     def measure(self) -> dict[str, Any]:
         """Each turn's milliseconds, on each rank."""
@@ -140,7 +143,8 @@ class Case:
         for turn in range(self._options.repeats):
             losses = {}
             for way, ahead in END_TO_END.items():
-                seconds, losses[way] = self._end_to_end(turn, ahead, self._training.step_on_blocks)
+                blocks = partial(blocks_of, self._loader, ahead)
+                seconds, losses[way] = self._end_to_end(turn, blocks, self._training.step_on_blocks)
                 spent[way].append(seconds)
             seconds, host, losses["model"] = self._alone(turn, kept, self._training.step_on_blocks)
             spent["model"].append(seconds)
@@ -148,7 +152,8 @@ class Case:
             spent["loader"].append(self._loader_alone(turn))
             captured = self._training.captured_step
             # Dropout draws other numbers, as it does so for rows to spare.
-            spent["captured"].append(self._end_to_end(turn, "1", captured)[0])
+            batches = partial(self._training.captured_batches, self._loader)
+            spent["captured"].append(self._end_to_end(turn, batches, captured)[0])
             spent["captured model"].append(self._alone(turn, kept, captured)[0])
             same_bits &= require_same_losses(self._name, losses)
         milliseconds = {way: [1e3 * each for each in times] for way, times in spent.items()}
@@ -159,15 +164,18 @@ class Case:
             "kept_batches": kept,
             "losses_have_the_same_bits": same_bits,
             "rows_read": self._job.ranks.all_gather(rows),
-            "profile": self._profile(self._training.step_on_blocks),
-            "captured_profile": self._profile(self._training.captured_step, " captured"),
+            "profile": self._profile(self._training.step_on_blocks, blocks_of),
+            "captured_profile": self._profile(
+                self._training.captured_step, self._training.captured_batches, " captured"
+            ),
         }
 
-    def _end_to_end(self, turn: int, ahead: str, train: Step) -> tuple[float, torch.Tensor]:
+    def _end_to_end(
+        self, turn: int, batches: Callable[[], Iterable[Any]], train: Step
+    ) -> tuple[float, torch.Tensor]:
         losses: list[torch.Tensor] = []
         self._begin(turn)
-        batches = batches_of(self._loader, ahead)
-        steps = (losses.append(train(blocks)) for _, _, blocks in batches)
+        steps = (losses.append(train(batch)) for batch in batches())
         seconds = self._clock.seconds_a_step(steps, self._options.window)
         return seconds, torch.stack(losses)
 
@@ -175,8 +183,7 @@ class Case:
         """Seconds of a step on batches that are there, and those of the host."""
         losses: list[torch.Tensor] = []
         self._begin(turn)
-        batches = itertools.islice(batches_of(self._loader, "0"), count)
-        kept = deque(blocks for _, _, blocks in batches)
+        kept = deque(itertools.islice(blocks_of(self._loader, "0"), count))
 
         def step() -> None:
             # Once each: what training leaves in a block, the next use would have for nothing.
@@ -190,7 +197,7 @@ class Case:
 
     def _loader_alone(self, turn: int) -> float:
         self._begin(turn)
-        return self._clock.seconds_a_step(batches_of(self._loader, "0"), self._options.window)
+        return self._clock.seconds_a_step(blocks_of(self._loader, "0"), self._options.window)
 
     def _begin(self, turn: int) -> None:
         self._training.restart()
@@ -208,14 +215,16 @@ class Case:
             raise ValueError(f"{self._name}: room for {found} batches, and {least} are needed")
         return min(found, WARM_UP + self._options.window)
 
-    def _profile(self, train: Step, way: str = "") -> StepProfile | None:
+    def _profile(
+        self, train: Step, batches: Callable[[DataLoader], Iterable[Any]], way: str = ""
+    ) -> StepProfile | None:
         """The trace of some steps with batches made ahead, on the first rank."""
         self._begin(0)
         steps = self._options.traced if self._job.ranks.rank == 0 else 0
         folder: Path | None = self._options.traces
         if folder is not None:
             folder /= f"{self._name}{way}".replace(" ", "_")
-        return profiled(train, self._loader, steps, folder)
+        return profiled(train, batches(self._loader), steps, folder)
 
 
 class Bench:

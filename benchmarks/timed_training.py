@@ -5,6 +5,8 @@ and graphs, training that can begin anew, clocks for its steps and traces of the
 from __future__ import annotations
 
 import copy
+import functools
+import itertools
 import os
 import statistics
 import tempfile
@@ -169,6 +171,11 @@ def loader_of(
     )
 
 
+def blocks_of(loader: DataLoader, ahead: str = "1") -> Iterator[Any]:
+    """As :func:`batches_of`, the blocks alone."""
+    return (blocks for *_, blocks in batches_of(loader, ahead))
+
+
 def batches_of(loader: DataLoader, ahead: str) -> Iterator[Any]:
     """One pass over a loader, with batches made ahead ('1') or one by one ('0')."""
     with patch.dict(os.environ, DGL_MGPU_PREFETCH=ahead):
@@ -198,7 +205,6 @@ class Training:
             ids = [device] if device.type == "cuda" else None
             self._called = DistributedDataParallel(self.model, device_ids=ids)
         self._inputs_of = inputs_of
-        self._step: CapturedStep | None = None
         self._optimizer = torch.optim.Adam(
             self.model.parameters(), lr=0.003, fused=device.type == "cuda"
         )
@@ -227,15 +233,21 @@ class Training:
         """As :meth:`step`, for a batch of DGL's loader."""
         return self.step(blocks, blocks[-1].dstdata["label"])
 
-    def captured_step(self, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
+    def captured_batches(self, loader: DataLoader) -> Iterator[Any]:
+        """A pass over a loader for :meth:`captured_step`, in place where that has been captured."""
+        return self._captured.batches(loader)
+
+    def captured_step(self, batch: Any) -> torch.Tensor:
         """As :meth:`step_on_blocks`, as one CUDA graph once it has been captured."""
-        if self._step is None:
-            self._step = self.capturing()
-        with stage("forward"):
-            loss = self._step(blocks)
+        with stage("compute"):
+            loss = self._captured(batch)
         with stage("update"):
             self._optimizer.step()
         return loss
+
+    @functools.cached_property
+    def _captured(self) -> CapturedStep:
+        return self.capturing()
 
     def capturing(self) -> CapturedStep:
         """What captures the model's forward and backward pass as it is now."""
@@ -245,17 +257,27 @@ class Training:
             torch.nn.functional.cross_entropy,
         )
 
-    def require_captured_right(self, what: str, batches: Iterable[Any]) -> None:
-        """Raise ValueError unless captured steps have the losses of others, without dropout."""
+    def require_captured_right(
+        self, what: str, begin: Callable[[], object], loader: DataLoader, count: int
+    ) -> None:
+        """Raise ValueError unless captured steps have the losses of others, without dropout.
+
+        Both are of the first ``count`` batches of a pass, before which ``begin`` is called.
+        """
         self.model.eval()
         capturing = self.capturing()
-        for *_, blocks in batches:
+        begin()
+        expected = []
+        for blocks in itertools.islice(blocks_of(loader), count):
             with torch.no_grad():
                 outputs = self.model(*self._inputs_of(blocks))
-            expected = torch.nn.functional.cross_entropy(outputs, blocks[-1].dstdata["label"])
-            found = capturing(blocks)
-            if not torch.allclose(found, expected, _TOLERANCE, 0.0):
-                raise ValueError(f"{what}: loss {found} of a captured step, {expected} of another")
+            labels = blocks[-1].dstdata["label"]
+            expected.append(torch.nn.functional.cross_entropy(outputs, labels))
+        begin()
+        for other, batch in zip(expected, capturing.batches(loader), strict=False):
+            found = capturing(batch)
+            if not torch.allclose(found, other, _TOLERANCE, 0.0):
+                raise ValueError(f"{what}: loss {found} of a captured step, {other} of another")
         self.model.train()
 
 
@@ -290,17 +312,17 @@ class Clock:
 
 
 def profiled(
-    train: Callable[[Any], object], loader: DataLoader, steps: int, folder: Path | None
+    train: Callable[[Any], object], batches: Iterable[Any], steps: int, folder: Path | None
 ) -> StepProfile | None:
-    """The trace of ``steps`` of a pass with batches made ahead, if any; kept in a folder, if any.
+    """The trace of ``steps`` of a pass over batches, if any; kept in a folder, if any.
 
     The whole pass is trained on, as it is on ranks that trace nothing.
     """
     with tempfile.TemporaryDirectory() as temporary:
         folder = folder or Path(temporary)
         with Profile(steps, folder) as profile:
-            for _, _, blocks in batches_of(loader, "1"):
-                train(blocks)
+            for batch in batches:
+                train(batch)
                 profile.step()
         return read_profile(folder) if steps else None
 

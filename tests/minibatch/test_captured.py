@@ -37,7 +37,7 @@ def capturing(monkeypatch):
     """What a GPU would capture is computed again; gives the rooms that were captured in."""
     rooms = []
     monkeypatch.setattr(step, "captures", lambda device: True)
-    monkeypatch.setattr(step, "captured", lambda run, device: run)
+    monkeypatch.setattr(step, "captured", lambda run, device, pool: run)
     make = step.Room
 
     def noted(*arguments):
@@ -288,7 +288,7 @@ def test_on_a_cpu_nothing_is_captured():
     for blocks in batches_of(graph(), 6):
         expected = computed(model, blocks, 32)
         assert_close([take(blocks), take.outputs], expected[:2])
-    assert take._captured is None
+    assert not take._places
 
 
 def test_batch_normalisation_is_refused():
@@ -357,7 +357,7 @@ def test_batches_of_more_blocks_are_computed_as_always(capturing):
 
 
 def test_a_model_that_is_switched_to_evaluation_is(capturing, monkeypatch):
-    def replayed(run, device):
+    def replayed(run, device, pool):
         """What depends on the mode does not change in a graph."""
         modes = [each.training for each in model.modules()]
 
@@ -425,7 +425,7 @@ def average_on_rank(capture):
         torch.manual_seed(dist.get_rank())
         if capture:
             step.captures = lambda device: True
-            step.captured = lambda run, device: run
+            step.captured = lambda run, device, pool: run
         model, twin = Scaled(), Scaled()
         take = step_of(model)
         twin.load_state_dict(model.state_dict())

@@ -13,6 +13,7 @@ from dgl.dataloading import DataLoader, NeighborSampler
 
 import dgl_mgpu
 from dgl_mgpu.errors import UnavailableError
+from dgl_mgpu.minibatch.captured.places import PlacedBatch
 from dgl_mgpu.training.launch import launch
 from tests.minibatch.test_captured import (
     MODELS,
@@ -52,7 +53,7 @@ def test_training_is_that_of_steps_that_are_not_captured(name, idtype):
         expected = computed(twin, blocks, 32)
         optimizers[1].step()
         assert_close([loss, take.outputs], expected[:2])
-    assert take._captured is not None
+    assert take._places
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
@@ -73,7 +74,39 @@ def test_over_a_store_and_with_others_captured_beside():
                 loss, outputs, *gradients = computed(model, blocks, 32)
                 assert_close([take(blocks), take.outputs], [loss, outputs])
                 assert_close([each.grad for each in model.parameters()], gradients)
-    assert all(take._captured is not None for take in steps)
+    assert all(take._places for take in steps)
+    store.close()
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize("name", ["mean", "gcn", "gat"])
+def test_in_place_training_is_that_of_the_loaders_blocks(name, idtype):
+    torch.manual_seed(0)
+    store = dgl_mgpu.GlobalStore.from_dgl(graph(idtype), device="cuda")
+    features = {"prefetch_node_feats": ["feat"], "prefetch_labels": ["label"]}
+    seeds = torch.randperm(400)[:384]
+    loader = DataLoader(
+        store.graph, seeds, NeighborSampler([3, 4], **features), batch_size=32, device="cuda"
+    )
+    model = MODELS[name]().cuda()
+    twin = copy.deepcopy(model)
+    optimizers = [torch.optim.Adam(each.parameters(), lr=0.01) for each in (model, twin)]
+    take = step_of(model)
+    placed = 0
+    for epoch in range(4):
+        store.graph.set_epoch(epoch)
+        expected = []
+        for *_, blocks in loader:
+            expected.append((computed(twin, blocks, 32)[:2], blocks[-1].dstdata["label"]))
+            optimizers[1].step()
+        store.graph.set_epoch(epoch)
+        for batch, (results, labels) in zip(take.batches(loader), expected, strict=True):
+            placed += isinstance(batch, PlacedBatch)
+            assert torch.equal(take.labels(batch), labels)
+            loss = take(batch)
+            optimizers[0].step()
+            assert_close([loss, take.outputs], results)
+    assert placed >= 36
     store.close()
 
 
@@ -129,7 +162,7 @@ def test_what_waits_for_the_gpu_is_refused_with_a_hint():
     for *_, blocks in loader_of(g):
         loss, *_ = computed(model, blocks, 32)
         assert_close([other(blocks)], [loss])
-    assert other._captured is not None
+    assert other._places
 
 
 def train_on_rank():
@@ -146,7 +179,7 @@ def train_on_rank():
             parameter.grad /= dist.get_world_size()
         take(batches[(number + dist.get_rank()) % 9])
         assert_close([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
-    assert take._captured is not None
+    assert take._places
     take.without_batch() if dist.get_rank() else take(batches[0])
 
 

@@ -37,7 +37,15 @@ _VISITS = "visits"
 
 
 class Sampling(Features):
-    """What DGL's samplers ask of a store's graph."""
+    """What DGL's samplers ask of a store's graph.
+
+    Attributes
+    ----------
+    features_are_stored : bool
+        Blocks have the features that are fetched from the store, and no others.
+    """
+
+    features_are_stored = True
 
     def sample_neighbors(
         self,
@@ -150,18 +158,37 @@ class Sampling(Features):
         ``on_host`` are the same nodes in host memory, if they are there: a mini-batch is known by
         their ids, and for those of a GPU the host waits.
         """
-        seeds = self._by_ntype(nodes)
-        key = self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host))
-        finish = self._begin_hops(seeds, key, fanouts, prob, replace, exclude_edges)
+        finish = self.begin_hops(nodes, fanouts, prob, replace, exclude_edges, on_host=on_host)
         blanks = self._blank_blocks(len(fanouts))
+        return lambda: self.blocks_of(finish(), nodes, blanks)
 
-        def blocks() -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
+    def begin_hops(
+        self,
+        nodes: Nodes,
+        fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
+        prob: str | None = None,
+        replace: bool = False,
+        exclude_edges: Edges | None = None,
+        *,
+        on_host: Nodes | None = None,
+    ) -> Callable[[], list[EtypeBlock]]:
+        """As :meth:`begin_blocks`; of what it returns :meth:`blocks_of` makes blocks."""
+        key = self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host))
+        finish = self._begin_hops(self._by_ntype(nodes), key, fanouts, prob, replace, exclude_edges)
+
+        def hops() -> list[EtypeBlock]:
             for etype in self.canonical_etypes:
                 self.view(etype)  # raises if the store was closed since
-            filled = self._dgl_blocks(finish(), seeds, blanks)
-            return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
+            return finish()
 
-        return blocks
+        return hops
+
+    def blocks_of(
+        self, hops: Sequence[EtypeBlock], nodes: Nodes, blanks: Sequence[BlankBlock] = ()
+    ) -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
+        """What :meth:`sample_blocks` returns for ``nodes``, of the hops that were sampled."""
+        filled = self._dgl_blocks(hops, self._by_ntype(nodes), blanks)
+        return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
 
     def input_nodes(
         self, nodes: Nodes, fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]]

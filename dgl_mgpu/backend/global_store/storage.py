@@ -128,6 +128,7 @@ class TableStorage(FeatureStorage):
         pin_memory: bool | None = False,
         *,
         dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
         **kwargs: object,
     ) -> torch.Tensor:
         """Gather rows where the store is, and put them on ``device``.
@@ -141,6 +142,8 @@ class TableStorage(FeatureStorage):
             store on GPUs, where rows need no such copy, it has no effect.
         dtype : torch.dtype, optional
             Cast on the way, as :func:`dgl_mgpu.ops.gather_rows` can; as stored by default.
+        out : Tensor, optional
+            Where to gather them, on the store's device, as :func:`dgl_mgpu.ops.gather_rows` says.
 
         Returns
         -------
@@ -156,8 +159,7 @@ class TableStorage(FeatureStorage):
         view, where = self.view, self._table.device
         indices = indices.to(where)
         pin_memory = bool(pin_memory) and where.type == "cpu"
-        out = None
-        if pin_memory:
+        if pin_memory and out is None:
             shape = (len(indices), *view.row_shape)
             out = torch.empty(shape, dtype=dtype or view.dtype, pin_memory=True)
         rows = gather_rows(view, indices, out=out, dtype=dtype)

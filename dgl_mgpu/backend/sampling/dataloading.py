@@ -44,6 +44,7 @@ from dgl_mgpu.pipeline import Ahead, lane_of
 from dgl_mgpu.pipeline.stage import stage
 
 if TYPE_CHECKING:
+    from dgl_mgpu.ops import EtypeBlock
     from dgl_mgpu.store import Table
 
 #: Mini-batches that are made ahead.  One is made while the model works on the one before, which is
@@ -89,6 +90,25 @@ class ServesBlocks(Protocol):
     def weight_tables(self, prob: str) -> Sequence[Table]:
         """Where edge feature ``prob`` is."""
 
+    def begin_hops(
+        self, nodes: Any, fanouts: Any, prob: str | None, replace: bool, *, on_host: Any
+    ) -> Callable[[], list[EtypeBlock]]:
+        """Begin to sample all hops of a mini-batch; what is returned waits for them."""
+
+    def blocks_of(self, hops: Sequence[EtypeBlock], nodes: Any) -> Any:
+        """Input nodes, output nodes and blocks of sampled hops."""
+
+
+#: Writes rows of a feature: if of nodes, the number of their type, the name, the ids and where to.
+Fetch = Callable[[bool, int, str, torch.Tensor, torch.Tensor], None]
+
+
+class Places(Protocol):
+    """Memory that mini-batches are put into as they are sampled."""
+
+    def put(self, hops: Sequence[EtypeBlock], fetch: Fetch) -> Any:
+        """What stands for a mini-batch that is there now; None if there is no place for it."""
+
 
 #: Whether a class :class:`ServesBlocks`; to ask takes microseconds each time.
 _has_blocks: Callable[[Any], bool] = functools.cache(lambda kind: issubclass(kind, ServesBlocks))
@@ -101,20 +121,7 @@ def serve_dataloading() -> None:
     iterate, sample_blocks = DataLoader.__iter__, NeighborSampler.sample_blocks
 
     def __iter__(self: Any) -> Iterator:
-        shared = self.graph
-        if _has_blocks(type(shared)):
-            if self.collate_fn.g is shared:
-                self.collate_fn.g = shared.for_loader()
-            self.collate_fn.g.begin_epoch(shared)
-            prob = getattr(self.graph_sampler, "prob", None)
-            if prob is not None:
-                shared.check_weights(prob)
-        if not _samples_here(self):
-            return iterate(self)
-        lane = lane_of(self.device) if _may_look_ahead(self) else None
-        if lane is not None and lane.is_full:
-            lane = None
-        return Ahead(_Batches(self, iterate), lane, DEPTH)
+        return _iterate(self, iterate)
 
     def _sample_blocks(self: Any, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
         finish = _begin_at_once(self, g, seed_nodes, exclude_eids)
@@ -137,10 +144,43 @@ def serve_dataloading() -> None:
         return result
 
     __iter__.serves_stores = True  # type: ignore[attr-defined]
+    __iter__.dgls = iterate  # type: ignore[attr-defined]
     _sample_blocks.serves_stores = True  # type: ignore[attr-defined]
     DataLoader.__iter__ = __iter__
     NeighborSampler.sample_blocks = _sample_blocks
     BlockSampler.assign_lazy_features = assign_lazy_features
+
+
+def batches_into(loader: Any, places: Places) -> Iterator:
+    """A pass over a loader whose mini-batches are put into places, where that can be done.
+
+    It can be of uniform or weighted neighbours, sampled in this process from a graph that
+    :class:`ServesBlocks`.
+
+    Returns
+    -------
+    iterator
+        Of what :meth:`Places.put` returns, and where that is None of what the loader gives.
+    """
+    return _iterate(loader, DataLoader.__iter__.dgls, places)
+
+
+def _iterate(loader: Any, dgls: Callable[[Any], Any], places: Places | None = None) -> Iterator:
+    """A pass over a loader; ``dgls`` is ``DataLoader.__iter__`` as DGL has it."""
+    shared = loader.graph
+    if _has_blocks(type(shared)):
+        if loader.collate_fn.g is shared:
+            loader.collate_fn.g = shared.for_loader()
+        loader.collate_fn.g.begin_epoch(shared)
+        prob = getattr(loader.graph_sampler, "prob", None)
+        if prob is not None:
+            shared.check_weights(prob)
+    if not _samples_here(loader):
+        return dgls(loader)
+    lane = lane_of(loader.device) if _may_look_ahead(loader) else None
+    if lane is not None and lane.is_full:
+        lane = None
+    return Ahead(_Batches(loader, dgls, places), lane, DEPTH)
 
 
 def _begin_at_once(
@@ -175,6 +215,22 @@ def _beginner(sample: Any) -> Callable[..., Callable[[], Any] | None] | None:
         known = getattr(NeighborSampler.sample_blocks, "serves_stores", False)
         return functools.partial(_begin_at_once, sampler) if known else None
     return getattr(sampler, "begin_blocks", None) if _says_so(sampler) else None
+
+
+def _can_be_placed(loader: Any) -> bool:
+    """Whether a loader's sampler does nothing but sample hops of its graph."""
+    sampler = loader.graph_sampler
+    sample = loader.collate_fn.sample_func
+    return (
+        getattr(loader.graph, "features_are_stored", False)
+        and getattr(sample, "__func__", None) is _SAMPLE
+        and getattr(NeighborSampler.sample_blocks, "serves_stores", False)
+        and type(sampler) in (NeighborSampler, MultiLayerFullNeighborSampler)
+        and "sample_blocks" not in vars(sampler)
+        and sampler.edge_dir == "in"
+        and sampler.output_device is None
+        and loader.graph.device == loader.device
+    )
 
 
 def handed_out(sampler: Any, sampled: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
@@ -259,6 +315,25 @@ def _other_storages(loader: Any) -> Mapping[str, Any]:
     return getattr(loader, "other_storages", {})  # not of a loader that Lightning made anew
 
 
+class _BegunHops:
+    """Hops that are being sampled, which are put somewhere or else are made blocks of."""
+
+    def __init__(self, sampler: Any, graph: ServesBlocks, nodes: Any, on_host: Any) -> None:
+        self._graph, self._nodes = graph, nodes
+        what = nodes, sampler.fanouts, sampler.prob, sampler.replace
+        self._finish = graph.begin_hops(*what, on_host=on_host)
+        self._hops: Sequence[EtypeBlock] | None = None
+
+    def hops(self) -> Sequence[EtypeBlock]:
+        """Wait for them."""
+        if self._hops is None:
+            self._hops = self._finish()
+        return self._hops
+
+    def __call__(self) -> Any:
+        return self._graph.blocks_of(self.hops(), self._nodes)
+
+
 class _Batches:
     """The mini-batches of one pass over a DataLoader: the source of an :class:`Ahead`.
 
@@ -267,10 +342,15 @@ class _Batches:
     loader : DataLoader
     iterate : callable
         DGL's ``DataLoader.__iter__``.
+    places : Places, optional
+        Where to put them.
     """
 
-    def __init__(self, loader: Any, iterate: Callable[[Any], Any]) -> None:
+    def __init__(
+        self, loader: Any, iterate: Callable[[Any], Any], places: Places | None = None
+    ) -> None:
         self._loader, self._collate = loader, loader.collate_fn
+        self._places = places if _can_be_placed(loader) else None
         # DGL's iterator over torch's, which gives seeds instead of what is sampled from them.
         loader.collate_fn = _unchanged
         try:
@@ -307,15 +387,36 @@ class _Batches:
         # Nothing here asks torch for numbers.
         with self._draws.of_batch(number, with_torchs=False), stage("sample"):
             nodes = recursive_apply(seeds, lambda ids: ids.to(self._loader.device))
+            if self._places is not None:
+                return _BegunHops(self._loader.graph_sampler, self._collate.g, nodes, seeds)
             return begin(self._collate.g, nodes, on_host=seeds)
 
     def make(self, number: int, seeds: Any, finish: Callable[[], Any] | None = None) -> Any:
-        """Sample a batch and fetch its features, as DGL does."""
+        """Sample a batch and fetch its features, as DGL does, or put it in its place."""
+        if finish is None and self._places is not None:
+            finish = self.begin(number, seeds)
         with self._reads_noted():
+            if isinstance(finish, _BegunHops) and self._places is not None:
+                with stage("sample"):
+                    hops = finish.hops()
+                with stage("gather"):
+                    placed = self._places.put(hops, self._fetch)
+                if placed is not None:
+                    return placed
             with stage("sample"):
                 self._rest.dataloader_it = iter([self._sampled(number, seeds, finish)])
             with stage("gather"):
                 return next(self._rest)
+
+    def _fetch(
+        self, is_node: bool, number: int, name: str, ids: torch.Tensor, out: torch.Tensor
+    ) -> None:
+        graph = self._loader.graph
+        if is_node:
+            storage = graph.get_node_storage(name, graph.ntypes[number])
+        else:
+            storage = graph.get_edge_storage(name, graph.canonical_etypes[number])
+        storage.fetch(ids, self._loader.device, out=out)
 
     def _sampled(self, number: int, seeds: Any, finish: Callable[[], Any] | None) -> Any:
         sampled = None if finish is None else finish()

@@ -43,8 +43,12 @@ class SharedGraph(StoreGraph):
     ----------
     stored : Stored
     original : DGLGraph
+    features_are_stored : bool
+        No: blocks have rows of what features the script's graph has.
         The script's.  Its columns count, as they are when they are read.
     """
+
+    features_are_stored = False
 
     def __init__(self, stored: Stored, original: DGLGraph) -> None:
         self.__dict__.update(vars(stored.store.graph))

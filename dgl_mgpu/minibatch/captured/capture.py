@@ -6,7 +6,7 @@ import contextlib
 import functools
 import warnings
 from collections.abc import Callable, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -20,8 +20,37 @@ def captures(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-def captured(run: Callable[[], Result], device: torch.device) -> Callable[[], Result]:
+#: Of a point in what is queued for a device; none for one that queues nothing.
+Point = torch.cuda.Event | None
+
+
+def point(device: torch.device) -> Point:
+    """The end of what is queued on the current stream."""
+    return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
+
+
+def wait_for(queued: Point, device: torch.device) -> None:
+    """Have the current stream wait for what was queued on another one."""
+    if queued is not None:
+        torch.cuda.current_stream(device).wait_event(queued)
+
+
+def new_pool(device: torch.device) -> Any:
+    """Memory for what is captured that several can share."""
+    return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
+
+
+def captured(
+    run: Callable[[], Result], device: torch.device, pool: Any = None
+) -> Callable[[], Result]:
     """Capture what a function queues, and return what queues that again and has its result.
+
+    Parameters
+    ----------
+    run : callable
+    device : torch.device
+    pool : optional
+        Of :func:`new_pool`: others that share it run on the same stream, and overwrite results.
 
     Raises
     ------
@@ -39,7 +68,7 @@ def captured(run: Callable[[], Result], device: torch.device) -> Callable[[], Re
         with (
             torch.cuda.device(device),
             captured_with(device, stream.cuda_stream) as space,
-            torch.cuda.graph(graph, stream=stream, capture_error_mode="thread_local"),
+            torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"),
         ):
             try:
                 result = run()

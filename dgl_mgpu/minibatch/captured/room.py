@@ -1,6 +1,6 @@
 """Mini-batches in memory that stays where it is, so that one CUDA graph serves them all.
 
-A graph's kernels have fixed addresses and sizes.  So blocks are copied into larger ones, in which
+A graph's kernels have fixed addresses and sizes.  So batches are put into larger blocks, in which
 rows and edges beyond a batch's own harm nothing: the edges that are left over go from the last
 source of their type to the last destination, which are none of the batch's, and nothing looks at
 what comes out there.
@@ -10,20 +10,38 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
+from dgl.base import EID, NID
 from dgl.frame import Column, Frame, Scheme
 from dgl.heterograph import DGLBlock
 
-from dgl_mgpu.backend.structure.index import TensorIndex
+from dgl_mgpu.backend.sampling.dataloading import Fetch
+from dgl_mgpu.backend.structure.index import Schema, TensorIndex
 from dgl_mgpu.backend.structure.relation import Compressed, Relation
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import EtypeBlock
 
 #: Share of the largest batch so far that there is room for beside it, and rows: batches of random
 #: seeds differ by less.
 _SHARE, _ROWS = 1 / 64, 32
 
 Counts = tuple[tuple[int, ...], ...]
+
+
+@dataclass(frozen=True)
+class Types:
+    """Of a batch's nodes and edges, as the graph has them.
+
+    Attributes
+    ----------
+    nodes : tuple of str
+    edges : tuple of (str, str, str)
+    """
+
+    nodes: tuple[str, ...]
+    edges: tuple[tuple[str, str, str], ...]
 
 
 @dataclass(frozen=True)
@@ -61,6 +79,14 @@ class Sizes:
                 )
         edges = (tuple(map(block.num_edges, block.canonical_etypes)) for block in blocks)
         return cls((*sources, targets[-1]), tuple(edges))
+
+    @classmethod
+    def of_hops(cls, hops: Sequence[EtypeBlock], types: Types) -> Sizes:
+        """Those of a batch as it is sampled, which has nodes of all types."""
+        sources = [tuple(len(hop.src_nodes[ntype]) for ntype in types.nodes) for hop in hops]
+        seeds = tuple(hops[-1].num_dst[ntype] for ntype in types.nodes)
+        edges = (tuple(len(hop.edges[etype].src) for etype in types.edges) for hop in hops)
+        return cls((*sources, seeds), tuple(edges))
 
     @property
     def kind(self) -> Hashable:
@@ -104,6 +130,65 @@ def _pairs(some: Sequence[Sequence[int]], others: Counts) -> Iterator[tuple[int,
         yield from zip(*pair, strict=True)
 
 
+class _Contents(Protocol):
+    """One block of a batch that is to be put in a room."""
+
+    def edges(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Of each type, where those into each destination begin, and their sources."""
+
+    def rows(self, place: int, name: str, room: torch.Tensor) -> torch.Tensor | None:
+        """A feature of the nodes or edges that have a place among node types, those of sources
+        first, and edge types behind them; None if it has been written to the room."""
+
+
+class _Block:
+    """A block of DGL's, and the features that it has."""
+
+    def __init__(self, block: DGLBlock) -> None:
+        self._relations = block._graph.relations
+        self._frames = (*block._node_frames, *block._edge_frames)
+
+    def edges(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for relation in self._relations:
+            found = relation.csc()
+            if found.eids is not None:
+                raise InvalidInputError(
+                    "keep a mini-batch in place",
+                    "a block whose edges are not in the order of their destinations",
+                    "use blocks as DGL's neighbour samplers make them",
+                )
+            yield found.indptr, found.indices
+
+    def rows(self, place: int, name: str, room: torch.Tensor) -> torch.Tensor:
+        return _read(self._frames[place], name)
+
+
+class _Hop:
+    """A hop as it was sampled, and the features that are fetched for it."""
+
+    def __init__(self, hop: EtypeBlock, types: Types, fetch: Fetch) -> None:
+        self._hop, self._types, self._fetch = hop, types, fetch
+
+    def edges(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        for etype in self._types.edges:
+            yield self._hop.edges[etype][:2]
+
+    def rows(self, place: int, name: str, room: torch.Tensor) -> torch.Tensor | None:
+        hop, types, number = self._hop, self._types, place % len(self._types.nodes)
+        is_node = place < 2 * len(types.nodes)
+        if not is_node:
+            number = place - 2 * len(types.nodes)
+            ids = hop.edges[types.edges[number]].eids
+        else:
+            ids = hop.src_nodes[types.nodes[number]]
+            if place >= len(types.nodes):
+                ids = ids[: hop.num_dst[types.nodes[number]]]
+        if name == (NID if is_node else EID):
+            return ids
+        self._fetch(is_node, number, name, ids, room[: len(ids)])
+        return None
+
+
 class Room:
     """Memory for mini-batches, and blocks that are in it.
 
@@ -113,10 +198,17 @@ class Room:
         The first of them, which is put here.
     sizes : Sizes
         Of the room.
+
+    Attributes
+    ----------
+    sizes : Sizes
+    types : Types
+        Of the nodes and edges.
     """
 
     def __init__(self, batch: Sequence[DGLBlock], sizes: Sizes) -> None:
         self.sizes = sizes
+        self.types = Types(tuple(batch[0].srctypes), tuple(batch[0].canonical_etypes))
         self._parts = [
             _BlockRoom(block, (*sources, *targets), edges)
             for block, sources, targets, edges in zip(
@@ -127,10 +219,17 @@ class Room:
 
     def load(self, batch: Sequence[DGLBlock]) -> None:
         """Put a batch here, for which there is room."""
+        self._load([_Block(block) for block in batch])
+
+    def load_hops(self, hops: Sequence[EtypeBlock], fetch: Fetch) -> None:
+        """Put a batch here as it was sampled, and fetch those of its features that are read."""
+        self._load([_Hop(hop, self.types, fetch) for hop in hops])
+
+    def _load(self, batch: Sequence[_Contents]) -> None:
         into: list[torch.Tensor] = []
         what: list[torch.Tensor] = []
-        for part, block in zip(self._parts, batch, strict=True):
-            for here, there in part.load(block):
+        for part, contents in zip(self._parts, batch, strict=True):
+            for here, there in part.load(contents):
                 into.append(here)
                 what.append(there)
         torch._foreach_copy_(into, what)
@@ -154,7 +253,7 @@ class _BlockRoom:
     def __init__(self, block: DGLBlock, nodes: Sequence[int], edges: Sequence[int]) -> None:
         self._nodes = nodes
         index: TensorIndex = block._graph
-        self._schema = index.schema
+        self._schema: Schema = index.schema
         kept = {"_graph", "_node_frames", "_edge_frames"}
         self._attributes = {name: it for name, it in vars(block).items() if name not in kept}
         ids = torch.empty(0, dtype=index.idtype, device=index.device)
@@ -164,28 +263,22 @@ class _BlockRoom:
         self._node_frames = [*map(_FrameRoom, block._node_frames, nodes)]
         self._edge_frames = [*map(_FrameRoom, block._edge_frames, edges)]
 
-    def load(self, block: DGLBlock) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    def load(self, contents: _Contents) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """What is to be copied, and to where."""
-        relations, ends = block._graph.relations, self._schema.ends
-        rooms = zip(relations, ends, self._indptrs, self._sources, strict=True)
-        for relation, (src, _), indptr, sources in rooms:
-            found = relation.csc()
-            if found.eids is not None:
-                raise InvalidInputError(
-                    "keep a mini-batch in place",
-                    "a block whose edges are not in the order of their destinations",
-                    "use blocks as DGL's neighbour samplers make them",
-                )
-            rows, edges = len(found.indptr), len(found.indices)
-            yield indptr[:rows], found.indptr
-            yield sources[:edges], found.indices
+        rooms = zip(contents.edges(), self._schema.ends, self._indptrs, self._sources, strict=True)
+        for (starts, indices), (src, _), indptr, sources in rooms:
+            rows, edges = len(starts), len(indices)
+            yield indptr[:rows], starts
+            yield sources[:edges], indices
             # Of the batch's own nodes, they would add to the out-degrees.
             sources[edges:].fill_(self._nodes[src] - 1)
             indptr[rows:-1].fill_(edges)
             indptr[-1:].fill_(len(sources))
-        frames = (*block._node_frames, *block._edge_frames)
-        for room, frame in zip((*self._node_frames, *self._edge_frames), frames, strict=True):
-            yield from room.load(frame)
+        for place, room in enumerate((*self._node_frames, *self._edge_frames)):
+            for name, column in room.columns.items():
+                data = contents.rows(place, name, column)
+                if data is not None:
+                    yield column[: len(data)], data
 
     def block(self) -> DGLBlock:
         relations = [
@@ -216,12 +309,7 @@ class _FrameRoom:
         self._first: Frame | None = frame
         self._schemes = {name: column.scheme for name, column in frame._columns.items()}
         #: Those that have been read.
-        self._columns: dict[str, torch.Tensor] = {}
-
-    def load(self, frame: Frame) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        for name, column in self._columns.items():
-            data = _read(frame, name)
-            yield column[: len(data)], data
+        self.columns: dict[str, torch.Tensor] = {}
 
     def forget(self) -> None:
         self._first = None
@@ -232,7 +320,7 @@ class _FrameRoom:
 
     def column(self, name: str) -> torch.Tensor:
         """Memory for a feature, which is found if there is none yet."""
-        found = self._columns.get(name)
+        found = self.columns.get(name)
         if found is None:
             if self._first is None:
                 raise InvalidInputError(
@@ -245,7 +333,7 @@ class _FrameRoom:
             fill = data.new_ones if data.is_floating_point() else data.new_zeros
             found = fill((self.rows, *data.shape[1:]))
             found[: len(data)].copy_(data)
-            self._columns[name] = found
+            self.columns[name] = found
         return found
 
 

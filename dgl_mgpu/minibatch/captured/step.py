@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -14,7 +14,14 @@ from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.minibatch.captured.capture import captured, captures, waits_refused
+from dgl_mgpu.minibatch.captured.capture import (
+    captured,
+    captures,
+    new_pool,
+    wait_for,
+    waits_refused,
+)
+from dgl_mgpu.minibatch.captured.places import Kind, Place, PlacedBatch, Places, Results
 from dgl_mgpu.minibatch.captured.room import Room, Sizes
 
 Blocks = Sequence[DGLBlock]
@@ -28,43 +35,16 @@ def _label(blocks: Blocks) -> torch.Tensor:
     return blocks[-1].dstdata["label"]
 
 
-@dataclass
-class _Results:
-    """Of what was computed in a room.
-
-    Attributes
-    ----------
-    loss : Tensor, shape ()
-    outputs : Tensor, shape (seeds, ...)
-    gradients : list of Tensor or None
-        By parameter.
-    flat : Tensor or None
-        All of them one after another, where ranks take their mean.
-    """
-
-    loss: torch.Tensor
-    outputs: torch.Tensor
-    gradients: list[torch.Tensor | None]
-    flat: torch.Tensor | None
-
-
-@dataclass
-class _Captured:
-    """Where a mini-batch is put, and what computes there."""
-
-    kind: Hashable
-    room: Room
-    replay: Callable[[], _Results]
-
-
 class CapturedStep:
     """Computes a mini-batch's loss and gradients, on a GPU by one CUDA graph.
 
-    To queue a small model kernel by kernel takes the host longer than it takes the GPU.  Here the
-    host copies a mini-batch to where the graph expects it, and launches that.  The first ones are
-    computed as always; then one is captured, with room for others of as many seeds.  What turns out
-    larger is captured anew, and a mini-batch of another number of seeds is computed as always,
-    until there are twice as many of those.  On a CPU all are.
+    To queue a small model kernel by kernel takes the host longer than it takes the GPU.  Here a
+    mini-batch is put where the graph expects it, and the host launches that.  :meth:`batches` has
+    a loader's sampled and fetched there while the GPU computes the one before; those that are
+    passed as blocks are copied.  The first ones are computed as always; then one is captured, with
+    room for others of as many seeds.  What turns out larger is captured anew, and a mini-batch of
+    another number of seeds is computed as always, until there are twice as many of those.  On a CPU
+    all are.
 
     What is computed must be the same for all mini-batches, and rows of nodes must not depend on
     others but through edges: blocks have some more of both, which no edge joins to those of the
@@ -97,8 +77,8 @@ class CapturedStep:
     >>> step = dgl_mgpu.CapturedStep(
     ...     model, lambda blocks: model(blocks, blocks[0].srcdata["feat"]), F.cross_entropy
     ... )
-    >>> for input_nodes, output_nodes, blocks in loader:
-    ...     loss = step(blocks)
+    >>> for batch in step.batches(loader):
+    ...     loss = step(batch)
     ...     optimizer.step()
 
     Notes
@@ -128,22 +108,56 @@ class CapturedStep:
         self._modules = list(model.modules())
         learned = {name: each for name, each in self._pass.named_parameters() if each.requires_grad}
         self._names, self._parameters = list(learned), list(learned.values())
-        self._captured: _Captured | None = None
+        #: As many as :attr:`_num_places`, or none yet.
+        self._places: list[Place] = []
+        self._num_places = 1
         #: By kind: mini-batches so far, and the largest sizes of those.
-        self._counts: Counter[Hashable] = Counter()
-        self._largest: dict[Hashable, Sizes] = {}
+        self._counts: Counter[Kind] = Counter()
+        self._largest: dict[Kind, Sizes] = {}
         self._weight: torch.Tensor | None = None
         self._weight_now = 1.0
         #: Rows for the last mini-batch's seeds; of a captured one until the next.
         self.outputs = torch.empty(0)
 
-    def __call__(self, blocks: Blocks, weight: float = 1.0) -> torch.Tensor:
+    def batches(self, loader: Any) -> Iterator[Blocks | PlacedBatch]:
+        """The mini-batches of a pass over a loader, to be passed to the step one by one.
+
+        They are those that the loader gives, in its order.  On a GPU, neighbours that are sampled
+        from a :class:`~dgl_mgpu.StoreGraph`, uniformly or by weight, are put where they will be
+        computed, and no blocks are made of them; features are those that the loader would
+        prefetch.  Others come as the loader's blocks.
+
+        Parameters
+        ----------
+        loader : dgl.dataloading.DataLoader
+
+        Returns
+        -------
+        iterator
+        """
+        if not captures(torch.device(loader.device)):
+            for *_, blocks in loader:
+                yield blocks
+            return
+        if self._num_places < 2:
+            # One is put in its place while another is computed.
+            self._num_places, self._places = 2, []
+        yield from Places(lambda: self._places, self._modes, loader.device).batches(loader)
+
+    def labels(self, batch: Blocks | PlacedBatch) -> torch.Tensor:
+        """Those of a mini-batch's seeds."""
+        if not isinstance(batch, PlacedBatch):
+            return self._labels(batch)
+        place = batch.place
+        return self._labels(place.blocks)[: place.num_seeds]
+
+    def __call__(self, batch: Blocks | PlacedBatch, weight: float = 1.0) -> torch.Tensor:
         """The loss of a mini-batch; its parameters' gradients are those of ``weight`` times that.
 
         Parameters
         ----------
-        blocks : list of DGLBlock
-            Of graphs on one device, with features and labels.
+        batch : list of DGLBlock
+            Of graphs on one device, with features and labels; or what :meth:`batches` gives.
         weight : float
 
         Returns
@@ -153,21 +167,26 @@ class CapturedStep:
         Raises
         ------
         InvalidInputError
-            If blocks are not those of one mini-batch, or a feature requires gradients.
+            If blocks are not those of one mini-batch, or a feature requires gradients, or what
+            :meth:`batches` gave is asked for after the next one.
         UnavailableError
             If what is computed cannot be captured.
         """
-        captured = self._place_for(blocks) if captures(blocks[0].device) else None
-        if captured is None:
-            loss, self.outputs = self._compute(blocks)
-            (weight * loss).backward()
-            self._average(None)
-            return loss.detach()
+        if isinstance(batch, PlacedBatch):
+            place = batch.place
+            self._counts[place.kind] += 1
+            if place.kind.modes != self._modes():  # since it was put there
+                return self._compute(place.room.blocks(), weight, place.num_seeds)
+        else:
+            free = self._place_for(batch) if captures(batch[0].device) else None
+            if free is None:
+                return self._compute(batch, weight)
+            place = free
         if weight != self._weight_now:
             assert self._weight is not None
             self._weight.fill_(weight)
             self._weight_now = weight
-        results = captured.replay()
+        results = place.replay()
         for parameter, gradient in zip(self._parameters, results.gradients, strict=True):
             parameter.grad = gradient
         self._average(results.flat)
@@ -180,30 +199,44 @@ class CapturedStep:
             parameter.grad = torch.zeros_like(parameter)
         self._average(None)
 
-    def _compute(self, blocks: Blocks) -> tuple[torch.Tensor, torch.Tensor]:
-        """As always: loss and outputs, and no gradients left of the last mini-batch."""
+    def _compute(self, blocks: Blocks, weight: float, seeds: int | None = None) -> torch.Tensor:
+        """As always: the loss, and no gradients left of the last mini-batch."""
         for parameter in self._parameters:
             parameter.grad = None
-        return self._pass(blocks)
+        loss, self.outputs = self._pass(blocks, seeds)
+        (weight * loss).backward()
+        self._average(None)
+        return loss.detach()
 
-    def _place_for(self, blocks: Blocks) -> _Captured | None:
+    def _modes(self) -> tuple[bool, ...]:
+        """Which modules are training."""
+        return tuple(each.training for each in self._modules)
+
+    def _place_for(self, blocks: Blocks) -> Place | None:
         """Where a batch has been put, to be computed by a graph; None if it is not to be."""
         sizes = Sizes.of(blocks)
-        kind = sizes.kind, tuple(each.training for each in self._modules)
+        kind = Kind(sizes.kind, self._modes())
         self._counts[kind] += 1
-        captured = self._captured
-        if captured is None or captured.kind != kind or not captured.room.sizes.hold(sizes):
+        known = self._places[0].kind if self._places else None
+        if known != kind or not self._places[0].room.sizes.hold(sizes):
             largest = self._largest[kind] = self._largest.get(kind, sizes).joined(sizes)
             # So that kinds which take turns are not captured in turns.
-            others = 0 if captured is None or captured.kind == kind else self._counts[captured.kind]
+            others = 0 if known is None or known == kind else self._counts[known]
             if self._counts[kind] <= max(WARM_UP, 2 * others):
                 return None
-            self._captured = captured = None  # and with it its memory
-            self._captured = captured = self._capture(kind, blocks, largest.with_spare())
-        captured.room.load(blocks)
-        return captured
+            self._places = []  # and with them their memory
+            pool = new_pool(blocks[0].device)
+            self._places = [
+                self._capture(kind, blocks, largest.with_spare(), pool)
+                for _ in range(self._num_places)
+            ]
+        place = next((each for each in self._places if each.batch is None), None)
+        if place is not None:
+            wait_for(place.is_free, blocks[0].device)
+            place.room.load(blocks)
+        return place
 
-    def _capture(self, kind: Hashable, blocks: Blocks, sizes: Sizes) -> _Captured:
+    def _capture(self, kind: Kind, blocks: Blocks, sizes: Sizes, pool: Any) -> Place:
         where = blocks[0].device
         room = Room(blocks, sizes)
         seeds = len(self._labels(blocks))
@@ -211,7 +244,7 @@ class CapturedStep:
             self._weight = torch.full((), self._weight_now, device=where)
         weight = self._weight
 
-        def run() -> _Results:
+        def run() -> Results:
             # In the parameters' memory, and known to nothing that was computed before, which
             # autograd would wait for.
             leaves = [each.detach().requires_grad_() for each in self._parameters]
@@ -220,13 +253,13 @@ class CapturedStep:
             )
             (weight * loss).backward()
             flat = _flattened_gradients(leaves) if dist.is_initialized() else None
-            return _Results(loss.detach(), outputs, [each.grad for each in leaves], flat)
+            return Results(loss.detach(), outputs, [each.grad for each in leaves], flat)
 
         run()  # finds the features that it reads
         room.forget()
         with waits_refused():
             run()
-        return _Captured(kind, room, captured(run, where))
+        return Place(kind, room, seeds, captured(run, where, pool))
 
     def _average(self, flat: torch.Tensor | None) -> None:
         """Have the parameters' gradients be the mean over ranks."""

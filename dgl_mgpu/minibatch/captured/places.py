@@ -1,0 +1,171 @@
+"""Mini-batches that are sampled where a CUDA graph expects them, without being blocks before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import torch
+from dgl.heterograph import DGLBlock
+
+from dgl_mgpu.backend.sampling.dataloading import Fetch, batches_into
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.minibatch.captured.capture import Point, point, wait_for
+from dgl_mgpu.minibatch.captured.room import Room, Sizes
+from dgl_mgpu.ops import EtypeBlock
+
+
+class Kind(NamedTuple):
+    """What mini-batches must have in common for one place.
+
+    Attributes
+    ----------
+    sizes : hashable
+        :attr:`Sizes.kind`.
+    modes : tuple of bool
+        Which modules are training.
+    """
+
+    sizes: Hashable
+    modes: tuple[bool, ...]
+
+
+@dataclass
+class Results:
+    """Of what was computed in a place.
+
+    Attributes
+    ----------
+    loss : Tensor, shape ()
+    outputs : Tensor, shape (seeds, ...)
+    gradients : list of Tensor or None
+        By parameter.
+    flat : Tensor or None
+        All of them one after another, where ranks take their mean.
+    """
+
+    loss: torch.Tensor
+    outputs: torch.Tensor
+    gradients: list[torch.Tensor | None]
+    flat: torch.Tensor | None
+
+
+@dataclass
+class Place:
+    """Where a mini-batch is put, and what computes there.
+
+    Attributes
+    ----------
+    kind : Kind
+        Of the mini-batches that it is for.
+    room : Room
+    num_seeds : int
+        Rows of the outputs.
+    replay : callable
+        Computes the one that is there.
+    batch : PlacedBatch or None
+        That one, until the script is done with it.
+    is_free : Point or None
+        On the script's stream, after the last one was used.
+    """
+
+    kind: Kind
+    room: Room
+    num_seeds: int
+    replay: Callable[[], Results]
+    batch: PlacedBatch | None = None
+    is_free: Point | None = None
+
+    @cached_property
+    def blocks(self) -> list[DGLBlock]:
+        """The batch that is there, to be looked at."""
+        return self.room.blocks()
+
+
+@dataclass(eq=False)
+class PlacedBatch:
+    """A mini-batch that is in place until the next one is asked for.
+
+    Raises
+    ------
+    InvalidInputError
+        When its place is asked for later.
+    """
+
+    _place: Place
+
+    @property
+    def place(self) -> Place:
+        if self._place.batch is not self:
+            raise InvalidInputError(
+                "compute a mini-batch",
+                "one whose place has been given to another",
+                "pass each one to the step before the next one is asked for",
+            )
+        return self._place
+
+
+class Places:
+    """The places of a step, into which a loader's mini-batches go.
+
+    Parameters
+    ----------
+    every : callable
+        Gives all that there are now.
+    modes : callable
+        Gives which modules are training.
+    device : torch.device
+    """
+
+    def __init__(
+        self,
+        every: Callable[[], Sequence[Place]],
+        modes: Callable[[], tuple[bool, ...]],
+        device: torch.device,
+    ) -> None:
+        self._every, self._modes, self._device = every, modes, device
+        #: What has been put and not been given back.
+        self._put: list[PlacedBatch] = []
+
+    def put(self, hops: Sequence[EtypeBlock], fetch: Fetch) -> PlacedBatch | None:
+        """Put a mini-batch into a place that is free, if it fits there."""
+        for place in self._every():
+            if place.batch is not None:
+                continue
+            types = place.room.types
+            if not hops or hops[0].num_dst.keys() != set(types.nodes):
+                return None  # blocks are told of types without edges
+            sizes = Sizes.of_hops(hops, types)
+            if place.kind != Kind(sizes.kind, self._modes()) or not place.room.sizes.hold(sizes):
+                continue
+            wait_for(place.is_free, self._device)
+            place.room.load_hops(hops, fetch)
+            batch = place.batch = PlacedBatch(place)
+            self._put.append(batch)
+            return batch
+        return None
+
+    def batches(self, loader: Any) -> Iterator[Any]:
+        """A pass over a loader: mini-batches in place, or blocks."""
+        batches = batches_into(loader, self)
+        batch: Any = None
+        try:
+            while True:
+                if isinstance(batch, PlacedBatch):
+                    self._give_back(batch)
+                batch = next(batches, None)
+                if batch is None:
+                    return
+                yield batch if isinstance(batch, PlacedBatch) else batch[2]
+        finally:
+            # Which waits for what is still being put.
+            del batches
+            for left in list(self._put):
+                self._give_back(left)
+
+    def _give_back(self, batch: PlacedBatch) -> None:
+        self._put.remove(batch)
+        batch.place.is_free = point(self._device)
+        batch.place.batch = None
