@@ -21,11 +21,11 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import numpy as np
@@ -56,7 +56,17 @@ TURNS = 3
 #: Most microseconds of the host for a block, and what is aimed at.
 BLOCK_LIMIT_US = 150.0
 #: Trains on a batch's blocks, and gives the loss.
-Train = Callable[[Sequence[dgl.DGLGraph]], torch.Tensor]
+Train = Callable[[Any], torch.Tensor]
+
+
+class Way(NamedTuple):
+    """How steps are made: with batches made ahead ('1') or one by one ('0'), on how many
+    multiprocessors, of what a pass gives, and by what."""
+
+    ahead: str
+    sms: int | None
+    batches: Callable[[], Iterable[Any]]
+    train: Train
 
 
 @dataclass(frozen=True)
@@ -293,30 +303,34 @@ class Bench:
 
         captured = CapturedStep(model, scores_of, torch.nn.functional.cross_entropy)
 
-        def train_captured(blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
-            loss = captured(blocks)
+        def train_captured(batch: Any) -> torch.Tensor:
+            loss = captured(batch)
             optimizer.step()
             return loss
 
-        ways: dict[str, tuple[str, int | None, Train]] = {
-            "one by one": ("0", None, train),
-            "ahead": ("1", None, train),
-            "captured": ("1", None, train_captured),
+        def all_blocks() -> Iterator[Sequence[dgl.DGLGraph]]:
+            return (blocks for *_, blocks in loader)
+
+        ways: dict[str, Way] = {
+            "one by one": Way("0", None, all_blocks, train),
+            "captured": Way("1", None, lambda: captured.batches(loader), train_captured),
+            "ahead": Way("1", None, all_blocks, train),
         }
         for sms in self._options.sms:
-            ways[f"ahead on {sms}"] = "1", sms, train
+            ways[f"ahead on {sms}"] = Way("1", sms, all_blocks, train)
         spent: dict[str, list[float]] = {way: [] for way in (*ways, "model")}
         for _ in range(TURNS):
-            for way, (ahead, sms, step) in ways.items():
-                losses, blocks = [], []
+            for way, how in ways.items():
+                losses, batch = [], None
                 begin = 0.0
                 with (
-                    patch.dict(os.environ, DGL_MGPU_PREFETCH=ahead),
-                    patch.object(dataloading, "lane_of", partial(lane_of, sms=sms)),
+                    patch.dict(os.environ, DGL_MGPU_PREFETCH=how.ahead),
+                    patch.object(dataloading, "lane_of", partial(lane_of, sms=how.sms)),
                 ):
-                    batches = iter(loader)
-                for number, (_, _, blocks) in enumerate(batches):
-                    losses.append(step(blocks).detach())
+                    batches = iter(how.batches())
+                    first = next(batches)  # when the pass begins
+                for number, batch in enumerate(itertools.chain([first], batches)):
+                    losses.append(how.train(batch).detach())
                     if number == WARM_UP - 1:
                         self._wait()
                         begin = time.perf_counter()
@@ -326,7 +340,7 @@ class Bench:
                     raise ValueError(f"{name}: a loss is not finite")
             begin = time.perf_counter()
             for _ in range(steps):
-                train(blocks)
+                train(batch)
             self._wait()
             spent["model"].append((time.perf_counter() - begin) / steps)
         median = {way: 1e3 * float(np.median(seconds)) for way, seconds in spent.items()}

@@ -281,11 +281,12 @@ class MiniBatchTrainer(Trainer):
         return is_whole
 
     def _train_rounds(self, sums: _Sums, tally: Tally, on_step: StepCallback) -> bool:
-        batches = iter(self._loader)
+        loader, captured = self._loader, self._captured
+        batches = iter(loader) if captured is None else captured.batches(loader)
         for round_size in self._train.batches.rounds():
             with stage("load"):
                 batch = next(batches, None)
-            if self._captured is None:
+            if captured is None:
                 with stage("forward"):
                     loss = self._loss(batch, round_size, tally)
                 self.optimizer.zero_grad()
@@ -293,7 +294,7 @@ class MiniBatchTrainer(Trainer):
                     loss.backward()
             else:
                 with stage("compute"):
-                    self._compute_captured(self._captured, batch, round_size, tally)
+                    self._compute_captured(captured, batch, round_size, tally)
             with stage("update"):
                 self.optimizer.step()
                 if self._embeddings is not None:
@@ -324,9 +325,8 @@ class MiniBatchTrainer(Trainer):
         if batch is None:
             captured.without_batch()
             return
-        _, _, blocks = batch
-        labels = self._labels(blocks)
-        mean = captured(blocks, self._weight(labels, round_size))
+        labels = captured.labels(batch)
+        mean = captured(batch, self._weight(labels, round_size))
         tally.add(captured.outputs, labels, mean)
 
     def _weight(self, labels: torch.Tensor, round_size: int) -> float:

@@ -55,13 +55,14 @@ def loader_of(store, sampler=None, size=32, count=9, **options):
     return DataLoader(store.graph, torch.arange(size * count), sampler, batch_size=size, **options)
 
 
-def assert_same_training(store, loader, model, take, seeds=32, epochs=2):
-    """Steps over a loader have the results of its blocks; gives how many were put in place."""
+def assert_same_training(begin, loader, model, take, seeds=32, epochs=2):
+    """Steps over a loader have the results of its blocks, in epochs that ``begin`` has begin alike;
+    gives how many were put in place."""
     placed = 0
     for epoch in range(epochs):
-        store.graph.set_epoch(epoch)
+        begin(epoch)
         expected = [(computed(model, blocks, seeds), blocks) for *_, blocks in loader]
-        store.graph.set_epoch(epoch)
+        begin(epoch)
         model.zero_grad()
         for batch, (results, blocks) in zip(take.batches(loader), expected, strict=True):
             placed += isinstance(batch, PlacedBatch)
@@ -78,10 +79,34 @@ def test_batches_are_those_of_the_loader(name, store, ahead, capturing):  # noqa
     take = step_of(model)
     loader = loader_of(store)
     # But those before the capture; ahead, the one that was begun by then is a block, too.
-    placed = assert_same_training(store, loader, model, take)
+    placed = assert_same_training(store.graph.set_epoch, loader, model, take)
     assert placed >= 18 - len(capturing) // 2 * (step.WARM_UP + 2)
     assert len({id(each.room) for each in take._places}) == 2
-    assert all(each.batch is None for each in take._places)
+    assert all(each.taken() is None for each in take._places)
+
+
+@pytest.mark.parametrize("features", [{}, FEATURES])
+def test_batches_of_a_graph_of_dgls(features, ahead, capturing):  # noqa: F811
+    torch.manual_seed(0)
+    for name, prob in (("mean", None), ("weighted", "weight")):
+        model = MODELS[name]()
+        sampler = NeighborSampler([3, 4], prob=prob, **features)
+        loader = DataLoader(graph(), torch.arange(288), sampler, batch_size=32)
+        assert assert_same_training(dgl.seed, loader, model, step_of(model))
+
+
+def test_weights_that_dgl_alone_samples_by(ahead, capturing):  # noqa: F811
+    """A batch may be sampled by DGL after others were put in place."""
+    g = graph()
+    take = step_of(MODELS["mean"]())
+    loader = DataLoader(g, torch.arange(288), NeighborSampler([3, 4], prob="weight"), batch_size=32)
+    kinds = []
+    for number, batch in enumerate(take.batches(loader)):
+        kinds.append(type(batch))
+        assert take(batch).isfinite()
+        if number == 6:
+            g.edata["weight"][:] = 0.0
+    assert PlacedBatch in kinds and kinds[-1] is list
 
 
 def test_features_of_edges_and_ids(store, ahead, capturing):  # noqa: F811
@@ -120,7 +145,7 @@ def test_weighted_samples_and_all_neighbours(store, ahead, capturing):  # noqa: 
     for sampler in samplers:
         model = MODELS["mean"]()
         loader = loader_of(store, sampler)
-        assert assert_same_training(store, loader, model, step_of(model))
+        assert assert_same_training(store.graph.set_epoch, loader, model, step_of(model))
 
 
 def test_several_types(ahead, capturing):  # noqa: F811
@@ -171,9 +196,8 @@ def test_a_last_batch_and_larger_ones_come_as_blocks(store, ahead, capturing):  
         kind = type(batch)
         take(batch)
     assert kind is list and len(capturing) == 2
-    assert assert_same_training(
-        store, loader_of(store, NeighborSampler([9, 9], **FEATURES)), model, take
-    )
+    larger = loader_of(store, NeighborSampler([9, 9], **FEATURES))
+    assert assert_same_training(store.graph.set_epoch, larger, model, take)
     assert len(capturing) in (4, 6)
 
 
@@ -197,7 +221,7 @@ def test_a_loop_that_is_left_gives_its_places_back(store, ahead, capturing):  # 
             if number == 6:
                 break
         del batch
-    assert all(each.batch is None for each in take._places)
+    assert all(each.taken() is None for each in take._places)
     assert len(capturing) <= 4
 
 
@@ -243,20 +267,20 @@ def test_a_model_that_is_switched_after_a_batch_was_put(store, ahead, capturing)
 
 
 def test_other_loaders_give_blocks(store, capturing):  # noqa: F811
-    g = graph()
-    model = MODELS["mean"]()
-    take = step_of(model)
+    take = step_of(MODELS["mean"]())
 
     class Own(NeighborSampler):
         pass
 
+    for batch in take.batches(loader_of(store)):
+        take(batch)
+    assert capturing
+
     for loader in (
-        DataLoader(g, torch.arange(288), NeighborSampler([3, 4]), batch_size=32),
         loader_of(store, Own([3, 4], **FEATURES)),
         loader_of(store, NeighborSampler([3, 4], edge_dir="in", output_device="cpu", **FEATURES)),
     ):
         assert all(isinstance(batch, list) for batch in take.batches(loader))
-        assert not capturing
 
 
 def test_without_capturing_a_loader_is_as_it_is(store):

@@ -180,8 +180,13 @@ def _filled(
 
 
 def begin_graph(
-    g: DGLGraph, nodes: Nodes, fanouts: Sequence[Fanout], prob: str | None, replace: bool
-) -> Callable[[], Sampled | None] | None:
+    g: DGLGraph,
+    nodes: Nodes,
+    fanouts: Sequence[Fanout],
+    prob: str | None,
+    replace: bool,
+    blanks: bool = True,
+) -> BegunGraph | None:
     """Begin with all hops of a mini-batch of a graph made of tensors, or pinned for a GPU.
 
     The same distribution as ``dgl.sampling.sample_neighbors`` and ``dgl.to_block`` hop by hop,
@@ -197,14 +202,13 @@ def begin_graph(
     prob : str, optional
         Edge feature of unnormalised probabilities, or of booleans as a mask.
     replace : bool
+    blanks : bool
+        Whether to prepare blocks while a GPU samples.
 
     Returns
     -------
-    callable
-        To be called once, on the stream on which it was begun: waits for input nodes, output nodes
-        and blocks, as ``dgl.dataloading.NeighborSampler.sample_blocks`` gives them.  It gives None
-        if weights are not those that are served here, and there is none if the graph or another
-        argument is not.
+    BegunGraph
+        None if the graph or another argument is not one that is served here.
 
     Raises
     ------
@@ -231,29 +235,61 @@ def begin_graph(
         finish = begin_hops(views, seeds, hops, key, replace=replace, weights=weights)
     except InvalidInputError as error:
         raise as_dgl_error(error) from error
-    # While a GPU samples.
-    blanks = [types.blank(batch.index.idtype, batch.device, g) for _ in hops]
+    return BegunGraph(batch, nodes, finish, types, len(hops) if blanks else 0)
 
-    def blocks() -> Sampled | None:
-        if _index_for(g, batch.device) is not batch.index:
+
+class BegunGraph:
+    """A mini-batch that is being sampled, to be waited for on the stream on which it was begun."""
+
+    def __init__(
+        self,
+        batch: _Batch,
+        nodes: Nodes,
+        finish: Callable[[], list[EtypeBlock]],
+        types: BlockTypes,
+        blanks: int,
+    ) -> None:
+        self._batch, self._nodes, self._finish, self._types = batch, nodes, finish, types
+        self._blanks = [self._blank() for _ in range(blanks)]
+        self._hops: list[EtypeBlock] | None = None
+        self._is_finished = False
+
+    def hops(self) -> list[EtypeBlock] | None:
+        """What was sampled; None if weights are not those that are served here."""
+        if not self._is_finished:
+            self._is_finished, self._hops = True, self._wait()
+        return self._hops
+
+    def __call__(self) -> Sampled | None:
+        """Input nodes, output nodes and blocks, as ``NeighborSampler.sample_blocks`` gives them."""
+        hops, g = self.hops(), self._batch.g
+        if hops is None:
+            return None
+        blanks = self._blanks or [self._blank() for _ in hops]
+        filled = [
+            _filled(blank, each, self._types, g.ntypes, g.canonical_etypes, self._batch.seeds)
+            for blank, each in zip(blanks, hops, strict=True)
+        ]
+        if len(g.ntypes) == 1:
+            (inputs,) = hops[0].src_nodes.values()
+        else:
+            inputs = filled[0].srcdata[NID]
+        return inputs, self._nodes, filled
+
+    def _wait(self) -> list[EtypeBlock] | None:
+        batch = self._batch
+        if _index_for(batch.g, batch.device) is not batch.index:
             return None  # unpinned since
         try:
-            sampled = finish()
+            return self._finish()
         except InvalidWeightError:
             return None  # DGL has no edges where all weights are zero
         except InvalidInputError as error:
             raise as_dgl_error(error) from error
-        filled = [
-            _filled(blank, each, types, g.ntypes, g.canonical_etypes, batch.seeds)
-            for blank, each in zip(blanks, sampled, strict=True)
-        ]
-        if len(g.ntypes) == 1:
-            (inputs,) = sampled[0].src_nodes.values()
-        else:
-            inputs = filled[0].srcdata[NID]
-        return inputs, nodes, filled
 
-    return blocks
+    def _blank(self) -> BlankBlock:
+        batch = self._batch
+        return self._types.blank(batch.index.idtype, batch.device, batch.g)
 
 
 class _Batch:
@@ -261,6 +297,7 @@ class _Batch:
 
     Attributes
     ----------
+    g : DGLGraph
     index : TensorIndex
         On the device, or in host memory that it reads.
     device : torch.device
@@ -271,7 +308,7 @@ class _Batch:
     def __init__(
         self, g: DGLGraph, index: TensorIndex, device: torch.device, seeds: dict[str, torch.Tensor]
     ) -> None:
-        self._g, self.index, self.device, self.seeds = g, index, device, seeds
+        self.g, self.index, self.device, self.seeds = g, index, device, seeds
 
     @classmethod
     def of(cls, g: DGLGraph, nodes: Any) -> _Batch | None:
@@ -302,7 +339,7 @@ class _Batch:
         if prob is None:
             return {}
         weights = {}
-        for etype, frame in zip(self._g.canonical_etypes, self._g._edge_frames, strict=True):
+        for etype, frame in zip(self.g.canonical_etypes, self.g._edge_frames, strict=True):
             if prob in frame:
                 column = frame[prob]
                 here = column.device == self.device or column.is_pinned()

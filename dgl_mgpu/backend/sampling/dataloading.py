@@ -33,7 +33,7 @@ from dgl.dataloading.dataloader import (
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 from dgl.dataloading.neighbor_sampler import MultiLayerFullNeighborSampler, NeighborSampler
 from dgl.dataloading.shadow import ShaDowKHopSampler
-from dgl.frame import LazyFeature, _LazyIndex
+from dgl.frame import Column, LazyFeature, _LazyIndex
 from dgl.heterograph import DGLGraph
 from dgl.storages.tensor import BaseTensorStorage
 from dgl.utils import recursive_apply
@@ -154,8 +154,7 @@ def serve_dataloading() -> None:
 def batches_into(loader: Any, places: Places) -> Iterator:
     """A pass over a loader whose mini-batches are put into places, where that can be done.
 
-    It can be of uniform or weighted neighbours, sampled in this process from a graph that
-    :class:`ServesBlocks`.
+    It can be of DGL's neighbour samplers, over a graph of this package and in this process.
 
     Returns
     -------
@@ -219,17 +218,20 @@ def _beginner(sample: Any) -> Callable[..., Callable[[], Any] | None] | None:
 
 def _can_be_placed(loader: Any) -> bool:
     """Whether a loader's sampler does nothing but sample hops of its graph."""
-    sampler = loader.graph_sampler
+    graph, sampler = loader.graph, loader.graph_sampler
     sample = loader.collate_fn.sample_func
+    if type(graph) is DGLGraph:
+        is_here = _is_pinned(loader) or graph.device == loader.device
+    else:
+        is_here = getattr(graph, "features_are_stored", False) and graph.device == loader.device
     return (
-        getattr(loader.graph, "features_are_stored", False)
+        is_here
         and getattr(sample, "__func__", None) is _SAMPLE
         and getattr(NeighborSampler.sample_blocks, "serves_stores", False)
         and type(sampler) in (NeighborSampler, MultiLayerFullNeighborSampler)
         and "sample_blocks" not in vars(sampler)
         and sampler.edge_dir == "in"
         and sampler.output_device is None
-        and loader.graph.device == loader.device
     )
 
 
@@ -315,13 +317,23 @@ def _other_storages(loader: Any) -> Mapping[str, Any]:
     return getattr(loader, "other_storages", {})  # not of a loader that Lightning made anew
 
 
-class _BegunHops:
-    """Hops that are being sampled, which are put somewhere or else are made blocks of."""
+def _begin_to_place(sampler: Any, graph: Any, nodes: Any, on_host: Any) -> Any:
+    """Begin with hops of a graph, to be put somewhere; None if DGL is to sample."""
+    what = nodes, sampler.fanouts, sampler.prob, sampler.replace
+    if _has_blocks(type(graph)):
+        return _BegunStore(graph, nodes, graph.begin_hops(*what, on_host=on_host))
+    from dgl_mgpu.backend.sampling.block_sampling import begin_graph
 
-    def __init__(self, sampler: Any, graph: ServesBlocks, nodes: Any, on_host: Any) -> None:
-        self._graph, self._nodes = graph, nodes
-        what = nodes, sampler.fanouts, sampler.prob, sampler.replace
-        self._finish = graph.begin_hops(*what, on_host=on_host)
+    return begin_graph(graph, *what, blanks=False)
+
+
+class _BegunStore:
+    """Hops of a store's graph that are being sampled, and blocks of them."""
+
+    def __init__(
+        self, graph: ServesBlocks, nodes: Any, finish: Callable[[], Sequence[EtypeBlock]]
+    ) -> None:
+        self._graph, self._nodes, self._finish = graph, nodes, finish
         self._hops: Sequence[EtypeBlock] | None = None
 
     def hops(self) -> Sequence[EtypeBlock]:
@@ -388,7 +400,7 @@ class _Batches:
         with self._draws.of_batch(number, with_torchs=False), stage("sample"):
             nodes = recursive_apply(seeds, lambda ids: ids.to(self._loader.device))
             if self._places is not None:
-                return _BegunHops(self._loader.graph_sampler, self._collate.g, nodes, seeds)
+                return _begin_to_place(self._loader.graph_sampler, self._collate.g, nodes, seeds)
             return begin(self._collate.g, nodes, on_host=seeds)
 
     def make(self, number: int, seeds: Any, finish: Callable[[], Any] | None = None) -> Any:
@@ -396,11 +408,8 @@ class _Batches:
         if finish is None and self._places is not None:
             finish = self.begin(number, seeds)
         with self._reads_noted():
-            if isinstance(finish, _BegunHops) and self._places is not None:
-                with stage("sample"):
-                    hops = finish.hops()
-                with stage("gather"):
-                    placed = self._places.put(hops, self._fetch)
+            if self._places is not None and finish is not None:
+                placed = self._placed(self._places, finish)
                 if placed is not None:
                     return placed
             with stage("sample"):
@@ -408,15 +417,29 @@ class _Batches:
             with stage("gather"):
                 return next(self._rest)
 
+    def _placed(self, places: Places, begun: Any) -> Any:
+        """What stands for a batch that was begun, if there is a place for it."""
+        with stage("sample"):
+            hops = begun.hops()
+        if hops is None:
+            return None
+        with stage("gather"):
+            return places.put(hops, self._fetch)
+
     def _fetch(
         self, is_node: bool, number: int, name: str, ids: torch.Tensor, out: torch.Tensor
     ) -> None:
-        graph = self._loader.graph
+        graph, device = self._loader.graph, self._loader.device
         if is_node:
             storage = graph.get_node_storage(name, graph.ntypes[number])
         else:
             storage = graph.get_edge_storage(name, graph.canonical_etypes[number])
-        storage.fetch(ids, self._loader.device, out=out)
+        if not isinstance(storage, Column):
+            storage.fetch(ids, device, out=out)
+        elif storage.data.device == device:
+            torch.index_select(storage.data, 0, ids, out=out)
+        else:
+            out.copy_(storage.fetch(ids, device))
 
     def _sampled(self, number: int, seeds: Any, finish: Callable[[], Any] | None) -> Any:
         sampled = None if finish is None else finish()

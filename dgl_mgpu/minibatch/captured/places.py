@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -15,6 +16,10 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.minibatch.captured.capture import Point, point, wait_for
 from dgl_mgpu.minibatch.captured.room import Room, Sizes
 from dgl_mgpu.ops import EtypeBlock
+
+
+def _nothing() -> None:
+    return None
 
 
 class Kind(NamedTuple):
@@ -65,9 +70,9 @@ class Place:
         Rows of the outputs.
     replay : callable
         Computes the one that is there.
-    batch : PlacedBatch or None
-        That one, until the script is done with it.
-    is_free : Point or None
+    taken : callable
+        Gives that one, until the script is done with it, and None then.
+    left : Point or None
         On the script's stream, after the last one was used.
     """
 
@@ -75,8 +80,8 @@ class Place:
     room: Room
     num_seeds: int
     replay: Callable[[], Results]
-    batch: PlacedBatch | None = None
-    is_free: Point | None = None
+    taken: Callable[[], PlacedBatch | None] = _nothing
+    left: Point = None
 
     @cached_property
     def blocks(self) -> list[DGLBlock]:
@@ -98,7 +103,7 @@ class PlacedBatch:
 
     @property
     def place(self) -> Place:
-        if self._place.batch is not self:
+        if self._place.taken() is not self:
             raise InvalidInputError(
                 "compute a mini-batch",
                 "one whose place has been given to another",
@@ -126,13 +131,11 @@ class Places:
         device: torch.device,
     ) -> None:
         self._every, self._modes, self._device = every, modes, device
-        #: What has been put and not been given back.
-        self._put: list[PlacedBatch] = []
 
     def put(self, hops: Sequence[EtypeBlock], fetch: Fetch) -> PlacedBatch | None:
         """Put a mini-batch into a place that is free, if it fits there."""
         for place in self._every():
-            if place.batch is not None:
+            if place.taken() is not None:
                 continue
             types = place.room.types
             if not hops or hops[0].num_dst.keys() != set(types.nodes):
@@ -140,32 +143,24 @@ class Places:
             sizes = Sizes.of_hops(hops, types)
             if place.kind != Kind(sizes.kind, self._modes()) or not place.room.sizes.hold(sizes):
                 continue
-            wait_for(place.is_free, self._device)
+            wait_for(place.left, self._device)
             place.room.load_hops(hops, fetch)
-            batch = place.batch = PlacedBatch(place)
-            self._put.append(batch)
+            batch = PlacedBatch(place)
+            # One that the loader makes anew frees its place by that.
+            place.taken = weakref.ref(batch)
             return batch
         return None
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """A pass over a loader: mini-batches in place, or blocks."""
         batches = batches_into(loader, self)
-        batch: Any = None
-        try:
-            while True:
-                if isinstance(batch, PlacedBatch):
-                    self._give_back(batch)
-                batch = next(batches, None)
-                if batch is None:
-                    return
-                yield batch if isinstance(batch, PlacedBatch) else batch[2]
-        finally:
-            # Which waits for what is still being put.
-            del batches
-            for left in list(self._put):
-                self._give_back(left)
-
-    def _give_back(self, batch: PlacedBatch) -> None:
-        self._put.remove(batch)
-        batch.place.is_free = point(self._device)
-        batch.place.batch = None
+        for batch in batches:
+            if not isinstance(batch, PlacedBatch):
+                yield batch[2]
+                continue
+            place = batch.place
+            try:
+                yield batch
+            finally:
+                place.left = point(self._device)
+                place.taken = _nothing

@@ -2,8 +2,8 @@
 
 A graph's kernels have fixed addresses and sizes.  So batches are put into larger blocks, in which
 rows and edges beyond a batch's own harm nothing: the edges that are left over go from the last
-source of their type to the last destination, which are none of the batch's, and nothing looks at
-what comes out there.
+source of their type to the first destination that is none of the batch's, and nothing looks at what
+comes out there.
 """
 
 from __future__ import annotations
@@ -260,20 +260,23 @@ class _BlockRoom:
         ends = self._schema.ends
         self._indptrs = [ids.new_zeros(nodes[dst] + 1) for _, dst in ends]
         self._sources = [ids.new_zeros(count) for count in edges]
+        #: Of both, what is beyond a batch.  Sources of the batch's would have other out-degrees.
+        self._tails = [
+            (torch.full_like(indptr, len(sources)), torch.full_like(sources, nodes[src] - 1))
+            for (src, _), indptr, sources in zip(ends, self._indptrs, self._sources, strict=True)
+        ]
         self._node_frames = [*map(_FrameRoom, block._node_frames, nodes)]
         self._edge_frames = [*map(_FrameRoom, block._edge_frames, edges)]
 
     def load(self, contents: _Contents) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """What is to be copied, and to where."""
-        rooms = zip(contents.edges(), self._schema.ends, self._indptrs, self._sources, strict=True)
-        for (starts, indices), (src, _), indptr, sources in rooms:
+        rooms = zip(contents.edges(), self._indptrs, self._sources, self._tails, strict=True)
+        for (starts, indices), indptr, sources, (no_starts, no_indices) in rooms:
             rows, edges = len(starts), len(indices)
             yield indptr[:rows], starts
+            yield indptr[rows:], no_starts[rows:]
             yield sources[:edges], indices
-            # Of the batch's own nodes, they would add to the out-degrees.
-            sources[edges:].fill_(self._nodes[src] - 1)
-            indptr[rows:-1].fill_(edges)
-            indptr[-1:].fill_(len(sources))
+            yield sources[edges:], no_indices[edges:]
         for place, room in enumerate((*self._node_frames, *self._edge_frames)):
             for name, column in room.columns.items():
                 data = contents.rows(place, name, column)

@@ -230,9 +230,9 @@ class CapturedStep:
                 self._capture(kind, blocks, largest.with_spare(), pool)
                 for _ in range(self._num_places)
             ]
-        place = next((each for each in self._places if each.batch is None), None)
+        place = next((each for each in self._places if each.taken() is None), None)
         if place is not None:
-            wait_for(place.is_free, blocks[0].device)
+            wait_for(place.left, blocks[0].device)
             place.room.load(blocks)
         return place
 
