@@ -37,7 +37,7 @@ class SeedBatches(IterableDataset):
         If there are no seed nodes.
     """
 
-    #: For :mod:`backend.sampling.dataloading`: batches depend on nothing that goes on meanwhile.
+    #: For :mod:`backend.sampling.repeatable`: batches depend on nothing that goes on meanwhile.
     may_be_made_ahead = True
 
     def __init__(

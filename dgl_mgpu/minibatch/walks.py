@@ -9,8 +9,8 @@ import torch
 from dgl.dataloading import BlockSampler
 
 from dgl_mgpu.backend.global_store.graph import StoreGraph
+from dgl_mgpu.backend.sampling.begun import handed_out
 from dgl_mgpu.backend.sampling.block_sampling import Sampled
-from dgl_mgpu.backend.sampling.dataloading import handed_out
 
 
 class RandomWalkSampler(BlockSampler):
@@ -29,7 +29,7 @@ class RandomWalkSampler(BlockSampler):
         As in ``dgl.dataloading.BlockSampler``.
     """
 
-    #: For :mod:`backend.sampling.dataloading`: samples depend on attributes and the graph alone.
+    #: For :mod:`backend.sampling.repeatable`: samples depend on attributes and the graph alone.
     may_be_made_ahead = True
 
     def __init__(

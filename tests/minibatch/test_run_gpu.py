@@ -73,6 +73,20 @@ def test_captured_steps_have_the_losses_of_others(tmp_path, data, model, precisi
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_captured_steps_of_two_ranks_train_as_others(tmp_path, data):
+    found = [
+        losses(
+            train(
+                tmp_path / graphs, data, f"trainer.cuda_graphs={graphs}", "store.device=cuda",
+                "trainer.ranks=2", "trainer.batch_size=100", *SAME,
+            )
+        )
+        for graphs in ("false", "true")
+    ]  # fmt: skip
+    assert found[1] == pytest.approx(found[0], rel=2e-3)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_ranks_of_a_gpu_each_train_as_those_of_the_cpu(tmp_path, data):
     found = {
         device: losses(

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import torch
 from dgl.heterograph import DGLBlock
 
-from dgl_mgpu.backend.sampling.dataloading import Fetch, batches_into
+from dgl_mgpu.backend.sampling.dataloading import batches_into
+from dgl_mgpu.backend.sampling.loader_batches import Fetch
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.minibatch.captured.capture import Point, point, wait_for
 from dgl_mgpu.minibatch.captured.room import Room, Sizes

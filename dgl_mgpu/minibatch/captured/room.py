@@ -17,7 +17,7 @@ from dgl.base import EID, NID
 from dgl.frame import Column, Frame, Scheme
 from dgl.heterograph import DGLBlock
 
-from dgl_mgpu.backend.sampling.dataloading import Fetch
+from dgl_mgpu.backend.sampling.loader_batches import Fetch
 from dgl_mgpu.backend.structure.index import Schema, TensorIndex
 from dgl_mgpu.backend.structure.relation import Compressed, Relation
 from dgl_mgpu.errors import InvalidInputError
