@@ -4,9 +4,11 @@ Both drive the same GraphSAGE of torch-geometric's layers on the same power-law 
 20 M nodes, 320 M edges, 128 features.  Ours is DGL's DataLoader over the store's graph, whose
 blocks are turned into edge lists; the peer samples and gathers as its own examples do, but gets its
 seeds and labels from GPU memory, where its data sets would take them from Python one by one.
-Beside them: the model on batches that are there, and our loader with DGL's layers.
+Beside them: the model on batches that are there, and our loader with DGL's layers.  Ours also with
+steps captured as CUDA graphs (:class:`dgl_mgpu.CapturedStep`), of the same models.
 
-Both loaders' samples and features are checked first, and that both models compute the same.
+Both loaders' samples and features are checked first, that both models compute the same, and that
+captured steps have their losses.
 
     python -m benchmarks.loader_gpu --ranks 1 --out loader.json
 """
@@ -19,6 +21,7 @@ import importlib.metadata
 import importlib.util
 import itertools
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -26,7 +29,7 @@ import torch
 import dgl_mgpu  # noqa: F401  makes DGL import
 
 import dgl  # isort: skip
-from dgl.dataloading import NeighborSampler  # isort: skip
+from dgl.dataloading import DataLoader, NeighborSampler  # isort: skip
 
 from benchmarks.figures import Figure, Report
 from benchmarks.fullgraph import Job, random_rows
@@ -184,9 +187,11 @@ class Bench:
                 for _ in range(self._num_steps):
                     yield geometric.step(loaded, its)
 
+            on_its_edges = Training(on_edges, job.device, lambda blocks: as_edges(blocks)[1:])
             ways |= {
                 "ours": lambda: ours("1"),
                 "ours, one by one": lambda: ours("0"),
+                "ours, captured": self._captured(name, on_its_edges, graph, loader),
                 "model alone": alone,
             }
         if load is not None:
@@ -203,7 +208,17 @@ class Bench:
                 yield of_dgl.step_on_blocks(blocks)
 
         ways["ours, DGL's layers"] = ours_with_dgl
+        ways["ours, DGL's layers, captured"] = self._captured(name, of_dgl, graph, loader)
         self._keep(name, fanouts, self._measure(ways))
+
+    @staticmethod
+    def _captured(
+        name: str, training: Training, graph: StoreGraph, loader: DataLoader
+    ) -> Callable[[], Iterator[torch.Tensor]]:
+        """Steps that are captured, which have been checked."""
+        begin = partial(graph.set_epoch, 0)
+        training.require_captured_right(f"captured, {name}", begin, loader, 2 * WARM_UP)
+        return lambda: map(training.captured_step, training.captured_batches(loader))
 
     def _measure(self, ways: dict[str, Callable[[], Iterator[Any]]]) -> list[dict[str, list]]:
         """Milliseconds a step of each way in each turn, on each rank."""
@@ -229,12 +244,17 @@ class Bench:
             "seeds_per_second": {way: seeds / ms for way, ms in median.items()},
             "each_rank_ms": spent,
         }
-        if "ours" in median:
-            case = f"torch-geometric, {name}"
-            ours = median["ours"]
-            self._report.add(Figure(case, "ms", ours, peer, times_peer=TIMES_PEER, more=more))
-        case = f"DGL's layers; peer torch-geometric, {name}"
-        self._report.add(Figure(case, "ms", median["ours, DGL's layers"], peer, more=more))
+        for way, case, aim in (
+            ("ours", "torch-geometric", TIMES_PEER),
+            ("ours, captured", "torch-geometric, captured", TIMES_PEER),
+            ("ours, DGL's layers", "DGL's layers; peer torch-geometric", None),
+            ("ours, DGL's layers, captured", "DGL's layers, captured; peer torch-geometric", None),
+        ):
+            if way in median:
+                figure = Figure(
+                    f"{case}, {name}", "ms", median[way], peer, times_peer=aim, more=more
+                )
+                self._report.add(figure)
         others = {way: f"{ms:.2f}" for way, ms in median.items()}
         self._job.say(f"  {', '.join(f'{way} {ms}' for way, ms in others.items())}")
 

@@ -22,6 +22,15 @@ def on_tensors(request):
     return request.param
 
 
+@pytest.fixture(autouse=True)
+def one_thread():
+    """On several, ``dgl.to_block`` numbers sources in the order in which threads come to them."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def store_of(g):
     return dgl_mgpu.GlobalStore.from_dgl(g, device="cpu", seed=4).graph
 
