@@ -132,7 +132,7 @@ class Case:
         require_rows(self._name, self._data, blocks)
         # More than there are before one is captured, which is right of that one at least.
         self._training.require_captured_right(
-            self._name, lambda: self._graph.set_epoch(0), self._loader, 2 * WARM_UP
+            self._name, lambda: self._graph.set_epoch(0), self._loader, 4 * WARM_UP
         )
 
     def measure(self) -> dict[str, Any]:

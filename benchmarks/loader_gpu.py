@@ -217,7 +217,7 @@ class Bench:
     ) -> Callable[[], Iterator[torch.Tensor]]:
         """Steps that are captured, which have been checked."""
         begin = partial(graph.set_epoch, 0)
-        training.require_captured_right(f"captured, {name}", begin, loader, 2 * WARM_UP)
+        training.require_captured_right(f"captured, {name}", begin, loader, 4 * WARM_UP)
         return lambda: map(training.captured_step, training.captured_batches(loader))
 
     def _measure(self, ways: dict[str, Callable[[], Iterator[Any]]]) -> list[dict[str, list]]:

@@ -247,7 +247,9 @@ class MiniBatchTrainer(Trainer):
         self.model.eval()
         self.store.graph.set_epoch(0)
         counts = torch.zeros(2, dtype=torch.int64, device=self._device)
-        for _, _, blocks in self._make_loader(split):
+        with _without_advice():
+            batches = iter(self._make_loader(split))
+        for _, _, blocks in batches:
             logits = self._logits(blocks)
             labels = self._labels(blocks)
             counts[0] += (logits.argmax(1) == labels).sum()
@@ -281,8 +283,10 @@ class MiniBatchTrainer(Trainer):
         return is_whole
 
     def _train_rounds(self, sums: _Sums, tally: Tally, on_step: StepCallback) -> bool:
-        loader, captured = self._loader, self._captured
-        batches = iter(loader) if captured is None else captured.batches(loader)
+        captured = self._captured
+        begin = iter if captured is None else captured.batches
+        with _without_advice():
+            batches = begin(self._loader)
         for round_size in self._train.batches.rounds():
             with stage("load"):
                 batch = next(batches, None)
@@ -316,7 +320,7 @@ class MiniBatchTrainer(Trainer):
         logits = self._logits(blocks, self._ddp)
         mean = self._mean_loss(logits, labels)
         tally.add(logits, labels, mean)
-        return mean * self._weight(labels, round_size)
+        return mean * self._weight(len(labels), round_size)
 
     def _compute_captured(
         self, captured: CapturedStep, batch: Any, round_size: int, tally: Tally
@@ -325,13 +329,12 @@ class MiniBatchTrainer(Trainer):
         if batch is None:
             captured.without_batch()
             return
-        labels = captured.labels(batch)
-        mean = captured(batch, self._weight(labels, round_size))
-        tally.add(captured.outputs, labels, mean)
+        mean = captured(batch, self._weight(captured.num_seeds(batch), round_size))
+        tally.add(captured.outputs, captured.labels, mean)
 
-    def _weight(self, labels: torch.Tensor, round_size: int) -> float:
+    def _weight(self, seeds: int, round_size: int) -> float:
         """What makes the mean over ranks of their means that over the seeds of the round."""
-        return len(labels) * self._train.batches.num_ranks / round_size
+        return seeds * self._train.batches.num_ranks / round_size
 
     def _logits(
         self, blocks: Sequence[dgl.DGLGraph], model: nn.Module | None = None
@@ -351,7 +354,7 @@ class MiniBatchTrainer(Trainer):
         return torch.autocast(self._device.type, self._precision, enabled=enabled)
 
     def _make_loader(self, split: Split) -> DataLoader:
-        return _QuietLoader(
+        return DataLoader(
             self.store.graph,
             split.batches,
             split.sampler,
@@ -363,10 +366,9 @@ class MiniBatchTrainer(Trainer):
         )
 
 
-class _QuietLoader(DataLoader):
-    """DGL's DataLoader without its advice on CPU affinity at every epoch."""
-
-    def __iter__(self) -> Iterator:
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Dataloader CPU affinity opt")
-            return super().__iter__()
+@contextlib.contextmanager
+def _without_advice() -> Iterator[None]:
+    """Within, DGL's DataLoader begins a pass without its advice on CPU affinity."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Dataloader CPU affinity opt")
+        yield

@@ -88,7 +88,9 @@ def run(monkeypatch, tmp_path, arguments: str) -> list[dict]:
 
 
 def test_our_loader_is_measured(monkeypatch, tmp_path):
-    *_, figure = run(monkeypatch, tmp_path, "--ranks 2 --no-peer")
+    *_, figure, captured = run(monkeypatch, tmp_path, "--ranks 2 --no-peer")
+    assert captured["case"] == "DGL's layers, captured; peer torch-geometric, 10 at 30,30,30"
+    assert captured["ours"] == figure["more"]["median_ms"]["ours, DGL's layers, captured"]
     assert figure["case"] == "DGL's layers; peer torch-geometric, 10 at 30,30,30"
     assert figure["ours"] > 0 and figure["reached"] is None
     median = figure["more"]["median_ms"]["ours, DGL's layers"]
@@ -107,11 +109,14 @@ def test_a_loss_that_is_not_finite_is_refused(monkeypatch, tmp_path, small):
 
 @pytest.mark.skipif(not HAS_GEOMETRIC, reason="torch-geometric is not installed")
 def test_both_loaders_drive_one_model(monkeypatch, tmp_path, peer, small):
-    figure, with_dgl = run(monkeypatch, tmp_path, "--ranks 1")
+    figure, captured, with_dgl, _ = run(monkeypatch, tmp_path, "--ranks 1")
     more = figure["more"]
     assert set(more["median_ms"]) == {
-        "ours", "ours, one by one", "model alone", "peer", "ours, DGL's layers",
+        "ours", "ours, one by one", "ours, captured", "model alone", "peer", "ours, DGL's layers",
+        "ours, DGL's layers, captured",
     }  # fmt: skip
+    assert captured["ratio_to_peer"] == more["median_ms"]["peer"] / captured["ours"]
+    assert captured["times_peer"] == 1.5
     assert figure["times_peer"] == 1.5 and figure["reached"] is (figure["ratio_to_peer"] >= 1.5)
     assert figure["ratio_to_peer"] == more["median_ms"]["peer"] / more["median_ms"]["ours"]
     assert with_dgl["peer"] == figure["peer"]

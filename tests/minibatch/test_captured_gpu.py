@@ -102,11 +102,34 @@ def test_in_place_training_is_that_of_the_loaders_blocks(name, idtype):
         store.graph.set_epoch(epoch)
         for batch, (results, labels) in zip(take.batches(loader), expected, strict=True):
             placed += isinstance(batch, PlacedBatch)
-            assert torch.equal(take.labels(batch), labels)
             loss = take(batch)
+            assert torch.equal(take.labels, labels)
             optimizers[0].step()
             assert_close([loss, take.outputs], results)
     assert placed >= 36
+    store.close()
+
+
+def test_a_place_is_not_written_to_while_a_slow_model_reads_it():
+    """The lane is done long before the model, which reads its blocks late."""
+    torch.manual_seed(0)
+    store = dgl_mgpu.GlobalStore.from_dgl(graph(torch.int32), device="cuda")
+    features = {"prefetch_node_feats": ["feat"], "prefetch_labels": ["label"]}
+    sampler = NeighborSampler([3, 4], **features)
+    loader = DataLoader(store.graph, torch.arange(384), sampler, batch_size=32, device="cuda")
+    model = MODELS["mean"]().cuda()
+
+    def slow(blocks):
+        torch.cuda._sleep(20_000_000)
+        return model(blocks, blocks[0].srcdata["feat"])
+
+    take = dgl_mgpu.CapturedStep(model, slow, F.cross_entropy)
+    for epoch in range(3):
+        store.graph.set_epoch(epoch)
+        expected = [computed(model, blocks, 32)[0] for *_, blocks in loader]
+        store.graph.set_epoch(epoch)
+        assert_close([take(batch) for batch in take.batches(loader)], expected)
+    assert len(take._places) == 2
     store.close()
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+import weakref
+
 import dgl
 import pytest
 import torch
@@ -13,11 +16,14 @@ import dgl_mgpu
 from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.sampling import dataloading
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.minibatch.captured import step
+from dgl_mgpu.minibatch.captured import places, step
 from dgl_mgpu.minibatch.captured.places import PlacedBatch
+from dgl_mgpu.minibatch.captured.room import Room
+from dgl_mgpu.store.optimizer import write_rows
 from tests.minibatch.test_captured import (
     CLASSES,
     MODELS,
+    Model,
     assert_close,
     capturing,  # noqa: F401  (a fixture)
     computed,
@@ -66,8 +72,9 @@ def assert_same_training(begin, loader, model, take, seeds=32, epochs=2):
         model.zero_grad()
         for batch, (results, blocks) in zip(take.batches(loader), expected, strict=True):
             placed += isinstance(batch, PlacedBatch)
-            assert torch.equal(take.labels(batch), blocks[-1].dstdata["label"])
+            assert take.num_seeds(batch) == seeds
             loss = take(batch)
+            assert torch.equal(take.labels, blocks[-1].dstdata["label"])
             gradients = [each.grad for each in model.parameters()]
             assert_close([loss, take.outputs, *gradients], results)
     return placed
@@ -78,28 +85,64 @@ def test_batches_are_those_of_the_loader(name, store, ahead, capturing):  # noqa
     model = MODELS[name]()
     take = step_of(model)
     loader = loader_of(store)
-    # But those before the capture; ahead, the one that was begun by then is a block, too.
+    # But those before the capture; ahead, the one that was made by then is of blocks, too.
+    torch.manual_seed(0)
     placed = assert_same_training(store.graph.set_epoch, loader, model, take)
-    assert placed >= 18 - len(capturing) // 2 * (step.WARM_UP + 2)
+    assert placed == 18 - (step.WARM_UP + 1 + ahead) - (len(capturing) // 2 - 1) * (1 + ahead)
     assert len({id(each.room) for each in take._places}) == 2
     assert all(each.taken() is None for each in take._places)
 
 
-@pytest.mark.parametrize("features", [{}, FEATURES])
-def test_batches_of_a_graph_of_dgls(features, ahead, capturing):  # noqa: F811
+def test_batches_of_a_graph_of_dgls(ahead, capturing):  # noqa: F811
     torch.manual_seed(0)
     for name, prob in (("mean", None), ("weighted", "weight")):
         model = MODELS[name]()
-        sampler = NeighborSampler([3, 4], prob=prob, **features)
+        sampler = NeighborSampler([3, 4], prob=prob, prefetch_edge_feats=["weight"], **FEATURES)
         loader = DataLoader(graph(), torch.arange(288), sampler, batch_size=32)
         assert assert_same_training(dgl.seed, loader, model, step_of(model))
+
+
+def test_features_that_are_not_prefetched_are_read_when_they_are_used(ahead, capturing):  # noqa: F811
+    g = graph()
+    model = MODELS["mean"]()
+    take = step_of(model)
+    loader = DataLoader(g, torch.arange(288), NeighborSampler([3, 4]), batch_size=32)
+    for batch in take.batches(loader):
+        assert isinstance(batch, list)
+        g.ndata["feat"] += 1.0
+        loss, *_ = computed(model, batch, 32)
+        assert_close([take(batch)], [loss])
+    assert capturing
+
+
+def test_a_feature_of_another_width_or_dtype_is_not_put(ahead, capturing):  # noqa: F811
+    class Padded(Model):
+        def forward(self, blocks, x):
+            return super().forward(blocks, F.pad(x.float(), (0, 6 - x.shape[1])))
+
+    for other in (torch.randn(400, 5), torch.randn(400, 6).double()):
+        g = graph()
+        model = Padded(*MODELS["mean"]().layers)
+        take = step_of(model)
+        sampler = NeighborSampler([3, 4], **FEATURES)
+        loader = DataLoader(g, torch.arange(288), sampler, batch_size=32)
+        seen = []
+        for number, batch in enumerate(take.batches(loader)):
+            seen.append(type(batch))
+            if number > 6:
+                break
+            take(batch)
+            if number == 6:
+                g.ndata["feat"] = other
+        assert PlacedBatch in seen and seen[-1] is list
 
 
 def test_weights_that_dgl_alone_samples_by(ahead, capturing):  # noqa: F811
     """A batch may be sampled by DGL after others were put in place."""
     g = graph()
     take = step_of(MODELS["mean"]())
-    loader = DataLoader(g, torch.arange(288), NeighborSampler([3, 4], prob="weight"), batch_size=32)
+    sampler = NeighborSampler([3, 4], prob="weight", **FEATURES)
+    loader = DataLoader(g, torch.arange(288), sampler, batch_size=32)
     kinds = []
     for number, batch in enumerate(take.batches(loader)):
         kinds.append(type(batch))
@@ -182,8 +225,15 @@ def test_several_types(ahead, capturing):  # noqa: F811
             for batch, blocks in zip(take.batches(loader), expected, strict=True):
                 placed += isinstance(batch, PlacedBatch)
                 labels = blocks[-1].dstnodes["a"].data["label"]
-                assert torch.equal(take.labels(batch), labels)
-                assert_close([take(batch)], [F.cross_entropy(forward(blocks), labels).detach()])
+                model.zero_grad()
+                expected_loss = F.cross_entropy(forward(blocks), labels)
+                expected_loss.backward()
+                gradients = [each.grad for each in model.parameters()]
+                assert_close([take(batch)], [expected_loss.detach()])
+                for parameter, gradient in zip(model.parameters(), gradients, strict=True):
+                    if gradient is not None:
+                        torch.testing.assert_close(parameter.grad, gradient)
+                assert torch.equal(take.labels, labels)
     assert placed
 
 
@@ -231,14 +281,16 @@ def test_two_loops_and_blocks_in_turns(store, ahead, capturing):  # noqa: F811
     loaders = [loader_of(store), loader_of(store, NeighborSampler([3, 4], **FEATURES))]
     store.graph.set_epoch(0)
     batches = [blocks for *_, blocks in loaders[0]]
-    loops = []
+    loops, placed = [], 0
     for loader in loaders:
         store.graph.set_epoch(0)
         loops.append(take.batches(loader))
     for blocks, *both in zip(batches, *loops, strict=True):
         loss, *_ = computed(model, blocks, 32)
         for batch in (*both, blocks):
+            placed += isinstance(batch, PlacedBatch)
             assert_close([take(batch)], [loss])
+    assert placed
 
 
 def test_a_model_that_is_switched_after_a_batch_was_put(store, ahead, capturing):  # noqa: F811
@@ -287,3 +339,167 @@ def test_without_capturing_a_loader_is_as_it_is(store):
     take = step_of(MODELS["mean"]())
     assert all(isinstance(batch, list) for batch in take.batches(loader_of(store)))
     assert not take._places
+
+
+class Streams:
+    """Notes which of what is queued has been waited for, as streams of a GPU would."""
+
+    def __init__(self, monkeypatch, lane):
+        self._lane, self._now, self._seen = lane, 0, 0
+        self._computed: dict[int, int] = {}
+        self.overwritten: list[int] = []
+        monkeypatch.setattr(places, "point", self.point)
+        monkeypatch.setattr(step, "point", self.point)
+        monkeypatch.setattr(places, "wait_for", self.wait_for)
+        monkeypatch.setattr(step, "wait_for", self.wait_for)
+        load = Room.load_hops
+
+        def load_hops(room, hops, features):
+            if lane.is_inside and self._computed.get(id(room), 0) > self._seen:
+                self.overwritten.append(id(room))
+            load(room, hops, features)
+
+        monkeypatch.setattr(Room, "load_hops", load_hops)
+
+    def point(self, device):
+        self._now += 1
+        return self._now
+
+    def wait_for(self, queued, device):
+        if queued is not None and self._lane.is_inside:
+            self._seen = max(self._seen, queued)
+
+    def computing(self, room):
+        self._now += 1
+        self._computed[id(room)] = self._now
+
+
+def test_no_place_is_written_to_before_it_was_computed(store, capturing, monkeypatch):  # noqa: F811
+    lane = HostLane()
+    monkeypatch.setattr(dataloading, "lane_of", lambda device: lane)
+    streams = Streams(monkeypatch, lane)
+    take = step_of(MODELS["mean"]())
+    replay = take._replay
+
+    def replayed(place, weight):
+        streams.computing(place.room)
+        return replay(place, weight)
+
+    monkeypatch.setattr(take, "_replay", replayed)
+    for _ in range(2):
+        placed = [isinstance(b, PlacedBatch) for b in take.batches(loader_of(store)) if [take(b)]]
+    assert any(placed) and len(streams._computed) == 2
+    assert not streams.overwritten
+
+
+def test_a_stores_rows_that_are_written_count_from_the_next_batch_on(store, ahead, capturing):  # noqa: F811
+    model = MODELS["mean"]()
+    table = store.graph._store.tables["node/_N/feat"]
+    rows = store.gather("feat", torch.arange(400))
+
+    def losses(batches, compute):
+        write_rows(table, torch.arange(400), rows)
+        found = []
+        for number, batch in enumerate(batches):
+            found.append(compute(batch))
+            if number == 6:
+                write_rows(table, torch.arange(400), torch.ones(400, 6))
+        return found
+
+    take = step_of(model)
+    loader = loader_of(store)
+    store.graph.set_epoch(0)
+    expected = losses((blocks for *_, blocks in loader), lambda b: computed(model, b, 32)[0])
+    store.graph.set_epoch(0)
+    assert_close(losses(take.batches(loader), take), expected)
+    assert not torch.allclose(expected[6], expected[7])
+
+
+def test_without_memory_for_two_places_there_is_one(store, ahead, capturing, monkeypatch):  # noqa: F811
+    calls = []
+
+    def captured(run, device, pool):
+        calls.append(pool)
+        if len(calls) > 1:
+            raise torch.OutOfMemoryError
+        return run
+
+    monkeypatch.setattr(step, "captured", captured)
+    model = MODELS["mean"]()
+    take = step_of(model)
+    torch.manual_seed(0)
+    largest = NeighborSampler([9, 9], **FEATURES)
+    placed = assert_same_training(store.graph.set_epoch, loader_of(store, largest), model, take)
+    assert len(take._places) == 1 and len(calls) == 2
+    assert placed
+
+
+def test_labels_may_depend_on_edges(store, ahead, capturing):  # noqa: F811
+    """They are of the mini-batch that is in place, and not of the one before it."""
+    model = MODELS["mean"]()
+    take = dgl_mgpu.CapturedStep(
+        model,
+        lambda blocks: model(blocks, blocks[0].srcdata["feat"]),
+        F.cross_entropy,
+        lambda blocks: blocks[-1].in_degrees()[: blocks[-1].num_dst_nodes()] % CLASSES,
+    )
+    loader = loader_of(store)
+    for epoch in range(2):
+        store.graph.set_epoch(epoch)
+        expected = [blocks[-1].in_degrees() % CLASSES for *_, blocks in loader]
+        store.graph.set_epoch(epoch)
+        for batch, labels in zip(take.batches(loader), expected, strict=True):
+            take(batch)
+            assert torch.equal(take.labels, labels)
+    assert take._places
+
+
+def test_a_sampler_that_is_changed_and_a_step_of_another_graph(store, ahead, capturing):  # noqa: F811
+    take = step_of(MODELS["mean"]())
+    loader = loader_of(store)
+    kinds = []
+    for number, batch in enumerate(take.batches(loader)):
+        take(batch)
+        kinds.append(type(batch))
+        if number == 6:
+            loader.graph_sampler.output_device = "cpu"
+            break
+    assert PlacedBatch in kinds
+    assert all(isinstance(batch, list) for batch in take.batches(loader))
+
+    g = graph()
+    renamed = dgl.heterograph({("_N", "other", "_N"): g.edges()}, {"_N": 400})
+    renamed.ndata.update(g.ndata)
+    with dgl_mgpu.GlobalStore.from_dgl(renamed, device="cpu") as other:
+        assert all(isinstance(batch, list) for batch in take.batches(loader_of(other)))
+
+
+def test_loaders_that_give_something_else(store, ahead, capturing):  # noqa: F811
+    take = step_of(MODELS["mean"]())
+
+    class Fewer(DataLoader):
+        def __iter__(self):
+            return itertools.islice(super().__iter__(), 2)
+
+    sampler = NeighborSampler([3, 4], **FEATURES)
+    fewer = Fewer(store.graph, torch.arange(288), sampler, batch_size=32)
+    assert len(list(take.batches(fewer))) == 2
+    g = graph()
+    pairs = dgl.dataloading.as_edge_prediction_sampler(
+        NeighborSampler([3, 4]), negative_sampler=dgl.dataloading.negative_sampler.Uniform(2)
+    )
+    for blocks in take.batches(DataLoader(g, torch.arange(64), pairs, batch_size=32)):
+        assert len(blocks) == 2 and blocks[0].is_block
+    with pytest.raises(InvalidInputError, match=r"a list.*DataLoader"):
+        take.batches([1, 2])
+
+
+def test_old_places_are_given_up_before_new_ones_are_captured(store, ahead, capturing, monkeypatch):  # noqa: F811
+    take = step_of(MODELS["mean"]())
+    for batch in take.batches(loader_of(store, NeighborSampler([1, 1], **FEATURES))):
+        take(batch)
+    old = [weakref.ref(each) for each in take._places]
+    for batch in take.batches(loader_of(store, NeighborSampler([9, 9], **FEATURES))):
+        take(batch)
+        del batch
+    assert len(old) == 2 and [each() for each in old] == [None, None]

@@ -117,33 +117,39 @@ def can_be_placed(loader: Any) -> bool:
     )
 
 
-def begin_to_place(sampler: Any, graph: Any, nodes: Any, on_host: Any) -> Any:
-    """Begin with hops of a graph, to be put somewhere; None if DGL is to sample."""
-    what = nodes, sampler.fanouts, sampler.prob, sampler.replace
-    if has_blocks(type(graph)):
-        return _BegunStore(graph, nodes, graph.begin_hops(*what, on_host=on_host))
-    from dgl_mgpu.backend.sampling.block_sampling import begin_graph
+class ToPlace:
+    """Hops that are being sampled, to be put somewhere; they may become blocks all the same.
 
-    return begin_graph(graph, *what, blanks=False)
-
-
-class _BegunStore:
-    """Hops of a store's graph that are being sampled, and blocks of them."""
+    Parameters
+    ----------
+    hops : callable
+        Waits for them; gives None if DGL is to sample.
+    blocks : callable
+        Makes input nodes, output nodes and blocks of them.
+    """
 
     def __init__(
-        self, graph: ServesBlocks, nodes: Any, finish: Callable[[], Sequence[EtypeBlock]]
+        self,
+        hops: Callable[[], Sequence[EtypeBlock] | None],
+        blocks: Callable[[Sequence[EtypeBlock]], Any],
     ) -> None:
-        self._graph, self._nodes, self._finish = graph, nodes, finish
-        self._hops: Sequence[EtypeBlock] | None = None
-
-    def hops(self) -> Sequence[EtypeBlock]:
-        """Wait for them."""
-        if self._hops is None:
-            self._hops = self._finish()
-        return self._hops
+        self.hops, self._blocks = functools.cache(hops), blocks
 
     def __call__(self) -> Any:
-        return self._graph.blocks_of(self.hops(), self._nodes)
+        hops = self.hops()
+        return None if hops is None else self._blocks(hops)
+
+
+def begin_to_place(sampler: Any, graph: Any, nodes: Any, on_host: Any) -> ToPlace | None:
+    """Begin with hops of a graph; None if DGL is to sample."""
+    what = nodes, sampler.fanouts, sampler.prob, sampler.replace
+    if has_blocks(type(graph)):
+        finish = graph.begin_hops(*what, on_host=on_host)
+        return ToPlace(finish, lambda hops: graph.blocks_of(hops, nodes))
+    from dgl_mgpu.backend.sampling.block_sampling import begin_graph
+
+    begun = begin_graph(graph, *what, blanks=False)
+    return None if begun is None else ToPlace(begun.hops, begun.blocks_of)
 
 
 def handed_out(sampler: Any, sampled: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:

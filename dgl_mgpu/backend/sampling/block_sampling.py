@@ -251,20 +251,16 @@ class BegunGraph:
     ) -> None:
         self._batch, self._nodes, self._finish, self._types = batch, nodes, finish, types
         self._blanks = [self._blank() for _ in range(blanks)]
-        self._hops: list[EtypeBlock] | None = None
-        self._is_finished = False
-
-    def hops(self) -> list[EtypeBlock] | None:
-        """What was sampled; None if weights are not those that are served here."""
-        if not self._is_finished:
-            self._is_finished, self._hops = True, self._wait()
-        return self._hops
 
     def __call__(self) -> Sampled | None:
-        """Input nodes, output nodes and blocks, as ``NeighborSampler.sample_blocks`` gives them."""
-        hops, g = self.hops(), self._batch.g
-        if hops is None:
-            return None
+        """Input nodes, output nodes and blocks, as ``NeighborSampler.sample_blocks`` gives them;
+        None if weights are not those that are served here."""
+        hops = self.hops()
+        return None if hops is None else self.blocks_of(hops)
+
+    def blocks_of(self, hops: Sequence[EtypeBlock]) -> Sampled:
+        """The same, of the hops that were sampled."""
+        g = self._batch.g
         blanks = self._blanks or [self._blank() for _ in hops]
         filled = [
             _filled(blank, each, self._types, g.ntypes, g.canonical_etypes, self._batch.seeds)
@@ -276,7 +272,8 @@ class BegunGraph:
             inputs = filled[0].srcdata[NID]
         return inputs, self._nodes, filled
 
-    def _wait(self) -> list[EtypeBlock] | None:
+    def hops(self) -> list[EtypeBlock] | None:
+        """Wait for what is sampled, once; None likewise."""
         batch = self._batch
         if _index_for(batch.g, batch.device) is not batch.index:
             return None  # unpinned since

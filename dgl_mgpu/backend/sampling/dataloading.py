@@ -74,13 +74,16 @@ def serve_dataloading() -> None:
 def batches_into(loader: Any, places: Places) -> Iterator:
     """A pass over a loader whose mini-batches are put into places, where that can be done.
 
-    It can be of DGL's neighbour samplers, over a graph of this package and in this process.
+    It can be for DGL's neighbour samplers, over a graph of this package and in this process, and
+    for a loader that is iterated as DGL's.
 
     Returns
     -------
     iterator
         Of what :meth:`Places.put` returns, and where that is None of what the loader gives.
     """
+    if type(loader).__iter__ is not DataLoader.__iter__:
+        return iter(loader)
     return _iterate(loader, DataLoader.__iter__.dgls, places)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 from dgl.frame import Column, LazyFeature, _LazyIndex
@@ -13,6 +13,7 @@ from dgl.utils import recursive_apply
 
 from dgl_mgpu.backend.random import BatchDraws
 from dgl_mgpu.backend.sampling.begun import (
+    ToPlace,
     begin_to_place,
     beginner,
     can_be_placed,
@@ -26,14 +27,37 @@ if TYPE_CHECKING:
     from dgl_mgpu.ops import EtypeBlock
     from dgl_mgpu.store import Table
 
-#: Writes rows of a feature: if of nodes, the number of their type, the name, the ids and where to.
-Fetch = Callable[[bool, int, str, torch.Tensor, torch.Tensor], None]
+
+class Of(NamedTuple):
+    """What rows of a block are of.
+
+    Attributes
+    ----------
+    side : str
+        'src', 'dst' or 'edge'.
+    type : str or (str, str, str)
+        Of the nodes or the edges.
+    """
+
+    side: str
+    type: Any
+
+
+class Features(Protocol):
+    """Where the features of sampled hops are."""
+
+    def serves(self, is_first: bool, is_last: bool, of: Of, name: str, room: torch.Tensor) -> bool:
+        """Whether a block that is the first or the last one has this feature, fetched by now, in
+        rows as there is room for."""
+
+    def fetch(self, of: Of, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Write rows of a feature."""
 
 
 class Places(Protocol):
     """Memory that mini-batches are put into as they are sampled."""
 
-    def put(self, hops: Sequence[EtypeBlock], fetch: Fetch) -> Any:
+    def put(self, hops: Sequence[EtypeBlock], features: Features) -> Any:
         """What stands for a mini-batch that is there now; None if there is no place for it."""
 
 
@@ -53,7 +77,7 @@ class Batches:
         self, loader: Any, iterate: Callable[[Any], Any], places: Places | None = None
     ) -> None:
         self._loader, self._collate = loader, loader.collate_fn
-        self._places = places if can_be_placed(loader) else None
+        self._places = places
         # DGL's iterator over torch's, which gives seeds instead of what is sampled from them.
         loader.collate_fn = _unchanged
         try:
@@ -90,7 +114,7 @@ class Batches:
         # Nothing here asks torch for numbers.
         with self._draws.of_batch(number, with_torchs=False), stage("sample"):
             nodes = recursive_apply(seeds, lambda ids: ids.to(self._loader.device))
-            if self._places is not None:
+            if self._places is not None and can_be_placed(self._loader):
                 return begin_to_place(self._loader.graph_sampler, self._collate.g, nodes, seeds)
             return begin(self._collate.g, nodes, on_host=seeds)
 
@@ -99,7 +123,7 @@ class Batches:
         if finish is None and self._places is not None:
             finish = self.begin(number, seeds)
         with self._reads_noted():
-            if self._places is not None and finish is not None:
+            if isinstance(finish, ToPlace) and self._places is not None:
                 placed = self._placed(self._places, finish)
                 if placed is not None:
                     return placed
@@ -108,29 +132,48 @@ class Batches:
             with stage("gather"):
                 return next(self._rest)
 
-    def _placed(self, places: Places, begun: Any) -> Any:
+    def _placed(self, places: Places, begun: ToPlace) -> Any:
         """What stands for a batch that was begun, if there is a place for it."""
         with stage("sample"):
             hops = begun.hops()
         if hops is None:
             return None
         with stage("gather"):
-            return places.put(hops, self._fetch)
+            return places.put(hops, self)
 
-    def _fetch(
-        self, is_node: bool, number: int, name: str, ids: torch.Tensor, out: torch.Tensor
-    ) -> None:
-        graph, device = self._loader.graph, self._loader.device
-        if is_node:
-            storage = graph.get_node_storage(name, graph.ntypes[number])
-        else:
-            storage = graph.get_edge_storage(name, graph.canonical_etypes[number])
+    def serves(self, is_first: bool, is_last: bool, of: Of, name: str, room: torch.Tensor) -> bool:
+        """As :class:`Features` says."""
+        sampler = self._loader.graph_sampler
+        names: Any = {
+            "src": sampler.prefetch_node_feats if is_first else None,
+            "dst": sampler.prefetch_labels if is_last else None,
+            "edge": sampler.prefetch_edge_feats,
+        }[of.side]
+        if isinstance(names, Mapping):
+            names = names.get(of.type) or names.get(of.type[1])
+        if name not in (names or ()):
+            return False
+        stored = self._storage(of, name)
+        if isinstance(stored, Column):
+            stored = stored.data
+            if stored.requires_grad:
+                return False
+        return stored.shape[1:] == room.shape[1:] and stored.dtype == room.dtype
+
+    def fetch(self, of: Of, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """As :class:`Features` says."""
+        storage, device = self._storage(of, name), self._loader.device
         if not isinstance(storage, Column):
             storage.fetch(ids, device, out=out)
         elif storage.data.device == device:
             torch.index_select(storage.data, 0, ids, out=out)
         else:
             out.copy_(storage.fetch(ids, device))
+
+    def _storage(self, of: Of, name: str) -> Any:
+        graph = self._loader.graph
+        get = graph.get_edge_storage if of.side == "edge" else graph.get_node_storage
+        return get(name, of.type)
 
     def _sampled(self, number: int, seeds: Any, finish: Callable[[], Any] | None) -> Any:
         sampled = None if finish is None else finish()

@@ -43,9 +43,12 @@ class SharedGraph(StoreGraph):
     ----------
     stored : Stored
     original : DGLGraph
-    features_are_stored : bool
-        No: blocks have rows of what features the script's graph has.
         The script's.  Its columns count, as they are when they are read.
+
+    Attributes
+    ----------
+    features_are_stored : bool
+        They are not: blocks have rows of what features the script's graph has.
     """
 
     features_are_stored = False

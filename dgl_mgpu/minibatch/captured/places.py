@@ -5,14 +5,12 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Any, NamedTuple
 
 import torch
-from dgl.heterograph import DGLBlock
 
 from dgl_mgpu.backend.sampling.dataloading import batches_into
-from dgl_mgpu.backend.sampling.loader_batches import Fetch
+from dgl_mgpu.backend.sampling.loader_batches import Features
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.minibatch.captured.capture import Point, point, wait_for
 from dgl_mgpu.minibatch.captured.room import Room, Sizes
@@ -46,6 +44,7 @@ class Results:
     ----------
     loss : Tensor, shape ()
     outputs : Tensor, shape (seeds, ...)
+    labels : Tensor, shape (seeds, ...)
     gradients : list of Tensor or None
         By parameter.
     flat : Tensor or None
@@ -54,6 +53,7 @@ class Results:
 
     loss: torch.Tensor
     outputs: torch.Tensor
+    labels: torch.Tensor
     gradients: list[torch.Tensor | None]
     flat: torch.Tensor | None
 
@@ -83,11 +83,6 @@ class Place:
     replay: Callable[[], Results]
     taken: Callable[[], PlacedBatch | None] = _nothing
     left: Point = None
-
-    @cached_property
-    def blocks(self) -> list[DGLBlock]:
-        """The batch that is there, to be looked at."""
-        return self.room.blocks()
 
 
 @dataclass(eq=False)
@@ -133,19 +128,19 @@ class Places:
     ) -> None:
         self._every, self._modes, self._device = every, modes, device
 
-    def put(self, hops: Sequence[EtypeBlock], fetch: Fetch) -> PlacedBatch | None:
+    def put(self, hops: Sequence[EtypeBlock], features: Features) -> PlacedBatch | None:
         """Put a mini-batch into a place that is free, if it fits there."""
         for place in self._every():
             if place.taken() is not None:
                 continue
-            types = place.room.types
-            if not hops or hops[0].num_dst.keys() != set(types.nodes):
-                return None  # blocks are told of types without edges
-            sizes = Sizes.of_hops(hops, types)
-            if place.kind != Kind(sizes.kind, self._modes()) or not place.room.sizes.hold(sizes):
-                continue
+            room = place.room
+            if not room.types.are_of(hops) or not room.is_served_by(features):
+                return None
+            sizes = Sizes.of_hops(hops, room.types)
+            if place.kind != Kind(sizes.kind, self._modes()) or not room.sizes.hold(sizes):
+                return None
             wait_for(place.left, self._device)
-            place.room.load_hops(hops, fetch)
+            room.load_hops(hops, features)
             batch = PlacedBatch(place)
             # One that the loader makes anew frees its place by that.
             place.taken = weakref.ref(batch)
@@ -153,15 +148,21 @@ class Places:
         return None
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """A pass over a loader: mini-batches in place, or blocks."""
-        batches = batches_into(loader, self)
+        """A pass over a loader, which begins now: mini-batches in place, or blocks."""
+        return self._handed_out(batches_into(loader, self))
+
+    def _handed_out(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
             if not isinstance(batch, PlacedBatch):
-                yield batch[2]
+                *_, blocks = batch
+                yield blocks
                 continue
-            place = batch.place
+            place: Place | None = batch.place
             try:
                 yield batch
             finally:
+                assert place is not None
                 place.left = point(self._device)
                 place.taken = _nothing
+                # The place's memory is given up before others are captured.
+                batch = place = None

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Protocol
 
 import torch
@@ -17,7 +18,7 @@ from dgl.base import EID, NID
 from dgl.frame import Column, Frame, Scheme
 from dgl.heterograph import DGLBlock
 
-from dgl_mgpu.backend.sampling.loader_batches import Fetch
+from dgl_mgpu.backend.sampling.loader_batches import Features, Of
 from dgl_mgpu.backend.structure.index import Schema, TensorIndex
 from dgl_mgpu.backend.structure.relation import Compressed, Relation
 from dgl_mgpu.errors import InvalidInputError
@@ -26,6 +27,9 @@ from dgl_mgpu.ops import EtypeBlock
 #: Share of the largest batch so far that there is room for beside it, and rows: batches of random
 #: seeds differ by less.
 _SHARE, _ROWS = 1 / 64, 32
+
+#: Under which a block's own ids are.
+_IDS = {"src": NID, "dst": NID, "edge": EID}
 
 Counts = tuple[tuple[int, ...], ...]
 
@@ -42,6 +46,19 @@ class Types:
 
     nodes: tuple[str, ...]
     edges: tuple[tuple[str, str, str], ...]
+
+    @cached_property
+    def frames(self) -> list[Of]:
+        """What a block has features of, in its order."""
+        ends = [Of(side, ntype) for side in ("src", "dst") for ntype in self.nodes]
+        return [*ends, *(Of("edge", etype) for etype in self.edges)]
+
+    def are_of(self, hops: Sequence[EtypeBlock]) -> bool:
+        """Whether hops have these types; types without edges they may lack."""
+        return all(
+            hop.num_dst.keys() == set(self.nodes) and hop.edges.keys() == set(self.edges)
+            for hop in hops
+        )
 
 
 @dataclass(frozen=True)
@@ -136,9 +153,8 @@ class _Contents(Protocol):
     def edges(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """Of each type, where those into each destination begin, and their sources."""
 
-    def rows(self, place: int, name: str, room: torch.Tensor) -> torch.Tensor | None:
-        """A feature of the nodes or edges that have a place among node types, those of sources
-        first, and edge types behind them; None if it has been written to the room."""
+    def rows(self, frame: int, name: str, room: torch.Tensor) -> torch.Tensor | None:
+        """A feature by its frame's number (:attr:`Types.frames`); None if it has been written."""
 
 
 class _Block:
@@ -159,33 +175,31 @@ class _Block:
                 )
             yield found.indptr, found.indices
 
-    def rows(self, place: int, name: str, room: torch.Tensor) -> torch.Tensor:
-        return _read(self._frames[place], name)
+    def rows(self, frame: int, name: str, room: torch.Tensor) -> torch.Tensor:
+        return _read(self._frames[frame], name)
 
 
 class _Hop:
     """A hop as it was sampled, and the features that are fetched for it."""
 
-    def __init__(self, hop: EtypeBlock, types: Types, fetch: Fetch) -> None:
-        self._hop, self._types, self._fetch = hop, types, fetch
+    def __init__(self, hop: EtypeBlock, types: Types, features: Features) -> None:
+        self._hop, self._types, self._features = hop, types, features
 
     def edges(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for etype in self._types.edges:
             yield self._hop.edges[etype][:2]
 
-    def rows(self, place: int, name: str, room: torch.Tensor) -> torch.Tensor | None:
-        hop, types, number = self._hop, self._types, place % len(self._types.nodes)
-        is_node = place < 2 * len(types.nodes)
-        if not is_node:
-            number = place - 2 * len(types.nodes)
-            ids = hop.edges[types.edges[number]].eids
+    def rows(self, frame: int, name: str, room: torch.Tensor) -> torch.Tensor | None:
+        hop, of = self._hop, self._types.frames[frame]
+        if of.side == "edge":
+            ids = hop.edges[of.type].eids
         else:
-            ids = hop.src_nodes[types.nodes[number]]
-            if place >= len(types.nodes):
-                ids = ids[: hop.num_dst[types.nodes[number]]]
-        if name == (NID if is_node else EID):
+            ids = hop.src_nodes[of.type]
+            if of.side == "dst":
+                ids = ids[: hop.num_dst[of.type]]
+        if name == _IDS[of.side]:
             return ids
-        self._fetch(is_node, number, name, ids, room[: len(ids)])
+        self._features.fetch(of, name, ids, room[: len(ids)])
         return None
 
 
@@ -221,9 +235,19 @@ class Room:
         """Put a batch here, for which there is room."""
         self._load([_Block(block) for block in batch])
 
-    def load_hops(self, hops: Sequence[EtypeBlock], fetch: Fetch) -> None:
+    def load_hops(self, hops: Sequence[EtypeBlock], features: Features) -> None:
         """Put a batch here as it was sampled, and fetch those of its features that are read."""
-        self._load([_Hop(hop, self.types, fetch) for hop in hops])
+        self._load([_Hop(hop, self.types, features) for hop in hops])
+
+    def is_served_by(self, features: Features) -> bool:
+        """Whether all features that are read, but for ids, are fetched from there."""
+        last = len(self._parts) - 1
+        return all(
+            name == _IDS[of.side] or features.serves(number == 0, number == last, of, name, column)
+            for number, part in enumerate(self._parts)
+            for of, frame in zip(self.types.frames, part.frames, strict=True)
+            for name, column in frame.columns.items()
+        )
 
     def _load(self, batch: Sequence[_Contents]) -> None:
         into: list[torch.Tensor] = []
@@ -265,8 +289,8 @@ class _BlockRoom:
             (torch.full_like(indptr, len(sources)), torch.full_like(sources, nodes[src] - 1))
             for (src, _), indptr, sources in zip(ends, self._indptrs, self._sources, strict=True)
         ]
-        self._node_frames = [*map(_FrameRoom, block._node_frames, nodes)]
-        self._edge_frames = [*map(_FrameRoom, block._edge_frames, edges)]
+        frames = (*block._node_frames, *block._edge_frames)
+        self.frames = [*map(_FrameRoom, frames, (*nodes, *edges))]
 
     def load(self, contents: _Contents) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         """What is to be copied, and to where."""
@@ -277,9 +301,9 @@ class _BlockRoom:
             yield indptr[rows:], no_starts[rows:]
             yield sources[:edges], indices
             yield sources[edges:], no_indices[edges:]
-        for place, room in enumerate((*self._node_frames, *self._edge_frames)):
-            for name, column in room.columns.items():
-                data = contents.rows(place, name, column)
+        for number, frame in enumerate(self.frames):
+            for name, column in frame.columns.items():
+                data = contents.rows(number, name, column)
                 if data is not None:
                     yield column[: len(data)], data
 
@@ -294,13 +318,13 @@ class _BlockRoom:
         block.__dict__ = {
             **self._attributes,
             "_graph": TensorIndex(self._schema, self._nodes, relations),
-            "_node_frames": [room.frame() for room in self._node_frames],
-            "_edge_frames": [room.frame() for room in self._edge_frames],
+            "_node_frames": [room.frame() for room in self.frames[: len(self._nodes)]],
+            "_edge_frames": [room.frame() for room in self.frames[len(self._nodes) :]],
         }
         return block
 
     def forget(self) -> None:
-        for room in (*self._node_frames, *self._edge_frames):
+        for room in self.frames:
             room.forget()
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from dgl.dataloading import DataLoader
 from dgl.heterograph import DGLBlock
 from torch import nn
 from torch.func import functional_call
@@ -18,6 +19,7 @@ from dgl_mgpu.minibatch.captured.capture import (
     captured,
     captures,
     new_pool,
+    point,
     wait_for,
     waits_refused,
 )
@@ -108,24 +110,26 @@ class CapturedStep:
         self._modules = list(model.modules())
         learned = {name: each for name, each in self._pass.named_parameters() if each.requires_grad}
         self._names, self._parameters = list(learned), list(learned.values())
-        #: As many as :attr:`_num_places`, or none yet.
         self._places: list[Place] = []
-        self._num_places = 1
+        #: To be made, and as many as there is memory for.
+        self._num_places, self._most_places = 1, 2
         #: By kind: mini-batches so far, and the largest sizes of those.
         self._counts: Counter[Kind] = Counter()
         self._largest: dict[Kind, Sizes] = {}
         self._weight: torch.Tensor | None = None
         self._weight_now = 1.0
-        #: Rows for the last mini-batch's seeds; of a captured one until the next.
-        self.outputs = torch.empty(0)
+        #: Rows for the last mini-batch's seeds and their labels; of a captured one until the next
+        #: is asked for.
+        self.outputs = self.labels = torch.empty(0)
 
     def batches(self, loader: Any) -> Iterator[Blocks | PlacedBatch]:
         """The mini-batches of a pass over a loader, to be passed to the step one by one.
 
-        They are those that the loader gives, in its order.  On a GPU, neighbours that are sampled
-        from a :class:`~dgl_mgpu.StoreGraph`, uniformly or by weight, are put where they will be
-        computed, and no blocks are made of them; features are those that the loader would
-        prefetch.  Others come as the loader's blocks.
+        They are those that the loader gives, in its order.  On a GPU, neighbours that DGL's own
+        samplers take from a :class:`~dgl_mgpu.StoreGraph`, or from a graph in memory that the GPU
+        reads, are put where they will be computed, and no blocks are made of them.  The features
+        that are read must be those that the sampler prefetches.  All others come as the loader's
+        blocks.
 
         Parameters
         ----------
@@ -133,23 +137,42 @@ class CapturedStep:
 
         Returns
         -------
-        iterator
-        """
-        if not captures(torch.device(loader.device)):
-            for *_, blocks in loader:
-                yield blocks
-            return
-        if self._num_places < 2:
-            # One is put in its place while another is computed.
-            self._num_places, self._places = 2, []
-        yield from Places(lambda: self._places, self._modes, loader.device).batches(loader)
+        iterator of list of DGLBlock, or of PlacedBatch
+            Each to be used before the next one is asked for.
 
-    def labels(self, batch: Blocks | PlacedBatch) -> torch.Tensor:
-        """Those of a mini-batch's seeds."""
-        if not isinstance(batch, PlacedBatch):
-            return self._labels(batch)
-        place = batch.place
-        return self._labels(place.blocks)[: place.num_seeds]
+        Raises
+        ------
+        InvalidInputError
+            If it is no such loader.
+        """
+        if not isinstance(loader, DataLoader):
+            raise InvalidInputError(
+                "go over mini-batches of blocks",
+                f"a {type(loader).__name__}",
+                "pass a dgl.dataloading.DataLoader, or blocks to the step itself",
+            )
+        if not captures(torch.device(loader.device)):
+            return (blocks for *_, blocks in loader)
+        if self._num_places < self._most_places:
+            # One is put in its place while another is computed.
+            self._num_places, self._places = self._most_places, []
+        return Places(lambda: self._places, self._modes, loader.device).batches(loader)
+
+    def num_seeds(self, batch: Blocks | PlacedBatch) -> int:
+        """Seeds of a mini-batch, of those that have labels.
+
+        Parameters
+        ----------
+        batch : list of DGLBlock, or what :meth:`batches` gives
+
+        Raises
+        ------
+        InvalidInputError
+            If the next one has been asked for since.
+        """
+        if isinstance(batch, PlacedBatch):
+            return batch.place.num_seeds
+        return len(self._labels(batch))
 
     def __call__(self, batch: Blocks | PlacedBatch, weight: float = 1.0) -> torch.Tensor:
         """The loss of a mini-batch; its parameters' gradients are those of ``weight`` times that.
@@ -182,6 +205,15 @@ class CapturedStep:
             if free is None:
                 return self._compute(batch, weight)
             place = free
+        loss = self._replay(place, weight)
+        if not isinstance(batch, PlacedBatch):
+            # From here on it is free, and another stream may put a mini-batch there.
+            place.left = point(batch[0].device)
+            self.labels = self._labels(batch)
+        return loss
+
+    def _replay(self, place: Place, weight: float) -> torch.Tensor:
+        """The loss of what is in a place."""
         if weight != self._weight_now:
             assert self._weight is not None
             self._weight.fill_(weight)
@@ -190,7 +222,7 @@ class CapturedStep:
         for parameter, gradient in zip(self._parameters, results.gradients, strict=True):
             parameter.grad = gradient
         self._average(results.flat)
-        self.outputs = results.outputs
+        self.outputs, self.labels = results.outputs, results.labels
         return results.loss.clone()
 
     def without_batch(self) -> None:
@@ -203,7 +235,7 @@ class CapturedStep:
         """As always: the loss, and no gradients left of the last mini-batch."""
         for parameter in self._parameters:
             parameter.grad = None
-        loss, self.outputs = self._pass(blocks, seeds)
+        loss, self.outputs, self.labels = self._pass(blocks, seeds)
         (weight * loss).backward()
         self._average(None)
         return loss.detach()
@@ -225,16 +257,22 @@ class CapturedStep:
             if self._counts[kind] <= max(WARM_UP, 2 * others):
                 return None
             self._places = []  # and with them their memory
-            pool = new_pool(blocks[0].device)
-            self._places = [
-                self._capture(kind, blocks, largest.with_spare(), pool)
-                for _ in range(self._num_places)
-            ]
+            self._capture_all(kind, blocks, largest.with_spare())
         place = next((each for each in self._places if each.taken() is None), None)
         if place is not None:
             wait_for(place.left, blocks[0].device)
             place.room.load(blocks)
         return place
+
+    def _capture_all(self, kind: Kind, blocks: Blocks, sizes: Sizes) -> None:
+        """Make the places, or one where there is no memory for another."""
+        pool = new_pool(blocks[0].device)
+        self._places = [self._capture(kind, blocks, sizes, pool)]
+        while len(self._places) < self._num_places:
+            try:
+                self._places.append(self._capture(kind, blocks, sizes, pool))
+            except torch.OutOfMemoryError:
+                self._num_places = self._most_places = len(self._places)
 
     def _capture(self, kind: Kind, blocks: Blocks, sizes: Sizes, pool: Any) -> Place:
         where = blocks[0].device
@@ -248,12 +286,13 @@ class CapturedStep:
             # In the parameters' memory, and known to nothing that was computed before, which
             # autograd would wait for.
             leaves = [each.detach().requires_grad_() for each in self._parameters]
-            loss, outputs = functional_call(
+            loss, outputs, labels = functional_call(
                 self._pass, dict(zip(self._names, leaves, strict=True)), (room.blocks(), seeds)
             )
             (weight * loss).backward()
             flat = _flattened_gradients(leaves) if dist.is_initialized() else None
-            return Results(loss.detach(), outputs, [each.grad for each in leaves], flat)
+            gradients = [each.grad for each in leaves]
+            return Results(loss.detach(), outputs, labels, gradients, flat)
 
         run()  # finds the features that it reads
         room.forget()
@@ -297,8 +336,8 @@ class _Pass(nn.Module):
 
     def forward(
         self, blocks: Blocks, seeds: int | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """The loss, and outputs for the seeds; ``seeds`` says of how many, if not of all."""
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The loss, outputs and labels for the seeds; of how many says ``seeds``, if not of all."""
         forward, loss, labels = self._functions
-        outputs = forward(blocks)[:seeds]
-        return loss(outputs, labels(blocks)[:seeds]), outputs.detach()
+        outputs, classes = forward(blocks)[:seeds], labels(blocks)[:seeds]
+        return loss(outputs, classes), outputs.detach(), classes.detach()
