@@ -148,6 +148,20 @@ def test_what_is_beyond_a_batch_does_not_matter():
     assert_close(results[1], expected)
 
 
+def test_edges_left_over_are_spread_over_rows_left_over():
+    for blocks in batches_of(graph(), 3, fanouts=(3, 4)):
+        room = Room(blocks, Sizes.of(blocks).with_spare())
+        for own, block in zip(blocks, room.blocks(), strict=True):
+            found, expected = block.in_degrees(), own.in_degrees()
+            assert torch.equal(found[: len(expected)], expected)
+            assert found.sum() == block.num_edges() > own.num_edges()
+            spare = found[len(expected) :]
+            mean = -(-block.num_edges() // block.num_dst_nodes())
+            assert len(spare) == 1 or spare.max() <= mean
+            out = block.out_degrees()[: own.num_src_nodes()]
+            assert torch.equal(out, own.out_degrees())
+
+
 def test_only_features_that_are_read_have_a_place():
     (blocks,) = batches_of(graph(), 1)
     room = Room(blocks, Sizes.of(blocks).with_spare())

@@ -2,8 +2,8 @@
 
 A graph's kernels have fixed addresses and sizes.  So batches are put into larger blocks, in which
 rows and edges beyond a batch's own harm nothing: the edges that are left over go from the last
-source of their type to the first destination that is none of the batch's, and nothing looks at what
-comes out there.
+source of their type to destinations that are none of the batch's, some to each, and nothing looks
+at what comes out there.
 """
 
 from __future__ import annotations
@@ -284,9 +284,10 @@ class _BlockRoom:
         ends = self._schema.ends
         self._indptrs = [ids.new_zeros(nodes[dst] + 1) for _, dst in ends]
         self._sources = [ids.new_zeros(count) for count in edges]
-        #: Of both, what is beyond a batch.  Sources of the batch's would have other out-degrees.
+        #: Of both, what is beyond a batch; but edges begin where its own end at the earliest.
+        #: Sources of the batch's would have other out-degrees.
         self._tails = [
-            (torch.full_like(indptr, len(sources)), torch.full_like(sources, nodes[src] - 1))
+            (_even_starts(indptr, len(sources)), torch.full_like(sources, nodes[src] - 1))
             for (src, _), indptr, sources in zip(ends, self._indptrs, self._sources, strict=True)
         ]
         frames = (*block._node_frames, *block._edge_frames)
@@ -298,7 +299,7 @@ class _BlockRoom:
         for (starts, indices), indptr, sources, (no_starts, no_indices) in rooms:
             rows, edges = len(starts), len(indices)
             yield indptr[:rows], starts
-            yield indptr[rows:], no_starts[rows:]
+            torch.clamp(no_starts[rows:], min=edges, out=indptr[rows:])
             yield sources[:edges], indices
             yield sources[edges:], no_indices[edges:]
         for number, frame in enumerate(self.frames):
@@ -326,6 +327,16 @@ class _BlockRoom:
     def forget(self) -> None:
         for room in self.frames:
             room.forget()
+
+
+def _even_starts(indptr: torch.Tensor, edges: int) -> torch.Tensor:
+    """Where edges begin, counted from the last one, if all destinations have as many.
+
+    Where one had all that are left over, sums by atomics would wait for each other there.
+    """
+    last = len(indptr) - 1
+    places = torch.arange(-last, 1, dtype=indptr.dtype, device=indptr.device)
+    return edges + -(-edges // last) * places
 
 
 class _FrameRoom:
