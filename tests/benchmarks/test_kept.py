@@ -105,6 +105,8 @@ def test_the_readme_states_what_was_measured() -> None:
         f"4 GPUs | {min(sums):.2f} to {max(sums):.1f} times as fast as all-gather and cuSPARSE",
         f"schema | {seeds:,.0f} seeds a second on one GPU",
         f"{pinsage:.2f} times as long for PinSAGE, {gcn:.2f} for GCN, {sage:.2f} for GraphSAGE",
-        "| {:.2f} times as long for GraphSAGE, {:.2f} for GCN, {:.2f} for PinSAGE".format(*in_place),
+        "| {:.2f} times as long for GraphSAGE, {:.2f} for GCN, {:.2f} for PinSAGE".format(
+            *in_place
+        ),
     ):
         assert row in readme
