@@ -192,7 +192,8 @@ def test_a_room_holds_what_is_not_larger_in_anything():
         assert not room.hold(larger)
 
 
-def test_several_types_of_nodes_and_edges():
+def typed_graph_and_layers():
+    """Two types of nodes and three of edges, and layers of a model for them."""
     g = dgl.heterograph(
         {
             ("a", "cites", "a"): tuple(torch.randint(0, 90, (2, 500))),
@@ -206,6 +207,11 @@ def test_several_types_of_nodes_and_edges():
     g.nodes["a"].data["label"] = torch.randint(0, CLASSES, (90,))
     first = HeteroGraphConv({name: SAGEConv(6, 8, "mean") for name in g.etypes})
     last = HeteroGraphConv({name: SAGEConv(8, CLASSES, "mean") for name in g.etypes})
+    return g, first, last
+
+
+def test_several_types_of_nodes_and_edges():
+    g, first, last = typed_graph_and_layers()
 
     def outcome(blocks):
         first.zero_grad(), last.zero_grad()

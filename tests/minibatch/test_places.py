@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import weakref
+from functools import partial
 
 import dgl
 import pytest
 import torch
+import torch.distributed as dist
 import torch.nn.functional as F
 from dgl.dataloading import DataLoader, MultiLayerFullNeighborSampler, NeighborSampler
-from dgl.nn import HeteroGraphConv, SAGEConv
 
 import dgl_mgpu
 from dgl_mgpu.backend.ours import graphs_on_tensors
@@ -29,8 +31,10 @@ from tests.minibatch.test_captured import (
     computed,
     graph,
     step_of,
+    typed_graph_and_layers,
 )
 from tests.pipeline.lanes import HostLane
+from tests.training.jobs import reports_of, train
 
 FEATURES = {"prefetch_node_feats": ["feat"], "prefetch_labels": ["label"]}
 
@@ -192,19 +196,7 @@ def test_weighted_samples_and_all_neighbours(store, ahead, capturing):  # noqa: 
 
 
 def test_several_types(ahead, capturing):  # noqa: F811
-    g = dgl.heterograph(
-        {
-            ("a", "cites", "a"): tuple(torch.randint(0, 90, (2, 500))),
-            ("b", "writes", "a"): (torch.randint(0, 40, (300,)), torch.randint(0, 90, (300,))),
-            ("a", "written", "b"): (torch.randint(0, 90, (300,)), torch.randint(0, 40, (300,))),
-        },
-        num_nodes_dict={"a": 90, "b": 40},
-    )
-    for ntype in g.ntypes:
-        g.nodes[ntype].data["feat"] = torch.randn(g.num_nodes(ntype), 6)
-    g.nodes["a"].data["label"] = torch.randint(0, CLASSES, (90,))
-    first = HeteroGraphConv({name: SAGEConv(6, 8, "mean") for name in g.etypes})
-    last = HeteroGraphConv({name: SAGEConv(8, CLASSES, "mean") for name in g.etypes})
+    g, first, last = typed_graph_and_layers()
     model = torch.nn.ModuleList([first, last])
 
     def forward(blocks):
@@ -503,3 +495,41 @@ def test_old_places_are_given_up_before_new_ones_are_captured(store, ahead, capt
         take(batch)
         del batch
     assert len(old) == 2 and [each() for each in old] == [None, None]
+
+
+def capture_here(folder, trainer):
+    """Hook of a run: its rank captures, and leaves how many mini-batches it put in place."""
+    trainer.on_tensors = contextlib.ExitStack()  # as long as the trainer
+    trainer.on_tensors.enter_context(graphs_on_tensors())
+    step.captures = lambda device: True
+    step.captured = lambda run, device, pool: run
+    put, rank = places.Places.put, dist.get_rank() if dist.is_initialized() else 0
+
+    def counted(self, hops, features):
+        found = put(self, hops, features)
+        if found is not None:
+            with (folder / f"placed-{rank}").open("a") as file:
+                file.write(".")
+        return found
+
+    places.Places.put = counted
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_training_runs_put_their_batches_in_place(ranks, tmp_path):
+    # Of two ranks one has no batch in the last round, and the other's is a part of one.
+    options = (
+        f"data.root={tmp_path}", "model.dropout=0", "trainer.epochs=4", "trainer.batch_size=40",
+    )  # fmt: skip
+    expected = reports_of(train(tmp_path / "blocks", ranks, *options))
+    folder = tmp_path / "placed"
+    folder.mkdir()
+    captured = (*options, "trainer.cuda_graphs=true")
+    found = reports_of(train(folder, ranks, *captured, hook=partial(capture_here, folder)))
+    for one, other in zip(found, expected, strict=True):
+        assert one.loss == pytest.approx(other.loss, rel=1e-4)
+        assert one.train_accuracy == pytest.approx(other.train_accuracy, abs=0.01)
+        assert (one.steps, one.seeds) == (other.steps, other.seeds)
+    steps = sum(each.steps for each in expected)
+    for rank in range(ranks):
+        assert len((folder / f"placed-{rank}").read_text()) > steps / ranks / 3
