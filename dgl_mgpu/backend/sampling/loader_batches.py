@@ -150,7 +150,7 @@ class Batches:
             "edge": sampler.prefetch_edge_feats,
         }[of.side]
         if isinstance(names, Mapping):
-            names = names.get(of.type) or names.get(of.type[1])
+            names = names.get(of.type, names.get(of.type[1]) if of.side == "edge" else None)
         if name not in (names or ()):
             return False
         stored = self._storage(of, name)
