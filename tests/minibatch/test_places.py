@@ -254,6 +254,14 @@ def test_a_batch_whose_place_was_given_on_is_refused(store, ahead, capturing):  
                 take(kept[0])
 
 
+def test_a_batch_in_place_for_another_step_is_refused(store, ahead, capturing):  # noqa: F811
+    take, other = step_of(MODELS["mean"]()), step_of(MODELS["mean"]())
+    with pytest.raises(InvalidInputError, match="another step"):
+        for batch in take.batches(loader_of(store)):
+            take(batch)
+            other(batch)
+
+
 def test_a_loop_that_is_left_gives_its_places_back(store, ahead, capturing):  # noqa: F811
     model = MODELS["mean"]()
     take = step_of(model)

@@ -64,6 +64,8 @@ class Place:
 
     Attributes
     ----------
+    owner : object
+        The step that has it.
     kind : Kind
         Of the mini-batches that it is for.
     room : Room
@@ -77,6 +79,7 @@ class Place:
         On the script's stream, after the last one was used.
     """
 
+    owner: object
     kind: Kind
     room: Room
     num_seeds: int

@@ -191,12 +191,18 @@ class CapturedStep:
         ------
         InvalidInputError
             If blocks are not those of one mini-batch, or a feature requires gradients, or what
-            :meth:`batches` gave is asked for after the next one.
+            :meth:`batches` gave is used after the next one, or by another step.
         UnavailableError
             If what is computed cannot be captured.
         """
         if isinstance(batch, PlacedBatch):
             place = batch.place
+            if place.owner is not self._pass:
+                raise InvalidInputError(
+                    "compute a mini-batch",
+                    "one that is in place for another step",
+                    "pass each step what its own batches() gives, or the loader's blocks",
+                )
             self._counts[place.kind] += 1
             if place.kind.modes != self._modes():  # since it was put there
                 return self._compute(place.room.blocks(), weight, place.num_seeds)
@@ -298,7 +304,7 @@ class CapturedStep:
         room.forget()
         with waits_refused():
             run()
-        return Place(kind, room, seeds, captured(run, where, pool))
+        return Place(self._pass, kind, room, seeds, captured(run, where, pool))
 
     def _average(self, flat: torch.Tensor | None) -> None:
         """Have the parameters' gradients be the mean over ranks."""
