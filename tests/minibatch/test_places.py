@@ -524,7 +524,10 @@ def capture_here(folder, trainer):
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
-def test_training_runs_put_their_batches_in_place(ranks, tmp_path):
+def test_training_runs_put_their_batches_in_place(ranks, tmp_path, monkeypatch):
+    for owner, name in ((step, "captures"), (step, "captured"), (places.Places, "put")):
+        # One rank is this process, which gets them back.
+        monkeypatch.setattr(owner, name, getattr(owner, name))
     # Of two ranks one has no batch in the last round, and the other's is a part of one.
     options = (
         f"data.root={tmp_path}", "model.dropout=0", "trainer.epochs=4", "trainer.batch_size=40",
