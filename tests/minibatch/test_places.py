@@ -133,12 +133,13 @@ def test_a_feature_of_another_width_or_dtype_is_not_put(ahead, capturing):  # no
         seen = []
         for number, batch in enumerate(take.batches(loader)):
             seen.append(type(batch))
-            if number > 6:
-                break
-            take(batch)
+            loss = take(batch)
             if number == 6:
                 g.ndata["feat"] = other
-        assert PlacedBatch in seen and seen[-1] is list
+            if number == 7:
+                assert isinstance(batch, list)
+                assert_close([loss], [computed(model, batch, 32)[0]])
+        assert PlacedBatch in seen[:7] and PlacedBatch in seen[8:]
 
 
 def test_weights_that_dgl_alone_samples_by(ahead, capturing):  # noqa: F811
@@ -416,22 +417,49 @@ def test_a_stores_rows_that_are_written_count_from_the_next_batch_on(store, ahea
 
 
 def test_without_memory_for_two_places_there_is_one(store, ahead, capturing, monkeypatch):  # noqa: F811
-    calls = []
+    pools, replays = [], []
 
     def captured(run, device, pool):
-        calls.append(pool)
-        if len(calls) > 1:
+        pools.append(pool)
+        if len(pools) == 2:
             raise torch.OutOfMemoryError
-        return run
 
+        def replay():
+            replays.append(pool)
+            return run()
+
+        return replay
+
+    pool = iter("ab")
+    monkeypatch.setattr(step, "new_pool", lambda device: next(pool))
     monkeypatch.setattr(step, "captured", captured)
     model = MODELS["mean"]()
     take = step_of(model)
-    torch.manual_seed(0)
-    largest = NeighborSampler([9, 9], **FEATURES)
-    placed = assert_same_training(store.graph.set_epoch, loader_of(store, largest), model, take)
-    assert len(take._places) == 1 and len(calls) == 2
-    assert placed
+    loader = loader_of(store, MultiLayerFullNeighborSampler(2, **FEATURES), size=9, count=1)
+    loader = DataLoader(store.graph, torch.arange(9).repeat(16), loader.graph_sampler, batch_size=9)
+    assert not assert_same_training(store.graph.set_epoch, loader, model, take, seeds=9)
+    # The first one was captured anew, and all batches after that are computed there.
+    assert pools == ["a", "a", "b"] and replays == ["b"] * (32 - step.WARM_UP)
+
+
+def test_a_loop_found_to_be_left_while_the_lane_works(store, capturing, monkeypatch):  # noqa: F811
+    """Its place was left when the step had computed it, and not on the lane."""
+    lane = HostLane()
+    monkeypatch.setattr(dataloading, "lane_of", lambda device: lane)
+    streams = Streams(monkeypatch, lane)
+    points, point = [], streams.point
+    for module in (places, step):
+        monkeypatch.setattr(
+            module, "point", lambda device: points.append(lane.is_inside) or point(device)
+        )
+    take = step_of(MODELS["mean"]())
+    held = take.batches(loader_of(store))
+    for _ in range(7):
+        take(next(held))
+    with lane.work():
+        del held
+    assert points and not any(points)
+    assert all(each.taken() is None for each in take._places)
 
 
 def test_labels_may_depend_on_edges(store, ahead, capturing):  # noqa: F811

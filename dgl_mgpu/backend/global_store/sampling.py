@@ -172,7 +172,16 @@ class Sampling(Features):
         *,
         on_host: Nodes | None = None,
     ) -> Callable[[], list[EtypeBlock]]:
-        """As :meth:`begin_blocks`; of what it returns :meth:`blocks_of` makes blocks."""
+        """Have a GPU begin with the hops of a mini-batch, of which no blocks are made yet.
+
+        Parameters and errors are those of :meth:`begin_blocks`.
+
+        Returns
+        -------
+        callable
+            To be called once, on the stream on which it was begun; waits for the hops as
+            :func:`dgl_mgpu.ops.sample_etype_blocks` returns them.
+        """
         key = self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host))
         finish = self._begin_hops(self._by_ntype(nodes), key, fanouts, prob, replace, exclude_edges)
 
@@ -186,7 +195,22 @@ class Sampling(Features):
     def blocks_of(
         self, hops: Sequence[EtypeBlock], nodes: Nodes, blanks: Sequence[BlankBlock] = ()
     ) -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
-        """What :meth:`sample_blocks` returns for ``nodes``, of the hops that were sampled."""
+        """Make blocks of sampled hops.
+
+        Parameters
+        ----------
+        hops : sequence of EtypeBlock
+            Of :meth:`begin_hops`.
+        nodes : Tensor or dict of Tensor
+            The seed nodes that it was called with.
+        blanks : sequence of BlankBlock
+            Blocks that were prepared meanwhile, if any.
+
+        Returns
+        -------
+        input nodes, output nodes, blocks
+            As :meth:`sample_blocks` returns them.
+        """
         filled = self._dgl_blocks(hops, self._by_ntype(nodes), blanks)
         return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
 

@@ -114,6 +114,7 @@ def can_be_placed(loader: Any) -> bool:
         and "sample_blocks" not in vars(sampler)
         and sampler.edge_dir == "in"
         and sampler.output_device is None
+        and not any(graph._gpu_caches.values())
     )
 
 

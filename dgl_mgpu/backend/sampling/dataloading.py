@@ -82,9 +82,8 @@ def batches_into(loader: Any, places: Places) -> Iterator:
     iterator
         Of what :meth:`Places.put` returns, and where that is None of what the loader gives.
     """
-    if type(loader).__iter__ is not DataLoader.__iter__:
-        return iter(loader)
-    return _iterate(loader, DataLoader.__iter__.dgls, places)
+    dgls = getattr(type(loader).__iter__, "dgls", None)
+    return iter(loader) if dgls is None else _iterate(loader, dgls, places)
 
 
 def _iterate(loader: Any, dgls: Callable[[Any], Any], places: Places | None = None) -> Iterator:

@@ -76,7 +76,7 @@ class Place:
     taken : callable
         Gives that one, until the script is done with it, and None then.
     left : Point or None
-        On the script's stream, after the last one was used.
+        On the script's stream, after the last one was computed.
     """
 
     owner: object
@@ -132,9 +132,13 @@ class Places:
         self._every, self._modes, self._device = every, modes, device
 
     def put(self, hops: Sequence[EtypeBlock], features: Features) -> PlacedBatch | None:
-        """Put a mini-batch into a place that is free, if it fits there."""
-        for place in self._every():
-            if place.taken() is not None:
+        """Put a mini-batch into a place that is free, if it fits there.
+
+        Of one place alone nothing is gained: others would find it taken.
+        """
+        every = self._every()
+        for place in every:
+            if len(every) < 2 or place.taken() is not None:
                 continue
             room = place.room
             if not room.types.are_of(hops) or not room.is_served_by(features):
@@ -163,9 +167,13 @@ class Places:
             place: Place | None = batch.place
             try:
                 yield batch
-            finally:
                 assert place is not None
+                # What the script has done with the results counts, too.
                 place.left = point(self._device)
-                place.taken = _nothing
+            finally:
+                # Also where the loop was left, whenever that is found: the step has noted when the
+                # place was.
+                if place is not None:
+                    place.taken = _nothing
                 # The place's memory is given up before others are captured.
                 batch = place = None

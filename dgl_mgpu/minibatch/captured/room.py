@@ -54,7 +54,7 @@ class Types:
         return [*ends, *(Of("edge", etype) for etype in self.edges)]
 
     def are_of(self, hops: Sequence[EtypeBlock]) -> bool:
-        """Whether hops have these types; types without edges they may lack."""
+        """Whether hops have these types: those of graphs may lack node types without edges."""
         return all(
             hop.num_dst.keys() == set(self.nodes) and hop.edges.keys() == set(self.edges)
             for hop in hops
@@ -238,6 +238,18 @@ class Room:
     def load_hops(self, hops: Sequence[EtypeBlock], features: Features) -> None:
         """Put a batch here as it was sampled, and fetch those of its features that are read."""
         self._load([_Hop(hop, self.types, features) for hop in hops])
+
+    def takes(self, batch: Sequence[DGLBlock]) -> bool:
+        """Whether the features of a batch have the shapes and dtypes that there is room for."""
+        return all(
+            (column.shape[1:], column.dtype) == tuple(found._columns[name].scheme)
+            for part, block in zip(self._parts, batch, strict=True)
+            for room, found in zip(
+                part.frames, (*block._node_frames, *block._edge_frames), strict=True
+            )
+            for name, column in room.columns.items()
+            if name in found._columns
+        )
 
     def is_served_by(self, features: Features) -> bool:
         """Whether all features that are read, but for ids, are fetched from there."""

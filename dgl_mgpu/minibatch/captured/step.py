@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -128,8 +129,8 @@ class CapturedStep:
         They are those that the loader gives, in its order.  On a GPU, neighbours that DGL's own
         samplers take from a :class:`~dgl_mgpu.StoreGraph`, or from a graph in memory that the GPU
         reads, are put where they will be computed, and no blocks are made of them.  The features
-        that are read must be those that the sampler prefetches.  All others come as the loader's
-        blocks.
+        that are read must be those that the sampler prefetches, and every node type have edges.
+        All others come as the loader's blocks.  A pass ends with what raises in it.
 
         Parameters
         ----------
@@ -205,16 +206,18 @@ class CapturedStep:
                 )
             self._counts[place.kind] += 1
             if place.kind.modes != self._modes():  # since it was put there
-                return self._compute(place.room.blocks(), weight, place.num_seeds)
+                loss = self._compute(place.room.blocks(), weight, place.num_seeds)
+                place.left = point(loss.device)
+                return loss
         else:
             free = self._place_for(batch) if captures(batch[0].device) else None
             if free is None:
                 return self._compute(batch, weight)
             place = free
         loss = self._replay(place, weight)
+        # From here on, for blocks, it is free, and another stream may put a mini-batch there.
+        place.left = point(loss.device)
         if not isinstance(batch, PlacedBatch):
-            # From here on it is free, and another stream may put a mini-batch there.
-            place.left = point(batch[0].device)
             self.labels = self._labels(batch)
         return loss
 
@@ -255,8 +258,11 @@ class CapturedStep:
         sizes = Sizes.of(blocks)
         kind = Kind(sizes.kind, self._modes())
         self._counts[kind] += 1
-        known = self._places[0].kind if self._places else None
-        if known != kind or not self._places[0].room.sizes.hold(sizes):
+        first = self._places[0] if self._places else None
+        known = None if first is None else first.kind
+        fits = first is not None and first.room.sizes.hold(sizes) and first.room.takes(blocks)
+        if known != kind or not fits:
+            del first
             largest = self._largest[kind] = self._largest.get(kind, sizes).joined(sizes)
             # So that kinds which take turns are not captured in turns.
             others = 0 if known is None or known == kind else self._counts[known]
@@ -274,11 +280,14 @@ class CapturedStep:
         """Make the places, or one where there is no memory for another."""
         pool = new_pool(blocks[0].device)
         self._places = [self._capture(kind, blocks, sizes, pool)]
-        while len(self._places) < self._num_places:
-            try:
+        if self._num_places > 1:
+            with contextlib.suppress(torch.OutOfMemoryError):
                 self._places.append(self._capture(kind, blocks, sizes, pool))
-            except torch.OutOfMemoryError:
-                self._num_places = self._most_places = len(self._places)
+        if len(self._places) < self._num_places:
+            self._num_places = self._most_places = 1
+            # A capture that fails leaves the generator in another state than the first one knows.
+            self._places = []
+            self._places = [self._capture(kind, blocks, sizes, new_pool(blocks[0].device))]
 
     def _capture(self, kind: Kind, blocks: Blocks, sizes: Sizes, pool: Any) -> Place:
         where = blocks[0].device
