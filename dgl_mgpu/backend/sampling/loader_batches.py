@@ -234,6 +234,7 @@ class Batches:
 
 
 def other_storages(loader: Any) -> Mapping[str, Any]:
+    """What a loader fetches from beside its graph."""
     return getattr(loader, "other_storages", {})  # not of a loader that Lightning made anew
 
 

@@ -16,18 +16,16 @@ from dgl.storages.tensor import BaseTensorStorage
 #: Samplers whose samples depend on their attributes, the graph and random numbers alone, and that
 #: have no state that sampling changes.
 _PURE_SAMPLERS = NeighborSampler, MultiLayerFullNeighborSampler, ShaDowKHopSampler
-
 _PURE_NEGATIVES = PerSourceUniform, GlobalUniform
-
+#: Likewise, whose seeds depend on nothing else.
 PURE_DATASETS = TensorizedDataset, DDPTensorizedDataset
-
 _ATTRIBUTES_COUNT = frozenset({*_PURE_SAMPLERS, *_PURE_NEGATIVES, EdgePredictionSampler})
-
 #: Of what is compared by its value.
 _VALUES = frozenset({NoneType, bool, int, float, str, torch.device})
 
 
 def is_pure(sampler: Any) -> bool:
+    """Whether samples depend on a sampler's attributes, the graph and random numbers alone."""
     if type(sampler) is EdgePredictionSampler:
         negative, exclude = sampler.negative_sampler, sampler.exclude
         return (
