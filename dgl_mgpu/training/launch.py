@@ -26,6 +26,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from dgl_mgpu.errors import DGLMGPUError, RankFailedError
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.training.group import kill_group, remove_shared
 from dgl_mgpu.training.stop import Stopped
 from dgl_mgpu.training.watch import Watch
 from dgl_mgpu.training.whereabouts import Whereabouts, last_stage, shared_stage, stage_of
@@ -295,20 +296,20 @@ def _rank_failed(rank: int, found: str) -> RankFailedError:
 
 
 def _end(ranks: list[_Rank]) -> None:
-    for each in ranks:
-        if each.process.is_alive():
-            _kill(each.process)
+    killed = [number for each in ranks if each.process.is_alive() for number in _kill(each.process)]
     for each in ranks:
         each.process.join()
+    remove_shared(killed)
 
 
-def _kill(process: Any) -> None:
+def _kill(process: Any) -> list[int]:
     # With its children: a DataLoader worker that is handing a batch to a rank just gone
     # complains of the broken connection.
     try:
-        os.killpg(process.pid, signal.SIGKILL)
+        return kill_group(process.pid)
     except ProcessLookupError:  # it has not come to lead its group yet, and has no children
         process.kill()
+        return []
 
 
 def _rank_main(

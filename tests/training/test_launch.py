@@ -146,6 +146,31 @@ def test_stores_that_are_gone_leave_no_connections_or_threads(tmp_path):
     launch(_makes_stores, 2, tmp_path)
 
 
+def _fails_while_a_child_shares(folder: Path) -> None:
+    if dist.get_rank() == 1:
+        child = os.fork()
+        if not child:
+            # A worker that is to hand over a tensor: the name of its memory is not yet gone.
+            Path(f"/dev/shm/torch_{os.getpid()}_1_0").write_bytes(b"rows")
+            (folder / "child").write_text(str(os.getpid()))
+            time.sleep(300)
+            os._exit(0)
+        until((folder / "child").exists)
+    dist.barrier()
+    if dist.get_rank() == 0:
+        raise InvalidInputError("do it", "no way", "do something else")
+    dist.barrier()
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_ranks_that_are_ended_leave_no_shared_memory_of_their_workers(tmp_path):
+    with pytest.raises(InvalidInputError):
+        launch(_fails_while_a_child_shares, 2, tmp_path)
+    child = (tmp_path / "child").read_text()
+    assert not list(Path("/dev/shm").glob(f"torch_{child}_*"))
+    until(lambda: not psutil.pid_exists(int(child)))
+
+
 def _launches(work, folder: Path, temporary: Path | None = None) -> None:
     """What a script does that launches ranks; it forks them, which takes no seconds."""
     tempfile.tempdir = temporary and str(temporary)

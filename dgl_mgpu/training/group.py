@@ -1,0 +1,62 @@
+"""A rank and its DataLoader workers, one process group, ended without a trace."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from pathlib import Path
+
+# A killed process ends as soon as it leaves the kernel; in more than this, a device keeps it there.
+_END_SECONDS = 5.0
+_LOOK_SECONDS = 0.005
+_SHARED_MEMORY = Path("/dev/shm")
+
+
+def kill_group(leader: int) -> list[int]:
+    """Kill the process group that a process leads; the members it had, the leader among them.
+
+    Raises
+    ------
+    ProcessLookupError
+        The process leads no group.
+    """
+    # Stopped, they make no more processes that the list would lack.
+    os.killpg(leader, signal.SIGSTOP)
+    members = _members(leader)
+    os.killpg(leader, signal.SIGKILL)
+    return members
+
+
+def remove_shared(killed: Iterable[int]) -> None:
+    """Remove the files in ``/dev/shm`` that killed processes left, once they have ended.
+
+    torch names the memory of a tensor that a worker hands over ``torch_<pid>_…`` and takes the
+    name away again: of 25 busy workers that are killed, one is killed in between.
+    """
+    deadline = time.monotonic() + _END_SECONDS
+    for process in killed:
+        while _runs(process) and time.monotonic() < deadline:
+            time.sleep(_LOOK_SECONDS)
+        for file in _SHARED_MEMORY.glob(f"torch_{process}_*"):
+            file.unlink(missing_ok=True)
+
+
+def _members(leader: int) -> list[int]:
+    processes = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
+    return [each for each in processes if (status := _status(each)) and int(status[2]) == leader]
+
+
+def _runs(process: int) -> bool:
+    status = _status(process)
+    return status is not None and status[0] not in "ZX"
+
+
+def _status(process: int) -> list[str] | None:
+    """Its state, parent, group and so on, as ``/proc`` has them; None of one that is gone."""
+    try:
+        line = Path(f"/proc/{process}/stat").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    return line.rpartition(")")[2].split()
