@@ -152,9 +152,12 @@ def ends_all_that(number: int, how: signal.Signals, shared: set[str]) -> None:
 def test_an_interrupted_run_leaves_no_process_and_no_shared_memory(tmp_path, data):
     shared = shared_memory()
     command = [sys.executable, "-m", "dgl_mgpu.cli", "train", *ENDLESS, data]
+    # A shell has the jobs that it puts in the background ignore it, and so would what they start.
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     run = subprocess.Popen(
         [*command, f"hydra.run.dir={tmp_path}"], stderr=subprocess.PIPE, stdout=subprocess.DEVNULL
     )
+    signal.signal(signal.SIGINT, before)
     until((tmp_path / "checkpoints").is_dir)
     ends_all_that(run.pid, signal.SIGINT, shared)
     _, errors = run.communicate()
