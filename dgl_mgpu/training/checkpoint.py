@@ -192,7 +192,8 @@ _DAMAGE = (
 _OTHER = "resume from another checkpoint, or start anew without trainer.resume"
 _FREE = re.compile(
     r"topology|store\..*|fullgraph\..*|data\.root|sampler\.num_workers"
-    r"|trainer\.(ranks|epochs|resume|eval_every|checkpoint_every|count_accesses|profile)"
+    r"|trainer\.(ranks|epochs|resume|eval_every|checkpoint_every|count_accesses|profile"
+    r"|shard_optimizer)"
 )
 
 

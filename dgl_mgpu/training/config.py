@@ -128,12 +128,13 @@ class FullGraphConfig:
 class TrainerConfig:
     """The training run.
 
-    Every ``checkpoint_every`` epochs, and after the last, all of its state is written.  With
+    Every ``checkpoint_every`` epochs, and after the last, all of its state is written. With
     ``count_accesses``, ``accesses.npz`` in the run's folder says how often each node was read in
-    training; ``store.hotness`` of a later run can name it.  With ``precision`` bfloat16,
-    mini-batches are computed under autocast; with ``cuda_graphs``, on GPUs each by a captured CUDA
-    graph (:class:`dgl_mgpu.CapturedStep`).  ``profile`` steps of the first rank are traced once
-    it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
+    training; ``store.hotness`` of a later run can name it. With ``shard_optimizer`` each rank holds
+    the optimizer's state of its share of the parameters. With ``precision`` bfloat16, mini-batches
+    are computed under autocast; with ``cuda_graphs``, on GPUs each by a captured CUDA graph
+    (:class:`dgl_mgpu.CapturedStep`). ``profile`` steps of the first rank are traced once it has
+    warmed up (:class:`dgl_mgpu.report.profile.Profile`).
     """
 
     ranks: int = 1
@@ -141,6 +142,7 @@ class TrainerConfig:
     batch_size: int = 1024
     lr: float = 0.003
     weight_decay: float = 0.0
+    shard_optimizer: bool = False
     seed: int = 0
     eval_every: int = 1
     checkpoint_every: int = 1

@@ -22,6 +22,7 @@ from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.config import Config, ModelConfig, flat
 from dgl_mgpu.training.launch import launch
+from dgl_mgpu.training.optimizer import make_optimizer
 from dgl_mgpu.training.report import RunReport
 from dgl_mgpu.training.stop import Stopped, StopRequest
 from dgl_mgpu.training.trainer import StepCallback, Trainer
@@ -155,13 +156,7 @@ def seeded_model(
     model = build_model(config.model, num_features, num_classes, len(config.sampler.fanouts))
     model = model.to(device)
     torch.manual_seed(trainer.seed * 1_000_003 + Ranks.of_all_machines().rank)
-    optimizer = torch.optim.Adam(
-        model.parameters(),
-        lr=trainer.lr,
-        weight_decay=trainer.weight_decay,
-        fused=torch.device(device).type == "cuda",  # one kernel in place of a dozen
-    )
-    return model, optimizer
+    return model, make_optimizer(trainer, model.parameters(), device)
 
 
 @contextlib.contextmanager

@@ -16,6 +16,7 @@ from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, merge
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
+from dgl_mgpu.training.optimizer import take_state, whole_state
 
 #: Called after each step with step, loss, accuracy and seeds so far in the epoch.
 StepCallback = Callable[[int, float, float, int], None]
@@ -120,7 +121,7 @@ class Trainer(ABC):
         return Checkpoint(
             epoch=self.epoch,
             model=self.model.state_dict(),
-            optimizer=self.optimizer.state_dict(),
+            optimizer=whole_state(self.optimizer),
             best_model=self.best_model,
             random=self._ranks.all_gather(self._random_state()),
             reports=[report.to_dict() for report in self.reports],
@@ -141,7 +142,7 @@ class Trainer(ABC):
         try:
             self.model.load_state_dict(checkpoint.best_model)
             self.model.load_state_dict(checkpoint.model)
-            self.optimizer.load_state_dict(_state_for(self.optimizer, checkpoint.optimizer))
+            take_state(self.optimizer, checkpoint.optimizer)
             self.reports = [EpochReport.from_dict(report) for report in checkpoint.reports]
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
@@ -186,12 +187,3 @@ class Trainer(ABC):
     def _best_valid(self) -> float:
         validated = [r.valid_accuracy for r in self.reports if r.valid_accuracy is not None]
         return max(validated, default=-1.0)
-
-
-def _state_for(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> dict[str, Any]:
-    """A saved state for an optimizer that goes on in its own way: fused on a GPU, say."""
-    groups = [
-        {**group, "fused": own["fused"]} if "fused" in own else group
-        for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
-    ]
-    return {**saved, "param_groups": groups}
