@@ -125,10 +125,10 @@ def _plan(arguments: list[str]) -> int:
     from dgl_mgpu.minibatch.planned import plan_for
     from dgl_mgpu.report import plan_table
 
-    picture = picture_file([word for word in arguments if word.startswith("-")])
+    picture = picture_file(arguments)
     console = Console()
     plans, titles = [], []
-    for overrides in choices(check_overrides(arguments)):
+    for overrides in choices(check_overrides([w for w in arguments if not w.startswith("-")])):
         config = compose(overrides)
         plan = plan_for(config)
         plans.append(plan)
@@ -137,7 +137,7 @@ def _plan(arguments: list[str]) -> int:
         each = ", ".join(f"{seconds * 1e3:.3g}" for seconds in plan.seconds)
         console.print(
             f"modelled for the reads of a mini-batch of {config.trainer.batch_size} seeds with "
-            f"fanouts {list(config.sampler.fanouts)}: {plan.step_seconds * 1e3:.3g} ms on the "
+            f"fanouts {config.sampler.planned_fanouts()}: {plan.step_seconds * 1e3:.3g} ms on the "
             f"slowest GPU (each: {each} ms)",
             highlight=False,
         )
@@ -154,15 +154,19 @@ def _plan(arguments: list[str]) -> int:
     return 0
 
 
-def picture_file(flags: list[str]) -> Path | None:
+def picture_file(arguments: list[str]) -> Path | None:
     """Where ``--plot`` puts its picture; None without it."""
     file = None
-    for flag in flags:
-        name, _, value = flag.partition("=")
-        if name != "--plot" or flag == "--plot=":
+    for word, after in itertools.pairwise([*arguments, ""]):
+        if not word.startswith("-"):
+            continue
+        name, _, value = word.partition("=")
+        if name != "--plot" or word == "--plot=":
             raise ConfigError(
-                f"plan with {flag}", "no such option", "say --plot, or --plot=FILE with a name"
+                f"plan with {word}", "no such option", "say --plot, or --plot=FILE with a name"
             )
+        if word == "--plot" and after and "=" not in after and not after.startswith("-"):
+            raise ConfigError(f"plan with --plot {after}", "no key=value", f"say --plot={after}")
         file = Path(value or "placement.png")
     if file is not None:
         from dgl_mgpu.report.placement_plot import picture_format
@@ -177,8 +181,6 @@ def choices(overrides: list[str]) -> list[list[str]]:
 
     values = []
     for word in overrides:
-        if word.startswith("-"):
-            continue
         override = OverridesParser.create().parse_override(word)
         if override.is_sweep_override():
             values.append([

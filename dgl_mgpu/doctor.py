@@ -27,10 +27,10 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dgl_mgpu.backend.compat import importer
 from dgl_mgpu.backend.compat.environment import SUPPORTED, installed_version
 from dgl_mgpu.backend.compat.registry import UNAVAILABLE
 from dgl_mgpu.backend.compat.unavailable import why_unavailable
+from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.errors import DGLMGPUError
 from dgl_mgpu.report.units import human_bytes
 
@@ -132,7 +132,7 @@ def _dgl() -> Finding:
     graph.update_all(dgl.function.copy_u("x", "m"), dgl.function.sum("m", "y"))
     if graph.ndata["y"].tolist() != [4.0, 0.0, 3.0]:
         return "problem", f"message passing gave {graph.ndata['y'].tolist()}", "reinstall dgl"
-    replaced = sum(target.startswith("dgl.") for target in importer.originals)
+    replaced = sum(target.startswith("dgl.") for target in originals)
     state = f"mended for torch {torch.__version__}" if replaced else "works unchanged"
     return "ok", f"dgl {dgl.__version__}, {state} ({replaced} names replaced)", ""
 

@@ -39,6 +39,7 @@ from dgl_mgpu.errors import ConfigError
         (["train", "mode=fullgraph", "model=gcn", "fullgraph.activations=int8"], "bfloat16"),
         (["train", "mode=fullgraph", "model=pinsage"], "random walks"),
         (["train", "mode=fullgraph", "trainer.count_accesses=true"], "mode=minibatch"),
+        (["train", "mode=fullgraph", "trainer.precision=bfloat16"], "fullgraph.activations"),
         (["train", "store.device=cuda", "sampler.num_workers=2"], "use sampler.num_workers=0"),
         (["train", "trainer.precision=float8"], "bfloat16"),
         (["train", "nonsense"], "key=value"),
@@ -54,6 +55,9 @@ from dgl_mgpu.errors import ConfigError
         (["plan", "--plott"], "--plot=FILE"),
         (["plan", "--plot="], "--plot=FILE"),
         (["plan", "--plot=plan.bmp"], "png, svg, pdf"),
+        (["plan", "--plot", "plan.png"], "--plot=plan.png"),
+        (["plan", "plan.png"], "key=value"),
+        (["plan", "mode=fullgraph"], "leave mode out"),
         (["plan", "data.options.scale=0.001", "--plot=/no/folder/plan.png"], "/no/folder"),
         (["topology", "dgx2"], "dgx"),
     ],
@@ -101,6 +105,12 @@ def test_plans_side_by_side_and_their_picture(capsys, tmp_path, monkeypatch):
     assert "placement.png" in shown
     with Image.open(tmp_path / "placement.png") as picture:
         assert picture.size == (3000, 1320)
+
+
+def test_walks_read_as_many_nodes_as_they_leave(capsys):
+    arguments = ["model=pinsage", "sampler.num_neighbors=7", "data.options.scale=0.001"]
+    assert main(["plan", *arguments, "data=generated-twitter", "topology=dgx1"]) == 0
+    assert "fanouts [7, 7, 7]" in " ".join(capsys.readouterr().out.split())
 
 
 def test_plan_that_does_not_fit_says_by_how_much(capsys):

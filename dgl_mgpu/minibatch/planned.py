@@ -30,11 +30,17 @@ def plan_for(config: Config) -> Plan:
     Raises
     ------
     ConfigError
-        If a generated graph is to be ordered by counts, for which it would have to be there.  Or
-        if learned rows would go to disk.
+        If a generated graph is to be ordered by counts, for which it would have to be there; if
+        learned rows would go to disk; or if a whole graph is trained on, which no store keeps.
     DGLMGPUError
         As :func:`dgl_mgpu.minibatch.run.train`.
     """
+    if config.mode == "fullgraph":
+        raise ConfigError(
+            "plan with mode=fullgraph",
+            "ranks share a whole graph by nodes, and no store keeps it",
+            "leave mode out, for the plan of a mini-batch run's store",
+        )
     options = StoreOptions(
         batch_size=config.trainer.batch_size,
         fanouts=config.sampler.planned_fanouts(),

@@ -77,7 +77,10 @@ class SamplerConfig:
     num_workers: int = 0
 
     def planned_fanouts(self) -> list[int]:
-        """A number for each layer, that times are modelled for: the largest of its edge types'."""
+        """A number for each layer, that times are modelled for: the largest of its edge types',
+        or how many nodes random walks leave."""
+        if self.name == "random_walk":
+            return [self.num_neighbors] * len(self.fanouts)
         return [
             (-1 if -1 in each.values() else max(each.values()))
             if isinstance(each, Mapping)
@@ -271,6 +274,12 @@ class Config:
                 "trainer.count_accesses=true mode=fullgraph",
                 "every node is read once a layer, which there is nothing to place by",
                 "leave it out, or choose mode=minibatch",
+            )
+        if self.mode == "fullgraph" and self.trainer.precision != "float32":
+            raise ConfigError(
+                f"trainer.precision={self.trainer.precision} mode=fullgraph",
+                "a type for mini-batches, which autocast computes in",
+                "leave it out, or choose model=gcn fullgraph.activations=bfloat16",
             )
 
     def _check_kinds(self) -> None:

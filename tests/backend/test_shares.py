@@ -10,7 +10,7 @@ import torch
 import torch.distributed as dist
 from dgl.dataloading.dataloader import DDPTensorizedDataset
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.training.launch import launch
 
 SEEDS = torch.arange(1000, 1100, dtype=torch.int32)

@@ -9,7 +9,7 @@ import dgl_mgpu  # noqa: F401  makes DGL import
 
 import dgl  # isort: skip
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 
 NODES, WIDTH, STEPS = 50, 8, 4
 

@@ -50,8 +50,9 @@ def _check_dgl_mgpu(words: list[str], folder: Path) -> None:
         if "--multirun" in rest or "-m" in rest:
             check_overrides(rest)
         elif command == "plan":
-            cli.picture_file([word for word in rest if word.startswith("-")])
-            for overrides in cli.choices(check_overrides(rest)):
+            cli.picture_file(rest)
+            words = [word for word in rest if not word.startswith("-")]
+            for overrides in cli.choices(check_overrides(words)):
                 compose(overrides)
         else:
             compose(rest)

@@ -18,8 +18,8 @@ from dgl._ffi.function import Function
 
 from dgl_mgpu.backend.capi import record
 from dgl_mgpu.backend.capi.table import TAKE_HOST_GRAPHS, Place, find_entry
-from dgl_mgpu.backend.compat.importer import originals
 from dgl_mgpu.backend.errors import as_dgl_error
+from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.backend.ours import MAY_BE_OURS, is_ours
 from dgl_mgpu.errors import InvalidInputError
 

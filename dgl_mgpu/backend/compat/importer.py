@@ -16,14 +16,13 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+from dgl_mgpu.backend.originals import originals
+
 from .registry import REPLACEMENTS, SURROUNDINGS, UNAVAILABLE, Replacement, applies
 from .unavailable import UnavailableLoader, dgl_works_by_itself, why_unavailable
 
 _TARGETS = {entry.module for entry in REPLACEMENTS} | {entry.module for entry in SURROUNDINGS}
 _UNAVAILABLE = {part.module: part for part in UNAVAILABLE}
-
-#: What each replaced target was before, keyed by `Replacement.target`.
-originals: dict[str, Any] = {}
 
 
 class CompatFinder:

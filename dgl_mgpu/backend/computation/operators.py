@@ -17,10 +17,10 @@ from dgl.function.message import CopyMessageFunction, MessageFunction
 from dgl.function.reducer import SimpleReduceFunction
 from dgl.heterograph import DGLGraph
 
-from dgl_mgpu.backend.compat.importer import originals
 from dgl_mgpu.backend.computation import message_passing
 from dgl_mgpu.backend.computation.aggregation import aggregate
 from dgl_mgpu.backend.computation.message_passing import EdgeSoftmax, Features, is_recorded
+from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.backend.structure.index import TensorIndex
 from dgl_mgpu.backend.structure.spread import SpreadIndex
 

@@ -15,9 +15,10 @@ import torch
 
 from dgl_mgpu.backend.compat import importer, registry
 from dgl_mgpu.backend.compat.environment import VersionRange
-from dgl_mgpu.backend.compat.importer import implementation, originals
+from dgl_mgpu.backend.compat.importer import implementation
 from dgl_mgpu.backend.compat.overrides import autocast
 from dgl_mgpu.backend.compat.registry import REPLACEMENTS, SURROUNDINGS, Replacement, applies
+from dgl_mgpu.backend.originals import originals
 
 #: How many arguments there are where the original does not tell: the other two of `where` make it
 #: another function, and `from_numpy` and `range` are C functions of torch.

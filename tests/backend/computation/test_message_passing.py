@@ -13,7 +13,7 @@ import pytest
 import torch
 from dgl import _sparse_ops
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.structure import relation
 from dgl_mgpu.backend.structure.index import TensorIndex

@@ -13,7 +13,7 @@ from dgl.dataloading import DataLoader, NeighborSampler, dataloader
 from dgl.frame import LazyFeature
 from dgl.utils import recursive_apply, recursive_apply_pair
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.backend.ours import graphs_on_tensors
 
 Pair = namedtuple("Pair", ["left", "right"])

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from dgl._ffi.runtime_ctypes import DGLContext
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 
 _CPU = DGLContext(1, 0)
 _TENSOR = "dgl.backend.pytorch.tensor:"

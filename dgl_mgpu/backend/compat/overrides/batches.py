@@ -11,8 +11,8 @@ from dgl.dataloading.dataloader import restore_parent_storage_columns
 from dgl.frame import Frame, LazyFeature
 from dgl.heterograph import DGLGraph
 
-from dgl_mgpu.backend.compat.importer import originals
 from dgl_mgpu.backend.memory.gpu_cache import GPUCache
+from dgl_mgpu.backend.originals import originals
 
 _HERE = "dgl.dataloading.dataloader"
 #: What was fetched, or is to be waited for, by number of the type and name.

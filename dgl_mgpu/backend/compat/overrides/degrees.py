@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 
 
 def out_degrees(self: Any, u: Any = "__ALL__", etype: Any = None) -> Any:

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.backend.ours import is_on_tensors
 
 

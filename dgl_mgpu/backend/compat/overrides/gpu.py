@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.backend.compat.importer import originals
 from dgl_mgpu.backend.memory.gpu_cache import GPUCache
+from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.backend.structure.partition import NDArrayPartition
 
 __all__ = [

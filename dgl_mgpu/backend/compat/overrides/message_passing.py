@@ -6,8 +6,8 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.backend.compat.importer import originals
 from dgl_mgpu.backend.errors import raising_dgl_errors
+from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.backend.ours import is_on_tensors
 
 # What implements these imports DGL, which imports this: so it is imported when it is called.

@@ -9,7 +9,7 @@ import networkx
 import numpy as np
 from networkx.readwrite import json_graph
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 
 from .modules import module_with
 

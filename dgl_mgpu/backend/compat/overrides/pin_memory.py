@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 
 if TYPE_CHECKING:
     from dgl.heterograph_index import HeteroGraphIndex, HeteroPickleStates

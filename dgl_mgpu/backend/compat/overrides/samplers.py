@@ -6,7 +6,7 @@ from typing import Any
 
 from dgl import backend
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 
 from .modules import module_with
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 
 
 def seed(val: int) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from ..importer import originals
+from dgl_mgpu.backend.originals import originals
 
 
 def sparse_matrix(

@@ -7,7 +7,7 @@ import ctypes
 import torch
 from dgl._ffi.runtime_ctypes import DGLContext
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 
 _CPU = 1  # DGL's number
 

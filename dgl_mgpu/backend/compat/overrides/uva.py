@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dgl_mgpu.backend.compat.importer import originals
+from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.errors import UnsupportedByStoreError
 
 
