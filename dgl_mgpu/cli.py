@@ -11,6 +11,7 @@ from typing import Any
 
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, OutputError, nearest
 from dgl_mgpu.resources import resource_folder
+from dgl_mgpu.training.torchrun import under_torchrun
 
 USAGE = """\
 dgl-mgpu COMMAND [key=value ...]
@@ -92,7 +93,7 @@ def _without_folder() -> list[str]:
 
     They read a command line each; the run's folder is the first one's.
     """
-    if "TORCHELASTIC_RUN_ID" not in os.environ or os.environ["RANK"] == "0":
+    if not under_torchrun() or os.environ["RANK"] == "0":
         return []
     return ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
 

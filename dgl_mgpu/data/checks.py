@@ -12,6 +12,8 @@ from .csc import first_decrease, first_out_of_range, require_ids
 
 #: The label of a node without one.
 UNLABELLED = -1
+#: The parts of a split.
+SPLITS = ("train", "valid", "test")
 
 
 def check_csc_shapes(asked: str, indptr: np.ndarray, indices: np.ndarray, num_rows: int) -> None:

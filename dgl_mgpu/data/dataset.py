@@ -12,6 +12,7 @@ from numba import njit
 
 from ..errors import InvalidInputError, InvalidWeightError
 from .checks import (
+    SPLITS,
     UNLABELLED,
     check_csc_contents,
     check_csc_shapes,
@@ -124,7 +125,7 @@ class Dataset:
 
     def _check_contents(self) -> None:
         check_csc_contents(self._asked, self.indptr, self.indices, self.num_nodes)
-        parts = {part: getattr(self, part) for part in ("train", "valid", "test")}
+        parts = {part: getattr(self, part) for part in SPLITS}
         check_split(self._asked, parts, self.num_nodes)
         if self.eids is not None:
             check_range(self._asked, "eids", self.eids, self.num_edges)

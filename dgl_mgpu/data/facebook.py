@@ -15,16 +15,14 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from ..errors import DataFormatError
 from .csc import from_edges
 from .dataset import Dataset
-from .files import require_files
+from .files import corrupt_file, require_files
 from .transform import add_self_loops, unique_edges
 
 _EDGES, _TARGET, _FEATURES = "facebook_edges.csv", "facebook_target.csv", "facebook.json"
 #: Far above the 4,714 words there are: an id beyond it is damage, and would cost memory.
 _MAX_WORDS = 1 << 16
-_FIX = "fetch the file again"
 
 
 def load(
@@ -97,10 +95,6 @@ def load(
     )
 
 
-def _corrupt(path: Path, found: str) -> DataFormatError:
-    return DataFormatError(f"read {path}", f"the file is truncated or corrupt: {found}", _FIX)
-
-
 def _read_labels(path: Path) -> tuple[np.ndarray, list[str]]:
     """Return the class of every node and the names of the classes, in alphabetical order."""
     try:
@@ -109,7 +103,7 @@ def _read_labels(path: Path) -> tuple[np.ndarray, list[str]]:
         categories = sorted(set(category_of.values()))
         labels = [categories.index(category_of[node]) for node in range(len(category_of))]
     except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise _corrupt(path, f"{type(error).__name__}: {error}") from error
+        raise corrupt_file(path, f"{type(error).__name__}: {error}") from error
     return np.array(labels, np.int64), categories
 
 
@@ -118,9 +112,9 @@ def _read_edges(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
         edges = np.loadtxt(path, np.int64, delimiter=",", skiprows=1, ndmin=2)
         src, dst = edges.T
     except ValueError as error:
-        raise _corrupt(path, str(error)) from error
+        raise corrupt_file(path, str(error)) from error
     if edges.size and (edges.min() < 0 or edges.max() >= num_nodes):
-        raise _corrupt(path, f"ids from {edges.min()} to {edges.max()} of {num_nodes} nodes")
+        raise corrupt_file(path, f"ids from {edges.min()} to {edges.max()} of {num_nodes} nodes")
     return src, dst
 
 
@@ -137,7 +131,7 @@ def _read_words(path: Path, num_nodes: int) -> sparse.csr_matrix:
             raise ValueError(f"word ids from {indices.min()} to {indices.max()}")
         return sparse.csr_matrix((np.ones(len(indices), np.float32), indices, indptr))
     except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise _corrupt(path, f"{type(error).__name__}: {error}") from error
+        raise corrupt_file(path, f"{type(error).__name__}: {error}") from error
 
 
 def _project(words: sparse.csr_matrix, num_features: int, tfidf: bool) -> np.ndarray:

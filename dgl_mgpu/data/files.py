@@ -165,3 +165,10 @@ def _fetch(url: str, path: Path) -> None:
                 next_report += total // 10
         if done < total:
             raise OSError(f"the connection ended after {done} of {total} bytes")
+
+
+def corrupt_file(path: Path, found: str) -> DataFormatError:
+    """The error of a file that does not hold what it should."""
+    return DataFormatError(
+        f"read {path}", f"the file is truncated or corrupt: {found}", "fetch the file again"
+    )

@@ -20,6 +20,7 @@ import numpy as np
 
 from ..errors import ConfigError, DataFormatError, nearest
 from . import blockmodel, ogb
+from .checks import SPLITS
 from .dataset import Dataset
 from .files import build_once, require_space
 from .npz import NpzWriter
@@ -280,7 +281,7 @@ def _write(spec: GraphSpec, folder: Path) -> None:
         data.write("node_label", (spec.num_nodes, 1), np.dtype(np.int64), [labels])
     fractions = (spec.train, spec.valid, spec.test)
     for name, ids in zip(
-        ("train", "valid", "test"),
+        SPLITS,
         blockmodel.split(spec.num_nodes, fractions, spec.seed),
         strict=True,
     ):

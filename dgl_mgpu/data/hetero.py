@@ -11,6 +11,7 @@ import numpy as np
 
 from ..errors import InvalidInputError
 from .checks import (
+    SPLITS,
     UNLABELLED,
     check_csc_contents,
     check_csc_shapes,
@@ -90,7 +91,7 @@ class HeteroDataset:
             return
         for etype, (indptr, indices, _) in self.edges.items():
             check_csc_contents(self._asked_of(etype), indptr, indices, self.num_nodes[etype[0]])
-        parts = {part: getattr(self, part) for part in ("train", "valid", "test")}
+        parts = {part: getattr(self, part) for part in SPLITS}
         check_split(asked, parts, targets)
         check_range(asked, "labels", self.labels, self.num_classes, lowest=UNLABELLED)
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from ..errors import ConfigError, DataFormatError, InvalidInputError, UnavailableError
+from .checks import SPLITS
 from .csc import csc_from_chunks
 from .dataset import Dataset, as_labels
 from .files import build_once, download_zip, require_files
@@ -32,7 +33,6 @@ from .transform import csc_with_self_loops, in_folder
 #: Change it when the content of the derived files changes: old ones are then left aside.
 _CACHE_VERSION = 1
 _CHUNK_EDGES = 1 << 22
-SPLITS = ("train", "valid", "test")
 #: What to do about files that make no sense.
 FIX = "fetch or generate the data set again"
 

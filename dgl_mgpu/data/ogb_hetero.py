@@ -13,6 +13,7 @@ import numpy as np
 
 from ..errors import DataFormatError
 from . import ogb
+from .checks import SPLITS
 from .csc import CSC
 from .files import build_once, require_files
 from .hetero import CanonicalEtype, HeteroDataset, relation, with_reverse
@@ -168,7 +169,7 @@ class _Raw:
     def files(self) -> list[str]:
         """What is read, overviews and all."""
         found = [*_overviews(self._meta), self._label()]
-        found += [f"{self._split()}/{part}.csv.gz" for part in ogb.SPLITS]
+        found += [f"{self._split()}/{part}.csv.gz" for part in SPLITS]
         for etype in self._etypes:
             found += [self._relation(etype, name) for name in ("edge", "num-edge-list")]
         return found + list(self._features().values())
@@ -223,7 +224,7 @@ class _Raw:
             target=self._target,
             num_classes=int(self._meta["num classes"]),
             labels=arrays["labels"],
-            **{part: arrays[part] for part in ogb.SPLITS},
+            **{part: arrays[part] for part in SPLITS},
             node_features=features,
             description=f"{self._meta['name']} of the Open Graph Benchmark",
             checked=checked,

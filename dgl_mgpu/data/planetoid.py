@@ -17,14 +17,12 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from ..errors import DataFormatError
 from .checks import UNLABELLED
 from .csc import from_edges
 from .dataset import Dataset
-from .files import build_once, download_zip, require_files
+from .files import build_once, corrupt_file, download_zip, require_files
 from .transform import add_self_loops, unique_edges
 
-_FIX = "fetch the file again"
 _PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 #: DGL's archives, and the name that the files have in them.
 _DOWNLOADS = {"cora": "cora_v2", "citeseer": "citeseer", "pubmed": "pubmed"}
@@ -64,7 +62,7 @@ def load(
     num_train = len(_matrix(paths["y"]))
     num_nodes = len(labels)
     if num_train + _NUM_VALID > num_nodes:
-        raise _corrupt(paths["y"], f"{num_train} training labels for {num_nodes} nodes")
+        raise corrupt_file(paths["y"], f"{num_train} training labels for {num_nodes} nodes")
     src, dst = _edges(paths["graph"], num_nodes)
     if self_loops:
         src, dst = add_self_loops(src, dst, num_nodes)
@@ -128,20 +126,20 @@ def _nodes(paths: dict[str, Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         ("test.index", len(test), len(test_features)),
     ):
         if rows != expected:
-            raise _corrupt(paths[part], f"{rows} rows instead of {expected}")
+            raise corrupt_file(paths[part], f"{rows} rows instead of {expected}")
     for part, columns, expected in (
         ("tx", test_features.shape[1], known_features.shape[1]),
         ("ty", test_labels.shape[1], known_labels.shape[1]),
     ):
         if columns != expected:
-            raise _corrupt(paths[part], f"{columns} columns instead of {expected}")
+            raise corrupt_file(paths[part], f"{columns} columns instead of {expected}")
     # The lines of tx and ty belong to the nodes that test.index names, in that order.  Numbers
     # that are missing between them are isolated nodes.
     if len(np.unique(test)) != len(test) or test.min(initial=num_known) < num_known:
-        raise _corrupt(paths["test.index"], "nodes that are named twice or are no test nodes")
+        raise corrupt_file(paths["test.index"], "nodes that are named twice or are no test nodes")
     num_nodes = int(test.max(initial=num_known - 1)) + 1
     if num_nodes > num_known + 2 * len(test):
-        raise _corrupt(paths["test.index"], f"node {num_nodes - 1}, far beyond the others")
+        raise corrupt_file(paths["test.index"], f"node {num_nodes - 1}, far beyond the others")
     features = np.zeros((num_nodes, known_features.shape[1]), np.float32)
     features[:num_known], features[test] = known_features, test_features
     labels = np.full(num_nodes, UNLABELLED, np.int64)
@@ -153,28 +151,24 @@ def _edges(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the undirected graph as an edge list with each direction once."""
     graph = _read_pickle(path)
     if not isinstance(graph, dict):
-        raise _corrupt(path, f"a {type(graph).__name__} instead of a dictionary of neighbours")
+        raise corrupt_file(path, f"a {type(graph).__name__} instead of a dictionary of neighbours")
     try:
         degrees = [len(neighbours) for neighbours in graph.values()]
         nodes = np.repeat(np.array(list(graph), np.int64), degrees)
         neighbours = np.array([node for nodes in graph.values() for node in nodes], np.int64)
     except (TypeError, ValueError, OverflowError) as error:
-        raise _corrupt(path, f"neighbours that are no lists of numbers ({error})") from error
+        raise corrupt_file(path, f"neighbours that are no lists of numbers ({error})") from error
     ids = np.concatenate([nodes, neighbours])
     if len(ids) and (ids.min() < 0 or ids.max() >= num_nodes):
-        raise _corrupt(path, f"node ids from {ids.min()} to {ids.max()} of {num_nodes} nodes")
+        raise corrupt_file(path, f"node ids from {ids.min()} to {ids.max()} of {num_nodes} nodes")
     return unique_edges(ids, np.concatenate([neighbours, nodes]), num_nodes)
-
-
-def _corrupt(path: Path, found: str) -> DataFormatError:
-    return DataFormatError(f"read {path}", f"the file is truncated or corrupt: {found}", _FIX)
 
 
 def _read_test_index(path: Path) -> np.ndarray:
     try:
         return np.array(path.read_text().split(), np.int64)
     except (OSError, ValueError, OverflowError) as error:
-        raise _corrupt(path, str(error)) from error
+        raise corrupt_file(path, str(error)) from error
 
 
 class _SparseParts:
@@ -221,7 +215,7 @@ def _read_pickle(path: Path) -> Any:
             return _RestrictedUnpickler(file, encoding="latin1").load()
     # The unpickler and the constructors raise whatever damaged bytes lead to; nothing else runs.
     except Exception as error:
-        raise _corrupt(path, f"{type(error).__name__}: {error}") from error
+        raise corrupt_file(path, f"{type(error).__name__}: {error}") from error
 
 
 def _matrix(path: Path) -> np.ndarray:
@@ -235,7 +229,7 @@ def _matrix(path: Path) -> np.ndarray:
             matrix.check_format(full_check=True)
             content = matrix.toarray()
         except (KeyError, TypeError, ValueError, MemoryError, OverflowError) as error:
-            raise _corrupt(path, f"no well-formed sparse matrix ({error})") from error
+            raise corrupt_file(path, f"no well-formed sparse matrix ({error})") from error
     if not isinstance(content, np.ndarray) or content.ndim != 2 or content.dtype.kind not in "iuf":
-        raise _corrupt(path, "no numeric matrix")
+        raise corrupt_file(path, "no numeric matrix")
     return content

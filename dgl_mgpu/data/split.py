@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from ..errors import InvalidInputError
+from .checks import SPLITS
 from .dataset import Dataset
 from .hetero import HeteroDataset
 
@@ -16,7 +17,7 @@ def require_labelled_split(dataset: Dataset | HeteroDataset) -> None:
     ------
     InvalidInputError
     """
-    for part in ("train", "valid", "test"):
+    for part in SPLITS:
         ids = np.asarray(getattr(dataset, part))
         labels = dataset.labels[ids]
         bad = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))

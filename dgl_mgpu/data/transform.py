@@ -68,39 +68,6 @@ def unique_edges(src: np.ndarray, dst: np.ndarray, num_nodes: int) -> tuple[np.n
     return key % num_nodes, key // num_nodes
 
 
-def symmetric_norm(indptr: np.ndarray, indices: np.ndarray) -> np.ndarray:
-    """Return the weight ``1 / sqrt(out-degree(u) * in-degree(v))`` of every edge (u, v).
-
-    On an undirected graph with self-loops this is the renormalised adjacency matrix of Kipf and
-    Welling, «Semi-Supervised Classification with Graph Convolutional Networks», section 2.2.
-
-    Parameters
-    ----------
-    indptr, indices : ndarray
-        The graph in CSC.
-
-    Returns
-    -------
-    ndarray, float32 [num_edges]
-        One weight per place of the CSC.
-    """
-    return _symmetric_norm(indptr, indices)
-
-
-@njit(cache=True, nogil=True)
-def _symmetric_norm(indptr, indices):
-    num_nodes = len(indptr) - 1
-    out_degree = np.zeros(num_nodes, np.int64)
-    for place in range(len(indices)):
-        out_degree[indices[place]] += 1
-    weight = np.empty(len(indices), np.float32)
-    for node in range(num_nodes):
-        in_degree = indptr[node + 1] - indptr[node]
-        for place in range(indptr[node], indptr[node + 1]):
-            weight[place] = 1.0 / np.sqrt(float(out_degree[indices[place]]) * in_degree)
-    return weight
-
-
 def csc_with_self_loops(
     indptr: np.ndarray, indices: np.ndarray, allocate: Allocate = in_memory
 ) -> tuple[np.ndarray, np.ndarray]:

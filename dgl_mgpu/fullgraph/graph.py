@@ -35,12 +35,11 @@ from dgl_mgpu.fullgraph.ownership import (
 )
 from dgl_mgpu.fullgraph.part import Part, cut
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.training.config import EXCHANGES, PARTITIONS
 
 CanonicalEtype = tuple[str, str, str]
 By = str | torch.Tensor | Mapping[str, torch.Tensor]
 
-_WAYS = ("random", "order", "metis")
-_EXCHANGES = ("halo", "broadcast", "remote", "auto")
 #: Rounds of the halo.
 _CHUNKS = 2
 _ASKED = "partition a graph"
@@ -314,13 +313,15 @@ def _asked(
     ):
         found = "a block" if isinstance(g, DGLGraph) and g.is_block else f"a {type(g).__name__}"
         raise InvalidInputError(_ASKED, found, "pass a DGLGraph, the whole graph")
-    if not isinstance(by, (torch.Tensor, Mapping)) and by not in _WAYS:
+    if not isinstance(by, (torch.Tensor, Mapping)) and by not in PARTITIONS:
         raise InvalidInputError(
-            _ASKED, f"by={by!r}", f"use one of {', '.join(_WAYS)}, or a tensor of each node's rank"
+            _ASKED,
+            f"by={by!r}",
+            f"use one of {', '.join(PARTITIONS)}, or a tensor of each node's rank",
         )
-    if exchange not in _EXCHANGES:
+    if exchange not in EXCHANGES:
         raise InvalidInputError(
-            _ASKED, f"exchange={exchange!r}", f"use one of {', '.join(_EXCHANGES)}"
+            _ASKED, f"exchange={exchange!r}", f"use one of {', '.join(EXCHANGES)}"
         )
     if g is not None and not g.canonical_etypes:
         raise InvalidInputError(_ASKED, "a graph without edge types", "pass one with relations")

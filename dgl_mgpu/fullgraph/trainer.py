@@ -12,14 +12,12 @@ import torch.distributed as dist
 from torch import nn
 
 from dgl_mgpu.backend.errors import InvalidCallError
+from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.features.lending import lent
 from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.report import EpochReport, StageSeconds
 from dgl_mgpu.training.trainer import StepCallback, Trainer
-
-#: The parts of a split; a graph's masks are ``train_mask``, ….
-SPLITS = ("train", "valid", "test")
 
 
 class FullGraphTrainer(Trainer):

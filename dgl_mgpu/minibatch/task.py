@@ -17,6 +17,7 @@ from dgl_mgpu.data import (
     load_hetero,
     require_labelled_split,
 )
+from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.data.hetero import with_self_loops
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.training.config import Config
@@ -24,7 +25,6 @@ from dgl_mgpu.training.models import INV_SQRT_DEGREES
 from dgl_mgpu.training.relational import common_width
 from dgl_mgpu.training.run import load_dataset
 
-SPLITS = ("train", "valid", "test")
 #: What the store calls the rows that nodes without features learn.
 LEARNED = "learned"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import time
 from collections import Counter, deque
 from collections.abc import Iterator
@@ -95,23 +96,57 @@ class StageTimes:
 
     @contextlib.contextmanager
     def _measured(self, name: str) -> Iterator[None]:
-        begin = self._mark()
+        begin = _mark(self._device)
         yield
-        end = self._mark()
+        end = _mark(self._device)
         if self._on_gpu:
             self._under_way.append((name, begin, end))
             self._read()
         else:
             self._seconds[name] += end - begin
 
-    def _mark(self) -> Any:
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record(torch.cuda.current_stream(self._device))
-        return event
-
     def _read(self) -> None:
         while self._under_way and self._under_way[0][2].query():
             name, begin, end = self._under_way.popleft()
             self._seconds[name] += begin.elapsed_time(end) / 1000
+
+
+class StageClock:
+    """How long stages take that follow on each other, without waiting for them.
+
+    Parameters
+    ----------
+    device : torch.device
+        On a GPU what its current stream does is timed, elsewhere the host.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._stages: list[str] = []
+        self._marks = [_mark(device)]
+
+    def ends(self, stage: str) -> None:
+        """Say that a stage, which began where the last one ended, ends here."""
+        self._stages.append(stage)
+        self._marks.append(_mark(self._device))
+
+    def seconds(self) -> dict[str, float]:
+        """Of each stage; waits until the GPU is done with the last."""
+        on_gpu = self._device.type == "cuda"
+        if on_gpu:
+            self._marks[-1].synchronize()
+        return {
+            stage: begin.elapsed_time(end) / 1000 if on_gpu else end - begin
+            for stage, (begin, end) in zip(
+                self._stages, itertools.pairwise(self._marks), strict=True
+            )
+        }
+
+
+def _mark(device: torch.device) -> Any:
+    """This moment: of a GPU's current stream, or the host's."""
+    if device.type != "cuda":
+        return time.perf_counter()
+    event = torch.cuda.Event(enable_timing=True)
+    event.record(torch.cuda.current_stream(device))
+    return event

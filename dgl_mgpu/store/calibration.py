@@ -239,13 +239,13 @@ def _trials(store: Store, name: str, options: StoreOptions, rank: int) -> dict[s
     reads = list(zip(tiers, accesses, strict=True))
     if isinstance(table.view, GraphView):
         return _sampler_trials(table, table.view, reads, options, rank)
-    return _gather_trials(table, table.view, reads, rank)
+    return _gather_trials(table.view, reads, rank)
 
 
 _Reads = Sequence[tuple[Tier, float]]  # tiers, and how often each is read
 
 
-def _gather_trials(table: Table, view: RowView, reads: _Reads, rank: int) -> dict[str, _Trial]:
+def _gather_trials(view: RowView, reads: _Reads, rank: int) -> dict[str, _Trial]:
     row_bytes = view.row_bytes
     count = min(_BATCH_BYTES // max(row_bytes, 1), _BATCH_ROWS[-1])
     if row_bytes == 0 or count not in _BATCH_ROWS:

@@ -219,14 +219,18 @@ def _rates(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
     return [moved / (start.elapsed_time(stop) * 1e-3) / GB for start, stop in events]
 
 
-def _shared_memory() -> int:
-    """Bytes that segments in /dev/shm may take: the least of what it, RAM and the cgroup have
-    free, with some to spare."""
-    free = [shutil.disk_usage("/dev/shm").free]
+def free_host_bytes() -> int:
+    """Bytes of the host's memory that are free, and of this process's cgroup's."""
+    free = []
     for line in Path("/proc/meminfo").read_text().splitlines():
         if line.startswith("MemAvailable:"):
             free.append(int(line.split()[1]) * 1024)
     limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
     if limit.exists() and (text := limit.read_text().strip()) != "max":
         free.append(max(int(text) - int(used.read_text()), 0))
-    return int(min(free) * (1 - _SPARE))
+    return min(free)
+
+
+def _shared_memory() -> int:
+    """Bytes that segments in /dev/shm may take, with some to spare."""
+    return int(min(shutil.disk_usage("/dev/shm").free, free_host_bytes()) * (1 - _SPARE))

@@ -28,6 +28,7 @@ from dgl_mgpu.errors import DGLMGPUError, RankFailedError
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.group import kill_group, remove_shared
 from dgl_mgpu.training.stop import Stopped
+from dgl_mgpu.training.torchrun import under_torchrun
 from dgl_mgpu.training.watch import Watch
 from dgl_mgpu.training.whereabouts import Whereabouts, last_stage, shared_stage, stage_of
 
@@ -91,7 +92,7 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
     Stopped
         After SIGTERM.
     """
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if under_torchrun():
         rank = int(os.environ["RANK"])
         with _told_to_torchrun(rank), _typed_losses():
             _join_job(rank, int(os.environ["WORLD_SIZE"]), "env://")

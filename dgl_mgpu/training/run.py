@@ -25,6 +25,7 @@ from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.optimizer import make_optimizer
 from dgl_mgpu.training.report import RunReport
 from dgl_mgpu.training.stop import Stopped, StopRequest
+from dgl_mgpu.training.torchrun import under_torchrun
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 from dgl_mgpu.training.whereabouts import stage_of
 
@@ -41,14 +42,14 @@ _OF_A_MACHINE = {
 
 def ranks_of_job(config: Config) -> Config:
     """The configuration with the number of ranks there are, where torchrun made them."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if under_torchrun():
         config.trainer.ranks = int(os.environ["WORLD_SIZE"])
     return config
 
 
 def ranks_of_this_machine(config: Config) -> int:
     """How many of the job's ranks are on this machine."""
-    if "TORCHELASTIC_RUN_ID" in os.environ:
+    if under_torchrun():
         return int(os.environ["LOCAL_WORLD_SIZE"])
     return config.trainer.ranks
 

@@ -43,18 +43,6 @@ def test_unique_edges(edges):
     assert list(zip(unique[1].tolist(), unique[0].tolist(), strict=True)) == expected
 
 
-def test_symmetric_norm_is_kipfs(edges):
-    src, dst, num_nodes = edges
-    src, dst = transform.unique_edges(*transform.add_reverse(src, dst), num_nodes)
-    csc = from_edges(*transform.add_self_loops(src, dst, num_nodes), num_nodes)
-    weight = transform.symmetric_norm(csc.indptr, csc.indices)
-    adjacency = dense(csc.indptr, csc.indices)
-    root = np.diag(adjacency.sum(0) ** -0.5)
-    ours = sparse.csc_matrix((weight, csc.indices, csc.indptr)).toarray()
-    np.testing.assert_allclose(ours, root @ adjacency @ root, rtol=1e-6)
-    assert weight.dtype == np.float32
-
-
 @pytest.mark.parametrize("to_disk", [False, True])
 def test_reorder_keeps_everything_consistent(toy, edges, tmp_path, monkeypatch, to_disk):
     monkeypatch.setattr(transform, "_CHUNK_BYTES", 16)  # several chunks

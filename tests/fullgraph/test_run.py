@@ -13,13 +13,12 @@ import torch.distributed as dist
 
 from dgl_mgpu import partition_graph
 from dgl_mgpu.cli import main
-from dgl_mgpu.fullgraph import graph as partitioning
 from dgl_mgpu.fullgraph.features import HostRows, placement
 from dgl_mgpu.fullgraph.models import build_model
 from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
 from dgl_mgpu.report import EpochReport, read_metrics
 from dgl_mgpu.training.checkpoint import Checkpoint
-from dgl_mgpu.training.config import EXCHANGES, PARTITIONS, ModelConfig
+from dgl_mgpu.training.config import ModelConfig
 from tests.fullgraph.graphs import homogeneous
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -240,8 +239,3 @@ def test_ranks_without_a_gpu_of_their_own_are_refused(tmp_path, data, monkeypatc
     arguments = ["train", *SMALL, data, f"hydra.run.dir={tmp_path}", "trainer.ranks=2"]
     assert main(arguments) == 1
     assert "use at most 1 ranks" in capsys.readouterr().err
-
-
-def test_the_configuration_knows_all_partitions_and_exchanges():
-    assert set(PARTITIONS) == set(partitioning._WAYS)
-    assert set(EXCHANGES) == set(partitioning._EXCHANGES)

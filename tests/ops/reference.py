@@ -12,7 +12,6 @@ import numpy as np
 from tests.ops.views import Graph
 
 MASK32 = 0xFFFFFFFF
-MASK64 = 0xFFFFFFFFFFFFFFFF
 
 
 def philox_words(counter: Sequence[int], key: Sequence[int]) -> list[int]:

@@ -16,7 +16,6 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.findings import Findings
-from dgl_mgpu.fullgraph.clock import StageClock
 from dgl_mgpu.fullgraph.exchange.cost import Load, Model, Rates
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds
 from dgl_mgpu.fullgraph.exchange.search import Search, search
@@ -24,6 +23,7 @@ from dgl_mgpu.fullgraph.exchange.ways import Way, Ways
 from dgl_mgpu.fullgraph.memory import free_bytes
 from dgl_mgpu.ops.spmm_remote import Pipeline
 from dgl_mgpu.ops.spmm_remote.op import DTYPES
+from dgl_mgpu.pipeline.stage import StageClock
 from dgl_mgpu.store import Ranks
 
 #: Ways that are estimated to take so many times as long as the fastest are not tried.

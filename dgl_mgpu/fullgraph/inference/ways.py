@@ -8,7 +8,6 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import dgl
@@ -25,6 +24,7 @@ from dgl_mgpu.fullgraph.inference.pattern import ASKED_LAYERS, AT_ONCE, Pattern
 from dgl_mgpu.fullgraph.inference.plan import Plan
 from dgl_mgpu.fullgraph.inference.rows import Column, Graph, Outline, Tree, leaves, mapped
 from dgl_mgpu.fullgraph.memory import free_bytes
+from dgl_mgpu.topology.probe import free_host_bytes
 
 #: Tensors as wide as the widest rows that a layer is taken to have at the same time.
 _TENSORS_AT_ONCE = 4
@@ -223,16 +223,7 @@ def unless_out_of_memory(run: Callable[[], Any]) -> Any:
 
 def _free_memory(device: torch.device) -> int:
     """Bytes that can be allocated on a GPU, or in the host's memory."""
-    if device.type == "cuda":
-        return int(free_bytes(device))
-    free = []
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            free.append(int(line.split()[1]) * 1024)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and (text := limit.read_text().strip()) != "max":
-        free.append(max(int(text) - int(used.read_text()), 0))
-    return min(free)
+    return int(free_bytes(device)) if device.type == "cuda" else free_host_bytes()
 
 
 def check_plan(model: nn.Module, pattern: Pattern, plan: Plan) -> None:
