@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -24,7 +23,7 @@ import numpy as np
 import torch
 
 from benchmarks.ceilings import copy_rates
-from benchmarks.gpu import PowerLaw, this_device, window
+from benchmarks.gpu import PowerLaw, host_time, this_device, window
 from benchmarks.machine import describe_machine
 from dgl_mgpu.ops import edge_softmax, edge_softmax_backward, sddmm
 
@@ -220,16 +219,6 @@ class Bench:
         return torch.randperm(
             self._edges, generator=self._draw, device=self._device, dtype=torch.int32
         )
-
-
-def host_time(call: Callable[[], Any], calls: int = 100) -> float:
-    """Microseconds of a call until it returns."""
-    for _ in range(10):
-        call()
-    begin = time.perf_counter()
-    for _ in range(calls):
-        call()
-    return (time.perf_counter() - begin) / calls * 1e6
 
 
 def main() -> None:

@@ -268,6 +268,16 @@ def window(call: Callable[[Any], Any], batches: Sequence[Any], device: torch.dev
     return seconds / (len(batches) - 2)
 
 
+def host_time(call: Callable[[], Any], calls: int = 100) -> float:
+    """Microseconds of a call until it returns."""
+    for _ in range(10):
+        call()
+    begin = time.perf_counter()
+    for _ in range(calls):
+        call()
+    return (time.perf_counter() - begin) / calls * 1e6
+
+
 def measure(
     contenders: Mapping[str, Callable[[Any], Any]],
     new_batches: Callable[[int], Sequence[Any]],

@@ -17,7 +17,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -27,7 +26,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu import PowerLaw, this_device, window
+from benchmarks.gpu import PowerLaw, host_time, this_device, window
 from benchmarks.machine import describe_machine
 from dgl_mgpu.ops import spmm, spmm_transposed
 
@@ -161,7 +160,7 @@ class Bench:
 
     def run(self) -> None:
         """Print every case and keep it in a file."""
-        self._content["host_us"] = self.host_time()
+        self._content["host_us"] = self._host_time()
         print(f"a call takes {self._content['host_us']:.1f} us of the host")
         print(f"{'ms':54} {'ours':>8} {'cuSPARSE':>8} {'aim':>6} {'DGL':>6}  {'GB/s':>6}  reached")
         for case in CASES:
@@ -219,19 +218,14 @@ class Bench:
                     spent[name].append(1e3 * seconds)
         return spent
 
-    def host_time(self) -> float:
+    def _host_time(self) -> float:
         """Microseconds of the host for one call on a block of a mini-batch."""
-        device, calls = self._device, 1000
+        device = self._device
         indptr = torch.arange(1025, dtype=torch.int32, device=device) * 10
         indices = torch.randint(10_000, (10_240,), dtype=torch.int32, device=device)
         u = torch.randn(10_000, 64, device=device)
         call = partial(spmm, indptr, indices, None, u, None, "copy_lhs", "sum")
-        for _ in range(10):
-            call()
-        begin = time.perf_counter()
-        for _ in range(calls):
-            call()
-        return (time.perf_counter() - begin) / calls * 1e6
+        return host_time(call, 1000)
 
     def _figure(self, case: Case) -> dict[str, Any]:
         device, graph = self._device, self._graphs[case.local]

@@ -22,8 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.edge_softmax_gpu import host_time
-from benchmarks.gpu import this_device
+from benchmarks.gpu import host_time, this_device
 from benchmarks.machine import describe_machine
 from dgl_mgpu.backend.structure.relation import Compressed, Relation, compress
 from dgl_mgpu.ops.transpose import transpose

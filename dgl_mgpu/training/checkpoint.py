@@ -7,7 +7,6 @@ has members of its own there, which come and go in pieces: a checkpoint may be l
 from __future__ import annotations
 
 import copy
-import io
 import json
 import os
 import pickle
@@ -28,9 +27,6 @@ from dgl_mgpu.training.statefile import StateFile
 from dgl_mgpu.wholefile import written_whole
 
 _FORMAT = 3
-# What a file of an older format lacks, as it would be written.  Up to format 2 learned rows are
-# tensors.
-_ADDED: dict[int, dict[str, Any]] = {1: {"batches": 0, "parts": "[]"}, 2: {}, 3: {}}
 _JSON = ("reports", "config", "plan", "parts")
 _STATES = ("model", "best_model")
 # In the place of what is in a file, the number of the archive's member that has it.
@@ -134,11 +130,10 @@ class Checkpoint:
             raise CheckpointError(asked, f"it is damaged ({error})", _OTHER) from error
         if damaged:
             raise CheckpointError(asked, f"its part {damaged} is damaged", _OTHER)
-        if not isinstance(content, Mapping) or content.get("format") not in _ADDED:
+        if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
             raise CheckpointError(
                 asked, f"it is no checkpoint of format {_FORMAT} of this package", _OTHER
             )
-        content = {**content, **_ADDED[content["format"]]}
         missing = [name for name in _FIELDS if name not in content]
         if missing:
             raise CheckpointError(asked, f"it lacks {missing}", _OTHER)
@@ -149,7 +144,7 @@ class Checkpoint:
         except (TypeError, ValueError) as error:
             raise CheckpointError(asked, f"a field is no JSON ({error})", _OTHER) from error
         try:
-            _take_files(path, [values[name] for name in _STATES], content["format"])
+            _take_files(path, [values[name] for name in _STATES])
         except OSError as error:
             raise CheckpointError(
                 asked,
@@ -231,7 +226,7 @@ def _without_files(state: dict[str, Any], files: dict[StateFile, int]) -> dict[s
     return state
 
 
-def _take_files(path: Path, states: list[dict[str, Any]], of_format: int) -> None:
+def _take_files(path: Path, states: list[dict[str, Any]]) -> None:
     """Undo `_without_files`."""
     files: dict[int, StateFile] = {}
     with zipfile.ZipFile(path) as archive:
@@ -243,8 +238,6 @@ def _take_files(path: Path, states: list[dict[str, Any]], of_format: int) -> Non
                         with archive.open(_member(archive, number)) as member:
                             files[number] = StateFile.copy_of(member)
                     state[key] = files[number]
-                elif of_format < 3 and key.endswith("_extra_state"):
-                    state[key] = StateFile.copy_of(io.BytesIO(value.numpy()))
 
 
 def _append(file: BinaryIO, files: Mapping[StateFile, int]) -> None:

@@ -268,14 +268,6 @@ def test_files_take_little_memory(tmp_path, monkeypatch):
     assert most < size // 4
 
 
-def test_a_file_of_an_older_format_has_rows_as_tensors(tmp_path):
-    rows = torch.arange(200, dtype=torch.uint8)
-    saved = dataclasses.replace(make(), model={"rows._extra_state": rows})
-    path = saved.save(tmp_path)
-    torch.save(torch.load(path, weights_only=True) | {"format": 2}, path)
-    assert content_of(Checkpoint.load(path).model) == rows.numpy().tobytes()
-
-
 def test_a_file_with_one_flipped_bit(tmp_path):
     content = os.urandom(5000)
     path = with_files(model=content).save(tmp_path)
