@@ -11,7 +11,7 @@ from typing import Any
 
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, OutputError, nearest
 from dgl_mgpu.resources import resource_folder
-from dgl_mgpu.training.torchrun import under_torchrun
+from dgl_mgpu.torchrun import under_torchrun
 
 USAGE = """\
 dgl-mgpu COMMAND [key=value ...]
@@ -45,6 +45,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(USAGE.format(configs=resource_folder("configs")))
         return 0 if arguments else 2
     name, *rest = arguments
+    if name in commands and {"-h", "--help"} & {*rest}:
+        print(USAGE.format(configs=resource_folder("configs")))
+        return 0
     try:
         if name not in commands:
             raise ConfigError(f"run command '{name}'", "no such command", nearest(name, commands))
@@ -61,6 +64,7 @@ def _train(arguments: list[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
+    _check_flags(arguments)
     arguments = check_overrides(arguments)
     if before := _arguments_before(arguments):
         arguments = check_overrides([*before, *arguments])
@@ -86,6 +90,19 @@ def _train(arguments: list[str]) -> int:
     if failure:
         raise failure[0]
     return 0
+
+
+def _check_flags(arguments: list[str]) -> None:
+    """Raise for a key that is written like an option; others may be Hydra's."""
+    from omegaconf import OmegaConf
+
+    flags = [word for word in arguments if word.startswith("--")]
+    for key in sorted(_keys(OmegaConf.to_container(_compose([])))) if flags else ():
+        for flag in flags:
+            if flag[2:].partition("=")[0].replace("-", "_") in (key, key.rpartition(".")[2]):
+                raise ConfigError(
+                    f"train with {flag}", "no option, but a key", f"write {key}=VALUE"
+                )
 
 
 def _without_folder() -> list[str]:
@@ -254,11 +271,11 @@ def to_config(raw: Any) -> Any:
     try:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), raw))
     except OmegaConfBaseException as error:
-        message = str(error).splitlines()[0]
+        message, fix = str(error).splitlines()[0], "give it a value of its type"
+        if "is not a ListConfig" in message:
+            message, fix = "a single value", "give it a list, like [10,10]"
         raise ConfigError(
-            f"set {error.full_key}" if error.full_key else "read the configuration",
-            message,
-            "give it a value of its type",
+            f"set {error.full_key}" if error.full_key else "read the configuration", message, fix
         ) from error
     config.check()
     return config

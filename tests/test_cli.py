@@ -43,6 +43,10 @@ from dgl_mgpu.errors import ConfigError
         (["train", "store.device=cuda", "sampler.num_workers=2"], "use sampler.num_workers=0"),
         (["train", "trainer.precision=float8"], "bfloat16"),
         (["train", "nonsense"], "key=value"),
+        (["train", "--epochs", "3"], "write trainer.epochs=VALUE"),
+        (["train", "--trainer.batch-size=3"], "write trainer.batch_size=VALUE"),
+        (["train", "sampler.fanouts=10"], "like [10,10]"),
+        (["train", "store.disk_path=/nope"], "no such folder"),
         (["train", "store.gpu_memory=lots"], "16GiB"),
         (["train", "store.graph_ratio=2"], "ratio"),
         (["train", "store.feature_ratio=most"], "ratio"),
@@ -69,6 +73,12 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path):
     assert message in error
     assert "Traceback" not in error
     assert len(error.splitlines()) == 1
+
+
+@pytest.mark.parametrize("command", ["train", "plan", "topology", "doctor"])
+def test_every_command_tells_what_there_is(capsys, command):
+    assert main([command, "--help"]) == 0
+    assert "COMMAND [key=value" in capsys.readouterr().out
 
 
 def test_compose_gives_the_schema():

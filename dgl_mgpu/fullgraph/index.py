@@ -225,6 +225,8 @@ class PartitionedIndex(SpreadIndex):
             if reduce in ("max", "min") and not spread.part.relation.num_edges:
                 # DGL finds no gradient of the highest of none; that of a sum is no edges' either.
                 none = gspmm(spread.graph, op, "sum", lhs, rhs)
+                if not spread.part.num_whole_edges:
+                    return none
                 return none + (-torch.inf if reduce == "max" else torch.inf)
             return gspmm(spread.graph, op, reduce, lhs, rhs)
         if reduce not in ("sum", "mean"):

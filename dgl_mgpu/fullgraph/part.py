@@ -37,6 +37,8 @@ class Part:
         How many of ``sent`` each rank gets.
     out_degrees : Tensor, dtype of ids, shape (num_own_src,)
         In the whole graph.
+    num_whole_edges : int
+        Of the whole graph.
     """
 
     rank: int
@@ -49,6 +51,7 @@ class Part:
     sent: torch.Tensor
     sending: list[int]
     out_degrees: torch.Tensor
+    num_whole_edges: int
 
     @property
     def num_own_src(self) -> int:
@@ -121,6 +124,7 @@ def cut(
         sent=pairs % num_own,
         sending=_counts(pairs // num_own, of_src.num_ranks),
         out_degrees=out_degrees,
+        num_whole_edges=len(src),
     )
 
 

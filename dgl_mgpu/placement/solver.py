@@ -303,7 +303,9 @@ def _budgets(
     budgets = np.array([*np.broadcast_to(gpus, topology.num_gpus), host, disk], np.float64)
     if (budgets < 0).any():
         raise ConfigError(
-            "use the memory budgets", f"{budgets.tolist()} bytes", "give numbers >= 0"
+            "use budgets of GPU memory, host memory and disk",
+            f"{budgets.tolist()} bytes",
+            "give numbers >= 0",
         )
     if allow_disk and not topology.disk_bandwidth:
         raise ConfigError(

@@ -82,9 +82,9 @@ def _draw_stages(axes: Axes, epochs: np.ndarray, reports: Sequence[EpochReport])
     }
     totals = np.array([report.seconds.total for report in reports])
     _stacked(axes, epochs, parts, STAGE_COLOURS)
-    _curve(axes, epochs, totals.tolist(), "total", BLACK, "-")
-    of_ranks = ", mean of ranks" if any(report.ranks > 1 for report in reports) else ""
-    axes.set_title(f"Seconds per epoch{of_ranks}")
+    of_ranks = any(report.ranks > 1 for report in reports)
+    _curve(axes, epochs, totals.tolist(), f"total{', slowest' * of_ranks}", BLACK, "-")
+    axes.set_title(f"Seconds per epoch{', mean of ranks' * of_ranks}")
     heights = np.maximum(totals, sum(parts.values()))
     top = usual_longest(heights.tolist())
     cut = np.flatnonzero(heights > top)

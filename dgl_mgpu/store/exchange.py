@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import multiprocessing as mp
+import os
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial
@@ -12,7 +14,8 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.errors import RankFailedError
+from dgl_mgpu.errors import InvalidInputError, RankFailedError
+from dgl_mgpu.torchrun import under_torchrun
 
 T = TypeVar("T")
 
@@ -190,7 +193,10 @@ _groups: tuple[object, Ranks, Ranks] | None = None
 def _known_groups() -> tuple[Ranks, Ranks]:
     """Groups of all ranks and of this machine's, made once for a job: each costs connections."""
     global _groups
-    if not dist.is_initialized() or dist.get_world_size() == 1:
+    if not dist.is_initialized():
+        _require_one_process()
+        return Ranks(), Ranks()
+    if dist.get_world_size() == 1:
         return Ranks(), Ranks()
     if _groups is None or _groups[0] is not dist.group.WORLD:
         group = dist.new_group(backend="gloo")
@@ -207,6 +213,19 @@ def _known_groups() -> tuple[Ranks, Ranks]:
                 mine = Ranks(group, gpu_group)
         _groups = dist.group.WORLD, everyone, mine
     return _groups[1:]
+
+
+def _require_one_process() -> None:
+    """Raise in a rank of torchrun that has joined no job: it would be one of its own, unnoticed."""
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    # What a rank starts inherits its environment, but need not be a rank.
+    if under_torchrun() and size > 1 and mp.parent_process() is None:
+        raise InvalidInputError(
+            f"share data with the other ranks of torchrun, {size} in all",
+            "torch.distributed is not initialised",
+            "call torch.distributed.init_process_group() first; or unset WORLD_SIZE for a job of "
+            "each process's own",
+        )
 
 
 def _has_nccl() -> bool:

@@ -120,7 +120,8 @@ class StoreOptions:
             raise ConfigError(
                 f"keep a store on device='{self.device}'",
                 f"known are {', '.join(DEVICES)}",
-                "use one of these",
+                "use one of these; with 'cuda' each rank takes its current GPU"
+                " (torch.cuda.set_device)",
             )
         if parse_bytes(self.staging_memory, _STAGING) is None:
             raise ConfigError(

@@ -211,7 +211,7 @@ class Table:
 
 def _closed() -> StoreClosedError:
     return StoreClosedError(
-        "read a table", "its store was closed", "close a store when all is read"
+        "read a table", "its store was closed", "close a store when all is read, or build it anew"
     )
 
 

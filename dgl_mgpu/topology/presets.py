@@ -166,7 +166,7 @@ def preset(name: str, gpus: int | None = None) -> Topology:
     else:
         raise ConfigError(
             f"use the topology '{name}'",
-            f"known are {', '.join(preset_names())}",
+            "no such name",
             nearest(key, preset_names()),
         )
     if gpus is None or gpus == topology.num_gpus:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import math
 import multiprocessing as mp
 import os
@@ -26,11 +27,13 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from dgl_mgpu.errors import DGLMGPUError, RankFailedError
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.torchrun import under_torchrun
 from dgl_mgpu.training.group import kill_group, remove_shared
 from dgl_mgpu.training.stop import Stopped
-from dgl_mgpu.training.torchrun import under_torchrun
 from dgl_mgpu.training.watch import Watch
 from dgl_mgpu.training.whereabouts import Whereabouts, last_stage, shared_stage, stage_of
+
+log = logging.getLogger(__name__)
 
 # How long after a cause of failure the others' reports are awaited, and how long after reports of
 # its consequences the cause: a killed rank has closed its connections before it has ended, and a
@@ -109,6 +112,7 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
 
 
 def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> None:
+    log.info("starting %d ranks", num_ranks)
     context = mp.get_context("spawn")
     ranks: list[_Rank] = []
     with (

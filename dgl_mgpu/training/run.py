@@ -19,13 +19,13 @@ from dgl_mgpu.errors import ConfigError, DeviceMemoryError, DGLMGPUError
 from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report.profile import Profile
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.torchrun import under_torchrun
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.config import Config, ModelConfig, flat
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.optimizer import make_optimizer
 from dgl_mgpu.training.report import RunReport
 from dgl_mgpu.training.stop import Stopped, StopRequest
-from dgl_mgpu.training.torchrun import under_torchrun
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 from dgl_mgpu.training.whereabouts import stage_of
 

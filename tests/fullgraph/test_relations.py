@@ -70,6 +70,27 @@ def test_all_relations_at_once(ranks):
         ranks.run(_all_relations, exchange)
 
 
+def _highest_of_no_edges(exchange: str) -> None:
+    """The highest over a relation without edges is 0, as of the whole graph."""
+    none = torch.zeros(0, dtype=torch.int64)
+    some = torch.tensor([0, 1]), torch.tensor([1, 2])
+    g = dgl.heterograph({("a", "t", "a"): some, ("b", "s", "a"): (none, none)}, {"a": 7, "b": 5})
+    for ntype in g.ntypes:
+        g.nodes[ntype].data["h"] = torch.ones(g.num_nodes(ntype), 2)
+    pg = dgl_mgpu.partition_graph(g, exchange=exchange)
+    for reduce in ("max", "min"):
+        passes = (fn.copy_u("h", "m"), getattr(fn, reduce)("m", "out"))
+        for each in (g, pg):
+            each.multi_update_all({"t": passes, "s": passes}, "sum")
+        own = pg.nodes["a"].data[dgl.NID].cpu()
+        same(pg.nodes["a"].data["out"], g.nodes["a"].data["out"][own])
+
+
+def test_the_highest_of_no_edges_at_all_is_0(ranks):
+    for exchange in ranks.exchanges:
+        ranks.run(_highest_of_no_edges, exchange)
+
+
 def _each_relation(exchange: str) -> None:
     both = _BothHeterographs(heterogeneous(), exchange)
     g, pg = both.g, both.pg

@@ -311,6 +311,17 @@ def test_on_a_cpu_nothing_is_captured():
     assert not take._places
 
 
+def test_labels_that_were_not_fetched_are_missed():
+    model = dgl.nn.SAGEConv(4, 3, "mean")
+    step = dgl_mgpu.CapturedStep(
+        model, lambda blocks: model(blocks[0], blocks[0].srcdata["x"]), F.cross_entropy
+    )
+    _, _, blocks = NeighborSampler([3]).sample(dgl.rand_graph(50, 200), torch.arange(5))
+    blocks[0].srcdata["x"] = torch.randn(blocks[0].num_src_nodes(), 4)
+    with pytest.raises(InvalidInputError, match="prefetch_labels"):
+        step(blocks)
+
+
 def test_batch_normalisation_is_refused():
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with pytest.raises(InvalidInputError, match="batch normalisation in '1'"):

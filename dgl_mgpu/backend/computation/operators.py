@@ -132,6 +132,10 @@ def is_direct(op: str, *operands: Features) -> bool:
 
 def backend_gspmm(index: TensorIndex, op: str, reduce: str, lhs: Features, rhs: Features) -> Any:
     """``gspmm`` of DGL's backend, which DGL's gradients call."""
+    if reduce != "sum" and len(index.relations) == 1 and not index.num_edges(0):
+        # Of no edges at all DGL leaves zeros, also of the highest.  Those of a sum are as many, and
+        # have a gradient of zeros; the highest's would go to the first row, if there is one.
+        reduce = "sum"
     if is_direct(op, lhs, rhs):
         return message_passing.gspmm(index, op, reduce, lhs, rhs)[0]
     original = originals["dgl.backend.pytorch.sparse:gspmm"]

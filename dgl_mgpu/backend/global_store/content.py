@@ -60,9 +60,15 @@ class Content:
 
 
 def of_dataset(dataset: Dataset | HeteroDataset) -> Content:
-    """A data set, of one type of nodes and edges or of several."""
+    """A data set, of one type of nodes and edges or of several, or InvalidInputError."""
     if isinstance(dataset, HeteroDataset):
         return _of_heterogeneous(dataset)
+    if isinstance(dataset, dgl.DGLGraph | str):
+        raise InvalidInputError(
+            "store a data set",
+            f"a {type(dataset).__name__}",
+            "pass what dgl_mgpu.load gives, or a graph to from_dgl",
+        )
     return _of_homogeneous(dataset)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dgl_mgpu.backend.global_store.edges import EdgeQueries
 from dgl_mgpu.backend.global_store.storage import TableStorage, Traffic
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype, edge_table, node_table
-from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.errors import InvalidInputError, nearest
 from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import Table
@@ -67,9 +67,10 @@ class Features(EdgeQueries):
             prefix = name.rpartition("/")[0] + "/"
             there = [n.removeprefix(prefix) for n in self._store.tables if n.startswith(prefix)]
             raise InvalidInputError(
-                f"find feature '{key}' in {prefix.rstrip('/')}",
-                f"the store holds {there}",
-                "name one of these, or set the feature on the graph before building the store",
+                f"find feature '{key}' of {name.partition('/')[0]}s of type '{of}'",
+                f"the store holds {there}" if there else "the store holds none of theirs",
+                (f"{nearest(key, there)} " if there else "")
+                + "(a store has the features that its graph had when it was built)",
             )
         return TableStorage(key if self.is_homogeneous else f"{of}.{key}", table, self.traffic)
 

@@ -15,8 +15,8 @@ from dgl_mgpu.backend.sampling.dataloading import serve_dataloading
 from dgl_mgpu.errors import UnsupportedByStoreError
 from dgl_mgpu.store import Store
 
-# What DGL's samplers and users look for on a graph.
-_DGL_NAMES = frozenset(dir(dgl.DGLGraph)) | {"_graph", "_node_frames", "_edge_frames"}
+#: What DGL's samplers and users look for on a graph.
+GRAPH_NAMES = frozenset(dir(dgl.DGLGraph)) | {"_graph", "_node_frames", "_edge_frames"}
 
 
 class StoreGraph(Sampling):
@@ -62,12 +62,13 @@ class StoreGraph(Sampling):
         )
 
     def __getattr__(self, name: str) -> NoReturn:
-        if name in _DGL_NAMES:
+        if name in GRAPH_NAMES:
             raise UnsupportedByStoreError(
                 f"use '{name}' of a store's graph",
                 "the store serves sampling and features, not all of a DGLGraph",
                 "sample with NeighborSampler, as_edge_prediction_sampler or its sample_neighbors, "
-                "read features with get_node_storage, and use the DGLGraph itself for the rest",
+                "read features with get_node_storage, and use the DGLGraph itself for the rest, "
+                "and for ClusterGCN's, SAINT's, ShaDow's and LABOR's samplers",
             )
         raise AttributeError(f"'StoreGraph' object has no attribute '{name}'")
 

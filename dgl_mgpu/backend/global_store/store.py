@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import dgl
 import numpy as np
@@ -25,11 +26,11 @@ from dgl_mgpu.backend.global_store.embedding.tables import (
     state_table,
     unfolded,
 )
-from dgl_mgpu.backend.global_store.graph import StoreGraph
+from dgl_mgpu.backend.global_store.graph import GRAPH_NAMES, StoreGraph
 from dgl_mgpu.backend.global_store.hotness import degree_hotness, presample_hotness
 from dgl_mgpu.backend.global_store.tables import Nodes, node_table
 from dgl_mgpu.data import Dataset, HeteroDataset
-from dgl_mgpu.errors import ConfigError, InvalidInputError
+from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreError, nearest
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
 from dgl_mgpu.store import Blueprint, Ranks, Store, build
 from dgl_mgpu.store.calibration import calibrate
@@ -39,6 +40,9 @@ from dgl_mgpu.store.planning import StoreOptions, make_blueprint
 from dgl_mgpu.store.seats import topology_of_ranks
 from dgl_mgpu.store.store import Source
 from dgl_mgpu.topology import Topology, preset, probe_shared_memory
+
+#: What stores are built with beside `StoreOptions`.
+_OWN_OPTIONS = ("topology", "seed", "seeds", "edges", "embeddings")
 
 
 class GlobalStore:
@@ -253,6 +257,19 @@ class GlobalStore:
         """
         self._store.close()
 
+    def __repr__(self) -> str:
+        features = self._store.tables.keys()
+        return f"GlobalStore({self.graph!r}, device={str(self.device)!r}, tables={[*features]})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in GRAPH_NAMES:
+            raise UnsupportedByStoreError(
+                f"use '{name}' of a store",
+                "a store is no graph",
+                "use its graph, store.graph, as in DataLoader(store.graph, …)",
+            )
+        raise AttributeError(f"'GlobalStore' object has no attribute '{name}'")
+
     def __enter__(self) -> GlobalStore:
         return self
 
@@ -333,12 +350,21 @@ def _checked(options: Mapping[str, Any], seed: int) -> StoreOptions:
     if unknown:
         raise ConfigError(
             f"build a store with {unknown}",
-            f"options {sorted([*StoreOptions.__dataclass_fields__, 'topology'])}",
-            "use one of these",
+            "no such option",
+            nearest(unknown[0], [*StoreOptions.__dataclass_fields__, *_OWN_OPTIONS]),
         )
     if type(seed) is not int or not 0 <= seed < 2**64:
         raise InvalidInputError("build a store", f"seed {seed!r}", "use an int in [0, 2**64)")
-    return StoreOptions(**options)
+    if isinstance(options.get("device"), torch.device):
+        options = {**options, "device": str(options["device"])}
+    checked = StoreOptions(**options)
+    if checked.disk_path is not None and not Path(checked.disk_path).is_dir():
+        raise ConfigError(
+            f"keep rows on disk in store.disk_path={checked.disk_path}",
+            "no such folder",
+            "make it, or name another",
+        )
+    return checked
 
 
 def _hotness(

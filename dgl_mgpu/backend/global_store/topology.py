@@ -90,7 +90,9 @@ class StoredTopology:
             return self.ntypes[0]
         if ntype not in self._num_nodes:
             raise InvalidInputError(
-                f"find node type {ntype!r}", f"types {self.ntypes}", "name one of them"
+                f"find node type {ntype!r}",
+                f"types {self.ntypes}",
+                "name one of them: ntype=, or nodes as a dict by type",
             )
         return ntype
 

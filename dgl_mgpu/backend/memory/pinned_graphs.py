@@ -16,10 +16,9 @@ from dgl._ffi.function import get_global_func
 from dgl.heterograph_index import HeteroGraphIndex, create_heterograph_from_relations
 from dgl.utils import toindex
 
-from dgl_mgpu.backend.memory.pinning import PinnedMemory, pin_memory_inplace
+from dgl_mgpu.backend.memory.pinning import PinnedMemory, can_pin, pin_memory_inplace
 from dgl_mgpu.backend.structure.index import TensorIndex
 from dgl_mgpu.errors import UnavailableError
-from dgl_mgpu.store.cuda import find_runtime
 
 #: A relation's arrays as they are, format by format.  For a whole graph it would make the first
 #: relation's formats of all relations.
@@ -83,7 +82,7 @@ def pin_copy(index: HeteroGraphIndex) -> HeteroGraphIndex:
     """
     if _find_pins(index) is not None:
         return index
-    if find_runtime() is None:
+    if not can_pin():
         raise UnavailableError(
             "copy a graph to pinned memory",
             "torch sees no GPU",
@@ -131,7 +130,7 @@ def pinned_tensors(index: HeteroGraphIndex) -> TensorIndex | None:
 
 def pin_where_gpus_are(index: HeteroGraphIndex) -> None:
     """Pin a graph that was pinned where it was pickled, if there is a GPU here for which to."""
-    if find_runtime() is not None:
+    if can_pin():
         pin_index(index)
 
 

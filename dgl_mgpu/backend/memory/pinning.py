@@ -153,6 +153,11 @@ class PinnedMemory:
         self._release()
 
 
+def can_pin() -> bool:
+    """Whether there is a GPU for which memory can be pinned."""
+    return find_runtime() is not None
+
+
 def pin_memory_inplace(tensor: torch.Tensor) -> PinnedMemory:
     """Pin the memory of a tensor where it is: ``dgl.utils.pin_memory_inplace``.
 

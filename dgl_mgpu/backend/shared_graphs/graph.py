@@ -13,7 +13,7 @@ from dgl.frame import Column, Frame
 from dgl.heterograph import DGLGraph
 from dgl.utils import gather_pinned_tensor_rows, set_new_frames
 
-from dgl_mgpu.backend.global_store.graph import _DGL_NAMES, StoreGraph
+from dgl_mgpu.backend.global_store.graph import GRAPH_NAMES, StoreGraph
 from dgl_mgpu.backend.global_store.storage import TableStorage
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype, Nodes, edge_table
 from dgl_mgpu.backend.sampling.views import scalars_view
@@ -63,7 +63,7 @@ class SharedGraph(StoreGraph):
         self._weights_seen: dict[str, tuple[list[Snapshot | None], bool]] = {}
 
     def __getattr__(self, name: str) -> Any:  # type: ignore[override]
-        if name not in _DGL_NAMES:
+        if name not in GRAPH_NAMES:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(self.original if name in _NEEDS_NO_PINNING else self._pinned(), name)
 

@@ -35,6 +35,13 @@ WARM_UP = 3
 
 
 def _label(blocks: Blocks) -> torch.Tensor:
+    if "label" not in blocks[-1].dstdata:
+        raise InvalidInputError(
+            "compute a mini-batch's loss",
+            "seeds without 'label'",
+            'have the sampler fetch them, prefetch_labels=["label"], or say where they are: '
+            "CapturedStep(…, labels=…)",
+        )
     return blocks[-1].dstdata["label"]
 
 

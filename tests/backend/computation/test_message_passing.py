@@ -324,6 +324,54 @@ def test_several_relations(cross, reduce, place):
     compare(run, place, 1e-9)
 
 
+def without_edges(device: str) -> dgl.DGLGraph:
+    """Of two relations to one type, one has no edges."""
+    none = torch.zeros(0, dtype=torch.int64, device=device)
+    src, dst = torch.tensor([[0, 1], [1, 2]], device=device)
+    g = dgl.heterograph(
+        {("a", "t", "a"): (src, dst), ("b", "s", "a"): (none, none)}, {"a": 3, "b": 2}
+    )
+    for ntype in g.ntypes:
+        g.nodes[ntype].data["h"] = torch.ones(g.num_nodes(ntype), 2, device=device)
+    return g
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_the_highest_of_no_edges_at_all_is_0(reduce, place):
+    def run(device: str) -> list[torch.Tensor]:
+        g = without_edges(device)
+        passes = (fn.copy_u("h", "m"), getattr(fn, reduce)("m", "out"))
+        outs = []
+        for order in (("t", "s"), ("s", "t")):
+            for cross in ("sum", "mean", "max", "min", "stack"):
+                g.multi_update_all({etype: passes for etype in order}, cross)
+                outs.append(g.nodes["a"].data.pop("out"))
+        none, h = g["s"], g.nodes["b"].data["h"]
+        outs.append(getattr(dgl.ops, f"copy_u_{reduce}")(none, h))
+        outs.append(getattr(dgl.ops, f"copy_e_{reduce}")(none, h[:0]))
+        outs.append(getattr(dgl.ops, f"u_mul_e_{reduce}")(none, h, h[:0]))
+        line = dgl.graph(tuple(torch.tensor([[0, 1], [1, 2]], device=device)), num_nodes=5)
+        line.ndata["h"] = torch.ones(5, 2, device=device)
+        line.pull(torch.tensor([3, 4], device=device), *passes)
+        outs.append(line.ndata["out"])
+        return outs
+
+    compare(run, place, 0.0)
+
+
+@pytest.mark.parametrize("reduce", ["max", "min"])
+def test_no_edges_have_no_gradient(reduce, place):
+    # DGL's is that of the first row, which has nothing to do with it, or an IndexError.
+    with tensors(place):
+        none = without_edges(place)["s"]
+        h = torch.ones(2, 2, device=place, requires_grad=True)
+        w = torch.ones(0, 2, device=place, requires_grad=True)
+        for name, operands in (("copy_u", (h,)), ("copy_e", (w,)), ("u_mul_e", (h, w))):
+            found = getattr(dgl.ops, f"{name}_{reduce}")(none, *operands)
+            for gradient in torch.autograd.grad(found.sum(), operands):
+                assert not gradient.any()
+
+
 @pytest.mark.parametrize("reduce", ["sum", "max", "min"])
 @pytest.mark.parametrize("message", ["copy_u", "copy_e"])
 def test_all_relations_at_once(message, reduce, place):

@@ -499,8 +499,14 @@ def test_bad_weights_are_refused_before_work_starts():
 def test_bad_options_are_refused():
     g = power_law_graph()
     make = dgl_mgpu.GlobalStore.from_dgl
-    with pytest.raises(ConfigError, match="gpu_memroy"):
+    with pytest.raises(ConfigError, match=r"gpu_memroy.*did you mean 'gpu_memory'"):
         make(g, gpu_memroy="1GiB")
+    with pytest.raises(ConfigError, match=r"cuda:0.*torch\.cuda\.set_device"):
+        make(g, device=torch.device("cuda:0"))
+    with pytest.raises(ConfigError, match="no such folder"):
+        make(g, disk_path="/no/such/folder")
+    with pytest.raises(InvalidInputError, match="from_dgl"):
+        dgl_mgpu.GlobalStore.from_dataset(g)
     with pytest.raises(ConfigError, match="no size"):
         make(g, gpu_memory="plenty")
     with pytest.raises(ConfigError, match=r"1\.5"):
@@ -514,10 +520,36 @@ def test_bad_options_are_refused():
         make(None)
 
 
+def test_a_store_is_no_graph_and_says_which_is():
+    g = power_law_graph()
+    with dgl_mgpu.GlobalStore.from_dgl(g, device=torch.device("cpu")) as store:
+        with pytest.raises(UnsupportedByStoreError, match=r"store\.graph"):
+            next(iter(DataLoader(store, torch.arange(9), NeighborSampler([2]))))
+        with pytest.raises(UnsupportedByStoreError, match=r"store\.graph"):
+            store.ndata["feat"]
+        with pytest.raises(AttributeError, match="no attribute 'nothing'"):
+            _ = store.nothing
+        assert "node/_N/feat" in repr(store) and "num_nodes" in repr(store)
+
+
+def test_a_rank_of_torchrun_that_has_joined_no_job_is_refused(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: None)
+    g = power_law_graph()
+    for use in (dgl_mgpu.GlobalStore.from_dgl, dgl_mgpu.partition_graph):
+        with pytest.raises(InvalidInputError, match=r"init_process_group\(\) first"):
+            use(g)
+    monkeypatch.setattr("multiprocessing.parent_process", lambda: "a rank")
+    dgl_mgpu.GlobalStore.from_dgl(g).close()
+
+
 def test_missing_features_and_types_name_what_is_there():
     graph = dgl_mgpu.GlobalStore.from_dgl(hetero_graph()).graph
-    with pytest.raises(InvalidInputError, match="feat"):
+    with pytest.raises(InvalidInputError, match="did you mean 'feat'"):
         graph.get_node_storage("feet", "user")
+    with pytest.raises(InvalidInputError, match="as a dict by type"):
+        graph.get_node_storage("feat")
     with pytest.raises(InvalidInputError, match="user"):
         graph.get_node_storage("feat", "usr")
     with pytest.raises(InvalidInputError, match="buys"):

@@ -64,8 +64,7 @@ class Driver:
 @pytest.fixture
 def driver(monkeypatch):
     driver = Driver()
-    for module in (pinning, pinned_graphs):
-        monkeypatch.setattr(module, "find_runtime", lambda: driver)
+    monkeypatch.setattr(pinning, "find_runtime", lambda: driver)
     # torch asks CUDA's driver, by address.
     monkeypatch.setattr(
         torch.Tensor,
@@ -379,7 +378,7 @@ def test_pickled_graphs_stay_pinned(driver, make_copy, formats):
 
 def test_a_graph_that_was_pinned_is_unpickled_where_there_is_no_gpu(driver, monkeypatch):
     pickled = pickle.dumps(two_relations().pin_memory_())
-    monkeypatch.setattr(pinned_graphs, "find_runtime", lambda: None)
+    monkeypatch.setattr(pinning, "find_runtime", lambda: None)
     graph = pickle.loads(pickled)
     assert not graph.is_pinned() and graph.num_edges("follows") == 3
 
@@ -437,6 +436,16 @@ def test_nothing_of_a_graph_is_pinned_where_the_driver_refuses(driver):
     with pytest.raises(DeviceMemoryError):
         graph.pin_memory_()
     assert not graph.is_pinned() and not driver.registered
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+@pytest.mark.parametrize("where", [{}, {"device": "cpu"}])
+def test_a_dataloader_that_is_to_pin_without_a_gpu_says_what_to_leave_out(where):
+    sampler = dgl.dataloading.NeighborSampler([4])
+    with pytest.raises(UnavailableError, match="leave use_uva out"):
+        dgl.dataloading.DataLoader(
+            dgl.rand_graph(50, 300), torch.arange(50), sampler, use_uva=True, **where
+        )
 
 
 @pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")

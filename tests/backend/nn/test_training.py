@@ -233,18 +233,24 @@ def train_on_rank(rank: int, ranks: int, meeting_point: str, path: str) -> None:
     """A rank of a data-parallel run: its own half of the nodes have a loss."""
     dist.init_process_group("gloo", init_method=meeting_point, rank=rank, world_size=ranks)
     try:
-        with on_tensors("cpu"):
-            model, x = make("GAT", "cpu")
-            parallel = DistributedDataParallel(model)
-            optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05)
-            for _ in range(3):
-                optimizer.zero_grad()
-                parallel(x)[rank::ranks].square().sum().mul(ranks).backward()
-                optimizer.step()
-        if rank == 0:
-            torch.save([p.detach() for p in model.parameters()], path)
+        parameters = learned_on(rank, ranks)
     finally:
+        # What used the group is gone by now: freed after it, DDP has been seen to wait for ever.
         dist.destroy_process_group()
+    if rank == 0:
+        torch.save(parameters, path)
+
+
+def learned_on(rank: int, ranks: int) -> list[torch.Tensor]:
+    with on_tensors("cpu"):
+        model, x = make("GAT", "cpu")
+        parallel = DistributedDataParallel(model)
+        optimizer = torch.optim.SGD(parallel.parameters(), lr=0.05)
+        for _ in range(3):
+            optimizer.zero_grad()
+            parallel(x)[rank::ranks].square().sum().mul(ranks).backward()
+            optimizer.step()
+    return [p.detach() for p in model.parameters()]
 
 
 def test_data_parallel(tmp_path: Path):

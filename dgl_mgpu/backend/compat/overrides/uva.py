@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
+from dgl.heterograph import DGLGraph
+
 from dgl_mgpu.backend.originals import originals
-from dgl_mgpu.errors import UnsupportedByStoreError
+from dgl_mgpu.errors import UnavailableError, UnsupportedByStoreError
 
 
 def init_loader(
@@ -37,6 +39,8 @@ def init_loader(
 
         is_shared = shared_graphs.is_shared(graph, graph_sampler, use_ddp)
         given = shared_graphs.unpinned(graph) if is_shared else graph
+    if use_uva and type(given) is DGLGraph:
+        _require_gpu()
     originals["dgl.dataloading.dataloader:DataLoader.__init__"](
         self,
         given,
@@ -57,6 +61,17 @@ def init_loader(
     )
     if is_shared:
         shared_graphs.share(self, graph, indices, batch_size)
+
+
+def _require_gpu() -> None:
+    from dgl_mgpu.backend.memory.pinning import can_pin
+
+    if not can_pin():
+        raise UnavailableError(
+            "make a DataLoader with use_uva=True",
+            "torch sees no GPU that could read a graph which is pinned",
+            "leave use_uva out, and use device='cpu'",
+        )
 
 
 def _is_in_a_store(graph: Any, gpu_cache: Any) -> bool:
