@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import dgl
 
@@ -12,7 +12,7 @@ from dgl_mgpu.backend.global_store.sampling import Sampling
 from dgl_mgpu.backend.global_store.storage import Traffic
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype
 from dgl_mgpu.backend.sampling.dataloading import serve_dataloading
-from dgl_mgpu.errors import UnsupportedByStoreError
+from dgl_mgpu.errors import StoreClosedError, UnsupportedByStoreError
 from dgl_mgpu.store import Store
 
 #: What DGL's samplers and users look for on a graph.
@@ -56,10 +56,11 @@ class StoreGraph(Sampling):
         serve_dataloading()
 
     def __repr__(self) -> str:
-        return (
-            f"StoreGraph(num_nodes={self._num_nodes}, "
-            f"num_edges={ {e: self.num_edges(e) for e in self.canonical_etypes} })"
-        )
+        try:
+            num_edges: Any = {etype: self.num_edges(etype) for etype in self.canonical_etypes}
+        except StoreClosedError:
+            num_edges = "closed"
+        return f"StoreGraph(num_nodes={self._num_nodes}, num_edges={num_edges})"
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in GRAPH_NAMES:

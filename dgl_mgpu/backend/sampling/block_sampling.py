@@ -50,9 +50,12 @@ def begin_hops(
 ) -> Callable[[], list[EtypeBlock]]:
     """Begin with the message-flow graphs of a mini-batch, of one edge type or of several.
 
-    Parameters and errors are those of :func:`dgl_mgpu.ops.sample_etype_blocks`; what is returned
-    is to be called as that of :func:`dgl_mgpu.ops.begin_sample_etype_blocks`.
+    Parameters and errors are those of :func:`dgl_mgpu.ops.sample_etype_blocks`, but that seeds may
+    be of types without edges, which hops do not tell of; what is returned is to be called as that
+    of :func:`dgl_mgpu.ops.begin_sample_etype_blocks`.
     """
+    joined = {ntype for source, _, destination in views for ntype in (source, destination)}
+    seeds = {ntype: nodes for ntype, nodes in seeds.items() if ntype in joined}
     (etype, view), *others = views.items()
     ntype = etype[0]
     if others or etype[2] != ntype or ntype not in seeds:
@@ -100,20 +103,25 @@ def dgl_blocks(
     """
     if sampled and stays_tensor(next(iter(sampled[0].src_nodes.values()))):
         return tensor_blocks(sampled, graph.ntypes, graph.canonical_etypes, seeds, blanks)
-    return [_block_on_cpu(each, graph.idtype) for each in sampled]
+    return [_block_on_cpu(each, graph, seeds) for each in sampled]
 
 
-def _block_on_cpu(sampled: EtypeBlock, idtype: torch.dtype) -> DGLGraph:
-    sources = sampled.src_nodes
+def _block_on_cpu(sampled: EtypeBlock, graph: Any, seeds: Mapping[str, torch.Tensor]) -> DGLGraph:
+    none = torch.empty(0, dtype=graph.idtype)
+    # Nodes of types without edges are their own sources.
+    sources = {
+        ntype: sampled.src_nodes.get(ntype, seeds.get(ntype, none)) for ntype in graph.ntypes
+    }
+    num_dst = {ntype: sampled.num_dst.get(ntype, len(ids)) for ntype, ids in sources.items()}
     block = create_block(
-        {etype: ("csc", _csc(edges, idtype)) for etype, edges in sampled.edges.items()},
+        {etype: ("csc", _csc(edges, graph.idtype)) for etype, edges in sampled.edges.items()},
         {ntype: len(nodes) for ntype, nodes in sources.items()},
-        sampled.num_dst,
-        idtype=idtype,
+        num_dst,
+        idtype=graph.idtype,
     )
     for ntype, nodes in sources.items():
         block.srcnodes[ntype].data[NID] = nodes
-        block.dstnodes[ntype].data[NID] = nodes[: sampled.num_dst[ntype]]
+        block.dstnodes[ntype].data[NID] = nodes[: num_dst[ntype]]
     for etype, edges in sampled.edges.items():
         block.edges[etype].data[EID] = edges.eids
     return block

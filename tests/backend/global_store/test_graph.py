@@ -530,6 +530,31 @@ def test_a_store_is_no_graph_and_says_which_is():
         with pytest.raises(AttributeError, match="no attribute 'nothing'"):
             _ = store.nothing
         assert "node/_N/feat" in repr(store) and "num_nodes" in repr(store)
+    assert "closed" in repr(store)
+
+
+@pytest.mark.parametrize("seeds", [{"a": [1, 2]}, {"a": [1], "z": [3, 0]}, {"z": [2, 3, 1]}])
+@pytest.mark.parametrize("etypes", [1, 2])
+def test_types_of_nodes_without_edges_are_in_blocks(etypes, seeds):
+    edges = {("a", "r", "a"): ([0, 2], [1, 1]), ("a", "s", "b"): ([0], [1])}
+    g = dgl.heterograph(dict([*edges.items()][:etypes]), {"a": 3, "b": 2, "z": 4})
+    g.nodes["z"].data["x"] = torch.arange(4.0)
+    seeds = {ntype: torch.tensor(ids) for ntype, ids in seeds.items()}
+    # DGL's sampler of all hops at once loses such nodes.
+    sampler = NeighborSampler([-1, -1], prefetch_node_feats={"z": ["x"]}, fused=False)
+    with dgl_mgpu.GlobalStore.from_dgl(g) as store:
+        (expected,) = DataLoader(g, seeds, sampler, batch_size=3)
+        (found,) = DataLoader(store.graph, seeds, sampler, batch_size=3)
+    assert found[0].keys() == expected[0].keys()
+    for ntype, nodes in expected[0].items():
+        assert sorted(found[0][ntype].tolist()) == sorted(nodes.tolist())
+    for ours, theirs in zip(found[2], expected[2], strict=True):
+        assert (ours.srctypes, ours.dsttypes) == (theirs.srctypes, theirs.dsttypes)
+        for ntype in g.ntypes:
+            assert ours.num_src_nodes(ntype) == theirs.num_src_nodes(ntype)
+            assert ours.num_dst_nodes(ntype) == theirs.num_dst_nodes(ntype)
+    x = found[2][0].srcnodes["z"].data["x"]
+    assert x.tolist() == [float(node) for node in found[0]["z"]]
 
 
 def test_a_rank_of_torchrun_that_has_joined_no_job_is_refused(monkeypatch):
