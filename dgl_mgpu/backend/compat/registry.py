@@ -485,6 +485,13 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "numbers all nodes on the CPU, and then refuses them for a graph on a GPU",
     ),
     Replacement(
+        "dgl.sampling.neighbor:_sample_neighbors",
+        "samplers:_sample_neighbors",
+        (DGL,),
+        "keeps nodes' numbers as int64 for its C++, which of int32 ids reads and writes int32: from "
+        "the second call on NeighborSampler's blocks have other edges, or none that exist",
+    ),
+    Replacement(
         "dgl.sampling.labor:sample_labors",
         "samplers:sample_labors",
         (DGL,),

@@ -422,3 +422,21 @@ def test_fused_sampling_gives_a_block():
             expected = g.find_edges(block.edges[etype].data[dgl.EID], etype=etype)
             assert all(map(torch.equal, ends, expected))
             assert int(block.in_degrees(etype=etype).max()) == 2
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+def test_fused_sampling_again_and_again_finds_edges_of_the_graph(idtype):
+    """Also of DGL's own graphs, whose int32 ids it numbers wrongly from the second call on."""
+    random = torch.Generator().manual_seed(5)
+    src, dst = torch.randint(40, (2, 200), generator=random)
+    g = dgl.graph((src, dst), num_nodes=43, idtype=idtype)
+    mapping: dict = {}
+    for seeds in torch.arange(42, dtype=idtype).view(14, 3):
+        block = sample_neighbors_fused(g, seeds, -1, mapping=mapping)
+        assert torch.equal(block.dstdata[dgl.NID], seeds)
+        u, v = block.edges()
+        found = zip(
+            block.srcdata[dgl.NID][u.long()].tolist(), seeds[v.long()].tolist(), strict=True
+        )
+        expected = [(int(s), int(d)) for s, d in zip(src, dst, strict=True) if d in seeds]
+        assert sorted(found) == sorted(expected)

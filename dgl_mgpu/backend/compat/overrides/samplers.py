@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
+import torch
 from dgl import backend
 
 from dgl_mgpu.backend.originals import originals
@@ -48,6 +50,38 @@ def select_topk(
         nodes = {ntype: g.nodes(ntype) for ntype in g.ntypes}
     original = originals["dgl.sampling.neighbor:select_topk"]
     return original(g, k, weight, nodes, edge_dir, ascending, copy_ndata, copy_edata, output_device)
+
+
+def _sample_neighbors(
+    g: Any,
+    nodes: Any,
+    fanout: Any,
+    edge_dir: str = "in",
+    prob: Any = None,
+    replace: bool = False,
+    copy_ndata: bool = True,
+    copy_edata: bool = True,
+    _dist_training: bool = False,
+    exclude_edges: Any = None,
+    fused: bool = False,
+    mapping: dict[str, list[torch.Tensor]] | None = None,
+) -> Any:
+    """Sample neighbors; of those that number them at once the numbers are of the ids' type.
+
+    Parameters and results are those of `dgl.sampling.sample_neighbors` and of its twin for all at
+    once, where ``mapping`` has room for numbers, which lasts from call to call.
+    """
+    if fused:
+        mapping = {} if mapping is None else mapping
+        own = f"__mapping{os.getpid()}"
+        if own not in mapping:
+            counts = [g.num_nodes(ntype) for ntype in g.ntypes]
+            mapping[own] = [torch.full((count,), -1, dtype=g.idtype) for count in counts]
+    original = originals["dgl.sampling.neighbor:_sample_neighbors"]
+    return original(
+        g, nodes, fanout, edge_dir, prob, replace, copy_ndata, copy_edata, _dist_training,
+        exclude_edges, fused, mapping,
+    )  # fmt: skip
 
 
 def sample_labors(
