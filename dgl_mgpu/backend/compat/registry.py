@@ -488,8 +488,8 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "dgl.sampling.neighbor:_sample_neighbors",
         "samplers:_sample_neighbors",
         (DGL,),
-        "keeps nodes' numbers as int64 for its C++, which of int32 ids reads and writes int32: from "
-        "the second call on NeighborSampler's blocks have other edges, or none that exist",
+        "keeps nodes' numbers as int64 for its C++, which for int32 ids reads and writes int32: "
+        "from the second call on NeighborSampler's blocks have edges that the graph has not",
     ),
     Replacement(
         "dgl.sampling.labor:sample_labors",
