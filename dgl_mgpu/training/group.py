@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import time
@@ -24,9 +25,10 @@ def kill_group(leader: int) -> list[int]:
     """
     # Stopped, they make no more processes that the list would lack.
     os.killpg(leader, signal.SIGSTOP)
-    members = _members(leader)
-    os.killpg(leader, signal.SIGKILL)
-    return members
+    try:
+        return _members(leader)
+    finally:
+        os.killpg(leader, signal.SIGKILL)
 
 
 def remove_shared(killed: Iterable[int]) -> None:
@@ -40,7 +42,8 @@ def remove_shared(killed: Iterable[int]) -> None:
         while _runs(process) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
         for file in _SHARED_MEMORY.glob(f"torch_{process}_*"):
-            file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):  # of another user's process of that number
+                file.unlink()
 
 
 def _members(leader: int) -> list[int]:
@@ -54,9 +57,12 @@ def _runs(process: int) -> bool:
 
 
 def _status(process: int) -> list[str] | None:
-    """Its state, parent, group and so on, as ``/proc`` has them; None of one that is gone."""
+    """Its state, parent, group and so on, as ``/proc`` has them.
+
+    None of one that is gone, or another user's where these are hidden.
+    """
     try:
         line = Path(f"/proc/{process}/stat").read_text(errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+    except OSError:
         return None
     return line.rpartition(")")[2].split()

@@ -51,3 +51,10 @@ def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     ]
     # A shared one takes out of the state what is not this rank's.
     optimizer.load_state_dict({"state": dict(saved["state"]), "param_groups": groups})
+    own = getattr(optimizer, "optim", None)
+    if own is not None:
+        optimizer.state.clear()  # a second reference to this rank's part, which nobody looks at
+        for parameter, state in own.state.items():
+            # torch takes steps to the CPU on the way, where a fused kernel cannot count them.
+            if own.param_groups[0]["fused"]:
+                state["step"] = state["step"].to(parameter.device)

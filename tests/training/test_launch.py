@@ -3,6 +3,7 @@ from __future__ import annotations
 import gc
 import os
 import signal
+import subprocess
 import sys
 import tempfile
 import time
@@ -15,6 +16,7 @@ import torch.distributed as dist
 
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
+from dgl_mgpu.training import group
 from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training.launch import launch
 from tests.forkserver import forkserver
@@ -152,7 +154,8 @@ def _fails_while_a_child_shares(folder: Path) -> None:
         if not child:
             # A worker that is to hand over a tensor: the name of its memory is not yet gone.
             Path(f"/dev/shm/torch_{os.getpid()}_1_0").write_bytes(b"rows")
-            (folder / "child").write_text(str(os.getpid()))
+            (folder / "new").write_text(str(os.getpid()))
+            (folder / "new").rename(folder / "child")
             time.sleep(300)
             os._exit(0)
         until((folder / "child").exists)
@@ -168,7 +171,26 @@ def test_ranks_that_are_ended_leave_no_shared_memory_of_their_workers(tmp_path):
         launch(_fails_while_a_child_shares, 2, tmp_path)
     child = (tmp_path / "child").read_text()
     assert not list(Path("/dev/shm").glob(f"torch_{child}_*"))
-    until(lambda: not psutil.pid_exists(int(child)))
+    until(lambda: not _runs(int(child)))
+
+
+def _runs(process: int) -> bool:
+    """Whether it does; nobody may have waited for one that has ended."""
+    try:
+        return psutil.Process(process).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
+
+
+def test_a_group_is_killed_also_when_it_cannot_be_listed(monkeypatch):
+    def fails(leader: int) -> list[int]:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(group, "_members", fails)
+    sleeper = subprocess.Popen(["sleep", "300"], start_new_session=True)
+    with pytest.raises(KeyboardInterrupt):
+        group.kill_group(sleeper.pid)
+    assert sleeper.wait() == -signal.SIGKILL
 
 
 def _launches(work, folder: Path, temporary: Path | None = None) -> None:

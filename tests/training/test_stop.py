@@ -131,18 +131,6 @@ def test_sigterm_in_the_last_epoch_of_a_full_graph_lets_it_end(tmp_path, data):
     assert len(reports_of(tmp_path)) == Checkpoint.load(tmp_path).epoch == 2
 
 
-def test_a_checkpoint_of_the_first_format_is_read(tmp_path, data, whole):
-    import torch
-
-    path = next((whole(1) / "checkpoints").iterdir())
-    content = torch.load(path, weights_only=True)
-    for added in ("batches", "parts"):
-        del content[added]
-    torch.save(content | {"format": 1}, tmp_path / path.name)
-    state = Checkpoint.load(tmp_path)
-    assert (state.epoch, state.batches, state.parts) == (3, 0, [])
-
-
 def _cannot_write(folder: Path) -> None:
     with StopRequest(_everyone()).listening() as request:
         (folder / str(os.getpid())).touch()

@@ -231,7 +231,8 @@ class Sampling(Features):
         seeds = self._by_ntype(nodes)
         key = self._batch_keys.batch_key(self._named(nodes))
         sampled = self._begin_hops(seeds, key, fanouts, None, False)()
-        return sampled[0].src_nodes if sampled else seeds
+        # Seeds of types without edges are their own sources.
+        return {**seeds, **sampled[0].src_nodes} if sampled else seeds
 
     def pinsage_neighbors(
         self, nodes: torch.Tensor, num_walks: int, walk_length: int, num_neighbors: int

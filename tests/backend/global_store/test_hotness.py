@@ -60,11 +60,18 @@ def test_presampling_covers_every_node_type():
     assert counts["item"].sum() > 0
 
 
+def _with_a_type_apart(idtype: torch.dtype) -> dgl.DGLGraph:
+    """Nodes of one type have no edges of any."""
+    edges = {("a", "r", "a"): ([0, 2], [1, 1]), ("a", "s", "b"): ([0], [1])}
+    return dgl.heterograph(edges, {"a": 3, "b": 2, "z": 4}, idtype=idtype)
+
+
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
 def test_input_nodes_are_those_of_the_blocks(idtype):
     for g, seeds in (
         (power_law_graph(idtype=idtype), torch.arange(0, 800, 7)),
         (hetero_graph().astype(idtype), {"user": torch.arange(9), "item": torch.arange(5, 20)}),
+        (_with_a_type_apart(idtype), {"a": torch.tensor([1]), "z": torch.tensor([3, 0])}),
     ):
         graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
         found = graph.input_nodes(seeds, [3, 4])
