@@ -39,7 +39,7 @@ def gspmm(
     Returns
     -------
     out : Tensor, shape (num_dst, \\*shape)
-        The highest or lowest of no messages is infinite; of a relation without edges, 0.
+        The highest or lowest of no messages is infinite.
     arg_u, arg_e : Tensor or None
         For max and min, the source and the edge each element is from.
     """
@@ -64,11 +64,6 @@ def gspmm(
             op,
             reduce,
         )
-        if reduce != "sum" and not relation.num_edges:
-            # Of no edges at all DGL computes nothing, and zeros are left, not what is below all.
-            for each in (out, arg_u, arg_e):
-                if each is not None:
-                    each.zero_()
     if expanded_u and expanded_e:
         out = out.squeeze(-1)
     if arg_u is not None and u is not None and expanded_u:
