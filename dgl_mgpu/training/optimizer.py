@@ -46,7 +46,7 @@ def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     The other may have been fused, as on a GPU, or shared by ranks, where this one is not.
     """
     groups = [
-        {**group, "fused": own["fused"]}
+        {**group, "fused": own["fused"]} if "fused" in own else group
         for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
     ]
     # A shared one takes out of the state what is not this rank's.
@@ -56,5 +56,5 @@ def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         optimizer.state.clear()  # a second reference to this rank's part, which nobody looks at
         for parameter, state in own.state.items():
             # torch takes steps to the CPU on the way, where a fused kernel cannot count them.
-            if own.param_groups[0]["fused"]:
+            if own.param_groups[0].get("fused"):
                 state["step"] = state["step"].to(parameter.device)

@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.training.checkpoint import Checkpoint
+from dgl_mgpu.training.optimizer import take_state, whole_state
 from dgl_mgpu.training.trainer import Trainer
 from tests.training import jobs
 from tests.training.jobs import equal_states
@@ -82,3 +83,15 @@ def test_shared_states_go_to_any_number_of_ranks(tmp_path, data):
     found = train(tmp_path / "rest", 2, *options, f"trainer.resume={tmp_path / 'half'}")
     for name, value in expected.model.items():
         torch.testing.assert_close(found.model[name], value, rtol=1e-4, atol=1e-5)
+
+
+def test_an_optimizer_that_is_never_fused_takes_its_state():
+    layer = torch.nn.Linear(3, 2)
+    saved, other = (
+        torch.optim.Adadelta(layer.parameters()),
+        torch.optim.Adadelta(layer.parameters()),
+    )
+    layer(torch.ones(1, 3)).sum().backward()
+    saved.step()
+    take_state(other, whole_state(saved))
+    assert all(equal_states(other.state[each], saved.state[each]) for each in layer.parameters())
