@@ -33,7 +33,7 @@ test: setup
 
 # Needs CuPy beside what setup installs: pip install -e '.[cuda13]'. GPU_PYTHON names another
 # environment to run in. Several tests may share the GPUs (with pytest-xdist,
-# ARGS="-n 8 --dist loadgroup"); those that measure what is free on them come after, one by one.
+# ARGS="-n 8 --dist loadgroup"); those that measure them come after, one by one.
 GPU_PYTHON ?= $(BIN)/python
 GPU_TESTS := tests/kernels \
 	$(wildcard $(addsuffix /test_*_gpu.py,$(addprefix tests/,store backend backend/* pipeline minibatch))) \
@@ -42,10 +42,10 @@ GPU_TESTS := tests/kernels \
 GPU_TESTS_BY_NAME := tests/fullgraph $(addprefix tests/backend/, structure computation sampling \
 	sparse nn test_invalid_input.py test_padding.py test_sparse_adam.py)
 test-gpu:
-	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q $(GPU_TESTS) $(ARGS)
+	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q -m "not alone" $(GPU_TESTS) $(ARGS)
 	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q -k "cuda or gpu" --ignore-glob="*_gpu.py" \
 		$(GPU_TESTS_BY_NAME) $(ARGS)
-	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q tests/store/test_gpu_memory.py
+	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q -m alone tests/store tests/kernels
 
 # The kernels' tests once more under each tool of compute-sanitizer; some minutes.
 SANITIZED := $(addprefix tests/kernels/test_, gather.py sample.py etype_blocks.py \

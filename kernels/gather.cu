@@ -136,15 +136,40 @@ __device__ __forceinline__ void copy_rows(int64 source, int64 target, int rows, 
 struct HostRows {
   int64 start;       // positions from here on are in host memory
   int64 shift;       // a bucket has 2^shift positions
-  int* counts;       // rows of each bucket, then their running sums: where its part of the list ends
+  int64 buckets;
+  int* counts;       // rows of each bucket, then their running sums: where its part of the list ends;
+                     // behind them the length of the list, and how many blocks have counted
   int64* positions;  // the list; -1 for what is no row
   int* places;       // where in `out` each row of the list goes
-  const int* listed;  // its length, the sum after all buckets
 
   // What is no row has position -1 and is listed with the first.
   __device__ __forceinline__ bool Has(int64 at) const { return at < 0 || at >= start; }
   __device__ __forceinline__ int64 BucketOf(int64 at) const {
     return at < 0 ? 0 : (at - start) >> shift;
+  }
+  // Says so to the last of the grid's blocks whose threads all call it.
+  __device__ __forceinline__ bool AllCounted() const {
+    __shared__ bool last;
+    __threadfence();
+    __syncthreads();
+    if (threadIdx.x == 0) last = atomicAdd(counts + buckets + 1, 1) == gridDim.x - 1;
+    __syncthreads();
+    __threadfence();
+    return last;
+  }
+  // Makes counts running sums, on one block.
+  __device__ __forceinline__ void Accumulate() const {
+    const int64 each = (buckets + kThreads - 1) / kThreads;
+    const int64 begin = min(each * threadIdx.x, buckets), end = min(begin + each, buckets);
+    int64 here = 0;
+    for (int64 bucket = begin; bucket < end; ++bucket) here += counts[bucket];
+    const Sum sum = block_sum<kThreads>(here);
+    int running = static_cast<int>(sum.before);
+    for (int64 bucket = begin; bucket < end; ++bucket) {
+      running += counts[bucket];
+      counts[bucket] = running;
+    }
+    if (threadIdx.x == 0) counts[buckets] = static_cast<int>(sum.total);
   }
 };
 
@@ -197,13 +222,16 @@ __device__ __forceinline__ void each_host_row(const Request<Seed, Position>& ask
   }
 }
 
+// Where in the list each bucket's rows end. The block that is the last to count adds them up: that
+// spares the host two launches, which take longer than it does.
 template <typename Seed, typename Position>
 __global__ void __launch_bounds__(kThreads) count_host_rows(Request<Seed, Position> asked) {
   const HostRows& host = asked.host;
   each_host_row(asked, [&](int64, int64 at) { atomicAdd(host.counts + host.BucketOf(at), 1); });
+  if (host.AllCounted()) host.Accumulate();
 }
 
-// Lists them, when counts have become running sums.
+// Lists them.
 template <typename Seed, typename Position>
 __global__ void __launch_bounds__(kThreads) list_host_rows(Request<Seed, Position> asked) {
   const HostRows& host = asked.host;
@@ -249,7 +277,7 @@ __device__ __forceinline__ void gather_all(const Request<Seed, Position>& asked)
     return segment == 0 ? 0 : segment + place.row * asked.row_bytes;
   };
   if (blockIdx.x < asked.host_blocks) {
-    gather_rows<Move, kUnroll>(asked, *host.listed, blockIdx.x, asked.host_blocks, [&](int64 i) {
+    gather_rows<Move, kUnroll>(asked, host.counts[host.buckets], blockIdx.x, asked.host_blocks, [&](int64 i) {
       const int64 at = host.positions[i], place = host.places[i];
       if (at < 0) report_bad_id(asked.fault, asked.ids[place], asked.num_rows);
       return Found{at < 0 ? 0 : address_of(at), place};

@@ -32,8 +32,10 @@ def pytest_sessionstart() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_runtest_setup() -> None:
+def pytest_runtest_setup(item: pytest.Item) -> None:
     """What a test and its fixtures draw depends on no test before it."""
+    if item.get_closest_marker("alone") and "PYTEST_XDIST_WORKER" in os.environ:
+        pytest.skip("measures a GPU that other tests use meanwhile; make test-gpu runs it apart")
     seed_everything()
 
 

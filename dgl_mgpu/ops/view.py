@@ -35,6 +35,8 @@ PAIRED = 1
 #: Multiprocessors that keep the host's link busy. With more, rows that are read at the same time
 #: lie further apart, and more addresses have to be translated for them.
 HOST_SMS = 4
+#: So many rows of a gather that are the host's are worth being listed, and read in order.
+LISTED_ROWS = 1 << 14
 
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -115,6 +117,9 @@ class RowView:
     sms, host_sms : int
         Multiprocessors of a GPU that were found to fill its way to the rows in GPUs, and to those
         in host memory: gathers use so many where nothing else is asked for.  0 for all.
+    host_share : float
+        Part of the reads that is expected to go to host memory: where that are fewer than
+        ``LISTED_ROWS`` of a gather, they are read as they come.
     disk : DiskRows, optional
         What reads the rows that kernels cannot.
     """
@@ -129,6 +134,7 @@ class RowView:
     host_start: int = -1
     sms: int = 0
     host_sms: int = HOST_SMS
+    host_share: float = 1.0
     disk: DiskRows | None = None
 
     @property

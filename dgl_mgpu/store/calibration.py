@@ -21,7 +21,7 @@ import torch
 from dgl_mgpu.errors import DeviceMemoryError
 from dgl_mgpu.findings import Findings
 from dgl_mgpu.ops import GraphView, RowView, SampleKey, device, gather_rows, sample_blocks
-from dgl_mgpu.ops.view import HOST_SMS
+from dgl_mgpu.ops.view import HOST_SMS, LISTED_ROWS
 from dgl_mgpu.placement import HOST, Tier
 from dgl_mgpu.store.exchange import Ranks
 from dgl_mgpu.store.format import CSCFormat
@@ -39,7 +39,7 @@ _ASKED = "measure how many multiprocessors the store's operators need"
 #: What a gather that is timed reads: several times a GPU's cache, as a mini-batch does, ...
 _BATCH_BYTES = 128 << 20
 #: ... in no more rows than a mini-batch has, and no fewer than gathers list host rows of.
-_BATCH_ROWS = range(1 << 12, (1 << 20) + 1)
+_BATCH_ROWS = range(LISTED_ROWS, (1 << 20) + 1)
 #: Batches that take turns, so that none is in the cache.
 _BATCHES = 4
 #: How much more than the shortest time is as good: bandwidth of 97 %, sampling within 5 %.
@@ -264,6 +264,7 @@ def _gather_trials(view: RowView, reads: _Reads, rank: int) -> dict[str, _Trial]
                 _gather, lambda sms: replace(view, host_start=-1, sms=sms), on_gpus, count, rank
             ),
         )
+    view = replace(view, host_share=1.0)
     on_host = [(tier, often) for tier, often in reads if tier.memory == "host"]
     host_bytes = _num_rows(on_host) * row_bytes
     if view.host_start >= 0 and host_bytes >= SMALLEST_BYTES:

@@ -150,6 +150,12 @@ def build(blueprint: Blueprint | None, ranks: Ranks, runtime: Runtime | None = N
     return Store(tables, layout.plan, ranks.rank, ranks.size, device, memory.gpu)
 
 
+def _host_share(plan: Plan, table: str) -> float:
+    """The part of a table's reads that goes to host memory; all, where nothing is expected."""
+    rates = plan.hit_rates.get(table, {})
+    return rates["host"] if any(rates.values()) else 1.0
+
+
 def _map_tables(layout: Layout, rank: int, memory: RankMemory) -> dict[str, Table]:
     """Map what ``rank`` reads."""
     plans = layout.plan.tables
@@ -167,6 +173,7 @@ def _map_tables(layout: Layout, rank: int, memory: RankMemory) -> dict[str, Tabl
             positions.get(layout.orders[name]),
             memory.gpu,
             layout.staging.get(name, 0),
+            _host_share(layout.plan, name),
         )
         for name, format in layout.formats.items()
     }

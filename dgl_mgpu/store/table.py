@@ -71,6 +71,8 @@ class Table:
         What holds on to the segments, for a store on GPUs.
     staging_bytes : int
         Bytes of the GPU's memory that cache rows on disk.
+    host_share : float
+        Part of its reads that are expected to go to host memory.
 
     Attributes
     ----------
@@ -90,6 +92,7 @@ class Table:
         position: Segment | torch.Tensor | None,
         gpu: DeviceMemory | None = None,
         staging_bytes: int = 0,
+        host_share: float = 1.0,
     ) -> None:
         self.format = format
         self.plan = plan
@@ -100,6 +103,7 @@ class Table:
         self._position = position
         self._gpu = gpu
         self._staging_bytes = staging_bytes
+        self._host_share = host_share
         self._pid = os.getpid()
         self._view: RowView | GraphView | None = self._mapped()
 
@@ -125,7 +129,9 @@ class Table:
         )
         if self._gpu is None or isinstance(view, GraphView):
             return view
-        view = dataclasses.replace(view, host_start=_host_start(self.plan))
+        view = dataclasses.replace(
+            view, host_start=_host_start(self.plan), host_share=self._host_share
+        )
         on_disk = [self.plan.tiers[piece.tier].memory == "disk" for piece in pieces]
         if not any(on_disk) or view.row_bytes == 0:
             return view

@@ -17,11 +17,11 @@ from tests.ops.test_gather import assert_same_values, every_value, some_ids, tab
 from tests.ops.views import LAYOUTS, row_view
 
 
-def gather(view, ids, host_start=-1, sms=0, dtype=None, staging=()):
+def gather(view, ids, host_start=-1, sms=0, dtype=None, staging=(), host_share=1.0):
     out = torch.full((len(ids), *view.row_shape), 77, device=ids.device).to(dtype or view.dtype)
     cuda._gather_rows(
         out, ids, view.tiers, view.pointers, view.position, view.num_rows, host_start, sms, 4,
-        view.dtype if dtype else None, *staging,
+        host_share, view.dtype if dtype else None, *staging,
     )  # fmt: skip
     device.raise_faults(ids.device, wait=True)
     return out.cpu()
@@ -112,7 +112,7 @@ def test_casts(where, monkeypatch, stored, wanted, shape):
     view = row_view(rows, LAYOUTS["three tiers"], np.random.default_rng(0))
     view = on_device(view, where, host_segments=True)
     for ids, least in ((some_ids(300, 103), 1 << 12), (torch.arange(103).flip(0), 1)):
-        monkeypatch.setattr(cuda, "_LISTED_ROWS", least)
+        monkeypatch.setattr(cuda, "LISTED_ROWS", least)
         gathered = gather(view, ids.to(where), 16, dtype=wanted)
         assert_same_values(gathered, rows[ids].to(wanted))
 
@@ -143,7 +143,7 @@ def test_every_cast_on_a_gpu(stored):
 @pytest.mark.parametrize("sms", [0, 1])
 @pytest.mark.parametrize("host_start", [0, 16, 102])
 def test_host_rows_in_order(where, monkeypatch, host_start, sms):
-    monkeypatch.setattr(cuda, "_LISTED_ROWS", 1)
+    monkeypatch.setattr(cuda, "LISTED_ROWS", 1)
     rows = table(103, 5)
     view = row_view(rows, LAYOUTS["three tiers"], np.random.default_rng(0))
     view = on_device(view, where, host_segments=True)
@@ -153,12 +153,29 @@ def test_host_rows_in_order(where, monkeypatch, host_start, sms):
 
 
 def test_many_host_rows(where, monkeypatch):
-    monkeypatch.setattr(cuda, "_BUCKETS", 1 << 8)
+    monkeypatch.setattr(cuda, "LISTED_ROWS", 1 << 12)
     rows = table(20001, 1)  # more than there are buckets
     view = row_view(rows, [(100, 1), (0, 1)], np.random.default_rng(0))
     view = on_device(view, where, host_segments=True)
-    ids = some_ids(cuda._LISTED_ROWS, len(rows))
-    assert torch.equal(gather(view, ids.to(where), 100), rows[ids])
+    ids = some_ids(cuda.LISTED_ROWS, len(rows))
+    for buckets in (1 << 8, 1 << 13):
+        monkeypatch.setattr(cuda, "_BUCKETS", buckets)
+        assert torch.equal(gather(view, ids.to(where), 100), rows[ids])
+
+
+@pytest.mark.parametrize(("host_share", "listed"), [(0.099, False), (0.1, True)])
+def test_host_rows_are_put_in_order_where_many_are_expected(where, monkeypatch, host_share, listed):
+    monkeypatch.setattr(cuda, "LISTED_ROWS", 50)
+    lists = []
+    monkeypatch.setattr(cuda, "_host_rows", lambda *asked, make=cuda._host_rows: (
+        lists.append(asked) or make(*asked)
+    ))  # fmt: skip
+    rows = table(103, 5)
+    view = row_view(rows, LAYOUTS["three tiers"], np.random.default_rng(0))
+    view = on_device(view, where, host_segments=True)
+    ids = some_ids(500, 103)
+    assert torch.equal(gather(view, ids.to(where), 16, host_share=host_share), rows[ids])
+    assert len(lists) == listed
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
@@ -188,7 +205,7 @@ def test_rows_on_disk_come_from_the_cache_or_are_left_aside(where, slots, dtype)
     pointers = whole.pointers.clone()
     pointers[last] = 0
     torch.ops.dgl_mgpu.gather_rows(
-        out, ids, whole.tiers, pointers, whole.position, 103, -1, 0, 4,
+        out, ids, whole.tiers, pointers, whole.position, 103, -1, 0, 4, 1.0,
         rows.dtype if dtype else None, tags, cache.cpu(), aside_there,
     )  # fmt: skip
     assert torch.equal(aside_there, aside.cpu())
@@ -198,7 +215,7 @@ def test_rows_on_disk_come_from_the_cache_or_are_left_aside(where, slots, dtype)
 @pytest.mark.parametrize("host_start", [-1, 0])
 @pytest.mark.parametrize("bad", [-5, 103])
 def test_an_id_that_is_no_row_is_told_later(where, monkeypatch, bad, host_start):
-    monkeypatch.setattr(cuda, "_LISTED_ROWS", 1)
+    monkeypatch.setattr(cuda, "LISTED_ROWS", 1)
     rows = table(103, 5)
     view = on_device(row_view(rows), where)
     ids = torch.tensor([3, bad, 4], device=where)

@@ -73,6 +73,7 @@ def test_the_gpu_counts_what_the_cpu_counts(where, g, seeds, fanouts, monkeypatc
 
 
 @needs_gpu
+@pytest.mark.alone
 def test_presampling_gives_all_memory_back():
     runtime = CudaRuntime()
     presampled(*GRAPHS[0], [3, 4], runtime)  # kernels are loaded at the first use, and stay

@@ -272,7 +272,7 @@ def test_registration():
     )
     torch.library.opcheck(
         torch.ops.dgl_mgpu.gather_rows.default,
-        (torch.empty(20, 3, dtype=torch.float64), ids, *placed, -1, 0, 4, torch.float32),
+        (torch.empty(20, 3, dtype=torch.float64), ids, *placed, -1, 0, 4, 1.0, torch.float32),
     )
     torch.library.opcheck(
         torch.ops.dgl_mgpu.count_tiers.default,

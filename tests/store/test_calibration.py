@@ -16,7 +16,7 @@ import torch
 import dgl_mgpu
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, RankFailedError
 from dgl_mgpu.ops import gather_rows
-from dgl_mgpu.ops.view import HOST_SMS
+from dgl_mgpu.ops.view import HOST_SMS, LISTED_ROWS
 from dgl_mgpu.placement import order_by_hotness
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, TopologySource, build, calibration, cuda
 from dgl_mgpu.store.calibration import FOUND, calibrate
@@ -97,7 +97,7 @@ def small(monkeypatch, tmp_path):
 def shrink(set_value=setattr) -> None:
     """Take small tables for large ones."""
     set_value(calibration, "SMALLEST_BYTES", 4000)
-    set_value(calibration, "_BATCH_BYTES", 5000 * 4 * WIDTH)
+    set_value(calibration, "_BATCH_BYTES", 20_000 * 4 * WIDTH)
 
 
 def build_store(ranks: Ranks, tables=("rows", "graph"), cuts=CUTS, gpu=True):
@@ -178,7 +178,7 @@ def test_what_is_measured_is_what_training_reads() -> None:
     gathers = [call for call in model.calls if call[0] != "sample"]
     for kind, _, view, ids in gathers:
         first, last = (CUTS[2], ROWS) if kind == "host_sms" else (0, CUTS[2])
-        assert len(ids) >= 4096 and first <= int(ids.min()) and int(ids.max()) < last
+        assert len(ids) >= LISTED_ROWS and first <= int(ids.min()) and int(ids.max()) < last
         # Sorted by address, as a gather does, where the host's link is what is measured.
         assert view.host_start == (CUTS[2] if kind == "host_sms" else -1)
     # The replicated tier has a fifth of the rows that GPUs hold, and seven reads of eight.
@@ -390,6 +390,7 @@ def test_a_global_store_is_calibrated_when_it_is_built(monkeypatch) -> None:
     assert runtime.is_empty
 
 
+@pytest.mark.alone
 @pytest.mark.skipif(
     not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None,
     reason="no GPU, or no CuPy",

@@ -1,9 +1,8 @@
-"""What is free on a GPU before a store and after it; nothing else may use the GPUs meanwhile."""
+"""What is free on a GPU before a store and after it."""
 
 from __future__ import annotations
 
 import importlib.util
-import os
 from collections.abc import Callable
 
 import pytest
@@ -19,10 +18,7 @@ pytestmark = [
         not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None,
         reason="no GPU, or no CuPy",
     ),
-    pytest.mark.skipif(
-        "PYTEST_XDIST_WORKER" in os.environ,
-        reason="other tests use the GPUs at the same time; make test-gpu runs this by itself",
-    ),
+    pytest.mark.alone,
 ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 import multiprocessing as mp
 import os
@@ -25,7 +26,7 @@ from dgl_mgpu.errors import (
     StoreClosedError,
     UnavailableError,
 )
-from dgl_mgpu.ops import gather_rows
+from dgl_mgpu.ops import RowView, gather_rows
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, build, cuda
 from dgl_mgpu.store import device as device_module
 from dgl_mgpu.store import relay as relay_module
@@ -86,6 +87,20 @@ def _reads_everything(part_bytes: int) -> None:
 @pytest.mark.parametrize(("num_ranks", "part_bytes"), [(1, 1000), (2, 1 << 20), (4, 1000)])
 def test_every_rank_reads_the_sources_rows_and_closing_frees_all(num_ranks, part_bytes):
     launch(_reads_everything, num_ranks, part_bytes)
+
+
+@pytest.mark.parametrize(
+    ("rates", "share"), [({}, 1.0), ({"host": 0.2, "local": 0.8}, 0.2), ({"host": 0.0}, 1.0)]
+)
+def test_rows_know_how_many_of_their_reads_go_to_the_host(rates, share):
+    blueprint = make_blueprint(1, three_tiers(1), Path("/none"), torch.int64)
+    plan = dataclasses.replace(
+        blueprint.plan, hit_rates={name: rates for name in blueprint.plan.tables}
+    )
+    store = build(dataclasses.replace(blueprint, plan=plan), Ranks(), FakeRuntime(0, 1))
+    views = [table.view for table in store.tables.values() if isinstance(table.view, RowView)]
+    assert views and {view.host_share for view in views} == {share}
+    store.close()
 
 
 def _leaves_without_closing() -> None:

@@ -113,6 +113,7 @@ def _gather_rows(
     host_start: int = -1,
     sms: int = 0,
     host_sms: int = HOST_SMS,
+    host_share: float = 1.0,
     stored: torch.dtype | None = None,
     tags: torch.Tensor | None = None,
     cache: torch.Tensor | None = None,

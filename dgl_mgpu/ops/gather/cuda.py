@@ -12,7 +12,7 @@ from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.gather import op  # noqa: F401  (defines the schemas)
 from dgl_mgpu.ops.library import cuda_kernel
-from dgl_mgpu.ops.view import HOST_SMS
+from dgl_mgpu.ops.view import HOST_SMS, LISTED_ROWS
 
 THREADS = 256
 _WARPS = THREADS // 32
@@ -20,11 +20,11 @@ _WARPS = THREADS // 32
 _LINE = 128
 #: Loads that a lane has under way at once.
 UNROLL = 8
-#: Rows that it is worth to look for those in host memory among, and to read these in order; and
-#: more than a list of them can number.
-_LISTED_ROWS, _TOO_MANY_ROWS = 1 << 12, 1 << 31
-#: Runs of addresses that host rows are told apart by, at most.
-_BUCKETS = 1 << 17
+#: More rows of a gather than a list of those in host memory can number.
+_TOO_MANY_ROWS = 1 << 31
+#: Runs of addresses that host rows are told apart by, at most: more do not bring rows that are read
+#: at the same time closer together, and one block adds them up.
+_BUCKETS = 1 << 13
 #: Look-ups of a thread that lists host rows.
 _LOOKUPS = 4
 #: ``HostRows`` where rows are not listed.
@@ -85,6 +85,7 @@ def _gather_rows(
     host_start: int = -1,
     sms: int = 0,
     host_sms: int = HOST_SMS,
+    host_share: float = 1.0,
     stored: torch.dtype | None = None,
     tags: torch.Tensor | None = None,
     cache: torch.Tensor | None = None,
@@ -104,7 +105,7 @@ def _gather_rows(
     host_blocks, host_rows = 0, _NO_HOST_ROWS
     # Rows on disk lie behind those in host memory: with them these are read as they come.
     listed = 0 <= host_start < num_rows and tags is None
-    listed = listed and _LISTED_ROWS <= count < _TOO_MANY_ROWS
+    listed = listed and host_share * count >= LISTED_ROWS and count < _TOO_MANY_ROWS
     if listed:
         host_rows = _host_rows(count, host_start, num_rows, where)
         host_blocks = min(blocks, device.blocks_within(kernel, THREADS, count, where, host_sms))
@@ -139,7 +140,6 @@ def _gather_rows(
         wanted = -(-count // (_LOOKUPS * THREADS))
         some = device.blocks_within(lister, THREADS, wanted, where, sms)
         counter(some, THREADS, request, device=where)
-        host_rows[2].cumsum_(0)
         lister(some, THREADS, request, device=where)
     kernel(blocks, THREADS, request, device=where)
 
@@ -148,10 +148,10 @@ def _host_rows(count: int, start: int, num_rows: int, where: torch.device) -> tu
     """Room for a list of a gather's rows in host memory: the kernels' ``HostRows``."""
     shift = max(0, (num_rows - start - 1).bit_length() - (_BUCKETS.bit_length() - 1))
     buckets = ((num_rows - start - 1) >> shift) + 1
-    counts = torch.zeros(buckets + 1, dtype=torch.int32, device=where)
-    positions = torch.empty(count, dtype=torch.int64, device=where)
-    places = torch.empty(count, dtype=torch.int32, device=where)
-    return start, shift, counts, positions, places, counts[buckets:]
+    counts = torch.zeros(buckets + 2, dtype=torch.int32, device=where)
+    # Positions, of eight bytes, and behind them places, of four.
+    listed = torch.empty(3 * count, dtype=torch.int32, device=where)
+    return start, shift, buckets, counts, listed, listed.data_ptr() + 8 * count
 
 
 def _vector(out: torch.Tensor, elements: int, stored: torch.dtype | None) -> int:

@@ -11,8 +11,8 @@ from dgl_mgpu.ops.view import HOST_SMS, RowView
 
 library.define(
     "gather_rows(Tensor(a!) out, Tensor ids, Tensor tiers, Tensor pointers, Tensor position,"
-    " SymInt num_rows, SymInt host_start=-1, int sms=0, int host_sms=4, ScalarType? stored=None,"
-    " Tensor? tags=None, Tensor? cache=None, Tensor(b!)? aside=None) -> ()"
+    " SymInt num_rows, SymInt host_start=-1, int sms=0, int host_sms=4, float host_share=1.0,"
+    " ScalarType? stored=None, Tensor? tags=None, Tensor? cache=None, Tensor(b!)? aside=None) -> ()"
 )
 library.define(
     "count_tiers(Tensor(a!) counts, Tensor ids, Tensor tiers, Tensor position, SymInt num_rows)"
@@ -31,6 +31,7 @@ def _gather_rows_fake(
     host_start: int = -1,
     sms: int = 0,
     host_sms: int = HOST_SMS,
+    host_share: float = 1.0,
     stored: torch.dtype | None = None,
     tags: torch.Tensor | None = None,
     cache: torch.Tensor | None = None,
@@ -125,7 +126,7 @@ def gather_rows(
     host_sms = sms if sms and view.host_start == 0 else view.host_sms
     tensors = (out, ids, view.tiers, view.pointers, view.position)
     others = (
-        view.num_rows, view.host_start, sms or view.sms, host_sms,
+        view.num_rows, view.host_start, sms or view.sms, host_sms, view.host_share,
         None if dtype == view.dtype else view.dtype,
     )  # fmt: skip
     if view.disk is None or out.numel() == 0:
