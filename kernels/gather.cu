@@ -136,7 +136,7 @@ __device__ __forceinline__ void copy_rows(int64 source, int64 target, int rows, 
 struct HostRows {
   int64 start;       // positions from here on are in host memory
   int64 shift;       // a bucket has 2^shift positions
-  int64 buckets;
+  int64 buckets;     // a multiple of 4 * kThreads
   int* counts;       // rows of each bucket, then their running sums: where its part of the list ends;
                      // behind them the length of the list, and how many blocks have counted
   int64* positions;  // the list; -1 for what is no row
@@ -157,17 +157,27 @@ struct HostRows {
     __threadfence();
     return last;
   }
-  // Makes counts running sums, on one block.
+  // Makes counts running sums, on one block: each thread those of as many buckets, four at a time.
   __device__ __forceinline__ void Accumulate() const {
-    const int64 each = (buckets + kThreads - 1) / kThreads;
-    const int64 begin = min(each * threadIdx.x, buckets), end = min(begin + each, buckets);
+    struct alignas(16) Four {
+      int counts[4];
+    };
+    const int64 each = buckets / (4 * kThreads);
+    Four* mine = reinterpret_cast<Four*>(counts) + threadIdx.x * each;
     int64 here = 0;
-    for (int64 bucket = begin; bucket < end; ++bucket) here += counts[bucket];
+#pragma unroll 8
+    for (int64 i = 0; i < each; ++i) {
+      const Four four = mine[i];
+      here += four.counts[0] + four.counts[1] + four.counts[2] + four.counts[3];
+    }
     const Sum sum = block_sum<kThreads>(here);
     int running = static_cast<int>(sum.before);
-    for (int64 bucket = begin; bucket < end; ++bucket) {
-      running += counts[bucket];
-      counts[bucket] = running;
+#pragma unroll 8
+    for (int64 i = 0; i < each; ++i) {
+      Four four = mine[i];
+#pragma unroll
+      for (int& count : four.counts) count = running += count;
+      mine[i] = four;
     }
     if (threadIdx.x == 0) counts[buckets] = static_cast<int>(sum.total);
   }

@@ -155,11 +155,12 @@ def test_how_few_are_enough(gather, expected) -> None:
     assert used(store)[0] == expected
 
 
-def test_a_measurement_that_was_held_up_counts_for_nothing() -> None:
+@pytest.mark.parametrize(("held_up", "by"), [(16, 1.2), (99, 5.0)])
+def test_a_measurement_that_was_held_up_counts_for_nothing(held_up, by) -> None:
     model, seen = Model(), set()
 
     def sometimes(sms: int) -> float:
-        late = 1.2 if sms == 16 and sms not in seen else 1.0
+        late = by if sms == held_up and sms not in seen else 1.0
         seen.add(sms)
         return late * TIMES["sms"](sms)
 

@@ -25,6 +25,8 @@ _TOO_MANY_ROWS = 1 << 31
 #: Runs of addresses that host rows are told apart by, at most: more do not bring rows that are read
 #: at the same time closer together, and one block adds them up.
 _BUCKETS = 1 << 13
+#: Their number is a multiple of what its threads add up at a time.
+_ADDED = 4 * THREADS
 #: Look-ups of a thread that lists host rows.
 _LOOKUPS = 4
 #: ``HostRows`` where rows are not listed.
@@ -147,7 +149,7 @@ def _gather_rows(
 def _host_rows(count: int, start: int, num_rows: int, where: torch.device) -> tuple[Any, ...]:
     """Room for a list of a gather's rows in host memory: the kernels' ``HostRows``."""
     shift = max(0, (num_rows - start - 1).bit_length() - (_BUCKETS.bit_length() - 1))
-    buckets = ((num_rows - start - 1) >> shift) + 1
+    buckets = -(-((num_rows - start - 1 >> shift) + 1) // _ADDED) * _ADDED
     counts = torch.zeros(buckets + 2, dtype=torch.int32, device=where)
     # Positions, of eight bytes, and behind them places, of four.
     listed = torch.empty(3 * count, dtype=torch.int32, device=where)
