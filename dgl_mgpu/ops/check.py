@@ -33,6 +33,23 @@ def check_ids(ids: torch.Tensor, asked: str, where: torch.device | None = None) 
     return ids.contiguous()
 
 
+_MOST_EDGES = {torch.int32: (1 << 31) - 1, torch.int64: (1 << 63) - 1}
+
+
+def narrow_indptr(
+    indptr: torch.Tensor, num_edges: int, idtype: torch.dtype, asked: str
+) -> torch.Tensor:
+    """A hop's ``indptr`` as a graph of ``idtype`` has it, or raise InvalidInputError if that type
+    cannot count its edges."""
+    if num_edges > _MOST_EDGES[idtype]:
+        raise InvalidInputError(
+            asked,
+            f"{num_edges} edges in one hop, more than {idtype} counts",
+            "pass fewer seeds at a time, lower the fanouts, or make the graph with int64 ids",
+        )
+    return indptr.to(idtype)
+
+
 def raise_at_bad_id(places: list[int], ids: torch.Tensor, num_rows: int, asked: str) -> None:
     """Raise IdOutOfRangeError for the first place that a kernel found bad, if any did.
 

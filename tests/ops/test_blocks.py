@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
-from dgl_mgpu.ops import sample_blocks
+from dgl_mgpu.ops import check, sample_blocks
 from tests.ops import reference
 from tests.ops.test_sample import GRAPHS, KEY
 from tests.ops.views import LAYOUTS, row_view
@@ -78,3 +78,16 @@ def test_bad_arguments():
         sample_blocks(GRAPHS["bipartite"].view(), torch.arange(3), [2, 2], KEY)
     with pytest.raises(IdOutOfRangeError, match="id 200 at place 1"):
         sample_blocks(GRAPH.view(), torch.tensor([0, 200]), [2, 2], KEY)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+def test_more_edges_in_a_hop_than_ids_count_are_refused(monkeypatch, weighted):
+    monkeypatch.setitem(check._MOST_EDGES, torch.int32, 7)  # in place of 2^31 - 1
+    weights = row_view(torch.ones(3000)) if weighted else None
+    for idtype in (torch.int64, torch.int32):
+        view = GRAPH.view(idtype=idtype)
+        few, many = (torch.arange(count, dtype=idtype) for count in (3, 4))
+        assert sample_blocks(view, few, [2], KEY, replace=True, weights=weights)[0].num_dst == 3
+        if idtype == torch.int32:
+            with pytest.raises(InvalidInputError, match="8 edges in one hop"):
+                sample_blocks(view, many, [2], KEY, replace=True, weights=weights)

@@ -29,6 +29,7 @@ from dgl_mgpu.ops import (
     begin_sample_blocks,
     begin_sample_etype_blocks,
 )
+from dgl_mgpu.ops.check import narrow_indptr
 
 CanonicalEtype = tuple[str, str, str]
 Nodes = torch.Tensor | Mapping[str, torch.Tensor]
@@ -130,7 +131,9 @@ def _block_on_cpu(sampled: EtypeBlock, graph: Any, seeds: Mapping[str, torch.Ten
 def _csc(edges: BlockEdges, idtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     # Edge ids are places, which DGL would take for granted; but its CPU kernels for edge features
     # refuse a graph that does not spell them out.
-    return edges.indptr.to(idtype), edges.src, torch.arange(len(edges.src), dtype=idtype)
+    count = len(edges.src)
+    indptr = narrow_indptr(edges.indptr, count, idtype, "make a block")
+    return indptr, edges.src, torch.arange(count, dtype=idtype)
 
 
 def tensor_blocks(

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
-from dgl_mgpu.ops.blocks import op  # noqa: F401  (defines the schema)
+from dgl_mgpu.ops.blocks import op
+from dgl_mgpu.ops.check import narrow_indptr
 from dgl_mgpu.ops.library import library
 
 
@@ -31,7 +32,7 @@ def hop_by_hop(
     for fanout, key in zip(fanouts, keys, strict=True):
         sampled = torch.ops.dgl_mgpu.sample_neighbors(nodes, *graph, fanout, replace, key, sms)
         nodes, local = torch.ops.dgl_mgpu.append_unique(nodes, sampled[1])
-        indptrs.append(sampled[0].to(idtype))
+        indptrs.append(narrow_indptr(sampled[0], len(local), idtype, op.ASKED))
         sources.append(local)
         eids.append(sampled[2])
     return nodes.clone() if nodes is seeds else nodes, indptrs, sources, eids

@@ -9,14 +9,14 @@ from typing import Any, NamedTuple
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.check import check_integer
+from dgl_mgpu.ops.check import check_integer, narrow_indptr
 from dgl_mgpu.ops.etype_blocks.op import TypedEdges, begin_typed_hops, to_idtype
 from dgl_mgpu.ops.library import direct, library
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_weighted.op import EdgeTimes
 from dgl_mgpu.ops.view import GraphView, RowView
 
-_ASKED = "sample blocks"
+ASKED = "sample blocks"
 
 library.define(
     "sample_hops(Tensor seeds, Tensor tiers, Tensor pointers, Tensor position, SymInt num_rows,"
@@ -163,10 +163,10 @@ def begin_sample_blocks(
         Waits for the blocks, or samples them now; to be called once, on the stream on which it was
         begun.  Until then the host can do other things, and queue them on that stream.
     """
-    check_one_node_type(view, _ASKED)
+    check_one_node_type(view, ASKED)
     seeds = to_idtype(seeds, view, view.num_rows)
-    sms = check_integer(sms, "sms", 0, _ASKED) or view.sms
-    hops = [check_integer(fanout, "fanout", -1, _ASKED) for fanout in reversed(fanouts)]
+    sms = check_integer(sms, "sms", 0, ASKED) or view.sms
+    hops = [check_integer(fanout, "fanout", -1, ASKED) for fanout in reversed(fanouts)]
     if not hops:
         return list
     if weights is not None or times is not None:
@@ -217,7 +217,7 @@ def _begin_weighted(
         nodes, found, indptrs, sources, eids, sizes = finish()
         return [
             SampledBlock(
-                indptrs[hop].to(view.idtype),
+                narrow_indptr(indptrs[hop], len(sources[hop]), view.idtype, ASKED),
                 sources[hop],
                 eids[hop],
                 nodes[0][: sizes[hop + 1][0]],
