@@ -107,6 +107,16 @@ def _of_homogeneous(dataset: Dataset) -> Content:
     return Content(schema, sources, torch.tensor(dataset.train))
 
 
+def _feature(name: str, rows: torch.Tensor, position: str) -> FeatureSource:
+    if rows.numel() == 0 and len(rows):
+        raise InvalidInputError(
+            "store a DGLGraph",
+            f"feature '{name}' of shape {tuple(rows.shape)}, whose rows have no bytes",
+            f"leave it out: pop '{name}' from the graph's data",
+        )
+    return FeatureSource(rows, position)
+
+
 def of_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
     """A graph on the CPU with its node and edge features, or InvalidInputError."""
     if not isinstance(g, dgl.DGLGraph):
@@ -127,10 +137,10 @@ def of_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
             etype[2],
         )
         for name, rows in g.edges[etype].data.items():
-            sources[edge_table(etype, name)] = FeatureSource(rows)
+            sources[edge_table(etype, name)] = _feature(name, rows, "")
     for ntype in g.ntypes:
         for name, rows in g.nodes[ntype].data.items():
-            sources[node_table(ntype, name)] = FeatureSource(rows, ntype)
+            sources[node_table(ntype, name)] = _feature(name, rows, ntype)
     schema = Schema({ntype: g.num_nodes(ntype) for ntype in g.ntypes}, g.canonical_etypes)
     if seeds is None:
         seeds = {ntype: g.nodes(ntype) for ntype in g.ntypes}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
+
 from dgl_mgpu.backend.global_store.edges import EdgeQueries
 from dgl_mgpu.backend.global_store.storage import TableStorage, Traffic
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype, edge_table, node_table
@@ -81,5 +84,7 @@ class Features(EdgeQueries):
             if self.is_homogeneous:
                 self.get_edge_storage(prob)  # raises, and says which features there are
             return None
-        assert isinstance(table.view, RowView)
-        return table.view
+        view = table.view
+        assert isinstance(view, RowView)
+        # As DGL does, which takes weights of shape (edges, 1) for a vector.
+        return replace(view, row_shape=()) if math.prod(view.row_shape) == 1 else view

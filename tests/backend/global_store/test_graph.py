@@ -384,6 +384,26 @@ def test_blocks_are_those_of_sampling_hop_by_hop():
             nodes = block.srcdata[dgl.NID]
 
 
+def test_weights_of_shape_edges_by_one_are_a_vector():
+    g = dgl.rand_graph(50, 400)
+    g.edata["w"] = torch.rand(400) * (torch.arange(400) % 2)
+    samples = []
+    for shape in ((400,), (400, 1), (400, 1, 1)):
+        g.edata["w"] = g.edata["w"].reshape(shape)
+        graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
+        _, _, (block,) = graph.sample_blocks(torch.arange(20), [3], "w")
+        samples.append(block.edata[dgl.EID])
+    assert all(torch.equal(eids, samples[0]) for eids in samples) and (samples[0] % 2 == 1).all()
+
+
+def test_features_without_bytes_are_refused_by_name():
+    g = dgl.rand_graph(50, 400)
+    g.ndata["nothing"] = torch.zeros(50, 0)
+    with pytest.raises(InvalidInputError, match=r"'nothing' of shape \(50, 0\)"):
+        dgl_mgpu.GlobalStore.from_dgl(g)
+    assert dgl_mgpu.GlobalStore.from_dgl(dgl.graph([], num_nodes=0)).graph.num_nodes() == 0
+
+
 @pytest.mark.parametrize("prob", [None, "price"])
 def test_heterogeneous_blocks_are_those_of_sampling_hop_by_hop(prob):
     g = hetero_graph()
