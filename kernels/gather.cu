@@ -2,10 +2,10 @@
 //
 // A warp takes up to 32 rows: each lane finds one, and then all lanes copy the rows as one run
 // of vectors, so that every lane works whatever the size of a row.
+#include "buckets.cuh"
 #include "convert.cuh"
 #include "fault.cuh"
 #include "ggms.cuh"
-#include "grid.cuh"
 
 namespace dgl_mgpu {
 
@@ -129,57 +129,26 @@ __device__ __forceinline__ void copy_rows(int64 source, int64 target, int rows, 
   }
 }
 
-// The rows in host memory that a gather asks for, roughly in the order of their addresses: rows
-// that are read at the same time then lie close together, which spares the translation of
-// addresses (docs/decisions.md). Buckets are equal runs of positions. In a bucket rows come in any
-// order, which nobody sees: each knows its place in the output.
+// The rows in host memory that a gather asks for, in the order of their addresses.
 struct HostRows {
-  int64 start;       // positions from here on are in host memory
-  int64 shift;       // a bucket has 2^shift positions
-  int64 buckets;     // a multiple of 4 * kThreads
-  int* counts;       // rows of each bucket, then their running sums: where its part of the list ends;
-                     // behind them the length of the list, and how many blocks have counted
-  int64* positions;  // the list; -1 for what is no row
-  int* places;       // where in `out` each row of the list goes
+  int64 start;        // positions from here on are in host memory
+  Buckets buckets;    // of positions from there on; behind the list's length, how many blocks counted
+  int64* positions;   // the list; -1 for what is no row
+  int* places;        // where in `out` each row of the list goes
 
   // What is no row has position -1 and is listed with the first.
   __device__ __forceinline__ bool Has(int64 at) const { return at < 0 || at >= start; }
-  __device__ __forceinline__ int64 BucketOf(int64 at) const {
-    return at < 0 ? 0 : (at - start) >> shift;
-  }
   // Says so to the last of the grid's blocks whose threads all call it.
   __device__ __forceinline__ bool AllCounted() const {
     __shared__ bool last;
     __threadfence();
     __syncthreads();
-    if (threadIdx.x == 0) last = atomicAdd(counts + buckets + 1, 1) == gridDim.x - 1;
+    if (threadIdx.x == 0) {
+      last = atomicAdd(buckets.counts + buckets.number + 1, 1) == gridDim.x - 1;
+    }
     __syncthreads();
     __threadfence();
     return last;
-  }
-  // Makes counts running sums, on one block: each thread those of as many buckets, four at a time.
-  __device__ __forceinline__ void Accumulate() const {
-    struct alignas(16) Four {
-      int counts[4];
-    };
-    const int64 each = buckets / (4 * kThreads);
-    Four* mine = reinterpret_cast<Four*>(counts) + threadIdx.x * each;
-    int64 here = 0;
-#pragma unroll 8
-    for (int64 i = 0; i < each; ++i) {
-      const Four four = mine[i];
-      here += four.counts[0] + four.counts[1] + four.counts[2] + four.counts[3];
-    }
-    const Sum sum = block_sum<kThreads>(here);
-    int running = static_cast<int>(sum.before);
-#pragma unroll 8
-    for (int64 i = 0; i < each; ++i) {
-      Four four = mine[i];
-#pragma unroll
-      for (int& count : four.counts) count = running += count;
-      mine[i] = four;
-    }
-    if (threadIdx.x == 0) counts[buckets] = static_cast<int>(sum.total);
   }
 };
 
@@ -237,8 +206,8 @@ __device__ __forceinline__ void each_host_row(const Request<Seed, Position>& ask
 template <typename Seed, typename Position>
 __global__ void __launch_bounds__(kThreads) count_host_rows(Request<Seed, Position> asked) {
   const HostRows& host = asked.host;
-  each_host_row(asked, [&](int64, int64 at) { atomicAdd(host.counts + host.BucketOf(at), 1); });
-  if (host.AllCounted()) host.Accumulate();
+  each_host_row(asked, [&](int64, int64 at) { host.buckets.Count(at < 0 ? at : at - host.start); });
+  if (host.AllCounted()) host.buckets.Accumulate<kThreads>();
 }
 
 // Lists them.
@@ -246,7 +215,7 @@ template <typename Seed, typename Position>
 __global__ void __launch_bounds__(kThreads) list_host_rows(Request<Seed, Position> asked) {
   const HostRows& host = asked.host;
   each_host_row(asked, [&](int64 i, int64 at) {
-    const int place = atomicAdd(host.counts + host.BucketOf(at), -1) - 1;
+    const int place = host.buckets.TakePlace(at < 0 ? at : at - host.start);
     host.positions[place] = at;
     host.places[place] = static_cast<int>(i);
   });
@@ -287,7 +256,8 @@ __device__ __forceinline__ void gather_all(const Request<Seed, Position>& asked)
     return segment == 0 ? 0 : segment + place.row * asked.row_bytes;
   };
   if (blockIdx.x < asked.host_blocks) {
-    gather_rows<Move, kUnroll>(asked, host.counts[host.buckets], blockIdx.x, asked.host_blocks, [&](int64 i) {
+    const int64 listed = host.buckets.counts[host.buckets.number];
+    gather_rows<Move, kUnroll>(asked, listed, blockIdx.x, asked.host_blocks, [&](int64 i) {
       const int64 at = host.positions[i], place = host.places[i];
       if (at < 0) report_bad_id(asked.fault, asked.ids[place], asked.num_rows);
       return Found{at < 0 ? 0 : address_of(at), place};

@@ -2,9 +2,11 @@
 // (XGNN's KHop sampler, section 5, and WholeGraph's sampling and append-unique, section III-C, as
 // one kernel). The contract stands in dgl_mgpu/ops/sample/op.py.
 //
-// A block has the same seeds in every phase of a hop. Phases are divided by barriers over the
-// grid, so that no phase waits for the host.
+// A block has the same seeds in every phase of a hop, unless they are taken in the order of their
+// edges' addresses. Phases are divided by barriers over the grid, so that no phase waits for the
+// host.
 #include "bounded.cuh"
+#include "buckets.cuh"
 #include "fault.cuh"
 #include "floyd.cuh"
 #include "ggms.cuh"
@@ -29,34 +31,38 @@ __device__ __forceinline__ int64 sample_size(int64 degree, int64 fanout, bool re
   return min(degree, fanout);
 }
 
-// Looks up the edges of the seeds in `mine`; `indptr` gets the sum of sizes within this block,
-// the block's sum goes to `control`.
-template <typename Seed, typename Id, typename Position, typename Start>
-__device__ void find_edges(const Graph<Id, Position>& graph, int64 num_rows, const Seed* seeds,
-                           Run mine, int64 fanout, bool replace, Found found, Start* indptr,
-                           GridControl control) {
+// Looks up the edges of seed `i`; returns their number.
+template <typename Seed, typename Id, typename Position>
+__device__ __forceinline__ int64 find_edges(const Graph<Id, Position>& graph, int64 num_rows,
+                                            const Seed* seeds, int64 i, Found found,
+                                            GridControl control) {
+  const int64 node = seeds[i];
+  int64 first = 0, degree = 0, shift = 0, segment = 0;
+  if (node < 0 || node >= num_rows) {
+    atomicMin(control.bad(), static_cast<uint64>(i));
+  } else {
+    const auto span = graph.Find(node);
+    first = span.begin;
+    degree = span.size();
+    shift = span.shift;
+    segment = (span.base - graph.pointers) / 3;
+  }
+  found.first[i] = first;
+  found.degree[i] = degree;
+  found.shift[i] = shift;
+  found.segment[i] = static_cast<int>(segment);
+  return degree;
+}
+
+// Of the seeds in `mine`, of whose degrees `degree_of` tells, `indptr` gets the sum of sample sizes
+// within this block, and `control` the block's sum.
+template <typename Start, typename DegreeOf>
+__device__ void add_up(Run mine, int64 fanout, bool replace, Start* indptr, GridControl control,
+                       DegreeOf degree_of) {
   int64 size = 0;
   for (int64 start = mine.begin; start < mine.end; start += kThreads) {
     const int64 i = start + threadIdx.x;
-    int64 count = 0;
-    if (i < mine.end) {
-      const int64 node = seeds[i];
-      int64 first = 0, degree = 0, shift = 0, segment = 0;
-      if (node < 0 || node >= num_rows) {
-        atomicMin(control.bad(), static_cast<uint64>(i));
-      } else {
-        const auto span = graph.Find(node);
-        first = span.begin;
-        degree = span.size();
-        shift = span.shift;
-        segment = (span.base - graph.pointers) / 3;
-      }
-      found.first[i] = first;
-      found.degree[i] = degree;
-      found.shift[i] = shift;
-      found.segment[i] = static_cast<int>(segment);
-      count = sample_size(degree, fanout, replace);
-    }
+    const int64 count = i < mine.end ? sample_size(degree_of(i), fanout, replace) : 0;
     const Sum sum = block_sum<kThreads>(count);
     if (i < mine.end) indptr[i] = static_cast<Start>(size + sum.before);
     size += sum.total;
@@ -64,11 +70,72 @@ __device__ void find_edges(const Graph<Id, Position>& graph, int64 num_rows, con
   if (threadIdx.x == 0) control.sums()[blockIdx.x] = size;
 }
 
+// Seeds in the order in which their edges lie in memory, where that is the host's.
+struct SeedOrder {
+  int* seeds;  // null where they are taken as they come
+  Buckets buckets;
+  int64 least;  // fewer seeds are taken as they come, too
+
+  // All blocks call it together, and wait for each other when it is done.
+  template <typename Seed, typename Position>
+  __device__ void Arrange(const Rows<Position>& rows, int64 num_rows, const Seed* nodes, Run mine,
+                          GridBarrier& barrier) const {
+    const int64 thread = static_cast<int64>(blockIdx.x) * kThreads + threadIdx.x;
+    for (int64 bucket = thread; bucket < buckets.number; bucket += gridDim.x * kThreads) {
+      buckets.counts[bucket] = 0;
+    }
+    barrier.Wait();
+    const auto position_of = [&](int64 i) -> int64 {
+      const int64 node = nodes[i];
+      if (node < 0 || node >= num_rows) return -1;
+      return rows.position == nullptr ? node : static_cast<int64>(rows.position[node]);
+    };
+    for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) {
+      buckets.Count(position_of(i));
+    }
+    barrier.Wait();
+    if (blockIdx.x == 0) buckets.Accumulate<kThreads>();
+    barrier.Wait();
+    for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) {
+      seeds[buckets.TakePlace(position_of(i))] = static_cast<int>(i);
+    }
+    barrier.Wait();
+  }
+};
+
 __device__ __forceinline__ int exchange(int* at, int value) { return atomicExch(at, value); }
 
 __device__ __forceinline__ int64 exchange(int64* at, int64 value) {
   return static_cast<int64>(atomicExch(reinterpret_cast<uint64*>(at), static_cast<uint64>(value)));
 }
+
+// The seeds that are filled one after another: those of a run, or where `order` is given all blocks
+// go through it together, so that edges that are read at the same time lie close together.
+struct Turns {
+  int64 first;
+  int64 end;
+  int64 step;
+  const int* order;
+
+  __device__ __forceinline__ int64 Seed(int64 turn) const {
+    return order == nullptr ? turn : order[turn];
+  }
+};
+
+struct TurnsOfRun {
+  Run run;
+  __device__ __forceinline__ Turns operator()(int64 at_once) const {
+    return {run.begin, run.end, at_once, nullptr};
+  }
+};
+
+struct TurnsInOrder {
+  int64 count;
+  const int* order;
+  __device__ __forceinline__ Turns operator()(int64 at_once) const {
+    return {blockIdx.x * at_once, count, gridDim.x * at_once, order};
+  }
+};
 
 // Writes samples: neighbors and edge ids. `Added` is told of every neighbor and its place.
 template <typename Id, typename Position, typename Added>
@@ -153,29 +220,31 @@ struct Filler {
     }
   }
 
-  // The samples of the seeds in `mine`, whose first edge is number `before`.
+  // The samples of the seeds of a block, whose first edge is number `before`.
   template <typename Seed, int kLanes, typename Start>
-  __device__ void FillGroups(const Seed* seeds, Run mine, int64 before, Start* indptr) const {
+  __device__ void FillGroups(const Seed* seeds, Turns turns, int64 before, Start* indptr) const {
     const int lane = threadIdx.x % kLanes;
     const uint32 mask = (kAllLanes >> (32 - kLanes)) << (threadIdx.x % 32 / kLanes * kLanes);
-    for (int64 i = mine.begin + threadIdx.x / kLanes; i < mine.end; i += kThreads / kLanes) {
-      const int64 to = before + indptr[i];
+    const int64 group = turns.first + threadIdx.x / kLanes;
+    for (int64 turn = group; turn < turns.end; turn += turns.step) {
+      const int64 i = turns.Seed(turn), to = before + indptr[i];
       __syncwarp(mask);
       if (lane == 0) indptr[i] = static_cast<Start>(to);
       Fill<kLanes>(i, seeds[i], to, mask, lane);
     }
   }
 
-  template <typename Seed, typename Start>
-  __device__ void FillAll(const Seed* seeds, Run mine, int64 before, Start* indptr) const {
+  // `turns_of` says which seeds are a block's that fills so many at a time.
+  template <typename Seed, typename Start, typename TurnsOf>
+  __device__ void FillAll(const Seed* seeds, TurnsOf turns_of, int64 before, Start* indptr) const {
     if (fanout < 0 || fanout > 16) {
-      FillGroups<Seed, 32>(seeds, mine, before, indptr);
+      FillGroups<Seed, 32>(seeds, turns_of(kThreads / 32), before, indptr);
     } else if (fanout > 8) {
-      FillGroups<Seed, 16>(seeds, mine, before, indptr);
+      FillGroups<Seed, 16>(seeds, turns_of(kThreads / 16), before, indptr);
     } else if (fanout > 4) {
-      FillGroups<Seed, 8>(seeds, mine, before, indptr);
+      FillGroups<Seed, 8>(seeds, turns_of(kThreads / 8), before, indptr);
     } else {
-      FillGroups<Seed, 4>(seeds, mine, before, indptr);
+      FillGroups<Seed, 4>(seeds, turns_of(kThreads / 4), before, indptr);
     }
   }
 };
@@ -195,6 +264,45 @@ struct AddToTable {
   }
 };
 
+// One hop of `count` seeds, by all blocks together: looks up their edges, and writes the samples.
+// Returns the number of edges before those of this block's seeds, and of all. What other blocks have
+// written is there after the next barrier.
+template <bool kOrdered, typename Seed, typename Id, typename Position, typename Added,
+          typename Start>
+__device__ Sum sample(const Filler<Id, Position, Added>& filler, int64 num_rows, const Seed* seeds,
+                      int64 count, SeedOrder order, Start* indptr, GridControl control,
+                      GridBarrier& barrier) {
+  const Run mine = run_of_block(count);
+  const auto find = [&](int64 i) {
+    return find_edges(filler.graph, num_rows, seeds, i, filler.found, control);
+  };
+  const bool ordered = kOrdered && count >= order.least;
+  if (ordered) {
+    order.Arrange(filler.graph.rows, num_rows, seeds, mine, barrier);
+    const Turns turns = TurnsInOrder{count, order.seeds}(kThreads);
+    for (int64 turn = turns.first + threadIdx.x; turn < turns.end; turn += turns.step) {
+      find(turns.Seed(turn));
+    }
+    barrier.Wait();
+    add_up(mine, filler.fanout, filler.replace, indptr, control,
+           [&](int64 i) { return filler.found.degree[i]; });
+  } else {
+    add_up(mine, filler.fanout, filler.replace, indptr, control, find);
+  }
+  barrier.Wait();
+  const Sum edges = grid_sum<kThreads>(control.sums());
+  if (ordered) {
+    for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) {
+      indptr[i] += static_cast<Start>(edges.before);
+    }
+    barrier.Wait();
+    filler.template FillAll<Seed>(seeds, TurnsInOrder{count, order.seeds}, 0, indptr);
+  } else {
+    filler.template FillAll<Seed>(seeds, TurnsOfRun{mine}, edges.before, indptr);
+  }
+  return edges;
+}
+
 // First of two launches where the number of edges has no useful bound (fanout -1): look up and
 // count. `report` gets the first bad seed (or -1) and the number of edges.
 template <typename Seed, typename Id, typename Position>
@@ -208,7 +316,8 @@ __global__ void __launch_bounds__(kThreads, 4)
   const GridControl control{control_words};
   GridBarrier barrier(control);
   const Run mine = run_of_block(num_seeds);
-  find_edges(graph, num_rows, seeds, mine, fanout, replace, found, indptr, control);
+  add_up(mine, fanout, replace, indptr, control,
+         [&](int64 i) { return find_edges(graph, num_rows, seeds, i, found, control); });
   barrier.Wait();
   const Sum edges = grid_sum<kThreads>(control.sums());
   for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) indptr[i] += edges.before;
@@ -230,31 +339,29 @@ __global__ void __launch_bounds__(kThreads, 4)
   const Filler<Id, Position, Ignore<Id>> filler{
       graph, {found_first, found_degree, found_shift, found_segment}, replace != 0, fanout, key,
       neighbors, eids, {}};
-  filler.template FillAll<Seed>(seeds, run_of_block(num_seeds), 0, indptr);
+  filler.template FillAll<Seed>(seeds, TurnsOfRun{run_of_block(num_seeds)}, 0, indptr);
 }
 
 // Both in one cooperative launch, where outputs of `most_seeds` * `fanout` edges are there. They
 // are written from the place on that `start` points to, the first where it is null; `report` gets
 // the first bad seed (or -1) and the place after the last edge.
-template <typename Seed, typename Id, typename Position>
+template <typename Seed, typename Id, typename Position, bool kOrdered>
 __global__ void __launch_bounds__(kThreads, 4)
     sample_hop(const Seed* seeds, int64 most_seeds, const int64* exact_seeds, const int64* tiers,
                int64 num_tiers, const int64* pointers, const Position* position, int64 num_rows,
                int64 fanout, int64 replace, uint64 key, int64* found_first, int64* found_degree,
                int64* found_shift, int* found_segment, int64* indptr, const int64* start,
-               Id* neighbors, Id* eids, uint64* control_words, int64* report) {
+               Id* neighbors, Id* eids, uint64* control_words, int64* report,
+               const SeedOrder order) {
   const int64 num_seeds = count_of(most_seeds, exact_seeds), first = count_of(0, start);
   const Graph<Id, Position> graph{{tiers, static_cast<int>(num_tiers), position}, pointers};
   const Found found{found_first, found_degree, found_shift, found_segment};
   const GridControl control{control_words};
   GridBarrier barrier(control);
-  const Run mine = run_of_block(num_seeds);
-  find_edges(graph, num_rows, seeds, mine, fanout, replace, found, indptr, control);
-  barrier.Wait();
-  const Sum edges = grid_sum<kThreads>(control.sums());
   const Filler<Id, Position, Ignore<Id>> filler{
       graph, found, replace != 0, fanout, key, neighbors + first, eids + first, {}};
-  filler.template FillAll<Seed>(seeds, mine, edges.before, indptr);
+  const Sum edges =
+      sample<kOrdered>(filler, num_rows, seeds, num_seeds, order, indptr, control, barrier);
   if (blockIdx.x == 0 && threadIdx.x == 0) {
     indptr[num_seeds] = edges.total;
     report[0] = static_cast<int64>(*control.bad());
@@ -270,7 +377,7 @@ __global__ void __launch_bounds__(kThreads, 4)
 // `report` gets the first bad seed (or -1), whether the table was large enough (-1), and edges and
 // nodes of each hop. Where nobody waits for it, with `kPadded`, a bad seed goes to `fault`
 // (fault.cuh); every `indptr` is then filled to the end of its room, and the table has room for all
-// nodes there can be.
+// nodes there can be. With `kOrdered` a hop of at least `order.least` seeds takes them in that order.
 template <typename Id, typename Position>
 struct Hops {
   const Id* seeds;
@@ -300,9 +407,10 @@ struct Hops {
   int64 fanouts[kMostHops];
   uint64 keys[kMostHops];
   int64* fault;
+  SeedOrder order;
 };
 
-template <typename Id, typename Position, bool kPadded>
+template <typename Id, typename Position, bool kPadded, bool kOrdered>
 __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Position> hops) {
   const Graph<Id, Position> graph{
       {hops.tiers, static_cast<int>(hops.num_tiers), hops.position}, hops.pointers};
@@ -320,24 +428,21 @@ __global__ void __launch_bounds__(kThreads, 4) sample_hops(const Hops<Id, Positi
 
   clear(table);
   int64 known = hops.num_seeds, room = hops.num_seeds;
-  Run mine = run_of_block(known);
+  const Run mine = run_of_block(known);
   for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) nodes[i] = hops.seeds[i];
 #pragma unroll 1
   for (int hop = 0; hop < hops.num_hops; ++hop) {
     const int64 fanout = hops.fanouts[hop];
-    mine = run_of_block(known);
-    find_edges(graph, hops.num_rows, nodes, mine, fanout, hops.replace, found, indptr, control);
-    barrier.Wait();
-    if (hop == 0) {  // not before the whole table is clear
+    const Filler<Id, Position, AddToTable<Id, Table>> filler{
+        graph,     found, hops.replace != 0, fanout, hops.keys[hop],
+        neighbors, eids,  {table, known, hops.slots}};
+    const Sum edges = sample<kOrdered>(filler, hops.num_rows, nodes, known, hops.order, indptr,
+                                       control, barrier);
+    if (hop == 0) {  // not before the whole table is clear, which is since the last barrier
       for (int64 i = mine.begin + threadIdx.x; i < mine.end; i += kThreads) {
         if (nodes[i] >= 0) table.Insert(nodes[i], static_cast<int>(i));
       }
     }
-    const Sum edges = grid_sum<kThreads>(control.sums());
-    const Filler<Id, Position, AddToTable<Id, Table>> filler{
-        graph,     found, hops.replace != 0, fanout, hops.keys[hop],
-        neighbors, eids,  {table, known, hops.slots}};
-    filler.template FillAll<Id>(nodes, mine, edges.before, indptr);
     // The block's own edges end where the next block's begin.
     const Run own{edges.before, edges.before + control.sums()[blockIdx.x]};
     barrier.Wait();

@@ -35,7 +35,7 @@ PAIRED = 1
 #: Multiprocessors that keep the host's link busy. With more, rows that are read at the same time
 #: lie further apart, and more addresses have to be translated for them.
 HOST_SMS = 4
-#: So many rows of a gather that are the host's are worth being listed, and read in order.
+#: So many rows in host memory are worth being listed first, to be read in order.
 LISTED_ROWS = 1 << 14
 
 
@@ -169,6 +169,9 @@ class GraphView:
         Whatever keeps the addressed memory mapped.
     sms : int
         Multiprocessors of a GPU that were found to sample as fast as all of them; 0 for all.
+    host_share : float
+        Part of the reads that is expected to go to host memory: a GPU that samples so many nodes
+        that ``LISTED_ROWS`` of them are read there takes them in the order of their addresses.
     """
 
     tiers: torch.Tensor
@@ -180,3 +183,9 @@ class GraphView:
     position: torch.Tensor = field(default_factory=_identity)
     owner: object = None
     sms: int = 0
+    host_share: float = 0.0
+
+    @property
+    def ordered_from(self) -> int:
+        """So many nodes of a hop are taken in the order of addresses; 0 for none."""
+        return math.ceil(LISTED_ROWS / self.host_share) if self.host_share else 0

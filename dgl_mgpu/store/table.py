@@ -127,8 +127,11 @@ class Table:
             position.to(self.device),
             owner=(self._segments, self._gpu),
         )
-        if self._gpu is None or isinstance(view, GraphView):
+        if self._gpu is None:
             return view
+        if isinstance(view, GraphView):
+            on_host = any(self.memory_of(piece.tier, piece.part) == "host" for piece in pieces)
+            return dataclasses.replace(view, host_share=self._host_share if on_host else 0.0)
         view = dataclasses.replace(
             view, host_start=_host_start(self.plan), host_share=self._host_share
         )

@@ -41,7 +41,7 @@ _ARGUMENTS = {
         "kColumns": ("1", "2", "4", "8"),
         "kGradient": ("false", "true"),
     },
-    "sample.cu": {"kPadded": ("true", "false")},
+    "sample.cu": {"kPadded": ("true", "false"), "kOrdered": ("true", "false")},
     "sddmm.cu": {"Element": _FLOATS, "kElements": ("1", "2", "4", "8")},
     "unique.cu": {"kAmple": ("true", "false")},
     "scatter.cu": {

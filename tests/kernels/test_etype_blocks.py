@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace as with_fields
+
 import numpy as np
 import pytest
 import torch
@@ -16,6 +18,7 @@ from dgl_mgpu.ops import (
     sample_etype_blocks,
     workspace,
 )
+from dgl_mgpu.ops import view as view_module
 from dgl_mgpu.ops.etype_blocks import cpu, cuda
 from tests.kernels.cuda_views import on_device
 from tests.kernels.test_sample import memory_held, refuse_memory
@@ -126,9 +129,13 @@ def test_by_time(where, on_gpu, idtype, dtype, replace):
 
 
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("case", ["uniform", "weighted", "timed"])
-def test_edge_types(where, on_gpu, case, idtype):
+@pytest.mark.parametrize("case", ["uniform", "weighted", "timed", "uniform, in order"])
+def test_edge_types(where, on_gpu, monkeypatch, case, idtype):
+    case, in_order, _ = case.partition(", in order")
     views, seeds, options = hetero_case(case, idtype)
+    if in_order:
+        monkeypatch.setattr(view_module, "LISTED_ROWS", 3)
+        views = {etype: with_fields(view, host_share=1.0) for etype, view in views.items()}
     given = {name: dict(each) for name, each in options.items()}
     for each in given.values():
         for name, value in each.items():

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.ops import buckets as ops_buckets
 from dgl_mgpu.ops import count_tiers, device, gather_rows, pick_rows
 from dgl_mgpu.ops.gather import cuda, pick
 from dgl_mgpu.ops.gather.op import CASTS_FROM, CASTS_TO
@@ -159,7 +160,7 @@ def test_many_host_rows(where, monkeypatch):
     view = on_device(view, where, host_segments=True)
     ids = some_ids(cuda.LISTED_ROWS, len(rows))
     for buckets in (1 << 8, 1 << 13):
-        monkeypatch.setattr(cuda, "_BUCKETS", buckets)
+        monkeypatch.setattr(ops_buckets, "MOST", buckets)
         assert torch.equal(gather(view, ids.to(where), 100), rows[ids])
 
 

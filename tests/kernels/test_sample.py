@@ -16,12 +16,14 @@ from dgl_mgpu.ops import (
     SampleKey,
     append_unique,
     begin_sample_blocks,
+    buckets,
     device,
     library,
     sample_blocks,
     sample_neighbors,
     workspace,
 )
+from dgl_mgpu.ops import view as view_module
 from dgl_mgpu.ops.blocks import cuda as blocks_cuda
 from dgl_mgpu.ops.blocks.cpu import hop_by_hop
 from dgl_mgpu.ops.blocks.op import _blocks
@@ -122,11 +124,11 @@ def test_append_unique_raises_what_a_gather_found(where):
         unique_cuda._append_unique(seeds, seeds)
 
 
-def hops(view, seeds, fanouts, replace=False, begin=blocks_cuda.begin_sample_hops):
+def hops(view, seeds, fanouts, replace=False, begin=blocks_cuda.begin_sample_hops, **more):
     keys = [SampleKey(3, 1, 4, hop).fold() for hop in range(len(fanouts))]
     return begin(
         seeds, view.tiers, view.pointers, view.position, view.num_rows, view.num_cols,
-        view.idtype, fanouts, replace, keys,
+        view.idtype, fanouts, replace, keys, **more,
     )()  # fmt: skip
 
 
@@ -155,6 +157,53 @@ def test_all_hops_over_tiers(where):
     found = hops(on_device(view, where, host_segments=True), seeds.to(where), [3, 4, 5])
     assert torch.equal(found[0].cpu(), blocks[0].src_nodes)
     assert same([each[2] for each in found[1:]], (blocks[0].indptr, blocks[0].src, blocks[0].eids))
+
+
+@pytest.mark.parametrize("ordered_from", [1, 60, 1000])
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_hops_in_the_order_of_addresses(where, monkeypatch, shuffled, ordered_from):
+    """The same samples, whether all hops, the last ones or none have so many nodes."""
+    monkeypatch.setattr(buckets, "MOST", 1 << 5)  # fewer than nodes
+    graph: Graph = power_law_graph(300, 4000, seed=6)
+    draw = np.random.default_rng(2) if shuffled else None
+    repeated = torch.tensor([7, 290, 7, 3])
+    for idtype in (torch.int32, torch.int64):
+        view = graph.view(LAYOUTS["three tiers"], idtype, draw)
+        there = on_device(view, where, host_segments=True)
+        for replace in (False, True):
+            for seeds in (torch.arange(0, 300, 7), repeated, repeated[:0]):
+                seeds = seeds.to(idtype)
+                blocks = sample_blocks(view, seeds, [5, 20, 3], KEY, replace=replace)
+                found = hops(there, seeds.to(where), [3, 20, 5], replace, ordered_from=ordered_from)
+                assert torch.equal(found[0].cpu(), blocks[0].src_nodes)
+                for hop, block in enumerate(reversed(blocks)):
+                    expected = block.indptr, block.src, block.eids
+                    assert same([each[hop] for each in found[1:]], expected)
+
+
+def test_a_seed_that_is_no_node_among_those_in_order(where):
+    view = on_device(GRAPHS["power law"].view(), where)
+    seeds = torch.tensor([5, 6, 200, 7, -1], device=where)
+    with pytest.raises(IdOutOfRangeError, match="id 200 at place 2"):
+        hops(view, seeds, [3, 3], ordered_from=1)
+
+
+@pytest.mark.parametrize(("share", "ordered"), [(0.0, False), (0.02, False), (0.1, True)])
+def test_nodes_are_put_in_order_where_many_are_read_from_the_host(
+    where, begun_at_once, monkeypatch, share, ordered
+):
+    monkeypatch.setattr(view_module, "LISTED_ROWS", 20)
+    kernels = []
+    monkeypatch.setattr(blocks_cuda, "_launch", lambda *asked, launch=blocks_cuda._launch, **more: (
+        kernels.append(launch(*asked, **more)) or kernels[-1]
+    ))  # fmt: skip
+    view = power_law_graph(3000, 30000, seed=7).view(idtype=torch.int32)
+    seeds = torch.arange(40, dtype=torch.int32)
+    workspace.release()
+    begin_sample_blocks(
+        on_device(with_fields(view, host_share=share), where), seeds.to(where), [5, 5], KEY
+    )()
+    assert [kernel.expression.endswith("true>") for kernel, _ in kernels] == [ordered]
 
 
 def test_all_hops_into_a_table_that_was_too_small(where):

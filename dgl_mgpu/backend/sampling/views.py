@@ -67,6 +67,7 @@ def compressed_view(
         idtype=indices.dtype,
         position=torch.empty(0, dtype=torch.int64, device=device),
         owner=kept,
+        host_share=float(indices.device != device),
     )
 
 

@@ -24,6 +24,7 @@ def hop_by_hop(
     replace: bool,
     keys: Sequence[int],
     sms: int = 0,
+    ordered_from: int = 0,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     """``sample_hops`` on the device of ``seeds``, whatever it is."""
     nodes = seeds

@@ -21,7 +21,7 @@ from dgl_mgpu.ops.blocks.padded import MOST_HOPS, PaddedHops, rooms
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.library import cuda_kernel, direct_cuda, library
-from dgl_mgpu.ops.sample.cuda import found_buffers
+from dgl_mgpu.ops.sample.cuda import NO_ORDER, found_buffers, seed_order
 from dgl_mgpu.ops.unique.cuda import hash_table, table_size
 from dgl_mgpu.ops.workspace import Report, Workspace, cut_to_size, workspace
 
@@ -40,10 +40,13 @@ def _launch(
     edges: int,
     where: torch.device,
     sms: int,
+    *,
     padded: bool = False,
+    ordered: bool = False,
 ) -> tuple[Kernel, int]:
     """The kernel, and how many of its blocks to launch."""
-    types = f"{c_type(idtype)}, {position_type(position)}, {'true' if padded else 'false'}"
+    flags = ", ".join(str(flag).lower() for flag in (padded, ordered))
+    types = f"{c_type(idtype)}, {position_type(position)}, {flags}"
     kernel = Kernel("sample.cu", f"dgl_mgpu::sample_hops<{types}>", cooperative=True)
     return kernel, device.blocks_within(kernel, _THREADS, -(-edges // _THREADS), where, sms)
 
@@ -70,8 +73,9 @@ def _arguments(
     fanouts: Sequence[int],
     keys: Sequence[int],
     fault: torch.Tensor | None,
+    order: Sequence[torch.Tensor | int] = NO_ORDER,
 ) -> np.ndarray:
-    """The kernel's struct ``Hops``."""
+    """The kernel's struct ``Hops``; ``order`` is its ``SeedOrder``."""
     tiers, pointers, position, num_rows, num_cols = graph
     padding = [0] * (MOST_HOPS - len(fanouts))
     return device.struct(
@@ -93,6 +97,7 @@ def _arguments(
         *keys,
         *padding,
         fault,
+        *order,
     )
 
 
@@ -109,6 +114,7 @@ def begin_sample_hops(
     replace: bool,
     keys: Sequence[int],
     sms: int = 0,
+    ordered_from: int = 0,
 ) -> Callable[[], _Hops]:
     """Have the GPU begin with what ``sample_hops`` does; what is returned waits for it."""
     where, count = seeds.device, seeds.numel()
@@ -116,13 +122,13 @@ def begin_sample_hops(
     graph = (tiers, pointers, position, num_rows, num_cols, idtype, fanouts, replace)
     call = (
         tiers.data_ptr(), pointers.data_ptr(), position.data_ptr(), num_rows, num_cols, idtype,
-        count, *fanouts, replace, sms,
+        count, *fanouts, replace, sms, ordered_from,
     )  # fmt: skip
     space = workspace(where)
     with space.lock:
         prepared: _Prepared | None = space.prepared(call)
         if prepared is None or not prepared.is_for(tiers, pointers, position):
-            prepared = _Prepared(where, count, *graph, sms)
+            prepared = _Prepared(where, count, *graph, sms, ordered_from)
             space.keep(call, prepared)
         one_by_one = partial(hop_by_hop, seeds, *graph, keys, sms)
         if prepared.fits:
@@ -167,6 +173,7 @@ class _Prepared:
         fanouts: Sequence[int],
         replace: bool,
         sms: int,
+        ordered_from: int,
     ) -> None:
         # Not held: a store that is given up takes them along. What has their addresses later is
         # told apart by is_for.
@@ -176,6 +183,8 @@ class _Prepared:
         self.hops, self.num_rows, self.idtype, self._where = len(fanouts), num_rows, idtype, where
         self._seeds, self._edges = rooms(count, fanouts, num_cols)
         self._all_edges = sum(self._edges)
+        # 0 where no hop has so many nodes.
+        self._ordered_from = ordered_from if ordered_from <= max(self._seeds[:-1], default=0) else 0
         # Of the results in the tensor that has them: nodes, sources, edge ids and indptrs.
         starts = [count + 1 for count in self._seeds[:-1]]
         self._rooms = [self._seeds[-1], *self._edges, *self._edges, *starts]
@@ -195,9 +204,16 @@ class _Prepared:
     def _prepare(self, space: Workspace) -> None:
         tiers, pointers, position = (kept() for kept in self._tensors)
         assert tiers is not None and pointers is not None and position is not None  # the caller's
-        launch = _launch(self.idtype, position, self._all_edges, self._where, self._sms)
+        launch = _launch(
+            self.idtype, position, self._all_edges, self._where, self._sms,
+            ordered=self._ordered_from > 0,
+        )  # fmt: skip
         self._kernel, self._blocks = launch
-        scratch = _scratch(space.buffer, self._seeds[-2], max(self._edges))
+        most = self._seeds[-2]
+        scratch = _scratch(space.buffer, most, max(self._edges))
+        order: Sequence[torch.Tensor | int] = NO_ORDER
+        if self._ordered_from:
+            order = seed_order(space.buffer, most, self._sizes[0], self._ordered_from)
         self._arguments = _arguments(
             (None, self._count),
             (tiers, pointers, position, *self._sizes),
@@ -209,6 +225,7 @@ class _Prepared:
             self._fanouts,
             (0,) * self.hops,
             None,
+            order,
         )
         self._words = self._arguments.data.cast("B").cast("q")
         self._generation = space.generation

@@ -20,8 +20,8 @@ ASKED = "sample blocks"
 
 library.define(
     "sample_hops(Tensor seeds, Tensor tiers, Tensor pointers, Tensor position, SymInt num_rows,"
-    " SymInt num_cols, ScalarType idtype, int[] fanouts, bool replace, int[] keys, int sms=0)"
-    " -> (Tensor nodes, Tensor[] indptrs, Tensor[] sources, Tensor[] eids)"
+    " SymInt num_cols, ScalarType idtype, int[] fanouts, bool replace, int[] keys, int sms=0,"
+    " int ordered_from=0) -> (Tensor nodes, Tensor[] indptrs, Tensor[] sources, Tensor[] eids)"
 )
 
 
@@ -38,6 +38,7 @@ def _sample_hops_fake(
     replace: bool,
     keys: Sequence[int],
     sms: int = 0,
+    ordered_from: int = 0,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     context = torch.library.get_ctx()
     num_nodes: list[Any] = [seeds.shape[0], *(context.new_dynamic_size() for _ in fanouts)]
@@ -173,7 +174,9 @@ def begin_sample_blocks(
         return _begin_weighted(view, seeds, hops, key, replace, weights, times, sms)
     tensors = (seeds, view.tiers, view.pointers, view.position)
     keys = key.fold_hops(len(hops))
-    others = (view.num_rows, view.num_cols, view.idtype, hops, replace, keys, sms)
+    others = (
+        view.num_rows, view.num_cols, view.idtype, hops, replace, keys, sms, view.ordered_from
+    )  # fmt: skip
     begin = direct("begin_sample_hops", tensors, even_profiled=True)
     if begin is None:
         finish = partial(torch.ops.dgl_mgpu.sample_hops.default, *tensors, *others)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from dgl_mgpu.ops.etype_blocks.schema import EdgeType, Hops, at_moments, edge_types, num_nodes
@@ -24,6 +26,7 @@ def hop_by_hop(
     replace: bool,
     keys: list[int],
     sms: int = 0,
+    ordered_from: Sequence[int] = (),
 ) -> Hops:
     """``sample_etype_hops`` on the device of the seeds, whatever it is."""
     types = edge_types(ends, graphs, num_rows, num_cols, weights, times)

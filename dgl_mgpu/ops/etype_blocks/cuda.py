@@ -54,13 +54,14 @@ def begin_sample_etype_hops(
     replace: bool,
     keys: list[int],
     sms: int = 0,
+    ordered_from: Sequence[int] = (),
 ) -> Callable[[], Hops]:
     """Launch what ``sample_etype_hops`` does; what is returned waits for it.
 
     It is to be called once, on the same stream, or not at all.
     """
     device.raise_faults(seeds[0].device, wait=False)
-    types = edge_types(ends, graphs, num_rows, num_cols, weights, times)
+    types = edge_types(ends, graphs, num_rows, num_cols, weights, times, ordered_from)
     by_type = list(zip(fanouts, keys, strict=True))
     draws = [by_type[first : first + len(types)] for first in range(0, len(keys), len(types))]
     rooms = _rooms(types, draws, [len(each) for each in seeds], until is not None)
@@ -261,7 +262,7 @@ class _Batch:
             indptr = torch.empty(most + 1, dtype=torch.int64, device=self._where)
             sample_hop(
                 self._space, seeds, most, known, of.graph, fanout, self._replace, key, indptr,
-                start, found.neighbors, found.eids, report, self._sms,
+                start, found.neighbors, found.eids, report, self._sms, of.ordered_from,
             )  # fmt: skip
             return _Sampled(of, most, indptr, report)
         weights = edge_weights(of.weights, of.weight_dtype, of.times, of.time_dtype, self._until)

@@ -113,6 +113,7 @@ def begin_typed_hops(
         replace,
         [key for hop in zip(*keys, strict=True) for key in hop],
         sms,
+        [each.view.ordered_from for each in types],
     )
     begin = direct("begin_sample_etype_hops", tuple(seeds), even_profiled=True)
     if begin is None:

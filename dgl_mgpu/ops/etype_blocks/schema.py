@@ -20,13 +20,15 @@ from dgl_mgpu.ops.library import library
 # By node type: `seeds`, and `moments`, the number of each seed's time in `until`; without times
 # both are left out. By edge type: `ends`, the numbers of its source and destination type; `graphs`,
 # tiers, pointers and position; `weights` and `times`, the same and an empty tensor of their dtype,
-# or four times None. By hop, and by edge type in it: `fanouts` and `keys`; `indptrs`, `sources` and
-# `eids`. `nodes` are those of the last hop by type, as nodes at a time (int64) if there are times;
-# those of other hops are beginnings of them, in `sizes`, (hops + 1, node types) on the CPU.
+# or four times None; `ordered_from`, which may be left out. By hop, and by edge type in it:
+# `fanouts` and `keys`; `indptrs`, `sources` and `eids`. `nodes` are those of the last hop by type,
+# as nodes at a time (int64) if there are times; those of other hops are beginnings of them, in
+# `sizes`, (hops + 1, node types) on the CPU.
 library.define(
     "sample_etype_hops(Tensor[] seeds, Tensor[] moments, Tensor? until, int[] ends,"
     " Tensor[] graphs, SymInt[] num_rows, SymInt[] num_cols, ScalarType idtype,"
-    " Tensor?[] weights, Tensor?[] times, int[] fanouts, bool replace, int[] keys, int sms=0)"
+    " Tensor?[] weights, Tensor?[] times, int[] fanouts, bool replace, int[] keys, int sms=0,"
+    " int[] ordered_from=[])"
     " -> (Tensor[] nodes, Tensor[] indptrs, Tensor[] sources, Tensor[] eids, Tensor sizes)"
 )
 
@@ -52,6 +54,7 @@ def _sample_etype_hops_fake(
     replace: bool,
     keys: list[int],
     sms: int = 0,
+    ordered_from: Sequence[int] = (),
 ) -> Hops:
     context = torch.library.get_ctx()
     num_types = len(num_rows)
@@ -83,6 +86,8 @@ class EdgeType:
     weights, times : list of Tensor
         Tiers, pointers and position; empty where there are none.
     weight_dtype, time_dtype : torch.dtype, optional
+    ordered_from : int
+        So many nodes a GPU takes in the order of their edges' addresses; 0 for none.
     """
 
     source: int
@@ -93,6 +98,7 @@ class EdgeType:
     weight_dtype: torch.dtype | None
     times: list[torch.Tensor]
     time_dtype: torch.dtype | None
+    ordered_from: int = 0
 
     @property
     def is_uniform(self) -> bool:
@@ -107,6 +113,7 @@ def edge_types(
     num_cols: Sequence[int],
     weights: Sequence[torch.Tensor | None],
     times: Sequence[torch.Tensor | None],
+    ordered_from: Sequence[int] = (),
 ) -> list[EdgeType]:
     """The edge types of the operator's arguments."""
     types = []
@@ -121,6 +128,7 @@ def edge_types(
                 cols,
                 *_values(weights[4 * number : 4 * number + 4]),
                 *_values(times[4 * number : 4 * number + 4]),
+                ordered_from[number] if ordered_from else 0,
             )
         )
     return types

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from dgl_mgpu.ops import device
+from dgl_mgpu.ops.buckets import buckets_of
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.gather import op  # noqa: F401  (defines the schemas)
 from dgl_mgpu.ops.library import cuda_kernel
@@ -22,11 +23,6 @@ _LINE = 128
 UNROLL = 8
 #: More rows of a gather than a list of those in host memory can number.
 _TOO_MANY_ROWS = 1 << 31
-#: Runs of addresses that host rows are told apart by, at most: more do not bring rows that are read
-#: at the same time closer together, and one block adds them up.
-_BUCKETS = 1 << 13
-#: Their number is a multiple of what its threads add up at a time.
-_ADDED = 4 * THREADS
 #: Look-ups of a thread that lists host rows.
 _LOOKUPS = 4
 #: ``HostRows`` where rows are not listed.
@@ -148,8 +144,7 @@ def _gather_rows(
 
 def _host_rows(count: int, start: int, num_rows: int, where: torch.device) -> tuple[Any, ...]:
     """Room for a list of a gather's rows in host memory: the kernels' ``HostRows``."""
-    shift = max(0, (num_rows - start - 1).bit_length() - (_BUCKETS.bit_length() - 1))
-    buckets = -(-((num_rows - start - 1 >> shift) + 1) // _ADDED) * _ADDED
+    shift, buckets = buckets_of(num_rows - start)
     counts = torch.zeros(buckets + 2, dtype=torch.int32, device=where)
     # Positions, of eight bytes, and behind them places, of four.
     listed = torch.empty(3 * count, dtype=torch.int32, device=where)

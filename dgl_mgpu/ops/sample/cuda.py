@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from dgl_mgpu.ops import device
+from dgl_mgpu.ops.buckets import buckets_of
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.library import library
@@ -36,6 +37,23 @@ def found_buffers(
     )
 
 
+def seed_order(
+    buffer: Callable[[str, int, torch.dtype], torch.Tensor],
+    count: int,
+    num_rows: int,
+    ordered_from: int,
+) -> tuple[torch.Tensor | int, ...]:
+    """Working memory for ``count`` seeds in order, the kernels' ``SeedOrder``: five words."""
+    shift, number = buckets_of(num_rows)
+    seeds, counts = buffer("order", count, torch.int32), buffer("buckets", number + 1, torch.int32)
+    return seeds, shift, number, counts, ordered_from
+
+
+#: The same where seeds are taken as they come.
+NO_ORDER = (0,) * 5
+_NO_ORDER = device.struct(*NO_ORDER)
+
+
 def sample_hop(
     space: Workspace,
     seeds: torch.Tensor,
@@ -51,17 +69,26 @@ def sample_hop(
     eids: torch.Tensor,
     report: torch.Tensor,
     sms: int,
+    ordered_from: int = 0,
 ) -> None:
-    """Launch the sampling of one hop of at most ``count`` seeds; see ``kernels/sample.cu``."""
+    """Launch the sampling of one hop of at most ``count`` seeds; see ``kernels/sample.cu``.
+
+    So many as ``ordered_from`` are taken in the order of their edges' addresses; 0 for none.
+    """
     tiers, pointers, position, num_rows = graph
+    ordered = 0 < ordered_from <= count
     types = f"{c_type(seeds.dtype)}, {c_type(eids.dtype)}, {position_type(position)}"
+    types += f", {'true' if ordered else 'false'}"
+    order = _NO_ORDER
+    if ordered:
+        order = device.struct(*seed_order(space.buffer, count, num_rows, ordered_from))
     kernel = _kernel("sample_hop", types)
     blocks = _blocks(kernel, count, seeds.device, sms)
     kernel(
         blocks, _THREADS, seeds, count, exact, tiers, len(tiers), pointers,
         position_pointer(position), num_rows, fanout, replace, key,
         *found_buffers(space.buffer, count), indptr, start, neighbors, eids,
-        space.control(blocks), report,
+        space.control(blocks), report, order,
         device=seeds.device,
     )  # fmt: skip
 
