@@ -89,6 +89,9 @@ def test_the_readme_states_what_was_measured() -> None:
     sampling = ratios("sampling_gpu_4.json", "case", ", gpu,")
     of_half = ratios("sampling_gpu_4.json", "case", ", half,")
     gathers = ratios("gather_gpu_4.json", "case", "uniform")
+    skewed = ratios("gather_gpu_2.json", "case", "skewed")
+    (pinned,) = ratios("minibatch_gpu.json", "case", "pinned, sample 6000", "ours")
+    (theirs,) = ratios("minibatch_gpu.json", "case", "pinned, sample 6000", "dgl")
     layers = ratios("loader_gpu.json", "case", "torch-geometric, 1024")[::2]
     captured = ratios("loader_gpu.json", "case", "captured, 1024")
     sums = ratios("fullgraph_4.json", "width", key="times_peer")
@@ -100,6 +103,8 @@ def test_the_readme_states_what_was_measured() -> None:
         f"4 GPUs | {min(sampling):.1f} to {max(sampling):.1f} times as fast as pylibwholegraph",
         f"host memory | {min(of_half):.1f} to {max(of_half):.1f} times",
         f"4 GPUs | {min(gathers):.2f} to {max(gathers):.2f} times as fast as pylibwholegraph",
+        f"2 GPUs | {min(skewed):.1f} to {max(skewed):.1f} times |",
+        f"15, 10, 5 | {pinned:.1f} ms; DGL's own CUDA build took {theirs}",
         f"{layers[0]:.2f} (fanouts 15, 10, 5) and {layers[1]:.2f} times (30, 30, 30)",
         f"| {captured[0]:.2f} and {captured[1]:.2f} times as fast",
         f"4 GPUs | {min(sums):.2f} to {max(sums):.1f} times as fast as all-gather and cuSPARSE",
