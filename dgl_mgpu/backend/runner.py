@@ -91,6 +91,11 @@ def hand_on(options: RunnerOptions) -> None:
     os.environ[VARIABLE] = json.dumps(vars(options))
 
 
+def was_told() -> bool:
+    """Whether there are options at all."""
+    return VARIABLE in os.environ
+
+
 def told() -> RunnerOptions:
     """The options that this process, or one that started it, was run with.
 

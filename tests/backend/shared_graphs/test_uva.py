@@ -10,6 +10,7 @@ import gc
 import inspect
 import itertools
 import pickle
+import warnings
 import weakref
 from pathlib import Path
 
@@ -430,6 +431,24 @@ def test_dgl_pins_what_is_not_shared(told, monkeypatch):
     monkeypatch.setenv(runner.VARIABLE, "{")
     with pytest.raises(ConfigError, match="unset it"):
         is_pinned()
+
+
+def test_options_that_do_nothing_are_told(told):
+    g = node_graph("cpu")
+
+    def warned(graph=g, **options) -> list[int]:
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            load(graph, torch.arange(9), NeighborSampler([2]), **options)
+        return [each.lineno for each in seen if "do nothing" in str(each.message)]
+
+    assert warned(use_uva=False) == [load.__code__.co_firstlineno + 1]
+    assert not warned()  # the graph is in a store from now on
+    assert not warned(use_uva=False)
+    runner.hand_on(RunnerOptions({}, uses_store=False))
+    assert not warned(node_graph("cpu"), use_uva=False)
+    runner.hand_on(RunnerOptions())
+    assert not warned(node_graph("cpu"), use_uva=False)
 
 
 @pytest.mark.usefixtures("told")

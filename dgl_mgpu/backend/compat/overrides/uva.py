@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 from dgl.heterograph import DGLGraph
 
+from dgl_mgpu.backend import runner
 from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.errors import UnavailableError, UnsupportedByStoreError
 
@@ -31,6 +33,8 @@ def init_loader(
     """In place of ``DataLoader.__init__``: see `dgl_mgpu.backend.shared_graphs`."""
     if (use_uva or gpu_cache is not None) and _is_in_a_store(graph, gpu_cache):
         use_uva = False  # GPUs read a store's host memory where it is, without pinning a graph
+    elif not use_uva and type(graph) is DGLGraph and runner.was_told():
+        _warn_of_options_without_use(graph)
     given = graph
     is_shared = False
     # Lightning makes a loader anew of what another one consists of.
@@ -61,6 +65,18 @@ def init_loader(
     )
     if is_shared:
         shared_graphs.share(self, graph, indices, batch_size)
+
+
+def _warn_of_options_without_use(graph: DGLGraph) -> None:
+    from dgl_mgpu.backend.shared_graphs.columns import stored_of
+
+    told = runner.told()
+    if told.store is not None and told.uses_store and stored_of(graph) is None:
+        warnings.warn(
+            "the options of python -m dgl_mgpu (--store…) do nothing for the graph of this"
+            " DataLoader: it is made without use_uva=True",
+            stacklevel=3,
+        )
 
 
 def _require_gpu() -> None:
