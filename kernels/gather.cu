@@ -179,8 +179,7 @@ struct Request {
 };
 
 // Calls `with(i, position)` for each row in host memory that is asked for, and for each id that is
-// no row. Several look-ups a thread
-// at once: what takes the time is to wait for memory.
+// no row. Several look-ups a thread at once: what takes the time is to wait for memory.
 template <typename Seed, typename Position, typename With>
 __device__ __forceinline__ void each_host_row(const Request<Seed, Position>& asked, With with) {
   constexpr int kAtOnce = 4;

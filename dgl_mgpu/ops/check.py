@@ -41,7 +41,8 @@ def narrow_indptr(
 ) -> torch.Tensor:
     """A hop's ``indptr`` as a graph of ``idtype`` has it, or raise InvalidInputError if that type
     cannot count its edges."""
-    if num_edges > _MOST_EDGES[idtype]:
+    # Not while a graph is compiled, where there are no numbers yet.
+    if not torch.compiler.is_compiling() and num_edges > _MOST_EDGES[idtype]:
         raise InvalidInputError(
             asked,
             f"{num_edges} edges in one hop, more than {idtype} counts",

@@ -37,6 +37,8 @@ PAIRED = 1
 HOST_SMS = 4
 #: So many rows in host memory are worth being listed first, to be read in order.
 LISTED_ROWS = 1 << 14
+#: More nodes than are sampled at a time.
+_MOST_NODES = 1 << 31
 
 
 _WORDS = {8: torch.int64, 4: torch.int32, 2: torch.int16, 1: torch.uint8}
@@ -170,8 +172,9 @@ class GraphView:
     sms : int
         Multiprocessors of a GPU that were found to sample as fast as all of them; 0 for all.
     host_share : float
-        Part of the reads that is expected to go to host memory: a GPU that samples so many nodes
-        that ``LISTED_ROWS`` of them are read there takes them in the order of their addresses.
+        Part of the reads that is expected to go to host memory. Where so many nodes of a mini-batch
+        are sampled uniformly that ``LISTED_ROWS`` of them are read there, a GPU takes them in the
+        order of their addresses.
     """
 
     tiers: torch.Tensor
@@ -187,5 +190,7 @@ class GraphView:
 
     @property
     def ordered_from(self) -> int:
-        """So many nodes of a hop are taken in the order of addresses; 0 for none."""
-        return math.ceil(LISTED_ROWS / self.host_share) if self.host_share else 0
+        """So many nodes of a hop are taken in the order of addresses; 0 if no hop has so many."""
+        if self.host_share * _MOST_NODES >= LISTED_ROWS:
+            return math.ceil(LISTED_ROWS / self.host_share)
+        return 0

@@ -153,7 +153,7 @@ def build(blueprint: Blueprint | None, ranks: Ranks, runtime: Runtime | None = N
 def _host_share(plan: Plan, table: str) -> float:
     """The part of a table's reads that goes to host memory; all, where nothing is expected."""
     rates = plan.hit_rates.get(table, {})
-    return rates["host"] if any(rates.values()) else 1.0
+    return rates.get("host", 0.0) if any(rates.values()) else 1.0
 
 
 def _map_tables(layout: Layout, rank: int, memory: RankMemory) -> dict[str, Table]:

@@ -167,16 +167,25 @@ def test_many_host_rows(where, monkeypatch):
 @pytest.mark.parametrize(("host_share", "listed"), [(0.099, False), (0.1, True)])
 def test_host_rows_are_put_in_order_where_many_are_expected(where, monkeypatch, host_share, listed):
     monkeypatch.setattr(cuda, "LISTED_ROWS", 50)
+    monkeypatch.setattr(ops_buckets, "MOST", 1 << 4)
     lists = []
-    monkeypatch.setattr(cuda, "_host_rows", lambda *asked, make=cuda._host_rows: (
-        lists.append(asked) or make(*asked)
-    ))  # fmt: skip
-    rows = table(103, 5)
-    view = row_view(rows, LAYOUTS["three tiers"], np.random.default_rng(0))
+
+    def noted(*asked, make=cuda._host_rows):
+        lists.append(make(*asked))
+        return lists[-1]
+
+    monkeypatch.setattr(cuda, "_host_rows", noted)
+    rows = table(1003, 5)
+    view = row_view(rows, [(100, 2), (0, 1)], np.random.default_rng(0))
     view = on_device(view, where, host_segments=True)
-    ids = some_ids(500, 103)
-    assert torch.equal(gather(view, ids.to(where), 16, host_share=host_share), rows[ids])
+    ids = some_ids(500, 1003)
+    assert torch.equal(gather(view, ids.to(where), 100, host_share=host_share), rows[ids])
     assert len(lists) == listed
+    for start, shift, _, _, room, _ in lists:
+        asked_for = view.position.cpu()[ids].long()
+        found = room[: 2 * len(ids)].view(torch.int64)[: int((asked_for >= start).sum())].cpu()
+        assert torch.equal(found.sort()[0], asked_for[asked_for >= start].sort()[0])
+        assert (((found - start) >> shift).diff() >= 0).all() and len(found.unique()) > 200
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])

@@ -181,6 +181,42 @@ def test_hops_in_the_order_of_addresses(where, monkeypatch, shuffled, ordered_fr
                     assert same([each[hop] for each in found[1:]], expected)
 
 
+@pytest.mark.parametrize("shuffled", [False, True])
+def test_the_order_is_that_of_positions(where, monkeypatch, shuffled):
+    monkeypatch.setattr(buckets, "MOST", 1 << 5)
+    draw = np.random.default_rng(2) if shuffled else None
+    graph: Graph = power_law_graph(3000, 9000, seed=6)
+    view = graph.view(LAYOUTS["three tiers"], torch.int64, draw)
+    seeds = torch.from_numpy(np.random.default_rng(1).permutation(3000))
+    workspace.release()
+    hops(on_device(view, where, host_segments=True), seeds.to(where), [2], ordered_from=1)
+    order = workspace.workspace(seeds.to(where).device)._buffers["order"][:3000].cpu().long()
+    assert torch.equal(order.sort()[0], torch.arange(3000))
+    nodes = seeds[order]
+    bucket = (view.position[nodes].long() if shuffled else nodes) >> buckets.buckets_of(3000)[0]
+    assert (bucket.diff() >= 0).all() and len(bucket.unique()) > 20
+
+
+@pytest.mark.parametrize("rows", [0, 1, 2])
+def test_seeds_in_order_of_a_graph_with_hardly_a_node(where, rows):
+    graph = Graph([0] * (rows + 1), [])
+    view = on_device(graph.view(), where)
+    seeds = torch.arange(rows, device=where).repeat(30)
+    for from_ in (0, 1):
+        assert len(hops(view, seeds, [3], ordered_from=from_)[2][0]) == 0
+    with pytest.raises(IdOutOfRangeError, match=f"id {rows} at place 0"):
+        hops(view, torch.full((30,), rows, device=where), [3], ordered_from=1)
+
+
+@pytest.mark.parametrize(
+    ("share", "least"), [(0.0, 0), (1.0, 1 << 14), (0.5, 1 << 15), (1e-17, 0), (-1, 0)]
+)
+def test_from_how_many_nodes_on_they_are_put_in_order(share, least):
+    view = with_fields(power_law_graph(30, 90, seed=1).view(), host_share=share)
+    assert view.ordered_from == least
+    assert with_fields(view, host_share=float("nan")).ordered_from == 0
+
+
 def test_a_seed_that_is_no_node_among_those_in_order(where):
     view = on_device(GRAPHS["power law"].view(), where)
     seeds = torch.tensor([5, 6, 200, 7, -1], device=where)

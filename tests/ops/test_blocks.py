@@ -91,3 +91,17 @@ def test_more_edges_in_a_hop_than_ids_count_are_refused(monkeypatch, weighted):
         if idtype == torch.int32:
             with pytest.raises(InvalidInputError, match="8 edges in one hop"):
                 sample_blocks(view, many, [2], KEY, replace=True, weights=weights)
+
+
+@pytest.mark.parametrize("weighted", [False, True])
+@torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True, capture_scalar_outputs=True)
+def test_compiled_without_a_break(weighted):
+    view, weights = GRAPH.view(), row_view(torch.ones(3000)) if weighted else None
+
+    def sample(seeds):
+        return sample_blocks(view, seeds, [4, 3], KEY, weights=weights)
+
+    seeds = torch.arange(20)
+    found = torch.compile(sample, backend="aot_eager", fullgraph=True)(seeds)
+    for block, expected in zip(found, sample(seeds), strict=True):
+        assert all(torch.equal(a, b) for a, b in zip(block[:4], expected[:4], strict=True))

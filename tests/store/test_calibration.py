@@ -118,7 +118,9 @@ def build_store(ranks: Ranks, tables=("rows", "graph"), cuts=CUTS, gpu=True):
     plan = plan_of(ranks.size, {name: tiers for name in tables})
     often = [share for share, a, b in zip(ACCESSES, cuts[:-1], cuts[1:], strict=True) if a < b]
     plan = dataclasses.replace(
-        plan, rows=tuple({"table": name, "accesses": a} for name in tables for a in often)
+        plan,
+        rows=tuple({"table": name, "accesses": a} for name in tables for a in often),
+        hit_rates={name: {"local": 0.8, "host": 0.2} for name in tables},
     )
     order = order_by_hotness(np.bincount(indices, minlength=ROWS)).order
     blueprint = Blueprint({name: sources[name] for name in tables}, {"node": order}, plan)
@@ -182,6 +184,7 @@ def test_what_is_measured_is_what_training_reads() -> None:
         assert len(ids) >= LISTED_ROWS and first <= int(ids.min()) and int(ids.max()) < last
         # Sorted by address, as a gather does, where the host's link is what is measured.
         assert view.host_start == (CUTS[2] if kind == "host_sms" else -1)
+        assert kind != "host_sms" or view.host_share == 1.0  # though the plan expects fewer
     # The replicated tier has a fifth of the rows that GPUs hold, and seven reads of eight.
     on_gpus, on_host = (
         torch.cat([ids for kind, *_, ids in gathers if kind == which])

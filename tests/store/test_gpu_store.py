@@ -90,17 +90,27 @@ def test_every_rank_reads_the_sources_rows_and_closing_frees_all(num_ranks, part
 
 
 @pytest.mark.parametrize(
-    ("rates", "share"), [({}, 1.0), ({"host": 0.2, "local": 0.8}, 0.2), ({"host": 0.0}, 1.0)]
+    ("rates", "share"),
+    [
+        ({}, 1.0),
+        ({"host": 0.2, "local": 0.8}, 0.2),
+        ({"host": 0.0}, 1.0),
+        ({"host": 0.0, "local": 1.0}, 0.0),
+        ({"local": 1.0}, 0.0),
+    ],
 )
-def test_rows_know_how_many_of_their_reads_go_to_the_host(rates, share):
-    blueprint = make_blueprint(1, three_tiers(1), Path("/none"), torch.int64)
-    plan = dataclasses.replace(
-        blueprint.plan, hit_rates={name: rates for name in blueprint.plan.tables}
-    )
-    store = build(dataclasses.replace(blueprint, plan=plan), Ranks(), FakeRuntime(0, 1))
-    views = [table.view for table in store.tables.values() if isinstance(table.view, RowView)]
-    assert views and {view.host_share for view in views} == {share}
-    store.close()
+def test_tables_know_how_many_of_their_reads_go_to_the_host(rates, share):
+    for tiers, of_graphs in ((three_tiers(1), share), ([replicated(0, ROWS, 1)], 0.0)):
+        blueprint = make_blueprint(1, tiers, Path("/none"), torch.int64)
+        plan = dataclasses.replace(
+            blueprint.plan, hit_rates={name: rates for name in blueprint.plan.tables}
+        )
+        store = build(dataclasses.replace(blueprint, plan=plan), Ranks(), FakeRuntime(0, 1))
+        graphs, rows = [], []
+        for table in store.tables.values():
+            (rows if isinstance(table.view, RowView) else graphs).append(table.view.host_share)
+        assert set(rows) == {share} and set(graphs) == {of_graphs}
+        store.close()
 
 
 def _leaves_without_closing() -> None:

@@ -86,5 +86,6 @@ class Features(EdgeQueries):
             return None
         view = table.view
         assert isinstance(view, RowView)
-        # As DGL does, which takes weights of shape (edges, 1) for a vector.
-        return replace(view, row_shape=()) if math.prod(view.row_shape) == 1 else view
+        if view.row_shape and math.prod(view.row_shape) == 1:
+            return replace(view, row_shape=())  # (edges, 1) is a vector, as it is to DGL
+        return view

@@ -41,11 +41,12 @@ def _sample_hops_fake(
     ordered_from: int = 0,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     context = torch.library.get_ctx()
-    num_nodes: list[Any] = [seeds.shape[0], *(context.new_dynamic_size() for _ in fanouts)]
+    # A size has to be one of a tensor itself: that of an ``indptr`` is, not the number of its nodes.
+    starts: list[Any] = [seeds.shape[0] + 1, *(context.new_dynamic_size() for _ in fanouts[1:])]
     num_edges: list[Any] = [context.new_dynamic_size() for _ in fanouts]
     return (
-        seeds.new_empty(num_nodes[-1], dtype=idtype),
-        [seeds.new_empty(nodes + 1, dtype=idtype) for nodes in num_nodes[:-1]],
+        seeds.new_empty(context.new_dynamic_size(), dtype=idtype),
+        [seeds.new_empty(size, dtype=idtype) for size in starts],
         [seeds.new_empty(edges, dtype=idtype) for edges in num_edges],
         [seeds.new_empty(edges, dtype=idtype) for edges in num_edges],
     )

@@ -58,16 +58,16 @@ def _sample_etype_hops_fake(
 ) -> Hops:
     context = torch.library.get_ctx()
     num_types = len(num_rows)
-    known: list[Any] = [len(each) for each in seeds]
     indptrs, sources, eids = [], [], []
-    for _ in range(len(fanouts) // num_types):
+    for hop in range(len(fanouts) // num_types):
         for target in ends[1::2]:
-            indptrs.append(seeds[0].new_empty(known[target] + 1, dtype=torch.int64))
+            # A size has to be one of a tensor itself, not of one less.
+            starts = context.new_dynamic_size() if hop else len(seeds[target]) + 1
+            indptrs.append(seeds[0].new_empty(starts, dtype=torch.int64))
             sources.append(seeds[0].new_empty(context.new_dynamic_size(), dtype=idtype))
             eids.append(torch.empty_like(sources[-1]))
-        known = [context.new_dynamic_size() for _ in seeds]
     dtype = idtype if until is None else torch.int64
-    nodes = [seeds[0].new_empty(size, dtype=dtype) for size in known]
+    nodes = [seeds[0].new_empty(context.new_dynamic_size(), dtype=dtype) for _ in seeds]
     sizes = torch.empty(len(fanouts) // num_types + 1, len(seeds), dtype=torch.int64, device="cpu")
     return nodes, indptrs, sources, eids, sizes
 

@@ -44,14 +44,15 @@ def seed_order(
     ordered_from: int,
 ) -> tuple[torch.Tensor | int, ...]:
     """Working memory for ``count`` seeds in order, the kernels' ``SeedOrder``: five words."""
-    shift, number = buckets_of(num_rows)
+    # One bucket at least, for seeds that are no nodes.
+    shift, number = buckets_of(max(num_rows, 1))
     seeds, counts = buffer("order", count, torch.int32), buffer("buckets", number + 1, torch.int32)
     return seeds, shift, number, counts, ordered_from
 
 
-#: The same where seeds are taken as they come.
+#: The same where seeds are taken as they come, and as a kernel's parameter.
 NO_ORDER = (0,) * 5
-_NO_ORDER = device.struct(*NO_ORDER)
+_NO_ORDER_STRUCT = device.struct(*NO_ORDER)
 
 
 def sample_hop(
@@ -79,7 +80,7 @@ def sample_hop(
     ordered = 0 < ordered_from <= count
     types = f"{c_type(seeds.dtype)}, {c_type(eids.dtype)}, {position_type(position)}"
     types += f", {'true' if ordered else 'false'}"
-    order = _NO_ORDER
+    order = _NO_ORDER_STRUCT
     if ordered:
         order = device.struct(*seed_order(space.buffer, count, num_rows, ordered_from))
     kernel = _kernel("sample_hop", types)
