@@ -128,6 +128,13 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "many, warns and is to be removed",
     ),
     Replacement(
+        "dgl.sparse.sparse_matrix:SparseMatrix.to",
+        "sparse_operators:to",
+        (DGL,),
+        "SparseMatrix.cpu() of a matrix on the CPU makes another one, which is not known to be "
+        "diagonal and cannot be inverted",
+    ),
+    Replacement(
         "dgl.cuda.gpu_cache:GPUCache",
         "gpu:GPUCache",
         (DGL,),

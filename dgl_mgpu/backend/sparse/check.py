@@ -10,7 +10,11 @@ INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 def check_indices(asked: str, **indices: torch.Tensor) -> None:
-    """Raise unless all are 1-dimensional, of one index dtype and on one device."""
+    """Raise unless all are tensors, 1-dimensional, of one index dtype and on one device."""
+    for name, index in indices.items():
+        if not isinstance(index, torch.Tensor):
+            found = f"{name} of type {type(index).__name__}"
+            raise InvalidInputError(asked, found, "pass a tensor")
     dtypes = {index.dtype for index in indices.values()}
     if len(dtypes) > 1 or not dtypes <= set(INDEX_DTYPES):
         found = ", ".join(f"{name} of {index.dtype}" for name, index in indices.items())
@@ -59,6 +63,14 @@ def check_dim(asked: str, dim: int) -> None:
     """Raise unless `dim` is 0, for columns, or 1, for rows."""
     if dim not in (0, 1):
         raise InvalidInputError(asked, f"dim={dim}", "pass 0 or 1")
+
+
+def check_places(asked: str, shape: tuple[int, int]) -> None:
+    """Raise unless the places of a matrix can be numbered in 64 bits."""
+    if shape[0] * shape[1] >= 1 << 63:
+        raise InvalidInputError(
+            asked, f"a matrix of shape {shape}", "pass one of less than 2^63 places"
+        )
 
 
 def check_same(asked: str, **tensors: torch.Tensor) -> None:

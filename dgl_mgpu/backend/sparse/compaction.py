@@ -40,7 +40,8 @@ def compact(
     occupied.index_fill_(0, ids.long(), True)
     leading = ids.new_empty(0)
     if leading_indices is not None:
-        leading = torch.as_tensor(leading_indices, device=ids.device)
+        of_list = None if isinstance(leading_indices, torch.Tensor) else ids.dtype
+        leading = torch.as_tensor(leading_indices, dtype=of_list, device=ids.device)
         check_indices(asked, leading_indices=leading)
         check_range(asked, (leading, size))
         leading = _first_occurrences(leading).to(ids.dtype)

@@ -6,6 +6,7 @@ from functools import cached_property
 
 import torch
 
+from dgl_mgpu.backend.sparse.check import check_places
 from dgl_mgpu.backend.structure.relation import Compressed, Coo, Relation
 
 
@@ -86,11 +87,19 @@ class Pattern:
     def indices(self) -> torch.Tensor:
         """Rows and columns in one tensor, shape (2, nnz)."""
         if self._indices is None:
-            self._indices = torch.stack(self.relation.coo())
+            with torch.inference_mode(False):  # kept, and may be saved for a backward pass
+                self._indices = torch.stack(self.relation.coo())
         return self._indices
 
     def keys(self) -> torch.Tensor:
-        """A number for each non-zero, int64: its place where the matrix is laid out row by row."""
+        """A number for each non-zero, int64: its place where the matrix is laid out row by row.
+
+        Raises
+        ------
+        InvalidInputError
+            If there are more places than int64 counts.
+        """
+        check_places("find the places of non-zeros", self.shape)
         return self.row * self.shape[1] + self.col
 
     @cached_property

@@ -40,16 +40,21 @@ def reduce(mat: SparseMatrix, rtype: str, dim: int | None = None) -> torch.Tenso
     check_dim(asked, dim)
     pattern = mat.pattern if dim == 1 else mat.pattern.transpose()
     if name == "sum" and value.is_floating_point():
-        return _RowSums.apply(pattern, value)
+        return RowSums.apply(pattern, value)
     if name == "mean" and value.is_floating_point():
         wide = value.to(torch.promote_types(value.dtype, torch.float32))
-        return (_RowSums.apply(pattern, wide) / _counts(pattern, wide)).to(value.dtype)
+        return (RowSums.apply(pattern, wide) / _counts(pattern, wide)).to(value.dtype)
     row = pattern.row.view(-1, *[1] * (value.dim() - 1)).expand_as(value)
     zeros = value.new_zeros(pattern.shape[0], *value.shape[1:])
     return zeros.scatter_reduce(0, row, value, name, include_self=False)
 
 
-class _RowSums(torch.autograd.Function):
+class RowSums(torch.autograd.Function):
+    """Sums of the non-zeros of each row, differentiable any number of times.
+
+    Values are floating-point numbers, of shape (nnz, ...); sums have the shape (rows, ...).
+    """
+
     @staticmethod
     def forward(ctx: Any, pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
         ctx.pattern = pattern
@@ -57,7 +62,23 @@ class _RowSums(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
-        return None, grad[ctx.pattern.row]
+        return None, OfRows.apply(ctx.pattern, grad)
+
+
+class OfRows(torch.autograd.Function):
+    """For each non-zero what there is of its row: the transpose of `RowSums`.
+
+    Torch's own indexing would add up gradients of 16 bits in 16 bits.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, pattern: Pattern, rows: torch.Tensor) -> torch.Tensor:
+        ctx.pattern = pattern
+        return rows[pattern.row]
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
+        return None, RowSums.apply(ctx.pattern, grad.contiguous())
 
 
 def _counts(pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
@@ -68,7 +89,9 @@ def _counts(pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
 
 def _reduce_all(asked: str, value: torch.Tensor, name: str) -> torch.Tensor:
     if value.shape[0] == 0:
-        return value.sum(0)
+        # Sums and products of integers are of 64 bits, also of none.
+        nothing = value.sum(0)
+        return nothing if name in ("sum", "prod") else nothing.to(value.dtype)
     if name == "mean" and not value.is_floating_point():
         raise InvalidInputError(asked, f"a mean of {value.dtype}", "convert with float()")
     return getattr(value, name)(0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from dgl_mgpu.backend.random import generator
+from dgl_mgpu.backend.sparse.check import check_dim
 from dgl_mgpu.backend.sparse.pattern import Pattern
 from dgl_mgpu.backend.sparse.selection import index_select
 from dgl_mgpu.backend.structure.relation import Compressed
@@ -38,20 +39,21 @@ def sample(
     Raises
     ------
     InvalidInputError, InvalidWeightError, IdOutOfRangeError
-        If `fanout` is below -1, weights are vectors, negative, infinite or NaN, or `ids` are not
-        rows or columns of the matrix.
+        If there is no such dimension, `fanout` is below -1, weights are vectors, negative, infinite
+        or NaN, or `ids` are not rows or columns of the matrix.
     """
+    asked = "sample a sparse matrix"
+    check_dim(asked, dim)
     if dim == 1:
         drawn, value = sample(
             pattern.transpose(), value, 0, fanout, ids, replace=replace, bias=bias
         )
         return drawn.transpose(), value
-    asked = "sample a sparse matrix"
     if fanout < -1:
         raise InvalidInputError(asked, f"fanout {fanout}", "pass a number from 0 on, or -1 for all")
     rows, value = index_select(pattern, value, 0, ids)
     csr = rows.relation.csr()
-    weight = _weights(asked, value) if bias else None
+    weight = _weights(asked, csr, value) if bias else None
     if fanout == -1:
         picks = torch.arange(csr.indices.numel(), device=rows.device)
         if weight is not None:
@@ -64,7 +66,8 @@ def sample(
     return drawn, value.index_select(0, picks)
 
 
-def _weights(asked: str, value: torch.Tensor) -> torch.Tensor:
+def _weights(asked: str, csr: Compressed, value: torch.Tensor) -> torch.Tensor:
+    """Weights, in each row as parts of its largest: rows may be of very different magnitude."""
     weight = value.detach().double()
     if weight.dim() != 1:
         raise InvalidInputError(
@@ -72,7 +75,9 @@ def _weights(asked: str, value: torch.Tensor) -> torch.Tensor:
         )
     if not bool(((weight >= 0) & (weight < torch.inf)).all()):
         raise InvalidWeightError(asked, "a weight that is negative, infinite or NaN", "mend it")
-    return weight
+    row = csr.owners().long()
+    largest = weight.new_zeros(len(csr.indptr) - 1).scatter_reduce(0, row, weight, "amax")
+    return torch.where(weight > 0, weight / largest[row], 0.0)
 
 
 def _without_replacement(csr: Compressed, fanout: int, weight: torch.Tensor | None) -> torch.Tensor:

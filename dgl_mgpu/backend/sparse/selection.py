@@ -9,11 +9,19 @@ from dgl_mgpu.backend.sparse.pattern import Pattern
 from dgl_mgpu.errors import InvalidInputError
 
 
+def wide(value: torch.Tensor) -> torch.Tensor:
+    """In the precision in which sums of its dtype are made: at least float32."""
+    if not value.is_floating_point():
+        return value
+    return value.to(torch.promote_types(value.dtype, torch.float32))
+
+
 def coalesce(pattern: Pattern, value: torch.Tensor) -> tuple[Pattern, torch.Tensor]:
     """One non-zero a place, sorted by row and column, with the sum of the values there."""
     keys, place = pattern.keys().unique(return_inverse=True)
-    total = value.new_zeros(keys.numel(), *value.shape[1:]).index_add(0, place, value)
-    return Pattern.from_keys(keys, pattern.shape), total
+    terms = wide(value)
+    total = terms.new_zeros(keys.numel(), *value.shape[1:]).index_add(0, place, terms)
+    return Pattern.from_keys(keys, pattern.shape), total.to(value.dtype)
 
 
 def index_select(

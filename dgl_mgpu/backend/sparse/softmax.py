@@ -5,12 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from dgl_mgpu.backend.sparse import operators
 from dgl_mgpu.backend.sparse.check import check_dim
 from dgl_mgpu.backend.sparse.matrix import SparseMatrix
 from dgl_mgpu.backend.sparse.pattern import Pattern
+from dgl_mgpu.backend.sparse.reduction import OfRows, RowSums
 from dgl_mgpu.errors import InvalidInputError
 
 
@@ -23,10 +23,13 @@ class _Softmax(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[None, torch.Tensor]:
         (out,) = ctx.saved_tensors
-        return None, operators.softmax_backward(ctx.pattern, out, grad)
+        if not torch.is_grad_enabled():
+            return None, operators.softmax_backward(ctx.pattern, out, grad)
+        # The gradient is to be differentiated itself.
+        part = out * grad
+        return None, part - out * OfRows.apply(ctx.pattern, RowSums.apply(ctx.pattern, part))
 
 
 def softmax(mat: SparseMatrix, dim: int) -> SparseMatrix:

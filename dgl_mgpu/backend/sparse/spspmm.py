@@ -6,11 +6,12 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import torch
-from torch.autograd.function import once_differentiable
 
-from dgl_mgpu.backend.sparse.check import check_same
+from dgl_mgpu.backend.sparse.check import check_places, check_same
 from dgl_mgpu.backend.sparse.matrix import SparseMatrix
 from dgl_mgpu.backend.sparse.pattern import Pattern
+from dgl_mgpu.backend.sparse.reduction import OfRows
+from dgl_mgpu.backend.sparse.selection import wide
 from dgl_mgpu.backend.structure.relation import ranges
 from dgl_mgpu.errors import InvalidInputError
 
@@ -68,15 +69,17 @@ def spspmm(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
         diagonal = torch.nn.functional.pad(diagonal, (0, min(shape) - common))
         return SparseMatrix(Pattern.from_diag(shape, lhs.device()), diagonal)
     if lhs.is_diag() and _is_square(lhs):
-        return SparseMatrix(rhs.pattern, lhs.val()[rhs.pattern.row] * rhs.val())
+        return SparseMatrix(rhs.pattern, OfRows.apply(rhs.pattern, lhs.val()) * rhs.val())
     if rhs.is_diag() and _is_square(rhs):
-        return SparseMatrix(lhs.pattern, lhs.val() * rhs.val()[lhs.pattern.col])
+        of_columns = OfRows.apply(lhs.pattern.transpose(), rhs.val())
+        return SparseMatrix(lhs.pattern, lhs.val() * of_columns)
     if lhs.has_duplicate() or rhs.has_duplicate():
         raise InvalidInputError(
             asked,
             "several non-zeros at one place",
             "call coalesce() on the matrix that has them",
         )
+    check_places(asked, shape)
     keys, value = multiply(lhs.pattern, rhs.pattern, lhs.val(), rhs.val())
     return SparseMatrix(Pattern.from_keys(keys, shape), value)
 
@@ -123,7 +126,7 @@ class _Multiply(torch.autograd.Function):
         ctx: Any, lhs: Pattern, rhs: Pattern, lhs_value: torch.Tensor, rhs_value: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys, sums = [], []
-        wide_lhs, wide_rhs = _wide(lhs_value), _wide(rhs_value)
+        wide_lhs, wide_rhs = wide(lhs_value), wide(rhs_value)
         for part in _products(lhs, rhs):
             found, place = part.keys.unique(return_inverse=True)
             terms = wide_lhs[part.lhs] * wide_rhs[part.rhs]
@@ -136,20 +139,13 @@ class _Multiply(torch.autograd.Function):
         return all_keys, torch.cat(sums).to(lhs_value.dtype)
 
     @staticmethod
-    @once_differentiable
     def backward(ctx: Any, _: None, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        # Nothing in place: the gradients may be differentiated themselves.
         lhs_value, rhs_value, keys = ctx.saved_tensors
-        wide_lhs, wide_rhs, wide_grad = _wide(lhs_value), _wide(rhs_value), _wide(grad)
+        wide_lhs, wide_rhs, wide_grad = wide(lhs_value), wide(rhs_value), wide(grad)
         lhs_grad, rhs_grad = torch.zeros_like(wide_lhs), torch.zeros_like(wide_rhs)
         for part in _products(*ctx.patterns):
             terms = wide_grad[torch.searchsorted(keys, part.keys)]
-            lhs_grad.index_add_(0, part.lhs, terms * wide_rhs[part.rhs])
-            rhs_grad.index_add_(0, part.rhs, terms * wide_lhs[part.lhs])
+            lhs_grad = lhs_grad.index_add(0, part.lhs, terms * wide_rhs[part.rhs])
+            rhs_grad = rhs_grad.index_add(0, part.rhs, terms * wide_lhs[part.lhs])
         return None, None, lhs_grad.to(lhs_value.dtype), rhs_grad.to(rhs_value.dtype)
-
-
-def _wide(value: torch.Tensor) -> torch.Tensor:
-    """In the precision in which sums of its dtype are made: at least float32."""
-    if not value.is_floating_point():
-        return value
-    return value.to(torch.promote_types(value.dtype, torch.float32))

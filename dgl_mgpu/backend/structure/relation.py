@@ -212,7 +212,8 @@ class Relation:
         """Edges in the order of their ids."""
         found = self.held("coo")
         if found is None:
-            found = self._expanded()
+            with torch.inference_mode(False):  # kept, and may be saved for a backward pass
+                found = self._expanded()
             self._keep("coo", found)
         return found  # type: ignore[return-value]
 
@@ -227,7 +228,8 @@ class Relation:
     def _compressed(self, name: str) -> Compressed:
         found = self.held(name)
         if found is None:
-            found = self._grouped(name)
+            with torch.inference_mode(False):  # as coo
+                found = self._grouped(name)
             self._keep(name, found)
         return found  # type: ignore[return-value]
 

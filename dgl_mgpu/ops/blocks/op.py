@@ -41,7 +41,7 @@ def _sample_hops_fake(
     ordered_from: int = 0,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
     context = torch.library.get_ctx()
-    # A size has to be one of a tensor itself: that of an ``indptr`` is, not the number of its nodes.
+    # Sizes have to be those of tensors: an ``indptr`` has one, the number of its nodes is none.
     starts: list[Any] = [seeds.shape[0] + 1, *(context.new_dynamic_size() for _ in fanouts[1:])]
     num_edges: list[Any] = [context.new_dynamic_size() for _ in fanouts]
     return (

@@ -151,6 +151,7 @@ def test_conversion_of_dtype_and_device(form):
         assert converted.dtype == dtype
         torch.testing.assert_close(to_dense(converted), case.dense.to(dtype))
     assert case.sparse.double() is case.sparse
+    assert case.sparse.cpu() is case.sparse and case.sparse.to("cpu") is case.sparse
     if torch.cuda.is_available():
         moved = case.sparse.to(device="cuda", dtype=torch.float32)
         assert moved.device.type == "cuda"

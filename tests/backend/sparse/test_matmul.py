@@ -121,6 +121,66 @@ def test_gradients_can_be_differentiated_again():
     assert torch.autograd.gradgradcheck(products, (a.value, x, y))
 
 
+def test_gradients_of_a_product_of_sparse_matrices_can_be_differentiated_again():
+    a, b = make("coo", (4, 5), 9), make("csr", (5, 4), 8, seed=1)
+
+    def product(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+        return (dglsp.val_like(a.sparse, left) @ dglsp.val_like(b.sparse, right)).val
+
+    def scaled(values: torch.Tensor, diagonal: torch.Tensor) -> torch.Tensor:
+        matrix = dglsp.val_like(a.sparse, values)
+        return (dglsp.diag(diagonal[:4]) @ matrix @ dglsp.diag(diagonal)).val
+
+    for function, inputs in ((product, (a.value, b.value)), (scaled, (a.value, b.value[:5]))):
+        assert torch.autograd.gradcheck(function, inputs)
+        assert torch.autograd.gradgradcheck(function, inputs)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_sums_of_many_values_of_half_types(dtype):
+    many = torch.arange(5000)
+    ones, zeros = torch.ones(5000, dtype=dtype), torch.zeros(5000, dtype=torch.int64)
+    duplicates = dglsp.from_coo(zeros, zeros, ones, (1, 1))
+    expected = torch.tensor([5000.0]).to(dtype)
+    assert duplicates.coalesce().val == expected
+    assert (duplicates + duplicates).val == 2 * expected
+    diagonal = torch.ones(1, dtype=dtype, requires_grad=True)
+    for left, right in (
+        (dglsp.diag(diagonal), dglsp.from_coo(zeros, many, ones, (1, 5000))),
+        (dglsp.from_coo(many, zeros, ones, (5000, 1)), dglsp.diag(diagonal)),
+    ):
+        diagonal.grad = None
+        (left @ right).val.sum().backward()
+        assert diagonal.grad == expected
+
+
+def test_places_that_cannot_be_numbered_are_refused():
+    ends = torch.tensor([0, 2**32 - 1])
+    large = dglsp.from_coo(ends, ends, torch.ones(2), (2**32, 2**32))
+    tall = dglsp.from_coo(ends, ends % 2, torch.ones(2), (2**32, 2))
+    for asked in (large.coalesce, lambda: large + large, lambda: tall @ tall.T):
+        with pytest.raises(InvalidInputError, match=r"less than 2\^63 places"):
+            asked()
+
+
+@pytest.mark.parametrize("form", ["coo", "csr", "csc"])
+@pytest.mark.parametrize(
+    "first", [repr, lambda a: a.coo(), lambda a: a.smax(1), lambda a: a.sum(0), lambda a: a.csc()]
+)
+def test_a_matrix_used_without_gradients_can_be_trained(form, first):
+    """What was made of it then is kept, and saved for backward passes."""
+    case = make(form, (4, 5))
+    with torch.inference_mode():
+        first(case.sparse)
+    matrix = dglsp.val_like(case.sparse, case.value)
+    diagonal, dense = torch.ones(4, requires_grad=True), dense_tensor(5, 2)
+    scaled = dglsp.diag(diagonal.double()) @ matrix
+    for each in (scaled.val, matrix.smax(1), matrix.sum(0), matrix.to_dense(), matrix @ dense):
+        each.sum().backward()
+    assert (matrix.T @ dense_tensor(4, 2)).sum().backward() is None
+    assert case.value.grad is not None
+
+
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize(
     ("dtype", "tolerance"),

@@ -95,6 +95,25 @@ def test_softmax(dim, form, nnz, width, device):
     same_gradients(out.val, expected + 0 * case.value, case.value)
 
 
+@pytest.mark.parametrize("dim", [0, 1])
+@pytest.mark.parametrize("width", [None, 3])
+def test_gradients_of_a_softmax_can_be_differentiated_again(width, dim):
+    case = make("coo", (4, 5), 9, width)
+
+    def softmax(value: torch.Tensor) -> torch.Tensor:
+        return dglsp.val_like(case.sparse, value / 4).softmax(dim).val
+
+    assert torch.autograd.gradcheck(softmax, (case.value,))
+    assert torch.autograd.gradgradcheck(softmax, (case.value,))
+
+
+@pytest.mark.parametrize("dtype", [torch.int32, torch.bool, torch.float16])
+def test_reductions_of_nothing_keep_the_dtype(dtype):
+    none = torch.zeros(0, dtype=torch.int64)
+    matrix = dglsp.from_coo(none, none, none.to(dtype), (3, 4))
+    assert matrix.smax().dtype == matrix.smin().dtype == dtype and not matrix.smax()
+
+
 def test_softmax_is_dgls_edge_softmax():
     case = make("coo", (6, 6), 20)
     graph = dgl.graph((case.sparse.col, case.sparse.row), num_nodes=6)

@@ -89,6 +89,8 @@ def test_compact(dim, leading, form, nnz, device):
 
 
 def test_leading_indices_may_be_a_list_and_must_be_in_the_matrix():
+    matrix = make("coo", (5, 6)).sparse
+    assert torch.equal(matrix.compact(0, [])[1], matrix.compact(0)[1])
     matrix = dglsp.spmatrix(torch.tensor([[0, 2], [1, 2]]))
     out, old = matrix.compact(0, [1, 2])
     assert old.tolist() == [1, 2, 0]
@@ -163,6 +165,24 @@ def test_samples_are_drawn_by_their_weights(bias, replace):
     assert not bias or counts[0] == 0
 
 
+@pytest.mark.parametrize("replace", [False, True])
+@pytest.mark.parametrize("scale", [1e-40, 1e-9, 1e60])
+def test_a_row_is_sampled_by_its_own_weights(replace, scale):
+    """Whatever the weights of other rows, and however small or large its own."""
+    dgl.seed(0)
+    rows = 3000
+    row = torch.arange(rows).repeat_interleave(3)
+    weight = torch.tensor([1.0, 3.0, 4.0], dtype=torch.float64).repeat(rows)
+    weight = torch.where(row % 2 == 0, weight * 1e12, weight * scale)
+    matrix = dglsp.spmatrix(torch.stack([row, torch.arange(3).repeat(rows)]), weight)
+    out = matrix.sample(0, 1, torch.arange(rows), replace, True)
+    assert torch.equal(out.row, torch.arange(rows))
+    for first in (0, 1):
+        drawn = torch.bincount(out.col[first::2], minlength=3).double() / (rows / 2)
+        expected = torch.tensor([0.125, 0.375, 0.5], dtype=torch.float64)
+        assert ((drawn - expected).abs() <= 5 * (0.25 / (rows / 2)) ** 0.5).all()
+
+
 def test_samples_repeat_with_the_seed():
     matrix = make("coo", (50, 60), 2000).sparse
 
@@ -188,6 +208,11 @@ def test_what_cannot_be_sampled():
     ids = torch.tensor([0, 1])
     with pytest.raises(InvalidInputError, match="fanout -2"):
         matrix.sample(0, -2, ids)
+    for dim in (-1, 2):
+        with pytest.raises(InvalidInputError, match=f"dim={dim}"):
+            matrix.sample(dim, 2, ids)
+    with pytest.raises(InvalidInputError, match="index of type list"):
+        matrix.sample(0, 2, [0, 1])
     with pytest.raises(IdOutOfRangeError):
         matrix.sample(0, 2, torch.tensor([5]))
     for bad in (-1.0, float("nan"), float("inf")):

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 import torch
 
 from dgl_mgpu.backend import sparse
+from dgl_mgpu.backend.originals import originals
 
 from .modules import module_with
+
+if TYPE_CHECKING:  # it is what is being loaded
+    from dgl.sparse import SparseMatrix
 
 
 @contextmanager
@@ -31,3 +36,14 @@ def all_ids(start: int, end: int, *, dtype: torch.dtype, device: torch.device) -
 
 
 torch_for_sparse_matrix = module_with(torch, range=all_ids)
+
+
+def to(
+    self: SparseMatrix,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> SparseMatrix:
+    """`SparseMatrix.to`, which takes a device's name for another device than it is on."""
+    if device is not None:
+        device = torch.empty(0, device=device).device
+    return originals["dgl.sparse.sparse_matrix:SparseMatrix.to"](self, device, dtype)
