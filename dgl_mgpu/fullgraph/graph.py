@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import dgl
+import numpy as np
 import torch
 import torch.distributed as dist
 from dgl import DGLGraph
@@ -34,6 +35,7 @@ from dgl_mgpu.fullgraph.ownership import (
     shuffled,
 )
 from dgl_mgpu.fullgraph.part import Part, cut
+from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.config import EXCHANGES, PARTITIONS
 
@@ -162,6 +164,13 @@ class PartitionedGraph(DGLGraph):
         return _dealt(ranks, rows, ids, row_shape, dtype)
 
 
+class _Feature(NamedTuple):
+    key: str
+    row_shape: torch.Size
+    dtype: torch.dtype
+    requires_grad: bool
+
+
 @dataclass(frozen=True)
 class _Outline:
     """What ranks must agree on about a graph."""
@@ -169,9 +178,9 @@ class _Outline:
     num_nodes: dict[str, int]
     num_edges: dict[CanonicalEtype, int]
     idtype: torch.dtype
-    #: Key, row shape and element type of the features of each node type, and of each edge type.
-    node_data: dict[str, list[tuple[str, torch.Size, torch.dtype]]]
-    edge_data: dict[CanonicalEtype, list[tuple[str, torch.Size, torch.dtype]]]
+    #: Features of each node type, and of each edge type.
+    node_data: dict[str, list[_Feature]]
+    edge_data: dict[CanonicalEtype, list[_Feature]]
 
     @classmethod
     def of(cls, g: DGLGraph) -> _Outline:
@@ -184,14 +193,17 @@ class _Outline:
         )
 
 
-def _columns(data: Mapping[str, torch.Tensor]) -> list[tuple[str, torch.Size, torch.dtype]]:
-    return [(key, value.shape[1:], value.dtype) for key, value in sorted(data.items())]
+def _columns(data: Mapping[str, torch.Tensor]) -> list[_Feature]:
+    return [
+        _Feature(key, value.shape[1:], value.dtype, value.requires_grad)
+        for key, value in sorted(data.items())
+    ]
 
 
 def partition_graph(
     g: DGLGraph | None,
     *,
-    by: By = "random",
+    by: By | np.ndarray = "random",
     exchange: str = "halo",
     seed: int = 0,
     device: torch.device | str | None = None,
@@ -206,11 +218,11 @@ def partition_graph(
     g : DGLGraph or None
         Homogeneous or heterogeneous, with its features; a batch is one graph.  Ranks other than the
         first may pass None and are sent what they need; else every rank passes the same graph.
-    by : str, Tensor or dict of Tensor
+    by : str, Tensor, ndarray or dict of Tensor
         'random' deals out nodes in a random order, which balances all ranks (MG-GCN, section 5.2);
         'order' cuts the order they have, which keeps neighbours together where it has locality;
-        'metis' has METIS keep neighbours together.  A tensor gives the rank of every node (a dict,
-        of every node of each type).
+        'metis' has METIS keep neighbours together.  A tensor or array gives the rank of every
+        node (a dict of tensors, of every node of each type).
     exchange : {'halo', 'broadcast', 'remote', 'auto'}
         How sums over in-edges get other ranks' rows.  'halo': each row that a rank needs once, in
         chunks, while those that are there are added up.  'broadcast': all rows of one rank after
@@ -226,13 +238,14 @@ def partition_graph(
     Raises
     ------
     InvalidInputError
-        If ranks pass different graphs, or ``by`` is none of these.
+        If ranks pass different graphs, ``by``, ``exchange`` or ``seed`` is none of these, or there
+        is no such device.
     RankFailedError
         If another rank failed.
     """
     ranks = Ranks.of_all_machines()
-    asked = ranks.together(_ASKED, partial(_asked, g, by, exchange, seed))
-    where = _device(g) if device is None else torch.device(device)
+    by = torch.as_tensor(by) if isinstance(by, np.ndarray) else by
+    asked, where = ranks.together(_ASKED, partial(_asked, g, by, exchange, seed, device))
     everyone = ranks.all_gather(asked)
     outlines = [outline for outline, _ in everyone]
     outline = outlines[0]
@@ -293,7 +306,17 @@ def _spread(
     return PartitionedRelation(Halo(part, group, window), rounds)
 
 
-def _device(g: DGLGraph | None) -> torch.device:
+def _device(g: DGLGraph | None, asked: torch.device | str | None) -> torch.device:
+    if asked is not None:
+        try:
+            device = torch.empty(0, device=asked).device
+        except (RuntimeError, AssertionError, TypeError) as error:
+            raise InvalidInputError(
+                _ASKED, f"device={asked!r} ({error})", "pass a device that this rank has"
+            ) from error
+        if device.type not in ("cpu", "cuda"):
+            raise InvalidInputError(_ASKED, f"device={asked!r}", "pass a GPU, or 'cpu'")
+        return device
     if g is not None and g.device.type == "cuda":
         return g.device
     if torch.cuda.is_available():
@@ -305,9 +328,9 @@ _Options = tuple[object, str, int]
 
 
 def _asked(
-    g: DGLGraph | None, by: By, exchange: str, seed: int
-) -> tuple[_Outline | None, _Options]:
-    """What a rank asks for, in few words that can be compared with other ranks'."""
+    g: DGLGraph | None, by: By, exchange: str, seed: int, device: torch.device | str | None
+) -> tuple[tuple[_Outline | None, _Options], torch.device]:
+    """What a rank asks for, in few words that can be compared with other ranks', and its device."""
     if g is not None and (
         not isinstance(g, DGLGraph) or g.is_block or isinstance(g._graph, SpreadIndex)
     ):
@@ -325,7 +348,9 @@ def _asked(
         )
     if g is not None and not g.canonical_etypes:
         raise InvalidInputError(_ASKED, "a graph without edge types", "pass one with relations")
-    return None if g is None else _Outline.of(g), (_fingerprint(by), exchange, seed)
+    seed = check_integer(seed, "seed", 0, _ASKED)
+    options = _fingerprint(by), exchange, seed
+    return (None if g is None else _Outline.of(g), options), _device(g, device)
 
 
 def _fingerprint(by: By) -> object:
@@ -334,8 +359,8 @@ def _fingerprint(by: By) -> object:
         return by
     if isinstance(by, Mapping):
         return {ntype: _fingerprint(ranks) for ntype, ranks in by.items()}
-    places = torch.arange(1, by.numel() + 1, device=by.device)
-    return tuple(by.shape), int((by.flatten().long() * places).sum())
+    ranks = by.flatten().long()
+    return tuple(by.shape), fingerprint(ranks, ranks)
 
 
 def _check(outlines: list[_Outline | None], options: list[_Options]) -> None:
@@ -412,12 +437,15 @@ class _Source:
         self,
         column: Callable[[DGLGraph], torch.Tensor],
         ids: torch.Tensor,
-        row_shape: torch.Size,
-        dtype: torch.dtype,
+        feature: _Feature,
     ) -> torch.Tensor:
-        """The rows of a feature that this rank has, on its device."""
+        """The rows of a feature that this rank has, on its device.
+
+        Where it requires gradients, so do they, on every rank and for themselves.
+        """
         features = None if self.g is None else column(self.g)
-        return _dealt(self.ranks, features, ids, row_shape, dtype)
+        rows = _dealt(self.ranks, features, ids, feature.row_shape, feature.dtype)
+        return rows.requires_grad_(feature.requires_grad)
 
 
 def _dealt(
@@ -446,8 +474,8 @@ def _dealt(
 
 
 def _rows_of(features: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """Some rows, on the device of ``ids``."""
-    return features[ids.to(features.device)].contiguous().to(ids.device)
+    """Some rows, on the device of ``ids``; without gradients, which would stay on one rank."""
+    return features.detach()[ids.to(features.device)].contiguous().to(ids.device)
 
 
 def _deal(source: _Source, outline: _Outline, by: By, seed: int) -> dict[str, Ownership]:
@@ -487,9 +515,13 @@ def _metis(g: DGLGraph | None, num_ranks: int) -> dict[str, torch.Tensor]:
     from dgl.partition import metis_partition_assignment
 
     assert g is not None  # the first rank has it
-    g = g.cpu()
+    g = g.cpu().long()
     whole = dgl.to_homogeneous(g) if len(g.ntypes) > 1 or len(g.etypes) > 1 else g
-    ranks = metis_partition_assignment(whole, num_ranks, balance_edges=True).long()
+    num_nodes = whole.num_nodes()
+    if num_nodes > num_ranks and whole.num_edges():
+        ranks = metis_partition_assignment(whole, num_ranks, balance_edges=True).long()
+    else:  # METIS itself ends the process
+        ranks = torch.arange(num_nodes) * num_ranks // max(num_nodes, 1)
     if whole is g:
         return {g.ntypes[0]: ranks}
     starts = [0]
@@ -530,13 +562,13 @@ def _fill(
     rank = source.ranks.rank
     for ntype, owned in graph.ownership.items():
         ids, data = owned.nodes(rank, source.device), graph.nodes[ntype].data
-        for key, row_shape, dtype in outline.node_data[ntype]:
-            data[key] = source.rows(partial(_of_nodes, ntype, key), ids, row_shape, dtype)
+        for each in outline.node_data[ntype]:
+            data[each.key] = source.rows(partial(_of_nodes, ntype, each.key), ids, each)
         data[dgl.NID] = ids.to(outline.idtype)
     for etype, part in parts.items():
         data = graph.edges[etype].data
-        for key, row_shape, dtype in outline.edge_data[etype]:
-            data[key] = source.rows(partial(_of_edges, etype, key), part.edges, row_shape, dtype)
+        for each in outline.edge_data[etype]:
+            data[each.key] = source.rows(partial(_of_edges, etype, each.key), part.edges, each)
         data[dgl.EID] = part.edges.to(outline.idtype)
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import dgl
 import dgl.function as fn
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -263,6 +264,73 @@ def test_what_a_part_cannot_do_has_a_typed_error(ranks):
     assert ranks.run(_refusals) == [[]] * ranks.size
 
 
+def _features_that_require_gradients(first_alone: bool) -> None:
+    g = homogeneous()
+    g.ndata["x"].requires_grad_()
+    g.edata["w"].requires_grad_()
+    pg = dgl_mgpu.partition_graph(g if dist.get_rank() == 0 or not first_alone else None)
+    layer = torch.nn.Linear(5, 4).double().to(pg.device)
+    for _ in range(2):  # nothing of the first step is kept
+        sums = dgl.ops.u_mul_e_sum(pg, pg.ndata["x"], pg.edata["w"])
+        layer(sums).sum().backward()
+    for rows in (pg.ndata["x"], pg.edata["w"]):
+        assert rows.is_leaf and rows.requires_grad and rows.grad is not None
+    assert g.ndata["x"].grad is None and not pg.scatter(g.ndata["x"]).requires_grad
+
+
+@on_gpus_too
+@pytest.mark.parametrize("first_alone", [False, True])
+def test_features_that_require_gradients_are_leaves_on_every_rank(ranks, first_alone):
+    ranks.run(_features_that_require_gradients, first_alone)
+
+
+def _weights_changed_in_place() -> None:
+    g = homogeneous()
+    pg = dgl_mgpu.partition_graph(g)
+    x, w = pg.ndata["x"].requires_grad_(), pg.edata["w"]
+    total = dgl.ops.u_mul_e_sum(pg, x, w).sum()
+    w.mul_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        total.backward()
+
+
+@on_gpus_too
+def test_weights_that_change_before_the_backward_pass_are_noticed(ranks):
+    ranks.run(_weights_changed_in_place)
+
+
+def _small_graphs_by_metis() -> None:
+    for make in (
+        lambda: dgl.graph((torch.zeros(4, dtype=torch.int64),) * 2, num_nodes=1),
+        lambda: dgl.graph(([], []), num_nodes=0),
+        lambda: dgl.graph(([], []), num_nodes=7),
+        lambda: dgl.graph(([0, 1], [1, 0])),
+        lambda: homogeneous().int(),
+        lambda: heterogeneous().int(),
+    ):
+        for _ in range(2):
+            g = make()
+            _same_as_whole(dgl_mgpu.partition_graph(g, by="metis"), g)
+
+
+@on_gpus_too
+def test_metis_on_hardly_any_nodes_and_on_short_ids(ranks):
+    ranks.run(_small_graphs_by_metis)
+
+
+def _by_array() -> None:
+    g = homogeneous()
+    ranks = np.arange(g.num_nodes()) % dist.get_world_size()
+    pg = dgl_mgpu.partition_graph(g, by=ranks, seed=np.int64(3))
+    _same_as_whole(pg, g)
+    assert (ranks[pg.ndata[dgl.NID].cpu()] == dist.get_rank()).all()
+
+
+@on_gpus_too
+def test_an_array_gives_the_rank_of_every_node(ranks):
+    ranks.run(_by_array)
+
+
 def _bad_arguments() -> list[str]:
     g, rank, size = homogeneous(), dist.get_rank(), dist.get_world_size()
     count = g.num_nodes()
@@ -298,6 +366,17 @@ def _bad_arguments() -> list[str]:
         "different exchange": (g, {"exchange": "broadcast" if rank == 1 else "halo"}),
         "different seeds": (g, {"seed": rank}),
         "different assignments": (g, {"by": (torch.arange(count) + rank) % size}),
+        "assignments with the same sum": (
+            dgl.graph(([0, 1], [1, 2])),
+            {"by": torch.tensor([1, 1, 0] if rank == 0 else [0, 0, 1])},
+        ),
+        "seed": (g, {"seed": None}),
+        "a seed that is no integer": (g, {"seed": 1.5}),
+        "a seed by name": (g, {"seed": "a"}),
+        "a device by another name": (g, {"device": "foo"}),
+        "a device that holds nothing": (g, {"device": "meta"}),
+        "a device that is not there": (g, {"device": "cuda:99" if rank == 1 else "cpu"}),
+        "an array of other ranks": (g, {"by": np.full(count, size)}),
         "bad assignment on one rank": (g, {"by": torch.full((count,), size * (rank == 1))}),
     }
     missed = []

@@ -376,6 +376,31 @@ def test_message_passing_of_the_model_itself_is_done_at_once_alone():
         dgl_mgpu.inference(model, g, "x", layerwise=True)
 
 
+class _ByDegree(nn.Module):
+    """Between its layers it reads the degrees of their blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = SAGEConv(WIDTH, HIDDEN, "mean"), SAGEConv(HIDDEN, 2, "mean")
+
+    def forward(self, blocks, x):
+        hidden = self.first(blocks[0], x)
+        into = blocks[0].in_degrees()[:, None]
+        hidden = torch.where(into > 5, 2 * hidden, hidden) / (1 + into)
+        return self.second(blocks[1], hidden + blocks[1].out_degrees()[:, None])
+
+
+@pytest.mark.parametrize("batch_size", [None, 5])
+def test_degrees_between_layers_are_those_of_the_graph(batch_size):
+    g = homogeneous()
+    model = _made(_ByDegree)
+    expected = _expected(model, g, g.ndata["x"], 2)
+    for graph in (g, dgl_mgpu.GlobalStore.from_dgl(g).graph):
+        for options in ({"layerwise": True, "batch_size": batch_size}, {"layerwise": False}):
+            found = dgl_mgpu.inference(model, graph, g.ndata["x"], num_layers=2, **options)
+            _assert_equal(found, expected)
+
+
 class _Weighted(nn.Module):
     """A module that gives something of edges."""
 

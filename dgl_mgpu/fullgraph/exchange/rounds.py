@@ -202,11 +202,13 @@ class Sum(torch.autograd.Function):
         weights: torch.Tensor | None,
         rows: torch.Tensor,
     ) -> torch.Tensor:
-        ctx.transpose = rounds, not transposed, weights
+        ctx.transpose = rounds, not transposed
+        ctx.save_for_backward(weights)  # so that a change in place until then is noticed
         found = (rounds.transposed_sums if transposed else rounds.sums)(rows, weights)
         # Of a view that is made here autograd allows no change in place.
         return found.detach()
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, None, None, torch.Tensor]:  # type: ignore[override]
-        return None, None, None, Sum.apply(*ctx.transpose, gradient.contiguous())
+        (weights,) = ctx.saved_tensors
+        return None, None, None, Sum.apply(*ctx.transpose, weights, gradient.contiguous())

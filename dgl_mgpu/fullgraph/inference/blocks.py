@@ -21,23 +21,29 @@ CanonicalEtype = tuple[str, str, str]
 
 
 class LayerBlock(DGLBlock):
-    """A block that knows which layer it is for, and the out-degrees of the whole graph.
+    """A block that knows which layer it is for, and the degrees of the whole graph.
 
     Set on blocks that exist, by :meth:`Blocks.for_layer`.
     """
 
     layer: int
-    _whole_out_degrees: Callable[[CanonicalEtype, torch.Tensor], torch.Tensor]
+    _whole_degrees: Callable[[str, CanonicalEtype, torch.Tensor], torch.Tensor]
 
     def __getitem__(self, key: Any) -> LayerBlock:
         part = super().__getitem__(key)
-        part.layer, part._whole_out_degrees = self.layer, self._whole_out_degrees
+        part.layer, part._whole_degrees = self.layer, self._whole_degrees
         return part
 
     def out_degrees(self, u: Any = ALL, etype: Any = None) -> Any:
         full = self.to_canonical_etype(etype)
-        degrees = self._whole_out_degrees(full, self.srcnodes[full[0]].data[dgl.NID])
+        degrees = self._whole_degrees("out", full, self.srcnodes[full[0]].data[dgl.NID])
         return degrees if is_all(u) else degrees[u]
+
+    def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
+        # A block of a layer that has been done has no edges.
+        full = self.to_canonical_etype(etype)
+        degrees = self._whole_degrees("in", full, self.dstnodes[full[2]].data[dgl.NID])
+        return degrees if is_all(v) else degrees[v]
 
 
 class Blocks:
@@ -58,7 +64,7 @@ class Blocks:
         self._sampler = None if in_c and not pinned else NeighborSampler([-1])
         #: Where node ids have to be.
         self._ids_device = device if pinned else g.device
-        self._out_degrees: dict[CanonicalEtype, Column] = {}
+        self._degrees: dict[tuple[str, CanonicalEtype], Column] = {}
 
     def whole(self) -> DGLGraph:
         """A block of which all nodes are sources and destinations."""
@@ -128,25 +134,30 @@ class Blocks:
         """A block that shares all with another one, and is for one layer."""
         made = copy.copy(block)
         made.__class__ = LayerBlock
-        made.layer, made._whole_out_degrees = layer, self.out_degrees
+        made.layer, made._whole_degrees = layer, self.degrees
         return made
 
-    def out_degrees(self, etype: CanonicalEtype, ids: torch.Tensor) -> torch.Tensor:
-        """In the whole graph, of source nodes; dtype of ids."""
-        if etype not in self._out_degrees:
-            self._out_degrees[etype] = Column(etype[0], self._count_out_degrees(etype))
-        return self._out_degrees[etype].take(ids)
+    def degrees(self, way: str, etype: CanonicalEtype, ids: torch.Tensor) -> torch.Tensor:
+        """In the whole graph, 'out' of source nodes or 'in' of destinations; dtype of ids."""
+        if (way, etype) not in self._degrees:
+            ntype = etype[0] if way == "out" else etype[2]
+            self._degrees[way, etype] = Column(ntype, self._count_degrees(way, etype))
+        return self._degrees[way, etype].take(ids)
 
-    def _count_out_degrees(self, etype: CanonicalEtype) -> torch.Tensor:
-        g = self.g
+    def _count_degrees(self, way: str, etype: CanonicalEtype) -> torch.Tensor:
+        g, outgoing = self.g, way == "out"
         if isinstance(g, DGLGraph):
-            return g.out_degrees(etype=etype)
-        counts = torch.zeros(g.num_nodes(etype[0]), dtype=g.idtype, device=self.device)
+            return g.out_degrees(etype=etype) if outgoing else g.in_degrees(etype=etype)
+        size = g.num_nodes(etype[0] if outgoing else etype[2])
+        counts = torch.zeros(size, dtype=g.idtype, device=self.device)
         num_dst = g.num_nodes(etype[2])
         step = max(1, num_dst * (1 << 24) // max(g.num_edges(), 1))
         for low in range(0, num_dst, step):
-            ranges = dict.fromkeys(g.ntypes, (0, 0)) | {etype[2]: (low, min(low + step, num_dst))}
-            block = self.of_in_edges(ranges)
-            ends = block.srcnodes[etype[0]].data[dgl.NID][block.edges(etype=etype)[0].long()]
-            counts.index_add_(0, ends.long(), torch.ones_like(ends))
+            high = min(low + step, num_dst)
+            block = self.of_in_edges(dict.fromkeys(g.ntypes, (0, 0)) | {etype[2]: (low, high)})
+            if outgoing:
+                ends = block.srcnodes[etype[0]].data[dgl.NID][block.edges(etype=etype)[0].long()]
+                counts.index_add_(0, ends.long(), torch.ones_like(ends))
+            else:
+                counts[low:high] = block.in_degrees(etype=etype)
         return counts
