@@ -100,6 +100,29 @@ class Rgcn(nn.Module):
         return self.second(blocks[1], hidden)
 
 
+class Attention(nn.Module):
+    """With residuals, in batches that have no nodes of some type."""
+
+    def __init__(self, etypes: list[str]) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList(
+            HeteroGraphConv(
+                {
+                    etype: GATConv(
+                        (WIDTH, WIDTH), WIDTH, 1, residual=True, allow_zero_in_degree=True
+                    )
+                    for etype in etypes
+                }
+            )
+            for _ in range(2)
+        )
+
+    def forward(self, blocks, x):
+        for layer, block in zip(self.layers, blocks, strict=True):
+            x = {ntype: rows.flatten(1) for ntype, rows in layer(block, x).items()}
+        return x
+
+
 class Slices(nn.Module):
     """Convolutions on single relations of blocks, and one type's logits."""
 
@@ -195,7 +218,12 @@ def test_both_ways_give_what_the_model_gives_on_the_graph(name, kind):
 @pytest.mark.parametrize("batch_size", [None, 11])
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
 @pytest.mark.parametrize(
-    "make", [lambda: Rgcn(["follows", "buys", "sees", "has", "marks"]), Slices]
+    "make",
+    [
+        lambda: Rgcn(["follows", "buys", "sees", "has", "marks"]),
+        lambda: Attention(["follows", "buys", "sees", "has", "marks"]),
+        Slices,
+    ],
 )
 def test_heterographs(make, idtype, batch_size):
     g = heterogeneous().astype(idtype)

@@ -442,6 +442,19 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         (DGL,),
         "looks for edges of each type: where a rank of a partitioned graph has none, others wait",
     ),
+    *(
+        Replacement(
+            f"dgl.nn.pytorch.conv.{name}.forward",
+            f"attention_residuals:{ours}",
+            (DGL,),
+            "views residuals of no rows as so many heads: a rank's part of a graph may have no nodes",
+        )
+        for name, ours in (
+            ("gatconv:GATConv", "gat"),
+            ("gatv2conv:GATv2Conv", "gatv2"),
+            ("edgegatconv:EdgeGATConv", "edge_gat"),
+        )
+    ),
     Replacement(
         "dgl._sparse_ops:_gspmm",
         "message_passing:_gspmm",
