@@ -118,8 +118,8 @@ class Attention(nn.Module):
         )
 
     def forward(self, blocks, x):
-        for layer, block in zip(self.layers, blocks, strict=True):
-            x = {ntype: rows.flatten(1) for ntype, rows in layer(block, x).items()}
+        for number, layer in enumerate(self.layers):
+            x = {ntype: rows.flatten(1) for ntype, rows in layer(blocks[number], x).items()}
         return x
 
 

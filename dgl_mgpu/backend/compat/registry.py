@@ -447,7 +447,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             f"dgl.nn.pytorch.conv.{name}.forward",
             f"attention_residuals:{ours}",
             (DGL,),
-            "views residuals of no rows as so many heads: a rank's part of a graph may have no nodes",
+            "views residuals of no rows as so many heads: a rank may have no nodes",
         )
         for name, ours in (
             ("gatconv:GATConv", "gat"),
