@@ -278,71 +278,16 @@ class Bench:
         self._add_features(g)
         pinned = g.device != self._device
         name = f"{'pinned, ' if pinned else ''}step {case.name}"
-        sampler = NeighborSampler(
-            case.fanouts[::-1], prefetch_node_feats=["feat"], prefetch_labels=["label"]
-        )
-        steps = self._options.steps
-        draw = torch.Generator(self._device).manual_seed(0)
-        nodes = torch.randperm(self._law.nodes, generator=draw, device=self._device)
-        ids = nodes[: case.batch * (steps + WARM_UP)].to(self._idtype)
-        loader = DataLoader(
-            g, ids, sampler, device=self._device, batch_size=case.batch, use_uva=pinned
-        )
-        model = GraphSAGE().to(self._device)
-        optimizer = torch.optim.Adam(model.parameters(), fused=self._device.type == "cuda")
-
-        def scores_of(blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
-            return model(blocks, blocks[0].srcdata["feat"])
-
-        def train(blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
-            loss = torch.nn.functional.cross_entropy(scores_of(blocks), blocks[-1].dstdata["label"])
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            return loss
-
-        captured = CapturedStep(model, scores_of, torch.nn.functional.cross_entropy)
-
-        def train_captured(batch: Any) -> torch.Tensor:
-            loss = captured(batch)
-            optimizer.step()
-            return loss
-
-        def all_blocks() -> Iterator[Sequence[dgl.DGLGraph]]:
-            return (blocks for *_, blocks in loader)
-
-        ways: dict[str, Way] = {
-            "one by one": Way("0", None, all_blocks, train),
-            "captured": Way("1", None, lambda: captured.batches(loader), train_captured),
-            "ahead": Way("1", None, all_blocks, train),
-        }
-        for sms in self._options.sms:
-            ways[f"ahead on {sms}"] = Way("1", sms, all_blocks, train)
+        training = Training(self._device)
+        ways = self._ways(self._loader(g, case), training)
         spent: dict[str, list[float]] = {way: [] for way in (*ways, "model")}
         for _ in range(TURNS):
             for way, how in ways.items():
-                losses, batch = [], None
-                begin = 0.0
-                with (
-                    patch.dict(os.environ, DGL_MGPU_PREFETCH=how.ahead),
-                    patch.object(dataloading, "lane_of", partial(lane_of, sms=how.sms)),
-                ):
-                    batches = iter(how.batches())
-                    first = next(batches)  # when the pass begins
-                for number, batch in enumerate(itertools.chain([first], batches)):
-                    losses.append(how.train(batch).detach())
-                    if number == WARM_UP - 1:
-                        self._wait()
-                        begin = time.perf_counter()
-                self._wait()
-                spent[way].append((time.perf_counter() - begin) / (len(losses) - WARM_UP))
-                if not torch.stack(losses).isfinite().all():
+                seconds, losses, batch = self._timed_pass(how)
+                spent[way].append(seconds)
+                if not losses.isfinite().all():
                     raise ValueError(f"{name}: a loss is not finite")
-            begin = time.perf_counter()
-            for _ in range(steps):
-                train(batch)
-            self._wait()
-            spent["model"].append((time.perf_counter() - begin) / steps)
+            spent["model"].append(self._timed_model(training, batch))  # of the last way, ahead
         median = {way: 1e3 * float(np.median(seconds)) for way, seconds in spent.items()}
         print(f"  {median['one by one']:.2f} one by one, {median['model']:.2f} the model alone:")
         self._figures.add(
@@ -358,9 +303,91 @@ class Bench:
             each_ms={way: [1e3 * each for each in seconds] for way, seconds in spent.items()},
         )
 
+    def _loader(self, g: dgl.DGLGraph, case: Case) -> DataLoader:
+        sampler = NeighborSampler(
+            case.fanouts[::-1], prefetch_node_feats=["feat"], prefetch_labels=["label"]
+        )
+        draw = torch.Generator(self._device).manual_seed(0)
+        nodes = torch.randperm(self._law.nodes, generator=draw, device=self._device)
+        ids = nodes[: case.batch * (self._options.steps + WARM_UP)].to(self._idtype)
+        pinned = g.device != self._device
+        return DataLoader(
+            g, ids, sampler, device=self._device, batch_size=case.batch, use_uva=pinned
+        )
+
+    def _ways(self, loader: DataLoader, training: Training) -> dict[str, Way]:
+        """Ways to train on a loader's batches; the last of them have blocks."""
+
+        def all_blocks() -> Iterator[Sequence[dgl.DGLGraph]]:
+            return (blocks for *_, blocks in loader)
+
+        captured = partial(training.captured.batches, loader)
+        ways = {
+            "one by one": Way("0", None, all_blocks, training.train),
+            "captured": Way("1", None, captured, training.train_captured),
+            "ahead": Way("1", None, all_blocks, training.train),
+        }
+        for sms in self._options.sms:
+            ways[f"ahead on {sms}"] = Way("1", sms, all_blocks, training.train)
+        return ways
+
+    def _timed_pass(self, how: Way) -> tuple[float, torch.Tensor, Any]:
+        """Seconds of a step, all losses, and the last batch."""
+        losses, batch = [], None
+        begin = 0.0
+        with (
+            patch.dict(os.environ, DGL_MGPU_PREFETCH=how.ahead),
+            patch.object(dataloading, "lane_of", partial(lane_of, sms=how.sms)),
+        ):
+            batches = iter(how.batches())
+            first = next(batches)  # when the pass begins
+        for number, batch in enumerate(itertools.chain([first], batches)):
+            losses.append(how.train(batch).detach())
+            if number == WARM_UP - 1:
+                self._wait()
+                begin = time.perf_counter()
+        self._wait()
+        seconds = (time.perf_counter() - begin) / (len(losses) - WARM_UP)
+        return seconds, torch.stack(losses), batch
+
+    def _timed_model(self, training: Training, batch: Any) -> float:
+        """Seconds of a step on a batch that is there."""
+        begin = time.perf_counter()
+        for _ in range(self._options.steps):
+            training.train(batch)
+        self._wait()
+        return (time.perf_counter() - begin) / self._options.steps
+
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize()
+
+
+class Training:
+    """A model and its optimizer, which train on blocks or on batches of a captured step."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._model = GraphSAGE().to(device)
+        self._optimizer = torch.optim.Adam(self._model.parameters(), fused=device.type == "cuda")
+        self.captured = CapturedStep(self._model, self._scores, torch.nn.functional.cross_entropy)
+
+    def _scores(self, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
+        return self._model(blocks, blocks[0].srcdata["feat"])
+
+    def train(self, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
+        """Change the model; the loss before."""
+        labels = blocks[-1].dstdata["label"]
+        loss = torch.nn.functional.cross_entropy(self._scores(blocks), labels)
+        self._optimizer.zero_grad()
+        loss.backward()
+        self._optimizer.step()
+        return loss
+
+    def train_captured(self, batch: Any) -> torch.Tensor:
+        """The same with a batch of `captured`."""
+        loss = self.captured(batch)
+        self._optimizer.step()
+        return loss
 
 
 class GraphSAGE(torch.nn.Module):

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-import dgl_mgpu.ops as ops
 from dgl_mgpu.backend.sparse.pattern import Pattern
+from dgl_mgpu.ops import edge_softmax, edge_softmax_backward, sddmm, spmm
 
 
 def multiply(pattern: Pattern, value: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
@@ -25,7 +25,7 @@ def multiply(pattern: Pattern, value: torch.Tensor, dense: torch.Tensor) -> torc
     Tensor, shape (rows, N) or (rows, N, K)
     """
     indptr, indices, places = pattern.relation.csr()
-    return ops.spmm(indptr, indices, places, dense, value.unsqueeze(1), "mul", "sum")[0]
+    return spmm(indptr, indices, places, dense, value.unsqueeze(1), "mul", "sum")[0]
 
 
 def dot(pattern: Pattern, lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
@@ -43,7 +43,7 @@ def dot(pattern: Pattern, lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     row, col = pattern.relation.coo()
     if lhs.dim() == 3:
         lhs, rhs = lhs.transpose(1, 2), rhs.transpose(1, 2)
-    return ops.sddmm(row, col, lhs, rhs, "dot", "u", "v").squeeze(-1)
+    return sddmm(row, col, lhs, rhs, "dot", "u", "v").squeeze(-1)
 
 
 def row_sums(pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
@@ -58,7 +58,7 @@ def row_sums(pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
     Tensor, shape (rows,) or (rows, D)
     """
     indptr, _, places = pattern.relation.csr()
-    return ops.spmm(indptr, None, places, None, value, "copy_rhs", "sum")[0]
+    return spmm(indptr, None, places, None, value, "copy_rhs", "sum")[0]
 
 
 def softmax(pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
@@ -69,10 +69,10 @@ def softmax(pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
     value : Tensor, shape (nnz,) or (nnz, D)
     """
     indptr, _, places = pattern.relation.csr()
-    return ops.edge_softmax(indptr, places, value)
+    return edge_softmax(indptr, places, value)
 
 
 def softmax_backward(pattern: Pattern, out: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
     """Gradient of `softmax` for its ``value``, all of one shape."""
     indptr, _, places = pattern.relation.csr()
-    return ops.edge_softmax_backward(indptr, places, out, grad)
+    return edge_softmax_backward(indptr, places, out, grad)
