@@ -239,6 +239,7 @@ def test_no_other_process_reads_it():
 
 def _one_is_killed(folder: Path) -> None:
     ranks = Ranks.of_this_machine()
+    ranks.all_gather(0)  # all have found each other: else some would not get as far as here
     if ranks.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
     for _ in range(2):
