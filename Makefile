@@ -57,11 +57,11 @@ SANITIZED := $(addprefix tests/kernels/test_, gather.py sample.py etype_blocks.p
 SANITIZED_RANKS := $(addprefix tests/fullgraph/test_, exchange.py remote.py)
 sanitize-gpu:
 	for tool in memcheck racecheck initcheck synccheck; do \
-		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 9 --show-backtrace device \
-		$(GPU_PYTHON) -m pytest -q $(SANITIZED) -k cuda $(ARGS) || exit 1; done
+		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 9 \
+		--show-backtrace device $(GPU_PYTHON) -m pytest -q $(SANITIZED) -k cuda $(ARGS) || exit 1; done
 	for tool in memcheck racecheck initcheck; do \
-		compute-sanitizer --tool $$tool --error-exitcode 9 --show-backtrace device --target-processes all \
-		--report-api-errors no $(GPU_PYTHON) -m pytest -q $(SANITIZED_RANKS) \
+		compute-sanitizer --tool $$tool --error-exitcode 9 --target-processes all \
+		--show-backtrace device --report-api-errors no $(GPU_PYTHON) -m pytest -q $(SANITIZED_RANKS) \
 		-k "cuda and skewed" $(ARGS) || exit 1; done
 
 lint: setup

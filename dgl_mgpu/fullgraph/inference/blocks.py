@@ -40,8 +40,10 @@ class LayerBlock(DGLBlock):
         return degrees if is_all(u) else degrees[u]
 
     def in_degrees(self, v: Any = ALL, etype: Any = None) -> Any:
-        # A block of a layer that has been done has no edges.
         full = self.to_canonical_etype(etype)
+        if self.num_edges(full):
+            return super().in_degrees(v, full)
+        # Of a layer that has been done a block has no edges.
         degrees = self._whole_degrees("in", full, self.dstnodes[full[2]].data[dgl.NID])
         return degrees if is_all(v) else degrees[v]
 
