@@ -1,6 +1,6 @@
 """Claim: gathering rows over GPUs is ahead of pylibwholegraph and near what copies reach.
 
-Three parts, all ranks at once, each contender with ids of its own in turns:
+Four parts, all ranks at once, each contender with ids of its own in turns:
 
 - ``uniform``: rows partitioned over all GPUs, ids uniform; at least 1.15 times the peer, and 0.9 of
   a ring of copies over the remote share;
@@ -8,7 +8,9 @@ Three parts, all ranks at once, each contender with ids of its own in turns:
   taken out, and memory for a partition and 10 % more; at least twice the peer, which can only
   partition;
 - ``host``: rows in host memory; at least 0.9 of pinned copies (rows below 400 B: 0.75), and the
-  peer's speed.
+  peer's speed;
+- ``unexpected``: uniform ids, as inference over all nodes reads them, where GPUs have room for half
+  of the rows and the plan expects what sampling reads; beside gathers that go by the plan.
 
 No speed is reported for rows that are not right.
 
@@ -48,7 +50,9 @@ from dgl_mgpu.ops.view import PARTS, START, STOP
 from dgl_mgpu.store import FeatureSource, Ranks, Table
 from dgl_mgpu.training.launch import launch
 
-PARTS_OF_IT = ("uniform", "skewed", "host")
+PARTS_OF_IT = ("uniform", "skewed", "host", "unexpected")
+#: Most ids of a gather that the plan does not expect: more are put in order by the plan, too.
+UNEXPECTED_IDS = 100_000
 #: Fanouts of the skewed ids, beginning at the seeds.
 FANOUTS = (15, 10, 5)
 
@@ -137,12 +141,8 @@ class Bench:
         if ranks.size == 1:
             print("skewed: one GPU holds everything; left out")
             return
-        law = PowerLaw(options.nodes, options.edges, source_exponent=options.source_exponent)
-        minibatches = Minibatches(law, options.batch, FANOUTS)
-        hotness = {"nodes": minibatches.hotness()} if ranks.rank == 0 else {}
-        budget = int(1.1 * law.nodes * self._wide / ranks.size)
-        store = {"policy": "auto", "gpu_memory": budget, "batch_size": options.batch}
-        with self._table(law.nodes, {**store, "fanouts": FANOUTS[::-1]}, hotness) as table:
+        law, minibatches = self._sampling()
+        with self._sampled_table(law, minibatches, 1.1) as (table, budget):
             for kind in ("distinct", "repeated"):
                 pool = minibatches.draw(4 * (options.window + 2), kind == "distinct")
                 shares = self._shares(table, pool)
@@ -161,6 +161,51 @@ class Bench:
                     self._figure(
                         case, peer, "cuda", table, view, ids, ceiling, {"times_peer": 2.0}, more
                     )
+
+    def unexpected(self, _peer: WholeGraph | None) -> None:
+        """Uniform ids, where the plan expects what sampling reads."""
+        count = min(self._options.ids, UNEXPECTED_IDS)
+        with self._sampled_table(*self._sampling(), 0.5) as (table, budget):
+            for row_bytes in self._options.row_bytes:
+                view = narrowed(rows_of(table), row_bytes)
+                ids = partial(self._uniform_ids, view.num_rows, self._options.window, count=count)
+                shares = self._shares(table, ids(0))
+                gathers = {
+                    "ours": partial(gather_rows, view),
+                    "by the plan": partial(gather_rows, replace(view, host_reads=None)),
+                }
+                numbers = numbering(view, self._wide // 4)
+                for name, gather in gathers.items():
+                    require_words(f"{name}, {row_bytes} B", gather, ids(0)[0], numbers)
+                seconds = measure(gathers, ids, self._options.repeats, self._ranks)
+                rates = {
+                    name: float(np.mean(count * row_bytes / np.array(each) / 1e9))
+                    for name, each in seconds.items()
+                }
+                more = {"by_the_plan": rates["by the plan"], "shares": shares, "ids": count,
+                        "expected_host_share": view.host_share, "gpu_budget_bytes": budget,
+                        "times_the_plan": rates["ours"] / rates["by the plan"]}  # fmt: skip
+                case = f"unexpected, {row_bytes} B"
+                self._report.add(Figure(case, "GB/s", rates["ours"], more=more))
+
+    def _sampling(self) -> tuple[PowerLaw, Minibatches]:
+        """A graph, and mini-batches that are sampled from it."""
+        options = self._options
+        law = PowerLaw(options.nodes, options.edges, source_exponent=options.source_exponent)
+        return law, Minibatches(law, options.batch, FANOUTS)
+
+    @contextlib.contextmanager
+    def _sampled_table(
+        self, law: PowerLaw, minibatches: Minibatches, part: float
+    ) -> Iterator[tuple[Table, int]]:
+        """A table for these mini-batches, in so much of its size of all GPUs' memory together; and
+        the bytes of each GPU."""
+        hotness = {"nodes": minibatches.hotness()} if self._ranks.rank == 0 else {}
+        budget = int(part * law.nodes * self._wide / self._ranks.size)
+        store = {"policy": "auto", "gpu_memory": budget, "batch_size": self._options.batch,
+                 "fanouts": FANOUTS[::-1]}  # fmt: skip
+        with self._table(law.nodes, store, hotness) as table:
+            yield table, budget
 
     def host(self, peer: WholeGraph | None) -> None:
         """Rows in host memory, ids uniform."""
@@ -195,8 +240,10 @@ class Bench:
     def _over(self, kind: str, share: float) -> float | None:
         return self._ceilings[kind] / share if kind in self._ceilings else None
 
-    def _uniform_ids(self, num_rows: int, window: int, turn: int) -> list[torch.Tensor]:
-        shape = (window + 2, self._options.ids)
+    def _uniform_ids(
+        self, num_rows: int, window: int, turn: int, count: int = 0
+    ) -> list[torch.Tensor]:
+        shape = (window + 2, count or self._options.ids)
         return list(torch.randint(num_rows, shape, device=self._device))
 
     def _shares(self, table: Table, pool: Sequence[torch.Tensor]) -> dict[str, float]:

@@ -152,6 +152,18 @@ struct HostRows {
   }
 };
 
+// Rows of gathers, times 2^32, and those of them in host memory: `counted` by blocks, and `told` to the
+// host, which does not wait for it. No address where nobody asks.
+struct HostReads {
+  uint64* counted;
+  volatile uint64* told;
+
+  __device__ __forceinline__ void Add(int64 rows, int64 in_host_memory) const {
+    const uint64 more = static_cast<uint64>(rows) << 32 | static_cast<uint64>(in_host_memory);
+    *told = atomicAdd(counted, more) + more;
+  }
+};
+
 // A gather's parameters.
 template <typename Seed, typename Position>
 struct Request {
@@ -168,6 +180,7 @@ struct Request {
   int64 warp_rows;
   HostRows host;
   int64 host_blocks;  // they take the list, the others what is not on it
+  HostReads reads;
   Staging staging;
   int64* fault;
 
@@ -254,8 +267,10 @@ __device__ __forceinline__ void gather_all(const Request<Seed, Position>& asked)
     const int64 segment = asked.pointers[place.segment];
     return segment == 0 ? 0 : segment + place.row * asked.row_bytes;
   };
+  const bool counts = asked.reads.counted != nullptr;
   if (blockIdx.x < asked.host_blocks) {
     const int64 listed = host.buckets.counts[host.buckets.number];
+    if (counts && blockIdx.x == 0 && threadIdx.x == 0) asked.reads.Add(asked.count, listed);
     gather_rows<Move, kUnroll>(asked, listed, blockIdx.x, asked.host_blocks, [&](int64 i) {
       const int64 at = host.positions[i], place = host.places[i];
       if (at < 0) report_bad_id(asked.fault, asked.ids[place], asked.num_rows);
@@ -263,12 +278,14 @@ __device__ __forceinline__ void gather_all(const Request<Seed, Position>& asked)
     });
     return;
   }
+  int in_host_memory = 0;
   gather_rows<Move, kUnroll>(
       asked, asked.count, blockIdx.x - asked.host_blocks, gridDim.x - asked.host_blocks,
       [&](int64 i) {
         const int64 id = asked.ids[i], at = asked.PositionOf(id);
         if (asked.host_blocks > 0 && host.Has(at)) return Found{0, -1};
         if (at < 0) report_bad_id(asked.fault, id, asked.num_rows);
+        in_host_memory += at >= host.start;
         int64 source = at < 0 ? 0 : address_of(at);
         if (staging.aside != nullptr) {
           int64 aside = -1;
@@ -282,6 +299,10 @@ __device__ __forceinline__ void gather_all(const Request<Seed, Position>& asked)
         }
         return Found{source, i};
       });
+  if (counts && asked.host_blocks == 0) {
+    const int64 here = block_sum<kThreads>(in_host_memory).total;
+    if (threadIdx.x == 0) asked.reads.Add(blockIdx.x == 0 ? asked.count : 0, here);
+  }
 }
 
 // Rows as they are stored.

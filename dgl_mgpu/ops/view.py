@@ -24,6 +24,8 @@ from typing import Protocol
 
 import torch
 
+from dgl_mgpu.ops.host_reads import HostReads
+
 #: Columns of ``tiers``.
 START, STOP, PARTS, FIRST = range(4)
 #: Columns of ``GraphView.pointers``.
@@ -122,6 +124,8 @@ class RowView:
     host_share : float
         Part of the reads that is expected to go to host memory: where that are fewer than
         ``LISTED_ROWS`` of a gather, they are read as they come.
+    host_reads : HostReads, optional
+        Counts what is read of it on a GPU, which is then expected in place of ``host_share``.
     disk : DiskRows, optional
         What reads the rows that kernels cannot.
     """
@@ -137,6 +141,7 @@ class RowView:
     sms: int = 0
     host_sms: int = HOST_SMS
     host_share: float = 1.0
+    host_reads: HostReads | None = None
     disk: DiskRows | None = None
 
     @property

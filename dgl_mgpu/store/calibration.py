@@ -266,7 +266,7 @@ def _gather_trials(view: RowView, reads: _Reads, rank: int) -> dict[str, _Trial]
                 _gather, lambda sms: replace(view, host_start=-1, sms=sms), on_gpus, count, rank
             ),
         )
-    view = replace(view, host_share=1.0)
+    view = replace(view, host_share=1.0, host_reads=None)
     on_host = [(tier, often) for tier, often in reads if tier.memory == "host"]
     host_bytes = _num_rows(on_host) * row_bytes
     if view.host_start >= 0 and host_bytes >= SMALLEST_BYTES:

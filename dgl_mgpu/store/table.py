@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from dgl_mgpu.errors import StoreClosedError
+from dgl_mgpu.ops.host_reads import HostReads
 from dgl_mgpu.ops.view import GraphView, RowView
 from dgl_mgpu.placement import HOST, TablePlan
 from dgl_mgpu.store.device import DeviceMemory, DeviceSegment, not_in_workers
@@ -137,7 +138,7 @@ class Table:
         )
         on_disk = [self.plan.tiers[piece.tier].memory == "disk" for piece in pieces]
         if not any(on_disk) or view.row_bytes == 0:
-            return view
+            return dataclasses.replace(view, host_reads=HostReads())
         disk = RowView(
             tiers, pointers[:, 0].contiguous(), view.num_rows, view.row_shape, view.dtype,
             owner=self._segments,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 
 import numpy as np
@@ -13,16 +14,19 @@ from dgl_mgpu.ops import buckets as ops_buckets
 from dgl_mgpu.ops import count_tiers, device, gather_rows, pick_rows
 from dgl_mgpu.ops.gather import cuda, pick
 from dgl_mgpu.ops.gather.op import CASTS_FROM, CASTS_TO
+from dgl_mgpu.ops.host_reads import HostReads
 from tests.kernels.cuda_views import on_device
 from tests.ops.test_gather import assert_same_values, every_value, some_ids, table
 from tests.ops.views import LAYOUTS, row_view
 
 
-def gather(view, ids, host_start=-1, sms=0, dtype=None, staging=(), host_share=1.0):
+def gather(
+    view, ids, host_start=-1, sms=0, dtype=None, staging=(None,) * 3, host_share=1.0, counts=()
+):
     out = torch.full((len(ids), *view.row_shape), 77, device=ids.device).to(dtype or view.dtype)
     cuda._gather_rows(
         out, ids, view.tiers, view.pointers, view.position, view.num_rows, host_start, sms, 4,
-        host_share, view.dtype if dtype else None, *staging,
+        host_share, view.dtype if dtype else None, *staging, *counts,
     )  # fmt: skip
     device.raise_faults(ids.device, wait=True)
     return out.cpu()
@@ -186,6 +190,45 @@ def test_host_rows_are_put_in_order_where_many_are_expected(where, monkeypatch, 
         found = room[: 2 * len(ids)].view(torch.int64)[: int((asked_for >= start).sum())].cpu()
         assert torch.equal(found.sort()[0], asked_for[asked_for >= start].sort()[0])
         assert (((found - start) >> shift).diff() >= 0).all() and len(found.unique()) > 200
+
+
+@pytest.mark.parametrize("host_share", [0.0, 1.0])
+def test_rows_read_from_host_memory_are_counted(where, monkeypatch, host_share):
+    monkeypatch.setattr(cuda, "LISTED_ROWS", 50)
+    rows, reads = table(1003, 5), HostReads()
+    view = row_view(rows, [(100, 2), (0, 1)], np.random.default_rng(0))
+    view = on_device(view, where, host_segments=True)
+    words = reads.words(torch.device(where))
+    by_position = view.position.cpu().argsort()
+    assert reads.share(0.25) == 0.25
+    for count, of_host in ((500, 0.1), (49, 1.0), (2000, 0.7), (50, 0.0)):
+        before = reads.share(0.25)
+        at = torch.randint(100, (count,))
+        at[: int(of_host * count)] = torch.randint(100, 1003, (int(of_host * count),))
+        ids = by_position[at[torch.randperm(count)]]
+        found = gather(view, ids.to(where), 100, host_share=host_share, counts=words)
+        assert torch.equal(found, rows[ids])
+        assert reads.share(0.25) == (pytest.approx(of_host) if count >= 50 else before)
+
+
+def test_what_blocks_have_not_told_yet_is_told_later(where):
+    reads, other = HostReads(), HostReads()
+    words = reads.words(torch.device(where))
+    for more, share in (
+        ((1000 << 32) + 250, 0.25),
+        (150, 0.25),  # the rest of the same gather
+        ((1000 << 32) + 350, 0.5),
+        (-100, 0.5),  # a block that had counted before others
+        (100 + (2000 << 32) + 500, 0.25),
+    ):
+        words.told.add_(more)
+        assert reads.share(1.0) == share
+    assert other.share(0.75) == 0.75
+    del reads
+    gc.collect()
+    late = HostReads()
+    assert late.words(torch.device(where)) is words  # which what still runs may write
+    assert late.share(0.75) == 0.75
 
 
 @pytest.mark.parametrize("dtype", [None, torch.bfloat16])

@@ -50,6 +50,9 @@ Hook = Callable[[Trainer], None]
 
 def train(folder: Path, num_ranks: int, *overrides: str, hook: Hook | None = None) -> Path:
     """Run a job to its end in ``folder``, which is returned."""
+    gpus = torch.cuda.device_count()
+    if "mode=fullgraph" in overrides and 0 < gpus < num_ranks:
+        pytest.skip(f"{num_ranks} ranks of a whole graph need a GPU each, and there are {gpus}")
     config = compose([*SMALL, f"trainer.ranks={num_ranks}", *overrides])
     launch(_work, num_ranks, config, folder, hook)
     return folder

@@ -118,6 +118,8 @@ def _gather_rows(
     tags: torch.Tensor | None = None,
     cache: torch.Tensor | None = None,
     aside: torch.Tensor | None = None,
+    counted: torch.Tensor | None = None,
+    told: torch.Tensor | None = None,
 ) -> None:
     stored = stored or out.dtype
     if tags is None or cache is None or aside is None:

@@ -26,7 +26,7 @@ _TOO_MANY_ROWS = 1 << 31
 #: Look-ups of a thread that lists host rows.
 _LOOKUPS = 4
 #: ``HostRows`` where rows are not listed.
-_NO_HOST_ROWS: tuple[Any, ...] = (-1, 0, 0, 0, 0, 0)
+_NOT_LISTED: tuple[Any, ...] = (0, 0, 0, 0, 0)
 VECTORS = {
     16: "dgl_mgpu::Vector16",
     8: "dgl_mgpu::uint64",
@@ -88,6 +88,8 @@ def _gather_rows(
     tags: torch.Tensor | None = None,
     cache: torch.Tensor | None = None,
     aside: torch.Tensor | None = None,
+    counted: torch.Tensor | None = None,
+    told: torch.Tensor | None = None,
 ) -> None:
     where = out.device
     device.raise_faults(where, wait=False)
@@ -100,10 +102,10 @@ def _gather_rows(
     types = ids.dtype, position_type(position)
     kernel = _gather_kernel(*types, stored, out.dtype, vector)
     blocks, warp_rows = launch_shape(kernel, count, where, sms)
-    host_blocks, host_rows = 0, _NO_HOST_ROWS
+    host_blocks, host_rows = 0, (host_start, *_NOT_LISTED)
     # Rows on disk lie behind those in host memory: with them these are read as they come.
-    listed = 0 <= host_start < num_rows and tags is None
-    listed = listed and host_share * count >= LISTED_ROWS and count < _TOO_MANY_ROWS
+    worth = 0 <= host_start < num_rows and tags is None and LISTED_ROWS <= count < _TOO_MANY_ROWS
+    listed = worth and host_share * count >= LISTED_ROWS
     if listed:
         host_rows = _host_rows(count, host_start, num_rows, where)
         host_blocks = min(blocks, device.blocks_within(kernel, THREADS, count, where, host_sms))
@@ -127,6 +129,7 @@ def _gather_rows(
         warp_rows,
         *host_rows,
         host_blocks,
+        *((counted, told) if worth else (None, None)),
         tags,
         cache,
         0 if tags is None else tags.shape[0],

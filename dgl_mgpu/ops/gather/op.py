@@ -12,7 +12,8 @@ from dgl_mgpu.ops.view import HOST_SMS, RowView
 library.define(
     "gather_rows(Tensor(a!) out, Tensor ids, Tensor tiers, Tensor pointers, Tensor position,"
     " SymInt num_rows, SymInt host_start=-1, int sms=0, int host_sms=4, float host_share=1.0,"
-    " ScalarType? stored=None, Tensor? tags=None, Tensor? cache=None, Tensor(b!)? aside=None) -> ()"
+    " ScalarType? stored=None, Tensor? tags=None, Tensor? cache=None, Tensor(b!)? aside=None,"
+    " Tensor(c!)? counted=None, Tensor(d!)? told=None) -> ()"
 )
 library.define(
     "count_tiers(Tensor(a!) counts, Tensor ids, Tensor tiers, Tensor position, SymInt num_rows)"
@@ -36,6 +37,8 @@ def _gather_rows_fake(
     tags: torch.Tensor | None = None,
     cache: torch.Tensor | None = None,
     aside: torch.Tensor | None = None,
+    counted: torch.Tensor | None = None,
+    told: torch.Tensor | None = None,
 ) -> None:
     return None
 
@@ -56,6 +59,9 @@ CASTS_FROM = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
     torch.float8_e5m2, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool,
 )  # fmt: skip
+#: What a gather is not given: a cache of rows on disk, and where to count.
+_NO_STAGING = (None, None, None)
+_NO_COUNTS = (None, None)
 CASTS_TO = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -125,12 +131,17 @@ def gather_rows(
     # Where all rows are the host's, a limit is meant for them.
     host_sms = sms if sms and view.host_start == 0 else view.host_sms
     tensors = (out, ids, view.tiers, view.pointers, view.position)
+    host_share = view.host_share
+    counts: tuple[torch.Tensor | None, torch.Tensor | None] = _NO_COUNTS
+    reads = None if torch.compiler.is_compiling() else view.host_reads
+    if reads is not None and view.host_start >= 0 and out.is_cuda:
+        host_share, counts = reads.share(host_share), reads.words(out.device)
     others = (
-        view.num_rows, view.host_start, sms or view.sms, host_sms, view.host_share,
+        view.num_rows, view.host_start, sms or view.sms, host_sms, host_share,
         None if dtype == view.dtype else view.dtype,
     )  # fmt: skip
     if view.disk is None or out.numel() == 0:
-        call("gather_rows", tensors, *others)
+        call("gather_rows", tensors, *others, *_NO_STAGING, *counts)
         return out
     with view.disk.lock:
         aside = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
