@@ -208,7 +208,9 @@ def test_rows_read_from_host_memory_are_counted(where, monkeypatch, host_share):
         ids = by_position[at[torch.randperm(count)]]
         found = gather(view, ids.to(where), 100, host_share=host_share, counts=words)
         assert torch.equal(found, rows[ids])
-        assert reads.share(0.25) == (pytest.approx(of_host) if count >= 50 else before)
+        # What the last blocks had to tell may have been overtaken by what others had.
+        expected = pytest.approx(of_host, abs=0.05) if count >= 50 else before
+        assert reads.share(0.25) == expected
 
 
 def test_what_blocks_have_not_told_yet_is_told_later(where):
