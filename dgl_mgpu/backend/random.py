@@ -4,7 +4,8 @@ DGL has random engines of its own, which do not disturb torch's; so do we.  Wher
 seeded, torch's seed is taken: that of ``torch.manual_seed``, or one of torch's choice.
 
 Mini-batches of a DataLoader have random numbers of their own (:class:`BatchDraws`), so that it does
-not matter when one is sampled.
+not matter when one is sampled.  What torch draws for them, as negative edges, is seeded by torch's
+seed alone.
 """
 
 from __future__ import annotations
@@ -32,12 +33,19 @@ class _Sequences:
     def __init__(self, seed: int | None = None) -> None:
         self._lock = threading.Lock()
         self._seed, self._calls = seed, 0
+        self._restarts = 0
         self._generators: dict[torch.device, torch.Generator] = {}
+
+    @property
+    def seeding(self) -> tuple[int, int | None]:
+        """How often a seed was given, and the last one."""
+        return self._restarts, self._seed
 
     def restart(self, seed: int) -> None:
         """Begin all anew, with another seed."""
         with self._lock:
             self._seed, self._calls = seed, 0
+            self._restarts += 1
             for each in self._generators.values():
                 each.manual_seed(seed)
 
@@ -84,6 +92,11 @@ def next_key() -> tuple[int, int]:
     return _current().next_key()
 
 
+def seeding() -> tuple[int, int | None]:
+    """How often ``dgl.seed`` was called, and with what last; None if never."""
+    return _common.seeding
+
+
 class BatchDraws:
     """Random numbers of the mini-batches of one pass over a DataLoader.
 
@@ -94,10 +107,15 @@ class BatchDraws:
     ----------
     device : torch.device
         Where batches are sampled.
+    torchs_seed : int
+        What torch's generator gave for this pass: the seed of what torch draws, and of all where
+        ``dgl.seed`` was never called.
     """
 
-    def __init__(self, device: torch.device) -> None:
-        self._key = next_key()
+    def __init__(self, device: torch.device, torchs_seed: int) -> None:
+        key = next_key()
+        self._torchs_key = torchs_seed, 0
+        self._key = self._torchs_key if seeding()[1] is None else key
         self._device = device
 
     @contextmanager
@@ -108,22 +126,25 @@ class BatchDraws:
         afterwards where they were: torch draws negative edges, and no dropout shall depend on when.
         They are the process's; a thread that draws meanwhile gets numbers of the batch.
         """
-        words = b"".join((word % (1 << 64)).to_bytes(8, "little") for word in (*self._key, number))
-        seed = int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
         before = getattr(_local, "of_batch", None)
         torchs = [torch.default_generator] if with_torchs else []
         if with_torchs and self._device.type == "cuda":
             torchs.append(torch.cuda.default_generators[self._device.index])
         states = [each.get_state() for each in torchs]
-        _local.of_batch = _Sequences(seed)
+        _local.of_batch = _Sequences(_digest(*self._key, number))
         try:
             for each in torchs:
-                each.manual_seed(seed)
+                each.manual_seed(_digest(*self._torchs_key, number))
             yield
         finally:
             _local.of_batch = before
             for each, state in zip(torchs, states, strict=True):
                 each.set_state(state)
+
+
+def _digest(*numbers: int) -> int:
+    words = b"".join((number % (1 << 64)).to_bytes(8, "little") for number in numbers)
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
 
 
 @torch.no_grad()

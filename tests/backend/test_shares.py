@@ -63,6 +63,18 @@ def test_where_dgl_can_share_seeds_it_does(monkeypatch, num_seeds, num_ranks):
             assert share(patch, SEEDS[:num_seeds], rank, num_ranks, shuffle=False) == found
 
 
+def test_workers_that_live_on_see_the_next_order(monkeypatch):
+    monkeypatch.setattr(dist, "get_rank", lambda: 0)
+    monkeypatch.setattr(dist, "get_world_size", lambda: 1)
+    options = {"batch_size": 5, "use_ddp": True, "shuffle": True, "num_workers": 1}
+    loader = dgl.dataloading.DataLoader(
+        dgl.rand_graph(50, 300), torch.arange(50), dgl.dataloading.NeighborSampler([2]),
+        persistent_workers=True, **options,
+    )  # fmt: skip
+    orders = [[int(i) for _, seeds, _ in loader for i in seeds] for _ in range(2)]
+    assert orders[0] != orders[1] and sorted(orders[0]) == sorted(orders[1]) == [*range(50)]
+
+
 def _trains_on_few_seeds(folder) -> None:
     g = dgl.rand_graph(50, 300)
     loader = dgl.dataloading.DataLoader(

@@ -25,18 +25,27 @@ class BatchKeys:
     """
 
     def __init__(self, seed: int) -> None:
-        self.seed = seed
-        # In shared memory: workers that live on see the next epoch too.
-        self._epoch = torch.zeros(1, dtype=torch.int64).share_memory_()
+        # The epoch and the seed, in shared memory: workers that live on see the next ones too.
+        self._state = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._calls = threading.local()
+        self.seed = seed
 
     @property
     def epoch(self) -> int:
-        return int(self._epoch)
+        return int(self._state[0])
 
     @epoch.setter
     def epoch(self, value: int) -> None:
-        self._epoch.fill_(value)
+        self._state[0] = value
+        self._calls.last = None
+
+    @property
+    def seed(self) -> int:
+        return int(self._state[1]) % (1 << 64)
+
+    @seed.setter
+    def seed(self, value: int) -> None:
+        self._state[1] = (value + (1 << 63)) % (1 << 64) - (1 << 63)
         self._calls.last = None
 
     def batch_key(self, seeds: Mapping[str, torch.Tensor]) -> SampleKey:
@@ -69,11 +78,11 @@ class BatchKeys:
         self._calls.edges = edges, calls + 1
         return SampleKey(self.seed, self.epoch, _digest(edges), calls, etype)
 
-    def __getstate__(self) -> tuple[int, torch.Tensor]:
-        return self.seed, self._epoch
+    def __getstate__(self) -> torch.Tensor:
+        return self._state
 
-    def __setstate__(self, state: tuple[int, torch.Tensor]) -> None:
-        self.seed, self._epoch = state
+    def __setstate__(self, state: torch.Tensor) -> None:
+        self._state = state
         self._calls = threading.local()
 
 

@@ -125,9 +125,17 @@ def of_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
         )
     if g.device.type != "cpu":
         raise InvalidInputError("store a DGLGraph", f"a graph on {g.device}", "pass g.to('cpu')")
+    if g.is_block:
+        raise InvalidInputError(
+            "store a DGLGraph", "a block", "pass the graph that blocks are sampled from"
+        )
     sources: dict[str, Source] = {}
+    # A graph may be restricted to formats that have no in-edges, by node.
+    formats = g.formats()
+    known = {name for names in formats.values() for name in names}
+    in_edges = g if "csc" in known else g.formats(["csc"])
     for etype in g.canonical_etypes:
-        indptr, indices, eids = g.adj_tensors("csc", etype=etype)
+        indptr, indices, eids = in_edges.adj_tensors("csc", etype=etype)
         sources[topology_table(etype)] = TopologySource(
             indptr.to(torch.int64).numpy(),
             indices.numpy(),

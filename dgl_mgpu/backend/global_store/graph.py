@@ -13,6 +13,7 @@ from dgl_mgpu.backend.global_store.storage import Traffic
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype
 from dgl_mgpu.backend.sampling.dataloading import serve_dataloading
 from dgl_mgpu.errors import StoreClosedError, UnsupportedByStoreError
+from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.store import Store
 
 #: What DGL's samplers and users look for on a graph.
@@ -79,15 +80,22 @@ class StoreGraph(Sampling):
         Without it every DataLoader counts the times it was iterated over, from 0.  A run that
         resumes, or several loaders that should agree, set it before each epoch.
         """
+        self._batch_keys.epoch = check_integer(epoch, "epoch", 0, "choose an epoch")
         self._epoch_is_set = True
-        self._batch_keys.epoch = epoch
 
-    def for_loader(self) -> StoreGraph:
-        """This graph with an epoch count of its own."""
-        twin = object.__new__(StoreGraph)
+    def for_pass(self, last: StoreGraph | None) -> StoreGraph:
+        """This graph for one pass over a DataLoader.
+
+        Parameters
+        ----------
+        last : StoreGraph, optional
+            That of the loader's pass before: the next epoch is behind its.
+        """
+        twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin._batch_keys = BatchKeys(self._batch_keys.seed)
-        twin._batch_keys.epoch = -1
+        twin._batch_keys.epoch = -1 if last is None else last._batch_keys.epoch
+        twin.begin_epoch(self)
         return twin
 
     def begin_epoch(self, shared: StoreGraph) -> None:

@@ -182,8 +182,9 @@ class Sampling(Features):
             To be called once, on the stream on which it was begun; waits for the hops as
             :func:`dgl_mgpu.ops.sample_etype_blocks` returns them.
         """
+        seeds = self._by_ntype(nodes)
         key = self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host))
-        finish = self._begin_hops(self._by_ntype(nodes), key, fanouts, prob, replace, exclude_edges)
+        finish = self._begin_hops(seeds, key, fanouts, prob, replace, exclude_edges)
 
         def hops() -> list[EtypeBlock]:
             for etype in self.canonical_etypes:
@@ -423,7 +424,10 @@ class Sampling(Features):
     def _named(self, nodes: Nodes) -> dict[str, torch.Tensor]:
         """Nodes by type, as they are."""
         by_type = nodes if isinstance(nodes, Mapping) else {None: nodes}
-        return {self._only_ntype(ntype): torch.as_tensor(ids) for ntype, ids in by_type.items()}
+        return {
+            self._only_ntype(ntype): torch.atleast_1d(torch.as_tensor(ids))
+            for ntype, ids in by_type.items()
+        }
 
     def _checked_ids(self, ids: torch.Tensor, num_nodes: int) -> torch.Tensor:
         # Before any conversion: a float or a mask would become ids that nobody asked for.
@@ -453,6 +457,16 @@ class Sampling(Features):
             return {}
         by_type = edges if isinstance(edges, Mapping) else {None: edges}
         return {
-            self.to_canonical_etype(etype): IdFilter(torch.as_tensor(eids).to(self.device))
+            self.to_canonical_etype(etype): IdFilter(_edge_ids(torch.as_tensor(eids), self.device))
             for etype, eids in by_type.items()
         }
+
+
+def _edge_ids(eids: torch.Tensor, device: torch.device) -> torch.Tensor:
+    if len(eids) and (eids.dtype not in (torch.int32, torch.int64) or eids.dim() != 1):
+        raise InvalidInputError(
+            "leave edges out of what is sampled",
+            f"exclude_edges of dtype {eids.dtype} and shape {tuple(eids.shape)}",
+            "pass a vector of int32 or int64 edge ids",
+        )
+    return eids.to(device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 
@@ -98,8 +99,8 @@ class StoredTopology:
 
     def _by_etype(self, fanout: int | Mapping) -> dict[CanonicalEtype, int]:
         if not isinstance(fanout, Mapping):
-            return dict.fromkeys(self.canonical_etypes, fanout)
-        fanouts = {self.to_canonical_etype(etype): n for etype, n in fanout.items()}
+            return dict.fromkeys(self.canonical_etypes, _integral(fanout))
+        fanouts = {self.to_canonical_etype(etype): _integral(n) for etype, n in fanout.items()}
         missing = [etype for etype in self.canonical_etypes if etype not in fanouts]
         if missing:
             raise InvalidInputError(
@@ -108,3 +109,11 @@ class StoredTopology:
                 "give each edge type one; 0 leaves it out",
             )
         return fanouts
+
+
+def _integral(fanout: Any) -> Any:
+    """A number as DGL takes it: 3.0 and ``torch.tensor(3)`` are 3; others are refused later."""
+    try:
+        return int(fanout) if int(fanout) == fanout else fanout
+    except (TypeError, ValueError, OverflowError, RuntimeError):
+        return fanout

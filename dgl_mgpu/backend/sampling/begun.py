@@ -27,8 +27,8 @@ _SAMPLE = BlockSampler.sample
 class ServesBlocks(Protocol):
     """What `dgl_mgpu.StoreGraph` offers beyond DGL's protocol."""
 
-    def for_loader(self) -> ServesBlocks:
-        """This graph with an epoch count of its own."""
+    def for_pass(self, last: ServesBlocks | None) -> ServesBlocks:
+        """This graph for a pass over a DataLoader, whose last one had the other."""
 
     def begin_epoch(self, shared: ServesBlocks) -> None:
         """Go to the epoch set on ``shared``, the graph the user holds, or to the next one."""
@@ -62,6 +62,14 @@ class ServesBlocks(Protocol):
 
 #: Whether a class :class:`ServesBlocks`; to ask takes microseconds each time.
 has_blocks: Callable[[Any], bool] = functools.cache(lambda kind: issubclass(kind, ServesBlocks))
+
+
+def weight_of(sampler: Any) -> str | None:
+    """The edge feature that a neighbour sampler of DGL's samples by.
+
+    Others may mean anything by their attributes' names.
+    """
+    return sampler.prob if isinstance(sampler, NeighborSampler) else None
 
 
 def begin_at_once(

@@ -227,7 +227,7 @@ def begin_graph(
         Also when it is called.
     """
     batch = _Batch.of(g, nodes)
-    if batch is None or not fanouts:
+    if batch is None or len(fanouts) == 0:
         return None
     hops = [hop for hop in (_by_etype(g, fanout) for fanout in fanouts) if hop is not None]
     weights = batch.weights(prob)

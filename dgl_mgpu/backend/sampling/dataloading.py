@@ -8,6 +8,7 @@ DGL's own graphs on the CPU both classes do what they always did.
 
 from __future__ import annotations
 
+import copy
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -24,7 +25,13 @@ from dgl.heterograph import DGLGraph
 from dgl.storages.tensor import BaseTensorStorage
 
 from dgl_mgpu.backend.ours import OnTensors
-from dgl_mgpu.backend.sampling.begun import begin_at_once, handed_out, has_blocks, is_pinned
+from dgl_mgpu.backend.sampling.begun import (
+    begin_at_once,
+    handed_out,
+    has_blocks,
+    is_pinned,
+    weight_of,
+)
 from dgl_mgpu.backend.sampling.loader_batches import Batches, Places, other_storages
 from dgl_mgpu.backend.sampling.repeatable import PURE_DATASETS, is_pure, says_so
 from dgl_mgpu.pipeline import Ahead, lane_of
@@ -90,10 +97,8 @@ def _iterate(loader: Any, dgls: Callable[[Any], Any], places: Places | None = No
     """A pass over a loader; ``dgls`` is ``DataLoader.__iter__`` as DGL has it."""
     shared = loader.graph
     if has_blocks(type(shared)):
-        if loader.collate_fn.g is shared:
-            loader.collate_fn.g = shared.for_loader()
-        loader.collate_fn.g.begin_epoch(shared)
-        prob = getattr(loader.graph_sampler, "prob", None)
+        _begin_pass(loader)
+        prob = weight_of(loader.graph_sampler)
         if prob is not None:
             shared.check_weights(prob)
     if not _samples_here(loader):
@@ -102,6 +107,17 @@ def _iterate(loader: Any, dgls: Callable[[Any], Any], places: Places | None = No
     if lane is not None and lane.is_full:
         lane = None
     return Ahead(Batches(loader, dgls, places), lane, DEPTH)
+
+
+def _begin_pass(loader: Any) -> None:
+    """Have a loader sample its graph's next epoch from now on, but not a pass that has begun."""
+    shared, collate = loader.graph, loader.collate_fn
+    last = None if collate.g is shared else collate.g
+    if last is not None and loader.persistent_workers:
+        last.begin_epoch(shared)  # which they have, and see
+        return
+    loader.collate_fn = copy.copy(collate)
+    loader.collate_fn.g = shared.for_pass(last)
 
 
 def _samples_here(loader: Any) -> bool:

@@ -19,6 +19,7 @@ from dgl_mgpu.backend.sampling.begun import (
     can_be_placed,
     handed_out,
     has_blocks,
+    weight_of,
 )
 from dgl_mgpu.backend.sampling.repeatable import PURE_DATASETS, State
 from dgl_mgpu.pipeline.stage import stage
@@ -91,11 +92,12 @@ class Batches:
             self._seeds.dataset = self._seeds.dataset.cpu()
         else:
             self._seeds = self._rest.dataloader_it
-        self._draws = BatchDraws(loader.device)
+        # Torch's iterator has drawn it, as it does for all loaders.
+        self._draws = BatchDraws(loader.device, self._rest.dataloader_it._base_seed)
         self._left: set[int] = set()
         #: Of a store, what batches have been made of so far, at its version then.
         self._tables: dict[Table, int] = {}
-        prob = getattr(loader.graph_sampler, "prob", None)
+        prob = weight_of(loader.graph_sampler)
         if prob is not None and has_blocks(type(loader.graph)):
             for table in loader.graph.weight_tables(prob):
                 self._note(table)

@@ -13,6 +13,7 @@ from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype
+from dgl_mgpu.backend.random import seeding
 
 #: A node type or a canonical edge type.
 Type = str | CanonicalEtype
@@ -37,6 +38,30 @@ def is_watched(tensor: torch.Tensor) -> bool:
     return not (tensor.is_inference() or tensor.requires_grad)
 
 
+class Passes:
+    """Which passes over a graph's DataLoaders there were.
+
+    As in DGL, where all draw from one sequence of random numbers, each is another experiment, and
+    ``dgl.seed`` begins anew.
+
+    Parameters
+    ----------
+    seed : int
+        Until then.
+    """
+
+    def __init__(self, seed: int) -> None:
+        self._seed, self._seeding, self._count = seed, seeding()[0], 0
+
+    def next(self) -> tuple[int, int]:
+        """The seed and the number of a pass that begins."""
+        times, seed = seeding()
+        if times != self._seeding and seed is not None:
+            self._seed, self._seeding, self._count = seed, times, 0
+        self._count += 1
+        return self._seed, self._count - 1
+
+
 @dataclass(frozen=True)
 class Stored:
     """The store of a graph, kept with its index: whose graph the memory is, is told by that.
@@ -46,10 +71,13 @@ class Stored:
     store : GlobalStore
     columns : dict
         By type, each column that is stored as it was then, by its name.
+    passes : Passes
+        Over all of the graph's loaders.
     """
 
     store: GlobalStore
     columns: Mapping[Type, Mapping[str, Snapshot]]
+    passes: Passes
 
     def name_of(self, of: Type, column: Column) -> str | None:
         """The name under which the store has a column; None if it has it not, or no more so.

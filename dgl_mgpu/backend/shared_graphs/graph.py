@@ -67,14 +67,8 @@ class SharedGraph(StoreGraph):
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
         return getattr(self.original if name in _NEEDS_NO_PINNING else self._pinned(), name)
 
-    def for_loader(self) -> SharedGraph:
-        """This graph with an epoch count of its own."""
-        twin = object.__new__(SharedGraph)
-        twin.__dict__.update(vars(super().for_loader()))
-        return twin
-
     def begin_epoch(self, shared: StoreGraph) -> None:
-        """Go to the next epoch, or the one set on ``shared``.
+        """Go to what has not been sampled yet, by whatever loader, since ``dgl.seed``.
 
         Raises
         ------
@@ -87,7 +81,8 @@ class SharedGraph(StoreGraph):
                 "its nodes or edges have changed since the DataLoader was made",
                 "make the DataLoader when the graph is complete",
             )
-        super().begin_epoch(shared)
+        mine = self._batch_keys
+        mine.seed, mine.epoch = self._stored.passes.next()
 
     # -- features -----------------------------------------------------------------------
 

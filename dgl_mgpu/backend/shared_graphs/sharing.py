@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import nullcontext, suppress
 from typing import Any
 
 import torch
@@ -19,7 +20,14 @@ from dgl.heterograph import DGLGraph
 from dgl_mgpu.backend import runner
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.backend.random import next_key
-from dgl_mgpu.backend.shared_graphs.columns import Snapshot, Stored, Type, is_watched, stored_of
+from dgl_mgpu.backend.shared_graphs.columns import (
+    Passes,
+    Snapshot,
+    Stored,
+    Type,
+    is_watched,
+    stored_of,
+)
 from dgl_mgpu.backend.shared_graphs.graph import SharedGraph
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.store import Ranks
@@ -135,17 +143,23 @@ def _storable(graph: DGLGraph) -> DGLGraph:
 
 
 def _is_storable(rows: Any) -> bool:
-    is_tensor = isinstance(rows, torch.Tensor)
-    return is_tensor and rows.layout == torch.strided and rows.dim() > 0 and is_watched(rows)
+    return (
+        isinstance(rows, torch.Tensor)
+        and rows.layout == torch.strided
+        and rows.dim() > 0
+        and (rows.numel() > 0 or len(rows) == 0)  # rows without bytes are no table's
+        and is_watched(rows)
+    )
 
 
 def _options(loader: Any, batch_size: int) -> dict[str, Any]:
     """How to build a store for a loader: as the runner was told, and for its mini-batches."""
     sampler, of_edges = loader.graph_sampler, type(loader.graph_sampler) is EdgePredictionSampler
     options: dict[str, Any] = {"batch_size": batch_size, "edges": of_edges}
-    fanouts = getattr(sampler.sampler if of_edges else sampler, "fanouts", ())
-    if fanouts and all(type(fanout) is int for fanout in fanouts):
-        options["fanouts"] = list(fanouts)
+    fanouts = list(getattr(sampler.sampler if of_edges else sampler, "fanouts", ()))
+    with suppress(TypeError):  # one for each edge type, which a plan does not take
+        if fanouts:
+            options["fanouts"] = [operator.index(fanout) for fanout in fanouts]
     if loader.device.type == "cpu":
         options["device"] = "cpu"
     return options | dict(runner.told().store or {})
@@ -166,7 +180,7 @@ def _store(graph: DGLGraph, options: dict[str, Any], indices: Any, device: torch
         of: {name: Snapshot(column.storage) for name, column in frame._columns.items()}
         for of, frame in _frames(kept)
     }
-    return Stored(store, columns)
+    return Stored(store, columns, Passes(seed))
 
 
 def _seeds(indices: Any) -> Any:

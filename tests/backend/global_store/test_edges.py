@@ -111,7 +111,7 @@ def _finds_on_a_rank(in_order: bool) -> None:
     )
     assert max(tier.parts for table in store.plan.tables.values() for tier in table.tiers) > 1
     assert_finds_all(store.graph, g)
-    assert_finds_all(store.graph.for_loader(), g)
+    assert_finds_all(store.graph.for_pass(None), g)
 
 
 @pytest.mark.usefixtures("forked_ranks")

@@ -13,7 +13,15 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from dgl.dataloading import DataLoader, MultiLayerFullNeighborSampler, NeighborSampler
+from dgl.dataloading import (
+    BlockSampler,
+    DataLoader,
+    MultiLayerFullNeighborSampler,
+    NeighborSampler,
+    Sampler,
+    as_edge_prediction_sampler,
+)
+from dgl.dataloading.negative_sampler import Uniform
 
 import dgl_mgpu
 from dgl_mgpu.errors import (
@@ -288,6 +296,92 @@ def test_set_epoch_repeats_an_epoch():
     assert epoch(4) != epoch(5)
 
 
+def test_a_pass_keeps_its_epoch_when_another_one_begins():
+    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph()).graph
+
+    def edges(batch):
+        return batch[2][0].edata[dgl.EID].tolist()
+
+    for options in ({}, {"num_workers": 1}):
+        make = partial(
+            DataLoader, graph, torch.arange(200), NeighborSampler([3]), batch_size=20, **options
+        )
+        loader = make()
+        expected = [[edges(batch) for batch in loader] for _ in range(2)]
+        loader = make()
+        first = iter(loader)
+        found = [edges(next(first))]
+        second = iter(loader)
+        between = [edges(next(second))]
+        found += [edges(batch) for batch in first]
+        between += [edges(batch) for batch in second]
+        assert [found, between] == expected
+
+
+def test_epochs_are_numbers():
+    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph()).graph
+    for epoch in ("x", None, 1.5, -1):
+        with pytest.raises(InvalidInputError, match="epoch"):
+            graph.set_epoch(epoch)
+
+
+def test_what_torch_draws_for_a_batch_is_by_torchs_seed():
+    g = power_law_graph()
+    sampler = as_edge_prediction_sampler(NeighborSampler([3]), negative_sampler=Uniform(2))
+
+    def negatives(seed, graph):
+        torch.manual_seed(seed)
+        return [
+            batch[2].ndata[dgl.NID][batch[2].edges()[1]].tolist()
+            for batch in DataLoader(graph, torch.arange(100), sampler, batch_size=25)
+        ]
+
+    with dgl_mgpu.GlobalStore.from_dgl(g, edges=True) as store:
+        dgl.seed(0)
+        found = negatives(1, store.graph)
+        assert found == negatives(1, store.graph) != negatives(2, store.graph)
+        assert len({tuple(each) for each in found}) == 4  # no two batches draw the same
+
+
+def test_data_that_is_attached_to_a_loader():
+    class Named(Sampler):
+        def sample(self, g, ids):
+            return ids, dgl.LazyFeature("x", ids)
+
+    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph()).graph
+    rows = torch.randn(800, 3)
+    loader = DataLoader(graph, torch.arange(40), Named(), batch_size=10, shuffle=True)
+    loader.attach_data("x", rows)
+    for ids, found in loader:
+        assert torch.equal(found, rows[ids])
+
+
+def test_attributes_of_a_sampler_of_ones_own_are_its_own():
+    class Own(BlockSampler):
+        prob = 0.5
+
+        def sample_blocks(self, g, seeds, exclude_eids=None):
+            block = dgl.to_block(g.sample_neighbors(seeds, 3), seeds)
+            return block.srcdata[dgl.NID], seeds, [block]
+
+    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph()).graph
+    assert len(batches(graph, torch.arange(128), Own())) == 2
+
+
+def test_edges_to_leave_out_are_ids():
+    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph()).graph
+    for edges in (torch.tensor([1.0]), torch.tensor([True]), torch.tensor([[1], [2]])):
+        with pytest.raises(InvalidInputError, match="edge ids"):
+            graph.sample_neighbors(torch.arange(5), 3, exclude_edges=edges)
+    assert graph.sample_neighbors(3, 2).num_edges() <= 2  # one node, as in DGL
+
+
+def test_a_block_is_no_graph_to_store():
+    g = power_law_graph()
+    with pytest.raises(InvalidInputError, match="a block"):
+        dgl_mgpu.GlobalStore.from_dgl(dgl.to_block(g))
+
+
 def test_sampled_edges_are_uniform():
     g = power_law_graph()
     graph = dgl_mgpu.GlobalStore.from_dgl(g, seed=3).graph
@@ -327,6 +421,7 @@ def test_bad_ids_are_refused():
         (torch.tensor([0, 800]), IdOutOfRangeError),
         (torch.tensor([-1]), IdOutOfRangeError),
         (torch.tensor([0.0]), InvalidInputError),
+        (torch.tensor([[1], [2]]), InvalidInputError),
     ):
         with pytest.raises(error):
             store.gather("feat", ids)

@@ -17,6 +17,7 @@ from dgl.dataloading import (
 )
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
+from tests.backend.loaders import link_graph
 from tests.backend.sampling.graphs import multigraph, shop
 
 
@@ -157,3 +158,30 @@ def test_clusters(device, tmp_path):
     for part in DataLoader(g, torch.arange(5, device=device), sampler, batch_size=2, device=device):
         assert part.device == device
         check_subgraph(g, part)
+
+
+@pytest.mark.parametrize(
+    "exclude", ["self", "reverse_types", lambda ids: ids], ids=["self", "reverse_types", "own"]
+)
+@pytest.mark.parametrize(
+    "sampler",
+    [NeighborSampler([3], fused=False), LaborSampler([3]), ShaDowKHopSampler([3])],
+    ids=["neighbor", "labor", "shadow"],
+)
+def test_pairs_keep_their_edges_where_those_are_left_out(exclude, sampler):
+    """On the CPU, where DGL's C++ sorts the ids it is to leave out, in the tensor that it gets."""
+    g = link_graph("cpu")[0]
+    if exclude == "reverse_types":
+        etype = g.canonical_etypes[0]
+        g = dgl.heterograph({etype: g.edges(), ("_N", "back", "_N"): g.edges()[::-1]})
+        options, ids = {"reverse_etypes": {etype[1]: "back", "back": etype[1]}}, {etype: None}
+    else:
+        options, ids = {}, None
+    ids = torch.arange(100) if ids is None else dict.fromkeys(ids, torch.arange(100))
+    pairs = as_edge_prediction_sampler(sampler, exclude=exclude, **options)
+    etype = g.canonical_etypes[0]
+    for _, pair_graph, *_ in DataLoader(g, ids, pairs, batch_size=20, shuffle=True):
+        nodes = pair_graph.ndata[dgl.NID]
+        found = [nodes[ends] for ends in pair_graph.edges(etype=etype)]
+        expected = g.find_edges(pair_graph.edges[etype].data[dgl.EID], etype=etype)
+        assert all(map(torch.equal, found, expected))

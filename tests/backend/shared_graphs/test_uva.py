@@ -148,6 +148,51 @@ def test_an_epoch_is_sampled_anew_and_by_the_seed():
     assert epochs(2) != [first, second]
 
 
+@pytest.mark.usefixtures("told")
+def test_loaders_of_a_graph_draw_from_one_sequence_which_a_seed_begins_anew():
+    g = node_graph("cpu")
+
+    def epoch():
+        loader = load(g, torch.arange(50), NeighborSampler([3]))
+        return [batch[2][0].edata[dgl.EID].tolist() for batch in loader]
+
+    unseeded = [epoch(), epoch()]  # by a loader of its own each
+    assert unseeded[0] != unseeded[1]
+    dgl.seed(5)
+    seeded = [epoch(), epoch()]
+    assert seeded[0] != seeded[1] and not any(each in unseeded for each in seeded)
+    dgl.seed(5)
+    assert [epoch(), epoch()] == seeded
+
+
+@pytest.mark.usefixtures("told", "both_kinds")
+@pytest.mark.parametrize(
+    "fanouts", [np.array([3, 3]), torch.tensor([3, 3]), [3.0, torch.tensor(3)]]
+)
+def test_fanouts_of_any_kind_of_number(fanouts):
+    g = node_graph("cpu")
+    _, _, blocks = next(iter(load(g, torch.arange(50), NeighborSampler(fanouts, fused=False))))
+    assert len(blocks) == 2 and int(blocks[1].in_degrees().max()) == 3
+
+
+@pytest.mark.usefixtures("told")
+@pytest.mark.parametrize("formats", ["coo", ["coo", "csr"], "csc"])
+def test_graphs_of_some_formats(formats):
+    g = node_graph("cpu").formats(formats)
+    loader = load(g, torch.arange(50), NeighborSampler([3], fused=False))
+    assert isinstance(loader.graph, SharedGraph)
+    _, _, (block,) = next(iter(loader))
+    assert_blocks_are_right(g.formats(["coo", "csr", "csc"]) if formats == "csc" else g, [block])
+
+
+@pytest.mark.usefixtures("told")
+def test_columns_without_bytes_stay_the_scripts():
+    g = node_graph("cpu")
+    g.ndata["none"] = torch.zeros(g.num_nodes(), 0)
+    (inputs, _, (block,)) = next(iter(load(g, torch.arange(50), NeighborSampler([3]))))
+    assert block.srcdata["none"].shape == (len(inputs), 0)
+
+
 @pytest.mark.usefixtures("told", "both_kinds")
 @pytest.mark.parametrize("make", [node_graph, typed_graph])
 def test_blocks_have_features_that_nobody_has_fetched(make):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -69,7 +70,8 @@ def _sample_neighbors(
     """Sample neighbors; of those that number them at once the numbers are of the ids' type.
 
     Parameters and results are those of `dgl.sampling.sample_neighbors` and of its twin for all at
-    once, where ``mapping`` has room for numbers, which lasts from call to call.
+    once, where ``mapping`` has room for numbers, which lasts from call to call.  ``exclude_edges``
+    stay as they are: DGL's C++ sorts the tensor it is given, whose numbers may be edges' ids.
     """
     if fused:
         mapping = {} if mapping is None else mapping
@@ -80,8 +82,15 @@ def _sample_neighbors(
     original = originals["dgl.sampling.neighbor:_sample_neighbors"]
     return original(
         g, nodes, fanout, edge_dir, prob, replace, copy_ndata, copy_edata, _dist_training,
-        exclude_edges, fused, mapping,
+        _copied(exclude_edges), fused, mapping,
     )  # fmt: skip
+
+
+def _copied(edges: Any) -> Any:
+    """Edge ids of one type or of several, in memory of their own."""
+    if isinstance(edges, Mapping):
+        return {etype: _copied(ids) for etype, ids in edges.items()}
+    return edges.clone() if isinstance(edges, torch.Tensor) else edges
 
 
 def sample_labors(
@@ -100,7 +109,8 @@ def sample_labors(
 ) -> Any:
     """Layer-neighbour sampling; the weights are those of the edges that stay, also on a GPU.
 
-    Parameters and results are those of `dgl.sampling.sample_labors`.
+    ``exclude_edges`` stay as they are, as in :func:`_sample_neighbors`.  Parameters and results are
+    those of `dgl.sampling.sample_labors`.
     """
     from dgl.sampling import labor
 
@@ -115,7 +125,7 @@ def sample_labors(
         seed2_contribution=seed2_contribution,
         copy_ndata=copy_ndata,
         copy_edata=copy_edata,
-        exclude_edges=exclude_edges,
+        exclude_edges=_copied(exclude_edges),
     )
     if output_device is None:
         return frontier, importances

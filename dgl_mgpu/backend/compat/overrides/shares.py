@@ -24,6 +24,8 @@ def init_shares(
         indices = _filled_up(indices, dist.get_world_size())
     original = originals["dgl.dataloading.dataloader:DDPTensorizedDataset.__init__"]
     original(self, indices, batch_size, drop_last, ddp_seed, shuffle)
+    # Workers that live on see each epoch's order, as they do without use_ddp.
+    self._indices.share_memory_()
 
 
 def _filled_up(indices: Any, num_ranks: int) -> Any:

@@ -31,11 +31,17 @@ def init_loader(
     **kwargs: Any,
 ) -> None:
     """In place of ``DataLoader.__init__``: see `dgl_mgpu.backend.shared_graphs`."""
-    if (use_uva or gpu_cache is not None) and _is_in_a_store(graph, gpu_cache):
+    if (use_uva or gpu_cache is not None) and _is_in_a_store(graph):
+        _refuse_cache(gpu_cache)
         use_uva = False  # GPUs read a store's host memory where it is, without pinning a graph
     elif not use_uva and type(graph) is DGLGraph and runner.was_told():
         _warn_of_options_without_use(graph)
     given = graph
+    if _is_in_a_store(graph):
+        # DGL decides them for its own graphs alone, and passes them on as they are.
+        use_prefetch_thread = bool(use_prefetch_thread)
+        use_alternate_streams = bool(use_alternate_streams)
+        pin_prefetcher = bool(pin_prefetcher)
     is_shared = False
     # Lightning makes a loader anew of what another one consists of.
     if use_uva and kwargs.get("collate_fn") is None:
@@ -90,15 +96,18 @@ def _require_gpu() -> None:
         )
 
 
-def _is_in_a_store(graph: Any, gpu_cache: Any) -> bool:
+def _is_in_a_store(graph: Any) -> bool:
+    if isinstance(graph, DGLGraph):
+        return False
     from dgl_mgpu.backend.global_store.graph import StoreGraph
 
-    if type(graph) is not StoreGraph:
-        return False
+    return type(graph) is StoreGraph
+
+
+def _refuse_cache(gpu_cache: Any) -> None:
     if gpu_cache is not None:
         raise UnsupportedByStoreError(
             "cache features of a store's graph with DataLoader(gpu_cache=…)",
             "the store keeps the rows that are read most in GPU memory itself",
             "leave gpu_cache out; gpu_memory= of the store says how much it takes",
         )
-    return True
