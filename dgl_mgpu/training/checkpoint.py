@@ -120,7 +120,7 @@ class Checkpoint:
         asked = f"resume from {path}"
         try:
             with zipfile.ZipFile(path) as archive:
-                damaged = archive.testzip()  # torch checks no sums when it reads
+                damaged = archive.testzip() or _no_file(archive)  # torch checks no sums
             content = None if damaged else torch.load(path, "cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
@@ -190,6 +190,11 @@ _FREE = re.compile(
     r"|trainer\.(ranks|epochs|resume|eval_every|checkpoint_every|count_accesses|profile"
     r"|shard_optimizer)"
 )
+
+
+def _no_file(archive: zipfile.ZipFile) -> str | None:
+    """A part that torch would take for a folder, and leave a tensor's memory as it finds it."""
+    return next((part.filename for part in archive.infolist() if part.external_attr & 0x10), None)
 
 
 def checkpoints(folder: Path) -> list[Path]:

@@ -63,6 +63,18 @@ def test_every_model_learns(tmp_path, data, model):
 
 
 @pytest.mark.usefixtures("without_pictures")
+@pytest.mark.parametrize("model", ["graphsage", "gcn", "gat", "gin", "rgcn", "pinsage"])
+def test_every_model_learns_in_half_precision(tmp_path, data, model):
+    options = data, f"model={model}", "trainer.epochs=2", "trainer.lr=0.01"
+    folders = [
+        train(tmp_path / precision, *options, f"trainer.precision={precision}")
+        for precision in ("float32", "bfloat16")
+    ]
+    whole, half = ([r.loss for r in read_metrics(f / "metrics.jsonl")[0]] for f in folders)
+    assert half == pytest.approx(whole, rel=0.1) and half != whole
+
+
+@pytest.mark.usefixtures("without_pictures")
 def test_where_nothing_is_captured_steps_are_the_same(tmp_path, data):
     # About 1200 seeds: one rank has no batch in the last round, and the other's is a part of one.
     options = data, "trainer.ranks=2", "trainer.epochs=2", "trainer.batch_size=500"

@@ -101,6 +101,20 @@ def test_one_flipped_bit(tmp_path):
         Checkpoint.load(path)
 
 
+def test_a_part_that_became_a_folder(tmp_path):
+    """Torch leaves memory as it is where a tensor's part is none."""
+    path = make().save(tmp_path)
+    data = bytearray(path.read_bytes())
+    with zipfile.ZipFile(path) as archive:
+        entry = data.index(b"PK\x01\x02", archive.start_dir)
+        while b"data/0" not in data[entry : entry + 100]:
+            entry = data.index(b"PK\x01\x02", entry + 4)
+    data[entry + 38] ^= 0x10  # of the attributes
+    path.write_bytes(data)
+    with pytest.raises(CheckpointError, match="data/0 is damaged"):
+        Checkpoint.load(path)
+
+
 def test_no_flipped_bit_gives_an_untyped_error(tmp_path):
     path = make().save(tmp_path)
     data = path.read_bytes()

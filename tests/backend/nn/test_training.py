@@ -20,6 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
+from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.structure.index import TensorIndex
 from tests.backend.nn.cases import IN, OUT, hetero, ring, seed
 from tests.backend.nn.devices import DEVICES, NO_GPU, close, floats, on_tensors
@@ -100,6 +101,24 @@ def test_under_autocast_on_a_gpu(kind):
     assert not torch.allclose(found[0].cpu().float(), expected[0])  # it did round
     assert all(gradient.dtype == torch.float32 for gradient in found[1:])
     all_close(found, expected, torch.bfloat16)
+
+
+@pytest.mark.parametrize("kind", [dglnn.GATConv, dglnn.GATv2Conv, dglnn.GraphConv])
+@pytest.mark.parametrize("tensors", [False, True])
+def test_operands_of_several_types_under_autocast_on_a_cpu(kind, tensors):
+    with graphs_on_tensors(tensors):
+        g = dgl.add_self_loop(dgl.rand_graph(100, 600))
+        x, weights = torch.randn(100, 16), torch.rand(g.num_edges())
+        is_weighted = kind is dglnn.GraphConv
+        layer = kind(16, 8) if is_weighted else kind(16, 8, 2)
+        options = {"edge_weight": weights} if is_weighted else {}
+        expected = layer(g, x, **options)
+        with torch.autocast("cpu", torch.bfloat16):
+            found = layer(g, x, **options)
+    found.sum().backward()
+    assert all(each.grad.dtype == torch.float32 for each in layer.parameters())
+    assert not torch.equal(found.float(), expected)  # it did round
+    torch.testing.assert_close(found.float(), expected, rtol=0.05, atol=0.1)
 
 
 @pytest.mark.parametrize("device", DEVICES)
