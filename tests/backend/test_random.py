@@ -118,10 +118,10 @@ def draws_of(batches: random.BatchDraws, number: int) -> list:
 
 def test_draws_of_a_batch_depend_on_its_number_alone():
     dgl.seed(1)
-    batches = random.BatchDraws(CPU)
+    batches = random.BatchDraws(CPU, 7)
     in_order = [draws_of(batches, number) for number in range(4)]
     dgl.seed(1)
-    batches = random.BatchDraws(CPU)
+    batches = random.BatchDraws(CPU, 7)
     torch.rand(9), random.next_key(), torch.rand(2, generator=random.generator(CPU))
     assert [draws_of(batches, number) for number in (2, 2, 0, 3, 1)] == [
         in_order[number] for number in (2, 2, 0, 3, 1)
@@ -134,7 +134,7 @@ def test_passes_and_seeds_have_draws_of_their_own():
     found = []
     for seed in (1, 2, 1):
         dgl.seed(seed)
-        found += [draws_of(random.BatchDraws(CPU), 0) for _ in range(2)]
+        found += [draws_of(random.BatchDraws(CPU, seed + 10 * number), 0) for number in range(2)]
     assert found[:2] == found[4:]
     assert all(a != b for one, other in itertools.combinations(found[:4], 2)
                for a, b in zip(one, other, strict=True))  # fmt: skip
@@ -143,18 +143,28 @@ def test_passes_and_seeds_have_draws_of_their_own():
 @pytest.mark.parametrize("seed", [0, -5, 2**63 + 1])
 def test_without_dgls_seed_draws_follow_torchs(seed, monkeypatch):
     found = []
+    monkeypatch.setattr(random, "_common", random._Sequences())
     for offset in (0, 0, 1):
-        monkeypatch.setattr(random, "_common", random._Sequences())
         torch.manual_seed(seed + offset)
-        found.append(draws_of(random.BatchDraws(CPU), 0))
+        torchs = int(torch.empty((), dtype=torch.int64).random_())  # as its DataLoader draws it
+        found.append(draws_of(random.BatchDraws(CPU, torchs), 0))
     assert found[0] == found[1] != found[2]
+
+
+def test_what_torch_draws_does_not_follow_dgls_seed():
+    found = []
+    for seed in (1, 2):
+        dgl.seed(seed)
+        with random.BatchDraws(CPU, 7).of_batch(0):
+            found.append((torch.rand(3).tolist(), draws()))
+    assert found[0][0] == found[1][0] and found[0][1] != found[1][1]
 
 
 def test_a_batch_disturbs_no_other_draws():
     def others(make_batch) -> list:
         dgl.seed(4)
         torch.manual_seed(4)
-        batches = random.BatchDraws(CPU)
+        batches = random.BatchDraws(CPU, 7)
         found = [torch.randn(3).tolist(), torch.rand(2, generator=random.generator(CPU)).tolist()]
         make_batch(batches)
         return [*found, *draws(), torch.randn(3).tolist(), torch.initial_seed()]
@@ -179,7 +189,7 @@ def test_a_batch_disturbs_no_other_draws():
 
 
 def test_a_sampler_that_seeds_is_obeyed():
-    batches = random.BatchDraws(CPU)
+    batches = random.BatchDraws(CPU, 7)
     with batches.of_batch(0):
         dgl.seed(9)
         inside = draws()
@@ -192,7 +202,7 @@ def test_another_threads_calls_are_not_the_batchs():
     expected = [random.next_key() for _ in range(3)]
     dgl.seed(6)
     found = [random.next_key()]
-    batches = random.BatchDraws(CPU)
+    batches = random.BatchDraws(CPU, 7)
     with batches.of_batch(0), ThreadPoolExecutor(1) as pool:
         assert random.next_key() != expected[2]
         found.append(pool.submit(random.next_key).result())

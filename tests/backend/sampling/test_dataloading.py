@@ -13,6 +13,7 @@ from dgl.dataloading import DataLoader, NeighborSampler, as_edge_prediction_samp
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 import dgl_mgpu
+from dgl_mgpu.backend import random
 from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.structure.index import TensorIndex
 from dgl_mgpu.training.launch import launch
@@ -181,3 +182,14 @@ def test_workers_leave_the_garbage_of_their_parent_alone(tmp_path):
     finally:
         gc.enable()
     assert not path.exists()
+
+
+def test_without_dgls_seed_an_epoch_follows_torchs(monkeypatch):
+    monkeypatch.setattr(random, "_common", random._Sequences())
+    g = node_graph("cpu", torch.int64)
+    loader = DataLoader(g, torch.arange(50), NeighborSampler([3]), batch_size=10)
+    found = []
+    for seed in (1, 1, 2):
+        torch.manual_seed(seed)
+        found.append([blocks[0].edata[dgl.EID].tolist() for *_, blocks in loader])
+    assert found[0] == found[1] != found[2]

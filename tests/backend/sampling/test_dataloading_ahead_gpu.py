@@ -351,7 +351,7 @@ def test_formats_that_the_lane_makes_are_the_scripts_to_use(where):
 
 def test_draws_of_a_batch_are_not_torchs(where):
     torch.manual_seed(1)
-    batches = BatchDraws(where)
+    batches = BatchDraws(where, 7)
     found = [torch.rand(2, device=where)]
     inside = []
     for number in (0, 1, 0):
