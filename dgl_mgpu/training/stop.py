@@ -36,7 +36,13 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Hear the first SIGTERM; a second one does what it did before."""
+        """Hear SIGTERM, the first of maybe several.
+
+        Those that tell all processes of a job to stop, as schedulers do, tell a rank twice: its
+        launcher or torchrun's agent, which they tell too, passes it on, and ``timeout`` signals its
+        child and then the group.  So a repeated one is nobody's wish to lose the checkpoint; who
+        means that sends SIGKILL.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -44,7 +50,6 @@ class StopRequest:
 
         def hear(signum: int, frame: object) -> None:
             self._heard = True
-            signal.signal(signal.SIGTERM, before)
 
         signal.signal(signal.SIGTERM, hear)
         try:
