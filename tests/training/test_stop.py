@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing as mp
 import os
 import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
@@ -19,7 +22,7 @@ from dgl_mgpu.errors import CheckpointError, RankFailedError
 from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.launch import launch
-from dgl_mgpu.training.stop import Stopped, StopRequest
+from dgl_mgpu.training.stop import Stopped, StopRequest, outlive_sigterm, sigterm_blocked
 from tests.training.jobs import (
     SMALL,
     at_step,
@@ -249,6 +252,46 @@ def test_a_rank_that_did_not_stop_well_is_told_of(tmp_path, monkeypatch, end, fo
     threading.Thread(target=send).start()
     with pytest.raises(RankFailedError, match=f"run rank 1: {found}"):
         launch(_one_does_not_stop, 2, tmp_path, end)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_sigterm_to_all_processes_leaves_workers_to_their_rank(tmp_path, data, num_ranks):
+    folder = tmp_path / "run"
+    options = [
+        f"trainer.ranks={num_ranks}", "sampler.num_workers=2",
+        "trainer.epochs=100000", "trainer.eval_every=100000",  # whose workers come and go
+    ]  # fmt: skip
+    run = start_command(folder, *SMALL, data, *options)
+    until((folder / "checkpoints").is_dir)
+    children = psutil.Process(run.pid).children(recursive=True)
+    for process in [*reversed(children), run]:  # workers first
+        process.terminate()
+    run.join()
+    assert (run.exitcode, (folder / "errors").read_text()) == (143, "")
+    assert len(reports_of(folder)) == Checkpoint.load(folder).epoch
+    until(lambda: not any(child.is_running() for child in children))
+
+
+def _works(rank: Connection) -> None:
+    outlive_sigterm(os.getppid(), 0)
+    while True:
+        rank.send("at work")
+        rank.recv()
+
+
+def test_a_worker_ends_when_its_own_rank_tells_it():
+    rank, end = mp.Pipe()
+    worker = mp.get_context("fork").Process(target=_works, args=(end,), daemon=True)
+    with sigterm_blocked():
+        worker.start()
+    end.close()
+    assert rank.recv() == "at work"
+    subprocess.run(["kill", str(worker.pid)], check=True)
+    rank.send("another batch")
+    assert rank.recv() == "at work"
+    worker.terminate()
+    worker.join()
+    assert worker.exitcode == 0
 
 
 def test_the_launcher_passes_sigterm_on(tmp_path, data):
