@@ -68,6 +68,7 @@ def _train(arguments: list[str]) -> int:
     arguments = check_overrides(arguments)
     if before := _arguments_before(arguments):
         arguments = check_overrides([*before, *arguments])
+    _check_folder(arguments)
     failure: list[DGLMGPUError | KeyboardInterrupt] = []
 
     @hydra.main(
@@ -103,6 +104,20 @@ def _check_flags(arguments: list[str]) -> None:
                 raise ConfigError(
                     f"train with {flag}", "no option, but a key", f"write {key}=VALUE"
                 )
+
+
+def _check_folder(arguments: list[str]) -> None:
+    """Raise for a new run in another one's folder, whose options Hydra would overwrite.
+
+    A flag may make it something else than one run, and a run that resumes may go on in its own.
+    """
+    keys = {word.lstrip("+").partition("=")[0] for word in arguments}
+    has_flag = any(word.startswith("-") for word in arguments)
+    if "hydra.run.dir" not in keys or "trainer.resume" in keys or has_flag or _without_folder():
+        return
+    from dgl_mgpu.report.metrics import require_no_run
+
+    require_no_run(_compose(arguments, with_hydras=True).hydra.run.dir)
 
 
 def _without_folder() -> list[str]:
@@ -340,7 +355,7 @@ def _keys(node: Any, prefix: str = "") -> set[str]:
     return keys.union(*(_keys(value, f"{prefix}{name}.") for name, value in node.items()))
 
 
-def _compose(overrides: list[str]) -> Any:
+def _compose(overrides: list[str], with_hydras: bool = False) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -348,7 +363,7 @@ def _compose(overrides: list[str]) -> Any:
 
     try:
         with initialize_config_dir(str(resource_folder("configs")), version_base="1.3"):
-            return hydra_compose("config", overrides)
+            return hydra_compose("config", overrides, return_hydra_config=with_hydras)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(
             f"compose the configuration with {overrides}",
