@@ -141,11 +141,9 @@ def _arguments_before(arguments: list[str]) -> list[str]:
     said = read([word for word in arguments if "=" in word and not word.startswith("-")])
     if "trainer.resume" not in said:
         return []
-    path = Path(str(said["trainer.resume"].value()))
-    folder = path if path.is_dir() else path.parent
-    if folder.name == "checkpoints":
-        folder = folder.parent
-    file = folder / ".hydra" / "overrides.yaml"
+    from dgl_mgpu.training.checkpoint import run_folder
+
+    file = run_folder(str(said["trainer.resume"].value())) / ".hydra" / "overrides.yaml"
     if not file.is_file():
         return []
     before = read([str(word) for word in OmegaConf.load(file)])
