@@ -68,6 +68,7 @@ def _train(arguments: list[str]) -> int:
     arguments = check_overrides(arguments)
     if before := _arguments_before(arguments):
         arguments = check_overrides([*before, *arguments])
+    _check_folder(arguments)
     failure: list[DGLMGPUError | KeyboardInterrupt] = []
 
     @hydra.main(
@@ -105,6 +106,20 @@ def _check_flags(arguments: list[str]) -> None:
                 )
 
 
+def _check_folder(arguments: list[str]) -> None:
+    """Raise for a new run in another one's folder, whose options Hydra would overwrite.
+
+    A flag may make it something else than one run, and a run that resumes may go on in its own.
+    """
+    keys = {word.lstrip("+").partition("=")[0] for word in arguments}
+    has_flag = any(word.startswith("-") for word in arguments)
+    if "hydra.run.dir" not in keys or "trainer.resume" in keys or has_flag or _without_folder():
+        return
+    from dgl_mgpu.report.metrics import require_no_run
+
+    require_no_run(_compose(arguments, with_hydras=True).hydra.run.dir)
+
+
 def _without_folder() -> list[str]:
     """What keeps Hydra from making a folder and a log for each rank of torchrun but the first.
 
@@ -126,11 +141,9 @@ def _arguments_before(arguments: list[str]) -> list[str]:
     said = read([word for word in arguments if "=" in word and not word.startswith("-")])
     if "trainer.resume" not in said:
         return []
-    path = Path(str(said["trainer.resume"].value()))
-    folder = path if path.is_dir() else path.parent
-    if folder.name == "checkpoints":
-        folder = folder.parent
-    file = folder / ".hydra" / "overrides.yaml"
+    from dgl_mgpu.training.checkpoint import run_folder
+
+    file = run_folder(str(said["trainer.resume"].value())) / ".hydra" / "overrides.yaml"
     if not file.is_file():
         return []
     before = read([str(word) for word in OmegaConf.load(file)])
@@ -340,7 +353,7 @@ def _keys(node: Any, prefix: str = "") -> set[str]:
     return keys.union(*(_keys(value, f"{prefix}{name}.") for name, value in node.items()))
 
 
-def _compose(overrides: list[str]) -> Any:
+def _compose(overrides: list[str], with_hydras: bool = False) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
     from hydra.errors import HydraException
@@ -348,7 +361,7 @@ def _compose(overrides: list[str]) -> Any:
 
     try:
         with initialize_config_dir(str(resource_folder("configs")), version_base="1.3"):
-            return hydra_compose("config", overrides)
+            return hydra_compose("config", overrides, return_hydra_config=with_hydras)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(
             f"compose the configuration with {overrides}",

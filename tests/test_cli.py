@@ -5,6 +5,7 @@ from PIL import Image
 
 from dgl_mgpu.cli import compose, main
 from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
 
 
 @pytest.mark.parametrize(
@@ -135,6 +136,24 @@ def test_help_names_the_commands(capsys):
     for command in ("train", "plan", "topology", "doctor"):
         assert command in shown
     assert main([]) == 2
+
+
+def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, capsys):
+    ran = []
+    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", lambda *of_run: ran.append(of_run))
+    folder = tmp_path / "graphsage"
+    first = ["train", f"hydra.run.dir={tmp_path}/${{model.name}}", "trainer.ranks=2"]
+    assert main(first) == 0
+    seconds = StageSeconds(evaluate=0.0, total=1.0)
+    with MetricsLog(folder, tensorboard=False) as log:
+        log.append(EpochReport(1, 1, 1, 1.0, 1.0, None, None, seconds, (), 1))
+    before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(["train", f"hydra.run.dir={folder}", "trainer.lr=0.5"]) == 1
+    assert "with 1 epochs of another run; resume that run" in capsys.readouterr().err
+    assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    assert main(first) == 1  # the same by another name
+    assert main(["train", f"hydra.run.dir={folder}", f"trainer.resume={folder}"]) == 0
+    assert [config.trainer.ranks for config, _ in ran] == [2, 2]
 
 
 @pytest.mark.parametrize("given", [[], ["hydra.run.dir=outputs/mine", "hydra/job_logging=none"]])

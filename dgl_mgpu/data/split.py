@@ -11,7 +11,9 @@ from .hetero import HeteroDataset
 
 
 def require_labelled_split(dataset: Dataset | HeteroDataset) -> None:
-    """Check that all nodes of a data set's split have a class, which others need not have.
+    """Check that no part of a data set's split is empty, and that all of its nodes have a class.
+
+    Nodes of no part need none.
 
     Raises
     ------
@@ -19,6 +21,12 @@ def require_labelled_split(dataset: Dataset | HeteroDataset) -> None:
     """
     for part in SPLITS:
         ids = np.asarray(getattr(dataset, part))
+        if not len(ids):
+            raise InvalidInputError(
+                f"train on data set {dataset.name!r}",
+                f"no {part} nodes",
+                "give each part of its split some: train, valid and test",
+            )
         labels = dataset.labels[ids]
         bad = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))
         if len(bad):

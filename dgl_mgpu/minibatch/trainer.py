@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +30,7 @@ from dgl_mgpu.minibatch.tally import Tally
 from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
+from dgl_mgpu.training.stop import outlive_sigterm, sigterm_blocked
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
 #: Of :class:`~dgl_mgpu.report.StageSeconds`, those measured here.
@@ -247,7 +250,7 @@ class MiniBatchTrainer(Trainer):
         self.model.eval()
         self.store.graph.set_epoch(0)
         counts = torch.zeros(2, dtype=torch.int64, device=self._device)
-        with _without_advice():
+        with _starting_workers():
             batches = iter(self._make_loader(split))
         for _, _, blocks in batches:
             logits = self._logits(blocks)
@@ -285,7 +288,7 @@ class MiniBatchTrainer(Trainer):
     def _train_rounds(self, sums: _Sums, tally: Tally, on_step: StepCallback) -> bool:
         captured = self._captured
         begin = iter if captured is None else captured.batches
-        with _without_advice():
+        with _starting_workers():
             batches = begin(self._loader)
         for round_size in self._train.batches.rounds():
             with stage("load"):
@@ -360,6 +363,7 @@ class MiniBatchTrainer(Trainer):
             split.sampler,
             device=self._device,
             num_workers=self._num_workers,
+            worker_init_fn=partial(outlive_sigterm, os.getpid()),
             persistent_workers=split is self._train and self._num_workers > 0,
             # To make an iterator draws a number, which a run that resumes does once more.
             generator=torch.Generator(),
@@ -367,8 +371,8 @@ class MiniBatchTrainer(Trainer):
 
 
 @contextlib.contextmanager
-def _without_advice() -> Iterator[None]:
-    """Within, DGL's DataLoader begins a pass without its advice on CPU affinity."""
-    with warnings.catch_warnings():
+def _starting_workers() -> Iterator[None]:
+    """Within, a DataLoader begins a pass, without DGL's advice on CPU affinity."""
+    with warnings.catch_warnings(), sigterm_blocked():
         warnings.filterwarnings("ignore", message="Dataloader CPU affinity opt")
         yield

@@ -59,14 +59,10 @@ class MetricsLog:
         self.path = Path(folder) / METRICS_FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
         self.history: list[EpochReport] = []
+        if resume_epoch is None:
+            require_no_run(self.path.parent)
         if self.path.exists():
             earlier, _ = read_metrics(self.path)
-            if resume_epoch is None and earlier:
-                raise InvalidInputError(
-                    f"start a new run in {self.path.parent}",
-                    f"{METRICS_FILE} with {len(earlier)} epochs of another run",
-                    "resume that run or choose another folder",
-                )
             self.history = [r for r in earlier if r.epoch <= (resume_epoch or 0)]
             replace_file(self.path, "".join(_epoch_line(report) for report in self.history))
         self._file = self.path.open("a", encoding="utf-8")
@@ -124,6 +120,26 @@ class MetricsLog:
         self._file.write(line)
         self._file.flush()
         os.fsync(self._file.fileno())
+
+
+def require_no_run(folder: str | os.PathLike[str]) -> None:
+    """Check that a new run may start in a folder, which need not exist.
+
+    Raises
+    ------
+    InvalidInputError
+        If it holds epochs of another one.
+    DataFormatError
+        If ``metrics.jsonl`` there is damaged.
+    """
+    path = Path(folder) / METRICS_FILE
+    earlier = read_metrics(path)[0] if path.exists() else []
+    if earlier:
+        raise InvalidInputError(
+            f"start a new run in {path.parent}",
+            f"{METRICS_FILE} with {len(earlier)} epochs of another run",
+            "resume that run or choose another folder",
+        )
 
 
 def read_metrics(

@@ -164,10 +164,12 @@ class Profile:
         if profiler is None:
             return
         profiler.__exit__(None, None, None)
-        if profiler.step_num <= WARM_UP and not self._failed:
+        traced, needed = max(0, profiler.step_num - WARM_UP), WARM_UP + self._steps
+        if traced < self._steps and not self._failed:
             warnings.warn(
-                f"No step was profiled: the run had {profiler.step_num}, and profiling begins "
-                f"after {WARM_UP}. Train for more epochs.",
+                f"Of {self._steps} steps, {traced} were profiled: the run had {profiler.step_num}, "
+                f"the first {WARM_UP} are not traced, and {needed} are needed. "
+                "Train for more epochs.",
                 stacklevel=2,
             )
 

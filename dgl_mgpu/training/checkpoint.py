@@ -203,6 +203,13 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(_NAME.fullmatch(path.name)[1]))  # type: ignore[index]
 
 
+def run_folder(resumed: str | os.PathLike[str]) -> Path:
+    """The folder of a run, which it names itself, or that of its checkpoints, or one of them."""
+    path = Path(resumed)
+    folder = path if path.is_dir() else path.parent
+    return folder.parent if folder.name == "checkpoints" else folder
+
+
 def _find(path: Path) -> Path:
     if path.is_dir():
         found = checkpoints(path) or checkpoints(path / "checkpoints")

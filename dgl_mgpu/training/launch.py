@@ -84,12 +84,14 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
     of their own, joined by gloo (NCCL for CUDA tensors).  Under torchrun, which has made the
     processes already, this process is the rank that its environment names.
 
-    SIGTERM is passed on to ranks, which may raise `Stopped` within 25 seconds; then all end.
+    SIGTERM is passed on to ranks, which may raise `Stopped` within 25 seconds; then all end.  One
+    that is told before it listens (`StopRequest`) ends at once.
 
     Raises
     ------
     RankFailedError
         With the reason of the rank that failed first, and its stage; the others have been ended.
+        Also of one that was told to stop and did not, in time and well.
         A typed error of this package that a rank raised is raised as it is, and so is any error
         of a rank that runs here.
     Stopped
@@ -143,13 +145,22 @@ def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> No
 
 
 def _let_stop(ranks: list[_Rank]) -> DGLMGPUError | None:
-    """Have all ranks stop by themselves; the error of one that failed meanwhile."""
+    """Have all ranks stop by themselves; the error of one that did not."""
     for each in ranks:
         each.process.terminate()
     outcomes = _outcomes(ranks, time.monotonic() + _STOP_SECONDS)
-    words = [outcome for outcome in outcomes.values() if outcome is not None]
-    if any(not outcome.done and not outcome.follows for outcome in words):
+    for rank, each in enumerate(ranks):
+        if rank in outcomes and outcomes[rank] is None:
+            each.process.join(_CAUSE_SECONDS)
+            if each.process.exitcode == -signal.SIGTERM:
+                # It did not listen yet: there was nothing to keep.
+                outcomes[rank] = _Outcome(True, stopped=True)
+    if any(word is None or not (word.done or word.follows) for word in outcomes.values()):
         return _cause(ranks, outcomes)
+    for rank, each in enumerate(ranks):
+        if rank not in outcomes:
+            where = last_stage(each.stage)
+            return _rank_failed(rank, f"it ran on for {_STOP_SECONDS:g} s after SIGTERM{where}")
     return None
 
 
@@ -225,6 +236,8 @@ def _sigterm_raises() -> Iterator[None]:
         return
 
     def unwind(signum: int, frame: object) -> NoReturn:
+        # A repeated one is to interrupt nothing: ranks stop, and then are cleared away.
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
         raise Stopped
 
     before = signal.signal(signal.SIGTERM, unwind)

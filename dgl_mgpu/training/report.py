@@ -102,6 +102,8 @@ class RunReport:
         title = self._title
         best = best_epoch(reports)
         with self._writing():
+            plot_curves(reports, self._folder / "curves.png", title)
+            # It says that the run is complete.
             self._log.summary(
                 {
                     "test_accuracy": test_accuracy,
@@ -109,8 +111,7 @@ class RunReport:
                     "valid_accuracy": None if best is None else best.valid_accuracy,
                 }
             )
-            plot_curves(reports, self._folder / "curves.png", title)
-        self._write_page()
+        self._write_page()  # which has figures of the summary
         self._console.print(summary_table(reports, title, test_accuracy))
         self._console.print(
             f"report.html, metrics and checkpoint: {self._folder}",

@@ -17,10 +17,11 @@ from torch import nn
 from dgl_mgpu.data import Dataset, load, require_labelled_split
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, DGLMGPUError
 from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.torchrun import under_torchrun
-from dgl_mgpu.training.checkpoint import Checkpoint
+from dgl_mgpu.training.checkpoint import Checkpoint, run_folder
 from dgl_mgpu.training.config import Config, ModelConfig, flat
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.optimizer import make_optimizer
@@ -97,6 +98,14 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
         Profile(config.trainer.profile if first else 0, folder) as profile,
     ):
         trainer.should_stop = stop.after_step
+
+        def save() -> None:
+            with stage("checkpoint"):
+                state = trainer.checkpoint(asdict(config))
+                everyone.from_first("write a checkpoint", partial(_save, state, folder))
+
+        if trainer.epoch == config.trainer.epochs:
+            save()  # nothing is left to train, and the folder may be another one
         for epoch in range(trainer.epoch + 1, config.trainer.epochs + 1):
             on_step = _each_step(report.on_step if report else _no_report, profile)
             last = epoch == config.trainer.epochs
@@ -105,9 +114,7 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
             if stops or last:
                 profile.close()
             if stops or last or epoch % config.trainer.checkpoint_every == 0:
-                with stage("checkpoint"):
-                    state = trainer.checkpoint(asdict(config))
-                    everyone.from_first("write a checkpoint", partial(_save, state, folder))
+                save()
             with stage("report"):
                 if report and done:
                     report.epoch(done)
@@ -203,13 +210,22 @@ def _checkpoint(config: Config) -> Checkpoint | None:
         return None
     checkpoint = Checkpoint.load(Path(config.trainer.resume))
     checkpoint.require_same_run(asdict(config))
-    if checkpoint.epoch >= config.trainer.epochs:
+    epochs = config.trainer.epochs
+    # A run that failed after its last epoch was yet to be tested and to be reported of.
+    ended = checkpoint.epoch == epochs == checkpoint.config["trainer"]["epochs"]
+    if checkpoint.epoch >= epochs and not (ended and not _is_complete(config.trainer.resume)):
         raise ConfigError(
-            f"resume up to epoch {config.trainer.epochs}",
+            f"resume up to epoch {epochs}",
             f"the checkpoint is of epoch {checkpoint.epoch}",
             "raise trainer.epochs",
         )
     return checkpoint
+
+
+def _is_complete(resumed: str) -> bool:
+    """Whether the run that is to be resumed has written all that a run writes."""
+    file = run_folder(resumed) / METRICS_FILE
+    return file.exists() and read_metrics(file)[1] is not None
 
 
 def _save(checkpoint: Checkpoint, folder: Path) -> None:

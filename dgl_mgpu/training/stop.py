@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import signal
 import threading
 from collections.abc import Iterator
@@ -36,7 +37,13 @@ class StopRequest:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Hear the first SIGTERM; a second one does what it did before."""
+        """Hear SIGTERM, the first of maybe several.
+
+        Those that tell all processes of a job to stop, as schedulers do, tell a rank twice: its
+        launcher or torchrun's agent, which they tell too, passes it on, and ``timeout`` signals its
+        child and then the group.  So a repeated one is nobody's wish to lose the checkpoint; who
+        means that sends SIGKILL.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
@@ -44,7 +51,6 @@ class StopRequest:
 
         def hear(signum: int, frame: object) -> None:
             self._heard = True
-            signal.signal(signal.SIGTERM, before)
 
         signal.signal(signal.SIGTERM, hear)
         try:
@@ -79,3 +85,37 @@ class StopRequest:
         count, under_way = self._ask()
         under_way.wait()
         return bool(count)
+
+
+@contextlib.contextmanager
+def sigterm_blocked() -> Iterator[None]:
+    """Within, SIGTERM waits; it waits for ever in processes that are started here."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def outlive_sigterm(rank: int, worker: int) -> None:
+    """Have a DataLoader's worker, started with SIGTERM blocked, end when its rank sends that.
+
+    One that is sent to all processes is for the rank, which stops after a step and needs its
+    workers until then.  Its own is how torch ends a worker that does not end by itself.  When a
+    rank was killed, torch's workers notice.
+
+    Parameters
+    ----------
+    rank : int
+        The rank's process.
+    worker : int
+        The worker's number, with which a DataLoader calls its ``worker_init_fn``.
+    """
+    threading.Thread(target=_end_when_told_by, args=(rank,), daemon=True).start()
+
+
+def _end_when_told_by(process: int) -> None:
+    # Who waits for a signal learns who sent it.
+    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != process:
+        pass
+    os._exit(0)

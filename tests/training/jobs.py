@@ -121,6 +121,7 @@ def start_command(folder: Path, *overrides: str) -> BaseProcess:
 def _command(folder: Path, overrides: tuple[str, ...]) -> None:
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # GPUs that a process has counted its forks cannot use
     fork_ranks()
+    mp.set_start_method("fork", force=True)  # of workers, as in a process that a shell has started
     with (
         (folder / "shown").open("w") as sys.stdout,
         (folder / "errors").open("w") as sys.stderr,

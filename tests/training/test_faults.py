@@ -28,7 +28,7 @@ from dgl_mgpu.errors import (
     OutputError,
     RankFailedError,
 )
-from dgl_mgpu.report import metrics
+from dgl_mgpu.report import metrics, read_metrics
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training import watch
@@ -299,6 +299,30 @@ def test_the_disk_is_full_for_metrics(tmp_path, data, lines):
     # What was trained is not lost.
     assert Checkpoint.load(tmp_path / "run").epoch == min(lines + 1, 3)
     assert len(reports_of(tmp_path / "run")) == lines
+
+
+@pytest.mark.parametrize("place", ["run", "another"])
+def test_a_run_that_failed_after_its_last_epoch_is_brought_to_its_end(tmp_path, data, place):
+    """Once; then there is nothing left to go on with."""
+    hook = partial(on_rank, 0, partial(report, lines=3), is_full)
+    fails(tmp_path / "run", hook, data, num_ranks=1)
+    while _replaced:
+        setattr(*_replaced.pop())
+    again = train(tmp_path / place, 1, data, f"trainer.resume={tmp_path / 'run'}")
+    whole = train(tmp_path / "whole", 1, data)
+    ends = [read_metrics(folder / "metrics.jsonl")[1] for folder in (again, whole)]
+    assert ends[0] == ends[1] is not None
+    assert Checkpoint.load(again).epoch == len(reports_of(again)) == 3
+    with pytest.raises(ConfigError, match="checkpoint is of epoch 3; raise"):
+        train(tmp_path / "third", 1, data, f"trainer.resume={again}")
+
+
+def test_a_run_does_not_end_where_it_was_not_to(tmp_path, data):
+    """Its best model may not have been looked for."""
+    fails(tmp_path / "run", partial(on_rank, 0, report, is_full), data, num_ranks=1)
+    options = [data, f"trainer.resume={tmp_path / 'run'}", "trainer.epochs=2"]
+    with pytest.raises(ConfigError, match="checkpoint is of epoch 2; raise"):
+        train(tmp_path / "run", 1, *options)
 
 
 def test_a_run_on_a_full_file_system(tmp_path, data):

@@ -34,6 +34,14 @@ def test_a_node_without_a_class_is_named(tmp_path, part, label):
         require_labelled_split(relabelled(data, part, label))
 
 
+@pytest.mark.parametrize("part", ["train", "valid", "test"])
+def test_an_empty_part_is_named(tmp_path, part):
+    data = load("generated", tmp_path, **SIZE)
+    empty = dataclasses.replace(data, **{part: getattr(data, part)[:0]})
+    with pytest.raises(InvalidInputError, match=f"data set 'generated': no {part} nodes; "):
+        require_labelled_split(empty)
+
+
 def test_nodes_of_no_part_need_no_class(tmp_path):
     data = load("generated", tmp_path, **SIZE)
     split = np.concatenate([data.train, data.valid, data.test])

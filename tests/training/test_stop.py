@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
+import multiprocessing as mp
 import os
 import signal
+import subprocess
 import threading
 import time
+from collections.abc import Callable
 from functools import partial
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import psutil
 import pytest
 
 from dgl_mgpu.data import load
-from dgl_mgpu.errors import CheckpointError
+from dgl_mgpu.errors import CheckpointError, RankFailedError
+from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.launch import launch
-from dgl_mgpu.training.stop import Stopped, StopRequest
+from dgl_mgpu.training.stop import Stopped, StopRequest, outlive_sigterm, sigterm_blocked
 from tests.training.jobs import (
     SMALL,
     at_step,
@@ -160,6 +165,133 @@ def test_a_checkpoint_that_fails_on_the_way_out_is_what_is_raised(tmp_path):
     with pytest.raises(CheckpointError, match="no space"):
         launch(_cannot_write, 2, tmp_path)
     assert signal.getsignal(signal.SIGTERM) is before
+
+
+def _keeps(folder: Path) -> None:
+    rank = _everyone().rank
+    with StopRequest(_everyone()).listening() as request:
+        (folder / f"runs-{os.getpid()}").touch()
+        while not request.after_step():
+            time.sleep(0.01)
+        (folder / f"stops-{rank}").touch()
+        until((folder / "all-told-again").exists)
+        (folder / f"kept-{rank}").touch()
+        raise Stopped
+
+
+def test_all_processes_may_be_told_again_while_they_stop(tmp_path):
+    def send() -> None:
+        until(lambda: len(list(tmp_path.glob("runs-*"))) == 2)
+        sigterm()
+        until(lambda: len(list(tmp_path.glob("stops-*"))) == 2)
+        for told in tmp_path.glob("runs-*"):
+            os.kill(int(told.name.partition("-")[2]), signal.SIGTERM)
+        sigterm()
+        (tmp_path / "all-told-again").touch()
+
+    threading.Thread(target=send).start()
+    with pytest.raises(Stopped):
+        launch(_keeps, 2, tmp_path)
+    assert sorted(path.name for path in tmp_path.glob("kept-*")) == ["kept-0", "kept-1"]
+
+
+def test_a_single_rank_may_be_told_again(tmp_path, data):
+    def again(signum: int, frame: object) -> None:
+        raise AssertionError("it was to be kept from the handler before")
+
+    def twice() -> None:
+        sigterm()
+        sigterm()
+
+    before = signal.signal(signal.SIGTERM, again)
+    try:
+        with pytest.raises(Stopped):
+            train(tmp_path, 1, data, hook=partial(at_step, 2, 0, twice))
+        assert signal.getsignal(signal.SIGTERM) is again
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert Checkpoint.load(tmp_path).batches == 2
+
+
+def _one_does_not_stop(folder: Path, end: Callable[[], None]) -> None:
+    with StopRequest(_everyone()).listening() as request:
+        (folder / str(os.getpid())).touch()
+        while not request.after_step():
+            time.sleep(0.01)
+    if _everyone().rank == 1:
+        end()
+    raise Stopped
+
+
+def _is_killed() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def _leaves() -> None:
+    os._exit(3)
+
+
+def _goes_on() -> None:
+    time.sleep(300)
+
+
+@pytest.mark.parametrize(
+    ("end", "found"),
+    [
+        (_is_killed, "it was killed by SIGKILL"),
+        (_leaves, "it left before its work was done, with exit code 3"),
+        (_goes_on, "it ran on for 2 s after SIGTERM"),
+    ],
+)
+def test_a_rank_that_did_not_stop_well_is_told_of(tmp_path, monkeypatch, end, found):
+    def send() -> None:
+        until(lambda: len(os.listdir(tmp_path)) == 2)
+        sigterm()
+
+    monkeypatch.setattr(launching, "_STOP_SECONDS", 2.0)
+    threading.Thread(target=send).start()
+    with pytest.raises(RankFailedError, match=f"run rank 1: {found}"):
+        launch(_one_does_not_stop, 2, tmp_path, end)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_sigterm_to_all_processes_leaves_workers_to_their_rank(tmp_path, data, num_ranks):
+    folder = tmp_path / "run"
+    options = [
+        f"trainer.ranks={num_ranks}", "sampler.num_workers=2",
+        "trainer.epochs=100000", "trainer.eval_every=100000",  # whose workers come and go
+    ]  # fmt: skip
+    run = start_command(folder, *SMALL, data, *options)
+    until((folder / "checkpoints").is_dir)
+    children = psutil.Process(run.pid).children(recursive=True)
+    for process in [*reversed(children), run]:  # workers first
+        process.terminate()
+    run.join()
+    assert (run.exitcode, (folder / "errors").read_text()) == (143, "")
+    assert len(reports_of(folder)) == Checkpoint.load(folder).epoch
+    until(lambda: not any(child.is_running() for child in children))
+
+
+def _works(rank: Connection) -> None:
+    outlive_sigterm(os.getppid(), 0)
+    while True:
+        rank.send("at work")
+        rank.recv()
+
+
+def test_a_worker_ends_when_its_own_rank_tells_it():
+    rank, end = mp.Pipe()
+    worker = mp.get_context("fork").Process(target=_works, args=(end,), daemon=True)
+    with sigterm_blocked():
+        worker.start()
+    end.close()
+    assert rank.recv() == "at work"
+    subprocess.run(["kill", str(worker.pid)], check=True)
+    rank.send("another batch")
+    assert rank.recv() == "at work"
+    worker.terminate()
+    worker.join()
+    assert worker.exitcode == 0
 
 
 def test_the_launcher_passes_sigterm_on(tmp_path, data):
