@@ -65,9 +65,9 @@ def _train(arguments: list[str]) -> int:
     from hydra.core.hydra_config import HydraConfig
 
     _check_flags(arguments)
-    arguments = check_overrides(arguments)
-    if before := _arguments_before(arguments):
-        arguments = check_overrides([*before, *arguments])
+    flags, overrides = _parted(check_overrides(arguments))
+    if before := _arguments_before(overrides):
+        overrides = check_overrides([*before, *overrides])
     failure: list[DGLMGPUError | KeyboardInterrupt] = []
 
     @hydra.main(
@@ -85,7 +85,8 @@ def _train(arguments: list[str]) -> int:
             # Hydra would print a traceback; ours say what is wrong in one line.
             failure.append(error)
 
-    sys.argv = ["dgl-mgpu train", *arguments, *_without_folder()]
+    # Hydra takes overrides in one place only, before its flags or after them.
+    sys.argv = ["dgl-mgpu train", *overrides, *_without_folder(), *flags]
     job()
     if failure:
         raise failure[0]
@@ -105,6 +106,16 @@ def _check_flags(arguments: list[str]) -> None:
                 )
 
 
+def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Flags of Hydra's with their values, and overrides."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    for before, word in itertools.pairwise(["", *arguments]):
+        is_value = before.startswith("-") and "=" not in before + word  # --cfg job
+        (flags if word.startswith("-") or is_value else overrides).append(word)
+    return flags, overrides
+
+
 def _without_folder() -> list[str]:
     """What keeps Hydra from making a folder and a log for each rank of torchrun but the first.
 
@@ -115,7 +126,7 @@ def _without_folder() -> list[str]:
     return ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
 
 
-def _arguments_before(arguments: list[str]) -> list[str]:
+def _arguments_before(overrides: list[str]) -> list[str]:
     """Those of the run that is to be resumed, but for what is said anew."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from omegaconf import OmegaConf
@@ -123,9 +134,15 @@ def _arguments_before(arguments: list[str]) -> list[str]:
     def read(words: list[str]) -> dict[str, Any]:
         return {each.key_or_group: each for each in OverridesParser.create().parse_overrides(words)}
 
-    said = read([word for word in arguments if "=" in word and not word.startswith("-")])
+    said = read(overrides)
     if "trainer.resume" not in said:
         return []
+    if said["trainer.resume"].is_sweep_override():
+        raise ConfigError(
+            f"resume {said['trainer.resume'].input_line}",
+            "several runs at once",
+            "resume each by a command of its own",
+        )
     path = Path(str(said["trainer.resume"].value()))
     folder = path if path.is_dir() else path.parent
     if folder.name == "checkpoints":
@@ -299,10 +316,7 @@ def check_overrides(arguments: list[str]) -> list[str]:
     folder = resource_folder("configs")
     groups = {path.name for path in folder.iterdir() if path.is_dir()}
     overrides = []
-    for before, word in itertools.pairwise(["", *arguments]):
-        # A flag of Hydra's, or its value: --cfg job.
-        if word.startswith("-") or (before.startswith("-") and "=" not in before + word):
-            continue
+    for word in _parted(arguments)[1]:
         try:
             overrides.append(OverridesParser.create().parse_override(word))
         except HydraException as error:

@@ -55,6 +55,7 @@ from dgl_mgpu.errors import ConfigError
         (["train", "topology=dgx2"], "dgx"),
         (["train", "topology=dgx1-4gf", "trainer.ranks=5"], "5"),
         (["train", "data.options.num_nodse=5"], "num_nodes"),
+        (["train", "--multirun", "trainer.resume=some,others"], "several runs at once"),
         (["plan", "topology=dgx2"], "dgx"),
         (["plan", "--plott"], "--plot=FILE"),
         (["plan", "--plot="], "--plot=FILE"),
@@ -152,3 +153,27 @@ def test_of_torchruns_ranks_the_first_makes_a_folder(tmp_path, monkeypatch, give
     (other, _), (first, folder) = runs
     assert other == first and first.trainer.epochs == 7
     assert (folder / ".hydra").is_dir() and folder.is_relative_to(tmp_path / "outputs")
+
+
+# -- runs that go on ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """The configurations of the runs that were started in this folder, which do nothing."""
+    monkeypatch.chdir(tmp_path)
+    runs = []
+    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", lambda config, folder: runs.append(config))
+    return runs
+
+
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
+def test_a_run_goes_on_with_flags_on_either_side_of_what_is_said(started, capsys, order):
+    assert main(["train", "model=gcn", "trainer.lr=0.25", "hydra.run.dir=first"]) == 0
+    several = ["--multirun", "trainer.resume=first", "trainer.epochs=3,4"]
+    assert main(["train", *several[order]]) == 0
+    assert [config.trainer.epochs for config in started[1:]] == [3, 4]
+    assert all((c.model.name, c.trainer.lr) == ("gcn", 0.25) for c in started[1:])
+    shown = ["--cfg=job", "trainer.resume=first"]
+    assert main(["train", *shown[order]]) == 0
+    assert "lr: 0.25" in capsys.readouterr().out and len(started) == 3
