@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def _train(arguments: list[str]) -> int:
     flags, overrides = _parted(check_overrides(arguments))
     if before := _arguments_before(overrides):
         overrides = check_overrides([*before, *overrides])
-    failure: list[DGLMGPUError | KeyboardInterrupt] = []
+    failure: list[Exception | KeyboardInterrupt] = []
 
     @hydra.main(
         config_path=str(resource_folder("configs")), config_name="config", version_base="1.3"
@@ -81,16 +82,34 @@ def _train(arguments: list[str]) -> int:
             else:
                 from dgl_mgpu.minibatch.run import train
             train(config, Path(HydraConfig.get().runtime.output_dir))
-        except (DGLMGPUError, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as error:
             # Hydra would print a traceback; ours say what is wrong in one line.
             failure.append(error)
 
     # Hydra takes overrides in one place only, before its flags or after them.
     sys.argv = ["dgl-mgpu train", *overrides, *_without_folder(), *flags]
-    job()
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else it prints errors of its own, and exits
+    with _errors_of_hydra("train as the command line says"):
+        job()
     if failure:
         raise failure[0]
     return 0
+
+
+@contextlib.contextmanager
+def _errors_of_hydra(asked: str) -> Iterator[None]:
+    """Raise what Hydra finds wrong with a configuration as ConfigError."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(
+            asked,
+            str(error).splitlines()[0].rstrip("."),
+            "see configs/ for what there is; several values of a key need --multirun",
+        ) from error
 
 
 def _check_flags(arguments: list[str]) -> None:
@@ -302,7 +321,7 @@ def check_overrides(arguments: list[str]) -> list[str]:
     """Check that every ``key=value`` names a key or group that is there; return all arguments.
 
     Options of a data set are those of its loader, not listed in ``configs/``: they come back
-    in the form that Hydra takes new keys in.
+    in the form in which Hydra takes keys whether they are new or not.
 
     Raises
     ------
@@ -338,8 +357,9 @@ def check_overrides(arguments: list[str]) -> list[str]:
     renamed: dict[str | None, str] = {}
     for override in overrides:
         key = override.key_or_group
-        if key.startswith("data.options.") and key not in known and not override.is_add():
-            renamed[override.input_line] = f"+{override.input_line}"
+        if key.startswith("data.options.") and not override.is_delete():
+            # However often, and whether the data set's file has it or not: the last one wins.
+            renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
         elif key not in groups | known and not key.startswith(
             ("hydra.", "hydra/", "data.options.")
         ):
@@ -357,18 +377,12 @@ def _keys(node: Any, prefix: str = "") -> set[str]:
 def _compose(overrides: list[str]) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
-    try:
-        with initialize_config_dir(str(resource_folder("configs")), version_base="1.3"):
-            return hydra_compose("config", overrides)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(
-            f"compose the configuration with {overrides}",
-            str(error).splitlines()[0],
-            "see configs/ for what there is",
-        ) from error
+    with (
+        _errors_of_hydra(f"compose the configuration with {overrides}"),
+        initialize_config_dir(str(resource_folder("configs")), version_base="1.3"),
+    ):
+        return hydra_compose("config", overrides)
 
 
 if __name__ == "__main__":

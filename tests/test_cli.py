@@ -56,6 +56,10 @@ from dgl_mgpu.errors import ConfigError
         (["train", "topology=dgx1-4gf", "trainer.ranks=5"], "5"),
         (["train", "data.options.num_nodse=5"], "num_nodes"),
         (["train", "--multirun", "trainer.resume=some,others"], "several runs at once"),
+        (["train", "hydra.nothing=3"], "hydra.nothing"),
+        (["train", "trainer.epochs=3,4"], "need --multirun"),
+        (["train", "--config-name=nothing"], "nothing"),
+        (["train", "--cfg=job", "--multirun"], "Only one of"),
         (["plan", "topology=dgx2"], "dgx"),
         (["plan", "--plott"], "--plot=FILE"),
         (["plan", "--plot="], "--plot=FILE"),
@@ -89,6 +93,23 @@ def test_compose_gives_the_schema():
     assert compose(["model=pinsage"]).sampler.name == "random_walk"
     with pytest.raises(ConfigError):
         compose(["data=cora", "model.name=nothing", "trainer.seed=x"])
+
+
+@pytest.mark.parametrize("first", ["", "+", "++"])
+@pytest.mark.parametrize("last", ["", "+", "++"])
+@pytest.mark.parametrize("data", ["generated", "generated-twitter"])
+def test_of_an_option_said_twice_the_last_one_counts(first, last, data):
+    words = [f"{first}data.options.scale=0.5", f"{last}data.options.scale=0.25"]
+    assert compose([f"data={data}", *words]).data.options["scale"] == 0.25
+
+
+def test_what_a_run_raises_comes_out_as_it_is(tmp_path, monkeypatch):
+    def fail(config, folder):
+        raise ValueError("of the run")
+
+    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", fail)
+    with pytest.raises(ValueError, match=r"^of the run$"):
+        main(["train", f"hydra.run.dir={tmp_path}"])
 
 
 def test_every_model_goes_with_every_data_set():
