@@ -6,7 +6,7 @@ import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,9 @@ dgl-mgpu COMMAND [key=value ...]
 Keys and their values: the files in configs/ ({configs}), or
 dgl-mgpu train --cfg job. To run an unmodified DGL script: python -m dgl_mgpu script.py
 """
+
+#: The name, in Hydra's own store, of the configuration of a run that goes on.
+_GOES_ON = "run_that_goes_on"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -67,8 +70,8 @@ def _train(arguments: list[str]) -> int:
 
     _check_flags(arguments)
     flags, overrides = _parted(check_overrides(arguments))
-    if before := _arguments_before(overrides):
-        overrides = check_overrides([*before, *overrides])
+    if (before := _configuration_before(overrides)) is not None:
+        flags, overrides = _going_on(before, flags, overrides)
     failure: list[Exception | KeyboardInterrupt] = []
 
     @hydra.main(
@@ -145,32 +148,80 @@ def _without_folder() -> list[str]:
     return ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
 
 
-def _arguments_before(overrides: list[str]) -> list[str]:
-    """Those of the run that is to be resumed, but for what is said anew."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf
-
-    def read(words: list[str]) -> dict[str, Any]:
-        return {each.key_or_group: each for each in OverridesParser.create().parse_overrides(words)}
-
-    said = read(overrides)
-    if "trainer.resume" not in said:
-        return []
-    if said["trainer.resume"].is_sweep_override():
+def _configuration_before(overrides: list[str]) -> Path | None:
+    """The folder in which Hydra has kept the configuration of the run that is to be resumed."""
+    resume = _by_key(overrides).get("trainer.resume")
+    if resume is None:
+        return None
+    if resume.is_sweep_override():
         raise ConfigError(
-            f"resume {said['trainer.resume'].input_line}",
+            f"resume {resume.input_line}",
             "several runs at once",
             "resume each by a command of its own",
         )
-    path = Path(str(said["trainer.resume"].value()))
+    path = Path(str(resume.value()))
     folder = path if path.is_dir() else path.parent
     if folder.name == "checkpoints":
         folder = folder.parent
-    file = folder / ".hydra" / "overrides.yaml"
-    if not file.is_file():
-        return []
-    before = read([str(word) for word in OmegaConf.load(file)])
-    return [each.input_line for key, each in before.items() if key not in {*said, "trainer.resume"}]
+    kept = folder / ".hydra"
+    return kept if (kept / "config.yaml").is_file() else None
+
+
+def _going_on(before: Path, flags: list[str], overrides: list[str]) -> tuple[list[str], list[str]]:
+    """Flags and overrides of a run that goes on: with its configuration, but for what is said anew.
+
+    The configuration is kept whole, since the files that it was made of may be others by now.  A
+    group that is chosen anew, model=gat, comes in place of the run's.
+    """
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    said, groups = _by_key(overrides), _groups(flags)
+    whole: Any = OmegaConf.to_container(OmegaConf.load(before / "config.yaml"))
+    keys = _keys(whole)
+    for group in said.keys() & groups.keys():
+        whole.pop(group, None)
+    base = _of_hydra(flags).config_name or "config"
+    ConfigStore.instance().store(_GOES_ON, {"defaults": [base, "_self_"], **whole})
+    # What was said then is said again, for the groups that are chosen now are below it.
+    words = [str(word) for word in OmegaConf.load(before / "overrides.yaml")]
+    again = [
+        each.input_line
+        for key, each in _by_key(words).items()
+        if key not in {*said, "trainer.resume"}
+        and (each.value() in groups[key] if key in groups else key in keys)
+    ]
+    return _parted(check_overrides([*flags, f"--config-name={_GOES_ON}", *again, *overrides]))
+
+
+def _by_key(overrides: list[str]) -> dict[str, Any]:
+    """The last override of each key or group."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    return {each.key_or_group: each for each in parsed}
+
+
+def _of_hydra(flags: list[str]) -> Any:
+    """Hydra's flags and their values."""
+    from hydra.main import get_args_parser
+
+    return get_args_parser().parse_known_args(flags)[0]
+
+
+def _groups(flags: list[str]) -> dict[str, list[str]]:
+    """What there is to choose from: the options of each group, also those of ``--config-dir``."""
+    found: dict[str, set[str]] = {}
+    for folder in (resource_folder("configs"), *_own_folder(flags)):
+        for path in folder.glob("*/*.yaml"):
+            found.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(options) for group, options in found.items()}
+
+
+def _own_folder(flags: list[str]) -> list[Path]:
+    """What ``--config-dir`` names, if it does."""
+    folder = _of_hydra(flags).config_dir
+    return [] if folder is None else [Path(folder).absolute()]
 
 
 def _plan(arguments: list[str]) -> int:
@@ -332,17 +383,17 @@ def check_overrides(arguments: list[str]) -> list[str]:
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
-    folder = resource_folder("configs")
-    groups = {path.name for path in folder.iterdir() if path.is_dir()}
+    flags, words = _parted(arguments)
+    groups = _groups(flags)
     overrides = []
-    for word in _parted(arguments)[1]:
+    for word in words:
         try:
             overrides.append(OverridesParser.create().parse_override(word))
         except HydraException as error:
             raise ConfigError(f"read '{word}'", "no key=value", "write key=value") from error
     chosen = [each for each in overrides if each.key_or_group in groups]
     for override in chosen:
-        options = sorted(path.stem for path in (folder / override.key_or_group).glob("*.yaml"))
+        options = groups[override.key_or_group]
         if not override.is_sweep_override() and override.value() not in options:
             raise ConfigError(
                 f"set {override.key_or_group}={override.value()}",
@@ -351,7 +402,10 @@ def check_overrides(arguments: list[str]) -> list[str]:
             )
     known = _keys(
         OmegaConf.to_container(
-            _compose([str(o.input_line) for o in chosen if not o.is_sweep_override()])
+            _compose(
+                [str(o.input_line) for o in chosen if not o.is_sweep_override()],
+                _own_folder(flags),
+            )
         )
     )
     renamed: dict[str | None, str] = {}
@@ -360,10 +414,10 @@ def check_overrides(arguments: list[str]) -> list[str]:
         if key.startswith("data.options.") and not override.is_delete():
             # However often, and whether the data set's file has it or not: the last one wins.
             renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
-        elif key not in groups | known and not key.startswith(
+        elif key not in groups.keys() | known and not key.startswith(
             ("hydra.", "hydra/", "data.options.")
         ):
-            raise ConfigError(f"set {key}", "no such key", nearest(key, groups | known))
+            raise ConfigError(f"set {key}", "no such key", nearest(key, groups.keys() | known))
     return [renamed.get(word, word) for word in arguments]
 
 
@@ -374,7 +428,7 @@ def _keys(node: Any, prefix: str = "") -> set[str]:
     return keys.union(*(_keys(value, f"{prefix}{name}.") for name, value in node.items()))
 
 
-def _compose(overrides: list[str]) -> Any:
+def _compose(overrides: list[str], own_folder: Sequence[Path] = ()) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
@@ -382,7 +436,8 @@ def _compose(overrides: list[str]) -> Any:
         _errors_of_hydra(f"compose the configuration with {overrides}"),
         initialize_config_dir(str(resource_folder("configs")), version_base="1.3"),
     ):
-        return hydra_compose("config", overrides)
+        path = [f"hydra.searchpath=['file://{folder}']" for folder in own_folder]
+        return hydra_compose("config", [*overrides, *path])
 
 
 if __name__ == "__main__":
