@@ -92,8 +92,13 @@ def _train(arguments: list[str]) -> int:
     # Hydra takes overrides in one place only, before its flags or after them.
     sys.argv = ["dgl-mgpu train", *overrides, *_without_folder(), *flags]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else it prints errors of its own, and exits
-    with _errors_of_hydra("train as the command line says"):
-        job()
+    try:
+        with _errors_of_hydra("train as the command line says"):
+            job()
+    except OSError as error:
+        raise OutputError(
+            "make the run's folder", str(error), "choose another folder (hydra.run.dir)"
+        ) from error
     if failure:
         raise failure[0]
     return 0

@@ -103,6 +103,17 @@ def test_of_an_option_said_twice_the_last_one_counts(first, last, data):
     assert compose([f"data={data}", *words]).data.options["scale"] == 0.25
 
 
+@pytest.mark.parametrize("word", ["hydra.run.dir", "hydra.sweep.dir"])
+def test_a_run_folder_that_cannot_be_made(word, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", "/proc/none"):
+        flag = ["--multirun"] if word == "hydra.sweep.dir" else []
+        assert main(["train", *flag, f"{word}={folder}"]) == 1
+        error = capsys.readouterr().err
+        assert "OutputError" in error and "(hydra.run.dir)" in error and str(folder) in error
+        assert len(error.splitlines()) == 1
+
+
 def test_what_a_run_raises_comes_out_as_it_is(tmp_path, monkeypatch):
     def fail(config, folder):
         raise ValueError("of the run")

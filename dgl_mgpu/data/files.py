@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import ConfigError, DataFormatError
+from ..errors import ConfigError, DataFormatError, OutputError
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +35,11 @@ def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
         The folder.  What it holds must follow from its name alone.
     fill : callable
         Called with an empty folder to fill.
+
+    Raises
+    ------
+    OutputError
+        The folder cannot be made or filled.
     """
     if target.is_dir():
         return target
@@ -43,11 +48,11 @@ def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
         with _locked(target.with_name(f".{target.name}.lock")):
             if not target.is_dir():
                 _build(target, fill)
-    except PermissionError as error:
-        raise ConfigError(
-            asked=f"create {target}",
-            found=f"no permission to write {error.filename}",
-            fix="choose a folder that you may write to",
+    except OSError as error:
+        raise OutputError(
+            f"make {target}",
+            str(error),
+            "choose another data root, a folder that can be written and has space",
         ) from error
     return target
 

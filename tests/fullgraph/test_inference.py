@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dgl_mgpu
 from dgl_mgpu.backend.ours import graphs_on_tensors
-from dgl_mgpu.errors import InvalidInputError, UnsupportedByPartitionError
+from dgl_mgpu.errors import InvalidInputError, OutputError, UnsupportedByPartitionError
 from dgl_mgpu.fullgraph.inference import ways
 from dgl_mgpu.store import cuda
 from dgl_mgpu.training.config import ModelConfig
@@ -320,6 +320,11 @@ def test_results_of_layers_may_be_in_files(tmp_path):
     found = dgl_mgpu.inference(model, g, g.ndata["x"], batch_size=5, folder=tmp_path)
     assert not list(tmp_path.iterdir())
     _assert_equal(found, expected)
+
+
+def test_a_folder_that_cannot_be_written():
+    with pytest.raises(OutputError, match=r"keep results in /proc: .*choose another folder"):
+        dgl_mgpu.inference(_made(MODELS["gcn"]), homogeneous(), "x", layerwise=True, folder="/proc")
 
 
 @pytest.mark.parametrize("num_nodes", [0, 1])

@@ -87,6 +87,8 @@ def inference(
         If a partitioned graph is to be done layer by layer.
     DeviceMemoryError
         If a GPU's memory is too small for a batch of one node.
+    OutputError
+        If ``folder`` cannot be written, or is full.
 
     Notes
     -----
