@@ -21,7 +21,7 @@ from dgl_mgpu.errors import DeviceMemoryError, InvalidInputError, OutputError
 from dgl_mgpu.fullgraph.graph import PartitionedGraph
 from dgl_mgpu.fullgraph.inference.blocks import Blocks
 from dgl_mgpu.fullgraph.inference.modules import CallEnded, meeting
-from dgl_mgpu.fullgraph.inference.pattern import ASKED_LAYERS, AT_ONCE, Pattern
+from dgl_mgpu.fullgraph.inference.pattern import ASKED_LAYERS, AT_ONCE, Offered, Pattern
 from dgl_mgpu.fullgraph.inference.plan import Plan
 from dgl_mgpu.fullgraph.inference.rows import Column, Graph, Outline, Tree, leaves, mapped
 from dgl_mgpu.fullgraph.memory import free_bytes
@@ -50,7 +50,7 @@ class AtOnce:
         if not isinstance(graph, PartitionedGraph):
             graph = Blocks(graph, self.device).whole()
         inputs = mapped(lambda column: column.all_rows(self.device), self.columns)
-        return self.model([graph] * self.num_layers, inputs)
+        return self.model(Offered([graph] * self.num_layers), inputs)
 
     def fits(self, row_bytes: int) -> bool:
         """Whether half of the memory that is free is likely to be enough."""
@@ -163,7 +163,7 @@ class LayerByLayer:
         with meeting(meet):
             try:
                 found = self.model(
-                    [self.blocks.for_layer(each, place) for place, each in enumerate(of_layers)],
+                    Offered(map(self.blocks.for_layer, of_layers, range(plan.num_layers))),
                     inputs,
                 )
                 self._keep(output, found, ranges)
