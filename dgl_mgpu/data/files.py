@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ..errors import ConfigError, DataFormatError, OutputError
+from ..units import human_bytes
 
 log = logging.getLogger(__name__)
 
@@ -106,7 +107,7 @@ def require_space(folder: Path, num_bytes: int, what: str) -> None:
     if free < num_bytes:
         raise ConfigError(
             asked=f"write {what} to {folder}",
-            found=f"it takes {num_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free",
+            found=f"it takes {human_bytes(num_bytes)}, and {human_bytes(free)} are free",
             fix="free space, choose another data root, or a smaller data set",
         )
 
@@ -160,7 +161,7 @@ def _fetch(url: str, path: Path) -> None:
     with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response, path.open("wb") as file:
         total = int(response.headers.get("Content-Length", 0))
         require_space(path.parent, total, url)
-        log.info("downloading %s (%.2f GiB)", url, total / 2**30)
+        log.info("downloading %s (%s)", url, human_bytes(total))
         done, next_report = 0, total // 10
         while chunk := response.read(_CHUNK_BYTES):
             file.write(chunk)

@@ -7,6 +7,7 @@ import time
 import urllib.error
 import zipfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -97,9 +98,10 @@ def test_a_data_root_that_is_a_file(tmp_path, name):
         load(name, tmp_path / "file")
 
 
-def test_no_space(tmp_path):
-    with pytest.raises(ConfigError, match="GiB are free"):
-        files.require_space(tmp_path, 2**60, "a graph")
+def test_no_space(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=3 << 10))
+    with pytest.raises(ConfigError, match=r"it takes 2\.00 MiB, and 3\.00 KiB are free"):
+        files.require_space(tmp_path, 2 << 20, "a graph")
 
 
 def test_download(tmp_path):
