@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,9 @@ dgl-mgpu COMMAND [key=value ...]
 Keys and their values: the files in configs/ ({configs}), or
 dgl-mgpu train --cfg job. To run an unmodified DGL script: python -m dgl_mgpu script.py
 """
+
+#: The name, in Hydra's own store, of the configuration of a run that goes on.
+_GOES_ON = "run_that_goes_on"
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -65,11 +69,11 @@ def _train(arguments: list[str]) -> int:
     from hydra.core.hydra_config import HydraConfig
 
     _check_flags(arguments)
-    arguments = check_overrides(arguments)
-    if before := _arguments_before(arguments):
-        arguments = check_overrides([*before, *arguments])
-    _check_folder(arguments)
-    failure: list[DGLMGPUError | KeyboardInterrupt] = []
+    flags, overrides = _parted(check_overrides(arguments))
+    if (before := _configuration_before(overrides)) is not None:
+        flags, overrides = _going_on(before, flags, overrides)
+    _check_folder(flags, overrides)
+    failure: list[Exception | KeyboardInterrupt] = []
 
     @hydra.main(
         config_path=str(resource_folder("configs")), config_name="config", version_base="1.3"
@@ -82,15 +86,39 @@ def _train(arguments: list[str]) -> int:
             else:
                 from dgl_mgpu.minibatch.run import train
             train(config, Path(HydraConfig.get().runtime.output_dir))
-        except (DGLMGPUError, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as error:
             # Hydra would print a traceback; ours say what is wrong in one line.
             failure.append(error)
 
-    sys.argv = ["dgl-mgpu train", *arguments, *_without_folder()]
-    job()
+    # Hydra takes overrides in one place only, before its flags or after them.
+    sys.argv = ["dgl-mgpu train", *overrides, *_without_folder(), *flags]
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # else it prints errors of its own, and exits
+    try:
+        with _errors_of_hydra("train as the command line says"):
+            job()
+    except OSError as error:
+        raise OutputError(
+            "make the run's folder", str(error), "choose another folder (hydra.run.dir)"
+        ) from error
     if failure:
         raise failure[0]
     return 0
+
+
+@contextlib.contextmanager
+def _errors_of_hydra(asked: str) -> Iterator[None]:
+    """Raise what Hydra finds wrong with a configuration as ConfigError."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(
+            asked,
+            str(error).splitlines()[0].rstrip("."),
+            "see configs/ for what there is; several values of a key need --multirun",
+        ) from error
 
 
 def _check_flags(arguments: list[str]) -> None:
@@ -106,18 +134,27 @@ def _check_flags(arguments: list[str]) -> None:
                 )
 
 
-def _check_folder(arguments: list[str]) -> None:
+def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Flags of Hydra's with their values, and overrides."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    for before, word in itertools.pairwise(["", *arguments]):
+        is_value = before.startswith("-") and "=" not in before + word  # --cfg job
+        (flags if word.startswith("-") or is_value else overrides).append(word)
+    return flags, overrides
+
+
+def _check_folder(flags: list[str], overrides: list[str]) -> None:
     """Raise for a new run in another one's folder, whose options Hydra would overwrite.
 
     A flag may make it something else than one run, and a run that resumes may go on in its own.
     """
-    keys = {word.lstrip("+").partition("=")[0] for word in arguments}
-    has_flag = any(word.startswith("-") for word in arguments)
-    if "hydra.run.dir" not in keys or "trainer.resume" in keys or has_flag or _without_folder():
+    said = _by_key(overrides)
+    if "hydra.run.dir" not in said or "trainer.resume" in said or flags or _without_folder():
         return
     from dgl_mgpu.report.metrics import require_no_run
 
-    require_no_run(_compose(arguments, with_hydras=True).hydra.run.dir)
+    require_no_run(_compose(overrides, with_hydras=True).hydra.run.dir)
 
 
 def _without_folder() -> list[str]:
@@ -130,24 +167,78 @@ def _without_folder() -> list[str]:
     return ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
 
 
-def _arguments_before(arguments: list[str]) -> list[str]:
-    """Those of the run that is to be resumed, but for what is said anew."""
-    from hydra.core.override_parser.overrides_parser import OverridesParser
-    from omegaconf import OmegaConf
-
-    def read(words: list[str]) -> dict[str, Any]:
-        return {each.key_or_group: each for each in OverridesParser.create().parse_overrides(words)}
-
-    said = read([word for word in arguments if "=" in word and not word.startswith("-")])
-    if "trainer.resume" not in said:
-        return []
+def _configuration_before(overrides: list[str]) -> Path | None:
+    """The folder in which Hydra has kept the configuration of the run that is to be resumed."""
+    resume = _by_key(overrides).get("trainer.resume")
+    if resume is None:
+        return None
+    if resume.is_sweep_override():
+        raise ConfigError(
+            f"resume {resume.input_line}",
+            "several runs at once",
+            "resume each by a command of its own",
+        )
     from dgl_mgpu.training.checkpoint import run_folder
 
-    file = run_folder(str(said["trainer.resume"].value())) / ".hydra" / "overrides.yaml"
-    if not file.is_file():
-        return []
-    before = read([str(word) for word in OmegaConf.load(file)])
-    return [each.input_line for key, each in before.items() if key not in {*said, "trainer.resume"}]
+    kept = run_folder(str(resume.value())) / ".hydra"
+    return kept if (kept / "config.yaml").is_file() else None
+
+
+def _going_on(before: Path, flags: list[str], overrides: list[str]) -> tuple[list[str], list[str]]:
+    """Flags and overrides of a run that goes on: with its configuration, but for what is said anew.
+
+    The configuration is kept whole, since the files that it was made of may be others by now.  A
+    group that is chosen anew, model=gat, comes in place of the run's.
+    """
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    said, groups = _by_key(overrides), _groups(flags)
+    whole: Any = OmegaConf.to_container(OmegaConf.load(before / "config.yaml"))
+    keys = _keys(whole)
+    for group in said.keys() & groups.keys():
+        whole.pop(group, None)
+    base = _of_hydra(flags).config_name or "config"
+    ConfigStore.instance().store(_GOES_ON, {"defaults": [base, "_self_"], **whole})
+    # What was said then is said again, for the groups that are chosen now are below it.
+    words = [str(word) for word in OmegaConf.load(before / "overrides.yaml")]
+    again = [
+        each.input_line
+        for key, each in _by_key(words).items()
+        if key not in {*said, "trainer.resume"}
+        and (each.value() in groups[key] if key in groups else key in keys)
+    ]
+    return _parted(check_overrides([*flags, f"--config-name={_GOES_ON}", *again, *overrides]))
+
+
+def _by_key(overrides: list[str]) -> dict[str, Any]:
+    """The last override of each key or group."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    return {each.key_or_group: each for each in parsed}
+
+
+def _of_hydra(flags: list[str]) -> Any:
+    """Hydra's flags and their values."""
+    from hydra.main import get_args_parser
+
+    return get_args_parser().parse_known_args(flags)[0]
+
+
+def _groups(flags: list[str]) -> dict[str, list[str]]:
+    """What there is to choose from: the options of each group, also those of ``--config-dir``."""
+    found: dict[str, set[str]] = {}
+    for folder in (resource_folder("configs"), *_own_folder(flags)):
+        for path in folder.glob("*/*.yaml"):
+            found.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(options) for group, options in found.items()}
+
+
+def _own_folder(flags: list[str]) -> list[Path]:
+    """What ``--config-dir`` names, if it does."""
+    folder = _of_hydra(flags).config_dir
+    return [] if folder is None else [Path(folder).absolute()]
 
 
 def _plan(arguments: list[str]) -> int:
@@ -298,7 +389,7 @@ def check_overrides(arguments: list[str]) -> list[str]:
     """Check that every ``key=value`` names a key or group that is there; return all arguments.
 
     Options of a data set are those of its loader, not listed in ``configs/``: they come back
-    in the form that Hydra takes new keys in.
+    in the form in which Hydra takes keys whether they are new or not.
 
     Raises
     ------
@@ -309,20 +400,17 @@ def check_overrides(arguments: list[str]) -> list[str]:
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
-    folder = resource_folder("configs")
-    groups = {path.name for path in folder.iterdir() if path.is_dir()}
+    flags, words = _parted(arguments)
+    groups = _groups(flags)
     overrides = []
-    for before, word in itertools.pairwise(["", *arguments]):
-        # A flag of Hydra's, or its value: --cfg job.
-        if word.startswith("-") or (before.startswith("-") and "=" not in before + word):
-            continue
+    for word in words:
         try:
             overrides.append(OverridesParser.create().parse_override(word))
         except HydraException as error:
             raise ConfigError(f"read '{word}'", "no key=value", "write key=value") from error
     chosen = [each for each in overrides if each.key_or_group in groups]
     for override in chosen:
-        options = sorted(path.stem for path in (folder / override.key_or_group).glob("*.yaml"))
+        options = groups[override.key_or_group]
         if not override.is_sweep_override() and override.value() not in options:
             raise ConfigError(
                 f"set {override.key_or_group}={override.value()}",
@@ -331,18 +419,22 @@ def check_overrides(arguments: list[str]) -> list[str]:
             )
     known = _keys(
         OmegaConf.to_container(
-            _compose([str(o.input_line) for o in chosen if not o.is_sweep_override()])
+            _compose(
+                [str(o.input_line) for o in chosen if not o.is_sweep_override()],
+                _own_folder(flags),
+            )
         )
     )
     renamed: dict[str | None, str] = {}
     for override in overrides:
         key = override.key_or_group
-        if key.startswith("data.options.") and key not in known and not override.is_add():
-            renamed[override.input_line] = f"+{override.input_line}"
-        elif key not in groups | known and not key.startswith(
+        if key.startswith("data.options.") and not override.is_delete():
+            # However often, and whether the data set's file has it or not: the last one wins.
+            renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
+        elif key not in groups.keys() | known and not key.startswith(
             ("hydra.", "hydra/", "data.options.")
         ):
-            raise ConfigError(f"set {key}", "no such key", nearest(key, groups | known))
+            raise ConfigError(f"set {key}", "no such key", nearest(key, groups.keys() | known))
     return [renamed.get(word, word) for word in arguments]
 
 
@@ -353,21 +445,18 @@ def _keys(node: Any, prefix: str = "") -> set[str]:
     return keys.union(*(_keys(value, f"{prefix}{name}.") for name, value in node.items()))
 
 
-def _compose(overrides: list[str], with_hydras: bool = False) -> Any:
+def _compose(
+    overrides: list[str], own_folder: Sequence[Path] = (), *, with_hydras: bool = False
+) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
 
-    try:
-        with initialize_config_dir(str(resource_folder("configs")), version_base="1.3"):
-            return hydra_compose("config", overrides, return_hydra_config=with_hydras)
-    except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(
-            f"compose the configuration with {overrides}",
-            str(error).splitlines()[0],
-            "see configs/ for what there is",
-        ) from error
+    with (
+        _errors_of_hydra(f"compose the configuration with {overrides}"),
+        initialize_config_dir(str(resource_folder("configs")), version_base="1.3"),
+    ):
+        path = [f"hydra.searchpath=['file://{folder}']" for folder in own_folder]
+        return hydra_compose("config", [*overrides, *path], return_hydra_config=with_hydras)
 
 
 if __name__ == "__main__":

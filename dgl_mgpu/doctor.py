@@ -32,7 +32,7 @@ from dgl_mgpu.backend.compat.registry import UNAVAILABLE
 from dgl_mgpu.backend.compat.unavailable import why_unavailable
 from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.errors import DGLMGPUError
-from dgl_mgpu.report.units import human_bytes
+from dgl_mgpu.units import human_bytes
 
 if TYPE_CHECKING:
     import torch

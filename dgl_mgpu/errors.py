@@ -124,7 +124,7 @@ class CheckpointError(DGLMGPUError, ValueError):
 
 
 class OutputError(DGLMGPUError, OSError):
-    """What a run has to show, its metrics or curves, cannot be written."""
+    """What is to be written, a run's metrics, a data set or results in files, cannot be."""
 
 
 class RankFailedError(DGLMGPUError, RuntimeError):

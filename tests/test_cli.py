@@ -28,6 +28,9 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["train", "model.name=gatt"], "gat"),
         (["train", "model=pinsage", "sampler=neighbor"], "belong together"),
         (["train", "trainer.lr=-1"], "trainer.lr=-1"),
+        (["train", "trainer.lr=nan"], "trainer.lr=nan"),
+        (["train", "trainer.lr=1e38"], "below 1000000"),
+        (["train", "trainer.weight_decay=1e38"], "below 1000000"),
         (["train", "trainer.seed=-1"], "trainer.seed=-1"),
         (["train", "trainer.seed=99999999999999999"], "below"),
         (["train", "store.host_memory=1KiB", "store.gpu_memory=1KiB"], "store.disk_path"),
@@ -49,6 +52,8 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["train", "sampler.fanouts=10"], "like [10,10]"),
         (["train", "store.disk_path=/nope"], "no such folder"),
         (["train", "store.gpu_memory=lots"], "16GiB"),
+        (["train", "store.gpu_memory=16"], "like 16GiB"),
+        (["plan", "store.host_memory=16000"], "or 16000B"),
         (["train", "store.graph_ratio=2"], "ratio"),
         (["train", "store.feature_ratio=most"], "ratio"),
         (["train", "store.policy=cliqeu"], "clique"),
@@ -56,6 +61,11 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["train", "topology=dgx2"], "dgx"),
         (["train", "topology=dgx1-4gf", "trainer.ranks=5"], "5"),
         (["train", "data.options.num_nodse=5"], "num_nodes"),
+        (["train", "--multirun", "trainer.resume=some,others"], "several runs at once"),
+        (["train", "hydra.nothing=3"], "hydra.nothing"),
+        (["train", "trainer.epochs=3,4"], "need --multirun"),
+        (["train", "--config-name=nothing"], "nothing"),
+        (["train", "--cfg=job", "--multirun"], "Only one of"),
         (["plan", "topology=dgx2"], "dgx"),
         (["plan", "--plott"], "--plot=FILE"),
         (["plan", "--plot="], "--plot=FILE"),
@@ -89,6 +99,34 @@ def test_compose_gives_the_schema():
     assert compose(["model=pinsage"]).sampler.name == "random_walk"
     with pytest.raises(ConfigError):
         compose(["data=cora", "model.name=nothing", "trainer.seed=x"])
+
+
+@pytest.mark.parametrize("first", ["", "+", "++"])
+@pytest.mark.parametrize("last", ["", "+", "++"])
+@pytest.mark.parametrize("data", ["generated", "generated-twitter"])
+def test_of_an_option_said_twice_the_last_one_counts(first, last, data):
+    words = [f"{first}data.options.scale=0.5", f"{last}data.options.scale=0.25"]
+    assert compose([f"data={data}", *words]).data.options["scale"] == 0.25
+
+
+@pytest.mark.parametrize("word", ["hydra.run.dir", "hydra.sweep.dir"])
+def test_a_run_folder_that_cannot_be_made(word, tmp_path, capsys):
+    (tmp_path / "file").touch()
+    for folder in (tmp_path / "file", tmp_path / "file" / "below", "/proc/none"):
+        flag = ["--multirun"] if word == "hydra.sweep.dir" else []
+        assert main(["train", *flag, f"{word}={folder}"]) == 1
+        error = capsys.readouterr().err
+        assert "OutputError" in error and "(hydra.run.dir)" in error and str(folder) in error
+        assert len(error.splitlines()) == 1
+
+
+def test_what_a_run_raises_comes_out_as_it_is(tmp_path, monkeypatch):
+    def fail(config, folder):
+        raise ValueError("of the run")
+
+    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", fail)
+    with pytest.raises(ValueError, match=r"^of the run$"):
+        main(["train", f"hydra.run.dir={tmp_path}"])
 
 
 def test_every_model_goes_with_every_data_set():
@@ -171,3 +209,71 @@ def test_of_torchruns_ranks_the_first_makes_a_folder(tmp_path, monkeypatch, give
     (other, _), (first, folder) = runs
     assert other == first and first.trainer.epochs == 7
     assert (folder / ".hydra").is_dir() and folder.is_relative_to(tmp_path / "outputs")
+
+
+# -- runs that go on ----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def started(tmp_path, monkeypatch):
+    """The configurations of the runs that were started in this folder, which do nothing."""
+    monkeypatch.chdir(tmp_path)
+    runs = []
+    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", lambda config, folder: runs.append(config))
+    return runs
+
+
+@pytest.mark.parametrize("order", [slice(None), slice(None, None, -1)])
+def test_a_run_goes_on_with_flags_on_either_side_of_what_is_said(started, capsys, order):
+    assert main(["train", "model=gcn", "trainer.lr=0.25", "hydra.run.dir=first"]) == 0
+    several = ["--multirun", "trainer.resume=first", "trainer.epochs=3,4"]
+    assert main(["train", *several[order]]) == 0
+    assert [config.trainer.epochs for config in started[1:]] == [3, 4]
+    assert all((c.model.name, c.trainer.lr) == ("gcn", 0.25) for c in started[1:])
+    shown = ["--cfg=job", "trainer.resume=first"]
+    assert main(["train", *shown[order]]) == 0
+    assert "lr: 0.25" in capsys.readouterr().out and len(started) == 3
+
+
+OWN_CONFIGURATION = """
+defaults: [config, _self_]
+data: {options: {num_nodes: 600}}
+store: {policy: host}
+trainer: {lr: 0.25}
+"""
+
+
+def test_a_run_of_ones_own_yaml_goes_on_with_all_it_had(started, tmp_path):
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "mine.yaml").write_text(OWN_CONFIGURATION)
+    (tmp_path / "conf" / "model" / "tiny.yaml").write_text("{name: gcn, hidden: 4}")
+    own = ["--config-dir=conf", "--config-name=mine", "model=tiny", "data.options.num_edges=5000"]
+    assert main(["train", *own, "hydra.run.dir=first"]) == 0
+    (tmp_path / "conf" / "mine.yaml").write_text("defaults: [config]")  # the next experiment's
+    assert main(["train", "trainer.resume=first", "hydra.run.dir=second"]) == 0
+    said = ["trainer.epochs=30", "data.options.num_nodes=700"]
+    assert main(["train", "trainer.resume=second", *said]) == 0
+    first, second, third = started
+    assert (second.trainer.resume, third.trainer.resume) == ("first", "second")
+    second.trainer.resume = None
+    assert second == first
+    assert third.data.options == {"num_nodes": 700, "num_edges": 5000}
+    assert (third.trainer.epochs, third.trainer.lr, third.model.hidden) == (30, 0.25, 4)
+
+
+def test_a_group_chosen_anew_comes_in_place_of_the_runs(started):
+    assert main(["train", "data=cora", "model=gcn", "trainer.lr=0.25", "hydra.run.dir=first"]) == 0
+    assert main(["train", "trainer.resume=first", "model=gat"]) == 0
+    assert main(["train", "trainer.resume=first", "data=cora", "model=gcn"]) == 0
+    first, other, same = started
+    assert (first.model.name, other.model.name) == ("gcn", "gat")
+    assert (other.model.hidden, other.trainer.lr) == (16, 0.25)  # of data=cora, and of what is said
+    same.trainer.resume = None
+    assert same == first
+
+
+def test_options_of_ones_own_groups_are_known(started, capsys, tmp_path):
+    (tmp_path / "conf" / "model").mkdir(parents=True)
+    (tmp_path / "conf" / "model" / "tiny.yaml").write_text("{name: gcn, hidden: 4}")
+    assert main(["train", "--config-dir", "conf", "model=tinny"]) == 1
+    assert "did you mean 'tiny'" in capsys.readouterr().err

@@ -306,6 +306,7 @@ def test_the_store_can_be_switched_off_and_on(tmp_path):
         ("--store.gpu-memry=1GiB", "did you mean 'gpu_memory'"),
         ("--store.gpu-memory=much", "no size"),
         ("--store.host-memory=true", "no size"),
+        ("--store.gpu-memory=16", "like 16GiB"),
         ("--store.staging-memory=auto", "no size"),
         ("--store.policy=autp", "did you mean 'auto'"),
         ("--store.policy=1", "choose from"),

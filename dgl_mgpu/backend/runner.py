@@ -179,7 +179,7 @@ def _check(key: str, value: Any) -> None:
     from dgl_mgpu.topology import preset
 
     if key.endswith("_memory"):
-        parse_bytes(value, f"{_STORE}.{key}")
+        parse_bytes(str(value), f"{_STORE}.{key}")  # as it was said, not counted
     elif key == "links" and isinstance(value, str) and value != "auto":
         preset(value)
     holds: Callable[[Any], bool] | None

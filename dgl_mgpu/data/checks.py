@@ -16,8 +16,18 @@ UNLABELLED = -1
 SPLITS = ("train", "valid", "test")
 
 
+def require_array(asked: str, what: str, given: Any) -> None:
+    """Raise InvalidInputError unless `given` is a NumPy array."""
+    if not isinstance(given, np.ndarray):
+        raise InvalidInputError(
+            asked, f"{what} as a {type(given).__name__}", "pass a NumPy array, np.asarray(…)"
+        )
+
+
 def check_csc_shapes(asked: str, indptr: np.ndarray, indices: np.ndarray, num_rows: int) -> None:
     """Check dtypes and ends of the in-edges of `num_rows` nodes, InvalidInputError if wrong."""
+    require_array(asked, "indptr", indptr)
+    require_array(asked, "indices", indices)
     if indptr.dtype != np.int64 or indptr.shape != (num_rows + 1,):
         raise InvalidInputError(
             asked,
@@ -58,6 +68,7 @@ def check_csc_contents(asked: str, indptr: np.ndarray, indices: np.ndarray, num_
 
 def check_labels_shape(asked: str, labels: np.ndarray, num_nodes: int) -> None:
     """Check that there is an int64 for each node, InvalidInputError if not."""
+    require_array(asked, "labels", labels)
     if labels.dtype != np.int64 or labels.shape != (num_nodes,):
         raise InvalidInputError(
             asked,
@@ -67,8 +78,27 @@ def check_labels_shape(asked: str, labels: np.ndarray, num_nodes: int) -> None:
 
 
 def check_features(asked: str, of: str, rows: int, features: Mapping[str, Any]) -> None:
-    """Check that each feature has a row for each node or edge, InvalidInputError if not."""
+    """Check that each feature has a row of numbers for each node or edge, InvalidInputError if not.
+
+    The numbers are of a type that torch has, in this machine's order of bytes.
+    """
     for name, feature in features.items():
+        if not hasattr(feature, "shape") or not hasattr(feature, "dtype"):
+            raise InvalidInputError(
+                asked,
+                f"{of} feature {name!r} as a {type(feature).__name__}",
+                "pass a tensor or a NumPy array",
+            )
+        if isinstance(feature.dtype, np.dtype) and (
+            feature.dtype.kind not in "biufc"
+            or not feature.dtype.isnative
+            or feature.dtype.char in "gG"  # long double
+        ):
+            raise InvalidInputError(
+                asked,
+                f"{of} feature {name!r} of dtype {feature.dtype}",
+                "pass numbers of a type that torch has, like feature.astype(np.float32)",
+            )
         if len(feature.shape) == 0 or feature.shape[0] != rows:
             raise InvalidInputError(
                 asked,
@@ -85,6 +115,7 @@ def check_split(asked: str, parts: Mapping[str, np.ndarray], num_nodes: int) -> 
     InvalidInputError, IdOutOfRangeError
     """
     for part, given in parts.items():
+        require_array(asked, f"{part} ids", given)
         ids = require_ids(f"the {part} nodes", given)
         if ids.dtype != np.int64:
             raise InvalidInputError(asked, f"{part} ids of dtype {ids.dtype}", "pass int64")

@@ -20,6 +20,7 @@ from .checks import (
     check_labels_shape,
     check_range,
     check_split,
+    require_array,
 )
 
 if TYPE_CHECKING:
@@ -112,6 +113,8 @@ class Dataset:
     def _check_shapes(self) -> None:
         check_csc_shapes(self._asked, self.indptr, self.indices, self.num_nodes)
         check_labels_shape(self._asked, self.labels, self.num_nodes)
+        if self.eids is not None:
+            require_array(self._asked, "eids", self.eids)
         if self.eids is not None and (
             self.eids.dtype != np.int64 or self.eids.shape != (self.num_edges,)
         ):

@@ -13,7 +13,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import ConfigError, DataFormatError
+from ..errors import ConfigError, DataFormatError, OutputError
+from ..units import human_bytes
 
 log = logging.getLogger(__name__)
 
@@ -35,6 +36,11 @@ def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
         The folder.  What it holds must follow from its name alone.
     fill : callable
         Called with an empty folder to fill.
+
+    Raises
+    ------
+    OutputError
+        The folder cannot be made or filled.
     """
     if target.is_dir():
         return target
@@ -43,11 +49,11 @@ def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
         with _locked(target.with_name(f".{target.name}.lock")):
             if not target.is_dir():
                 _build(target, fill)
-    except PermissionError as error:
-        raise ConfigError(
-            asked=f"create {target}",
-            found=f"no permission to write {error.filename}",
-            fix="choose a folder that you may write to",
+    except OSError as error:
+        raise OutputError(
+            f"make {target}",
+            str(error),
+            "choose another data root, a folder that can be written and has space",
         ) from error
     return target
 
@@ -101,7 +107,7 @@ def require_space(folder: Path, num_bytes: int, what: str) -> None:
     if free < num_bytes:
         raise ConfigError(
             asked=f"write {what} to {folder}",
-            found=f"it takes {num_bytes / 2**30:.1f} GiB, and {free / 2**30:.1f} GiB are free",
+            found=f"it takes {human_bytes(num_bytes)}, and {human_bytes(free)} are free",
             fix="free space, choose another data root, or a smaller data set",
         )
 
@@ -155,7 +161,7 @@ def _fetch(url: str, path: Path) -> None:
     with urllib.request.urlopen(url, timeout=_TIMEOUT_S) as response, path.open("wb") as file:
         total = int(response.headers.get("Content-Length", 0))
         require_space(path.parent, total, url)
-        log.info("downloading %s (%.2f GiB)", url, total / 2**30)
+        log.info("downloading %s (%s)", url, human_bytes(total))
         done, next_report = 0, total // 10
         while chunk := response.read(_CHUNK_BYTES):
             file.write(chunk)

@@ -15,7 +15,7 @@ import csv
 import hashlib
 import importlib.util
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -147,18 +147,22 @@ def load_folder(
     arrays_folder = build_once(
         cache / f"arrays-{key}", lambda partial: unpack(folder, meta, partial)
     )
-    arrays = open_arrays(arrays_folder)
+    needed = {"labels", *SPLITS}
+    mapped: dict[str, np.ndarray] = {}
     if binary:
         raw = NpzReader(folder / "raw" / "data.npz")
-        arrays |= {
-            name: raw.map(name) for name, member in raw.members.items() if member.is_mappable
-        }
+        mapped = {name: raw.map(name) for name, member in raw.members.items() if member.is_mappable}
+        needed |= raw.members.keys() - mapped.keys()
+    else:
+        needed |= {"num_nodes_list", "num_edges_list", "edge_index", *_additional(meta)}
+        needed |= {f"{of}_feat" for of in ("node", "edge") if meta[f"has_{of}_attr"] == "True"}
+    arrays = open_arrays(arrays_folder, needed) | mapped
 
     variant = "both" * both_directions + "loops" * self_loops or "plain"
     name = meta["name"]
 
     def sort_edges(partial: Path) -> None:
-        if self_loops and any(of == "edge" for of, _, _ in _features(arrays)):
+        if self_loops and _eids(arrays):
             raise ConfigError(
                 asked=f"add self-loops to {name}",
                 found="edge features, which the loops would not have",
@@ -169,7 +173,8 @@ def load_folder(
             _assemble(meta, arrays, open_arrays(partial), both_directions, checked=False)
 
     csc_folder = build_once(cache / f"csc-{variant}-{key}", sort_edges)
-    return _assemble(meta, arrays, open_arrays(csc_folder), both_directions, checked=True)
+    csc = open_arrays(csc_folder, {"indptr", "indices", *_eids(arrays)})
+    return _assemble(meta, arrays, csc, both_directions, checked=True)
 
 
 def _assemble(
@@ -210,16 +215,24 @@ def _features(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, str, np.n
             yield of, feature, array
 
 
-def open_arrays(folder: Path) -> dict[str, np.ndarray]:
-    """Map the derived files of a folder, by name."""
+def _eids(arrays: Mapping[str, np.ndarray]) -> list[str]:
+    """The file of edge ids, if there is something to look up by them."""
+    return ["eids"] if any(of == "edge" for of, _, _ in _features(arrays)) else []
+
+
+def open_arrays(folder: Path, needed: Collection[str] = ()) -> dict[str, np.ndarray]:
+    """Map the derived files of a folder, by name; DataFormatError if one of them is not there."""
+    asked, fix = (
+        f"read the derived files in {folder}",
+        "remove that folder, so that it is made again",
+    )
     try:
-        return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
+        found = {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
     except (OSError, ValueError, EOFError) as error:
-        raise DataFormatError(
-            asked=f"read the derived files in {folder}",
-            found=f"a truncated or corrupt file ({error})",
-            fix="remove that folder, so that it is made again",
-        ) from error
+        raise DataFormatError(asked, f"a truncated or corrupt file ({error})", fix) from error
+    if missing := sorted(set(needed) - found.keys()):
+        raise DataFormatError(asked, f"no file {missing[0]}.npy", fix)
+    return found
 
 
 @contextmanager
@@ -342,7 +355,7 @@ def _write_csc(
         chunks,
         num_nodes,
         both_directions=both_directions,
-        with_eids=any(of == "edge" for of, _, _ in _features(arrays)),
+        with_eids=bool(_eids(arrays)),
         allocate=allocate,
     )
     indptr = csc.indptr

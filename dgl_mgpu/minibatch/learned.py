@@ -6,6 +6,7 @@ import torch
 from torch import nn
 
 from dgl_mgpu.backend.global_store.embedding.layer import StoreEmbedding
+from dgl_mgpu.errors import OutputError
 from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.training.statefile import StateFile
 
@@ -36,10 +37,23 @@ class LearnedRows(nn.Module):
             return self.embedding(nodes)
 
     def get_extra_state(self) -> StateFile:
-        """The embedding's state, the same file until that changes."""
+        """The embedding's state, the same file until that changes.
+
+        Raises
+        ------
+        OutputError
+            If there is no place for it.
+        """
         version = self.embedding.version
         if self._saved is None or self._saved[0] != version:
-            self._saved = version, StateFile.written_by(self.embedding.save)
+            try:
+                self._saved = version, StateFile.written_by(self.embedding.save)
+            except OSError as error:
+                raise OutputError(
+                    "keep learned rows in a file",
+                    str(error),
+                    "set TMPDIR to a folder that can be written and has space",
+                ) from error
         return self._saved[1]
 
     def set_extra_state(self, state: StateFile) -> None:

@@ -26,6 +26,8 @@ HOTNESS = ("degree", "presample")
 
 _STAGING = "store.staging_memory"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+#: Fewer bytes without a unit, in a text or counted by a program, are meant in another one.
+_LEAST_SAID, _LEAST_COUNTED = 2**20, 2**10
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*", re.IGNORECASE)
 
 
@@ -35,16 +37,23 @@ def parse_bytes(text: str | int, asked: str) -> int | None:
     Raises
     ------
     ConfigError
-        If it is no size; ``asked`` says of what.
+        If it is no size, or a number without a unit that is too small to be one of bytes;
+        ``asked`` says of what.
     """
-    if isinstance(text, int) and not isinstance(text, bool):
-        return text
     if text == "auto":
         return None
     match = _SIZE.fullmatch(str(text))
-    if match is None:
+    if match is None or isinstance(text, bool):
         raise ConfigError(f"{asked}={text}", "no size", "write it like 16GiB, 512MiB or auto")
-    return int(float(match[1]) * _UNITS[match[2].upper()])
+    nbytes = int(float(match[1]) * _UNITS[match[2].upper()])
+    least = _LEAST_SAID if isinstance(text, str) else _LEAST_COUNTED
+    if str(text).rstrip()[-1].isdigit() and 0 < nbytes < least:
+        raise ConfigError(
+            f"{asked}={text}",
+            f"{nbytes} bytes, without a unit",
+            f"write it with one, like 16GiB, or {text}B if it is bytes",
+        )
+    return nbytes
 
 
 @dataclass(frozen=True)

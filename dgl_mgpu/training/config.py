@@ -201,6 +201,7 @@ class Config:
     def _check_ranges(self) -> None:
         trainer, sampler, model = self.trainer, self.sampler, self.model
         infinity = float("inf")
+        most = 10**6  # of what multiplies weights; far larger numbers end in overflow
         for name, value, least, below in (
             ("trainer.ranks", trainer.ranks, 1, infinity),
             ("trainer.epochs", trainer.epochs, 1, infinity),
@@ -208,8 +209,8 @@ class Config:
             ("trainer.eval_every", trainer.eval_every, 1, infinity),
             ("trainer.checkpoint_every", trainer.checkpoint_every, 1, infinity),
             ("trainer.profile", trainer.profile, 0, infinity),
-            ("trainer.lr", trainer.lr, 0, infinity),
-            ("trainer.weight_decay", trainer.weight_decay, 0, infinity),
+            ("trainer.lr", trainer.lr, 0, most),
+            ("trainer.weight_decay", trainer.weight_decay, 0, most),
             ("trainer.seed", trainer.seed, 0, 2**32),
             ("fullgraph.keep_every", self.fullgraph.keep_every, 1, infinity),
             ("sampler.num_workers", sampler.num_workers, 0, infinity),

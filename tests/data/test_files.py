@@ -6,11 +6,13 @@ import signal
 import time
 import urllib.error
 import zipfile
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from dgl_mgpu.data import files
-from dgl_mgpu.errors import ConfigError, DataFormatError
+from dgl_mgpu.data import files, load
+from dgl_mgpu.errors import ConfigError, DataFormatError, OutputError
 
 
 def test_built_once(tmp_path):
@@ -77,9 +79,29 @@ def test_one_of_several_processes_builds(tmp_path):
     assert os.listdir(tmp_path) == ["target"]
 
 
-def test_no_space(tmp_path):
-    with pytest.raises(ConfigError, match="GiB are free"):
-        files.require_space(tmp_path, 2**60, "a graph")
+def test_a_folder_that_cannot_be_made_or_filled(tmp_path):
+    (tmp_path / "file").touch()
+
+    def fill(folder):
+        raise OSError(28, "No space left on device")
+
+    for target in (tmp_path / "file" / "target", Path("/proc/none/target"), tmp_path / "full"):
+        with pytest.raises(OutputError, match=f"make {target}: .*; choose another data root"):
+            files.build_once(target, fill)
+    assert os.listdir(tmp_path) == ["file"]
+
+
+@pytest.mark.parametrize("name", ["cora", "reddit", "ogbn-arxiv", "generated"])
+def test_a_data_root_that_is_a_file(tmp_path, name):
+    (tmp_path / "file").touch()
+    with pytest.raises(OutputError, match="choose another data root"):
+        load(name, tmp_path / "file")
+
+
+def test_no_space(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.disk_usage", lambda folder: SimpleNamespace(free=3 << 10))
+    with pytest.raises(ConfigError, match=r"it takes 2\.00 MiB, and 3\.00 KiB are free"):
+        files.require_space(tmp_path, 2 << 20, "a graph")
 
 
 def test_download(tmp_path):

@@ -17,7 +17,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dgl_mgpu
 from dgl_mgpu.backend.ours import graphs_on_tensors
-from dgl_mgpu.errors import InvalidInputError, UnsupportedByPartitionError
+from dgl_mgpu.errors import InvalidInputError, OutputError, UnsupportedByPartitionError
 from dgl_mgpu.fullgraph.inference import ways
 from dgl_mgpu.store import cuda
 from dgl_mgpu.training.config import ModelConfig
@@ -322,6 +322,11 @@ def test_results_of_layers_may_be_in_files(tmp_path):
     _assert_equal(found, expected)
 
 
+def test_a_folder_that_cannot_be_written():
+    with pytest.raises(OutputError, match=r"keep results in /proc: .*choose another folder"):
+        dgl_mgpu.inference(_made(MODELS["gcn"]), homogeneous(), "x", layerwise=True, folder="/proc")
+
+
 @pytest.mark.parametrize("num_nodes", [0, 1])
 def test_hardly_any_nodes(num_nodes):
     g = dgl.graph(([], []), num_nodes=num_nodes)
@@ -499,6 +504,90 @@ def test_layers_that_cannot_be_counted():
     expected = _expected(model, g, g.ndata["x"], 4)
     found = dgl_mgpu.inference(model, g, "x", num_layers=4, batch_size=20)
     _assert_equal(found, expected)
+
+
+class _Scored(nn.Module):
+    """Beside its rows it gives a number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.paired = Paired()
+
+    def forward(self, blocks, x):
+        rows = self.paired(blocks[:2], x)
+        return rows, rows.sum()
+
+
+def test_numbers_beside_rows_are_given_at_once_alone():
+    g = homogeneous()
+    model = _made(_Scored)
+    for options in ({}, {"num_layers": 2}):
+        _assert_equal(
+            dgl_mgpu.inference(model, g, "x", **options), _expected(model, g, g.ndata["x"], 2)
+        )
+    with pytest.raises(InvalidInputError, match=r"the model gives a tensor of shape \(\)"):
+        dgl_mgpu.inference(model, g, "x", layerwise=True)
+
+
+class _Looking(nn.Module):
+    """Takes something from the first block before, or in, its module."""
+
+    def __init__(self, look: Callable[[dgl.DGLGraph], object], inside: bool) -> None:
+        super().__init__()
+        self.look, self.inside, self.first = look, inside, SAGEConv(WIDTH, 2, "mean")
+        self.first.register_forward_pre_hook(self._before)
+
+    def _before(self, module, given) -> None:
+        if self.inside:
+            self.look(given[0])
+
+    def forward(self, blocks, x):
+        if not self.inside:
+            self.look(blocks[0])
+        return self.first(blocks[0], x)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 1}, {"num_layers": 1, "layerwise": False}])
+@pytest.mark.parametrize("inside", [False, True])
+@pytest.mark.parametrize("look", [lambda block: block.srcdata["x"], lambda block: block.edata["w"]])
+def test_features_that_a_stores_blocks_do_not_have(look, inside, options, monkeypatch):
+    monkeypatch.setattr(cuda, "find_runtime", lambda: None)
+    g = homogeneous()
+    model = _made(lambda: _Looking(look, inside))
+    with (
+        dgl_mgpu.GlobalStore.from_dgl(g) as store,
+        pytest.raises(InvalidInputError, match=r"asks for '[xw]', .*; pass the DGLGraph"),
+    ):
+        dgl_mgpu.inference(model, store.graph, "x", **options)
+    _assert_equal(
+        dgl_mgpu.inference(model, g, "x", **options), _expected(model, g, g.ndata["x"], 1)
+    )
+
+
+def test_errors_of_the_model_itself_come_out_as_they_are():
+    class Dividing(nn.Module):
+        def forward(self, blocks, x):
+            return x / (1 // 0)
+
+    class Unpacking(Paired):
+        def forward(self, blocks, x):
+            first, second = blocks
+            return super().forward([first, second], x)
+
+    g = homogeneous()
+    with pytest.raises(ZeroDivisionError):
+        dgl_mgpu.inference(Dividing(), g, "x")
+    with pytest.raises(InvalidInputError, match=r"too many values.*pass num_layers"):
+        dgl_mgpu.inference(_made(Unpacking), g, "x")
+    with pytest.raises(KeyError, match="nothing"):
+        dgl_mgpu.inference(_made(lambda: _Looking(lambda b: b.edata["nothing"], False)), g, "x")
+
+
+@pytest.mark.parametrize("layerwise", [None, False, True])
+def test_too_few_layers(layerwise):
+    model = _made(_Backward)
+    with pytest.raises(InvalidInputError, match="asks for block 1 of 1; pass num_layers"):
+        dgl_mgpu.inference(model, homogeneous(), "x", num_layers=1, layerwise=layerwise)
 
 
 def test_modes_and_modules_are_restored_after_an_error():

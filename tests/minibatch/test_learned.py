@@ -3,9 +3,11 @@ from __future__ import annotations
 import copy
 
 import dgl
+import pytest
 import torch
 
 import dgl_mgpu
+from dgl_mgpu.errors import OutputError
 from dgl_mgpu.minibatch.learned import LearnedRows
 
 
@@ -37,3 +39,14 @@ def test_a_state_is_a_file_until_the_rows_change():
     step()
     assert torch.equal(rows(), rows_after) and model.embedding.steps == 2
     assert model.state_dict() != after
+
+
+def test_without_a_place_for_the_file(tmp_path, monkeypatch):
+    store = dgl_mgpu.GlobalStore.from_dgl(
+        dgl.rand_graph(30, 60), embeddings={"emb": 4}, device="cpu"
+    )
+    (tmp_path / "file").touch()
+    for place in (tmp_path / "none", tmp_path / "file"):
+        monkeypatch.setenv("TMPDIR", str(place))
+        with pytest.raises(OutputError, match=r"set TMPDIR"):
+            LearnedRows(store.embedding("emb")).state_dict()

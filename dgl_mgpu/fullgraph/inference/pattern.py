@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,15 +13,54 @@ from torch import nn
 
 from dgl_mgpu.backend.global_store.storage import TableStorage
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.fullgraph.inference.blocks import Blocks, LayerBlock
+from dgl_mgpu.fullgraph.inference.blocks import Blocks
 from dgl_mgpu.fullgraph.inference.modules import meeting
-from dgl_mgpu.fullgraph.inference.rows import Column, Graph, Outline, Tree, leaves, mapped
+from dgl_mgpu.fullgraph.inference.rows import (
+    ASKED,
+    Column,
+    Graph,
+    Outline,
+    Tree,
+    leaves,
+    mapped,
+)
 
 ASKED_LAYERS = "infer all nodes layer by layer"
 AT_ONCE = "pass layerwise=False, which runs the model on the whole graph at once"
 
 #: How many blocks a model is offered while its layers are counted.
 _MANY_LAYERS = 33
+
+
+class Offered(list):
+    """The blocks that a model is called with.
+
+    Attributes
+    ----------
+    touched : bool
+        Whether the model has looked at them.
+    """
+
+    touched = False
+
+    def __getitem__(self, place: Any) -> Any:
+        self.touched = True
+        try:
+            return super().__getitem__(place)
+        except IndexError as error:
+            raise InvalidInputError(
+                ASKED,
+                f"the model asks for block {place} of {super().__len__()}",
+                "pass num_layers, the number of blocks that it takes",
+            ) from error
+
+    def __iter__(self) -> Iterator[Any]:
+        self.touched = True
+        return super().__iter__()
+
+    def __len__(self) -> int:
+        self.touched = True
+        return super().__len__()
 
 
 @dataclass(frozen=True)
@@ -72,10 +111,10 @@ class Pattern:
         )
         return cls(graph, few, Blocks(graph, device))
 
-    def layers(self, num_layers: int) -> list[LayerBlock]:
+    def layers(self, num_layers: int) -> Offered:
         """The whole graph as a block of each layer."""
         whole = self.blocks.whole()
-        return [self.blocks.for_layer(whole, layer) for layer in range(num_layers)]
+        return Offered(self.blocks.for_layer(whole, layer) for layer in range(num_layers))
 
     def inputs(self) -> Tree:
         return mapped(lambda column: column.rows.clone(), self.columns)
@@ -157,9 +196,7 @@ def widest(model: nn.Module, pattern: Pattern, num_layers: int) -> int:
     records, found = recorded(model, pattern, num_layers)
     given = [record.given for record in records]
     tensors = [leaves(each) for each in (pattern.inputs(), *given, found)]
-    return max(
-        sum(rows[:1].numel() * rows.element_size() for rows in each) for each in tensors if each
-    )
+    return max(sum(torch.atleast_1d(rows)[:1].nbytes for rows in each) for each in tensors if each)
 
 
 def count_layers(model: nn.Module, pattern: Pattern) -> int:
@@ -168,7 +205,8 @@ def count_layers(model: nn.Module, pattern: Pattern) -> int:
     Raises
     ------
     InvalidInputError
-        If it uses them all, or none, or fails.
+        If it uses them all, or none, or fails, but not for reasons of its own: these come out as
+        they are.
     """
     asked, fix = "count the layers of a model", "pass num_layers"
     used: set[int | None] = set()
@@ -182,10 +220,14 @@ def count_layers(model: nn.Module, pattern: Pattern) -> int:
         running = False
         return given
 
+    blocks = pattern.layers(_MANY_LAYERS)
     try:
         with meeting(meet):
-            model(pattern.layers(_MANY_LAYERS), pattern.inputs())
+            model(blocks, pattern.inputs())
     except Exception as error:
+        missing = isinstance(error, KeyError) and (running or not used)  # a feature
+        if missing or not blocks.touched:
+            raise
         # A model that takes as many of its layers as there are blocks has run out of them.
         if running or not used or not isinstance(error, IndexError):
             raise InvalidInputError(

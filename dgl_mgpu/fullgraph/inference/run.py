@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import torch
@@ -87,6 +88,8 @@ def inference(
         If a partitioned graph is to be done layer by layer.
     DeviceMemoryError
         If a GPU's memory is too small for a batch of one node.
+    OutputError
+        If ``folder`` cannot be written, or is full.
 
     Notes
     -----
@@ -100,7 +103,7 @@ def inference(
     where = _device(model, g, device)
     columns = as_columns(g, _default_inputs(model) if x is None else x)
     _check(g, layerwise, batch_size, num_layers, folder)
-    with evaluating(model), torch.no_grad():
+    with evaluating(model), torch.no_grad(), _missing_features(g):
         pattern = Pattern.of(g, columns, where)
         if num_layers is None:
             num_layers = count_layers(model, pattern)
@@ -117,6 +120,21 @@ def inference(
         plan = Plan.of(model, pattern, num_layers)
         check_plan(model, pattern, plan)
         return LayerByLayer(model, g, columns, plan, where, batch_size, folder).run()
+
+
+@contextlib.contextmanager
+def _missing_features(g: Graph) -> Iterator[None]:
+    """Say what to do for a model that looks for features on blocks of a store's graph."""
+    try:
+        yield
+    except KeyError as error:
+        if not isinstance(g, StoreGraph):
+            raise
+        raise InvalidInputError(
+            ASKED,
+            f"the model asks for {error}, and a store's blocks have no features",
+            "pass the DGLGraph, whose blocks have those of nodes and edges",
+        ) from error
 
 
 def _default_inputs(model: nn.Module) -> Sequence[str]:

@@ -8,6 +8,7 @@ import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import dgl
@@ -16,11 +17,11 @@ from dgl import DGLGraph
 from torch import nn
 
 from dgl_mgpu.backend.memory.pinning import pin_memory_inplace
-from dgl_mgpu.errors import DeviceMemoryError, InvalidInputError
+from dgl_mgpu.errors import DeviceMemoryError, InvalidInputError, OutputError
 from dgl_mgpu.fullgraph.graph import PartitionedGraph
 from dgl_mgpu.fullgraph.inference.blocks import Blocks
 from dgl_mgpu.fullgraph.inference.modules import CallEnded, meeting
-from dgl_mgpu.fullgraph.inference.pattern import ASKED_LAYERS, AT_ONCE, Pattern
+from dgl_mgpu.fullgraph.inference.pattern import ASKED_LAYERS, AT_ONCE, Offered, Pattern
 from dgl_mgpu.fullgraph.inference.plan import Plan
 from dgl_mgpu.fullgraph.inference.rows import Column, Graph, Outline, Tree, leaves, mapped
 from dgl_mgpu.fullgraph.memory import free_bytes
@@ -49,7 +50,7 @@ class AtOnce:
         if not isinstance(graph, PartitionedGraph):
             graph = Blocks(graph, self.device).whole()
         inputs = mapped(lambda column: column.all_rows(self.device), self.columns)
-        return self.model([graph] * self.num_layers, inputs)
+        return self.model(Offered([graph] * self.num_layers), inputs)
 
     def fits(self, row_bytes: int) -> bool:
         """Whether half of the memory that is free is likely to be enough."""
@@ -162,7 +163,7 @@ class LayerByLayer:
         with meeting(meet):
             try:
                 found = self.model(
-                    [self.blocks.for_layer(each, place) for place, each in enumerate(of_layers)],
+                    Offered(map(self.blocks.for_layer, of_layers, range(plan.num_layers))),
                     inputs,
                 )
                 self._keep(output, found, ranges)
@@ -184,12 +185,7 @@ class LayerByLayer:
         if self.folder is None or not size:
             rows = torch.empty(shape, dtype=outline.dtype)
         else:
-            handle, name = tempfile.mkstemp(dir=self.folder)
-            try:
-                os.close(handle)
-                rows = torch.from_file(name, shared=True, size=size, dtype=outline.dtype)
-            finally:
-                os.unlink(name)
+            rows = _in_nameless_file(self.folder, size, outline.dtype)
             return Column(outline.ntype, rows.view(shape))
         pinned = self.device.type == "cuda" and rows.nbytes >= _PINNED_BYTES
         return Column(outline.ntype, rows, pin_memory_inplace(rows) if pinned else None)
@@ -209,6 +205,18 @@ class LayerByLayer:
         if self.device.type == "cpu":
             free = min(free, _BATCH_BYTES_ON_CPU)
         return max(1, int(free / per_node))
+
+
+def _in_nameless_file(folder: str | os.PathLike, size: int, dtype: torch.dtype) -> torch.Tensor:
+    try:
+        with tempfile.NamedTemporaryFile(dir=Path(folder)) as file:
+            # Reserved at once: a full disk would be a bus error at a write.
+            os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)
+            return torch.from_file(file.name, shared=True, size=size, dtype=dtype)
+    except OSError as error:
+        raise OutputError(
+            f"keep results in {folder}", str(error), "choose another folder, or free space there"
+        ) from error
 
 
 def unless_out_of_memory(run: Callable[[], Any]) -> Any:

@@ -624,6 +624,8 @@ def test_bad_options_are_refused():
         dgl_mgpu.GlobalStore.from_dataset(g)
     with pytest.raises(ConfigError, match="no size"):
         make(g, gpu_memory="plenty")
+    with pytest.raises(ConfigError, match=r"16 bytes, without a unit; .*like 16GiB"):
+        make(g, gpu_memory=16)
     with pytest.raises(ConfigError, match=r"1\.5"):
         make(g, graph_ratio=1.5)
     with pytest.raises(ConfigError):

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from dgl_mgpu.report.units import human_bytes, human_count, human_seconds, human_share
+from dgl_mgpu.units import human_bytes, human_count, human_seconds, human_share
 
 
 @pytest.mark.parametrize(
