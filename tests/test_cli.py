@@ -3,7 +3,8 @@ from __future__ import annotations
 import pytest
 from PIL import Image
 
-from dgl_mgpu.cli import compose, main
+from dgl_mgpu.cli import main
+from dgl_mgpu.configuration import compose
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
 

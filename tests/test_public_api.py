@@ -23,7 +23,7 @@ import pytest
 
 import dgl_mgpu
 from dgl_mgpu import ops
-from dgl_mgpu.cli import compose
+from dgl_mgpu.configuration import compose
 from dgl_mgpu.data import names as data_sets
 from dgl_mgpu.placement import POLICIES
 from dgl_mgpu.resources import resource_folder

@@ -12,7 +12,8 @@ import pytest
 
 from benchmarks import convergence, sampling_accuracy
 from benchmarks.convergence import OPTIONS, RUNS, Trained, data_overrides, dataset_here
-from dgl_mgpu.cli import compose, main
+from dgl_mgpu.cli import main
+from dgl_mgpu.configuration import compose
 from dgl_mgpu.errors import DataFormatError
 from dgl_mgpu.report import read_metrics
 from tests.benchmarks.ogb_files import NAME, SPEC, write_papers

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from dgl_mgpu import cli
 from dgl_mgpu.__main__ import take_options
-from dgl_mgpu.cli import check_overrides, compose
+from dgl_mgpu.configuration import check_overrides, compose
 from dgl_mgpu.topology import measure, preset, probe
 from tests.docs.pages import ROOT
 

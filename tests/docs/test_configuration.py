@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dgl_mgpu.cli import compose
+from dgl_mgpu.configuration import compose
 from tests.docs.pages import ROOT
 
 CONFIGURATION = runpy.run_path(str(ROOT / "docs" / "_ext" / "configuration.py"))

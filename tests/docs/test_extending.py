@@ -17,7 +17,8 @@ _COPIED = ("dgl_mgpu", "configs", "kernels", "tests", "pyproject.toml")
 _TRY = """
 import dgl
 import torch
-from dgl_mgpu.cli import compose, main
+from dgl_mgpu.cli import main
+from dgl_mgpu.configuration import compose
 from dgl_mgpu.training.models import build_model
 
 def test_commands():

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.cli import compose, main
+from dgl_mgpu.cli import main
+from dgl_mgpu.configuration import compose
 from dgl_mgpu.data import HeteroDataset, load_hetero
 from dgl_mgpu.data.hetero import relation
 from dgl_mgpu.errors import ConfigError

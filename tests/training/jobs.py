@@ -23,7 +23,8 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 import dgl_mgpu.fullgraph.run
 import dgl_mgpu.minibatch.run
-from dgl_mgpu.cli import compose, main
+from dgl_mgpu.cli import main
+from dgl_mgpu.configuration import compose
 from dgl_mgpu.report import EpochReport, read_metrics
 from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training.config import Config

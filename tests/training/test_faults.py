@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.backend.global_store.storage import TableStorage
-from dgl_mgpu.cli import check_overrides, compose
+from dgl_mgpu.configuration import check_overrides, compose
 from dgl_mgpu.data import load
 from dgl_mgpu.errors import (
     CheckpointError,

@@ -166,7 +166,7 @@ def _resumes_from_the_first_machines_folder(config: Config, folder: Path) -> Non
 
 @pytest.mark.usefixtures("forked_ranks")
 def test_the_first_rank_alone_needs_the_checkpoint(tmp_path):
-    from dgl_mgpu.cli import compose
+    from dgl_mgpu.configuration import compose
 
     data = f"data.root={tmp_path / 'data'}"
     first = train(tmp_path / "first", 2, data, "trainer.epochs=1")

@@ -1,0 +1,285 @@
+"""The configuration of a run: what is in ``configs/``, as the command line has it otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dgl_mgpu.errors import ConfigError, nearest
+from dgl_mgpu.resources import resource_folder
+from dgl_mgpu.torchrun import under_torchrun
+
+#: The name, in Hydra's own store, of the configuration of a run that goes on.
+_GOES_ON = "run_that_goes_on"
+
+
+def hydras_words(arguments: list[str]) -> list[str]:
+    """The command line of a run as Hydra takes it, checked.
+
+    Of a run that goes on, the configuration is that of the run before, but for what is said anew.
+
+    Raises
+    ------
+    ConfigError
+        For what is no key, group or flag.
+    InvalidInputError
+        For a new run in another one's folder.
+    """
+    _check_flags(arguments)
+    flags, overrides = _parted(check_overrides(arguments))
+    if (before := _configuration_before(overrides)) is not None:
+        flags, overrides = _going_on(before, flags, overrides)
+    _check_folder(flags, overrides)
+    # Overrides have to stand in one place, before flags or after them.
+    return [*overrides, *_without_folder(), *flags]
+
+
+def compose(overrides: list[str]) -> Any:
+    """The :class:`~dgl_mgpu.training.config.Config` of a command line; flags are left out.
+
+    Raises
+    ------
+    ConfigError
+    """
+    words = [word for word in check_overrides(overrides) if not word.startswith("-")]
+    return to_config(_compose(words))
+
+
+def to_config(raw: Any) -> Any:
+    """Merge a composed configuration into its schema and check its values.
+
+    Raises
+    ------
+    ConfigError
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    from dgl_mgpu.training.config import Config
+
+    config: Any
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), raw))
+    except OmegaConfBaseException as error:
+        message, fix = str(error).splitlines()[0], "give it a value of its type"
+        if "is not a ListConfig" in message:
+            message, fix = "a single value", "give it a list, like [10,10]"
+        raise ConfigError(
+            f"set {error.full_key}" if error.full_key else "read the configuration", message, fix
+        ) from error
+    config.check()
+    return config
+
+
+def _check_flags(arguments: list[str]) -> None:
+    """Raise for a key that is written like an option; others may be Hydra's."""
+    from omegaconf import OmegaConf
+
+    flags = [word for word in arguments if word.startswith("--")]
+    for key in sorted(_keys(OmegaConf.to_container(_compose([])))) if flags else ():
+        for flag in flags:
+            if flag[2:].partition("=")[0].replace("-", "_") in (key, key.rpartition(".")[2]):
+                raise ConfigError(
+                    f"train with {flag}", "no option, but a key", f"write {key}=VALUE"
+                )
+
+
+def check_overrides(arguments: list[str]) -> list[str]:
+    """Check that every ``key=value`` names a key or group that is there; return all arguments.
+
+    Options of a data set are those of its loader, not listed in ``configs/``: they come back
+    in the form in which Hydra takes keys whether they are new or not.
+
+    Raises
+    ------
+    ConfigError
+        With the nearest name.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    flags, words = _parted(arguments)
+    groups = _groups(flags)
+    overrides = []
+    for word in words:
+        try:
+            overrides.append(OverridesParser.create().parse_override(word))
+        except HydraException as error:
+            raise ConfigError(f"read '{word}'", "no key=value", "write key=value") from error
+    chosen = [each for each in overrides if each.key_or_group in groups]
+    for override in chosen:
+        options = groups[override.key_or_group]
+        if not override.is_sweep_override() and override.value() not in options:
+            raise ConfigError(
+                f"set {override.key_or_group}={override.value()}",
+                f"no such {override.key_or_group}",
+                nearest(str(override.value()), options),
+            )
+    known = _keys(
+        OmegaConf.to_container(
+            _compose(
+                [str(o.input_line) for o in chosen if not o.is_sweep_override()],
+                _own_folder(flags),
+            )
+        )
+    )
+    renamed: dict[str | None, str] = {}
+    for override in overrides:
+        key = override.key_or_group
+        if key.startswith("data.options.") and not override.is_delete():
+            # However often, and whether the data set's file has it or not: the last one wins.
+            renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
+        elif key not in groups.keys() | known and not key.startswith(
+            ("hydra.", "hydra/", "data.options.")
+        ):
+            raise ConfigError(f"set {key}", "no such key", nearest(key, groups.keys() | known))
+    return [renamed.get(word, word) for word in arguments]
+
+
+def _configuration_before(overrides: list[str]) -> Path | None:
+    """The folder in which Hydra has kept the configuration of the run that is to be resumed."""
+    resume = _by_key(overrides).get("trainer.resume")
+    if resume is None:
+        return None
+    if resume.is_sweep_override():
+        raise ConfigError(
+            f"resume {resume.input_line}",
+            "several runs at once",
+            "resume each by a command of its own",
+        )
+    from dgl_mgpu.training.checkpoint import run_folder
+
+    kept = run_folder(str(resume.value())) / ".hydra"
+    return kept if (kept / "config.yaml").is_file() else None
+
+
+def _going_on(before: Path, flags: list[str], overrides: list[str]) -> tuple[list[str], list[str]]:
+    """Flags and overrides of a run that goes on: with its configuration, but for what is said anew.
+
+    The configuration is kept whole, since the files that it was made of may be others by now.  A
+    group that is chosen anew, model=gat, comes in place of the run's.
+    """
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    said, groups = _by_key(overrides), _groups(flags)
+    whole: Any = OmegaConf.to_container(OmegaConf.load(before / "config.yaml"))
+    keys = _keys(whole)
+    for group in said.keys() & groups.keys():
+        whole.pop(group, None)
+    base = _of_hydra(flags).config_name or "config"
+    ConfigStore.instance().store(_GOES_ON, {"defaults": [base, "_self_"], **whole})
+    # What was said then is said again, for the groups that are chosen now are below it.
+    words = [str(word) for word in OmegaConf.load(before / "overrides.yaml")]
+    again = [
+        each.input_line
+        for key, each in _by_key(words).items()
+        if key not in {*said, "trainer.resume"}
+        and (each.value() in groups[key] if key in groups else key in keys)
+    ]
+    return _parted(check_overrides([*flags, f"--config-name={_GOES_ON}", *again, *overrides]))
+
+
+def _check_folder(flags: list[str], overrides: list[str]) -> None:
+    """Raise for a new run in another one's folder, whose options Hydra would overwrite.
+
+    A flag may make it something else than one run, and a run that resumes may go on in its own.
+    """
+    said = _by_key(overrides)
+    if "hydra.run.dir" not in said or "trainer.resume" in said or flags or _without_folder():
+        return
+    from dgl_mgpu.report.metrics import require_no_run
+
+    require_no_run(_compose(overrides, with_hydras=True).hydra.run.dir)
+
+
+def _without_folder() -> list[str]:
+    """What keeps Hydra from making a folder and a log for each rank of torchrun but the first.
+
+    They read a command line each; the run's folder is the first one's.
+    """
+    if not under_torchrun() or os.environ["RANK"] == "0":
+        return []
+    return ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
+
+
+def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Flags of Hydra's with their values, and overrides."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    for before, word in itertools.pairwise(["", *arguments]):
+        is_value = before.startswith("-") and "=" not in before + word  # --cfg job
+        (flags if word.startswith("-") or is_value else overrides).append(word)
+    return flags, overrides
+
+
+def _by_key(overrides: list[str]) -> dict[str, Any]:
+    """The last override of each key or group."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    return {each.key_or_group: each for each in parsed}
+
+
+def _of_hydra(flags: list[str]) -> Any:
+    """Hydra's flags and their values."""
+    from hydra.main import get_args_parser
+
+    return get_args_parser().parse_known_args(flags)[0]
+
+
+def _groups(flags: list[str]) -> dict[str, list[str]]:
+    """What there is to choose from: the options of each group, also those of ``--config-dir``."""
+    found: dict[str, set[str]] = {}
+    for folder in (resource_folder("configs"), *_own_folder(flags)):
+        for path in folder.glob("*/*.yaml"):
+            found.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(options) for group, options in found.items()}
+
+
+def _own_folder(flags: list[str]) -> list[Path]:
+    """What ``--config-dir`` names, if it does."""
+    folder = _of_hydra(flags).config_dir
+    return [] if folder is None else [Path(folder).absolute()]
+
+
+def _keys(node: Any, prefix: str = "") -> set[str]:
+    if not isinstance(node, dict):
+        return {prefix.rstrip(".")}
+    keys = {prefix.rstrip(".")} if prefix else set()
+    return keys.union(*(_keys(value, f"{prefix}{name}.") for name, value in node.items()))
+
+
+def _compose(
+    overrides: list[str], own_folder: Sequence[Path] = (), *, with_hydras: bool = False
+) -> Any:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    with (
+        errors_of_hydra(f"compose the configuration with {overrides}"),
+        initialize_config_dir(str(resource_folder("configs")), version_base="1.3"),
+    ):
+        path = [f"hydra.searchpath=['file://{folder}']" for folder in own_folder]
+        return hydra_compose("config", [*overrides, *path], return_hydra_config=with_hydras)
+
+
+@contextlib.contextmanager
+def errors_of_hydra(asked: str) -> Iterator[None]:
+    """Raise what Hydra finds wrong with a configuration as ConfigError."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(
+            asked,
+            str(error).splitlines()[0].rstrip("."),
+            "see configs/ for what there is; several values of a key need --multirun",
+        ) from error
