@@ -71,7 +71,7 @@ def _train(arguments: list[str]) -> int:
     from hydra.core.hydra_config import HydraConfig
 
     words = hydras_words(arguments)
-    failure: list[Exception | KeyboardInterrupt] = []
+    failures: list[Exception] = []
 
     @hydra.main(
         config_path=str(resource_folder("configs")), config_name="config", version_base="1.3"
@@ -84,9 +84,9 @@ def _train(arguments: list[str]) -> int:
             else:
                 from dgl_mgpu.minibatch.run import train
             train(config, Path(HydraConfig.get().runtime.output_dir))
-        except (Exception, KeyboardInterrupt) as error:
+        except Exception as error:
             # Hydra would print a traceback; ours say what is wrong in one line.
-            failure.append(error)
+            failures.append(error)
 
     sys.argv = ["dgl-mgpu train", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else it prints errors of its own, and exits
@@ -97,8 +97,10 @@ def _train(arguments: list[str]) -> int:
         raise OutputError(
             "make the run's folder", str(error), "choose another folder (hydra.run.dir)"
         ) from error
-    if failure:
-        raise failure[0]
+    for failure in failures[:-1]:  # of several runs
+        print(f"dgl-mgpu train: {type(failure).__name__}: {failure}", file=sys.stderr)
+    if failures:
+        raise failures[-1]
     return 0
 
 

@@ -144,7 +144,7 @@ def check_overrides(arguments: list[str]) -> list[str]:
 def _configuration_before(overrides: list[str]) -> Path | None:
     """The folder in which Hydra has kept the configuration of the run that is to be resumed."""
     resume = _by_key(overrides).get("trainer.resume")
-    if resume is None:
+    if resume is None or not (resume.is_sweep_override() or resume.value()):
         return None
     if resume.is_sweep_override():
         raise ConfigError(
@@ -188,14 +188,23 @@ def _going_on(before: Path, flags: list[str], overrides: list[str]) -> tuple[lis
 def _check_folder(flags: list[str], overrides: list[str]) -> None:
     """Raise for a new run in another one's folder, whose options Hydra would overwrite.
 
-    A flag may make it something else than one run, and a run that resumes may go on in its own.
+    Of what is said on the command line: a configuration of one's own may name a folder, too.  A run
+    that resumes may go on in its own.
     """
-    said = _by_key(overrides)
-    if "hydra.run.dir" not in said or "trainer.resume" in said or flags or _without_folder():
+    said, asked = _by_key(overrides), _of_hydra(flags)
+    resume, folder = said.get("trainer.resume"), said.get("hydra.run.dir")
+    is_one_run = not any((asked.multirun, asked.cfg, asked.info, asked.help, asked.hydra_help))
+    if folder is None or not is_one_run or (resume and resume.value()) or _without_folder():
+        return
+    # What the folder's name is made of is another's to say in the second case, and the job's.
+    words = overrides if asked.config_name is None else [folder.input_line]
+    if "${hydra.job" in folder.input_line or ("${" in folder.input_line and words != overrides):
         return
     from dgl_mgpu.report.metrics import require_no_run
 
-    require_no_run(_compose(overrides, with_hydras=True).hydra.run.dir)
+    with errors_of_hydra("name the run's folder"):
+        path = _compose(words, _own_folder(flags), with_hydras=True).hydra.run.dir
+    require_no_run(path)
 
 
 def _without_folder() -> list[str]:
@@ -280,6 +289,6 @@ def errors_of_hydra(asked: str) -> Iterator[None]:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         raise ConfigError(
             asked,
-            str(error).splitlines()[0].rstrip("."),
+            str(error).partition("\n")[0].rstrip("."),
             "see configs/ for what there is; several values of a key need --multirun",
         ) from error

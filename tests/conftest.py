@@ -52,7 +52,7 @@ def real_data() -> Path:
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """To draw them takes longer than a small run; its page is made of them."""
     monkeypatch.setattr(plots, "plot_curves", lambda *figures: None)
-    monkeypatch.setattr(RunReport, "_write_page", lambda report: None)
+    monkeypatch.setattr(RunReport, "_write_page", lambda *report: None)
 
 
 @pytest.fixture

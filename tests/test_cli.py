@@ -54,6 +54,7 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["train", "store.disk_path=/nope"], "no such folder"),
         (["train", "store.gpu_memory=lots"], "16GiB"),
         (["train", "store.gpu_memory=16"], "like 16GiB"),
+        (["train", "store.gpu_memory=0.5"], "like 16GiB"),
         (["plan", "store.host_memory=16000"], "or 16000B"),
         (["train", "store.graph_ratio=2"], "ratio"),
         (["train", "store.feature_ratio=most"], "ratio"),
@@ -189,6 +190,19 @@ def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, ca
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main(["train", f"hydra.run.dir={folder}", "trainer.lr=0.5"]) == 1
     assert "with 1 epochs of another run; resume that run" in capsys.readouterr().err
+    own = tmp_path / "conf"
+    own.mkdir()
+    (own / "mine.yaml").write_text("defaults: [config, _self_]\ntrainer: {lr: 0.25}\n")
+    for more in (
+        ["--config-dir", str(own)],
+        ["--config-dir", str(own), "--config-name=mine"],
+        ["trainer.resume=null"],
+    ):
+        assert main(["train", f"hydra.run.dir={folder}", *more]) == 1
+        assert "resume that run" in capsys.readouterr().err
+    assert main(["train", f"hydra.run.dir={folder}", "--cfg=job"]) == 0
+    assert main(["train", "hydra.run.dir=${oc.env:NO_SUCH_VARIABLE}/x"]) == 1
+    assert "ConfigError: name the run's folder" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main(first) == 1  # the same by another name
     assert main(["train", f"hydra.run.dir={folder}", f"trainer.resume={folder}"]) == 0
@@ -210,6 +224,16 @@ def test_of_torchruns_ranks_the_first_makes_a_folder(tmp_path, monkeypatch, give
     (other, _), (first, folder) = runs
     assert other == first and first.trainer.epochs == 7
     assert (folder / ".hydra").is_dir() and folder.is_relative_to(tmp_path / "outputs")
+
+
+def test_no_run_to_resume_is_none(tmp_path, monkeypatch):
+    """Also where the current folder is a run's."""
+    ran = []
+    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", lambda *of_run: ran.append(of_run))
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", f"hydra.run.dir={tmp_path}", "trainer.lr=0.125"]) == 0
+    assert main(["train", f"hydra.run.dir={tmp_path}/other", "trainer.resume=null"]) == 0
+    assert [config.trainer.lr for config, _ in ran] == [0.125, 0.003]
 
 
 # -- runs that go on ----------------------------------------------------------------------------

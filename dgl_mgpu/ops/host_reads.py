@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import weakref
 from typing import NamedTuple
 
@@ -33,6 +34,7 @@ class HostReadWords(NamedTuple):
 #: What no table uses. It is never freed: what runs still may add to it when its table is gone,
 #: which makes the next one's first guess a little wrong.
 _free: dict[torch.device, list[HostReadWords]] = {}
+_making = threading.Lock()
 
 
 class HostReads:
@@ -50,12 +52,13 @@ class HostReads:
     def words(self, where: torch.device) -> HostReadWords:
         """Where a GPU's gathers count."""
         if self._words is None:
-            free = _free.setdefault(where, [])
-            if not free:
-                counted = torch.zeros(_AT_ONCE, dtype=torch.int64, device=where)
-                told = device.driver.host_buffer(_AT_ONCE).zero_()
-                free += map(HostReadWords, counted.split(1), told.split(1))
-            self._words = free.pop()
+            with _making:
+                free = _free.setdefault(where, [])
+                if not free:
+                    counted = torch.zeros(_AT_ONCE, dtype=torch.int64, device=where)
+                    told = device.driver.host_buffer(_AT_ONCE).zero_()
+                    free += map(HostReadWords, counted.split(1), told.split(1))
+                self._words = free.pop()
             self._seen = self._told()
             weakref.finalize(self, free.append, self._words)
         return self._words
@@ -65,9 +68,12 @@ class HostReads:
         now = self._told()
         more = now - self._seen & _WORD
         rows, in_host_memory = more >> _ROWS_SHIFT, more & (1 << _ROWS_SHIFT) - 1
-        # Blocks tell in any order: what one of them overtook is told anew with the next gather.
+        # Blocks tell in any order. What is lacking of a gather comes with the next one; where the
+        # last to tell was overtaken, the difference is as if of very many rows.
+        if rows:
+            self._seen = now
         if 0 < rows < _FEWER_ROWS:
-            self._share, self._seen = min(1.0, in_host_memory / rows), now
+            self._share = min(1.0, in_host_memory / rows)
         return expected if self._share is None else self._share
 
     def _told(self) -> int:

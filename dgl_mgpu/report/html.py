@@ -61,6 +61,7 @@ def write_report(
     configuration: Mapping[str, Any] | None = None,
     machine: Mapping[str, str] | None = None,
     plan: Plan | None = None,
+    summary: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write ``report.html`` into the folder of a run, from what the run has written there.
 
@@ -78,6 +79,8 @@ def write_report(
     plan : Plan, optional
         Where the store kept rows; with it the page has its picture, and how much of its bandwidths
         the run used.
+    summary : mapping, optional
+        Of the whole run, where its metrics have none yet.
 
     Returns
     -------
@@ -92,7 +95,8 @@ def write_report(
         If there are no metrics, or the page cannot be written.
     """
     folder = Path(folder)
-    reports, summary = read_metrics(folder / METRICS_FILE)
+    reports, kept = read_metrics(folder / METRICS_FILE)
+    summary = summary or kept
     profile = read_profile(folder)
     body = [
         f"<h1>{escape(title)}</h1>",

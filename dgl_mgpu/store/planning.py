@@ -45,15 +45,15 @@ def parse_bytes(text: str | int, asked: str) -> int | None:
     match = _SIZE.fullmatch(str(text))
     if match is None or isinstance(text, bool):
         raise ConfigError(f"{asked}={text}", "no size", "write it like 16GiB, 512MiB or auto")
-    nbytes = int(float(match[1]) * _UNITS[match[2].upper()])
+    nbytes = float(match[1]) * _UNITS[match[2].upper()]
     least = _LEAST_SAID if isinstance(text, str) else _LEAST_COUNTED
     if str(text).rstrip()[-1].isdigit() and 0 < nbytes < least:
         raise ConfigError(
             f"{asked}={text}",
-            f"{nbytes} bytes, without a unit",
+            f"{text} bytes, without a unit",
             f"write it with one, like 16GiB, or {text}B if it is bytes",
         )
-    return nbytes
+    return int(nbytes)
 
 
 @dataclass(frozen=True)

@@ -136,24 +136,29 @@ def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> No
             process.start()
             sender.close()
             ranks.append(_Rank(process, receiver, stage))
+        words: dict[int, _Outcome | None] = {}
         try:
-            end = _await(ranks)
+            end = _await(ranks, words)
         except Stopped as stopped:
-            end = _let_stop(ranks) or stopped
+            end = _let_stop(ranks, words) or stopped
     if end is not None:
         raise end
 
 
-def _let_stop(ranks: list[_Rank]) -> DGLMGPUError | None:
-    """Have all ranks stop by themselves; the error of one that did not."""
+def _let_stop(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUError | None:
+    """Have all ranks stop by themselves; the error of one that did not.
+
+    ``outcomes`` are the last words of those that have left before.
+    """
     for each in ranks:
         each.process.terminate()
-    outcomes = _outcomes(ranks, time.monotonic() + _STOP_SECONDS)
+    _hear(ranks, outcomes, time.monotonic() + _STOP_SECONDS)
     for rank, each in enumerate(ranks):
         if rank in outcomes and outcomes[rank] is None:
             each.process.join(_CAUSE_SECONDS)
-            if each.process.exitcode == -signal.SIGTERM:
-                # It did not listen yet: there was nothing to keep.
+            # It did not listen yet, and there was nothing to keep; or it was done, and its word
+            # was being read when SIGTERM came.
+            if each.process.exitcode in (-signal.SIGTERM, 0):
                 outcomes[rank] = _Outcome(True, stopped=True)
     if any(word is None or not (word.done or word.follows) for word in outcomes.values()):
         return _cause(ranks, outcomes)
@@ -217,7 +222,7 @@ def _typed_losses() -> Iterator[None]:
             raise
         raise RankFailedError(
             "exchange with the other ranks",
-            f"one of them is gone, or does not answer ({str(error).splitlines()[0]}"
+            f"one of them is gone, or does not answer ({str(error).partition(chr(10))[0]}"
             f"{stage_of(error)})",
             "see why it ended, and start the run again",
         ) from error
@@ -247,9 +252,11 @@ def _sigterm_raises() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-def _await(ranks: list[_Rank]) -> DGLMGPUError | Stopped | None:
-    """Wait for all ranks to end well, or for the first to fail."""
-    outcomes = _outcomes(ranks)
+def _await(
+    ranks: list[_Rank], outcomes: dict[int, _Outcome | None]
+) -> DGLMGPUError | Stopped | None:
+    """Wait for all ranks to end well, or for the first to fail; ``outcomes`` get their words."""
+    _hear(ranks, outcomes)
     if len(outcomes) == len(ranks) and all(o is not None and o.done for o in outcomes.values()):
         for each in ranks:
             each.process.join()
@@ -257,9 +264,10 @@ def _await(ranks: list[_Rank]) -> DGLMGPUError | Stopped | None:
     return _cause(ranks, outcomes)
 
 
-def _outcomes(ranks: list[_Rank], deadline: float | None = None) -> dict[int, _Outcome | None]:
-    """The last words of ranks; of one that left without, None, and none of those that run on."""
-    outcomes: dict[int, _Outcome | None] = {}
+def _hear(
+    ranks: list[_Rank], outcomes: dict[int, _Outcome | None], deadline: float | None = None
+) -> None:
+    """Add the last words of ranks: None of one that left without, none of those that run on."""
     end = math.inf if deadline is None else deadline
     while len(outcomes) < len(ranks):
         running = {rank: each for rank, each in enumerate(ranks) if rank not in outcomes}
@@ -282,7 +290,6 @@ def _outcomes(ranks: list[_Rank], deadline: float | None = None) -> dict[int, _O
             is_known = any(outcome is None or not outcome.follows for outcome in failed)
             more = _GATHER_SECONDS if is_known else _CAUSE_SECONDS
             end = min(end, time.monotonic() + more)
-    return outcomes
 
 
 def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUError:

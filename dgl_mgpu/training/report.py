@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -101,17 +101,16 @@ class RunReport:
         self._shown.close()  # the bars, so that they do not stand below the table
         title = self._title
         best = best_epoch(reports)
+        summary = {
+            "test_accuracy": test_accuracy,
+            "best_epoch": None if best is None else best.epoch,
+            "valid_accuracy": None if best is None else best.valid_accuracy,
+        }
         with self._writing():
             plot_curves(reports, self._folder / "curves.png", title)
-            # It says that the run is complete.
-            self._log.summary(
-                {
-                    "test_accuracy": test_accuracy,
-                    "best_epoch": None if best is None else best.epoch,
-                    "valid_accuracy": None if best is None else best.valid_accuracy,
-                }
-            )
-        self._write_page()  # which has figures of the summary
+        self._write_page(summary)
+        with self._writing():
+            self._log.summary(summary)  # last: it says that the run is complete
         self._console.print(summary_table(reports, title, test_accuracy))
         self._console.print(
             f"report.html, metrics and checkpoint: {self._folder}",
@@ -123,10 +122,12 @@ class RunReport:
     def _title(self) -> str:
         return f"{self._config.model.name} on {self._config.data.name}"
 
-    def _write_page(self) -> None:
+    def _write_page(self, summary: Mapping[str, Any] | None = None) -> None:
         from dgl_mgpu.report.environment import environment
         from dgl_mgpu.report.html import write_report
 
         with self._writing():
             configuration = flat(asdict(self._config))
-            write_report(self._folder, self._title, configuration, environment(), self._plan)
+            write_report(
+                self._folder, self._title, configuration, environment(), self._plan, summary
+            )

@@ -111,6 +111,8 @@ def outlive_sigterm(rank: int, worker: int) -> None:
     worker : int
         The worker's number, with which a DataLoader calls its ``worker_init_fn``.
     """
+    # Here, too: what a process starts with is not what it was started within, if it was spawned.
+    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
     threading.Thread(target=_end_when_told_by, args=(rank,), daemon=True).start()
 
 

@@ -564,6 +564,15 @@ def test_features_that_a_stores_blocks_do_not_have(look, inside, options, monkey
     )
 
 
+def test_a_key_error_of_the_models_own_over_a_store(monkeypatch):
+    monkeypatch.setattr(cuda, "find_runtime", lambda: None)
+    model = _made(lambda: _Looking(lambda block: {}["no feature"], inside=True))
+    with dgl_mgpu.GlobalStore.from_dgl(homogeneous()) as store:
+        for options in ({}, {"num_layers": 1}):
+            with pytest.raises(KeyError, match="no feature"):
+                dgl_mgpu.inference(model, store.graph, "x", **options)
+
+
 def test_errors_of_the_model_itself_come_out_as_they_are():
     class Dividing(nn.Module):
         def forward(self, blocks, x):

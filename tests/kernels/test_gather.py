@@ -206,9 +206,10 @@ def test_rows_read_from_host_memory_are_counted(where, monkeypatch, host_share):
         at = torch.randint(100, (count,))
         at[: int(of_host * count)] = torch.randint(100, 1003, (int(of_host * count),))
         ids = by_position[at[torch.randperm(count)]]
-        found = gather(view, ids.to(where), 100, host_share=host_share, counts=words)
-        assert torch.equal(found, rows[ids])
-        # What the last blocks had to tell may have been overtaken by what others had.
+        for _ in range(20):
+            found = gather(view, ids.to(where), 100, host_share=host_share, counts=words)
+            assert torch.equal(found, rows[ids])
+        # What the last gather's blocks had to tell may have been overtaken by what others had.
         expected = pytest.approx(of_host, abs=0.05) if count >= 50 else before
         assert reads.share(0.25) == expected
 
@@ -221,7 +222,7 @@ def test_what_blocks_have_not_told_yet_is_told_later(where):
         (150, 0.25),  # the rest of the same gather
         ((1000 << 32) + 350, 0.5),
         (-100, 0.5),  # a block that had counted before others
-        (100 + (2000 << 32) + 500, 0.25),
+        (100 + (2000 << 32) + 400, 0.25),
     ):
         words.told.add_(more)
         assert reads.share(1.0) == share

@@ -104,7 +104,7 @@ def _nothing_drawn() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         drawing = SimpleNamespace(plot_curves=lambda *figures: None)
         patch.setitem(sys.modules, "dgl_mgpu.report.plots", drawing)
-        patch.setattr(RunReport, "_write_page", lambda report: None)
+        patch.setattr(RunReport, "_write_page", lambda *report: None)
         yield
 
 

@@ -34,9 +34,11 @@ from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training import watch
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.launch import launch
+from dgl_mgpu.training.report import RunReport
 from dgl_mgpu.training.run import _require_one_configuration
 from dgl_mgpu.training.stop import Stopped
 from dgl_mgpu.training.trainer import Trainer
+from tests.training import jobs
 from tests.training.jobs import at_step, reports_of, shared_memory, torchrun, train, until
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -299,6 +301,16 @@ def test_the_disk_is_full_for_metrics(tmp_path, data, lines):
     # What was trained is not lost.
     assert Checkpoint.load(tmp_path / "run").epoch == min(lines + 1, 3)
     assert len(reports_of(tmp_path / "run")) == lines
+
+
+def test_a_run_whose_page_could_not_be_written_is_not_complete(tmp_path, data, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(jobs, "_nothing_drawn", contextlib.nullcontext)
+        patch.setattr(RunReport, "_write_page", lambda *report: is_full())
+        with pytest.raises(OSError, match="No space"):
+            train(tmp_path / "run", 1, data)
+    again = train(tmp_path / "run", 1, data, f"trainer.resume={tmp_path / 'run'}")
+    assert read_metrics(again / "metrics.jsonl")[1] is not None
 
 
 @pytest.mark.parametrize("place", ["run", "another"])

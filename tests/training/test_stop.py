@@ -19,6 +19,7 @@ import pytest
 
 from dgl_mgpu.data import load
 from dgl_mgpu.errors import CheckpointError, RankFailedError
+from dgl_mgpu.store import Ranks
 from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.launch import launch
@@ -134,6 +135,29 @@ def test_sigterm_in_the_last_epoch_of_a_full_graph_lets_it_end(tmp_path, data):
     options = [data, "mode=fullgraph", "trainer.epochs=2"]
     train(tmp_path, 1, *options, hook=partial(at_step, 2, 0, sigterm))
     assert len(reports_of(tmp_path)) == Checkpoint.load(tmp_path).epoch == 2
+
+
+def _ends_before_others(folder: Path) -> None:
+    if _everyone().rank == 1:
+        return
+    with StopRequest(Ranks()).listening() as request:
+        (folder / "listens").touch()
+        while not request.after_step():
+            time.sleep(0.01)
+    raise Stopped
+
+
+def test_a_rank_that_was_done_before_is_no_failure(tmp_path):
+    def send() -> None:
+        until(lambda: (tmp_path / "listens").exists())
+        time.sleep(0.5)  # the other's word has been heard meanwhile
+        sigterm()
+
+    sender = threading.Thread(target=send)
+    sender.start()
+    with pytest.raises(Stopped):
+        launch(_ends_before_others, 2, tmp_path)
+    sender.join()
 
 
 def _cannot_write(folder: Path) -> None:

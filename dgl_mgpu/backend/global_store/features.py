@@ -43,6 +43,10 @@ class Features(EdgeQueries):
         full = self.to_canonical_etype(etype)
         return self._storage(key, edge_table(full, key), full[1])
 
+    def has_feature(self, key: object) -> bool:
+        """Whether nodes or edges of some type have a feature of this name."""
+        return any(name.rpartition("/")[2] == key for name in self._store.tables)
+
     def check_weights(self, prob: str) -> None:
         """Check edge feature ``prob`` of the whole graph as sampling weights, once.
 

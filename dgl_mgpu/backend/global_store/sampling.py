@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Any
 
 import dgl
 import torch
@@ -457,12 +458,13 @@ class Sampling(Features):
             return {}
         by_type = edges if isinstance(edges, Mapping) else {None: edges}
         return {
-            self.to_canonical_etype(etype): IdFilter(_edge_ids(torch.as_tensor(eids), self.device))
+            self.to_canonical_etype(etype): IdFilter(_edge_ids(eids, self.device))
             for etype, eids in by_type.items()
         }
 
 
-def _edge_ids(eids: torch.Tensor, device: torch.device) -> torch.Tensor:
+def _edge_ids(edges: Any, device: torch.device) -> torch.Tensor:
+    eids = torch.atleast_1d(torch.as_tensor(edges))
     if len(eids) and (eids.dtype not in (torch.int32, torch.int64) or eids.dim() != 1):
         raise InvalidInputError(
             "leave edges out of what is sampled",

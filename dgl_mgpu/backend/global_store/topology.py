@@ -113,6 +113,8 @@ class StoredTopology:
 
 def _integral(fanout: Any) -> Any:
     """A number as DGL takes it: 3.0 and ``torch.tensor(3)`` are 3; others are refused later."""
+    if isinstance(fanout, bool):
+        return fanout
     try:
         return int(fanout) if int(fanout) == fanout else fanout
     except (TypeError, ValueError, OverflowError, RuntimeError):

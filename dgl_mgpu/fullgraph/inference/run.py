@@ -128,7 +128,8 @@ def _missing_features(g: Graph) -> Iterator[None]:
     try:
         yield
     except KeyError as error:
-        if not isinstance(g, StoreGraph):
+        # Of another name it is the model's own.
+        if not (isinstance(g, StoreGraph) and error.args and g.has_feature(error.args[0])):
             raise
         raise InvalidInputError(
             ASKED,

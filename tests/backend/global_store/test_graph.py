@@ -373,6 +373,9 @@ def test_edges_to_leave_out_are_ids():
     for edges in (torch.tensor([1.0]), torch.tensor([True]), torch.tensor([[1], [2]])):
         with pytest.raises(InvalidInputError, match="edge ids"):
             graph.sample_neighbors(torch.arange(5), 3, exclude_edges=edges)
+    assert 7 not in graph.sample_neighbors(torch.arange(800), -1, exclude_edges=7).edata[dgl.EID]
+    with pytest.raises(InvalidInputError, match="fanout=True"):
+        graph.sample_neighbors(torch.arange(5), True)
     assert graph.sample_neighbors(3, 2).num_edges() <= 2  # one node, as in DGL
 
 
@@ -626,6 +629,8 @@ def test_bad_options_are_refused():
         make(g, gpu_memory="plenty")
     with pytest.raises(ConfigError, match=r"16 bytes, without a unit; .*like 16GiB"):
         make(g, gpu_memory=16)
+    with pytest.raises(ConfigError, match=r"0\.5 bytes, without a unit"):
+        make(g, gpu_memory=0.5)
     with pytest.raises(ConfigError, match=r"1\.5"):
         make(g, graph_ratio=1.5)
     with pytest.raises(ConfigError):
