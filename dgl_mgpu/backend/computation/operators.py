@@ -126,7 +126,7 @@ def is_direct(op: str, *operands: Features) -> bool:
     return (
         op not in ("sub", "div")  # which DGL makes of others
         and not is_recorded(*operands)
-        and not torch.is_autocast_enabled("cuda")
+        and not (torch.is_autocast_enabled("cuda") or torch.is_autocast_enabled("cpu"))
     )
 
 

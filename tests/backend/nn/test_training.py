@@ -115,6 +115,8 @@ def test_operands_of_several_types_under_autocast_on_a_cpu(kind, tensors):
         expected = layer(g, x, **options)
         with torch.autocast("cpu", torch.bfloat16):
             found = layer(g, x, **options)
+            with torch.no_grad():
+                assert torch.equal(layer(g, x, **options), found)
     found.sum().backward()
     assert all(each.grad.dtype == torch.float32 for each in layer.parameters())
     assert not torch.equal(found.float(), expected)  # it did round
