@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from PIL import Image
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
@@ -60,6 +61,16 @@ def test_evaluation_is_in_no_step(gpu_trace):
     assert begins == pytest.approx([0, 1300e-6], abs=1e-8)
     assert ends == pytest.approx([1000e-6, 2100e-6], abs=1e-8)
     assert gpu_trace.median_step == gpu_trace.steps[1]  # the shorter one of two
+
+
+@pytest.mark.parametrize("name", ["checkpoint", "report"])
+def test_what_follows_on_evaluation_is_in_no_step(tmp_path, name):
+    events = gpu_events()
+    evaluation = next(e for e in events if e["name"] == "stage evaluate")
+    after = evaluation | {"name": f"stage {name}", "ts": evaluation["ts"] + 210, "dur": 90.0}
+    evaluation["dur"] = 200.0
+    trace = read_trace(write_trace(tmp_path / "trace.json", [*events, after]))
+    assert trace.steps[1].begin == pytest.approx(1300e-6, abs=1e-8)
 
 
 def test_work_belongs_to_the_stage_that_launched_it(gpu_trace):
@@ -147,6 +158,15 @@ def test_a_stage_around_others_leaves_its_room_to_their_names(tmp_path, monkeypa
     trace = Trace(steps=(window,), stages=stages, work=(), waits=())
     draw_step(trace, tmp_path / "step.png")
     assert sorted(drawn) == ["forward", "gather", "sample"]
+
+
+def test_every_stage_of_a_colour_is_in_the_legend(tmp_path, monkeypatch):
+    shown = []
+    monkeypatch.setattr(Figure, "legend", lambda self, handles, **options: shown.extend(handles))
+    stages = Span("load", 0.0, 0.5), Span("sample", 0.1, 0.4), Span("look up", 0.6, 0.7)
+    trace = Trace(steps=(Span("ProfilerStep#1", 0.0, 1.0),), stages=stages, work=(), waits=())
+    draw_step(trace, tmp_path / "step.png")
+    assert {handle.get_label() for handle in shown} == {"load, look up", "sample"}
 
 
 def test_another_step_is_another_picture(tmp_path, gpu_trace):
