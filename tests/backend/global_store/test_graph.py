@@ -535,6 +535,9 @@ def test_bad_options_are_refused():
         make(g, gpu_memory=0.5)
     with pytest.raises(ConfigError, match=r"1\.5"):
         make(g, graph_ratio=1.5)
+    for wrong in ({"batch_size": "many"}, {"batch_size": 2.5}, {"fanouts": [5, -2]}):
+        with pytest.raises(ConfigError, match="no mini-batch"):
+            make(g, **wrong)
     with pytest.raises(ConfigError):
         make(g, policy="best")
     with pytest.raises(PlanDoesNotFitError) as caught:
