@@ -238,6 +238,24 @@ def test_the_cache_counts_as_the_stores(tmp_path):
     assert not files_in(tmp_path)
 
 
+def test_the_cache_takes_no_more_than_the_stores_share(tmp_path, monkeypatch):
+    runtime = FakeRuntime(0, 1)
+    monkeypatch.setattr(cuda, "find_runtime", lambda: runtime)
+    g = power_law_graph()
+    store = dgl_mgpu.GlobalStore.from_dgl(
+        g, disk_path=tmp_path, gpu_memory="20KiB", host_memory="110KiB", staging_memory="1MiB"
+    )
+    views = [table.view for table in store._store.tables.values()]
+    caches = [view.disk for view in views if isinstance(view, RowView) and view.disk]
+    assert caches
+    held = sum(each.tags.nbytes + each.cache.nbytes for each in caches)
+    orders = {view.position.data_ptr(): view.position.nbytes for view in views}
+    assert runtime.used + sum(orders.values()) + held <= 20 << 10
+    for name, rows in g.ndata.items():
+        assert torch.equal(store.gather(name, torch.arange(g.num_nodes())), rows)
+    store.close()
+
+
 def _trains(kind: str, folder: str) -> None:
     ranks = Ranks.of_this_machine()
     runtime = make_runtime(kind, ranks)

@@ -49,6 +49,8 @@ def init_loader(
 
         is_shared = shared_graphs.is_shared(graph, graph_sampler, use_ddp)
         given = shared_graphs.unpinned(graph) if is_shared else graph
+        if is_shared and device is None and not _has_gpu():
+            device = graph.device  # else DGL asks CUDA for one
     if use_uva and type(given) is DGLGraph:
         _require_gpu()
     originals["dgl.dataloading.dataloader:DataLoader.__init__"](
@@ -85,10 +87,14 @@ def _warn_of_options_without_use(graph: DGLGraph) -> None:
         )
 
 
-def _require_gpu() -> None:
+def _has_gpu() -> bool:
     from dgl_mgpu.backend.memory.pinning import can_pin
 
-    if not can_pin():
+    return can_pin()
+
+
+def _require_gpu() -> None:
+    if not _has_gpu():
         raise UnavailableError(
             "make a DataLoader with use_uva=True",
             "torch sees no GPU that could read a graph which is pinned",
