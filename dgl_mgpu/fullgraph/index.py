@@ -16,6 +16,7 @@ from dgl_mgpu.backend.structure.relation import Relation
 from dgl_mgpu.backend.structure.spread import Features, SpreadIndex
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.fullgraph.exchange.halo import Fetch, GiveBack, Halo
+from dgl_mgpu.fullgraph.exchange.messages import Message
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds, Sum
 
 
@@ -361,7 +362,7 @@ class Total(torch.autograd.Function):
         ctx.group = group
         # Not every backend can add up half types.
         total = rows.float() if rows.dtype.itemsize < 4 else rows.clone()
-        dist.all_reduce(total, group=group)
+        Message(dist.all_reduce(total, group=group, async_op=True), total).wait()
         return total.to(rows.dtype)
 
     @staticmethod
