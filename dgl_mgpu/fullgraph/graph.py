@@ -62,14 +62,12 @@ class PartitionedGraph(DGLGraph):
     Readouts (``dgl.sum_nodes``, ``dgl.softmax_edges``, …) are of all ranks' nodes or edges, and the
     same on every rank.  Their gradients, as those of parameters, are of the sum of all ranks'
     losses: of a loss that every rank computes, each takes its share.
-
-    Attributes
-    ----------
-    ownership : dict of str to Ownership
-        Which rank has which nodes, of each node type.
     """
 
-    ownership: dict[str, Ownership]
+    @property
+    def ownership(self) -> dict[str, Ownership]:
+        """Which rank has which nodes, of each node type."""
+        return dict(zip(self.ntypes, self._graph.owned, strict=True))
 
     def to(self, device: torch.device | str | None, **kwargs: Any) -> DGLGraph:
         """As ``DGLGraph.to``; the part stays on its device, others raise."""
@@ -270,7 +268,7 @@ def partition_graph(
         "let GPUs read each other's memory", partial(_window, group, where, exchange)
     )
     spread = [_spread(part, group, window, exchange) for part in parts.values()]
-    graph = _as_graph(outline, owned, list(parts), spread, ranks.rank)
+    graph = _as_graph(outline, owned, list(parts), spread)
     _fill(graph, source, outline, parts)
     return graph
 
@@ -538,18 +536,15 @@ def _as_graph(
     owned: dict[str, Ownership],
     etypes: list[CanonicalEtype],
     parts: list[PartitionedRelation],
-    rank: int,
 ) -> PartitionedGraph:
     ntypes = list(outline.num_nodes)
     ends = [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in etypes]
     index = PartitionedIndex(
         Schema.of(len(ntypes), ends),
-        [owned[ntype].count(rank) for ntype in ntypes],
+        [owned[ntype] for ntype in ntypes],
         parts,
     )
-    graph = PartitionedGraph(index, ntypes, [etype for _, etype, _ in etypes])
-    graph.ownership = owned
-    return graph
+    return PartitionedGraph(index, ntypes, [etype for _, etype, _ in etypes])
 
 
 def _fill(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
@@ -26,6 +26,10 @@ class SpreadIndex(TensorIndex):
     """
 
     @abstractmethod
+    def refuse_to_be_kept(self) -> NoReturn:
+        """Raise for whoever copies it, or writes it to a file."""
+
+    @abstractmethod
     def gspmm(self, op: str, reduce: str, lhs: Any, rhs: Any) -> Any:
         """As ``dgl.ops.gspmm``, for one relation, or all with a list of operands a type."""
 
@@ -36,6 +40,12 @@ class SpreadIndex(TensorIndex):
     @abstractmethod
     def edge_softmax(self, scores: torch.Tensor, norm_by: str) -> torch.Tensor:
         """As ``dgl.ops.edge_softmax`` over all edges of one relation."""
+
+    @abstractmethod
+    def edge_softmax_over_relations(
+        self, scores: Sequence[torch.Tensor], norm_by: str
+    ) -> tuple[torch.Tensor, ...]:
+        """As ``dgl.ops.edge_softmax`` over all edges of all relations."""
 
     @abstractmethod
     def of_sources(self, rows: torch.Tensor) -> torch.Tensor:

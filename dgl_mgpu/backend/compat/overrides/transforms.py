@@ -1,4 +1,4 @@
-"""Transforms that DGL's Python allows on the CPU alone."""
+"""Transforms that DGL's Python allows on the CPU alone, or that make another class of a part."""
 
 from __future__ import annotations
 
@@ -21,6 +21,25 @@ def alias_func(func: Callable[..., Any]) -> Callable[..., Any]:
 
     method.__doc__ = f"Alias of :func:`dgl.{func.__name__}`."
     return method
+
+
+def reverse(
+    g: Any,
+    copy_ndata: bool = True,
+    copy_edata: bool = False,
+    *,
+    share_ndata: bool | None = None,
+    share_edata: bool | None = None,
+) -> Any:
+    """In place of ``dgl.reverse``: a part of a graph is one of the reversed graph."""
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
+
+    found = originals[_FUNCTIONS + "reverse"](
+        g, copy_ndata, copy_edata, share_ndata=share_ndata, share_edata=share_edata
+    )
+    if isinstance(g._graph, SpreadIndex):
+        found.__class__ = type(g)
+    return found
 
 
 def line_graph(g: Any, backtracking: bool = True, shared: bool = False) -> Any:
