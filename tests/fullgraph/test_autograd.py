@@ -92,8 +92,8 @@ def test_second_derivatives(ranks):
 
 #: Messages, and what they are reduced by: the last ones not on a reversed graph.
 _FUNCTIONS = [
-    ("u_mul_e", "sum"), ("u_div_v", "sum"), ("v_sub_e", "sum"), ("u_mul_e", "mean"),
-    ("u_mul_v", "max"), ("u_div_e", "min"),
+    ("copy_u", "sum"), ("u_mul_e", "sum"), ("u_div_v", "sum"), ("v_sub_e", "sum"),
+    ("u_mul_e", "mean"), ("u_mul_v", "max"), ("u_div_e", "min"),
 ]  # fmt: skip
 
 
@@ -106,7 +106,8 @@ def _second_derivatives_of_all(exchange: str, of_edges: bool) -> None:
 
     def passed(graph, rows, message, reducer):
         graph.ndata["h"], graph.edata["h"] = rows["x"], rows["w"]
-        graph.update_all(getattr(fn, message)("h", "h", "m"), getattr(fn, reducer)("m", "o"))
+        fields = ["h"] * (1 if message == "copy_u" else 2)
+        graph.update_all(getattr(fn, message)(*fields, "m"), getattr(fn, reducer)("m", "o"))
         return first(graph.ndata["o"], rows)
 
     def attended(graph, rows, norm_by):
