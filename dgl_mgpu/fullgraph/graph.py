@@ -301,7 +301,8 @@ def _spread(
         rounds = RemoteReads(halo_in_chunks(part, group, window, 1, lend_all=False), window)
     else:
         rounds = halo_in_chunks(part, group, window, _CHUNKS)
-    return PartitionedRelation(Halo(part, group, window), rounds)
+    again = partial(_spread, group=group, window=window, exchange=exchange)
+    return PartitionedRelation(Halo(part, group, window), rounds, again)
 
 
 def _device(g: DGLGraph | None, asked: torch.device | str | None) -> torch.device:

@@ -19,6 +19,8 @@ from dgl_mgpu.fullgraph.exchange.halo import Fetch, GiveBack, Halo
 from dgl_mgpu.fullgraph.exchange.messages import Message
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds, Sum
 from dgl_mgpu.fullgraph.ownership import Ownership
+from dgl_mgpu.fullgraph.part import Part, loops, with_loops, without_loops
+from dgl_mgpu.store import Ranks
 
 
 class PartitionedRelation:
@@ -29,6 +31,8 @@ class PartitionedRelation:
     halo : Halo
     rounds : Rounds
         How rows are exchanged for sums.
+    of : callable
+        Makes the same of another part; collective.
 
     Attributes
     ----------
@@ -36,10 +40,13 @@ class PartitionedRelation:
         From the part's own and halo rows to its own: a graph like any other.
     """
 
-    def __init__(self, halo: Halo, rounds: Rounds) -> None:
+    def __init__(
+        self, halo: Halo, rounds: Rounds, of: Callable[[Part], PartitionedRelation]
+    ) -> None:
         self.part = halo.part
         self.halo = halo
         self.rounds = rounds
+        self.of = of
         self.graph = _graph_of(self.part.relation)
         self.turned_graph = _graph_of(self.part.relation.reverse())
 
@@ -121,6 +128,8 @@ class PartitionedIndex(SpreadIndex):
         self.owned = list(owned)
         self.parts = list(parts)
         self.turned = turned
+        #: What it was changed to: models may do so in every pass.
+        self._changed: dict[tuple[str, int], tuple[PartitionedIndex, torch.Tensor]] = {}
         rank = self.parts[0].part.rank
         self._num_nodes = [each.count(rank) for each in self.owned]
 
@@ -222,6 +231,33 @@ class PartitionedIndex(SpreadIndex):
         if not outgoing:
             return part.relation.in_degrees(nodes)
         return part.out_degrees if nodes is None else part.out_degrees[nodes.long()]
+
+    # -- loops ------------------------------------------------------------------------------------
+
+    def edge_ids(self, etype: int) -> torch.Tensor:
+        return self.parts[etype].part.edges.to(self.idtype)
+
+    def without_loops(self, etype: int) -> tuple[PartitionedIndex, torch.Tensor]:
+        def change(part: Part) -> tuple[Part, torch.Tensor]:
+            own = part.edges[loops(part)]
+            everyones = Ranks.of_all_machines().all_gather(own.cpu())
+            return without_loops(part, torch.cat(everyones).sort().values.to(own.device))
+
+        return self._with_another("without loops", etype, change)
+
+    def with_loops(self, etype: int) -> tuple[PartitionedIndex, torch.Tensor]:
+        return self._with_another("with loops", etype, with_loops)
+
+    def _with_another(
+        self, name: str, etype: int, change: Callable[[Part], tuple[Part, torch.Tensor]]
+    ) -> tuple[PartitionedIndex, torch.Tensor]:
+        if (name, etype) not in self._changed:
+            part, edges = change(self.parts[etype].part)
+            parts = list(self.parts)
+            parts[etype] = parts[etype].of(part)
+            found = PartitionedIndex(self.schema, self.owned, parts, self.turned)
+            self._changed[name, etype] = found, edges
+        return self._changed[name, etype]
 
     # -- message passing --------------------------------------------------------------------------
 

@@ -195,8 +195,6 @@ _REFUSED: dict[str, Callable[[PartitionedGraph], Any]] = {
     "khop_graph": lambda pg: dgl.khop_graph(pg, 2),
     "khop_adj": lambda pg: dgl.khop_adj(pg, 2),
     "khop_in_subgraph": lambda pg: dgl.khop_in_subgraph(pg, 0, 1),
-    "add_self_loop": dgl.add_self_loop,
-    "remove_self_loop": dgl.remove_self_loop,
     "add_edges": lambda pg: dgl.add_edges(pg, _ids(pg), _ids(pg)),
     "add_nodes": lambda pg: dgl.add_nodes(pg, 2),
     "remove_edges": lambda pg: dgl.remove_edges(pg, _ids(pg)),

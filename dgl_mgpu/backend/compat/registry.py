@@ -551,6 +551,15 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         )
         for name in ("line_graph", "to_simple")
     ),
+    *(
+        Replacement(
+            f"dgl.transforms.functional:{name}",
+            f"transforms:{name}",
+            (DGL,),
+            "a part of a graph has no edges that have numbers at both ends, but loops it has",
+        )
+        for name in ("remove_self_loop", "add_self_loop", "add_edges")
+    ),
     Replacement(
         "dgl.transforms.functional:reverse",
         "transforms:reverse",

@@ -8,7 +8,7 @@ from typing import Any, NoReturn
 
 import torch
 from dgl import DGLGraph
-from dgl.base import is_all
+from dgl.base import EID, is_all
 from dgl.frame import Frame
 from dgl.udf import EdgeBatch, NodeBatch
 
@@ -46,6 +46,21 @@ class SpreadIndex(TensorIndex):
         self, scores: Sequence[torch.Tensor], norm_by: str
     ) -> tuple[torch.Tensor, ...]:
         """As ``dgl.ops.edge_softmax`` over all edges of all relations."""
+
+    @abstractmethod
+    def edge_ids(self, etype: int) -> torch.Tensor:
+        """Of a relation's edges, in the whole graph."""
+
+    @abstractmethod
+    def without_loops(self, etype: int) -> tuple[SpreadIndex, torch.Tensor]:
+        """The graph without a relation's loops, and what each of its edges was."""
+
+    @abstractmethod
+    def with_loops(self, etype: int) -> tuple[SpreadIndex, torch.Tensor]:
+        """The graph with a loop more at each node, and what each of a relation's edges was.
+
+        Loops are numbered behind all others of this process's edges.
+        """
 
     @abstractmethod
     def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
@@ -159,6 +174,34 @@ def edge_batch(graph: DGLGraph, eid: Any, etype: Any, orig_eid: Any) -> EdgeBatc
         edges,
         _Columns(graph._node_frames[dst], of(index.of_destinations)),
     )
+
+
+def without_loops(graph: DGLGraph, etype: Any) -> DGLGraph:
+    """``dgl.remove_self_loop``."""
+    number = graph.get_etype_id(etype)
+    index, kept = graph._graph.without_loops(number)
+    return _with_edges(graph, index, number, graph._edge_frames[number].subframe(kept))
+
+
+def with_loops(graph: DGLGraph, data: Mapping[str, torch.Tensor], etype: Any) -> DGLGraph:
+    """The graph with a loop more at each node, and features of these."""
+    number = graph.get_etype_id(etype)
+    index, order = graph._graph.with_loops(number)
+    frame = graph._edge_frames[number].clone()
+    if data:
+        frame.append(data)
+    else:
+        frame.add_rows(len(order) - frame.num_rows)
+    return _with_edges(graph, index, number, frame.subframe(order))
+
+
+def _with_edges(graph: DGLGraph, index: SpreadIndex, number: int, edges: Frame) -> DGLGraph:
+    """A graph of which one relation has other edges."""
+    found = graph.local_var()
+    edges.update_column(EID, index.edge_ids(number))
+    found._graph = index
+    found._edge_frames[number] = edges
+    return found
 
 
 def reduced(

@@ -42,6 +42,43 @@ def reverse(
     return found
 
 
+def remove_self_loop(g: Any, etype: Any = None) -> Any:
+    """In place of ``dgl.remove_self_loop``: a part of a graph has all loops of its nodes."""
+    from dgl_mgpu.backend.structure.spread import SpreadIndex, without_loops
+
+    source, _, destination = g.to_canonical_etype(etype)
+    if not isinstance(g._graph, SpreadIndex) or source != destination:
+        return originals[_FUNCTIONS + "remove_self_loop"](g, etype)
+    return without_loops(g, etype)
+
+
+def add_self_loop(
+    g: Any, edge_feat_names: Any = None, fill_data: Any = 1.0, etype: Any = None
+) -> Any:
+    """In place of ``dgl.add_self_loop``: which edge it is, a part of a graph knows by itself."""
+    from dgl.base import EID
+
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
+
+    if isinstance(g._graph, SpreadIndex) and edge_feat_names is None:
+        edge_feat_names = [name for name in g.edges[etype].data if name != EID]
+    return originals[_FUNCTIONS + "add_self_loop"](g, edge_feat_names, fill_data, etype)
+
+
+def add_edges(g: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> Any:
+    """In place of ``dgl.add_edges``: what ``add_self_loop`` adds, a part of a graph takes, too."""
+    from torch import equal, is_tensor
+
+    from dgl_mgpu.backend.structure.spread import SpreadIndex, with_loops
+
+    source, _, destination = g.to_canonical_etype(etype)
+    if isinstance(g._graph, SpreadIndex) and source == destination and is_tensor(u):
+        nodes = g.nodes(source)
+        if equal(u, nodes) and is_tensor(v) and equal(v, nodes):
+            return with_loops(g, data or {}, etype)
+    return originals[_FUNCTIONS + "add_edges"](g, u, v, data, etype)
+
+
 def line_graph(g: Any, backtracking: bool = True, shared: bool = False) -> Any:
     """In place of ``dgl.line_graph``: a graph on a GPU stays there."""
     from dgl import DGLGraph, utils
