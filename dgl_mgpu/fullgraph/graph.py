@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from dgl import DGLGraph
 
 from dgl_mgpu.backend.structure.index import Schema
-from dgl_mgpu.backend.structure.spread import SpreadIndex
+from dgl_mgpu.backend.structure.spread import SpreadIndex, widths_of_none
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.exchange.auto import Auto
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
@@ -74,6 +75,17 @@ class PartitionedGraph(DGLGraph):
         if device is not None and torch.device(device).type not in ("cpu", "cuda"):
             self._graph.refuse_to_move()
         return super().to(device, **kwargs)
+
+    @contextlib.contextmanager
+    def local_scope(self) -> Iterator[None]:
+        """As ``DGLGraph.local_scope``.
+
+        Modules, which work in one, may view rows there as if each rank had some.
+        """
+        nodes = map(self.num_nodes, self.ntypes)
+        edges = map(self.num_edges, self.canonical_etypes)
+        with super().local_scope(), widths_of_none([*nodes, *edges]):
+            yield
 
     def gather(self, rows: torch.Tensor, ntype: str | None = None) -> torch.Tensor:
         """All nodes' rows on every rank, by node id in the whole graph; collective.

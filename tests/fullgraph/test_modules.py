@@ -113,6 +113,10 @@ _MODULES: dict[str, tuple[Callable[[], torch.nn.Module], Callable[..., torch.Ten
         lambda: nn.TWIRLSConv(5, 4, 6, 3, attention=True, attn_bef=True, p=0.5, use_eta=True),
         _of_default_dtype,
     ),
+    "AtomicConv": (
+        lambda: nn.AtomicConv(*torch.tensor([[2.0, 1.5, 9.0], [0.5, 1.0, 1.5], [1.0, 0.5, 2.0]])),
+        lambda m, g, r: m(g, r["x"][:, :1], r["w"].unsqueeze(1)),
+    ),
     "HGTConv": (
         lambda: nn.HGTConv(5, 2, 2, 2, 3),
         lambda m, g, r: m(g, r["x"], _node_types(g), _types(g)),

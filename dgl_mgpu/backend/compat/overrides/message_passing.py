@@ -114,9 +114,9 @@ def invoke_edge_udf(graph: Any, eid: Any, etype: Any, func: Any, *, orig_eid: An
     if not isinstance(graph._graph, SpreadIndex):
         original = originals["dgl.core:invoke_edge_udf"]
         return original(graph, eid, etype, func, orig_eid=orig_eid)
-    from dgl_mgpu.backend.structure.spread import edge_batch
+    from dgl_mgpu.backend.structure.spread import of_edges
 
-    return func(edge_batch(graph, eid, etype, orig_eid))
+    return of_edges(graph, func, eid, etype, orig_eid)
 
 
 def invoke_udf_reduce(graph: Any, func: Any, msgdata: Any, *, orig_nid: Any = None) -> Any:
