@@ -1,4 +1,4 @@
-"""Transforms that DGL's Python allows on the CPU alone, or that make another class of a part."""
+"""Transforms that DGL's Python allows on the CPU alone, and those that parts of graphs take."""
 
 from __future__ import annotations
 
@@ -46,10 +46,9 @@ def remove_self_loop(g: Any, etype: Any = None) -> Any:
     """In place of ``dgl.remove_self_loop``: a part of a graph has all loops of its nodes."""
     from dgl_mgpu.backend.structure.spread import SpreadIndex, without_loops
 
-    source, _, destination = g.to_canonical_etype(etype)
-    if not isinstance(g._graph, SpreadIndex) or source != destination:
-        return originals[_FUNCTIONS + "remove_self_loop"](g, etype)
-    return without_loops(g, etype)
+    if isinstance(g._graph, SpreadIndex) and _may_have_loops(g, etype):
+        return without_loops(g, etype)
+    return originals[_FUNCTIONS + "remove_self_loop"](g, etype)
 
 
 def add_self_loop(
@@ -67,16 +66,20 @@ def add_self_loop(
 
 def add_edges(g: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> Any:
     """In place of ``dgl.add_edges``: what ``add_self_loop`` adds, a part of a graph takes, too."""
-    from torch import equal, is_tensor
+    import torch
 
     from dgl_mgpu.backend.structure.spread import SpreadIndex, with_loops
 
-    source, _, destination = g.to_canonical_etype(etype)
-    if isinstance(g._graph, SpreadIndex) and source == destination and is_tensor(u):
-        nodes = g.nodes(source)
-        if equal(u, nodes) and is_tensor(v) and equal(v, nodes):
+    if isinstance(g._graph, SpreadIndex) and _may_have_loops(g, etype):
+        nodes = g.nodes(g.to_canonical_etype(etype)[0])
+        if all(isinstance(end, torch.Tensor) and torch.equal(end, nodes) for end in (u, v)):
             return with_loops(g, data or {}, etype)
     return originals[_FUNCTIONS + "add_edges"](g, u, v, data, etype)
+
+
+def _may_have_loops(g: Any, etype: Any) -> bool:
+    source, _, destination = g.to_canonical_etype(etype)
+    return source == destination
 
 
 def line_graph(g: Any, backtracking: bool = True, shared: bool = False) -> Any:
