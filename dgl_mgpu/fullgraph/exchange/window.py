@@ -91,9 +91,9 @@ class Window:
     def done(self, *used: torch.Tensor) -> Callable[[], None]:
         """What has torch's current stream wait for all that :meth:`aside` began so far.
 
-        That is the stage "waiting".  It holds the tensors that are used there, so that nobody else gets their memory before.
-        Recording streams would, too, but keeps memory until the GPU has come so far, which the host
-        may be far ahead of.
+        That is the stage "waiting".  It holds the tensors that are used there, so that nobody else
+        gets their memory before.  Recording streams would, too, but keeps memory until the GPU has
+        come so far, which the host may be far ahead of.
         """
         return partial(self._wait_for, self._stream.record_event(), used)
 
