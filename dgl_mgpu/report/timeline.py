@@ -343,9 +343,11 @@ def draw_step(
     busy = "" if share is None else f", GPU {trace.device} busy {human_share(share)}"
     axes.set_title(f"{title}: {human_seconds(window.seconds)}{busy}", fontweight="bold")
     shown = dict.fromkeys(bar.colour for lane in lanes.values() for bar in lane)
-    names = {_colour(name): name for name in _stage_names(trace, window)} | {GREY: "no stage"}
+    names = {GREY: ["no stage"]}
+    for name in _stage_names(trace, window):
+        names.setdefault(_colour(name), []).append(name)
     figure.legend(
-        handles=[Patch(color=colour, label=names[colour]) for colour in shown if colour in names],
+        handles=[Patch(color=c, label=", ".join(names[c])) for c in shown if c in names],
         loc="outside lower center",
         ncols=8,
         frameon=False,

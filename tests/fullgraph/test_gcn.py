@@ -423,6 +423,24 @@ def test_a_second_backward_raises() -> None:
             out.backward()
 
 
+def _check_second_derivatives(exchange: str) -> None:
+    g = homogeneous()
+    model = GCN([5, 4, 3], allow_zero_in_degree=True).double()
+    for graph in (g, dgl_mgpu.partition_graph(g, exchange=exchange)):
+        model.to(graph.device)
+        x = graph.ndata["x"].clone().requires_grad_()
+        of_weights = list(model.parameters())
+        for inputs in ([x], of_weights):
+            (first,) = torch.autograd.grad(model(graph, x).sum(), x, create_graph=True)
+            with pytest.raises(InvalidInputError, match="differentiate a GCN twice"):
+                torch.autograd.grad((first**2).sum(), inputs, allow_unused=True)
+
+
+def test_second_derivatives_are_refused(ranks: RankProcesses) -> None:
+    for exchange in ranks.exchanges:
+        ranks.run(_check_second_derivatives, exchange)
+
+
 def test_a_changed_input_is_noticed() -> None:
     g = homogeneous("skewed")
     gcn, _ = _pair((5, 4, 4))

@@ -6,6 +6,7 @@ import random
 import numpy as np
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.figure import Figure
 from PIL import Image
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
@@ -147,6 +148,16 @@ def test_a_stage_around_others_leaves_its_room_to_their_names(tmp_path, monkeypa
     trace = Trace(steps=(window,), stages=stages, work=(), waits=())
     draw_step(trace, tmp_path / "step.png")
     assert sorted(drawn) == ["forward", "gather", "sample"]
+
+
+def test_stages_without_a_colour_of_their_own_share_a_word(tmp_path, monkeypatch):
+    legends = []
+    monkeypatch.setattr(Figure, "legend", lambda self, handles, **options: legends.append(handles))
+    inner = (Span("exchange", 0.1, 0.4), Span("waiting", 0.4, 0.5))
+    window = Span("ProfilerStep#1", 0.0, 1.0)
+    trace = Trace(steps=(window,), stages=(Span("forward", 0.0, 1.0), *inner), work=(), waits=())
+    draw_step(trace, tmp_path / "step.png")
+    assert [each.get_label() for each in legends[0]] == ["forward", "exchange, waiting"]
 
 
 def test_another_step_is_another_picture(tmp_path, gpu_trace):

@@ -76,7 +76,8 @@ class GCN(nn.Module):
     ``torch.nn.parallel.DistributedDataParallel``.  States of the optimiser are dealt out over
     ranks by ``torch.distributed.optim.ZeroRedundancyOptimizer``.
 
-    The backward pass frees what it has read, also with ``retain_graph=True``: it runs once.
+    The backward pass frees what it has read, also with ``retain_graph=True``: it runs once.  There
+    are no second derivatives; what asks for one raises an `InvalidInputError`.
     """
 
     def __init__(

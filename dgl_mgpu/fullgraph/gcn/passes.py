@@ -24,11 +24,11 @@ from typing import Any
 import torch
 from dgl._sparse_ops import _gspmm
 from dgl.heterograph_index import HeteroGraphIndex
-from torch.autograd.function import once_differentiable
 
 from dgl_mgpu.backend.structure.spread import SpreadIndex
 from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.gcn.dropout import drop_
+from dgl_mgpu.ops.once import differentiable_once
 from dgl_mgpu.ops.philox import SampleKey
 
 Input = torch.Tensor | HostRows
@@ -255,7 +255,7 @@ class Layers(torch.autograd.Function):
         return passes.forward(x, parameters, ctx.hidden)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("a GCN", "use its layers one by one, which are dgl.nn.GraphConv")
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         parameters = list(ctx.saved_tensors)
         passes, hidden, x = ctx.passes, ctx.hidden, ctx.x
