@@ -123,9 +123,9 @@ class MadeIndices:
 class MadeTopology(TopologySource):
     """A graph for a store whose edges are picked out where they were made."""
 
-    def edge_places(self, rows: np.ndarray) -> Any:
-        data = self.indices.data
-        return data.in_edges(torch.from_numpy(rows).to(data.device))
+    def edge_places(self, first: np.ndarray, counts: np.ndarray) -> Any:
+        where = self.indices.data.device
+        return ranges(torch.from_numpy(first).to(where), torch.from_numpy(counts).to(where))
 
 
 def on_host(rows: torch.Tensor) -> np.ndarray:

@@ -20,10 +20,11 @@ import torch
 from dgl_mgpu.placement import expected_reads
 from dgl_mgpu.store import Ranks, Store, build
 from dgl_mgpu.store.calibration import calibrate
-from dgl_mgpu.store.cuda import choose_runtime
+from dgl_mgpu.store.cuda import Runtime, choose_runtime
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint
+from dgl_mgpu.store.seats import topology_of_ranks
 from dgl_mgpu.store.store import Source
-from dgl_mgpu.topology import Topology, probe, probe_shared_memory
+from dgl_mgpu.topology import Topology, probe_shared_memory
 
 # Edges that are drawn, and rows that are checked, at a time.
 _CHUNK = 1 << 26
@@ -178,9 +179,9 @@ def built_store(
     as many multiprocessors as users' stores are; else with the defaults of views.
     """
     runtime = choose_runtime("auto", ranks)
+    topology = machine_of(ranks, runtime)
     blueprint = None
     if sources is not None:
-        topology = machine_of(ranks, runtime is not None)
         blueprint = make_blueprint(
             sources, hotness, topology, StoreOptions(**options), on_gpus=runtime is not None
         )
@@ -193,9 +194,11 @@ def built_store(
         store.close()
 
 
-def machine_of(ranks: Ranks, on_gpus: bool) -> Topology:
-    """The machine that a store is placed on."""
-    return probe(ranks.size) if on_gpus else probe_shared_memory(ranks.size)
+def machine_of(ranks: Ranks, runtime: Runtime | None) -> Topology:
+    """The machine that a store is placed on; ranks may share its GPUs.  Collective."""
+    if runtime is None:
+        return probe_shared_memory(ranks.size)
+    return topology_of_ranks(runtime.machine(), runtime.gpus(), ranks.all_gather(runtime.seat()))
 
 
 class NumberedWords:

@@ -36,6 +36,7 @@ import torch
 import dgl_mgpu  # noqa: F401  makes DGL import
 
 import dgl  # isort: skip
+from dgl.dataloading import DataLoader  # isort: skip
 
 from benchmarks.ceilings import measure_ceilings
 from benchmarks.fullgraph import Job, column, common_options, new_report
@@ -211,27 +212,31 @@ class Case:
         self._training = Training(network_model(NETWORK, data.spec, job.options.hidden), job.device)
         self._view = graph.get_node_storage("feat").view
         rows = host_rows(self._view)
-        self._others = {
+        self._others: dict[str, CopiedRows | MappedRows] = {
             COPIES: CopiedRows(rows, job.device),
             NAIVE: MappedRows(rows, job.device),
         }
         steps = WARM_UP + self._options.window + SPARE
         self._ids = seeds_of(data, steps * self._options.batch * job.ranks.size)
+        # Of each way one for all passes, as in a script: it learns when to make batches.
+        self._loaders = {way: self._loader(way, self._options.batch) for way in WAYS}
 
-    def _batches(self, way: str, batch: int) -> Iterator[list[dgl.DGLGraph]]:
-        """The blocks of one pass."""
-        other = self._others.get(way)
-        sampler = NETWORK.sampler(("feat",) if other is None else ())
-        loader = loader_of(self._graph, self._ids, sampler, batch, self._job.ranks)
+    def _loader(self, way: str, batch: int) -> DataLoader:
+        sampler = NETWORK.sampler(() if way in self._others else ("feat",))
+        return loader_of(self._graph, self._ids, sampler, batch, self._job.ranks)
+
+    def _added(self, way: str, loader: DataLoader) -> Iterator[list[dgl.DGLGraph]]:
+        """The blocks of one pass, with features."""
         batches = (blocks for _, _, blocks in batches_of(loader, "1"))
-        return batches if other is None else other.added(batches)
+        return self._others[way].added(batches) if way in self._others else batches
 
     def check(self) -> None:
         """Raise ValueError unless batches are right, the same in all ways and in host memory."""
         for way in WAYS:
             name = f"{self._name}, {way}"
             self._begin(0)
-            blocks = next(self._batches(way, min(_CHECKED, self._options.batch)))
+            few = self._loader(way, min(_CHECKED, self._options.batch))
+            blocks = next(self._added(way, few))
             seeds = blocks[-1].dstdata[dgl.NID]
             require_edges(name, self._data, blocks)
             hops, eids = hops_of(blocks)
@@ -239,7 +244,7 @@ class Case:
             checker = Checker(self._data.indptr, self._data.indices)
             checker.require(name, seeds, NETWORK.fanouts, same, eids)
             self._begin(0)
-            blocks = next(self._batches(way, self._options.batch))
+            blocks = next(self._added(way, self._loaders[way]))
             require_rows(name, self._data, blocks)
             nodes = blocks[0].srcdata[dgl.NID]
             if way == COPIES:
@@ -278,7 +283,7 @@ class Case:
             nodes.append(blocks[0].num_src_nodes())
 
         self._begin(turn)
-        steps = map(step, self._batches(way, self._options.batch))
+        steps = map(step, self._added(way, self._loaders[way]))
         seconds = self._clock.seconds_a_step(steps, self._options.window)
         return seconds, torch.stack(losses), nodes
 
@@ -383,7 +388,7 @@ def main() -> None:
     )
     parser.add_argument("--batch", type=int, default=1000, help="seeds of a mini-batch")
     parser.add_argument("--hidden", type=int, default=16, help="width of the hidden layer")
-    parser.add_argument("--window", type=int, default=20, help="timed steps in a window")
+    parser.add_argument("--window", type=int, default=40, help="timed steps in a window")
     options = parser.parse_args()
     seeds = (WARM_UP + options.window + SPARE) * options.batch * max(options.ranks)
     for name in options.shapes:

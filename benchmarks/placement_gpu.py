@@ -6,14 +6,16 @@ slowest GPU's time to gather a mini-batch's features under the policies ``auto``
 least 1.5 times as fast, and on a ring of 4 (4Gc), where each GPU reaches two of the others and
 cliques are pairs.  All ranks at once, policies in turns with ids of their own.
 
-6G needs 6 GPUs of a machine that has 8.  On the ring there is less to gain than on 6G: all GPUs
+Ranks may share GPUs: 6G's ranks on 2 GPUs take turns on each, as a GPU runs one process at a
+time, and reach each other there without a link.  What they read from the host is what
+they would read on GPUs of their own.  On the ring there is less to gain than on 6G: all GPUs
 together hold each row once, so that a GPU reaches three quarters of the rows, where cliques give it
 half.  With all rows read alike (``--source-exponent 0``) it reads half as much from the host; the
 more uneven reads are, the less of them falls on rows that cliques lack.
 
 No time is reported for rows that are not right.
 
-    python -m benchmarks.placement_gpu --links dgx1-4gc --ranks 4 --out placement_gpu.json
+    python -m benchmarks.placement_gpu --links dgx1-6g --ranks 6 --out placement_gpu.json
     python -m benchmarks.placement_gpu --links dgx1-4gc --ranks 4 --source-exponent 0
 """
 
@@ -117,7 +119,7 @@ def main() -> None:
     options = parser.parse_args()
     needed = LINKS[options.links][0]
     if options.ranks != needed:
-        parser.error(f"{options.links} is a pattern of {needed} GPUs: say --ranks {needed}")
+        parser.error(f"{options.links} is a pattern of {needed} ranks: say --ranks {needed}")
     launch(work, options.ranks, options)
 
 

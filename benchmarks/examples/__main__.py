@@ -1,6 +1,6 @@
 """All reproductions of DGL's examples, on every data set that is there: a table and JSON.
 
-python -m benchmarks.examples --root data --json docs/benchmarks/examples.json
+python -m benchmarks.examples --root data --out docs/benchmarks/examples.json
 """
 
 from __future__ import annotations

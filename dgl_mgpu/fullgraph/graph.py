@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
@@ -14,7 +15,7 @@ import torch.distributed as dist
 from dgl import DGLGraph
 
 from dgl_mgpu.backend.structure.index import Schema
-from dgl_mgpu.backend.structure.spread import SpreadIndex
+from dgl_mgpu.backend.structure.spread import SpreadIndex, widths_of_none
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.exchange.auto import Auto
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
@@ -62,20 +63,29 @@ class PartitionedGraph(DGLGraph):
     Readouts (``dgl.sum_nodes``, ``dgl.softmax_edges``, …) are of all ranks' nodes or edges, and the
     same on every rank.  Their gradients, as those of parameters, are of the sum of all ranks'
     losses: of a loss that every rank computes, each takes its share.
-
-    Attributes
-    ----------
-    ownership : dict of str to Ownership
-        Which rank has which nodes, of each node type.
     """
 
-    ownership: dict[str, Ownership]
+    @property
+    def ownership(self) -> dict[str, Ownership]:
+        """Which rank has which nodes, of each node type."""
+        return dict(zip(self.ntypes, self._graph.owned, strict=True))
 
     def to(self, device: torch.device | str | None, **kwargs: Any) -> DGLGraph:
         """As ``DGLGraph.to``; the part stays on its device, others raise."""
         if device is not None and torch.device(device).type not in ("cpu", "cuda"):
             self._graph.refuse_to_move()
         return super().to(device, **kwargs)
+
+    @contextlib.contextmanager
+    def local_scope(self) -> Iterator[None]:
+        """As ``DGLGraph.local_scope``.
+
+        Modules, which work in one, may view rows there as if each rank had some.
+        """
+        nodes = map(self.num_nodes, self.ntypes)
+        edges = map(self.num_edges, self.canonical_etypes)
+        with super().local_scope(), widths_of_none([*nodes, *edges]):
+            yield
 
     def gather(self, rows: torch.Tensor, ntype: str | None = None) -> torch.Tensor:
         """All nodes' rows on every rank, by node id in the whole graph; collective.
@@ -270,7 +280,7 @@ def partition_graph(
         "let GPUs read each other's memory", partial(_window, group, where, exchange)
     )
     spread = [_spread(part, group, window, exchange) for part in parts.values()]
-    graph = _as_graph(outline, owned, list(parts), spread, ranks.rank)
+    graph = _as_graph(outline, owned, list(parts), spread)
     _fill(graph, source, outline, parts)
     return graph
 
@@ -303,7 +313,8 @@ def _spread(
         rounds = RemoteReads(halo_in_chunks(part, group, window, 1, lend_all=False), window)
     else:
         rounds = halo_in_chunks(part, group, window, _CHUNKS)
-    return PartitionedRelation(Halo(part, group, window), rounds)
+    again = partial(_spread, group=group, window=window, exchange=exchange)
+    return PartitionedRelation(Halo(part, group, window), rounds, again)
 
 
 def _device(g: DGLGraph | None, asked: torch.device | str | None) -> torch.device:
@@ -538,18 +549,15 @@ def _as_graph(
     owned: dict[str, Ownership],
     etypes: list[CanonicalEtype],
     parts: list[PartitionedRelation],
-    rank: int,
 ) -> PartitionedGraph:
     ntypes = list(outline.num_nodes)
     ends = [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in etypes]
     index = PartitionedIndex(
         Schema.of(len(ntypes), ends),
-        [owned[ntype].count(rank) for ntype in ntypes],
+        [owned[ntype] for ntype in ntypes],
         parts,
     )
-    graph = PartitionedGraph(index, ntypes, [etype for _, etype, _ in etypes])
-    graph.ownership = owned
-    return graph
+    return PartitionedGraph(index, ntypes, [etype for _, etype, _ in etypes])
 
 
 def _fill(

@@ -16,7 +16,11 @@ from dgl_mgpu.backend.structure.relation import Relation
 from dgl_mgpu.backend.structure.spread import Features, SpreadIndex
 from dgl_mgpu.errors import UnsupportedByPartitionError
 from dgl_mgpu.fullgraph.exchange.halo import Fetch, GiveBack, Halo
+from dgl_mgpu.fullgraph.exchange.messages import Message
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds, Sum
+from dgl_mgpu.fullgraph.ownership import Ownership
+from dgl_mgpu.fullgraph.part import Part, loops, with_loops, without_loops
+from dgl_mgpu.store import Ranks
 
 
 class PartitionedRelation:
@@ -27,6 +31,8 @@ class PartitionedRelation:
     halo : Halo
     rounds : Rounds
         How rows are exchanged for sums.
+    of : callable
+        Makes the same of another part; collective.
 
     Attributes
     ----------
@@ -34,10 +40,13 @@ class PartitionedRelation:
         From the part's own and halo rows to its own: a graph like any other.
     """
 
-    def __init__(self, halo: Halo, rounds: Rounds) -> None:
+    def __init__(
+        self, halo: Halo, rounds: Rounds, of: Callable[[Part], PartitionedRelation]
+    ) -> None:
         self.part = halo.part
         self.halo = halo
         self.rounds = rounds
+        self.of = of
         self.graph = _graph_of(self.part.relation)
         self.turned_graph = _graph_of(self.part.relation.reverse())
 
@@ -60,6 +69,8 @@ class PartitionedRelation:
         from dgl.ops import gspmm
 
         found = gspmm(self.turned_graph, "copy_rhs", "max", None, scores)
+        if not self.part.relation.num_edges:  # of no edges at all DGL's highest is 0
+            found = found - torch.inf
         own = self.part.num_own_src
         return torch.maximum(found[:own], self.halo.give_back(found[own:], "max"))
 
@@ -97,8 +108,8 @@ class PartitionedIndex(SpreadIndex):
     Parameters
     ----------
     schema : Schema
-    num_nodes : list of int
-        The rank's own, of each type.
+    owned : list of Ownership
+        Which rank has which nodes, of each type.
     parts : list of PartitionedRelation
         One an edge type.
     turned : bool
@@ -109,14 +120,18 @@ class PartitionedIndex(SpreadIndex):
     def __init__(
         self,
         schema: Schema,
-        num_nodes: Sequence[int],
+        owned: Sequence[Ownership],
         parts: Sequence[PartitionedRelation],
         turned: bool = False,
     ) -> None:
         self.schema = schema
+        self.owned = list(owned)
         self.parts = list(parts)
         self.turned = turned
-        self._num_nodes = list(num_nodes)
+        #: What it was changed to: models may do so in every pass.
+        self._changed: dict[tuple[str, int], tuple[PartitionedIndex, torch.Tensor]] = {}
+        rank = self.parts[0].part.rank
+        self._num_nodes = [each.count(rank) for each in self.owned]
 
     @property
     def relations(self) -> NoReturn:  # type: ignore[override]
@@ -145,20 +160,20 @@ class PartitionedIndex(SpreadIndex):
     number_of_edges = num_edges
 
     def __copy__(self) -> PartitionedIndex:
-        return PartitionedIndex(self.schema, self._num_nodes, self.parts, self.turned)
+        return PartitionedIndex(self.schema, self.owned, self.parts, self.turned)
 
     def get_relation_graph(self, etype: int) -> PartitionedIndex:
         src, dst = self.schema.ends[int(etype)]
         ends = [src] if src == dst else [src, dst]
         return PartitionedIndex(
             single_schema(len(ends)),
-            [self._num_nodes[end] for end in ends],
+            [self.owned[end] for end in ends],
             [self.parts[int(etype)]],
             self.turned,
         )
 
     def reverse(self) -> PartitionedIndex:
-        return PartitionedIndex(self.schema.reverse, self._num_nodes, self.parts, not self.turned)
+        return PartitionedIndex(self.schema.reverse, self.owned, self.parts, not self.turned)
 
     def copy_to(self, ctx: Any) -> HeteroGraphIndex:
         if F.to_backend_ctx(ctx) == self.device:
@@ -172,11 +187,17 @@ class PartitionedIndex(SpreadIndex):
             "pass device= to dgl_mgpu.partition_graph",
         )
 
+    def pin_memory_(self) -> NoReturn:
+        self.refuse_to_move()
+
     def __reduce__(self) -> NoReturn:
+        self.refuse_to_be_kept()
+
+    def refuse_to_be_kept(self) -> NoReturn:
         raise UnsupportedByPartitionError(
-            "pickle a partitioned graph",
+            "copy, pickle or save a partitioned graph",
             "it is one rank's part, and talks to the others",
-            "pickle the whole graph and partition it anew",
+            "keep the whole graph, and partition it anew",
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> PartitionedIndex:
@@ -194,6 +215,9 @@ class PartitionedIndex(SpreadIndex):
         for each in self.parts:
             each.part.relation.create_formats()
 
+    def adjacency_matrix_scipy(self, *args: Any, **kwargs: Any) -> Any:
+        return self.relations  # DGL would refuse the format first
+
     # -- queries ------------------------------------------------------------------------------
 
     def in_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
@@ -207,6 +231,33 @@ class PartitionedIndex(SpreadIndex):
         if not outgoing:
             return part.relation.in_degrees(nodes)
         return part.out_degrees if nodes is None else part.out_degrees[nodes.long()]
+
+    # -- loops ------------------------------------------------------------------------------------
+
+    def edge_ids(self, etype: int) -> torch.Tensor:
+        return self.parts[etype].part.edges.to(self.idtype)
+
+    def without_loops(self, etype: int) -> tuple[PartitionedIndex, torch.Tensor]:
+        def change(part: Part) -> tuple[Part, torch.Tensor]:
+            own = part.edges[loops(part)]
+            everyones = Ranks.of_all_machines().all_gather(own.cpu())
+            return without_loops(part, torch.cat(everyones).sort().values.to(own.device))
+
+        return self._with_another("without loops", etype, change)
+
+    def with_loops(self, etype: int) -> tuple[PartitionedIndex, torch.Tensor]:
+        return self._with_another("with loops", etype, with_loops)
+
+    def _with_another(
+        self, name: str, etype: int, change: Callable[[Part], tuple[Part, torch.Tensor]]
+    ) -> tuple[PartitionedIndex, torch.Tensor]:
+        if (name, etype) not in self._changed:
+            part, edges = change(self.parts[etype].part)
+            parts = list(self.parts)
+            parts[etype] = parts[etype].of(part)
+            found = PartitionedIndex(self.schema, self.owned, parts, self.turned)
+            self._changed[name, etype] = found, edges
+        return self._changed[name, etype]
 
     # -- message passing --------------------------------------------------------------------------
 
@@ -269,14 +320,24 @@ class PartitionedIndex(SpreadIndex):
                 f"there are {', '.join(joins)}",
                 "reduce each relation's: multi_update_all",
             )
-        out: list[Features] = [None] * self.schema.num_ntypes
-        for etype, (src, dst) in enumerate(self.schema.ends):
+        found = []
+        for etype, (src, _) in enumerate(self.schema.ends):
             of_edges = None if rhs is None else rhs[etype]
             of_nodes = None if lhs is None else lhs[src]
-            found = self.get_relation_graph(etype).gspmm(op, reduce, of_nodes, of_edges)
-            before = out[dst]
-            out[dst] = found if before is None else joins[reduce](before, found)
-        return tuple(out)
+            found.append(self.get_relation_graph(etype).gspmm(op, reduce, of_nodes, of_edges))
+        of_destinations = self._joined(found, joins[reduce])
+        return tuple(of_destinations.get(ntype) for ntype in range(self.schema.num_ntypes))
+
+    def _joined(
+        self,
+        of_relations: Sequence[torch.Tensor],
+        join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> dict[int, torch.Tensor]:
+        """By node type, what relations have found for their destinations."""
+        out: dict[int, torch.Tensor] = {}
+        for found, (_, dst) in zip(of_relations, self.schema.ends, strict=True):
+            out[dst] = join(out[dst], found) if dst in out else found
+        return out
 
     def gsddmm(self, op: str, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str) -> Any:
         from dgl.ops import gsddmm
@@ -321,6 +382,33 @@ class PartitionedIndex(SpreadIndex):
         total = outgoing.gspmm("copy_rhs", "sum", None, raised)
         return raised / spread.of_sources(total)
 
+    def edge_softmax_over_relations(
+        self, scores: Sequence[torch.Tensor], norm_by: str
+    ) -> tuple[torch.Tensor, ...]:
+        index = self.reverse() if norm_by == "src" else self
+        relations = [index.get_relation_graph(etype) for etype in range(len(self.parts))]
+        of_relations = [
+            each._highest(of_edges.detach())
+            for each, of_edges in zip(relations, scores, strict=True)
+        ]
+        highest = index._joined(of_relations, torch.maximum)
+        raised = [
+            torch.exp(of_edges - each.of_destinations(highest[dst]))
+            for each, of_edges, (_, dst) in zip(relations, scores, index.schema.ends, strict=True)
+        ]
+        totals = index.gspmm("copy_rhs", "sum", None, raised)
+        return tuple(
+            of_edges / each.of_destinations(totals[dst])
+            for each, of_edges, (_, dst) in zip(relations, raised, index.schema.ends, strict=True)
+        )
+
+    def _highest(self, scores: torch.Tensor) -> torch.Tensor:
+        """For each destination of the only relation, the highest of its edges' scores, or -inf."""
+        if self.turned:
+            return self.parts[0].highest(scores)
+        found = self.gspmm("copy_rhs", "max", None, scores)
+        return found if self.parts[0].part.num_whole_edges else found - torch.inf
+
     def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
         spread = self.parts[0]
         if self.turned:
@@ -361,7 +449,7 @@ class Total(torch.autograd.Function):
         ctx.group = group
         # Not every backend can add up half types.
         total = rows.float() if rows.dtype.itemsize < 4 else rows.clone()
-        dist.all_reduce(total, group=group)
+        Message(dist.all_reduce(total, group=group, async_op=True), total).wait()
         return total.to(rows.dtype)
 
     @staticmethod

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -126,6 +126,83 @@ def cut(
         out_degrees=out_degrees,
         num_whole_edges=len(src),
     )
+
+
+def loops(part: Part) -> torch.Tensor:
+    """Which edges lead from a node to itself; bool, shape (num_edges,).
+
+    Of a relation between nodes of one type, which have the same places as both ends.
+    """
+    source, destination = part.relation.coo()
+    return source == destination
+
+
+def without_loops(part: Part, of_all: torch.Tensor) -> tuple[Part, torch.Tensor]:
+    """The part without its loops, of the whole graph without any; DGL's ids of what is left.
+
+    Parameters
+    ----------
+    part : Part
+    of_all : Tensor, int64, shape (n,)
+        Ids in the whole graph of all ranks' loops, sorted.
+
+    Returns
+    -------
+    Part
+    Tensor, int64, shape (num_edges of it,)
+        What each of its edges was.
+    """
+    gone = loops(part)
+    kept = (~gone).nonzero().squeeze(1)
+    indptr, indices, _ = part.relation.csc()
+    before = torch.cat([gone.new_zeros(1, dtype=torch.int64), gone.cumsum(0)])
+    edges = part.edges[kept]
+    lost = torch.bincount(indices[gone], minlength=part.num_own_src).to(indptr.dtype)
+    left = replace(
+        part,
+        relation=_with_edges(
+            part.relation, indptr - before[indptr.long()].to(indptr.dtype), indices[kept]
+        ),
+        edges=edges - torch.searchsorted(of_all, edges),
+        out_degrees=part.out_degrees - lost,
+        num_whole_edges=part.num_whole_edges - len(of_all),
+    )
+    return left, kept
+
+
+def with_loops(part: Part) -> tuple[Part, torch.Tensor]:
+    """The part with one loop more at each node, whose ids follow on all of the whole graph's.
+
+    Returns
+    -------
+    Part
+    Tensor, int64, shape (num_edges of it,)
+        What each of its edges was; from ``num_edges`` on, the loops of own nodes.
+    """
+    indptr, indices, _ = part.relation.csc()
+    nodes = torch.arange(part.num_own_dst, dtype=indptr.dtype, device=indptr.device)
+    # The last of a node's edges: those of each node before it have moved those behind by one.
+    places = (indptr[1:] + nodes).long()
+    order = torch.empty(len(indices) + len(nodes), dtype=torch.int64, device=indptr.device)
+    is_loop = torch.zeros_like(order, dtype=torch.bool)
+    is_loop[places] = True
+    order[~is_loop] = torch.arange(len(indices), device=indptr.device)
+    order[places] = len(indices) + nodes.long()
+    added = torch.arange(len(indptr), dtype=indptr.dtype, device=indptr.device)
+    ids = part.num_whole_edges + part.dst.nodes(part.rank, indptr.device)
+    more = replace(
+        part,
+        relation=_with_edges(part.relation, indptr + added, torch.cat([indices, nodes])[order]),
+        edges=torch.cat([part.edges, ids])[order],
+        out_degrees=part.out_degrees + 1,
+        num_whole_edges=part.num_whole_edges + part.dst.num_nodes,
+    )
+    return more, order
+
+
+def _with_edges(relation: Relation, indptr: torch.Tensor, indices: torch.Tensor) -> Relation:
+    """A relation between the same nodes."""
+    return Relation(relation.num_src, relation.num_dst, csc=Compressed(indptr, indices, None))
 
 
 def _within(positions: torch.Tensor, low: int, high: int) -> torch.Tensor:

@@ -3,7 +3,7 @@
 It knows torch's streams and GPUs, and neither DGL nor the store.
 """
 
-from dgl_mgpu.pipeline.ahead import Ahead, Source
+from dgl_mgpu.pipeline.ahead import Ahead, Pace, Source
 from dgl_mgpu.pipeline.lane import Lane, Mark, lane_of
 
-__all__ = ["Ahead", "Lane", "Mark", "Source", "lane_of"]
+__all__ = ["Ahead", "Lane", "Mark", "Pace", "Source", "lane_of"]

@@ -7,6 +7,7 @@ import warnings
 from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass
+from statistics import median
 from time import perf_counter
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -14,8 +15,9 @@ import torch
 
 from dgl_mgpu.pipeline.lane import Lane, Mark
 
-#: Most batches between two looks at whether the other way has become the faster one.
-_MOST = 16
+#: Batches by which one way is compared with the other, those of them that do not count, and such
+#: windows at most until the other way is tried again.
+_WINDOW, _SETTLING, _MOST = 8, 3, 8
 
 Batch = TypeVar("Batch")
 BatchOut = TypeVar("BatchOut", covariant=True)
@@ -72,31 +74,56 @@ class _Entry(Generic[Batch]):
     error: Exception | None = None
 
 
-class _Pace:
-    """How long the host takes for batches that are made when they are asked for: on the lane, and
-    where the script is, which includes the wait for what the GPU has left of the model."""
+class Pace:
+    """Whether a GPU that has nothing left to do gets its batches sooner if they are made ahead all
+    the same, so that what reading them takes is beside the host's work for the model, or when they
+    are asked for, where the script is, which spares the host some calls.
+
+    Told by the time from one batch to the next.  Both ways are tried for some batches; the faster
+    one is kept to for twice as long each time, up to a limit, before the other is tried again.
+
+    Attributes
+    ----------
+    rests : bool
+        Whether batches are to be made when they are asked for.
+    """
 
     def __init__(self) -> None:
-        self._lane = self._rest = math.nan
-        self._lanes, self._next_rests = 0, 1
+        self.rests = False
+        self._kept = False
+        #: Windows for which the faster way is still kept to, and was the last time.
+        self._left, self._stay = 0, 1
+        self._at = math.nan
+        self._window: list[float] = []
+        #: Of a step, by whether batches are made at rest.
+        self._seconds = {False: math.nan, True: math.nan}
 
-    def after_lane(self, seconds: float) -> int:
-        """Note a batch made on the lane; how many to make where the script is before the next."""
-        self._lane = _mixed(self._lane, seconds)
-        if self._rest >= self._lane:
-            self._next_rests = 1
-            self._lanes += 1
-            return int(self._lanes % _MOST == 0)
-        rests, self._next_rests = self._next_rests, min(2 * self._next_rests, _MOST)
-        return rests
+    def begin(self) -> None:
+        """Begin a pass: what was before it is not timed."""
+        self._at = math.nan
 
-    def after_rest(self, seconds: float) -> None:
-        """Note a batch made where the script is."""
-        self._rest = _mixed(self._rest, seconds)
+    def after_step(self, counts: bool) -> None:
+        """Note that a batch is handed out, whose time ``counts`` if it tells of the way."""
+        before, self._at = self._at, perf_counter()
+        if not counts or math.isnan(before):
+            return
+        self._window.append(self._at - before)
+        if len(self._window) == _WINDOW:
+            # The first were still made, or waited for, in the other way.
+            self._seconds[self.rests] = median(self._window[_SETTLING:])
+            self._window = []
+            self._choose()
 
-
-def _mixed(before: float, now: float) -> float:
-    return now if math.isnan(before) else (before + now) / 2
+    def _choose(self) -> None:
+        if self._left > 1:
+            self._left -= 1
+        elif self._left == 1 or math.isnan(self._seconds[not self.rests]):
+            self._left = 0
+            self.rests = not self.rests
+        else:
+            self.rests = self._seconds[True] < self._seconds[False]
+            self._stay = min(2 * self._stay, _MOST) if self.rests == self._kept else 1
+            self._kept, self._left = self.rests, self._stay
 
 
 class Ahead(Iterator[Batch]):
@@ -108,9 +135,8 @@ class Ahead(Iterator[Batch]):
     ends with the model of two batches ago at the earliest, so that the host, and with it the
     memory of batches in use, does not get further ahead.
 
-    A GPU that has nothing to do by then waits for the host: the next batch is made when it is asked
-    for.  That may be on the lane, beside what the GPU has left of the model, or where the script
-    is, which spares the host some calls: whichever has taken less time so far (:class:`_Pace`).
+    A GPU that has nothing to do by then waits for the host.  It may be better then to make the next
+    batch when it is asked for, where the script is: whichever takes less time (:class:`Pace`).
 
     The first batch is made where the script is: caches that others use too are filled then.  If
     something changes later on which batches depend, what was made is dropped and made again, and
@@ -124,9 +150,13 @@ class Ahead(Iterator[Batch]):
         Without one, batches are made when they are asked for.
     depth : int
         Batches to make ahead.
+    pace : Pace, optional
+        Of earlier passes over the same.
     """
 
-    def __init__(self, source: Source[Batch], lane: Lane | None, depth: int) -> None:
+    def __init__(
+        self, source: Source[Batch], lane: Lane | None, depth: int, pace: Pace | None = None
+    ) -> None:
         self._queue: deque[_Entry[Batch]] = deque()
         #: The batch after those in the queue, if it has been begun on the lane.
         self._begun: _Entry[Batch] | None = None
@@ -138,24 +168,18 @@ class Ahead(Iterator[Batch]):
         self._state: object = None
         #: What the script had queued when the last batch was asked for.
         self._queued: Mark | None = None
-        #: Batches to be made where the script is before the lane is used again.
-        self._rests = 0
-        self._pace = _Pace()
+        self._pace = pace or Pace()
+        self._pace.begin()
 
     def __next__(self) -> Batch:
-        begin = perf_counter()
         if self._state is not None and self._source.state() != self._state:
             self._stop()
         lane = self._lane
-        if lane is not None and self._rests and self._begun is None and not self._queue:
-            return self._make_at_rest(lane, begin)
         # The end of what the script has queued so far.
         queued = None if lane is None else lane.mark()
-        is_late = self._state is not None and not self._queue
-        # A batch that was not begun before takes the lane longer than those after it.
-        is_typical = is_late and not self._rests and (self._begun is not None or not self._begins)
-        if lane is not None and is_late:
+        if lane is not None and self._begun is not None and not self._queue:
             self._make_next(lane)
+        is_at_rest = self._state is not None and not self._queue
         entry = self._queue.popleft() if self._queue else self._take()
         if entry.mark is not None and self._lane is not None:
             self._lane.wait(entry.mark)
@@ -166,7 +190,7 @@ class Ahead(Iterator[Batch]):
         if batch is None:
             batch = self._source.make(entry.number, entry.seeds)
         if self._lane is not None and queued is not None:
-            self._look_ahead(self._lane, queued, begin if is_typical else None)
+            self._look_ahead(self._lane, queued, is_at_rest)
         if lane is not None and self._lane is None:
             warnings.warn(
                 "The next mini-batch does not fit into the GPU's memory beside this one: from here "
@@ -180,33 +204,25 @@ class Ahead(Iterator[Batch]):
         self._taken += 1
         return entry
 
-    def _look_ahead(self, lane: Lane, queued: Mark, begin: float | None) -> None:
-        """Make the next batches, if the GPU has work; ``begin`` of a batch made on the lane now."""
-        if self._state is None:
+    def _look_ahead(self, lane: Lane, queued: Mark, is_at_rest: bool) -> None:
+        """Make the next batches, if the GPU has work left or has them sooner that way."""
+        is_first = self._state is None
+        if is_first:
             self._state = self._source.state()
+        before, self._queued = self._queued, queued
+        is_idle = is_at_rest or queued.query()
+        self._pace.after_step(is_idle)
+        if is_idle and self._pace.rests:
+            return
+        if is_first or is_at_rest:
+            # The lane is to see what was made where the script is.
             self._source.left_behind()
             lane.follow()
-        before, self._queued = self._queued, queued
-        if queued.query():
-            if begin is not None:
-                self._rests = self._pace.after_lane(perf_counter() - begin)
-            return
-        if before is not None:
+        if before is not None and not is_idle:
             before.synchronize()
         while self._lane is not None and len(self._queue) < self._depth:
             if not self._make_next(lane):
                 return
-
-    def _make_at_rest(self, lane: Lane, begin: float) -> Batch:
-        """Make a batch where the script is; the last time, let the lane see what it has done."""
-        entry = self._take()
-        batch = self._source.make(entry.number, entry.seeds)
-        self._pace.after_rest(perf_counter() - begin)
-        self._rests -= 1
-        if not self._rests:
-            self._source.left_behind()
-            lane.follow()
-        return batch
 
     def _make_next(self, lane: Lane) -> bool:
         """Make a batch on the lane, if there is one more; whether there was."""
@@ -220,7 +236,7 @@ class Ahead(Iterator[Batch]):
             assert entry is not None
             self._queue.append(entry)
             # First what the lane is to do while the host waits for it no longer.
-            if self._begins and not self._rests:
+            if self._begins and not self._pace.rests:
                 self._begin_next(lane)
             try:
                 if entry.error is None:

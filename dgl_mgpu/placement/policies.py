@@ -74,7 +74,7 @@ def clique_pattern(groups: list[Clique], num_gpus: int) -> Pattern:
 
 
 def cliques(topology: Topology) -> list[Clique]:
-    """GPUs split into groups in which every two are linked.
+    """GPUs split into groups in which every two are linked, both ways.
 
     All groups hold the same rows, so the smallest one limits what fits: it is made as large as
     possible, then the largest as small as possible, then the slowest link within a group as
@@ -94,14 +94,16 @@ def cliques(topology: Topology) -> list[Clique]:
 
 def _clique_partitions(topology: Topology) -> Iterator[list[Clique]]:
     """Every way to split the GPUs into groups of linked ones."""
+    # Access that is proved by reading may turn out to be there one way only.
+    reads = topology.link_bandwidth > 0
+    linked = reads & reads.T
 
     def extend(gpu: int, groups: list[Clique]) -> Iterator[list[Clique]]:
         if gpu == topology.num_gpus:
             yield groups
             return
-        near = set(topology.neighbors(gpu))
         for index, group in enumerate(groups):
-            if near.issuperset(group):
+            if linked[gpu, list(group)].all():
                 yield from extend(gpu + 1, [*groups[:index], (*group, gpu), *groups[index + 1 :]])
         yield from extend(gpu + 1, [*groups, (gpu,)])
 

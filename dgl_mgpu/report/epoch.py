@@ -13,6 +13,9 @@ from dgl_mgpu.errors import DataFormatError, InvalidInputError
 _FAR_LONGER = 4.0
 """Times the median from which on a time is not one to scale a picture by."""
 
+WITHIN_OTHERS = frozenset({"exchange", "waiting"})
+"""Of :class:`StageSeconds`, what other stages include: not to be added to these."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StageSeconds:
@@ -30,6 +33,12 @@ class StageSeconds:
         where there is no `update`.
     forward, backward : float or None
         Seconds of each, exchanging rows with other ranks included.
+    exchange : float or None
+        Of forward and backward, seconds in which rows were on their way between GPUs, waiting for
+        slower ranks included.  None on CPUs, where nobody sees how long that takes.
+    waiting : float or None
+        Of forward and backward, seconds in which nothing was computed for want of other ranks'
+        rows: what of the exchange was not hidden.
     update : float or None
         Seconds of adding up all ranks' gradients, waiting for theirs included, and of the optimizer
         step.
@@ -44,6 +53,8 @@ class StageSeconds:
     compute: float | None = None
     forward: float | None = None
     backward: float | None = None
+    exchange: float | None = None
+    waiting: float | None = None
     update: float | None = None
     evaluate: float
     total: float

@@ -13,7 +13,13 @@ from typing import Any
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import markup
 from dgl_mgpu.report.colours import GREY, STAGE_COLOURS, TIER_COLOURS
-from dgl_mgpu.report.epoch import EpochReport, best_epoch, stages_of, usual_longest
+from dgl_mgpu.report.epoch import (
+    WITHIN_OTHERS,
+    EpochReport,
+    best_epoch,
+    stages_of,
+    usual_longest,
+)
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics, replace_file
 from dgl_mgpu.report.placement import is_on_cpu, tier_bandwidths
 from dgl_mgpu.report.placement_plot import plot_placements
@@ -159,14 +165,15 @@ def _epochs(reports: Sequence[EpochReport]) -> Iterator[str]:
     if not reports:
         return
     stages = [stage for stage in stages_of(reports) if stage != "total"]
+    parts = [stage for stage in stages if stage not in WITHIN_OTHERS]
     yield "<h2>Epochs</h2>"
-    yield markup.legend({stage: STAGE_COLOURS.get(stage, GREY) for stage in stages})
+    yield markup.legend({stage: STAGE_COLOURS.get(stage, GREY) for stage in parts})
     head = ["epoch", "loss", "train", "valid", "test", "seeds/s", *stages, "total", ""]
     rows = []
     measured = [report.seconds.measured() for report in reports]
     # Of stages that overlap the sum may be longer.
     longest = usual_longest(
-        [max(sum(each.values()) - each["total"], each["total"]) for each in measured]
+        [max(sum(each.get(part, 0.0) for part in parts), each["total"]) for each in measured]
     )
     for report, seconds in zip(reports, measured, strict=True):
         rows.append(
@@ -180,15 +187,16 @@ def _epochs(reports: Sequence[EpochReport]) -> Iterator[str]:
                 *(human_seconds(seconds[s]) if s in seconds else "-" for s in stages),
                 human_seconds(report.seconds.total),
                 markup.bar(
-                    (STAGE_COLOURS.get(stage, GREY), seconds[stage] / longest)
-                    for stage in stages
-                    if stage in seconds and longest > 0.0
+                    (STAGE_COLOURS.get(part, GREY), seconds[part] / longest)
+                    for part in parts
+                    if part in seconds and longest > 0.0
                 ),
             ]
         )
     yield markup.table(head, rows)
     yield (
-        f'<p class="note">{_of_ranks(reports)}Stages that overlap each count in full: together '
+        f'<p class="note">{_of_ranks(reports)}{_within_others(stages)}'
+        "Stages that overlap each count in full: together "
         "they may take longer than the epoch. An epoch that took far longer than most, as the "
         "first one does that compiles, fills its bar.</p>"
     )
@@ -214,13 +222,23 @@ def _stages(reports: Sequence[EpochReport]) -> Iterator[str]:
             markup.bar([(STAGE_COLOURS.get(name, GREY), share)]),
         ])  # fmt: skip
     yield markup.table(["stage", "an epoch", "a step", "share of training", ""], rows)
-    yield f'<p class="note">{_of_ranks(reports)}Medians over the epochs.</p>'
+    within = _within_others(stages_of(reports))
+    yield f'<p class="note">{_of_ranks(reports)}{within}Medians over the epochs.</p>'
 
 
 def _of_ranks(reports: Sequence[EpochReport]) -> str:
     if all(report.ranks == 1 for report in reports):
         return ""
     return "Of several ranks, stages show the mean, and the total is the slowest rank's. "
+
+
+def _within_others(stages: Sequence[str]) -> str:
+    if not WITHIN_OTHERS.intersection(stages):
+        return ""
+    return (
+        "Forward and backward include the exchange of rows with other ranks, and the time in "
+        "which they waited for rows, as nothing was left to be computed meanwhile. "
+    )
 
 
 def _placement(plan: Plan | None) -> Iterator[str]:

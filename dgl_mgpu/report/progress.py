@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dgl_mgpu.report.epoch import EpochReport
+from dgl_mgpu.report.epoch import WITHIN_OTHERS, EpochReport
 from dgl_mgpu.units import human_bytes, human_count, human_seconds, human_share
 
 LINE_WIDTH = 80
@@ -160,14 +160,18 @@ def epoch_lines(report: EpochReport, epochs: int) -> list[str]:
     )
     head += [f"{name} {human_share(value)}" for name, value in accuracies if value is not None]
     head.append(f"{human_count(report.seeds_per_second)} seeds/s")
-    *stages, (_, total) = (
-        (_STAGE_NAMES.get(stage, stage), human_seconds(seconds))
+    shown = {
+        stage: f"{_STAGE_NAMES.get(stage, stage)} {human_seconds(seconds)}"
         for stage, seconds in report.seconds.measured().items()
-    )
-    parts = [f"{stage} {seconds}" for stage, seconds in stages]
+        if stage != "total"
+    }
+    parts = [text for stage, text in shown.items() if stage not in WITHIN_OTHERS]
     of_ranks = f"; mean of {report.ranks} ranks" if report.ranks > 1 else ""
-    parts[0] = f"{total}{of_ranks}: {parts[0]}"
+    parts[0] = f"{human_seconds(report.seconds.total)}{of_ranks}: {parts[0]}"
     lines = _wrapped("", head, "  ") + _wrapped("  ", parts, ", ")
+    within = [text for stage, text in shown.items() if stage in WITHIN_OTHERS]
+    if within:
+        lines += _wrapped("  of which ", within, ", ")
     tables: tuple[str | None, ...] = report.tables
     if len(tables) > MOST_TABLES_SHOWN:
         tables = (None,)

@@ -20,6 +20,8 @@ _STAGE_NAMES = {
     "compute": "forward/backward",
     "forward": "forward",
     "backward": "backward",
+    "exchange": "exchange of rows",
+    "waiting": "waiting for rows",
     "update": "update",
     "evaluate": "evaluation",
     "total": "whole epoch",

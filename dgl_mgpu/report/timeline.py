@@ -347,11 +347,7 @@ def draw_step(
     for name in _stage_names(trace, window):
         names.setdefault(_colour(name), []).append(name)
     figure.legend(
-        handles=[
-            Patch(color=colour, label=", ".join(names[colour]))
-            for colour in shown
-            if colour in names
-        ],
+        handles=[Patch(color=c, label=", ".join(names[c])) for c in shown if c in names],
         loc="outside lower center",
         ncols=8,
         frameon=False,

@@ -208,17 +208,13 @@ class CSCWriter:
             degrees = self._source.degrees(ids)
             ends = written + np.cumsum(degrees)
             target.write(begin * self.format.bound_bytes, self._bounds(ends - degrees, ids))
-            row = 0
-            while row < len(ids):
-                # As many rows as hold a chunk's worth of edges, and at least one.
-                full = int(np.searchsorted(ends, written + _CHUNK_BYTES // 8, side="right"))
-                stop = max(full, row + 1)
-                places = self._source.edge_places(ids[row:stop])
+            for first, counts in _stretches(self._source.indptr[ids], degrees):
+                places = self._source.edge_places(first, counts)
                 target.write(indices_at + written * width, self._ids(self._source.indices[places]))
                 if self.format.edge_ids is EdgeIds.STORED:
                     eids = places if self._source.eids is None else self._source.eids[places]
                     target.write(eids_at + written * width, self._ids(eids))
-                row, written = stop, int(ends[stop - 1])
+                written += len(places)
         target.write(len(positions) * self.format.bound_bytes, np.array([written], np.int64))
 
     def _bounds(self, places: np.ndarray, ids: np.ndarray) -> np.ndarray:
@@ -229,6 +225,26 @@ class CSCWriter:
 
     def _ids(self, values: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(values, self.format.id_dtype)
+
+
+def _stretches(first: np.ndarray, counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows of edges by the first and their number, no more of them together than a chunk.
+
+    Most are as many rows as that is; a row that has more edges comes in parts.
+    """
+    most = _CHUNK_BYTES // 8
+    ends = np.cumsum(counts)
+    row = 0
+    while row < len(ends):
+        before = int(ends[row] - counts[row])
+        stop = int(np.searchsorted(ends, before + most, side="right"))
+        if stop > row:
+            yield first[row:stop], counts[row:stop]
+        else:
+            stop = row + 1
+            for part in range(0, int(counts[row]), most):
+                yield first[row:stop] + part, np.minimum(counts[row:stop] - part, most)
+        row = stop
 
 
 def aligned(nbytes: int) -> int:

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Integral
 from pathlib import Path
 from typing import Literal
 
@@ -120,7 +121,8 @@ class StoreOptions:
     fanouts: Sequence[int] = (15, 10, 5)
 
     def __post_init__(self) -> None:
-        if self.hotness not in HOTNESS and not Path(self.hotness).is_file():
+        is_named = isinstance(self.hotness, str | Path)
+        if not is_named or (self.hotness not in HOTNESS and not Path(self.hotness).is_file()):
             raise ConfigError(
                 f"order rows by hotness='{self.hotness}'",
                 f"none of {', '.join(HOTNESS)}, and there is no such file",
@@ -144,11 +146,12 @@ class StoreOptions:
                 "give 'auto', a number, or 0 for all",
             )
         whole = isinstance(self.fanouts, Sequence) and all(type(n) is int for n in self.fanouts)
-        if not whole or not self.fanouts or not self.batch_size >= 1:
+        has_size = isinstance(self.batch_size, Integral) and self.batch_size >= 1
+        if not whole or not self.fanouts or min(self.fanouts) < -1 or not has_size:
             raise ConfigError(
                 f"plan for batch_size={self.batch_size} and fanouts={self.fanouts}",
                 "no mini-batch",
-                "give a batch size of 1 or more and a whole number for each layer",
+                "give a batch size of 1 or more and for each layer a whole number, -1 for all",
             )
 
     def reads(self, num_nodes: int, num_edges: int) -> Reads:

@@ -138,9 +138,14 @@ class TopologySource:
         """In-degrees of ``rows``, int64."""
         return self.indptr[rows + 1] - self.indptr[rows]
 
-    def edge_places(self, rows: np.ndarray) -> np.ndarray:
-        """Places in ``indices`` of all in-edges of ``rows``, row after row, int64."""
-        degrees = self.degrees(rows)
-        ends = np.cumsum(degrees)
-        within = np.arange(int(ends[-1]) if len(ends) else 0) - np.repeat(ends - degrees, degrees)
-        return np.repeat(self.indptr[rows], degrees) + within
+    def edge_places(self, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+        """Places in ``indices`` of rows of edges, one after another, int64.
+
+        Parameters
+        ----------
+        first, counts : ndarray, int64, shape (n,)
+            The place of each row's first edge, and how many there are.
+        """
+        ends = np.cumsum(counts)
+        within = np.arange(int(ends[-1])) - np.repeat(ends - counts, counts)
+        return np.repeat(first, counts) + within

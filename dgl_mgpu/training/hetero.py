@@ -26,10 +26,10 @@ import dgl
 import torch
 from dgl.nn import GATConv
 from torch import nn
-from torch.autograd.function import once_differentiable
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import add_spmm, edge_softmax, edge_softmax_backward, sddmm, spmm
+from dgl_mgpu.ops.once import differentiable_once
 
 CanonicalEtype = tuple[str, str, str]
 
@@ -209,7 +209,7 @@ class _Attention(torch.autograd.Function):
         return out
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("R-GAT", "use modules of dgl.nn, such as HeteroGraphConv")
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
         edges: RelationEdges = ctx.edges
         rows, weight, scorers, raw, shares, sums = ctx.saved_tensors

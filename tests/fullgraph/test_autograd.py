@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import dgl
 import dgl.function as fn
 import pytest
@@ -9,6 +11,7 @@ import torch
 from dgl import nn
 from torch.utils.checkpoint import checkpoint
 
+from dgl_mgpu.fullgraph.graph import PartitionedGraph
 from tests.fullgraph.both import Both, random_rows, same
 from tests.fullgraph.graphs import homogeneous
 from tests.fullgraph.ranks import on_gpus_too
@@ -85,6 +88,52 @@ def _second_derivatives(exchange: str) -> None:
 def test_second_derivatives(ranks):
     for exchange in ranks.exchanges:
         ranks.run(_second_derivatives, exchange)
+
+
+#: Messages, and what they are reduced by: the last ones not on a reversed graph.
+_FUNCTIONS = [
+    ("copy_u", "sum"), ("u_mul_e", "sum"), ("u_div_v", "sum"), ("v_sub_e", "sum"),
+    ("u_mul_e", "mean"), ("u_mul_v", "max"), ("u_div_e", "min"),
+]  # fmt: skip
+
+
+def _second_derivatives_of_all(exchange: str, of_edges: bool) -> None:
+    both = Both(homogeneous("skewed"), exchange=exchange)
+
+    def first(out, rows):
+        given = rows["w"] if of_edges else rows["x"]
+        return torch.autograd.grad((out**3).sum(), given, create_graph=True)[0]
+
+    def passed(graph, rows, message, reducer):
+        graph.ndata["h"], graph.edata["h"] = rows["x"], rows["w"]
+        fields = ["h"] * (1 if message == "copy_u" else 2)
+        graph.update_all(getattr(fn, message)(*fields, "m"), getattr(fn, reducer)("m", "o"))
+        return first(graph.ndata["o"], rows)
+
+    def attended(graph, rows, norm_by):
+        if isinstance(graph, PartitionedGraph):
+            shares = dgl.ops.edge_softmax(graph, rows["w"], norm_by=norm_by)
+        else:  # DGL's C++ has no second derivative of it
+            along, raised = dgl.reverse(graph) if norm_by == "src" else graph, rows["w"].exp()
+            shares = raised / dgl.ops.copy_v(along, dgl.ops.copy_e_sum(along, raised))
+        return first(dgl.ops.u_mul_e_sum(graph, rows["x"], shares), rows)
+
+    x, w = random_rows(both.g.num_nodes(), 3), random_rows(both.g.num_edges(), 3)
+    nodes, edges = {"x": x.sign() * (x.abs() + 0.5)}, {"w": w.sign() * (w.abs() + 0.5)}
+    runs = [partial(passed, message=message, reducer=by) for message, by in _FUNCTIONS]
+    runs = [run for run in runs if not of_edges or "e" in run.keywords["message"].split("_")]
+    runs += [partial(attended, norm_by=norm_by) for norm_by in ("dst", "src")]
+    for run in runs:
+        for turn in (False, True):
+            if not turn or run.keywords.get("reducer") not in ("max", "min"):
+                what = (*run.keywords.values(), turn)
+                both.compare(run, nodes, edges, of_edges=of_edges, turn=turn, what=what)
+
+
+@pytest.mark.parametrize("of_edges", [False, True])
+def test_second_derivatives_of_all_functions(ranks, of_edges):
+    for exchange in ranks.exchanges:
+        ranks.run(_second_derivatives_of_all, exchange, of_edges)
 
 
 def _changed_in_place(exchange: str) -> None:

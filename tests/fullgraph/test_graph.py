@@ -152,6 +152,11 @@ def _scopes() -> None:
         pg.ndata["bad"] = torch.ones(pg.num_nodes() + 1, device=pg.device)
     with pytest.raises(InvalidInputError, match="a row for each"):
         pg.gather(torch.ones(pg.num_nodes() + 1, device=pg.device))
+    for derived in (dgl.reverse(pg), dgl.reverse(dgl.reverse(pg)), pg["_E"]):
+        assert isinstance(derived, PartitionedGraph)
+        assert derived.ownership.keys() == pg.ownership.keys()
+        _equal(derived.gather(pg.ndata["x"]), g.ndata["x"])
+        _equal(derived.scatter(g.ndata["x"]), pg.ndata["x"])
     moved = pg.to(pg.device)
     assert isinstance(moved, PartitionedGraph)
     _equal(moved.gather(moved.ndata["x"]), g.ndata["x"])
@@ -178,13 +183,18 @@ _REFUSED: dict[str, Callable[[PartitionedGraph], Any]] = {
     "other ids": lambda pg: pg.int(),
     "pickle": pickle.dumps,
     "deep copy": copy.deepcopy,
+    "clone": lambda pg: pg.clone(),
+    "save_graphs": lambda pg: dgl.save_graphs("graphs.bin", pg),
+    "save_graphs of several": lambda pg: dgl.save_graphs("graphs.bin", [pg, pg]),
+    "save_graphs of the reversed": lambda pg: dgl.save_graphs("graphs.bin", [dgl.reverse(pg)]),
+    "pin_memory_": lambda pg: pg.pin_memory_(),
     "node_subgraph": lambda pg: pg.subgraph(_ids(pg)),
     "edge_subgraph": lambda pg: dgl.edge_subgraph(pg, _ids(pg)),
     "edges alone": lambda pg: dgl.edge_subgraph(pg, _ids(pg), relabel_nodes=False),
     "in_subgraph": lambda pg: dgl.in_subgraph(pg, _ids(pg)),
+    "khop_graph": lambda pg: dgl.khop_graph(pg, 2),
+    "khop_adj": lambda pg: dgl.khop_adj(pg, 2),
     "khop_in_subgraph": lambda pg: dgl.khop_in_subgraph(pg, 0, 1),
-    "add_self_loop": dgl.add_self_loop,
-    "remove_self_loop": dgl.remove_self_loop,
     "add_edges": lambda pg: dgl.add_edges(pg, _ids(pg), _ids(pg)),
     "add_nodes": lambda pg: dgl.add_nodes(pg, 2),
     "remove_edges": lambda pg: dgl.remove_edges(pg, _ids(pg)),
@@ -218,6 +228,8 @@ _REFUSED: dict[str, Callable[[PartitionedGraph], Any]] = {
     "in_edges": lambda pg: pg.in_edges(_ids(pg)),
     "predecessors": lambda pg: pg.predecessors(0),
     "another device": lambda pg: pg.to("meta"),
+    "another device of the reversed": lambda pg: dgl.reverse(pg).to("meta"),
+    "softmax over some edges": lambda pg: dgl.ops.edge_softmax(pg, pg.edata["w"][:2], _ids(pg)),
     "the ends of edges": lambda pg: pg.apply_edges(lambda edges: {"y": edges.edges()[0]}),
     "numbers of nodes in a batch": lambda pg: pg.batch_num_nodes(),
     "numbers of edges in a batch": lambda pg: pg.batch_num_edges(),

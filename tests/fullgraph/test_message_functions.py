@@ -249,6 +249,32 @@ def test_users_functions_where_a_rank_has_no_messages(ranks, of_last, kind):
     ranks.run(_functions_without_edges, of_last, kind)
 
 
+def _views_of_no_rows(of_last: str) -> None:
+    both = Both(*uneven(of_last))
+
+    def of_edges(edges):
+        products = torch.einsum("ij,ik->ijk", edges.src["x"], edges.dst["x"])
+        return {"m": products.view(len(edges), -1)}
+
+    def of_mailbox(nodes):
+        return {"out": torch.reshape(nodes.mailbox["m"].tanh().prod(1), (len(nodes), 3, -1))}
+
+    x = random_rows(both.g.num_nodes(), 3)
+    for graph, rows in ((both.g, x), (both.pg, both.own_nodes(x))):
+        graph.ndata["x"] = rows
+        graph.update_all(of_edges, of_mailbox)  # in nobody's scope
+    out = both.pg.ndata["out"]
+    assert out.shape[1:] == (3, 3)
+    same(out, both.own_nodes(both.g.ndata["out"]))
+    with pytest.raises(RuntimeError, match="ambiguous"):
+        x[:0].view(0, -1)
+
+
+@pytest.mark.parametrize("of_last", ["no nodes", "no edges"])
+def test_users_functions_may_have_a_size_found_where_there_are_no_rows(ranks, of_last):
+    ranks.run(_views_of_no_rows, of_last)
+
+
 def _no_chosen_edges() -> None:
     both = Both(homogeneous())
     given = {"x": random_rows(both.g.num_nodes(), 2)}

@@ -30,6 +30,16 @@ def _with_edges(model, graph, rows):
     return model(graph, rows["x"], rows["z"])
 
 
+def _of_default_dtype(model, graph, rows):
+    """For modules that make features of it, whatever they are given."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        return model(graph, rows["x"])
+    finally:
+        torch.set_default_dtype(before)
+
+
 def _types(graph) -> torch.Tensor:
     ids = graph.edata.get(dgl.EID, torch.arange(graph.num_edges()))
     return ids % 3
@@ -98,6 +108,15 @@ _MODULES: dict[str, tuple[Callable[[], torch.nn.Module], Callable[..., torch.Ten
     ),
     "NNConv": (lambda: nn.NNConv(5, 4, torch.nn.Linear(5, 20), "mean"), _with_edges),
     "CFConv": (lambda: nn.CFConv(5, 5, 4, 4), _with_edges),
+    "TWIRLSConv": (lambda: nn.TWIRLSConv(5, 4, 6, 3), _of_default_dtype),
+    "TWIRLSConv, attention": (
+        lambda: nn.TWIRLSConv(5, 4, 6, 3, attention=True, attn_bef=True, p=0.5, use_eta=True),
+        _of_default_dtype,
+    ),
+    "AtomicConv": (
+        lambda: nn.AtomicConv(*torch.tensor([[2.0, 1.5, 9.0], [0.5, 1.0, 1.5], [1.0, 0.5, 2.0]])),
+        lambda m, g, r: m(g, r["x"][:, :1], r["w"].unsqueeze(1)),
+    ),
     "HGTConv": (
         lambda: nn.HGTConv(5, 2, 2, 2, 3),
         lambda m, g, r: m(g, r["x"], _node_types(g), _types(g)),

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 
 import dgl
 import dgl.function as fn
+import pytest
 import torch
 from dgl import nn
 
@@ -68,6 +70,46 @@ def _all_relations(exchange: str) -> None:
 def test_all_relations_at_once(ranks):
     for exchange in ranks.exchanges:
         ranks.run(_all_relations, exchange)
+
+
+def _softmax_over_relations(exchange: str, num_marks: int, lift: float) -> None:
+    both = _BothHeterographs(heterogeneous(num_marks), exchange)
+
+    def run(graph, given, norm_by):
+        _with_rows(graph, given)
+        graph.apply_edges(fn.u_dot_v("h", "h", "score"))
+        scores = {
+            etype: graph.edges[etype].data["score"] + lift for etype in graph.canonical_etypes
+        }
+        for etype, shares in dgl.ops.edge_softmax(graph, scores, norm_by=norm_by).items():
+            graph.edges[etype].data["share"] = shares
+        graph.update_all(fn.u_mul_e("h", "share", "m"), fn.sum("m", "out"))
+        return _received(graph)
+
+    for norm_by in ("dst", "src"):
+        both.compare(partial(run, norm_by=norm_by), norm_by)
+
+
+@pytest.mark.parametrize(("num_marks", "lift"), [(15, 0.0), (1, -1e4)])
+def test_softmax_over_several_relations(ranks, num_marks, lift):
+    """Also far from 0, where ranks have no edges of one relation."""
+    for exchange in ranks.exchanges:
+        ranks.run(_softmax_over_relations, exchange, num_marks, lift)
+
+
+def _softmax_beside_no_edges() -> None:
+    g = heterogeneous(num_marks=0)
+    pg = dgl_mgpu.partition_graph(g)
+    scores = {etype: pg.edges[etype].data["w"] - 1e4 for etype in pg.canonical_etypes}
+    found = dgl.ops.edge_softmax(pg, scores)
+    for etype in pg.canonical_etypes:
+        if etype[2] == "user":  # the only relation with edges to users is normalised by itself
+            same(found[etype], dgl.ops.edge_softmax(pg[etype], scores[etype]), etype)
+
+
+def test_softmax_beside_a_relation_without_edges(ranks):
+    """Which DGL's C++ refuses."""
+    ranks.run(_softmax_beside_no_edges)
 
 
 def _highest_of_no_edges(exchange: str) -> None:

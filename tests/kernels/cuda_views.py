@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import TypeVar
 
 import torch
 
-from dgl_mgpu.ops.view import PAIRED, GraphView, RowView
-
-View = TypeVar("View", GraphView, RowView)
+from dgl_mgpu.ops.view import PAIRED
+from tests.ops.views import View
 
 
 def on_device(view: View, device: torch.device | str, host_segments: bool = False) -> View:

@@ -337,7 +337,12 @@ def test_what_is_no_row_is_picked_as_zeros_and_told(where, monkeypatch):
 
 def test_rows_are_picked_into_rows_like_them():
     rows, ids = table(5, 3), torch.tensor([1, 2])
-    for out in (rows.new_empty(2, 4), rows.new_empty(2, 3).double(), rows.new_empty(3, 2).t()):
+    for out in (
+        rows.new_empty(2, 4),
+        rows.new_empty(2, 3).double(),
+        rows.new_empty(3, 2).t(),
+        rows.new_empty(2, 3, device="meta"),
+    ):
         with pytest.raises(InvalidInputError, match="pick 2 rows"):
             pick_rows(rows, ids, out)
     for wrong in (ids.short(), ids.view(1, 2), [1, 2]):

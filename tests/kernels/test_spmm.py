@@ -87,18 +87,46 @@ def test_rows_that_begin_and_end_where_shares_do(product, degrees, reduce):
 @pytest.mark.parametrize(
     ("num_rows", "width", "expected"),
     [
-        (37, 3, (32, True)),
-        (37, 96, (16, True)),  # 37 rows of 256 B are less than 3/4 of 16 KiB, of 384 B more
-        (37, 100, (32, False)),  # rows do not begin at lines
-        (95, 512, (8, True)),
-        (97, 512, (32, False)),  # not even 8 lanes' columns fit
-        (0, 512, (32, False)),
-        (None, None, (32, False)),
+        (37, 3, (512, True, 12)),
+        (37, 96, (256, True, 384)),  # 37 rows of 256 B are less than 3/4 of 16 KiB, of 384 B more
+        (37, 100, (256, True, 512)),  # rows do not begin at lines: a copy is to
+        (63, 100, (512, False, 400)),  # too few entries for it
+        (95, 512, (128, True, 2048)),
+        (97, 512, (512, False, 2048)),  # not even a line of each fits
+        (0, 512, (512, False, 0)),
+        (None, None, (512, False, 0)),
     ],
 )
 def test_columns_are_as_many_as_stay_in_the_cache(emulated, num_rows, width, expected):
     rows = None if num_rows is None else torch.empty(num_rows, width)
-    assert layout.lanes_in_cache(rows) == expected
+    assert layout.columns_in_cache(rows, 500) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (torch.float32, (70,)),
+        (torch.float32, (71,)),
+        (torch.float32, (7, 10)),
+        (torch.float64, (33,)),
+        (torch.bfloat16, (131,)),
+    ],
+)
+@pytest.mark.parametrize(("op", "reduce"), [("copy_lhs", "sum"), ("mul", "max")])
+def test_rows_that_begin_anywhere_in_a_line(product, dtype, shape, op, reduce, monkeypatch):
+    copied = []
+    original = layout.at_lines
+    monkeypatch.setattr(
+        cuda, "at_lines", lambda *rows: copied.append(original(*rows)) or copied[-1]
+    )
+    monkeypatch.setattr(cuda.device.driver, "cache_bytes", lambda _: 1 << 13)
+    degrees = np.random.default_rng(3).integers(0, 30, 80)
+    indptr, indices, eids = graph(degrees.tolist())
+    u, e = rows_for(len(indices), shape, (1,), dtype, whole=reduce == "max")
+    check(product, indptr, indices, eids, u, e, op, reduce)
+    assert copied
+    for rows in copied:
+        assert rows.stride(0) * rows.element_size() % 128 == 0
 
 
 def test_room_for_parts_is_bounded(emulated):

@@ -12,7 +12,7 @@ from dgl_mgpu.ops import EdgeTimes, SampleKey, sample_blocks, sample_etype_block
 from tests.ops import reference
 from tests.ops.etype_graphs import BUYS, ETYPES, FOLLOWS, GRAPHS, ITEMS, USERS, hetero_case
 from tests.ops.test_sample_weighted import random_times
-from tests.ops.views import LAYOUTS, power_law_graph, row_view
+from tests.ops.views import LAYOUTS, elsewhere, power_law_graph, row_view
 
 KEY = SampleKey(seed=3, epoch=1, batch=4, hop=2)
 
@@ -178,16 +178,20 @@ def test_bad_arguments():
     with pytest.raises(InvalidInputError, match=f"{ITEMS}|{USERS} nodes of type"):
         sample_etype_blocks(other, seeds, [2], KEY)
     narrow = views | {BUYS: GRAPHS[BUYS].view(LAYOUTS["single"], torch.int32)}
-    with pytest.raises(InvalidInputError, match="same id type"):
-        sample_etype_blocks(narrow, seeds, [2], KEY)
+    apart = views | {BUYS: elsewhere(GRAPHS[BUYS].view())}
+    for mixed in (narrow, apart):
+        with pytest.raises(InvalidInputError, match="same id type and device"):
+            sample_etype_blocks(mixed, seeds, [2], KEY)
 
 
 @pytest.mark.parametrize("case", ["uniform", "timed"])
-@pytest.mark.parametrize("bad", [-1, ITEMS, 2**32])
-def test_a_seed_that_is_no_node(case, bad):
+@pytest.mark.parametrize(
+    ("bad", "told"), [(-7, -7), (ITEMS, ITEMS), (ITEMS + 7, ITEMS + 7), (2**32, 2**31 - 1)]
+)
+def test_a_seed_that_is_no_node(case, bad, told):
     views, seeds, options = hetero_case(case, torch.int32)
     seeds["item"] = torch.tensor([3, bad, 4])
-    with pytest.raises(IdOutOfRangeError, match=r"id \S+ at place 1"):
+    with pytest.raises(IdOutOfRangeError, match=f"id {told} at place 1"):
         sample_etype_blocks(views, seeds, [2, 2], KEY, **options)
 
 

@@ -178,6 +178,7 @@ def test_out_is_filled_and_returned():
         torch.empty(20, 3, dtype=torch.float64),
         torch.empty(3, 20).T,
         torch.empty(20, 4),
+        torch.empty(20, 3, device="meta"),
     ],
 )
 def test_wrong_out(out):

@@ -12,11 +12,17 @@ import torch
 from scipy import stats
 
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
-from dgl_mgpu.ops import SampleKey, check_weights, sample_etype_neighbors, sample_neighbors
+from dgl_mgpu.ops import (
+    SampleKey,
+    check_weights,
+    sample_blocks,
+    sample_etype_neighbors,
+    sample_neighbors,
+)
 from dgl_mgpu.ops.sample_weighted import EdgeTimes
 from tests.ops import reference
 from tests.ops.test_sample import FALSE_ALARM, GRAPHS, KEY, batches, regular, same
-from tests.ops.views import LAYOUTS, Graph, power_law_graph, row_view
+from tests.ops.views import LAYOUTS, Graph, elsewhere, power_law_graph, row_view
 
 DTYPES = [torch.float32, torch.float64, torch.bool, torch.uint8]
 TIME_DTYPES = [torch.int32, torch.int64, torch.float32, torch.float64]
@@ -189,6 +195,19 @@ def test_weights_that_do_not_fit(weights):
         sample_neighbors(view, torch.arange(3), 2, KEY, weights=row_view(weights))
     with pytest.raises(InvalidInputError, match="weight"):
         check_weights(view, row_view(weights))
+
+
+def test_weights_and_times_on_another_device():
+    view, seeds = GRAPHS["power law"].view(), torch.arange(3)
+    weights, times = (elsewhere(row_view(torch.ones(3000))) for _ in range(2))
+    for sample in (
+        lambda: sample_neighbors(view, seeds, 2, KEY, weights=weights),
+        lambda: sample_neighbors(view, seeds, 2, KEY, times=EdgeTimes(times, torch.ones(3))),
+        lambda: sample_blocks(view, seeds, [2, 2], KEY, weights=weights),
+        lambda: check_weights(view, weights),
+    ):
+        with pytest.raises(InvalidInputError, match="a table on 'meta' for a graph on 'cpu'"):
+            sample()
 
 
 @pytest.mark.parametrize("replace", [False, True])

@@ -18,7 +18,7 @@ from dgl_mgpu.ops import (
     scatter_rows,
     update_rows,
 )
-from tests.ops.views import LAYOUTS, row_view
+from tests.ops.views import LAYOUTS, elsewhere, row_view
 
 ROWS, WIDTH = 103, 7
 RULES = ["sgd", "adagrad", "adam"]
@@ -196,6 +196,8 @@ def test_shares_and_states_that_do_not_fit():
     ):
         with pytest.raises(InvalidInputError, match=message):
             AlignedTables.of([view, row_view(other, LAYOUTS["three tiers"])])
+    with pytest.raises(InvalidInputError, match="state 1 on 'meta'"):
+        AlignedTables.of([view, elsewhere(view)])
 
 
 def test_a_table_with_rows_on_disk():

@@ -11,7 +11,7 @@ from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import SampleKey, pinsage_neighbors, random_walk
 from tests.ops import reference
 from tests.ops.test_sample import FALSE_ALARM, GRAPHS, KEY, regular, same
-from tests.ops.views import LAYOUTS, Graph, power_law_graph
+from tests.ops.views import LAYOUTS, Graph, elsewhere, power_law_graph
 
 TO_ITEMS = Graph.of_lists([[3, 1, 4], [0, 2], [], [1, 1, 1], [4]], num_cols=6)
 TO_USERS = Graph.of_lists([[0, 1], [2, 3, 4], [], [0], [4, 3], []], num_cols=5)
@@ -204,7 +204,12 @@ def test_bad_arguments():
     for edges in (torch.empty(3, 3), torch.empty(3, 2, dtype=torch.int64)):
         with pytest.raises(InvalidInputError, match=r"shape \(3, 3\)"):
             random_walk(view, starts, 3, KEY, edges=edges)
-    for path in ([], [TO_ITEMS.view()], [TO_ITEMS.view(), TO_USERS.view(idtype=torch.int32)]):
+    for path in (
+        [],
+        [TO_ITEMS.view()],
+        [TO_ITEMS.view(), TO_USERS.view(idtype=torch.int32)],
+        [TO_ITEMS.view(), elsewhere(TO_USERS.view())],
+    ):
         with pytest.raises(InvalidInputError, match="pass"):
             random_walk(path, starts, 3, KEY)
 

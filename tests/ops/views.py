@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import TypeVar
 
 import numpy as np
 import torch
 
 from dgl_mgpu.ops.view import EIDS, PAIRED, GraphView, RowView
+
+View = TypeVar("View", GraphView, RowView)
 
 #: A layout: the tiers' (rows, parts).  The last tier takes whatever rows remain.
 Layout = Sequence[tuple[int, int]]
@@ -69,6 +73,11 @@ def row_view(
         position=_position(order, shuffle),
         owner=segments,
     )
+
+
+def elsewhere(view: View) -> View:
+    """A view that says it is on another device than the CPU."""
+    return replace(view, tiers=view.tiers.to("meta"))
 
 
 class Graph:

@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 
-from dgl_mgpu.pipeline import Ahead, ahead, lane_of
+from dgl_mgpu.pipeline import Ahead, Pace, ahead, lane_of
 from tests.pipeline.lanes import HostLane
 
 CPU = torch.device("cpu")
@@ -217,66 +217,79 @@ def test_the_host_waits_for_the_model_of_two_batches_ago(depth):
             assert ("makes ahead", batch.number + depth) in lane.log[waits:]
 
 
+def windows(*first_and_last):
+    return [n for first, last in first_and_last for n in range(first, last + 1)]
+
+
 @pytest.mark.parametrize("depth", [1, 3])
-def test_an_idle_gpu_waits_for_the_batch_asked_for_alone(depth):
+def test_an_idle_gpu_has_batches_made_when_they_are_asked_for_if_that_is_faster(depth):
     lane = HostLane()
-    _, batches = over(lane, depth, count=60)
     lane.is_idle = True
-    assert [next(batches).number for _ in range(47)] == list(range(47))
-    # Three on the lane: one that was not begun, one that is measured, and the one begun by then. It
-    # is looked again after 1, 2, 4, 8 and 16 batches.
-    looks = *range(1, 4), *range(5, 8), *range(10, 13), *range(17, 20), *range(28, 31)
-    assert made(lane.log, "ahead") == [*looks]
-    lane.is_idle = False
-    assert [batch.number for batch in batches] == list(range(47, 60))
-    assert made(lane.log, "ahead")[15:] == list(range(47, 60))
+    _, batches = over(lane, depth, count=100)
+    assert [batch.number for batch in batches] == list(range(100))
+    # Windows of 8: one ahead, one at rest, and one more of these as they are faster. Ahead is tried
+    # again after 1, 2 and 4 of them. What is begun or made by then is handed out first.
+    more = depth
+    assert made(lane.log, "ahead") == windows(
+        (1, 8 + more), (25, 32 + more), (49, 56 + more), (89, min(96 + more, 99))
+    )
 
 
-def test_an_idle_gpu_has_batches_made_on_the_lane_if_that_is_faster(clock):
+@pytest.mark.parametrize("is_busy_later", [False, True])
+def test_an_idle_gpu_has_batches_made_ahead_if_that_is_faster(clock, is_busy_later):
     lane = HostLane()
     lane.is_idle = True
     clock.seconds["here"] = 3.0
-    _, batches = over(lane, count=80)
-    assert [next(batches).number for _ in range(40)] == list(range(40))
-    # Tried after the first that was measured and the one begun by then, and again after 16 more.
-    assert made(lane.log, "here") == [0, 4, 23]
-    clock.seconds["here"] = 0.1
-    list(batches)
-    later = made(lane.log, "here")[3:]
-    assert later[:4] == [42, 46, 50, 51] and len(later) > 15
+    _, batches = over(lane, count=100)
+    for batch in batches:
+        lane.is_idle = not (is_busy_later and batch.number >= 20)
+    # Where the script is in a second window, and then after 2, 4 and 8 windows: of a GPU that has
+    # work left nothing else is tried.
+    expected = windows((0, 0), (10, 16), (34, 40), (74, 80))
+    assert made(lane.log, "here") == (expected[:8] if is_busy_later else expected)
+
+
+def test_what_counts_is_the_time_from_one_batch_to_the_next(clock):
+    lane = HostLane()
+    lane.is_idle = True
+    _, batches = over(lane, count=60)
+    for batch in batches:
+        if batch.number in made(lane.log, "here"):
+            clock.now += 2.0  # what is read then is waited for
+    assert made(lane.log, "here") == windows((0, 0), (10, 16), (34, 40))
+
+
+def test_what_passes_have_shown_is_known_to_the_next_but_not_the_time_between_them(clock):
+    lane, pace = HostLane(), Pace()
+    lane.is_idle = True
+    for count, expected in ((12, (1, 9)), (8, (0, -1)), (16, (7, 15))):
+        lane.log.clear()
+        list(Ahead(Numbers(lane, count), lane, 1, pace))
+        clock.now += 1000.0
+        assert made(lane.log, "ahead") == windows(expected)
 
 
 def test_the_lane_follows_the_script_when_it_is_used_again():
     lane = HostLane()
     lane.is_idle = True
-    list(over(lane, count=11)[1])
+    list(over(lane, count=60)[1])
     order = [(what, of if what.startswith("makes") else None) for what, of in lane.log]
-    for looked in (5, 10):
+    for looked in (25, 49):
         before = order.index(("makes here", looked - 1))
         assert ("follows", None) in order[before : order.index(("makes ahead", looked))]
-
-
-def test_what_is_made_ahead_is_handed_out_before_the_lane_rests():
-    lane = HostLane()
-    _, batches = over(lane, 3, count=12)
-    next(batches), next(batches)
-    assert made(lane.log, "ahead") == [1, 2, 3, 4]
-    lane.is_idle = True
-    assert [batch.number for batch in batches] == list(range(2, 12))
-    assert made(lane.log, "here")[:2] == [0, 7]  # one was begun by then
 
 
 def test_a_batch_that_is_made_at_rest_may_fail_and_be_stale():
     lane = HostLane()
     lane.is_idle = True
-    source, batches = over(lane, count=7, fails={4: [ValueError("told once")]})
-    found = [next(batches) for _ in range(4)]
+    source, batches = over(lane, count=14, fails={11: [ValueError("told once")]})
+    found = [next(batches) for _ in range(11)]
     with pytest.raises(ValueError, match="told once"):
         next(batches)
     source.version = 1
     found += batches
-    assert [b.seeds for b in found] == [(100 + n, int(n > 4)) for n in (0, 1, 2, 3, 5, 6)]
-    assert made(lane.log, "ahead") == [1, 2, 3]
+    assert [b.seeds for b in found] == [(100 + n, int(n > 11)) for n in range(14) if n != 11]
+    assert made(lane.log, "ahead") == list(range(1, 10))
 
 
 @pytest.mark.parametrize("depth", [1, 2])

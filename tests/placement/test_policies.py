@@ -9,7 +9,7 @@ from dgl_mgpu.errors import UnreachableError
 from dgl_mgpu.placement import TableSpec, solve
 from dgl_mgpu.placement.policies import clique_pattern, cliques
 from dgl_mgpu.placement.xgnn import xgnn_pattern
-from dgl_mgpu.topology import preset
+from dgl_mgpu.topology import Topology, preset
 
 from .oracle import connected_graphs, machine
 
@@ -54,6 +54,14 @@ def test_cliques_are_those_of_section_6_6(name, sizes):
     assert sorted(gpu for group in groups for gpu in group) == list(range(topology.num_gpus))
     for group in groups:
         assert (topology.link_bandwidth[np.ix_(group, group)] > 0).all()
+
+
+@pytest.mark.parametrize("blind", [0, 1])
+def test_what_is_read_one_way_only_makes_no_clique(blind):
+    links = np.full((2, 2), 50.0)
+    links[blind, 1 - blind] = 0.0
+    topology = Topology("one way", links, np.full(2, 10**9), np.full(2, 10.0), 10**9)
+    assert cliques(topology) == [(0,), (1,)]
 
 
 def test_each_clique_holds_all_parts_and_reads_none_outside():

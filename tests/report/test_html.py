@@ -4,7 +4,7 @@ import base64
 import io
 import json
 import math
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from html.parser import HTMLParser
 
 import numpy as np
@@ -230,6 +230,22 @@ def test_stages_that_changed_when_a_run_was_resumed(tmp_path, make_report):
     console.print(summary_table(reports))
     text = console.export_text()
     assert "feature gathering (median)" in text and "backward (median)" in text
+
+
+def test_what_other_stages_include_is_not_added_to_them(tmp_path, make_report):
+    alone = StageSeconds(forward=2.0, backward=4.0, evaluate=0.0, total=8.0)
+    of_ranks = replace(alone, exchange=3.0, waiting=1.0)
+    pages = [
+        _write(tmp_path / f"{number}", [make_report(1, seconds=seconds, tiers=())])
+        for number, seconds in enumerate((alone, of_ranks))
+    ]
+    head = next(rows[0] for rows in pages[1].tables if rows[0][:2] == ["epoch", "loss"])
+    assert head[6:-1] == ["forward", "backward", "exchange", "waiting", "evaluate", "total"]
+    assert pages[1].table("epoch")[0][6:10] == ["2.00 s", "4.00 s", "3.00 s", "1.00 s"]
+    assert [row[3] for row in pages[1].table("stage")] == ["25.0%", "50.0%", "37.5%", "12.5%"]
+    # A bar each in the table of stages; neither in the legend nor in the epoch's bar.
+    assert pages[1].tags.count("span") == pages[0].tags.count("span") + 2
+    assert ["exchange of rows" in page.text for page in pages] == [False, True]
 
 
 def test_a_run_without_a_whole_epoch(tmp_path):

@@ -40,6 +40,16 @@ def test_stages_of_several_ranks_are_said_to_be_means(make_report):
     assert lines[1].startswith("  12.0 s; mean of 4 ranks: sample 1.00 s, gather 2.00 s")
 
 
+def test_what_other_stages_include_has_a_line_of_its_own(make_report):
+    seconds = StageSeconds(
+        forward=1.0, backward=2.0, exchange=1.5, waiting=0.25, update=0.5, evaluate=0.0, total=4.0
+    )
+    assert epoch_lines(make_report(1, seconds=seconds, tiers=()), 1)[1:] == [
+        "  4.00 s: forward 1.00 s, backward 2.00 s, update 500 ms, eval 0.00 s",
+        "  of which exchange 1.50 s, waiting 250 ms",
+    ]
+
+
 def test_without_evaluation_no_accuracy_is_invented(make_report):
     head = epoch_lines(make_report(1, valid_accuracy=None, test_accuracy=None), 1)[0]
     assert head == "epoch 1/1  loss 2.0000  train 50.0%  125 seeds/s"

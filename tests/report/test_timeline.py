@@ -160,13 +160,14 @@ def test_a_stage_around_others_leaves_its_room_to_their_names(tmp_path, monkeypa
     assert sorted(drawn) == ["forward", "gather", "sample"]
 
 
-def test_every_stage_of_a_colour_is_in_the_legend(tmp_path, monkeypatch):
-    shown = []
-    monkeypatch.setattr(Figure, "legend", lambda self, handles, **options: shown.extend(handles))
-    stages = Span("load", 0.0, 0.5), Span("sample", 0.1, 0.4), Span("look up", 0.6, 0.7)
-    trace = Trace(steps=(Span("ProfilerStep#1", 0.0, 1.0),), stages=stages, work=(), waits=())
+def test_stages_without_a_colour_of_their_own_share_a_word(tmp_path, monkeypatch):
+    legends = []
+    monkeypatch.setattr(Figure, "legend", lambda self, handles, **options: legends.append(handles))
+    inner = (Span("exchange", 0.1, 0.4), Span("waiting", 0.4, 0.5))
+    window = Span("ProfilerStep#1", 0.0, 1.0)
+    trace = Trace(steps=(window,), stages=(Span("forward", 0.0, 1.0), *inner), work=(), waits=())
     draw_step(trace, tmp_path / "step.png")
-    assert {handle.get_label() for handle in shown} == {"load, look up", "sample"}
+    assert [each.get_label() for each in legends[0]] == ["forward", "exchange, waiting"]
 
 
 def test_another_step_is_another_picture(tmp_path, gpu_trace):

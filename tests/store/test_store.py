@@ -16,6 +16,8 @@ from dgl_mgpu.errors import InvalidInputError, RankFailedError, SharedMemoryErro
 from dgl_mgpu.ops import SampleKey, gather_rows, sample_neighbors
 from dgl_mgpu.placement import order_by_hotness
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, TopologySource, build
+from dgl_mgpu.store import format as format_module
+from dgl_mgpu.store.format import CSCWriter, EdgeIds
 from dgl_mgpu.store.segment import SHARED_MEMORY
 from dgl_mgpu.training.launch import launch
 from tests.store.layouts import four_tiers, partitioned, plan_of, single
@@ -68,6 +70,35 @@ def assert_equal_to_sources(store, blueprint: Blueprint) -> None:
 def test_every_tier_returns_the_source_rows(tmp_path, idtype):
     blueprint = make_blueprint(1, four_tiers(ROWS, 1), tmp_path, idtype)
     assert_equal_to_sources(build(blueprint, Ranks()), blueprint)
+
+
+class _Written:
+    """A segment that knows how much was written at a time."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.bytes = np.full(nbytes, 0xA5, np.uint8)
+        self.most = 0
+
+    def write(self, offset: int, data: np.ndarray) -> None:
+        self.bytes[offset : offset + data.nbytes] = data.reshape(-1).view(np.uint8)
+        self.most = max(self.most, data.nbytes)
+
+
+@pytest.mark.parametrize("edge_ids", EdgeIds)
+def test_of_a_hub_no_more_is_copied_at_a_time_than_of_others(monkeypatch, edge_ids):
+    degrees = np.array([3, 0, 5000, 1, 257, 256, 0])
+    indptr = np.concatenate([[0], np.cumsum(degrees)])
+    source = TopologySource(
+        indptr, np.arange(indptr[-1]) % 7, np.arange(indptr[-1])[::-1], 7, torch.int64
+    )
+    writer = CSCWriter(source, np.array([2, 4, 0, 6, 5, 1, 3]), edge_ids)
+    written = []
+    for chunk in (1 << 20, 8 * 256):
+        monkeypatch.setattr(format_module, "_CHUNK_BYTES", chunk)
+        written.append(_Written(writer.nbytes(range(7))))
+        writer.fill(written[-1], range(7))
+    assert np.array_equal(written[0].bytes, written[1].bytes)
+    assert written[0].most > written[1].most == 8 * 256
 
 
 def test_ids_need_no_map_where_rows_lie_in_one_tier(tmp_path):

@@ -229,6 +229,16 @@ def test_it_learns_with_dropout():
     torch.testing.assert_close(model(g, rows), model(g, torch.cat([rows[t] for t in g.ntypes])))
 
 
+def test_second_derivatives_are_refused():
+    g = random_graph()
+    model = RGAT(g.ntypes, g.canonical_etypes, "paper", WIDTH, CLASSES, HIDDEN, 2, HEADS).double()
+    rows = {ntype: each.requires_grad_() for ntype, each in features().items()}
+    (first,) = torch.autograd.grad(model(g, rows).sum(), rows["paper"], create_graph=True)
+    for wanted in (rows["paper"], model.linear.weight):
+        with pytest.raises(InvalidInputError, match="differentiate R-GAT twice"):
+            torch.autograd.grad(first.sum(), wanted)
+
+
 def test_invalid_inputs():
     g = random_graph()
     with pytest.raises(InvalidInputError, match="leads to author"):

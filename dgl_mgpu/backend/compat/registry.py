@@ -484,6 +484,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "on a GPU DGL makes it of four operators; here it is one",
     ),
     Replacement(
+        "dgl.backend.pytorch.sparse:edge_softmax_hetero",
+        "message_passing:edge_softmax_hetero",
+        (DGL,),
+        "a softmax over several relations of a partitioned graph is a matter of all ranks, too",
+    ),
+    Replacement(
         "dgl.transforms.to_block:to_block",
         "to_block:to_block",
         (DGL,),
@@ -547,12 +553,33 @@ REPLACEMENTS: tuple[Replacement, ...] = (
     ),
     *(
         Replacement(
+            f"dgl.transforms.functional:{name}",
+            f"transforms:{name}",
+            (DGL,),
+            "a part of a graph has no edges that have numbers at both ends, but loops it has",
+        )
+        for name in ("remove_self_loop", "add_self_loop", "add_edges")
+    ),
+    Replacement(
+        "dgl.transforms.functional:reverse",
+        "transforms:reverse",
+        (DGL,),
+        "makes a DGLGraph of a part of a graph, which then does not know whose nodes are where",
+    ),
+    *(
+        Replacement(
             f"dgl.data.{module}:F",
             "files:backend_for_files",
             (DGL,),
             "writes DGL's arrays to files, which tensors on a GPU are not",
         )
         for module in ("heterograph_serialize", "tensor_serialize")
+    ),
+    Replacement(
+        "dgl.data.graph_serialize:save_graphs",
+        "files:save_graphs",
+        (DGL,),
+        "says of a part of a graph that it is no graph",
     ),
     Replacement(
         "dgl.partition:partition_graph_with_halo",

@@ -121,6 +121,17 @@ def edge_softmax(index: TensorIndex, logits: torch.Tensor, eids: Any, norm_by: s
         return EdgeSoftmax.apply(index.reverse() if norm_by == "src" else index, logits)
 
 
+def edge_softmax_hetero(
+    index: SpreadIndex, eids: Any, norm_by: str, *logits: torch.Tensor
+) -> tuple[torch.Tensor, ...]:
+    """``edge_softmax_hetero`` of DGL's backend, of several relations."""
+    if not is_all(eids):
+        index.edge_subgraph([eids], True)  # which a part refuses
+    logits = _cast_if_autocast_enabled(*logits)
+    with _disable_autocast_if_enabled():
+        return index.edge_softmax_over_relations(logits, norm_by)
+
+
 def is_direct(op: str, *operands: Features) -> bool:
     """Whether the operator itself is what DGL's autograd function of it would return."""
     return (

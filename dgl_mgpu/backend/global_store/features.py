@@ -7,7 +7,12 @@ from dataclasses import replace
 
 from dgl_mgpu.backend.global_store.edges import EdgeQueries
 from dgl_mgpu.backend.global_store.storage import TableStorage, Traffic
-from dgl_mgpu.backend.global_store.tables import CanonicalEtype, edge_table, node_table
+from dgl_mgpu.backend.global_store.tables import (
+    CanonicalEtype,
+    edge_table,
+    feature_of,
+    node_table,
+)
 from dgl_mgpu.errors import InvalidInputError, nearest
 from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
@@ -45,7 +50,7 @@ class Features(EdgeQueries):
 
     def has_feature(self, key: object) -> bool:
         """Whether nodes or edges of some type have a feature of this name."""
-        return any(name.rpartition("/")[2] == key for name in self._store.tables)
+        return any(feature_of(name) == key for name in self._store.tables)
 
     def check_weights(self, prob: str) -> None:
         """Check edge feature ``prob`` of the whole graph as sampling weights, once.
@@ -71,7 +76,7 @@ class Features(EdgeQueries):
     def _storage(self, key: str, name: str, of: str) -> TableStorage:
         table: Table | None = self._store.tables.get(name)
         if table is None:
-            prefix = name.rpartition("/")[0] + "/"
+            prefix = name.removesuffix(key)
             there = [n.removeprefix(prefix) for n in self._store.tables if n.startswith(prefix)]
             raise InvalidInputError(
                 f"find feature '{key}' of {name.partition('/')[0]}s of type '{of}'",

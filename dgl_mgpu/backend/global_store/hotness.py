@@ -117,14 +117,14 @@ def _count_input_nodes(
     counts = {
         ntype: torch.zeros(num, dtype=torch.int64, device=where) for ntype, num in num_nodes.items()
     }
-    by_type = dict(seeds) if isinstance(seeds, Mapping) else {graph.ntypes[0]: seeds}
-    for ntype, ids in by_type.items():
+    by_type = seeds if isinstance(seeds, Mapping) else {graph.ntypes[0]: seeds}
+    for ntype, ids in graph._named(by_type).items():
         key = [seed, graph.ntypes.index(ntype)]
         random = np.random.Generator(np.random.Philox(key=key))
         for number in range(_BATCHES):
             graph.set_epoch(_FIRST_EPOCH + number)
             chosen = torch.from_numpy(random.choice(len(ids), min(batch_size, len(ids)), False))
-            read = graph.input_nodes({ntype: ids[chosen].to(graph.idtype)}, fanouts)
+            read = graph.input_nodes({ntype: ids[chosen]}, fanouts)
             for other, nodes in read.items():
                 add_accesses(counts[other], nodes)
     return {ntype: each.cpu().numpy() for ntype, each in counts.items()}

@@ -21,14 +21,10 @@ from dgl_mgpu.backend.global_store.content import (
     with_learned_rows,
 )
 from dgl_mgpu.backend.global_store.embedding.layer import StoreEmbedding
-from dgl_mgpu.backend.global_store.embedding.tables import (
-    STATES,
-    state_table,
-    unfolded,
-)
+from dgl_mgpu.backend.global_store.embedding.tables import STATES, unfolded
 from dgl_mgpu.backend.global_store.graph import GRAPH_NAMES, StoreGraph
 from dgl_mgpu.backend.global_store.hotness import degree_hotness, presample_hotness
-from dgl_mgpu.backend.global_store.tables import Nodes, node_table
+from dgl_mgpu.backend.global_store.tables import Nodes, node_table, state_table
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreError, nearest
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
@@ -206,8 +202,7 @@ class GlobalStore:
         """
         tables = {
             table: ntype
-            # Of types whose names begin alike, the longest is the table's.
-            for ntype in sorted(self.graph.ntypes, key=len)
+            for ntype in self.graph.ntypes
             for name, table in self._store.tables.items()
             if name.startswith(node_table(ntype, ""))
         }

@@ -12,6 +12,7 @@ import copy
 import os
 from collections.abc import Callable, Iterator
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from dgl.dataloading.base import (
     BlockSampler,
@@ -34,11 +35,13 @@ from dgl_mgpu.backend.sampling.begun import (
 )
 from dgl_mgpu.backend.sampling.loader_batches import Batches, Places, other_storages
 from dgl_mgpu.backend.sampling.repeatable import PURE_DATASETS, is_pure, says_so
-from dgl_mgpu.pipeline import Ahead, lane_of
+from dgl_mgpu.pipeline import Ahead, Pace, lane_of
 
 #: Mini-batches that are made ahead.  One is made while the model works on the one before, which is
 #: all the time there is in a step; each more would only take memory.
 DEPTH = 1
+#: What passes over a loader have shown, for the next ones.
+_paces: WeakKeyDictionary[Any, Pace] = WeakKeyDictionary()
 
 
 def serve_dataloading() -> None:
@@ -106,7 +109,7 @@ def _iterate(loader: Any, dgls: Callable[[Any], Any], places: Places | None = No
     lane = lane_of(loader.device) if _may_look_ahead(loader) else None
     if lane is not None and lane.is_full:
         lane = None
-    return Ahead(Batches(loader, dgls, places), lane, DEPTH)
+    return Ahead(Batches(loader, dgls, places), lane, DEPTH, _paces.setdefault(loader, Pace()))
 
 
 def _begin_pass(loader: Any) -> None:

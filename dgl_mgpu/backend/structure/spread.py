@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NoReturn
 
 import torch
 from dgl import DGLGraph
-from dgl.base import is_all
+from dgl.base import EID, is_all
 from dgl.frame import Frame
 from dgl.udf import EdgeBatch, NodeBatch
+from torch.overrides import TorchFunctionMode
 
 from dgl_mgpu.backend.structure.index import TensorIndex
 from dgl_mgpu.errors import UnsupportedByPartitionError
@@ -26,6 +29,10 @@ class SpreadIndex(TensorIndex):
     """
 
     @abstractmethod
+    def refuse_to_be_kept(self) -> NoReturn:
+        """Raise for whoever copies it, or writes it to a file."""
+
+    @abstractmethod
     def gspmm(self, op: str, reduce: str, lhs: Any, rhs: Any) -> Any:
         """As ``dgl.ops.gspmm``, for one relation, or all with a list of operands a type."""
 
@@ -36,6 +43,27 @@ class SpreadIndex(TensorIndex):
     @abstractmethod
     def edge_softmax(self, scores: torch.Tensor, norm_by: str) -> torch.Tensor:
         """As ``dgl.ops.edge_softmax`` over all edges of one relation."""
+
+    @abstractmethod
+    def edge_softmax_over_relations(
+        self, scores: Sequence[torch.Tensor], norm_by: str
+    ) -> tuple[torch.Tensor, ...]:
+        """As ``dgl.ops.edge_softmax`` over all edges of all relations."""
+
+    @abstractmethod
+    def edge_ids(self, etype: int) -> torch.Tensor:
+        """Of a relation's edges, in the whole graph."""
+
+    @abstractmethod
+    def without_loops(self, etype: int) -> tuple[SpreadIndex, torch.Tensor]:
+        """The graph without a relation's loops, and what each of its edges was."""
+
+    @abstractmethod
+    def with_loops(self, etype: int) -> tuple[SpreadIndex, torch.Tensor]:
+        """The graph with a loop more at each node, and what each of a relation's edges was.
+
+        Loops are numbered behind all others of this process's edges.
+        """
 
     @abstractmethod
     def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
@@ -98,6 +126,28 @@ class SpreadIndex(TensorIndex):
         return raised / self.readout(raised, "sum")
 
 
+class _WidthsOfNone(TorchFunctionMode):
+    """Views of no rows, of which one size is left to be found (-1), have rows of the same width.
+
+    Of no elements torch finds no size, and refuses on one rank what it does on the others.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.view, torch.Tensor.reshape, torch.reshape) and not kwargs:
+            rows, *sizes = args
+            sizes = sizes[0] if isinstance(sizes[0], Sequence) else sizes
+            if -1 in sizes[1:] and sizes[0] == 0 and rows.dim() and not len(rows):
+                known = math.prod(size for size in sizes[1:] if size != -1)
+                found = math.prod(rows.shape[1:]) // max(known, 1)
+                args = rows, [found if size == -1 else size for size in sizes]
+        return func(*args, **(kwargs or {}))
+
+
+def widths_of_none(counts: Iterable[int]) -> contextlib.AbstractContextManager:
+    """For what works on so many rows: where there are none, views of them are as elsewhere."""
+    return contextlib.nullcontext() if all(counts) else _WidthsOfNone()
+
+
 class _Columns(Mapping):
     """What nodes have, as the edges' ends: fetched when a user's function asks for it."""
 
@@ -126,8 +176,17 @@ class _SpreadEdges(EdgeBatch):
         )
 
 
-def edge_batch(graph: DGLGraph, eid: Any, etype: Any, orig_eid: Any) -> EdgeBatch:
-    """What a user's function gets of edges, those of ``eid`` or all; see ``dgl.udf``."""
+def of_edges(
+    graph: DGLGraph, function: Callable[[EdgeBatch], Any], eid: Any, etype: Any, orig_eid: Any
+) -> Any:
+    """What a user's function makes of edges, those of ``eid`` or all."""
+    batch = _edge_batch(graph, eid, etype, orig_eid)
+    with widths_of_none([len(batch)]):
+        return function(batch)
+
+
+def _edge_batch(graph: DGLGraph, eid: Any, etype: Any, orig_eid: Any) -> EdgeBatch:
+    """What a user's function gets of edges; see ``dgl.udf``."""
     number = graph.get_etype_id(etype)
     src, dst = graph._graph.metagraph.find_edge(number)
     index = graph._graph.get_relation_graph(number)
@@ -149,6 +208,34 @@ def edge_batch(graph: DGLGraph, eid: Any, etype: Any, orig_eid: Any) -> EdgeBatc
         edges,
         _Columns(graph._node_frames[dst], of(index.of_destinations)),
     )
+
+
+def without_loops(graph: DGLGraph, etype: Any) -> DGLGraph:
+    """``dgl.remove_self_loop``."""
+    number = graph.get_etype_id(etype)
+    index, kept = graph._graph.without_loops(number)
+    return _with_edges(graph, index, number, graph._edge_frames[number].subframe(kept))
+
+
+def with_loops(graph: DGLGraph, data: Mapping[str, torch.Tensor], etype: Any) -> DGLGraph:
+    """The graph with a loop more at each node, and features of these."""
+    number = graph.get_etype_id(etype)
+    index, order = graph._graph.with_loops(number)
+    frame = graph._edge_frames[number].clone()
+    if data:
+        frame.append(data)
+    else:
+        frame.add_rows(len(order) - frame.num_rows)
+    return _with_edges(graph, index, number, frame.subframe(order))
+
+
+def _with_edges(graph: DGLGraph, index: SpreadIndex, number: int, edges: Frame) -> DGLGraph:
+    """A graph of which one relation has other edges."""
+    found = graph.local_var()
+    edges.update_column(EID, index.edge_ids(number))
+    found._graph = index
+    found._edge_frames[number] = edges
+    return found
 
 
 def reduced(
@@ -175,7 +262,8 @@ def reduced(
         mailbox = {key: rows[edges] for key, rows in messages.items()}
         batch = NodeBatch(graph, node_ids[nodes], ntype, of_nodes.subframe(nodes), msgs=mailbox)
         groups.append(nodes)
-        results.append(function(batch))
+        with widths_of_none([len(nodes)]):
+            results.append(function(batch))
     found = Frame(num_rows=len(degrees))
     found._initializers = of_nodes._initializers
     found._default_initializer = of_nodes._default_initializer

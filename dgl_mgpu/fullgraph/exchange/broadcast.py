@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu.fullgraph.exchange.messages import Message
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds, nothing
 from dgl_mgpu.fullgraph.exchange.words import sendable
 from dgl_mgpu.fullgraph.part import Part
@@ -36,14 +37,15 @@ class Broadcast(Rounds):
             if mine
             else rows.new_empty(self.part.src.count(number), *rows.shape[1:])
         )
-        work = None
+        message = None
         if self.group is not None and room.numel():
             work = dist.broadcast(sendable(room), group=self.group, group_src=number, async_op=True)
+            message = Message(work, room)
 
         def arrived() -> torch.Tensor:
             # Of own rows, too: they may be overwritten as soon as sums are there.
-            if work is not None:
-                work.wait()
+            if message is not None:
+                message.wait()
             return room
 
         return arrived
@@ -52,4 +54,4 @@ class Broadcast(Rounds):
         if self.group is None or not rows.numel():
             return Returning(nothing, nothing)
         work = dist.reduce(rows, group=self.group, group_dst=number, async_op=True)
-        return Returning(work.wait, nothing)
+        return Returning(Message(work, rows).wait, nothing)

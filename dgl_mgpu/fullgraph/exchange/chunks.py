@@ -8,6 +8,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu.fullgraph.exchange.messages import Message
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds, nothing
 from dgl_mgpu.fullgraph.exchange.words import sendable
 from dgl_mgpu.fullgraph.part import Part
@@ -72,23 +73,22 @@ class Chunks(Rounds):
         comes, goes = self._comes[number], self._goes[number]
         if room is None:
             room = rows.new_empty(sum(comes), *rows.shape[1:])
-        work = self._exchange(room, rows.index_select(0, self._going(goes)), comes, goes)
-
-        return partial(_arrived, work, room)
+        message = self._exchange(room, rows.index_select(0, self._going(goes)), comes, goes)
+        return partial(_arrived, message, room)
 
     def start_return(self, number: int, rows: torch.Tensor, highest: bool = False) -> Returning:
         if number == 0:
             return Returning(nothing, nothing)
         comes, goes = self._comes[number], self._goes[number]
         room = rows.new_empty(sum(goes), *rows.shape[1:])
-        work = self._exchange(room, rows, goes, comes)
+        message = self._exchange(room, rows, goes, comes)
 
         def add(own: torch.Tensor) -> None:
             for rank, found in enumerate(room.split_with_sizes(goes)):
                 if len(found):
                     self._join(own, found, rank, highest)
 
-        return Returning(nothing if work is None else work.wait, add)
+        return Returning(nothing if message is None else message.wait, add)
 
     def _join(self, own: torch.Tensor, found: torch.Tensor, rank: int, highest: bool) -> None:
         # Of one rank no row comes twice: the order of additions is that of ranks.
@@ -103,15 +103,16 @@ class Chunks(Rounds):
 
     def _exchange(
         self, out: torch.Tensor, rows: torch.Tensor, coming: list[int], going: list[int]
-    ) -> dist.Work | None:
+    ) -> Message | None:
         if self.group is None or math.prod(rows.shape[1:]) == 0:
             return None
-        return dist.all_to_all_single(
+        work = dist.all_to_all_single(
             sendable(out), sendable(rows), coming, going, group=self.group, async_op=True
         )
+        return Message(work, out, rows)
 
 
-def _arrived(work: dist.Work | None, room: torch.Tensor) -> torch.Tensor:
-    if work is not None:
-        work.wait()
+def _arrived(message: Message | None, room: torch.Tensor) -> torch.Tensor:
+    if message is not None:
+        message.wait()
     return room

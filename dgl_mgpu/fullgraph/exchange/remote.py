@@ -16,6 +16,7 @@ from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds
 from dgl_mgpu.fullgraph.exchange.window import Window
 from dgl_mgpu.ops.spmm_remote import Entries, Pairs, Pipeline, Sources, pair_up, spmm_remote
+from dgl_mgpu.pipeline.stage import stage
 
 
 class RemoteReads(Rounds):
@@ -79,14 +80,18 @@ class RemoteReads(Rounds):
         return total.view(self.part.num_own_dst, *shape)
 
     def _lent(self, rows: torch.Tensor) -> torch.Tensor:
-        """Addresses of all ranks' rows, once all have put theirs into their windows."""
+        """Addresses of all ranks' rows, once all have put theirs into their windows.
+
+        Nothing hides that; what the kernel then reads of other GPUs cannot be told from its sums.
+        """
         part = self.part
         row_bytes = rows.shape[1] * rows.element_size()
         most_rows = max(part.src.count(rank) for rank in range(part.num_ranks))
         memory = self._window.turn(max(1, most_rows * row_bytes))
         mine = memory[part.rank][: len(rows) * row_bytes]
-        mine.view(rows.dtype).view(rows.shape).copy_(rows)
-        self._window.wait_for_all()
+        with stage("exchange"), stage("waiting"):
+            mine.view(rows.dtype).view(rows.shape).copy_(rows)
+            self._window.wait_for_all()
         return _on_device(tuple(each.data_ptr() for each in memory), rows.device)
 
     @cached_property

@@ -12,6 +12,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.errors import DeviceMemoryError
+from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.store import Ranks
 
 if TYPE_CHECKING:
@@ -82,22 +83,23 @@ class Window:
 
     @contextlib.contextmanager
     def aside(self) -> Iterator[None]:
-        """Work on the window's own stream, after all that is under way."""
+        """Work on the window's own stream, after all that is under way: the stage "exchange"."""
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self._stream), stage("exchange"):
             yield
 
     def done(self, *used: torch.Tensor) -> Callable[[], None]:
         """What has torch's current stream wait for all that :meth:`aside` began so far.
 
-        It holds the tensors that are used there, so that nobody else gets their memory before.
-        Recording streams would, too, but keeps memory until the GPU has come so far, which the host
-        may be far ahead of.
+        That is the stage "waiting".  It holds the tensors that are used there, so that nobody else
+        gets their memory before.  Recording streams would, too, but keeps memory until the GPU has
+        come so far, which the host may be far ahead of.
         """
         return partial(self._wait_for, self._stream.record_event(), used)
 
     def _wait_for(self, event: torch.cuda.Event, _used: tuple[torch.Tensor, ...]) -> None:
-        torch.cuda.current_stream(self._device).wait_event(event)
+        with stage("waiting"):
+            torch.cuda.current_stream(self._device).wait_event(event)
 
     def _grow(self, nbytes: int) -> None:
         # Copies and plain loads are all that is done with it: torch need not set up multicast.

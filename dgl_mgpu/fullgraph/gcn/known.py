@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import weakref
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -63,8 +62,8 @@ class Known:
                 sums = passes.normalised_sums(0, passes.converted(x))
                 self._sums = sums.kept() if isinstance(sums, HostRows) else sums
             self._of_input = weakref.ref(x), version
-        sums_first = (True, *passes.sums_first[1:])
-        return replace(passes, input_sums=self._sums, sums_first=sums_first)
+        assert self._sums is not None
+        return passes.with_input_sums(self._sums)
 
 
 def _nothing() -> None:

@@ -15,7 +15,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.gcn.dropout import global_ids
 from dgl_mgpu.fullgraph.gcn.known import Known
-from dgl_mgpu.fullgraph.gcn.passes import Layers, Passes
+from dgl_mgpu.fullgraph.gcn.passes import Layers, Passes, has_room_for_sums
 
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
@@ -50,8 +50,10 @@ class GCN(nn.Module):
     keep_input_sums : bool
         Keep the sums of the input, one more buffer, for the backward pass and for as long as the
         same unchanged tensor is passed: then the first layer needs no sums any more.  An input
-        that requires a gradient is not kept.  Otherwise a first layer that sums first does so
-        again in the backward pass.  Sums of an input in the host's memory are kept there, too.
+        that requires a gradient is not kept.  Sums of one in the host's memory are kept there,
+        too.  Otherwise they stay from the forward to the backward pass where that is within the
+        buffers of MG-GCN (section 4.2) and saves sums; else a first layer that sums first does so
+        again in the backward pass.
     keep_every : int
         Of so many hidden layers in a row, keep one output for the backward pass, which makes the
         others again: more work, fewer buffers.
@@ -74,7 +76,8 @@ class GCN(nn.Module):
     ``torch.nn.parallel.DistributedDataParallel``.  States of the optimiser are dealt out over
     ranks by ``torch.distributed.optim.ZeroRedundancyOptimizer``.
 
-    The backward pass frees what it has read, also with ``retain_graph=True``: it runs once.
+    The backward pass frees what it has read, also with ``retain_graph=True``: it runs once.  There
+    are no second derivatives; what asks for one raises an `InvalidInputError`.
     """
 
     def __init__(
@@ -154,11 +157,30 @@ class GCN(nn.Module):
         with torch.autocast(x.device.type, enabled=False):
             if self.keep_input_sums and _stays_the_same(x):
                 passes = self._known.with_input_sums(passes, x)
+            elif self._spares_sums(x):
+                with torch.no_grad():
+                    sums = passes.normalised_sums(0, passes.converted(x))
+                passes = passes.with_input_sums(sums)
             if torch.is_grad_enabled():
                 out = Layers.apply(passes, x, *parameters)
             else:
                 out = passes.forward(x, parameters, None)
             return _finished(out, right, bias)
+
+    def _spares_sums(self, x: torch.Tensor | HostRows) -> bool:
+        """Whether sums of the input that stay until the backward pass are fewer than without.
+
+        Else there would be sums as wide as the output in both passes, or the input's twice.
+        """
+        width, next_width = self.widths[:2]
+        return (
+            torch.is_grad_enabled()
+            and isinstance(x, torch.Tensor)
+            and not x.requires_grad
+            and self.keep_every == 1
+            and width < 2 * next_width
+            and has_room_for_sums(self.widths)
+        )
 
     def _check(self, g: DGLGraph, x: torch.Tensor | HostRows, weight: torch.Tensor) -> None:
         asked = "run a GCN"

@@ -8,7 +8,8 @@ outputs as it comes by them: what ReLU and dropout let through is what is positi
 masks are kept.  With the two of the exchange that makes L + 3 (MG-GCN, section 4.2), the output
 and its gradient among them; one more if the loss keeps the output.  Where that paper writes to a
 buffer anew, here it is freed and torch's allocator gives it out again, in whatever width is needed
-next.
+next.  Sums of the input stay for its weight's gradient where all takes no more than that
+(`has_room_for_sums`): narrow layers leave room for them.
 
 Of an input in the host's memory (`HostRows`) some columns are there at a time, and so of its sums:
 either is multiplied as it comes, in the forward pass and for the weight's gradient.
@@ -17,17 +18,17 @@ either is multiplied as it comes, in the forward pass and for the weight's gradi
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from dgl._sparse_ops import _gspmm
 from dgl.heterograph_index import HeteroGraphIndex
-from torch.autograd.function import once_differentiable
 
 from dgl_mgpu.backend.structure.spread import SpreadIndex
 from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.gcn.dropout import drop_
+from dgl_mgpu.ops.once import differentiable_once
 from dgl_mgpu.ops.philox import SampleKey
 
 Input = torch.Tensor | HostRows
@@ -57,7 +58,7 @@ class Passes:
         Ids in the whole graph, for dropout.
     keep_every : int
     input_sums : Tensor or HostRows, shape (num_nodes, widths[0]), or None
-        Normalised sums of the input, where they are kept.
+        Normalised sums of the input, where they are kept: they take its place.
     """
 
     index: HeteroGraphIndex
@@ -70,6 +71,10 @@ class Passes:
     nodes: torch.Tensor | None
     keep_every: int
     input_sums: Input | None = None
+
+    def with_input_sums(self, sums: Input) -> Passes:
+        """The same, but that the first layer has its sums already."""
+        return replace(self, input_sums=sums, sums_first=(True, *self.sums_first[1:]))
 
     # -- forward ----------------------------------------------------------------------------------
 
@@ -224,31 +229,46 @@ class Passes:
         return hidden.pop(number)
 
 
+def has_room_for_sums(widths: Sequence[int]) -> bool:
+    """Whether the input's sums may stay until the backward pass.
+
+    With them all must be in L + 2 buffers as wide as the widest, the exchange's not among them.
+    There are most of them at the last layer: with what the forward pass leaves behind the loss has
+    the output, its logarithms and their gradient, the backward pass the gradient, its sums and what
+    becomes of these.
+    """
+    *before, last = widths
+    multiplied = before[-1] if len(before) > 1 else 0
+    columns = sum(before) + 2 * last + max(last, multiplied)
+    return columns <= (len(before) + 2) * max(widths)
+
+
 class Layers(torch.autograd.Function):
     """All layers at once."""
 
     @staticmethod
     def forward(ctx: Any, passes: Passes, x: Input, *parameters: torch.Tensor) -> torch.Tensor:
-        ctx.passes = passes
-        # A tensor that is saved may not be changed in the meantime.
-        ctx.x = x if isinstance(x, HostRows) else None
-        ctx.save_for_backward(*parameters, *([x] if isinstance(x, torch.Tensor) else []))
-        ctx.hidden = {}
+        # A tensor that is saved may not be changed in the meantime. Sums take the input's place.
+        ctx.x = x if isinstance(x, HostRows) else passes.input_sums
+        ctx.save_for_backward(*parameters, *([x] if ctx.x is None else []))
+        ctx.passes, ctx.hidden = passes, {}
         return passes.forward(x, parameters, ctx.hidden)
 
     @staticmethod
-    @once_differentiable
+    @differentiable_once("a GCN", "use its layers one by one, which are dgl.nn.GraphConv")
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         parameters = list(ctx.saved_tensors)
-        x = parameters.pop() if ctx.x is None else ctx.x
-        hidden, ctx.hidden = ctx.hidden, None
+        passes, hidden, x = ctx.passes, ctx.hidden, ctx.x
+        ctx.passes = ctx.hidden = ctx.x = None
         if hidden is None:
             raise RuntimeError(
                 "Trying to backward through a GCN a second time: it frees what it has read, also"
                 " with retain_graph=True; call the model again"
             )
+        if x is None:
+            x = parameters.pop()
         with torch.autocast(x.device.type, enabled=False):
-            of_input, of_parameters = ctx.passes.backward(
+            of_input, of_parameters = passes.backward(
                 x, parameters, hidden, gradient, ctx.needs_input_grad[1]
             )
         return None, of_input, *of_parameters

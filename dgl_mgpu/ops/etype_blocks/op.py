@@ -24,13 +24,15 @@ from dgl_mgpu.ops.sample_weighted.op import EdgeTimes, weighting
 from dgl_mgpu.ops.view import GraphView, RowView
 
 _ASKED = "sample blocks"
+_INT32_MAX = torch.iinfo(torch.int32).max
 
 
 def to_idtype(ids: torch.Tensor, view: GraphView, num_nodes: int) -> torch.Tensor:
-    """Ids in the graph's type; one that is no node stays none."""
+    """Ids in the graph's type; one that is no node stays none, and itself if that type has it."""
     ids = check_ids(ids, _ASKED, view.tiers.device)
     if ids.dtype == torch.int64 and view.idtype == torch.int32:
-        ids = ids.clamp(-1, num_nodes)  # without it, one in 2**32 would become a node
+        # Without it, one in 2**32 would become a node.
+        ids = ids.clamp(-_INT32_MAX, max(_INT32_MAX, num_nodes))
     return ids.to(view.idtype)
 
 
@@ -377,11 +379,13 @@ def _check_types(views: Mapping[tuple[str, str, str], GraphView]) -> GraphView:
     counts = _num_nodes(views)
     first = next(iter(views.values()))
     for etype, view in views.items():
-        if view.idtype != first.idtype:
+        where, first_where = view.tiers.device, first.tiers.device
+        if view.idtype != first.idtype or where != first_where:
             raise InvalidInputError(
                 _ASKED,
-                f"edge type {etype} with ids of {view.idtype} in a graph of {first.idtype}",
-                "give all edge types the same id type",
+                f"edge type {etype} with ids of {view.idtype} on '{where}' in a graph of"
+                f" {first.idtype} on '{first_where}'",
+                "give all edge types the same id type and device",
             )
         for ntype, found in ((etype[0], view.num_cols), (etype[2], view.num_rows)):
             if found != counts[ntype]:

@@ -100,8 +100,8 @@ def gather_rows(
     Raises
     ------
     InvalidInputError
-        If ``ids`` or ``out`` has the wrong dtype or shape, or the table's element type cannot be
-        cast to ``dtype``.
+        If ``ids`` or ``out`` has the wrong dtype, shape or device, or the table's element type
+        cannot be cast to ``dtype``.
     IdOutOfRangeError
         If an id is negative or not smaller than ``view.num_rows``; it names the first one.  On a
         GPU, which nobody waits for here, the row is zero and the error is raised by the next
@@ -120,12 +120,18 @@ def gather_rows(
     shape = (ids.numel(), *view.row_shape)
     if out is None:
         out = torch.empty(shape, dtype=dtype, device=ids.device)
-    elif tuple(out.shape) != shape or out.dtype != dtype or not out.is_contiguous():
+    elif (
+        tuple(out.shape) != shape
+        or out.dtype != dtype
+        or out.device != ids.device
+        or not out.is_contiguous()
+    ):
         layout = "contiguous" if out.is_contiguous() else "not contiguous"
         raise InvalidInputError(
             asked,
-            f"out has shape {tuple(out.shape)}, dtype {out.dtype} and is {layout}",
-            f"pass a contiguous out of shape {shape} and dtype {dtype}",
+            f"out has shape {tuple(out.shape)}, dtype {out.dtype}, is on '{out.device}' and"
+            f" {layout}",
+            f"pass a contiguous out of shape {shape} and dtype {dtype} on '{ids.device}'",
         )
     sms = check_integer(sms, "sms", 0, asked)
     # Where all rows are the host's, a limit is meant for them.

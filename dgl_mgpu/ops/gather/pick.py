@@ -43,12 +43,14 @@ def pick_rows(rows: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
     if (
         out.shape != expected
         or out.dtype != rows.dtype
+        or out.device != rows.device
         or not (rows.is_contiguous() and out.is_contiguous())
     ):
         raise InvalidInputError(
             f"pick {len(ids)} rows of shape {tuple(rows.shape[1:])} and dtype {rows.dtype}",
-            f"out of shape {tuple(out.shape)} and dtype {out.dtype}, or one that is not contiguous",
-            f"pass contiguous rows and out, of shape {expected}",
+            f"out of shape {tuple(out.shape)} and dtype {out.dtype} on '{out.device}', or one that"
+            " is not contiguous",
+            f"pass contiguous rows and out, of shape {expected}, on '{rows.device}'",
         )
     call("pick_rows", (out, rows, ids))
 

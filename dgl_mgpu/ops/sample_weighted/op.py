@@ -120,10 +120,16 @@ def check_weight_view(view: GraphView, weights: RowView) -> None:
             f"{weights.num_rows} weights for {view.num_edges} edges",
             "pass one weight for each edge id",
         )
-    _check_reachable(weights, asked)
+    _check_reachable(view, weights, asked)
 
 
-def _check_reachable(rows: RowView, asked: str) -> None:
+def _check_reachable(view: GraphView, rows: RowView, asked: str) -> None:
+    if rows.tiers.device != view.tiers.device:
+        raise InvalidInputError(
+            asked,
+            f"a table on '{rows.tiers.device}' for a graph on '{view.tiers.device}'",
+            "keep both in one store",
+        )
     if rows.disk is not None:
         raise InvalidInputError(
             asked,
@@ -161,7 +167,7 @@ def _check_times(view: GraphView, seeds: torch.Tensor, times: EdgeTimes) -> None
             f" {until.device}, for {len(seeds)} seeds on {seeds.device} and {kind} times of edges",
             f"pass one {kind} time for each seed, on the device of the seeds",
         )
-    _check_reachable(edges, asked)
+    _check_reachable(view, edges, asked)
 
 
 def weighting(

@@ -162,8 +162,8 @@ class AlignedTables:
         Raises
         ------
         InvalidInputError
-            If a view's dtype is not float32, one is laid out otherwise than the first, or has rows
-            on disk that a GPU cannot reach.
+            If a view's dtype is not float32, one is laid out otherwise than the first or lies on
+            another device, or has rows on disk that a GPU cannot reach.
         """
         first = views[0]
         asked = f"train a table of {first.num_rows} rows of shape {first.row_shape}"
@@ -173,6 +173,12 @@ class AlignedTables:
             if view.dtype != torch.float32:
                 raise InvalidInputError(
                     asked, f"{what} has dtype {view.dtype}", "store it as torch.float32"
+                )
+            if view.tiers.device != first.tiers.device:
+                raise InvalidInputError(
+                    asked,
+                    f"{what} on '{view.tiers.device}'",
+                    f"store it with the table, on '{first.tiers.device}'",
                 )
             same = (view.num_rows, view.row_shape) == (first.num_rows, first.row_shape)
             if not same or not (

@@ -16,9 +16,10 @@ from dgl_mgpu.ops.spmm.layout import (
     ELEMENTS,
     VECTOR_BYTES,
     Layout,
+    at_lines,
+    columns_in_cache,
     expanded,
     joining_blocks,
-    lanes_in_cache,
     make_layout,
     shares,
     shares_in_room,
@@ -133,7 +134,8 @@ def _multiply(
     left_ids = None if left_ids is None else left_ids.contiguous()
     right_ids = None if right_ids is None else right_ids.contiguous()
     right = None if right is None else right.contiguous()
-    lanes, in_cache = lanes_in_cache(u)
+    entries = (left if left_ids is None else left_ids).shape[0]
+    tile_bytes, in_cache, row_bytes = columns_in_cache(u, entries)
     plan = _plan(
         op,
         reduction,
@@ -144,15 +146,18 @@ def _multiply(
         None if right is None else right.shape[1:],
         left.data_ptr() % VECTOR_BYTES,
         0 if right is None else right.data_ptr() % VECTOR_BYTES,
-        lanes,
+        tile_bytes,
+        row_bytes,
     )
     if plan.layout.expand:
         left = expanded(left, shape)
         right = None if right is None else expanded(right, shape)
+    elif row_bytes * left.shape[0] > left.nbytes:
+        left = at_lines(left, row_bytes)
     if bounds is not None:
         right = bounds.contiguous()
     where, num_rows = out.device, out.shape[0]
-    length = num_rows + (left if left_ids is None else left_ids).shape[0]
+    length = num_rows + entries
     most = shares_in_room(plan.share_bytes, num_rows * plan.row_bytes)
     share, num_shares = shares(length, plan.row_bytes, where, in_cache, most)
     room = torch.empty(num_shares * plan.share_bytes, dtype=torch.uint8, device=where)
@@ -195,10 +200,11 @@ def _plan(
     right_shape: tuple[int, ...] | None,
     left_offset: int,
     right_offset: int,
-    most_lanes: int,
+    tile_bytes: int,
+    row_bytes: int,
 ) -> _Plan:
     layout = make_layout(
-        dtype, shape, left_shape, right_shape, left_offset, right_offset, most_lanes
+        dtype, shape, left_shape, right_shape, left_offset, right_offset, tile_bytes, row_bytes
     )
     ids, element = c_type(id_dtype), ELEMENTS[dtype]
     operation, right = ("Mul", "EntryShare") if op == _SHARE else (_OPERATIONS[op], layout.right)

@@ -23,17 +23,21 @@ _FEWEST_WARPS, _MOST_WARPS, _WARPS_PER_BYTE = 1024, 2048, 4
 _WARPS_IN_CACHE = 256
 #: Bytes for what shares have of rows: at most, and if that is more, this share of the result's.
 _ROOM, _ROOM_OF_RESULT = 64 << 20, 0.25
-#: Lanes for the columns of a row: more columns are done by other warps, later.  Fewer where the
-#: columns of all rows that are read then stay in the cache, and lines of it are still read whole.
-_MOST_LANES, _FEWEST_LANES = 32, 8
+#: Lanes of a warp.
+_LANES = 32
+#: Bytes of the largest vector that is read, and of a line of the cache.
+VECTOR_BYTES, _LINE = 16, 128
+#: Bytes of columns that a warp takes of a row: more columns are done by other warps, later.  Fewer
+#: where those of all rows that are read then stay in the cache, and its lines are still read whole.
+_WIDEST_TILE = _LANES * VECTOR_BYTES
+#: Entries to a row that is read from which on it pays to copy rows to where they begin at lines.
+_ENTRIES_TO_COPY = 8
 #: Share of the cache that rows are sure to find room in.
 _OF_CACHE = 0.75
 #: How many times there are blocks to join all shares' parts of rows, each for other columns.
 _MOST_TURNS = 8
 #: Most dimensions of an output's row, where neighbours that the same operands have are one.
 _DIMENSIONS = 4
-#: Bytes of the largest vector that is read.
-VECTOR_BYTES = 16
 
 ELEMENTS = {
     torch.float64: "double",
@@ -80,11 +84,14 @@ def make_layout(
     right_shape: tuple[int, ...] | None,
     left_offset: int,
     right_offset: int,
-    most_lanes: int = _MOST_LANES,
+    tile_bytes: int = _WIDEST_TILE,
+    left_row_bytes: int = 0,
 ) -> Layout:
     """The layout of a product of rows of these shapes, None where there is no right operand.
 
-    Operands begin so many bytes behind where a vector might.
+    Operands begin so many bytes behind where a vector might.  A warp takes columns of at most
+    ``tile_bytes``.  The left operand's rows are ``left_row_bytes`` apart, if that is more than
+    they have, and they are not expanded.
     """
     dims = _joined_dimensions(shape, left_shape, right_shape)
     expand = len(dims) > _DIMENSIONS
@@ -107,12 +114,13 @@ def make_layout(
         right = "Absent"
     elif entry_scalar:
         right = "EntryScalar"
-    lanes = min(most_lanes, 1 << (width // vector - 1).bit_length())
+    lanes = min(_LANES, tile_bytes // (vector * dtype.itemsize))
+    lanes = min(lanes, 1 << (width // vector - 1).bit_length())
     tiles = -(-width // (vector * lanes))
     numbers = device.struct(
         tiles,
         width,
-        math.prod(left_shape) * dtype.itemsize,
+        max(math.prod(left_shape) * dtype.itemsize, 0 if expand else left_row_bytes),
         0 if right_shape is None else math.prod(right_shape) * dtype.itemsize,
         len(dims),
         *_strides(dims),
@@ -120,29 +128,46 @@ def make_layout(
     return Layout(expand, left, right, vector, lanes, tiles, width, numbers.tobytes())
 
 
-def lanes_in_cache(rows: torch.Tensor | None) -> tuple[int, bool]:
-    """For how many lanes there are columns of rows that are read from the cache, not from memory.
+def columns_in_cache(rows: torch.Tensor | None, entries: int) -> tuple[int, bool, int]:
+    """Of how many columns of rows are read from the cache, not from memory.
 
-    Many entries have the same row: it is read again and again.  Where not even the fewest lanes'
-    columns of all rows fit, or rows begin anywhere in a line, as many lanes as there may be.
+    Many entries have the same row: it is read again and again.  Where not even a line of all rows
+    fits, as many columns as there may be.  Rows that begin anywhere in a line would have most lines
+    read by two warps, and are to be copied to where they do not.
 
     Returns
     -------
-    lanes : int
+    tile_bytes : int
+        Of these columns.
     fits : bool
-        Whether these columns of all rows find room in the cache.
+        Whether they find room in the cache, of all rows.
+    row_bytes : int
+        From one row to the next: more than a row has if they are to be copied.
     """
     if rows is None or not rows.numel():
-        return _MOST_LANES, False
+        return _WIDEST_TILE, False, 0
     count = rows.shape[0]
     row_bytes = rows.numel() // count * rows.element_size()
     room = _OF_CACHE * device.driver.cache_bytes(rows.device)
-    lanes = _MOST_LANES
-    while count * min(row_bytes, lanes * VECTOR_BYTES) > room:
-        if lanes == _FEWEST_LANES or row_bytes % (_FEWEST_LANES * VECTOR_BYTES):
-            return _MOST_LANES, False
-        lanes //= 2
-    return lanes, True
+    tile = _WIDEST_TILE
+    while count * min(row_bytes, tile) > room:
+        if tile == _LINE:
+            return _WIDEST_TILE, False, row_bytes
+        tile //= 2
+    if tile < _WIDEST_TILE and row_bytes % _LINE:
+        if entries < _ENTRIES_TO_COPY * count:
+            return _WIDEST_TILE, False, row_bytes
+        row_bytes = -(-row_bytes // _LINE) * _LINE
+    return tile, True, row_bytes
+
+
+def at_lines(rows: torch.Tensor, row_bytes: int) -> torch.Tensor:
+    """A copy of rows, so many bytes from one to the next."""
+    count = len(rows)
+    flat = rows.view(count, -1)
+    copied = flat.new_empty(count, row_bytes // flat.element_size())
+    copied[:, : flat.shape[1]] = flat
+    return copied
 
 
 def shares(
@@ -181,7 +206,7 @@ def joining_blocks(num_shares: int, width: int, threads: int) -> int:
     """Blocks of so many threads that join what several shares have of a row."""
     if num_shares < 2:
         return 0
-    turns = min(_MOST_TURNS, -(-width // _MOST_LANES))
+    turns = min(_MOST_TURNS, -(-width // _LANES))
     return -(-num_shares // threads) * turns
 
 

@@ -91,11 +91,14 @@ def _as_metapath(
         raise InvalidInputError(asked, "an empty metapath", "pass at least one view")
     begins_again = length is None or length > len(path)
     for view, following in pairwise(path + path[:1] if begins_again else path):
-        if view.num_cols != following.num_rows or view.idtype != following.idtype:
+        ends = view.num_cols, view.idtype, view.tiers.device
+        begins = following.num_rows, following.idtype, following.tiers.device
+        if ends != begins:
             raise InvalidInputError(
                 asked,
-                f"a step to {view.num_cols} nodes of {view.idtype} and then one from"
-                f" {following.num_rows} of {following.idtype}",
+                "a step to {} nodes of {} on '{}' and then one from {} of {} on '{}'".format(
+                    *ends, *begins
+                ),
                 "pass views of which each ends where the next, and the last where the first, "
                 "begins",
             )

@@ -535,6 +535,9 @@ def test_bad_options_are_refused():
         make(g, gpu_memory=0.5)
     with pytest.raises(ConfigError, match=r"1\.5"):
         make(g, graph_ratio=1.5)
+    for wrong in ({"batch_size": "many"}, {"batch_size": 2.5}, {"fanouts": [5, -2]}):
+        with pytest.raises(ConfigError, match="no mini-batch"):
+            make(g, **wrong)
     with pytest.raises(ConfigError):
         make(g, policy="best")
     with pytest.raises(PlanDoesNotFitError) as caught:
@@ -607,6 +610,30 @@ def test_missing_features_and_types_name_what_is_there():
         graph.sample_neighbors({"user": torch.arange(3)}, 2, edge_dir="out")
     with pytest.raises(InvalidInputError, match="fanout"):
         graph.sample_neighbors({"user": torch.arange(3)}, {"follows": 2})
+
+
+def test_types_and_features_of_odd_names_are_not_mistaken_for_each_other():
+    edges = {
+        ("a", "r", "a:b"): ([0], [1]),
+        ("a:r", "x", "b"): ([0], [0]),
+        ("a", "r:x", "b"): ([1, 0], [0, 1]),
+        ("a/b", "q", "a/b"): ([0], [0]),
+    }
+    g = dgl.heterograph(edges, dict.fromkeys(("a", "b", "a:b", "a:r", "a/b"), 2))
+    g.nodes["a"].data["b/c"], g.nodes["a/b"].data["c"] = torch.zeros(2), torch.ones(2)
+    store = dgl_mgpu.GlobalStore.from_dgl(g, embeddings={"a/b": {"b/c": 1}})
+    for etype in g.canonical_etypes:
+        assert store.graph.num_edges(etype) == g.num_edges(etype)
+    with store.count_accesses() as accesses:
+        assert store.gather("b/c", torch.arange(2), "a").tolist() == [0, 0]
+        assert store.gather("c", torch.arange(1), "a/b").tolist() == [1]
+    assert {ntype: each.tolist() for ntype, each in accesses.counts().items() if each.any()} == {
+        "a": [1, 1], "a/b": [1, 0]
+    }  # fmt: skip
+    assert store.graph.has_feature("b/c")
+    assert not store.graph.has_feature("b")
+    with pytest.raises(InvalidInputError, match=r"holds \['b/c'\]; did you mean 'b/c'"):
+        store.graph.get_node_storage("b/d", "a")
 
 
 def test_features_of_a_relation_without_edges():

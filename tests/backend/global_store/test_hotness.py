@@ -60,6 +60,19 @@ def test_presampling_covers_every_node_type():
     assert counts["item"].sum() > 0
 
 
+@pytest.mark.parametrize(
+    ("seeds", "message"),
+    [
+        (torch.arange(800) < 9, "of a mask, mask.nonzero"),
+        ({"paper": torch.arange(9)}, "find node type 'paper'"),
+        (torch.tensor([800]), "seed node 800 of 800"),
+    ],
+)
+def test_seeds_that_presampling_cannot_begin_from(seeds, message):
+    with pytest.raises(InvalidInputError, match=message):
+        dgl_mgpu.GlobalStore.from_dgl(power_law_graph(), seeds=seeds, hotness="presample")
+
+
 def _with_a_type_apart(idtype: torch.dtype) -> dgl.DGLGraph:
     """Nodes of one type have no edges of any."""
     edges = {("a", "r", "a"): ([0, 2], [1, 1]), ("a", "s", "b"): ([0], [1])}
@@ -262,7 +275,7 @@ def test_nothing_counted_is_not_saved(tmp_path):
 
 def test_hotness_that_is_none(tmp_path):
     g = power_law_graph()
-    for wrong in ("degrees", tmp_path / "missing.npz", tmp_path):
+    for wrong in ("degrees", tmp_path / "missing.npz", tmp_path, 5, np.ones(800)):
         with pytest.raises(ConfigError, match="degree, presample, and there is no such file"):
             dgl_mgpu.GlobalStore.from_dgl(g, hotness=wrong)
     store = dgl_mgpu.GlobalStore.from_dgl(g)

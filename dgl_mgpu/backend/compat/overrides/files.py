@@ -7,6 +7,8 @@ from typing import Any
 import torch
 from dgl import backend
 
+from dgl_mgpu.backend.originals import originals
+
 from .modules import module_with
 
 
@@ -16,6 +18,17 @@ def zerocopy_to_dgl_ndarray(data: torch.Tensor) -> Any:
 
     with graphs_on_tensors(False):
         return backend.zerocopy_to_dgl_ndarray(data.cpu())
+
+
+def save_graphs(filename: Any, g_list: Any, labels: Any = None, formats: Any = None) -> None:
+    """In place of ``dgl.save_graphs``: a part of a graph is refused, whatever its class."""
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
+
+    for graph in g_list if isinstance(g_list, list) else [g_list]:
+        index = getattr(graph, "_graph", None)
+        if isinstance(index, SpreadIndex):
+            index.refuse_to_be_kept()
+    originals["dgl.data.graph_serialize:save_graphs"](filename, g_list, labels, formats)
 
 
 backend_for_files = module_with(backend, zerocopy_to_dgl_ndarray=zerocopy_to_dgl_ndarray)

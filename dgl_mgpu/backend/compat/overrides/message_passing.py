@@ -92,6 +92,21 @@ def edge_softmax(
     return operators.edge_softmax(gidx, logits, eids, norm_by)
 
 
+@raising_dgl_errors
+def edge_softmax_hetero(
+    gidx: Any, eids: Any = "__ALL__", norm_by: str = "dst", *logits: Any
+) -> Any:
+    """In place of ``dgl.backend.pytorch.sparse.edge_softmax_hetero``, for parts of graphs."""
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
+
+    if not isinstance(gidx, SpreadIndex):
+        original = originals["dgl.backend.pytorch.sparse:edge_softmax_hetero"]
+        return original(gidx, eids, norm_by, *logits)
+    from dgl_mgpu.backend.computation import operators
+
+    return operators.edge_softmax_hetero(gidx, eids, norm_by, *logits)
+
+
 def invoke_edge_udf(graph: Any, eid: Any, etype: Any, func: Any, *, orig_eid: Any = None) -> Any:
     """In place of ``dgl.core.invoke_edge_udf``: rows of sources may be on other ranks."""
     from dgl_mgpu.backend.structure.spread import SpreadIndex
@@ -99,9 +114,9 @@ def invoke_edge_udf(graph: Any, eid: Any, etype: Any, func: Any, *, orig_eid: An
     if not isinstance(graph._graph, SpreadIndex):
         original = originals["dgl.core:invoke_edge_udf"]
         return original(graph, eid, etype, func, orig_eid=orig_eid)
-    from dgl_mgpu.backend.structure.spread import edge_batch
+    from dgl_mgpu.backend.structure.spread import of_edges
 
-    return func(edge_batch(graph, eid, etype, orig_eid))
+    return of_edges(graph, func, eid, etype, orig_eid)
 
 
 def invoke_udf_reduce(graph: Any, func: Any, msgdata: Any, *, orig_nid: Any = None) -> Any:

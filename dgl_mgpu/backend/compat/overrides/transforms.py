@@ -1,4 +1,4 @@
-"""Transforms that DGL's Python allows on the CPU alone."""
+"""Transforms that DGL's Python allows on the CPU alone, and those that parts of graphs take."""
 
 from __future__ import annotations
 
@@ -21,6 +21,65 @@ def alias_func(func: Callable[..., Any]) -> Callable[..., Any]:
 
     method.__doc__ = f"Alias of :func:`dgl.{func.__name__}`."
     return method
+
+
+def reverse(
+    g: Any,
+    copy_ndata: bool = True,
+    copy_edata: bool = False,
+    *,
+    share_ndata: bool | None = None,
+    share_edata: bool | None = None,
+) -> Any:
+    """In place of ``dgl.reverse``: a part of a graph is one of the reversed graph."""
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
+
+    found = originals[_FUNCTIONS + "reverse"](
+        g, copy_ndata, copy_edata, share_ndata=share_ndata, share_edata=share_edata
+    )
+    if isinstance(g._graph, SpreadIndex):
+        found.__class__ = type(g)
+    return found
+
+
+def remove_self_loop(g: Any, etype: Any = None) -> Any:
+    """In place of ``dgl.remove_self_loop``: a part of a graph has all loops of its nodes."""
+    from dgl_mgpu.backend.structure.spread import SpreadIndex, without_loops
+
+    if isinstance(g._graph, SpreadIndex) and _may_have_loops(g, etype):
+        return without_loops(g, etype)
+    return originals[_FUNCTIONS + "remove_self_loop"](g, etype)
+
+
+def add_self_loop(
+    g: Any, edge_feat_names: Any = None, fill_data: Any = 1.0, etype: Any = None
+) -> Any:
+    """In place of ``dgl.add_self_loop``: which edge it is, a part of a graph knows by itself."""
+    from dgl.base import EID
+
+    from dgl_mgpu.backend.structure.spread import SpreadIndex
+
+    if isinstance(g._graph, SpreadIndex) and edge_feat_names is None:
+        edge_feat_names = [name for name in g.edges[etype].data if name != EID]
+    return originals[_FUNCTIONS + "add_self_loop"](g, edge_feat_names, fill_data, etype)
+
+
+def add_edges(g: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> Any:
+    """In place of ``dgl.add_edges``: what ``add_self_loop`` adds, a part of a graph takes, too."""
+    import torch
+
+    from dgl_mgpu.backend.structure.spread import SpreadIndex, with_loops
+
+    if isinstance(g._graph, SpreadIndex) and _may_have_loops(g, etype):
+        nodes = g.nodes(g.to_canonical_etype(etype)[0])
+        if all(isinstance(end, torch.Tensor) and torch.equal(end, nodes) for end in (u, v)):
+            return with_loops(g, data or {}, etype)
+    return originals[_FUNCTIONS + "add_edges"](g, u, v, data, etype)
+
+
+def _may_have_loops(g: Any, etype: Any) -> bool:
+    source, _, destination = g.to_canonical_etype(etype)
+    return source == destination
 
 
 def line_graph(g: Any, backtracking: bool = True, shared: bool = False) -> Any:

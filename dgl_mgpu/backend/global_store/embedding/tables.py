@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dgl_mgpu.backend.global_store.tables import node_table
+from dgl_mgpu.backend.global_store.tables import node_table, state_table
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import check_integer
@@ -83,11 +83,6 @@ class EmbeddingSpec:
 
 #: By node type and name.
 Specs = dict[tuple[str, str], EmbeddingSpec]
-
-
-def state_table(ntype: str, name: str, state: str) -> str:
-    """Name of the table that holds a part of an embedding's optimizer's state."""
-    return f"state/{ntype}/{name}/{state}"
 
 
 def read_specs(embeddings: Mapping[str, Any] | None, ntypes: list[str]) -> Specs:
