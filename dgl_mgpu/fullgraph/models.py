@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import dgl
@@ -13,6 +15,7 @@ from dgl_mgpu.fullgraph.gcn import GCN
 from dgl_mgpu.fullgraph.gcn.dropout import dropped
 from dgl_mgpu.training import models
 from dgl_mgpu.training.config import FullGraphConfig, ModelConfig
+from dgl_mgpu.training.relational import HeteroInputs, RelationalModel, build_relational_model
 
 #: Of activations, None for that of the features.
 _DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
@@ -80,3 +83,32 @@ def build_model(
         widths = models.layer_widths(config, num_features, num_classes, num_layers)
         return LeanGCN(widths, config, options or FullGraphConfig())
     return models.build_model(config, num_features, num_classes, num_layers)
+
+
+def build_whole_relational_model(
+    config: ModelConfig,
+    width: int,
+    num_classes: int,
+    num_layers: int,
+    inputs: HeteroInputs,
+    num_nodes: Mapping[str, int],
+) -> RelationalModel:
+    """The model that a configuration names, for a whole heterogeneous graph.
+
+    Nodes of types without features learn a row each.  All ranks have all of these rows, as other
+    parameters, and look up those of their own nodes: every row has a gradient in every epoch.
+
+    Parameters
+    ----------
+    config, width, num_classes, num_layers, inputs
+        As of `dgl_mgpu.training.relational.build_relational_model`, without embeddings.
+    num_nodes : mapping of str to int
+        Of the whole graph, by type.
+    """
+    embeddings = {}
+    for ntype in inputs.ntypes:
+        if ntype not in inputs.widths:
+            embeddings[ntype] = nn.Embedding(num_nodes[ntype], width)
+            nn.init.xavier_uniform_(embeddings[ntype].weight)
+    inputs = replace(inputs, embeddings=embeddings)
+    return build_relational_model(config, width, num_classes, num_layers, inputs)

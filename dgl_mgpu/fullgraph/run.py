@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import dgl
 import torch
+from torch import nn
 
+from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.features.placement import are_for_host
 from dgl_mgpu.fullgraph.graph import PartitionedGraph, partition_graph
-from dgl_mgpu.fullgraph.models import build_model
+from dgl_mgpu.fullgraph.models import build_model, build_whole_relational_model
 from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
 from dgl_mgpu.store import Ranks
-from dgl_mgpu.training.config import Config
+from dgl_mgpu.training.config import Config, ModelConfig
+from dgl_mgpu.training.relational import HeteroInputs, common_width
 from dgl_mgpu.training.run import (
     load_dataset,
     ranks_of_job,
@@ -23,6 +29,9 @@ from dgl_mgpu.training.run import (
     run,
     seeded_model,
 )
+
+#: DGL's name of the only type of nodes.
+_NTYPE = "_N"
 
 
 def train(config: Config, folder: Path) -> None:
@@ -50,13 +59,48 @@ def _check_gpus(num_ranks: int) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Content:
+    """What all ranks know of a data set, which the first one reads.
+
+    Attributes
+    ----------
+    num_classes : int
+    num_nodes : dict of str to int
+        By node type.
+    widths : dict of str to int
+        Of features, of each node type that has some.
+    target : str or None
+        The node type that is classified in a heterogeneous graph, None in one of one type.
+    """
+
+    num_classes: int
+    num_nodes: Mapping[str, int]
+    widths: Mapping[str, int]
+    target: str | None
+
+    @classmethod
+    def of(cls, dataset: Dataset | HeteroDataset | None) -> _Content:
+        assert dataset is not None  # the first rank has it
+        if isinstance(dataset, HeteroDataset):
+            nodes = dict(dataset.num_nodes)
+            return cls(dataset.num_classes, nodes, dataset.widths, dataset.target)
+        width = dataset.node_features["feat"].shape[1]
+        return cls(dataset.num_classes, {_NTYPE: dataset.num_nodes}, {_NTYPE: width}, None)
+
+
 def _make_trainer(config: Config) -> FullGraphTrainer:
     ranks = Ranks.of_all_machines()
-    whole, num_classes = ranks.together(
-        "load the data", lambda: _load(config) if ranks.rank == 0 else (None, 0)
+    dataset = ranks.together(
+        "load the data", lambda: load_dataset(config) if ranks.rank == 0 else None
     )
-    num_classes = ranks.from_first("count the classes", lambda: num_classes)
-    features = None if whole is None else whole.ndata.pop("feat")
+    content = ranks.from_first("count features and classes", partial(_Content.of, dataset))
+    whole = None if dataset is None else dataset.to_dgl()
+    del dataset
+    features = {
+        ntype: None if whole is None else whole.nodes[ntype].data.pop("feat")
+        for ntype in content.widths
+    }
     graph = partition_graph(
         whole,
         by=config.fullgraph.by,
@@ -64,39 +108,61 @@ def _make_trainer(config: Config) -> FullGraphTrainer:
         seed=config.trainer.seed,
     )
     del whole  # each rank has its part
-    features = _dealt(config, graph, features)
-    build = partial(build_model, options=config.fullgraph)
-    model, optimizer = seeded_model(config, build, features.shape[1], num_classes, graph.device)
+    rows = _dealt(config, graph, content, features)
+    model, optimizer = _make_model(config, graph, content)
+    data = graph.nodes[content.target or _NTYPE].data
     return FullGraphTrainer(
         model,
         optimizer,
         graph,
-        {"feat": features},
-        graph.ndata.pop("label"),
+        _inputs(graph, content, rows),
+        data.pop("label"),
         {
-            "train": graph.ndata.pop("train_mask"),
-            "valid": graph.ndata.pop("val_mask"),
-            "test": graph.ndata.pop("test_mask"),
+            "train": data.pop("train_mask"),
+            "valid": data.pop("val_mask"),
+            "test": data.pop("test_mask"),
         },
         eval_every=config.trainer.eval_every,
     )
 
 
 def _dealt(
-    config: Config, graph: PartitionedGraph, features: torch.Tensor | None
-) -> torch.Tensor | HostRows:
-    """This rank's features, from those of all nodes, which the first rank has; float32."""
-    width = Ranks.of_all_machines().from_first(
-        "count the features",
-        lambda: features.shape[1],  # type: ignore[union-attr]
+    config: Config,
+    graph: PartitionedGraph,
+    content: _Content,
+    features: Mapping[str, torch.Tensor | None],
+) -> dict[str, torch.Tensor | HostRows]:
+    """This rank's features by node type, of those of all nodes, which the first has; float32."""
+    columns = sum(graph.num_nodes(ntype) * width for ntype, width in content.widths.items())
+    on_host = are_for_host(
+        config.fullgraph.features, columns * torch.float32.itemsize, graph.device
     )
-    nbytes = graph.num_nodes() * width * torch.float32.itemsize
-    if are_for_host(config.fullgraph.features, nbytes, graph.device):
-        return HostRows.of_nodes(graph, graph.scatter(features, device="cpu").float())
-    return graph.scatter(features).float()
+    found: dict[str, torch.Tensor | HostRows] = {}
+    for ntype, of_all in features.items():
+        rows = graph.scatter(of_all, ntype, "cpu" if on_host else None).float()
+        found[ntype] = HostRows.of_nodes(graph, rows, ntype) if on_host else rows
+    return found
 
 
-def _load(config: Config) -> tuple[dgl.DGLGraph | None, int]:
-    """The whole graph, and the number of classes."""
-    dataset = load_dataset(config)
-    return dataset.to_dgl(), dataset.num_classes
+def _make_model(
+    config: Config, graph: PartitionedGraph, content: _Content
+) -> tuple[nn.Module, torch.optim.Optimizer]:
+    build: Callable[[ModelConfig, int, int, int], nn.Module]
+    if content.target is None:
+        (width,) = content.widths.values()
+        build = partial(build_model, options=config.fullgraph)
+    else:
+        inputs = HeteroInputs(graph.ntypes, graph.canonical_etypes, content.target, content.widths)
+        width = common_width(graph.ntypes, content.widths, config.model.hidden)
+        build = partial(build_whole_relational_model, inputs=inputs, num_nodes=content.num_nodes)
+    return seeded_model(config, build, width, content.num_classes, graph.device)
+
+
+def _inputs(
+    graph: PartitionedGraph, content: _Content, rows: Mapping[str, torch.Tensor | HostRows]
+) -> dict[str, Any]:
+    """What the model takes of this rank's nodes."""
+    if content.target is None:
+        return {"feat": rows[_NTYPE]}
+    nodes = {ntype: graph.nodes[ntype].data[dgl.NID] for ntype in graph.ntypes}
+    return {"feat": rows, dgl.NID: nodes}

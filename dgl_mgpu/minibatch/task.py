@@ -10,15 +10,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from dgl_mgpu.data import (
-    HETEROGENEOUS,
-    Dataset,
-    HeteroDataset,
-    load_hetero,
-    require_labelled_split,
-)
+from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.data.checks import SPLITS
-from dgl_mgpu.data.hetero import with_self_loops
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.models import INV_SQRT_DEGREES
@@ -106,14 +99,11 @@ def load(config: Config) -> Dataset | HeteroDataset:
     Raises
     ------
     DGLMGPUError
-        As :func:`dgl_mgpu.data.load`, and if a node of its split has no class.
+        As :func:`dgl_mgpu.training.run.load_dataset`.
     """
-    data = config.data
-    if data.name in HETEROGENEOUS:
-        several = load_hetero(data.name, data.root, **data.options)
-        require_labelled_split(several)
-        return with_self_loops(several) if config.model.self_loops else several
     dataset = load_dataset(config)
+    if isinstance(dataset, HeteroDataset):
+        return dataset
     features = dict(dataset.node_features)
     if config.model.name == "gcn":
         features[INV_SQRT_DEGREES] = _inv_sqrt_degrees(dataset)

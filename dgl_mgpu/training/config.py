@@ -314,11 +314,11 @@ class Config:
                 f"{several}, of which the model knows one",
                 f"choose model={' or model='.join(HETERO_MODELS)}",
             )
-        if self.mode == "fullgraph":
+        if self.mode == "fullgraph" and model == "rgat":
             raise ConfigError(
-                f"mode=fullgraph data.name={data}",
-                f"{several}, which is trained on mini-batches here",
-                "choose mode=minibatch, or dgl_mgpu.partition_graph in a script",
+                f"mode=fullgraph model.name={model}",
+                "a model that has the edges of all relations as one list, which no rank has",
+                "choose model=rgcn, or mode=minibatch",
             )
 
 

@@ -1,4 +1,4 @@
-"""R-GCN and R-GAT on mini-batches of heterogeneous graphs, whatever features their nodes have."""
+"""R-GCN and R-GAT on heterogeneous graphs, whatever features their nodes have."""
 
 from __future__ import annotations
 
@@ -131,22 +131,24 @@ class RelationalModel(nn.Module):
         self.rows = rows
         self.layers = layers
 
-    def forward(self, blocks: Sequence[dgl.DGLGraph], inputs: Mapping[str, Any]) -> torch.Tensor:
-        """Logits of the seed nodes, shape (nodes, classes).
+    def forward(
+        self, graphs: dgl.DGLGraph | Sequence[dgl.DGLGraph], inputs: Mapping[str, Any]
+    ) -> torch.Tensor:
+        """Logits of the target's nodes, those of the last block, shape (nodes, classes).
 
         Without blocks there is no output, shape (0, 1), but gradients, all zero.
 
         Parameters
         ----------
-        blocks : sequence of DGLGraph
-            One for each layer.
+        graphs : DGLGraph, or sequence of it
+            A graph, or a block for each layer.
         inputs : dict of dict of Tensor
             As for `InputRows`.
         """
-        if not blocks:
+        if not isinstance(graphs, dgl.DGLGraph) and not graphs:
             return no_logits(self)
         rows = self.rows(inputs, next(self.layers.parameters()).dtype)
-        return self.layers(blocks, {"feat": rows} if isinstance(self.layers, RGCN) else rows)
+        return self.layers(graphs, {"feat": rows} if isinstance(self.layers, RGCN) else rows)
 
 
 def build_relational_model(

@@ -14,7 +14,15 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dgl_mgpu.data import Dataset, load, require_labelled_split
+from dgl_mgpu.data import (
+    HETEROGENEOUS,
+    Dataset,
+    HeteroDataset,
+    load,
+    load_hetero,
+    require_labelled_split,
+)
+from dgl_mgpu.data.hetero import with_self_loops
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, DGLMGPUError
 from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
@@ -130,7 +138,7 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
                 report.finish(trainer.reports, test_accuracy)
 
 
-def load_dataset(config: Config) -> Dataset:
+def load_dataset(config: Config) -> Dataset | HeteroDataset:
     """The configured data set, with self-loops where the model wants them.
 
     Raises
@@ -139,6 +147,10 @@ def load_dataset(config: Config) -> Dataset:
         As :func:`dgl_mgpu.data.load`, and if a node of its split has no class.
     """
     options = dict(config.data.options)
+    if config.data.name in HETEROGENEOUS:
+        several = load_hetero(config.data.name, config.data.root, **options)
+        require_labelled_split(several)
+        return with_self_loops(several) if config.model.self_loops else several
     if config.model.self_loops:
         options["self_loops"] = True
     dataset = load(config.data.name, config.data.root, **options)

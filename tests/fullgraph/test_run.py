@@ -96,9 +96,9 @@ def kept_on_host(monkeypatch) -> Iterator[list[torch.Tensor]]:
     """Features that are kept in the host's memory here."""
     of_nodes, made = HostRows.of_nodes, []
 
-    def noting(g: dgl.DGLGraph, rows: torch.Tensor) -> HostRows:
+    def noting(g: dgl.DGLGraph, rows: torch.Tensor, ntype: str) -> HostRows:
         made.append(rows)
-        return of_nodes(g, rows)
+        return of_nodes(g, rows, ntype)
 
     with monkeypatch.context() as patch:
         patch.setattr(HostRows, "of_nodes", noting)

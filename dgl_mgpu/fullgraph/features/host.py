@@ -77,19 +77,20 @@ class HostRows:
         )
 
     @classmethod
-    def of_nodes(cls, g: DGLGraph, rows: torch.Tensor) -> HostRows:
+    def of_nodes(cls, g: DGLGraph, rows: torch.Tensor, ntype: str | None = None) -> HostRows:
         """Rows of a graph's nodes, to be brought to where the graph is.
 
         Parameters
         ----------
         g : DGLGraph
-            Of one node type.
         rows : Tensor, floating point, shape (num_nodes, width)
+        ntype : str, optional
+            May be left out where there is one.
         """
         _check(rows)
-        most = g.num_nodes()
+        most = g.num_nodes(ntype)
         if isinstance(g, PartitionedGraph):
-            (owned,) = g.ownership.values()
+            owned = g.ownership[g.ntypes[g.get_ntype_id(ntype)]]
             most = max(owned.count(rank) for rank in range(owned.num_ranks))
         return cls(rows, g.device, _slab_width(most * rows.element_size(), rows.shape[1]))
 
