@@ -168,7 +168,8 @@ class Dataset:
 
         Node data are the node features, ``label`` and the masks ``train_mask``, ``val_mask``
         and ``test_mask``; edge data are the edge features.  Arrays in memory are shared, not
-        copied, except that both index arrays of a graph must have one dtype (int64).
+        copied, except that both index arrays of a graph must have one dtype (int64), and that each
+        edge gets its id.
         """
         import dgl
         import torch
@@ -177,7 +178,9 @@ class Dataset:
             # DGL does not write to these, so a read-only memory map may be shared.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
             indices = torch.as_tensor(self.indices).long()
-            eids = torch.as_tensor([] if self.eids is None else self.eids, dtype=torch.int64)
+            # DGL takes none for places, but then fails to add up features of edges on CPUs.
+            places = torch.arange(len(indices))
+            eids = places if self.eids is None else torch.as_tensor(self.eids, dtype=torch.int64)
             graph = dgl.graph(
                 ("csc", (torch.as_tensor(self.indptr), indices, eids)), num_nodes=self.num_nodes
             )

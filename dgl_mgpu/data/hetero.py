@@ -157,7 +157,6 @@ class HeteroDataset:
         import torch
 
         idtype = torch.int32 if self.id_dtype == np.int32 else torch.int64
-        nothing = torch.empty(0, dtype=idtype)
         with warnings.catch_warnings():
             # DGL does not write to these, so a read-only memory map may be shared.
             warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
@@ -168,7 +167,8 @@ class HeteroDataset:
                         (
                             torch.as_tensor(csc.indptr).to(idtype),
                             torch.as_tensor(csc.indices).to(idtype),
-                            nothing,
+                            # DGL takes none for places, but fails to add up edges' features.
+                            torch.arange(len(csc.indices), dtype=idtype),
                         ),
                     )
                     for etype, csc in self.edges.items()

@@ -6,7 +6,7 @@ import torch
 from torch import nn
 
 from dgl_mgpu.backend.global_store.embedding.layer import StoreEmbedding
-from dgl_mgpu.errors import OutputError
+from dgl_mgpu.errors import CheckpointError, OutputError
 from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.training.statefile import StateFile
 
@@ -48,10 +48,10 @@ class LearnedRows(nn.Module):
         if self._saved is None or self._saved[0] != version:
             try:
                 self._saved = version, StateFile.written_by(self.embedding.save)
-            except OSError as error:
+            except (OSError, CheckpointError) as error:
                 raise OutputError(
                     "keep learned rows in a file",
-                    str(error),
+                    error.found if isinstance(error, CheckpointError) else str(error),
                     "set TMPDIR to a folder that can be written and has space",
                 ) from error
         return self._saved[1]

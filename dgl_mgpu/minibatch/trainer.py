@@ -205,6 +205,7 @@ class MiniBatchTrainer(Trainer):
         for part in parts:
             self._sums.join(_Sums(**part))
         # These ranks worked at the same time.
+        self._sums.steps = max((part["steps"] for part in parts), default=0)
         self._sums.seconds = {name: s / len(parts) for name, s in self._sums.seconds.items()}
 
     def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport | None:

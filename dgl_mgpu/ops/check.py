@@ -9,6 +9,7 @@ import torch
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 
 ID_DTYPES = (torch.int32, torch.int64)
+_LARGEST = torch.iinfo(torch.int64).max
 
 
 def check_ids(ids: torch.Tensor, asked: str, where: torch.device | None = None) -> torch.Tensor:
@@ -69,11 +70,13 @@ def raise_at_bad_id(places: list[int], ids: torch.Tensor, num_rows: int, asked: 
 
 
 def check_integer(value: int, name: str, smallest: int, asked: str) -> int:
-    """Return ``value``, or raise InvalidInputError if it is no integer >= ``smallest``."""
-    if type(value) is int and value >= smallest:
+    """Return ``value``, or raise InvalidInputError if it is no integer >= ``smallest`` of int64."""
+    if type(value) is int and smallest <= value <= _LARGEST:
         return value  # without asking the other integers' class, which takes longer
-    if isinstance(value, bool) or not isinstance(value, Integral) or value < smallest:
+    is_integer = isinstance(value, Integral) and not isinstance(value, bool)
+    if not is_integer or not smallest <= value <= _LARGEST:
+        most = f" and at most {_LARGEST}" if is_integer and value > _LARGEST else ""
         raise InvalidInputError(
-            asked, f"{name}={value!r}", f"pass an integer {name} of at least {smallest}"
+            asked, f"{name}={value!r}", f"pass an integer {name} of at least {smallest}{most}"
         )
     return int(value)

@@ -17,7 +17,7 @@ from dgl_mgpu.report.colours import BLACK, GREY, STAGE_COLOURS, YELLOW
 from dgl_mgpu.units import human_seconds, human_share
 
 #: Stages that stand between epochs, and belong to no step.
-BETWEEN_EPOCHS = frozenset({"evaluate", "checkpoint"})
+BETWEEN_EPOCHS = frozenset({"evaluate", "checkpoint", "report"})
 
 _STEP = "ProfilerStep#"
 _GPU_WORK = {"kernel": "kernel", "gpu_memcpy": "copy", "gpu_memset": "copy"}

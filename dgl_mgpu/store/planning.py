@@ -25,7 +25,7 @@ from dgl_mgpu.topology import Topology
 #: Ways to tell how often a row will be read, beside a file of counts.
 HOTNESS = ("degree", "presample")
 
-_STAGING = "store.staging_memory"
+_GPU_MEMORY, _STAGING = "store.gpu_memory", "store.staging_memory"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 #: Fewer bytes without a unit, in a text or counted by a program, are meant in another one.
 _LEAST_SAID, _LEAST_COUNTED = 2**20, 2**10
@@ -74,7 +74,8 @@ class StoreOptions:
         Folder for what neither holds; without one the disk is not used.  A store on GPUs keeps
         features there, and topology not.
     staging_memory : int or str
-        Bytes of each GPU's share that cache rows on disk, where there is a ``disk_path``.
+        Bytes of each GPU's share that cache rows on disk, where there is a ``disk_path``; all of
+        the share if that is less.
     device : 'auto', 'cpu' or 'cuda'
         Where what the plan calls GPU memory is: on the GPUs, or with 'cpu' in shared memory.
         'auto' takes GPUs where every rank has one and CuPy can be imported.
@@ -210,10 +211,9 @@ def make_blueprint(
         for name, source in sources.items()
     ]
     disk_path = None if options.disk_path is None else Path(options.disk_path)
-    staging = parse_bytes(options.staging_memory, _STAGING) or 0
     rows = [len(order) for order in orders.values()]
     plan = plan_tables(specs, topology, options, rows, on_gpus=on_gpus)
-    return Blueprint(sources, orders, plan, disk_path, staging)
+    return Blueprint(sources, orders, plan, disk_path, _staging_bytes(options, rows))
 
 
 def plan_tables(
@@ -241,12 +241,12 @@ def plan_tables(
     ------
     ConfigError, PlanDoesNotFitError, UnreachableError
     """
-    limit = parse_bytes(options.gpu_memory, "store.gpu_memory")
+    limit = parse_bytes(options.gpu_memory, _GPU_MEMORY)
     budgets = topology.gpu_memory if limit is None else np.full(topology.num_gpus, limit)
     if on_gpus:
-        held = sum(position_dtype(rows).itemsize * rows for rows in order_rows)
+        held = _order_bytes(order_rows)
         if options.disk_path is not None:
-            held += parse_bytes(options.staging_memory, _STAGING) or 0
+            held += _staging_bytes(options, order_rows)
         budgets = np.maximum(budgets - held, 0)
     machine = linked(topology, options.links)
     host = parse_bytes(options.host_memory, "store.host_memory")
@@ -276,6 +276,18 @@ def plan_tables(
         raise PlanDoesNotFitError(
             error.asked, error.found, fix, error.needed, error.available
         ) from error
+
+
+def _order_bytes(order_rows: Sequence[int]) -> int:
+    return sum(position_dtype(rows).itemsize * rows for rows in order_rows)
+
+
+def _staging_bytes(options: StoreOptions, order_rows: Sequence[int]) -> int:
+    """Bytes of each GPU that cache rows on disk: what its share has beside orders, if that is less
+    than what was asked for."""
+    asked = parse_bytes(options.staging_memory, _STAGING) or 0
+    limit = parse_bytes(options.gpu_memory, _GPU_MEMORY)
+    return asked if limit is None else min(asked, max(0, limit - _order_bytes(order_rows)))
 
 
 def _graphs(specs: list[TableSpec]) -> list[TableSpec]:

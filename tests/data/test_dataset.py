@@ -129,6 +129,20 @@ def test_to_dgl(toy, edges):
         np.testing.assert_array_equal(graph.ndata[f"{part}_mask"].nonzero()[:, 0], ids)
 
 
+def test_features_of_edges_add_up_in_dgl(build_dataset, edges):
+    """On CPUs DGL's C++ refuses to where a graph's edges have no ids of their own."""
+    pytest.importorskip("dgl_mgpu.backend.compat")
+    import dgl_mgpu  # noqa: F401
+
+    dgl = pytest.importorskip("dgl")
+    graph = build_dataset(*edges, eids=None, edge_features={}).to_dgl()
+    graph.edata["w"] = torch.arange(graph.num_edges()).float()[:, None]
+    graph.update_all(dgl.function.copy_e("w", "m"), dgl.function.sum("m", "w"))
+    _, dst = graph.edges(order="eid")
+    expected = torch.zeros(graph.num_nodes(), 1).index_add_(0, dst, graph.edata["w"])
+    assert torch.equal(graph.ndata["w"], expected)
+
+
 @pytest.mark.filterwarnings("error")
 def test_memory_maps_go_to_dgl_without_a_warning(toy, edges, build_dataset, tmp_path):
     pytest.importorskip("dgl_mgpu.backend.compat")

@@ -68,6 +68,18 @@ def test_dgl_gets_every_edge_feature_and_label():
     assert "80 edges of 2 types, 3 classes of paper" in repr(data)
 
 
+def test_features_of_edges_add_up_in_dgl():
+    """On CPUs DGL's C++ refuses to where a graph's edges have no ids of their own."""
+    graph = build().to_dgl()
+    for etype in EDGES:
+        weights = torch.arange(graph.num_edges(etype)).float()[:, None]
+        graph.edges[etype].data["w"] = weights
+        graph.update_all(dgl.function.copy_e("w", "m"), dgl.function.sum("m", "w"), etype=etype)
+        _, dst = graph.edges(etype=etype, order="eid")
+        expected = torch.zeros(NODES[etype[2]], 1).index_add_(0, dst.long(), weights)
+        assert torch.equal(graph.nodes[etype[2]].data["w"], expected)
+
+
 @pytest.mark.parametrize("of", ["nodes", "edges"])
 def test_ids_are_of_a_type_that_holds_all(of):
     assert build().id_dtype == np.int32

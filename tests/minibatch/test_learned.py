@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import resource
 
 import dgl
 import pytest
@@ -50,3 +51,18 @@ def test_without_a_place_for_the_file(tmp_path, monkeypatch):
         monkeypatch.setenv("TMPDIR", str(place))
         with pytest.raises(OutputError, match=r"set TMPDIR"):
             LearnedRows(store.embedding("emb")).state_dict()
+
+
+def test_without_room_for_the_file(tmp_path, monkeypatch):
+    store = dgl_mgpu.GlobalStore.from_dgl(
+        dgl.rand_graph(3000, 60), embeddings={"emb": 4}, device="cpu"
+    )
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
+    limit = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (4096, limit[1]))
+    try:
+        with pytest.raises(OutputError, match=r"File too large; set TMPDIR"):
+            LearnedRows(store.embedding("emb")).state_dict()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limit)
+    assert not list(tmp_path.iterdir())

@@ -171,7 +171,7 @@ def test_bad_arguments():
     for seeds in (torch.zeros(3), torch.zeros(1, 3, dtype=torch.int64), [0]):
         with pytest.raises(InvalidInputError, match="ids of"):
             sample_neighbors(view, seeds, 5, KEY)
-    for fanout in (-2, 1.5, None, True):
+    for fanout in (-2, 1.5, None, True, 2**63):
         with pytest.raises(InvalidInputError, match="fanout"):
             sample_neighbors(view, torch.arange(3), fanout, KEY)
 

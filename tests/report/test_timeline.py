@@ -63,6 +63,16 @@ def test_evaluation_is_in_no_step(gpu_trace):
     assert gpu_trace.median_step == gpu_trace.steps[1]  # the shorter one of two
 
 
+@pytest.mark.parametrize("name", ["checkpoint", "report"])
+def test_what_follows_on_evaluation_is_in_no_step(tmp_path, name):
+    events = gpu_events()
+    evaluation = next(e for e in events if e["name"] == "stage evaluate")
+    after = evaluation | {"name": f"stage {name}", "ts": evaluation["ts"] + 210, "dur": 90.0}
+    evaluation["dur"] = 200.0
+    trace = read_trace(write_trace(tmp_path / "trace.json", [*events, after]))
+    assert trace.steps[1].begin == pytest.approx(1300e-6, abs=1e-8)
+
+
 def test_work_belongs_to_the_stage_that_launched_it(gpu_trace):
     found = [(w.name, w.kind, w.device, w.lane, w.stage) for w in gpu_trace.work]
     assert found == [

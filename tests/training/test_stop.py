@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import multiprocessing as mp
 import os
 import signal
@@ -112,6 +113,12 @@ def test_another_number_of_ranks_goes_on_with_the_batches_that_are_left(
     reports = reports_of(train(tmp_path / "again", after, data, resume))
     seeds = reports_of(whole(1))[0].seeds
     assert [report.seeds for report in reports] == [seeds] * 3
+    left = max(0, STEPS[1] - state.batches)  # a batch is a step of one rank
+    done = state.batches // before
+    assert [report.steps for report in reports] == [
+        done + math.ceil(left / after),
+        *[STEPS[after]] * 2,
+    ]
     # Also what was read is that of every batch once: samples do not depend on ranks.
     labels = [report.tier_rows("label") for report in reports]
     assert [sum(rows.values()) for rows in labels] == [seeds] * 3

@@ -110,6 +110,14 @@ def test_nodes_of_several_types():
 
 
 @pytest.mark.usefixtures("told", "both_kinds")
+def test_without_a_gpu_no_device_is_the_graphs():
+    loader = load(node_graph("cpu"), torch.arange(40), NeighborSampler([3]), device=None)
+    assert loader.device == torch.device("cpu")
+    input_nodes, _, _ = next(iter(loader))
+    assert input_nodes.device == torch.device("cpu")
+
+
+@pytest.mark.usefixtures("told", "both_kinds")
 def test_batches_are_those_of_the_graph_itself():
     """Seeds come in the same order, and where all neighbours are taken, so is all else."""
     g = node_graph("cpu")
