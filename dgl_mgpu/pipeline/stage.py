@@ -61,6 +61,11 @@ class stage:  # as a function in a ``with``
 _listening: list[StageTimes] = []
 
 
+def somebody_listens() -> bool:
+    """Whether stages are timed or followed now: if not, nothing need be done for their sake."""
+    return bool(_listening)
+
+
 class StageTimes:
     """How long stages take, without waiting for them: on a GPU what they queue, each on its own
     stream, elsewhere the host.

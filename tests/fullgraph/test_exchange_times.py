@@ -183,3 +183,7 @@ def test_on_a_gpu_another_stream_tells_when_a_message_has_come(monkeypatch):
     ]  # fmt: skip
     assert set(times.seconds()) == {"exchange", "product", "waiting"}
     assert message._used == ()
+    # Nobody listens now.
+    gpu.done.clear()
+    Message(work, rows).wait()
+    assert gpu.done == [("main", "wait")]

@@ -423,6 +423,25 @@ def test_a_second_backward_raises() -> None:
             out.backward()
 
 
+def test_a_backward_pass_frees_the_sums_that_stayed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also while the script has the loss, and with it what led there."""
+    kept = []
+    original = passes.Passes.with_input_sums
+
+    def noted(self: passes.Passes, sums: torch.Tensor) -> passes.Passes:
+        kept.append(StorageWeakRef(sums.untyped_storage()))
+        return original(self, sums)
+
+    monkeypatch.setattr(passes.Passes, "with_input_sums", noted)
+    g = homogeneous("skewed")
+    gcn, _ = _pair((5, 8, 3))
+    loss = gcn(g, g.ndata["x"]).sum()
+    (sums,) = kept
+    assert not sums.expired()
+    loss.backward(retain_graph=True)
+    assert sums.expired()
+
+
 def _check_second_derivatives(exchange: str) -> None:
     g = homogeneous()
     model = GCN([5, 4, 3], allow_zero_in_degree=True).double()

@@ -129,6 +129,16 @@ def test_rows_that_begin_anywhere_in_a_line(product, dtype, shape, op, reduce, m
         assert rows.stride(0) * rows.element_size() % 128 == 0
 
 
+def test_rows_that_are_expanded_begin_where_they_did(product, monkeypatch):
+    """Of too many dimensions, and so wide that a copy would have them begin at lines."""
+    monkeypatch.setattr(cuda, "at_lines", None)
+    monkeypatch.setattr(cuda.device.driver, "cache_bytes", lambda _: 1 << 14)
+    indptr, indices, eids = graph([30] * 80)
+    u, e = rows_for(len(indices), (2, 3, 2, 3, 7), (2, 1, 2, 1, 7), torch.float32)
+    assert layout.columns_in_cache(u, len(indices)) == (256, True, 1024)  # of 1008
+    check(product, indptr, indices, eids, u, e, "mul", "sum")
+
+
 def test_room_for_parts_is_bounded(emulated):
     assert layout.shares_in_room(1 << 10, 0) == 1 << 16
     assert layout.shares_in_room(1 << 10, 1 << 30) == 1 << 18

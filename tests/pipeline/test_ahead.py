@@ -269,6 +269,19 @@ def test_what_passes_have_shown_is_known_to_the_next_but_not_the_time_between_th
         assert made(lane.log, "ahead") == windows(expected)
 
 
+def test_steps_of_a_gpu_that_has_work_left_do_not_tell_the_pace(clock):
+    pace = Pace()
+    for _ in range(40):
+        clock.now += 1.0
+        pace.after_step(False)
+        assert not pace.rests
+    for _ in range(8):
+        assert not pace.rests
+        clock.now += 1.0
+        pace.after_step(True)
+    assert pace.rests  # as the other way is tried
+
+
 def test_the_lane_follows_the_script_when_it_is_used_again():
     lane = HostLane()
     lane.is_idle = True

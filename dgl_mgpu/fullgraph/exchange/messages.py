@@ -7,15 +7,15 @@ import functools
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.pipeline.stage import somebody_listens, stage
 
 
 class Message:
     """A collective call that is under way.
 
     While it is waited for, this is the stage "waiting".  As long as it takes a GPU, that is the
-    stage "exchange": a stream of its own waits for it as well, and does nothing else.  When gloo is
-    done nobody sees but who waits.
+    stage "exchange": a stream of its own waits for it as well, and does nothing else, where
+    somebody listens.  When gloo is done nobody sees but who waits.
 
     Parameters
     ----------
@@ -30,7 +30,9 @@ class Message:
         self._work = work
         self._used = used
         device = used[0].device
-        if device.type == "cuda":
+        # Else it would only cost each message some calls, and fork the capture of a CUDA graph,
+        # which nothing joins again.
+        if device.type == "cuda" and somebody_listens():
             beside = _stream_beside(device)
             beside.wait_stream(torch.cuda.current_stream(device))
             with torch.cuda.stream(beside), stage("exchange"):

@@ -415,6 +415,13 @@ def _impure():
     yield g, ids, _Derived([2]), {}
 
 
+def test_passes_over_a_loader_share_what_is_known_of_its_pace():
+    g, ids, sampler = homogeneous()
+    loader, other = (DataLoader(g, ids, sampler, batch_size=20) for _ in range(2))
+    first, again, others = map(iter, (loader, loader, other))
+    assert first._pace is again._pace is not others._pace
+
+
 @pytest.mark.parametrize("case", range(9))
 def test_what_may_depend_on_more_is_made_when_it_is_asked_for(case, lanes, monkeypatch):
     monkeypatch.setattr(dgl.dataloading.dataloader, "is_tensor_adaptor_enabled", lambda: True)
