@@ -17,7 +17,7 @@ from dgl_mgpu.pipeline.lane import Lane, Mark
 
 #: Batches by which one way is compared with the other, those of them that do not count, and such
 #: windows at most until the other way is tried again.
-_WINDOW, _SETTLING, _MOST = 8, 3, 8
+_WINDOW, _SETTLING, _MOST = 8, 3, 32
 
 Batch = TypeVar("Batch")
 BatchOut = TypeVar("BatchOut", covariant=True)
@@ -212,7 +212,7 @@ class Ahead(Iterator[Batch]):
         before, self._queued = self._queued, queued
         is_idle = is_at_rest or queued.query()
         self._pace.after_step(is_idle)
-        if is_idle and self._pace.rests:
+        if is_idle and (self._pace.rests or is_first):  # the first may be all that is wanted
             return
         if is_first or is_at_rest:
             # The lane is to see what was made where the script is.

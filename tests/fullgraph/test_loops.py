@@ -6,6 +6,7 @@ import dgl
 import dgl.function as fn
 import pytest
 import torch
+import torch.distributed as dist
 
 import dgl_mgpu
 from dgl_mgpu.errors import UnsupportedByPartitionError
@@ -141,3 +142,18 @@ def _made_once() -> None:
 
 def test_a_model_that_adds_loops_in_every_pass_has_them_made_once(ranks):
     ranks.run(_made_once)
+
+
+def _other_edges() -> None:
+    g, by = uneven("no nodes")
+    pg = dgl_mgpu.partition_graph(g, by=by)
+    own = pg.nodes()  # of some rank none, whose edges could be anything
+    with pytest.raises(UnsupportedByPartitionError):
+        dgl.add_edges(pg, own, own.roll(1))
+    total = torch.ones(())
+    dist.all_reduce(total)  # nobody is left waiting
+    assert int(total) == dist.get_world_size()
+
+
+def test_other_edges_than_loops_are_refused_on_ranks_without_nodes_too(ranks):
+    ranks.run(_other_edges)

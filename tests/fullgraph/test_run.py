@@ -13,12 +13,14 @@ import torch.distributed as dist
 
 from dgl_mgpu import partition_graph
 from dgl_mgpu.cli import main
+from dgl_mgpu.data import load_hetero
 from dgl_mgpu.fullgraph.features import HostRows, placement
-from dgl_mgpu.fullgraph.models import build_model
+from dgl_mgpu.fullgraph.models import build_model, build_whole_relational_model
 from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
 from dgl_mgpu.report import EpochReport, read_metrics
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.config import ModelConfig
+from dgl_mgpu.training.relational import HeteroInputs, common_width
 from tests.fullgraph.graphs import homogeneous
 
 pytestmark = pytest.mark.usefixtures("forked_ranks")
@@ -89,6 +91,65 @@ def test_every_model_learns(tmp_path, data, without_pictures, model):
     folder = train(tmp_path / "run", data, f"model={model}", "trainer.epochs=30")
     _, summary = read_metrics(folder / "metrics.jsonl")
     assert summary["test_accuracy"] > 0.5
+
+
+RELATIONS = [
+    "mode=fullgraph", "data=generated-relations", "data.options.num_items=300", "model=rgcn",
+    "model.hidden=16", "model.dropout=0", "trainer.lr=0.02", "trainer.epochs=4",
+]  # fmt: skip
+
+
+def relational_losses(root: Path) -> list[float]:
+    """Of the same run, by DGL alone."""
+    content = load_hetero("generated-relations", root, num_items=300)
+    g = content.to_dgl()
+    inputs = HeteroInputs(g.ntypes, g.canonical_etypes, content.target, content.widths)
+    width = common_width(g.ntypes, content.widths, 16)
+    config = ModelConfig("rgcn", 16, dropout=0.0)
+    torch.manual_seed(0)
+    model = build_whole_relational_model(
+        config, width, content.num_classes, 2, inputs, content.num_nodes
+    )
+    assert sorted(model.rows.embeddings) == ["tag"] and "item" in content.widths
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
+    nodes = {ntype: g.nodes(ntype) for ntype in g.ntypes}
+    features = {ntype: g.nodes[ntype].data["feat"].float() for ntype in content.widths}
+    data, found = g.nodes[content.target].data, []
+    for _ in range(4):
+        logits = model(g, {"feat": features, dgl.NID: nodes})[data["train_mask"]]
+        loss = torch.nn.functional.cross_entropy(logits, data["label"][data["train_mask"]])
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        found.append(loss.item())
+    return found
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+@pytest.mark.parametrize("features", ["gpu", "host"])
+def test_rgcn_trains_on_data_of_several_types(tmp_path, without_pictures, num_ranks, features):
+    options = [*RELATIONS, f"data.root={tmp_path}", f"trainer.ranks={num_ranks}"]
+    options += [f"fullgraph.features={features}", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert main(["train", *options]) == 0
+    assert losses_of(tmp_path / "run") == pytest.approx(relational_losses(tmp_path), rel=1e-4)
+
+
+def test_learned_rows_go_on_with_other_ranks(tmp_path, without_pictures):
+    def run(name: str, *options: str) -> list[float]:
+        options = (
+            *RELATIONS,
+            f"data.root={tmp_path}",
+            f"hydra.run.dir={tmp_path / name}",
+            *options,
+        )
+        assert main(["train", *options]) == 0
+        return losses_of(tmp_path / name)
+
+    expected = run("whole")
+    run("half", "trainer.epochs=2", "trainer.ranks=2")
+    resumed = f"trainer.resume={tmp_path / 'half'}"
+    found = run("rest", resumed, "trainer.epochs=4", "trainer.ranks=1")
+    assert found == pytest.approx(expected, rel=1e-4)
 
 
 @contextmanager

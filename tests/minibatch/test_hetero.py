@@ -14,11 +14,11 @@ from dgl_mgpu.configuration import compose
 from dgl_mgpu.data import HeteroDataset, load_hetero
 from dgl_mgpu.data.hetero import relation
 from dgl_mgpu.errors import ConfigError
-from dgl_mgpu.minibatch import task
 from dgl_mgpu.minibatch.planned import plan_for
 from dgl_mgpu.minibatch.run import _make_trainer
 from dgl_mgpu.placement import load_accesses
 from dgl_mgpu.report import EpochReport, read_metrics
+from dgl_mgpu.training import run
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.launch import launch
@@ -88,7 +88,7 @@ def test_models_learn_what_relations_tell(tmp_path, model):
 
 def test_without_relations_a_model_does_worse(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        task, "load_hetero", lambda *args, **how: without_relations(load_hetero(*args, **how))
+        run, "load_hetero", lambda *args, **how: without_relations(load_hetero(*args, **how))
     )
     folder = train(tmp_path / "run", "model=rgcn", "trainer.epochs=5")
     # Chance is 12.5 %, and one of two classes is what neighbours alone tell.
@@ -184,7 +184,7 @@ def test_each_relation_may_have_its_fanout(tmp_path, capsys):
         (["data=generated-relations", "model=graphsage"], "choose model=rgcn or model=rgat"),
         (["data=ogbn-mag", "model=gcn"], "choose model=rgcn or model=rgat"),
         (["data=cora", "model=rgat"], "choose model=gat, or data=ogbn-mag"),
-        (["data=generated-igbh", "model=rgcn", "mode=fullgraph"], "choose mode=minibatch"),
+        (["data=generated-igbh", "model=rgat", "mode=fullgraph"], "or mode=minibatch"),
         (["data=cora", "sampler.fanouts=[{_E:3},2]"], "give each layer a number"),
         (["data=cora", "sampler.fanouts=[x,2]"], "no number"),
         (["data=ogbn-mag", "model=rgcn", "sampler.fanouts=[{cites:-2},2]"], "below -1"),

@@ -193,7 +193,8 @@ def test_without_memory_for_what_is_begun_it_is_given_up_and_no_more_is_begun(is
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [batch.number for batch in batches] == list(range(6))
-    assert [n for what, n in lane.log if what == "begins"][:3] == [1, 2, 3]
+    first = 2 if is_idle else 1
+    assert [n for what, n in lane.log if what == "begins"][:3] == [first, first + 1, first + 2]
     assert not lane.is_full
     # Each begins when it is made: none was before the one before it was made.
     order = [(what, n) for what, n in lane.log if what in ("begins", "makes ahead")]
@@ -231,7 +232,7 @@ def test_an_idle_gpu_has_batches_made_when_they_are_asked_for_if_that_is_faster(
     # again after 1, 2 and 4 of them. What is begun or made by then is handed out first.
     more = depth
     assert made(lane.log, "ahead") == windows(
-        (1, 8 + more), (25, 32 + more), (49, 56 + more), (89, min(96 + more, 99))
+        (2, 8 + more), (25, 32 + more), (49, 56 + more), (89, min(96 + more, 99))
     )
 
 
@@ -245,8 +246,16 @@ def test_an_idle_gpu_has_batches_made_ahead_if_that_is_faster(clock, is_busy_lat
         lane.is_idle = not (is_busy_later and batch.number >= 20)
     # Where the script is in a second window, and then after 2, 4 and 8 windows: of a GPU that has
     # work left nothing else is tried.
-    expected = windows((0, 0), (10, 16), (34, 40), (74, 80))
-    assert made(lane.log, "here") == (expected[:8] if is_busy_later else expected)
+    expected = windows((0, 1), (10, 16), (34, 40), (74, 80))
+    assert made(lane.log, "here") == (expected[:9] if is_busy_later else expected)
+
+
+def test_an_idle_gpu_makes_nothing_ahead_for_who_wants_one_batch():
+    lane = HostLane()
+    lane.is_idle = True
+    for _ in range(3):
+        next(over(lane)[1])
+    assert not made(lane.log, "ahead") and made(lane.log, "here") == [0] * 3
 
 
 def test_what_counts_is_the_time_from_one_batch_to_the_next(clock):
@@ -256,13 +265,13 @@ def test_what_counts_is_the_time_from_one_batch_to_the_next(clock):
     for batch in batches:
         if batch.number in made(lane.log, "here"):
             clock.now += 2.0  # what is read then is waited for
-    assert made(lane.log, "here") == windows((0, 0), (10, 16), (34, 40))
+    assert made(lane.log, "here") == windows((0, 1), (10, 16), (34, 40))
 
 
 def test_what_passes_have_shown_is_known_to_the_next_but_not_the_time_between_them(clock):
     lane, pace = HostLane(), Pace()
     lane.is_idle = True
-    for count, expected in ((12, (1, 9)), (8, (0, -1)), (16, (7, 15))):
+    for count, expected in ((12, (2, 9)), (8, (0, -1)), (16, (7, 15))):
         lane.log.clear()
         list(Ahead(Numbers(lane, count), lane, 1, pace))
         clock.now += 1000.0
@@ -302,7 +311,7 @@ def test_a_batch_that_is_made_at_rest_may_fail_and_be_stale():
     source.version = 1
     found += batches
     assert [b.seeds for b in found] == [(100 + n, int(n > 11)) for n in range(14) if n != 11]
-    assert made(lane.log, "ahead") == list(range(1, 10))
+    assert made(lane.log, "ahead") == list(range(2, 10))
 
 
 @pytest.mark.parametrize("depth", [1, 2])

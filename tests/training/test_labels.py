@@ -10,7 +10,6 @@ import pytest
 from dgl_mgpu.cli import main
 from dgl_mgpu.data import Dataset, HeteroDataset, load, load_hetero, require_labelled_split
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.minibatch import task
 from dgl_mgpu.training import run
 
 SIZE = {"num_nodes": 300, "num_edges": 900, "num_classes": 5}
@@ -53,16 +52,17 @@ def test_nodes_of_no_part_need_no_class(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("module", "loader", "options"),
+    ("loader", "options"),
     [
-        (run, load, ["mode=minibatch", "data=generated", "data.options.num_nodes=300"]),
-        (run, load, ["mode=fullgraph", "data=generated", "data.options.num_nodes=300"]),
-        (task, load_hetero, ["model=rgcn", "data=generated-relations"]),
+        (load, ["mode=minibatch", "data=generated", "data.options.num_nodes=300"]),
+        (load, ["mode=fullgraph", "data=generated", "data.options.num_nodes=300"]),
+        (load_hetero, ["mode=minibatch", "model=rgcn", "data=generated-relations"]),
+        (load_hetero, ["mode=fullgraph", "model=rgcn", "data=generated-relations"]),
     ],
 )
-def test_no_trainer_begins(tmp_path, monkeypatch, capsys, module, loader, options):
+def test_no_trainer_begins(tmp_path, monkeypatch, capsys, loader, options):
     monkeypatch.setattr(
-        module,
+        run,
         loader.__name__,
         lambda *args, **how: relabelled(loader(*args, **how), "valid", -1),
     )

@@ -69,10 +69,13 @@ def add_edges(g: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> An
     import torch
 
     from dgl_mgpu.backend.structure.spread import SpreadIndex, with_loops
+    from dgl_mgpu.store import Ranks
 
     if isinstance(g._graph, SpreadIndex) and _may_have_loops(g, etype):
         nodes = g.nodes(g.to_canonical_etype(etype)[0])
-        if all(isinstance(end, torch.Tensor) and torch.equal(end, nodes) for end in (u, v)):
+        are_loops = all(isinstance(end, torch.Tensor) and torch.equal(end, nodes) for end in (u, v))
+        # No edges are those of a rank without nodes, whatever the others add.
+        if all(Ranks.of_all_machines().all_gather(are_loops)):
             return with_loops(g, data or {}, etype)
     return originals[_FUNCTIONS + "add_edges"](g, u, v, data, etype)
 
