@@ -126,7 +126,7 @@ def relational_losses(root: Path) -> list[float]:
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2])
-@pytest.mark.parametrize("features", ["gpu", "host"])
+@pytest.mark.parametrize("features", ["auto", "host"])
 def test_rgcn_trains_on_data_of_several_types(tmp_path, without_pictures, num_ranks, features):
     options = [*RELATIONS, f"data.root={tmp_path}", f"trainer.ranks={num_ranks}"]
     options += [f"fullgraph.features={features}", f"hydra.run.dir={tmp_path / 'run'}"]
