@@ -128,8 +128,9 @@ class PartitionedIndex(SpreadIndex):
         self.owned = list(owned)
         self.parts = list(parts)
         self.turned = turned
-        #: What it was changed to: models may do so in every pass.
+        #: What it was changed to, and reversed: models may do so in every pass.
         self._changed: dict[tuple[str, int], tuple[PartitionedIndex, torch.Tensor]] = {}
+        self._reversed: PartitionedIndex | None = None
         rank = self.parts[0].part.rank
         self._num_nodes = [each.count(rank) for each in self.owned]
 
@@ -173,7 +174,10 @@ class PartitionedIndex(SpreadIndex):
         )
 
     def reverse(self) -> PartitionedIndex:
-        return PartitionedIndex(self.schema.reverse, self.owned, self.parts, not self.turned)
+        if self._reversed is None:
+            reverse = self.schema.reverse
+            self._reversed = PartitionedIndex(reverse, self.owned, self.parts, not self.turned)
+        return self._reversed
 
     def copy_to(self, ctx: Any) -> HeteroGraphIndex:
         if F.to_backend_ctx(ctx) == self.device:

@@ -133,8 +133,9 @@ def test_loops_of_one_relation(ranks):
 
 def _made_once() -> None:
     pg = dgl_mgpu.partition_graph(homogeneous())
-    first, again = (dgl.add_self_loop(pg.local_var()) for _ in range(2))
-    assert first._graph is again._graph
+    for of in (pg.local_var, lambda: dgl.reverse(pg)):
+        first, again = (dgl.add_self_loop(of()) for _ in range(2))
+        assert first._graph is again._graph
     node = torch.zeros(1, dtype=pg.idtype, device=pg.device)
     with pytest.raises(UnsupportedByPartitionError):
         dgl.add_edges(pg, node, node)
