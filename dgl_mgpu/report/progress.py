@@ -163,12 +163,13 @@ def epoch_lines(report: EpochReport, epochs: int) -> list[str]:
     shown = {
         stage: f"{_STAGE_NAMES.get(stage, stage)} {human_seconds(seconds)}"
         for stage, seconds in report.seconds.measured().items()
-        if stage != "total"
+        if stage != "total" and (stage != "evaluate" or report.valid_accuracy is not None)
     }
     parts = [text for stage, text in shown.items() if stage not in WITHIN_OTHERS]
     of_ranks = f"; mean of {report.ranks} ranks" if report.ranks > 1 else ""
-    parts[0] = f"{human_seconds(report.seconds.total)}{of_ranks}: {parts[0]}"
-    lines = _wrapped("", head, "  ") + _wrapped("  ", parts, ", ")
+    time = f"{human_seconds(report.seconds.total)}{of_ranks}"
+    timed = [f"{time}: {parts[0]}", *parts[1:]] if parts else [time]
+    lines = _wrapped("", head, "  ") + _wrapped("  ", timed, ", ")
     within = [text for stage, text in shown.items() if stage in WITHIN_OTHERS]
     if within:
         lines += _wrapped("  of which ", within, ", ")

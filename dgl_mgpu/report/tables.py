@@ -79,10 +79,12 @@ def summary_table(
 
     speed = statistics.median(report.seeds_per_second for report in reports)
     table.add_row("seeds/s (median)", human_count(speed))
-    measured = [report.seconds.measured() for report in reports]
     for stage in stages_of(reports):
-        seconds = statistics.median(each[stage] for each in measured if stage in each)
-        table.add_row(f"{_STAGE_NAMES[stage]} (median)", human_seconds(seconds))
+        each = [_seconds(report, stage) for report in reports]
+        spent = [seconds for seconds in each if seconds is not None]
+        if spent:
+            usual = human_seconds(statistics.median(spent))
+            table.add_row(f"{_STAGE_NAMES[stage]} (median)", usual)
     table.add_section()
 
     for name in dict.fromkeys(name for report in reports for name in report.tables):
@@ -96,6 +98,13 @@ def summary_table(
                 f"{share}, {human_count(count)}, {human_bytes(sizes[tier])}",
             )
     return table
+
+
+def _seconds(report: EpochReport, stage: str) -> float | None:
+    """Of a stage, if there was one: not every epoch is evaluated."""
+    if stage == "evaluate" and report.valid_accuracy is None:
+        return None
+    return report.seconds.measured().get(stage)
 
 
 def plan_table(rows: Sequence[Mapping[str, Any]], title: str = "Placement plan") -> Table:

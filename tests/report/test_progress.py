@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+from dataclasses import replace
 
 import pytest
 from rich.console import Console
@@ -51,8 +52,13 @@ def test_what_other_stages_include_has_a_line_of_its_own(make_report):
 
 
 def test_without_evaluation_no_accuracy_is_invented(make_report):
-    head = epoch_lines(make_report(1, valid_accuracy=None, test_accuracy=None), 1)[0]
-    assert head == "epoch 1/1  loss 2.0000  train 50.0%  125 seeds/s"
+    report = make_report(1, valid_accuracy=None, test_accuracy=None, tiers=())
+    assert epoch_lines(report, 1) == [
+        "epoch 1/1  loss 2.0000  train 50.0%  125 seeds/s",
+        "  12.0 s: sample 1.00 s, gather 2.00 s, forward/backward 3.00 s",
+    ]
+    report = replace(report, seconds=StageSeconds(evaluate=0.0, total=1.0))
+    assert epoch_lines(report, 1)[1:] == ["  1.00 s"]
 
 
 def test_lines_fit_80_columns_and_break_between_parts(make_report):

@@ -27,12 +27,12 @@ def _cells(table):
 
 
 def test_summary_of_a_run(make_report):
-    def seconds(total):
-        return StageSeconds(sample=0.1, gather=0.2, compute=0.3, evaluate=0.0, total=total)
+    def seconds(total, evaluate=0.0):
+        return StageSeconds(sample=0.1, gather=0.2, compute=0.3, evaluate=evaluate, total=total)
 
     reports = [
-        make_report(1, valid_accuracy=0.5, seconds=seconds(1.0)),
-        make_report(2, valid_accuracy=0.61239, test_accuracy=0.6, seconds=seconds(4.0)),
+        make_report(1, valid_accuracy=0.5, seconds=seconds(1.0, 0.5)),
+        make_report(2, valid_accuracy=0.61239, test_accuracy=0.6, seconds=seconds(4.0, 0.7)),
         make_report(3, valid_accuracy=None, test_accuracy=None, seconds=seconds(2.0)),
     ]
     assert _cells(summary_table(reports, "A run [1]")) == [
@@ -47,7 +47,7 @@ def test_summary_of_a_run(make_report):
         ["sampling (median)", "100 ms"],
         ["feature gathering (median)", "200 ms"],
         ["forward/backward (median)", "300 ms"],
-        ["evaluation (median)", "0.00 s"],
+        ["evaluation (median)", "600 ms"],  # of the epochs that were
         ["whole epoch (median)", "2.00 s"],
         ["feat rows from device", "75.0%, 1.80k, 703 KiB"],
         ["feat rows from host", "25.0%, 600, 234 KiB"],
