@@ -137,6 +137,7 @@ class Ahead(Iterator[Batch]):
 
     A GPU that has nothing to do by then waits for the host.  It may be better then to make the next
     batch when it is asked for, where the script is: whichever takes less time (:class:`Pace`).
+    After the first batch it is not made ahead: that one may be all that the script wants.
 
     The first batch is made where the script is: caches that others use too are filled then.  If
     something changes later on which batches depend, what was made is dropped and made again, and
@@ -212,7 +213,7 @@ class Ahead(Iterator[Batch]):
         before, self._queued = self._queued, queued
         is_idle = is_at_rest or queued.query()
         self._pace.after_step(is_idle)
-        if is_idle and (self._pace.rests or is_first):  # the first may be all that is wanted
+        if is_idle and (self._pace.rests or is_first):
             return
         if is_first or is_at_rest:
             # The lane is to see what was made where the script is.

@@ -28,15 +28,10 @@ from dgl_mgpu.errors import (
     UnsupportedByStoreError,
 )
 from dgl_mgpu.ops.view import EIDS, PAIRED
-from dgl_mgpu.store import cuda
 from dgl_mgpu.training.launch import launch
 from tests.backend.loaders import assert_blocks_are_right, assert_pairs_are_right, link_graph
 
-
-@pytest.fixture(autouse=True)
-def in_shared_memory(monkeypatch):
-    """Stores are on the CPU, as what they are compared with."""
-    monkeypatch.setattr(cuda, "find_runtime", lambda: None)
+pytestmark = pytest.mark.usefixtures("in_shared_memory")
 
 
 def sparse_graph(idtype=torch.int64, in_order=True):

@@ -31,15 +31,10 @@ from dgl_mgpu.errors import (
     UnsupportedByStoreError,
 )
 from dgl_mgpu.ops.view import EIDS, PAIRED
-from dgl_mgpu.store import cuda
 from dgl_mgpu.training.launch import launch
 from tests.environment import search_path
 
-
-@pytest.fixture(autouse=True)
-def in_shared_memory(monkeypatch):
-    """Stores are on the CPU, as what they are compared with."""
-    monkeypatch.setattr(cuda, "find_runtime", lambda: None)
+pytestmark = pytest.mark.usefixtures("in_shared_memory")
 
 
 def power_law_graph(num_nodes: int = 800, num_edges: int = 8000, idtype=torch.int64):

@@ -22,15 +22,10 @@ from dgl_mgpu.errors import (
     IdOutOfRangeError,
     InvalidInputError,
 )
-from dgl_mgpu.store import cuda
 from dgl_mgpu.training.launch import launch
 from tests.backend.global_store.test_graph import batches, power_law_graph
 
-
-@pytest.fixture(autouse=True)
-def in_shared_memory(monkeypatch):
-    """Stores are on the CPU, as what they are compared with."""
-    monkeypatch.setattr(cuda, "find_runtime", lambda: None)
+pytestmark = pytest.mark.usefixtures("in_shared_memory")
 
 
 def test_a_pass_keeps_its_epoch_when_another_one_begins():
