@@ -1,10 +1,11 @@
 """Claim: what exchange='auto' settles on is within 5 % of the best of all ways that there are.
 
-Every GPU has its part of a graph of ogbn-products' or Reddit's size, as in fullgraph_gpu.  For each
-width, forwards and backwards: every way to exchange rows is timed, remote reads with every pipeline
-(MGG's ranges in powers of two), and those that come near the fastest several times.  Then the tuner
-chooses, from calls like those of a training.  The fastest of the sweep, the tuner's pick and the
-default are timed once more side by side: the fastest of 150 noisy figures looks faster than it is.
+Every GPU has its part of a graph of ogbn-products', Reddit's or proteins' size, as in
+fullgraph_gpu.  For each width, forwards and backwards: every way to exchange rows is timed, remote
+reads with every pipeline (MGG's ranges in powers of two), and those that come near the fastest
+several times.  Then the tuner chooses, from calls like those of a training.  The fastest of the
+sweep, the tuner's pick and the default are timed once more side by side: the fastest of 150 noisy
+figures looks faster than it is.
 
     python -m benchmarks.exchange_sweep_gpu --out exchange_sweep.json
 """
@@ -26,12 +27,15 @@ from benchmarks.fullgraph import (
     ranks_option,
     tuned,
 )
-from benchmarks.fullgraph_gpu import WIDTHS
-from benchmarks.gpu import measure
+from benchmarks.fullgraph_gpu import WIDTHS as WIDTHS_OF_SUMS
+from benchmarks.gpu import measure, window
 from dgl_mgpu.fullgraph.exchange.auto import Auto, Case
+from dgl_mgpu.fullgraph.exchange.rounds import Rounds
 from dgl_mgpu.fullgraph.exchange.ways import Way, Ways
 from dgl_mgpu.training.launch import launch
 
+#: Of each shape; sums of proteins' size take a fraction of a millisecond.
+WIDTHS = {**WIDTHS_OF_SUMS, "proteins": (16, 112)}
 #: How much longer than the best of all ways the tuner's pick may take.
 AIM = 1.05
 #: Ways that take so many times as long as the fastest are timed once, the others more often, in
@@ -64,9 +68,9 @@ class Sweep:
         rows = torch.randn(count, width, device=self._job.device)
         case = Case(transposed, 4 * width, rows.dtype, 0)
         allowed = [way for way in ways.by_name.values() if case.allows(way)]
-        swept = self._slowest(ways, allowed, rows, transposed, 1, 1)
+        swept = {way: self._once(ways[way], rows, transposed) for way in allowed}
         limit = _NEAR * min(swept.values())
-        near = [way for way, seconds in swept.items() if seconds <= limit]
+        near = [way for way in allowed if way.pipeline is None or swept[way] <= limit]
         swept |= self._slowest(ways, near, rows, transposed, repeats, _WINDOW)
         best = min(near, key=swept.__getitem__)
 
@@ -91,6 +95,13 @@ class Sweep:
             ),
         }
 
+    def _once(self, rounds: Rounds, rows: torch.Tensor, transposed: bool) -> float:
+        """Seconds of one call, after another, of the slowest rank: most ways are far behind."""
+        sums = rounds.transposed_sums if transposed else rounds.sums
+        self._job.wait()
+        spent = window(lambda _: sums(rows), [None] * 3, rows.device)
+        return max(self._job.ranks.all_gather(spent))
+
     def _slowest(
         self,
         ways: Ways,
@@ -98,7 +109,7 @@ class Sweep:
         rows: torch.Tensor,
         transposed: bool,
         repeats: int,
-        window: int,
+        calls: int,
     ) -> dict[Way, float]:
         """Seconds that each way takes the slowest rank."""
 
@@ -106,7 +117,7 @@ class Sweep:
             return lambda _: ways[way].transposed_sums(rows) if transposed else ways[way].sums(rows)
 
         contenders = {str(way): call(way) for way in chosen}
-        batches = [None] * (window + 2)
+        batches = [None] * (calls + 2)
         found = measure(contenders, lambda _: batches, repeats, self._job.ranks)
         return {ways.by_name[name]: max(seconds) for name, seconds in found.items()}
 
@@ -133,7 +144,7 @@ def _run(options: argparse.Namespace) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--shapes", nargs="+", default=list(WIDTHS), choices=list(WIDTHS))
-    parser.add_argument("--widths", nargs="+", type=int, help="by default fullgraph_gpu's")
+    parser.add_argument("--widths", nargs="+", type=int, help="by default each shape's own")
     ranks_option(parser)
     common_options(parser)
     parser.set_defaults(repeats=3)

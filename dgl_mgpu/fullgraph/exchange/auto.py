@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import math
-import statistics
 from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple, Protocol
@@ -236,9 +235,10 @@ class Auto(Rounds):
 
     def _go_on(self, case: Case, trials: _Trials) -> None:
         # From the last to the first: the GPU is waited for once.
-        spent = [sum(watch.seconds().values()) for watch in reversed(trials.watches)]
+        spent = [sum(watch.seconds().values()) / _CALLS for watch in reversed(trials.watches)]
         of_calls = zip(*self._ranks.all_gather(spent), strict=True)
-        fastest = trials.go_on(statistics.median_low(map(max, of_calls)))
+        # The least: what disturbs a call only makes it longer.
+        fastest = trials.go_on(min(map(max, of_calls)))
         if fastest is not None:
             self.found[case] = fastest
             del self._trials[case]
