@@ -64,9 +64,16 @@ struct Product {
     const int64 at = row * layout.width + column;
     Element values[kVector];
     if constexpr (Reduction::kAdds) {
-      Loaded<Element, kVector> before;
-      before.Load(out + at);
-      before.Unpack(values);
+      if (IsWhole<kVector>()) {
+        Loaded<Element, kVector> before;
+        before.Load(out + at);
+        before.Unpack(values);
+      } else {
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) {
+          if (column + i < layout.width) values[i] = out[at + i];
+        }
+      }
     }
     Number divisor = 1;
     if constexpr (Reduction::kDivides) {
@@ -80,17 +87,37 @@ struct Product {
       if constexpr (Reduction::kAdds) value += number(values[i]);
       store(value, values + i);
     }
-    store_once(out + at, values);
+    Store(out, at, column, values);
     if constexpr (Reduction::kChooses) {
-      WriteChoice(left_choice, left_ids, at, found, first_entry);
-      WriteChoice(right_choice, right_ids, at, found, first_entry);
+      WriteChoice(left_choice, left_ids, at, column, found, first_entry);
+      WriteChoice(right_choice, right_ids, at, column, found, first_entry);
     }
   }
 
  private:
+  // Whether rows of the output are vectors, as those of the left operand are. Where that was copied
+  // to be so, the last vector has less in the output, and begins anywhere.
+  template <int kVector>
+  __device__ __forceinline__ bool IsWhole() const {
+    return layout.width % kVector == 0;
+  }
+
+  template <typename Stored, int kVector>
+  __device__ __forceinline__ void Store(Stored* to, int64 at, int64 column,
+                                        const Stored (&values)[kVector]) const {
+    if (IsWhole<kVector>()) {
+      store_once(to + at, values);
+      return;
+    }
+#pragma unroll
+    for (int i = 0; i < kVector; ++i) {
+      if (column + i < layout.width) to[at + i] = values[i];
+    }
+  }
+
   template <typename Reduction, int kVector, typename Entry>
   __device__ __forceinline__ void WriteChoice(
-      Id* choice, const Id* ids, int64 at,
+      Id* choice, const Id* ids, int64 at, int64 column,
       const Partial<Reduction, Number, Entry> (&found)[kVector], int64 first_entry) const {
     if (choice == nullptr) return;
     Id chosen[kVector];
@@ -100,7 +127,7 @@ struct Product {
       const int64 entry = none ? 0 : first_entry + static_cast<int64>(found[i].entry);
       chosen[i] = none ? 0 : ids == nullptr ? static_cast<Id>(entry) : ids[entry];
     }
-    store_once(choice + at, chosen);
+    Store(choice, at, column, chosen);
   }
 };
 
@@ -158,6 +185,7 @@ __global__ void __launch_bounds__(kThreads, kBlocks) spmm(Product<Id, Element> p
     const int64 at = (2 * static_cast<int64>(share) + is_tail) * product.layout.width + column;
 #pragma unroll
     for (int i = 0; i < kVector; ++i) {
+      if (column + i >= product.layout.width) break;
       product.parts[at + i] = partial[i].value;
       if constexpr (Reduction::kChooses) {
         const uint32 entry = partial[i].entry;

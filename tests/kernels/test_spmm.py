@@ -85,21 +85,58 @@ def test_rows_that_begin_and_end_where_shares_do(product, degrees, reduce):
 
 
 @pytest.mark.parametrize(
-    ("num_rows", "width", "expected"),
+    ("num_rows", "width", "whole", "expected"),
     [
-        (37, 3, (512, True, 12)),
-        (37, 96, (256, True, 384)),  # 37 rows of 256 B are less than 3/4 of 16 KiB, of 384 B more
-        (37, 100, (256, True, 512)),  # rows do not begin at lines: a copy is to
-        (63, 100, (512, False, 400)),  # too few entries for it
-        (95, 512, (128, True, 2048)),
-        (97, 512, (512, False, 2048)),  # not even a line of each fits
-        (0, 512, (512, False, 0)),
-        (None, None, (512, False, 0)),
+        (37, 3, True, (512, True, 12)),
+        (37, 33, True, (512, True, 144)),  # else two warps would read a number in each lane
+        (37, 33, False, (512, True, 132)),  # vectors of weights begin anywhere, too
+        (14, 33, True, (512, True, 144)),
+        (63, 33, True, (512, True, 132)),  # too few entries for a copy
+        (37, 50, True, (512, True, 200)),  # one warp reads it as it is
+        (37, 96, True, (512, False, 384)),  # 37 rows are not much more than 3/4 of 16 KiB
+        (37, 160, True, (256, True, 640)),  # of 256 B, they are less
+        (37, 150, True, (256, True, 640)),  # rows do not begin at lines: a copy is to
+        (63, 150, True, (512, False, 600)),
+        (95, 512, True, (128, True, 2048)),
+        (97, 512, True, (512, False, 2048)),  # not even a line of each fits
+        (0, 512, True, (512, False, 0)),
+        (None, None, True, (512, False, 0)),
     ],
 )
-def test_columns_are_as_many_as_stay_in_the_cache(emulated, num_rows, width, expected):
+def test_columns_are_as_many_as_stay_in_the_cache(emulated, num_rows, width, whole, expected):
     rows = None if num_rows is None else torch.empty(num_rows, width)
-    assert layout.columns_in_cache(rows, 500) == expected
+    assert layout.columns_in_cache(rows, 500, whole) == expected
+
+
+@pytest.mark.parametrize(
+    ("dtype", "shape"),
+    [
+        (torch.float32, (47,)),
+        (torch.float32, (3, 47)),
+        (torch.float64, (37,)),
+        (torch.float16, (41,)),
+        (torch.bfloat16, (131,)),
+    ],
+)
+@pytest.mark.parametrize(("op", "reduce"), [("copy_lhs", "sum"), ("mul", "mean"), ("mul", "min")])
+def test_rows_that_begin_anywhere_in_a_vector(product, dtype, shape, op, reduce, monkeypatch):
+    """Some of which are done by one warp and some by several, beside what must not be written."""
+    vectors = []
+    original = cuda.make_layout
+
+    def seen(*arguments):
+        vectors.append(original(*arguments))
+        return vectors[-1]
+
+    monkeypatch.setattr(cuda, "make_layout", seen)
+    cuda._plan.cache_clear()
+    degrees = np.random.default_rng(3).integers(0, 60, 40)
+    degrees[7] = 900
+    indptr, indices, eids = graph(degrees.tolist())
+    u, e = rows_for(len(indices), shape, (1,), dtype, whole=reduce == "min")
+    indices = indices % 90
+    check(product, indptr, indices, eids, u[:90].contiguous(), e, op, reduce)
+    assert {each.vector * dtype.itemsize for each in vectors} == {16}
 
 
 @pytest.mark.parametrize(
@@ -119,7 +156,7 @@ def test_rows_that_begin_anywhere_in_a_line(product, dtype, shape, op, reduce, m
     monkeypatch.setattr(
         cuda, "at_lines", lambda *rows: copied.append(original(*rows)) or copied[-1]
     )
-    monkeypatch.setattr(cuda.device.driver, "cache_bytes", lambda _: 1 << 13)
+    monkeypatch.setattr(cuda.device.driver, "cache_bytes", lambda _: 6400)
     degrees = np.random.default_rng(3).integers(0, 30, 80)
     indptr, indices, eids = graph(degrees.tolist())
     u, e = rows_for(len(indices), shape, (1,), dtype, whole=reduce == "max")
@@ -135,7 +172,7 @@ def test_rows_that_are_expanded_begin_where_they_did(product, monkeypatch):
     monkeypatch.setattr(cuda.device.driver, "cache_bytes", lambda _: 1 << 14)
     indptr, indices, eids = graph([30] * 80)
     u, e = rows_for(len(indices), (2, 3, 2, 3, 7), (2, 1, 2, 1, 7), torch.float32)
-    assert layout.columns_in_cache(u, len(indices)) == (256, True, 1024)  # of 1008
+    assert layout.columns_in_cache(u, len(indices), False) == (256, True, 1024)  # of 1008
     check(product, indptr, indices, eids, u, e, "mul", "sum")
 
 
@@ -211,7 +248,9 @@ def test_room_for_more_entries_than_there_are(product):
     [
         (torch.float32, 100, "copy_lhs"),
         (torch.float32, 3, "mul"),
+        (torch.float32, 47, "mul"),
         (torch.bfloat16, 24, "copy_lhs"),
+        (torch.bfloat16, 41, "copy_lhs"),
         (torch.float64, 10, "copy_lhs"),
     ],
 )
@@ -233,6 +272,7 @@ def test_sums_are_added(where, monkeypatch, dtype, width, op):
     ("dtype", "shape"),
     [
         (torch.float32, (100,)),
+        (torch.float32, (47,)),
         (torch.float32, ()),
         (torch.float64, (2, 5)),
         (torch.float16, (24,)),

@@ -135,7 +135,8 @@ def _multiply(
     right_ids = None if right_ids is None else right_ids.contiguous()
     right = None if right is None else right.contiguous()
     entries = (left if left_ids is None else left_ids).shape[0]
-    tile_bytes, in_cache, row_bytes = columns_in_cache(u, entries)
+    whole = right is None or right.shape[1:].numel() == 1
+    tile_bytes, in_cache, row_bytes = columns_in_cache(u, entries, whole)
     plan = _plan(
         op,
         reduction,

@@ -30,10 +30,13 @@ VECTOR_BYTES, _LINE = 16, 128
 #: Bytes of columns that a warp takes of a row: more columns are done by other warps, later.  Fewer
 #: where those of all rows that are read then stay in the cache, and its lines are still read whole.
 _WIDEST_TILE = _LANES * VECTOR_BYTES
-#: Entries to a row that is read from which on it pays to copy rows to where they begin at lines.
+#: Entries to a row that is read from which on it pays to copy rows to where they begin at lines, or
+#: at vectors.
 _ENTRIES_TO_COPY = 8
 #: Share of the cache that rows are sure to find room in.
 _OF_CACHE = 0.75
+#: Times as much as the cache has room for from which on tiles cost less than what it does not have.
+_WORTH_TILES = 1.75
 #: How many times there are blocks to join all shares' parts of rows, each for other columns.
 _MOST_TURNS = 8
 #: Most dimensions of an output's row, where neighbours that the same operands have are one.
@@ -91,7 +94,7 @@ def make_layout(
 
     Operands begin so many bytes behind where a vector might.  A warp takes columns of at most
     ``tile_bytes``.  The left operand's rows are ``left_row_bytes`` apart, if that is more than
-    they have, and they are not expanded.
+    they have, and they are not expanded; what is behind them is read where vectors are longer.
     """
     dims = _joined_dimensions(shape, left_shape, right_shape)
     expand = len(dims) > _DIMENSIONS
@@ -102,10 +105,14 @@ def make_layout(
     width = math.prod(shape)
     run, of_left, of_right = dims[-1]
     entry_scalar = right_shape is not None and math.prod(right_shape) == 1
+    run_bytes = run * dtype.itemsize
+    if of_left and len(dims) == 1 and left_row_bytes > run_bytes:
+        run_bytes, left_offset = left_row_bytes, 0
     vector = math.gcd(
-        run * dtype.itemsize,
+        run_bytes,
         left_offset if of_left else 0,
         right_offset if of_right and not entry_scalar else 0,
+        run * dtype.itemsize if of_right and not entry_scalar else 0,
         VECTOR_BYTES,
     ) // dtype.itemsize  # fmt: skip
     left = "Vectors" if of_left or vector == 1 else "Scalars"
@@ -115,7 +122,7 @@ def make_layout(
     elif entry_scalar:
         right = "EntryScalar"
     lanes = min(_LANES, tile_bytes // (vector * dtype.itemsize))
-    lanes = min(lanes, 1 << (width // vector - 1).bit_length())
+    lanes = min(lanes, 1 << (-(-width // vector) - 1).bit_length())
     tiles = -(-width // (vector * lanes))
     numbers = device.struct(
         tiles,
@@ -128,12 +135,20 @@ def make_layout(
     return Layout(expand, left, right, vector, lanes, tiles, width, numbers.tobytes())
 
 
-def columns_in_cache(rows: torch.Tensor | None, entries: int) -> tuple[int, bool, int]:
+def columns_in_cache(rows: torch.Tensor | None, entries: int, whole: bool) -> tuple[int, bool, int]:
     """Of how many columns of rows are read from the cache, not from memory.
 
     Many entries have the same row: it is read again and again.  Where not even a line of all rows
-    fits, as many columns as there may be.  Rows that begin anywhere in a line would have most lines
-    read by two warps, and are to be copied to where they do not.
+    fits, as many columns as there may be, and also where most of what rows have fits.  Rows that
+    begin anywhere in a line would have most lines read by two warps; rows that begin anywhere in a
+    vector are read number by number, by more warps.  Both are to be copied to where they do not.
+
+    Parameters
+    ----------
+    rows : Tensor or None
+    entries : int
+    whole : bool
+        Whether an entry has one number at most for all of a row's columns.
 
     Returns
     -------
@@ -148,17 +163,31 @@ def columns_in_cache(rows: torch.Tensor | None, entries: int) -> tuple[int, bool
         return _WIDEST_TILE, False, 0
     count = rows.shape[0]
     row_bytes = rows.numel() // count * rows.element_size()
+    many = entries >= _ENTRIES_TO_COPY * count
+    if whole and many:
+        row_bytes = _in_vectors(row_bytes)
     room = _OF_CACHE * device.driver.cache_bytes(rows.device)
+    if room < count * row_bytes <= _WORTH_TILES * room:
+        return _WIDEST_TILE, False, row_bytes
     tile = _WIDEST_TILE
     while count * min(row_bytes, tile) > room:
         if tile == _LINE:
             return _WIDEST_TILE, False, row_bytes
         tile //= 2
     if tile < _WIDEST_TILE and row_bytes % _LINE:
-        if entries < _ENTRIES_TO_COPY * count:
+        if not many:
             return _WIDEST_TILE, False, row_bytes
         row_bytes = -(-row_bytes // _LINE) * _LINE
     return tile, True, row_bytes
+
+
+def _in_vectors(row_bytes: int) -> int:
+    """From one row to the next, longer where rows are read by fewer warps for it."""
+    longer = -(-row_bytes // VECTOR_BYTES) * VECTOR_BYTES
+    warps, fewer = (
+        -(-each // (_LANES * math.gcd(each, VECTOR_BYTES))) for each in (row_bytes, longer)
+    )
+    return longer if fewer < warps else row_bytes
 
 
 def at_lines(rows: torch.Tensor, row_bytes: int) -> torch.Tensor:
