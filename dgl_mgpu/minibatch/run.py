@@ -14,8 +14,9 @@ from dgl_mgpu.backend.global_store.embedding.optimizers import SparseAdam
 from dgl_mgpu.backend.global_store.store import GlobalStore, machine
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.minibatch.learned import LearnedRows
+from dgl_mgpu.minibatch.load import load
 from dgl_mgpu.minibatch.seeds import SeedBatches
-from dgl_mgpu.minibatch.task import LEARNED, SPLITS, Task, load
+from dgl_mgpu.minibatch.task import LEARNED, SPLITS, Task
 from dgl_mgpu.minibatch.trainer import MiniBatchTrainer, Split
 from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.store import Ranks
@@ -41,8 +42,14 @@ def train(config: Config, folder: Path) -> None:
 
 def _make_trainer(config: Config) -> MiniBatchTrainer:
     ranks = Ranks.of_this_machine()
-    dataset = ranks.together("load the data", lambda: load(config) if ranks.rank == 0 else None)
-    task = ranks.from_first("read the split", partial(Task.of, config, dataset))
+    dataset: Dataset | HeteroDataset | None = None
+
+    def read() -> Task:
+        nonlocal dataset
+        dataset, task = load(config)
+        return task
+
+    task = ranks.from_first("load the data", read)
     store = _make_store(config, dataset, task)
     del dataset  # all of it is in the store
     model, optimizer = _make_model(config, store, task)
@@ -51,8 +58,8 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
         model,
         optimizer,
         store,
-        *(_split(config, task, model, name) for name in SPLITS),
-        target=task.target or store.graph.ntypes[0],
+        *(_split(config, task, store, model, name) for name in SPLITS),
+        objective=task.objective(store.graph),
         embeddings=SparseAdam(learned, config.trainer.lr) if learned else None,
         num_workers=config.sampler.num_workers,
         eval_every=config.trainer.eval_every,
@@ -68,7 +75,7 @@ def _make_store(config: Config, dataset: Dataset | HeteroDataset | None, task: T
         seed=config.trainer.seed,
         embeddings=task.embeddings,
         topology=config.topology,
-        batch_size=config.trainer.batch_size,
+        batch_size=config.planned_seeds(),
         fanouts=config.sampler.planned_fanouts(),
         **asdict(config.store),
     )
@@ -78,7 +85,7 @@ def _make_model(
     config: Config, store: GlobalStore, task: Task
 ) -> tuple[NodeModel | RelationalModel, torch.optim.Optimizer]:
     if task.target is None:
-        return seeded_model(config, build_model, task.width, task.num_classes, store.device)
+        return seeded_model(config, build_model, task.width, task.num_outputs, store.device)
     inputs = HeteroInputs(
         store.graph.ntypes,
         store.graph.canonical_etypes,
@@ -87,10 +94,12 @@ def _make_model(
         {ntype: LearnedRows(store.embedding(LEARNED, ntype)) for ntype in task.learned},
     )
     build = partial(build_relational_model, inputs=inputs)
-    return seeded_model(config, build, task.width, task.num_classes, store.device)
+    return seeded_model(config, build, task.width, task.num_outputs, store.device)
 
 
-def _split(config: Config, task: Task, model: NodeModel | RelationalModel, name: str) -> Split:
+def _split(
+    config: Config, task: Task, store: GlobalStore, model: NodeModel | RelationalModel, name: str
+) -> Split:
     sampler = config.sampler
     training = name == "train"
     everyone = Ranks.of_all_machines()
@@ -104,7 +113,8 @@ def _split(config: Config, task: Task, model: NodeModel | RelationalModel, name:
         ntype=task.target,
     )
     fanouts = list(sampler.fanouts if training else sampler.eval_fanouts)
-    return Split(batches, _make_sampler(config, fanouts, task.prefetched(model.inputs)))
+    blocks = _make_sampler(config, fanouts, task.prefetched(model.inputs))
+    return Split(batches, task.sampler(name, blocks, store.graph))
 
 
 def _make_sampler(config: Config, fanouts: list, prefetch: dict[str, Any]) -> Sampler:

@@ -1,4 +1,4 @@
-"""The order in which seed nodes are visited, the same for any number of ranks and workers."""
+"""The order in which nodes or edges are visited, the same for any number of ranks and workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dgl_mgpu.errors import InvalidInputError
 
 
 class SeedBatches(IterableDataset):
-    """One rank's mini-batches of seed nodes, for DGL's DataLoader.
+    """One rank's mini-batches of seeds, for DGL's DataLoader.
 
     An epoch is one sequence of batches, drawn from the seed and the epoch alone; rank ``r``
     of ``n`` takes batches ``r``, ``r + n``, …, and its workers take those in turn.  An epoch that
@@ -21,7 +21,7 @@ class SeedBatches(IterableDataset):
     Parameters
     ----------
     seeds : Tensor, int32 or int64, shape (n,)
-        Distinct seed nodes.
+        Distinct nodes, or edges.
     batch_size : int
     shuffle : bool
         Whether epochs visit them in random order.
@@ -34,7 +34,7 @@ class SeedBatches(IterableDataset):
     Raises
     ------
     InvalidInputError
-        If there are no seed nodes.
+        If there are none.
     """
 
     #: For :mod:`backend.sampling.repeatable`: batches depend on nothing that goes on meanwhile.
@@ -67,7 +67,7 @@ class SeedBatches(IterableDataset):
 
     @property
     def device(self) -> torch.device:
-        """Where the seed nodes are (DGL's DataLoader asks)."""
+        """Where the seeds are (DGL's DataLoader asks)."""
         return self._seeds.device
 
     def set_epoch(self, epoch: int, first: int = 0) -> None:
