@@ -97,26 +97,41 @@ def edges_to_learn(dataset: Dataset) -> np.ndarray:
     return np.flatnonzero(dataset.indices != _destinations(dataset))
 
 
-def reverse_edges(dataset: Dataset) -> np.ndarray:
-    """For each edge the id of its reverse, or its own where it has none.
+class Rings(NamedTuple):
+    """Edges between the same two nodes, in either direction, as rings.
 
-    Parameters
+    Attributes
     ----------
-    dataset : Dataset
-        Whose edge ids are places in the CSC.
+    next_edge : ndarray, int64, shape (num_edges,)
+        For each edge the next one in its ring, which is itself if there is no other: of an
+        undirected graph without parallel edges its reverse.
+    longest : int
+        Edges of the longest ring: one that is followed so often has been gone round.
+    """
+
+    next_edge: np.ndarray
+    longest: int
+
+
+def rings_of_edges(dataset: Dataset) -> Rings:
+    """Which edges join the same nodes, of a data set whose edge ids are places in the CSC.
 
     Returns
     -------
-    ndarray, int64, shape (num_edges,)
-        Of several edges back, the first one.
+    Rings
     """
-    sources = dataset.indices.astype(np.int64)
-    destinations = _destinations(dataset)
-    pairs = destinations * dataset.num_nodes + sources
-    order = np.argsort(pairs, kind="stable")
-    pairs, back = pairs[order], sources * dataset.num_nodes + destinations
-    at = np.minimum(np.searchsorted(pairs, back), max(len(pairs) - 1, 0))
-    return np.where(pairs[at] == back, order[at], np.arange(len(back)))
+    sources, destinations = dataset.indices.astype(np.int64), _destinations(dataset)
+    low, high = np.minimum(sources, destinations), np.maximum(sources, destinations)
+    pairs = low * dataset.num_nodes + high
+    edges = np.argsort(pairs, kind="stable")
+    pairs = pairs[edges]
+    begins = np.flatnonzero(np.diff(pairs, prepend=-1))
+    lengths = np.diff(begins, append=len(pairs))
+    after = np.arange(1, len(pairs) + 1)
+    after[begins + lengths - 1] = begins
+    next_edge = np.empty_like(edges)
+    next_edge[edges] = edges[after]
+    return Rings(next_edge, int(lengths.max(initial=1)))
 
 
 def _destinations(dataset: Dataset) -> np.ndarray:

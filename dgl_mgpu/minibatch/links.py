@@ -12,7 +12,7 @@ from dgl.dataloading import BlockSampler, Sampler, as_edge_prediction_sampler
 
 from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.data.checks import SPLITS
-from dgl_mgpu.data.links import HeldOut, edges_to_learn, reverse_edges
+from dgl_mgpu.data.links import HeldOut, edges_to_learn, rings_of_edges
 from dgl_mgpu.minibatch.objective import LinkPrediction, Objective
 from dgl_mgpu.minibatch.task import Task
 from dgl_mgpu.ops import SampleKey
@@ -29,8 +29,9 @@ class LinkTask(Task):
     ----------
     held_out : dict of Tensor, shape (2, n)
         Sources and destinations of the edges of a split, in the graph's id type.
-    reverse : Tensor, shape (num_edges,)
-        Id of each edge's reverse.
+    next_edge : Tensor, shape (num_edges,)
+    longest_ring : int
+        Edges between the same nodes (:class:`dgl_mgpu.data.links.Rings`).
     negatives : int
         Pairs that are compared with each edge.
     seed : int
@@ -38,7 +39,8 @@ class LinkTask(Task):
     """
 
     held_out: dict[str, torch.Tensor]
-    reverse: torch.Tensor
+    next_edge: torch.Tensor
+    longest_ring: int
     negatives: int
     seed: int
 
@@ -46,6 +48,7 @@ class LinkTask(Task):
     def of_links(cls, config: Config, links: HeldOut) -> LinkTask:
         """To learn the edges that are left of a data set."""
         rest = links.dataset
+        next_edge, longest_ring = rings_of_edges(rest)
 
         def ids(of: np.ndarray) -> torch.Tensor:
             return torch.from_numpy(of.astype(rest.id_dtype))
@@ -57,7 +60,8 @@ class LinkTask(Task):
             num_outputs=config.model.hidden,
             width=rest.node_features["feat"].shape[1],
             held_out=held_out,
-            reverse=ids(reverse_edges(rest)),
+            next_edge=ids(next_edge),
+            longest_ring=longest_ring,
             negatives=config.links.negatives,
             seed=config.trainer.seed,
         )
@@ -72,8 +76,7 @@ class LinkTask(Task):
         if split == "train":
             return as_edge_prediction_sampler(
                 blocks,
-                exclude="reverse_id",
-                reverse_eids=self.reverse.to(graph.device),
+                exclude=WithParallels(self.next_edge.to(graph.device), self.longest_ring),
                 negative_sampler=OtherDestinations(self.negatives),
             )
         edges = self.held_out[split].to(graph.device)
@@ -81,6 +84,33 @@ class LinkTask(Task):
         key = SampleKey(self.seed, batch=SPLITS.index(split))
         others = graph.negative_destinations(edges[0], self.negatives, key=key)
         return HeldOutEdges(edges, others, blocks)
+
+
+class WithParallels:
+    """For DGL's edge samplers: which edges a mini-batch must not see, its own and all beside them.
+
+    DGL's ``exclude="reverse_id"`` knows one edge beside each; a graph may have several between two
+    nodes, each of which tells of the others.
+
+    Parameters
+    ----------
+    next_edge : Tensor, the graph's idtype, shape (num_edges,)
+    longest_ring : int
+        As :class:`dgl_mgpu.data.links.Rings` has them.
+    """
+
+    #: For :mod:`backend.sampling.repeatable`.
+    may_be_made_ahead = True
+
+    def __init__(self, next_edge: torch.Tensor, longest_ring: int) -> None:
+        self._next_edge, self._longest_ring = next_edge, longest_ring
+
+    def __call__(self, eids: torch.Tensor) -> torch.Tensor:
+        """Ids of the edges that join the same nodes as some edges, some of them repeated."""
+        found = [eids]
+        for _ in range(self._longest_ring - 1):
+            found.append(self._next_edge[found[-1]])
+        return torch.cat(found)
 
 
 class OtherDestinations:

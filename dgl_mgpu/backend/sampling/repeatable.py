@@ -31,7 +31,7 @@ def is_pure(sampler: Any) -> bool:
         return (
             type(sampler.sampler) in _PURE_SAMPLERS
             and (negative is None or type(negative) in _PURE_NEGATIVES or says_so(negative))
-            and (exclude is None or isinstance(exclude, str))
+            and (exclude is None or isinstance(exclude, str) or says_so(exclude))
         )
     return type(sampler) in _PURE_SAMPLERS or says_so(sampler)
 
