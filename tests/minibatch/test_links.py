@@ -240,12 +240,11 @@ def test_a_run_says_what_its_figures_are(tmp_path, data, capsys):
 
 
 @pytest.mark.usefixtures("without_pictures")
-@pytest.mark.parametrize("model", ["graphsage", "gcn"])
-def test_links_of_cora_are_learned(tmp_path, real_data, model):
+def test_links_of_cora_are_learned(tmp_path, real_data):
     folder = tmp_path / "run"
-    options = [f"data.root={real_data}", "data=cora", f"model={model}", "store.device=cpu"]
-    learning = ["trainer.epochs=8", "trainer.lr=0.01", f"hydra.run.dir={folder}"]
-    assert main(["train", "task=link_prediction", *options, *learning]) == 0
+    options = [f"data.root={real_data}", "data=cora", "store.device=cpu"]
+    learning = ["model.dropout=0", "trainer.weight_decay=0", "trainer.epochs=8"]
+    assert main(["train", "task=link_prediction", *options, *learning, f"hydra.run.dir={folder}"]) == 0
     assert read_metrics(folder / "metrics.jsonl")[1]["test_accuracy"] > 0.8
 
 
