@@ -15,7 +15,7 @@ from dgl_mgpu.report import ACCURACY, AUC
 
 
 class Objective(ABC):
-    """What is asked of a model for the seeds of a mini-batch, whose last part are its blocks."""
+    """What is asked of a model for the seeds of a mini-batch, which ends with its blocks."""
 
     #: What the share of right answers is called.
     figure: ClassVar[str]

@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
+from dgl_mgpu.backend.sampling.repeatable import is_pure
 from dgl_mgpu.cli import main
 from dgl_mgpu.configuration import compose
 from dgl_mgpu.data import Dataset
@@ -111,6 +112,10 @@ def test_held_out_edges_are_not_there(trainer, data):
             assert of_block <= without(left, own)
     assert seen == Counter({pair: count for pair, count in left.items() if pair[0] != pair[1]})
     assert max(seen.values()) > 1
+
+
+def test_batches_may_be_made_ahead(trainer):
+    assert is_pure(trainer._train.sampler) and is_pure(trainer._valid.sampler)
 
 
 def test_a_step_is_that_of_plain_torch_without_the_batchs_edges(trainer, data):
