@@ -31,7 +31,8 @@ from benchmarks.fullgraph_gpu import WIDTHS as WIDTHS_OF_SUMS
 from benchmarks.gpu import measure, window
 from dgl_mgpu.fullgraph.exchange.auto import Auto, Case
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
-from dgl_mgpu.fullgraph.exchange.ways import Way, Ways
+from dgl_mgpu.fullgraph.exchange.way import Way
+from dgl_mgpu.fullgraph.exchange.ways import Ways
 from dgl_mgpu.training.launch import launch
 
 #: Of each shape; sums of proteins' size take a fraction of a millisecond.

@@ -36,7 +36,7 @@ from benchmarks.gpu import measure
 from dgl_mgpu.backend.structure.relation import Relation
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
-from dgl_mgpu.fullgraph.exchange.ways import BROADCAST
+from dgl_mgpu.fullgraph.exchange.way import BROADCAST
 from dgl_mgpu.fullgraph.ownership import Ownership
 from dgl_mgpu.fullgraph.part import Part
 from dgl_mgpu.ops import add_spmm, spmm
