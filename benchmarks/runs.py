@@ -16,6 +16,7 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from benchmarks.claims.registry import OUTCOMES
 from benchmarks.machine import describe_machine
 from dgl_mgpu.errors import ConfigError
 
@@ -164,7 +165,7 @@ def carry_out(config: Config, out: Path) -> list[Outcome]:
         last = outcomes[-1]
         print(f"  {last.what} after {last.seconds:.0f} s {last.why}", flush=True)
     summary = {"machine": describe_machine(), "outcomes": [each.__dict__ for each in outcomes]}
-    (out / "runs.json").write_text(json.dumps(summary, indent=1) + "\n")
+    (out / OUTCOMES).write_text(json.dumps(summary, indent=1) + "\n")
     return outcomes
 
 
