@@ -119,7 +119,7 @@ class Sweep:
 
         contenders = {str(way): call(way) for way in chosen}
         batches = [None] * (calls + 2)
-        found = measure(contenders, lambda _: batches, repeats, self._job.ranks)
+        found, _ = measure(contenders, lambda _: batches, repeats, self._job.ranks)
         return {ways.by_name[name]: max(seconds) for name, seconds in found.items()}
 
     def _keep(self, **figure: Any) -> None:
