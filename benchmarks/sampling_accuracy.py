@@ -60,6 +60,7 @@ def main() -> None:
     }
     machine = describe_machine()
     found: dict[str, dict[str, list[float]]] = {name: {} for name in options.sets}
+    samples: dict[str, dict[str, list[float]]] = {name: {} for name in options.sets}
     spent: dict[str, dict[str, float]] = {name: {} for name in options.sets}
     for name in options.sets:
         for way, settings in WAYS.items():
@@ -73,7 +74,8 @@ def main() -> None:
             ]  # fmt: skip
             accuracies = [run.test_accuracy for run in runs]
             found[name][way] = accuracies
-            spent[name][way] = statistics.median(run.epoch_s for run in runs)
+            samples[name][way] = [run.epoch_s for run in runs]
+            spent[name][way] = statistics.median(samples[name][way])
             spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
             mean = statistics.mean(accuracies)
             print(
@@ -87,6 +89,7 @@ def main() -> None:
                     "epochs": epochs,
                     "test_accuracy": found,
                     "epoch_s": spent,
+                    "samples": samples,
                 }
                 options.out.write_text(json.dumps(report, indent=1) + "\n")
 

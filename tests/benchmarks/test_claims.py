@@ -22,7 +22,11 @@ from benchmarks.claims.pictures import (
     panels,
 )
 from benchmarks.claims.registry import KEPT, OUTCOMES, Figure, Place, Results, papers
+from benchmarks.convergence import RUNS
+from benchmarks.mgg_gpu import PEERS
 from benchmarks.runs import configured
+from benchmarks.sampling_accuracy import SHARED
+from benchmarks.timed_training import SETTINGS
 from dgl_mgpu.errors import DataFormatError
 
 RESULT = {
@@ -64,6 +68,40 @@ def test_every_place_has_a_number() -> None:
 def test_claims_name_runs_that_there_are() -> None:
     runs = configured(["bench.gpus=0"]).runs
     assert {figure.run for _, figure in FIGURES if figure.run} <= set(runs)
+
+
+def test_what_was_never_run_stands_where_programs_write_it() -> None:
+    """No kept file shows that these places are there."""
+    rows = {f"{part}, {size} B" for part in ("uniform", "host") for size in _row_bytes()}
+    steps = {
+        f"{shape} {network.model}"
+        for setting in SETTINGS.values()
+        for shape in setting.graphs
+        for network in setting.networks.values()
+    }
+    written = {
+        **dict.fromkeys(("epoch_gpu", "epoch_gpu_wholegraph", "epoch_gpu_products"), steps),
+        **dict.fromkeys(("gather_gpu", "gather_gpu_host"), rows),
+        "mgg_gpu": PEERS.keys(),
+        "convergence_ogb": RUNS.keys(),
+        "sampling_accuracy_reddit": SHARED.keys(),
+    }
+    places = [
+        (name, written[figure.run], figure.ours.at[1])
+        for name, figure in FIGURES
+        if figure.ours and figure.file is None and figure.run in written
+    ]
+    assert len(places) > 30
+    for name, names, entry in places:
+        said = entry if isinstance(entry, str) else entry.get("case", entry.get("shape"))
+        assert said in names, name
+
+
+def _row_bytes() -> set[int]:
+    runs = configured(["bench.gpus=0"]).runs
+    return {
+        size for run in ("gather_gpu", "gather_gpu_host") for size in runs[run].options["row_bytes"]
+    }
 
 
 def test_issue_asks_for_these_tables_and_figures() -> None:
