@@ -69,7 +69,8 @@ class Sweep:
         rows = torch.randn(count, width, device=self._job.device)
         case = Case(transposed, 4 * width, rows.dtype, 0)
         allowed = [way for way in ways.by_name.values() if case.allows(way)]
-        swept = {way: self._once(ways[way], rows, transposed) for way in allowed}
+        expected = _call(ways[ways.default], transposed)(rows)
+        swept = {way: self._once(ways[way], rows, transposed, expected) for way in allowed}
         limit = _NEAR * min(swept.values())
         near = [way for way in allowed if way.pipeline is None or swept[way] <= limit]
         swept |= self._slowest(ways, near, rows, transposed, repeats, _WINDOW)
@@ -96,9 +97,18 @@ class Sweep:
             ),
         }
 
-    def _once(self, rounds: Rounds, rows: torch.Tensor, transposed: bool) -> float:
-        """Seconds of one call, after another, of the slowest rank: most ways are far behind."""
-        sums = rounds.transposed_sums if transposed else rounds.sums
+    def _once(
+        self, rounds: Rounds, rows: torch.Tensor, transposed: bool, expected: torch.Tensor
+    ) -> float:
+        """Seconds of one call, after others, of the slowest rank: most ways are far behind.
+
+        Raises
+        ------
+        AssertionError
+            If its sums are not those of another way.
+        """
+        sums = _call(rounds, transposed)
+        torch.testing.assert_close(sums(rows), expected, rtol=1e-4, atol=1e-3)
         self._job.wait()
         spent = window(lambda _: sums(rows), [None] * 3, rows.device)
         return max(self._job.ranks.all_gather(spent))
@@ -115,7 +125,7 @@ class Sweep:
         """Seconds that each way takes the slowest rank."""
 
         def call(way: Way) -> Callable[[Any], torch.Tensor]:
-            return lambda _: ways[way].transposed_sums(rows) if transposed else ways[way].sums(rows)
+            return lambda _: _call(ways[way], transposed)(rows)
 
         contenders = {str(way): call(way) for way in chosen}
         batches = [None] * (calls + 2)
@@ -132,6 +142,10 @@ class Sweep:
             f"{'' if figure['of_best'] <= AIM else '  MISSED'}"
         )
         self._job.keep(**figure)
+
+
+def _call(rounds: Rounds, transposed: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    return rounds.transposed_sums if transposed else rounds.sums
 
 
 def _by_name(seconds: dict[Way, float]) -> dict[str, float]:

@@ -16,8 +16,8 @@ from benchmarks.runs import Bench, Config, Run, configured
 from dgl_mgpu.errors import ConfigError
 
 FOLDER = Path(runs.__file__).parent
-#: Programs that show no claim: the ceilings alone, and all settings of an exchange.
-APART = {"ceilings", "exchange_sweep_gpu"}
+#: A program that shows no claim: the ceilings alone.
+APART = {"ceilings"}
 
 
 def _gpus(monkeypatch, count: int) -> None:
