@@ -12,6 +12,7 @@ from typing import Any
 
 from dgl_mgpu.data import HETEROGENEOUS
 from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.fullgraph.exchange.way import NAMES, Way
 
 #: Models, and the ways in which each may aggregate.
 AGGREGATORS = {
@@ -27,9 +28,8 @@ AGGREGATORS = {
 HETERO_MODELS = ("rgcn", "rgat")
 MODES = ("minibatch", "fullgraph")
 TASKS = ("node_classification", "link_prediction")
-#: How :func:`dgl_mgpu.partition_graph` deals out nodes, and how ranks exchange their rows.
+#: How :func:`dgl_mgpu.partition_graph` deals out nodes.
 PARTITIONS = ("random", "order", "metis")
-EXCHANGES = ("halo", "broadcast", "remote", "auto")
 #: Where the features of a full graph are, and what is kept between layers.
 PLACES = ("auto", "gpu", "host")
 ACTIVATIONS = PRECISIONS = ("float32", "bfloat16")
@@ -261,7 +261,6 @@ class Config:
             ("task", self.task, TASKS),
             ("trainer.precision", self.trainer.precision, PRECISIONS),
             ("fullgraph.by", self.fullgraph.by, PARTITIONS),
-            ("fullgraph.exchange", self.fullgraph.exchange, EXCHANGES),
             ("fullgraph.features", self.fullgraph.features, PLACES),
             ("fullgraph.activations", self.fullgraph.activations, ACTIVATIONS),
             ("model.name", model, tuple(AGGREGATORS)),
@@ -272,6 +271,11 @@ class Config:
                 raise ConfigError(
                     f"{name}={value}", "no such name", f"choose from {', '.join(known)}"
                 )
+        exchange = self.fullgraph.exchange
+        if exchange != "auto" and Way.named(exchange) is None:
+            raise ConfigError(
+                f"fullgraph.exchange={exchange}", "no such name", f"use auto, or one as {NAMES}"
+            )
         if (model == "pinsage") != (sampler == "random_walk"):
             raise ConfigError(
                 f"model.name={model} sampler.name={sampler}",

@@ -183,7 +183,14 @@ def _counted_sums(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
         ((32, 16, 4), {}, False, [16, 4, 4, 16]),
         ((8, 16, 4), {}, True, [8, 4, 4, 16]),  # one for both gradients
         ((8, 17, 4), {}, True, [8, 4, 4, 8, 8]),  # two narrow ones cost less
-        ((8, 4, 16), {}, False, [4, 4, 4, 4, 4]),
+        ((8, 4, 16), {}, False, [4, 4, 4, 4]),  # a hidden layer's sums stay, too
+        (
+            (8, 7, 8),
+            {},
+            False,
+            [7, 7, 8, 7],
+        ),  # there is no room: one sum of eight, not two of seven
+        ((8, 3, 8, 8), {"keep_every": 2}, False, [3, 3, 8, 8, 3, 3, 3, 3]),
         ((8, 8, 8), {}, False, [8, 8, 8, 8]),
         ((8, 16, 4), {"keep_input_sums": True}, False, [8, 4, 4]),
         ((16, 8, 4), {"keep_input_sums": True}, False, [16, 4, 4]),

@@ -52,14 +52,15 @@ class GCN(nn.Module):
         same unchanged tensor is passed: then the first layer needs no sums any more.  An input
         that requires a gradient is not kept.  Sums of one in the host's memory are kept there,
         too.  Otherwise they stay from the forward to the backward pass where that is within the
-        buffers of MG-GCN (section 4.2) and saves sums; else a first layer that sums first does so
-        again in the backward pass.
+        buffers of MG-GCN (section 4.2) and saves sums, and so do those of other layers that sum
+        first; else such layers may do so again in the backward pass.
     keep_every : int
         Of so many hidden layers in a row, keep one output for the backward pass, which makes the
         others again: more work, fewer buffers.
     activation_dtype : torch.dtype, optional
         Of buffers and products, as under autocast; ``torch.bfloat16`` halves all buffers but the
-        output.  Products and sums add up in float32.  Parameters stay as they are.  An input of
+        output.  Products, and sums over a round of an exchange, add up in float32 and are rounded
+        once a round.  Parameters stay as they are.  An input of
         another dtype is converted, which is one more buffer.  By default that of the input.
     allow_zero_in_degree : bool
         Else the first call on a graph with such nodes raises.
@@ -142,29 +143,36 @@ class GCN(nn.Module):
         self._check(g, x, parameters[0])
         left, right = self._known.scales(g, self.norm, dtype, self.allow_zero_in_degree)
         dropout = self.dropout if self.training and len(self.layers) > 1 else 0.0
+        sums_first = tuple(width < next_width for width, next_width in pairwise(self.widths))
+        spares_sums = self._spares_sums(x)
+        # Of hidden layers, where there is room beside those of the input.
+        sparing = [0] * spares_sums + [
+            layer for layer, sums in enumerate(sums_first) if layer and sums
+        ]
         passes = Passes(
             index=g._graph,
             dtype=dtype,
             left=left,
             right=right,
-            sums_first=tuple(width < next_width for width, next_width in pairwise(self.widths)),
+            sums_first=sums_first,
             dropout=dropout,
             key=int(torch.randint(1 << 62, ())) if dropout else 0,
             nodes=global_ids(g) if dropout else None,
             keep_every=self.keep_every,
+            keeps_sums=self.keep_every == 1 and has_room_for_sums(self.widths, sparing),
         )
         bias = parameters.pop() if self.bias else None
         with torch.autocast(x.device.type, enabled=False):
             if self.keep_input_sums and _stays_the_same(x):
                 passes = self._known.with_input_sums(passes, x)
-            elif self._spares_sums(x):
+            elif spares_sums:
                 with torch.no_grad():
                     sums = passes.normalised_sums(0, passes.converted(x))
                 passes = passes.with_input_sums(sums)
             if torch.is_grad_enabled():
                 out = Layers.apply(passes, x, *parameters)
             else:
-                out = passes.forward(x, parameters, None)
+                out = passes.forward(x, parameters, None, None)
             return _finished(out, right, bias)
 
     def _spares_sums(self, x: torch.Tensor | HostRows) -> bool:
@@ -179,7 +187,7 @@ class GCN(nn.Module):
             and not x.requires_grad
             and self.keep_every == 1
             and width < 2 * next_width
-            and has_room_for_sums(self.widths)
+            and has_room_for_sums(self.widths, [0])
         )
 
     def _check(self, g: DGLGraph, x: torch.Tensor | HostRows, weight: torch.Tensor) -> None:

@@ -8,7 +8,7 @@ outputs as it comes by them: what ReLU and dropout let through is what is positi
 masks are kept.  With the two of the exchange that makes L + 3 (MG-GCN, section 4.2), the output
 and its gradient among them; one more if the loss keeps the output.  Where that paper writes to a
 buffer anew, here it is freed and torch's allocator gives it out again, in whatever width is needed
-next.  Sums of the input stay for its weight's gradient where all takes no more than that
+next.  Sums of layers' inputs stay for their weights' gradients where all takes no more than that
 (`has_room_for_sums`): narrow layers leave room for them.
 
 Of an input in the host's memory (`HostRows`) some columns are there at a time, and so of its sums:
@@ -57,6 +57,8 @@ class Passes:
     nodes : Tensor, int64, shape (num_nodes,), or None
         Ids in the whole graph, for dropout.
     keep_every : int
+    keeps_sums : bool
+        Whether hidden layers that sum first leave their sums behind.
     input_sums : Tensor or HostRows, shape (num_nodes, widths[0]), or None
         Normalised sums of the input, where they are kept: they take its place.
     """
@@ -70,6 +72,7 @@ class Passes:
     key: int
     nodes: torch.Tensor | None
     keep_every: int
+    keeps_sums: bool = False
     input_sums: Input | None = None
 
     def with_input_sums(self, sums: Input) -> Passes:
@@ -83,21 +86,31 @@ class Passes:
         x: Input,
         parameters: Sequence[torch.Tensor],
         hidden: dict[int, torch.Tensor] | None,
+        sums: dict[int, Input] | None,
     ) -> torch.Tensor:
-        """The last layer's sums; ``hidden`` gets inputs of layers, those that are kept."""
+        """The last layer's sums; ``hidden`` and ``sums`` get inputs of layers and their sums, those
+        that are kept."""
         rows = self._output(0, self._first_input(x), parameters)
         for number in range(1, len(self.sums_first)):
             if hidden is not None and number % self.keep_every == 0:
                 hidden[number] = rows
-            rows = self._output(number, rows, parameters)
+            rows = self._output(number, rows, parameters, sums if self.keeps_sums else None)
         return rows
 
-    def _output(self, number: int, rows: Input, parameters: Sequence[torch.Tensor]) -> torch.Tensor:
+    def _output(
+        self,
+        number: int,
+        rows: Input,
+        parameters: Sequence[torch.Tensor],
+        sums: dict[int, Input] | None = None,
+    ) -> torch.Tensor:
         """A layer's output, from its input."""
         weight, bias = self._of_layer(number, parameters)
         if self.sums_first[number]:
             total = self.normalised_sums(number, rows)
             out = _product(total, weight, bias)
+            if sums is not None:
+                sums[number] = total
             del total
         else:
             out = _sums(self.index, _scale_(_product(rows, weight), self.left))
@@ -154,10 +167,11 @@ class Passes:
         x: Input,
         parameters: Sequence[torch.Tensor],
         hidden: dict[int, torch.Tensor],
+        sums: dict[int, Input],
         gradient: torch.Tensor,
         of_input: bool,
     ) -> tuple[torch.Tensor | None, list[torch.Tensor]]:
-        """The input's gradient, or None, and the parameters'; ``hidden`` is emptied.
+        """The input's gradient, or None, and the parameters'; ``hidden`` and ``sums`` are emptied.
 
         Of the last layer's gradient, which is autograd's, nothing is changed: its sums are not
         multiplied here.
@@ -172,8 +186,10 @@ class Passes:
                 found[num_layers + number] = gradient.sum(0, dtype=parameters[-1].dtype)
             goes_on = of_input or number > 0
             rows = self._input(number, x, parameters, hidden)
-            if self._repeats_sums(number, weight, goes_on):
+            total = sums.pop(number, None)
+            if total is None and self._repeats_sums(number, weight, goes_on):
                 total = self.normalised_sums(number, rows)
+            if total is not None:
                 found[number] = _transposed_product(total, gradient)
                 del total
                 if goes_on:
@@ -229,8 +245,8 @@ class Passes:
         return hidden.pop(number)
 
 
-def has_room_for_sums(widths: Sequence[int]) -> bool:
-    """Whether the input's sums may stay until the backward pass.
+def has_room_for_sums(widths: Sequence[int], layers: Sequence[int]) -> bool:
+    """Whether sums of these layers' inputs may stay until the backward pass.
 
     With them all must be in L + 2 buffers as wide as the widest, the exchange's not among them.
     There are most of them at the last layer: with what the forward pass leaves behind the loss has
@@ -239,8 +255,8 @@ def has_room_for_sums(widths: Sequence[int]) -> bool:
     """
     *before, last = widths
     multiplied = before[-1] if len(before) > 1 else 0
-    columns = sum(before) + 2 * last + max(last, multiplied)
-    return columns <= (len(before) + 2) * max(widths)
+    kept = sum(before[1:]) + sum(widths[layer] for layer in layers)
+    return kept + 2 * last + max(last, multiplied) <= (len(before) + 2) * max(widths)
 
 
 class Layers(torch.autograd.Function):
@@ -251,15 +267,15 @@ class Layers(torch.autograd.Function):
         # A tensor that is saved may not be changed in the meantime. Sums take the input's place.
         ctx.x = x if isinstance(x, HostRows) else passes.input_sums
         ctx.save_for_backward(*parameters, *([x] if ctx.x is None else []))
-        ctx.passes, ctx.hidden = passes, {}
-        return passes.forward(x, parameters, ctx.hidden)
+        ctx.passes, ctx.hidden, ctx.sums = passes, {}, {}
+        return passes.forward(x, parameters, ctx.hidden, ctx.sums)
 
     @staticmethod
     @differentiable_once("a GCN", "use its layers one by one, which are dgl.nn.GraphConv")
     def backward(ctx: Any, gradient: torch.Tensor) -> Any:  # type: ignore[override]
         parameters = list(ctx.saved_tensors)
-        passes, hidden, x = ctx.passes, ctx.hidden, ctx.x
-        ctx.passes = ctx.hidden = ctx.x = None
+        passes, hidden, sums, x = ctx.passes, ctx.hidden, ctx.sums, ctx.x
+        ctx.passes = ctx.hidden = ctx.sums = ctx.x = None
         if hidden is None:
             raise RuntimeError(
                 "Trying to backward through a GCN a second time: it frees what it has read, also"
@@ -269,7 +285,7 @@ class Layers(torch.autograd.Function):
             x = parameters.pop()
         with torch.autocast(x.device.type, enabled=False):
             of_input, of_parameters = passes.backward(
-                x, parameters, hidden, gradient, ctx.needs_input_grad[1]
+                x, parameters, hidden, sums, gradient, ctx.needs_input_grad[1]
             )
         return None, of_input, *of_parameters
 
