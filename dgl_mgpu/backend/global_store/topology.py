@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import networkx as nx
 import torch
 
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype, topology_table
@@ -61,6 +62,14 @@ class StoredTopology:
                 "name one of them as (source type, edge type, destination type)",
             )
         return matches[0]
+
+    def metagraph(self) -> nx.MultiDiGraph:
+        """Node types, and for each edge type an edge that has its name for a key, as DGL's."""
+        types = nx.MultiDiGraph()
+        types.add_edges_from(
+            (source, target, name) for source, name, target in self.canonical_etypes
+        )
+        return types
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """Nodes of a type, or of all types."""

@@ -1,4 +1,4 @@
-"""DGL's samplers that refuse graphs on GPUs, as functions of its C library once did."""
+"""DGL's samplers that refuse graphs on GPUs, as functions of its C library once did, or stores'."""
 
 from __future__ import annotations
 
@@ -130,6 +130,35 @@ def sample_labors(
     if output_device is None:
         return frontier, importances
     return frontier.to(output_device), [each.to(output_device) for each in importances]
+
+
+def random_walk(
+    g: Any,
+    nodes: Any,
+    *,
+    metapath: Any = None,
+    length: int | None = None,
+    prob: str | None = None,
+    restart_prob: Any = None,
+    return_eids: bool = False,
+) -> Any:
+    """Generate random walk traces, also on a store's graph.
+
+    Parameters and results are those of `dgl.sampling.random_walk`.
+    """
+    from dgl_mgpu.backend.global_store.graph import StoreGraph
+
+    original = originals["dgl.sampling.randomwalks:random_walk"]
+    walk = StoreGraph.random_walk if isinstance(g, StoreGraph) else original
+    return walk(
+        g,
+        nodes,
+        metapath=metapath,
+        length=length,
+        prob=prob,
+        restart_prob=restart_prob,
+        return_eids=return_eids,
+    )
 
 
 def node2vec_random_walk(
