@@ -38,10 +38,10 @@ def both_ways(edges, idtype=torch.int64, **num_nodes):
         types[source, name, target] = u, v
         types[target, back[name], source] = v, u
     g = dgl.heterograph(types, num_nodes).astype(idtype)
+    draw = torch.Generator().manual_seed(5)
     for etype in g.canonical_etypes:
-        g.edges[etype].data["w"] = torch.rand(g.num_edges(etype)) * (
-            torch.arange(g.num_edges(etype)) % 3
-        )
+        count = g.num_edges(etype)
+        g.edges[etype].data["w"] = torch.rand(count, generator=draw) * (torch.arange(count) % 3)
     return g
 
 
@@ -136,7 +136,7 @@ def test_walks_are_distributed_as_dgls(restart_prob, prob):
 def test_walks_from_a_node_have_nothing_to_do_with_each_other():
     g = shop()
     degree = int(g.out_degrees(2, etype="bought-by"))
-    traces, eids, _ = random_walk(
+    _, eids, _ = random_walk(
         store_of(g), torch.full((40_000,), 2), metapath=["bought-by"], return_eids=True
     )
     _, edge = eids[:, 0].unique(return_inverse=True)
@@ -147,8 +147,7 @@ def test_walks_from_a_node_have_nothing_to_do_with_each_other():
 @pytest.mark.parametrize("traversals, termination_prob", [(1, 0.0), (3, 0.5)])
 def test_visits_are_distributed_as_dgls(traversals, termination_prob):
     g = of_items_and_buyers(shop())
-    seeds = torch.tensor([3, 0, 40])
-    # One walk a call: how often it visits a node depends on where else it was.
+    seeds = torch.tensor([3, 0])
     counts = []
     for graph in (store_of(g), g):
         sampler = PinSAGESampler(graph, "item", "user", traversals, termination_prob, 8000, ITEMS)
@@ -156,9 +155,9 @@ def test_visits_are_distributed_as_dgls(traversals, termination_prob):
         visits = torch.zeros(ITEMS, ITEMS, dtype=torch.int64)
         visits[neighbors.edges()] = neighbors.edata["weights"]
         assert neighbors.num_nodes() == ITEMS
-        counts.append(visits[:, :2].T.numpy())
+        counts.append(visits[:, seeds].T.numpy())
     share = [each / each.sum(axis=1, keepdims=True) for each in counts]
-    # Visits of one walk are up to three, and in the worst case of one node.
+    # A walk's visits are not independent of each other, at worst they are all of one node.
     deviation = np.sqrt(traversals * 2 * share[1].clip(1e-4) / counts[1].sum(axis=1)[:, None])
     assert (abs(share[0] - share[1]) < 6 * deviation).all()
     visited = [each.sum(axis=1) / 8000 for each in counts]
@@ -190,8 +189,11 @@ def test_neighbors_without_a_choice_are_dgls(idtype):
     # Item 4 is user 2's, who follows 3, who bought 6, ...: each four times.
     neighbors = graph.pinsage_neighbors(seeds, 4, 3, 2, METAPATH)
     assert neighbors.canonical_etypes == [("item", "_E", "item")]
-    assert [each.tolist() for each in neighbors.edges()] == [[6, 8, 2, 4], [4, 4, 0, 0]]
-    assert neighbors.edata["visits"].tolist() == [4, 4, 4, 4]
+    assert [each.tolist() for each in neighbors.edges()] == [
+        [6, 8, 2, 4, 92, 94],
+        [4, 4, 0, 0, 90, 90],
+    ]
+    assert neighbors.edata["visits"].tolist() == [4] * 6
 
 
 def test_neighbors_selected_at_once_are_those_most_visited():
@@ -378,7 +380,7 @@ def test_types_are_those_of_dgls_metagraph():
 def _walk_on_a_rank(expected):
     g = of_items_and_buyers(shop())
     graph = store_of(
-        g if dist.get_rank() == 0 else None, device="cpu", graph_ratio=0.7, gpu_memory="3KiB"
+        g if dist.get_rank() == 0 else None, device="cpu", graph_ratio=0.7, gpu_memory="6KiB"
     )
     assert int(graph.view("buys").tiers[:, PARTS].max()) == 2
     for ours, theirs in zip(walks_of(graph), expected, strict=True):
