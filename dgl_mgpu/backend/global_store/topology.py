@@ -48,6 +48,10 @@ class StoredTopology:
         """Whether there is one node type and one edge type."""
         return len(self.ntypes) == 1 and len(self.canonical_etypes) == 1
 
+    def is_pinned(self) -> bool:
+        """True: as of a pinned DGLGraph, nodes may be named on another device than the graph's."""
+        return True
+
     def to_canonical_etype(self, etype: str | CanonicalEtype | None) -> CanonicalEtype:
         """The full triple of an edge type; ``None`` names the only one."""
         matches = [

@@ -388,10 +388,9 @@ def _walk_on_a_rank(expected):
 
 
 def walks_of(graph):
-    neighbors = PinSAGESampler(graph, "item", "user", 2, 0.5, 10, 3)(torch.arange(ITEMS))
-    walks = random_walk(
-        graph, torch.arange(USERS), metapath=["buys", "bought-by"], return_eids=True, prob="w"
-    )
+    items, users = (torch.arange(count, dtype=graph.idtype) for count in (ITEMS, USERS))
+    neighbors = PinSAGESampler(graph, "item", "user", 2, 0.5, 10, 3)(items)
+    walks = random_walk(graph, users, metapath=["buys", "bought-by"], return_eids=True, prob="w")
     return *neighbors.edges(), neighbors.edata["weights"], *walks
 
 
