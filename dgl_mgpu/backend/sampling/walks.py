@@ -212,6 +212,8 @@ class StepsByRow(NamedTuple):
     weights: Callable[[torch.Tensor], torch.Tensor] | None
 
     def step(self, nodes: torch.Tensor, random: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.view.num_rows:
+            return nodes, nodes  # all of them -1
         here, row = nodes.clamp(min=0).unique(return_inverse=True)
         edges = all_edges(self.view, here)
         sums = None

@@ -371,6 +371,18 @@ def test_bad_walks():
         random_walk(store.graph, nodes, metapath=["buys"])
 
 
+@pytest.mark.parametrize("users", [0, 3])
+def test_graphs_without_edges(users):
+    g = both_ways({("user", "buys", "item"): ([], [])}, user=users, item=4)
+    graph = store_of(g)
+    assert PinSAGESampler(graph, "item", "user", 2, 0.5, 10, 3)(torch.arange(4)).num_edges() == 0
+    assert graph.sample_neighbors({"item": torch.arange(4)}, 2).num_edges() == 0
+    for nodes in (torch.arange(4), torch.arange(0)):
+        for prob in (None, "w"):
+            traces, _ = random_walk(graph, nodes, metapath=["bought-by", "buys"], prob=prob)
+            assert traces.tolist() == [[int(node), -1, -1] for node in nodes]
+
+
 def test_types_are_those_of_dgls_metagraph():
     g = shop()
     found, expected = store_of(g).metagraph(), g.metagraph()

@@ -149,7 +149,9 @@ def random_walk(
     from dgl_mgpu.backend.global_store.graph import StoreGraph
 
     original = originals["dgl.sampling.randomwalks:random_walk"]
-    walk = StoreGraph.random_walk if isinstance(g, StoreGraph) else original
+    # Graphs that ranks share are stores', too, but have the script's graph, whose edges are known
+    # by source.
+    walk = StoreGraph.random_walk if type(g) is StoreGraph else original
     return walk(
         g,
         nodes,
