@@ -89,20 +89,21 @@ class Walks(Sampling):
         ------
         InvalidInputError, IdOutOfRangeError, InvalidWeightError
         UnsupportedByStoreError
-            If no edge type has the edges of one of the metapath the other way round; with ``prob``
-            or ``return_eids``, if none has them under the same ids.
+            If no edge type has the edges of one of the metapath the other way round; with
+            ``return_eids``, or probabilities of these edges, if none has them under the same ids.
         """
         path = self._path(metapath, length)
         start = path[0][0] if path else self.ntypes[0]
         starts = self._by_ntype({start: nodes})[start]
         key = self._batch_keys.next_key({start: starts})
         restart = _by_step(restart_prob, len(path))
-        needs_ids = prob is not None or return_eids
-        views = {etype: self._out_edges(etype, needs_ids) for etype in dict.fromkeys(path)}
-        edges = None
-        if prob is None and path:
-            if return_eids:
-                edges = torch.empty((len(starts), len(path)), dtype=torch.int64, device=self.device)
+        weights = {etype: self._weights_of(etype, prob) for etype in path}
+        views = {
+            etype: self._out_edges(etype, return_eids or rows is not None)
+            for etype, rows in weights.items()
+        }
+        if path and not any(weights.values()):
+            edges = torch.empty((len(starts), len(path)), dtype=torch.int64, device=self.device)
             traces = random_walk(
                 [views[etype] for etype in period(path)],
                 starts,
@@ -112,19 +113,12 @@ class Walks(Sampling):
                 edges=edges,
             )
         else:
-            steps = {
-                etype: StepsByRow(view, self._weights_of(etype, prob))
-                for etype, view in views.items()
-            }
-            traces, edges = walk_by_steps(
-                [steps[etype] for etype in path], starts.long(), restart, key
-            )
+            steps = [StepsByRow(views[etype], weights[etype]) for etype in path]
+            traces, edges = walk_by_steps(steps, starts.long(), restart, key)
         types = [start, *(etype[2] for etype in path)]
         numbers = torch.tensor([self.ntypes.index(ntype) for ntype in types], dtype=self.idtype)
-        if return_eids:
-            assert edges is not None
-            return traces.to(self.idtype), edges.to(self.idtype), numbers
-        return traces.to(self.idtype), numbers
+        traces, edges = traces.to(self.idtype), edges.to(self.idtype)
+        return (traces, edges, numbers) if return_eids else (traces, numbers)
 
     def pinsage_neighbors(
         self,

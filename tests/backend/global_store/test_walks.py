@@ -312,6 +312,10 @@ def test_edge_types_are_taken_for_each_others_reverse_only_if_they_are():
     for options in ({"return_eids": True}, {"prob": "w"}):
         with pytest.raises(UnsupportedByStoreError, match="under other ids"):
             walks_both_ways((user, item), (item[order], user[order]), **options)
+    # They do not matter to edges that have no probabilities.
+    nodes = torch.arange(ITEMS)
+    traces, _ = random_walk(store_of(g), nodes, metapath=["bought-by"], prob="w")
+    assert torch.equal(traces[:, 1] >= 0, g.out_degrees(etype="bought-by") > 0)
     # One edge less, one other edge, two edges that swapped their users, and the same way round.
     other, swapped = user.clone(), user.clone()
     other[7] = (other[7] + 1) % USERS
