@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -146,14 +147,11 @@ def random_walk(
 
     Parameters and results are those of `dgl.sampling.random_walk`.
     """
-    from dgl_mgpu.backend.global_store.graph import StoreGraph
+    from .uva import is_in_a_store
 
-    original = originals["dgl.sampling.randomwalks:random_walk"]
-    # Graphs that ranks share are stores', too, but have the script's graph, whose edges are known
-    # by source.
-    walk = StoreGraph.random_walk if type(g) is StoreGraph else original
+    original = partial(originals["dgl.sampling.randomwalks:random_walk"], g)
+    walk = g.random_walk if is_in_a_store(g) else original
     return walk(
-        g,
         nodes,
         metapath=metapath,
         length=length,
