@@ -12,7 +12,7 @@ import dgl
 import pandas as pd
 import torch
 
-from benchmarks.examples.common import GENERATED, require, rewired
+from benchmarks.examples.common import GENERATED, require
 
 
 class Choices(NamedTuple):
@@ -81,15 +81,24 @@ def choices(
     last = torch.bincount(user).cumsum(0) - 1
     kept = torch.ones(len(user), dtype=torch.bool)
     kept[last] = kept[last - 1] = False
-    u, i = user[kept], item[kept]
-    g = dgl.heterograph(
-        {("user", "chose", "item"): (u, i), ("item", "chosen-by", "user"): (i, u)},
-        {"user": len(last), "item": len(genre)},
-    )
+    chosen = user[kept], item[kept]
+    g = _both_ways(*chosen, {"user": len(last), "item": len(genre)})
     g.nodes["item"].data.update(genre=genre, year=year)
-    return Choices(g, (u, i), item[last - 2], item[last - 1], batches, lr)
+    return Choices(g, chosen, item[last - 2], item[last - 1], batches, lr)
+
+
+def _both_ways(user: torch.Tensor, item: torch.Tensor, num_nodes: dict[str, int]) -> dgl.DGLGraph:
+    edges = {("user", "chose", "item"): (user, item), ("item", "chosen-by", "user"): (item, user)}
+    return dgl.heterograph(edges, num_nodes)
 
 
 def without_structure(data: Choices) -> Choices:
-    """The graph to learn from is rewired; what has to be hit stays."""
-    return data._replace(g=rewired(data.g))
+    """The graph to learn from is rewired, both ways alike; what has to be hit stays."""
+    user, item = data.chosen
+    g = _both_ways(
+        user,
+        item[torch.randperm(len(item))],
+        {ntype: data.g.num_nodes(ntype) for ntype in data.g.ntypes},
+    )
+    g.nodes["item"].data.update(data.g.nodes["item"].data)
+    return data._replace(g=g)

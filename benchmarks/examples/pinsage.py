@@ -1,4 +1,5 @@
-"""PinSAGE for recommendation, as in DGL's examples/pytorch/pinsage/model.py (v2.1.0).
+"""PinSAGE for recommendation, as in DGL's examples/pytorch/pinsage/model.py (v2.1.0), on a DGLGraph
+or on the store: the rest of the script is the same.
 
     python -m benchmarks.examples.pinsage --root data --data ml-1m
 
@@ -10,6 +11,9 @@ item is its number, its year and its genres here; its title, which DGL's example
 
 from __future__ import annotations
 
+import functools
+from typing import Any
+
 import dgl_mgpu  # noqa: F401  (first: it lets dgl import)
 
 # isort: split
@@ -19,7 +23,7 @@ import torch
 from dgl.sampling import PinSAGESampler, random_walk
 
 from benchmarks.examples.choices import Choices, read, without_structure
-from benchmarks.examples.common import Example, main, step
+from benchmarks.examples.common import Example, main, placed, step
 
 WIDTH, LAYERS, BATCH, TOP = 64, 2, 32, 10
 #: Steps of two edges, chance to end after each, walks, and neighbours of them.
@@ -56,11 +60,12 @@ class PinSAGE(torch.nn.Module):
             torch.nn.init.xavier_uniform_(part.weight)
         self.layers = torch.nn.ModuleList(Convolution() for _ in range(LAYERS))
         self.bias = torch.nn.Parameter(torch.zeros(g.num_nodes("item")))
+        self.register_buffer("years", items["year"])
+        self.register_buffer("genres", items["genre"])
 
-    def forward(self, g: dgl.DGLGraph, blocks: list[dgl.DGLGraph]) -> torch.Tensor:
+    def forward(self, blocks: list[dgl.DGLGraph]) -> torch.Tensor:
         nodes = blocks[0].srcdata[dgl.NID]
-        items = g.nodes["item"].data
-        x = self.number(nodes) + self.year(items["year"][nodes]) + self.genre(items["genre"][nodes])
+        x = self.number(nodes) + self.year(self.years[nodes]) + self.genre(self.genres[nodes])
         own = x[: blocks[-1].num_dst_nodes()]
         for layer, block in zip(self.layers, blocks, strict=True):
             x = layer(block, x)
@@ -81,46 +86,57 @@ def sample(sampler: PinSAGESampler, nodes: torch.Tensor, *pairs: torch.Tensor) -
     return blocks
 
 
-def learn(data: Choices, epochs: int, device: str) -> float:
-    g = data.g.to(device)
-    items = g.num_nodes("item")
-    sampler = PinSAGESampler(g, "item", "user", *WALKS)
-    model = PinSAGE(g).to(device)
+def learn(data: Choices, epochs: int, device: str, store: bool) -> float:
+    """Train on a graph and count hits."""
+    model = PinSAGE(data.g).to(device)
+    with placed(data.g, device, store) as graph:
+        sampler = PinSAGESampler(graph, "item", "user", *WALKS)
+        train(model, data, graph, sampler, epochs)
+        return hits(model, data, graph, sampler)
+
+
+def train(model: PinSAGE, data: Choices, graph: Any, sampler: PinSAGESampler, epochs: int) -> None:
+    items, device = graph.num_nodes("item"), graph.device
     optimizer = torch.optim.Adam(model.parameters(), lr=data.lr)
     for _ in range(epochs * data.batches):
         heads, other = torch.randint(items, (2, BATCH), device=device)
-        tails = random_walk(g, heads, metapath=["chosen-by", "chose"])[0][:, 2]
+        tails = random_walk(graph, heads, metapath=["chosen-by", "chose"])[0][:, 2]
         there = tails >= 0
         heads, tails, other = heads[there], tails[there], other[there]
         nodes, places = torch.cat([heads, tails, other]).unique(return_inverse=True)
         pairs = torch.cat([heads, heads]), torch.cat([tails, other])
-        x = model(g, sample(sampler, nodes, *pairs))[places].view(3, len(heads), WIDTH)
+        x = model(sample(sampler, nodes, *pairs))[places].view(3, len(heads), WIDTH)
         right = (x[0] * x[1]).sum(1) + model.bias[tails]
         wrong = (x[0] * x[2]).sum(1) + model.bias[other]
         loss = (wrong - right + 1).clamp(min=0).mean()
         step(optimizer, loss)
+
+
+@torch.no_grad()
+def hits(model: PinSAGE, data: Choices, graph: Any, sampler: PinSAGESampler) -> float:
+    """The share of users whose held-out item is among the ten best."""
     model.eval()
-    with torch.no_grad():
-        every = torch.arange(items, device=device).split(1024)
-        x = torch.cat([model(g, sample(sampler, nodes)) for nodes in every])
-        scores = x[data.latest] @ x.T
+    every = torch.arange(graph.num_nodes("item"), device=graph.device).split(1024)
+    x = torch.cat([model(sample(sampler, nodes)) for nodes in every])
+    scores = x[data.latest] @ x.T
     scores[data.chosen] = -torch.inf
-    hits = scores.topk(TOP).indices.cpu() == data.held_out[:, None]
-    return float(hits.any(1).double().mean())
+    found = scores.topk(TOP).indices.cpu() == data.held_out[:, None]
+    return float(found.any(1).double().mean())
 
 
+_example = functools.partial(
+    Example,
+    measure="HITS@10",
+    readme="examples/pytorch/pinsage",
+    stated={"ml-1m": 0.01241},
+    read=read,
+    epochs=300,
+    generated_epochs=2,
+    rewire=without_structure,
+)
 EXAMPLES = [
-    Example(
-        name="pinsage",
-        measure="HITS@10",
-        readme="examples/pytorch/pinsage",
-        stated={"ml-1m": 0.01241},
-        read=read,
-        learn=learn,
-        epochs=300,
-        generated_epochs=2,
-        rewire=without_structure,
-    )
+    _example("pinsage", learn=functools.partial(learn, store=False)),
+    _example("pinsage-store", learn=functools.partial(learn, store=True)),
 ]
 
 if __name__ == "__main__":

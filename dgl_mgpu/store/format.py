@@ -157,9 +157,15 @@ class CSCFormat:
         self, tiers: torch.Tensor, pointers: torch.Tensor, position: torch.Tensor, owner: object
     ) -> GraphView:
         return GraphView(
-            tiers, pointers, self.num_rows, self.num_cols, self.num_edges, self.idtype,
-            position, owner,
-        )  # fmt: skip
+            tiers,
+            pointers.reshape(-1, 3),  # of no rows they are no lists of three
+            self.num_rows,
+            self.num_cols,
+            self.num_edges,
+            self.idtype,
+            position,
+            owner,
+        )
 
 
 class RowWriter:

@@ -40,7 +40,7 @@ NODES = {"num_nodes": 400, "num_edges": 4000, "num_classes": 4, "train": 0.2, "t
 MODULES = (gcn, gat, sage, node_classification, gin, rgcn, rgcn_hetero, pinsage)
 EXAMPLES = {e.name: e for module in MODULES for e in module.EXAMPLES}
 #: Enough for chance not to decide: DGL draws in threads, which differs from run to run.
-EPOCHS = {"gat": 120, "rgcn-sampled": 200, "pinsage": 3}
+EPOCHS = {"gat": 120, "rgcn-sampled": 200, "pinsage": 3, "pinsage-store": 3}
 WITHOUT_SAMPLES = ("gcn", "gat", "sage", "gin", "rgcn", "rgcn-hetero")
 
 

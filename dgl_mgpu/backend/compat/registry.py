@@ -536,6 +536,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "excludes edges on a GPU after sampling, but keeps the weights of all: blocks go without",
     ),
     Replacement(
+        "dgl.sampling.randomwalks:random_walk",
+        "samplers:random_walk",
+        (DGL,),
+        "asks a graph for its C++ object, which a store's graph does not have",
+    ),
+    Replacement(
         "dgl.sampling.node2vec_randomwalk:node2vec_random_walk",
         "samplers:node2vec_random_walk",
         (DGL,),

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import dgl
 
 from dgl_mgpu.backend.global_store.batch_keys import BatchKeys
-from dgl_mgpu.backend.global_store.sampling import Sampling
 from dgl_mgpu.backend.global_store.storage import Traffic
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype
+from dgl_mgpu.backend.global_store.walks import Walks
 from dgl_mgpu.backend.sampling.dataloading import serve_dataloading
 from dgl_mgpu.errors import StoreClosedError, UnsupportedByStoreError
 from dgl_mgpu.ops.check import check_integer
@@ -20,12 +20,12 @@ from dgl_mgpu.store import Store
 GRAPH_NAMES = frozenset(dir(dgl.DGLGraph)) | {"_graph", "_node_frames", "_edge_frames"}
 
 
-class StoreGraph(Sampling):
+class StoreGraph(Walks):
     """A graph whose topology and features live in a store.
 
-    Implements the part of DGL's graph interface that its DataLoader, neighbour samplers and
-    samplers of edges use, so that it takes a DGLGraph's place there.  Node and edge ids are those
-    of the graph the store was built from.
+    Implements the part of DGL's graph interface that its DataLoader, neighbour samplers, samplers
+    of edges and random walks use, so that it takes a DGLGraph's place there.  Node and edge ids are
+    those of the graph the store was built from.
 
     Attributes
     ----------
@@ -51,6 +51,7 @@ class StoreGraph(Sampling):
         self._epoch_is_set = False
         self._checked_weights = set()
         self._places = {}
+        self._fingerprints = {}
         self.device = self.view(canonical_etypes[0]).tiers.device
         # DGL's DataLoader looks here before it asks for a storage.
         self._gpu_caches: dict[str, dict] = {"node": {}, "edge": {}}
@@ -68,9 +69,10 @@ class StoreGraph(Sampling):
             raise UnsupportedByStoreError(
                 f"use '{name}' of a store's graph",
                 "the store serves sampling and features, not all of a DGLGraph",
-                "sample with NeighborSampler, as_edge_prediction_sampler or its sample_neighbors, "
-                "read features with get_node_storage, and use the DGLGraph itself for the rest, "
-                "and for ClusterGCN's, SAINT's, ShaDow's and LABOR's samplers",
+                "sample with NeighborSampler, as_edge_prediction_sampler, PinSAGESampler, "
+                "random_walk or its sample_neighbors, read features with get_node_storage, and use "
+                "the DGLGraph itself for the rest, and for ClusterGCN's, SAINT's, ShaDow's and "
+                "LABOR's samplers",
             )
         raise AttributeError(f"'StoreGraph' object has no attribute '{name}'")
 

@@ -1,4 +1,4 @@
-"""What is sampled from a store's graph: neighbours, mini-batches, walks."""
+"""What is sampled from a store's graph: neighbours and mini-batches."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from dgl_mgpu.backend.sampling.block_sampling import (
     begin_hops,
     blank_blocks,
     dgl_blocks,
-    visited_block,
 )
 from dgl_mgpu.backend.sampling.filter import IdFilter
 from dgl_mgpu.backend.structure.blocks import BlankBlock
@@ -28,13 +27,8 @@ from dgl_mgpu.ops import (
     SampledNeighbors,
     SampleKey,
     VisitedNeighbors,
-    begin_pinsage_blocks,
-    pinsage_neighbors,
     sample_neighbors,
 )
-
-#: Edge feature that says how often walks visited a neighbor.
-_VISITS = "visits"
 
 
 class Sampling(Features):
@@ -236,106 +230,6 @@ class Sampling(Features):
         # Seeds of types without edges are their own sources.
         return {**seeds, **sampled[0].src_nodes} if sampled else seeds
 
-    def pinsage_neighbors(
-        self, nodes: torch.Tensor, num_walks: int, walk_length: int, num_neighbors: int
-    ) -> dgl.DGLGraph:
-        """The nodes that random walks along in-edges visit most, as edges to ``nodes``.
-
-        Parameters
-        ----------
-        nodes : Tensor, int32 or int64, shape (n,)
-        num_walks, walk_length : int
-            Walks from each node, and their steps.
-        num_neighbors : int
-            Nodes selected for each node at most.
-
-        Returns
-        -------
-        DGLGraph
-            All nodes and an edge from each selected node, with its visits in
-            ``edata['visits']``.
-
-        Raises
-        ------
-        InvalidInputError, IdOutOfRangeError
-        """
-        view = self.view(self._walked())
-        key = self._batch_keys.next_key({self.ntypes[0]: nodes})
-        visited = pinsage_neighbors(
-            view,
-            nodes.to(self.device),
-            num_traversals=walk_length,
-            termination_prob=0.0,
-            num_random_walks=num_walks,
-            num_neighbors=num_neighbors,
-            key=key,
-        )
-        frontier = dgl.graph(
-            (visited.neighbors, self._destinations(nodes, visited)),
-            num_nodes=self.num_nodes(),
-            idtype=self.idtype,
-            device=self.device,
-        )
-        frontier.edata[_VISITS] = visited.counts
-        return frontier
-
-    def begin_pinsage_blocks(
-        self,
-        nodes: Nodes,
-        num_layers: int,
-        num_walks: int,
-        walk_length: int,
-        num_neighbors: int,
-        *,
-        on_host: Nodes | None = None,
-    ) -> Callable[[], tuple[Nodes, Nodes, list[dgl.DGLGraph]]]:
-        """Have a GPU begin with all layers of a mini-batch for PinSAGE.
-
-        The same edges as :meth:`pinsage_neighbors` and ``dgl.to_block`` layer by layer, without
-        the graph over all nodes in between.
-
-        Parameters
-        ----------
-        nodes, on_host
-            As in :meth:`begin_blocks`.
-        num_layers : int
-        num_walks, walk_length, num_neighbors
-            As in :meth:`pinsage_neighbors`, alike in all layers.
-
-        Returns
-        -------
-        callable
-            As :meth:`begin_blocks` returns it, of blocks with visits in ``edata['visits']``.
-
-        Raises
-        ------
-        InvalidInputError, IdOutOfRangeError
-        """
-        etype = self._walked()
-        seeds = self._by_ntype(nodes)
-        finish = begin_pinsage_blocks(
-            self.view(etype),
-            seeds[etype[0]],
-            num_layers,
-            self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host)),
-            num_traversals=walk_length,
-            termination_prob=0.0,
-            num_random_walks=num_walks,
-            num_neighbors=num_neighbors,
-        )
-        blanks = self._blank_blocks(num_layers)
-
-        def blocks() -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
-            self.view(etype)  # raises if the store was closed since
-            visited = finish()
-            sampled = [visited_block(each, etype) for each in visited]
-            filled = self._dgl_blocks(sampled, seeds, blanks)
-            for block, each in zip(filled, visited, strict=True):
-                block.edata[_VISITS] = each.counts
-            return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
-
-        return blocks
-
     def _begin_hops(
         self,
         seeds: dict[str, torch.Tensor],
@@ -397,16 +291,6 @@ class Sampling(Features):
         blanks: Sequence[BlankBlock] = (),
     ) -> list[dgl.DGLGraph]:
         return dgl_blocks(sampled, self, seeds, blanks)
-
-    def _walked(self) -> CanonicalEtype:
-        """The edges that PinSAGE's walks go along."""
-        if not self.is_homogeneous:
-            raise InvalidInputError(
-                "select PinSAGE neighbors",
-                f"edge types {self.etypes}",
-                "use a homogeneous graph",
-            )
-        return self.canonical_etypes[0]
 
     def _destinations(
         self, seeds: torch.Tensor, sampled: SampledNeighbors | VisitedNeighbors

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import networkx as nx
 import torch
 
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype, topology_table
@@ -47,6 +48,10 @@ class StoredTopology:
         """Whether there is one node type and one edge type."""
         return len(self.ntypes) == 1 and len(self.canonical_etypes) == 1
 
+    def is_pinned(self) -> bool:
+        """True: as of a pinned DGLGraph, nodes may be named on another device than the graph's."""
+        return True
+
     def to_canonical_etype(self, etype: str | CanonicalEtype | None) -> CanonicalEtype:
         """The full triple of an edge type; ``None`` names the only one."""
         matches = [
@@ -61,6 +66,14 @@ class StoredTopology:
                 "name one of them as (source type, edge type, destination type)",
             )
         return matches[0]
+
+    def metagraph(self) -> nx.MultiDiGraph:
+        """Node types, and for each edge type an edge that has its name for a key, as DGL's."""
+        types = nx.MultiDiGraph()
+        types.add_edges_from(
+            (source, target, name) for source, name, target in self.canonical_etypes
+        )
+        return types
 
     def num_nodes(self, ntype: str | None = None) -> int:
         """Nodes of a type, or of all types."""

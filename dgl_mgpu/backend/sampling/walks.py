@@ -7,8 +7,9 @@ was mentioned before.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace as with_fields
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -112,7 +113,7 @@ def _walk(
     starts, key = as_tensor(nodes), new_key()
     if all(is_null(probs[etype]) for etype in path):
         edges = torch.empty((len(starts), len(path)), dtype=torch.int64, device=where)
-        views = [edges_view(index.relations[etype], "csr", where) for etype in _period(path)]
+        views = [edges_view(index.relations[etype], "csr", where) for etype in period(path)]
         traces = walk_uniformly(
             views or edges_view(index.relations[0], "csr", where),
             starts,
@@ -122,7 +123,9 @@ def _walk(
             edges=edges,
         )
     else:
-        traces, edges = _walk_by_weight(index, starts, path, probs, restart, key, where)
+        steps = {etype: _steps(index.relations[etype], probs[etype], where) for etype in set(path)}
+        starts = _checked_starts(starts, index.num_nodes(types[0]))
+        traces, edges = walk_by_steps([steps[etype] for etype in path], starts, restart, key)
     return traces.to(index.idtype), edges.to(index.idtype), torch.tensor(types, dtype=index.idtype)
 
 
@@ -142,7 +145,7 @@ def _node_types(index: TensorIndex, path: list[int]) -> list[int]:
     return types
 
 
-def _period(path: list[int]) -> list[int]:
+def period(path: Sequence[Any]) -> Sequence[Any]:
     """The shortest beginning of which ``path`` is repetitions."""
     for length in range(1, len(path)):
         if all(path[step] == path[step % length] for step in range(length, len(path))):
@@ -199,24 +202,29 @@ def _below(random: torch.Tensor, bounds: torch.Tensor) -> torch.Tensor:
     return torch.minimum(drawn, bounds - 1).clamp(min=0)
 
 
-class _HostSteps(NamedTuple):
-    """A pinned relation to step along: edges are read of the nodes where walks are."""
+class StepsByRow(NamedTuple):
+    """Edges to step along, read of the nodes where walks are.
+
+    ``weights``, if edges have any, gives those of edges by their ids.
+    """
 
     view: GraphView
-    weights: torch.Tensor | None
+    weights: Callable[[torch.Tensor], torch.Tensor] | None
 
     def step(self, nodes: torch.Tensor, random: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not self.view.num_rows:
+            return nodes, nodes  # all of them -1
         here, row = nodes.clamp(min=0).unique(return_inverse=True)
         edges = all_edges(self.view, here)
         sums = None
         if self.weights is not None:
-            weights = values_at(self.weights, edges.eids).double()
+            weights = self.weights(edges.eids).double()
             sums = _sums(weights, edge_rows(edges), len(here))
         steps = _Steps(edges.indptr, edges.neighbors, edges.eids, sums)
         return steps.step(torch.where(nodes < 0, -1, row), random)
 
 
-def _steps(relation: Relation, prob: Any, where: torch.device) -> _Steps | _HostSteps:
+def _steps(relation: Relation, prob: Any, where: torch.device) -> _Steps | StepsByRow:
     weights = None if is_null(prob) else as_tensor(prob)
     if weights is not None and weights.shape != (relation.num_edges,):
         raise InvalidInputError(
@@ -225,7 +233,8 @@ def _steps(relation: Relation, prob: Any, where: torch.device) -> _Steps | _Host
             "pass one for each edge",
         )
     if relation.device != where:
-        return _HostSteps(edges_view(relation, "csr", where), weights)
+        there = None if weights is None else partial(values_at, weights)
+        return StepsByRow(edges_view(relation, "csr", where), there)
     matrix = relation.csr()
     if weights is None:
         return _Steps(*matrix, sums=None)
@@ -268,31 +277,48 @@ def _checked_starts(starts: torch.Tensor, num_nodes: int) -> torch.Tensor:
     return starts.long()
 
 
-def _walk_by_weight(
-    index: TensorIndex,
+def walk_by_steps(
+    steps: Sequence[_Steps | StepsByRow],
     starts: torch.Tensor,
-    path: list[int],
-    probs: Sequence[Any],
-    restart: list[float],
+    restart: Sequence[float],
     key: SampleKey,
-    where: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    steps = {etype: _steps(index.relations[etype], probs[etype], where) for etype in set(path)}
-    starts = _checked_starts(starts, index.num_nodes(index.schema.ends[path[0]][0]))
+    """Walk from each start, each step along an edge that is chosen by its weight.
+
+    Parameters
+    ----------
+    steps : sequence
+        The edges to step along, for each step.
+    starts : Tensor, int64, shape (n,)
+    restart : sequence of float
+        Probability to end a walk before each step.
+    key : SampleKey
+
+    Returns
+    -------
+    traces : Tensor, int64, shape (n, len(steps) + 1)
+    edges : Tensor, int64, shape (n, len(steps))
+        As :func:`random_walk` returns them.
+
+    Raises
+    ------
+    InvalidWeightError
+    """
+    where = starts.device
     numbers = occurrences(starts)
-    traces = torch.empty((len(starts), len(path) + 1), dtype=torch.int64, device=where)
-    edges = torch.empty((len(starts), len(path)), dtype=torch.int64, device=where)
+    traces = torch.empty((len(starts), len(steps) + 1), dtype=torch.int64, device=where)
+    edges = torch.empty((len(starts), len(steps)), dtype=torch.int64, device=where)
     traces[:, 0] = node = starts
     together = max(1, _DRAWN_TOGETHER // max(1, len(starts)))
-    for first in range(0, len(path), together):
-        streams = torch.arange(first, min(first + together, len(path)), device=where) + WALK_STREAM
+    for first in range(0, len(steps), together):
+        streams = torch.arange(first, min(first + together, len(steps)), device=where) + WALK_STREAM
         picks, ends = (
             as_uniform(draws)
             for draws in draw_blocks(starts, numbers, streams[:, None], key.fold())
         )
         for step, (pick, end) in enumerate(zip(picks, ends, strict=True), first):
             node = torch.where(end < restart[step], -1, node)
-            node, edges[:, step] = steps[path[step]].step(node, pick)
+            node, edges[:, step] = steps[step].step(node, pick)
             traces[:, step + 1] = node
     return traces, edges
 
@@ -366,7 +392,7 @@ def node2vec(
         raise InvalidInputError(_ASKED, f"p={p}, q={q}", "pass finite numbers above 0")
     (relation,) = index.relations
     steps = _steps(relation, prob, where)
-    if isinstance(steps, _HostSteps):
+    if isinstance(steps, StepsByRow):
         raise InvalidInputError(
             f"{_ASKED} on {where}, looking back",
             "a graph in the host's memory",

@@ -26,8 +26,8 @@ from dgl_mgpu.ops.view import RowView
 #: What is read of a DGLGraph without its memory being pinned for a GPU.
 _NEEDS_NO_PINNING = (
     {"ndata", "edata", "srcdata", "dstdata", "nodes", "edges", "srcnodes", "dstnodes"}
-    | {"_node_frames", "_edge_frames", "node_attr_schemes", "edge_attr_schemes", "metagraph"}
-    | {"get_ntype_id", "get_etype_id", "srctypes", "dsttypes", "is_block", "is_pinned"}
+    | {"_node_frames", "_edge_frames", "node_attr_schemes", "edge_attr_schemes"}
+    | {"get_ntype_id", "get_etype_id", "srctypes", "dsttypes", "is_block"}
 )
 
 FrameOrColumn = TypeVar("FrameOrColumn", Frame, Column)
@@ -133,6 +133,10 @@ class SharedGraph(StoreGraph):
         return g
 
     # -- sampling -----------------------------------------------------------------------
+
+    def is_pinned(self) -> bool:
+        """Whether the script's graph is."""
+        return self.original.is_pinned()
 
     def check_weights(self, prob: str) -> None:
         """See whether the store can sample by an edge feature; if not, DGL does."""

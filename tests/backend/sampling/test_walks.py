@@ -124,7 +124,8 @@ def test_a_graph_in_other_memory_gives_the_same_walks(device, prob):
     relation = g._graph.relations[0]
     weights = torch.empty(0) if prob is None else g.edata[prob]
     near = walks._steps(relation, weights, device)
-    far = walks._HostSteps(edges_view(relation, "csr", device), None if prob is None else weights)
+    rows = None if prob is None else weights.__getitem__
+    far = walks.StepsByRow(edges_view(relation, "csr", device), rows)
     nodes = torch.tensor([3, -1, 0, 89, 3, 2, 0, 40] * 20, device=device)
     random = torch.rand(160, dtype=torch.float64, device=device)
     for found, expected in zip(far.step(nodes, random), near.step(nodes, random), strict=True):

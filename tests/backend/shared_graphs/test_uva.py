@@ -434,6 +434,11 @@ def test_the_scripts_graph_answers_what_a_store_cannot():
     assert shared.ndata["feat"] is g.ndata["feat"]
     assert torch.equal(shared.in_degrees(), g.in_degrees())
     assert shared.subgraph(torch.arange(9)).num_nodes() == 9
+    assert shared.is_pinned() == g.is_pinned()
+    # This graph is directed: a store would not walk along its edges.
+    traces, _ = dgl.sampling.random_walk(shared, torch.arange(300), length=1)
+    went = traces[:, 1] >= 0
+    assert went.any() and g.has_edges_between(*traces[went].T).all()
     shared.ndata["new"] = torch.ones(300)
     assert g.ndata["new"].sum() == 300
     with pytest.raises(AttributeError, match="SharedGraph"):

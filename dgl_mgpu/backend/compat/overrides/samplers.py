@@ -1,9 +1,10 @@
-"""DGL's samplers that refuse graphs on GPUs, as functions of its C library once did."""
+"""DGL's samplers that refuse graphs on GPUs, as functions of its C library once did, or stores'."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -130,6 +131,34 @@ def sample_labors(
     if output_device is None:
         return frontier, importances
     return frontier.to(output_device), [each.to(output_device) for each in importances]
+
+
+def random_walk(
+    g: Any,
+    nodes: Any,
+    *,
+    metapath: Any = None,
+    length: int | None = None,
+    prob: str | None = None,
+    restart_prob: Any = None,
+    return_eids: bool = False,
+) -> Any:
+    """Generate random walk traces, also on a store's graph.
+
+    Parameters and results are those of `dgl.sampling.random_walk`.
+    """
+    from .uva import is_in_a_store
+
+    original = partial(originals["dgl.sampling.randomwalks:random_walk"], g)
+    walk = g.random_walk if is_in_a_store(g) else original
+    return walk(
+        nodes,
+        metapath=metapath,
+        length=length,
+        prob=prob,
+        restart_prob=restart_prob,
+        return_eids=return_eids,
+    )
 
 
 def node2vec_random_walk(

@@ -31,13 +31,13 @@ def init_loader(
     **kwargs: Any,
 ) -> None:
     """In place of ``DataLoader.__init__``: see `dgl_mgpu.backend.shared_graphs`."""
-    if (use_uva or gpu_cache is not None) and _is_in_a_store(graph):
+    if (use_uva or gpu_cache is not None) and is_in_a_store(graph):
         _refuse_cache(gpu_cache)
         use_uva = False  # GPUs read a store's host memory where it is, without pinning a graph
     elif not use_uva and type(graph) is DGLGraph and runner.was_told():
         _warn_of_options_without_use(graph)
     given = graph
-    if _is_in_a_store(graph):
+    if is_in_a_store(graph):
         # DGL decides them for its own graphs alone, and passes them on as they are.
         use_prefetch_thread = bool(use_prefetch_thread)
         use_alternate_streams = bool(use_alternate_streams)
@@ -102,7 +102,8 @@ def _require_gpu() -> None:
         )
 
 
-def _is_in_a_store(graph: Any) -> bool:
+def is_in_a_store(graph: Any) -> bool:
+    """Whether a graph is a store's, and not a script's that ranks share through one."""
     if isinstance(graph, DGLGraph):
         return False
     from dgl_mgpu.backend.global_store.graph import StoreGraph
