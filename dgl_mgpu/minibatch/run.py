@@ -13,6 +13,7 @@ from dgl.dataloading import NeighborSampler, Sampler
 from dgl_mgpu.backend.global_store.embedding.optimizers import SparseAdam
 from dgl_mgpu.backend.global_store.store import GlobalStore, machine
 from dgl_mgpu.data import Dataset, HeteroDataset
+from dgl_mgpu.minibatch.evaluation import AllNodes, is_cheaper_for_all_nodes
 from dgl_mgpu.minibatch.learned import LearnedRows
 from dgl_mgpu.minibatch.seeds import SeedBatches
 from dgl_mgpu.minibatch.task import LEARNED, SPLITS, Task, load
@@ -51,7 +52,7 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
         model,
         optimizer,
         store,
-        *(_split(config, task, model, name) for name in SPLITS),
+        *(_split(config, task, store, model, name) for name in SPLITS),
         target=task.target or store.graph.ntypes[0],
         embeddings=SparseAdam(learned, config.trainer.lr) if learned else None,
         num_workers=config.sampler.num_workers,
@@ -90,7 +91,9 @@ def _make_model(
     return seeded_model(config, build, task.width, task.num_classes, store.device)
 
 
-def _split(config: Config, task: Task, model: NodeModel | RelationalModel, name: str) -> Split:
+def _split(
+    config: Config, task: Task, store: GlobalStore, model: NodeModel | RelationalModel, name: str
+) -> Split:
     sampler = config.sampler
     training = name == "train"
     everyone = Ranks.of_all_machines()
@@ -103,8 +106,13 @@ def _split(config: Config, task: Task, model: NodeModel | RelationalModel, name:
         num_ranks=everyone.size,
         ntype=task.target,
     )
-    fanouts = list(sampler.fanouts if training else sampler.eval_fanouts)
-    return Split(batches, _make_sampler(config, fanouts, task.prefetched(model.inputs)))
+    fanouts = list(sampler.fanouts if training else sampler.evaluated_fanouts())
+    all_nodes = None
+    if not training and isinstance(model, NodeModel) and sampler.evaluates_all_neighbors():
+        sizes = len(task.seeds[name]), config.trainer.batch_size, len(fanouts)
+        if is_cheaper_for_all_nodes(*sizes, store.graph.num_nodes(), store.graph.num_edges()):
+            all_nodes = AllNodes(model, store.graph, len(fanouts))
+    return Split(batches, _make_sampler(config, fanouts, task.prefetched(model.inputs)), all_nodes)
 
 
 def _make_sampler(config: Config, fanouts: list, prefetch: dict[str, Any]) -> Sampler:
