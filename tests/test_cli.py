@@ -21,7 +21,9 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["train", "trainer.epochs=0"], "use 1 or more"),
         (["train", "trainer.ranks=0"], "use 1 or more"),
         (["train", "model.dropout=1.5"], "model.dropout=1.5"),
-        (["train", "sampler.fanouts=[5]"], "lengths differ"),
+        (["train", "model=sage"], "did you mean 'graphsage' or 'pinsage'"),
+        (["train", "sampler.eval_fanouts=[5]"], "eval_fanouts=null"),
+        (["train", "sampler.fanouts=[]"], "or are 0"),
         (["train", "sampler.fanouts=[5,-2]"], "below -1"),
         (["train", "sampler.fanouts=[0,0]"], "or 0"),
         (["train", "model.aggregator=foo"], "lstm"),
@@ -99,6 +101,7 @@ def test_compose_gives_the_schema():
     assert (config.data.name, config.model.hidden, config.trainer.lr) == ("cora", 16, 0.5)
     assert config.sampler.fanouts == [-1, -1]
     assert compose(["model=pinsage"]).sampler.name == "random_walk"
+    assert compose(["sampler.fanouts=[15,10,5]"]).sampler.evaluated_fanouts() == [-1, -1, -1]
     with pytest.raises(ConfigError):
         compose(["data=cora", "model.name=nothing", "trainer.seed=x"])
 

@@ -20,6 +20,7 @@ from dgl_mgpu.minibatch.task import LEARNED, SPLITS, Task, load
 from dgl_mgpu.minibatch.trainer import MiniBatchTrainer, Split
 from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.store.cuda import choose_runtime
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.models import NodeModel, build_model
 from dgl_mgpu.training.relational import HeteroInputs, RelationalModel, build_relational_model
@@ -42,6 +43,8 @@ def train(config: Config, folder: Path) -> None:
 
 def _make_trainer(config: Config) -> MiniBatchTrainer:
     ranks = Ranks.of_this_machine()
+    if config.store.device == "cuda":
+        choose_runtime("cuda", ranks)  # raises without GPUs, before data is read or generated
     dataset = ranks.together("load the data", lambda: load(config) if ranks.rank == 0 else None)
     task = ranks.from_first("read the split", partial(Task.of, config, dataset))
     store = _make_store(config, dataset, task)
