@@ -13,6 +13,9 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
     ("arguments", "message"),
     [
         (["trian"], "did you mean 'train'"),
+        (["predict"], "say dgl-mgpu predict RUN out=FILE.npz"),
+        (["predict", "run"], "not one run and one file"),
+        (["predict", "run", "out=there.npz", "to=here"], "no option to"),
         (["train", "data=coraa"], "did you mean 'cora'"),
         (["train", "model=grahpsage"], "graphsage"),
         (["train", "trainer.epcohs=3"], "did you mean 'trainer.epochs'"),
@@ -90,7 +93,7 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path):
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "topology", "doctor"])
+@pytest.mark.parametrize("command", ["train", "predict", "plan", "topology", "doctor"])
 def test_every_command_tells_what_there_is(capsys, command):
     assert main([command, "--help"]) == 0
     assert "COMMAND [key=value" in capsys.readouterr().out

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 
 import torch
 from dgl.dataloading import NeighborSampler, Sampler
+from torch import nn
 
 from dgl_mgpu.backend.global_store.embedding.optimizers import SparseAdam
 from dgl_mgpu.backend.global_store.store import GlobalStore, machine
@@ -39,6 +41,12 @@ def train(config: Config, folder: Path) -> None:
     config.check()
     machine(config.topology, ranks_of_this_machine(config))  # raises if it has fewer GPUs
     run(_make_trainer, config, folder)
+
+
+def untrained(config: Config) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """A run's model as it begins, and what gives its logits for all nodes; for one rank."""
+    trainer = _make_trainer(config)
+    return trainer.model, trainer.predict
 
 
 def _make_trainer(config: Config) -> MiniBatchTrainer:

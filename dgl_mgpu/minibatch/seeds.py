@@ -65,6 +65,10 @@ class SeedBatches(IterableDataset):
         # The epoch and its first batch; in shared memory: workers that live on see the next too.
         self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
 
+    def of_all(self, seeds: torch.Tensor) -> SeedBatches:
+        """Batches of this size of other seeds, in their order, all of them this rank's."""
+        return SeedBatches(seeds, self._batch_size, shuffle=False, ntype=self._ntype)
+
     @property
     def device(self) -> torch.device:
         """Where the seed nodes are (DGL's DataLoader asks)."""

@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import dgl
 import torch
 import torch.distributed as dist
-from dgl.dataloading import DataLoader
+from dgl.dataloading import DataLoader, NeighborSampler
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,6 +23,7 @@ from dgl_mgpu.backend.global_store.embedding.optimizers import EmbeddingOptimize
 from dgl_mgpu.backend.global_store.storage import Traffic
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.fullgraph.inference import inference
 from dgl_mgpu.minibatch.captured import CapturedStep
 from dgl_mgpu.minibatch.evaluation import AllNodes
 from dgl_mgpu.minibatch.learned import LOOKUP
@@ -31,6 +32,7 @@ from dgl_mgpu.minibatch.tally import Tally
 from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
+from dgl_mgpu.training.models import NodeModel
 from dgl_mgpu.training.stop import outlive_sigterm, sigterm_blocked
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
@@ -270,6 +272,20 @@ class MiniBatchTrainer(Trainer):
             dist.all_reduce(counts)
         correct, total = counts.tolist()
         return correct / total
+
+    @torch.no_grad()
+    def predict(self) -> torch.Tensor:
+        """Logits of all nodes of the target's type, on the host, float32; this rank's own work."""
+        self.model.eval()
+        graph, split = self.store.graph, self._test_split
+        if isinstance(self.model, NodeModel) and isinstance(split.sampler, NeighborSampler):
+            with self._autocast():
+                return inference(self.model, graph, device=self._device).float()
+        nodes = torch.arange(graph.num_nodes(self._target), dtype=graph.idtype)
+        graph.set_epoch(0)
+        with _starting_workers():
+            batches = iter(self._make_loader(replace(split, batches=split.batches.of_all(nodes))))
+        return torch.cat([self._logits(blocks).float().cpu() for _, _, blocks in batches])
 
     def _train_epoch(self, sums: _Sums, on_step: StepCallback) -> bool:
         """Train on what is left of the epoch; whether that was all of it."""

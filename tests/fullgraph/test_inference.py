@@ -30,6 +30,7 @@ from dgl_mgpu.store import Ranks, cuda, exchange
 from dgl_mgpu.training.config import ModelConfig
 from dgl_mgpu.training.models import INV_SQRT_DEGREES, build_model
 from tests.fullgraph.graphs import heterogeneous, homogeneous
+from tests.fullgraph.ranks import on_gpus_too
 
 WIDTH, HIDDEN, CLASSES = 5, 4, 3
 
@@ -417,11 +418,11 @@ class Counting(nn.Module):
         return self.convolution(block, x)
 
 
-def _shared_out(machines: str | None, folder: Path) -> None:
+def _shared_out(machines: str, folder: Path) -> None:
+    """With ranks on machines by these names, a letter each."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "_groups", None)
-        if machines is not None:
-            patch.setattr(exchange, "_machine_id", lambda: machines[dist.get_rank()])
+        patch.setattr(exchange, "_machine_id", lambda: machines[dist.get_rank()])
         _assert_shared_out(folder)
 
 
@@ -441,8 +442,9 @@ def _assert_shared_out(folder: Path) -> None:
         for module in model.modules():  # of other batches, as in training with DDP
             if isinstance(module, nn.BatchNorm1d) and ranks.rank:
                 module.running_mean += ranks.rank
-        before = [each.clone() for each in model.buffers()]
         with dgl_mgpu.GlobalStore.from_dgl(g) as store:
+            model.to(store.device)
+            before = [each.clone() for each in model.buffers()]
             for options in ({}, {"batch_size": 4 + ranks.rank}, {"folder": folder}):
                 found = dgl_mgpu.inference(model, store.graph, "x", **options)
                 _assert_equal(found, expected)
@@ -451,10 +453,15 @@ def _assert_shared_out(folder: Path) -> None:
         assert all(map(torch.equal, before, model.buffers()))
 
 
-@pytest.mark.parametrize("machines", [None, "aab", "aba", "abc"])
-def test_ranks_share_a_stores_nodes_out(ranks, machines, tmp_path):
-    ranks.run(_shared_out, machines, tmp_path)
+@on_gpus_too
+def test_ranks_share_a_stores_nodes_out(ranks, tmp_path):
+    ranks.run(_assert_shared_out, tmp_path)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("machines", ["aab", "aba", "abc"])
+def test_ranks_of_several_machines_share_a_stores_nodes_out(ranks, machines, tmp_path):
+    ranks.run(_shared_out, machines, tmp_path)
 
 
 def _each_node_once() -> None:
