@@ -108,6 +108,16 @@ def _train(arguments: list[str]) -> int:
 
 
 def _predict(arguments: list[str]) -> int:
+    folder, out, device = predictions_asked(arguments)
+    from dgl_mgpu.trained import write_predictions
+
+    count = write_predictions(folder, out, device)
+    print(f"classes and logits of {count:,} nodes: {out}")
+    return 0
+
+
+def predictions_asked(arguments: list[str]) -> tuple[str, Path, str]:
+    """Of which run predictions are asked for, where to write them, and where to compute them."""
     folders = [word for word in arguments if "=" not in word]
     options = dict(word.split("=", 1) for word in arguments if "=" in word)
     unknown = sorted(options.keys() - {"out", "device"})
@@ -117,12 +127,7 @@ def _predict(arguments: list[str]) -> int:
             f"no option {unknown[0]}" if unknown else "not one run and one file",
             "say dgl-mgpu predict RUN out=FILE.npz, with device=cuda for a GPU",
         )
-    from dgl_mgpu.trained import write_predictions
-
-    out = Path(options["out"])
-    count = write_predictions(folders[0], out, options.get("device", "cpu"))
-    print(f"classes and logits of {count:,} nodes: {out}")
-    return 0
+    return folders[0], Path(options["out"]), options.get("device", "cpu")
 
 
 def _plan(arguments: list[str]) -> int:
