@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+#: As many names as advice still helps with.
 _FEW = 3
 
 

@@ -104,7 +104,9 @@ def load_run(
     config = _carried_out_here(checkpoint.config, device)
     if root is not None:
         config.data.root = os.fspath(root)
-    model, predict = _restored(config, torch.device(device))
+    gpus = [torch.cuda.current_device()] if device == "cuda" else []
+    with torch.random.fork_rng(gpus):  # the caller's random numbers are not the run's to draw
+        model, predict = _restored(config, torch.device(device))
     try:
         model.load_state_dict(checkpoint.best_model)
     except RuntimeError as error:

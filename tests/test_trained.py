@@ -86,7 +86,9 @@ def test_the_best_model_takes_other_graphs_too(tmp_path):
     run_of(tmp_path, "model=graphsage", "store.device=cpu", "trainer.epochs=1")
     moved = tmp_path / "moved"
     (tmp_path / "run").rename(moved)
+    drawn = torch.get_rng_state()
     run = dgl_mgpu.load_run(next((moved / "checkpoints").iterdir()), root=tmp_path)
+    assert torch.equal(torch.get_rng_state(), drawn)
     g = dgl.rand_graph(50, 300)
     g.ndata["feat"] = torch.randn(50, 64)
     with torch.no_grad():

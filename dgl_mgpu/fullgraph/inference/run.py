@@ -50,10 +50,11 @@ def inference(
     that are called with a block.  Out-degrees of blocks are those of the whole graph.
 
     On a partitioned graph, every rank calls it; the model is called at once, on the rank's part.
-    On a store's graph, every rank of the job calls it too: ranks take batches in turn, and those of
-    a machine share what they keep.  All have the same model; of its buffers, which may differ (a
-    batch norm's means), the first rank's count, as in DistributedDataParallel.  With
-    ``layerwise=False`` each rank does everything by itself, and may be the only one that calls it.
+    On a store's graph, every rank of the job calls it too, with the same arguments: ranks take
+    batches in turn, and those of a machine share what they keep.  All have the same model; of its
+    buffers, which may differ (a batch norm's means), the first rank's count, as in
+    DistributedDataParallel.  With ``layerwise=False`` each rank does everything by itself, and may
+    be the only one that calls it.
 
     Parameters
     ----------

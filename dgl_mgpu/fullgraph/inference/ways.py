@@ -94,7 +94,7 @@ class LayerByLayer:
         self.may_shrink = batch_size is None
         # The same batches on every rank, and some for each.
         everyone = self.team.everyone
-        nodes = batch_size or everyone.together(ASKED_LAYERS, self._suitable_batch_size)
+        nodes = everyone.together(ASKED_LAYERS, lambda: batch_size or self._suitable_batch_size())
         nodes = min(everyone.all_gather(nodes))
         step = nodes * self.length // max(sum(self.counts.values()), 1)
         self.dealt = max(1, min(step, -(-self.length // self.team.size)))
