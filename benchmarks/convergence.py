@@ -23,7 +23,6 @@ import sys
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import dgl_mgpu  # noqa: F401  (first: it lets dgl import)
 
@@ -32,17 +31,12 @@ import dgl
 import torch
 from dgl.dataloading import DataLoader, NeighborSampler
 
+from benchmarks.datasets import data_overrides, datasets_here
 from benchmarks.machine import describe_machine
-from dgl_mgpu.data import Dataset, load
-from dgl_mgpu.errors import DataFormatError
+from dgl_mgpu.data import Dataset
 from dgl_mgpu.report import read_metrics
 
 EPOCHS, BATCH, RANKS = 15, 1024, 4
-#: Options of OGB's directed data sets, which are trained on in both directions.
-OPTIONS: dict[str, dict[str, Any]] = {
-    "ogbn-arxiv": {"add_reverse": True},
-    "ogbn-papers100M": {"add_reverse": True},
-}
 
 
 @dataclass(frozen=True)
@@ -117,31 +111,6 @@ class Trained:
     epoch_s: float
 
 
-def dataset_here(name: str, root: str | Path) -> Dataset:
-    """Load a data set; OGB's, which may be very large, not by way of a download.
-
-    Raises
-    ------
-    DataFormatError
-        If a file is not there, or damaged.
-    """
-    folder = Path(root).expanduser() / name.replace("-", "_")
-    if name.startswith("ogbn-") and not (folder / "raw").is_dir():
-        raise DataFormatError(
-            f"train on {name}",
-            f"no folder {folder / 'raw'}",
-            f"put OGB's folder of it there, or have 'dgl-mgpu train data={name} "
-            f"data.root={root}' download it",
-        )
-    return load(name, root, **OPTIONS.get(name, {}))
-
-
-def data_overrides(name: str, root: str | Path) -> tuple[str, ...]:
-    """What has the command line load the same as :func:`dataset_here`."""
-    options = (f"data.options.{key}={value}" for key, value in OPTIONS.get(name, {}).items())
-    return f"data={name}", f"data.root={root}", *options
-
-
 def through_the_store(*overrides: str) -> Trained:
     """One run of the command line."""
     with tempfile.TemporaryDirectory() as folder:
@@ -212,7 +181,7 @@ def main() -> None:
     parser.add_argument("--sets", nargs="+", choices=sets, default=["cora", "facebook"])
     parser.add_argument("--out", type=Path, help="where to write the results")
     arguments = parser.parse_args()
-    datasets = {name: dataset_here(name, arguments.data) for name in arguments.sets}
+    datasets = datasets_here(arguments.sets, arguments.data)
     machine = describe_machine()
     results: dict[str, list[float]] = {}
 

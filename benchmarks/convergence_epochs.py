@@ -38,7 +38,8 @@ import torch
 from dgl.dataloading import DataLoader, NeighborSampler
 from scipy import stats
 
-from benchmarks.convergence import SAGE, data_overrides, dataset_here
+from benchmarks.convergence import SAGE
+from benchmarks.datasets import data_overrides, datasets_here
 from benchmarks.machine import describe_machine
 from dgl_mgpu.data import Dataset
 from dgl_mgpu.report import read_metrics
@@ -294,7 +295,7 @@ def main() -> None:
         parser.error("one seed has no spread")
     begin, machine = time.perf_counter(), describe_machine()
     name = options.set
-    dataset = dataset_here(name, options.data)
+    dataset = datasets_here([name], options.data)[name]
     g = dataset.to_dgl()
     seeds, epochs = range(options.seeds), options.epochs
     ours = [f"dgl-mgpu, {n} rank{'s' if n > 1 else ''}" for n in options.ranks]

@@ -31,7 +31,8 @@ from benchmarks.fullgraph_gpu import WIDTHS as WIDTHS_OF_SUMS
 from benchmarks.gpu import measure, window
 from dgl_mgpu.fullgraph.exchange.auto import Auto, Case
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
-from dgl_mgpu.fullgraph.exchange.ways import Way, Ways
+from dgl_mgpu.fullgraph.exchange.way import Way
+from dgl_mgpu.fullgraph.exchange.ways import Ways
 from dgl_mgpu.training.launch import launch
 
 #: Of each shape; sums of proteins' size take a fraction of a millisecond.
@@ -68,7 +69,8 @@ class Sweep:
         rows = torch.randn(count, width, device=self._job.device)
         case = Case(transposed, 4 * width, rows.dtype, 0)
         allowed = [way for way in ways.by_name.values() if case.allows(way)]
-        swept = {way: self._once(ways[way], rows, transposed) for way in allowed}
+        expected = _call(ways[ways.default], transposed)(rows)
+        swept = {way: self._once(ways[way], rows, transposed, expected) for way in allowed}
         limit = _NEAR * min(swept.values())
         near = [way for way in allowed if way.pipeline is None or swept[way] <= limit]
         swept |= self._slowest(ways, near, rows, transposed, repeats, _WINDOW)
@@ -95,9 +97,18 @@ class Sweep:
             ),
         }
 
-    def _once(self, rounds: Rounds, rows: torch.Tensor, transposed: bool) -> float:
-        """Seconds of one call, after another, of the slowest rank: most ways are far behind."""
-        sums = rounds.transposed_sums if transposed else rounds.sums
+    def _once(
+        self, rounds: Rounds, rows: torch.Tensor, transposed: bool, expected: torch.Tensor
+    ) -> float:
+        """Seconds of one call, after others, of the slowest rank: most ways are far behind.
+
+        Raises
+        ------
+        AssertionError
+            If its sums are not those of another way.
+        """
+        sums = _call(rounds, transposed)
+        torch.testing.assert_close(sums(rows), expected, rtol=1e-4, atol=1e-3)
         self._job.wait()
         spent = window(lambda _: sums(rows), [None] * 3, rows.device)
         return max(self._job.ranks.all_gather(spent))
@@ -114,11 +125,11 @@ class Sweep:
         """Seconds that each way takes the slowest rank."""
 
         def call(way: Way) -> Callable[[Any], torch.Tensor]:
-            return lambda _: ways[way].transposed_sums(rows) if transposed else ways[way].sums(rows)
+            return lambda _: _call(ways[way], transposed)(rows)
 
         contenders = {str(way): call(way) for way in chosen}
         batches = [None] * (calls + 2)
-        found = measure(contenders, lambda _: batches, repeats, self._job.ranks)
+        found, _ = measure(contenders, lambda _: batches, repeats, self._job.ranks)
         return {ways.by_name[name]: max(seconds) for name, seconds in found.items()}
 
     def _keep(self, **figure: Any) -> None:
@@ -131,6 +142,10 @@ class Sweep:
             f"{'' if figure['of_best'] <= AIM else '  MISSED'}"
         )
         self._job.keep(**figure)
+
+
+def _call(rounds: Rounds, transposed: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+    return rounds.transposed_sums if transposed else rounds.sums
 
 
 def _by_name(seconds: dict[Way, float]) -> dict[str, float]:

@@ -36,7 +36,7 @@ from benchmarks.gpu import measure
 from dgl_mgpu.backend.structure.relation import Relation
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
-from dgl_mgpu.fullgraph.exchange.ways import BROADCAST
+from dgl_mgpu.fullgraph.exchange.way import BROADCAST
 from dgl_mgpu.fullgraph.ownership import Ownership
 from dgl_mgpu.fullgraph.part import Part
 from dgl_mgpu.ops import add_spmm, spmm
@@ -106,8 +106,10 @@ class Bench:
             if job.group is not None:
                 contenders["exchange alone"] = partial(_called, spread.halo.fetch, rows)
             contenders[_PEER] = self._peer(part, owned, rows)
-            found = measure(contenders, lambda _: [None] * _WINDOW, job.options.repeats, job.ranks)
-            self._keep(name, width, part, list(ways), found)
+            found, samples = measure(
+                contenders, lambda _: [None] * _WINDOW, job.options.repeats, job.ranks
+            )
+            self._keep(name, width, part, list(ways), found, samples)
 
     def _peer(self, part: Part, owned: Ownership, rows: torch.Tensor) -> Callable[[Any], Any]:
         """All rows gathered by NCCL, then cuSPARSE."""
@@ -140,7 +142,13 @@ class Bench:
         return call
 
     def _keep(
-        self, shape: str, width: int, part: Part, ways: list[str], found: dict[str, list[float]]
+        self,
+        shape: str,
+        width: int,
+        part: Part,
+        ways: list[str],
+        found: dict[str, list[float]],
+        samples: dict[str, list[list[float]]],
     ) -> None:
         slowest = {name: 1e3 * max(seconds) for name, seconds in found.items()}
         moved = max(self._job.ranks.all_gather(len(part.halo) * width * 4))
@@ -163,6 +171,7 @@ class Bench:
             times_peer=slowest[_PEER] / slowest[best],
             slowest_ms=slowest,
             each_rank_s=found,
+            samples=samples,
         )
 
 

@@ -115,6 +115,7 @@ def main() -> None:
                     "index_select_bytes_per_second": count * row_bytes / np.median(select),
                     "one_tier_ratio": float(np.median(select) / np.median(seconds["one tier"])),
                     "many_tiers_ratio": float(np.median(select) / np.median(seconds["many tiers"])),
+                    "samples": {name: times.tolist() for name, times in seconds.items()},
                 }
             )
             last = measured[-1]

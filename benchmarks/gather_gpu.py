@@ -177,14 +177,15 @@ class Bench:
                 numbers = numbering(view, self._wide // 4)
                 for name, gather in gathers.items():
                     require_words(f"{name}, {row_bytes} B", gather, ids(0)[0], numbers)
-                seconds = measure(gathers, ids, self._options.repeats, self._ranks)
+                seconds, samples = measure(gathers, ids, self._options.repeats, self._ranks)
                 rates = {
                     name: float(np.mean(count * row_bytes / np.array(each) / 1e9))
                     for name, each in seconds.items()
                 }
                 more = {"by_the_plan": rates["by the plan"], "shares": shares, "ids": count,
                         "expected_host_share": view.host_share, "gpu_budget_bytes": budget,
-                        "times_the_plan": rates["ours"] / rates["by the plan"]}  # fmt: skip
+                        "times_the_plan": rates["ours"] / rates["by the plan"],
+                        "samples": samples}  # fmt: skip
                 case = f"unexpected, {row_bytes} B"
                 self._report.add(Figure(case, "GB/s", rates["ours"], more=more))
 
@@ -284,7 +285,7 @@ class Bench:
                     f"peer, {case}", gather, ids, lambda ids: ids[:, None] * len(words) + words
                 )
                 contenders["peer"] = gather
-            seconds = measure(contenders, new_batches, self._options.repeats, self._ranks)
+            seconds, samples = measure(contenders, new_batches, self._options.repeats, self._ranks)
         # Batches of sampled nodes differ in size a little.
         sizes = self._ranks.all_gather(np.mean([len(ids) for ids in new_batches(0)]))
         rates = {
@@ -294,7 +295,8 @@ class Bench:
         mean = {name: float(np.mean(found)) for name, found in rates.items()}
         tiers = [vars(tier) | {"source": len(tier.source)} for tier in table.plan.tiers]
         details = {"row_bytes": row_bytes, "rows": view.num_rows, "ids_a_batch": sizes[0],
-                   "each_rank": rates, "tiers": tiers, **(more or {})}  # fmt: skip
+                   "each_rank": rates, "samples": samples, "tiers": tiers,
+                   **(more or {})}  # fmt: skip
         self._report.add(
             Figure(case, "GB/s", mean["ours"], mean.get("peer"), ceiling, more=details, **targets)
         )

@@ -115,7 +115,7 @@ class Bench:
             require_words(f"{name}, {case}", gather, ids, numbers)
         if not torch.equal(*(gather(ids).view(torch.int32) for gather in gathers.values())):
             raise ValueError(f"{case}: the two gathers differ")
-        seconds = measure(
+        seconds, samples = measure(
             {**gathers, "rows alone": messages.rows_exchange(ids)},
             lambda turn: [self._new_ids(view.num_rows) for _ in range(self._options.window + 2)],
             self._options.repeats,
@@ -127,6 +127,7 @@ class Bench:
             "row_bytes": row_bytes,
             "rows": view.num_rows,
             "each_rank_s": seconds,
+            "samples": samples,
             "bus_gb_per_second": {name: over_links / spent for name, spent in mean.items()},
         }
         ours, theirs = 1e3 * mean["ours"], 1e3 * mean["NCCL"]

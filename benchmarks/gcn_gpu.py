@@ -55,6 +55,7 @@ class Findings:
     epoch_bytes: dict[str, float] = field(default_factory=dict)
     peak_bytes: dict[str, float] = field(default_factory=dict)
     each_rank_s: dict[str, list[float]] = field(default_factory=dict)
+    samples: dict[str, list[list[float]]] = field(default_factory=dict)
     #: What of the GPU's memory is taken: also what the allocator keeps, and what is not its own.
     device_bytes: float = 0.0
 
@@ -107,12 +108,14 @@ class Bench:
             for each, training in trainings.items():
                 findings.losses[each] = float(training.gradients())
                 self._peak(each, training, findings)
-            findings.each_rank_s |= measure(
+            medians, samples = measure(
                 {each: training.epoch for each, training in trainings.items()},
                 lambda _: window,
                 self._job.options.repeats,
                 self._job.ranks,
             )
+            findings.each_rank_s |= medians
+            findings.samples |= samples
             findings.device_bytes = max(findings.device_bytes, self._device_bytes())
         self._require_same_losses(name, findings.losses)
         buffer = max(self._job.ranks.all_gather(len(setting.x))) * case.hidden * 4
@@ -227,6 +230,7 @@ class Bench:
             errors=findings.errors,
             partition_s=partition_s,
             each_rank_s=findings.each_rank_s,
+            samples=findings.samples,
         )
 
 

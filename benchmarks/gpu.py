@@ -286,10 +286,17 @@ def measure(
     new_batches: Callable[[int], Sequence[Any]],
     repeats: int,
     ranks: Ranks,
-) -> dict[str, list[float]]:
-    """Median seconds a batch on each rank, all ranks at once, contenders in turns.
+) -> tuple[dict[str, list[float]], dict[str, list[list[float]]]]:
+    """Seconds a batch, all ranks at once, contenders in turns.
 
     Every window has batches of its own; the first of each contender warms it up.
+
+    Returns
+    -------
+    medians : dict
+        By contender, of each rank.
+    samples : dict
+        By contender, each rank's, of every window.
     """
     device, names = this_device(), list(contenders)
     seconds: dict[str, list[float]] = {name: [] for name in names}
@@ -303,6 +310,7 @@ def measure(
             spent = window(contenders[name], batches, device)
             if repeat > 0:
                 seconds[name].append(spent)
-    medians = {name: float(np.median(spent)) for name, spent in seconds.items()}
-    everyone = ranks.all_gather(medians)
-    return {name: [rank[name] for rank in everyone] for name in names}
+    everyone = ranks.all_gather(seconds)
+    samples = {name: [rank[name] for rank in everyone] for name in names}
+    medians = {name: [float(np.median(rank)) for rank in each] for name, each in samples.items()}
+    return medians, samples

@@ -136,20 +136,32 @@ class Bench:
             for way, reads in ways.items():
                 contenders[f"sums, {way}"] = partial(_sums, reads, rows)
         self._require_right(name, shape, contenders, graph, (indptr, indices), model)
-        found = measure(contenders, lambda _: [None] * _WINDOW, job.options.repeats, job.ranks)
+        found, samples = measure(
+            contenders, lambda _: [None] * _WINDOW, job.options.repeats, job.ranks
+        )
         slowest = {way: 1e3 * max(seconds) for way, seconds in found.items()}
 
         def each(what: str, ways: Iterable[str] = tuple(rounds)) -> dict[str, float]:
             return {way: slowest[f"{what}, {way}"] for way in ways}
 
+        def every(what: str, ways: Iterable[str] = tuple(rounds)) -> dict[str, list[list[float]]]:
+            return {way: samples[f"{what}, {way}"] for way in ways}
+
         peer = PEERS[name]
         self._keep(
-            name, "sums", each("sums"), peer.sums_aim_ms, on_h200=peer.sums_ms.get(job.ranks.size)
+            name,
+            "sums",
+            each("sums"),
+            peer.sums_aim_ms,
+            on_h200=peer.sums_ms.get(job.ranks.size),
+            samples=every("sums"),
         )
         layer_aim = None if peer.layer_ms is None else peer.layer_ms / 4
-        self._keep(name, "layer", each("layer"), layer_aim, on_a100=peer.layer_ms)
+        self._keep(
+            name, "layer", each("layer"), layer_aim, on_a100=peer.layer_ms, samples=every("layer")
+        )
         for what, ways in baselines.items():
-            self._keep(name, what, each("sums", ways), None)
+            self._keep(name, what, each("sums", ways), None, samples=every("sums", ways))
         fastest = min(grouping, key=each("layer").__getitem__)
         self._keep(
             name,

@@ -163,7 +163,9 @@ class Bench:
     ) -> None:
         """One figure: what each split takes, by each exchange."""
         job = self._job
-        found = measure(contenders, lambda _: [None] * _WINDOW, job.options.repeats, job.ranks)
+        found, samples = measure(
+            contenders, lambda _: [None] * _WINDOW, job.options.repeats, job.ranks
+        )
         slowest = {each: 1e3 * max(seconds) for each, seconds in found.items()}
         job.say(f"{name}, {order}, {what} of widths {widths}, {job.ranks.size} ranks: ms")
         for each, spent in slowest.items():
@@ -176,6 +178,7 @@ class Bench:
             widths=widths,
             slowest_ms=slowest,
             each_rank_s=found,
+            samples=samples,
         )
 
 

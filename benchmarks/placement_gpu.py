@@ -84,13 +84,14 @@ def work(options: argparse.Namespace) -> None:
             numbers = numbering(view, options.row_bytes // 4)
             require_words(policy, gathers[policy], pool[0], numbers)
         batches = partial(from_pool, pool, options.window + 2)
-        seconds = measure(gathers, batches, options.repeats, ranks)
+        seconds, samples = measure(gathers, batches, options.repeats, ranks)
     slowest = {policy: 1e3 * max(spent) for policy, spent in seconds.items()}
     more = {
         "clique": smallest,
         "gpu_memory": store_options["gpu_memory"],
         "ids_a_batch": len(pool[0]),
         "each_rank_seconds": seconds,
+        "samples": samples,
         "modelled_seconds": {policy: s.plan.step_seconds for policy, s in stores.items()},
         "modelled_hits": {policy: s.plan.hit_rates["rows"] for policy, s in stores.items()},
         "tiers": {

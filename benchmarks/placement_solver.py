@@ -55,7 +55,7 @@ def tables(shape: str) -> list[TableSpec]:
 def timed(
     topology: Topology, specs: list[TableSpec], policy: str, budget: int, repeats: int
 ) -> Any:
-    """Plan and median milliseconds; None where a policy cannot be used."""
+    """Plan and the milliseconds of each repeat; None where a policy cannot be used."""
     spent = []
     plan: Plan | None = None
     for _ in range(repeats):
@@ -67,7 +67,7 @@ def timed(
         spent.append((time.perf_counter() - start) * 1e3)
     assert plan is not None
     plan.validate(topology)
-    return plan, statistics.median(spent)
+    return plan, spent
 
 
 def main() -> None:
@@ -86,7 +86,8 @@ def main() -> None:
             topology = preset(name)
             for gib in GIB_PER_GPU:
                 budget = gib * 2**30 // SCALE
-                auto, spent = timed(topology, specs, "auto", budget, arguments.repeats)
+                auto, samples = timed(topology, specs, "auto", budget, arguments.repeats)
+                spent = statistics.median(samples)
                 others = {
                     policy: timed(topology, specs, policy, budget, 1)[0] for policy in policies
                 }
@@ -96,7 +97,8 @@ def main() -> None:
                 tiers = [len(table.tiers) for table in auto.tables.values()]
                 results.append({
                     "machine": name, "graph": shape, "gib_per_gpu": gib, "solver_ms": spent,
-                    "tiers": tiers, "modelled_ms": {"auto": auto.step_seconds * 1e3, **modelled},
+                    "samples": samples, "tiers": tiers,
+                    "modelled_ms": {"auto": auto.step_seconds * 1e3, **modelled},
                 })  # fmt: skip
                 grid.add_row(
                     name, shape, str(gib), f"{spent:.1f}", "+".join(map(str, tiers)),

@@ -16,6 +16,8 @@ from hydra.errors import HydraException
 from omegaconf import MISSING, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from benchmarks.claims.registry import OUTCOMES
+from benchmarks.datasets import NO_FILES
 from benchmarks.machine import describe_machine
 from dgl_mgpu.errors import ConfigError
 
@@ -164,7 +166,7 @@ def carry_out(config: Config, out: Path) -> list[Outcome]:
         last = outcomes[-1]
         print(f"  {last.what} after {last.seconds:.0f} s {last.why}", flush=True)
     summary = {"machine": describe_machine(), "outcomes": [each.__dict__ for each in outcomes]}
-    (out / "runs.json").write_text(json.dumps(summary, indent=1) + "\n")
+    (out / OUTCOMES).write_text(json.dumps(summary, indent=1) + "\n")
     return outcomes
 
 
@@ -177,6 +179,8 @@ def _carried_out(name: str, run: Run, out: Path) -> Outcome:
             stdout=printed, stderr=subprocess.STDOUT, cwd=ROOT, check=False,
         ).returncode  # fmt: skip
     seconds = time.perf_counter() - begin
+    if code == NO_FILES:
+        return Outcome(name, "left out", log.read_text().splitlines()[-1], seconds)
     if code:
         return Outcome(name, "failed", f"(status {code}, see {log})", seconds)
     return Outcome(name, "ok", "", seconds)

@@ -17,7 +17,8 @@ import json
 import statistics
 from pathlib import Path
 
-from benchmarks.convergence import data_overrides, dataset_here, through_the_store
+from benchmarks.convergence import through_the_store
+from benchmarks.datasets import data_overrides, datasets_here
 from benchmarks.machine import describe_machine
 
 #: By data set, what both ways share.
@@ -48,27 +49,33 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", default="data", help="root of the data sets")
     parser.add_argument("--seeds", type=int, default=5, help="runs of each")
+    parser.add_argument("--scale", type=float, default=1.0, help="of the numbers of epochs")
     parser.add_argument("--sets", nargs="+", choices=tuple(SHARED), default=["facebook", "cora"])
     parser.add_argument("--out", type=Path, help="write the accuracies here, as JSON")
     options = parser.parse_args()
-    for name in options.sets:
-        dataset_here(name, options.data)  # raises before anything is trained
+    datasets_here(options.sets, options.data)
+    epochs = {
+        name: {way: max(1, round(options.scale * count)) for way, count in EPOCHS[name].items()}
+        for name in options.sets
+    }
     machine = describe_machine()
     found: dict[str, dict[str, list[float]]] = {name: {} for name in options.sets}
+    samples: dict[str, dict[str, list[float]]] = {name: {} for name in options.sets}
     spent: dict[str, dict[str, float]] = {name: {} for name in options.sets}
     for name in options.sets:
         for way, settings in WAYS.items():
             runs = [
                 through_the_store(
                     *data_overrides(name, options.data), "model=graphsage",
-                    f"trainer.seed={seed}", f"trainer.epochs={EPOCHS[name][way]}",
+                    f"trainer.seed={seed}", f"trainer.epochs={epochs[name][way]}",
                     *SHARED[name], *settings,
                 )
                 for seed in range(options.seeds)
             ]  # fmt: skip
             accuracies = [run.test_accuracy for run in runs]
             found[name][way] = accuracies
-            spent[name][way] = statistics.median(run.epoch_s for run in runs)
+            samples[name][way] = [run.epoch_s for run in runs]
+            spent[name][way] = statistics.median(samples[name][way])
             spread = statistics.stdev(accuracies) if len(accuracies) > 1 else 0.0
             mean = statistics.mean(accuracies)
             print(
@@ -79,9 +86,10 @@ def main() -> None:
             if options.out:
                 report = {
                     "machine": machine,
-                    "epochs": {each: EPOCHS[each] for each in options.sets},
+                    "epochs": epochs,
                     "test_accuracy": found,
                     "epoch_s": spent,
+                    "samples": samples,
                 }
                 options.out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -174,6 +174,7 @@ def main() -> None:
             name: float(np.median(np.array(seconds["dgl fused"]) / s))
             for name, s in seconds.items()
         },
+        "samples": seconds,
     }
     print(f"{edges} edges, {result['input_nodes']} input nodes, {options.threads} threads")
     print(f"{'':20} median ms  best ms  x dgl  x dgl fused  (medians of ratios, batch by batch)")

@@ -220,7 +220,7 @@ def compare(
         sampler = theirs
         contenders["peer"] = lambda some: sampler(some, fanouts)
         checker.require(f"peer, {name}", first, fanouts, hops(sampler(first, fanouts)))
-    seconds = measure(contenders, seeds, repeats, ranks)
+    seconds, samples = measure(contenders, seeds, repeats, ranks)
     mean = {who: 1e3 * float(np.mean(spent)) for who, spent in seconds.items()}
     more = {
         "seeds": len(first),
@@ -228,6 +228,7 @@ def compare(
         "sampled_edges": sum(len(block.src) for block in blocks),
         "input_nodes": len(blocks[0].src_nodes),
         "each_rank_seconds": seconds,
+        "samples": samples,
         "tiers": view.tiers.tolist(),
     }
     return Figure(name, "ms", mean["ours"], mean.get("peer"), times_peer=times_peer, more=more)

@@ -147,7 +147,7 @@ def _plan(arguments: list[str]) -> int:
         console.print(plan_table(plan.summary(), titles[-1]))
         each = ", ".join(f"{seconds * 1e3:.3g}" for seconds in plan.seconds)
         console.print(
-            f"modelled for the reads of a mini-batch of {config.trainer.batch_size} seeds with "
+            f"modelled for the reads of a mini-batch of {config.planned_seeds()} seeds with "
             f"fanouts {config.sampler.planned_fanouts()}: {plan.step_seconds * 1e3:.3g} ms on the "
             f"slowest GPU (each: {each} ms)",
             highlight=False,

@@ -15,6 +15,7 @@ from torch import nn
 from dgl_mgpu.configuration import to_config
 from dgl_mgpu.errors import (
     CheckpointError,
+    ConfigError,
     DGLMGPUError,
     InvalidInputError,
     OutputError,
@@ -55,9 +56,17 @@ class TrainedRun:
 
         Raises
         ------
+        ConfigError
+            If the run was no classification of nodes.
         DGLMGPUError
             As :func:`dgl_mgpu.inference`.
         """
+        if self.config.task != "node_classification":
+            raise ConfigError(
+                "predict classes of nodes",
+                f"a run of task={self.config.task}",
+                "pass the model to dgl_mgpu.inference, for the rows that it has of nodes",
+            )
         return self._predict()
 
 

@@ -12,7 +12,13 @@ import torch
 import dgl_mgpu
 from dgl_mgpu.cli import main
 from dgl_mgpu.data import load, load_hetero
-from dgl_mgpu.errors import CheckpointError, InvalidInputError, OutputError, UnavailableError
+from dgl_mgpu.errors import (
+    CheckpointError,
+    ConfigError,
+    InvalidInputError,
+    OutputError,
+    UnavailableError,
+)
 from dgl_mgpu.report import read_metrics
 from dgl_mgpu.trained import write_predictions
 
@@ -94,6 +100,17 @@ def test_the_best_model_takes_other_graphs_too(tmp_path):
     with torch.no_grad():
         expected = run.model(g, {"feat": g.ndata["feat"]})
     torch.testing.assert_close(dgl_mgpu.inference(run.model, g), expected)
+
+
+def test_links_have_no_classes(tmp_path):
+    words = [f"data.root={tmp_path}", f"hydra.run.dir={tmp_path / 'run'}", "store.device=cpu"]
+    words += [f"data.options.{key}={value}" for key, value in SIZE.items()]
+    assert main(["train", "task=link_prediction", *words, *OPTIONS, "trainer.epochs=1"]) == 0
+    run = dgl_mgpu.load_run(tmp_path / "run")
+    with pytest.raises(ConfigError, match="task=link_prediction; pass the model to"):
+        run.predict()
+    g = load("generated", tmp_path, **SIZE).to_dgl()
+    assert len(dgl_mgpu.inference(run.model, g)) == g.num_nodes()
 
 
 def test_what_cannot_be_loaded_or_written(tmp_path, capsys):

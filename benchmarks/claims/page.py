@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
-from benchmarks.claims.registry import Claim, Figure, Paper, Results, papers
+from benchmarks.claims.registry import Claim, Paper, Results, papers
 
 #: What XGNN writes for a system that fails, and this page for a placement that is not possible.
 IMPOSSIBLE = TIMES = "\N{MULTIPLICATION SIGN}"
@@ -31,17 +31,17 @@ def page(results: Results) -> str:
     """The page, in Markdown."""
     found = papers()
     figures = [figure for paper in found.values() for figure in paper.figures()]
-    answered = [figure for figure in figures if results.name(figure)]
+    answers = [answer for figure in figures if (answer := results.answer(figure))]
     no_program = sum(figure.run is None for figure in figures)
     count = (
-        f"Of {len(figures)} figures {len(answered)} have a result, for "
-        f"{len(figures) - len(answered) - no_program} a program waits for a machine or data, and "
-        f"{no_program} have no program."
+        f"Of {len(figures)} figures {len(answers)} have a result, for "
+        f"{len(figures) - len(answers) - no_program} there is a program and no result, as their "
+        f"rows say why, and {no_program} have no program."
     )
     parts = [WRITTEN, _INTRODUCTION.format(count=count)]
     for stem, paper in found.items():
         parts += _of_paper(stem, paper, results)
-    parts += _of_files({name for each in answered if (name := results.name(each))}, results)
+    parts += _of_files({answer.file: answer.result for answer in answers})
     return "\n".join(parts)
 
 
@@ -65,28 +65,24 @@ def _rows(claim: Claim, results: Results) -> Iterator[str]:
     yield "| case | paper | ours | peer | ceiling | ours on | result |"
     yield "| --- | ---: | ---: | ---: | ---: | --- | --- |"
     for figure in claim.figures:
-        name = results.name(figure)
         stated = "" if figure.paper is None else _stated(figure.paper, figure.unit)
-        if name is None:
-            yield row(figure.case, stated, figure.missing, "", "", "", "")
+        answer = results.answer(figure)
+        if answer is None:
+            yield row(figure.case, stated, results.missing(figure), "", "", "", "")
             continue
-        peer = _peer(figure, results)
-        ceiling = results.number(figure, figure.ceiling)
-        result = results.read(name)
         yield row(
             figure.case,
             stated,
-            value_text(results.number(figure, figure.ours), figure.unit),
-            peer,
-            "" if ceiling is None else value_text(ceiling, figure.unit),
-            machine_text(result),
-            f"[{name}]({name})",
+            value_text(answer.ours, figure.unit),
+            _beside(answer.peer, figure.unit, f" ({figure.peer_name})"),
+            _beside(answer.ceiling, figure.unit),
+            machine_text(answer.result, answer.ranks),
+            f"[{answer.file}]({answer.file})",
         )
 
 
-def _peer(figure: Figure, results: Results) -> str:
-    peer = results.number(figure, figure.peer)
-    return "" if peer is None else f"{value_text(peer, figure.unit)} ({figure.peer_name})"
+def _beside(value: float | None, unit: str, whose: str = "") -> str:
+    return "" if value is None else f"{value_text(value, unit)}{whose}"
 
 
 def row(*cells: str) -> str:
@@ -112,22 +108,25 @@ def _three_digits(value: float) -> str:
     return f"{value:,.{max(0, 2 - math.floor(math.log10(abs(value))))}f}"
 
 
-def machine_text(result: Any) -> str:
-    """In a few words, what a result was made on."""
+def machine_text(result: Any, ranks: int | None = None) -> str:
+    """In a few words, what a result was made on, or so many ranks' numbers of it."""
     if result.get("modelled"):
         return "modelled"
     machine = result["machine"]
-    if not machine["gpus"]:
+    gpus = len(machine["gpus"])
+    if not gpus:
         return f"{machine['cores']} cores"
-    return f"{len(machine['gpus'])} {TIMES} {machine['gpus'][0].removeprefix('NVIDIA ')}"
+    used = gpus if ranks is None else min(ranks, gpus)
+    sharing = f", {ranks} ranks" if ranks is not None and ranks > gpus else ""
+    return f"{used} {TIMES} {machine['gpus'][0].removeprefix('NVIDIA ')}{sharing}"
 
 
-def _of_files(names: set[str], results: Results) -> Iterator[str]:
+def _of_files(found: Mapping[str, Any]) -> Iterator[str]:
     yield "## The results\n"
     yield "| result | commit | machine | versions |"
     yield "| --- | --- | --- | --- |"
-    for name in sorted(names):
-        machine = results.read(name)["machine"]
+    for name, result in sorted(found.items()):
+        machine = result["machine"]
         versions = {"Python": machine["python"], **machine["versions"]}
         gpus = machine["gpus"]
         cores = f"{machine['cores']} cores, {machine['processor']}"

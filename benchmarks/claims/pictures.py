@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+import re
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,21 +19,41 @@ from dgl_mgpu.report.colours import BLACK, BLUE, GREEN, GREY, ORANGE
 #: Quotient of the largest and smallest number of a panel from which its axis is logarithmic.
 _LOGARITHMIC = 30
 _INCHES_A_ROW, _INCHES_A_PANEL = 0.3, 0.85
-_LABELS = _PAPER, _OURS, _MODELLED, _PEER, _CEILING = (
-    *("paper", "ours", "ours, modelled", "peer", "ceiling"),
+_LABELS = _PAPER, _RANGE, _OURS, _MODELLED, _PEER, _CEILING = (
+    *("paper", "paper, a range", "ours", "ours, modelled", "peer", "ceiling"),
 )
+_RANGE_OPACITY = 0.4
+#: What papers write before a number that is not exact, and between which numbers theirs then is.
+_WORDS = {
+    "about": (1.0, 1.0),
+    "on average": (1.0, 1.0),
+    "close to": (1.0, 1.0),
+    "up to": (0.0, 1.0),
+    "less than": (0.0, 1.0),
+    "more than": (1.0, math.inf),
+}
+_NUMBER = r"(\d+(?:\.\d+)?)"
 
 
 @dataclass(frozen=True)
 class Bar:
-    """A figure of a claim, its numbers; None for what there is none of."""
+    """A figure of a claim, its numbers; None for what there is none of.
+
+    The paper's is between two, which are one where the paper says one.
+    """
 
     case: str
-    paper: float | None
+    paper: tuple[float, float] | None
     ours: float
     peer: float | None
     ceiling: float | None
     modelled: bool
+
+    @property
+    def numbers(self) -> list[float]:
+        """All that are somewhere on a logarithmic axis."""
+        found = [*(self.paper or ()), self.ours, self.peer, self.ceiling]
+        return [number for number in found if number and number < math.inf]
 
 
 @dataclass(frozen=True)
@@ -44,8 +66,11 @@ class Panel:
     @property
     def compares(self) -> bool:
         """Whether there is something to see: more than one number that is not zero."""
-        numbers = [n for bar in self.bars for n in (bar.paper, bar.ours, bar.peer, bar.ceiling)]
-        return sum(map(bool, numbers)) > 1
+        return len(self.numbers) > 1
+
+    @property
+    def numbers(self) -> list[float]:
+        return [number for bar in self.bars for number in bar.numbers]
 
     @property
     def inches(self) -> float:
@@ -78,18 +103,29 @@ def panels(paper: Paper, results: Results) -> list[Panel]:
     return [panel for panel in found if panel.compares]
 
 
+def between(paper: float | str | None) -> tuple[float, float] | None:
+    """Between which numbers the paper's is; None if it states none."""
+    if not isinstance(paper, str):
+        return None if paper is None else (paper, paper)
+    if of_range := re.fullmatch(f"{_NUMBER} to {_NUMBER}", paper):
+        return float(of_range[1]), float(of_range[2])
+    if of_words := re.fullmatch(f"({'|'.join(_WORDS)}) {_NUMBER}", paper):
+        low, high = _WORDS[of_words[1]]
+        return low * float(of_words[2]), high * float(of_words[2])
+    return None
+
+
 def _bar(figure: Figure, results: Results) -> Bar | None:
-    name = results.name(figure)
-    ours = results.number(figure, figure.ours)
-    if name is None or ours is None:
+    answer = results.answer(figure)
+    if answer is None or answer.ours is None:
         return None
     return Bar(
         figure.case,
-        figure.paper if isinstance(figure.paper, int | float) else None,
-        ours,
-        results.number(figure, figure.peer),
-        results.number(figure, figure.ceiling),
-        machine_text(results.read(name)) == "modelled",
+        between(figure.paper),
+        answer.ours,
+        answer.peer,
+        answer.ceiling,
+        machine_text(answer.result) == "modelled",
     )
 
 
@@ -115,7 +151,7 @@ def _draw(name: str, found: list[Panel], path: Path) -> None:
         for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
     }
     labels = [label for label in _LABELS if label in handles]
-    canvas.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=5)
+    canvas.legend([handles[label] for label in labels], labels, loc="outside lower center", ncols=6)
     canvas.savefig(path, metadata={"Software": None})
 
 
@@ -131,30 +167,45 @@ def _columns(found: list[Panel]) -> list[list[Panel]]:
 
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
+    least, most = min(panel.numbers), max(panel.numbers)
+    is_logarithmic = most > _LOGARITHMIC * least
+    begin, end = least / 2 if is_logarithmic else 0.0, 1.1 * most
     for row, bar in enumerate(panel.bars):
         shown = [
-            ("paper", bar.paper, GREY),
-            (
-                "ours, modelled" if bar.modelled else "ours",
-                bar.ours,
-                GREEN if bar.modelled else BLUE,
-            ),
-            ("peer", bar.peer, ORANGE),
+            (_MODELLED if bar.modelled else _OURS, bar.ours, GREEN if bar.modelled else BLUE),
+            (_PEER, bar.peer, ORANGE),
         ]
         there = [each for each in shown if each[1] is not None]
-        thickness = 0.8 / len(there)
-        for index, (label, value, colour) in enumerate(there):
-            at = row - 0.4 + (index + 0.5) * thickness
+        thickness = 0.8 / (len(there) + (bar.paper is not None))
+        at = row - 0.4 + thickness / 2
+        if bar.paper is not None:
+            _draw_stated(axes, at, thickness, bar.paper, (begin, end))
+            at += thickness
+        for label, value, colour in there:
             axes.barh(at, value or 0, thickness, color=colour, label=label)
+            at += thickness
         if bar.ceiling is not None:
             axes.plot([bar.ceiling] * 2, [row - 0.4, row + 0.4], color=BLACK, lw=2, label=_CEILING)
-    numbers = [n for bar in panel.bars for n in (bar.paper, bar.ours, bar.peer, bar.ceiling) if n]
-    if numbers and max(numbers) > _LOGARITHMIC * min(numbers):
+    if is_logarithmic:
         axes.set_xscale("log")
-        axes.set_xlim(left=min(numbers) / 2)
+    axes.set_xlim(begin, end)
     axes.set_yticks(range(len(panel.bars)), [bar.case for bar in panel.bars], fontsize=7)
     axes.invert_yaxis()
     # It may begin over the cases' names.
     axes.set_title(panel.title, fontsize=8, loc="right")
     axes.tick_params(axis="x", labelsize=7)
     axes.grid(axis="x", alpha=0.3)
+
+
+def _draw_stated(
+    axes: Axes, at: float, thickness: float, paper: tuple[float, float], ends: tuple[float, float]
+) -> None:
+    """The paper's number, or a paler band where it says between which ones that is."""
+    low, high = paper
+    if low == high:
+        axes.barh(at, high, thickness, color=GREY, label=_PAPER)
+        return
+    left, right = max(low, ends[0]), min(high, ends[1])
+    axes.barh(
+        at, right - left, thickness, left=left, color=GREY, alpha=_RANGE_OPACITY, label=_RANGE
+    )

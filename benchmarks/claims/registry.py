@@ -24,6 +24,8 @@ from dgl_mgpu.errors import DataFormatError
 FOLDER = Path(__file__).parent
 #: Results that are kept, one JSON file each.
 KEPT = FOLDER.parents[1] / "docs" / "benchmarks"
+#: In a run's folder, what became of each of its runs.
+OUTCOMES = "runs.json"
 #: In the order of the page.
 _FILES = ("xgnn", "wholegraph", "pytorch_direct", "mg_gcn", "mgg")
 _TAKE: dict[str, Callable[[list[float]], float]] = {"mean": statistics.mean, "max": max, "min": min}
@@ -43,12 +45,15 @@ class Place:
         The path of what it is divided by.
     times : float
         A factor, of a unit or of what a figure counts.
+    remote : bool
+        Of rows that are dealt out over all ranks, count those that other ranks have.
     """
 
     at: list[Any] = MISSING
     take: str = "mean"
     over: list[Any] | None = None
     times: float = 1.0
+    remote: bool = False
 
     def read(self, result: Any) -> float | None:
         """The number in a result's JSON; None where the result says that there is none.
@@ -56,11 +61,25 @@ class Place:
         Raises
         ------
         DataFormatError
-            If nothing stands there, or no number.
+            If nothing stands there, or no number, or a share that is remote is asked of a result
+            that does not say how many ranks it is of.
         """
         found = _number(result, self.at, self.take)
         below = 1.0 if self.over is None else _number(result, self.over, self.take)
-        return None if found is None or below is None else self.times * found / below
+        if found is None or below is None:
+            return None
+        return self.times * found / below * (self._remote_share(result) if self.remote else 1.0)
+
+    def ranks(self, result: Any) -> int | None:
+        """How many ranks measured the number, the most of a quotient; None if it is not said."""
+        of_both = [_ranks(result, path) for path in (self.at, self.over) if path is not None]
+        return max((ranks for ranks in of_both if ranks is not None), default=None)
+
+    def _remote_share(self, result: Any) -> float:
+        ranks = self.ranks(result)
+        if ranks is None:
+            raise _nothing_there(self.at, "no number of ranks")
+        return (ranks - 1) / ranks
 
 
 @dataclass
@@ -78,9 +97,11 @@ class Figure:
     file : str or None
         The kept result with our number; None where it was not run.
     needs : str or None
-        What was missing for that.
+        What was missing for that, where it is not as many GPUs as `ranks`.
+    ranks : int or None
+        How many the number is of; results of others do not answer it.  None if it is of any.
     ours, peer, ceiling : Place or None
-        In that file.
+        In that file, and in what the run writes.
     peer_name : str or None
     """
 
@@ -90,6 +111,7 @@ class Figure:
     run: str | None = None
     file: str | None = None
     needs: str | None = None
+    ranks: int | None = None
     ours: Place | None = None
     peer: Place | None = None
     ceiling: Place | None = None
@@ -97,10 +119,10 @@ class Figure:
 
     @property
     def missing(self) -> str:
-        """Why there is no number of ours."""
+        """Why no number of ours is kept."""
         if self.run is None:
             return f"no program: needs {self.needs}" if self.needs else "no program yet"
-        return f"not run: needs {self.needs}" if self.needs else "not in this run"
+        return f"not run: needs {self.needs or f'{self.ranks} GPUs'}"
 
 
 @dataclass
@@ -184,13 +206,14 @@ def _paper(path: Path) -> Paper:
 
 
 def _check(name: str, figure: Figure) -> None:
-    has_result = figure.file is not None
     wrong = {
-        "a file, but no place in it": has_result and figure.ours is None,
-        "a place, but no file": not has_result and figure.ours is not None,
-        "a file, but no run that made it": has_result and figure.run is None,
+        "a file, but no place in it": figure.file is not None and figure.ours is None,
+        "a place, but no run that writes there": figure.ours is not None and figure.run is None,
         "neither a file nor what was missing": (
-            not has_result and figure.run is not None and figure.needs is None
+            figure.file is None
+            and figure.run is not None
+            and figure.needs is None
+            and figure.ranks is None
         ),
         "a peer without a name": (figure.peer is None) != (figure.peer_name is None),
     }
@@ -201,6 +224,30 @@ def _check(name: str, figure: Figure) -> None:
             )
 
 
+@dataclass(frozen=True)
+class Answer:
+    """What a result says of a figure.
+
+    Attributes
+    ----------
+    file : str
+    result : Any
+        Its content.
+    ranks : int or None
+        How many measured it, where the result says so.
+    ours : float or None
+        None where the result says that there is none.
+    peer, ceiling : float or None
+    """
+
+    file: str
+    result: Any
+    ranks: int | None
+    ours: float | None
+    peer: float | None
+    ceiling: float | None
+
+
 class Results:
     """The results in a folder.
 
@@ -208,8 +255,9 @@ class Results:
     ----------
     folder : Path
     by_run : bool
-        Whether files are called by the run that wrote them, as ``python -m benchmarks`` does, and
-        not as the kept ones.
+        Whether it is that of ``python -m benchmarks``: files are called by the run that wrote them,
+        not as the kept ones, and need not have all of a kept one's cases, as a run of another size
+        or number of GPUs has not.
     """
 
     def __init__(self, folder: Path = KEPT, by_run: bool = False) -> None:
@@ -217,37 +265,72 @@ class Results:
         self._by_run = by_run
         self._read: dict[str, Any] = {}
 
-    def name(self, figure: Figure) -> str | None:
-        """The file that answers a figure; None without one."""
-        name = f"{figure.run}.json" if self._by_run else figure.file
-        if figure.ours is None or name is None or not (self._folder / name).is_file():
-            return None
-        return name
-
     def read(self, name: str) -> Any:
         """The content of a file."""
         if name not in self._read:
             self._read[name] = json.loads((self._folder / name).read_text())
         return self._read[name]
 
-    def number(self, figure: Figure, place: Place | None) -> float | None:
-        """What stands at a place in a figure's file.
+    def answer(self, figure: Figure) -> Answer | None:
+        """What answers a figure; None if nothing does.
 
         Raises
         ------
         DataFormatError
-            If nothing stands there.  A run of another size or number of GPUs need not have all
-            cases of the kept one, and has None then.
+            If a kept result lacks what the figure says to be there.
         """
-        name = self.name(figure)
-        if name is None or place is None:
+        name = f"{figure.run}.json" if self._by_run else figure.file
+        if figure.ours is None or name is None or not (self._folder / name).is_file():
             return None
+        result = self.read(name)
         try:
-            return place.read(self.read(name))
+            ranks = figure.ours.ranks(result)
+            if figure.ranks not in (None, ranks):
+                raise _nothing_there(figure.ours.at, f"a number of {ranks} ranks")
+            ours = figure.ours.read(result)
         except DataFormatError:
             if self._by_run:
                 return None
             raise
+        beside = (self._beside(result, place) for place in (figure.peer, figure.ceiling))
+        return Answer(name, result, ranks, ours, *beside)
+
+    def missing(self, figure: Figure) -> str:
+        """Why nothing answers a figure."""
+        if not self._by_run or figure.ours is None:
+            return figure.missing
+        outcome = self._outcomes.get(figure.run, {"what": "", "why": ""})
+        if outcome["what"] == "left out":
+            return f"not run: {outcome['why']}"
+        return "the run failed" if outcome["what"] == "failed" else "not in this run"
+
+    def _beside(self, result: Any, place: Place | None) -> float | None:
+        try:
+            return None if place is None else place.read(result)
+        except DataFormatError:
+            if self._by_run:
+                return None
+            raise
+
+    @property
+    def _outcomes(self) -> dict[str, Any]:
+        """What became of each run of this folder, by its name."""
+        if not (self._folder / OUTCOMES).is_file():
+            return {}
+        return {each["run"]: each for each in self.read(OUTCOMES)["outcomes"]}
+
+
+def _ranks(result: Any, path: list[Any]) -> int | None:
+    """How many measured what stands at a path: as the last entry on the way says, or the run's
+    options, which some programs write as text."""
+    for end in range(len(path), -1, -1):
+        found = follow(result, path[:end])
+        if isinstance(found, Mapping):
+            options = found.get("options", {})
+            for said in (found.get("ranks"), found.get("gpus"), options.get("ranks")):
+                if isinstance(said, int) or (isinstance(said, str) and said.isdecimal()):
+                    return int(said)
+    return None
 
 
 def _number(result: Any, path: list[Any], take: str) -> float | None:

@@ -2,10 +2,10 @@
 
     python -c "import dgl_mgpu, dgl; from benchmarks.examples.common import read_nodes; \
         dgl.save_graphs('cora.bin', [dgl.AddSelfLoop()(read_nodes('cora', 'data'))])"
-    python benchmarks/examples/sage_dgl_alone.py cora.bin FILE.json
+    python -m benchmarks.examples.sage_dgl_alone cora.bin FILE.json
 
 The second line runs in an environment where DGL imports by itself (torch 2.2 and older), and
-imports nothing of this package; the first, which writes the graph for it, in one with this package.
+imports nothing of dgl_mgpu; the first, which writes the graph for it, in one with this package.
 """
 
 import json
@@ -14,6 +14,8 @@ import sys
 
 import dgl
 import torch
+
+from benchmarks.machine import describe_machine
 
 SEEDS, EPOCHS = 10, 200
 
@@ -52,7 +54,7 @@ def main(graph: str, out: str) -> None:
     (g,), _ = dgl.load_graphs(graph)
     values = [learn(g, seed) for seed in range(SEEDS)]
     report = {
-        "versions": {"dgl": dgl.__version__, "torch": torch.__version__},
+        "machine": describe_machine(),
         "example": "sage",
         "graph": graph,
         "measure": "accuracy",

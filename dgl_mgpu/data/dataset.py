@@ -96,6 +96,13 @@ class Dataset:
         """Number of edges, each direction counted."""
         return len(self.indices)
 
+    @property
+    def id_dtype(self) -> np.dtype:
+        """The dtype of node and edge ids: int32 where that numbers both, int64 otherwise."""
+        # Places have the dtype of ids in the graphs that are made of it.
+        is_short = self.indices.dtype == np.int32 and self.num_edges <= 2**31
+        return np.dtype(np.int32 if is_short else np.int64)
+
     def __repr__(self) -> str:
         features = ", ".join(
             f"{name}: {feature.dtype} {tuple(feature.shape)}"

@@ -18,11 +18,9 @@ from dgl_mgpu.backend.structure.index import Schema
 from dgl_mgpu.backend.structure.spread import SpreadIndex, widths_of_none
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.exchange.auto import Auto
-from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
 from dgl_mgpu.fullgraph.exchange.halo import Halo
-from dgl_mgpu.fullgraph.exchange.peers import halo_in_chunks
-from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
+from dgl_mgpu.fullgraph.exchange.way import NAMES, Way
 from dgl_mgpu.fullgraph.exchange.ways import Ways
 from dgl_mgpu.fullgraph.exchange.window import Window, reaches_all
 from dgl_mgpu.fullgraph.exchange.words import sendable
@@ -38,14 +36,16 @@ from dgl_mgpu.fullgraph.ownership import (
 from dgl_mgpu.fullgraph.part import Part, cut
 from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.store import Ranks
-from dgl_mgpu.training.config import EXCHANGES, PARTITIONS
+from dgl_mgpu.training.config import PARTITIONS
 
 CanonicalEtype = tuple[str, str, str]
-By = str | torch.Tensor | Mapping[str, torch.Tensor]
+By = str | torch.Tensor | np.ndarray | Mapping[str, torch.Tensor | np.ndarray]
+_Assigned = str | torch.Tensor | dict[str, torch.Tensor]
 
-#: Rounds of the halo.
-_CHUNKS = 2
+#: Instead of a way's name: whichever is the fastest.
+_AUTO = "auto"
 _ASKED = "partition a graph"
+_BY = f"use one of {', '.join(PARTITIONS)}, or a tensor or array of each node's rank"
 
 
 class PartitionedGraph(DGLGraph):
@@ -100,15 +100,38 @@ class PartitionedGraph(DGLGraph):
         -------
         Tensor, shape (num_nodes of the whole graph, \\*shape)
             Without gradients.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is not a row for each of this rank's nodes, or they are of another shape or
+            dtype than on the first rank.
+        RankFailedError
+            If that is so on another rank.
         """
+        ranks = Ranks.of_all_machines()
         ntype = self.ntypes[self.get_ntype_id(ntype)]
         owned = self.ownership[ntype]
-        if len(rows) != self.num_nodes(ntype):
-            raise InvalidInputError(
-                f"gather rows of node type {ntype!r}",
-                f"{len(rows)} rows, where this rank has {self.num_nodes(ntype)} nodes",
-                "pass a row for each of this rank's nodes",
-            )
+        asked = f"gather rows of node type {ntype!r}"
+
+        def check() -> None:
+            if rows.dim() == 0 or len(rows) != self.num_nodes(ntype):
+                raise InvalidInputError(
+                    asked,
+                    f"shape {tuple(rows.shape)}, where this rank has {self.num_nodes(ntype)} nodes",
+                    "pass a row for each of this rank's nodes",
+                )
+
+        ranks.together(asked, check)
+        kinds = ranks.all_gather((rows.shape[1:], rows.dtype))
+        for rank, (shape, dtype) in enumerate(kinds):
+            if (shape, dtype) != kinds[0]:
+                raise InvalidInputError(
+                    asked,
+                    f"rows of shape {tuple(shape)} and {dtype} on rank {rank}, of shape"
+                    f" {tuple(kinds[0][0])} and {kinds[0][1]} on the first",
+                    "pass rows of one kind on every rank",
+                )
         rows = rows.detach().contiguous()
         counts = [owned.count(rank) for rank in range(owned.num_ranks)]
         longest = rows.new_zeros(max(counts), *rows.shape[1:])
@@ -233,13 +256,16 @@ def partition_graph(
         'order' cuts the order they have, which keeps neighbours together where it has locality;
         'metis' has METIS keep neighbours together.  A tensor or array gives the rank of every
         node (a dict of tensors, of every node of each type).
-    exchange : {'halo', 'broadcast', 'remote', 'auto'}
+    exchange : str
         How sums over in-edges get other ranks' rows.  'halo': each row that a rank needs once, in
         chunks, while those that are there are added up.  'broadcast': all rows of one rank after
         the other's to all (MG-GCN, section 4.3).  'remote': nothing is sent, a kernel reads the
         rows in other GPUs' memory, once for each edge (MGG, section 3).  All give the same sums,
         in another order.  'auto' tries those that a model finds promising in the first iterations,
-        and keeps the fastest for each width and direction.
+        and keeps the fastest for each width and direction.  In full: 'halo in 3', in so many
+        chunks; 'halo at first', before all sums; 'remote reads, ps=16 dist=8 wpb=2', with MGG's
+        size of neighbour partitions, interleaving distance and warps a block.  Sums with weights
+        that require gradients, maxima and edges' own functions take the halo at first in any case.
     seed : int
         For 'random'.
     device : torch.device, optional
@@ -254,7 +280,7 @@ def partition_graph(
         If another rank failed.
     """
     ranks = Ranks.of_all_machines()
-    by = torch.as_tensor(by) if isinstance(by, np.ndarray) else by
+    by = ranks.together(_ASKED, partial(_as_tensors, by))
     asked, where = ranks.together(_ASKED, partial(_asked, g, by, exchange, seed, device))
     everyone = ranks.all_gather(asked)
     outlines = [outline for outline, _ in everyone]
@@ -285,6 +311,26 @@ def partition_graph(
     return graph
 
 
+def _as_tensors(by: By) -> _Assigned:
+    """The same, with tensors alone."""
+    if isinstance(by, str):
+        if by not in PARTITIONS:
+            raise InvalidInputError(_ASKED, f"by={by!r}", _BY)
+        return by
+    if isinstance(by, Mapping):
+        return {ntype: _as_tensor(ranks, f"by of {ntype!r}") for ntype, ranks in by.items()}
+    return _as_tensor(by, "by")
+
+
+def _as_tensor(ranks: Any, what: str) -> torch.Tensor:
+    if not isinstance(ranks, (torch.Tensor, np.ndarray)):
+        raise InvalidInputError(_ASKED, f"{what} a {type(ranks).__name__}: {ranks!r:.60}", _BY)
+    try:
+        return torch.as_tensor(ranks)
+    except TypeError as error:  # an array of what no tensor holds
+        raise InvalidInputError(_ASKED, f"{what} an array of {ranks.dtype}", _BY) from error
+
+
 def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str) -> Window | None:
     if group is None:
         return None
@@ -292,10 +338,10 @@ def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str
         window = Window(group, device)
         window.turn(1)  # where that fails, let it be here
         return window
-    if exchange == "remote":
+    if exchange != _AUTO and _way(exchange).pipeline is not None:
         raise InvalidInputError(
             _ASKED,
-            "exchange='remote', where ranks cannot read each other's memory",
+            f"exchange={exchange!r}, where ranks cannot read each other's memory",
             "use a GPU of its own for each rank, all of them linked, or exchange='halo'",
         )
     return None
@@ -304,17 +350,30 @@ def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str
 def _spread(
     part: Part, group: dist.ProcessGroup | None, window: Window | None, exchange: str
 ) -> PartitionedRelation:
+    ways = Ways(part, group, window)
     rounds: Rounds
-    if exchange == "broadcast":
-        rounds = Broadcast(part, group)
-    elif exchange == "auto":
-        rounds = Auto(Ways(part, group, window))
-    elif exchange == "remote" and window is not None:
-        rounds = RemoteReads(halo_in_chunks(part, group, window, 1, lend_all=False), window)
+    if exchange == _AUTO:
+        rounds = Auto(ways)
     else:
-        rounds = halo_in_chunks(part, group, window, _CHUNKS)
+        way = _way(exchange)
+        # A rank alone has nobody to read from.
+        rounds = ways[ways.default if way.pipeline is not None and window is None else way]
     again = partial(_spread, group=group, window=window, exchange=exchange)
     return PartitionedRelation(Halo(part, group, window), rounds, again)
+
+
+def _way(exchange: str) -> Way:
+    """The way that is named.
+
+    Raises
+    ------
+    InvalidInputError
+        If there is none of that name.
+    """
+    way = Way.named(exchange) if isinstance(exchange, str) else None
+    if way is None:
+        raise InvalidInputError(_ASKED, f"exchange={exchange!r}", f"use {_AUTO}, or one as {NAMES}")
+    return way
 
 
 def _device(g: DGLGraph | None, asked: torch.device | str | None) -> torch.device:
@@ -339,7 +398,7 @@ _Options = tuple[object, str, int]
 
 
 def _asked(
-    g: DGLGraph | None, by: By, exchange: str, seed: int, device: torch.device | str | None
+    g: DGLGraph | None, by: _Assigned, exchange: str, seed: int, device: torch.device | str | None
 ) -> tuple[tuple[_Outline | None, _Options], torch.device]:
     """What a rank asks for, in few words that can be compared with other ranks', and its device."""
     if g is not None and (
@@ -347,16 +406,8 @@ def _asked(
     ):
         found = "a block" if isinstance(g, DGLGraph) and g.is_block else f"a {type(g).__name__}"
         raise InvalidInputError(_ASKED, found, "pass a DGLGraph, the whole graph")
-    if not isinstance(by, (torch.Tensor, Mapping)) and by not in PARTITIONS:
-        raise InvalidInputError(
-            _ASKED,
-            f"by={by!r}",
-            f"use one of {', '.join(PARTITIONS)}, or a tensor of each node's rank",
-        )
-    if exchange not in EXCHANGES:
-        raise InvalidInputError(
-            _ASKED, f"exchange={exchange!r}", f"use one of {', '.join(EXCHANGES)}"
-        )
+    if exchange != _AUTO:
+        _way(exchange)
     if g is not None and not g.canonical_etypes:
         raise InvalidInputError(_ASKED, "a graph without edge types", "pass one with relations")
     seed = check_integer(seed, "seed", 0, _ASKED)
@@ -364,11 +415,11 @@ def _asked(
     return (None if g is None else _Outline.of(g), options), _device(g, device)
 
 
-def _fingerprint(by: By) -> object:
+def _fingerprint(by: _Assigned) -> object:
     """What differs where assignments do."""
     if isinstance(by, str):
         return by
-    if isinstance(by, Mapping):
+    if isinstance(by, dict):
         return {ntype: _fingerprint(ranks) for ntype, ranks in by.items()}
     ranks = by.flatten().long()
     return tuple(by.shape), fingerprint(ranks, ranks)
@@ -489,18 +540,19 @@ def _rows_of(features: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
     return features.detach()[ids.to(features.device)].contiguous().to(ids.device)
 
 
-def _deal(source: _Source, outline: _Outline, by: By, seed: int) -> dict[str, Ownership]:
+def _deal(source: _Source, outline: _Outline, by: _Assigned, seed: int) -> dict[str, Ownership]:
     """Which rank gets which nodes."""
     num_ranks, num_nodes = source.ranks.size, outline.num_nodes
     if by == "metis" and num_ranks > 1:  # METIS itself ends the process for one part
         found = source.ranks.from_first(_ASKED, lambda: _metis(source.g, num_ranks))
         return {ntype: assigned(found[ntype], num_ranks) for ntype in num_nodes}
     if not isinstance(by, str):
-        given = by if isinstance(by, Mapping) else dict.fromkeys(num_nodes, by)
-        missing = sorted(set(num_nodes) - set(given))
-        if missing:
+        given = by if isinstance(by, dict) else dict.fromkeys(num_nodes, by)
+        if set(given) != set(num_nodes):
             raise InvalidInputError(
-                _ASKED, f"no ranks for nodes of type {', '.join(missing)}", "give all types'"
+                _ASKED,
+                f"ranks for nodes of types {', '.join(sorted(given)) or 'none'}",
+                f"give those of {', '.join(sorted(num_nodes))}",
             )
         for ntype, count in num_nodes.items():
             check_assignment(given[ntype], count, num_ranks)

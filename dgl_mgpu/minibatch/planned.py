@@ -12,7 +12,7 @@ from dgl_mgpu.data import HETEROGENEOUS
 from dgl_mgpu.data.blockmodel import in_degrees
 from dgl_mgpu.data.generate import named_spec
 from dgl_mgpu.errors import ConfigError
-from dgl_mgpu.minibatch.task import Task, load
+from dgl_mgpu.minibatch.load import load
 from dgl_mgpu.placement import Plan, TableSpec
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint, plan_tables
 from dgl_mgpu.topology import Topology, preset, probe
@@ -42,7 +42,7 @@ def plan_for(config: Config) -> Plan:
             "leave mode out, for the plan of a mini-batch run's store",
         )
     options = StoreOptions(
-        batch_size=config.trainer.batch_size,
+        batch_size=config.planned_seeds(),
         fanouts=config.sampler.planned_fanouts(),
         **dataclasses.asdict(config.store),
     )
@@ -50,8 +50,8 @@ def plan_for(config: Config) -> Plan:
     on_gpus = options.device != "cpu" and topology.name != "cpu"
     data = config.data
     if data.name in HETEROGENEOUS or not data.name.startswith("generated"):
-        dataset = load(config)
-        embeddings = Task.of(config, dataset).embeddings
+        dataset, task = load(config)
+        embeddings = task.embeddings
         tables = sources_of(dataset, options, config.trainer.seed, embeddings)
         plan = make_blueprint(*tables, topology, options, on_gpus=on_gpus).plan
         require_in_memory(plan, read_specs(embeddings, list(embeddings)))

@@ -17,8 +17,9 @@ from dgl_mgpu.backend.global_store.store import GlobalStore, machine
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.minibatch.evaluation import AllNodes, is_cheaper_for_all_nodes
 from dgl_mgpu.minibatch.learned import LearnedRows
+from dgl_mgpu.minibatch.load import load
 from dgl_mgpu.minibatch.seeds import SeedBatches
-from dgl_mgpu.minibatch.task import LEARNED, SPLITS, Task, load
+from dgl_mgpu.minibatch.task import LEARNED, SPLITS, Task
 from dgl_mgpu.minibatch.trainer import MiniBatchTrainer, Split
 from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.store import Ranks
@@ -53,8 +54,14 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
     ranks = Ranks.of_this_machine()
     if config.store.device == "cuda":
         choose_runtime("cuda", ranks)  # raises without GPUs, before data is read or generated
-    dataset = ranks.together("load the data", lambda: load(config) if ranks.rank == 0 else None)
-    task = ranks.from_first("read the split", partial(Task.of, config, dataset))
+    dataset: Dataset | HeteroDataset | None = None
+
+    def read() -> Task:
+        nonlocal dataset
+        dataset, task = load(config)
+        return task
+
+    task = ranks.from_first("load the data", read)
     store = _make_store(config, dataset, task)
     del dataset  # all of it is in the store
     model, optimizer = _make_model(config, store, task)
@@ -64,7 +71,7 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
         optimizer,
         store,
         *(_split(config, task, store, model, name) for name in SPLITS),
-        target=task.target or store.graph.ntypes[0],
+        objective=task.objective(store.graph),
         embeddings=SparseAdam(learned, config.trainer.lr) if learned else None,
         num_workers=config.sampler.num_workers,
         eval_every=config.trainer.eval_every,
@@ -80,7 +87,7 @@ def _make_store(config: Config, dataset: Dataset | HeteroDataset | None, task: T
         seed=config.trainer.seed,
         embeddings=task.embeddings,
         topology=config.topology,
-        batch_size=config.trainer.batch_size,
+        batch_size=config.planned_seeds(),
         fanouts=config.sampler.planned_fanouts(),
         **asdict(config.store),
     )
@@ -90,7 +97,7 @@ def _make_model(
     config: Config, store: GlobalStore, task: Task
 ) -> tuple[NodeModel | RelationalModel, torch.optim.Optimizer]:
     if task.target is None:
-        return seeded_model(config, build_model, task.width, task.num_classes, store.device)
+        return seeded_model(config, build_model, task.width, task.num_outputs, store.device)
     inputs = HeteroInputs(
         store.graph.ntypes,
         store.graph.canonical_etypes,
@@ -99,7 +106,7 @@ def _make_model(
         {ntype: LearnedRows(store.embedding(LEARNED, ntype)) for ntype in task.learned},
     )
     build = partial(build_relational_model, inputs=inputs)
-    return seeded_model(config, build, task.width, task.num_classes, store.device)
+    return seeded_model(config, build, task.width, task.num_outputs, store.device)
 
 
 def _split(
@@ -118,12 +125,14 @@ def _split(
         ntype=task.target,
     )
     fanouts = list(sampler.fanouts if training else sampler.evaluated_fanouts())
+    blocks = _make_sampler(config, fanouts, task.prefetched(model.inputs))
     all_nodes = None
-    if not training and isinstance(model, NodeModel) and sampler.evaluates_all_neighbors():
+    classifies = not training and config.task == "node_classification"
+    if classifies and isinstance(model, NodeModel) and sampler.evaluates_all_neighbors():
         sizes = len(task.seeds[name]), config.trainer.batch_size, len(fanouts)
         if is_cheaper_for_all_nodes(*sizes, store.graph.num_nodes(), store.graph.num_edges()):
             all_nodes = AllNodes(model, store.graph, len(fanouts))
-    return Split(batches, _make_sampler(config, fanouts, task.prefetched(model.inputs)), all_nodes)
+    return Split(batches, task.sampler(name, blocks, store.graph), all_nodes)
 
 
 def _make_sampler(config: Config, fanouts: list, prefetch: dict[str, Any]) -> Sampler:

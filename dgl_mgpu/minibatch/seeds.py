@@ -1,4 +1,4 @@
-"""The order in which seed nodes are visited, the same for any number of ranks and workers."""
+"""The order in which nodes or edges are visited, the same for any number of ranks and workers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dgl_mgpu.errors import InvalidInputError
 
 
 class SeedBatches(IterableDataset):
-    """One rank's mini-batches of seed nodes, for DGL's DataLoader.
+    """One rank's mini-batches of seeds, for DGL's DataLoader.
 
     An epoch is one sequence of batches, drawn from the seed and the epoch alone; rank ``r``
     of ``n`` takes batches ``r``, ``r + n``, …, and its workers take those in turn.  An epoch that
@@ -21,7 +21,7 @@ class SeedBatches(IterableDataset):
     Parameters
     ----------
     seeds : Tensor, int32 or int64, shape (n,)
-        Distinct seed nodes.
+        Distinct nodes, or edges.
     batch_size : int
     shuffle : bool
         Whether epochs visit them in random order.
@@ -34,7 +34,7 @@ class SeedBatches(IterableDataset):
     Raises
     ------
     InvalidInputError
-        If there are no seed nodes.
+        If there are none.
     """
 
     #: For :mod:`backend.sampling.repeatable`: batches depend on nothing that goes on meanwhile.
@@ -60,18 +60,18 @@ class SeedBatches(IterableDataset):
         self._shuffle = shuffle
         self._seed = seed
         self._rank = rank
-        self._ntype = ntype
+        self.ntype = ntype
         self.num_ranks = num_ranks
         # The epoch and its first batch; in shared memory: workers that live on see the next too.
         self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
 
     def of_all(self, seeds: torch.Tensor) -> SeedBatches:
         """Batches of this size of other seeds, in their order, all of them this rank's."""
-        return SeedBatches(seeds, self._batch_size, shuffle=False, ntype=self._ntype)
+        return SeedBatches(seeds, self._batch_size, shuffle=False, ntype=self.ntype)
 
     @property
     def device(self) -> torch.device:
-        """Where the seed nodes are (DGL's DataLoader asks)."""
+        """Where the seeds are (DGL's DataLoader asks)."""
         return self._seeds.device
 
     def set_epoch(self, epoch: int, first: int = 0) -> None:
@@ -109,4 +109,4 @@ class SeedBatches(IterableDataset):
         for batch in mine:
             span = slice(batch * self._batch_size, (batch + 1) * self._batch_size)
             seeds = self._seeds[span] if order is None else self._seeds[order[span]]
-            yield seeds if self._ntype is None else {self._ntype: seeds}
+            yield seeds if self.ntype is None else {self.ntype: seeds}

@@ -27,25 +27,25 @@ class Tally:
         self._room = torch.empty(2, dtype=torch.float64, pin_memory=True) if on_gpu else None
         self._coming: tuple[int, torch.cuda.Event] | None = None
 
-    def add(self, logits: torch.Tensor, labels: torch.Tensor, mean: torch.Tensor) -> None:
+    def add(self, mean: torch.Tensor, right: torch.Tensor, seeds: int) -> None:
         """Add a step.
 
         Parameters
         ----------
-        logits : Tensor, shape (seeds, classes)
-        labels : Tensor, int64, shape (seeds,)
-        mean : Tensor
+        mean : Tensor, shape ()
             Of the seeds' losses.
+        right : Tensor, shape ()
+            How many seeds the model was right about.
+        seeds : int
         """
-        right = (logits.detach().argmax(1) == labels).sum()
-        self._sums += torch.stack([mean.detach().double() * len(labels), right.double()])
-        self.seeds += len(labels)
+        self._sums += torch.stack([mean.detach().double() * seeds, right.double()])
+        self.seeds += seeds
         self.steps += 1
 
-    def sums(self) -> tuple[float, int, int]:
+    def sums(self) -> tuple[float, float, int]:
         """Loss, right answers and seeds so far; waits for the GPU."""
         loss, right = self._sums.tolist()
-        return loss, int(right), self.seeds
+        return loss, right, self.seeds
 
     def latest(self) -> tuple[float, float]:
         """Mean loss and accuracy; on a GPU as they were some steps ago, and at first NaN."""

@@ -1,36 +1,37 @@
-"""What is learned in a run on mini-batches, from graphs of one type of nodes or of several."""
+"""What is learned in a run on mini-batches: classes of nodes, of one type or of several."""
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import torch
+from dgl.dataloading import Sampler
 
+from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.minibatch.objective import NodeClassification, Objective
 from dgl_mgpu.training.config import Config
-from dgl_mgpu.training.models import INV_SQRT_DEGREES
 from dgl_mgpu.training.relational import common_width
-from dgl_mgpu.training.run import load_dataset
 
 #: What the store calls the rows that nodes without features learn.
 LEARNED = "learned"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Task:
-    """What all ranks know of a data set, which the first one reads.
+    """What all ranks know of a data set, which the first one reads: to learn classes of nodes.
 
     Attributes
     ----------
     seeds : dict of Tensor
         The nodes of each split, in the graph's id type.
-    num_classes : int
+    num_outputs : int
+        Numbers that a model gives for a seed.
     width : int
         Numbers in a row that goes into a model's first layer.
     target : str or None
@@ -42,14 +43,14 @@ class Task:
     """
 
     seeds: dict[str, torch.Tensor]
-    num_classes: int
+    num_outputs: int
     width: int
     target: str | None = None
     widths: Mapping[str, int] = field(default_factory=dict)
     learned: tuple[str, ...] = ()
 
     @classmethod
-    def of(cls, config: Config, dataset: Dataset | HeteroDataset | None) -> Task:
+    def of(cls, config: Config, dataset: Dataset | HeteroDataset) -> Task:
         """What is to be learned from a data set.
 
         Raises
@@ -57,19 +58,18 @@ class Task:
         ConfigError
             If fanouts by edge type are not for the graph's types.
         """
-        assert dataset is not None  # the first rank has it
         if isinstance(dataset, Dataset):
             width = dataset.node_features["feat"].shape[1]
-            return cls(_seeds(dataset, dataset.indices.dtype), dataset.num_classes, width)
+            return cls(seeds=_seeds(dataset), num_outputs=dataset.num_classes, width=width)
         _check_fanouts(config, dataset)
         widths, ntypes = dataset.widths, list(dataset.num_nodes)
         return cls(
-            _seeds(dataset, dataset.id_dtype),
-            dataset.num_classes,
-            common_width(ntypes, widths, config.model.hidden),
-            dataset.target,
-            widths,
-            tuple(ntype for ntype in ntypes if ntype not in widths),
+            seeds=_seeds(dataset),
+            num_outputs=dataset.num_classes,
+            width=common_width(ntypes, widths, config.model.hidden),
+            target=dataset.target,
+            widths=widths,
+            learned=tuple(ntype for ntype in ntypes if ntype not in widths),
         )
 
     @property
@@ -92,22 +92,21 @@ class Task:
             "prefetch_labels": {self.target: ["label"]},
         }
 
+    def objective(self, graph: StoreGraph) -> Objective:
+        """What a model is asked for the seeds."""
+        return NodeClassification(self.target or graph.ntypes[0])
 
-def load(config: Config) -> Dataset | HeteroDataset:
-    """The configured data set, with the features and self-loops that its model wants.
+    def sampler(self, split: str, blocks: Sampler, graph: StoreGraph) -> Sampler:
+        """What makes mini-batches of a split's seeds.
 
-    Raises
-    ------
-    DGLMGPUError
-        As :func:`dgl_mgpu.training.run.load_dataset`.
-    """
-    dataset = load_dataset(config)
-    if isinstance(dataset, HeteroDataset):
-        return dataset
-    features = dict(dataset.node_features)
-    if config.model.name == "gcn":
-        features[INV_SQRT_DEGREES] = _inv_sqrt_degrees(dataset)
-    return dataclasses.replace(dataset, node_features=features, checked=True)
+        Parameters
+        ----------
+        split : str
+        blocks : Sampler
+            Of blocks, for nodes of the graph.
+        graph : StoreGraph
+        """
+        return blocks
 
 
 def _check_fanouts(config: Config, dataset: HeteroDataset) -> None:
@@ -127,14 +126,8 @@ def _check_fanouts(config: Config, dataset: HeteroDataset) -> None:
                 )
 
 
-def _inv_sqrt_degrees(dataset: Dataset) -> np.ndarray:
-    """1 / sqrt of every node's out-degree and in-degree, float32, shape (num_nodes, 2)."""
-    outgoing = np.bincount(dataset.indices, minlength=dataset.num_nodes)
-    degrees = np.stack([outgoing, np.diff(dataset.indptr)], 1)
-    return (1 / np.sqrt(np.maximum(degrees, 1))).astype(np.float32)
-
-
-def _seeds(dataset: Dataset | HeteroDataset, dtype: np.dtype) -> dict[str, torch.Tensor]:
+def _seeds(dataset: Dataset | HeteroDataset) -> dict[str, torch.Tensor]:
     return {
-        name: torch.from_numpy(np.asarray(getattr(dataset, name)).astype(dtype)) for name in SPLITS
+        name: torch.from_numpy(np.asarray(getattr(dataset, name)).astype(dataset.id_dtype))
+        for name in SPLITS
     }

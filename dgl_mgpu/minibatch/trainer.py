@@ -27,6 +27,7 @@ from dgl_mgpu.fullgraph.inference import inference
 from dgl_mgpu.minibatch.captured import CapturedStep
 from dgl_mgpu.minibatch.evaluation import AllNodes
 from dgl_mgpu.minibatch.learned import LOOKUP
+from dgl_mgpu.minibatch.objective import Objective
 from dgl_mgpu.minibatch.seeds import SeedBatches
 from dgl_mgpu.minibatch.tally import Tally
 from dgl_mgpu.pipeline.stage import StageTimes, stage
@@ -43,7 +44,7 @@ _CAPTURED_STAGES = ("sample", "gather", "compute", "update")
 
 @dataclass
 class Split:
-    """What one split is iterated with: its seed nodes and the sampler of its blocks."""
+    """What one split is iterated with: its seeds and the sampler of their mini-batches."""
 
     batches: SeedBatches
     sampler: dgl.dataloading.Sampler
@@ -56,7 +57,7 @@ class _Sums:
     """Sums over an epoch's steps so far, the seconds they took, and what was read for them."""
 
     loss: float = 0.0
-    correct: int = 0
+    correct: float = 0.0
     seeds: int = 0
     steps: int = 0
     #: By stage, as :class:`~dgl_mgpu.report.StageSeconds` has them.
@@ -112,12 +113,13 @@ class MiniBatchTrainer(Trainer):
     ----------
     model : nn.Module
         On the store's device; called with the blocks of a mini-batch and the data of its input
-        nodes, gives the logits of its seeds, and of nothing, without output, gradients of zeros.
+        nodes, gives a row for each node that these end with; of nothing, no row and gradients of
+        zeros.
     optimizer : torch.optim.Optimizer
     store : GlobalStore
     train, valid, test : Split
-    target : str
-        The type of the seeds, which are classified.
+    objective : Objective
+        What is asked of the model for the seeds.
     embeddings : EmbeddingOptimizer, optional
         Trains the store's rows that the model looks up.
     num_workers : int
@@ -151,7 +153,7 @@ class MiniBatchTrainer(Trainer):
         valid: Split,
         test: Split,
         *,
-        target: str,
+        objective: Objective,
         embeddings: EmbeddingOptimizer | None = None,
         num_workers: int = 0,
         eval_every: int = 1,
@@ -176,7 +178,7 @@ class MiniBatchTrainer(Trainer):
         self.store = store
         self.accesses = store.count_accesses() if count_accesses else None
         self._train, self._valid, self._test_split = train, valid, test
-        self._target = target
+        self._objective = objective
         self._embeddings = embeddings
         self._num_workers = num_workers
         self._precision = precision
@@ -184,7 +186,12 @@ class MiniBatchTrainer(Trainer):
         self._ddp: nn.Module = model
         self._captured: CapturedStep | None = None
         if cuda_graphs:
-            self._captured = CapturedStep(model, self._logits, self._mean_loss, self._labels)
+            self._captured = CapturedStep(
+                model,
+                lambda blocks: self._outputs((blocks,)),
+                self._mean_loss,
+                lambda blocks: objective.truth((blocks,)),
+            )
         elif self._distributed:
             self._ddp = DistributedDataParallel(
                 model,
@@ -193,6 +200,10 @@ class MiniBatchTrainer(Trainer):
             )
         self._loader = self._make_loader(train)
         self._sums = _Sums()
+
+    @property
+    def figure(self) -> str:
+        return self._objective.figure
 
     @property
     def plan(self) -> Plan:
@@ -239,6 +250,7 @@ class MiniBatchTrainer(Trainer):
             seconds=StageSeconds(**sums.seconds),
             tiers=sums.tier_traffic(),
             ranks=1,
+            figure=self.figure,
         )
 
     def _test(self) -> float:
@@ -252,20 +264,19 @@ class MiniBatchTrainer(Trainer):
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> float:
-        """Share of a split's nodes that the model classifies rightly, over all ranks."""
+        """Share of a split's seeds that the model is right about, over all ranks."""
         self.model.eval()
         self.store.graph.set_epoch(0)
-        counts = torch.zeros(2, dtype=torch.int64, device=self._device)
+        counts = torch.zeros(2, dtype=torch.float64, device=self._device)
         with self._autocast():
             right = None if split.all_nodes is None else split.all_nodes.right(split.batches)
         if right is None:
             with _starting_workers():
                 batches = iter(self._make_loader(split))
-            for _, _, blocks in batches:
-                logits = self._logits(blocks)
-                labels = self._labels(blocks)
-                counts[0] += (logits.argmax(1) == labels).sum()
-                counts[1] += len(labels)
+            for batch in batches:
+                truth = self._objective.truth(batch)
+                counts[0] += self._objective.right(self._outputs(batch), truth)
+                counts[1] += len(truth)
         else:
             counts += torch.tensor(right, device=self._device)
         if self._distributed:
@@ -281,11 +292,11 @@ class MiniBatchTrainer(Trainer):
         if isinstance(self.model, NodeModel) and isinstance(split.sampler, NeighborSampler):
             with self._autocast():
                 return inference(self.model, graph, device=self._device).float()
-        nodes = torch.arange(graph.num_nodes(self._target), dtype=graph.idtype)
+        nodes = torch.arange(graph.num_nodes(split.batches.ntype), dtype=graph.idtype)
         graph.set_epoch(0)
         with _starting_workers():
             batches = iter(self._make_loader(replace(split, batches=split.batches.of_all(nodes))))
-        return torch.cat([self._logits(blocks).float().cpu() for _, _, blocks in batches])
+        return torch.cat([self._outputs(batch).float().cpu() for batch in batches])
 
     def _train_epoch(self, sums: _Sums, on_step: StepCallback) -> bool:
         """Train on what is left of the epoch; whether that was all of it."""
@@ -343,12 +354,11 @@ class MiniBatchTrainer(Trainer):
             # The last round has no batch for this rank: it answers the others' all-reduce
             # with zeros, and its optimizer steps with theirs.
             return self._ddp([], {}).sum()
-        _, _, blocks = batch
-        labels = self._labels(blocks)
-        logits = self._logits(blocks, self._ddp)
-        mean = self._mean_loss(logits, labels)
-        tally.add(logits, labels, mean)
-        return mean * self._weight(len(labels), round_size)
+        truth = self._objective.truth(batch)
+        outputs = self._outputs(batch, self._ddp)
+        mean = self._mean_loss(outputs, truth)
+        self._count(outputs.detach(), truth, mean, tally)
+        return mean * self._weight(len(truth), round_size)
 
     def _compute_captured(
         self, captured: CapturedStep, batch: Any, round_size: int, tally: Tally
@@ -358,24 +368,24 @@ class MiniBatchTrainer(Trainer):
             captured.without_batch()
             return
         mean = captured(batch, self._weight(captured.num_seeds(batch), round_size))
-        tally.add(captured.outputs, captured.labels, mean)
+        self._count(captured.outputs, captured.labels, mean, tally)
+
+    def _count(
+        self, outputs: torch.Tensor, truth: torch.Tensor, mean: torch.Tensor, tally: Tally
+    ) -> None:
+        tally.add(mean, self._objective.right(outputs, truth), len(truth))
 
     def _weight(self, seeds: int, round_size: int) -> float:
         """What makes the mean over ranks of their means that over the seeds of the round."""
         return seeds * self._train.batches.num_ranks / round_size
 
-    def _logits(
-        self, blocks: Sequence[dgl.DGLGraph], model: nn.Module | None = None
-    ) -> torch.Tensor:
+    def _outputs(self, batch: Sequence[Any], model: nn.Module | None = None) -> torch.Tensor:
         with self._autocast():
-            return (self.model if model is None else model)(blocks, dict(blocks[0].srcdata))
+            return self._objective.outputs(self.model if model is None else model, batch)
 
-    def _mean_loss(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def _mean_loss(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         with self._autocast():
-            return nn.functional.cross_entropy(logits, labels)
-
-    def _labels(self, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
-        return blocks[-1].dstnodes[self._target].data["label"]
+            return self._objective.mean_loss(outputs, truth)
 
     def _autocast(self) -> torch.autocast:
         enabled = self._precision != torch.float32

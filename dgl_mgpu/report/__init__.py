@@ -6,12 +6,22 @@ hands the result to everything here.  Plots (matplotlib) are imported by name fr
 ``dgl_mgpu.report.plots``, so that a run that draws nothing does not wait for matplotlib.
 """
 
-from dgl_mgpu.report.epoch import EpochReport, StageSeconds, TierTraffic, best_epoch, merge
+from dgl_mgpu.report.epoch import (
+    ACCURACY,
+    AUC,
+    EpochReport,
+    StageSeconds,
+    TierTraffic,
+    best_epoch,
+    merge,
+)
 from dgl_mgpu.report.metrics import MetricsLog, read_metrics
 from dgl_mgpu.report.progress import TrainProgress
 from dgl_mgpu.report.tables import plan_table, summary_table
 
 __all__ = [
+    "ACCURACY",
+    "AUC",
     "EpochReport",
     "MetricsLog",
     "StageSeconds",

@@ -10,6 +10,14 @@ from typing import Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 
+ACCURACY, AUC = "accuracy", "AUC"
+"""What accuracies may be called, in reports of whose epochs :attr:`EpochReport.figure` says it."""
+
+MEANINGS = {
+    AUC: "AUC: how often an edge scores higher than another pair of its source that is no edge"
+}
+"""Of what does not say it by its name."""
+
 _FAR_LONGER = 4.0
 """Times the median from which on a time is not one to scale a picture by."""
 
@@ -99,15 +107,17 @@ class EpochReport:
     loss : float
         Mean training loss over the seeds; NaN and infinity are allowed, as they happen.
     train_accuracy : float
-        Accuracy on the seeds while training, in 0..1.
+        Share of right answers on the seeds while training, in 0..1.
     valid_accuracy, test_accuracy : float or None
-        Accuracy in 0..1; None in epochs that were not evaluated.
+        The same of the other splits; None in epochs that were not evaluated.
     seconds : StageSeconds
         Time by stage.
     tiers : tuple of TierTraffic
         Rows and bytes by table and tier, at most one entry for each pair.
     ranks : int
         How many ranks this report stands for.
+    figure : str
+        What accuracies are called where they are shown: "accuracy", or "AUC" of link prediction.
 
     Raises
     ------
@@ -125,6 +135,7 @@ class EpochReport:
     seconds: StageSeconds
     tiers: tuple[TierTraffic, ...]
     ranks: int
+    figure: str = ACCURACY
 
     def __post_init__(self) -> None:
         if self.epoch < 1:
@@ -206,6 +217,7 @@ class EpochReport:
                     for tier in values["tiers"]
                 ),
                 ranks=int(values["ranks"]),
+                figure=str(values.get("figure", ACCURACY)),  # earlier versions had no other
             )
         except KeyError as error:
             raise DataFormatError(
@@ -280,6 +292,7 @@ def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
             TierTraffic(name, table, rows, size) for (table, name), (rows, size) in traffic.items()
         ),
         ranks=sum(ranks),
+        figure=reports[0].figure,
     )
 
 

@@ -14,6 +14,7 @@ from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import markup
 from dgl_mgpu.report.colours import GREY, STAGE_COLOURS, TIER_COLOURS
 from dgl_mgpu.report.epoch import (
+    MEANINGS,
     WITHIN_OTHERS,
     EpochReport,
     best_epoch,
@@ -138,8 +139,8 @@ def _overview(
             "ranks": f"{best.ranks}",
             "best epoch": f"{best.epoch}",
             "loss": f"{best.loss:.4f}",
-            "valid accuracy": _accuracy(best.valid_accuracy),
-            "test accuracy": _accuracy(test),
+            f"valid {best.figure}": _accuracy(best.valid_accuracy),
+            f"test {best.figure}": _accuracy(test),
             "seeds/s (median)": human_count(statistics.median(r.seeds_per_second for r in reports)),
             "epoch (median)": human_seconds(statistics.median(r.seconds.total for r in reports)),
         }
@@ -157,7 +158,8 @@ def _curves(reports: Sequence[EpochReport], title: str) -> Iterator[str]:
     picture = io.BytesIO()
     plot_curves(reports, picture, title)
     yield markup.image(
-        picture.getvalue(), "loss, accuracy, time by stage and rows by tier of each epoch"
+        picture.getvalue(),
+        f"loss, {reports[0].figure}, time by stage and rows by tier of each epoch",
     )
 
 
@@ -195,7 +197,7 @@ def _epochs(reports: Sequence[EpochReport]) -> Iterator[str]:
         )
     yield markup.table(head, rows)
     yield (
-        f'<p class="note">{_of_ranks(reports)}{_within_others(stages)}'
+        f'<p class="note">{_figure(reports[0])}{_of_ranks(reports)}{_within_others(stages)}'
         "Stages that overlap each count in full: together "
         "they may take longer than the epoch. An epoch that took far longer than most, as the "
         "first one does that compiles, fills its bar.</p>"
@@ -224,6 +226,11 @@ def _stages(reports: Sequence[EpochReport]) -> Iterator[str]:
     yield markup.table(["stage", "an epoch", "a step", "share of training", ""], rows)
     within = _within_others(stages_of(reports))
     yield f'<p class="note">{_of_ranks(reports)}{within}Medians over the epochs.</p>'
+
+
+def _figure(report: EpochReport) -> str:
+    """What train, valid and test are, where those are no accuracies."""
+    return f"{MEANINGS[report.figure]}. " if report.figure in MEANINGS else ""
 
 
 def _of_ranks(reports: Sequence[EpochReport]) -> str:

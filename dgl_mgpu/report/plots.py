@@ -63,7 +63,8 @@ def plot_curves(
     _curve(accuracy, epochs, [r.train_accuracy for r in reports], "train", BLACK, "-")
     _curve(accuracy, epochs, [r.valid_accuracy for r in reports], "valid", BLUE, "--")
     _curve(accuracy, epochs, [r.test_accuracy for r in reports], "test", RED, ":")
-    accuracy.set_title("Accuracy")
+    figure_name = reports[0].figure
+    accuracy.set_title(figure_name[0].upper() + figure_name[1:])
     accuracy.yaxis.set_major_formatter(PercentFormatter(1.0))
 
     _draw_stages(stages, epochs, reports)

@@ -9,7 +9,7 @@ from types import TracebackType
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
-from dgl_mgpu.report.epoch import WITHIN_OTHERS, EpochReport
+from dgl_mgpu.report.epoch import ACCURACY, WITHIN_OTHERS, EpochReport
 from dgl_mgpu.units import human_bytes, human_count, human_seconds, human_share
 
 LINE_WIDTH = 80
@@ -41,6 +41,8 @@ class TrainProgress:
         Where to print; by default the standard output.
     first_epoch : int, default 1
         Number of the epoch that this process starts with: larger after resuming.
+    figure : str
+        As :attr:`EpochReport.figure`.
     """
 
     def __init__(
@@ -49,11 +51,13 @@ class TrainProgress:
         steps_per_epoch: int,
         console: Console | None = None,
         first_epoch: int = 1,
+        figure: str = ACCURACY,
     ) -> None:
         self._console = console or Console()
         self._epochs = epochs
         self._steps_per_epoch = steps_per_epoch
         self._epoch = first_epoch
+        self._figure = "acc" if figure == ACCURACY else figure
         self._epoch_start = self._last_line = time.monotonic()
         self._best_valid: float | None = None
         self._bars: Progress | None = None
@@ -109,7 +113,7 @@ class TrainProgress:
         rate = seeds / max(now - self._epoch_start, 1e-9)
         figures = [f"loss {loss:.4f}"]
         if accuracy is not None:
-            figures.append(f"acc {human_share(accuracy)}")
+            figures.append(f"{self._figure} {human_share(accuracy)}")
         figures.append(f"{human_count(rate)} seeds/s")
         status = "  ".join(figures)
         if self._bars is not None:
@@ -158,7 +162,11 @@ def epoch_lines(report: EpochReport, epochs: int) -> list[str]:
         ("valid", report.valid_accuracy),
         ("test", report.test_accuracy),
     )
-    head += [f"{name} {human_share(value)}" for name, value in accuracies if value is not None]
+    # In a line that names no other figure, these are accuracies.
+    figure = "" if report.figure == ACCURACY else f" {report.figure}"
+    head += [
+        f"{name}{figure} {human_share(value)}" for name, value in accuracies if value is not None
+    ]
     head.append(f"{human_count(report.seeds_per_second)} seeds/s")
     shown = {
         stage: f"{_STAGE_NAMES.get(stage, stage)} {human_seconds(seconds)}"

@@ -11,7 +11,7 @@ from rich.box import SIMPLE_HEAD
 from rich.markup import escape
 from rich.table import Table
 
-from dgl_mgpu.report.epoch import EpochReport, best_epoch, stages_of
+from dgl_mgpu.report.epoch import MEANINGS, EpochReport, best_epoch, stages_of
 from dgl_mgpu.units import human_bytes, human_count, human_seconds, human_share
 
 _STAGE_NAMES = {
@@ -63,15 +63,17 @@ def summary_table(
     if best is None:
         return table
     table.add_row("ranks", f"{best.ranks}", end_section=True)
-    if best.ranks > 1:
-        table.caption = "stages: mean of the ranks; whole epoch: the slowest"
+    notes = ["stages: mean of the ranks; whole epoch: the slowest"] if best.ranks > 1 else []
+    if best.figure in MEANINGS:
+        notes.append(MEANINGS[best.figure])
+    table.caption = "\n".join(notes) or None
 
     table.add_row("best epoch", f"{best.epoch}")
     table.add_row("loss", f"{best.loss:.4f}")
     accuracies = {
-        "train accuracy": best.train_accuracy,
-        "valid accuracy": best.valid_accuracy,
-        "test accuracy": best.test_accuracy if test_accuracy is None else test_accuracy,
+        f"train {best.figure}": best.train_accuracy,
+        f"valid {best.figure}": best.valid_accuracy,
+        f"test {best.figure}": best.test_accuracy if test_accuracy is None else test_accuracy,
     }
     for name, value in accuracies.items():
         table.add_row(name, "-" if value is None else f"{100 * value:.2f}%")

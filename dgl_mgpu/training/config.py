@@ -12,6 +12,7 @@ from typing import Any
 
 from dgl_mgpu.data import HETEROGENEOUS
 from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.fullgraph.exchange.way import NAMES, Way
 
 #: Models, and the ways in which each may aggregate.
 AGGREGATORS = {
@@ -26,9 +27,9 @@ AGGREGATORS = {
 #: Models of graphs with several types of nodes or edges.
 HETERO_MODELS = ("rgcn", "rgat")
 MODES = ("minibatch", "fullgraph")
-#: How :func:`dgl_mgpu.partition_graph` deals out nodes, and how ranks exchange their rows.
+TASKS = ("node_classification", "link_prediction")
+#: How :func:`dgl_mgpu.partition_graph` deals out nodes.
 PARTITIONS = ("random", "order", "metis")
-EXCHANGES = ("halo", "broadcast", "remote", "auto")
 #: Where the features of a full graph are, and what is kept between layers.
 PLACES = ("auto", "gpu", "host")
 ACTIVATIONS = PRECISIONS = ("float32", "bfloat16")
@@ -42,6 +43,19 @@ class DataConfig:
     name: str = "generated"
     root: str = "data"
     options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class LinksConfig:
+    """What link prediction learns from: ``task='link_prediction'``.
+
+    The shares ``valid`` and ``test`` of the edges are kept from training, reverse edges together,
+    and each edge is compared with ``negatives`` pairs of the same source that are none.
+    """
+
+    negatives: int = 1
+    valid: float = 0.05
+    test: float = 0.1
 
 
 @dataclass
@@ -169,12 +183,15 @@ class TrainerConfig:
 class Config:
     """A whole run, on mini-batches or, with ``mode='fullgraph'``, on the whole graph at once.
 
-    On the whole graph a layer takes all neighbours, and an epoch is one step.  Of the sampler,
-    the number of ``fanouts`` counts, which is that of the layers; the store and the batch size
-    do not.
+    ``task`` says what is learned: the classes of nodes, or, on mini-batches, which pairs of nodes
+    are edges.  On the whole graph a layer takes all neighbours, and an epoch is one step.  Of the
+    sampler, the number of ``fanouts`` counts, which is that of the layers; the store and the batch
+    size do not.
     """
 
     mode: str = "minibatch"
+    task: str = "node_classification"
+    links: LinksConfig = field(default_factory=LinksConfig)
     data: DataConfig = field(default_factory=DataConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     sampler: SamplerConfig = field(default_factory=SamplerConfig)
@@ -208,6 +225,13 @@ class Config:
                 "use a number of neighbours, or -1 for all; or numbers by edge type, 0 for none",
             )
         self._check_kinds()
+        self._check_task()
+
+    def planned_seeds(self) -> int:
+        """Nodes that a mini-batch of a rank starts from, which times are modelled for."""
+        if self.task == "link_prediction":
+            return self.trainer.batch_size * (2 + self.links.negatives)
+        return self.trainer.batch_size
 
     def _check_ranges(self) -> None:
         trainer, sampler, model = self.trainer, self.sampler, self.model
@@ -224,6 +248,9 @@ class Config:
             ("trainer.weight_decay", trainer.weight_decay, 0, most),
             ("trainer.seed", trainer.seed, 0, 2**32),
             ("fullgraph.keep_every", self.fullgraph.keep_every, 1, infinity),
+            ("links.negatives", self.links.negatives, 1, infinity),
+            ("links.valid", self.links.valid, 0, 1),
+            ("links.test", self.links.test, 0, 1),
             ("sampler.num_workers", sampler.num_workers, 0, infinity),
             ("sampler.num_neighbors", sampler.num_neighbors, 1, infinity),
             ("sampler.num_walks", sampler.num_walks, 1, infinity),
@@ -242,9 +269,9 @@ class Config:
         model, sampler = self.model.name, self.sampler.name
         for name, value, known in (
             ("mode", self.mode, MODES),
+            ("task", self.task, TASKS),
             ("trainer.precision", self.trainer.precision, PRECISIONS),
             ("fullgraph.by", self.fullgraph.by, PARTITIONS),
-            ("fullgraph.exchange", self.fullgraph.exchange, EXCHANGES),
             ("fullgraph.features", self.fullgraph.features, PLACES),
             ("fullgraph.activations", self.fullgraph.activations, ACTIVATIONS),
             ("model.name", model, tuple(AGGREGATORS)),
@@ -255,6 +282,11 @@ class Config:
                 raise ConfigError(
                     f"{name}={value}", "no such name", f"choose from {', '.join(known)}"
                 )
+        exchange = self.fullgraph.exchange
+        if exchange != "auto" and Way.named(exchange) is None:
+            raise ConfigError(
+                f"fullgraph.exchange={exchange}", "no such name", f"use auto, or one as {NAMES}"
+            )
         if (model == "pinsage") != (sampler == "random_walk"):
             raise ConfigError(
                 f"model.name={model} sampler.name={sampler}",
@@ -331,6 +363,46 @@ class Config:
                 "a model that has the edges of all relations as one list, which no rank has",
                 "choose model=rgcn, or mode=minibatch",
             )
+
+    def _check_task(self) -> None:
+        """Check that what is to be learned can be, on this graph and by this model."""
+        if self.task != "link_prediction":
+            return
+        links, data = self.links, self.data.name
+        for is_wrong, asked, found, fix in (
+            (
+                links.valid == 0 or links.test == 0 or links.valid + links.test >= 1,
+                f"links.valid={links.valid} links.test={links.test}",
+                "shares of the edges of which one is 0, or that leave none to train on",
+                "use shares above 0 that add up to less than 1",
+            ),
+            (
+                self.mode == "fullgraph",
+                "mode=fullgraph",
+                "a whole graph is trained on to classify its nodes",
+                "choose mode=minibatch",
+            ),
+            (
+                self.trainer.cuda_graphs,
+                "trainer.cuda_graphs=true",
+                "steps are captured that classify nodes",
+                "leave trainer.cuda_graphs out",
+            ),
+            (
+                self.model.name == "pinsage",
+                "model.name=pinsage",
+                "random walks take the edges that a mini-batch is to predict",
+                "choose another model",
+            ),
+            (
+                data in HETEROGENEOUS,
+                f"data.name={data}",
+                "a graph of several types of nodes or edges, of which links would be one",
+                "choose data of one type; how-to 'Link prediction' has scripts for several",
+            ),
+        ):
+            if is_wrong:
+                raise ConfigError(f"task={self.task} {asked}", found, fix)
 
 
 def _is_fanout(given: Any) -> bool:

@@ -49,6 +49,7 @@ class RunReport:
             trainer.steps_per_epoch,
             self._console,
             first_epoch=trainer.epoch + 1,
+            figure=trainer.figure,
         )
         self._shown = contextlib.ExitStack()
         self.on_step = self._progress.update

@@ -144,7 +144,7 @@ def load_dataset(config: Config) -> Dataset | HeteroDataset:
     Raises
     ------
     DGLMGPUError
-        As :func:`dgl_mgpu.data.load`, and if a node of its split has no class.
+        As :func:`dgl_mgpu.data.load`, and if a node of its split has no class that is learned.
     """
     options = dict(config.data.options)
     if config.data.name in HETEROGENEOUS:
@@ -154,7 +154,8 @@ def load_dataset(config: Config) -> Dataset | HeteroDataset:
     if config.model.self_loops:
         options["self_loops"] = True
     dataset = load(config.data.name, config.data.root, **options)
-    require_labelled_split(dataset)
+    if config.task == "node_classification":
+        require_labelled_split(dataset)
     return dataset
 
 

@@ -13,7 +13,7 @@ from torch import nn
 
 from dgl_mgpu.errors import CheckpointError
 from dgl_mgpu.placement import Plan
-from dgl_mgpu.report import EpochReport, merge
+from dgl_mgpu.report import ACCURACY, EpochReport, merge
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.optimizer import take_state, whole_state
@@ -65,6 +65,11 @@ class Trainer(ABC):
     def epoch(self) -> int:
         """Epochs done."""
         return len(self.reports)
+
+    @property
+    def figure(self) -> str:
+        """What the share of right answers is called, which reports have as accuracies."""
+        return ACCURACY
 
     @property
     def plan(self) -> Plan | None:

@@ -1,13 +1,17 @@
-"""Draws the pictures of architecture.md: ``python docs/pictures/draw.py`` writes the SVG files.
+"""Draws the pictures of these pages: ``python docs/pictures/draw.py`` writes them all.
 
-On a light ground of their own, so that they can be read on dark pages, too.
+Those of architecture.md are SVG files, on a light ground of their own, so that they can be read on
+dark pages, too.  That of howto/command-line.md is what its command draws.
 """
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+
+from dgl_mgpu.cli import main
 
 INK, GROUND, LINE = "#1f2328", "#fbfbf9", "#5b6470"
 #: Fills: what runs, memory, what is handed on.
@@ -223,7 +227,17 @@ def fullgraph() -> Picture:
 
 
 PICTURES = {"minibatch": minibatch, "row": row, "fullgraph": fullgraph}
+#: The command of howto/command-line.md, with its option ``--plot``.
+PLACEMENT = "plan data=generated-twitter topology=dgx1 store.gpu_memory=5GiB --plot"
+
+
+def placement(file: Path) -> None:
+    """What each GPU holds and how busy its links are, by the command of the page."""
+    if status := main([*f"{PLACEMENT}={file}".split()]):
+        sys.exit(status)
+
 
 if __name__ == "__main__":
     for name, picture in PICTURES.items():
         Path(__file__).with_name(f"{name}.svg").write_text(picture().svg())
+    placement(Path(__file__).with_name("placement.png"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -10,8 +11,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from benchmarks import convergence, sampling_accuracy
-from benchmarks.convergence import OPTIONS, RUNS, Trained, data_overrides, dataset_here
+from benchmarks import convergence, convergence_epochs, sampling_accuracy
+from benchmarks.convergence import RUNS, Trained
+from benchmarks.datasets import NO_FILES, OPTIONS, data_overrides, dataset_here
 from dgl_mgpu.cli import main
 from dgl_mgpu.configuration import compose
 from dgl_mgpu.errors import DataFormatError
@@ -29,12 +31,18 @@ def test_ogbs_files_are_read_where_they_lie(tmp_path):
         dataset_here(NAME, tmp_path)
 
 
-def test_what_is_not_there_is_not_downloaded(tmp_path, monkeypatch):
-    for program, name in ((convergence, NAME), (sampling_accuracy, "ogbn-products")):
-        monkeypatch.setattr(sys, "argv", ["program", "--data", str(tmp_path), "--sets", name])
-        folder = f"{name.replace('-', '_')}/raw"
-        with pytest.raises(DataFormatError, match=f"no folder .*{folder}; put OGB's folder"):
+def test_what_is_not_there_is_not_downloaded_but_said(tmp_path, monkeypatch, capsys):
+    for program, name, option in (
+        (convergence, NAME, "--sets"),
+        (sampling_accuracy, "ogbn-products", "--sets"),
+        (convergence_epochs, "ogbn-arxiv", "--set"),
+    ):
+        monkeypatch.setattr(sys, "argv", ["program", "--data", str(tmp_path), option, name])
+        with pytest.raises(SystemExit, match=str(NO_FILES)):
             program.main()
+        why, last = capsys.readouterr().out.splitlines()
+        assert re.search(f"no folder .*{name.replace('-', '_')}/raw; put OGB's folder", why)
+        assert last == f"needs the files of {name}"
     assert not list(tmp_path.iterdir())
 
 

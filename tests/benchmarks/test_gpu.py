@@ -140,6 +140,14 @@ def test_a_store_is_calibrated_if_asked_for(calibrated, monkeypatch) -> None:
         assert asked == ([({"rows"}, 7)] if calibrated else [])
 
 
+def test_every_window_but_the_first_is_kept_beside_the_medians(monkeypatch) -> None:
+    spent = {"a": iter([9.0, 1.0, 5.0, 3.0]), "b": iter([9.0, 4.0, 6.0, 5.0])}
+    monkeypatch.setattr(gpu, "window", lambda call, _, device: next(spent[call]))
+    medians, samples = gpu.measure({name: name for name in spent}, lambda _: [], 3, Ranks())
+    assert samples == {"a": [[1.0, 5.0, 3.0]], "b": [[4.0, 6.0, 5.0]]}
+    assert medians == {"a": [3.0], "b": [5.0]}
+
+
 @pytest.mark.parametrize(
     ("program", "arguments", "cases"),
     [

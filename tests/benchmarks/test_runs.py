@@ -11,12 +11,13 @@ import pytest
 
 from benchmarks import __main__ as program
 from benchmarks import runs
-from benchmarks.runs import Bench, Config, Run, carry_out, configured
+from benchmarks.datasets import NO_FILES
+from benchmarks.runs import Bench, Config, Run, configured
 from dgl_mgpu.errors import ConfigError
 
 FOLDER = Path(runs.__file__).parent
-#: Programs that show no claim: the ceilings alone, and all settings of an exchange.
-APART = {"ceilings", "exchange_sweep_gpu"}
+#: A program that shows no claim: the ceilings alone.
+APART = {"ceilings"}
 
 
 def _gpus(monkeypatch, count: int) -> None:
@@ -83,15 +84,19 @@ def test_a_command() -> None:
 
 def test_runs_are_carried_out(tmp_path, monkeypatch, capsys) -> None:
     """One that fails does not keep the next from its turn, and makes the whole fail."""
-    code = {"good": "print('fine')", "bad": "import sys; print('no'); sys.exit(3)"}
+    code = {
+        "good": "print('fine')",
+        "bad": "import sys; print('no'); sys.exit(3)",
+        "absent": f"print('no x'); print('needs the files of x'); raise SystemExit({NO_FILES})",
+    }
     monkeypatch.setattr(
         Run, "command", lambda self, out: [sys.executable, "-c", code[self.program]]
     )
     programs = {
         "bad": Run("bad"), "good": Run("good"), "small": Run("good", skip=True),
-        "gpu": Run("good", gpus=1), "other": Run("good"),
+        "gpu": Run("good", gpus=1), "absent": Run("absent"), "other": Run("good"),
     }  # fmt: skip
-    bench = Bench("smoke", 0, ["bad", "good", "small", "gpu"], str(tmp_path))
+    bench = Bench("smoke", 0, ["bad", "good", "small", "gpu", "absent"], str(tmp_path))
     monkeypatch.setattr(program, "configured", lambda _: Config(bench, programs))
     assert program.main([]) == 1
     outcomes = json.loads((tmp_path / "runs.json").read_text())["outcomes"]
@@ -100,10 +105,13 @@ def test_runs_are_carried_out(tmp_path, monkeypatch, capsys) -> None:
     assert found["bad"][0] == "failed" and "status 3" in found["bad"][1]
     assert found["small"] == ("left out", "not at scale smoke")
     assert found["gpu"] == ("left out", "needs 1 GPU")
+    assert found["absent"] == ("left out", "needs the files of x")
     assert "other" not in found
     assert (tmp_path / "bad.log").read_text() == "no\n"
     assert "not in this run" in (tmp_path / "claims.md").read_text()
-    assert carry_out(Config(Bench("auto", 0, ["good"]), programs), tmp_path)[0].what == "ok"
+    # What is left out makes nothing fail.
+    bench = Bench("auto", 0, ["good", "absent"], str(tmp_path))
+    assert program.main([]) == 0
 
 
 def test_the_command_line_says_what_is_wrong(capsys) -> None:

@@ -18,7 +18,8 @@ from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.cost import Load, Model, Rates
 from dgl_mgpu.fullgraph.exchange.rounds import Sum
 from dgl_mgpu.fullgraph.exchange.search import search
-from dgl_mgpu.fullgraph.exchange.ways import BROADCAST, HALO_AT_FIRST, STEPS, Way, Ways
+from dgl_mgpu.fullgraph.exchange.way import BROADCAST, HALO_AT_FIRST, STEPS, Way
+from dgl_mgpu.fullgraph.exchange.ways import Ways
 from dgl_mgpu.fullgraph.ownership import ranges
 from dgl_mgpu.fullgraph.part import Part, cut
 from dgl_mgpu.ops.spmm_remote import Pipeline

@@ -16,9 +16,16 @@ import torch
 import torch.distributed as dist
 
 import dgl_mgpu
-from dgl_mgpu.errors import DGLMGPUError, InvalidInputError, UnsupportedByPartitionError
+from dgl_mgpu.errors import (
+    DGLMGPUError,
+    InvalidInputError,
+    RankFailedError,
+    UnsupportedByPartitionError,
+)
+from dgl_mgpu.fullgraph.exchange.way import Way
 from dgl_mgpu.fullgraph.graph import PartitionedGraph
-from tests.fullgraph.both import Both, same
+from dgl_mgpu.ops.spmm_remote import Pipeline
+from tests.fullgraph.both import Both, random_rows, same
 from tests.fullgraph.graphs import KINDS, heterogeneous, homogeneous
 from tests.fullgraph.ranks import on_gpus_too
 
@@ -388,6 +395,20 @@ def _bad_arguments() -> list[str]:
         "a device by another name": (g, {"device": "foo"}),
         "a device that holds nothing": (g, {"device": "meta"}),
         "a device that is not there": (g, {"device": "cuda:99" if rank == 1 else "cpu"}),
+        "an array of words": (g, {"by": np.array(["a"] * count)}),
+        "an array of words on one rank": (
+            g,
+            {"by": np.array(["a"] * count) if rank == 1 else np.zeros(count, np.int64)},
+        ),
+        "a name by type": (g, {"by": {"_N": "random"}}),
+        "another type, too": (
+            g,
+            {"by": dict.fromkeys(("_N", "user"), torch.zeros(count, dtype=torch.int64))},
+        ),
+        "nothing": (g, {"by": None}),
+        "no chunks": (g, {"exchange": "halo in 0"}),
+        "partitions that are too large": (g, {"exchange": "remote reads, ps=64 dist=1 wpb=1"}),
+        "an exchange that is no name": (g, {"exchange": 3}),
         "an array of other ranks": (g, {"by": np.full(count, size)}),
         "bad assignment on one rank": (g, {"by": torch.full((count,), size * (rank == 1))}),
     }
@@ -409,3 +430,59 @@ def _bad_arguments() -> list[str]:
 @on_gpus_too
 def test_bad_arguments_have_typed_errors_on_all_ranks(ranks):
     assert ranks.run(_bad_arguments) == [[]] * ranks.size
+
+
+def _bad_rows_to_gather() -> None:
+    pg, rank = dgl_mgpu.partition_graph(homogeneous()), dist.get_rank()
+    rows = pg.ndata["x"]
+    error: type[DGLMGPUError]
+    for bad in (rows[1:], rows[0, 0]):  # on one rank alone
+        error = InvalidInputError if rank == 1 else RankFailedError
+        with pytest.raises(error, match="gather rows"):
+            pg.gather(bad if rank == 1 else rows)
+    for bad in (rows[:, 1:], rows.float()):
+        with pytest.raises(InvalidInputError, match="on rank 1"):
+            pg.gather(bad if rank == 1 else rows)
+    assert torch.equal(pg.gather(rows).cpu(), homogeneous().ndata["x"])
+
+
+@on_gpus_too
+def test_rows_that_do_not_fit_are_gathered_on_no_rank(ranks):
+    ranks.run(_bad_rows_to_gather)
+
+
+def _ways_by_name() -> None:
+    g = homogeneous("skewed")
+    names = ["halo in 1", "halo in 3", "halo in 40", "halo at first", "broadcast"]
+    size = dist.get_world_size()
+    if torch.cuda.device_count() >= size:
+        names.append("remote reads, ps=4 dist=2 wpb=1")
+    for name in names:
+        both = Both(g, exchange=name)
+        both.compare(
+            lambda graph, rows: dgl.ops.copy_u_sum(graph, rows["x"]),
+            {"x": random_rows(g.num_nodes(), 5)},
+            what=name,
+        )
+        (spread,) = both.pg._graph.parts
+        assert len(spread.rounds.tiles) == {
+            "halo in 1": 2, "halo in 3": min(4, size), "halo in 40": size, "broadcast": size,
+        }.get(name, len(spread.rounds.tiles)), name  # fmt: skip
+
+
+@on_gpus_too
+def test_ways_have_names_in_full(ranks):
+    ranks.run(_ways_by_name)
+
+
+@pytest.mark.parametrize(
+    "name", ["halo in 2", "halo at first", "broadcast", "remote reads, ps=4 dist=2 wpb=1"]
+)
+def test_names_of_ways_are_read_as_they_are_written(name):
+    assert str(Way.named(name)) == name
+
+
+def test_short_names_of_ways():
+    assert Way.named("halo") == Way(chunks=2)
+    assert Way.named("remote") == Way(pipeline=Pipeline())
+    assert Way.named("halo in two") is None

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import itertools
 from collections.abc import Callable
 
 import dgl
 import pytest
 import torch
+import torch.distributed as dist
 from dgl import nn
 
+import dgl_mgpu
 from dgl_mgpu.errors import InvalidInputError
-from tests.fullgraph.both import Both, random_rows, uneven
+from tests.fullgraph.both import Both, random_rows, same, uneven
 from tests.fullgraph.graphs import homogeneous
 from tests.fullgraph.ranks import on_gpus_too
 
@@ -88,6 +91,11 @@ _MODULES: dict[str, tuple[Callable[[], torch.nn.Module], Callable[..., torch.Ten
         lambda m, g, r: m(g, r["x"], _types(g)),
     ),
     "EdgeConv": (lambda: nn.EdgeConv(5, 4), _plain),
+    "EdgeConv, batch norm": (lambda: nn.EdgeConv(5, 4, batch_norm=True), _plain),
+    "GatedGCNConv": (
+        lambda: nn.GatedGCNConv(5, 5, 4),
+        lambda m, g, r: m(g, r["x"], r["z"])[0],
+    ),
     "GatedGraphConv": (
         lambda: nn.GatedGraphConv(5, 5, 2, 3),
         lambda m, g, r: m(g, r["x"], _types(g)),
@@ -126,6 +134,10 @@ _MODULES: dict[str, tuple[Callable[[], torch.nn.Module], Callable[..., torch.Ten
 }  # fmt: skip
 
 
+#: Modules that normalise by a mean and a variance of all rows, which they learn while training.
+_TRAINING = ("EdgeConv, batch norm", "GatedGCNConv")
+
+
 def _node_types(graph) -> torch.Tensor:
     return graph.ndata.get(dgl.NID, torch.arange(graph.num_nodes())) % 2
 
@@ -137,7 +149,7 @@ def _module(name: str, exchange: str, of_last: str = "") -> None:
         both = Both(dgl.add_self_loop(homogeneous()), exchange=exchange)
     make, call = _MODULES[name]
     torch.manual_seed(4)
-    model = make().double().eval()
+    model = make().double().train(name in _TRAINING)
     if of_last == "no edges":
         model._allow_zero_in_degree = True  # for modules that look
     size = both.g.num_edges()
@@ -191,3 +203,41 @@ def _type_of_few_edges() -> None:
 
 def test_an_edge_type_that_few_ranks_have(ranks):
     ranks.run(_type_of_few_edges)
+
+
+def _batch_norm(last_is_idle: bool) -> None:
+    both = Both(*uneven("no edges")) if last_is_idle else Both(homogeneous())
+    size = both.g.num_edges()
+    torch.manual_seed(4)
+    whole = nn.GatedGCNConv(5, 5, 4).double()
+    both.compare(
+        lambda graph, rows: whole(graph, rows["x"], rows["z"])[1],
+        {"x": random_rows(both.g.num_nodes(), 5)},
+        {"z": random_rows(size, 5)},
+        model=whole,
+        of_edges=True,
+    )
+    whole = whole.cpu()
+    part = copy.deepcopy(whole).to(both.pg.device)
+    x, z = random_rows(both.g.num_nodes(), 5, seed=5), random_rows(size, 5, seed=6)
+    whole(both.g, x, z)
+    part(both.pg, both.own_nodes(x), both.own_edges(z))
+    for name, buffer in whole.named_buffers():
+        same(dict(part.named_buffers())[name], buffer, name)
+
+
+@pytest.mark.parametrize("last_is_idle", [False, True])
+def test_batch_norm_learns_from_all_rows(ranks, last_is_idle):
+    ranks.run(_batch_norm, last_is_idle)
+
+
+def _too_few_rows() -> None:
+    g = dgl.graph(([0], [1]), num_nodes=dist.get_world_size())
+    pg = dgl_mgpu.partition_graph(g)
+    model = nn.EdgeConv(5, 4, batch_norm=True, allow_zero_in_degree=True).to(pg.device)
+    with pytest.raises(ValueError, match="more than 1 value"):
+        model(pg, torch.randn(pg.num_nodes(), 5, device=pg.device))
+
+
+def test_batch_norm_of_one_row_raises_on_every_rank(ranks):
+    ranks.run(_too_few_rows)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
 from dgl_mgpu.training import models
 from dgl_mgpu.training.config import ModelConfig
 from tests.fullgraph.graphs import heterogeneous, homogeneous
+from tests.fullgraph.ranks import RankProcesses
 
-EPOCHS = 10
+EPOCHS = 20
 CLASSES = 3
 SPLITS = ("train", "valid", "test")
 
@@ -219,7 +220,7 @@ def test_an_empty_split_is_refused_on_every_rank(ranks):
     assert all("no valid nodes" in found for found in ranks.run(_without_split))
 
 
-def _cora(root: Path) -> list[float]:
+def _cora(root: Path, exchange: str = "halo") -> list[float]:
     first = not dist.is_initialized() or dist.get_rank() == 0
     g = None
     if first:
@@ -229,12 +230,21 @@ def _cora(root: Path) -> list[float]:
             g.ndata[name] = g.ndata.pop(mask)
     torch.manual_seed(0)
     model = build_model(ModelConfig("gcn", 16, dropout=0.0), 1433, 7, 2).double()
-    trainer = trainer_of(model, g)
-    return [trainer.run_epoch(False, no_step).loss for _ in range(10)]
+    trainer = trainer_of(model, g, exchange=exchange)
+    return [trainer.run_epoch(False, no_step).loss for _ in range(EPOCHS)]
 
 
-def test_cora_on_three_ranks_is_cora_on_one(ranks, real_data):
+@pytest.fixture
+def four_ranks() -> Iterator[RankProcesses]:
+    processes = RankProcesses(4)
+    yield processes
+    processes.close()
+
+
+@pytest.mark.xdist_group("ranks")
+def test_cora_on_four_ranks_is_cora_on_one(four_ranks, real_data):
     losses = _cora(real_data)
-    for found in ranks.run(_cora, real_data):
-        assert found == pytest.approx(losses, rel=1e-9)
+    for exchange in ("halo", "broadcast"):
+        for found in four_ranks.run(_cora, real_data, exchange):
+            assert found == pytest.approx(losses, rel=1e-9)
     assert losses[-1] < 0.95 * losses[0]

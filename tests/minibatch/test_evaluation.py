@@ -13,8 +13,8 @@ from dgl_mgpu.configuration import compose
 from dgl_mgpu.fullgraph.inference import repeated
 from dgl_mgpu.minibatch import run
 from dgl_mgpu.minibatch.evaluation import edges_of_blocks, is_cheaper_for_all_nodes
+from dgl_mgpu.minibatch.load import load
 from dgl_mgpu.minibatch.run import _make_trainer
-from dgl_mgpu.minibatch.task import load
 from dgl_mgpu.minibatch.trainer import MiniBatchTrainer
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.models import NodeModel
@@ -39,7 +39,7 @@ def config_of(data: str, *overrides: str) -> Config:
 
 def on_the_graph(config: Config, model: NodeModel) -> torch.Tensor:
     """Logits by one call of the model on DGL's graph."""
-    dataset = load(config)
+    dataset, _ = load(config)
     columns = [torch.from_numpy(each) for each in (dataset.indptr, dataset.indices.astype("int64"))]
     graph = dgl.graph(("csc", (*columns, torch.arange(0))), num_nodes=NODES)
     features = {name: torch.from_numpy(rows) for name, rows in dataset.node_features.items()}
@@ -67,7 +67,7 @@ def test_logits_are_the_models_on_the_graph(data, model):
             parameter.data.mul_(1.3)
         expected = on_the_graph(config, trainer.model)
         trainer.model.train()
-    dataset = load(config)
+    dataset, _ = load(config)
     right = expected.argmax(1)[dataset.valid] == torch.from_numpy(dataset.labels)[dataset.valid]
     assert trainer.evaluate(trainer._valid) == pytest.approx(float(right.double().mean()))
     assert trainer.evaluate(trainer._valid) == by_blocks(trainer)

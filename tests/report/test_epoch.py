@@ -173,3 +173,12 @@ def test_best_epoch(make_report):
     assert best_epoch([]) is None
     assert best_epoch(run([(0.3, 0.9), (0.5, 0.1), (0.5, 0.9), (None, 1.0)])).epoch == 2
     assert best_epoch(run([(None, 0.2), (None, math.nan), (None, 0.4)])).epoch == 3
+
+
+def test_what_accuracies_are_called_is_kept(make_report):
+    report = make_report(figure="AUC")
+    assert EpochReport.from_dict(report.to_dict()) == report
+    assert merge([report, report]).figure == "AUC"
+    earlier = make_report().to_dict()
+    del earlier["figure"]
+    assert EpochReport.from_dict(earlier).figure == "accuracy"

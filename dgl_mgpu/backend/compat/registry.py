@@ -455,6 +455,18 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             ("edgegatconv:EdgeGATConv", "edge_gat"),
         )
     ),
+    *(
+        Replacement(
+            f"dgl.nn.pytorch.conv.{name}.forward",
+            f"batch_norm:{ours}",
+            (DGL,),
+            "normalises by a process's own rows: a rank has some of a partitioned graph's",
+        )
+        for name, ours in (
+            ("edgeconv:EdgeConv", "edge_conv"),
+            ("gatedgcnconv:GatedGCNConv", "gated_gcn"),
+        )
+    ),
     Replacement(
         "dgl._sparse_ops:_gspmm",
         "message_passing:_gspmm",

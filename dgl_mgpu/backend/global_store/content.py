@@ -91,9 +91,7 @@ def _of_heterogeneous(dataset: HeteroDataset) -> Content:
 
 
 def _of_homogeneous(dataset: Dataset) -> Content:
-    # Edges have ids of the same type.
-    short = dataset.indices.dtype == np.int32 and len(dataset.indices) <= 2**31
-    idtype = torch.int32 if short else torch.int64
+    idtype = torch.int32 if dataset.id_dtype == np.int32 else torch.int64
     sources: dict[str, Source] = {
         topology_table(_ETYPE): TopologySource(
             dataset.indptr, dataset.indices, dataset.eids, dataset.num_nodes, idtype, _NTYPE

@@ -28,7 +28,7 @@ from dgl_mgpu.backend.global_store.tables import CanonicalEtype, ends_table, top
 from dgl_mgpu.backend.global_store.topology import StoredTopology
 from dgl_mgpu.backend.sampling.seed_edges import all_edges, edge_rows
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, UnsupportedByStoreError
-from dgl_mgpu.ops import gather_rows, negative_edges
+from dgl_mgpu.ops import SampleKey, gather_rows, negative_destinations, negative_edges
 from dgl_mgpu.ops.view import FIRST, INDICES, INDPTR, PARTS, START, STOP, GraphView, RowView
 from dgl_mgpu.store import TopologySource
 from dgl_mgpu.store.format import CSCFormat, EdgeIds
@@ -271,6 +271,44 @@ class EdgeQueries(StoredTopology):
             max_tries=math.ceil(_TRIES * (1.0 + redundancy)),
         )
         return drawn.sources, drawn.destinations
+
+    def negative_destinations(
+        self,
+        sources: torch.Tensor,
+        k: int,
+        etype: str | CanonicalEtype | None = None,
+        key: SampleKey | None = None,
+    ) -> torch.Tensor:
+        """Draw for each source nodes to which it has no edge, with replacement.
+
+        For a source that has edges to nearly all nodes, some may be nodes to which it has one.
+
+        Parameters
+        ----------
+        sources : Tensor, int32 or int64, shape (n,)
+        k : int
+            Nodes for each.
+        etype : str or (str, str, str), optional
+        key : SampleKey, optional
+            Names the experiment; by default that of the seed, the epoch and the edges of the last
+            :meth:`edge_subgraph`, as for :meth:`global_uniform_negative_sampling`.
+
+        Returns
+        -------
+        Tensor, the graph's idtype, shape (n, k)
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError
+        """
+        full = self.to_canonical_etype(etype)
+        view = self.view(full)
+        if key is None:
+            key = self._batch_keys.negative_key(self.canonical_etypes.index(full))
+        is_of_one_type = full[0] == full[2]
+        drawn = negative_destinations(view, sources, k, key, exclude_self_loops=is_of_one_type)
+        next_node = ((sources + 1) % view.num_rows).to(drawn.dtype)
+        return torch.where(drawn < 0, next_node[:, None], drawn)
 
     def _edge_ids(self, etype: CanonicalEtype) -> EdgeIds:
         layout = self._store.tables[topology_table(etype)].format

@@ -30,8 +30,8 @@ def is_pure(sampler: Any) -> bool:
         negative, exclude = sampler.negative_sampler, sampler.exclude
         return (
             type(sampler.sampler) in _PURE_SAMPLERS
-            and (negative is None or type(negative) in _PURE_NEGATIVES)
-            and (exclude is None or isinstance(exclude, str))
+            and (negative is None or type(negative) in _PURE_NEGATIVES or says_so(negative))
+            and (exclude is None or isinstance(exclude, str) or says_so(exclude))
         )
     return type(sampler) in _PURE_SAMPLERS or says_so(sampler)
 

@@ -18,7 +18,8 @@ from dgl_mgpu.findings import Findings
 from dgl_mgpu.fullgraph.exchange.cost import Load, Model, Rates
 from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds
 from dgl_mgpu.fullgraph.exchange.search import Search, search
-from dgl_mgpu.fullgraph.exchange.ways import Way, Ways
+from dgl_mgpu.fullgraph.exchange.way import Way
+from dgl_mgpu.fullgraph.exchange.ways import Ways
 from dgl_mgpu.fullgraph.memory import free_bytes
 from dgl_mgpu.ops.spmm_remote import Pipeline
 from dgl_mgpu.ops.spmm_remote.op import DTYPES

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 
-from dgl_mgpu.fullgraph.exchange.ways import BROADCAST, HALO_AT_FIRST, Way
+from dgl_mgpu.fullgraph.exchange.way import BROADCAST, HALO_AT_FIRST, Way
 from dgl_mgpu.fullgraph.part import Part
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.spmm_remote import Pipeline

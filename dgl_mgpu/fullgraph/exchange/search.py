@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
-from dgl_mgpu.fullgraph.exchange.ways import STEPS, Way
+from dgl_mgpu.fullgraph.exchange.way import STEPS, Way
 from dgl_mgpu.ops.spmm_remote import Pipeline
 
 #: How often a way is timed at first, and when it is one of the fastest.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import itertools
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 import torch.distributed as dist
 
@@ -14,6 +13,7 @@ from dgl_mgpu.fullgraph.exchange.chunks import Chunks
 from dgl_mgpu.fullgraph.exchange.peers import halo_in_chunks
 from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
+from dgl_mgpu.fullgraph.exchange.way import BROADCAST, HALO_AT_FIRST, STEPS, Way
 from dgl_mgpu.fullgraph.exchange.whole import WholeHalo
 from dgl_mgpu.fullgraph.exchange.window import Window
 from dgl_mgpu.fullgraph.part import Part
@@ -21,38 +21,6 @@ from dgl_mgpu.ops.spmm_remote import Pipeline
 
 #: Chunks of a halo that are tried, beside one a rank.
 _CHUNKS = (1, 2, 4)
-#: What a pipeline's parameters may be: MGG's ranges (section 4) in powers of two.
-STEPS = {"ps": (1, 2, 4, 8, 16, 32), "dist": (1, 2, 4, 8, 16), "wpb": (1, 2, 4, 8, 16)}
-
-
-@dataclass(frozen=True)
-class Way:
-    """Broadcast; or the halo, before all sums or in chunks; or remote reads with some pipeline.
-
-    Attributes
-    ----------
-    chunks : int
-        0 for none.
-    pipeline : Pipeline, optional
-    at_first : bool
-        Whether the halo comes before all sums.
-    """
-
-    chunks: int = 0
-    pipeline: Pipeline | None = None
-    at_first: bool = False
-
-    def __str__(self) -> str:
-        if self.pipeline is not None:
-            steps = (f"{name}={getattr(self.pipeline, name)}" for name in STEPS)
-            return f"remote reads, {' '.join(steps)}"
-        if self.at_first:
-            return "halo at first"
-        return f"halo in {self.chunks}" if self.chunks else "broadcast"
-
-
-BROADCAST = Way()
-HALO_AT_FIRST = Way(at_first=True)
 
 
 class Ways:

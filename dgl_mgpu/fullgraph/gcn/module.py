@@ -59,7 +59,8 @@ class GCN(nn.Module):
         others again: more work, fewer buffers.
     activation_dtype : torch.dtype, optional
         Of buffers and products, as under autocast; ``torch.bfloat16`` halves all buffers but the
-        output.  Products and sums add up in float32.  Parameters stay as they are.  An input of
+        output.  Products, and sums over a round of an exchange, add up in float32 and are rounded
+        once a round.  Parameters stay as they are.  An input of
         another dtype is converted, which is one more buffer.  By default that of the input.
     allow_zero_in_degree : bool
         Else the first call on a graph with such nodes raises.

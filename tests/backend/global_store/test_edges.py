@@ -27,6 +27,7 @@ from dgl_mgpu.errors import (
     StoreClosedError,
     UnsupportedByStoreError,
 )
+from dgl_mgpu.ops import SampleKey
 from dgl_mgpu.ops.view import EIDS, PAIRED
 from dgl_mgpu.training.launch import launch
 from tests.backend.loaders import assert_blocks_are_right, assert_pairs_are_right, link_graph
@@ -208,6 +209,31 @@ def test_no_negatives_where_there_are_none():
     graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
     assert len(graph.global_uniform_negative_sampling(10)[0]) == 0
     assert len(graph.global_uniform_negative_sampling(0)[0]) == 0
+
+
+def test_negative_destinations_are_no_edges_and_a_batchs_own():
+    g = sparse_graph()
+    store = dgl_mgpu.GlobalStore.from_dgl(g, seed=1)
+    graph, sources = store.graph, torch.arange(30).repeat(20)
+
+    def drawn(epoch, edges, key=None):
+        graph.set_epoch(epoch)
+        graph.edge_subgraph(torch.arange(edges))
+        return graph.negative_destinations(sources, 4, key=key)
+
+    first = drawn(1, 9)
+    assert first.shape == (600, 4)
+    pairs = sources.repeat_interleave(4), first.flatten()
+    assert not g.has_edges_between(*pairs).any() and (pairs[0] != pairs[1]).all()
+    assert torch.equal(first, drawn(1, 9))
+    assert not torch.equal(first, drawn(2, 9)) and not torch.equal(first, drawn(1, 8))
+    key = SampleKey(5)
+    assert torch.equal(drawn(1, 9, key), drawn(2, 8, key))
+
+    every = torch.arange(6)
+    whole = dgl.graph((every.repeat_interleave(6), every.repeat(6)))
+    others = dgl_mgpu.GlobalStore.from_dgl(whole).graph.negative_destinations(every, 2)
+    assert torch.equal(others, ((every + 1) % 6)[:, None].expand(6, 2))  # there is none
 
 
 def negatives_of(graph, epochs=2, **options):

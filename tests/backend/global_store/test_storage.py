@@ -13,6 +13,7 @@ from dgl_mgpu.backend.global_store import storage
 from dgl_mgpu.backend.global_store.content import of_dataset
 from dgl_mgpu.backend.global_store.hotness import presample_hotness
 from dgl_mgpu.backend.global_store.tables import topology_table
+from dgl_mgpu.data import Dataset
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.view import RowView
@@ -135,18 +136,25 @@ class _Edges:
     max = min
 
 
+class _Unchecked(Dataset):
+    def __post_init__(self) -> None:
+        """Its edges are no array."""
+
+
 @pytest.mark.parametrize(("edges", "expected"), [(2**31, torch.int32), (2**31 + 1, torch.int64)])
 def test_ids_are_long_where_edges_are_many(edges, expected):
+    some = np.zeros(1, np.int64)
     data = of_dataset(
-        SimpleNamespace(
+        _Unchecked(
+            name="many edges",
+            num_nodes=1,
+            num_classes=1,
             indptr=np.array([0, edges]),
             indices=_Edges(edges),
-            eids=None,
-            num_nodes=1,
-            node_features={},
-            labels=np.zeros(1, np.int64),
-            edge_features={},
-            train=np.zeros(1, np.int64),
+            labels=some,
+            train=some,
+            valid=some,
+            test=some,
         )
     )
     assert data.sources[topology_table(ETYPE)].idtype == expected

@@ -1,0 +1,64 @@
+"""The names of the ways to exchange rows."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from dgl_mgpu.ops.spmm_remote.op import Pipeline
+
+#: What a pipeline's parameters may be: MGG's ranges (section 4) in powers of two.
+STEPS = {"ps": (1, 2, 4, 8, 16, 32), "dist": (1, 2, 4, 8, 16), "wpb": (1, 2, 4, 8, 16)}
+#: Rounds of the halo where no number is given.
+_CHUNKS = 2
+_HALO = re.compile(r"halo in ([1-9]\d{0,8})")
+_REMOTE = re.compile(r"remote reads, " + " ".join(rf"{name}=(\d{{1,9}})" for name in STEPS))
+#: For who asks for what is none.
+NAMES = "halo, broadcast, remote, 'halo at first', 'halo in 3', 'remote reads, ps=16 dist=8 wpb=2'"
+
+
+@dataclass(frozen=True)
+class Way:
+    """Broadcast; or the halo, before all sums or in chunks; or remote reads with some pipeline.
+
+    Attributes
+    ----------
+    chunks : int
+        0 for none.
+    pipeline : Pipeline, optional
+    at_first : bool
+        Whether the halo comes before all sums.
+    """
+
+    chunks: int = 0
+    pipeline: Pipeline | None = None
+    at_first: bool = False
+
+    def __str__(self) -> str:
+        if self.pipeline is not None:
+            steps = (f"{name}={getattr(self.pipeline, name)}" for name in STEPS)
+            return f"remote reads, {' '.join(steps)}"
+        if self.at_first:
+            return "halo at first"
+        return f"halo in {self.chunks}" if self.chunks else "broadcast"
+
+    @classmethod
+    def named(cls, name: str) -> Way | None:
+        """The way of a name: 'halo', 'broadcast', 'remote', or one in full, as ``str`` writes it.
+
+        Raises
+        ------
+        InvalidInputError
+            If a pipeline's parameter is out of its range.
+        """
+        short = {"halo": cls(chunks=_CHUNKS), "remote": cls(pipeline=Pipeline())}
+        found = {**short, str(BROADCAST): BROADCAST, str(HALO_AT_FIRST): HALO_AT_FIRST}.get(name)
+        if chunks := _HALO.fullmatch(name):
+            return cls(chunks=int(chunks[1]))
+        if parameters := _REMOTE.fullmatch(name):
+            return cls(pipeline=Pipeline(*map(int, parameters.groups())))
+        return found
+
+
+BROADCAST = Way()
+HALO_AT_FIRST = Way(at_first=True)

@@ -1,0 +1,173 @@
+"""Link prediction on mini-batches: which edges are learned, and how their batches are sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import dgl
+import numpy as np
+import torch
+from dgl.dataloading import BlockSampler, Sampler, as_edge_prediction_sampler
+
+from dgl_mgpu.backend.global_store.graph import StoreGraph
+from dgl_mgpu.data.checks import SPLITS
+from dgl_mgpu.data.links import HeldOut, edges_to_learn, rings_of_edges
+from dgl_mgpu.minibatch.objective import LinkPrediction, Objective
+from dgl_mgpu.minibatch.task import Task
+from dgl_mgpu.ops import SampleKey
+from dgl_mgpu.training.config import Config
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkTask(Task):
+    """To tell the edges of a graph from pairs of nodes that are none.
+
+    Seeds are ids of edges in training; else their numbers among those held out.
+
+    Attributes
+    ----------
+    held_out : dict of Tensor, shape (2, n)
+        Sources and destinations of the edges of a split, in the graph's id type.
+    next_edge : Tensor, shape (num_edges,)
+    longest_ring : int
+        Edges between the same nodes (:class:`dgl_mgpu.data.links.Rings`).
+    negatives : int
+        Pairs that are compared with each edge.
+    seed : int
+        Which ones, of edges that are held out.
+    """
+
+    held_out: dict[str, torch.Tensor]
+    next_edge: torch.Tensor
+    longest_ring: int
+    negatives: int
+    seed: int
+
+    @classmethod
+    def of_links(cls, config: Config, links: HeldOut) -> LinkTask:
+        """To learn the edges that are left of a data set."""
+        rest = links.dataset
+        next_edge, longest_ring = rings_of_edges(rest)
+
+        def ids(of: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(of.astype(rest.id_dtype))
+
+        held_out = {"valid": ids(links.valid), "test": ids(links.test)}
+        seeds = {name: torch.arange(edges.shape[1]) for name, edges in held_out.items()}
+        return cls(
+            seeds={"train": ids(edges_to_learn(rest)), **seeds},
+            num_outputs=config.model.hidden,
+            width=rest.node_features["feat"].shape[1],
+            held_out=held_out,
+            next_edge=ids(next_edge),
+            longest_ring=longest_ring,
+            negatives=config.links.negatives,
+            seed=config.trainer.seed,
+        )
+
+    def prefetched(self, inputs: tuple[str, ...]) -> dict[str, Any]:
+        return {"prefetch_node_feats": list(inputs)}
+
+    def objective(self, graph: StoreGraph) -> Objective:
+        return LinkPrediction()
+
+    def sampler(self, split: str, blocks: Sampler, graph: StoreGraph) -> Sampler:
+        if split == "train":
+            return as_edge_prediction_sampler(
+                blocks,
+                exclude=WithParallels(self.next_edge.to(graph.device), self.longest_ring),
+                negative_sampler=OtherDestinations(self.negatives),
+            )
+        edges = self.held_out[split].to(graph.device)
+        # No mini-batch's: numbers that a pass draws are of its epoch, and the same for all ranks.
+        key = SampleKey(self.seed, batch=SPLITS.index(split))
+        others = graph.negative_destinations(edges[0], self.negatives, key=key)
+        return HeldOutEdges(edges, others, blocks)
+
+
+class WithParallels:
+    """For DGL's edge samplers: which edges a mini-batch must not see, its own and all beside them.
+
+    DGL's ``exclude="reverse_id"`` knows one edge beside each; a graph may have several between two
+    nodes, each of which tells of the others.
+
+    Parameters
+    ----------
+    next_edge : Tensor, the graph's idtype, shape (num_edges,)
+    longest_ring : int
+        As :class:`dgl_mgpu.data.links.Rings` has them.
+    """
+
+    #: For :mod:`backend.sampling.repeatable`.
+    may_be_made_ahead = True
+
+    def __init__(self, next_edge: torch.Tensor, longest_ring: int) -> None:
+        self._next_edge, self._longest_ring = next_edge, longest_ring
+
+    def __call__(self, eids: torch.Tensor) -> torch.Tensor:
+        """Ids of the edges that join the same nodes as some edges, some of them repeated."""
+        found = [eids]
+        for _ in range(self._longest_ring - 1):
+            found.append(self._next_edge[found[-1]])
+        return torch.cat(found)
+
+
+class OtherDestinations:
+    """For DGL's edge samplers: pairs of each edge's source and of nodes to which it has no edge.
+
+    Unlike those of DGL's ``negative_sampler.Uniform`` they depend on the store's seed, the epoch
+    and the batch alone: any number of ranks and workers draws the same, and a run that resumes.
+
+    Parameters
+    ----------
+    k : int
+        Pairs for each edge.
+    """
+
+    #: For :mod:`backend.sampling.repeatable`.
+    may_be_made_ahead = True
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+
+    def __call__(self, g: StoreGraph, eids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sources and destinations, shape (k * len(eids),), an edge's one after another."""
+        sources, _ = g.find_edges(eids)
+        others = g.negative_destinations(sources, self._k)
+        return sources.repeat_interleave(self._k), others.flatten()
+
+
+class HeldOutEdges(Sampler):
+    """Mini-batches of edges that the graph does not have, by their numbers.
+
+    Parameters
+    ----------
+    edges : Tensor, the graph's idtype, shape (2, n)
+        Sources and destinations.
+    others : Tensor, the graph's idtype, shape (n, k)
+        For each edge, destinations that its source is compared with.
+    blocks : BlockSampler
+        Of what the model sees of their ends.
+    """
+
+    #: For :mod:`backend.sampling.repeatable`.
+    may_be_made_ahead = True
+
+    def __init__(self, edges: torch.Tensor, others: torch.Tensor, blocks: BlockSampler) -> None:
+        super().__init__()
+        self._edges, self._others, self._blocks = edges, others, blocks
+
+    def sample(
+        self, g: StoreGraph, numbers: torch.Tensor
+    ) -> tuple[torch.Tensor, dgl.DGLGraph, dgl.DGLGraph, list[dgl.DGLGraph]]:
+        """Input nodes, the edges, the other pairs and blocks, as DGL's edge samplers give."""
+        (sources, destinations), others = self._edges[:, numbers], self._others[numbers]
+        pairs = (
+            (sources, destinations),
+            (sources.repeat_interleave(others.shape[1]), others.flatten()),
+        )
+        graphs = [dgl.graph(ends, num_nodes=g.num_nodes()) for ends in pairs]
+        edges, other_pairs = dgl.compact_graphs(graphs)
+        input_nodes, _, blocks = self._blocks.sample(g, edges.ndata[dgl.NID])
+        return input_nodes, edges, other_pairs, blocks
