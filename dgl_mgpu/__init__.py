@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     )
     from dgl_mgpu.placement import Plan, TableSpec, solve
     from dgl_mgpu.topology import Topology, preset, probe
+    from dgl_mgpu.trained import TrainedRun, load_run
 
 _HOME = {
     "profile_calls": "backend.capi.watch",
@@ -70,6 +71,8 @@ _HOME = {
     "Topology": "topology",
     "preset": "topology",
     "probe": "topology",
+    "TrainedRun": "trained",
+    "load_run": "trained",
 }
 
 __all__ = [
@@ -87,10 +90,12 @@ __all__ = [
     "StoreGraph",
     "TableSpec",
     "Topology",
+    "TrainedRun",
     "append_unique",
     "gather_rows",
     "inference",
     "load",
+    "load_run",
     "partition_graph",
     "pinsage_neighbors",
     "preset",

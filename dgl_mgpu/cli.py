@@ -1,4 +1,4 @@
-"""The command ``dgl-mgpu``: train, plan, topology, doctor."""
+"""The command ``dgl-mgpu``: train, predict, plan, topology, doctor."""
 
 from __future__ import annotations
 
@@ -24,6 +24,8 @@ dgl-mgpu COMMAND [key=value ...]
 
   train      train a model:      dgl-mgpu train data=cora model=gcn trainer.ranks=2
              on the whole graph at once:     dgl-mgpu train mode=fullgraph data=cora model=gcn
+  predict    classes and logits of all nodes, by the best model of a run:
+             dgl-mgpu predict outputs/DAY/RUN out=predictions.npz (device=cuda: on a GPU)
   plan       where the store would put every tier, and the modelled time, also for a machine
              that is not there:  dgl-mgpu plan data=generated-twitter topology=dgx1
              Several values of a key compare plans (store.policy=auto,host); --plot draws what each
@@ -43,6 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
+        "predict": _predict,
         "plan": _plan,
         "topology": _topology,
         "doctor": _doctor,
@@ -102,6 +105,29 @@ def _train(arguments: list[str]) -> int:
     if failures:
         raise failures[-1]
     return 0
+
+
+def _predict(arguments: list[str]) -> int:
+    folder, out, device = predictions_asked(arguments)
+    from dgl_mgpu.trained import write_predictions
+
+    count = write_predictions(folder, out, device)
+    print(f"classes and logits of {count:,} nodes: {out}")
+    return 0
+
+
+def predictions_asked(arguments: list[str]) -> tuple[str, Path, str]:
+    """Of which run predictions are asked for, where to write them, and where to compute them."""
+    folders = [word for word in arguments if "=" not in word]
+    options = dict(word.split("=", 1) for word in arguments if "=" in word)
+    unknown = sorted(options.keys() - {"out", "device"})
+    if len(folders) != 1 or unknown or not options.get("out"):
+        raise ConfigError(
+            f"predict with {' '.join(arguments) or 'nothing'}",
+            f"no option {unknown[0]}" if unknown else "not one run and one file",
+            "say dgl-mgpu predict RUN out=FILE.npz, with device=cuda for a GPU",
+        )
+    return folders[0], Path(options["out"]), options.get("device", "cpu")
 
 
 def _plan(arguments: list[str]) -> int:

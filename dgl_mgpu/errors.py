@@ -10,13 +10,21 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 
+#: As many names as advice still helps with.
+_FEW = 3
+
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """Advice that names what was probably meant, in upper or lower case, or all that there is."""
+    """Advice that names what was probably meant, in upper or lower case, or all that there is.
+
+    That is what the name is a part of, where it is a part of few, or else the one most like it.
+    """
     by_lower = {each.lower(): each for each in sorted(known)}
-    close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
+    close = [each for each in by_lower if name.lower() in each]
+    if not 0 < len(close) <= _FEW:
+        close = difflib.get_close_matches(name.lower(), by_lower, n=1, cutoff=0.5)
     if close:
-        return f"did you mean '{by_lower[close[0]]}'?"
+        return f"did you mean {' or '.join(repr(by_lower[each]) for each in close)}?"
     return f"choose from {', '.join(by_lower.values())}"
 
 

@@ -13,6 +13,9 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
     ("arguments", "message"),
     [
         (["trian"], "did you mean 'train'"),
+        (["predict"], "say dgl-mgpu predict RUN out=FILE.npz"),
+        (["predict", "run"], "not one run and one file"),
+        (["predict", "run", "out=there.npz", "to=here"], "no option to"),
         (["train", "data=coraa"], "did you mean 'cora'"),
         (["train", "model=grahpsage"], "graphsage"),
         (["train", "trainer.epcohs=3"], "did you mean 'trainer.epochs'"),
@@ -21,7 +24,9 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["train", "trainer.epochs=0"], "use 1 or more"),
         (["train", "trainer.ranks=0"], "use 1 or more"),
         (["train", "model.dropout=1.5"], "model.dropout=1.5"),
-        (["train", "sampler.fanouts=[5]"], "lengths differ"),
+        (["train", "model=sage"], "did you mean 'graphsage' or 'pinsage'"),
+        (["train", "sampler.eval_fanouts=[5]"], "eval_fanouts=null"),
+        (["train", "sampler.fanouts=[]"], "or are 0"),
         (["train", "sampler.fanouts=[5,-2]"], "below -1"),
         (["train", "sampler.fanouts=[0,0]"], "or 0"),
         (["train", "model.aggregator=foo"], "lstm"),
@@ -88,7 +93,7 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path):
     assert len(error.splitlines()) == 1
 
 
-@pytest.mark.parametrize("command", ["train", "plan", "topology", "doctor"])
+@pytest.mark.parametrize("command", ["train", "predict", "plan", "topology", "doctor"])
 def test_every_command_tells_what_there_is(capsys, command):
     assert main([command, "--help"]) == 0
     assert "COMMAND [key=value" in capsys.readouterr().out
@@ -99,6 +104,7 @@ def test_compose_gives_the_schema():
     assert (config.data.name, config.model.hidden, config.trainer.lr) == ("cora", 16, 0.5)
     assert config.sampler.fanouts == [-1, -1]
     assert compose(["model=pinsage"]).sampler.name == "random_walk"
+    assert compose(["sampler.fanouts=[15,10,5]"]).sampler.evaluated_fanouts() == [-1, -1, -1]
     with pytest.raises(ConfigError):
         compose(["data=cora", "model.name=nothing", "trainer.seed=x"])
 

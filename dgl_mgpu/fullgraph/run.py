@@ -48,6 +48,23 @@ def train(config: Config, folder: Path) -> None:
     run(_make_trainer, config, folder)
 
 
+def untrained(config: Config, device: torch.device) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """A run's model as it begins, and what gives its logits for all nodes; for one rank."""
+    dataset = load_dataset(config)
+    content, graph = _Content.of(dataset), dataset.to_dgl().to(device)
+    for ntype in graph.ntypes:
+        graph.nodes[ntype].data[dgl.NID] = graph.nodes(ntype)
+    model, _ = _make_model(config, graph, content)
+    rows = {ntype: graph.nodes[ntype].data["feat"].float() for ntype in content.widths}
+    inputs = _inputs(graph, content, rows)
+
+    def predict() -> torch.Tensor:
+        with torch.no_grad():
+            return model(graph, inputs).float().cpu()
+
+    return model, predict
+
+
 def _check_gpus(num_ranks: int) -> None:
     """Raise unless each rank of this machine has a GPU of its own, or none has."""
     gpus = torch.cuda.device_count()
@@ -145,7 +162,7 @@ def _dealt(
 
 
 def _make_model(
-    config: Config, graph: PartitionedGraph, content: _Content
+    config: Config, graph: dgl.DGLGraph, content: _Content
 ) -> tuple[nn.Module, torch.optim.Optimizer]:
     build: Callable[[ModelConfig, int, int, int], nn.Module]
     if content.target is None:
@@ -159,7 +176,7 @@ def _make_model(
 
 
 def _inputs(
-    graph: PartitionedGraph, content: _Content, rows: Mapping[str, torch.Tensor | HostRows]
+    graph: dgl.DGLGraph, content: _Content, rows: Mapping[str, torch.Tensor | HostRows]
 ) -> dict[str, Any]:
     """What the model takes of this rank's nodes."""
     if content.target is None:

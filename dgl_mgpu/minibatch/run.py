@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -9,10 +10,12 @@ from typing import Any
 
 import torch
 from dgl.dataloading import NeighborSampler, Sampler
+from torch import nn
 
 from dgl_mgpu.backend.global_store.embedding.optimizers import SparseAdam
 from dgl_mgpu.backend.global_store.store import GlobalStore, machine
 from dgl_mgpu.data import Dataset, HeteroDataset
+from dgl_mgpu.minibatch.evaluation import AllNodes, is_cheaper_for_all_nodes
 from dgl_mgpu.minibatch.learned import LearnedRows
 from dgl_mgpu.minibatch.load import load
 from dgl_mgpu.minibatch.seeds import SeedBatches
@@ -20,6 +23,7 @@ from dgl_mgpu.minibatch.task import LEARNED, SPLITS, Task
 from dgl_mgpu.minibatch.trainer import MiniBatchTrainer, Split
 from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.store.cuda import choose_runtime
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.models import NodeModel, build_model
 from dgl_mgpu.training.relational import HeteroInputs, RelationalModel, build_relational_model
@@ -40,8 +44,16 @@ def train(config: Config, folder: Path) -> None:
     run(_make_trainer, config, folder)
 
 
+def untrained(config: Config) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
+    """A run's model as it begins, and what gives its logits for all nodes; for one rank."""
+    trainer = _make_trainer(config)
+    return trainer.model, trainer.predict
+
+
 def _make_trainer(config: Config) -> MiniBatchTrainer:
     ranks = Ranks.of_this_machine()
+    if config.store.device == "cuda":
+        choose_runtime("cuda", ranks)  # raises without GPUs, before data is read or generated
     dataset: Dataset | HeteroDataset | None = None
 
     def read() -> Task:
@@ -112,9 +124,15 @@ def _split(
         num_ranks=everyone.size,
         ntype=task.target,
     )
-    fanouts = list(sampler.fanouts if training else sampler.eval_fanouts)
+    fanouts = list(sampler.fanouts if training else sampler.evaluated_fanouts())
     blocks = _make_sampler(config, fanouts, task.prefetched(model.inputs))
-    return Split(batches, task.sampler(name, blocks, store.graph))
+    all_nodes = None
+    classifies = not training and config.task == "node_classification"
+    if classifies and isinstance(model, NodeModel) and sampler.evaluates_all_neighbors():
+        sizes = len(task.seeds[name]), config.trainer.batch_size, len(fanouts)
+        if is_cheaper_for_all_nodes(*sizes, store.graph.num_nodes(), store.graph.num_edges()):
+            all_nodes = AllNodes(model, store.graph, len(fanouts))
+    return Split(batches, task.sampler(name, blocks, store.graph), all_nodes)
 
 
 def _make_sampler(config: Config, fanouts: list, prefetch: dict[str, Any]) -> Sampler:

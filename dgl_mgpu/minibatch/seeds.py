@@ -60,10 +60,14 @@ class SeedBatches(IterableDataset):
         self._shuffle = shuffle
         self._seed = seed
         self._rank = rank
-        self._ntype = ntype
+        self.ntype = ntype
         self.num_ranks = num_ranks
         # The epoch and its first batch; in shared memory: workers that live on see the next too.
         self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
+
+    def of_all(self, seeds: torch.Tensor) -> SeedBatches:
+        """Batches of this size of other seeds, in their order, all of them this rank's."""
+        return SeedBatches(seeds, self._batch_size, shuffle=False, ntype=self.ntype)
 
     @property
     def device(self) -> torch.device:
@@ -105,4 +109,4 @@ class SeedBatches(IterableDataset):
         for batch in mine:
             span = slice(batch * self._batch_size, (batch + 1) * self._batch_size)
             seeds = self._seeds[span] if order is None else self._seeds[order[span]]
-            yield seeds if self._ntype is None else {self._ntype: seeds}
+            yield seeds if self.ntype is None else {self.ntype: seeds}

@@ -112,8 +112,12 @@ class Task:
 def _check_fanouts(config: Config, dataset: HeteroDataset) -> None:
     """Validation would ask for its own after an epoch, and training after the store is built."""
     etypes = sorted({etype for _, etype, _ in dataset.edges})
-    for name in ("fanouts", "eval_fanouts"):
-        for fanout in getattr(config.sampler, name):
+    sampler = config.sampler
+    for name, fanouts in (
+        ("fanouts", sampler.fanouts),
+        ("eval_fanouts", sampler.evaluated_fanouts()),
+    ):
+        for fanout in fanouts:
             if isinstance(fanout, Mapping) and sorted(fanout) != etypes:
                 raise ConfigError(
                     f"sample with sampler.{name} of {fanout}",

@@ -7,7 +7,7 @@ import os
 import time
 import warnings
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -15,7 +15,7 @@ from typing import Any
 import dgl
 import torch
 import torch.distributed as dist
-from dgl.dataloading import DataLoader
+from dgl.dataloading import DataLoader, NeighborSampler
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -23,7 +23,9 @@ from dgl_mgpu.backend.global_store.embedding.optimizers import EmbeddingOptimize
 from dgl_mgpu.backend.global_store.storage import Traffic
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.fullgraph.inference import inference
 from dgl_mgpu.minibatch.captured import CapturedStep
+from dgl_mgpu.minibatch.evaluation import AllNodes
 from dgl_mgpu.minibatch.learned import LOOKUP
 from dgl_mgpu.minibatch.objective import Objective
 from dgl_mgpu.minibatch.seeds import SeedBatches
@@ -31,6 +33,7 @@ from dgl_mgpu.minibatch.tally import Tally
 from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
+from dgl_mgpu.training.models import NodeModel
 from dgl_mgpu.training.stop import outlive_sigterm, sigterm_blocked
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
@@ -45,6 +48,8 @@ class Split:
 
     batches: SeedBatches
     sampler: dgl.dataloading.Sampler
+    #: Evaluates it without blocks, where that takes less.
+    all_nodes: AllNodes | None = None
 
 
 @dataclass
@@ -263,16 +268,35 @@ class MiniBatchTrainer(Trainer):
         self.model.eval()
         self.store.graph.set_epoch(0)
         counts = torch.zeros(2, dtype=torch.float64, device=self._device)
-        with _starting_workers():
-            batches = iter(self._make_loader(split))
-        for batch in batches:
-            truth = self._objective.truth(batch)
-            counts[0] += self._objective.right(self._outputs(batch), truth)
-            counts[1] += len(truth)
+        with self._autocast():
+            right = None if split.all_nodes is None else split.all_nodes.right(split.batches)
+        if right is None:
+            with _starting_workers():
+                batches = iter(self._make_loader(split))
+            for batch in batches:
+                truth = self._objective.truth(batch)
+                counts[0] += self._objective.right(self._outputs(batch), truth)
+                counts[1] += len(truth)
+        else:
+            counts += torch.tensor(right, device=self._device)
         if self._distributed:
             dist.all_reduce(counts)
-        right, total = counts.tolist()
-        return right / total
+        correct, total = counts.tolist()
+        return correct / total
+
+    @torch.no_grad()
+    def predict(self) -> torch.Tensor:
+        """Logits of all nodes of the target's type, on the host, float32; this rank's own work."""
+        self.model.eval()
+        graph, split = self.store.graph, self._test_split
+        if isinstance(self.model, NodeModel) and isinstance(split.sampler, NeighborSampler):
+            with self._autocast():
+                return inference(self.model, graph, device=self._device).float()
+        nodes = torch.arange(graph.num_nodes(split.batches.ntype), dtype=graph.idtype)
+        graph.set_epoch(0)
+        with _starting_workers():
+            batches = iter(self._make_loader(replace(split, batches=split.batches.of_all(nodes))))
+        return torch.cat([self._outputs(batch).float().cpu() for batch in batches])
 
     def _train_epoch(self, sums: _Sums, on_step: StepCallback) -> bool:
         """Train on what is left of the epoch; whether that was all of it."""

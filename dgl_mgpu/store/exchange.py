@@ -60,6 +60,14 @@ class Ranks:
         """
         return _known_groups()[1]
 
+    @classmethod
+    def of_first_ranks(cls) -> Ranks:
+        """The first rank of each machine; another rank gets a group of itself.
+
+        Every rank of the job must call this.
+        """
+        return _known_groups()[2]
+
     def all_gather(self, value: T) -> list[T]:
         """What every rank passed, by rank.
 
@@ -147,6 +155,29 @@ class Ranks:
             raise rank_failed(asked, 0, outcome[1])
         return outcome[0]
 
+    def send(self, source: int, rows: torch.Tensor) -> None:
+        """Give every rank one rank's numbers, in place.
+
+        Parameters
+        ----------
+        source : int
+            The rank that has them.
+        rows : Tensor
+            In the host's memory, contiguous; of the same shape and dtype on all ranks.
+
+        Raises
+        ------
+        RankFailedError
+            If a rank is gone.
+        """
+        if self.size > 1 and rows.numel():
+            numbers = rows.flatten().view(torch.uint8)
+            self._exchange(
+                lambda group: dist.broadcast(
+                    numbers, src=dist.get_global_rank(group, source), group=group
+                )
+            )
+
     def together(self, asked: str, step: Callable[[], T]) -> T:
         """Run ``step`` on every rank and return this rank's result, or raise on every rank.
 
@@ -187,31 +218,38 @@ class Ranks:
         )
 
 
-_groups: tuple[object, Ranks, Ranks] | None = None
+_groups: tuple[object, Ranks, Ranks, Ranks] | None = None
 
 
-def _known_groups() -> tuple[Ranks, Ranks]:
-    """Groups of all ranks and of this machine's, made once for a job: each costs connections."""
+def _known_groups() -> tuple[Ranks, Ranks, Ranks]:
+    """Groups of all ranks, of this machine's and of the first ones of machines.
+
+    They are made once for a job: each costs connections.
+    """
     global _groups
     if not dist.is_initialized():
         _require_one_process()
-        return Ranks(), Ranks()
+        return Ranks(), Ranks(), Ranks()
     if dist.get_world_size() == 1:
-        return Ranks(), Ranks()
+        return Ranks(), Ranks(), Ranks()
     if _groups is None or _groups[0] is not dist.group.WORLD:
         group = dist.new_group(backend="gloo")
         found = Ranks(group).all_gather((_machine_id(), _has_nccl()))
         machines = [machine for machine, _ in found]
         has_nccl = all(has for _, has in found)
         everyone = Ranks(group, _nccl_group(None) if has_nccl else None)
-        mine = Ranks()
+        mine, firsts = Ranks(), Ranks()
         for machine in dict.fromkeys(machines):
             members = [rank for rank, other in enumerate(machines) if other == machine]
             group = dist.new_group(members, backend="gloo")
             gpu_group = _nccl_group(members) if has_nccl else None
             if machine == machines[dist.get_rank()]:
                 mine = Ranks(group, gpu_group)
-        _groups = dist.group.WORLD, everyone, mine
+        members = [machines.index(machine) for machine in dict.fromkeys(machines)]
+        if len(members) > 1:
+            group = dist.new_group(members, backend="gloo")
+            firsts = Ranks(group) if dist.get_rank() in members else firsts
+        _groups = dist.group.WORLD, everyone, mine, firsts
     return _groups[1:]
 
 

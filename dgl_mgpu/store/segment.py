@@ -111,6 +111,14 @@ class Segment:
         """Address of the first byte in this process."""
         return self.bytes.ctypes.data
 
+    def own_bytes(self) -> np.ndarray:
+        """All bytes, uint8, of which those that this process changes become its own.
+
+        It takes memory for the pages that are changed.  Nobody may write to the segment any more.
+        """
+        private = mmap.mmap(self._fd, max(self.nbytes, 1), flags=mmap.MAP_PRIVATE)
+        return np.frombuffer(private, dtype=np.uint8)[: self.nbytes]
+
     def array(self, dtype: np.dtype | type, shape: tuple[int, ...], offset: int = 0) -> np.ndarray:
         """A writable array over part of the segment, without a copy."""
         return np.ndarray(shape, dtype, buffer=self._map, offset=offset)

@@ -101,8 +101,10 @@ class Checkpoint:
                     # A killed run leaves the part that it was writing.
                     other.unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:
+            # torch raises words of its own where the file did not take what it wrote.
+            cause = error.__context__ if isinstance(error.__context__, OSError) else error
             raise CheckpointError(
-                f"write checkpoint {path}", str(error), "free space there, or choose another folder"
+                f"write checkpoint {path}", str(cause), "free space there, or choose another folder"
             ) from error
         return path
 

@@ -76,19 +76,28 @@ class SamplerConfig:
 
     ``fanouts`` has one entry for each layer, the layer nearest the input first; -1 takes all
     neighbours.  In a heterogeneous graph it may be a number for each edge type, by name, where 0
-    leaves a type out.  ``eval_fanouts`` are those of validation and test.  The random-walk sampler
-    (PinSAGE) takes in every layer the ``num_neighbors`` nodes that ``num_walks`` walks of
-    ``walk_length`` steps from a node visit most often; of the fanouts, only their number counts.
+    leaves a type out.  ``eval_fanouts`` are those of validation and test; None takes all neighbours
+    in each layer.  The random-walk sampler (PinSAGE) takes in every layer the ``num_neighbors``
+    nodes that ``num_walks`` walks of ``walk_length`` steps from a node visit most often; of the
+    fanouts, only their number counts.
     """
 
     name: str = "neighbor"
     fanouts: list[Any] = field(default_factory=lambda: [10, 10])
-    eval_fanouts: list[Any] = field(default_factory=lambda: [-1, -1])
+    eval_fanouts: list[Any] | None = None
     replace: bool = False
     num_neighbors: int = 5
     num_walks: int = 4
     walk_length: int = 3
     num_workers: int = 0
+
+    def evaluated_fanouts(self) -> list[Any]:
+        """An entry for each layer, for validation and test."""
+        return [-1] * len(self.fanouts) if self.eval_fanouts is None else self.eval_fanouts
+
+    def evaluates_all_neighbors(self) -> bool:
+        """Whether validation and test take the graph as it is."""
+        return self.name == "neighbor" and all(each == -1 for each in self.evaluated_fanouts())
 
     def planned_fanouts(self) -> list[int]:
         """A number for each layer, that times are modelled for: the largest of its edge types',
@@ -201,13 +210,15 @@ class Config:
         self._check_ranges()
         self._check_names()
         sampler = self.sampler
-        if len(sampler.fanouts) != len(sampler.eval_fanouts) or not sampler.fanouts:
+        evaluated = sampler.evaluated_fanouts()
+        if len(sampler.fanouts) != len(evaluated) or not sampler.fanouts:
             raise ConfigError(
                 f"sampler.fanouts={sampler.fanouts} eval_fanouts={sampler.eval_fanouts}",
                 "their lengths differ or are 0",
-                "give both an entry for each layer of the model",
+                "give both an entry for each layer of the model, or eval_fanouts=null for all "
+                "neighbours",
             )
-        if not all(map(_is_fanout, (*sampler.fanouts, *sampler.eval_fanouts))):
+        if not all(map(_is_fanout, (*sampler.fanouts, *evaluated))):
             raise ConfigError(
                 f"sampler.fanouts={sampler.fanouts} eval_fanouts={sampler.eval_fanouts}",
                 "a fanout below -1 or 0, or no number",

@@ -223,6 +223,14 @@ def test_resume_refuses_what_is_not_this_run(tmp_path, data, capsys):
     assert "damaged" in capsys.readouterr().err
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_store_on_gpus_that_are_missing_is_told_before_data_is_there(tmp_path, capsys):
+    options = [*SMALL, f"data.root={tmp_path / 'data'}", "store.device=cuda"]
+    assert main(["train", *options, f"hydra.run.dir={tmp_path / 'run'}"]) == 1
+    assert "torch sees no GPU" in capsys.readouterr().err
+    assert not (tmp_path / "data").exists()
+
+
 @pytest.mark.usefixtures("without_pictures")
 def test_gcn_on_cora_is_kipfs(tmp_path, real_data):
     folder = tmp_path / "run"

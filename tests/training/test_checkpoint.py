@@ -5,6 +5,7 @@ import dataclasses
 import io
 import os
 import pickle
+import resource
 import tracemalloc
 import zipfile
 
@@ -73,6 +74,17 @@ def test_a_crash_while_writing_leaves_the_last_one(tmp_path, monkeypatch):
     monkeypatch.undo()
     assert os.listdir(tmp_path) == ["epoch-0001.pt"]
     assert Checkpoint.load(tmp_path).epoch == 1
+
+
+def test_what_the_system_says_of_a_full_disk_is_told(tmp_path):
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    # A limit of this process alone, whose words differ from those of a full disk.
+    resource.setrlimit(resource.RLIMIT_FSIZE, (2000, limits[1]))
+    try:
+        with pytest.raises(CheckpointError, match="File too large; free space"):
+            make(2).save(tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def test_a_folder_below_a_file(tmp_path):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -92,6 +92,28 @@ class Plan:
 
     def last_call(self, layer: int) -> int:
         return max(place for place, call in enumerate(self.calls) if call.layer == layer)
+
+    def peak_bytes(self, counts: Mapping[str, int]) -> int:
+        """Of all results that are kept at the same time, at most.
+
+        Parameters
+        ----------
+        counts : mapping of str to int
+            Nodes by type.
+        """
+
+        def nbytes(tree: Tree) -> int:
+            return sum(each.row_bytes * counts[each.ntype] for each in leaves(tree))
+
+        def during(layer: int) -> int:
+            kept = [
+                call.outline
+                for call, readers in zip(self.calls, self.call_readers, strict=True)
+                if call.layer <= layer and any(reader >= layer for reader in readers)
+            ]
+            return nbytes([*kept, self.output] if layer == self.num_layers - 1 else kept)
+
+        return max(map(during, range(self.num_layers)))
 
     def _find_readers(self, model: nn.Module, pattern: Pattern) -> None:
         """Find out which layers read what, by changing it and looking what else has changed."""

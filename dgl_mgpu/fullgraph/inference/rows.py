@@ -14,6 +14,7 @@ from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.backend.global_store.storage import TableStorage
 from dgl_mgpu.backend.memory.pinning import PinnedMemory, gather_pinned_tensor_rows
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.store.segment import Segment
 
 Graph: TypeAlias = DGLGraph | StoreGraph
 #: Tensors, columns or outlines in dicts, lists and tuples, as models take and give them.
@@ -49,6 +50,8 @@ class Column:
     rows: torch.Tensor | TableStorage
     #: Holds the rows pinned.
     pin: PinnedMemory | None = None
+    #: Where ranks share the rows.
+    memory: Segment | None = None
 
     @property
     def outline(self) -> Outline:
@@ -63,6 +66,14 @@ class Column:
         if ids.is_cuda and self.rows.is_pinned() and self.rows.is_contiguous():
             return gather_pinned_tensor_rows(self.rows, ids)
         return self.rows.index_select(0, ids.to(self.rows.device)).to(ids.device)
+
+    def own_rows(self) -> torch.Tensor:
+        """The rows of all nodes, which other ranks do not see changes of."""
+        assert isinstance(self.rows, torch.Tensor)
+        if self.memory is None:
+            return self.rows
+        own = torch.from_numpy(self.memory.own_bytes())
+        return own.view(self.rows.dtype).view(self.rows.shape)
 
     def all_rows(self, device: torch.device) -> torch.Tensor:
         """The rows of all nodes, on a device."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -17,9 +18,14 @@ from dgl_mgpu.errors import InvalidInputError, UnsupportedByPartitionError
 from dgl_mgpu.fullgraph.graph import PartitionedGraph
 from dgl_mgpu.fullgraph.inference.modules import evaluating
 from dgl_mgpu.fullgraph.inference.pattern import Pattern, count_layers, widest
-from dgl_mgpu.fullgraph.inference.plan import Plan
 from dgl_mgpu.fullgraph.inference.rows import ASKED, Graph, Tree, as_columns, on_host
-from dgl_mgpu.fullgraph.inference.ways import AtOnce, LayerByLayer, check_plan, unless_out_of_memory
+from dgl_mgpu.fullgraph.inference.team import Team
+from dgl_mgpu.fullgraph.inference.ways import (
+    AtOnce,
+    LayerByLayer,
+    checked_plan,
+    unless_out_of_memory,
+)
 
 
 def inference(
@@ -44,6 +50,11 @@ def inference(
     that are called with a block.  Out-degrees of blocks are those of the whole graph.
 
     On a partitioned graph, every rank calls it; the model is called at once, on the rank's part.
+    On a store's graph, every rank of the job calls it too, with the same arguments: ranks take
+    batches in turn, and those of a machine share what they keep.  All have the same model; of its
+    buffers, which may differ (a batch norm's means), the first rank's count, as in
+    DistributedDataParallel.  With ``layerwise=False`` each rank does everything by itself, and may
+    be the only one that calls it.
 
     Parameters
     ----------
@@ -57,11 +68,11 @@ def inference(
         feature of ``g``.  By default the features that ``model.inputs`` names, as a dict, for
         models that have this attribute, and 'feat' for others.
     layerwise : bool, optional
-        By default, all is done at once if it is likely to fit in half of the free memory, and if
-        no ``batch_size`` is given.
+        By default, all is done at once if it is likely to fit in half of the free memory, if no
+        ``batch_size`` is given, and if no other ranks share the work.
     batch_size : int, optional
-        Nodes in a batch, all types together; by default as many as free memory is likely to take,
-        fewer when a GPU's memory runs out.
+        Nodes in a batch at most, all types together; by default as many as free memory is likely to
+        take, fewer when a GPU's memory runs out, and some for every rank.
     num_layers : int, optional
         How many blocks the model takes; by default as many as it uses when it is offered more.
     device : torch.device, optional
@@ -89,7 +100,9 @@ def inference(
     DeviceMemoryError
         If a GPU's memory is too small for a batch of one node.
     OutputError
-        If ``folder`` cannot be written, or is full.
+        If ``folder`` cannot be written, or is full, or shared memory is, where ranks share it.
+    RankFailedError
+        On the ranks that share the work with one that has raised any of these, or is gone.
 
     Notes
     -----
@@ -100,26 +113,34 @@ def inference(
     """
     if isinstance(model, DistributedDataParallel):
         model = model.module  # ranks make different numbers of calls
-    where = _device(model, g, device)
-    columns = as_columns(g, _default_inputs(model) if x is None else x)
-    _check(g, layerwise, batch_size, num_layers, folder)
-    with evaluating(model), torch.no_grad(), _missing_features(g):
+    team = Team.of_job() if isinstance(g, StoreGraph) and layerwise is not False else Team()
+    together = partial(team.everyone.together, ASKED)  # what is wrong on one rank ends all
+
+    def read() -> tuple[torch.device, Tree]:
+        where = _device(model, g, device)
+        columns = as_columns(g, _default_inputs(model) if x is None else x)
+        _check(g, layerwise, batch_size, num_layers, folder)
+        return where, columns
+
+    def look() -> tuple[Pattern, int]:
         pattern = Pattern.of(g, columns, where)
-        if num_layers is None:
-            num_layers = count_layers(model, pattern)
-        at_once = AtOnce(model, g, columns, num_layers, where)
+        return pattern, num_layers or count_layers(model, pattern)
+
+    where, columns = together(read)
+    with evaluating(model), torch.no_grad(), _missing_features(g), team.first_ones_buffers(model):
+        pattern, layers = together(look)
+        at_once = AtOnce(model, g, columns, layers, where)
         if isinstance(g, PartitionedGraph):
             return at_once.run()
-        if layerwise is None and batch_size is None:
-            layerwise = not at_once.fits(widest(model, pattern, num_layers))
+        if layerwise is None and batch_size is None and team.size == 1:
+            layerwise = not at_once.fits(widest(model, pattern, layers))
             found = None if layerwise else unless_out_of_memory(at_once.run)
             if found is not None:
                 return on_host(found)
         elif layerwise is False:
             return on_host(at_once.run())
-        plan = Plan.of(model, pattern, num_layers)
-        check_plan(model, pattern, plan)
-        return LayerByLayer(model, g, columns, plan, where, batch_size, folder).run()
+        plan = together(lambda: checked_plan(model, pattern, layers))
+        return LayerByLayer(model, g, columns, plan, where, batch_size, folder, team).run()
 
 
 @contextlib.contextmanager

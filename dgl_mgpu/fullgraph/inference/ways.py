@@ -24,6 +24,7 @@ from dgl_mgpu.fullgraph.inference.modules import CallEnded, meeting
 from dgl_mgpu.fullgraph.inference.pattern import ASKED_LAYERS, AT_ONCE, Offered, Pattern
 from dgl_mgpu.fullgraph.inference.plan import Plan
 from dgl_mgpu.fullgraph.inference.rows import Column, Graph, Outline, Tree, leaves, mapped
+from dgl_mgpu.fullgraph.inference.team import Team, share
 from dgl_mgpu.fullgraph.memory import free_bytes
 from dgl_mgpu.topology.probe import free_host_bytes
 
@@ -69,6 +70,8 @@ class LayerByLayer:
         Nodes of all types together.
     folder : path or None
         Where to keep results, if not in memory.
+    team : Team, optional
+        Ranks that take batches in turn; all of them make and run the same one.
     """
 
     def __init__(
@@ -80,41 +83,60 @@ class LayerByLayer:
         device: torch.device,
         batch_size: int | None,
         folder: str | os.PathLike | None,
+        team: Team | None = None,
     ) -> None:
         self.model, self.g, self.columns, self.plan = model, g, columns, plan
-        self.device, self.folder = device, folder
+        self.device, self.folder, self.team = device, folder, team or Team()
         self.blocks = Blocks(g, device)
         self.counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
         #: Batches are ranges of it, and of every type the same share.
         self.length = max(self.counts.values())
         self.may_shrink = batch_size is None
-        nodes = batch_size or self._suitable_batch_size()
-        self.step = max(1, nodes * self.length // max(sum(self.counts.values()), 1))
+        # The same batches on every rank, and some for each.
+        everyone = self.team.everyone
+        nodes = everyone.together(ASKED_LAYERS, lambda: batch_size or self._suitable_batch_size())
+        nodes = min(everyone.all_gather(nodes))
+        step = nodes * self.length // max(sum(self.counts.values()), 1)
+        self.dealt = max(1, min(step, -(-self.length // self.team.size)))
+        #: Less, where memory has turned out to be too small.
+        self.step = self.dealt
         #: What calls have given: columns while somebody is to read them.
         self.kept: list[Tree] = [call.outline for call in plan.calls]
 
     def run(self) -> Tree:
-        plan, output = self.plan, None
-        for layer in range(plan.num_layers):
-            for number, call in enumerate(plan.calls):
-                readers = plan.call_readers[number]
-                if call.layer == layer and readers:
-                    self.kept[number] = mapped(self._allocate, call.outline)
-                elif all(reader < layer for reader in readers):
-                    self.kept[number] = call.outline
-            if layer == plan.num_layers - 1:
-                output = mapped(self._allocate, plan.output)
-            try:
-                self._run_layer(layer, output)
-            finally:
-                if self.device.type == "cuda":
-                    torch.cuda.synchronize(self.device)  # rows are on their way to the host
-        return mapped(lambda column: column.rows, output)
+        output, together = None, self.team.everyone.together
+        for layer in range(self.plan.num_layers):
+            output = together(ASKED_LAYERS, partial(self._make_room, layer))
+            together(ASKED_LAYERS, partial(self._run_layer, layer, output))
+            together(ASKED_LAYERS, partial(self._bring, layer, output))
+        return mapped(Column.own_rows, output)
+
+    def _make_room(self, layer: int) -> Tree:
+        """Room for what calls of a layer give, and if it is the last the model, which is returned.
+
+        What no later layer reads is given up.
+        """
+        for number, call in enumerate(self.plan.calls):
+            readers = self.plan.call_readers[number]
+            if call.layer == layer and readers:
+                self.kept[number] = mapped(self._allocate, call.outline)
+            elif all(reader < layer for reader in readers):
+                self.kept[number] = call.outline
+        last = layer == self.plan.num_layers - 1
+        return mapped(self._allocate, self.plan.output) if last else None
 
     def _run_layer(self, layer: int, output: Tree) -> None:
-        low = 0
-        while low < self.length:
-            high = min(low + self.step, self.length)
+        """Do this rank's batches."""
+        try:
+            for low, high in self.team.batches(self.length, self.dealt):
+                self._run_range(layer, output, low, high)
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # rows are on their way to the host
+
+    def _run_range(self, layer: int, output: Tree, low: int, end: int) -> None:
+        while low < end:
+            high = min(low + self.step, end)
             batch = partial(self._run_batch, layer, output, low, high)
             if not self.may_shrink:
                 batch()
@@ -129,11 +151,17 @@ class LayerByLayer:
                 continue
             low = high
 
+    def _bring(self, layer: int, output: Tree) -> None:
+        """Have on every machine what a layer's calls and the model gave on any."""
+        given = [self.kept[n] for n, call in enumerate(self.plan.calls) if call.layer == layer]
+        for column in leaves([*given, output]):
+            if not isinstance(column, Outline):
+                self.team.bring(column.rows, self.length, self.dealt)
+
     def _run_batch(self, layer: int, output: Tree, low: int, high: int) -> bool:
         plan, last = self.plan, self.plan.last_call(layer)
         ranges = {
-            ntype: (low * count // self.length, high * count // self.length)
-            for ntype, count in self.counts.items()
+            ntype: share(count, low, high, self.length) for ntype, count in self.counts.items()
         }
         block = self.blocks.of_in_edges(ranges)
         sources = {ntype: block.srcnodes[ntype].data[dgl.NID] for ntype in self.counts}
@@ -181,14 +209,19 @@ class LayerByLayer:
     def _allocate(self, outline: Outline) -> Column:
         """Room for a row of every node, in memory or in a file without a name."""
         shape = (self.counts[outline.ntype], *outline.row_shape)
-        size = math.prod(shape)
-        if self.folder is None or not size:
+        size, memory = math.prod(shape), None
+        if self.team.machine.size > 1:
+            memory = self.team.room(size * outline.dtype.itemsize, self.folder)
+            rows = torch.from_numpy(memory.bytes).view(outline.dtype).view(shape)
+        elif self.folder is None or not size:
             rows = torch.empty(shape, dtype=outline.dtype)
         else:
-            rows = _in_nameless_file(self.folder, size, outline.dtype)
-            return Column(outline.ntype, rows.view(shape))
-        pinned = self.device.type == "cuda" and rows.nbytes >= _PINNED_BYTES
-        return Column(outline.ntype, rows, pin_memory_inplace(rows) if pinned else None)
+            rows = _in_nameless_file(self.folder, size, outline.dtype).view(shape)
+        # A file's pages are not to stay in memory.
+        if self.device.type == "cpu" or self.folder is not None or rows.nbytes < _PINNED_BYTES:
+            return Column(outline.ntype, rows, None, memory)
+        pin = self.team.machine.together(ASKED_LAYERS, lambda: pin_memory_inplace(rows))
+        return Column(outline.ntype, rows, pin, memory)
 
     def _suitable_batch_size(self) -> int:
         """As many nodes as are likely to fit in half of the memory that is free."""
@@ -203,7 +236,7 @@ class LayerByLayer:
         per_node = _TENSORS_AT_ONCE * max(widest, 1) * (1 + edges / nodes)
         free = _free_memory(self.device) // 2
         if self.device.type == "cpu":
-            free = min(free, _BATCH_BYTES_ON_CPU)
+            free = min(free // self.team.machine.size, _BATCH_BYTES_ON_CPU)
         return max(1, int(free / per_node))
 
 
@@ -234,8 +267,9 @@ def _free_memory(device: torch.device) -> int:
     return int(free_bytes(device)) if device.type == "cuda" else free_host_bytes()
 
 
-def check_plan(model: nn.Module, pattern: Pattern, plan: Plan) -> None:
-    """Raise unless layer by layer gives on the pattern what the model gives at once."""
+def checked_plan(model: nn.Module, pattern: Pattern, num_layers: int) -> Plan:
+    """A plan that gives on the pattern what the model gives at once; raises if there is none."""
+    plan = Plan.of(model, pattern, num_layers)
     device = pattern.blocks.device
     fix = f"move message passing into modules that are called with a block, or {AT_ONCE}"
     runner = LayerByLayer(model, pattern.graph, pattern.columns, plan, device, 2, None)
@@ -251,6 +285,7 @@ def check_plan(model: nn.Module, pattern: Pattern, plan: Plan) -> None:
             raise InvalidInputError(
                 ASKED_LAYERS, "on a few nodes this gives other results than at once", fix
             )
+    return plan
 
 
 def _close(expected: torch.Tensor, found: torch.Tensor) -> bool:
