@@ -20,7 +20,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.exchange.auto import Auto
 from dgl_mgpu.fullgraph.exchange.halo import Halo
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
-from dgl_mgpu.fullgraph.exchange.way import NAMES, Way
+from dgl_mgpu.fullgraph.exchange.way import AUTO, Way
 from dgl_mgpu.fullgraph.exchange.ways import Ways
 from dgl_mgpu.fullgraph.exchange.window import Window, reaches_all
 from dgl_mgpu.fullgraph.exchange.words import sendable
@@ -42,8 +42,6 @@ CanonicalEtype = tuple[str, str, str]
 By = str | torch.Tensor | np.ndarray | Mapping[str, torch.Tensor | np.ndarray]
 _Assigned = str | torch.Tensor | dict[str, torch.Tensor]
 
-#: Instead of a way's name: whichever is the fastest.
-_AUTO = "auto"
 _ASKED = "partition a graph"
 _BY = f"use one of {', '.join(PARTITIONS)}, or a tensor or array of each node's rank"
 
@@ -338,7 +336,7 @@ def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str
         window = Window(group, device)
         window.turn(1)  # where that fails, let it be here
         return window
-    if exchange != _AUTO and _way(exchange).pipeline is not None:
+    if exchange != AUTO and Way.named(exchange).pipeline is not None:
         raise InvalidInputError(
             _ASKED,
             f"exchange={exchange!r}, where ranks cannot read each other's memory",
@@ -352,28 +350,14 @@ def _spread(
 ) -> PartitionedRelation:
     ways = Ways(part, group, window)
     rounds: Rounds
-    if exchange == _AUTO:
+    if exchange == AUTO:
         rounds = Auto(ways)
     else:
-        way = _way(exchange)
+        way = Way.named(exchange)
         # A rank alone has nobody to read from.
         rounds = ways[ways.default if way.pipeline is not None and window is None else way]
     again = partial(_spread, group=group, window=window, exchange=exchange)
     return PartitionedRelation(Halo(part, group, window), rounds, again)
-
-
-def _way(exchange: str) -> Way:
-    """The way that is named.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is none of that name.
-    """
-    way = Way.named(exchange) if isinstance(exchange, str) else None
-    if way is None:
-        raise InvalidInputError(_ASKED, f"exchange={exchange!r}", f"use {_AUTO}, or one as {NAMES}")
-    return way
 
 
 def _device(g: DGLGraph | None, asked: torch.device | str | None) -> torch.device:
@@ -406,8 +390,8 @@ def _asked(
     ):
         found = "a block" if isinstance(g, DGLGraph) and g.is_block else f"a {type(g).__name__}"
         raise InvalidInputError(_ASKED, found, "pass a DGLGraph, the whole graph")
-    if exchange != _AUTO:
-        _way(exchange)
+    if exchange != AUTO:
+        Way.named(exchange)
     if g is not None and not g.canonical_etypes:
         raise InvalidInputError(_ASKED, "a graph without edge types", "pass one with relations")
     seed = check_integer(seed, "seed", 0, _ASKED)

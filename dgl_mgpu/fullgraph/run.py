@@ -14,6 +14,7 @@ from torch import nn
 
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.fullgraph.exchange.way import AUTO, Way
 from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.features.placement import are_for_host
 from dgl_mgpu.fullgraph.graph import PartitionedGraph, partition_graph
@@ -44,6 +45,8 @@ def train(config: Config, folder: Path) -> None:
     """
     config = ranks_of_job(config)
     config.check()
+    if config.fullgraph.exchange != AUTO:
+        Way.named(config.fullgraph.exchange)
     _check_gpus(ranks_of_this_machine(config))
     run(_make_trainer, config, folder)
 

@@ -12,7 +12,6 @@ from typing import Any
 
 from dgl_mgpu.data import HETEROGENEOUS
 from dgl_mgpu.errors import ConfigError
-from dgl_mgpu.fullgraph.exchange.way import NAMES, Way
 
 #: Models, and the ways in which each may aggregate.
 AGGREGATORS = {
@@ -282,11 +281,6 @@ class Config:
                 raise ConfigError(
                     f"{name}={value}", "no such name", f"choose from {', '.join(known)}"
                 )
-        exchange = self.fullgraph.exchange
-        if exchange != "auto" and Way.named(exchange) is None:
-            raise ConfigError(
-                f"fullgraph.exchange={exchange}", "no such name", f"use auto, or one as {NAMES}"
-            )
         if (model == "pinsage") != (sampler == "random_walk"):
             raise ConfigError(
                 f"model.name={model} sampler.name={sampler}",

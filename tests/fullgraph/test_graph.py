@@ -485,4 +485,6 @@ def test_names_of_ways_are_read_as_they_are_written(name):
 def test_short_names_of_ways():
     assert Way.named("halo") == Way(chunks=2)
     assert Way.named("remote") == Way(pipeline=Pipeline())
-    assert Way.named("halo in two") is None
+    for name in ("halo in two", "halo in 0", "remote reads, ps=4", "post", 3):
+        with pytest.raises(InvalidInputError, match="in full"):
+            Way.named(name)

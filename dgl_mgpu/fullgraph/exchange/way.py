@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.spmm_remote.op import Pipeline
 
 #: What a pipeline's parameters may be: MGG's ranges (section 4) in powers of two.
@@ -13,8 +14,8 @@ STEPS = {"ps": (1, 2, 4, 8, 16, 32), "dist": (1, 2, 4, 8, 16), "wpb": (1, 2, 4, 
 _CHUNKS = 2
 _HALO = re.compile(r"halo in ([1-9]\d{0,8})")
 _REMOTE = re.compile(r"remote reads, " + " ".join(rf"{name}=(\d{{1,9}})" for name in STEPS))
-#: For who asks for what is none.
-NAMES = "halo, broadcast, remote, 'halo at first', 'halo in 3', 'remote reads, ps=16 dist=8 wpb=2'"
+#: Instead of a way's name: whichever is the fastest.
+AUTO = "auto"
 
 
 @dataclass(frozen=True)
@@ -43,21 +44,28 @@ class Way:
         return f"halo in {self.chunks}" if self.chunks else "broadcast"
 
     @classmethod
-    def named(cls, name: str) -> Way | None:
+    def named(cls, name: str) -> Way:
         """The way of a name: 'halo', 'broadcast', 'remote', or one in full, as ``str`` writes it.
 
         Raises
         ------
         InvalidInputError
-            If a pipeline's parameter is out of its range.
+            If a pipeline's parameter is out of its range, or there is no such way.
         """
         short = {"halo": cls(chunks=_CHUNKS), "remote": cls(pipeline=Pipeline())}
-        found = {**short, str(BROADCAST): BROADCAST, str(HALO_AT_FIRST): HALO_AT_FIRST}.get(name)
-        if chunks := _HALO.fullmatch(name):
+        others = {str(BROADCAST): BROADCAST, str(HALO_AT_FIRST): HALO_AT_FIRST}
+        if found := {**short, **others}.get(str(name)):
+            return found
+        if chunks := _HALO.fullmatch(str(name)):
             return cls(chunks=int(chunks[1]))
-        if parameters := _REMOTE.fullmatch(name):
+        if parameters := _REMOTE.fullmatch(str(name)):
             return cls(pipeline=Pipeline(*map(int, parameters.groups())))
-        return found
+        raise InvalidInputError(
+            "exchange rows between ranks",
+            f"exchange={name!r}",
+            f"use {AUTO}, halo, broadcast, remote, or a way in full: 'halo at first', 'halo in 3', "
+            "'remote reads, ps=16 dist=8 wpb=2'",
+        )
 
 
 BROADCAST = Way()
