@@ -29,12 +29,14 @@ from .partition import part_sizes
 from .plan import HOST, Load, TablePlan, Tier
 from .table import TableSpec
 
-#: Share of a link's bandwidth that reads of a size (bytes) reach, random rows, all GPUs at
-#: once, host rows in sorted order; measured on 8 x H200 with a plain gather kernel (2026-11).
+#: Share of a link's bandwidth that reads of a size (bytes) reach, random rows, measured with plain
+#: kernels on H200s (2026-11): of GPUs on 8 at once; of the host in the order of addresses, as all
+#: hops of a mini-batch and its rows are read, small ones on one GPU (docs/benchmarks/host_reads.json:
+#: as ids come, a tenth as many).
 EFFICIENCY: dict[str, tuple[tuple[float, float], ...]] = {
     "local": ((4, 0.055), (16, 0.22), (64, 0.62), (128, 0.82), (512, 0.92), (4096, 1.0)),
     "peer": ((4, 0.085), (16, 0.34), (64, 0.83), (128, 0.93), (512, 0.94), (4096, 1.0)),
-    "host": ((4, 0.005), (16, 0.02), (64, 0.08), (128, 0.5), (512, 0.83), (4096, 0.95)),
+    "host": ((4, 0.04), (16, 0.18), (64, 0.7), (128, 0.8), (512, 0.83), (4096, 0.95)),
     "disk": ((4, 0.001), (4096, 1.0)),
 }
 
