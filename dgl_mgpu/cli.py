@@ -118,8 +118,9 @@ def _predict(arguments: list[str]) -> int:
 
 def predictions_asked(arguments: list[str]) -> tuple[str, Path, str]:
     """Of which run predictions are asked for, where to write them, and where to compute them."""
-    folders = [word for word in arguments if "=" not in word]
-    options = dict(word.split("=", 1) for word in arguments if "=" in word)
+    # A run's folder may have a «=» in its name, as lr=0.1.
+    folders = [word for word in arguments if "=" not in word or Path(word).exists()]
+    options = dict(word.split("=", 1) for word in arguments if word not in folders)
     unknown = sorted(options.keys() - {"out", "device"})
     if len(folders) != 1 or unknown or not options.get("out"):
         raise ConfigError(

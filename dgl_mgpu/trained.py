@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dgl_mgpu.configuration import to_config
@@ -93,7 +94,7 @@ def load_run(
     CheckpointError
         If there is no checkpoint, or a damaged one, or one of other data.
     InvalidInputError
-        If the device is none of these.
+        If the device is none of these, or the process is one of a job's ranks.
     UnavailableError
         If there is no GPU, or no CuPy.
     DGLMGPUError
@@ -102,6 +103,10 @@ def load_run(
     asked = f"load the run {folder}"
     if device not in ("cpu", "cuda"):
         raise InvalidInputError(asked, f"device={device!r}", "pass 'cpu' or 'cuda'")
+    if dist.is_initialized() and dist.get_world_size() > 1:
+        raise InvalidInputError(
+            asked, f"a job of {dist.get_world_size()} ranks", "load it in a process of its own"
+        )
     if device == "cuda" and not torch.cuda.is_available():
         raise UnavailableError(f"{asked} to a GPU", "torch sees none", "use device 'cpu'")
     try:
@@ -110,6 +115,10 @@ def load_run(
         raise CheckpointError(
             asked, error.found, "name the folder of a run, or another of its checkpoints"
         ) from error
+    if not isinstance(checkpoint.config, Mapping):
+        raise CheckpointError(
+            asked, f"a configuration of {checkpoint.config!r}", "name a run of dgl-mgpu train"
+        )
     config = _carried_out_here(checkpoint.config, device)
     if root is not None:
         config.data.root = os.fspath(root)
@@ -135,7 +144,8 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
     folder, device
         As for :func:`load_run`.
     out : path
-        A NumPy archive: ``classes``, int64, and ``logits``, float32, with a row for each node.
+        A NumPy archive: ``classes``, int64, and ``logits``, float32, with a row for each node.  It
+        takes the place of a file of that name.
 
     Raises
     ------
@@ -144,17 +154,19 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
     DGLMGPUError
         As :func:`load_run` and :meth:`TrainedRun.predict`.
     """
+    asked = f"write predictions to {out}"
+    if out.is_dir():
+        raise OutputError(asked, "it is a folder", "name a file")
+    run = load_run(folder, device)
     try:
         # What cannot be written is told before it is computed.
         with written_whole(out) as file:
-            logits = load_run(folder, device).predict()
+            logits = run.predict()
             np.savez(file, classes=logits.argmax(1).numpy(), logits=logits.numpy())
     except OSError as error:
         if isinstance(error, DGLMGPUError):
             raise
-        raise OutputError(
-            f"write predictions to {out}", str(error), "name a file that can be written"
-        ) from error
+        raise OutputError(asked, str(error), "name a file that can be written") from error
     return len(logits)
 
 

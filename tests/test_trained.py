@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import dgl_mgpu
-from dgl_mgpu.cli import main
+from dgl_mgpu.cli import main, predictions_asked
 from dgl_mgpu.data import load, load_hetero
 from dgl_mgpu.errors import (
     CheckpointError,
@@ -127,3 +127,13 @@ def test_what_cannot_be_loaded_or_written(tmp_path, capsys):
     assert main(["predict", str(tmp_path / "none"), f"out={tmp_path / 'all.npz'}"]) == 1
     assert "CheckpointError: load the run" in capsys.readouterr().err
     assert not list(tmp_path.glob("all.npz*"))
+    with pytest.raises(OutputError, match="it is a folder"):
+        write_predictions(tmp_path / "run", tmp_path)
+
+
+def test_a_runs_folder_may_be_named_after_an_option(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path("lr=0.1").mkdir()
+    assert predictions_asked(["lr=0.1", "out=all.npz"]) == ("lr=0.1", Path("all.npz"), "cpu")
+    with pytest.raises(ConfigError, match=r"no option lr"):
+        predictions_asked(["run", "lr=0.2", "out=all.npz"])

@@ -103,8 +103,8 @@ class Rings(NamedTuple):
     Attributes
     ----------
     next_edge : ndarray, int64, shape (num_edges,)
-        For each edge the next one in its ring, which is itself if there is no other: of an
-        undirected graph without parallel edges its reverse.
+        For each edge the next one in its ring, which is itself if there is no other, as of a
+        self-loop: of an undirected graph without parallel edges its reverse.
     longest : int
         Edges of the longest ring: one that is followed so often has been gone round.
     """
@@ -120,16 +120,18 @@ def rings_of_edges(dataset: Dataset) -> Rings:
     -------
     Rings
     """
-    sources, destinations = dataset.indices.astype(np.int64), _destinations(dataset)
-    low, high = np.minimum(sources, destinations), np.maximum(sources, destinations)
-    pairs = low * dataset.num_nodes + high
-    edges = np.argsort(pairs, kind="stable")
-    pairs = pairs[edges]
+    edges = edges_to_learn(dataset)
+    sources, destinations = dataset.indices[edges].astype(np.int64), _destinations(dataset)[edges]
+    pairs = np.minimum(sources, destinations) * dataset.num_nodes
+    pairs += np.maximum(sources, destinations)
+    del sources, destinations
+    order = np.argsort(pairs, kind="stable")
+    edges, pairs = edges[order], pairs[order]
     begins = np.flatnonzero(np.diff(pairs, prepend=-1))
     lengths = np.diff(begins, append=len(pairs))
     after = np.arange(1, len(pairs) + 1)
     after[begins + lengths - 1] = begins
-    next_edge = np.empty_like(edges)
+    next_edge = np.arange(dataset.num_edges)
     next_edge[edges] = edges[after]
     return Rings(next_edge, int(lengths.max(initial=1)))
 

@@ -113,10 +113,13 @@ class PartitionedGraph(DGLGraph):
         asked = f"gather rows of node type {ntype!r}"
 
         def check() -> None:
-            if rows.dim() == 0 or len(rows) != self.num_nodes(ntype):
+            found = tuple(rows.shape) if isinstance(rows, torch.Tensor) else ()
+            if not found or found[0] != self.num_nodes(ntype):
                 raise InvalidInputError(
                     asked,
-                    f"shape {tuple(rows.shape)}, where this rank has {self.num_nodes(ntype)} nodes",
+                    f"shape {found}, where this rank has {self.num_nodes(ntype)} nodes"
+                    if isinstance(rows, torch.Tensor)
+                    else f"a {type(rows).__name__}",
                     "pass a row for each of this rank's nodes",
                 )
 
@@ -535,8 +538,8 @@ def _deal(source: _Source, outline: _Outline, by: _Assigned, seed: int) -> dict[
         if set(given) != set(num_nodes):
             raise InvalidInputError(
                 _ASKED,
-                f"ranks for nodes of types {', '.join(sorted(given)) or 'none'}",
-                f"give those of {', '.join(sorted(num_nodes))}",
+                f"ranks for nodes of types {', '.join(map(str, given)) or 'none'}",
+                f"give those of {', '.join(num_nodes)}",
             )
         for ntype, count in num_nodes.items():
             check_assignment(given[ntype], count, num_ranks)

@@ -13,10 +13,14 @@ from dgl.dataloading import BlockSampler, Sampler, as_edge_prediction_sampler
 from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.data.links import HeldOut, edges_to_learn, rings_of_edges
+from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.minibatch.objective import LinkPrediction, Objective
 from dgl_mgpu.minibatch.task import Task
 from dgl_mgpu.ops import SampleKey
 from dgl_mgpu.training.config import Config
+
+#: How often pairs that turn out to be edges are drawn anew.
+_ATTEMPTS = 20
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -80,10 +84,29 @@ class LinkTask(Task):
                 negative_sampler=OtherDestinations(self.negatives),
             )
         edges = self.held_out[split].to(graph.device)
-        # No mini-batch's: numbers that a pass draws are of its epoch, and the same for all ranks.
-        key = SampleKey(self.seed, batch=SPLITS.index(split))
-        others = graph.negative_destinations(edges[0], self.negatives, key=key)
-        return HeldOutEdges(edges, others, blocks)
+        return HeldOutEdges(edges, self._others(split, edges[0], graph), blocks)
+
+    def _others(self, split: str, sources: torch.Tensor, graph: StoreGraph) -> torch.Tensor:
+        """Destinations to which the sources of a split have no edge, held out or not."""
+        ends = torch.cat(list(self.held_out.values()), 1).long().to(graph.device)
+        known, of = ends[0] * graph.num_nodes() + ends[1], sources.long()[:, None]
+
+        def drawn(attempt: int) -> torch.Tensor:
+            # No mini-batch's: numbers that a pass draws are of its epoch, and alike for all ranks.
+            key = SampleKey(self.seed, batch=SPLITS.index(split), hop=attempt)
+            return graph.negative_destinations(sources, self.negatives, key=key)
+
+        others = drawn(0)
+        for attempt in range(1, _ATTEMPTS):
+            is_edge = torch.isin(of * graph.num_nodes() + others, known)
+            if not is_edge.any():
+                return others
+            others = torch.where(is_edge, drawn(attempt), others)
+        raise InvalidInputError(
+            f"compare edges of the {split} split with pairs that are none",
+            f"{int(is_edge.any(1).sum())} edges whose sources seem to have edges to all nodes",
+            "choose a graph that is not nearly complete, or smaller links.valid and links.test",
+        )
 
 
 class WithParallels:
@@ -107,9 +130,15 @@ class WithParallels:
 
     def __call__(self, eids: torch.Tensor) -> torch.Tensor:
         """Ids of the edges that join the same nodes as some edges, some of them repeated."""
-        found = [eids]
-        for _ in range(self._longest_ring - 1):
-            found.append(self._next_edge[found[-1]])
+        found, begin, now = [eids], eids, self._next_edge[eids]
+        for turn in range(1, self._longest_ring):
+            if turn > 1:  # most rings have two edges, and few have many
+                goes_on = now != begin
+                begin, now = begin[goes_on], now[goes_on]
+                if not len(now):
+                    break
+            found.append(now)
+            now = self._next_edge[now]
         return torch.cat(found)
 
 

@@ -70,8 +70,8 @@ class LinkPrediction(Objective):
     A batch is what ``dgl.dataloading.as_edge_prediction_sampler`` gives: input nodes, the graph of
     the edges, that of the other pairs, as many for each edge and of its source, and blocks.  Edges
     and other pairs count alike in the loss, a binary cross entropy.  An edge is right by the share
-    of its other pairs that score lower, of equal scores a half: the mean over edges estimates the
-    area under the ROC curve.
+    of its other pairs that score lower, of equal scores a half: the mean over edges estimates that
+    of the areas under the ROC curves of their sources' pairs.
     """
 
     figure = AUC

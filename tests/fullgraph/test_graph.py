@@ -436,7 +436,7 @@ def _bad_rows_to_gather() -> None:
     pg, rank = dgl_mgpu.partition_graph(homogeneous()), dist.get_rank()
     rows = pg.ndata["x"]
     error: type[DGLMGPUError]
-    for bad in (rows[1:], rows[0, 0]):  # on one rank alone
+    for bad in (rows[1:], rows[0, 0], [1], None):  # on one rank alone
         error = InvalidInputError if rank == 1 else RankFailedError
         with pytest.raises(error, match="gather rows"):
             pg.gather(bad if rank == 1 else rows)

@@ -12,11 +12,13 @@ import pytest
 import torch
 from torch.nn.functional import softplus
 
+from dgl_mgpu import GlobalStore
 from dgl_mgpu.backend.sampling.repeatable import is_pure
 from dgl_mgpu.cli import main
 from dgl_mgpu.configuration import compose
 from dgl_mgpu.data import Dataset
-from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.errors import ConfigError, InvalidInputError
+from dgl_mgpu.minibatch.links import LinkTask, WithParallels
 from dgl_mgpu.minibatch.load import load
 from dgl_mgpu.minibatch.objective import LinkPrediction
 from dgl_mgpu.minibatch.run import _make_trainer
@@ -156,7 +158,9 @@ def test_evaluation_is_the_share_of_pairs_in_which_the_edge_scores_higher(data, 
         sources, targets = task.held_out[name].long()
         others = split.sampler._others.long()
         assert others.shape == (len(sources), 3)
-        assert not as_pairs(sources.repeat_interleave(3), others.flatten()) & left
+        compared = as_pairs(sources.repeat_interleave(3), others.flatten())
+        for edges in (left, *(as_pairs(*each) for each in task.held_out.values())):
+            assert not compared & edges
         right = [
             float(rows[s] @ rows[t] > rows[s] @ rows[other])
             for s, t, three in zip(sources, targets, others, strict=True)
@@ -166,6 +170,38 @@ def test_evaluation_is_the_share_of_pairs_in_which_the_edge_scores_higher(data, 
         assert trainer.evaluate(split) == pytest.approx(np.mean(right), abs=0.005)
         assert trainer.evaluate(split) == trainer.evaluate(split)
     trainer.store.close()
+
+
+def _complete(num_nodes: int) -> tuple[GlobalStore, LinkTask]:
+    """A store's graph of a complete graph's other half, and the task with the edges held out."""
+    src, dst = (torch.arange(num_nodes**2) // num_nodes, torch.arange(num_nodes**2) % num_nodes)
+    stays = (src < dst) & ((src + dst) % 2 == 0)
+    held = (src != dst) & ~stays & (dst != 0)
+    store = GlobalStore.from_dgl(
+        dgl.graph((src[stays], dst[stays]), num_nodes=num_nodes), edges=True
+    )
+    edges = torch.stack([src[held], dst[held]])
+    task = LinkTask(
+        seeds={}, num_outputs=1, width=1, held_out={"valid": edges, "test": edges},
+        next_edge=torch.arange(int(stays.sum())), longest_ring=1, negatives=2, seed=3,
+    )  # fmt: skip
+    return store, task
+
+
+def test_pairs_that_edges_are_compared_with_are_no_edges_held_out_either():
+    store, task = _complete(5)
+    sources = torch.arange(1, 5)
+    others = task._others("valid", sources, store.graph)
+    assert (others == 0).all()  # the only destination that is left
+    with pytest.raises(InvalidInputError, match="edges to all nodes"):
+        task._others("valid", torch.tensor([0]), store.graph)
+    store.close()
+
+
+def test_a_batch_leaves_out_all_edges_of_long_rings_once():
+    next_edge = torch.tensor([1, 2, 3, 0, 5, 4, 6])  # rings of four, two and one
+    found = WithParallels(next_edge, 4)(torch.tensor([2, 4, 6]))
+    assert sorted(found.tolist()) == [0, 1, 2, 3, 4, 5, 6, 6]
 
 
 def test_random_scores_are_right_half_the_time_and_ties_count_half():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
@@ -329,15 +330,26 @@ class Walks(Sampling):
 
 def _by_step(restart_prob: float | torch.Tensor | None, length: int) -> list[float]:
     """The probability to end a walk before each step."""
+    asked = f"walk {length} steps"
     if restart_prob is None:
         return [0.0] * length
     if isinstance(restart_prob, torch.Tensor):
         by_step = restart_prob.tolist()
         if restart_prob.shape != (length,):
             raise InvalidInputError(
-                f"walk {length} steps",
+                asked,
                 f"restart probabilities of shape {tuple(restart_prob.shape)}",
                 "pass one for each step",
             )
-        return by_step
-    return [restart_prob] * length
+    elif isinstance(restart_prob, numbers.Real):
+        by_step = [float(restart_prob)] * length
+    else:
+        raise InvalidInputError(
+            asked, f"restart_prob={restart_prob!r}", "pass a number, or a tensor of one a step"
+        )
+    for probability in by_step:
+        if not 0 <= probability <= 1:
+            raise InvalidInputError(
+                asked, f"a restart probability of {probability}", "pass a probability in [0, 1]"
+            )
+    return by_step

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from dgl_mgpu.errors import OutputError, SharedMemoryError
+from dgl_mgpu.errors import InvalidInputError, OutputError, SharedMemoryError
 from dgl_mgpu.fullgraph.inference.rows import ASKED
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.segment import SHARED_MEMORY, Segment
@@ -108,8 +108,9 @@ class Team:
         buffers = list(model.buffers())
         own = [each.clone() for each in buffers]
         firsts = self.everyone.from_first(ASKED, lambda: [each.cpu() for each in buffers])
-        self.everyone.together(ASKED, partial(_set, buffers, firsts))
+        self.everyone.together(ASKED, partial(_check_alike, buffers, firsts))
         try:
+            _set(buffers, firsts)
             yield
         finally:
             _set(buffers, own)
@@ -117,6 +118,17 @@ class Team:
     @staticmethod
     def _every_batch(length: int, step: int) -> list[tuple[int, int]]:
         return [(low, min(low + step, length)) for low in range(0, length, step)]
+
+
+def _check_alike(buffers: list[torch.Tensor], firsts: list[torch.Tensor]) -> None:
+    """Raise unless a model has buffers like the first rank's."""
+    shapes, wanted = ([tuple(each.shape) for each in some] for some in (buffers, firsts))
+    if shapes != wanted:
+        raise InvalidInputError(
+            ASKED,
+            f"a model with buffers of shapes {shapes}, of which the first rank's has {wanted}",
+            "pass the same model on every rank",
+        )
 
 
 def _set(buffers: list[torch.Tensor], values: list[torch.Tensor]) -> None:

@@ -357,9 +357,10 @@ def test_bad_walks():
     for wrong in (torch.tensor([USERS]), torch.tensor([-1])):
         with pytest.raises(IdOutOfRangeError):
             random_walk(graph, wrong, metapath=["buys"])
-    for restart_prob in (torch.tensor([0.1, 0.2]), torch.tensor(0.1), 1.5):
-        with pytest.raises(InvalidInputError, match="probabilit"):
-            random_walk(graph, nodes, metapath=["buys"], restart_prob=restart_prob)
+    for restart_prob in (torch.tensor([0.1, 0.2]), torch.tensor(0.1), 1.5, float("nan"), "0.1"):
+        for prob in (None, "w"):
+            with pytest.raises(InvalidInputError, match=r"probabilit|restart_prob="):
+                random_walk(graph, nodes, metapath=["buys"], prob=prob, restart_prob=restart_prob)
     for metapath in (["buys"], [], None):
         with pytest.raises(InvalidInputError, match="PinSAGE"):
             graph.pinsage_neighbors(nodes, 4, 2, 3, metapath)
