@@ -31,9 +31,9 @@ from .table import TableSpec
 
 #: Share of a link's bandwidth that reads of a size (bytes) reach, random rows, measured with plain
 #: kernels on H200s (2026-11): of GPUs on 8 at once; of the host in the order of addresses, as all
-#: hops of a mini-batch and its rows are read, small ones on one GPU (as ids come it gets a tenth as
-#: many: docs/benchmarks/host_reads.json), and never a larger share than of a GPU's own memory: where
-#: both are one memory, as without GPUs, the nearer is to be chosen.
+#: hops of a mini-batch and its rows are read, small ones on one GPU (as ids come it gets a tenth
+#: as many: docs/benchmarks/host_reads.json), and never a larger share than of a GPU's own memory:
+#: where both are one memory, as without GPUs, the nearer is to be chosen.
 EFFICIENCY: dict[str, tuple[tuple[float, float], ...]] = {
     "local": ((4, 0.055), (16, 0.22), (64, 0.62), (128, 0.82), (512, 0.92), (4096, 1.0)),
     "peer": ((4, 0.085), (16, 0.34), (64, 0.83), (128, 0.93), (512, 0.94), (4096, 1.0)),
