@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
+import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -24,8 +26,8 @@ dgl-mgpu COMMAND [key=value ...]
 
   train      train a model:      dgl-mgpu train data=cora model=gcn trainer.ranks=2
              on the whole graph at once:     dgl-mgpu train mode=fullgraph data=cora model=gcn
-  predict    classes and logits of all nodes, by the best model of a run:
-             dgl-mgpu predict outputs/DAY/RUN out=predictions.npz (device=cuda: on a GPU)
+  predict    classes and logits of all nodes, or their embeddings, by the best model of a run:
+             dgl-mgpu predict outputs/DAY/RUN out=predictions.npz (device=cuda: on a GPU; ranks=4)
   plan       where the store would put every tier, and the modelled time, also for a machine
              that is not there:  dgl-mgpu plan data=generated-twitter topology=dgx1
              Several values of a key compare plans (store.policy=auto,host); --plot draws what each
@@ -80,14 +82,24 @@ def _train(arguments: list[str]) -> int:
         config_path=str(resource_folder("configs")), config_name="config", version_base="1.3"
     )
     def job(raw: Any) -> None:
+        hydra_config = HydraConfig.get()
+        folder = Path(hydra_config.runtime.output_dir)
+        log = folder / f"{hydra_config.job.name}.log"
+        # The folder may be the user's, with other things in it, which stay whatever happens: a log
+        # that is not empty yet is of another run.
+        is_new = _is_as_hydra_made_it(folder, log) and not (log.exists() and log.stat().st_size)
         try:
             config = to_config(raw)
             if config.mode == "fullgraph":
                 from dgl_mgpu.fullgraph.run import train
             else:
                 from dgl_mgpu.minibatch.run import train
-            train(config, Path(HydraConfig.get().runtime.output_dir))
-        except Exception as error:
+            train(config, folder)
+        except BaseException as error:
+            if is_new:
+                _remove_unused(folder, log)
+            if not isinstance(error, Exception):
+                raise
             # Hydra would print a traceback; ours say what is wrong in one line.
             failures.append(error)
 
@@ -107,28 +119,69 @@ def _train(arguments: list[str]) -> int:
     return 0
 
 
-def _predict(arguments: list[str]) -> int:
-    folder, out, device = predictions_asked(arguments)
-    from dgl_mgpu.trained import write_predictions
+def _is_as_hydra_made_it(folder: Path, log: Path) -> bool:
+    """Whether nothing is in a run's folder but the options and the log that Hydra begins with."""
+    options = folder / ".hydra"
+    if not options.is_dir():
+        return False
+    made = {options / name for name in ("config.yaml", "hydra.yaml", "overrides.yaml")}
+    return {*folder.iterdir(), *options.iterdir()} <= {*made, options, log}
 
-    count = write_predictions(folder, out, device)
-    print(f"classes and logits of {count:,} nodes: {out}")
+
+def _remove_unused(folder: Path, log: Path) -> None:
+    """Remove the folder of a run that has written nothing.
+
+    Folders that it is in go with it, if there is nothing else in them, up to the current one.
+    """
+    here = Path.cwd()
+    if folder == here or not _is_as_hydra_made_it(folder, log):
+        return
+    with contextlib.suppress(OSError):  # there is something in it
+        shutil.rmtree(folder / ".hydra")
+        log.unlink(missing_ok=True)
+        for each in (folder, *folder.parents):
+            if each != folder and here not in each.parents:
+                break
+            each.rmdir()
+
+
+def _predict(arguments: list[str]) -> int:
+    folder, out, device, ranks = predictions_asked(arguments)
+    from dgl_mgpu.training.launch import launch
+
+    launch(_predict_on_rank, ranks, folder, out, device)
     return 0
 
 
-def predictions_asked(arguments: list[str]) -> tuple[str, Path, str]:
-    """Of which run predictions are asked for, where to write them, and where to compute them."""
+def _predict_on_rank(folder: str, out: Path, device: str) -> None:
+    from dgl_mgpu.store import Ranks
+    from dgl_mgpu.trained import write_predictions
+    from dgl_mgpu.training.run import typed_memory
+
+    with typed_memory(f"predict by {folder}", "use more ranks, or device=cpu"):
+        written = write_predictions(folder, out, device)
+    if Ranks.of_all_machines().rank == 0:
+        print(f"{written}: {out}", flush=True)
+
+
+def predictions_asked(arguments: list[str]) -> tuple[str, Path, str, int]:
+    """Of which run predictions are asked for, where to write them, where to compute them, and on
+    how many ranks.
+    """
     # A run's folder may have a «=» in its name, as lr=0.1.
     folders = [word for word in arguments if "=" not in word or Path(word).exists()]
     options = dict(word.split("=", 1) for word in arguments if word not in folders)
-    unknown = sorted(options.keys() - {"out", "device"})
+    unknown = sorted(options.keys() - {"out", "device", "ranks"})
     if len(folders) != 1 or unknown or not options.get("out"):
         raise ConfigError(
             f"predict with {' '.join(arguments) or 'nothing'}",
             f"no option {unknown[0]}" if unknown else "not one run and one file",
-            "say dgl-mgpu predict RUN out=FILE.npz, with device=cuda for a GPU",
+            "say dgl-mgpu predict RUN out=FILE.npz, with device=cuda for a GPU, ranks=4 for some",
         )
-    return folders[0], Path(options["out"]), options.get("device", "cpu")
+    ranks = options.get("ranks", "1")
+    if not (ranks.isdecimal() and int(ranks)):
+        raise ConfigError(f"predict with ranks={ranks}", "no number of ranks", "use 1 or more")
+    return folders[0], Path(options["out"]), options.get("device", "cpu"), int(ranks)
 
 
 def _plan(arguments: list[str]) -> int:

@@ -189,19 +189,29 @@ def _check_folder(flags: list[str], overrides: list[str]) -> None:
     """Raise for a new run in another one's folder, whose options Hydra would overwrite.
 
     Of what is said on the command line: a configuration of one's own may name a folder, too.  A run
-    that resumes may go on in its own.
+    that resumes may go on in its own.  The runs of ``--multirun`` have folders within one that is
+    to have no others.
     """
+    from dgl_mgpu.report.metrics import METRICS_FILE, require_no_run
+
     said, asked = _by_key(overrides), _of_hydra(flags)
+    if any((asked.cfg, asked.info, asked.help, asked.hydra_help)) or _without_folder():
+        return
+    if asked.multirun:
+        folder = said.get("hydra.sweep.dir")
+        path = None if folder is None else folder.value()
+        # Others are Hydra's to interpolate, or to refuse; a number is a name.
+        if isinstance(path, str | int | float) and "${" not in str(path):
+            for metrics in sorted(Path(str(path)).glob(f"**/{METRICS_FILE}")):
+                require_no_run(metrics.parent)
+        return
     resume, folder = said.get("trainer.resume"), said.get("hydra.run.dir")
-    is_one_run = not any((asked.multirun, asked.cfg, asked.info, asked.help, asked.hydra_help))
-    if folder is None or not is_one_run or (resume and resume.value()) or _without_folder():
+    if folder is None or (resume and resume.value()):
         return
     # What the folder's name is made of is another's to say in the second case, and the job's.
     words = overrides if asked.config_name is None else [folder.input_line]
     if "${hydra.job" in folder.input_line or ("${" in folder.input_line and words != overrides):
         return
-    from dgl_mgpu.report.metrics import require_no_run
-
     with errors_of_hydra("name the run's folder"):
         path = _compose(words, _own_folder(flags), with_hydras=True).hydra.run.dir
     require_no_run(path)

@@ -139,6 +139,10 @@ class RankFailedError(DGLMGPUError, RuntimeError):
     """A rank of a multi-process run raised, was killed or stopped answering."""
 
 
+class WorkerFailedError(DGLMGPUError, RuntimeError):
+    """A process that samples for a rank, a DataLoader's worker, was killed."""
+
+
 class UnsupportedEnvironmentError(DGLMGPUError, ImportError):
     """Python, torch or DGL is outside the range this package supports."""
 

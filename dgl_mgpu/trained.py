@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from dgl_mgpu.configuration import to_config
 from dgl_mgpu.errors import (
     CheckpointError,
-    ConfigError,
     DGLMGPUError,
     InvalidInputError,
     OutputError,
+    PlanDoesNotFitError,
     UnavailableError,
 )
+from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
-from dgl_mgpu.training.config import Config
+from dgl_mgpu.training.config import Config, FullGraphConfig
 from dgl_mgpu.wholefile import written_whole
 
 
@@ -34,8 +36,8 @@ class TrainedRun:
     Attributes
     ----------
     config : Config
-        What the run was configured with, but for what says how it was carried out: it is one rank,
-        on ``device``.
+        What the run was configured with, but for what says how it was carried out: it is on
+        ``device``, and of the ranks that there are now.
     model : nn.Module
         Of the epoch that validated best; in eval mode, on ``device``.
     """
@@ -45,29 +47,26 @@ class TrainedRun:
     _predict: Callable[[], torch.Tensor] = field(repr=False)
 
     def predict(self) -> torch.Tensor:
-        """The model's logits for all nodes of its data set.
+        """What the model gives for all nodes of its data set: logits, or of a run of link
+        prediction embeddings, of which the product of two is the score of a pair.
 
         They are of all neighbours, by :func:`dgl_mgpu.inference`; those of PinSAGE and of models of
         several types, which mini-batches give, of the neighbours that the run was tested with.
+        Edges that link prediction held out are not among them, as in the run's own test.
+
+        In a job of several ranks, all of them call it and share the work.
 
         Returns
         -------
-        Tensor, float32, shape (nodes, classes)
-            In the host's memory.  Of the type that is classified, if there are several.
+        Tensor, float32, shape (nodes, classes) or (nodes, ``model.hidden``)
+            In the host's memory, on every rank.  Of the type that is classified, if there are
+            several.
 
         Raises
         ------
-        ConfigError
-            If the run was no classification of nodes.
         DGLMGPUError
             As :func:`dgl_mgpu.inference`.
         """
-        if self.config.task != "node_classification":
-            raise ConfigError(
-                "predict classes of nodes",
-                f"a run of task={self.config.task}",
-                "pass the model to dgl_mgpu.inference, for the rows that it has of nodes",
-            )
         return self._predict()
 
 
@@ -79,7 +78,8 @@ def load_run(
 ) -> TrainedRun:
     """The best model of a run of ``dgl-mgpu train``, with its data.
 
-    The data set says how many features and classes there are, and is read.
+    The data set says how many features and classes there are, and is read.  In a job of several
+    ranks, all of them call it with the same arguments; the first one reads the run and its data.
 
     Parameters
     ----------
@@ -94,37 +94,39 @@ def load_run(
     CheckpointError
         If there is no checkpoint, or a damaged one, or one of other data.
     InvalidInputError
-        If the device is none of these, or the process is one of a job's ranks.
+        If the device is none of these.
     UnavailableError
         If there is no GPU, or no CuPy.
     DGLMGPUError
         If the data cannot be read, or does not fit.
+    RankFailedError
+        On the other ranks, if the first one raised any of these.
     """
     asked = f"load the run {folder}"
     if device not in ("cpu", "cuda"):
         raise InvalidInputError(asked, f"device={device!r}", "pass 'cpu' or 'cuda'")
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        raise InvalidInputError(
-            asked, f"a job of {dist.get_world_size()} ranks", "load it in a process of its own"
-        )
     if device == "cuda" and not torch.cuda.is_available():
         raise UnavailableError(f"{asked} to a GPU", "torch sees none", "use device 'cpu'")
-    try:
-        checkpoint = Checkpoint.load(Path(folder))
-    except CheckpointError as error:
-        raise CheckpointError(
-            asked, error.found, "name the folder of a run, or another of its checkpoints"
-        ) from error
-    if not isinstance(checkpoint.config, Mapping):
-        raise CheckpointError(
-            asked, f"a configuration of {checkpoint.config!r}", "name a run of dgl-mgpu train"
-        )
-    config = _carried_out_here(checkpoint.config, device)
+    everyone = Ranks.of_all_machines()
+    checkpoint = everyone.from_first(asked, partial(_checkpoint, asked, Path(folder)))
+    config = _carried_out_here(checkpoint.config, device, everyone.size)
     if root is not None:
         config.data.root = os.fspath(root)
     gpus = [torch.cuda.current_device()] if device == "cuda" else []
-    with torch.random.fork_rng(gpus):  # the caller's random numbers are not the run's to draw
-        model, predict = _restored(config, torch.device(device))
+    try:
+        with torch.random.fork_rng(gpus):  # the caller's random numbers are not the run's to draw
+            model, predict = _restored(config, torch.device(device))
+    except PlanDoesNotFitError as error:
+        # What it says to do is for training: here, the run has said what memory there is.
+        had = checkpoint.config["trainer"]["ranks"]
+        raise PlanDoesNotFitError(
+            asked,
+            error.found,
+            f"use more ranks than {everyone.size} (the run had {had}), whose memory counts "
+            "together, or make /dev/shm larger (docker run --shm-size=…)",
+            error.needed,
+            error.available,
+        ) from error
     try:
         model.load_state_dict(checkpoint.best_model)
     except RuntimeError as error:
@@ -136,16 +138,19 @@ def load_run(
     return TrainedRun(config, model.eval(), predict)
 
 
-def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "cpu") -> int:
-    """Write a run's predictions; return for how many nodes.
+def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "cpu") -> str:
+    """Write what a run's model gives for all nodes; return what that is, in words.
+
+    In a job of several ranks, all of them call it, and the first one writes.
 
     Parameters
     ----------
     folder, device
         As for :func:`load_run`.
     out : path
-        A NumPy archive: ``classes``, int64, and ``logits``, float32, with a row for each node.  It
-        takes the place of a file of that name.
+        A NumPy archive: ``classes``, int64, and ``logits``, float32, with a row for each node; or
+        ``embeddings``, float32, of a run of link prediction.  It takes the place of a file of that
+        name.
 
     Raises
     ------
@@ -158,31 +163,51 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
     if out.is_dir():
         raise OutputError(asked, "it is a folder", "name a file")
     run = load_run(folder, device)
+    classifies = run.config.task == "node_classification"
+    is_first = Ranks.of_all_machines().rank == 0
     try:
         # What cannot be written is told before it is computed.
-        with written_whole(out) as file:
-            logits = run.predict()
-            np.savez(file, classes=logits.argmax(1).numpy(), logits=logits.numpy())
+        with written_whole(out) if is_first else contextlib.nullcontext() as file:
+            rows = run.predict()
+            if file is not None and classifies:
+                np.savez(file, classes=rows.argmax(1).numpy(), logits=rows.numpy())
+            elif file is not None:
+                np.savez(file, embeddings=rows.numpy())
     except OSError as error:
         if isinstance(error, DGLMGPUError):
             raise
         raise OutputError(asked, str(error), "name a file that can be written") from error
-    return len(logits)
+    return f"{'classes and logits' if classifies else 'embeddings'} of {len(rows):,} nodes"
 
 
-def _carried_out_here(saved: Mapping[str, Any], device: str) -> Config:
-    """A run's configuration for one rank that trains nothing."""
+def _checkpoint(asked: str, folder: Path) -> Checkpoint:
+    try:
+        checkpoint = Checkpoint.load(folder)
+    except CheckpointError as error:
+        raise CheckpointError(
+            asked, error.found, "name the folder of a run, or another of its checkpoints"
+        ) from error
+    if not isinstance(checkpoint.config, Mapping):
+        raise CheckpointError(
+            asked, f"a configuration of {checkpoint.config!r}", "name a run of dgl-mgpu train"
+        )
+    return checkpoint
+
+
+def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> Config:
+    """A run's configuration for ranks that train nothing."""
     config: Config = to_config(saved)
     config.topology = "auto"
-    config.trainer.ranks, config.trainer.resume = 1, None
+    config.trainer.ranks, config.trainer.resume = num_ranks, None
     config.trainer.count_accesses = config.trainer.cuda_graphs = False
     config.sampler.num_workers = 0
     config.store.device, config.store.hotness = device, "degree"
+    config.fullgraph.exchange = FullGraphConfig.exchange  # others may be for GPUs alone
     return config
 
 
 def _restored(config: Config, device: torch.device) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    """A run's model, not yet as it was trained, and what gives its logits for all nodes."""
+    """A run's model, not yet as it was trained, and what it gives for all nodes."""
     if config.mode == "fullgraph":
         from dgl_mgpu.fullgraph.run import untrained
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import glob
 import os
 import socket
@@ -26,6 +27,8 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     OSError
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists() and not path.is_file():  # a folder, or a device, whose place it would take
+        raise FileExistsError(errno.EEXIST, "It is no regular file", str(path))
     # Of this process alone: others may write the same file.  Its id says which process it is on
     # one host, and there in one namespace: containers may share both folder and host name.
     place = f"{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}"

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+import contextlib
+from pathlib import Path
+
 import pytest
 from PIL import Image
 
@@ -213,6 +216,76 @@ def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, ca
     assert main(first) == 1  # the same by another name
     assert main(["train", f"hydra.run.dir={folder}", f"trainer.resume={folder}"]) == 0
     assert [config.trainer.ranks for config, _ in ran] == [2, 2]
+
+
+def files_of(folder: Path) -> dict[Path, bytes]:
+    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def test_new_runs_leave_the_folder_of_others_as_it_is(tmp_path, monkeypatch, capsys):
+    seconds = StageSeconds(evaluate=0.0, total=1.0)
+
+    def train(config, folder):
+        with MetricsLog(folder, tensorboard=False) as log:
+            log.append(EpochReport(1, 1, 1, 1.0, 1.0, None, None, seconds, (), 1))
+
+    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", train)
+    several = ["train", "--multirun", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
+    assert main([*several, "trainer.lr=0.1,0.2"]) == 0
+    before = files_of(tmp_path)
+    assert len([path for path in before if path.name == "metrics.jsonl"]) == 2
+    for overrides in (["trainer.lr=0.3,0.4"], ["trainer.lr=0.3,0.4", "model=gcn"]):
+        assert main([*several, *overrides]) == 1
+        assert "with 1 epochs of another run; resume that run or" in capsys.readouterr().err
+    assert files_of(tmp_path) == before
+    assert main([*several[:2], f"hydra.sweep.dir={tmp_path / 'other'}", "trainer.lr=0.3,0.4"]) == 0
+    monkeypatch.chdir(tmp_path)
+    assert main([*several[:2], "hydra.sweep.dir=2024", "trainer.lr=0.3,0.4"]) == 0
+    for wrong in ("null", "a,b", "[a]"):
+        assert main([*several[:2], f"hydra.sweep.dir={wrong}", "trainer.lr=0.3,0.4"]) == 1
+        assert f"hydra.sweep.dir={wrong}" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+@pytest.mark.parametrize("sweep", [False, True])
+def test_a_run_that_has_written_nothing_leaves_no_folder(tmp_path, monkeypatch, error, sweep):
+    def fail(config, folder):
+        if config.trainer.epochs == 3:
+            (folder / "metrics.jsonl").touch()
+        raise error("of the run")
+
+    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", fail)
+    monkeypatch.chdir(tmp_path)
+    with contextlib.suppress(ValueError):  # our own errors and Ctrl-C are told in a line
+        main(["train", *(["--multirun", "hydra.sweep.dir=outputs/all"] if sweep else [])])
+    assert [path.name for path in tmp_path.rglob("*") if path.is_file()] == [
+        "multirun.yaml"
+    ] * sweep
+    assert len(list(tmp_path.glob("outputs/*"))) == sweep
+    (tmp_path / "outputs").mkdir(exist_ok=True)
+    (tmp_path / "outputs" / "mine").touch()
+    for where in ([], ["hydra.run.dir=."]):
+        with contextlib.suppress(ValueError):
+            main(["train", *where])
+    assert (tmp_path / "outputs" / "mine").exists()
+    with contextlib.suppress(ValueError):
+        main(["train", "trainer.epochs=3", "hydra.run.dir=kept"])
+    assert (tmp_path / "kept" / ".hydra" / "config.yaml").exists()
+
+
+@pytest.mark.parametrize("mine", [".hydra/notes", "cli.log", "notes"])
+def test_a_run_that_has_written_nothing_leaves_what_was_in_its_folder(tmp_path, monkeypatch, mine):
+    def fail(config, folder):
+        raise ValueError("of the run")
+
+    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", fail)
+    file = tmp_path / "run" / mine
+    file.parent.mkdir(parents=True)
+    file.write_text("mine")
+    for _ in range(2):
+        with pytest.raises(ValueError, match="of the run"):
+            main(["train", f"hydra.run.dir={tmp_path / 'run'}"])
+        assert file.read_text() == "mine"
 
 
 @pytest.mark.parametrize("given", [[], ["hydra.run.dir=outputs/mine", "hydra/job_logging=none"]])

@@ -17,7 +17,7 @@ ENTRIES = {"dgl_mgpu", "dgl_mgpu.__main__", "dgl_mgpu.backend.compat.child.sitec
 
 def drawn(first: str) -> list[str]:
     """Rooms from the top down, as the page has them in the block that begins with one."""
-    block = re.search(rf"```\n({re.escape(first)} .*?)```", ARCHITECTURE, re.DOTALL)
+    block = re.search(rf"```text\n({re.escape(first)} .*?)```", ARCHITECTURE, re.DOTALL)
     assert block
     return re.findall(r"^(\w+)(?:/|\.py) ", block[1], re.MULTILINE)
 

@@ -35,7 +35,11 @@ AGAIN = "python -m tests.test_public_api"
 #: Modules that are read and not imported, which only machines with GPUs can.
 NEEDS_GPUS = ("dgl_mgpu.ops.numba_cuda",)
 
+#: What public functions return for this package alone, and is handed on without a look inside.
+OPAQUE = ("PlacedBatch", "Reads", "Table")
+
 _ATTRIBUTES = re.compile(r"^Attributes\n-+\n(.*?)(?:^\w+\n-+$|\Z)", re.M | re.S)
+_SHAPE = re.compile(r"\bshape")
 _DIRECTIVE = re.compile(r"^\.\. auto(module|class|function|data):: (\S+)", re.M)
 
 
@@ -193,6 +197,53 @@ def test_what_is_documented_has_docstrings():
         if (callable(value) or isinstance(value, ast.FunctionDef)) and not _docstring(value)
     ]
     assert undocumented == []
+
+
+def _functions() -> Iterator[tuple[str, Any]]:
+    """Public functions, methods and properties of this package, by their full names."""
+    for name, value in documented().items():
+        if isinstance(value, ast.AST):
+            continue
+        if not inspect.isclass(value):
+            if inspect.isfunction(value):
+                yield name, value
+            continue
+        for member in dir(value):
+            found = inspect.getattr_static(value, member)
+            found = found.fget if isinstance(found, property) else found
+            found = getattr(found, "__func__", found)
+            if not member.startswith("_") and inspect.isfunction(found) and _is_ours(found):
+                yield f"{name}.{member}", found
+
+
+def test_what_public_functions_return_is_documented():
+    """Who gets an object from the public interface finds in the reference what it can do."""
+    known = {id(value) for value in documented().values()}
+    unknown = []
+    for name, function in _functions():
+        returned = str(inspect.signature(function).return_annotation)
+        for word in set(re.findall(r"\b[A-Z]\w+", returned)).difference(OPAQUE):
+            kind = function.__globals__.get(word)
+            if inspect.isclass(kind) and _is_ours(kind) and id(kind) not in known:
+                unknown.append(f"{name} returns {word}")
+    assert unknown == []
+
+
+def shapeless(docstring: str) -> list[str]:
+    """Parameters and results of a numpydoc docstring that are tensors, and of no stated shape."""
+    entries = re.findall(r"^(\w.*?) : (.*\n(?:[ ]+.*\n|\n(?=[ ]))*)", docstring + "\n", re.M)
+    return [names for names, text in entries if "Tensor" in text and not _SHAPE.search(text)]
+
+
+def test_tensors_of_public_functions_have_shapes():
+    missing = {name: shapeless(inspect.getdoc(value) or "") for name, value in _functions()}
+    assert {name: names for name, names in missing.items() if names} == {}
+
+
+def test_a_tensor_without_a_shape_is_found():
+    text = "Add.\n\nParameters\n----------\na : Tensor, shape (n,)\nb : Tensor\n    Or none.\n"
+    assert shapeless(text) == ["b"]
+    assert shapeless(text + "c : Tensor\n    Like a.\n\n    Of shape (m, k).\n") == ["b"]
 
 
 def _docstring(value: Any) -> str | None:

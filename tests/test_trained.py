@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import dgl
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 import dgl_mgpu
-from dgl_mgpu.cli import main, predictions_asked
+from dgl_mgpu.cli import _predict_on_rank, main, predictions_asked
 from dgl_mgpu.data import load, load_hetero
+from dgl_mgpu.data.links import hold_out
 from dgl_mgpu.errors import (
     CheckpointError,
     ConfigError,
@@ -19,6 +22,7 @@ from dgl_mgpu.errors import (
     OutputError,
     UnavailableError,
 )
+from dgl_mgpu.minibatch.trainer import MiniBatchTrainer
 from dgl_mgpu.report import read_metrics
 from dgl_mgpu.trained import write_predictions
 
@@ -66,6 +70,46 @@ def test_predictions_are_as_right_as_the_runs_test(tmp_path, overrides):
         assert np.array_equal(found["logits"], logits.numpy())
 
 
+def written_by(folder: Path, ranks: int) -> dict[str, np.ndarray]:
+    """What the command writes of a run on so many ranks."""
+    out = folder / f"by-{ranks}.npz"
+    assert main(["predict", str(folder / "run"), f"out={out}", f"ranks={ranks}"]) == 0
+    with np.load(out) as found:
+        return dict(found)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "several", "is_same"),
+    [
+        (["model=gcn", "store.device=cpu"], False, True),
+        (["model=pinsage", "store.device=cpu"], False, True),
+        (["model=rgcn", "store.device=cpu", "sampler.eval_fanouts=[3,3]"], True, True),
+        (["model=gcn", "mode=fullgraph"], False, False),
+        (["model=rgcn", "mode=fullgraph"], True, False),
+    ],
+    ids=["all neighbours", "walks", "samples of several types", "whole", "whole, several types"],
+)
+def test_ranks_share_the_work_of_one(tmp_path, overrides, several, is_same):
+    run_of(tmp_path, *overrides, "trainer.batch_size=150", several=several)
+    one, three = (written_by(tmp_path, ranks) for ranks in (1, 3))
+    count = SIZES["num_items"] if several else SIZE["num_nodes"]
+    assert len(one["classes"]) == count
+    np.testing.assert_allclose(three["logits"], one["logits"], rtol=1e-4, atol=1e-5)
+    if is_same:  # ranks of a whole graph add up in another order
+        assert np.array_equal(three["logits"], one["logits"])
+
+
+def test_what_fails_on_one_of_several_ranks_is_told(tmp_path, capsys):
+    run_of(tmp_path, "model=gin", "store.device=cpu", "trainer.epochs=1")
+    run, out = tmp_path / "run", tmp_path / "all.npz"
+    assert main(["predict", str(run), "out=/proc/none/all.npz", "ranks=2"]) == 1
+    assert "OutputError: write predictions to /proc/none" in capsys.readouterr().err
+    next((run / "checkpoints").iterdir()).write_bytes(b"none")
+    assert main(["predict", str(run), f"out={out}", "ranks=2"]) == 1
+    assert "CheckpointError: load the run" in capsys.readouterr().err
+    assert not list(tmp_path.glob("all.npz*"))
+
+
 @pytest.mark.parametrize(
     "overrides",
     [["model=rgcn", "store.device=cpu"], ["model=rgcn", "mode=fullgraph"]],
@@ -102,15 +146,30 @@ def test_the_best_model_takes_other_graphs_too(tmp_path):
     torch.testing.assert_close(dgl_mgpu.inference(run.model, g), expected)
 
 
-def test_links_have_no_classes(tmp_path):
-    words = [f"data.root={tmp_path}", f"hydra.run.dir={tmp_path / 'run'}", "store.device=cpu"]
-    words += [f"data.options.{key}={value}" for key, value in SIZE.items()]
-    assert main(["train", "task=link_prediction", *words, *OPTIONS, "trainer.epochs=1"]) == 0
-    run = dgl_mgpu.load_run(tmp_path / "run")
-    with pytest.raises(ConfigError, match="task=link_prediction; pass the model to"):
-        run.predict()
-    g = load("generated", tmp_path, **SIZE).to_dgl()
-    assert len(dgl_mgpu.inference(run.model, g)) == g.num_nodes()
+def test_embeddings_tell_links_as_well_as_in_the_runs_test(tmp_path, capsys):
+    # As many negatives as make the estimate of the area that a split's own.
+    links = ["task=link_prediction", "links.negatives=40", "model.dropout=0", "store.device=cpu"]
+    test_auc = run_of(tmp_path, *links)
+    two, one = (written_by(tmp_path, ranks) for ranks in (2, 1))
+    assert list(one) == ["embeddings"] and one["embeddings"].shape == (SIZE["num_nodes"], 12)
+    assert np.array_equal(one["embeddings"], two["embeddings"])
+    assert f"embeddings of 800 nodes: {tmp_path / 'by-1.npz'}" in capsys.readouterr().out
+
+    data = load("generated", tmp_path, **SIZE)
+    left, _, (sources, targets) = hold_out(data, 0.05, 0.1, seed=0)
+    with torch.no_grad():
+        features = {"feat": torch.as_tensor(left.node_features["feat"])}
+        by_dgl = dgl_mgpu.load_run(tmp_path / "run").model(left.to_dgl(), features)
+    np.testing.assert_allclose(one["embeddings"], by_dgl.numpy(), rtol=1e-4, atol=1e-5)
+    scores = one["embeddings"] @ one["embeddings"].T
+    is_edge = np.zeros_like(scores, bool)
+    is_edge[data.indices, np.repeat(np.arange(data.num_nodes), np.diff(data.indptr))] = True
+    np.fill_diagonal(is_edge, True)
+    areas = [
+        (scores[source, target] > scores[source][~is_edge[source]]).mean()
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    assert np.mean(areas) == pytest.approx(test_auc, abs=0.01) and test_auc > 0.53
 
 
 def test_what_cannot_be_loaded_or_written(tmp_path, capsys):
@@ -131,9 +190,44 @@ def test_what_cannot_be_loaded_or_written(tmp_path, capsys):
         write_predictions(tmp_path / "run", tmp_path)
 
 
+def test_fewer_ranks_than_in_training_may_have_too_little_memory(tmp_path, capsys):
+    limits = ["store.gpu_memory=120KiB", "store.host_memory=0", "trainer.ranks=3"]
+    run_of(tmp_path, "store.device=cpu", "trainer.epochs=1", *limits)
+    assert main(["predict", str(tmp_path / "run"), f"out={tmp_path / 'x.npz'}"]) == 1
+    told = capsys.readouterr().err
+    assert f"PlanDoesNotFitError: load the run {tmp_path / 'run'}" in told
+    assert "use more ranks than 1 (the run had 3)" in told
+    assert len(written_by(tmp_path, ranks=3)["classes"]) == SIZE["num_nodes"]
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_memory_is_too_small(tmp_path, monkeypatch, capsys, ranks):
+    run_of(tmp_path, "model=rgcn", "store.device=cpu", "trainer.epochs=1", several=True)
+    monkeypatch.setattr("dgl_mgpu.cli._predict_on_rank", _with_hardly_any_memory)
+    assert main(["predict", str(tmp_path / "run"), f"out={tmp_path / 'x.npz'}", f"ranks={ranks}"])
+    told = capsys.readouterr().err
+    assert f"DeviceMemoryError: predict by {tmp_path / 'run'} on rank {ranks - 1}: Tried" in told
+    assert "; use more ranks, or device=cpu" in told
+    assert not list(tmp_path.glob("x.npz*"))
+
+
+def _with_hardly_any_memory(*asked: Any) -> None:
+    def outputs(*batch: Any) -> torch.Tensor:
+        if not dist.is_initialized() or dist.get_rank() == 1:
+            raise torch.OutOfMemoryError("Tried to allocate 2.00 GiB.")
+        return torch.zeros(64, 8)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(MiniBatchTrainer, "_outputs", outputs)
+        _predict_on_rank(*asked)
+
+
 def test_a_runs_folder_may_be_named_after_an_option(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("lr=0.1").mkdir()
-    assert predictions_asked(["lr=0.1", "out=all.npz"]) == ("lr=0.1", Path("all.npz"), "cpu")
+    assert predictions_asked(["lr=0.1", "out=all.npz"]) == ("lr=0.1", Path("all.npz"), "cpu", 1)
     with pytest.raises(ConfigError, match=r"no option lr"):
         predictions_asked(["run", "lr=0.2", "out=all.npz"])
+    for ranks in ("0", "-1", "two", ""):
+        with pytest.raises(ConfigError, match=f"predict with ranks={ranks}: no number of ranks"):
+            predictions_asked(["run", "out=all.npz", f"ranks={ranks}"])

@@ -39,3 +39,13 @@ def test_a_failure_leaves_what_was_there(tmp_path):
         file.write(b"after")
         raise KeyError
     assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["file"]
+
+
+def test_what_is_no_file_is_left_as_it_is(tmp_path):
+    os.mkfifo(tmp_path / "device")
+    (tmp_path / "folder").mkdir()
+    for name in ("device", "folder"):
+        path = tmp_path / name
+        with pytest.raises(FileExistsError, match="no regular file"), written_whole(path):
+            pytest.fail("it is told before anything is done")
+    assert (tmp_path / "device").is_fifo() and len(list(tmp_path.iterdir())) == 2

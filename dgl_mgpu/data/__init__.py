@@ -16,7 +16,7 @@ from .checks import UNLABELLED
 from .csc import CSC, csc_from_chunks, from_edges
 from .dataset import Dataset
 from .generate import SHAPES, GraphSpec
-from .hetero import HeteroDataset
+from .hetero import HeteroDataset, without_inputs
 from .split import require_labelled_split
 
 __all__ = [
@@ -33,6 +33,7 @@ __all__ = [
     "load_hetero",
     "names",
     "require_labelled_split",
+    "without_inputs",
 ]
 
 Loaded = TypeVar("Loaded", Dataset, HeteroDataset)

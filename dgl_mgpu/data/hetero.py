@@ -21,6 +21,7 @@ from .checks import (
     check_split,
 )
 from .csc import CSC, from_edges, index_dtype
+from .dataset import Dataset
 
 if TYPE_CHECKING:
     import dgl
@@ -186,6 +187,20 @@ class HeteroDataset:
                 mask[torch.as_tensor(ids)] = True
                 data[f"{name}_mask"] = mask
         return graph
+
+
+def without_inputs(dataset: Dataset | HeteroDataset) -> Dataset | HeteroDataset:
+    """The data set without the input features ``"feat"`` of any nodes."""
+    if isinstance(dataset, HeteroDataset):
+        left: Any = {t: _without_feat(rows) for t, rows in dataset.node_features.items()}
+    else:
+        left = _without_feat(dataset.node_features)
+    description = f"{dataset.description}; without features"
+    return replace(dataset, node_features=left, description=description, checked=True)
+
+
+def _without_feat(features: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: rows for name, rows in features.items() if name != "feat"}
 
 
 def relation(src: np.ndarray, dst: np.ndarray, num_src: int, num_dst: int) -> CSC:

@@ -11,6 +11,8 @@ from numba import njit
 from ..errors import InvalidInputError
 from .dataset import Dataset
 
+#: Edges that a figure of some worth is the mean over.
+_FEWEST = 10
 #: Numbers of the parts that edges belong to.
 _TRAIN, _VALID, _TEST = 0, 1, 2
 
@@ -52,37 +54,38 @@ def hold_out(dataset: Dataset, valid: float, test: float, seed: int) -> HeldOut:
     Raises
     ------
     InvalidInputError
-        If a split or training is left without edges.
+        If training is left without edges, or a split with fewer than ten.
     """
     parts = np.empty(dataset.num_edges, np.uint8)
     indptr = np.zeros_like(dataset.indptr)
     _draw_parts(dataset.indptr, dataset.indices, np.uint64(seed), valid, test, parts, indptr)
     np.cumsum(indptr, out=indptr)
     stay = parts == _TRAIN
-    places = np.flatnonzero(stay)
-    eids = places if dataset.eids is None else dataset.eids[places]
     rest = dataclasses.replace(
         dataset,
         indptr=indptr,
         indices=dataset.indices[stay],
         eids=None,
-        edge_features={name: rows[eids] for name, rows in dataset.edge_features.items()},
+        edge_features={
+            name: rows[np.flatnonzero(stay) if dataset.eids is None else dataset.eids[stay]]
+            for name, rows in dataset.edge_features.items()
+        },
         description=f"{dataset.description}; without edges held out: {valid:g} to validate on, "
         f"{test:g} to test on, seed {seed}",
         checked=True,
     )
     found = HeldOut(rest, *(_ends(dataset, np.flatnonzero(parts == p)) for p in (_VALID, _TEST)))
-    counts = {
-        "training": len(edges_to_learn(rest)),
-        "validation": found.valid.shape[1],
-        "test": found.test.shape[1],
-    }
-    for part, count in counts.items():
-        if not count:
+    for part, count, needed in (
+        ("training", len(edges_to_learn(rest)), 1),
+        ("validation", found.valid.shape[1], _FEWEST),
+        ("test", found.test.shape[1], _FEWEST),
+    ):
+        if count < needed:
             raise InvalidInputError(
                 f"hold {valid:g} and {test:g} of the edges of {dataset.name!r} out",
-                f"no edges left for {part}: it has {dataset.num_edges}, self-loops among them",
-                "choose other shares (links.valid, links.test), or a larger graph",
+                f"{count or 'no'} edges left for {part}, of {dataset.num_edges} with self-loops",
+                f"choose other shares (links.valid, links.test), so that it has {needed} at least, "
+                "or a larger graph",
             )
     return found
 
@@ -92,9 +95,10 @@ def edges_to_learn(dataset: Dataset) -> np.ndarray:
 
     Returns
     -------
-    ndarray, int64, ascending
+    ndarray, the data set's ``id_dtype``, ascending
     """
-    return np.flatnonzero(dataset.indices != _destinations(dataset))
+    edges = np.empty(dataset.num_edges, dataset.id_dtype)
+    return edges[: _list_edges(dataset.indptr, dataset.indices, edges)]
 
 
 class Rings(NamedTuple):
@@ -102,7 +106,7 @@ class Rings(NamedTuple):
 
     Attributes
     ----------
-    next_edge : ndarray, int64, shape (num_edges,)
+    next_edge : ndarray, the data set's ``id_dtype``, shape (num_edges,)
         For each edge the next one in its ring, which is itself if there is no other, as of a
         self-loop: of an undirected graph without parallel edges its reverse.
     longest : int
@@ -120,25 +124,16 @@ def rings_of_edges(dataset: Dataset) -> Rings:
     -------
     Rings
     """
-    edges = edges_to_learn(dataset)
-    sources, destinations = dataset.indices[edges].astype(np.int64), _destinations(dataset)[edges]
-    pairs = np.minimum(sources, destinations) * dataset.num_nodes
-    pairs += np.maximum(sources, destinations)
-    del sources, destinations
-    order = np.argsort(pairs, kind="stable")
-    edges, pairs = edges[order], pairs[order]
-    begins = np.flatnonzero(np.diff(pairs, prepend=-1))
-    lengths = np.diff(begins, append=len(pairs))
-    after = np.arange(1, len(pairs) + 1)
-    after[begins + lengths - 1] = begins
-    next_edge = np.arange(dataset.num_edges)
-    next_edge[edges] = edges[after]
-    return Rings(next_edge, int(lengths.max(initial=1)))
-
-
-def _destinations(dataset: Dataset) -> np.ndarray:
-    """Of every edge, by its place."""
-    return np.repeat(np.arange(dataset.num_nodes), np.diff(dataset.indptr))
+    indptr, indices = dataset.indptr, dataset.indices
+    next_edge = np.arange(dataset.num_edges, dtype=dataset.id_dtype)
+    # Edges are listed by their lower ends, and then sorted by the higher ones a node at a time: to
+    # sort all of them at once takes several times the memory.
+    begins = np.zeros(dataset.num_nodes + 1, np.int64)
+    _count_by_lower_end(indptr, indices, begins)
+    np.cumsum(begins, out=begins)
+    edges, others = np.empty(begins[-1], next_edge.dtype), np.empty(begins[-1], indices.dtype)
+    _list_by_lower_end(indptr, indices, begins[:-1].copy(), edges, others)
+    return Rings(next_edge, max(1, _join_rings(begins, edges, others, next_edge)))
 
 
 def _ends(dataset: Dataset, places: np.ndarray) -> np.ndarray:
@@ -174,3 +169,55 @@ def _draw_parts(indptr, indices, seed, valid, test, parts, counts):
             parts[place] = part
             if part == _TRAIN:
                 counts[node + 1] += 1
+
+
+@njit(cache=True, nogil=True)
+def _list_edges(indptr, indices, edges):
+    """Fill in the places of edges that are no self-loops; return how many there are."""
+    count = 0
+    for node in range(len(indptr) - 1):
+        for place in range(indptr[node], indptr[node + 1]):
+            if indices[place] != node:
+                edges[count] = place
+                count += 1
+    return count
+
+
+@njit(cache=True, nogil=True)
+def _count_by_lower_end(indptr, indices, counts):
+    """At ``counts[node + 1]`` how many edges, but self-loops, have it as their lower end."""
+    for node in range(len(indptr) - 1):
+        for place in range(indptr[node], indptr[node + 1]):
+            if indices[place] != node:
+                counts[min(indices[place], node) + 1] += 1
+
+
+@njit(cache=True, nogil=True)
+def _list_by_lower_end(indptr, indices, ends, edges, others):
+    """Places and higher ends of edges by their lower ends, whose lists begin at ``ends``."""
+    for node in range(len(indptr) - 1):
+        for place in range(indptr[node], indptr[node + 1]):
+            source = indices[place]
+            if source != node:
+                at = ends[min(source, node)]
+                edges[at], others[at] = place, max(source, node)
+                ends[min(source, node)] = at + 1
+
+
+@njit(cache=True, nogil=True)
+def _join_rings(begins, edges, others, next_edge):
+    """Have edges with the same ends follow one another; the length of the longest ring."""
+    longest = 0
+    for node in range(len(begins) - 1):
+        listed = edges[begins[node] : begins[node + 1]]
+        highers = others[begins[node] : begins[node + 1]]
+        order = np.argsort(highers, kind="mergesort")
+        first = 0
+        for at in range(len(order)):
+            is_last = at + 1 == len(order) or highers[order[at + 1]] != highers[order[at]]
+            following = order[first if is_last else at + 1]
+            next_edge[listed[order[at]]] = listed[following]
+            if is_last:
+                longest = max(longest, at + 1 - first)
+                first = at + 1
+    return longest

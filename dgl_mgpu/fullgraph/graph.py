@@ -252,7 +252,7 @@ def partition_graph(
     g : DGLGraph or None
         Homogeneous or heterogeneous, with its features; a batch is one graph.  Ranks other than the
         first may pass None and are sent what they need; else every rank passes the same graph.
-    by : str, Tensor, ndarray or dict of Tensor
+    by : str, or Tensor or ndarray of integers, shape (num_nodes,), or dict of these
         'random' deals out nodes in a random order, which balances all ranks (MG-GCN, section 5.2);
         'order' cuts the order they have, which keeps neighbours together where it has locality;
         'metis' has METIS keep neighbours together.  A tensor or array gives the rank of every
@@ -271,6 +271,11 @@ def partition_graph(
         For 'random'.
     device : torch.device, optional
         Where the part is to be; by default this rank's GPU, if it has one.
+
+    Returns
+    -------
+    PartitionedGraph
+        With the features of this rank's nodes and of their in-edges.
 
     Raises
     ------
@@ -569,7 +574,9 @@ def _metis(g: DGLGraph | None, num_ranks: int) -> dict[str, torch.Tensor]:
     whole = dgl.to_homogeneous(g) if len(g.ntypes) > 1 or len(g.etypes) > 1 else g
     num_nodes = whole.num_nodes()
     if num_nodes > num_ranks and whole.num_edges():
-        ranks = metis_partition_assignment(whole, num_ranks, balance_edges=True).long()
+        # Many parallel edges have METIS write where it must not.
+        simple = dgl.to_simple(whole, copy_ndata=False) if whole.is_multigraph else whole
+        ranks = metis_partition_assignment(simple, num_ranks, balance_edges=True).long()
     else:  # METIS itself ends the process
         ranks = torch.arange(num_nodes) * num_ranks // max(num_nodes, 1)
     if whole is g:

@@ -33,10 +33,12 @@ class Ownership:
 
     @property
     def num_nodes(self) -> int:
+        """Of all ranks."""
         return self.bounds[-1]
 
     @property
     def num_ranks(self) -> int:
+        """How many ranks there are, with or without nodes."""
         return len(self.bounds) - 1
 
     def count(self, rank: int) -> int:
@@ -44,7 +46,7 @@ class Ownership:
         return self.bounds[rank + 1] - self.bounds[rank]
 
     def nodes(self, rank: int, device: torch.device | str = "cpu") -> torch.Tensor:
-        """The nodes a rank owns, in the order of their positions; int64."""
+        """The nodes a rank owns, in the order of their positions; int64, shape (count(rank),)."""
         if self.order is None:
             return torch.arange(self.bounds[rank], self.bounds[rank + 1], device=device)
         return self.order[self.bounds[rank] : self.bounds[rank + 1]].to(device)
@@ -61,7 +63,7 @@ class Ownership:
         return self if self.order is None else replace(self, order=self.order.cpu())
 
     def owners(self, positions: torch.Tensor) -> torch.Tensor:
-        """Which rank owns each position; int64."""
+        """Which rank owns each position; int64, of the positions' shape."""
         inner = torch.tensor(self.bounds[1:-1], dtype=positions.dtype, device=positions.device)
         return torch.bucketize(positions, inner, right=True)
 

@@ -52,20 +52,11 @@ def train(config: Config, folder: Path) -> None:
 
 
 def untrained(config: Config, device: torch.device) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    """A run's model as it begins, and what gives its logits for all nodes; for one rank."""
-    dataset = load_dataset(config)
-    content, graph = _Content.of(dataset), dataset.to_dgl().to(device)
-    for ntype in graph.ntypes:
-        graph.nodes[ntype].data[dgl.NID] = graph.nodes(ntype)
-    model, _ = _make_model(config, graph, content)
-    rows = {ntype: graph.nodes[ntype].data["feat"].float() for ntype in content.widths}
-    inputs = _inputs(graph, content, rows)
-
-    def predict() -> torch.Tensor:
-        with torch.no_grad():
-            return model(graph, inputs).float().cpu()
-
-    return model, predict
+    """A run's model as it begins, and what it gives for all nodes; collective."""
+    if device.type == "cuda":
+        _check_gpus(Ranks.of_this_machine().size)
+    trainer = _make_trainer(config, device)
+    return trainer.model, trainer.predict
 
 
 def _check_gpus(num_ranks: int) -> None:
@@ -73,7 +64,7 @@ def _check_gpus(num_ranks: int) -> None:
     gpus = torch.cuda.device_count()
     if 0 < gpus < num_ranks:
         raise ConfigError(
-            f"train on a whole graph with {num_ranks} ranks",
+            f"share a whole graph among {num_ranks} ranks",
             f"{gpus} GPUs, of which each rank takes one",
             f"use at most {gpus} ranks, or the CPU alone (CUDA_VISIBLE_DEVICES=)",
         )
@@ -109,7 +100,7 @@ class _Content:
         return cls(dataset.num_classes, {_NTYPE: dataset.num_nodes}, {_NTYPE: width}, None)
 
 
-def _make_trainer(config: Config) -> FullGraphTrainer:
+def _make_trainer(config: Config, device: torch.device | None = None) -> FullGraphTrainer:
     ranks = Ranks.of_all_machines()
     dataset = ranks.together(
         "load the data", lambda: load_dataset(config) if ranks.rank == 0 else None
@@ -126,6 +117,7 @@ def _make_trainer(config: Config) -> FullGraphTrainer:
         by=config.fullgraph.by,
         exchange=config.fullgraph.exchange,
         seed=config.trainer.seed,
+        device=device,
     )
     del whole  # each rank has its part
     rows = _dealt(config, graph, content, features)
@@ -142,6 +134,7 @@ def _make_trainer(config: Config) -> FullGraphTrainer:
             "valid": data.pop("val_mask"),
             "test": data.pop("test_mask"),
         },
+        target=content.target,
         eval_every=config.trainer.eval_every,
     )
 

@@ -15,6 +15,7 @@ from dgl_mgpu.backend.errors import InvalidCallError
 from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.features.lending import lent
+from dgl_mgpu.fullgraph.graph import PartitionedGraph
 from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.report import EpochReport, StageSeconds
 from dgl_mgpu.training.trainer import StepCallback, Trainer
@@ -40,6 +41,8 @@ class FullGraphTrainer(Trainer):
     labels : Tensor, int64, shape (num_nodes of this rank,)
     masks : dict of Tensor, bool, shape (num_nodes of this rank,)
         Which nodes are ``"train"``, ``"valid"`` and ``"test"``.
+    target : str, optional
+        The type that is classified, where there are several.
     eval_every : int
         Epochs between validations; the last epoch is always validated.
 
@@ -61,10 +64,12 @@ class FullGraphTrainer(Trainer):
         labels: torch.Tensor,
         masks: Mapping[str, torch.Tensor],
         *,
+        target: str | None = None,
         eval_every: int = 1,
     ) -> None:
         super().__init__(model, optimizer, graph.device, eval_every)
         self._graph = graph
+        self._target = target
         self._inputs = inputs
         self._labels = labels
         self._nodes = {name: masks[name].nonzero().squeeze(1) for name in SPLITS}
@@ -159,6 +164,15 @@ class FullGraphTrainer(Trainer):
             name: count / self._totals[name]
             for name, count in zip(names, counts.tolist(), strict=True)
         }
+
+    @torch.no_grad()
+    def predict(self) -> torch.Tensor:
+        """Logits of all nodes of the target's type, on every rank's host, float32; collective."""
+        self.model.eval()
+        logits = self._logits().float()
+        if isinstance(self._graph, PartitionedGraph):
+            logits = self._graph.gather(logits, self._target)
+        return logits.cpu()
 
     def _test(self) -> float:
         return self.evaluate()["test"]

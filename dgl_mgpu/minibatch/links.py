@@ -15,7 +15,7 @@ from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.data.links import HeldOut, edges_to_learn, rings_of_edges
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.minibatch.objective import LinkPrediction, Objective
-from dgl_mgpu.minibatch.task import Task
+from dgl_mgpu.minibatch.task import Task, input_rows
 from dgl_mgpu.ops import SampleKey
 from dgl_mgpu.training.config import Config
 
@@ -55,14 +55,14 @@ class LinkTask(Task):
         next_edge, longest_ring = rings_of_edges(rest)
 
         def ids(of: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(of.astype(rest.id_dtype))
+            return torch.from_numpy(of.astype(rest.id_dtype, copy=False))
 
         held_out = {"valid": ids(links.valid), "test": ids(links.test)}
         seeds = {name: torch.arange(edges.shape[1]) for name, edges in held_out.items()}
         return cls(
             seeds={"train": ids(edges_to_learn(rest)), **seeds},
             num_outputs=config.model.hidden,
-            width=rest.node_features["feat"].shape[1],
+            **input_rows(config, rest),
             held_out=held_out,
             next_edge=ids(next_edge),
             longest_ring=longest_ring,
@@ -71,7 +71,7 @@ class LinkTask(Task):
         )
 
     def prefetched(self, inputs: tuple[str, ...]) -> dict[str, Any]:
-        return {"prefetch_node_feats": list(inputs)}
+        return {"prefetch_node_feats": super().prefetched(inputs)["prefetch_node_feats"]}
 
     def objective(self, graph: StoreGraph) -> Objective:
         return LinkPrediction()

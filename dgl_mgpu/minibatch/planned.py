@@ -6,13 +6,20 @@ import dataclasses
 
 import numpy as np
 
-from dgl_mgpu.backend.global_store.embedding.tables import read_specs, require_in_memory
+from dgl_mgpu.backend.global_store.embedding.tables import (
+    STATES,
+    Specs,
+    read_specs,
+    require_in_memory,
+)
 from dgl_mgpu.backend.global_store.store import machine, sources_of
+from dgl_mgpu.backend.global_store.tables import node_table
 from dgl_mgpu.data import HETEROGENEOUS
 from dgl_mgpu.data.blockmodel import in_degrees
 from dgl_mgpu.data.generate import named_spec
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.minibatch.load import load
+from dgl_mgpu.minibatch.task import LEARNED, ONE_NTYPE
 from dgl_mgpu.placement import Plan, TableSpec
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint, plan_tables
 from dgl_mgpu.topology import Topology, preset, probe
@@ -69,14 +76,25 @@ def plan_for(config: Config) -> Plan:
     hot = np.sort(np.diff(indptr))[::-1]
     reads = options.reads(len(hot), int(hot.sum()))
     id_bytes = 4 if len(hot) <= np.iinfo(np.int32).max else 8
+    learned: Specs = {}
+    name, width = "features", graph.num_features
+    if config.model.inputs == "learned":
+        # Rows and their optimizer's state lie side by side.
+        learned = read_specs({LEARNED: config.model.hidden}, [ONE_NTYPE])
+        name, width = (
+            node_table(ONE_NTYPE, LEARNED),
+            config.model.hidden * (1 + len(STATES["adam"])),
+        )
     specs = [
         TableSpec.topology(
             "topology", hot, hot, reads.topology,
             fanout=reads.fanout, id_bytes=id_bytes,
         ),
-        TableSpec.features("features", len(hot), 4 * graph.num_features, hot, reads.nodes),
+        TableSpec.features(name, len(hot), 4 * width, hot, reads.nodes),
     ]  # fmt: skip
-    return plan_tables(specs, topology, options, [len(hot)], on_gpus=on_gpus)
+    plan = plan_tables(specs, topology, options, [len(hot)], on_gpus=on_gpus)
+    require_in_memory(plan, learned)
+    return plan
 
 
 def _topology(config: Config) -> Topology:

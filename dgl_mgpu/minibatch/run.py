@@ -24,7 +24,7 @@ from dgl_mgpu.minibatch.trainer import MiniBatchTrainer, Split
 from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.cuda import choose_runtime
-from dgl_mgpu.training.config import Config
+from dgl_mgpu.training.config import Config, ModelConfig
 from dgl_mgpu.training.models import NodeModel, build_model
 from dgl_mgpu.training.relational import HeteroInputs, RelationalModel, build_relational_model
 from dgl_mgpu.training.run import ranks_of_job, ranks_of_this_machine, run, seeded_model
@@ -45,7 +45,7 @@ def train(config: Config, folder: Path) -> None:
 
 
 def untrained(config: Config) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    """A run's model as it begins, and what gives its logits for all nodes; for one rank."""
+    """A run's model as it begins, and what it gives for all nodes; collective."""
     trainer = _make_trainer(config)
     return trainer.model, trainer.predict
 
@@ -96,16 +96,16 @@ def _make_store(config: Config, dataset: Dataset | HeteroDataset | None, task: T
 def _make_model(
     config: Config, store: GlobalStore, task: Task
 ) -> tuple[NodeModel | RelationalModel, torch.optim.Optimizer]:
+    graph = store.graph
+    learned = {ntype: LearnedRows(store.embedding(LEARNED, ntype)) for ntype in task.learned}
+    build: Callable[[ModelConfig, int, int, int], NodeModel | RelationalModel]
     if task.target is None:
-        return seeded_model(config, build_model, task.width, task.num_outputs, store.device)
-    inputs = HeteroInputs(
-        store.graph.ntypes,
-        store.graph.canonical_etypes,
-        task.target,
-        task.widths,
-        {ntype: LearnedRows(store.embedding(LEARNED, ntype)) for ntype in task.learned},
-    )
-    build = partial(build_relational_model, inputs=inputs)
+        build = partial(build_model, embedding=learned.get(graph.ntypes[0]))
+    else:
+        inputs = HeteroInputs(
+            graph.ntypes, graph.canonical_etypes, task.target, task.widths, learned
+        )
+        build = partial(build_relational_model, inputs=inputs)
     return seeded_model(config, build, task.width, task.num_outputs, store.device)
 
 

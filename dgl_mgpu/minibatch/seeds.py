@@ -56,7 +56,7 @@ class SeedBatches(IterableDataset):
                 "iterate over seed nodes", "none", "check the split of the data set"
             )
         self._seeds = seeds
-        self._batch_size = batch_size
+        self.batch_size = batch_size
         self._shuffle = shuffle
         self._seed = seed
         self._rank = rank
@@ -66,8 +66,9 @@ class SeedBatches(IterableDataset):
         self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
 
     def of_all(self, seeds: torch.Tensor) -> SeedBatches:
-        """Batches of this size of other seeds, in their order, all of them this rank's."""
-        return SeedBatches(seeds, self._batch_size, shuffle=False, ntype=self.ntype)
+        """Batches of this size of other seeds, in their order, which ranks take in turn."""
+        ranks = {"rank": self._rank, "num_ranks": self.num_ranks}
+        return SeedBatches(seeds, self.batch_size, shuffle=False, ntype=self.ntype, **ranks)
 
     @property
     def device(self) -> torch.device:
@@ -87,14 +88,14 @@ class SeedBatches(IterableDataset):
 
         In the last round, ranks may have smaller batches than others, or none.
         """
-        whole, first = self._batch_size * self.num_ranks, int(self._at[1]) * self._batch_size
+        whole, first = self.batch_size * self.num_ranks, int(self._at[1]) * self.batch_size
         return [
             min(whole, len(self._seeds) - start) for start in range(first, len(self._seeds), whole)
         ]
 
     def _mine(self) -> range:
         """Numbers of this rank's batches."""
-        num_batches = -(-len(self._seeds) // self._batch_size)
+        num_batches = -(-len(self._seeds) // self.batch_size)
         return range(int(self._at[1]) + self._rank, num_batches, self.num_ranks)
 
     def __iter__(self) -> Iterator[torch.Tensor | dict[str, torch.Tensor]]:
@@ -107,6 +108,6 @@ class SeedBatches(IterableDataset):
         if worker is not None:
             mine = mine[worker.id :: worker.num_workers]
         for batch in mine:
-            span = slice(batch * self._batch_size, (batch + 1) * self._batch_size)
+            span = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
             seeds = self._seeds[span] if order is None else self._seeds[order[span]]
             yield seeds if self.ntype is None else {self.ntype: seeds}

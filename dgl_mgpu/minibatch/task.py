@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import dgl
 import numpy as np
 import torch
 from dgl.dataloading import Sampler
@@ -20,6 +21,8 @@ from dgl_mgpu.training.relational import common_width
 
 #: What the store calls the rows that nodes without features learn.
 LEARNED = "learned"
+#: DGL's name of the only type of nodes.
+ONE_NTYPE = "_N"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,7 +42,7 @@ class Task:
     widths : dict of str to int
         Of features, of each node type of a heterogeneous graph that has some.
     learned : tuple of str
-        The others, whose nodes learn a row each.
+        The types without features, whose nodes learn a row each.
     """
 
     seeds: dict[str, torch.Tensor]
@@ -59,8 +62,8 @@ class Task:
             If fanouts by edge type are not for the graph's types.
         """
         if isinstance(dataset, Dataset):
-            width = dataset.node_features["feat"].shape[1]
-            return cls(seeds=_seeds(dataset), num_outputs=dataset.num_classes, width=width)
+            rows = input_rows(config, dataset)
+            return cls(seeds=_seeds(dataset), num_outputs=dataset.num_classes, **rows)
         _check_fanouts(config, dataset)
         widths, ntypes = dataset.widths, list(dataset.num_nodes)
         return cls(
@@ -83,10 +86,10 @@ class Task:
         Parameters
         ----------
         inputs : tuple of str
-            The node features that a model wants in a graph of one type.
+            The node features that a model wants in a graph of one type; ids are there anyway.
         """
         if self.target is None:
-            return {"prefetch_node_feats": list(inputs), "prefetch_labels": ["label"]}
+            return {"prefetch_node_feats": _features(inputs), "prefetch_labels": ["label"]}
         return {
             "prefetch_node_feats": {ntype: ["feat"] for ntype in self.widths},
             "prefetch_labels": {self.target: ["label"]},
@@ -107,6 +110,17 @@ class Task:
         graph : StoreGraph
         """
         return blocks
+
+
+def input_rows(config: Config, dataset: Dataset) -> dict[str, Any]:
+    """A task's ``width`` and ``learned``, for a graph of one type."""
+    if "feat" in dataset.node_features:
+        return {"width": dataset.node_features["feat"].shape[1]}
+    return {"width": config.model.hidden, "learned": (ONE_NTYPE,)}
+
+
+def _features(inputs: tuple[str, ...]) -> list[str]:
+    return [name for name in inputs if name != dgl.NID]
 
 
 def _check_fanouts(config: Config, dataset: HeteroDataset) -> None:

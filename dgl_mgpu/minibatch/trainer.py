@@ -15,7 +15,7 @@ from typing import Any
 import dgl
 import torch
 import torch.distributed as dist
-from dgl.dataloading import DataLoader, NeighborSampler
+from dgl.dataloading import DataLoader
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -24,12 +24,14 @@ from dgl_mgpu.backend.global_store.storage import Traffic
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.inference import inference
+from dgl_mgpu.fullgraph.inference.team import Team
 from dgl_mgpu.minibatch.captured import CapturedStep
 from dgl_mgpu.minibatch.evaluation import AllNodes
 from dgl_mgpu.minibatch.learned import LOOKUP
 from dgl_mgpu.minibatch.objective import Objective
 from dgl_mgpu.minibatch.seeds import SeedBatches
 from dgl_mgpu.minibatch.tally import Tally
+from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
@@ -286,17 +288,23 @@ class MiniBatchTrainer(Trainer):
 
     @torch.no_grad()
     def predict(self) -> torch.Tensor:
-        """Logits of all nodes of the target's type, on the host, float32; this rank's own work."""
+        """What the model gives for all nodes of the target's type, float32; collective.
+
+        On every rank, in the host's memory, which a machine's ranks share.
+        """
         self.model.eval()
         graph, split = self.store.graph, self._test_split
-        if isinstance(self.model, NodeModel) and isinstance(split.sampler, NeighborSampler):
+        draws = isinstance(split.sampler, RandomWalkSampler)
+        if isinstance(self.model, NodeModel) and not draws:
             with self._autocast():
                 return inference(self.model, graph, device=self._device).float()
         nodes = torch.arange(graph.num_nodes(split.batches.ntype), dtype=graph.idtype)
         graph.set_epoch(0)
+        seeds = split.batches.of_all(nodes)
         with _starting_workers():
-            batches = iter(self._make_loader(replace(split, batches=split.batches.of_all(nodes))))
-        return torch.cat([self._outputs(batch).float().cpu() for batch in batches])
+            batches = iter(self._make_loader(replace(split, batches=seeds)))
+        rows = (self._outputs(batch).float() for batch in batches)
+        return Team.of_job().collected(rows, len(nodes), seeds.batch_size)
 
     def _train_epoch(self, sums: _Sums, on_step: StepCallback) -> bool:
         """Train on what is left of the epoch; whether that was all of it."""

@@ -19,8 +19,8 @@ from dgl_mgpu.ops.memory import (
 )
 from dgl_mgpu.ops.view import EIDS, INDPTR, PAIRED
 
-#: Seeds that are worth waking a thread for.
-GRAIN = 256
+#: Seeds that are worth waking a thread for, to sample their edges and to find these.
+GRAIN, _FIND_GRAIN = 256, 1024
 #: Columns of what :func:`find_edges` returns.
 SEGMENT, FIRST_EDGE, DEGREE, SHIFT = range(4)
 
@@ -98,7 +98,14 @@ def find_edges(seeds: torch.Tensor, graph: Rows, num_rows: int) -> np.ndarray:
     """
     found = np.empty((seeds.numel(), 4), dtype=np.int64)
     places = parallel.run(
-        _find, len(found), GRAIN, seeds.data_ptr(), seeds.element_size(), graph, num_rows, found
+        _find,
+        len(found),
+        _FIND_GRAIN,
+        seeds.data_ptr(),
+        seeds.element_size(),
+        graph,
+        num_rows,
+        found,
     )
     raise_at_bad_id(places, seeds, num_rows, "look up the edges of nodes")
     return found

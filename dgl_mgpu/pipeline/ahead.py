@@ -81,6 +81,8 @@ class Pace:
 
     Told by the time from one batch to the next.  Both ways are tried for some batches; the faster
     one is kept to for twice as long each time, up to a limit, before the other is tried again.
+    While the GPU mostly has work left nothing is tried: a host that is late once in a while would
+    have only the steps compared in which it was.
 
     Attributes
     ----------
@@ -95,6 +97,8 @@ class Pace:
         self._left, self._stay = 0, 1
         self._at = math.nan
         self._window: list[float] = []
+        #: Of these, how many found the GPU with nothing left to do.
+        self._idle = 0
         #: Of a step, by whether batches are made at rest.
         self._seconds = {False: math.nan, True: math.nan}
 
@@ -102,17 +106,20 @@ class Pace:
         """Begin a pass: what was before it is not timed."""
         self._at = math.nan
 
-    def after_step(self, counts: bool) -> None:
-        """Note that a batch is handed out, whose time ``counts`` if it tells of the way."""
+    def after_step(self, is_idle: bool) -> None:
+        """Note that a batch is handed out, and whether the GPU has nothing left to do by now."""
         before, self._at = self._at, perf_counter()
-        if not counts or math.isnan(before):
+        if math.isnan(before):
             return
         self._window.append(self._at - before)
+        self._idle += is_idle
         if len(self._window) == _WINDOW:
             # The first were still made, or waited for, in the other way.
             self._seconds[self.rests] = median(self._window[_SETTLING:])
-            self._window = []
-            self._choose()
+            was_idle = 2 * self._idle > _WINDOW
+            self._window, self._idle = [], 0
+            if was_idle:
+                self._choose()
 
     def _choose(self) -> None:
         if self._left > 1:

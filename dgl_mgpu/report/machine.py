@@ -40,7 +40,7 @@ def machine_tables(topology: Topology, names: Sequence[str]) -> list[RenderableT
         for group in topology.host_groups
     ]
     read = (
-        "no GPU: ranks read each other's shared memory, at an assumed GB/s"
+        "no GPU: GB/s at which ranks read each other's shared memory, which are assumed"
         if topology.name == "cpu"
         else "GB/s at which the GPU of a row reads the memory of a column's"
     )

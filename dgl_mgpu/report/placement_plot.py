@@ -30,6 +30,8 @@ _SERVED = {"local": "device", "peer": "peer", "host": "host", "disk": "disk"}
 _WIDTH, _HEIGHT = 12.5, 11.0  # inches of one plan's picture
 _MOST_TABLES = 6
 _FEWEST_ROWS = 6  # that the table of links has room for
+#: Of reads, whose colours say who serves them; without it they say how rows are kept.
+_READS = "//"
 
 
 def plot_placements(
@@ -193,7 +195,7 @@ def _draw_tables(axes: Axes, plan: Plan) -> None:
             (TIER_COLOURS[tier], plan.hit_rates[name][source]) for source, tier in _SERVED.items()
         ]
         _stack(axes, 3.0 * index, rows)
-        _stack(axes, 3.0 * index + 1.0, reads)
+        _stack(axes, 3.0 * index + 1.0, reads, hatch=_READS)
         ticks += [
             (3.0 * index, f"{_short(name)}:\n{human_bytes(total)}"),
             (3.0 * index + 1, "reads of it"),
@@ -207,7 +209,9 @@ def _draw_tables(axes: Axes, plan: Plan) -> None:
     axes.set_title("where each table lies (colours as above),\nand what serves reads", fontsize=11)
     axes.legend(
         handles=[
-            Patch(facecolor=TIER_COLOURS[tier], label=served[source])
+            Patch(
+                facecolor=TIER_COLOURS[tier], edgecolor="white", hatch=_READS, label=served[source]
+            )
             for source, tier in _SERVED.items()
             if any(plan.hit_rates[name][source] for name in names)
         ],
@@ -225,13 +229,15 @@ def _short(table: str) -> str:
     return "/".join(part for part in table.split("/") if set(part.split(":")) - {"_N", "_E"})
 
 
-def _stack(axes: Axes, y: float, parts: list[tuple[str, float]]) -> None:
+def _stack(axes: Axes, y: float, parts: list[tuple[str, float]], hatch: str = "") -> None:
     start = 0.0
     for colour, share in parts:
-        axes.barh(y, share, 0.85, left=start, color=colour)
+        axes.barh(
+            y, share, 0.85, left=start, color=colour, hatch=hatch, edgecolor="white", linewidth=0
+        )
         if share >= 0.06:
             axes.text(
                 start + share / 2, y, f"{100 * share:.0f}%", ha="center", va="center", fontsize=9,
-                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.8},
+                bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0, "alpha": 0.9},
             )  # fmt: skip
         start += share

@@ -32,6 +32,7 @@ from dgl_mgpu.training.group import kill_group, remove_shared
 from dgl_mgpu.training.stop import Stopped
 from dgl_mgpu.training.watch import Watch
 from dgl_mgpu.training.whereabouts import Whereabouts, last_stage, shared_stage, stage_of
+from dgl_mgpu.training.workers import worker_losses_typed
 
 log = logging.getLogger(__name__)
 
@@ -94,6 +95,8 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
         Also of one that was told to stop and did not, in time and well.
         A typed error of this package that a rank raised is raised as it is, and so is any error
         of a rank that runs here.
+    WorkerFailedError
+        If a process that samples for a rank was killed.
     Stopped
         After SIGTERM.
     """
@@ -102,12 +105,12 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
         with _told_to_torchrun(rank), _typed_losses():
             _join_job(rank, int(os.environ["WORLD_SIZE"]), "env://")
             try:
-                with _others_watched(), Whereabouts():
+                with _others_watched(), worker_losses_typed(), Whereabouts():
                     work(*args)
             finally:
                 dist.destroy_process_group()
     elif num_ranks == 1:
-        with Whereabouts():
+        with worker_losses_typed(), Whereabouts():
             work(*args)
     else:
         _run_processes(work, num_ranks, args)
@@ -316,7 +319,9 @@ def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUE
 
 def _rank_failed(rank: int, found: str) -> RankFailedError:
     return RankFailedError(
-        f"run rank {rank}", found, "mend the cause; trainer.resume goes on from the last epoch"
+        f"run rank {rank}",
+        found,
+        "mend the cause; training goes on from its last epoch with trainer.resume",
     )
 
 
@@ -361,7 +366,7 @@ def _rank_main(
         with _typed_losses():
             _join_job(rank, num_ranks, meeting_point)
             try:
-                with Whereabouts(stage):
+                with worker_losses_typed(), Whereabouts(stage):
                     work(*args)
             except Stopped:
                 stopped = True

@@ -49,8 +49,15 @@ class NodeModel(nn.Module):
     ) -> None:
         super().__init__()
         self.convolutions = nn.ModuleList(convolutions)
+        #: Gives rows for the ids of nodes, in place of their features.
+        self.embedding: nn.Module | None = None
         self.dropout = nn.Dropout(dropout)
         self._drop_input = drop_input
+
+    def learn_inputs(self, embedding: nn.Module) -> None:
+        """Take rows of an embedding in place of features, which are of nodes' ids alone."""
+        self.embedding = embedding
+        self.inputs = (dgl.NID, *(name for name in self.inputs if name != "feat"))
 
     def forward(
         self, graphs: dgl.DGLGraph | Sequence[dgl.DGLGraph], inputs: dict[str, Any]
@@ -66,13 +73,15 @@ class NodeModel(nn.Module):
         inputs : dict of Tensor
             Features of its nodes, or of the first block's source nodes: ``"feat"``, and on blocks
             what `inputs` names beside it.  By node type, each a dict, where there are several.
+            For a model with an embedding ids in the whole graph, `dgl.NID`, in place of features.
         """
         if isinstance(graphs, dgl.DGLGraph):
             graphs = [graphs] * len(self.convolutions)
         if not graphs:
             return no_logits(self)
         dtype = next(self.parameters()).dtype
-        hidden = _of_each(lambda rows: rows.to(dtype), inputs["feat"])
+        given = inputs["feat"] if self.embedding is None else self.embedding(inputs[dgl.NID])
+        hidden = _of_each(lambda rows: rows.to(dtype), given)
         for layer, graph in enumerate(graphs):
             if layer > 0 or self._drop_input:
                 hidden = _of_each(self.dropout, hidden)
@@ -276,9 +285,13 @@ _MODELS: dict[str, Callable[[list[int], ModelConfig], NodeModel]] = {
 
 
 def build_model(
-    config: ModelConfig, num_features: int, num_classes: int, num_layers: int
+    config: ModelConfig,
+    num_features: int,
+    num_classes: int,
+    num_layers: int,
+    embedding: nn.Module | None = None,
 ) -> NodeModel:
-    """The model that a configuration names.
+    """The model that a configuration names, whose nodes have features or rows of an embedding.
 
     Raises
     ------
@@ -289,7 +302,11 @@ def build_model(
         raise ConfigError(
             f"build model '{config.name}'", f"models {sorted(_MODELS)}", "name one of them"
         )
-    return _MODELS[config.name](layer_widths(config, num_features, num_classes, num_layers), config)
+    widths = layer_widths(config, num_features, num_classes, num_layers)
+    model = _MODELS[config.name](widths, config)
+    if embedding is not None:
+        model.learn_inputs(embedding)
+    return model
 
 
 def no_logits(model: nn.Module) -> torch.Tensor:

@@ -21,6 +21,7 @@ from dgl_mgpu.data import (
     load,
     load_hetero,
     require_labelled_split,
+    without_inputs,
 )
 from dgl_mgpu.data.hetero import with_self_loops
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, DGLMGPUError
@@ -83,7 +84,14 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
 
 
 def _run_rank(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
-    with _typed_memory(config):
+    negatives = "links.negatives, " if config.task == "link_prediction" else ""
+    fix = (
+        "use more ranks, a smaller model.hidden, or fullgraph.features=host"
+        if config.mode == "fullgraph"
+        else f"lower trainer.batch_size, {negatives}sampler.fanouts, model.hidden or "
+        "store.gpu_memory"
+    )
+    with typed_memory("train as configured", fix):
         _train(make_trainer, config, folder)
 
 
@@ -139,13 +147,18 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
 
 
 def load_dataset(config: Config) -> Dataset | HeteroDataset:
-    """The configured data set, with self-loops where the model wants them.
+    """The configured data set, with the self-loops and input features that the model wants.
 
     Raises
     ------
     DGLMGPUError
         As :func:`dgl_mgpu.data.load`, and if a node of its split has no class that is learned.
     """
+    dataset = _load_dataset(config)
+    return without_inputs(dataset) if config.model.inputs == "learned" else dataset
+
+
+def _load_dataset(config: Config) -> Dataset | HeteroDataset:
     options = dict(config.data.options)
     if config.data.name in HETEROGENEOUS:
         several = load_hetero(config.data.name, config.data.root, **options)
@@ -181,19 +194,22 @@ def seeded_model(
 
 
 @contextlib.contextmanager
-def _typed_memory(config: Config) -> Iterator[None]:
-    """Raise what torch raises where memory is too small as the error that says what to do."""
+def typed_memory(asked: str, fix: str) -> Iterator[None]:
+    """Raise what torch raises where memory is too small as the error that says what to do.
+
+    Raises
+    ------
+    DeviceMemoryError
+    """
     try:
         yield
     except (RuntimeError, MemoryError) as error:
         if isinstance(error, DGLMGPUError) or not _is_of_memory(error):
             raise
         raise DeviceMemoryError(
-            f"train as configured on rank {dist.get_rank() if dist.is_initialized() else 0}",
+            f"{asked} on rank {dist.get_rank() if dist.is_initialized() else 0}",
             (str(error).splitlines() or ["too little memory"])[0] + stage_of(error),
-            "use more ranks, a smaller model.hidden, or fullgraph.features=host"
-            if config.mode == "fullgraph"
-            else "lower trainer.batch_size, sampler.fanouts, model.hidden or store.gpu_memory",
+            fix,
         ) from error
 
 

@@ -93,6 +93,25 @@ def test_a_part_without_edges_is_an_error(toy, shares, part):
         hold_out(toy, *shares, seed=0)
 
 
+@pytest.mark.parametrize("few", ["validation", "test"])
+def test_a_split_of_very_few_edges_is_an_error(large, few):
+    counts = []
+    for share in np.geomspace(1e-4, 4e-3, 20):
+        shares = (share, 0.1) if few == "validation" else (0.1, share)
+        try:
+            found = hold_out(large, *shares, seed=0)
+            count = (found.valid if few == "validation" else found.test).shape[1]
+            assert count >= 10
+        except InvalidInputError as error:
+            told = str(error)
+            assert f"edges left for {few}, of 10000 with self-loops" in told
+            assert "links.valid, links.test), so that it has 10 at least" in told
+            count = int(told.split("out: ")[1].split()[0].replace("no", "0"))
+            assert count < 10
+        counts.append(count)
+    assert counts == sorted(counts) and 0 < counts[1] < 10 < counts[-1]
+
+
 def test_self_loops_are_nothing_to_train_on(build_dataset):
     loops = build_dataset(np.arange(20), np.arange(20), 20)
     with pytest.raises(InvalidInputError, match="no edges left for training"):

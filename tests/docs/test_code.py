@@ -1,12 +1,16 @@
 """Code on the pages runs, and commands there name what there is.
 
 A page's Python blocks run in order, as one program, in a folder of their own, but for those after
-a comment ``<!-- not run: WHY -->`` or ``<!-- needs a GPU -->``, which must compile. Diffs must
-apply to a block whose first line is a file's name: ``# script.py``.
+a comment ``<!-- not run: WHY -->`` or ``<!-- needs a GPU -->``, which must compile. A block of text
+that is the next one after Python is what that prints. Diffs must apply to a block whose first line
+is a file's name: ``# script.py``.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import itertools
 import subprocess
 
 import dgl
@@ -37,11 +41,18 @@ def in_a_folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("page", RUN)
 def test_python_runs(page, in_a_folder):
     names: dict = {"__name__": "__main__"}
-    code = [block for block in blocks(page) if block.language == "python"]
-    for block in code:
+    every = blocks(page)
+    code = [block for block in every if block.language == "python"]
+    for block, following in itertools.zip_longest(every, every[1:]):
+        if block.language != "python":
+            continue
         program = compile("\n" * block.line + block.code, str(page), "exec")
-        if not block.not_run:
+        if block.not_run:
+            continue
+        with contextlib.redirect_stdout(io.StringIO()) as printed:
             exec(program, names)
+        if following and following.language == "text":
+            assert printed.getvalue() == following.code, f"{page}:{following.line}"
     if all(block.not_run for block in code):
         pytest.skip("; ".join(dict.fromkeys(block.not_run for block in code)))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import runpy
 from dataclasses import asdict
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import yaml
 
 from dgl_mgpu.configuration import compose
+from dgl_mgpu.placement import POLICIES
 from tests.docs.pages import ROOT
 
 CONFIGURATION = runpy.run_path(str(ROOT / "docs" / "_ext" / "configuration.py"))
@@ -32,6 +34,19 @@ def test_every_key_has_a_row_with_its_default(monkeypatch):
             assert defaults[key].endswith(f",{value}}}")  # what the environment says, or this
         else:
             assert yaml.safe_load(defaults[key]) == value, key
+
+
+def test_every_key_and_choice_is_explained():
+    rows = [line.strip("| ").split(" |") for line in CONFIGURATION["tables"]().splitlines()]
+    rows = [cells for cells in rows if cells[0].startswith("`")]
+    assert rows
+    assert [cells[0] for cells in rows if not cells[-1].strip()] == []
+
+
+def test_all_policies_are_named():
+    """As a key's comment, a file of YAML cannot take them from the code."""
+    (row,) = (line for line in CONFIGURATION["tables"]().splitlines() if "`store.policy`" in line)
+    assert set(re.findall(r"\w+", row.split(" | ")[2])) >= set(POLICIES)
 
 
 @pytest.mark.parametrize(

@@ -337,6 +337,18 @@ def test_metis_on_hardly_any_nodes_and_on_short_ids(ranks):
     ranks.run(_small_graphs_by_metis)
 
 
+def _many_parallel_edges_by_metis() -> None:
+    ends = torch.randint(300, (2, 200_000), generator=torch.Generator().manual_seed(0))
+    g = dgl.graph(tuple(ends), num_nodes=300)
+    part = dgl_mgpu.partition_graph(g, by="metis")
+    assert part.num_nodes() < 200  # of two ranks or more
+    _same_as_whole(part, g)
+
+
+def test_metis_on_parallel_edges(ranks):
+    ranks.run(_many_parallel_edges_by_metis)
+
+
 def _by_array() -> None:
     g = homogeneous()
     ranks = np.arange(g.num_nodes()) % dist.get_world_size()

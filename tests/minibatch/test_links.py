@@ -296,6 +296,20 @@ def test_links_of_cora_are_learned(tmp_path, real_data):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["links.negatives=2", "links.test=0.2"], "links.negatives=2 links.test=0.2: for runs of"),
+        (["links.valid=0.2", "mode=fullgraph"], "add task=link_prediction, or leave them out"),
+        (["fullgraph.exchange=foo"], "fullgraph.exchange=foo: for runs of mode=fullgraph alone"),
+        (["task=link_prediction", "fullgraph.by=metis"], "add mode=fullgraph, or leave"),
+    ],
+)
+def test_options_of_other_runs_are_told(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        compose(overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
         (["task=links"], "choose from node_classification, link_prediction"),
         (["mode=fullgraph"], "task=link_prediction mode=fullgraph"),
         (["trainer.cuda_graphs=true"], "leave trainer.cuda_graphs out"),

@@ -7,6 +7,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
@@ -54,6 +55,44 @@ def test_losses_are_those_of_the_cpu(tmp_path, data, model):
     }  # fmt: skip
     assert found["cuda"] == pytest.approx(found["cpu"], rel=2e-3)
     assert found["cuda"][-1] < found["cuda"][0]
+
+
+@pytest.mark.parametrize("model", ["graphsage", "gcn", "pinsage"])
+@pytest.mark.parametrize("task", ["node_classification", "link_prediction"])
+def test_learned_inputs_have_the_losses_of_the_cpu(tmp_path, data, model, task):
+    if (model, task) == ("pinsage", "link_prediction"):
+        pytest.skip("random walks take the edges that are to be predicted")
+    options = [data, f"model={model}", f"task={task}", "model.inputs=learned", *SAME]
+    found = {
+        device: losses(train(tmp_path / device, *options, f"store.device={device}"))
+        for device in ("cpu", "cuda")
+    }
+    assert found["cuda"] == pytest.approx(found["cpu"], rel=2e-3)
+    assert found["cuda"][-1] < found["cuda"][0]
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["model=gcn"],
+        ["model=graphsage", "model.inputs=learned"],
+        ["model=graphsage", "task=link_prediction"],
+        ["model=pinsage"],
+        ["model=gcn", "mode=fullgraph"],
+    ],
+    ids=" ".join,
+)
+def test_predictions_on_gpus_are_those_of_the_cpu(tmp_path, data, overrides):
+    folder = train(tmp_path / "run", data, *overrides, *SAME)
+    found = {}
+    for device, ranks in (("cpu", 1), ("cuda", 1), ("cuda", torch.cuda.device_count())):
+        out = tmp_path / f"{device}{ranks}.npz"
+        asked = [f"out={out}", f"device={device}", f"ranks={ranks}"]
+        assert main(["predict", str(folder), *asked]) == 0
+        with np.load(out) as archive:
+            found[device, ranks] = archive["logits" if "logits" in archive else "embeddings"]
+    for rows in found.values():
+        np.testing.assert_allclose(rows, found["cpu", 1], rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("model", ["graphsage", "gcn", "gat", "gin", "rgcn", "pinsage"])

@@ -278,17 +278,35 @@ def test_what_passes_have_shown_is_known_to_the_next_but_not_the_time_between_th
         assert made(lane.log, "ahead") == windows(expected)
 
 
-def test_steps_of_a_gpu_that_has_work_left_do_not_tell_the_pace(clock):
+@pytest.mark.parametrize("late", [0, 2, 4])
+def test_a_gpu_that_mostly_has_work_left_has_its_batches_made_ahead(clock, late):
     pace = Pace()
-    for _ in range(40):
+    for step in range(41):
         clock.now += 1.0
-        pace.after_step(False)
+        pace.after_step(step % 8 < late)
         assert not pace.rests
     for _ in range(8):
         assert not pace.rests
         clock.now += 1.0
         pace.after_step(True)
     assert pace.rests  # as the other way is tried
+
+
+def test_the_pace_is_that_of_all_steps_and_not_only_of_those_where_the_gpu_was_idle(clock):
+    pace = Pace()
+    for step in range(17):
+        # Where the GPU still has work left, ahead, the host was in time.
+        is_late = pace.rests or step % 4 != 0
+        clock.now += 3.0 if is_late else 1.0
+        clock.now -= 0.5 if pace.rests else 0.0
+        pace.after_step(is_late)
+    assert pace.rests
+    pace = Pace()
+    for step in range(17):
+        is_late = pace.rests or step % 8 < 5
+        clock.now += (2.5 if pace.rests else 4.0) if is_late and step % 8 < 2 else 2.0
+        pace.after_step(is_late)
+    assert not pace.rests
 
 
 def test_the_lane_follows_the_script_when_it_is_used_again():

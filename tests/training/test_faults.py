@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import multiprocessing as mp
 import os
 import queue
 import signal
@@ -27,11 +28,12 @@ from dgl_mgpu.errors import (
     DGLMGPUError,
     OutputError,
     RankFailedError,
+    WorkerFailedError,
 )
 from dgl_mgpu.report import metrics, read_metrics
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training import launch as launching
-from dgl_mgpu.training import watch
+from dgl_mgpu.training import watch, workers
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.report import RunReport
@@ -239,6 +241,53 @@ def test_the_first_rank_is_killed_while_it_writes_a_checkpoint(tmp_path, data):
     assert [path.name for path in (again / "checkpoints").iterdir()] == ["epoch-0003.pt"]
 
 
+def kills_a_worker(others: set[int | None]) -> None:
+    worker = next(each for each in mp.active_children() if each.pid not in others)
+    os.kill(worker.pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_worker_is_killed(tmp_path, data, num_ranks):
+    # A run of one rank is in this process, where workers of earlier tests' loaders may still wait.
+    others = {each.pid for each in mp.active_children()}
+    options = [data, "sampler.num_workers=2", "trainer.epochs=40"]
+    hook = partial(at_step, 8, num_ranks - 1, partial(kills_a_worker, others))
+    error = fails(tmp_path, hook, *options, num_ranks=num_ranks)
+    assert isinstance(error, WorkerFailedError)
+    assert "DataLoader worker (pid" in str(error) and "see why it ended" in str(error)
+    assert len(reports_of(tmp_path)) >= 1
+
+
+@pytest.mark.parametrize("is_signalled", [True, False])
+def test_the_end_of_a_workers_connection_is_told_as_its_end(is_signalled, monkeypatch):
+    def torchs_handler(seconds: float) -> None:
+        if is_signalled:
+            raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+
+    monkeypatch.setattr(workers.time, "sleep", torchs_handler)
+    lost = r"DataLoader worker \(pid 7\) is killed by signal: Killed"
+    told = lost if is_signalled else r"the connection to one was lost \(EOFError\(\)\)"
+    here, there = mp.Pipe()
+    there.close()
+    with pytest.raises(WorkerFailedError, match=f"processes: {told}; see why"):  # noqa: SIM117
+        with workers.worker_losses_typed():
+            here.recv()
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        ConnectionResetError(104, "reset"),
+        ValueError("of the model"),
+        RuntimeError("Caught RuntimeError in DataLoader worker process 0.\nOriginal Traceback"),
+    ],
+)
+def test_what_is_no_workers_end_is_raised_as_it_is(error):
+    with pytest.raises(type(error)) as raised, workers.worker_losses_typed():
+        raise error
+    assert raised.value is error
+
+
 @pytest.mark.parametrize(("num_ranks", "act"), [(1, has_no_memory), (2, has_no_gpu_memory)])
 def test_memory_is_too_small_for_the_model(tmp_path, data, num_ranks, act):
     hook = partial(on_rank, num_ranks - 1, forward, act)
@@ -246,6 +295,13 @@ def test_memory_is_too_small_for_the_model(tmp_path, data, num_ranks, act):
     assert isinstance(error, DeviceMemoryError)
     assert f"rank {num_ranks - 1}: " in str(error)
     assert "in stage forward; lower trainer.batch_size" in str(error)
+
+
+def test_memory_is_too_small_for_links(tmp_path, data):
+    hook = partial(on_rank, 0, forward, has_no_gpu_memory)
+    error = fails(tmp_path, hook, data, "task=link_prediction", num_ranks=1)
+    assert isinstance(error, DeviceMemoryError)
+    assert "lower trainer.batch_size, links.negatives, sampler.fanouts, model.hidden" in str(error)
 
 
 def test_memory_is_too_small_for_a_full_graph(tmp_path, data):

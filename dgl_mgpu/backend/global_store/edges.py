@@ -133,7 +133,7 @@ class EdgeQueries(StoredTopology):
 
         Parameters
         ----------
-        edges : Tensor or dict of Tensor
+        edges : Tensor or dict of Tensor, the graph's idtype, shape (n,)
             Edge ids, by edge type in a heterogeneous graph.
         relabel_nodes : bool
             Whether nodes at none of the edges are left out.

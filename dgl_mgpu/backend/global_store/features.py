@@ -29,21 +29,43 @@ class Features(EdgeQueries):
     def get_node_storage(self, key: str, ntype: str | None = None) -> TableStorage:
         """The storage of node feature ``key``.
 
+        Parameters
+        ----------
+        key : str
+        ntype : str, optional
+            The only one by default.
+
+        Returns
+        -------
+        TableStorage
+            A row for each node of the type.
+
         Raises
         ------
         InvalidInputError
-            If there is no such feature.
+            If there is no such feature or node type.
         """
         ntype = self._only_ntype(ntype)
         return self._storage(key, node_table(ntype, key), ntype)
 
     def get_edge_storage(self, key: str, etype: str | CanonicalEtype | None = None) -> TableStorage:
-        """The storage of edge feature ``key``; rows are edge ids.
+        """The storage of edge feature ``key``.
+
+        Parameters
+        ----------
+        key : str
+        etype : str or (str, str, str), optional
+            The only one by default.
+
+        Returns
+        -------
+        TableStorage
+            A row for each edge of the type, by its id.
 
         Raises
         ------
         InvalidInputError
-            If there is no such feature.
+            If there is no such feature or edge type.
         """
         full = self.to_canonical_etype(etype)
         return self._storage(key, edge_table(full, key), full[1])

@@ -59,8 +59,8 @@ class Sampling(Features):
 
         Parameters
         ----------
-        nodes : Tensor or dict of Tensor
-            Seed nodes, (n,) int32 or int64, by node type in a heterogeneous graph.
+        nodes : Tensor or dict of Tensor, int32 or int64, shape (n,)
+            Seed nodes, by node type in a heterogeneous graph.
         fanout : int or dict
             Edges for each node (of each edge type); -1 takes all.
         edge_dir : str
@@ -68,7 +68,7 @@ class Sampling(Features):
         prob : str, optional
             Edge feature of unnormalised probabilities, or of booleans as a mask.
         replace : bool
-        exclude_edges : Tensor or dict of Tensor, optional
+        exclude_edges : Tensor or dict of Tensor, int32 or int64, shape (m,), optional
             Edge ids to leave out of what is sampled, by edge type in a heterogeneous graph.
         copy_ndata, copy_edata : bool
             Accepted for DGL's sake; features are fetched from the store when asked for.
@@ -118,7 +118,7 @@ class Sampling(Features):
 
         Parameters
         ----------
-        nodes : Tensor or dict of Tensor
+        nodes : Tensor or dict of Tensor, int32 or int64, shape (n,)
             Seed nodes, distinct.
         fanouts : sequence of int or dict
             For each layer, the layer nearest the input first.
@@ -197,7 +197,7 @@ class Sampling(Features):
         ----------
         hops : sequence of EtypeBlock
             Of :meth:`begin_hops`.
-        nodes : Tensor or dict of Tensor
+        nodes : Tensor or dict of Tensor, shape (n,)
             The seed nodes that it was called with.
         blanks : sequence of BlankBlock
             Blocks that were prepared meanwhile, if any.
@@ -215,9 +215,14 @@ class Sampling(Features):
     ) -> dict[str, torch.Tensor]:
         """The input nodes of a mini-batch: those of :meth:`sample_blocks`, without the blocks.
 
+        Parameters
+        ----------
+        nodes, fanouts
+            As of :meth:`sample_blocks`.
+
         Returns
         -------
-        dict of Tensor
+        dict of Tensor, the graph's idtype, shape (m,)
             By node type, on the device where the store's operators run.
 
         Raises

@@ -142,7 +142,7 @@ class TableStorage(FeatureStorage):
             store on GPUs, where rows need no such copy, it has no effect.
         dtype : torch.dtype, optional
             Cast on the way, as :func:`dgl_mgpu.ops.gather_rows` can; as stored by default.
-        out : Tensor, optional
+        out : Tensor, shape (n, *row_shape), optional
             Where to gather them, on the store's device, as :func:`dgl_mgpu.ops.gather_rows` says.
 
         Returns

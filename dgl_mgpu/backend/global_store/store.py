@@ -91,9 +91,9 @@ class GlobalStore:
         ----------
         g : DGLGraph
             On the CPU, homogeneous or heterogeneous, with int32 or int64 ids.
-        seeds : Tensor or dict of Tensor, optional
-            Nodes that mini-batches will start from, for ``hotness='presample'``; all nodes by
-            default.
+        seeds : Tensor or dict of Tensor, int32 or int64, shape (n,), optional
+            Nodes that mini-batches will start from, by node type in a heterogeneous graph, for
+            ``hotness='presample'``; all nodes by default.
         seed : int
             Which samples are drawn.
         edges : bool
@@ -109,9 +109,22 @@ class GlobalStore:
             As in :class:`~dgl_mgpu.store.planning.StoreOptions`, and ``topology``: a
             :class:`~dgl_mgpu.topology.Topology`, a preset's name, or 'auto' for this machine.
 
+        Returns
+        -------
+        GlobalStore
+
         Raises
         ------
-        InvalidInputError, ConfigError, PlanDoesNotFitError, SharedMemoryError
+        InvalidInputError
+            If the graph is none, or of a kind that a store does not take.
+        ConfigError
+            If an option is unknown or out of its range, or there are more ranks than GPUs.
+        PlanDoesNotFitError
+            If the memories that the options allow do not hold all rows.
+        SharedMemoryError
+            If shared memory or a file on the disk cannot be made or mapped.
+        PeerAccessError
+            If a rank cannot map the memory of another's GPU.
         DeviceMemoryError
             If a GPU has less free memory than the plan takes.
         RankFailedError
@@ -132,7 +145,19 @@ class GlobalStore:
     ) -> GlobalStore:
         """Store a data set: its graph, features and, as node feature 'label', its labels.
 
-        Collective; parameters and errors as for :meth:`from_dgl`.
+        Collective; what is not listed here, and errors, are as for :meth:`from_dgl`.
+
+        Parameters
+        ----------
+        dataset : Dataset or HeteroDataset
+            Its arrays may be memory maps: they are read in stretches.  None on ranks other than
+            the machine's first.  Its training nodes are the seeds of ``hotness='presample'``.
+        seed, edges, embeddings, **options
+            As for :meth:`from_dgl`.
+
+        Returns
+        -------
+        GlobalStore
         """
         read = None if dataset is None else lambda: of_dataset(dataset)
         return cls._build(read, seed, edges, embeddings, options)
@@ -218,6 +243,10 @@ class GlobalStore:
         ntype : str, optional
             The only one by default.
 
+        Returns
+        -------
+        StoreEmbedding
+
         Raises
         ------
         InvalidInputError
@@ -279,9 +308,38 @@ class GlobalStore:
         *,
         dtype: torch.dtype | None = None,
     ) -> torch.Tensor:
-        """Rows of node feature ``key``, shape (len(ids), ...), on the ids' device.
+        """Rows of a node feature, from wherever they are.
 
-        With ``dtype`` they are cast on the way, as :func:`dgl_mgpu.ops.gather_rows` can.
+        Parameters
+        ----------
+        key : str
+            The feature's name.
+        ids : Tensor, int32 or int64, shape (n,)
+            Nodes, on any device, in any order; some may be there several times.
+        ntype : str, optional
+            The only one by default.
+        dtype : torch.dtype, optional
+            A floating-point type to which rows are cast on the way, as
+            :func:`dgl_mgpu.ops.gather_rows` does; by default they are as stored.
+
+        Returns
+        -------
+        Tensor, the feature's dtype or ``dtype``, shape (n, *row_shape)
+            On the ids' device.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is no such feature or node type, or ids or dtype are of a wrong kind.
+        IdOutOfRangeError
+            Of ids on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
+        StoreClosedError
+            If the store was closed.
+
+        Examples
+        --------
+        >>> store.gather("feat", torch.tensor([3, 5])).shape
+        torch.Size([2, 64])
         """
         ids = torch.as_tensor(ids)
         return self.graph.get_node_storage(key, ntype).fetch(ids, ids.device, dtype=dtype)

@@ -53,7 +53,13 @@ class StoredTopology:
         return True
 
     def to_canonical_etype(self, etype: str | CanonicalEtype | None) -> CanonicalEtype:
-        """The full triple of an edge type; ``None`` names the only one."""
+        """The full triple of an edge type; ``None`` names the only one.
+
+        Raises
+        ------
+        InvalidInputError
+            If no edge type has this name, or several have.
+        """
         matches = [
             full
             for full in self.canonical_etypes
@@ -76,7 +82,7 @@ class StoredTopology:
         return types
 
     def num_nodes(self, ntype: str | None = None) -> int:
-        """Nodes of a type, or of all types."""
+        """Nodes of type ``ntype``, or of all types."""
         if ntype is None:
             return sum(self._num_nodes.values())
         return self._num_nodes[self._only_ntype(ntype)]
@@ -84,14 +90,31 @@ class StoredTopology:
     number_of_nodes = num_nodes
 
     def num_edges(self, etype: str | CanonicalEtype | None = None) -> int:
-        """Edges of a type, or of all types."""
+        """Edges of type ``etype``, or of all types."""
         etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
         return sum(self.view(full).num_edges for full in etypes)
 
     number_of_edges = num_edges
 
     def view(self, etype: str | CanonicalEtype | None = None) -> GraphView:
-        """An edge type's topology as operators and kernels take it (:mod:`dgl_mgpu.ops`)."""
+        """An edge type's topology as operators and kernels take it (:mod:`dgl_mgpu.ops`).
+
+        Parameters
+        ----------
+        etype : str or (str, str, str), optional
+            The only one by default.
+
+        Returns
+        -------
+        GraphView
+            Valid in this process, until the store is closed.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is no such edge type.
+        StoreClosedError
+        """
         name = self._topology_tables.get(etype)  # type: ignore[arg-type]
         if name is None:
             name = self._topology_tables[self.to_canonical_etype(etype)]

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from dgl.base import EID, NID
-from dgl.convert import create_block
+from dgl.frame import Frame
+from dgl.graph_index import from_coo
 from dgl.heterograph import DGLBlock, DGLGraph
+from dgl.heterograph_index import create_heterograph_from_relations, create_unitgraph_from_csr
+from dgl.utils import toindex
 
 from dgl_mgpu.backend.errors import as_dgl_error
 from dgl_mgpu.backend.memory.pinned_graphs import pinned_tensors
@@ -37,6 +41,7 @@ Fanout = int | Mapping[str | CanonicalEtype, int]
 #: Input nodes, output nodes and blocks.
 Sampled = tuple[Nodes, Nodes, list[DGLBlock]]
 
+_FORMATS = ["coo", "csr", "csc"]
 _WEIGHTS = (torch.float32, torch.float64, torch.bool, torch.uint8)
 
 
@@ -109,23 +114,40 @@ def dgl_blocks(
 
 def _block_on_cpu(sampled: EtypeBlock, graph: Any, seeds: Mapping[str, torch.Tensor]) -> DGLGraph:
     none = torch.empty(0, dtype=graph.idtype)
+    ntypes, etypes = sorted(graph.ntypes), sorted(sampled.edges)
     # Nodes of types without edges are their own sources.
-    sources = {
-        ntype: sampled.src_nodes.get(ntype, seeds.get(ntype, none)) for ntype in graph.ntypes
-    }
-    num_dst = {ntype: sampled.num_dst.get(ntype, len(ids)) for ntype, ids in sources.items()}
-    block = create_block(
-        {etype: ("csc", _csc(edges, graph.idtype)) for etype, edges in sampled.edges.items()},
-        {ntype: len(nodes) for ntype, nodes in sources.items()},
-        num_dst,
-        idtype=graph.idtype,
+    sources = [sampled.src_nodes.get(ntype, seeds.get(ntype, none)) for ntype in ntypes]
+    targets = [
+        nodes[: sampled.num_dst.get(ntype, len(nodes))]
+        for ntype, nodes in zip(ntypes, sources, strict=True)
+    ]
+    # As dgl.create_block, which makes a graph of each relation first and looks at all ends.
+    numbers = {ntype: number for number, ntype in enumerate(ntypes)}
+    relations = [
+        create_unitgraph_from_csr(
+            2, len(sources[numbers[source]]), len(targets[numbers[target]]),
+            *_csc(sampled.edges[source, etype, target], graph.idtype), _FORMATS, True,
+        )
+        for source, etype, target in etypes
+    ]  # fmt: skip
+    ends = tuple((numbers[source], numbers[target]) for source, _, target in etypes)
+    counts = toindex([len(nodes) for nodes in (*sources, *targets)], "int64")
+    index = create_heterograph_from_relations(_metagraph(len(ntypes), ends), relations, counts)
+    return DGLBlock(
+        index,
+        (ntypes, ntypes),
+        [etype for _, etype, _ in etypes],
+        node_frames=[Frame({NID: nodes}) for nodes in (*sources, *targets)],
+        edge_frames=[Frame({EID: sampled.edges[etype].eids}) for etype in etypes],
     )
-    for ntype, nodes in sources.items():
-        block.srcnodes[ntype].data[NID] = nodes
-        block.dstnodes[ntype].data[NID] = nodes[: num_dst[ntype]]
-    for etype, edges in sampled.edges.items():
-        block.edges[etype].data[EID] = edges.eids
-    return block
+
+
+@functools.cache
+def _metagraph(num_ntypes: int, ends: tuple[tuple[int, int], ...]) -> Any:
+    """Which types the edges of a block's types go from and to, by number, for DGL's C++."""
+    sources = [source for source, _ in ends]
+    targets = [num_ntypes + target for _, target in ends]
+    return from_coo(2 * num_ntypes, sources, targets, True)
 
 
 def _csc(edges: BlockEdges, idtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

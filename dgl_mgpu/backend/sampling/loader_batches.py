@@ -115,14 +115,14 @@ class Batches:
             return None
         # Nothing here asks torch for numbers.
         with self._draws.of_batch(number, with_torchs=False), stage("sample"):
-            nodes = recursive_apply(seeds, lambda ids: ids.to(self._loader.device))
+            nodes = recursive_apply(seeds, _to, self._loader.device)
             if self._places is not None and can_be_placed(self._loader):
                 return begin_to_place(self._loader.graph_sampler, self._collate.g, nodes, seeds)
             return begin(self._collate.g, nodes, on_host=seeds)
 
     def make(self, number: int, seeds: Any, finish: Callable[[], Any] | None = None) -> Any:
         """Sample a batch and fetch its features, as DGL does, or put it in its place."""
-        if finish is None and self._places is not None:
+        if finish is None:
             finish = self.begin(number, seeds)
         with self._reads_noted():
             if isinstance(finish, ToPlace) and self._places is not None:
@@ -247,6 +247,14 @@ def _scripts(g: Any) -> Any:
 
 def _unchanged(seeds: Any) -> Any:
     return seeds
+
+
+def _to(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Ids where a device has them.  Those of pageable memory would be there only when all is done
+    that is queued before: the model of the last batch, where this one is made at rest."""
+    if device.type == "cuda" and ids.device.type == "cpu":
+        ids = ids.pin_memory()
+    return ids.to(device, non_blocking=True)
 
 
 def _collect(made: Any, tensors: list[torch.Tensor]) -> None:

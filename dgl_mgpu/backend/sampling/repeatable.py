@@ -29,10 +29,14 @@ def is_pure(sampler: Any) -> bool:
     if type(sampler) is EdgePredictionSampler:
         negative, exclude = sampler.negative_sampler, sampler.exclude
         return (
-            type(sampler.sampler) in _PURE_SAMPLERS
+            _is_pure_of_nodes(sampler.sampler)
             and (negative is None or type(negative) in _PURE_NEGATIVES or says_so(negative))
             and (exclude is None or isinstance(exclude, str) or says_so(exclude))
         )
+    return _is_pure_of_nodes(sampler)
+
+
+def _is_pure_of_nodes(sampler: Any) -> bool:
     return type(sampler) in _PURE_SAMPLERS or says_so(sampler)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
 
+import dgl
 import torch
 from dgl import DGLGraph
 
@@ -132,7 +133,10 @@ def as_columns(g: Graph, x: Any) -> Tree:
 
 
 def _feature(g: Graph, name: str, ntype: str) -> torch.Tensor | TableStorage | None:
-    if isinstance(g, DGLGraph):
+    is_dgls = isinstance(g, DGLGraph)
+    if name == dgl.NID and not (is_dgls and name in g.nodes[ntype].data):
+        return torch.arange(g.num_nodes(ntype), device=g.device)
+    if is_dgls:
         return g.nodes[ntype].data.get(name)
     try:
         return g.get_node_storage(name, ntype)

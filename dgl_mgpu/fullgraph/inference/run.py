@@ -62,11 +62,12 @@ def inference(
         Its modes (``training``) are as before when the call ends, however it ends.
     g : DGLGraph, PartitionedGraph or StoreGraph
         Blocks have the features of a DGLGraph, as in DGL's DataLoader.
-    x : Tensor, dict of Tensor or str, optional
+    x : Tensor, shape (num_nodes, *row_shape), dict of Tensor or str, optional
         What the model takes besides the blocks: a row for each node, anywhere; on a heterogeneous
         graph a dict by node type, on any other it may be a dict by any name.  A str names the node
-        feature of ``g``.  By default the features that ``model.inputs`` names, as a dict, for
-        models that have this attribute, and 'feat' for others.
+        feature of ``g``, or with ``dgl.NID`` the ids of nodes.  By default the features that
+        ``model.inputs`` names, as a dict, for models that have this attribute, and 'feat' for
+        others.
     layerwise : bool, optional
         By default, all is done at once if it is likely to fit in half of the free memory, if no
         ``batch_size`` is given, and if no other ranks share the work.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,11 +11,12 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import nn
 
 from dgl_mgpu.errors import InvalidInputError, OutputError, SharedMemoryError
-from dgl_mgpu.fullgraph.inference.rows import ASKED
+from dgl_mgpu.fullgraph.inference.rows import ASKED, Column
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.segment import SHARED_MEMORY, Segment
 
@@ -95,6 +98,39 @@ class Team:
         for number, (low, high) in enumerate(self._every_batch(length, step)):
             part = share(len(rows), low, high, length)
             self.firsts.send(self.machines[number % self.size], rows[slice(*part)])
+
+    def collected(self, batches: Iterator[torch.Tensor], length: int, step: int) -> torch.Tensor:
+        """Rows of ``length`` nodes, of which this rank has those of its `batches`; all call this.
+
+        Parameters
+        ----------
+        batches : iterator of Tensor, float32, shape (nodes of a batch, width)
+
+        Returns
+        -------
+        Tensor, float32, shape (length, width)
+            In the host's memory, which the ranks of a machine share.
+        """
+        first = self.everyone.together(ASKED, lambda: next(batches, None))
+        widths = self.everyone.all_gather(0 if first is None else first.shape[1])
+        shape = length, max(widths)  # a rank may have no batch
+        memory = None
+        if self.machine.size > 1:
+            memory = self.room(math.prod(shape) * torch.float32.itemsize, None)
+            rows = torch.from_numpy(memory.array(np.float32, shape))
+        else:
+            rows = torch.empty(shape)
+
+        def fill() -> None:
+            ranges = self.batches(length, step)
+            given = itertools.chain([] if first is None else [first], batches)
+            for (low, high), of_batch in zip(ranges, given, strict=True):
+                rows[low:high] = of_batch
+
+        self.everyone.together(ASKED, fill)
+        # Others of a machine wait for its first rank, which is sent the rows.
+        self.everyone.together(ASKED, partial(self.bring, rows, length, step))
+        return Column("", rows, None, memory).own_rows()
 
     @contextmanager
     def first_ones_buffers(self, model: nn.Module) -> Iterator[None]:

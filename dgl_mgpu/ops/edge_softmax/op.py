@@ -77,8 +77,8 @@ def edge_softmax_backward(
     Parameters
     ----------
     indptr, eids : Tensor
-        As there.
-    out : Tensor, shape (n, *heads)
+        As there, also in shape.
+    out : Tensor, dtype of the scores, shape (n, *heads)
         What it returned.
     grad : Tensor, dtype and shape of ``out``
         Gradient of that.

@@ -180,7 +180,7 @@ def count_tiers(
         The table as this rank sees it.
     ids : Tensor, int32 or int64, shape (n,)
         Row ids, in any order and with repeats.
-    counts : Tensor, optional
+    counts : Tensor, int64, shape (len(view.pointers),), optional
         What an earlier call has returned, to add to.
 
     Returns

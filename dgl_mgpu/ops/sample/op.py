@@ -148,7 +148,7 @@ def sample_etype_neighbors(
     views : mapping of edge type to GraphView
         All edge types of the graph: the place of a type among them enters the key, so that
         two types between the same nodes are sampled independently.
-    seeds : mapping of edge type to Tensor
+    seeds : mapping of edge type to Tensor, int32 or int64, shape (n,)
         Destination nodes for each edge type; a type left out is not sampled.
     fanouts : int or mapping of edge type to int
         Edges per seed and edge type.

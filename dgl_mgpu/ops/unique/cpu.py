@@ -20,7 +20,7 @@ from dgl_mgpu.ops.scratch import scratch
 from dgl_mgpu.ops.unique import op  # noqa: F401  (defines the schema)
 
 #: Ids that are worth waking a thread for.
-_GRAIN = 8192
+_GRAIN = 32768
 #: Ids per bucket aimed at: its table and keys stay in a core's second-level cache.
 _BUCKET = 8192
 _MOST_BUCKETS = 1 << 12

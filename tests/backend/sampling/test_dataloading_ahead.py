@@ -30,6 +30,8 @@ from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.pipeline import Ahead
 from dgl_mgpu.store.optimizer import write_rows
 from tests.backend.loaders import link_graph, node_graph, typed_graph
+from tests.docs.pages import ROOT
+from tests.docs.pages import blocks as blocks_of
 from tests.pipeline.lanes import HostLane
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
@@ -408,6 +410,7 @@ def _impure():
         (NeighborSampler([2], fused=False), {"negative_sampler": _OwnNegatives(1)}),
         (NeighborSampler([2], fused=False), {"exclude": lambda edges: edges}),
         (_Own([2], fused=False), {}),
+        (_Sure([2], fused=False), {}),
     ):
         yield g, torch.arange(50), as_edge_prediction_sampler(inner, **options), {}
     g, ids, _ = homogeneous()
@@ -422,7 +425,7 @@ def test_passes_over_a_loader_share_what_is_known_of_its_pace():
     assert first._pace is again._pace is not others._pace
 
 
-@pytest.mark.parametrize("case", range(9))
+@pytest.mark.parametrize("case", range(10))
 def test_what_may_depend_on_more_is_made_when_it_is_asked_for(case, lanes, monkeypatch):
     monkeypatch.setattr(dgl.dataloading.dataloader, "is_tensor_adaptor_enabled", lambda: True)
     made = lanes(1)
@@ -432,7 +435,36 @@ def test_what_may_depend_on_more_is_made_when_it_is_asked_for(case, lanes, monke
     assert isinstance(batches, Ahead)
     assert len(list(batches)) == -(-len(ids) // 20)
     # A list of ids becomes a tensor, and a class may say that it depends on no more.
-    assert bool(made) == (case in (3, 7))
+    assert bool(made) == (case in (3, 7, 8))
+
+
+def samplers_of_the_page() -> list[type]:
+    """The classes that docs/howto/migrating.md says may be called ahead."""
+    names = {"dgl": dgl, "torch": torch}
+    for block in blocks_of(ROOT / "docs" / "howto" / "migrating.md"):
+        if block.language == "python" and "may_be_made_ahead" in block.code:
+            exec(block.code.partition("\n\n\nloader")[0], names)
+    return [each for each in names.values() if isinstance(each, type)]
+
+
+def test_the_pages_sampler_is_called_ahead_and_gives_the_same(lanes):
+    (kind,) = samplers_of_the_page()
+    results = []
+    for depth in DEPTHS:
+        made = lanes(depth)
+        dgl.seed(1)
+        torch.manual_seed(1)
+        g, ids, _ = homogeneous()
+        found = [
+            [inputs, outputs, *(block.edges() for block in blocks), blocks[0].srcdata["is_seed"]]
+            for inputs, outputs, blocks in DataLoader(g, ids, kind([3, 2]), batch_size=20)
+        ]
+        assert bool(made) == bool(depth)
+        results.append(found)
+        for inputs, outputs, *_, is_seed in found:
+            assert set(inputs[is_seed].tolist()) == set(outputs.tolist())
+    torch.testing.assert_close(results[1], results[0], rtol=0, atol=0)
+    torch.testing.assert_close(results[2], results[0], rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("prob", [None, "weight"])
