@@ -13,11 +13,16 @@ from dgl_mgpu.errors import DataFormatError
 
 #: Exit status of a program whose files are not there; the last line that it prints names them.
 NO_FILES = os.EX_NOINPUT
-#: Options of OGB's directed data sets, which are trained on in both directions.
+#: Options of data sets: OGB's directed ones are trained on in both directions.
 OPTIONS: dict[str, dict[str, Any]] = {
     "ogbn-arxiv": {"add_reverse": True},
     "ogbn-papers100M": {"add_reverse": True},
-}
+    "proteins' size": {
+        "num_nodes": 132_534, "num_edges": 39_561_252, "num_features": 128, "num_classes": 112,
+    },
+}  # fmt: skip
+#: Sets that are of a size, with classes made up, by what makes them.
+_MADE = {"proteins' size": "generated"}
 
 
 def datasets_here(names: Sequence[str], root: str | Path) -> dict[str, Dataset]:
@@ -51,10 +56,10 @@ def dataset_here(name: str, root: str | Path) -> Dataset:
             f"put OGB's folder of it there, or have 'dgl-mgpu train data={name} "
             f"data.root={root}' download it",
         )
-    return load(name, root, **OPTIONS.get(name, {}))
+    return load(_MADE.get(name, name), root, **OPTIONS.get(name, {}))
 
 
 def data_overrides(name: str, root: str | Path) -> tuple[str, ...]:
     """What has the command line load the same as :func:`dataset_here`."""
     options = (f"data.options.{key}={value}" for key, value in OPTIONS.get(name, {}).items())
-    return f"data={name}", f"data.root={root}", *options
+    return f"data={_MADE.get(name, name)}", f"data.root={root}", *options

@@ -73,14 +73,15 @@ class Sweep:
         swept = {way: self._once(ways[way], rows, transposed, expected) for way in allowed}
         limit = _NEAR * min(swept.values())
         near = [way for way in allowed if way.pipeline is None or swept[way] <= limit]
-        swept |= self._slowest(ways, near, rows, transposed, repeats, _WINDOW)
+        again, swept_samples = self._slowest(ways, near, rows, transposed, repeats, _WINDOW)
+        swept |= again
         best = min(near, key=swept.__getitem__)
 
         auto = Auto(ways, cached=False)
         calls, seconds = tuned(auto, case, rows)
         pick = auto.found.get(case, ways.default)
         chosen = dict.fromkeys((best, pick, ways.default))
-        final = self._slowest(ways, chosen, rows, transposed, 3 * repeats, _WINDOW)
+        final, samples = self._slowest(ways, chosen, rows, transposed, 3 * repeats, _WINDOW)
         return {
             "width": width,
             "transposed": transposed,
@@ -91,7 +92,9 @@ class Sweep:
             "calls": calls,
             "tuning_s": seconds,
             "final_ms": _by_name(final),
+            "final_samples_s": samples,
             "swept_ms": _by_name(swept),
+            "swept_samples_s": swept_samples,
             "estimated_ms": _by_name(
                 {way: auto.model.seconds(way, case.row_bytes) for way in ways.candidates}
             ),
@@ -121,16 +124,16 @@ class Sweep:
         transposed: bool,
         repeats: int,
         calls: int,
-    ) -> dict[Way, float]:
-        """Seconds that each way takes the slowest rank."""
+    ) -> tuple[dict[Way, float], dict[str, list[list[float]]]]:
+        """Seconds that each way takes the slowest rank, and of each rank all that were measured."""
 
         def call(way: Way) -> Callable[[Any], torch.Tensor]:
             return lambda _: _call(ways[way], transposed)(rows)
 
         contenders = {str(way): call(way) for way in chosen}
         batches = [None] * (calls + 2)
-        found, _ = measure(contenders, lambda _: batches, repeats, self._job.ranks)
-        return {ways.by_name[name]: max(seconds) for name, seconds in found.items()}
+        found, samples = measure(contenders, lambda _: batches, repeats, self._job.ranks)
+        return {ways.by_name[name]: max(seconds) for name, seconds in found.items()}, samples
 
     def _keep(self, **figure: Any) -> None:
         final = figure["final_ms"]

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import statistics
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -192,8 +191,8 @@ class Job:
         exchange: str = "halo",
         by: str | torch.Tensor = "random",
         repeats: int = 3,
-    ) -> tuple[PartitionedGraph, float]:
-        """This rank's part, and the median of the seconds that it took to make it."""
+    ) -> tuple[PartitionedGraph, list[float]]:
+        """This rank's part, and the seconds that it took to make it each time."""
         spent = []
         for _ in range(repeats):
             self.wait()
@@ -201,7 +200,7 @@ class Job:
             graph = dgl_mgpu.partition_graph(g, by=by, exchange=exchange, device=self.device)
             self.wait()
             spent.append(time.perf_counter() - begin)
-        return graph, statistics.median(spent)
+        return graph, spent
 
     def ways(self, spread: PartitionedRelation) -> Ways:
         """All ways of a part to exchange rows."""

@@ -8,7 +8,8 @@ Four parts, all ranks at once, each contender with ids of its own in turns:
   taken out, and memory for a partition and 10 % more; at least twice the peer, which can only
   partition;
 - ``host``: rows in host memory; at least 0.9 of pinned copies (rows below 400 B: 0.75), and the
-  peer's speed;
+  peer's speed; beside torch's own kernel, which does not shift its reads to where lines of memory
+  begin (PyTorch-Direct's figure 8);
 - ``unexpected``: uniform ids, as inference over all nodes reads them, where GPUs have room for half
   of the rows and the plan expects what sampling reads; beside gathers that go by the plan.
 
@@ -22,7 +23,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -44,6 +45,7 @@ from benchmarks.gpu import (
     require_words,
     this_device,
 )
+from benchmarks.mapped import host_rows, mapped
 from benchmarks.peers.wholegraph import WholeGraph, connect
 from dgl_mgpu.ops import RowView, count_tiers, gather_rows
 from dgl_mgpu.ops.view import PARTS, START, STOP
@@ -55,6 +57,10 @@ PARTS_OF_IT = ("uniform", "skewed", "host", "unexpected")
 UNEXPECTED_IDS = 100_000
 #: Fanouts of the skewed ids, beginning at the seeds.
 FANOUTS = (15, 10, 5)
+#: What reads rows of the host's memory wherever they begin.
+UNSHIFTED = "unshifted"
+
+Gather = Callable[[torch.Tensor], torch.Tensor]
 
 
 def narrowed(view: RowView, row_bytes: int) -> RowView:
@@ -220,7 +226,9 @@ class Bench:
                 ids = partial(self._uniform_ids, view.num_rows, max(1, options.window // 4))
                 targets = {"times_peer": 1.0, "of_ceiling": 0.9 if row_bytes >= 400 else 0.75}
                 case = f"host, {row_bytes} B"
-                self._figure(case, peer, "cpu", table, view, ids, ceiling, targets)
+                there = mapped(host_rows(view), self._device)
+                others = {UNSHIFTED: partial(torch.index_select, there, 0)}
+                self._figure(case, peer, "cpu", table, view, ids, ceiling, targets, others=others)
 
     @contextlib.contextmanager
     def _table(
@@ -270,13 +278,13 @@ class Bench:
         ceiling: float | None,
         targets: dict[str, float],
         more: dict[str, Any] | None = None,
+        others: Mapping[str, Gather] | None = None,
     ) -> None:
         ids, row_bytes = new_batches(0)[0], view.row_bytes
-        contenders: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-            "ours": partial(gather_rows, view)
-        }
+        contenders: dict[str, Gather] = {"ours": partial(gather_rows, view), **(others or {})}
         numbers = numbering(view, self._wide // 4)
-        require_words(f"ours, {case}", contenders["ours"], ids, numbers)
+        for name, gather in contenders.items():
+            require_words(f"{name}, {case}", gather, ids, numbers)
         with contextlib.ExitStack() as using:
             if peer is not None:
                 gather = using.enter_context(peer.numbered_table(where, view.num_rows, row_bytes))
@@ -295,7 +303,7 @@ class Bench:
         mean = {name: float(np.mean(found)) for name, found in rates.items()}
         tiers = [vars(tier) | {"source": len(tier.source)} for tier in table.plan.tiers]
         details = {"row_bytes": row_bytes, "rows": view.num_rows, "ids_a_batch": sizes[0],
-                   "each_rank": rates, "samples": samples, "tiers": tiers,
+                   "gb_per_second": mean, "each_rank": rates, "samples": samples, "tiers": tiers,
                    **(more or {})}  # fmt: skip
         self._report.add(
             Figure(case, "GB/s", mean["ours"], mean.get("peer"), ceiling, more=details, **targets)

@@ -6,9 +6,10 @@ with up to 128 times the edges (figure 9); three layers, hidden width 208, on og
 DistGNN's models (table 3).  In-degrees are from a Pareto distribution, sources drawn uniformly,
 nodes dealt out at random.  An epoch is a forward pass, the loss over all nodes, the backward pass,
 the sum of gradients over ranks and a step of Adam.  In the same run and on the same partitioned
-graph: GCN as it is, with the sums of its input kept, and ``dgl.nn.GraphConv``; for the models with
-an aim also in bfloat16 and with products in tf32.  The loss and all gradients are compared first,
-with GraphConv in float32; where one model fills the memory, on a graph of a hundredth of the size.
+graph: GCN as it is, with the sums of its input kept, and ``dgl.nn.GraphConv``, on several GPUs also
+with rows exchanged as CAGNET does it (``InTurns``); for the models with an aim also in bfloat16 and
+with products in tf32.  The loss and all gradients are compared first, with GraphConv in float32;
+where one model fills the memory, on a graph of a hundredth of the size.
 Losses on other numbers of ranks, one after the other in the same run, are compared as well.
 
 A buffer is a row of hidden width for each of the rank's nodes, in float32.
@@ -21,6 +22,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import statistics
 import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,7 +32,7 @@ import torch
 
 from benchmarks.fullgraph import Job, column, common_options, graph_of, new_report
 from benchmarks.gcn_cases import CASES, Case
-from benchmarks.gcn_training import PEER, Setting, Training, gradients_of, tolerance_of
+from benchmarks.gcn_training import ONE_D, PEER, Setting, Training, gradients_of, tolerance_of
 from benchmarks.gpu import measure
 from dgl_mgpu.training.launch import launch
 
@@ -92,7 +94,7 @@ class Bench:
         return all(self._job.ranks.all_gather(needed < torch.cuda.mem_get_info()[0]))
 
     def _measure(self, name: str, case: Case) -> None:
-        names = case.contenders
+        names = tuple(each for each in case.contenders if each != ONE_D or self._job.ranks.size > 1)
         findings = Findings()
         if case.fills_memory:
             small, _ = self._setting(case.scaled(_SMALL))
@@ -121,7 +123,7 @@ class Bench:
         buffer = max(self._job.ranks.all_gather(len(setting.x))) * case.hidden * 4
         self._keep(name, case, findings, buffer, spent)
 
-    def _setting(self, case: Case) -> tuple[Setting, float]:
+    def _setting(self, case: Case) -> tuple[Setting, list[float]]:
         """This rank's part, and the seconds to partition the graph, which all ranks make."""
         g = graph_of(*case.shape.csc(self._job.device))
         exchange = self._job.options.exchange or case.exchange
@@ -173,7 +175,7 @@ class Bench:
         return max(self._job.ranks.all_gather(float(total - free)))
 
     def _keep(
-        self, name: str, case: Case, findings: Findings, buffer: int, partition_s: float
+        self, name: str, case: Case, findings: Findings, buffer: int, partitioning: list[float]
     ) -> None:
         ranks, slowest = self._job.ranks.size, findings.slowest_ms
         alone: dict[str, float] = next(
@@ -228,7 +230,8 @@ class Bench:
             device_bytes=findings.device_bytes,
             losses=findings.losses,
             errors=findings.errors,
-            partition_s=partition_s,
+            partition_s=statistics.median(partitioning),
+            each_partition_s=partitioning,
             each_rank_s=findings.each_rank_s,
             samples=findings.samples,
         )

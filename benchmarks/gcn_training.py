@@ -16,12 +16,17 @@ import dgl  # isort: skip
 from dgl.nn import GraphConv  # isort: skip
 
 from benchmarks.fullgraph import Shape, random_rows
+from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
+from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds, nothing
 from dgl_mgpu.fullgraph.gcn import GCN
+from dgl_mgpu.fullgraph.index import PartitionedRelation
 
 #: The largest errors of the loss and of gradients, relative to their size.
 TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
 #: The contender that others are compared with, and how those are called that keep sums.
 PEER, KEPT = "GraphConv fp32", ", input sums kept"
+#: GraphConv whose rows are exchanged as CAGNET does it in one dimension: see :class:`InTurns`.
+ONE_D = "1D fp32"
 
 
 def tolerance_of(contender: str) -> float:
@@ -44,6 +49,23 @@ class Stack(torch.nn.Module):
         return x
 
 
+class InTurns(Broadcast):
+    """A staged broadcast beside which nothing is computed.
+
+    A rank's rows are sent when the product with those of the one before is done, as CAGNET does it
+    in one dimension, where MG-GCN has two buffers for both at once.
+    """
+
+    def start(self, number: int, rows: torch.Tensor) -> Arriving:
+        begin = super().start
+        return lambda: begin(number, rows)()
+
+    def start_return(self, number: int, rows: torch.Tensor) -> Returning:
+        returning = super().start_return(number, rows)
+        returning.wait()
+        return Returning(nothing, returning.add)
+
+
 @dataclass
 class Setting:
     """A rank's part of a graph, and what is trained on it.
@@ -56,6 +78,8 @@ class Setting:
     num_nodes : int
         Of the whole graph.
     widths : tuple of int
+    rounds : Rounds
+        How the graph exchanges rows.
     """
 
     g: dgl.DGLGraph
@@ -63,6 +87,7 @@ class Setting:
     labels: torch.Tensor
     num_nodes: int
     widths: tuple[int, ...]
+    rounds: Rounds
 
     @classmethod
     def of(cls, g: dgl.DGLGraph, shape: Shape, widths: tuple[int, ...]) -> Setting:
@@ -71,10 +96,11 @@ class Setting:
         # Classes differ in size and features have a mean: so do gradients, which are compared.
         skewed = random_rows(own + shape.nodes, 1).squeeze(1).square()
         labels = (shape.classes * skewed).long()
-        return cls(g, random_rows(own, shape.features), labels, shape.nodes, widths)
+        x, rounds = random_rows(own, shape.features), _spread(g).rounds
+        return cls(g, x, labels, shape.nodes, widths, rounds)
 
     def training(self, contender: str) -> Training:
-        """'GraphConv' or 'GCN' and the precision of products, a GCN's with `KEPT` or without."""
+        """'GraphConv', '1D' or 'GCN' and products' precision, a GCN's with `KEPT` or without."""
         kind, precision = contender.removesuffix(KEPT).split()
         torch.manual_seed(0)
         model: torch.nn.Module = Stack(self.widths)
@@ -87,7 +113,15 @@ class Setting:
                 allow_zero_in_degree=True,
             )
             model.load_state_dict(start)
-        return Training(model.to(self.x.device), precision, self)
+        rounds = self.rounds
+        if contender == ONE_D:
+            rounds = InTurns(_spread(self.g).part, rounds.group)
+        return Training(model.to(self.x.device), precision, self, rounds)
+
+
+def _spread(g: dgl.DGLGraph) -> PartitionedRelation:
+    (spread,) = g._graph.parts
+    return spread
 
 
 class Training:
@@ -99,10 +133,12 @@ class Training:
     precision : {'fp32', 'tf32', 'bf16'}
         Of dense products.
     on : Setting
+    rounds : Rounds
+        How rows are exchanged.
     """
 
-    def __init__(self, model: torch.nn.Module, precision: str, on: Setting) -> None:
-        self.model, self.precision, self.on = model, precision, on
+    def __init__(self, model: torch.nn.Module, precision: str, on: Setting, rounds: Rounds) -> None:
+        self.model, self.precision, self.on, self._rounds = model, precision, on, rounds
         self._x = on.x.bfloat16() if precision == "bf16" else on.x
         self._optimizer = torch.optim.Adam(
             model.parameters(), lr=1e-3, fused=on.x.device.type == "cuda"
@@ -112,6 +148,7 @@ class Training:
         """The loss of all ranks' nodes, detached; parameters have the gradients of all ranks."""
         torch.backends.cuda.matmul.allow_tf32 = self.precision == "tf32"
         self._optimizer.zero_grad(set_to_none=True)
+        _spread(self.on.g).rounds = self._rounds
         out = self.model(self.on.g, self._x)
         loss = functional.cross_entropy(out.float(), self.on.labels, reduction="sum")
         loss = loss / self.on.num_nodes

@@ -19,12 +19,13 @@ import dgl_mgpu  # noqa: F401  makes DGL import
 import dgl  # isort: skip
 
 from benchmarks.fullgraph import random_rows
-from benchmarks.gpu import PowerLaw, built_store
+from benchmarks.gpu import PowerLaw, built_store, why_not_possible
 from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.backend.global_store.tables import node_table, topology_table
 from dgl_mgpu.backend.structure.relation import ranges
 from dgl_mgpu.data.generate import GraphSpec
 from dgl_mgpu.store import FeatureSource, Ranks, TopologySource
+from dgl_mgpu.store.store import Source
 from dgl_mgpu.training.models import INV_SQRT_DEGREES
 
 _CHUNK = 1 << 26
@@ -69,10 +70,14 @@ class Data:
         return (random_rows(ids, 1)[:, 0] * self.spec.num_classes).long()
 
     @property
+    def node_bytes(self) -> int:
+        """Of all that :meth:`rows` gives of a node."""
+        return 4 * self.spec.num_features + 8 + 8
+
+    @property
     def nbytes(self) -> int:
         """Of all in a store, without an order."""
-        features = 4 * self.spec.num_features + 8 + 8
-        return (features + 16) * self.spec.num_nodes + self.idtype.itemsize * self.num_edges
+        return (self.node_bytes + 16) * self.spec.num_nodes + self.idtype.itemsize * self.num_edges
 
     def in_edges(self, nodes: torch.Tensor) -> torch.Tensor:
         """Places of all in-edges of nodes, one node's after the other's."""
@@ -143,24 +148,31 @@ def stored(
 
     If ``by_hotness``, its rows are ordered by how often a node is another's neighbour.
     """
-    num_nodes, order = data.spec.num_nodes, "nodes" if by_hotness else ""
-    sources, hotness = None, {}
-    if ranks.rank == 0:
-        indptr = data.indptr.cpu().numpy()
-        sources = {
-            topology_table(_ETYPE): MadeTopology(
-                indptr, MadeIndices(data), None, num_nodes, data.idtype, order
-            )
-        }
-        for name, make in data.rows().items():
-            rows = MadeRows(num_nodes, make, data.device)
-            sources[node_table(_NTYPE, name)] = FeatureSource(rows, order)
-        if by_hotness:
-            hotness = {order: data.reads.cpu().numpy()}
+    given = _sources(data, by_hotness) if ranks.rank == 0 else (None, {})
     if data.device.type == "cuda":
         torch.cuda.empty_cache()  # which making the graph has left, and the store needs
-    with built_store(sources, hotness, ranks, options, calibrated=True) as store:
-        yield StoreGraph(store, {_NTYPE: num_nodes}, [_ETYPE], seed=0)
+    with built_store(*given, ranks, options, calibrated=True) as store:
+        yield StoreGraph(store, {_NTYPE: data.spec.num_nodes}, [_ETYPE], seed=0)
+
+
+def why_not_stored(data: Data, ranks: Ranks, options: Mapping[str, Any]) -> str:
+    """Why :func:`stored` could not place it by hotness; nothing, if it could.  Collective."""
+    given = _sources(data, by_hotness=True) if ranks.rank == 0 else (None, {})
+    return why_not_possible(*given, ranks, options)
+
+
+def _sources(data: Data, by_hotness: bool) -> tuple[dict[str, Source], dict[str, np.ndarray]]:
+    num_nodes, order = data.spec.num_nodes, "nodes" if by_hotness else ""
+    indptr = data.indptr.cpu().numpy()
+    sources: dict[str, Source] = {
+        topology_table(_ETYPE): MadeTopology(
+            indptr, MadeIndices(data), None, num_nodes, data.idtype, order
+        )
+    }
+    for name, make in data.rows().items():
+        rows = MadeRows(num_nodes, make, data.device)
+        sources[node_table(_NTYPE, name)] = FeatureSource(rows, order)
+    return sources, {order: data.reads.cpu().numpy()} if by_hotness else {}
 
 
 def all_in_gpu_memory(data: Data, ranks: Ranks) -> dict[str, Any]:

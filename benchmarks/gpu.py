@@ -17,13 +17,14 @@ from typing import Any
 import numpy as np
 import torch
 
+from dgl_mgpu.errors import PlanDoesNotFitError, UnreachableError
 from dgl_mgpu.placement import expected_reads
 from dgl_mgpu.store import Ranks, Store, build
 from dgl_mgpu.store.calibration import calibrate
 from dgl_mgpu.store.cuda import Runtime, choose_runtime
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint
 from dgl_mgpu.store.seats import topology_of_ranks
-from dgl_mgpu.store.store import Source
+from dgl_mgpu.store.store import Blueprint, Source
 from dgl_mgpu.topology import Topology, probe_shared_memory
 
 # Edges that are drawn, and rows that are checked, at a time.
@@ -182,9 +183,7 @@ def built_store(
     topology = machine_of(ranks, runtime)
     blueprint = None
     if sources is not None:
-        blueprint = make_blueprint(
-            sources, hotness, topology, StoreOptions(**options), on_gpus=runtime is not None
-        )
+        blueprint = _blueprint(sources, hotness, topology, options, runtime)
     store = build(blueprint, ranks, runtime)
     try:
         if calibrated:
@@ -192,6 +191,37 @@ def built_store(
         yield store
     finally:
         store.close()
+
+
+def why_not_possible(
+    sources: Mapping[str, Source] | None,
+    hotness: Mapping[str, np.ndarray],
+    ranks: Ranks,
+    options: Mapping[str, Any],
+) -> str:
+    """Why :func:`built_store` could not place these tables; nothing, if it could.  Collective."""
+    runtime = choose_runtime("auto", ranks)
+    topology = machine_of(ranks, runtime)
+
+    def why() -> str:
+        try:
+            _blueprint(sources or {}, hotness, topology, options, runtime)
+        except (UnreachableError, PlanDoesNotFitError) as error:
+            return error.found
+        return ""
+
+    return ranks.from_first("try a placement", why)
+
+
+def _blueprint(
+    sources: Mapping[str, Source],
+    hotness: Mapping[str, np.ndarray],
+    topology: Topology,
+    options: Mapping[str, Any],
+    runtime: Runtime | None,
+) -> Blueprint:
+    on_gpus = runtime is not None
+    return make_blueprint(sources, hotness, topology, StoreOptions(**options), on_gpus=on_gpus)
 
 
 def machine_of(ranks: Ranks, runtime: Runtime | None) -> Topology:

@@ -21,14 +21,12 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import ctypes
 import statistics
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -42,6 +40,7 @@ from benchmarks.ceilings import measure_ceilings
 from benchmarks.fullgraph import Job, column, common_options, new_report
 from benchmarks.generated_graph import Data, require_edges, require_rows, seeds_of, stored
 from benchmarks.gpu import this_device
+from benchmarks.mapped import host_rows, mapped
 from benchmarks.minibatch_gpu import hops_of
 from benchmarks.sampling_gpu import Checker
 from benchmarks.timed_training import (
@@ -59,7 +58,6 @@ from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.data import generate
 from dgl_mgpu.data.generate import GraphSpec
-from dgl_mgpu.ops import RowView
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.launch import launch
 
@@ -161,22 +159,6 @@ class CopiedRows:
         return blocks
 
 
-def host_rows(view: RowView) -> torch.Tensor:
-    """A table that is in host memory, in the order of its ids, as a tensor over that memory.
-
-    Raises
-    ------
-    ValueError
-        If it is elsewhere, too, or in another order.
-    """
-    on_gpus = view.pointers.is_cuda and view.host_start != 0
-    if len(view.pointers) != 1 or view.position.numel() or on_gpus:
-        raise ValueError(f"{view.num_rows} rows are not in one piece of the host's memory")
-    # The host and its GPUs know registered memory by the same address.
-    memory = (ctypes.c_char * (view.num_rows * view.row_bytes)).from_address(int(view.pointers))
-    return torch.frombuffer(memory, dtype=view.dtype).view(view.num_rows, *view.row_shape)
-
-
 class MappedRows:
     """Gives batches their features by torch's own kernel, when they are asked for.
 
@@ -188,12 +170,7 @@ class MappedRows:
     """
 
     def __init__(self, rows: torch.Tensor, device: torch.device) -> None:
-        self._rows = rows
-        if device.type == "cuda":
-            memory = SimpleNamespace(__cuda_array_interface__=rows.numpy().__array_interface__)
-            self._rows = torch.as_tensor(memory, device=device)
-            if self._rows.data_ptr() != rows.data_ptr():
-                raise ValueError(f"{len(rows)} rows were copied to {device}, not mapped")
+        self._rows = mapped(rows, device)
 
     def added(self, batches: Iterable[list[dgl.DGLGraph]]) -> Iterator[list[dgl.DGLGraph]]:
         """The blocks of batches, with features of their input nodes."""

@@ -14,8 +14,10 @@ Rows are checked before they are timed.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -132,25 +134,33 @@ class Machine:
                 raise ValueError(f"GPU {gpu} loaded wrong rows")
         return launch
 
-    def rates(self, moves: Mapping[int, Callable[[], None]]) -> list[float]:
-        """GB/s of each GPU, all at once."""
-        events = {g: [torch.cuda.Event(enable_timing=True) for _ in range(2)] for g in moves}
+    def seconds(self, moves: Mapping[int, Callable[[], None]]) -> list[list[float]]:
+        """Of each GPU's launches, all GPUs at once."""
+        timing = partial(torch.cuda.Event, enable_timing=True)
+        events = {gpu: [timing() for _ in range(REPEATS + 1)] for gpu in moves}
         # During the first and the last timed launch all are under way.
         for repeat in range(REPEATS + 2):
             for gpu, launch in moves.items():
-                if repeat == 1:
-                    events[gpu][0].record(self.streams[gpu])
+                if repeat > 0:
+                    events[gpu][repeat - 1].record(self.streams[gpu])
                 launch()
-                if repeat == REPEATS:
-                    events[gpu][1].record(self.streams[gpu])
         for gpu in moves:
             self.streams[gpu].synchronize()
-        moved = REPEATS * self.count * self.vectors * 16
-        return [moved / (start.elapsed_time(stop) * 1e6) for start, stop in events.values()]
+        return [
+            [start.elapsed_time(stop) / 1e3 for start, stop in itertools.pairwise(each)]
+            for each in events.values()
+        ]
+
+    def rate(self, seconds: Sequence[Sequence[float]]) -> float:
+        """GB/s of a GPU, the mean over GPUs."""
+        moved = self.count * self.vectors * 16 / 1e9
+        return float(np.mean([moved * len(each) / sum(each) for each in seconds]))
 
 
-def measure_links(row_bytes: int) -> dict[str, dict[str, float]]:
-    """Mean GB/s a GPU, by pattern and way."""
+def measure_links(
+    row_bytes: int,
+) -> tuple[dict[str, dict[str, float]], dict[str, dict[str, list[list[float]]]]]:
+    """Mean GB/s a GPU, and the seconds of each GPU's launches, by pattern and way."""
     machine = Machine(row_bytes)
     gpus = list(machine.gpus)
     patterns: dict[str, Pattern] = {
@@ -158,19 +168,17 @@ def measure_links(row_bytes: int) -> dict[str, dict[str, float]]:
         "a ring": {gpu: [(gpu + 1) % len(gpus)] for gpu in gpus},
         "all from all others": {gpu: [o for o in gpus if o != gpu] for gpu in gpus},
     }
-    found: dict[str, dict[str, float]] = {}
-    for name, pattern in patterns.items():
-        for at_random in (False, True):
-            order = "at random" if at_random else "one after another"
-            # Loads first: stores change the rows that loads are checked by.
-            rates = machine.rates(machine.moves(pattern, False, at_random))
-            found.setdefault(name, {})[f"loads, {order}"] = float(np.mean(rates))
-    for name, pattern in patterns.items():
-        for at_random in (False, True):
-            order = "at random" if at_random else "one after another"
-            rates = machine.rates(machine.moves(pattern, True, at_random))
-            found[name][f"stores, {order}"] = float(np.mean(rates))
-    return found
+    found: dict[str, dict[str, float]] = {name: {} for name in patterns}
+    samples: dict[str, dict[str, list[list[float]]]] = {name: {} for name in patterns}
+    # Loads first: stores change the rows that loads are checked by.
+    for store in (False, True):
+        for name, pattern in patterns.items():
+            for at_random in (False, True):
+                order = "at random" if at_random else "one after another"
+                way = f"{'stores' if store else 'loads'}, {order}"
+                seconds = machine.seconds(machine.moves(pattern, store, at_random))
+                samples[name][way], found[name][way] = seconds, machine.rate(seconds)
+    return found, samples
 
 
 def main() -> None:
@@ -181,7 +189,7 @@ def main() -> None:
     if torch.cuda.device_count() < 2:
         print("this machine has fewer than two GPUs: no links")
         return
-    found = measure_links(options.row_bytes)
+    found, samples = measure_links(options.row_bytes)
     for pattern, rates in found.items():
         for way, rate in rates.items():
             print(f"{pattern:20} {way:28} {rate:7.1f} GB/s a GPU")
@@ -189,6 +197,7 @@ def main() -> None:
         report: dict[str, Any] = {
             "machine": describe_machine(), "row_bytes": options.row_bytes,
             "gpus": torch.cuda.device_count(), "gb_per_second_a_gpu": found,
+            "samples_s": samples,
         }  # fmt: skip
         options.out.write_text(json.dumps(report, indent=1) + "\n")
 

@@ -393,9 +393,9 @@ class Training:
 class GraphSAGE(torch.nn.Module):
     """As in DGL's example, with the mean of neighbours."""
 
-    def __init__(self) -> None:
+    def __init__(self, layers: int = LAYERS) -> None:
         super().__init__()
-        widths = [FEATURES, *[HIDDEN] * (LAYERS - 1), CLASSES]
+        widths = [FEATURES, *[HIDDEN] * (layers - 1), CLASSES]
         self.layers = torch.nn.ModuleList(
             SAGEConv(given, made, "mean") for given, made in itertools.pairwise(widths)
         )

@@ -17,6 +17,7 @@ from __future__ import annotations
 import argparse
 import gc
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -38,12 +39,11 @@ from benchmarks.fullgraph import (
     ranks_option,
 )
 from benchmarks.gcn_cases import Case
-from benchmarks.gcn_training import PEER, Setting, Training, tolerance_of
+from benchmarks.gcn_training import PEER, Setting, tolerance_of
 from benchmarks.gpu import measure
 from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
 from dgl_mgpu.fullgraph.exchange.cost import Load
 from dgl_mgpu.fullgraph.exchange.rounds import Rounds
-from dgl_mgpu.fullgraph.index import PartitionedRelation
 from dgl_mgpu.training.launch import launch
 
 #: Columns of the product.
@@ -136,10 +136,9 @@ class Bench:
                 what = f"{split}, {way}"
                 products[what] = partial(_sums, rounds, rows)
                 expected.require(f"{name}, {order}, {what}", rounds.sums(rows))
-                training = setting.training(_CONTENDER)
-                spread.rounds = rounds
+                training = replace(setting, rounds=rounds).training(_CONTENDER)
                 losses[what] = float(training.gradients())
-                epochs[what] = partial(_epoch, spread, rounds, training)
+                epochs[what] = training.epoch
             parts[split] = {
                 "nodes": job.ranks.all_gather(len(own)),
                 # By the rank that has the sources.
@@ -184,12 +183,6 @@ class Bench:
 
 def _sums(rounds: Rounds, rows: torch.Tensor, _: Any) -> torch.Tensor:
     return rounds.sums(rows)
-
-
-def _epoch(spread: PartitionedRelation, rounds: Rounds, training: Training, _: Any) -> None:
-    """Train once over all nodes, with rows exchanged in one way."""
-    spread.rounds = rounds
-    training.epoch()
 
 
 def _require_same(what: str, losses: Mapping[str, float]) -> None:

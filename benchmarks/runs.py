@@ -109,6 +109,11 @@ def gpus_here() -> int:
     return torch.cuda.device_count() if importlib.util.find_spec("cupy") else 0
 
 
+def _numbers_up_to(gpus: int) -> list[int]:
+    """Numbers of GPUs that papers compare."""
+    return [count for count in (1, 2, 4, 8) if count <= gpus]
+
+
 def configured(overrides: list[str]) -> Config:
     """The configuration of a command line.
 
@@ -120,6 +125,7 @@ def configured(overrides: list[str]) -> Config:
     """
     OmegaConf.register_new_resolver("gpus_here", gpus_here, replace=True)
     OmegaConf.register_new_resolver("eighths", lambda gpus: min(gpus, 8) / 8, replace=True)
+    OmegaConf.register_new_resolver("numbers_up_to", _numbers_up_to, replace=True)
     config: Any
     try:
         with initialize_config_dir(str(CONFIGURATION), version_base="1.3"):

@@ -4,7 +4,8 @@ After MGG's table 5, which has Reddit and ogbn-proteins: here the Facebook page 
 others whose files are there, the same GraphSAGE trained on mini-batches of sampled neighbours and
 on whole graphs, over several seeds; the test accuracy is that of the epoch with the best
 validation accuracy.  Both ways take about as many steps, of which the whole graph has one an
-epoch.  Nodes of ogbn-proteins have several labels each, which the trainer has no loss for.
+epoch.  Nodes of ogbn-proteins have several labels each, which the trainer has no loss for: of a
+generated graph of its size, with one label each, the epochs' times are taken.
 
     python -m benchmarks.sampling_accuracy --data data --out sampling_accuracy.json
     python -m benchmarks.sampling_accuracy --sets reddit ogbn-products --seeds 1
@@ -28,6 +29,7 @@ SHARED = {
     "reddit": ("trainer.lr=0.01", "model.hidden=128"),
     "ogbn-arxiv": ("trainer.lr=0.01", "model.hidden=128"),
     "ogbn-products": ("trainer.lr=0.01", "model.hidden=128"),
+    "proteins' size": ("trainer.lr=0.01", "model.hidden=128"),
 }
 #: An epoch on samples has 14 steps of the Facebook page graph and 1 of Cora, 150 of Reddit, 89 of
 #: ogbn-arxiv and 193 of ogbn-products.
@@ -37,6 +39,7 @@ EPOCHS = {
     "reddit": {"sampled": 3, "whole": 450},
     "ogbn-arxiv": {"sampled": 5, "whole": 450},
     "ogbn-products": {"sampled": 3, "whole": 580},
+    "proteins' size": {"sampled": 3, "whole": 30},
 }
 #: Layers are two in both ways.
 WAYS = {

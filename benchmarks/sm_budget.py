@@ -122,8 +122,8 @@ def overlapping(stamps: Sequence[Sequence[float]]) -> list[float]:
     return [float(stop - start) / (end - begin) for start, stop in done]
 
 
-def curve(subject: Subject, budgets: Sequence[int], ranks: Ranks) -> list[dict[str, float]]:
-    """Speed and TFLOP/s for each budget, alone and together."""
+def curve(subject: Subject, budgets: Sequence[int], ranks: Ranks) -> list[dict[str, Any]]:
+    """Speed and TFLOP/s for each budget, alone and together: means, and what each rank had."""
     shape, device = (SIDE, SIDE), this_device()
     left, right = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(2))
     product = torch.empty_like(left)
@@ -153,7 +153,10 @@ def curve(subject: Subject, budgets: Sequence[int], ranks: Ranks) -> list[dict[s
         })  # fmt: skip
     everyone = ranks.all_gather(points)
     return [
-        {key: float(np.mean([point[key] for point in same])) for key in same[0]}
+        {
+            **{key: float(np.mean([point[key] for point in same])) for key in same[0]},
+            "each_rank": same,
+        }
         for same in zip(*everyone, strict=True)
     ]
 

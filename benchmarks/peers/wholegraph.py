@@ -47,6 +47,8 @@ def connect(ranks: Ranks, wanted: bool) -> WholeGraph | None:
         reason = "this machine has no GPU"
     elif importlib.util.find_spec("pylibwholegraph") is None:
         reason = "it is not installed"
+    elif ranks.size > torch.cuda.device_count():
+        reason = "ranks share GPUs, and NCCL wants one for each"
     if reason is None:
         return WholeGraph(ranks)
     if ranks.rank == 0:

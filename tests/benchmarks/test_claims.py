@@ -23,11 +23,15 @@ from benchmarks.claims.pictures import (
 )
 from benchmarks.claims.registry import KEPT, OUTCOMES, Figure, Place, Results, papers
 from benchmarks.convergence import RUNS
+from benchmarks.gcn_cases import CASES
+from benchmarks.loader_gpu import FANOUTS
 from benchmarks.mgg_gpu import PEERS
+from benchmarks.placement_gpu import LINKS, PEER
 from benchmarks.runs import configured
 from benchmarks.sampling_accuracy import SHARED
 from benchmarks.timed_training import SETTINGS
 from dgl_mgpu.errors import DataFormatError
+from dgl_mgpu.placement.policies import POLICIES
 
 RESULT = {
     "machine": {
@@ -79,19 +83,39 @@ def test_what_was_never_run_stands_where_programs_write_it() -> None:
         for shape in setting.graphs
         for network in setting.networks.values()
     }
+    of_layouts = ("epoch_gpu_layouts", "epoch_gpu_one", "epoch_gpu_numbers")
+    of_epochs = (
+        "epoch_gpu",
+        "epoch_gpu_wholegraph",
+        "epoch_gpu_products",
+        "epoch_gpu_twitter",
+        *of_layouts,
+    )
+    placements = {f"{links}, auto against {each}" for links in LINKS for each in (*POLICIES, PEER)}
+    ways = ("torch-geometric", "torch-geometric, captured")
     written = {
-        **dict.fromkeys(("epoch_gpu", "epoch_gpu_wholegraph", "epoch_gpu_products"), steps),
+        **dict.fromkeys(of_epochs, steps),
         **dict.fromkeys(("gather_gpu", "gather_gpu_host"), rows),
+        **dict.fromkeys(("placement_gpu_6g", "placement_gpu_linked"), placements),
+        **dict.fromkeys(("sampling_accuracy_reddit", "sampling_accuracy_proteins"), SHARED.keys()),
+        "loader_gpu_xgnn": {
+            f"{way}, 6000 at {','.join(map(str, fanouts))}" for way in ways for fanouts in FANOUTS
+        },
         "mgg_gpu": PEERS.keys(),
+        "gcn_gpu": CASES.keys(),
         "convergence_ogb": RUNS.keys(),
-        "sampling_accuracy_reddit": SHARED.keys(),
     }
     places = [
         (name, written[figure.run], figure.ours.at[1])
         for name, figure in FIGURES
         if figure.ours and figure.file is None and figure.run in written
     ]
-    assert len(places) > 30
+    assert len(places) > 60
+    runs = configured(["bench.gpus=0"]).runs
+    for name, figure in FIGURES:
+        if figure.ours and figure.run in of_layouts:
+            asked = [at[1]["layout"] for at in (figure.ours.at, figure.ours.over) if at]
+            assert set(asked) <= set(runs[figure.run].options["layouts"]), name
     for name, names, entry in places:
         said = entry if isinstance(entry, str) else entry.get("case", entry.get("shape"))
         assert said in names, name

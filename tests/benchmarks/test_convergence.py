@@ -55,6 +55,17 @@ def test_all_runs_have_configurations():
         assert config.data.options == OPTIONS.get(data, {})
         assert config.trainer.eval_every == (config.trainer.epochs if "ogbn" in data else 1)
     assert sampling_accuracy.SHARED.keys() == sampling_accuracy.EPOCHS.keys()
+    for name in sampling_accuracy.SHARED:
+        compose(list(data_overrides(name, "data"))).check()
+
+
+def test_a_set_of_a_size_is_generated(tmp_path, monkeypatch):
+    few = {"num_nodes": 40, "num_edges": 300, "num_features": 4, "num_classes": 3}
+    monkeypatch.setitem(OPTIONS, "proteins' size", few)
+    dataset = dataset_here("proteins' size", tmp_path)
+    assert (dataset.num_nodes, dataset.num_edges, dataset.num_classes) == (40, 300, 3)
+    words = data_overrides("proteins' size", tmp_path)
+    assert compose(list(words)).data.options == few
 
 
 def test_accuracies_are_kept_by_run(tmp_path, monkeypatch, capsys):

@@ -23,6 +23,7 @@ from benchmarks.convergence_epochs import (
     chance_beyond_spread,
     compare,
     paired_interval,
+    seconds_to_accuracy,
     seed_order,
     verdict,
     welch_interval,
@@ -74,6 +75,22 @@ def test_a_claim_falls_with_more_than_a_tenth_of_its_comparisons() -> None:
         assert different == [("loss", epoch + 1) for epoch in range(shifted)]
 
 
+def test_training_is_timed_to_the_accuracy_that_dgl_reaches() -> None:
+    def run(*accuracies: float, epoch: float) -> dict[str, list[float]]:
+        seconds = [epoch * (n + 1) for n in range(len(accuracies))]
+        return {"accuracy": list(accuracies), "seconds": seconds}
+
+    found = seconds_to_accuracy({
+        ALONE: [run(0.5, 0.79, 0.8, epoch=3.0), run(0.5, 0.8, 0.8, epoch=5.0)],
+        "ours": [run(0.795, 0.7, 0.8, epoch=1.0), run(0.5, 0.6, 0.9, epoch=1.0)],
+        "never": [run(0.5, 0.5, 0.5, epoch=1.0), run(0.8, 0.8, 0.8, epoch=1.0)],
+    })  # fmt: skip
+    assert found["accuracy"] == pytest.approx(0.99 * 0.8)
+    assert found["seconds"] == {ALONE: [9.0, 10.0], "ours": [1.0, 3.0], "never": [None, 1.0]}
+    assert found["median"] == {ALONE: 9.5, "ours": 2.0, "never": None}
+    assert found["times_dgl_alone"] == {ALONE: 1.0, "ours": 4.75}
+
+
 def test_both_ways_begin_alike() -> None:
     """With the same weights, and the same seed nodes in the same order."""
     torch.manual_seed(4)
@@ -115,6 +132,9 @@ def test_the_program_runs_and_draws(tmp_path, monkeypatch, capsys) -> None:
         first = [found["runs"][name][seed]["loss"][0] for name in (ALONE, ours)]
         assert first[0] == pytest.approx(first[1], rel=0.25)
     assert capsys.readouterr().out.count("of 4 comparisons") == 3
+    for runs in found["runs"].values():
+        assert all(0 < run["seconds"][0] < run["seconds"][1] for run in runs)
+    assert set(found["to_accuracy"]["seconds"]) == {ALONE, ours}
     assert imread(picture).std() > 0.05  # something is drawn
 
 

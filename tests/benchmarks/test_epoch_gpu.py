@@ -2,13 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 
 import pytest
+import torch
 
-from benchmarks import epoch_gpu
+from benchmarks import epoch_gpu, timed_epochs
+from benchmarks.generated_graph import Data, _sources
+from benchmarks.layouts import LAYOUTS
 from benchmarks.timed_training import SETTINGS, network_model
+from dgl_mgpu.errors import PlanDoesNotFitError
+from dgl_mgpu.store.planning import StoreOptions, make_blueprint
+from dgl_mgpu.topology import preset
 
 
 def run(monkeypatch, tmp_path, arguments: str) -> dict:
@@ -56,6 +63,70 @@ def test_a_part_is_in_host_memory_and_xgnns_own_ratio_says_what_to_aim_at(monkey
     assert {"device", "host"} == set(uk["rows_read"][0])
 
 
+def test_layouts_of_other_systems_are_measured_one_after_the_other(monkeypatch, tmp_path, capsys):
+    few = "--ranks 1 --shapes friendster --models graphsage --scale 1e-5 --gpu-memory 8GiB"
+    layouts = "auto DGL-Host Quiver DGL+C XGNN-G XGNN-F"
+    figures = run(monkeypatch, tmp_path, f"{few} --repeats 1 --layouts {layouts}")["figures"]
+    assert [each["layout"] for each in figures] == layouts.split()
+    assert {each["case"] for each in figures} == {"friendster graphsage"}
+    read = {each["layout"]: each["rows_read"][0] for each in figures if each["ours"]}
+    assert set(read["DGL-Host"]) == {"host"}
+    assert {"device", "host"} == set(read["Quiver"]) == set(read["XGNN-F"])
+    assert all(each["aim"] is None for each in figures if each["ours"])
+    # A cache beside the graph, of which 1e-5 takes more than 1e-5 of 8 GiB.
+    (no_cache,) = [each for each in figures if each["ours"] is None]
+    assert no_cache["layout"] == "DGL+C" and "do not fit" in no_cache["not_possible"]
+    assert "friendster, DGL+C: \N{MULTIPLICATION SIGN}" in capsys.readouterr().out
+
+
+def test_numbers_of_ranks_are_measured_one_after_the_other(monkeypatch, tmp_path):
+    few = "--shapes papers100M --models gcn --scale 1e-5 --gpu-memory 4GiB --layouts auto DGL+C"
+    figures = run(monkeypatch, tmp_path, f"--ranks 1 2 {few} --repeats 1 --traced 0")["figures"]
+    assert [(each["ranks"], each["layout"]) for each in figures] == [
+        (1, "auto"), (1, "DGL+C"), (2, "auto"), (2, "DGL+C"),
+    ]  # fmt: skip
+    # What one rank alone says of the machine, all ranks know.
+    assert all("not_possible" in each for each in figures if each["layout"] == "DGL+C")
+    assert figures[0]["epoch_s"] > 0 and figures[2]["epoch_s"] > 0
+
+
+def test_what_comes_first_has_all_that_there_is_room_for():
+    data = Data(SETTINGS["xgnn"].graphs["friendster"].scaled(1e-5), torch.device("cpu"))
+    nodes, edges = data.spec.num_nodes, 4 * data.num_edges
+    order, graph = 4 * nodes, 16 * nodes + edges
+    first = {name: LAYOUTS[name].options(data, order + graph // 2) for name in ("XGNN-G", "XGNN-F")}
+    assert first["XGNN-F"]["graph_ratio"] == first["XGNN-G"]["feature_ratio"] == "auto"
+    features = nodes * data.node_bytes
+    assert first["XGNN-F"]["feature_ratio"] == pytest.approx(0.99 * (graph // 2) / features)
+    # The rows read most have the most neighbours.
+    assert 0.1 < first["XGNN-G"]["graph_ratio"] < 0.4
+    whole = LAYOUTS["XGNN-G"].options(data, order + graph)
+    assert whole["graph_ratio"] == 1.0
+    assert LAYOUTS["XGNN-F"].options(data, order + features)["feature_ratio"] == 1.0
+
+
+def test_systems_place_what_they_run_in_the_paper():
+    """XGNN's tables 1 and 4, in the memory that stores get there."""
+    scale, machine = 1e-4, "dgx-a100"
+
+    def placed(shape: str, gpus: int) -> set[str]:
+        data = Data(SETTINGS["xgnn"].graphs[shape].scaled(scale), torch.device("cpu"))
+        sources, hotness = _sources(data, by_hotness=True)
+        found = set()
+        for name, layout in LAYOUTS.items():
+            options = StoreOptions(**layout.options(data, int(12 * 2**30 * scale)))
+            with contextlib.suppress(PlanDoesNotFitError):
+                make_blueprint(sources, hotness, preset(machine, gpus), options, on_gpus=True)
+                found.add(name)
+        return found
+
+    everywhere = {"auto", "XGNN", "DGL-Host", "PyTorch-Direct", "Quiver", "XGNN-G", "XGNN-F"}
+    assert placed("twitter", 1) == {*everywhere, "DGL", "DGL+C", "CliqueOpt"}
+    assert placed("twitter", 4) == {*everywhere, "DGL", "DGL+C", "CliqueOpt", "WholeGraph"}
+    assert placed("friendster", 1) == everywhere
+    assert placed("friendster", 2) == {*everywhere, "CliqueOpt"}
+
+
 def test_wholegraphs_setting(monkeypatch, tmp_path):
     few = "--ranks 1 --shapes products --models gat --scale 2e-4 --repeats 1 --traced 0"
     (figure,) = run(monkeypatch, tmp_path, f"--paper wholegraph {few}")["figures"]
@@ -80,7 +151,7 @@ def test_a_papers_graphs_and_models_are_as_it_says():
 
 def test_batches_that_are_others_are_refused(monkeypatch, tmp_path):
     # Each pass goes on where the one before it has left the model.
-    monkeypatch.setattr(epoch_gpu.Training, "restart", lambda self: None)
+    monkeypatch.setattr(timed_epochs.Training, "restart", lambda self: None)
     with pytest.raises(SystemExit):
         run(monkeypatch, tmp_path, "--ranks 1 --shapes twitter --scale 1e-5 --models graphsage")
     (figure,) = json.loads((tmp_path / "found.json").read_text())["figures"]
@@ -94,6 +165,7 @@ def test_batches_that_are_others_are_refused(monkeypatch, tmp_path):
         ("--shapes twitter --scale 1e-4", "twitter has 4170 nodes"),
         ("--paper wholegraph --shapes twitter", "uk-domain, and no twitter"),
         ("--models gat", "pinsage, and no gat"),
+        ("--layouts Quiver", "say --gpu-memory"),
     ],
 )
 def test_what_is_not_possible_is_told_of(arguments, told, monkeypatch, capsys):

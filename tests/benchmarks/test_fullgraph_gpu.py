@@ -7,14 +7,17 @@ import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
+import dgl
 import pytest
 import torch
 
 from benchmarks import fullgraph, fullgraph_gpu, gcn_gpu, mgg_gpu
 from benchmarks.fullgraph import SHAPES, ExpectedSums, Shape, graph_of, random_rows
 from benchmarks.gcn_cases import CASES, Case
-from benchmarks.gcn_training import PEER
+from benchmarks.gcn_training import ONE_D, PEER, InTurns, Setting, Stack
+from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
 from dgl_mgpu.fullgraph.exchange.chunks import Chunks
+from dgl_mgpu.fullgraph.exchange.rounds import Returning, nothing
 from dgl_mgpu.fullgraph.ownership import Ownership
 from dgl_mgpu.fullgraph.part import cut
 
@@ -119,6 +122,7 @@ def test_every_way_is_compared_with_mggs(monkeypatch, tmp_path):
     }  # fmt: skip
     assert layer["aim_ms"] == 6.95 / 4 and layer["reached"] is None  # aims are for 8 ranks
     assert preprocessing["ours_ms"] > preprocessing["partition_ms"] > 0
+    assert len(preprocessing["each_partition_ms"]) == 3
     assert preprocessing["graph"]["edges"] == 22923
     assert preprocessing["auto_choice"] in set(sums["each_ms"]) - {"auto"}
     assert preprocessing["auto_search_calls"] >= 1 and preprocessing["auto_search_ms"] > 0
@@ -132,6 +136,48 @@ def test_models_are_trained_on_several_numbers_of_ranks(monkeypatch, tmp_path):
     assert both["losses"] == pytest.approx(alone["losses"], rel=1e-2)
     best = both["best"]
     assert both["times_one_rank"][best] == alone["slowest_ms"][best] / both["slowest_ms"][best]
+
+
+def test_rows_are_also_exchanged_in_turns_with_products(monkeypatch, tmp_path):
+    arguments = "--ranks 1 2 --shapes arxiv --scale 0.002 --repeats 1"
+    alone, both = run(gcn_gpu, monkeypatch, tmp_path, arguments)
+    assert ONE_D not in alone["slowest_ms"]  # there is nothing to exchange
+    assert both["slowest_ms"][ONE_D] > 0 and both["errors"][ONE_D] < 1e-6
+    assert both["best"].startswith("GCN")
+
+
+def test_a_training_exchanges_rows_in_the_way_it_was_made_with(monkeypatch):
+    spread = SimpleNamespace(rounds="a graph's own", part=None)
+    g = SimpleNamespace(_graph=SimpleNamespace(parts=[spread]), ndata={dgl.NID: torch.arange(4)})
+    setting = Setting.of(g, SHAPE, (5, 3))
+    others = replace(setting, rounds="others")
+    seen = []
+
+    def output(self, g, x):
+        seen.append(g._graph.parts[0].rounds)
+        return x[:, :3] * self.layers[0].weight.sum()
+
+    monkeypatch.setattr(Stack, "forward", output)
+    for training in (others.training(PEER), setting.training(PEER), others.training(PEER)):
+        training.gradients()
+    assert seen == ["others", "a graph's own", "others"]
+
+
+def test_a_round_of_turns_begins_when_it_is_waited_for(monkeypatch):
+    sent = []
+    monkeypatch.setattr(
+        Broadcast, "start", lambda self, number, rows: lambda: sent.append(number) or rows
+    )
+    monkeypatch.setattr(
+        Broadcast,
+        "start_return",
+        lambda self, number, rows: Returning(lambda: sent.append(-number), nothing),
+    )
+    turns, rows = object.__new__(InTurns), torch.ones(2)
+    arriving = turns.start(3, rows)
+    assert not sent and arriving() is rows and sent == [3]
+    turns.start_return(3, rows).wait()  # it has come before
+    assert sent == [3, -3]
 
 
 def test_models_are_the_papers():

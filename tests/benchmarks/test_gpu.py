@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from benchmarks import gather_gpu, gpu, placement_gpu, sampling_bytes, sampling_gpu
+from benchmarks import gather_gpu, gpu, links, placement_gpu, sampling_bytes, sampling_gpu
 from benchmarks.figures import Figure, Report
 from benchmarks.gather_gpu import narrowed, numbering, refilled, rows_of
 from benchmarks.gpu import NumberedWords, PowerLaw, built_store, require_words, this_device
@@ -19,6 +19,7 @@ from benchmarks.sampling_bytes import Layout, Sectors, sectors_of
 from benchmarks.sampling_gpu import Checker, our_hops
 from dgl_mgpu.ops import GraphView, SampleKey, gather_rows, sample_blocks
 from dgl_mgpu.store import FeatureSource, Ranks
+from tests.benchmarks.fake_wholegraph import fake_peer
 
 WIDE = 256  # bytes a row
 
@@ -154,6 +155,7 @@ def test_every_window_but_the_first_is_kept_beside_the_medians(monkeypatch) -> N
         (gather_gpu, "--parts uniform host --gb-per-gpu 0.001 --host-gb 0.001 --ids 500", 8),
         (sampling_gpu, "--nodes 2000 --edges 20000 --idtypes int32 --calibrate", 2),
         (sampling_bytes, "--nodes 2000 --edges 20000", 2),
+        (placement_gpu, "--nodes 2000 --edges 20000 --links dgx1-4gf --held 1.1 --batch 50", 6),
     ],
 )
 def test_programs_run(program, arguments: str, cases: int, tmp_path, monkeypatch) -> None:
@@ -165,6 +167,9 @@ def test_programs_run(program, arguments: str, cases: int, tmp_path, monkeypatch
     program.main()
     figures = json.loads(out.read_text())["figures"]
     assert len(figures) == cases and all(figure["ours"] > 0 for figure in figures)
+    for figure in figures:
+        if figure["case"].startswith("host, "):
+            assert set(figure["more"]["gb_per_second"]) == {"ours", gather_gpu.UNSHIFTED}
 
 
 def test_sectors_are_counted_where_the_rows_are() -> None:
@@ -212,6 +217,45 @@ GPU 2: NVIDIA H200 (UUID: GPU-0a1b2c3d-0000-1111-2222-333344447777)
         received_bytes(listing, gpus)
     with pytest.raises(ValueError, match="no counters"):
         received_bytes("No devices were found\n", gpus)
+
+
+def test_links_carry_what_launches_move_in_their_time() -> None:
+    machine = object.__new__(links.Machine)
+    machine.count, machine.vectors = 1_000_000, 32  # rows of 512 bytes
+    assert machine.rate([[1e-3, 3e-3], [4e-3, 4e-3]]) == pytest.approx((256 + 128) / 2)
+
+
+def test_a_policy_that_is_not_possible_says_why(tmp_path, monkeypatch) -> None:
+    out = tmp_path / "found.json"
+    few = "--nodes 2000 --edges 20000 --batch 50 --repeats 1 --window 1"
+    words = f"--links dgx1-4gc --ranks 4 {few} --out {out}"
+    monkeypatch.setattr(sys, "argv", ["program", *words.split()])
+    placement_gpu.main()
+    figures = {each["case"]: each for each in json.loads(out.read_text())["figures"]}
+    missing = figures.pop("dgx1-4gc, auto against partitioned")
+    assert missing["peer"] is None and missing["reached"] is None
+    assert "is linked to" in missing["more"]["not_possible"]
+    # XGNN's, cliques with and without copies of the hottest rows, a cache, the host.
+    assert len(figures) == 5 and all(each["peer"] > 0 for each in figures.values())
+    targets = {case: each["times_peer"] for case, each in figures.items()}
+    assert targets["dgx1-4gc, auto against clique"] == 1.5
+    assert targets["dgx1-4gc, auto against host"] == 1.0
+
+
+@pytest.mark.parametrize(("held", "where"), [(1.1, "cuda"), (0.5, "cpu")])
+def test_the_peers_rows_are_on_gpus_that_have_room(held, where, tmp_path, monkeypatch) -> None:
+    peer, out = fake_peer(monkeypatch), tmp_path / "found.json"
+    monkeypatch.setattr(placement_gpu, "connect", lambda ranks, wanted: peer)
+    few = "--nodes 2000 --edges 20000 --batch 50 --repeats 1 --window 1"
+    words = f"--links dgx1-4gf --ranks 1 --held {held} {few} --out {out}"
+    monkeypatch.setattr(sys, "argv", ["program", *words.split()])
+    placement_gpu.main()
+    figures = json.loads(out.read_text())["figures"]
+    assert figures[-1]["case"] == "dgx1-4gf, auto against pylibwholegraph"
+    assert figures[-1]["ratio_to_peer"] == figures[-1]["peer"] / figures[-1]["ours"]
+    assert figures[0]["more"]["peers_memory"] == where
+    impossible = [each["case"] for each in figures if each["peer"] is None]
+    assert impossible == ([] if held > 1 else ["dgx1-4gf, auto against partitioned"])
 
 
 def test_a_pattern_of_links_is_for_its_number_of_gpus(monkeypatch, capsys) -> None:

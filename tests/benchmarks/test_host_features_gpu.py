@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from benchmarks import host_features_gpu
-from benchmarks.host_features_gpu import COPIES, WAYS, CopiedRows, host_rows
+from benchmarks.host_features_gpu import COPIES, WAYS, CopiedRows
+from benchmarks.mapped import host_rows
 from benchmarks.timed_training import Training
 
 import dgl  # isort: skip

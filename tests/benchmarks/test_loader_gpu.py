@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import json
 import sys
-from types import SimpleNamespace
 
 import dgl
 import pytest
@@ -14,58 +13,15 @@ import torch
 from benchmarks import loader_gpu, minibatch_gpu
 from benchmarks.loader_gpu import as_edges, hops_of_edges
 from benchmarks.peers.wholegraph import WholeGraph
+from tests.benchmarks.fake_wholegraph import Memory, fake_peer
 
 HAS_GEOMETRIC = importlib.util.find_spec("torch_geometric") is not None
 
 
-class Memory:
-    """What the peer's memory is to one rank on a CPU."""
-
-    def __init__(self, communicator, kind, where, shape, dtype, strides) -> None:
-        self.rows = torch.zeros(shape, dtype=dtype)
-
-    def get_local_tensor(self):
-        return self.rows, 0
-
-    def gather(self, ids):
-        return self.rows[ids.long()]
-
-
-class Structure:
-    """The peer's graph, whose samples are the first neighbours."""
-
-    def set_csr_graph(self, indptr, indices) -> None:
-        self._indptr, self._indices = indptr.rows, indices.rows
-
-    def multilayer_sample_without_replacement(self, seeds, fanouts):
-        nodes, edges, offsets, sources = [seeds], [], [], []
-        for fanout in fanouts:
-            rows = [self._indices[self._indptr[n] : self._indptr[n + 1]][:fanout] for n in nodes[0]]
-            numbers = {int(n): i for i, n in enumerate(nodes[0])}
-            for n in torch.cat(rows).tolist():
-                numbers.setdefault(n, len(numbers))
-            src = torch.tensor([numbers[n] for n in torch.cat(rows).tolist()], dtype=torch.int32)
-            sizes = torch.tensor([len(row) for row in rows])
-            dst = torch.arange(len(rows), dtype=torch.int32).repeat_interleave(sizes)
-            edges.insert(0, torch.stack([src, dst]))
-            offsets.insert(0, torch.cat([sizes.new_zeros(1), sizes.cumsum(0)]))
-            sources.insert(0, src)
-            nodes.insert(0, torch.tensor(list(numbers), dtype=seeds.dtype))
-        return nodes, edges, offsets, sources
-
-
 @pytest.fixture
 def peer(monkeypatch) -> WholeGraph:
-    """The peer's loader over a library that is made up."""
-    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
-    found = object.__new__(WholeGraph)
-    found._wholegraph = SimpleNamespace(
-        create_wholememory_tensor=Memory,
-        destroy_wholememory_tensor=lambda tensor: None,
-        GraphStructure=Structure,
-    )
-    found._communicator = SimpleNamespace(barrier=lambda: None)
-    monkeypatch.setattr(found, "close", lambda: None)
+    """The peer's loader."""
+    found = fake_peer(monkeypatch)
     monkeypatch.setattr(loader_gpu, "connect", lambda ranks, wanted: found)
     return found
 
@@ -89,9 +45,9 @@ def run(monkeypatch, tmp_path, arguments: str) -> list[dict]:
 
 def test_our_loader_is_measured(monkeypatch, tmp_path):
     *_, figure, captured = run(monkeypatch, tmp_path, "--ranks 2 --no-peer")
-    assert captured["case"] == "DGL's layers, captured; peer torch-geometric, 10 at 30,30,30"
+    assert captured["case"] == "DGL's layers, captured; peer torch-geometric, 10 at 25,10"
     assert captured["ours"] == figure["more"]["median_ms"]["ours, DGL's layers, captured"]
-    assert figure["case"] == "DGL's layers; peer torch-geometric, 10 at 30,30,30"
+    assert figure["case"] == "DGL's layers; peer torch-geometric, 10 at 25,10"
     assert figure["ours"] > 0 and figure["reached"] is None
     median = figure["more"]["median_ms"]["ours, DGL's layers"]
     assert median == max(rank["ours, DGL's layers"][0] for rank in figure["more"]["each_rank_ms"])

@@ -47,6 +47,7 @@ def test_scales(monkeypatch) -> None:
     auto = configured([])
     assert (auto.bench.scale, auto.bench.gpus) == ("auto", 2)
     assert auto.runs["epoch_gpu"].options == {"ranks": 2, "scale": 0.25}
+    assert auto.runs["epoch_gpu_numbers"].options["ranks"] == [1, 2]
     smoke = configured(["bench.scale=smoke"])
     assert smoke.bench.gpus == 0 and smoke.runs["convergence"].skip
     # What is said on the command line goes before the scale.

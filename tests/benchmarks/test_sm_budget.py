@@ -51,6 +51,7 @@ def test_the_program_runs_and_draws(tmp_path, monkeypatch, capsys) -> None:
     assert [found[name]["calibrated"] for name in ("gpus", "host", "sampling")] == [16, 4, 16]
     full = found["gpus"]["points"][3]
     assert full["alone"] == pytest.approx(400 * 300 * 512 / 1e9)
+    assert full["each_rank"] == [{key: full[key] for key in full if key != "each_rank"}]
     assert full["beside_gemm"] == pytest.approx(full["alone"] / 2)
     assert full["gemm_beside"] == pytest.approx(330 * 2 * 8**3 / 1e12)
     printed = capsys.readouterr().out
