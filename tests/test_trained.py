@@ -81,7 +81,7 @@ def written_by(folder: Path, ranks: int) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     ("overrides", "several", "is_same"),
     [
-        (["model=gcn", "store.device=cpu"], False, True),
+        (["model=gcn", "store.device=cpu"], False, False),
         (["model=pinsage", "store.device=cpu"], False, True),
         (["model=rgcn", "store.device=cpu", "sampler.eval_fanouts=[3,3]"], True, True),
         (["model=gcn", "mode=fullgraph"], False, False),
@@ -95,7 +95,7 @@ def test_ranks_share_the_work_of_one(tmp_path, overrides, several, is_same):
     count = SIZES["num_items"] if several else SIZE["num_nodes"]
     assert len(one["classes"]) == count
     np.testing.assert_allclose(three["logits"], one["logits"], rtol=1e-4, atol=1e-5)
-    if is_same:  # ranks of a whole graph add up in another order
+    if is_same:  # where nothing is drawn, batches or parts are of other sizes and add up otherwise
         assert np.array_equal(three["logits"], one["logits"])
 
 
