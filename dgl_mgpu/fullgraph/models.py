@@ -15,6 +15,7 @@ from dgl_mgpu.fullgraph.gcn import GCN
 from dgl_mgpu.fullgraph.gcn.dropout import dropped
 from dgl_mgpu.training import models
 from dgl_mgpu.training.config import FullGraphConfig, ModelConfig
+from dgl_mgpu.training.dropout import Dropout
 from dgl_mgpu.training.relational import HeteroInputs, RelationalModel, build_relational_model
 
 #: Of activations, None for that of the features.
@@ -43,7 +44,7 @@ class LeanGCN(nn.Module):
 
     def __init__(self, widths: list[int], config: ModelConfig, options: FullGraphConfig) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.gcn = GCN(
             widths,
             dropout=config.dropout,

@@ -15,9 +15,9 @@ import torch
 
 from dgl_mgpu.pipeline.lane import Lane, Mark
 
-#: Batches by which one way is compared with the other, those of them that do not count, and such
-#: windows at most until the other way is tried again.
-_WINDOW, _SETTLING, _MOST = 8, 3, 32
+#: Batches by which one way is compared with the other, those before them that do not count, and
+#: such windows at most until the other way is tried again.
+_WINDOW, _SETTLING, _MOST = 5, 3, 32
 
 Batch = TypeVar("Batch")
 BatchOut = TypeVar("BatchOut", covariant=True)
@@ -96,6 +96,9 @@ class Pace:
         #: Windows for which the faster way is still kept to, and was the last time.
         self._left, self._stay = 0, 1
         self._at = math.nan
+        #: Batches that do not count: they were still made, or waited for, in the other way, or as
+        #: the first of a pass.
+        self._settling = _SETTLING
         self._window: list[float] = []
         #: Of these, how many found the GPU with nothing left to do.
         self._idle = 0
@@ -104,20 +107,22 @@ class Pace:
 
     def begin(self) -> None:
         """Begin a pass: what was before it is not timed."""
-        self._at = math.nan
+        self._at, self._settling = math.nan, _SETTLING
 
     def after_step(self, is_idle: bool) -> None:
         """Note that a batch is handed out, and whether the GPU has nothing left to do by now."""
         before, self._at = self._at, perf_counter()
         if math.isnan(before):
             return
+        if self._settling:
+            self._settling -= 1
+            return
         self._window.append(self._at - before)
         self._idle += is_idle
         if len(self._window) == _WINDOW:
-            # The first were still made, or waited for, in the other way.
-            self._seconds[self.rests] = median(self._window[_SETTLING:])
+            self._seconds[self.rests] = median(self._window)
             was_idle = 2 * self._idle > _WINDOW
-            self._window, self._idle = [], 0
+            self._window, self._idle, self._settling = [], 0, _SETTLING
             if was_idle:
                 self._choose()
 

@@ -30,6 +30,7 @@ from torch import nn
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import add_spmm, edge_softmax, edge_softmax_backward, sddmm, spmm
 from dgl_mgpu.ops.once import differentiable_once
+from dgl_mgpu.training.dropout import Dropout
 
 CanonicalEtype = tuple[str, str, str]
 
@@ -446,7 +447,7 @@ class RGAT(nn.Module):
             for width in widths
         )
         self.linear = nn.Linear(hidden, num_classes)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self._ntypes, self._etypes = tuple(ntypes), tuple(canonical_etypes)
         self._target = self._ntypes.index(target)
 

@@ -19,6 +19,7 @@ from torch import nn
 
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.training.config import ModelConfig
+from dgl_mgpu.training.dropout import Dropout
 
 #: Node feature with 1 / sqrt(out-degree) and 1 / sqrt(in-degree), for GCN's normalisation.
 INV_SQRT_DEGREES = "inv_sqrt_degrees"
@@ -51,7 +52,7 @@ class NodeModel(nn.Module):
         self.convolutions = nn.ModuleList(convolutions)
         #: Gives rows for the ids of nodes, in place of their features.
         self.embedding: nn.Module | None = None
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self._drop_input = drop_input
 
     def learn_inputs(self, embedding: nn.Module) -> None:

@@ -93,7 +93,7 @@ def test_a_lean_gcn_drops_of_its_input_and_between_layers():
     assert not torch.equal(first, second)
     for kept in rows:
         assert 0.5 < (kept != 0).double().mean() < 0.7
-        assert kept.unique().tolist() == pytest.approx([0, 1 / 0.6])
+        assert kept.unique().tolist() == pytest.approx([0, 1 / 0.6], rel=2**-15)
     model.dropout.eval()
     third, fourth = (model(g, {"feat": g.ndata["x"]}) for _ in range(2))
     assert not torch.equal(third, fourth)  # between layers

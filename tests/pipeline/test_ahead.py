@@ -271,11 +271,24 @@ def test_what_counts_is_the_time_from_one_batch_to_the_next(clock):
 def test_what_passes_have_shown_is_known_to_the_next_but_not_the_time_between_them(clock):
     lane, pace = HostLane(), Pace()
     lane.is_idle = True
-    for count, expected in ((12, (2, 9)), (8, (0, -1)), (16, (7, 15))):
+    for count, expected in ((12, (2, 9)), (8, (0, -1)), (16, (13, 15))):
         lane.log.clear()
         list(Ahead(Numbers(lane, count), lane, 1, pace))
         clock.now += 1000.0
         assert made(lane.log, "ahead") == windows(expected)
+
+
+def test_how_a_pass_begins_does_not_count(clock):
+    pace, at_rest = Pace(), []
+    for _ in range(20):
+        pace.begin()
+        for step in range(15):
+            at_rest.append(pace.rests)
+            # At rest takes longer, and so do the first batches of a pass, however they are made.
+            clock.now += 9.0 if step < 4 else 3.0 if pace.rests else 2.0
+            pace.after_step(True)
+    # Tried it is, in one window of 8 after 1, 2, 4, … others.
+    assert 0 < sum(at_rest) < 0.2 * len(at_rest)
 
 
 @pytest.mark.parametrize("late", [0, 2, 4])
