@@ -48,6 +48,12 @@ def real_data() -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def data(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Where runs of a module's tests find their data, which is generated once."""
+    return f"data.root={tmp_path_factory.mktemp('data')}"
+
+
 @pytest.fixture
 def without_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
     """To draw them takes longer than a small run; its page is made of them."""

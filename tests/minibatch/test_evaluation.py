@@ -23,11 +23,6 @@ from tests.training.jobs import reports_of, train
 NODES = 700
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> str:
-    return f"data.root={tmp_path_factory.mktemp('data')}"
-
-
 def config_of(data: str, *overrides: str) -> Config:
     return compose([
         data, f"data.options.num_nodes={NODES}", "data.options.num_edges=6000",

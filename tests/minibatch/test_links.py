@@ -42,11 +42,6 @@ SMALL = [
 ]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> str:
-    return f"data.root={tmp_path_factory.mktemp('data')}"
-
-
 def config_of(*overrides: str) -> Config:
     return compose([*SMALL, *overrides])
 

@@ -29,11 +29,6 @@ SMALL = [
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> str:
-    return f"data.root={tmp_path_factory.mktemp('data')}"
-
-
 def train(folder: Path, *overrides: str) -> Path:
     assert main(["train", *SMALL, f"hydra.run.dir={folder}", *overrides]) == 0
     return folder

@@ -31,11 +31,6 @@ SMALL = [
 SAME = ["model.dropout=0", "trainer.epochs=3", "hydra.job_logging.root.level=WARNING"]
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory) -> str:
-    return f"data.root={tmp_path_factory.mktemp('data')}"
-
-
 def train(folder: Path, *overrides: str) -> Path:
     assert main(["train", *SMALL, f"hydra.run.dir={folder}", *overrides]) == 0
     return folder
