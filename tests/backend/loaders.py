@@ -6,6 +6,13 @@ import dgl
 import torch
 from dgl.dataloading import DataLoader, NeighborSampler
 
+#: What samplers prefetch of a `node_graph`.
+FEATURES = {
+    "prefetch_node_feats": ["feat"],
+    "prefetch_labels": ["label"],
+    "prefetch_edge_feats": ["weight"],
+}
+
 
 def node_graph(device, idtype=torch.int64, num_nodes=300, num_edges=3000):
     draw = torch.Generator().manual_seed(8)
@@ -15,6 +22,12 @@ def node_graph(device, idtype=torch.int64, num_nodes=300, num_edges=3000):
     g.ndata["label"] = torch.arange(num_nodes, device=device) % 7
     g.edata["weight"] = (torch.rand(num_edges, generator=draw) + 0.1).to(device)
     return g
+
+
+def load(g, ids, sampler, **options):
+    return DataLoader(
+        g, ids, sampler, **{"device": "cpu", "use_uva": True, "batch_size": 32} | options
+    )
 
 
 def typed_graph(device):

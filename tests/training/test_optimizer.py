@@ -22,11 +22,6 @@ MODES = ("minibatch", "fullgraph")
 SHARED = "trainer.shard_optimizer=true"
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory: pytest.TempPathFactory) -> str:
-    return f"data.root={tmp_path_factory.mktemp('data')}"
-
-
 def train(folder: Path, num_ranks: int, *overrides: str, held: Path | None = None) -> Checkpoint:
     """What a run ended with; each of its ranks writes to ``held`` which states it had."""
     hook = None if held is None else partial(_note_states, held)

@@ -30,6 +30,7 @@ from dgl_mgpu.backend.structure.index import TensorIndex
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.launch import launch
 from tests.backend.loaders import (
+    FEATURES,
     assert_blocks_are_right,
     assert_epoch_is_right,
     assert_pairs_are_right,
@@ -42,12 +43,6 @@ pytestmark = pytest.mark.skipif(
     not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None,
     reason="no GPU, or no CuPy",
 )
-
-FEATURES = {
-    "prefetch_node_feats": ["feat"],
-    "prefetch_labels": ["label"],
-    "prefetch_edge_feats": ["weight"],
-}
 
 
 @pytest.fixture(autouse=True, params=[{}, {"gpu_memory": "8KiB"}], ids=["on the GPU", "on both"])
