@@ -13,6 +13,8 @@ from dgl_mgpu.errors import ConfigError, nearest
 from dgl_mgpu.resources import resource_folder
 from dgl_mgpu.torchrun import under_torchrun
 
+#: Below these, keys are of one's own.
+_OPEN = ("data.options.", "store.feature_dtypes.")
 #: The name, in Hydra's own store, of the configuration of a run that goes on.
 _GOES_ON = "run_that_goes_on"
 
@@ -131,12 +133,10 @@ def check_overrides(arguments: list[str]) -> list[str]:
     renamed: dict[str | None, str] = {}
     for override in overrides:
         key = override.key_or_group
-        if key.startswith("data.options.") and not override.is_delete():
-            # However often, and whether the data set's file has it or not: the last one wins.
+        if key.startswith(_OPEN) and not override.is_delete():
+            # However often, and whether a file has it or not: the last one wins.
             renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
-        elif key not in groups.keys() | known and not key.startswith(
-            ("hydra.", "hydra/", "data.options.")
-        ):
+        elif key not in groups.keys() | known and not key.startswith(("hydra.", "hydra/", *_OPEN)):
             raise ConfigError(f"set {key}", "no such key", nearest(key, groups.keys() | known))
     return [renamed.get(word, word) for word in arguments]
 

@@ -260,6 +260,9 @@ def test_options_are_read_up_to_the_script(tmp_path):
     )
     assert take_options(rest) == (None, rest)
     assert take_options([]) == (None, [])
+    of_features = [f"--store.feature_dtypes.{of}=float16" for of in ("a", "b")]
+    options, _ = take_options(of_features)
+    assert options == RunnerOptions({"feature_dtypes": {"a": "float16", "b": "float16"}})
 
 
 @pytest.mark.parametrize(
@@ -275,6 +278,8 @@ def test_options_are_read_up_to_the_script(tmp_path):
         ("--store.device=cpu", {"device": "cpu"}),
         ('--store.disk-path="/a, b"', {"disk_path": "/a, b"}),
         ("--store.batch-size=8000", {"batch_size": 8000}),
+        ("--store.feature_dtypes={feat: float16}", {"feature_dtypes": {"feat": "float16"}}),
+        ("--store.feature-dtypes.in-feat=bfloat16", {"feature_dtypes": {"in-feat": "bfloat16"}}),
         ("--store=on", {}),
     ],
 )
@@ -319,6 +324,9 @@ def test_the_store_can_be_switched_off_and_on(tmp_path):
         ("--store.links=3", "pairs of ranks"),
         ("--store.hotness=nowhere.npz", "no such file"),
         ("--store.hotness=1", "degree"),
+        ("--store.feature_dtypes=float16", "write them like {feat: float16}"),
+        ("--store.feature_dtypes.feat=float12", "did you mean 'float16'"),
+        ("--store.policy.name=auto", "write --store.policy=VALUE"),
         ("--store.disk-path=1", "name a folder"),
         ("--store.batch-size=many", "whole number"),
         ("--store.batch-size=0", "no mini-batch"),

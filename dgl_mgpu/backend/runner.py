@@ -19,6 +19,8 @@ from dgl_mgpu.errors import ConfigError, nearest
 VARIABLE = "_DGL_MGPU_RUNNER_OPTIONS"
 
 _STORE, _CONFIG = "--store", "--config"
+#: Has keys of one's own below it.
+_BY_NAME = "feature_dtypes"
 _SWITCH = {"on": True, "true": True, "off": False, "false": False}
 
 
@@ -69,6 +71,8 @@ def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[s
     while rest:
         if rest[0] == _STORE or rest[0].startswith((f"{_STORE}.", f"{_STORE}=")):
             key, value = _parsed(rest.pop(0))
+            if key == _BY_NAME and isinstance(value, dict):
+                value = said.get(key, {}) | value
             said[key] = value
         elif rest[0] == _CONFIG and len(rest) > 1:
             written |= _from_file(rest[1])
@@ -121,8 +125,11 @@ def _parsed(word: str) -> tuple[str, Any]:
     from hydra.errors import HydraException
 
     key, equals, value = word.removeprefix(_STORE).partition("=")
-    key = key.removeprefix(".").replace("-", "_")
+    key, dot, name = key.removeprefix(".").partition(".")
+    key = key.replace("-", "_")
     asked = f"read '{word}'"
+    if dot and key != _BY_NAME:
+        raise ConfigError(asked, f"no keys below {_STORE}.{key}", f"write {_STORE}.{key}=VALUE")
     if not equals:
         raise ConfigError(asked, "no value", f"write {word}=VALUE")
     try:
@@ -133,7 +140,7 @@ def _parsed(word: str) -> tuple[str, Any]:
         ) from error
     if override.is_sweep_override():
         raise ConfigError(asked, "several values", "give one")
-    return key, override.value()
+    return key, {name: override.value()} if dot else override.value()
 
 
 def _from_file(path: str) -> dict[str, Any]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import numpy as np
+import torch
 
 from dgl_mgpu.backend.global_store.embedding.tables import (
     STATES,
@@ -78,19 +79,18 @@ def plan_for(config: Config) -> Plan:
     id_bytes = 4 if len(hot) <= np.iinfo(np.int32).max else 8
     learned: Specs = {}
     name, width = "features", graph.num_features
+    dtype = options.narrow_features().get("feat", torch.float32)
     if config.model.inputs == "learned":
         # Rows and their optimizer's state lie side by side.
         learned = read_specs({LEARNED: config.model.hidden}, [ONE_NTYPE])
-        name, width = (
-            node_table(ONE_NTYPE, LEARNED),
-            config.model.hidden * (1 + len(STATES["adam"])),
-        )
+        name, dtype = node_table(ONE_NTYPE, LEARNED), torch.float32
+        width = config.model.hidden * (1 + len(STATES["adam"]))
     specs = [
         TableSpec.topology(
             "topology", hot, hot, reads.topology,
             fanout=reads.fanout, id_bytes=id_bytes,
         ),
-        TableSpec.features(name, len(hot), 4 * width, hot, reads.nodes),
+        TableSpec.features(name, len(hot), width * dtype.itemsize, hot, reads.nodes),
     ]  # fmt: skip
     plan = plan_tables(specs, topology, options, [len(hot)], on_gpus=on_gpus)
     require_in_memory(plan, learned)

@@ -89,11 +89,18 @@ class TableWriter(Protocol):
 
 @dataclass(frozen=True)
 class RowFormat:
-    """Rows of one size, one after another."""
+    """Rows of one size, one after another.
+
+    Attributes
+    ----------
+    dtype, given : torch.dtype
+        Element type as stored, and of the rows that the table was built from.
+    """
 
     num_rows: int
     row_shape: tuple[int, ...]
     dtype: torch.dtype
+    given: torch.dtype
 
     @property
     def row_bytes(self) -> int:
@@ -174,7 +181,7 @@ class RowWriter:
     def __init__(self, source: FeatureSource, order: np.ndarray | None) -> None:
         self._source = source
         self._order = order
-        self.format = RowFormat(source.num_rows, source.row_shape, source.dtype)
+        self.format = RowFormat(source.num_rows, source.row_shape, source.dtype, source.given)
 
     def nbytes(self, positions: range) -> int:
         return len(positions) * self._source.row_bytes

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
+import torch
 
-from dgl_mgpu.errors import ConfigError, PlanDoesNotFitError
+from dgl_mgpu.errors import ConfigError, PlanDoesNotFitError, nearest
 from dgl_mgpu.placement import Plan, TableSpec, order_by_hotness, solve
 from dgl_mgpu.placement.cost import Resources, estimate
 from dgl_mgpu.store.cuda import DEVICES
@@ -22,6 +23,8 @@ from dgl_mgpu.store.store import Blueprint, Source
 from dgl_mgpu.store.table import position_dtype
 from dgl_mgpu.topology import Topology
 
+#: Types in which wider features can be kept.
+NARROW_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 #: Ways to tell how often a row will be read, beside a file of counts.
 HOTNESS = ("degree", "presample")
 
@@ -90,6 +93,11 @@ class StoreOptions:
     graph_ratio, feature_ratio : float in [0, 1] or 'auto'
         Share of topology and of features, hottest rows first, that goes to GPU memory; with
         'auto' the solver chooses (XGNN, section 4.3).
+    feature_dtypes : mapping of str to str
+        Types in which node features are kept, by the features' names, where they have a wider
+        floating-point type: 'float16', 'bfloat16', 'float8_e4m3fn' or 'float8_e5m2', also as
+        torch's.  Memory holds more of such rows, and links carry them sooner; they are given in the
+        type that they had, rounded, which they are cast to as they are gathered.
     hotness : 'degree', 'presample', str or Path
         What rows are ordered by: how often a node is another's neighbour; how often it was
         read by mini-batches sampled for the purpose (XGNN, section 4.3), on the first rank's GPU
@@ -102,8 +110,8 @@ class StoreOptions:
     Raises
     ------
     ConfigError
-        If ``hotness``, ``device`` or ``sms`` is none of these, ``links`` no pairs of ranks, or
-        ``staging_memory`` no size.
+        If ``hotness``, ``device``, ``sms`` or a type is none of these, ``links`` no pairs of ranks,
+        or ``staging_memory`` no size.
     """
 
     policy: str = "auto"
@@ -116,6 +124,7 @@ class StoreOptions:
     sms: int | Literal["auto"] = "auto"
     graph_ratio: float | Literal["auto"] = "auto"
     feature_ratio: float | Literal["auto"] = "auto"
+    feature_dtypes: Mapping[str, str | torch.dtype] = field(default_factory=dict)
     hotness: str | Path = "degree"
     batch_size: int = 1024
     fanouts: Sequence[int] = (15, 10, 5)
@@ -145,6 +154,7 @@ class StoreOptions:
                 "no whole number of 0 or more",
                 "give 'auto', a number, or 0 for all",
             )
+        self.narrow_features()
         whole = isinstance(self.fanouts, Sequence) and all(type(n) is int for n in self.fanouts)
         has_size = isinstance(self.batch_size, Integral) and self.batch_size >= 1
         if not whole or not self.fanouts or min(self.fanouts) < -1 or not has_size:
@@ -153,6 +163,20 @@ class StoreOptions:
                 "no mini-batch",
                 "give a batch size of 1 or more and for each layer a whole number, -1 for all",
             )
+
+    def narrow_features(self) -> dict[str, torch.dtype]:
+        """What ``feature_dtypes`` says, as torch's types."""
+        named = self.feature_dtypes
+        asked = f"keep features as store.feature_dtypes={named!r}"
+        if not isinstance(named, Mapping):
+            raise ConfigError(asked, "no types by names", "write them like {feat: float16}")
+        found = {}
+        for name, dtype in named.items():
+            word = str(dtype).removeprefix("torch.")
+            if word not in NARROW_DTYPES:
+                raise ConfigError(asked, f"no such type for '{name}'", nearest(word, NARROW_DTYPES))
+            found[name] = getattr(torch, word)
+        return found
 
     def reads(self, num_nodes: int, num_edges: int) -> Reads:
         """Expected reads of one mini-batch, were no node sampled twice."""

@@ -21,10 +21,13 @@ class FeatureSource:
         Anything whose rows an integer array selects: a tensor, an array, a ``numpy.memmap``.
     position : str
         Name of the order its rows are kept in; '' keeps them in the order of their ids.
+    stored : torch.dtype, optional
+        Floating-point type in which they are kept; their own by default.
     """
 
     rows: Any
     position: str = ""
+    stored: torch.dtype | None = None
 
     def __post_init__(self) -> None:
         if getattr(self.rows, "ndim", 0) < 1:
@@ -40,7 +43,12 @@ class FeatureSource:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Element type."""
+        """Element type as stored."""
+        return self.stored or self.given
+
+    @property
+    def given(self) -> torch.dtype:
+        """Element type of the rows."""
         if isinstance(self.rows, torch.Tensor):
             return self.rows.dtype
         return torch.from_numpy(np.empty(0, self.rows.dtype)).dtype
@@ -54,12 +62,38 @@ class FeatureSource:
         return int(np.prod(self.row_shape, dtype=np.int64)) * self.dtype.itemsize
 
     def bytes_of(self, ids: np.ndarray) -> np.ndarray:
-        """The rows ``ids``, uint8, shape (len(ids) * row_bytes,)."""
+        """The rows ``ids`` as stored, uint8, shape (len(ids) * row_bytes,).
+
+        Raises
+        ------
+        InvalidInputError
+            If there is no such number in the type in which they are kept.
+        """
         if isinstance(self.rows, torch.Tensor):
             rows = self.rows[torch.from_numpy(ids)].contiguous()
-            # NumPy lacks bfloat16 and float8; as bytes every type is the same.
-            return rows.flatten().view(torch.uint8).numpy()
-        return np.ascontiguousarray(self.rows[ids]).reshape(-1).view(np.uint8)
+        else:
+            found = np.ascontiguousarray(self.rows[ids])
+            if self.stored is None:
+                return found.reshape(-1).view(np.uint8)
+            rows = torch.from_numpy(found)
+        if self.stored is not None:
+            rows = _narrowed(rows, self.stored)
+        # NumPy lacks bfloat16 and float8; as bytes every type is the same.
+        return rows.flatten().view(torch.uint8).numpy()
+
+
+def _narrowed(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Rows in another floating-point type, or InvalidInputError beyond its range."""
+    narrowed, largest = rows.to(dtype), torch.finfo(dtype).max
+    # What becomes of it depends on the type, and on torch's version.
+    lost = (rows.abs() > largest) & (rows.isfinite() | ~narrowed.to(rows.dtype).isinf())
+    if lost.any():
+        raise InvalidInputError(
+            f"keep features as {dtype}",
+            f"the number {float(rows[lost][0]):g}, and its largest is {largest:g}",
+            "scale them, or keep them as bfloat16, whose range is that of float32",
+        )
+    return narrowed
 
 
 @dataclass(frozen=True)

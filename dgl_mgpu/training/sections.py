@@ -98,6 +98,7 @@ class StoreConfig:
     staging_memory: str = "256MiB"
     graph_ratio: Any = "auto"
     feature_ratio: Any = "auto"
+    feature_dtypes: dict[str, str] = field(default_factory=dict)
     hotness: str = "degree"
     device: str = "auto"
     links: Any = "auto"

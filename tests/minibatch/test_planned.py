@@ -32,6 +32,15 @@ def test_what_gpus_hold_beside_tables_counts(tmp_path):
     assert plan(device="auto").gpu_budget == on_gpus.gpu_budget
 
 
+def test_narrow_features_take_less_room():
+    def nbytes(**store) -> int:
+        found = plan("single", gpu_memory="1GiB", **store)
+        return sum(found.gpu_bytes) + found.host_bytes
+
+    whole, named = nbytes(), {"feat": "bfloat16"}
+    assert whole - nbytes(feature_dtypes=named) == NODES * 2 * 64
+
+
 def test_topology_of_a_store_on_gpus_is_not_planned_on_disk(tmp_path):
     store = {"gpu_memory": "400KiB", "host_memory": "1MiB", "disk_path": str(tmp_path)}
     for device, kinds in (("cpu", {"disk"}), ("cuda", set())):

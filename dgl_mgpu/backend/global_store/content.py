@@ -25,7 +25,7 @@ from dgl_mgpu.backend.global_store.tables import (
     topology_table,
 )
 from dgl_mgpu.data import Dataset, HeteroDataset
-from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.errors import InvalidInputError, nearest
 from dgl_mgpu.store import FeatureSource, TopologySource
 from dgl_mgpu.store.store import Source
 
@@ -169,6 +169,32 @@ def with_ends(data: Content, edges: bool) -> Content:
         topology = sources[topology_table(etype)]
         if isinstance(topology, TopologySource) and topology.eids is not None:
             sources[ends_table(etype)] = FeatureSource(ends_of(topology))
+    return replace(data, sources=sources)
+
+
+def with_narrow_features(data: Content, dtypes: Mapping[str, torch.dtype]) -> Content:
+    """The same with node features kept in these types, or InvalidInputError if they cannot be."""
+    sources = dict(data.sources)
+    for name, dtype in dtypes.items():
+        asked = f"keep node feature '{name}' as {dtype}"
+        there = [
+            table
+            for ntype in data.schema.num_nodes
+            if (table := node_table(ntype, name)) in sources
+        ]
+        if not there:
+            nodes = (table.split("/", 2) for table in sources)
+            known = sorted({rest[-1] for kind, *rest in nodes if kind == "node"})
+            raise InvalidInputError(asked, "no such feature", nearest(name, known))
+        for table in there:
+            source = sources[table]
+            assert isinstance(source, FeatureSource)
+            given = source.given
+            if not given.is_floating_point or given.itemsize <= dtype.itemsize:
+                raise InvalidInputError(
+                    asked, f"rows of {given}", "name features of a wider floating-point type alone"
+                )
+            sources[table] = replace(source, stored=dtype)
     return replace(data, sources=sources)
 
 

@@ -14,6 +14,7 @@ from dgl_mgpu.ops import count_tiers, gather_rows
 from dgl_mgpu.ops.device import current_stream, raise_faults
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import Table
+from dgl_mgpu.store.format import RowFormat
 
 
 class Traffic:
@@ -104,8 +105,9 @@ class TableStorage(FeatureStorage):
 
     @property
     def dtype(self) -> torch.dtype:
-        """Element type as stored."""
-        return self.view.dtype
+        """Element type of what is fetched: that of the rows that the store was built from."""
+        assert isinstance(self._table.format, RowFormat)
+        return self._table.format.given
 
     @property
     def view(self) -> RowView:
@@ -141,7 +143,7 @@ class TableStorage(FeatureStorage):
             Gather into page-locked memory, so that the copy to a GPU is asynchronous; for a
             store on GPUs, where rows need no such copy, it has no effect.
         dtype : torch.dtype, optional
-            Cast on the way, as :func:`dgl_mgpu.ops.gather_rows` can; as stored by default.
+            Cast on the way, as :func:`dgl_mgpu.ops.gather_rows` can; :attr:`dtype` by default.
         out : Tensor, shape (n, *row_shape), optional
             Where to gather them, on the store's device, as :func:`dgl_mgpu.ops.gather_rows` says.
 
@@ -156,12 +158,12 @@ class TableStorage(FeatureStorage):
             For rows that stay on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
         """
         begin = time.perf_counter()
-        view, where = self.view, self._table.device
+        view, where, dtype = self.view, self._table.device, dtype or self.dtype
         indices = indices.to(where)
         pin_memory = bool(pin_memory) and where.type == "cpu"
         if pin_memory and out is None:
             shape = (len(indices), *view.row_shape)
-            out = torch.empty(shape, dtype=dtype or view.dtype, pin_memory=True)
+            out = torch.empty(shape, dtype=dtype, pin_memory=True)
         rows = gather_rows(view, indices, out=out, dtype=dtype)
         rows = rows.to(device, non_blocking=pin_memory)
         if where.type == "cuda" and rows.device.type == "cpu":

@@ -19,6 +19,7 @@ from dgl_mgpu.backend.global_store.content import (
     of_dgl,
     with_ends,
     with_learned_rows,
+    with_narrow_features,
 )
 from dgl_mgpu.backend.global_store.embedding.layer import StoreEmbedding
 from dgl_mgpu.backend.global_store.embedding.tables import STATES, unfolded
@@ -188,7 +189,8 @@ class GlobalStore:
                 raise InvalidInputError(
                     "build a store", "no graph on the machine's first rank", "pass it there"
                 )
-            data = with_learned_rows(with_ends(read(), edges), embeddings)
+            data = with_narrow_features(with_ends(read(), edges), checked.narrow_features())
+            data = with_learned_rows(data, embeddings)
             found = machine(topology, ranks.size, runtime, seats)
             blueprint = make_blueprint(
                 data.sources,
@@ -320,7 +322,7 @@ class GlobalStore:
             The only one by default.
         dtype : torch.dtype, optional
             A floating-point type to which rows are cast on the way, as
-            :func:`dgl_mgpu.ops.gather_rows` does; by default they are as stored.
+            :func:`dgl_mgpu.ops.gather_rows` does; by default to the feature's own.
 
         Returns
         -------
@@ -394,7 +396,8 @@ def sources_of(
     embeddings: Embeddings | None = None,
 ) -> tuple[dict[str, Source], dict[str, np.ndarray]]:
     """A data set and embeddings as tables, and how hot the rows of each order are."""
-    data = with_learned_rows(of_dataset(dataset), embeddings)
+    data = with_narrow_features(of_dataset(dataset), options.narrow_features())
+    data = with_learned_rows(data, embeddings)
     return data.sources, _hotness(data, options, seed)
 
 

@@ -18,6 +18,7 @@ from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import TopologySource
+from dgl_mgpu.store.format import RowFormat
 
 ETYPE = ("_N", "_E", "_N")
 GPU = torch.device("cuda", 0)
@@ -67,6 +68,7 @@ def table() -> SimpleNamespace:
         device=GPU,
         view=RowView(one.view(1, 1), one.expand(2), 10, (2,), torch.float32),
         row_bytes=8,
+        format=RowFormat(10, (2,), torch.float32, torch.float32),
         parts=lambda: [(0, 0), (1, 0)],
         memory_of=lambda tier, part: ("device", "host")[tier],
     )

@@ -140,6 +140,19 @@ def test_options_of_the_runner_place_the_graph(told, tmp_path):
         load(g.clone(), torch.arange(3), NeighborSampler([1]))
 
 
+def test_a_script_has_rows_of_its_features_types_that_are_kept_in_others(told):
+    told(feature_dtypes={"feat": "float16"})
+    g = node_graph("cpu")
+    expected = g.ndata["feat"].half().float()
+    for inputs, _, blocks in load(g, torch.arange(300), NeighborSampler([3], **FEATURES)):
+        assert torch.equal(blocks[0].srcdata["feat"], expected[inputs])
+    # What the script itself reads is its own.
+    assert not torch.equal(g.ndata["feat"], expected)
+    told(feature_dtypes={"fear": "float16"})
+    with pytest.raises(InvalidInputError, match="did you mean 'feat'"):
+        load(g.clone(), torch.arange(3), NeighborSampler([1]))
+
+
 def test_a_store_is_planned_for_the_loaders_batches(told, monkeypatch):
     seen = []
     build = GlobalStore.from_dgl

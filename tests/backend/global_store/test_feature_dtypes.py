@@ -1,0 +1,196 @@
+"""Features kept in narrower types, against rows that torch has rounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dgl
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from dgl.dataloading import DataLoader, NeighborSampler
+from dgl.nn import SAGEConv
+
+import dgl_mgpu
+from dgl_mgpu.cli import main
+from dgl_mgpu.data import load
+from dgl_mgpu.errors import ConfigError, InvalidInputError, RankFailedError
+from dgl_mgpu.minibatch import load as minibatch_load
+from dgl_mgpu.report import read_metrics
+from dgl_mgpu.store import FeatureSource
+from dgl_mgpu.training.launch import launch
+
+pytestmark = pytest.mark.usefixtures("in_shared_memory", "forked_ranks")
+
+NARROW = [torch.float16, torch.bfloat16, torch.float8_e4m3fn, torch.float8_e5m2]
+NUM_NODES = 400
+
+
+def rounded(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return rows.to(dtype).to(rows.dtype)
+
+
+def graph(dtype: torch.dtype = torch.float32) -> dgl.DGLGraph:
+    draw = torch.Generator().manual_seed(3)
+    src, dst = torch.randint(NUM_NODES, (2, 4000), generator=draw)
+    g = dgl.graph((src, dst), num_nodes=NUM_NODES)
+    g.ndata["feat"] = 9 * torch.randn(NUM_NODES, 7, generator=draw, dtype=dtype)
+    g.ndata["other"] = torch.randn(NUM_NODES, 3, generator=draw)
+    g.ndata["label"] = torch.arange(NUM_NODES) % 5
+    g.edata["feat"] = torch.randn(4000, generator=draw)
+    return g
+
+
+def assert_right(store: dgl_mgpu.GlobalStore, g: dgl.DGLGraph, dtype: torch.dtype) -> None:
+    ids = torch.arange(NUM_NODES).flip(0)
+    expected = rounded(g.ndata["feat"], dtype)
+    assert not torch.equal(expected, g.ndata["feat"])
+    found = store.gather("feat", ids)
+    assert found.dtype == g.ndata["feat"].dtype
+    assert torch.equal(found, expected[ids])
+    assert torch.equal(store.gather("feat", ids, dtype=torch.float64), expected[ids].double())
+    for name in ("other", "label"):
+        assert torch.equal(store.gather(name, ids), g.ndata[name][ids])
+    storage = store.graph.get_node_storage("feat")
+    assert storage.dtype == found.dtype and storage.view.dtype == dtype
+    sampler = NeighborSampler([3, 3], prefetch_node_feats=["feat"], prefetch_edge_feats=["feat"])
+    for inputs, _, blocks in DataLoader(store.graph, ids[::3], sampler, batch_size=50):
+        assert torch.equal(blocks[0].srcdata["feat"], expected[inputs])
+        edges = blocks[1].edata[dgl.EID]
+        assert torch.equal(blocks[1].edata["feat"], g.edata["feat"][edges])
+
+
+@pytest.mark.parametrize("given", [torch.float32, torch.float64])
+@pytest.mark.parametrize("dtype", NARROW, ids=str)
+def test_rows_are_rounded_once_and_of_the_type_that_they_had(given, dtype):
+    g = graph(given)
+    for named in (dtype, str(dtype).removeprefix("torch.")):
+        with dgl_mgpu.GlobalStore.from_dgl(g, feature_dtypes={"feat": named}) as store:
+            assert_right(store, g, dtype)
+
+
+def _on_ranks(folder: Path) -> None:
+    g = graph()
+    memory = {"gpu_memory": "8KiB", "host_memory": "24KiB", "disk_path": folder}
+    for dtype in (torch.float16, torch.float8_e5m2):
+        named = {"feat": dtype}
+        with dgl_mgpu.GlobalStore.from_dgl(g, feature_dtypes=named, **memory) as store:
+            tiers = {tier.memory for plan in store.plan.tables.values() for tier in plan.tiers}
+            assert tiers >= {"gpu", "disk"}
+            assert_right(store, g, dtype)
+    g.ndata["feat"][7, 2] = 1e5
+    told = InvalidInputError if dist.get_rank() == 0 else RankFailedError
+    with pytest.raises(told, match=r"keep features as torch.float16: the number 100000, .*65504"):
+        dgl_mgpu.GlobalStore.from_dgl(g, feature_dtypes={"feat": "float16"}, device="cpu")
+
+
+def test_ranks_read_them_from_every_memory(tmp_path):
+    launch(_on_ranks, 2, tmp_path)
+
+
+def test_their_memory_is_that_of_the_narrow_type():
+    g = graph()
+
+    def nbytes(**options) -> int:
+        with dgl_mgpu.GlobalStore.from_dgl(g, policy="host", **options) as store:
+            store.gather("feat", torch.arange(10))
+            assert sum(store.graph.traffic.take().nbytes.values()) == 10 * options_bytes
+            return int(store.plan.host_bytes)
+
+    options_bytes = 28
+    whole = nbytes()
+    for dtype, options_bytes in (("float16", 14), ("float8_e4m3fn", 7)):
+        assert whole - nbytes(feature_dtypes={"feat": dtype}) == NUM_NODES * (28 - options_bytes)
+
+
+def test_all_node_types_that_have_a_feature():
+    edges = (torch.arange(9) % 4, torch.arange(9) % 5)
+    g = dgl.heterograph({("user", "buys", "item"): edges, ("item", "of", "kind"): edges[::-1]})
+    for ntype in ("user", "item"):
+        g.nodes[ntype].data["x"] = torch.randn(g.num_nodes(ntype), 3)
+    with dgl_mgpu.GlobalStore.from_dgl(g, feature_dtypes={"x": "bfloat16"}) as store:
+        for ntype in ("user", "item"):
+            rows = g.nodes[ntype].data["x"]
+            found = store.gather("x", torch.arange(len(rows)), ntype)
+            assert torch.equal(found, rounded(rows, torch.bfloat16))
+
+
+def test_inference_reads_them():
+    g = graph()
+    model = SAGEConv(7, 4, "mean").eval()
+    with torch.no_grad():
+        expected = model(g, rounded(g.ndata["feat"], torch.float16))
+    with dgl_mgpu.GlobalStore.from_dgl(g, feature_dtypes={"feat": "float16"}) as store:
+        for options in ({}, {"batch_size": 90}):
+            found = dgl_mgpu.inference(_OnBlocks(model), store.graph, num_layers=1, **options)
+            torch.testing.assert_close(found, expected)
+
+
+class _OnBlocks(torch.nn.Module):
+    def __init__(self, layer: torch.nn.Module) -> None:
+        super().__init__()
+        self.layer = layer
+
+    def forward(self, blocks, x):
+        return self.layer(blocks[0], x)
+
+
+def test_runs_train_on_rounded_rows(tmp_path, monkeypatch):
+    size = {"num_nodes": 600, "num_edges": 5000}
+    words = [
+        "train", f"data.root={tmp_path}", "model.hidden=12", "trainer.epochs=2",
+        "trainer.batch_size=100", *(f"data.options.{key}={value}" for key, value in size.items()),
+    ]  # fmt: skip
+
+    def losses(name: str, *more: str) -> list[float]:
+        assert main([*words, f"hydra.run.dir={tmp_path / name}", *more]) == 0
+        reports, _ = read_metrics(tmp_path / name / "metrics.jsonl")
+        return [report.loss for report in reports]
+
+    plain = losses("plain")
+    narrow = losses("narrow", "store.feature_dtypes.feat=float8_e4m3fn")
+    data = load("generated", tmp_path, **size)
+    rows = rounded(torch.tensor(np.array(data.node_features["feat"])), torch.float8_e4m3fn)
+    data.node_features["feat"] = rows.numpy()
+    monkeypatch.setattr(minibatch_load, "load_dataset", lambda config: data)
+    assert narrow == losses("rounded") != plain
+
+
+@pytest.mark.parametrize(
+    ("named", "error", "found"),
+    [
+        ({"fear": "float16"}, InvalidInputError, "'fear' as torch.float16: no such.*'feat'"),
+        ({"label": "float16"}, InvalidInputError, r"'label' .*: rows of torch\.int64; name"),
+        ({"feat": "float16", "other": "int8"}, ConfigError, "no such type for 'other'"),
+        ({"feat": "float32"}, ConfigError, "no such type for 'feat'"),
+        ("float16", ConfigError, "no types by names; write them like {feat: float16}"),
+    ],
+)
+def test_what_cannot_be_kept_so_is_told(named, error, found):
+    with pytest.raises(error, match=found):
+        dgl_mgpu.GlobalStore.from_dgl(graph(), feature_dtypes=named)
+
+
+@pytest.mark.parametrize("given", [torch.float16, torch.bfloat16])
+def test_rows_that_are_no_wider_are_told(given):
+    with pytest.raises(InvalidInputError, match=f"rows of {given}; name features of a wider"):
+        dgl_mgpu.GlobalStore.from_dgl(graph(given), feature_dtypes={"feat": "bfloat16"})
+
+
+@pytest.mark.parametrize("number", [500.0, -500.0, float("inf"), 3e38])
+@pytest.mark.parametrize("kind", [torch.from_numpy, np.asarray])
+def test_numbers_beyond_a_types_range_are_told(number, kind):
+    rows = kind(np.array([[1.0, 2.0], [3.0, number]], np.float32))
+    source = FeatureSource(rows, stored=torch.float8_e4m3fn)
+    assert len(source.bytes_of(np.array([0, 0, 0]))) == 6
+    with pytest.raises(InvalidInputError, match=r"e4m3fn: the number .*, and its largest is 448"):
+        source.bytes_of(np.array([0, 1]))
+
+
+def test_numbers_that_are_none_stay():
+    g = graph()
+    g.ndata["feat"][0, :3] = torch.tensor([torch.nan, torch.inf, -torch.inf])
+    with dgl_mgpu.GlobalStore.from_dgl(g, feature_dtypes={"feat": "float16"}) as store:
+        found = store.gather("feat", torch.arange(2))[0, :3]
+    assert found[0].isnan() and found[1:].tolist() == [torch.inf, -torch.inf]
