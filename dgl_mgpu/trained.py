@@ -21,6 +21,7 @@ from dgl_mgpu.errors import (
     InvalidInputError,
     OutputError,
     PlanDoesNotFitError,
+    RankFailedError,
     UnavailableError,
 )
 from dgl_mgpu.store import Ranks
@@ -129,10 +130,13 @@ def load_run(
         ) from error
     try:
         model.load_state_dict(checkpoint.best_model)
-    except RuntimeError as error:
+    except (RuntimeError, CheckpointError) as error:  # torch's, or of learned rows
+        if isinstance(error, RankFailedError):
+            raise
+        why = error.found if isinstance(error, CheckpointError) else str(error).splitlines()[-1]
         raise CheckpointError(
             asked,
-            f"its model is not one of this data ({str(error).splitlines()[-1].strip()})",
+            f"its model is not one of this data ({why.strip()})",
             "name the data that the run was trained on",
         ) from error
     return TrainedRun(config, model.eval(), predict)
