@@ -201,7 +201,7 @@ def _checkpoint(asked: str, folder: Path) -> Checkpoint:
 def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> Config:
     """A run's configuration for ranks that train nothing."""
     config: Config = to_config(saved)
-    config.topology = "auto"
+    config.topology = config.store.links = "auto"  # of the run's machine and its ranks
     config.trainer.ranks, config.trainer.resume = num_ranks, None
     config.trainer.count_accesses = config.trainer.cuda_graphs = False
     config.sampler.num_workers = 0

@@ -222,6 +222,13 @@ def test_fewer_ranks_than_in_training_may_have_too_little_memory(tmp_path, capsy
     assert len(written_by(tmp_path, ranks=3)["classes"]) == SIZE["num_nodes"]
 
 
+def test_fewer_ranks_do_not_have_the_links_of_the_run(tmp_path):
+    run_of(
+        tmp_path, "store.device=cpu", "trainer.epochs=1", "trainer.ranks=2", "store.links=[[0,1]]"
+    )
+    assert len(written_by(tmp_path, ranks=1)["classes"]) == SIZE["num_nodes"]
+
+
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_memory_is_too_small(tmp_path, monkeypatch, capsys, ranks):
     run_of(tmp_path, "model=rgcn", "store.device=cpu", "trainer.epochs=1", several=True)
