@@ -21,6 +21,7 @@ from dgl_mgpu.errors import (
     InvalidInputError,
     OutputError,
     PlanDoesNotFitError,
+    RankFailedError,
     UnavailableError,
 )
 from dgl_mgpu.store import Ranks
@@ -129,10 +130,13 @@ def load_run(
         ) from error
     try:
         model.load_state_dict(checkpoint.best_model)
-    except RuntimeError as error:
+    except (RuntimeError, CheckpointError) as error:  # torch's, or of learned rows
+        if isinstance(error, RankFailedError):
+            raise
+        why = error.found if isinstance(error, CheckpointError) else str(error).splitlines()[-1]
         raise CheckpointError(
             asked,
-            f"its model is not one of this data ({str(error).splitlines()[-1].strip()})",
+            f"its model is not one of this data ({why.strip()})",
             "name the data that the run was trained on",
         ) from error
     return TrainedRun(config, model.eval(), predict)
@@ -197,7 +201,7 @@ def _checkpoint(asked: str, folder: Path) -> Checkpoint:
 def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> Config:
     """A run's configuration for ranks that train nothing."""
     config: Config = to_config(saved)
-    config.topology = "auto"
+    config.topology = config.store.links = "auto"  # of the run's machine and its ranks
     config.trainer.ranks, config.trainer.resume = num_ranks, None
     config.trainer.count_accesses = config.trainer.cuda_graphs = False
     config.sampler.num_workers = 0

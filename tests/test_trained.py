@@ -20,11 +20,14 @@ from dgl_mgpu.errors import (
     ConfigError,
     InvalidInputError,
     OutputError,
+    RankFailedError,
     UnavailableError,
 )
 from dgl_mgpu.minibatch.trainer import MiniBatchTrainer
 from dgl_mgpu.report import read_metrics
 from dgl_mgpu.trained import write_predictions
+from dgl_mgpu.training.checkpoint import Checkpoint
+from dgl_mgpu.training.launch import launch
 
 SIZE = {"num_nodes": 800, "num_edges": 8000}
 SIZES = {"num_users": 100, "num_tags": 20, "num_items": 400}
@@ -190,6 +193,25 @@ def test_what_cannot_be_loaded_or_written(tmp_path, capsys):
         write_predictions(tmp_path / "run", tmp_path)
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_learned_rows_are_not_of_other_data(tmp_path, ranks):
+    run_of(tmp_path, "model.inputs=learned", "store.device=cpu", "trainer.epochs=1")
+    saved = Checkpoint.load(tmp_path / "run")
+    saved.config["data"]["options"]["num_nodes"] = 700
+    saved.save(tmp_path / "run" / "checkpoints")
+    launch(_refuses_its_rows, ranks, tmp_path / "run")
+
+
+def _refuses_its_rows(run: Path) -> None:
+    refused = r"load the run .*: its model is not one of this data \('rows' has shape \(800, 12\)"
+    if dist.is_initialized() and dist.get_rank() == 1:
+        with pytest.raises(RankFailedError, match="mend the cause on rank 0"):
+            dgl_mgpu.load_run(run)
+    else:
+        with pytest.raises(CheckpointError, match=refused + ".*name the data that the run was"):
+            dgl_mgpu.load_run(run)
+
+
 def test_fewer_ranks_than_in_training_may_have_too_little_memory(tmp_path, capsys):
     limits = ["store.gpu_memory=120KiB", "store.host_memory=0", "trainer.ranks=3"]
     run_of(tmp_path, "store.device=cpu", "trainer.epochs=1", *limits)
@@ -198,6 +220,13 @@ def test_fewer_ranks_than_in_training_may_have_too_little_memory(tmp_path, capsy
     assert f"PlanDoesNotFitError: load the run {tmp_path / 'run'}" in told
     assert "use more ranks than 1 (the run had 3)" in told
     assert len(written_by(tmp_path, ranks=3)["classes"]) == SIZE["num_nodes"]
+
+
+def test_fewer_ranks_do_not_have_the_links_of_the_run(tmp_path):
+    run_of(
+        tmp_path, "store.device=cpu", "trainer.epochs=1", "trainer.ranks=2", "store.links=[[0,1]]"
+    )
+    assert len(written_by(tmp_path, ranks=1)["classes"]) == SIZE["num_nodes"]
 
 
 @pytest.mark.parametrize("ranks", [1, 2])

@@ -6,7 +6,7 @@ import contextlib
 import time
 import traceback
 from collections.abc import Iterator
-from multiprocessing import connection
+from multiprocessing import connection, reduction
 
 from dgl_mgpu.errors import DGLMGPUError, WorkerFailedError
 from dgl_mgpu.training.whereabouts import stage_of
@@ -62,4 +62,5 @@ def _is_of_connection(error: BaseException) -> bool:
     if not isinstance(error, ConnectionError | EOFError):
         return False
     *_, (innermost, _) = traceback.walk_tb(error.__traceback__)
-    return innermost.f_globals.get("__name__") == connection.__name__
+    # Tensors come by descriptors of files, which another module receives.
+    return innermost.f_globals.get("__name__") in (connection.__name__, reduction.__name__)

@@ -16,7 +16,7 @@ import dgl_mgpu
 from dgl_mgpu.cli import main
 from dgl_mgpu.configuration import compose
 from dgl_mgpu.data import load, load_hetero
-from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.errors import ConfigError, IdOutOfRangeError
 from dgl_mgpu.minibatch.load import load as load_task
 from dgl_mgpu.minibatch.planned import plan_for
 from dgl_mgpu.minibatch.run import _make_trainer
@@ -123,6 +123,8 @@ def test_nodes_of_a_subgraph_have_their_rows(data):
     found = dgl_mgpu.inference(trainer.model, some)
     torch.testing.assert_close(found, expected)
     assert not torch.allclose(found, others)
+    with pytest.raises(IdOutOfRangeError, match="but there are 600 rows; pass ids in"):
+        dgl_mgpu.inference(trainer.model, dgl.add_nodes(graph, 100))
     trainer.store.close()
 
 

@@ -11,6 +11,7 @@ import queue
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
+from multiprocessing import reduction
 from pathlib import Path
 
 import psutil
@@ -272,6 +273,14 @@ def test_the_end_of_a_workers_connection_is_told_as_its_end(is_signalled, monkey
     with pytest.raises(WorkerFailedError, match=f"processes: {told}; see why"):  # noqa: SIM117
         with workers.worker_losses_typed():
             here.recv()
+
+
+def test_a_worker_ends_before_it_has_handed_a_tensor_over(monkeypatch):
+    monkeypatch.setattr(workers.time, "sleep", lambda seconds: None)
+    here, there = mp.Pipe()
+    there.close()
+    with pytest.raises(WorkerFailedError, match="lost"), workers.worker_losses_typed():
+        reduction.recv_handle(here)
 
 
 @pytest.mark.parametrize(

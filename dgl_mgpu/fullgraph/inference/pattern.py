@@ -12,7 +12,7 @@ from dgl import DGLGraph
 from torch import nn
 
 from dgl_mgpu.backend.global_store.storage import TableStorage
-from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.fullgraph.inference.blocks import Blocks
 from dgl_mgpu.fullgraph.inference.modules import meeting
 from dgl_mgpu.fullgraph.inference.rows import (
@@ -226,7 +226,8 @@ def count_layers(model: nn.Module, pattern: Pattern) -> int:
             model(blocks, pattern.inputs())
     except Exception as error:
         missing = isinstance(error, KeyError) and (running or not used)  # a feature
-        if missing or not blocks.touched:
+        # More nodes than a model has learned rows for are so with any number of layers.
+        if missing or not blocks.touched or isinstance(error, IdOutOfRangeError):
             raise
         # A model that takes as many of its layers as there are blocks has run out of them.
         if running or not used or not isinstance(error, IndexError):
