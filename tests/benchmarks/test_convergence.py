@@ -48,7 +48,7 @@ def test_what_is_not_there_is_not_downloaded_but_said(tmp_path, monkeypatch, cap
 
 def test_all_runs_have_configurations():
     each = {runs.overrides: runs.data for runs in RUNS.values()}
-    assert len(each) == 6
+    assert len(each) == 8
     for overrides, data in each.items():
         config = compose([*data_overrides(data, "data"), *overrides])
         config.check()
