@@ -46,7 +46,7 @@ from benchmarks.timed_training import SETTINGS, WARM_UP, Network, medians
 from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.report.profile import StepProfile
 from dgl_mgpu.store import Ranks
-from dgl_mgpu.store.planning import parse_bytes
+from dgl_mgpu.store.planning import NARROW_DTYPES, parse_bytes
 from dgl_mgpu.training.launch import launch
 
 #: Most times the model's time, with all in GPU memory and with a part of it in the host's.
@@ -95,7 +95,8 @@ class Bench:
     def _shape(self, shape: str) -> None:
         job, ranks = self._job, Ranks.of_this_machine()
         begin = time.perf_counter()
-        data = Data(self._setting.graphs[shape].scaled(self._options.scale), job.device)
+        spec = self._setting.graphs[shape].scaled(self._options.scale)
+        data = Data(spec, job.device, getattr(torch, self._options.feature_dtype))
         job.wait()
         spent = time.perf_counter() - begin
         about = {
@@ -103,6 +104,7 @@ class Bench:
             "nodes": data.spec.num_nodes,
             "edges": data.num_edges,
             "features": data.spec.num_features,
+            "feature_dtype": str(data.stored),
             "bytes": data.nbytes,
             "idtype": str(data.idtype),
             "made_s": spent,
@@ -166,7 +168,8 @@ class Bench:
         xgnns = network.xgnn.get(spec.shape)
         aim: float | None = AIM
         if self._options.gpu_memory is not None:
-            within = layout == AUTO and xgnns is not None and xgnns <= WITHIN
+            is_xgnns = layout == AUTO and data.stored == torch.float32
+            within = is_xgnns and xgnns is not None and xgnns <= WITHIN
             aim = AIM_OF_PART if within else None
         seeds = self._options.batch * self._job.ranks.size
         steps = math.ceil(spec.train * spec.num_nodes / seeds)
@@ -239,6 +242,10 @@ def main() -> None:
     parser.add_argument(
         "--layouts", nargs="+", choices=tuple(LAYOUTS), help="with --gpu-memory: placements to try"
     )
+    parser.add_argument(
+        "--feature-dtype", choices=("float32", *NARROW_DTYPES), default="float32",
+        help="in which the store keeps features",
+    )  # fmt: skip
     parser.add_argument("--batch", type=int, help="seeds of a mini-batch; by default the paper's")
     case_options(parser)
     options = parser.parse_args()

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -43,10 +42,14 @@ class Data:
     indptr, indices : Tensor
         Int64 and int32; until :meth:`forget_edges`.
     num_edges : int
+    stored : torch.dtype
+        Type in which a store keeps the features.
     """
 
-    def __init__(self, spec: GraphSpec, device: torch.device) -> None:
-        self.spec, self.device = spec, device
+    def __init__(
+        self, spec: GraphSpec, device: torch.device, stored: torch.dtype = torch.float32
+    ) -> None:
+        self.spec, self.device, self.stored = spec, device, stored
         law = PowerLaw(spec.num_nodes, spec.num_edges, in_step=True)
         self.indptr, self.indices = law.csc(device, torch.int32)
         self.num_edges = len(self.indices)
@@ -59,12 +62,15 @@ class Data:
         self._inv_sqrt_degrees = 1 / degrees.clamp(min=1).float().sqrt()
 
     def rows(self) -> dict[str, Callable[[torch.Tensor], torch.Tensor]]:
-        """What gives nodes' rows of each feature."""
+        """What gives nodes' rows of each feature, as a store does."""
         return {
-            "feat": partial(random_rows, width=self.spec.num_features),
+            "feat": self._features,
             "label": self._labels,
             INV_SQRT_DEGREES: self._inv_sqrt_degrees.__getitem__,
         }
+
+    def _features(self, ids: torch.Tensor) -> torch.Tensor:
+        return random_rows(ids, self.spec.num_features).to(self.stored).float()
 
     def _labels(self, ids: torch.Tensor) -> torch.Tensor:
         return (random_rows(ids, 1)[:, 0] * self.spec.num_classes).long()
@@ -72,7 +78,7 @@ class Data:
     @property
     def node_bytes(self) -> int:
         """Of all that :meth:`rows` gives of a node."""
-        return 4 * self.spec.num_features + 8 + 8
+        return self.stored.itemsize * self.spec.num_features + 8 + 8
 
     @property
     def nbytes(self) -> int:
@@ -171,7 +177,8 @@ def _sources(data: Data, by_hotness: bool) -> tuple[dict[str, Source], dict[str,
     }
     for name, make in data.rows().items():
         rows = MadeRows(num_nodes, make, data.device)
-        sources[node_table(_NTYPE, name)] = FeatureSource(rows, order)
+        stored = data.stored if name == "feat" else None
+        sources[node_table(_NTYPE, name)] = FeatureSource(rows, order, stored)
     return sources, {order: data.reads.cpu().numpy()} if by_hotness else {}
 
 

@@ -67,17 +67,18 @@ class FeatureSource:
         Raises
         ------
         InvalidInputError
-            If there is no such number in the type in which they are kept.
+            If the type in which they are kept has no such numbers.
         """
+        is_narrowed = self.dtype != self.given
         if isinstance(self.rows, torch.Tensor):
             rows = self.rows[torch.from_numpy(ids)].contiguous()
         else:
             found = np.ascontiguousarray(self.rows[ids])
-            if self.stored is None:
+            if not is_narrowed:
                 return found.reshape(-1).view(np.uint8)
             rows = torch.from_numpy(found)
-        if self.stored is not None:
-            rows = _narrowed(rows, self.stored)
+        if is_narrowed:
+            rows = _narrowed(rows, self.dtype)
         # NumPy lacks bfloat16 and float8; as bytes every type is the same.
         return rows.flatten().view(torch.uint8).numpy()
 
@@ -85,6 +86,9 @@ class FeatureSource:
 def _narrowed(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Rows in another floating-point type, or InvalidInputError beyond its range."""
     narrowed, largest = rows.to(dtype), torch.finfo(dtype).max
+    ends = torch.stack(rows.aminmax()) if rows.numel() else rows
+    if bool((ends.abs() <= largest).all()):  # NaN is none of these
+        return narrowed
     # What becomes of it depends on the type, and on torch's version.
     lost = (rows.abs() > largest) & (rows.isfinite() | ~narrowed.to(rows.dtype).isinf())
     if lost.any():

@@ -63,6 +63,19 @@ def test_a_part_is_in_host_memory_and_xgnns_own_ratio_says_what_to_aim_at(monkey
     assert {"device", "host"} == set(uk["rows_read"][0])
 
 
+def test_features_in_fewer_bits_have_no_aim_and_are_read_less_from_the_host(monkeypatch, tmp_path):
+    few = "--ranks 1 --shapes papers100M --models gcn --scale 1e-5 --gpu-memory 20GiB"
+    found = {}
+    for dtype in ("float32", "float8_e4m3fn"):
+        content = run(monkeypatch, tmp_path, f"{few} --feature-dtype {dtype}")
+        assert content["graphs"][0]["feature_dtype"] == f"torch.{dtype}"
+        (found[dtype],) = content["figures"]
+    whole, narrow = found.values()
+    assert whole["aim"] == 1.3 and narrow["aim"] is None
+    (of_whole,), (of_narrow,) = whole["rows_read"], narrow["rows_read"]
+    assert of_narrow.get("host", 0) < 0.5 * of_whole["host"]
+
+
 def test_layouts_of_other_systems_are_measured_one_after_the_other(monkeypatch, tmp_path, capsys):
     few = "--ranks 1 --shapes friendster --models graphsage --scale 1e-5 --gpu-memory 8GiB"
     layouts = "auto DGL-Host Quiver DGL+C XGNN-G XGNN-F"
