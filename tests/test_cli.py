@@ -68,6 +68,9 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["train", "store.feature_ratio=most"], "ratio"),
         (["train", "store.policy=cliqeu"], "clique"),
         (["train", "store.hotness=warm"], "presample"),
+        (["train", "store.feature_dtypes.feat=float12"], "did you mean 'float16'"),
+        (["train", "store.feature_dtypes=float16"], "store.feature_dtypes"),
+        (["plan", "store.feature_dtypes.label=float16"], "no feature 'label'"),
         (["train", "topology=dgx2"], "dgx"),
         (["train", "topology=dgx1-4gf", "trainer.ranks=5"], "5"),
         (["train", "data.options.num_nodse=5"], "num_nodes"),
@@ -118,6 +121,15 @@ def test_compose_gives_the_schema():
 def test_of_an_option_said_twice_the_last_one_counts(first, last, data):
     words = [f"{first}data.options.scale=0.5", f"{last}data.options.scale=0.25"]
     assert compose([f"data={data}", *words]).data.options["scale"] == 0.25
+
+
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_keys_of_ones_own_are_said_by_name_or_all_at_once(sign):
+    words = [f"{sign}store.feature_dtypes={{feat: float16}}", f"{sign}data.options={{scale: 0.5}}"]
+    words += ["store.feature_dtypes.in-feat=bfloat16"]
+    config = compose(words)
+    assert config.store.feature_dtypes == {"feat": "float16", "in-feat": "bfloat16"}
+    assert config.data.options == {"scale": 0.5}
 
 
 @pytest.mark.parametrize("word", ["hydra.run.dir", "hydra.sweep.dir"])

@@ -79,7 +79,14 @@ def plan_for(config: Config) -> Plan:
     id_bytes = 4 if len(hot) <= np.iinfo(np.int32).max else 8
     learned: Specs = {}
     name, width = "features", graph.num_features
-    dtype = options.narrow_features().get("feat", torch.float32)
+    narrow = options.narrow_features()
+    dtype = narrow.pop("feat", torch.float32)
+    if narrow:
+        raise ConfigError(
+            f"keep features as store.feature_dtypes={options.feature_dtypes!r}",
+            f"no feature '{next(iter(narrow))}' of {data.name}",
+            "name its feature 'feat' alone",
+        )
     if config.model.inputs == "learned":
         # Rows and their optimizer's state lie side by side.
         learned = read_specs({LEARNED: config.model.hidden}, [ONE_NTYPE])

@@ -39,6 +39,8 @@ def test_narrow_features_take_less_room():
 
     whole, named = nbytes(), {"feat": "bfloat16"}
     assert whole - nbytes(feature_dtypes=named) == NODES * 2 * 64
+    with pytest.raises(ConfigError, match="no feature 'fear' of generated"):
+        plan(feature_dtypes={**named, "fear": "float16"})
 
 
 def test_topology_of_a_store_on_gpus_is_not_planned_on_disk(tmp_path):
