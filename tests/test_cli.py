@@ -120,6 +120,16 @@ def test_of_an_option_said_twice_the_last_one_counts(first, last, data):
     assert compose([f"data={data}", *words]).data.options["scale"] == 0.25
 
 
+@pytest.mark.parametrize("sign", ["", "+", "++"])
+def test_keys_of_ones_own_can_be_said_together(sign):
+    words = [
+        sign + "store.feature_dtypes={feat: float16, x: bfloat16}",
+        "store.feature_dtypes.x=float8_e5m2",
+    ]
+    assert compose(words).store.feature_dtypes == {"feat": "float16", "x": "float8_e5m2"}
+    assert compose([sign + "data.options={num_nodes: 5}"]).data.options == {"num_nodes": 5}
+
+
 @pytest.mark.parametrize("word", ["hydra.run.dir", "hydra.sweep.dir"])
 def test_a_run_folder_that_cannot_be_made(word, tmp_path, capsys):
     (tmp_path / "file").touch()
