@@ -53,6 +53,7 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["train", "mode=fullgraph", "model=pinsage"], "random walks"),
         (["train", "mode=fullgraph", "trainer.count_accesses=true"], "mode=minibatch"),
         (["train", "mode=fullgraph", "trainer.precision=bfloat16"], "fullgraph.activations"),
+        (["train", "mode=fullgraph", "store.feature_dtypes.feat=float16"], "without one"),
         (["train", "store.device=cuda", "sampler.num_workers=2"], "use sampler.num_workers=0"),
         (["train", "trainer.precision=float8"], "bfloat16"),
         (["train", "nonsense"], "key=value"),
