@@ -134,7 +134,7 @@ def check_overrides(arguments: list[str]) -> list[str]:
     for override in overrides:
         key = override.key_or_group
         if f"{key}.".startswith(_OPEN) and not override.is_delete():
-            # However often, and whether a file has it or not: the last one wins.
+            # However often, one or all, and whether a file has it or not: the last one wins.
             renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
         elif key not in groups.keys() | known and not key.startswith(("hydra.", "hydra/", *_OPEN)):
             raise ConfigError(f"set {key}", "no such key", nearest(key, groups.keys() | known))

@@ -53,6 +53,7 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["train", "mode=fullgraph", "model=pinsage"], "random walks"),
         (["train", "mode=fullgraph", "trainer.count_accesses=true"], "mode=minibatch"),
         (["train", "mode=fullgraph", "trainer.precision=bfloat16"], "fullgraph.activations"),
+        (["train", "mode=fullgraph", "store.feature_dtypes.feat=float16"], "without one"),
         (["train", "store.device=cuda", "sampler.num_workers=2"], "use sampler.num_workers=0"),
         (["train", "trainer.precision=float8"], "bfloat16"),
         (["train", "nonsense"], "key=value"),
@@ -70,7 +71,7 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["train", "store.hotness=warm"], "presample"),
         (["train", "store.feature_dtypes.feat=float12"], "did you mean 'float16'"),
         (["train", "store.feature_dtypes=float16"], "store.feature_dtypes"),
-        (["plan", "store.feature_dtypes.label=float16"], "no feature 'label'"),
+        (["plan", "store.feature_dtypes.label=float16"], "rows of torch.int64"),
         (["train", "topology=dgx2"], "dgx"),
         (["train", "topology=dgx1-4gf", "trainer.ranks=5"], "5"),
         (["train", "data.options.num_nodse=5"], "num_nodes"),
@@ -124,12 +125,13 @@ def test_of_an_option_said_twice_the_last_one_counts(first, last, data):
 
 
 @pytest.mark.parametrize("sign", ["", "+", "++"])
-def test_keys_of_ones_own_are_said_by_name_or_all_at_once(sign):
-    words = [f"{sign}store.feature_dtypes={{feat: float16}}", f"{sign}data.options={{scale: 0.5}}"]
-    words += ["store.feature_dtypes.in-feat=bfloat16"]
-    config = compose(words)
-    assert config.store.feature_dtypes == {"feat": "float16", "in-feat": "bfloat16"}
-    assert config.data.options == {"scale": 0.5}
+def test_keys_of_ones_own_can_be_said_together(sign):
+    words = [
+        sign + "store.feature_dtypes={feat: float16, x: bfloat16}",
+        "store.feature_dtypes.x=float8_e5m2",
+    ]
+    assert compose(words).store.feature_dtypes == {"feat": "float16", "x": "float8_e5m2"}
+    assert compose([sign + "data.options={num_nodes: 5}"]).data.options == {"num_nodes": 5}
 
 
 @pytest.mark.parametrize("word", ["hydra.run.dir", "hydra.sweep.dir"])

@@ -265,6 +265,18 @@ def test_options_are_read_up_to_the_script(tmp_path):
     assert options == RunnerOptions({"feature_dtypes": {"a": "float16", "b": "float16"}})
 
 
+@pytest.mark.parametrize("before", ["null", "float16", "{feat: float16, other: bfloat16}"])
+def test_what_is_said_of_a_feature_has_the_last_word_of_it_alone(tmp_path, before):
+    last = "--store.feature_dtypes.feat=float8_e5m2"
+    config = tmp_path / "store.yaml"
+    config.write_text(f"store: {{feature-dtypes: {before}}}")
+    for first in ([f"--store.feature-dtypes={before}"], ["--config", str(config)]):
+        options, _ = take_options([*first, last])
+        assert options is not None and options.store is not None
+        others = {"other": "bfloat16"} if "other" in before else {}
+        assert options.store["feature_dtypes"] == {"feat": "float8_e5m2"} | others
+
+
 @pytest.mark.parametrize(
     ("word", "expected"),
     [

@@ -71,19 +71,17 @@ def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[s
     while rest:
         if rest[0] == _STORE or rest[0].startswith((f"{_STORE}.", f"{_STORE}=")):
             key, value = _parsed(rest.pop(0))
-            if key == _BY_NAME and isinstance(value, dict):
-                value = said.get(key, {}) | value
-            said[key] = value
+            said = _after(said, {key: value})
         elif rest[0] == _CONFIG and len(rest) > 1:
-            written |= _from_file(rest[1])
+            written = _after(written, _from_file(rest[1]))
             del rest[:2]
         elif rest[0].startswith(f"{_CONFIG}="):
-            written |= _from_file(rest.pop(0).partition("=")[2])
+            written = _after(written, _from_file(rest.pop(0).partition("=")[2]))
         else:
             break
     if len(rest) == len(arguments):
         return None, rest
-    values = written | said
+    values = _after(written, said)
     switch = str(values.pop("", "on")).lower()
     if switch not in _SWITCH:
         raise ConfigError(f"set {_STORE}={switch}", "neither on nor off", "say on or off")
@@ -117,6 +115,15 @@ def told() -> RunnerOptions:
         raise ConfigError(
             f"read {VARIABLE}={text}", str(error), "unset it: python -m dgl_mgpu sets it itself"
         ) from error
+
+
+def _after(before: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Options, and others that have the last word: of keys of one's own, each by itself."""
+    first, then = before.get(_BY_NAME), said.get(_BY_NAME)
+    both = before | said
+    if isinstance(first, dict) and isinstance(then, dict):
+        both[_BY_NAME] = first | then
+    return both
 
 
 def _parsed(word: str) -> tuple[str, Any]:

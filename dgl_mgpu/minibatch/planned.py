@@ -7,6 +7,7 @@ import dataclasses
 import numpy as np
 import torch
 
+from dgl_mgpu.backend.global_store.content import Content, Schema, with_narrow_features
 from dgl_mgpu.backend.global_store.embedding.tables import (
     STATES,
     Specs,
@@ -17,14 +18,16 @@ from dgl_mgpu.backend.global_store.store import machine, sources_of
 from dgl_mgpu.backend.global_store.tables import node_table
 from dgl_mgpu.data import HETEROGENEOUS
 from dgl_mgpu.data.blockmodel import in_degrees
-from dgl_mgpu.data.generate import named_spec
+from dgl_mgpu.data.generate import GraphSpec, named_spec
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.minibatch.load import load
 from dgl_mgpu.minibatch.task import LEARNED, ONE_NTYPE
 from dgl_mgpu.placement import Plan, TableSpec
+from dgl_mgpu.store import FeatureSource
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint, plan_tables
 from dgl_mgpu.topology import Topology, preset, probe
 from dgl_mgpu.training.config import Config
+from dgl_mgpu.training.models import INV_SQRT_DEGREES
 
 
 def plan_for(config: Config) -> Plan:
@@ -80,17 +83,12 @@ def plan_for(config: Config) -> Plan:
     learned: Specs = {}
     name, width = "features", graph.num_features
     narrow = options.narrow_features()
-    dtype = narrow.pop("feat", torch.float32)
-    if narrow:
-        raise ConfigError(
-            f"keep features as store.feature_dtypes={options.feature_dtypes!r}",
-            f"no feature '{next(iter(narrow))}' of {data.name}",
-            "name its feature 'feat' alone",
-        )
+    with_narrow_features(_content(config, graph), narrow)  # raises, as a run would
+    dtype = narrow.get("feat", torch.float32)
     if config.model.inputs == "learned":
         # Rows and their optimizer's state lie side by side.
         learned = read_specs({LEARNED: config.model.hidden}, [ONE_NTYPE])
-        name, dtype = node_table(ONE_NTYPE, LEARNED), torch.float32
+        name = node_table(ONE_NTYPE, LEARNED)
         width = config.model.hidden * (1 + len(STATES["adam"]))
     specs = [
         TableSpec.topology(
@@ -102,6 +100,17 @@ def plan_for(config: Config) -> Plan:
     plan = plan_tables(specs, topology, options, [len(hot)], on_gpus=on_gpus)
     require_in_memory(plan, learned)
     return plan
+
+
+def _content(config: Config, graph: GraphSpec) -> Content:
+    """What nodes of a generated graph have in a run's store, with zeros that take no memory."""
+    rows = {"label": np.broadcast_to(np.int64(0), graph.num_nodes)}
+    if config.model.inputs != "learned":
+        rows["feat"] = np.broadcast_to(np.float32(0), (graph.num_nodes, graph.num_features))
+    if config.model.name == "gcn":
+        rows[INV_SQRT_DEGREES] = np.broadcast_to(np.float32(0), (graph.num_nodes, 2))
+    sources = {node_table(ONE_NTYPE, name): FeatureSource(each) for name, each in rows.items()}
+    return Content(Schema({ONE_NTYPE: graph.num_nodes}, []), {**sources}, torch.empty(0))
 
 
 def _topology(config: Config) -> Topology:

@@ -94,9 +94,10 @@ class StoreOptions:
         Share of topology and of features, hottest rows first, that goes to GPU memory; with
         'auto' the solver chooses (XGNN, section 4.3).
     feature_dtypes : mapping of str to str
-        Types in which node features are kept, by the features' names, where they have a wider
-        floating-point type: 'float16', 'bfloat16', 'float8_e4m3fn' or 'float8_e5m2', also as
-        torch's.  Memory holds more of such rows, and links carry them sooner; they are given in the
+        Types in which node features are kept, by the features' names: 'float16', 'bfloat16',
+        'float8_e4m3fn' or 'float8_e5m2', also as torch's.  A feature has to be of a wider
+        floating-point type, at all nodes that have one of the name, and within the type's range.
+        Memory holds more of such rows, and links carry them sooner; they are given in the
         type that they had, rounded, which they are cast to as they are gathered.
     hotness : 'degree', 'presample', str or Path
         What rows are ordered by: how often a node is another's neighbour; how often it was
@@ -175,7 +176,7 @@ class StoreOptions:
             word = str(dtype).removeprefix("torch.")
             if word not in NARROW_DTYPES:
                 raise ConfigError(asked, f"no such type for '{name}'", nearest(word, NARROW_DTYPES))
-            found[name] = getattr(torch, word)
+            found[str(name)] = getattr(torch, word)  # also of a number, as YAML has keys
         return found
 
     def reads(self, num_nodes: int, num_edges: int) -> Reads:

@@ -95,7 +95,9 @@ def _narrowed(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         raise InvalidInputError(
             f"keep features as {dtype}",
             f"the number {float(rows[lost][0]):g}, and its largest is {largest:g}",
-            "scale them, or keep them as bfloat16, whose range is that of float32",
+            "scale them, or leave them as they are"
+            if dtype == torch.bfloat16
+            else "scale them, or keep them as bfloat16, whose range is that of float32",
         )
     return narrowed
 

@@ -161,8 +161,8 @@ class Checkpoint:
         """Check that ``config`` continues the run this was saved by.
 
         What a run may change when it resumes is how it is carried out: ranks, workers, where
-        the data lies and where the store keeps it, how ranks part and exchange a graph, and the
-        number of epochs.
+        the data lies and where the store keeps it, though not in which types, how ranks part and
+        exchange a graph, and the number of epochs.
 
         Raises
         ------
@@ -188,7 +188,7 @@ _DAMAGE = (
 )  # fmt: skip
 _OTHER = "resume from another checkpoint, or start anew without trainer.resume"
 _FREE = re.compile(
-    r"topology|store\..*|fullgraph\..*|data\.root|sampler\.num_workers"
+    r"topology|store\.(?!feature_dtypes\.).*|fullgraph\..*|data\.root|sampler\.num_workers"
     r"|trainer\.(ranks|epochs|resume|eval_every|checkpoint_every|count_accesses|profile"
     r"|shard_optimizer)"
 )

@@ -189,6 +189,12 @@ class Config:
                 "a type for mini-batches, which autocast computes in",
                 "leave it out, or choose model=gcn fullgraph.activations=bfloat16",
             )
+        if self.mode == "fullgraph" and self.store.feature_dtypes:
+            raise ConfigError(
+                f"store.feature_dtypes={self.store.feature_dtypes} mode=fullgraph",
+                "types in which a store keeps rows, and ranks share a whole graph without one",
+                "leave it out, or choose mode=minibatch",
+            )
 
     def _check_kinds(self) -> None:
         """Check that model, sampler and mode are for graphs of the data set's kind."""

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.minibatch.planned import plan_for
-from dgl_mgpu.training.config import Config, DataConfig, StoreConfig
+from dgl_mgpu.training.config import Config, DataConfig, ModelConfig, StoreConfig
+from dgl_mgpu.training.models import INV_SQRT_DEGREES
 
 NODES = 20_000
 
@@ -39,8 +40,30 @@ def test_narrow_features_take_less_room():
 
     whole, named = nbytes(), {"feat": "bfloat16"}
     assert whole - nbytes(feature_dtypes=named) == NODES * 2 * 64
-    with pytest.raises(ConfigError, match="no feature 'fear' of generated"):
-        plan(feature_dtypes={**named, "fear": "float16"})
+
+
+@pytest.mark.parametrize(
+    ("model", "named", "found"),
+    [
+        ({}, "fear", "no such feature; did you mean 'feat'"),
+        ({}, "label", "rows of torch.int64"),
+        ({"inputs": "learned"}, "feat", "no such feature; choose from label"),
+        ({}, INV_SQRT_DEGREES, "no such feature"),
+        ({"name": "gcn"}, INV_SQRT_DEGREES, None),
+    ],
+)
+def test_a_plan_refuses_the_narrow_features_that_a_run_does(model, named, found):
+    config = Config(
+        data=DataConfig(name="generated", options={"num_nodes": 500, "num_edges": 900}),
+        store=StoreConfig(feature_dtypes={named: "float16"}),
+        model=ModelConfig(**model),
+        topology="dgx1",
+    )
+    if found is None:
+        plan_for(config)
+    else:
+        with pytest.raises(InvalidInputError, match=found):
+            plan_for(config)
 
 
 def test_topology_of_a_store_on_gpus_is_not_planned_on_disk(tmp_path):

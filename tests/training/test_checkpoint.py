@@ -184,6 +184,10 @@ def test_another_run_is_refused_and_another_machine_is_not():
     checkpoint.require_same_run(moved)
     with pytest.raises(CheckpointError, match=r"model\.hidden=32.*model\.hidden=16"):
         checkpoint.require_same_run({**CONFIG, "model": {"name": "gcn", "hidden": 32}})
+    narrow = {**CONFIG, "store": {"feature_dtypes": {"feat": "float16"}}}
+    with pytest.raises(CheckpointError, match=r"store\.feature_dtypes\.feat"):
+        checkpoint.require_same_run(narrow)
+    checkpoint.require_same_run({**CONFIG, "store": {"feature_dtypes": {}}})
     renamed = dataclasses.replace(checkpoint, config={**CONFIG, "extra": 1})
     with pytest.raises(CheckpointError, match="extra"):
         renamed.require_same_run(CONFIG)

@@ -66,6 +66,19 @@ def test_chances_of_all_and_of_nothing_are_torchs(rate):
     assert torch.equal(ours, nn.Dropout(rate)(rows))
 
 
+def test_models_are_compiled_whole():
+    compiled = torch.compile(Dropout(0.5), backend="aot_eager", fullgraph=True)
+    out = compiled(torch.ones(1000, 10))
+    assert float((out == 0).double().mean()) == pytest.approx(0.5, abs=0.03)
+    assert set(out.unique().tolist()) == {0, 2}
+
+
+def test_rows_need_not_be_where_new_tensors_are():
+    rows = torch.ones(40, 3)
+    with torch.device("meta"):
+        assert Dropout(0.5)(rows).device == rows.device
+
+
 def test_evaluation_drops_nothing():
     rows = torch.randn(40, 3)
     assert torch.equal(Dropout(0.5).eval()(rows), rows)

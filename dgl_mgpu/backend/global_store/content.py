@@ -185,7 +185,8 @@ def with_narrow_features(data: Content, dtypes: Mapping[str, torch.dtype]) -> Co
         if not there:
             nodes = (table.split("/", 2) for table in sources)
             known = sorted({rest[-1] for kind, *rest in nodes if kind == "node"})
-            raise InvalidInputError(asked, "no such feature", nearest(name, known))
+            fix = nearest(name, known) if known else "leave it out: the nodes have no features"
+            raise InvalidInputError(asked, "no such feature", fix)
         for table in there:
             source = sources[table]
             assert isinstance(source, FeatureSource)

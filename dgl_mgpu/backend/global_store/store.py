@@ -117,7 +117,8 @@ class GlobalStore:
         Raises
         ------
         InvalidInputError
-            If the graph is none, or of a kind that a store does not take.
+            If the graph is none, or of a kind that a store does not take, or a feature cannot be
+            kept in the type that ``feature_dtypes`` names.
         ConfigError
             If an option is unknown or out of its range, or there are more ranks than GPUs.
         PlanDoesNotFitError

@@ -164,12 +164,18 @@ def test_runs_train_on_rounded_rows(tmp_path, monkeypatch):
         ({"label": "float16"}, InvalidInputError, r"'label' .*: rows of torch\.int64; name"),
         ({"feat": "float16", "other": "int8"}, ConfigError, "no such type for 'other'"),
         ({"feat": "float32"}, ConfigError, "no such type for 'feat'"),
+        ({3: "float16"}, InvalidInputError, "'3' as torch.float16: no such feature"),
         ("float16", ConfigError, "no types by names; write them like {feat: float16}"),
     ],
 )
 def test_what_cannot_be_kept_so_is_told(named, error, found):
     with pytest.raises(error, match=found):
         dgl_mgpu.GlobalStore.from_dgl(graph(), feature_dtypes=named)
+
+
+def test_nodes_without_features_are_told():
+    with pytest.raises(InvalidInputError, match="no such feature; leave it out: the nodes have"):
+        dgl_mgpu.GlobalStore.from_dgl(dgl.rand_graph(5, 9), feature_dtypes={"feat": "float16"})
 
 
 @pytest.mark.parametrize("given", [torch.float16, torch.bfloat16])
@@ -186,6 +192,12 @@ def test_numbers_beyond_a_types_range_are_told(number, kind):
     assert len(source.bytes_of(np.array([0, 0, 0]))) == 6
     with pytest.raises(InvalidInputError, match=r"e4m3fn: the number .*, and its largest is 448"):
         source.bytes_of(np.array([0, 1]))
+
+
+def test_what_bfloat16_does_not_hold_is_not_to_be_kept_so():
+    source = FeatureSource(np.full((1, 1), 3.4e38, np.float32), stored=torch.bfloat16)
+    with pytest.raises(InvalidInputError, match="scale them, or leave them as they are"):
+        source.bytes_of(np.array([0]))
 
 
 def test_numbers_that_are_none_stay():

@@ -17,9 +17,11 @@ import torch
 import torch.distributed as dist
 from dgl.dataloading import (
     DataLoader,
+    LaborSampler,
     MultiLayerFullNeighborSampler,
     NeighborSampler,
     Sampler,
+    ShaDowKHopSampler,
     as_edge_prediction_sampler,
 )
 
@@ -148,6 +150,11 @@ def test_a_script_has_rows_of_its_features_types_that_are_kept_in_others(told):
         assert torch.equal(blocks[0].srcdata["feat"], expected[inputs])
     # What the script itself reads is its own.
     assert not torch.equal(g.ndata["feat"], expected)
+    prefetched = {"prefetch_node_feats": ["feat"]}
+    for sampler in (LaborSampler([3], **prefetched), ShaDowKHopSampler([3], **prefetched)):
+        for inputs, _, sampled in load(g, torch.arange(300), sampler):
+            rows = sampled.ndata if isinstance(sampler, ShaDowKHopSampler) else sampled[0].srcdata
+            assert torch.equal(rows["feat"], expected[inputs])
     told(feature_dtypes={"fear": "float16"})
     with pytest.raises(InvalidInputError, match="did you mean 'feat'"):
         load(g.clone(), torch.arange(3), NeighborSampler([1]))
