@@ -51,7 +51,14 @@ class FeatureSource:
         """Element type of the rows."""
         if isinstance(self.rows, torch.Tensor):
             return self.rows.dtype
-        return torch.from_numpy(np.empty(0, self.rows.dtype)).dtype
+        try:
+            return torch.from_numpy(np.empty(0, self.rows.dtype)).dtype
+        except (TypeError, ValueError) as error:
+            raise InvalidInputError(
+                "store a table of rows",
+                f"rows of {self.rows.dtype!r}",
+                "convert them to a type of torch's, in this machine's byte order",
+            ) from error
 
     @property
     def row_shape(self) -> tuple[int, ...]:

@@ -17,8 +17,10 @@ from dgl_mgpu.errors import (
     InvalidInputError,
     OutputError,
     RankFailedError,
+    SharedMemoryError,
     UnsupportedByPartitionError,
 )
+from dgl_mgpu.fullgraph.inference import team
 from dgl_mgpu.fullgraph.inference.rows import leaves
 from dgl_mgpu.store import Ranks, exchange
 from tests.fullgraph.graphs import heterogeneous, homogeneous
@@ -188,3 +190,21 @@ def _no_room(folder: Path) -> None:
 
 def test_ranks_that_find_no_room(ranks):
     ranks.run(_no_room, "/proc")
+
+
+def _no_shared_memory() -> None:
+    def create(*arguments: object) -> None:
+        raise SharedMemoryError("make a segment", "no space left", "free some")
+
+    told = OutputError if dist.get_rank() == 0 else RankFailedError
+    with (
+        pytest.MonkeyPatch.context() as patch,
+        dgl_mgpu.GlobalStore.from_dgl(homogeneous()) as store,
+    ):
+        patch.setattr(team.Segment, "create", create)
+        with pytest.raises(told, match=r"keep results in /dev/shm: .*--shm-size=…\), use one rank"):
+            dgl_mgpu.inference(made(MODELS["gcn"]), store.graph, "x")
+
+
+def test_ranks_that_find_no_shared_memory(ranks):
+    ranks.run(_no_shared_memory)

@@ -237,6 +237,10 @@ def test_malformed_topology(change, message):
 def test_sources_say_what_is_wrong_with_them():
     with pytest.raises(InvalidInputError, match="first dimension"):
         FeatureSource(torch.tensor(3.0))
+    swapped = np.dtype(np.float32).newbyteorder()
+    for rows in (np.zeros((3, 2), swapped), np.array(["a", "b"]), np.array([None])):
+        with pytest.raises(InvalidInputError, match=r"rows of dtype.*machine's byte order"):
+            _ = FeatureSource(rows).dtype
     indptr, indices = random_csc(np.random.default_rng(2))
     with pytest.raises(InvalidInputError, match="float32"):
         TopologySource(indptr, indices, None, ROWS, torch.float32)

@@ -74,11 +74,13 @@ class Team:
             try:
                 made.append(Segment.create(nbytes, place))
             except SharedMemoryError as error:
-                raise OutputError(
-                    f"keep results in {place}",
-                    error.found,
-                    "free space there, or pass another folder",
-                ) from error
+                fix = "free space there, or pass another folder"
+                if folder is None:
+                    fix = (
+                        "make it larger (docker run --shm-size=…), use one rank alone, or pass a "
+                        "folder where that can be done"
+                    )
+                raise OutputError(f"keep results in {place}", error.found, fix) from error
             return made[0].path
 
         path = self.machine.from_first(ASKED, make)
