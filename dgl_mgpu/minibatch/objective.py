@@ -19,6 +19,8 @@ class Objective(ABC):
 
     #: What the share of right answers is called.
     figure: ClassVar[str]
+    #: Whether a step that learns it can be captured as a CUDA graph.
+    can_be_captured: ClassVar[bool] = False
 
     @abstractmethod
     def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
@@ -47,6 +49,7 @@ class NodeClassification(Objective):
     """
 
     figure = ACCURACY
+    can_be_captured = True
 
     def __init__(self, target: str) -> None:
         self._target = target

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import dgl
 import torch
@@ -132,8 +132,9 @@ class MiniBatchTrainer(Trainer):
         Whether to count how often training reads each node.
     precision : torch.dtype
         float32, or bfloat16 for what autocast computes in it.
-    cuda_graphs : bool
-        Whether steps on a GPU are captured (:class:`dgl_mgpu.CapturedStep`).
+    cuda_graphs : bool or 'auto'
+        Whether steps on a GPU are captured (:class:`dgl_mgpu.CapturedStep`); 'auto': where they can
+        be.
 
     Attributes
     ----------
@@ -161,7 +162,7 @@ class MiniBatchTrainer(Trainer):
         eval_every: int = 1,
         count_accesses: bool = False,
         precision: torch.dtype = torch.float32,
-        cuda_graphs: bool = False,
+        cuda_graphs: bool | Literal["auto"] = "auto",
     ) -> None:
         super().__init__(model, optimizer, store.device, eval_every)
         self._on_gpu = store.device.type == "cuda"
@@ -171,7 +172,7 @@ class MiniBatchTrainer(Trainer):
                 "a store on GPUs, which sample faster than processes of the CPU",
                 "use sampler.num_workers=0, or store.device=cpu",
             )
-        if cuda_graphs and embeddings is not None:
+        if cuda_graphs is True and embeddings is not None:
             raise InvalidInputError(
                 "capture training steps",
                 "rows that are learned, which ranks look up and train together, step by step",
@@ -187,12 +188,14 @@ class MiniBatchTrainer(Trainer):
         self._distributed = dist.is_initialized()
         self._ddp: nn.Module = model
         self._captured: CapturedStep | None = None
-        if cuda_graphs:
+        can_be_captured = self._on_gpu and objective.can_be_captured and embeddings is None
+        if cuda_graphs is True or (cuda_graphs == "auto" and can_be_captured):
             self._captured = CapturedStep(
                 model,
                 lambda blocks: self._outputs((blocks,)),
                 self._mean_loss,
                 lambda blocks: objective.truth((blocks,)),
+                required=cuda_graphs is True,
             )
         elif self._distributed:
             self._ddp = DistributedDataParallel(
@@ -225,6 +228,13 @@ class MiniBatchTrainer(Trainer):
         # These ranks worked at the same time.
         self._sums.steps = max((part["steps"] for part in parts), default=0)
         self._sums.seconds = {name: s / len(parts) for name, s in self._sums.seconds.items()}
+
+    def _captured_state(self) -> dict[str, Any]:
+        return {} if self._captured is None else self._captured.state_dict()
+
+    def _take_captured(self, state: dict[str, Any]) -> None:
+        if self._captured is not None and state:
+            self._captured.load_state_dict(state)
 
     def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport | None:
         begin = time.perf_counter()

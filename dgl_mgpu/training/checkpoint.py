@@ -27,7 +27,7 @@ from dgl_mgpu.training.statefile import StateFile
 from dgl_mgpu.wholefile import written_whole
 
 _FORMAT = 3
-_JSON = ("reports", "config", "plan", "parts")
+_JSON = ("reports", "config", "plan", "parts", "captured")
 _STATES = ("model", "best_model")
 # In the place of what is in a file, the number of the archive's member that has it.
 _MEMBER = "member"
@@ -58,6 +58,8 @@ class Checkpoint:
         Batches of the next epoch that all ranks together have done already.
     parts : list of dict
         What each rank has to report of them.
+    captured : list of dict
+        What decides which of each rank's steps are CUDA graphs; empty where none are.
     """
 
     epoch: int
@@ -70,6 +72,7 @@ class Checkpoint:
     plan: dict
     batches: int = 0
     parts: list[dict] = field(default_factory=list)
+    captured: list[dict] = field(default_factory=list)
 
     def save(self, folder: Path) -> Path:
         """Write ``folder/epoch-NNNN.pt`` and drop the one before; return its path.
@@ -162,7 +165,7 @@ class Checkpoint:
 
         What a run may change when it resumes is how it is carried out: ranks, workers, where
         the data lies and where the store keeps it, though not in which types, how ranks part and
-        exchange a graph, and the number of epochs.
+        exchange a graph, whether steps are captured, and the number of epochs.
 
         Raises
         ------
@@ -190,7 +193,7 @@ _OTHER = "resume from another checkpoint, or start anew without trainer.resume"
 _FREE = re.compile(
     r"topology|store\.(?!feature_dtypes\.).*|fullgraph\..*|data\.root|sampler\.num_workers"
     r"|trainer\.(ranks|epochs|resume|eval_every|checkpoint_every|count_accesses|profile"
-    r"|shard_optimizer)"
+    r"|shard_optimizer|cuda_graphs)"
 )
 
 

@@ -139,6 +139,7 @@ class Config:
             ("mode", self.mode, MODES),
             ("task", self.task, TASKS),
             ("trainer.precision", self.trainer.precision, PRECISIONS),
+            ("trainer.cuda_graphs", _word(self.trainer.cuda_graphs), ("auto", "true", "false")),
             ("fullgraph.by", self.fullgraph.by, PARTITIONS),
             ("fullgraph.features", self.fullgraph.features, PLACES),
             ("fullgraph.activations", self.fullgraph.activations, ACTIVATIONS),
@@ -198,14 +199,14 @@ class Config:
 
     def _check_kinds(self) -> None:
         """Check that model, sampler and mode are for graphs of the data set's kind."""
-        if self.mode == "fullgraph" and self.trainer.cuda_graphs:
+        if self.mode == "fullgraph" and self.trainer.cuda_graphs is True:
             raise ConfigError(
                 "mode=fullgraph trainer.cuda_graphs=true",
                 "a step that is an epoch, which the host has queued long before it is done",
                 "leave trainer.cuda_graphs out, which is for mini-batches",
             )
         model, data = self.model.name, self.data.name
-        if self.model.inputs == "learned" and self.trainer.cuda_graphs:
+        if self.model.inputs == "learned" and self.trainer.cuda_graphs is True:
             raise ConfigError(
                 "model.inputs=learned trainer.cuda_graphs=true",
                 "rows that ranks look up and train together, step by step",
@@ -265,7 +266,7 @@ class Config:
                 "choose mode=minibatch",
             ),
             (
-                self.trainer.cuda_graphs,
+                self.trainer.cuda_graphs is True,
                 "trainer.cuda_graphs=true",
                 "steps are captured that classify nodes",
                 "leave trainer.cuda_graphs out",
@@ -306,6 +307,11 @@ def _is_fanout(given: Any) -> bool:
     if isinstance(given, Mapping):
         return bool(given) and all(type(n) is int and n >= -1 for n in given.values())
     return type(given) is int and (given == -1 or given > 0)
+
+
+def _word(value: Any) -> Any:
+    """A truth value as a command line has it, and any other as it is."""
+    return str(value).lower() if isinstance(value, bool) else value
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -134,9 +134,9 @@ class TrainerConfig:
     ``count_accesses``, ``accesses.npz`` in the run's folder says how often each node was read in
     training; ``store.hotness`` of a later run can name it. With ``shard_optimizer`` each rank holds
     the optimizer's state of its share of the parameters. With ``precision`` bfloat16, mini-batches
-    are computed under autocast; with ``cuda_graphs``, on GPUs each by a captured CUDA graph
-    (:class:`dgl_mgpu.CapturedStep`). ``profile`` steps of the first rank are traced once it has
-    warmed up (:class:`dgl_mgpu.report.profile.Profile`).
+    are computed under autocast; with ``cuda_graphs`` true, on GPUs each by a captured CUDA graph
+    (:class:`dgl_mgpu.CapturedStep`), ``auto`` for that where it can be. ``profile`` steps of the
+    first rank are traced once it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
     """
 
     ranks: int = 1
@@ -150,6 +150,6 @@ class TrainerConfig:
     checkpoint_every: int = 1
     count_accesses: bool = False
     precision: str = "float32"
-    cuda_graphs: bool = False
+    cuda_graphs: Any = "auto"
     profile: int = 0
     resume: str | None = None

@@ -134,6 +134,7 @@ class Trainer(ABC):
             plan={} if self.plan is None else self.plan.to_dict(),
             batches=self._batches,
             parts=self._ranks.all_gather(self._part()) if self._batches else [],
+            captured=self._ranks.all_gather(self._captured_state()),
         )
 
     def resume(self, checkpoint: Checkpoint) -> None:
@@ -149,6 +150,9 @@ class Trainer(ABC):
             self.model.load_state_dict(checkpoint.model)
             take_state(self.optimizer, checkpoint.optimizer)
             self.reports = [EpochReport.from_dict(report) for report in checkpoint.reports]
+            # A rank that the saved run did not have finds out for itself.
+            for captured in checkpoint.captured[self._ranks.rank :][:1]:
+                self._take_captured(captured)
         except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise CheckpointError(
                 "resume from a checkpoint",
@@ -174,6 +178,13 @@ class Trainer(ABC):
 
     def _take_parts(self, parts: list[dict[str, Any]]) -> None:  # noqa: B027 (as above)
         """Begin the next epoch's report with what ranks reported, none or several."""
+
+    def _captured_state(self) -> dict[str, Any]:
+        """What decides which of this rank's steps are CUDA graphs; empty where none are."""
+        return {}
+
+    def _take_captured(self, state: dict[str, Any]) -> None:  # noqa: B027 (as above)
+        """Capture steps as the rank did whose state it is."""
 
     def _random_state(self) -> torch.Tensor:
         """States of the generators that a model may draw from, its device's and the CPU's."""

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dgl_mgpu
 from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
-from dgl_mgpu.minibatch.captured import capture, step
+from dgl_mgpu.minibatch.captured import capture, choice, step
 from dgl_mgpu.minibatch.captured.room import Room, Sizes
 from dgl_mgpu.training.launch import launch
 
@@ -275,7 +275,7 @@ def test_the_size_of_most_batches_is_captured_and_others_are_not(capturing):
     model = MODELS["mean"]()
     take = step_of(model)
     whole, part = batches_of(g, 1, size=32), batches_of(g, 1, size=7)
-    for _ in range(step.WARM_UP):
+    for _ in range(choice.WARM_UP):
         take(whole[0])
     assert not capturing
     take(whole[0])
@@ -293,7 +293,7 @@ def test_a_batch_that_is_too_large_is_captured_anew_with_more_room(capturing):
     take = step_of(model)
     small = batches_of(g, 1, fanouts=(1, 1))[0]
     large = batches_of(g, 1, fanouts=(8, 8))[0]
-    for _ in range(step.WARM_UP + 1):
+    for _ in range(choice.WARM_UP + 1):
         take(small)
     for blocks in (large, small, large):
         loss, *_ = computed(model, blocks, 32)

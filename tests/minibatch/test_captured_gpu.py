@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import importlib.util
 
+import dgl
 import pytest
 import torch
 import torch.distributed as dist
@@ -209,3 +210,67 @@ def train_on_rank():
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_gradients_are_the_mean_over_gpus():
     launch(train_on_rank, 2)
+
+
+class Dropping(Model):
+    """With dropout, whose draws are as many as there are rows."""
+
+    def __init__(self):
+        super().__init__(*MODELS["mean"]().layers)
+        self.drop = torch.nn.Dropout(0.5)
+
+    def forward(self, blocks, x):
+        return super().forward(blocks, self.drop(x))
+
+
+@pytest.mark.parametrize("prefetch", ["0", "1"])
+def test_what_is_gone_on_with_from_a_state_is_the_same_bit_for_bit(prefetch, monkeypatch):
+    monkeypatch.setenv("DGL_MGPU_PREFETCH", prefetch)
+    torch.manual_seed(0)
+    g = on_gpu()
+    sampler = NeighborSampler([-1, -1], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+
+    def steps(model, take, epochs):
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for epoch in epochs:
+            # Later nodes have more neighbours, and there are some more in a last mini-batch.
+            seeds = g.in_degrees().argsort()[:300].to(g.idtype)
+            dgl.seed(epoch)
+            for batch in take.batches(DataLoader(g, seeds, sampler, batch_size=32)):
+                yield take(batch)
+                optimizer.step()
+
+    model = Dropping().cuda()
+    take = step_of(model)
+    list(steps(model, take, range(2)))
+    other = Dropping().cuda()
+    other.load_state_dict(model.state_dict())
+    goes_on = step_of(other)
+    goes_on.load_state_dict(take.state_dict())
+    drawn = torch.cuda.get_rng_state()
+    expected = list(steps(model, take, range(2, 4)))
+    torch.cuda.set_rng_state(drawn)
+    found = list(steps(other, goes_on, range(2, 4)))
+    assert goes_on._places and torch.equal(torch.stack(found), torch.stack(expected))
+    for one, its in zip(other.parameters(), model.parameters(), strict=True):
+        assert torch.equal(one, its)
+
+
+def test_a_model_that_waits_for_the_gpu_is_computed_as_always_unless_captures_are_required():
+    class Looks(Model):
+        def forward(self, blocks, x):
+            return super().forward(blocks, x / x.abs().max().item())
+
+    torch.manual_seed(0)
+    model = Looks(*MODELS["mean"]().layers).cuda()
+    take = dgl_mgpu.CapturedStep(
+        model,
+        lambda blocks: model(blocks, blocks[0].srcdata["feat"]),
+        F.cross_entropy,
+        required=False,
+    )
+    with pytest.warns(UserWarning, match="From here on no training step is a CUDA graph"):
+        for *_, blocks in loader_of(on_gpu()):
+            loss = take(blocks)
+            assert_close([loss], computed(model, blocks, 32)[:1])
+    assert not take._places

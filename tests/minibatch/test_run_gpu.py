@@ -139,14 +139,14 @@ def test_a_run_on_a_gpu_learns_and_says_what_it_took(tmp_path, data):
     reports, summary = read_metrics(folder / "metrics.jsonl")
     assert summary["test_accuracy"] > 0.75
     seconds = reports[-1].seconds
-    for stage in ("sample", "gather", "forward", "backward", "update"):
+    for stage in ("sample", "gather", "compute", "update"):
         assert 0 < getattr(seconds, stage) < seconds.total
     shares = reports[-1].tier_shares("feat")
     assert shares == {"device": 1.0}
     assert reports[-1].tier_rows("label")["device"] == reports[-1].seeds
     profile = json.loads((folder / "profile.json").read_text())
     assert 0 < profile["busy_share"] <= 1
-    assert {"sample", "gather", "forward", "backward", "update"} <= profile["work_seconds"].keys()
+    assert {"sample", "gather", "compute", "update"} <= profile["work_seconds"].keys()
 
 
 def test_half_precision_learns(tmp_path, data):
@@ -155,8 +155,9 @@ def test_half_precision_learns(tmp_path, data):
     assert all(each.dtype == torch.float32 for each in Checkpoint.load(folder).model.values())
 
 
-def test_a_resumed_run_goes_on_as_if_it_had_not_ended(tmp_path, data):
-    options = [data, "model.dropout=0.5"]
+@pytest.mark.parametrize("graphs", ["auto", "false"])
+def test_a_resumed_run_goes_on_as_if_it_had_not_ended(tmp_path, data, graphs):
+    options = [data, "model.dropout=0.5", f"trainer.cuda_graphs={graphs}"]
     whole = train(tmp_path / "whole", *options, "trainer.epochs=6")
     half = train(tmp_path / "half", *options, "trainer.epochs=3")
     resumed = train(tmp_path / "resumed", *options, "trainer.epochs=6", f"trainer.resume={half}")

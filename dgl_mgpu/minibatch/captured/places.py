@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+from dgl.heterograph import DGLBlock
 
 from dgl_mgpu.backend.sampling.dataloading import batches_into
 from dgl_mgpu.backend.sampling.loader_batches import Features
@@ -58,7 +59,7 @@ class Results:
     flat: torch.Tensor | None
 
 
-@dataclass
+@dataclass(eq=False)
 class Place:
     """Where a mini-batch is put, and what computes there.
 
@@ -77,6 +78,8 @@ class Place:
         Gives that one, until the script is done with it, and None then.
     left : Point or None
         On the script's stream, after the last one was computed.
+    turn : int
+        The higher, the later that was.
     """
 
     owner: object
@@ -86,6 +89,7 @@ class Place:
     replay: Callable[[], Results]
     taken: Callable[[], PlacedBatch | None] = _nothing
     left: Point = None
+    turn: int = 0
 
 
 @dataclass(eq=False)
@@ -99,6 +103,7 @@ class PlacedBatch:
     """
 
     _place: Place
+    _sizes: Sizes
 
     @property
     def place(self) -> Place:
@@ -109,6 +114,20 @@ class PlacedBatch:
                 "pass each one to the step before the next one is asked for",
             )
         return self._place
+
+    def blocks(self) -> list[DGLBlock]:
+        """Blocks of the mini-batch, in its place's memory."""
+        return self.place.room.blocks(self._sizes)
+
+
+def free_place(every: Sequence[Place]) -> Place | None:
+    """The place that has been free for longest, which is taken now; None if none is free."""
+    free = [each for each in every if each.taken() is None]
+    if not free:
+        return None
+    place = min(free, key=lambda each: each.turn)
+    place.turn = 1 + max(each.turn for each in every)
+    return place
 
 
 class Places:
@@ -137,22 +156,21 @@ class Places:
         Of one place alone nothing is gained: others would find it taken.
         """
         every = self._every()
-        for place in every:
-            if len(every) < 2 or place.taken() is not None:
-                continue
-            room = place.room
-            if not room.types.are_of(hops) or not room.is_served_by(features):
-                return None
-            sizes = Sizes.of_hops(hops, room.types)
-            if place.kind != Kind(sizes.kind, self._modes()) or not room.sizes.hold(sizes):
-                return None
-            wait_for(place.left, self._device)
-            room.load_hops(hops, features)
-            batch = PlacedBatch(place)
-            # One that the loader makes anew frees its place by that.
-            place.taken = weakref.ref(batch)
-            return batch
-        return None
+        place = free_place(every) if len(every) > 1 else None
+        if place is None:
+            return None
+        room = place.room
+        if not room.types.are_of(hops) or not room.is_served_by(features):
+            return None
+        sizes = Sizes.of_hops(hops, room.types)
+        if place.kind != Kind(sizes.kind, self._modes()) or not room.sizes.hold(sizes):
+            return None
+        wait_for(place.left, self._device)
+        room.load_hops(hops, features)
+        batch = PlacedBatch(place, sizes)
+        # One that the loader makes anew frees its place by that.
+        place.taken = weakref.ref(batch)
+        return batch
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """A pass over a loader, which begins now: mini-batches in place, or blocks."""

@@ -270,12 +270,19 @@ class Room:
                 what.append(there)
         torch._foreach_copy_(into, what)
 
-    def blocks(self) -> list[DGLBlock]:
-        """The batch that is here, with nothing computed of it yet.
+    def blocks(self, sizes: Sizes | None = None) -> list[DGLBlock]:
+        """The batch that is here, with nothing computed of it yet, and all that is to spare; or
+        without that, if its sizes are given.
 
         Of the features of nodes and edges there is room for those that are read the first time.
         """
-        return [part.block() for part in self._parts]
+        nodes, edges = (sizes or self.sizes).nodes, (sizes or self.sizes).edges
+        return [
+            part.block((*sources, *targets), counts)
+            for part, sources, targets, counts in zip(
+                self._parts, nodes, nodes[1:], edges, strict=False
+            )
+        ]
 
     def forget(self) -> None:
         """Hold on to the first batch no longer: all features that are read have been."""
@@ -287,7 +294,6 @@ class _BlockRoom:
     """Memory for one block of a mini-batch: its numbers of nodes, sources first, and of edges."""
 
     def __init__(self, block: DGLBlock, nodes: Sequence[int], edges: Sequence[int]) -> None:
-        self._nodes = nodes
         index: TensorIndex = block._graph
         self._schema: Schema = index.schema
         kept = {"_graph", "_node_frames", "_edge_frames"}
@@ -320,19 +326,27 @@ class _BlockRoom:
                 if data is not None:
                     yield column[: len(data)], data
 
-    def block(self) -> DGLBlock:
+    def block(self, nodes: Sequence[int], edges: Sequence[int]) -> DGLBlock:
+        """What is here of so many nodes, sources first, and edges."""
         relations = [
-            Relation(self._nodes[src], self._nodes[dst], csc=Compressed(indptr, sources, None))
-            for (src, dst), indptr, sources in zip(
-                self._schema.ends, self._indptrs, self._sources, strict=True
+            Relation(
+                nodes[src],
+                nodes[dst],
+                csc=Compressed(indptr[: nodes[dst] + 1], sources[:count], None),
             )
+            for (src, dst), indptr, sources, count in zip(
+                self._schema.ends, self._indptrs, self._sources, edges, strict=True
+            )
+        ]
+        frames = [
+            room.frame(rows) for room, rows in zip(self.frames, (*nodes, *edges), strict=True)
         ]
         block = DGLBlock.__new__(DGLBlock)
         block.__dict__ = {
             **self._attributes,
-            "_graph": TensorIndex(self._schema, self._nodes, relations),
-            "_node_frames": [room.frame() for room in self.frames[: len(self._nodes)]],
-            "_edge_frames": [room.frame() for room in self.frames[len(self._nodes) :]],
+            "_graph": TensorIndex(self._schema, nodes, relations),
+            "_node_frames": frames[: len(nodes)],
+            "_edge_frames": frames[len(nodes) :],
         }
         return block
 
@@ -364,9 +378,9 @@ class _FrameRoom:
     def forget(self) -> None:
         self._first = None
 
-    def frame(self) -> Frame:
-        columns = {name: _RoomColumn(self, name, it) for name, it in self._schemes.items()}
-        return Frame(columns, num_rows=self.rows)
+    def frame(self, rows: int) -> Frame:
+        columns = {name: _RoomColumn(self, rows, name, it) for name, it in self._schemes.items()}
+        return Frame(columns, num_rows=rows)
 
     def column(self, name: str) -> torch.Tensor:
         """Memory for a feature, which is found if there is none yet."""
@@ -401,23 +415,23 @@ def _read(frame: Frame, name: str) -> torch.Tensor:
 class _RoomColumn(Column):
     """A column whose memory is found when it is first read."""
 
-    def __init__(self, room: _FrameRoom, name: str, scheme: Scheme) -> None:
-        self._room, self._name = room, name
+    def __init__(self, room: _FrameRoom, rows: int, name: str, scheme: Scheme) -> None:
+        self._room, self._rows, self._name = room, rows, name
         super().__init__(None, scheme)
 
     @property
     def storage(self) -> torch.Tensor:
-        return self._room.column(self._name) if self._own is None else self._own
+        return self._room.column(self._name)[: self._rows] if self._own is None else self._own
 
     @storage.setter
     def storage(self, data: torch.Tensor | None) -> None:
         self._own = data
 
     def __len__(self) -> int:
-        return self._room.rows
+        return self._rows
 
     def clone(self) -> Column:
         """Another one of the same memory, which is not read for that."""
-        twin = _RoomColumn(self._room, self._name, self.scheme)
+        twin = _RoomColumn(self._room, self._rows, self._name, self.scheme)
         twin._own, twin.deferred_dtype = self._own, self.deferred_dtype
         return twin

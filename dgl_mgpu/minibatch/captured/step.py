@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections import Counter
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
@@ -15,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.errors import InvalidInputError, UnavailableError
 from dgl_mgpu.minibatch.captured.capture import (
     captured,
     captures,
@@ -24,14 +23,21 @@ from dgl_mgpu.minibatch.captured.capture import (
     wait_for,
     waits_refused,
 )
-from dgl_mgpu.minibatch.captured.places import Kind, Place, PlacedBatch, Places, Results
+from dgl_mgpu.minibatch.captured.choice import Choice
+from dgl_mgpu.minibatch.captured.places import (
+    Kind,
+    Place,
+    PlacedBatch,
+    Places,
+    Results,
+    free_place,
+)
 from dgl_mgpu.minibatch.captured.room import Room, Sizes
 
 Blocks = Sequence[DGLBlock]
 
-#: Batches of a kind before one is captured: what is prepared once is then, and their sizes say how
-#: much room there is to be.
-WARM_UP = 3
+#: One is computed while the next one is there and the one after that is put in its place.
+PLACES = 3
 
 
 def _label(blocks: Blocks) -> torch.Tensor:
@@ -76,6 +82,9 @@ class CapturedStep:
         Of these rows and the seeds' labels gives a number; may depend on parameters, too.
     labels : callable
         Of a mini-batch's blocks gives the labels; by default ``blocks[-1].dstdata["label"]``.
+    required : bool
+        Whether it is an error if steps cannot be captured.  If not, all are computed as always from
+        there on, and a warning says why.
 
     Raises
     ------
@@ -102,15 +111,22 @@ class CapturedStep:
         forward: Callable[[Blocks], torch.Tensor],
         loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
         labels: Callable[[Blocks], torch.Tensor] = _label,
+        *,
+        required: bool = True,
     ) -> None:
+        self._required, self._captures = required, True
         for name, module in model.named_modules():
             if isinstance(module, _BatchNorm):
-                raise InvalidInputError(
+                error = InvalidInputError(
                     "capture a training step",
                     f"batch normalisation in '{name}', whose statistics are of all rows, also of "
                     "those that are there to spare",
                     "use layer normalisation, or train without capturing steps",
                 )
+                if required:
+                    raise error
+                self._give_up(error)
+                break
         if dist.is_initialized():
             for each in (*model.parameters(), *model.buffers()):
                 dist.broadcast(each.detach(), 0)
@@ -120,10 +136,8 @@ class CapturedStep:
         self._names, self._parameters = list(learned), list(learned.values())
         self._places: list[Place] = []
         #: To be made, and as many as there is memory for.
-        self._num_places, self._most_places = 1, 2
-        #: By kind: mini-batches so far, and the largest sizes of those.
-        self._counts: Counter[Kind] = Counter()
-        self._largest: dict[Kind, Sizes] = {}
+        self._num_places, self._most_places = 1, PLACES
+        self._choice = Choice()
         self._weight: torch.Tensor | None = None
         self._weight_now = 1.0
         #: Rows for the last mini-batch's seeds and their labels; of a captured one until the next
@@ -165,6 +179,34 @@ class CapturedStep:
             # One is put in its place while another is computed.
             self._num_places, self._places = self._most_places, []
         return Places(lambda: self._places, self._modes, loader.device).batches(loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What decides which mini-batches are computed by a graph, and with how much room.
+
+        A step that takes it computes the mini-batches to come as this one will, bit for bit, if the
+        generators of random numbers go on from the same states, too.
+
+        Returns
+        -------
+        dict
+            Of plain values, which may be kept as JSON.
+        """
+        return self._choice.state()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on as the step whose :meth:`state_dict` it is, on as many ranks.
+
+        Parameters
+        ----------
+        state : dict
+
+        Raises
+        ------
+        KeyError, TypeError, ValueError
+            If it is none.
+        """
+        self._choice.take(state)
+        self._places = []
 
     def num_seeds(self, batch: Blocks | PlacedBatch) -> int:
         """Seeds of a mini-batch, of those that have labels.
@@ -211,21 +253,23 @@ class CapturedStep:
                     "one that is in place for another step",
                     "pass each step what its own batches() gives, or the loader's blocks",
                 )
-            self._counts[place.kind] += 1
-            if place.kind.modes != self._modes():  # since it was put there
-                loss = self._compute(place.room.blocks(), weight, place.num_seeds)
-                place.left = point(loss.device)
-                return loss
-        else:
-            free = self._place_for(batch) if captures(batch[0].device) else None
-            if free is None:
-                return self._compute(batch, weight)
-            place = free
+            if place not in self._places or place.kind.modes != self._modes():
+                # Since it was put there. As it would have been had it not been sampled before.
+                return self._compute_blocks(batch.blocks(), weight)
+            self._choice.count(place.kind)
+            return self._replay(place, weight)
+        return self._compute_blocks(batch, weight)
+
+    def _compute_blocks(self, blocks: Blocks, weight: float) -> torch.Tensor:
+        """The loss of blocks, by a graph or not."""
+        is_captured = self._captures and captures(blocks[0].device)
+        place = self._place_for(blocks) if is_captured else None
+        if place is None:
+            return self._compute(blocks, weight)
         loss = self._replay(place, weight)
-        # From here on, for blocks, it is free, and another stream may put a mini-batch there.
+        # From here on it is free, and another stream may put a mini-batch there.
         place.left = point(loss.device)
-        if not isinstance(batch, PlacedBatch):
-            self.labels = self._labels(batch)
+        self.labels = self._labels(blocks)
         return loss
 
     def _replay(self, place: Place, weight: float) -> torch.Tensor:
@@ -247,14 +291,37 @@ class CapturedStep:
             parameter.grad = torch.zeros_like(parameter)
         self._average(None)
 
-    def _compute(self, blocks: Blocks, weight: float, seeds: int | None = None) -> torch.Tensor:
+    def _compute(self, blocks: Blocks, weight: float) -> torch.Tensor:
         """As always: the loss, and no gradients left of the last mini-batch."""
+        loss = self._computed(blocks, weight)
+        if loss is None:  # the graphs' memory is free now
+            loss = self._computed(blocks, weight)
+            assert loss is not None
+        self._average(None)
+        return loss
+
+    def _computed(self, blocks: Blocks, weight: float) -> torch.Tensor | None:
+        """The loss; None if graphs, which need not be, left too little memory."""
         for parameter in self._parameters:
             parameter.grad = None
-        loss, self.outputs, self.labels = self._pass(blocks, seeds)
-        (weight * loss).backward()
-        self._average(None)
+        try:
+            loss, self.outputs, self.labels = self._pass(blocks)
+            (weight * loss).backward()
+        except torch.OutOfMemoryError as error:
+            if self._required or not self._places:
+                raise
+            self._give_up(error)
+            return None
         return loss.detach()
+
+    def _give_up(self, error: Exception) -> None:
+        """Capture nothing from here on."""
+        self._captures, self._places = False, []
+        warnings.warn(
+            "From here on no training step is a CUDA graph, and each is queued kernel by kernel: "
+            + (str(error).splitlines() or [type(error).__name__])[0],
+            stacklevel=3,
+        )
 
     def _modes(self) -> tuple[bool, ...]:
         """Which modules are training."""
@@ -264,40 +331,53 @@ class CapturedStep:
         """Where a batch has been put, to be computed by a graph; None if it is not to be."""
         sizes = Sizes.of(blocks)
         kind = Kind(sizes.kind, self._modes())
-        self._counts[kind] += 1
-        first = self._places[0] if self._places else None
-        known = None if first is None else first.kind
-        fits = first is not None and first.room.sizes.hold(sizes) and first.room.takes(blocks)
-        if known != kind or not fits:
-            del first
-            largest = self._largest[kind] = self._largest.get(kind, sizes).joined(sizes)
-            # So that kinds which take turns are not captured in turns.
-            others = 0 if known is None or known == kind else self._counts[known]
-            if self._counts[kind] <= max(WARM_UP, 2 * others):
+        self._choice.count(kind)
+        is_chosen = self._choice.holds(kind, sizes) and all(
+            each.room.takes(blocks) for each in self._places[:1]
+        )
+        if not is_chosen:
+            if not self._choice.choose(kind, sizes):
                 return None
             self._places = []  # and with them their memory
-            self._capture_all(kind, blocks, largest.with_spare())
-        place = next((each for each in self._places if each.taken() is None), None)
+        if not self._places and not self._capture_all(blocks):
+            return None
+        place = free_place(self._places)
         if place is not None:
             wait_for(place.left, blocks[0].device)
             place.room.load(blocks)
         return place
 
-    def _capture_all(self, kind: Kind, blocks: Blocks, sizes: Sizes) -> None:
-        """Make the places, or one where there is no memory for another."""
-        pool = new_pool(blocks[0].device)
-        self._places = [self._capture(kind, blocks, sizes, pool)]
-        if self._num_places > 1:
-            with contextlib.suppress(torch.OutOfMemoryError):
-                self._places.append(self._capture(kind, blocks, sizes, pool))
-        if len(self._places) < self._num_places:
-            self._num_places = self._most_places = 1
-            # A capture that fails leaves the generator in another state than the first one knows.
-            self._places = []
-            self._places = [self._capture(kind, blocks, sizes, new_pool(blocks[0].device))]
+    def _capture_all(self, blocks: Blocks) -> bool:
+        """Make the places for what is chosen, or as many as there is memory for; whether there are
+        any."""
+        try:
+            while not self._capture_places(blocks):
+                # A capture that fails leaves the generator in another state than those before know.
+                self._num_places = self._most_places = len(self._places)
+        except (UnavailableError, torch.OutOfMemoryError) as error:
+            if self._required:
+                raise
+            self._give_up(error)
+        return bool(self._places)
 
-    def _capture(self, kind: Kind, blocks: Blocks, sizes: Sizes, pool: Any) -> Place:
-        where = blocks[0].device
+    def _capture_places(self, blocks: Blocks) -> bool:
+        """Make the places, beginning with none; whether there is memory for all."""
+        self._places, where = [], blocks[0].device
+        pool = new_pool(where)
+        # What is computed here is no step: those to come draw as if it had not been.
+        with torch.random.fork_rng([where] if where.type == "cuda" else []):
+            for _ in range(self._num_places):
+                try:
+                    self._places.append(self._capture(blocks, pool))
+                except torch.OutOfMemoryError:
+                    if not self._places:
+                        raise
+                    return False
+        return True
+
+    def _capture(self, blocks: Blocks, pool: Any) -> Place:
+        kind, sizes, where = self._choice.kind, self._choice.room, blocks[0].device
+        assert kind is not None and sizes is not None
         room = Room(blocks, sizes)
         seeds = len(self._labels(blocks))
         if self._weight is None:

@@ -1,0 +1,214 @@
+"""Which steps are captured: the same in every run, and none where that is not possible."""
+
+from __future__ import annotations
+
+import json
+import weakref
+
+import dgl
+import pytest
+import torch
+import torch.nn.functional as F
+from dgl.dataloading import DataLoader, NeighborSampler
+from torch import nn
+
+import dgl_mgpu
+from dgl_mgpu.backend.ours import graphs_on_tensors
+from dgl_mgpu.backend.sampling import dataloading
+from dgl_mgpu.errors import InvalidInputError, UnavailableError
+from dgl_mgpu.minibatch.captured import step
+from dgl_mgpu.minibatch.captured.choice import WARM_UP
+from dgl_mgpu.minibatch.captured.places import Place, free_place
+from tests.minibatch.test_captured import (
+    CLASSES,
+    MODELS,
+    Model,
+    assert_close,
+    batches_of,
+    capturing,  # noqa: F401  (a fixture)
+    computed,
+    graph,
+)
+from tests.pipeline.lanes import HostLane
+
+
+@pytest.fixture(autouse=True)
+def on_tensors():
+    with graphs_on_tensors():
+        yield
+
+
+class Run:
+    """Training with dropout on mini-batches that turn out larger now and then."""
+
+    def __init__(self, g, **options):
+        torch.manual_seed(1)
+        self.model = Model(*MODELS["mean"]().layers)
+        self.drop = nn.Dropout(0.5)
+        self.step = dgl_mgpu.CapturedStep(
+            self.model,
+            lambda blocks: self.model(blocks, self.drop(blocks[0].srcdata["feat"])),
+            F.cross_entropy,
+            **options,
+        )
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.1)
+        # Later nodes have more neighbours; and there are some seeds more, in a last mini-batch.
+        seeds = g.in_degrees().argsort()[:300]
+        sampler = NeighborSampler([-1, -1], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+        self.loader = DataLoader(g, seeds, sampler, batch_size=32)
+
+    def epoch(self, number):
+        dgl.seed(number)
+        losses = []
+        for batch in self.step.batches(self.loader):
+            losses.append(self.step(batch))
+            self.optimizer.step()
+            assert len(self.step.labels) == len(self.step.outputs)
+        return losses
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_a_step_that_takes_anothers_state_goes_on_as_that(ahead, monkeypatch, capturing):  # noqa: F811
+    monkeypatch.setattr(dataloading, "lane_of", lambda device: HostLane() if ahead else None)
+    torch.manual_seed(0)
+    g = graph()
+    for before in range(3):  # also none
+        whole, other = Run(g), Run(g)
+        for epoch in range(before):
+            whole.epoch(epoch)
+        other.model.load_state_dict(whole.model.state_dict())
+        other.step.load_state_dict(json.loads(json.dumps(whole.step.state_dict())))
+        state = torch.get_rng_state()
+        expected = whole.epoch(before) + whole.epoch(before + 1)
+        torch.set_rng_state(state)
+        capturing.clear()
+        assert torch.equal(
+            torch.stack(other.epoch(before) + other.epoch(before + 1)), torch.stack(expected)
+        )
+        assert capturing
+        for one, its in zip(other.model.parameters(), whole.model.parameters(), strict=True):
+            assert torch.equal(one, its)
+
+
+def test_steps_are_the_same_whether_mini_batches_are_made_ahead(monkeypatch, capturing):  # noqa: F811
+    """Also of one that was put in place before there was another place for it."""
+    torch.manual_seed(0)
+    g, found, moved = graph(), [], []
+    blocks_of = step.PlacedBatch.blocks
+    monkeypatch.setattr(
+        step.PlacedBatch, "blocks", lambda batch: moved.append(batch) or blocks_of(batch)
+    )
+    for lane in (None, HostLane()):
+        monkeypatch.setattr(dataloading, "lane_of", lambda device, lane=lane: lane)
+        run = Run(g)
+        torch.manual_seed(2)
+        # Sizes that go up and down, so that one fits the room that the next one is too large for.
+        orders = torch.randperm(300).split(100)
+        for epoch, order in enumerate(orders):
+            run.loader = DataLoader(
+                g, order, run.loader.graph_sampler, batch_size=8, drop_last=True
+            )
+            found += run.epoch(epoch)
+        assert len(capturing) > 2 * step.PLACES  # some are captured anew
+        capturing.clear()
+        assert bool(moved) == (lane is not None)
+    half = len(found) // 2
+    assert torch.equal(torch.stack(found[:half]), torch.stack(found[half:]))
+
+
+def test_a_state_that_is_none_is_refused(capturing):  # noqa: F811
+    run = Run(graph())
+    for state in ({}, {"chosen": 1, "counts": [], "largest": []}, {"chosen": None, "counts": 3}):
+        with pytest.raises((KeyError, TypeError, ValueError)):
+            run.step.load_state_dict(state)
+
+
+@pytest.mark.parametrize("error", [UnavailableError, torch.OutOfMemoryError])
+def test_where_captures_are_not_required_they_may_fail(error, monkeypatch, capturing):  # noqa: F811
+    def fails(run, device, pool):
+        raise (
+            error("the cause\nand more")
+            if error is torch.OutOfMemoryError
+            else error("capture", "the cause", "leave it")
+        )
+
+    monkeypatch.setattr(step, "captured", fails)
+    batches = batches_of(graph(), 8)
+    model = MODELS["mean"]()
+    forward = lambda blocks: model(blocks, blocks[0].srcdata["feat"])  # noqa: E731
+    take = dgl_mgpu.CapturedStep(model, forward, F.cross_entropy, required=False)
+    for number, blocks in enumerate(batches):
+        expected = computed(model, blocks, 32)[:2]
+        if number == WARM_UP:
+            with pytest.warns(UserWarning, match="no training step is a CUDA graph.*the cause"):
+                loss = take(blocks)
+        else:
+            loss = take(blocks)  # and nothing is said again
+        assert_close([loss, take.outputs], expected)
+    assert len(capturing) == 1 and not take._places
+    take = dgl_mgpu.CapturedStep(model, forward, F.cross_entropy)
+    with pytest.raises(error, match="the cause"):
+        for blocks in batches:
+            take(blocks)
+
+
+@pytest.mark.parametrize("required", [False, True])
+def test_steps_that_lack_the_memory_of_graphs_get_it(required, capturing):  # noqa: F811
+    """Those of another number of seeds are computed as always."""
+    model, rooms = MODELS["mean"](), []
+
+    def forward(blocks):
+        if blocks[-1].num_dst_nodes() == 7 and any(room() for room in rooms):
+            raise torch.OutOfMemoryError("too full")
+        return model(blocks, blocks[0].srcdata["feat"])
+
+    take = dgl_mgpu.CapturedStep(model, forward, F.cross_entropy, required=required)
+    g = graph()
+    (whole,), (part,) = batches_of(g, 1, size=32), batches_of(g, 1, size=7)
+    for _ in range(WARM_UP + 1):
+        take(whole)
+    rooms += [weakref.ref(each.room) for each in take._places]
+    capturing.clear()
+    if required:
+        with pytest.raises(torch.OutOfMemoryError):
+            take(part)
+        return
+    with pytest.warns(UserWarning, match="too full"):
+        loss = take(part)
+    expected, _, *gradients = computed(model, part, 7)
+    assert_close([loss], [expected])
+    take(part)
+    assert_close([each.grad for each in model.parameters()], gradients)
+    take(whole)
+    assert not capturing
+
+
+def test_a_model_that_cannot_be_captured_is_computed_as_always(capturing):  # noqa: F811
+    class Normed(Model):
+        def __init__(self):
+            super().__init__(*MODELS["mean"]().layers)
+            self.norm = nn.BatchNorm1d(CLASSES)
+
+        def forward(self, blocks, x):
+            return self.norm(super().forward(blocks, x))
+
+    model = Normed()
+    forward = lambda blocks: model(blocks, blocks[0].srcdata["feat"])  # noqa: E731
+    with pytest.raises(InvalidInputError, match="batch normalisation in 'norm'"):
+        dgl_mgpu.CapturedStep(model, forward, F.cross_entropy)
+    with pytest.warns(UserWarning, match="batch normalisation in 'norm'"):
+        take = dgl_mgpu.CapturedStep(model, forward, F.cross_entropy, required=False)
+    for blocks in batches_of(graph(), 6):
+        assert_close([take(blocks)], computed(model, blocks, 32)[:1])
+    assert not capturing
+
+
+def test_the_place_that_has_been_free_for_longest_is_next():
+    every = [Place(None, None, None, 1, None) for _ in range(3)]
+    turns = [free_place(every) for _ in range(6)]
+    assert turns == every * 2
+    every[0].taken = lambda: "a mini-batch"
+    assert [free_place(every) for _ in range(3)] == [every[1], every[2], every[1]]
+    for each in every:
+        each.taken = lambda: "a mini-batch"
+    assert free_place(every) is None
