@@ -42,11 +42,12 @@ GPU_TESTS := tests/kernels \
 # Their tests on a GPU have it in their names; the others run without one as well.
 GPU_TESTS_BY_NAME := tests/fullgraph $(addprefix tests/backend/, structure computation sampling \
 	sparse nn test_invalid_input.py test_padding.py test_sparse_adam.py)
+test-gpu: export DGL_MGPU_REQUIRE_GPU = 1
+test-gpu: export OMP_NUM_THREADS = 1
 test-gpu:
-	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q -m "not alone" $(GPU_TESTS) $(ARGS)
-	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q -k "cuda or gpu" --ignore-glob="*_gpu.py" \
-		$(GPU_TESTS_BY_NAME) $(ARGS)
-	DGL_MGPU_REQUIRE_GPU=1 $(GPU_PYTHON) -m pytest -q -m alone tests/store tests/kernels
+	$(GPU_PYTHON) -m pytest -q -m "not alone" $(GPU_TESTS) $(ARGS)
+	$(GPU_PYTHON) -m pytest -q -k "cuda or gpu" --ignore-glob="*_gpu.py" $(GPU_TESTS_BY_NAME) $(ARGS)
+	$(GPU_PYTHON) -m pytest -q -m alone tests/store tests/kernels
 
 # The kernels' tests once more under each tool of compute-sanitizer; some minutes. Its backtraces of
 # the host would keep Python's frames, and with them what tests see given up.

@@ -92,8 +92,8 @@ def as_edges(blocks: Sequence[dgl.DGLGraph]) -> Loaded:
     edges = []
     for block in blocks:
         indptr, src, _ = block.adj_tensors("csc")
-        dst = torch.arange(block.num_dst_nodes(), dtype=src.dtype, device=src.device)
-        dst = dst.repeat_interleave(indptr.diff(), output_size=len(src))
+        # Without its own argument it repeats the numbers from 0.
+        dst = torch.repeat_interleave(indptr.diff(), output_size=len(src))
         edges.append(torch.stack([src, dst]).long())
     first = blocks[0].srcdata
     sizes = [block.num_dst_nodes() for block in blocks]

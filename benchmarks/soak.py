@@ -1,11 +1,13 @@
 """Claim: 10,000 mini-batches leave no more memory in use than the first 5,000 did.
 
-GraphSAGE is trained through the store on every rank, with batches made ahead.  After every 500
+GraphSAGE is trained through the store on every rank, with batches made ahead; with ``--captured``
+by steps that are CUDA graphs, as ``dgl-mgpu train`` has them.  After every 500
 batches, between two passes of the loader, each rank looks at its own memory, ``/dev/shm``, its open
 files, torch's memory on the GPU and all that is in use there.  A line is fitted to the second
 half: what rises by more than 1 MB in 1,000 batches, or more than one file, grows.
 
     python -m benchmarks.soak --ranks 2 --out soak.json
+    python -m benchmarks.soak --ranks 1 --captured
 """
 
 from __future__ import annotations
@@ -28,7 +30,7 @@ from dgl.dataloading import DataLoader  # isort: skip
 from benchmarks.fullgraph import Job, new_report, ranks_option
 from benchmarks.generated_graph import Data, all_in_gpu_memory, seeds_of, stored
 from benchmarks.gpu import this_device
-from benchmarks.timed_training import Network, Training, batches_of, loader_of, network_model
+from benchmarks.timed_training import Network, Training, blocks_of, loader_of, network_model
 from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.data.generate import GraphSpec
 from dgl_mgpu.store import Ranks
@@ -113,7 +115,7 @@ def _soak(options: argparse.Namespace) -> None:
         seen: list[dict[str, int]] = []
         numbers = list(range(options.every, options.batches + 1, options.every))
         for number in numbers:
-            loss = _one_pass(training, loader)
+            loss = _one_pass(training, loader, options.captured)
             seen.append(in_use(job.device))
             text = ", ".join(
                 f"{name} {value}" if name == FILES else f"{name} {value / 1e6:.2f}"
@@ -128,7 +130,7 @@ def _soak(options: argparse.Namespace) -> None:
         text = ", ".join(f"{name} {rise:+.0f}" for name, rise in found.items())
         job.say(f"rank {rank}, bytes and files in 1,000 batches: {text}")
     job.keep(
-        case=f"{options.batches} batches",
+        case=f"{options.batches} batches" + (", captured" if options.captured else ""),
         batches=numbers,
         each_rank=[series for series, _ in everyone],
         each_rank_rises=[rises for _, rises in everyone],
@@ -139,9 +141,13 @@ def _soak(options: argparse.Namespace) -> None:
         raise ValueError(f"grows in 1,000 batches, by rank: {grows}")
 
 
-def _one_pass(training: Training, loader: DataLoader) -> float:
+def _one_pass(training: Training, loader: DataLoader, captured: bool) -> float:
     """The mean loss."""
-    losses = [training.step_on_blocks(blocks) for _, _, blocks in batches_of(loader, "1")]
+    losses = (
+        [training.captured_step(batch) for batch in training.captured_batches(loader)]
+        if captured
+        else [training.step_on_blocks(blocks) for blocks in blocks_of(loader)]
+    )
     mean = float(torch.stack(losses).mean())
     if not np.isfinite(mean):
         raise ValueError("a loss is not finite")
@@ -156,6 +162,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, default=1024, help="seeds of a mini-batch")
     parser.add_argument("--nodes", type=int, default=4_000_000)
     parser.add_argument("--edges", type=int, default=64_000_000)
+    parser.add_argument("--captured", action="store_true", help="steps as CUDA graphs")
     parser.add_argument("--limit", type=float, default=1.0, help="MB in 1,000 batches")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()

@@ -25,8 +25,9 @@ def small(monkeypatch, tmp_path):
     out = tmp_path / "found.json"
     few = f"--ranks 1 --every 50 --batch 4 --nodes 500 --edges 2000 --limit 5 --out {out}"
 
-    def run(batches: int) -> dict:
-        monkeypatch.setattr(sys, "argv", ["program", *few.split(), "--batches", str(batches)])
+    def run(batches: int, *more: str) -> dict:
+        options = [*few.split(), "--batches", str(batches), *more]
+        monkeypatch.setattr(sys, "argv", ["program", *options])
         soak.main()
         (figure,) = json.loads(out.read_text())["figures"]
         return figure
@@ -34,8 +35,9 @@ def small(monkeypatch, tmp_path):
     return run
 
 
-def test_500_batches_leave_nothing(small, capsys):
-    figure = small(batches=500)
+@pytest.mark.parametrize("more", [(), ("--captured",)])
+def test_500_batches_leave_nothing(small, capsys, more):
+    figure = small(500, *more)
     assert figure["reached"] is True and figure["grows"] == [{}]
     assert figure["batches"] == list(range(50, 501, 50))
     (series,) = figure["each_rank"]
@@ -47,9 +49,9 @@ def test_500_batches_leave_nothing(small, capsys):
 def test_what_is_kept_grows(small, monkeypatch):
     one_pass, kept = soak._one_pass, []
 
-    def leaking(training, loader) -> float:
+    def leaking(training, loader, captured) -> float:
         kept.append((bytearray(b"x" * MB), os.open("/dev/null", os.O_RDONLY)))
-        return one_pass(training, loader)
+        return one_pass(training, loader, captured)
 
     monkeypatch.setattr(soak, "_one_pass", leaking)
     with pytest.raises(ValueError, match=r"grows in 1,000 batches.*own memory.*open files"):

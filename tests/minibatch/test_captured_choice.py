@@ -18,7 +18,6 @@ from dgl_mgpu.backend.sampling import dataloading
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
 from dgl_mgpu.minibatch.captured import step
 from dgl_mgpu.minibatch.captured.choice import WARM_UP
-from dgl_mgpu.minibatch.captured.places import Place, free_place
 from tests.minibatch.test_captured import (
     CLASSES,
     MODELS,
@@ -201,14 +200,3 @@ def test_a_model_that_cannot_be_captured_is_computed_as_always(capturing):  # no
     for blocks in batches_of(graph(), 6):
         assert_close([take(blocks)], computed(model, blocks, 32)[:1])
     assert not capturing
-
-
-def test_the_place_that_has_been_free_for_longest_is_next():
-    every = [Place(None, None, None, 1, None) for _ in range(3)]
-    turns = [free_place(every) for _ in range(6)]
-    assert turns == every * 2
-    every[0].taken = lambda: "a mini-batch"
-    assert [free_place(every) for _ in range(3)] == [every[1], every[2], every[1]]
-    for each in every:
-        each.taken = lambda: "a mini-batch"
-    assert free_place(every) is None

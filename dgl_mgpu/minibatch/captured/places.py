@@ -78,8 +78,6 @@ class Place:
         Gives that one, until the script is done with it, and None then.
     left : Point or None
         On the script's stream, after the last one was computed.
-    turn : int
-        The higher, the later that was.
     """
 
     owner: object
@@ -89,7 +87,6 @@ class Place:
     replay: Callable[[], Results]
     taken: Callable[[], PlacedBatch | None] = _nothing
     left: Point = None
-    turn: int = 0
 
 
 @dataclass(eq=False)
@@ -121,13 +118,8 @@ class PlacedBatch:
 
 
 def free_place(every: Sequence[Place]) -> Place | None:
-    """The place that has been free for longest, which is taken now; None if none is free."""
-    free = [each for each in every if each.taken() is None]
-    if not free:
-        return None
-    place = min(free, key=lambda each: each.turn)
-    place.turn = 1 + max(each.turn for each in every)
-    return place
+    """A place without a mini-batch, if there is one."""
+    return next((each for each in every if each.taken() is None), None)
 
 
 class Places:
