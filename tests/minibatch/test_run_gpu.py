@@ -106,6 +106,18 @@ def test_captured_steps_have_the_losses_of_others(tmp_path, data, model, precisi
     assert found[1] == pytest.approx(found[0], rel=2e-3 if precision == "float32" else 5e-2)
 
 
+@pytest.mark.parametrize("model", ["rgcn", "rgat"])
+def test_captured_steps_have_the_losses_of_others_on_several_types(tmp_path, data, model):
+    graph = ["data=generated-igbh", "data.options.scale=2e-5", "data.options.num_features=16"]
+    options = [data, *graph, f"model={model}", "model.hidden=32", "trainer.batch_size=64", *SAME]
+    for graphs in ("false", "auto"):
+        words = [*options, f"trainer.cuda_graphs={graphs}", f"hydra.run.dir={tmp_path / graphs}"]
+        assert main(["train", "store.device=cuda", *words]) == 0
+    reports, _ = read_metrics(tmp_path / "auto" / "metrics.jsonl")
+    assert reports[-1].seconds.compute is not None and reports[-1].steps > 10
+    assert losses(tmp_path / "auto") == pytest.approx(losses(tmp_path / "false"), rel=2e-3)
+
+
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
 def test_captured_steps_of_two_ranks_train_as_others(tmp_path, data):
     found = [
