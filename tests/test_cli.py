@@ -56,6 +56,8 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["train", "mode=fullgraph", "store.feature_dtypes.feat=float16"], "without one"),
         (["train", "store.device=cuda", "sampler.num_workers=2"], "use sampler.num_workers=0"),
         (["train", "trainer.precision=float8"], "bfloat16"),
+        (["train", "trainer.cuda_graphs=1"], "trainer.cuda_graphs=1: no such choice"),
+        (["train", "trainer.cuda_graphs=yes"], "choose auto, true or false"),
         (["train", "nonsense"], "key=value"),
         (["train", "--epochs", "3"], "write trainer.epochs=VALUE"),
         (["train", "--trainer.batch-size=3"], "write trainer.batch_size=VALUE"),

@@ -25,7 +25,7 @@ from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.inference import inference
 from dgl_mgpu.fullgraph.inference.team import Team
-from dgl_mgpu.minibatch.captured import CapturedStep
+from dgl_mgpu.minibatch.captured import CapturedStep, normalised_batch
 from dgl_mgpu.minibatch.evaluation import AllNodes
 from dgl_mgpu.minibatch.learned import LOOKUP
 from dgl_mgpu.minibatch.objective import Objective
@@ -188,7 +188,12 @@ class MiniBatchTrainer(Trainer):
         self._distributed = dist.is_initialized()
         self._ddp: nn.Module = model
         self._captured: CapturedStep | None = None
-        can_be_captured = self._on_gpu and objective.can_be_captured and embeddings is None
+        can_be_captured = (
+            self._on_gpu
+            and objective.can_be_captured
+            and embeddings is None
+            and normalised_batch(model) is None
+        )
         if cuda_graphs is True or (cuda_graphs == "auto" and can_be_captured):
             self._captured = CapturedStep(
                 model,

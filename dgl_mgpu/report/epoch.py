@@ -272,8 +272,10 @@ def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
     seeds = [report.seeds for report in reports]
     measured = [report.seconds.measured() for report in reports]
     ranks = [report.ranks for report in reports]
+    # One that goes on with what it was to do otherwise has other stages.
     stages = {
-        name: _weighted_mean([each[name] for each in measured], ranks) for name in measured[0]
+        name: _weighted_mean([each.get(name, 0.0) for each in measured], ranks)
+        for name in dict.fromkeys(name for each in measured for name in each)
     }
     traffic: dict[tuple[str, str], tuple[int, int]] = {}
     for tier in (tier for report in reports for tier in report.tiers):

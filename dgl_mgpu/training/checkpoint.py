@@ -26,7 +26,7 @@ from dgl_mgpu.training.config import flat
 from dgl_mgpu.training.statefile import StateFile
 from dgl_mgpu.wholefile import written_whole
 
-_FORMAT = 3
+_FORMAT = 4
 _JSON = ("reports", "config", "plan", "parts", "captured")
 _STATES = ("model", "best_model")
 # In the place of what is in a file, the number of the archive's member that has it.
@@ -59,7 +59,7 @@ class Checkpoint:
     parts : list of dict
         What each rank has to report of them.
     captured : list of dict
-        What decides which of each rank's steps are CUDA graphs; empty where none are.
+        What decides which of each rank's steps are CUDA graphs, empty for one without any.
     """
 
     epoch: int

@@ -139,7 +139,6 @@ class Config:
             ("mode", self.mode, MODES),
             ("task", self.task, TASKS),
             ("trainer.precision", self.trainer.precision, PRECISIONS),
-            ("trainer.cuda_graphs", _word(self.trainer.cuda_graphs), ("auto", "true", "false")),
             ("fullgraph.by", self.fullgraph.by, PARTITIONS),
             ("fullgraph.features", self.fullgraph.features, PLACES),
             ("fullgraph.activations", self.fullgraph.activations, ACTIVATIONS),
@@ -152,6 +151,11 @@ class Config:
                 raise ConfigError(
                     f"{name}={value}", "no such name", f"choose from {', '.join(known)}"
                 )
+        graphs = self.trainer.cuda_graphs
+        if graphs != "auto" and not isinstance(graphs, bool):
+            raise ConfigError(
+                f"trainer.cuda_graphs={graphs!r}", "no such choice", "choose auto, true or false"
+            )
         if (model == "pinsage") != (sampler == "random_walk"):
             raise ConfigError(
                 f"model.name={model} sampler.name={sampler}",
@@ -307,11 +311,6 @@ def _is_fanout(given: Any) -> bool:
     if isinstance(given, Mapping):
         return bool(given) and all(type(n) is int and n >= -1 for n in given.values())
     return type(given) is int and (given == -1 or given > 0)
-
-
-def _word(value: Any) -> Any:
-    """A truth value as a command line has it, and any other as it is."""
-    return str(value).lower() if isinstance(value, bool) else value
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

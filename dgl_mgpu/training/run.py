@@ -89,7 +89,7 @@ def _run_rank(make_trainer: Callable[[Config], Trainer], config: Config, folder:
         "use more ranks, a smaller model.hidden, or fullgraph.features=host"
         if config.mode == "fullgraph"
         else f"lower trainer.batch_size, {negatives}sampler.fanouts, model.hidden or "
-        "store.gpu_memory"
+        "store.gpu_memory, or use trainer.cuda_graphs=false"
     )
     with typed_memory("train as configured", fix):
         _train(make_trainer, config, folder)

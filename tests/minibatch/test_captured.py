@@ -322,10 +322,12 @@ def test_labels_that_were_not_fetched_are_missed():
         step(blocks)
 
 
-def test_batch_normalisation_is_refused():
+@pytest.mark.parametrize("required", [False, True])
+def test_batch_normalisation_is_refused(required):
+    """Its running statistics are DistributedDataParallel's to share."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
     with pytest.raises(InvalidInputError, match="batch normalisation in '1'"):
-        step_of(model)
+        dgl_mgpu.CapturedStep(model, forward_of(model), F.cross_entropy, required=required)
 
 
 def test_a_loss_may_depend_on_parameters_and_some_be_tied_or_frozen(capturing):

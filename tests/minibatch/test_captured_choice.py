@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import weakref
+from typing import ClassVar
 
 import dgl
 import pytest
@@ -115,11 +116,24 @@ def test_steps_are_the_same_whether_mini_batches_are_made_ahead(monkeypatch, cap
     assert torch.equal(torch.stack(found[:half]), torch.stack(found[half:]))
 
 
-def test_a_state_that_is_none_is_refused(capturing):  # noqa: F811
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"chosen": 1},
+        {"chosen": [[1, 2], 3, 4]},
+        {"chosen": None, "counts": 3},
+        {"counts": [[[[[1], [2]], [True]], "x"]]},
+        {"largest": [[1]]},
+        None,
+    ],
+)
+def test_a_state_that_is_none_is_refused(wrong, capturing):  # noqa: F811
     run = Run(graph())
-    for state in ({}, {"chosen": 1, "counts": [], "largest": []}, {"chosen": None, "counts": 3}):
-        with pytest.raises((KeyError, TypeError, ValueError)):
-            run.step.load_state_dict(state)
+    run.epoch(0)
+    state = run.step.state_dict()
+    with pytest.raises((KeyError, TypeError, ValueError)):
+        run.step.load_state_dict(wrong and {**state, **wrong})
+    assert run.step.state_dict() == state  # nothing was taken
 
 
 @pytest.mark.parametrize("error", [UnavailableError, torch.OutOfMemoryError])
@@ -182,21 +196,117 @@ def test_steps_that_lack_the_memory_of_graphs_get_it(required, capturing):  # no
     assert not capturing
 
 
-def test_a_model_that_cannot_be_captured_is_computed_as_always(capturing):  # noqa: F811
-    class Normed(Model):
-        def __init__(self):
-            super().__init__(*MODELS["mean"]().layers)
-            self.norm = nn.BatchNorm1d(CLASSES)
+@pytest.mark.parametrize("required", [False, True])
+@pytest.mark.parametrize("what", ["gradients", "rows to spare"])
+def test_what_only_a_capture_refuses_is_computed_as_always(what, required, capturing):  # noqa: F811
+    g, model = graph(), MODELS["mean"]()
+    g.ndata["feat"].requires_grad_(what == "gradients")
 
-        def forward(self, blocks, x):
-            return self.norm(super().forward(blocks, x))
+    def forward(blocks):
+        found = model(blocks, blocks[0].srcdata["feat"])
+        return found if what == "gradients" else found + torch.zeros(32, CLASSES)
 
-    model = Normed()
+    take = dgl_mgpu.CapturedStep(model, forward, F.cross_entropy, required=required)
+    errors = InvalidInputError, RuntimeError
+    with pytest.raises(errors) if required else pytest.warns(UserWarning):
+        for blocks in batches_of(g, 8):
+            loss = take(blocks)
+            with torch.no_grad():
+                expected = F.cross_entropy(forward(blocks), blocks[-1].dstdata["label"])
+            assert_close([loss], [expected])
+
+
+class Graph:
+    """A graph, of which one is alive as long as something can replay it."""
+
+    every: ClassVar[list[weakref.ref[Graph]]] = []
+
+    def __init__(self, run, pool):
+        self.results, self.pool = run(), pool
+        Graph.every.append(weakref.ref(self))
+
+    def __call__(self):
+        return self.results
+
+    @staticmethod
+    def alive(but_of=None):
+        return [each for each in Graph.every if each() is not None and each().pool != but_of]
+
+
+def epochs_of_changing_sizes(take, g):
+    """Mini-batches that are captured anew now and then."""
+    torch.manual_seed(2)
+    sampler = NeighborSampler([-1, -1], prefetch_node_feats=["feat"], prefetch_labels=["label"])
+    for order in torch.randperm(300).split(100):
+        loader = DataLoader(g, order, sampler, batch_size=8, drop_last=True)
+        expected = [(blocks, blocks[-1].dstdata["label"]) for *_, blocks in loader]
+        for batch, (blocks, labels) in zip(take.batches(loader), expected, strict=True):
+            yield batch, blocks, labels
+            del batch
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_old_graphs_are_given_up_before_there_are_new_ones(ahead, monkeypatch, capturing):  # noqa: F811
+    """Also where a mini-batch is in place for one, and with what they computed last."""
+    monkeypatch.setattr(dataloading, "lane_of", lambda device: HostLane() if ahead else None)
+    monkeypatch.setattr(Graph, "every", [])
+    numbers = iter(range(100))
+    monkeypatch.setattr(step, "new_pool", lambda device: next(numbers))
+    results = []
+
+    def captured(run, device, pool):
+        assert not Graph.alive(but_of=pool)
+        old = [each() for each, its in results if its != pool]
+        assert all(each is None for each in old)
+        made = Graph(run, pool)
+        kept = made.results
+        results.extend((weakref.ref(each), pool) for each in (*kept.gradients, kept.outputs))
+        return made
+
+    monkeypatch.setattr(step, "captured", captured)
+    torch.manual_seed(0)
+    model = MODELS["mean"]()
+    take = dgl_mgpu.CapturedStep(
+        model, lambda blocks: model(blocks, blocks[0].srcdata["feat"]), F.cross_entropy
+    )
+    for batch, _, _ in epochs_of_changing_sizes(take, graph()):
+        take(batch)
+    assert next(numbers) > 2
+
+
+@pytest.mark.parametrize("ahead", [False, True])
+def test_after_giving_up_no_graph_is_alive_and_results_are_right(ahead, monkeypatch, capturing):  # noqa: F811
+    """Also of a mini-batch that was in place by then."""
+    monkeypatch.setattr(dataloading, "lane_of", lambda device: HostLane() if ahead else None)
+    monkeypatch.setattr(Graph, "every", [])
+
+    def captured(run, device, pool):
+        if len(Graph.every) == step.PLACES:
+            raise torch.OutOfMemoryError("too full")
+
+        made = Graph(run, pool)
+
+        def again():
+            made.results = run()
+            return made()
+
+        return again
+
+    monkeypatch.setattr(step, "captured", captured)
+    torch.manual_seed(0)
+    model = MODELS["mean"]()
     forward = lambda blocks: model(blocks, blocks[0].srcdata["feat"])  # noqa: E731
-    with pytest.raises(InvalidInputError, match="batch normalisation in 'norm'"):
-        dgl_mgpu.CapturedStep(model, forward, F.cross_entropy)
-    with pytest.warns(UserWarning, match="batch normalisation in 'norm'"):
-        take = dgl_mgpu.CapturedStep(model, forward, F.cross_entropy, required=False)
-    for blocks in batches_of(graph(), 6):
-        assert_close([take(blocks)], computed(model, blocks, 32)[:1])
-    assert not capturing
+    take = dgl_mgpu.CapturedStep(model, forward, F.cross_entropy, required=False)
+    outdated = 0
+    with pytest.warns(UserWarning, match="too full"):
+        for batch, blocks, labels in epochs_of_changing_sizes(take, graph()):
+            is_placed = isinstance(batch, step.PlacedBatch)
+            loss = take(batch)
+            assert torch.equal(take.labels, labels)
+            gradients = [each.grad.clone() for each in model.parameters()]
+            found = [loss, take.outputs.clone(), *gradients]
+            assert_close(found, computed(model, blocks, 8))
+            if not take._captures:
+                assert not Graph.alive()
+                outdated += is_placed
+    assert outdated == ahead

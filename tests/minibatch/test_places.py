@@ -455,6 +455,13 @@ def test_a_loop_found_to_be_left_while_the_lane_works(store, capturing, monkeypa
             module, "point", lambda device: points.append(lane.is_inside) or point(device)
         )
     take = step_of(MODELS["mean"]())
+    replay = take._replay
+
+    def replayed(place, weight):
+        streams.computing(place.room)
+        return replay(place, weight)
+
+    monkeypatch.setattr(take, "_replay", replayed)
     held = take.batches(loader_of(store))
     for _ in range(7):
         take(next(held))
@@ -462,6 +469,7 @@ def test_a_loop_found_to_be_left_while_the_lane_works(store, capturing, monkeypa
         del held
     assert points and not any(points)
     assert all(each.taken() is None for each in take._places)
+    assert all(each.left > streams._computed[id(each.room)] for each in take._places)
 
 
 def test_labels_may_depend_on_edges(store, ahead, capturing):  # noqa: F811

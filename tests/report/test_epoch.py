@@ -150,6 +150,14 @@ def test_merge_of_one_changes_nothing_and_global_figures_stay_exact(make_report)
     assert many.valid_accuracy == 0.1
 
 
+@pytest.mark.parametrize("swapped", [False, True])
+def test_merge_of_ranks_with_other_stages(make_report, swapped):
+    some = make_report(seconds=StageSeconds(compute=2.0, evaluate=0.0, total=4.0))
+    other = make_report(seconds=StageSeconds(forward=1.0, update=3.0, evaluate=0.0, total=4.0))
+    merged = merge([other, some] if swapped else [some, other]).seconds
+    assert merged == StageSeconds(compute=1.0, forward=0.5, update=1.5, evaluate=0.0, total=4.0)
+
+
 def test_merge_leaves_out_a_rank_without_seeds(make_report):
     idle = make_report(seeds=0, loss=math.nan, train_accuracy=0.0)
     merged = merge([make_report(loss=1.5, train_accuracy=0.7), idle])

@@ -124,6 +124,19 @@ def test_another_number_of_ranks_goes_on_with_the_batches_that_are_left(
     assert [sum(rows.values()) for rows in labels] == [seeds] * 3
 
 
+@pytest.mark.parametrize(("before", "after"), [("true", "false"), ("false", "true")])
+def test_an_epoch_goes_on_with_steps_of_another_kind(tmp_path, data, before, after):
+    """Also on a rank that did not begin it: what it has no time of is no stage of its own."""
+    stop(tmp_path / "stopped", 1, data, f"trainer.cuda_graphs={before}", step=8)
+    folder = train(
+        tmp_path / "again", 2, data, f"trainer.cuda_graphs={after}",
+        f"trainer.resume={tmp_path / 'stopped'}",
+    )  # fmt: skip
+    _, second, third = (report.seconds for report in reports_of(folder))
+    assert second.compute > 0 and second.forward > 0 and second.backward > 0
+    assert (third.compute is None) == (after == "false") != (third.forward is None)
+
+
 @pytest.mark.parametrize(("num_ranks", "after"), [(2, 2), (2, 1)])
 def test_a_full_graph_stops_after_an_epoch(tmp_path, data, whole, num_ranks, after):
     options = [data, "mode=fullgraph", "model=gcn", "model.dropout=0.0", "trainer.epochs=5"]

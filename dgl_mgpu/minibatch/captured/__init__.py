@@ -1,5 +1,5 @@
 """Training steps as CUDA graphs, which the host launches at once and not kernel by kernel."""
 
-from dgl_mgpu.minibatch.captured.step import CapturedStep
+from dgl_mgpu.minibatch.captured.step import CapturedStep, normalised_batch
 
-__all__ = ["CapturedStep"]
+__all__ = ["CapturedStep", "normalised_batch"]

@@ -1,5 +1,5 @@
-"""Which mini-batches a graph is captured for, and with how much room: decided by sizes alone, so
-that a run makes the same choice each time."""
+"""Which mini-batches a graph is captured for, and with how much room: decided by what they are and
+never by how long something takes, so that a run makes the same choice each time."""
 
 from __future__ import annotations
 
@@ -61,9 +61,10 @@ class Choice:
     def take(self, state: dict[str, Any]) -> None:
         """Go on as the one whose state it is; it may have been written as JSON."""
         chosen = state["chosen"]
-        self.kind, self.room = (None, None) if chosen is None else _kind_and_sizes(*chosen)
-        self._counts = Counter({Kind(*_tuples(kind)): count for kind, count in state["counts"]})
+        kind, room = (None, None) if chosen is None else _kind_and_sizes(*chosen)
+        counts = Counter({_kind(*kind): int(count) for kind, count in state["counts"]})
         self._largest = dict(_kind_and_sizes(*each) for each in state["largest"])
+        self.kind, self.room, self._counts = kind, room, counts
 
 
 def _of_sizes(sizes: Sizes) -> tuple[Any, Any]:
@@ -71,8 +72,13 @@ def _of_sizes(sizes: Sizes) -> tuple[Any, Any]:
 
 
 def _kind_and_sizes(kind: Any, nodes: Any, edges: Any) -> tuple[Kind, Sizes]:
-    return Kind(*_tuples(kind)), Sizes(_tuples(nodes), _tuples(edges))
+    return _kind(*kind), Sizes(tuple(map(_ints, nodes)), tuple(map(_ints, edges)))
 
 
-def _tuples(lists: Any) -> Any:
-    return tuple(map(_tuples, lists)) if isinstance(lists, list | tuple) else lists
+def _kind(sizes: Any, modes: Any) -> Kind:
+    seeds, types = sizes
+    return Kind((_ints(seeds), _ints(types)), tuple(map(bool, modes)))
+
+
+def _ints(numbers: Any) -> tuple[int, ...]:
+    return tuple(map(int, numbers))

@@ -14,7 +14,7 @@ from torch import nn
 from torch.func import functional_call
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from dgl_mgpu.errors import InvalidInputError, UnavailableError
+from dgl_mgpu.errors import DGLMGPUError, InvalidInputError
 from dgl_mgpu.minibatch.captured.capture import (
     captured,
     captures,
@@ -84,8 +84,8 @@ class CapturedStep:
     labels : callable
         Of a mini-batch's blocks gives the labels; by default ``blocks[-1].dstdata["label"]``.
     required : bool
-        Whether it is an error if steps cannot be captured.  If not, all are computed as always from
-        there on, and a warning says why.
+        Whether it is an error if steps cannot be captured.  If not, whatever keeps them from that,
+        all are computed as always from there on, and a warning says why.
 
     Raises
     ------
@@ -115,19 +115,15 @@ class CapturedStep:
         *,
         required: bool = True,
     ) -> None:
+        name = normalised_batch(model)
+        if name is not None:
+            raise InvalidInputError(
+                "capture a training step",
+                f"batch normalisation in '{name}', whose statistics are of all rows, also of those "
+                "that are there to spare",
+                "use layer normalisation, or train without capturing steps",
+            )
         self._required, self._captures = required, True
-        for name, module in model.named_modules():
-            if isinstance(module, _BatchNorm):
-                error = InvalidInputError(
-                    "capture a training step",
-                    f"batch normalisation in '{name}', whose statistics are of all rows, also of "
-                    "those that are there to spare",
-                    "use layer normalisation, or train without capturing steps",
-                )
-                if required:
-                    raise error
-                self._give_up(error)
-                break
         if dist.is_initialized():
             for each in (*model.parameters(), *model.buffers()):
                 dist.broadcast(each.detach(), 0)
@@ -178,14 +174,16 @@ class CapturedStep:
             return (blocks for *_, blocks in loader)
         if self._num_places < self._most_places:
             # One is put in its place while another is computed.
-            self._num_places, self._places = self._most_places, []
+            self._num_places = self._most_places
+            self._drop_places()
         return Places(lambda: self._places, self._modes, loader.device).batches(loader)
 
     def state_dict(self) -> dict[str, Any]:
         """What decides which mini-batches are computed by a graph, and with how much room.
 
         A step that takes it computes the mini-batches to come as this one will, bit for bit, if the
-        generators of random numbers go on from the same states, too.
+        generators of random numbers go on from the same states, too, and there is memory for as
+        much.
 
         Returns
         -------
@@ -195,7 +193,7 @@ class CapturedStep:
         return self._choice.state()
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on as the step whose :meth:`state_dict` it is, on as many ranks.
+        """Go on as the step whose :meth:`state_dict` it is.
 
         Parameters
         ----------
@@ -207,7 +205,7 @@ class CapturedStep:
             If it is none.
         """
         self._choice.take(state)
-        self._places = []
+        self._drop_places()
 
     def num_seeds(self, batch: Blocks | PlacedBatch) -> int:
         """Seeds of a mini-batch, of those that have labels.
@@ -244,7 +242,7 @@ class CapturedStep:
             If blocks are not those of one mini-batch, or a feature requires gradients, or what
             :meth:`batches` gave is used after the next one, or by another step.
         UnavailableError
-            If what is computed cannot be captured.
+            If what is computed cannot be captured, and that is required.
         """
         if isinstance(batch, PlacedBatch):
             place = batch.place
@@ -254,11 +252,14 @@ class CapturedStep:
                     "one that is in place for another step",
                     "pass each step what its own batches() gives, or the loader's blocks",
                 )
-            if place not in self._places or place.kind.modes != self._modes():
-                # Since it was put there. As it would have been had it not been sampled before.
-                return self._compute_blocks(batch.blocks(), weight)
-            self._choice.count(place.kind)
-            return self._replay(place, weight)
+            if place in self._places and place.kind.modes == self._modes():
+                self._choice.count(place.kind)
+                loss = self._replay(place, weight)
+            else:
+                # The place was given up since, or the model switched: as the loader's blocks are.
+                loss = self._compute_blocks(batch.blocks(), weight)
+            place.left = point(loss.device)
+            return loss
         return self._compute_blocks(batch, weight)
 
     def _compute_blocks(self, blocks: Blocks, weight: float) -> torch.Tensor:
@@ -295,14 +296,14 @@ class CapturedStep:
     def _compute(self, blocks: Blocks, weight: float) -> torch.Tensor:
         """As always: the loss, and no gradients left of the last mini-batch."""
         loss = self._computed(blocks, weight)
-        if loss is None:  # the graphs' memory is free now
+        if loss is None:
             loss = self._computed(blocks, weight)
             assert loss is not None
         self._average(None)
         return loss
 
     def _computed(self, blocks: Blocks, weight: float) -> torch.Tensor | None:
-        """The loss; None if graphs, which need not be, left too little memory."""
+        """The loss; None if graphs left too little memory, which they have given up now."""
         for parameter in self._parameters:
             parameter.grad = None
         try:
@@ -317,12 +318,26 @@ class CapturedStep:
 
     def _give_up(self, error: Exception) -> None:
         """Capture nothing from here on."""
-        self._captures, self._places = False, []
+        self._captures = False
+        self._free()
         warnings.warn(
             "From here on no training step is a CUDA graph, and each is queued kernel by kernel: "
             + (str(error).splitlines() or [type(error).__name__])[0],
             stacklevel=3,
         )
+
+    def _free(self) -> None:
+        """Give up the memory of graphs, and of what they computed last."""
+        self._drop_places()
+        for parameter in self._parameters:
+            parameter.grad = None
+        self.outputs = self.labels = torch.empty(0)
+
+    def _drop_places(self) -> None:
+        for place in self._places:
+            # There may be a mini-batch, of which blocks are made then; the graph is not kept.
+            place.replay = _dropped
+        self._places = []
 
     def _modes(self) -> tuple[bool, ...]:
         """Which modules are training."""
@@ -330,6 +345,16 @@ class CapturedStep:
 
     def _place_for(self, blocks: Blocks) -> Place | None:
         """Where a batch has been put, to be computed by a graph; None if it is not to be."""
+        try:
+            return self._put(blocks)
+        except (DGLMGPUError, RuntimeError) as error:
+            # If it is the model that is wrong, that is found as always, too.
+            if self._required:
+                raise
+            self._give_up(error)
+            return None
+
+    def _put(self, blocks: Blocks) -> Place | None:
         sizes = Sizes.of(blocks)
         kind = Kind(sizes.kind, self._modes())
         self._choice.count(kind)
@@ -339,31 +364,22 @@ class CapturedStep:
         if not is_chosen:
             if not self._choice.choose(kind, sizes):
                 return None
-            self._places = []  # and with them their memory
-        if not self._places and not self._capture_all(blocks):
-            return None
+            self._free()
+        if not self._places:
+            while not self._capture_places(blocks):
+                # A capture that fails leaves the generator in another state than those before know.
+                self._num_places = self._most_places = len(self._places)
         place = free_place(self._places)
         if place is not None:
             wait_for(place.left, blocks[0].device)
             place.room.load(blocks)
         return place
 
-    def _capture_all(self, blocks: Blocks) -> bool:
-        """Make the places for what is chosen, or as many as there is memory for; whether there are
-        any."""
-        try:
-            while not self._capture_places(blocks):
-                # A capture that fails leaves the generator in another state than those before know.
-                self._num_places = self._most_places = len(self._places)
-        except (UnavailableError, torch.OutOfMemoryError) as error:
-            if self._required:
-                raise
-            self._give_up(error)
-        return bool(self._places)
-
     def _capture_places(self, blocks: Blocks) -> bool:
-        """Make the places, beginning with none; whether there is memory for all."""
-        self._places, where = [], blocks[0].device
+        """Make the places for what is chosen, beginning with none; whether there is memory for
+        all, or for one at least."""
+        self._drop_places()
+        where = blocks[0].device
         pool = new_pool(where)
         # What is computed here is no step: those to come draw as if it had not been.
         with torch.random.fork_rng([where] if where.type == "cuda" else []):
@@ -414,6 +430,16 @@ class CapturedStep:
         parts = flat.split_with_sizes([each.numel() for each in self._parameters])
         for parameter, part in zip(self._parameters, parts, strict=True):
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
+
+
+def normalised_batch(model: nn.Module) -> str | None:
+    """The name of a module that normalises rows by all of a mini-batch, if there is one."""
+    names = (name for name, each in model.named_modules() if isinstance(each, _BatchNorm))
+    return next(names, None)
+
+
+def _dropped() -> Results:
+    raise AssertionError("a mini-batch is not computed in a place that was given up")
 
 
 def _flattened_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
