@@ -38,7 +38,7 @@ def test_an_epochs_time_is_without_its_validation(run, monkeypatch, capsys):
         assert len(found) == 3 and found[-1].seconds.evaluate > 0
         spent = [1e3 * (r.seconds.total - (r.seconds.evaluate or 0)) / r.steps for r in found[1:]]
         assert figure["more"]["ms"][way] == pytest.approx(spent)
-    assert figure["more"]["losses"] == [report.loss for report in reports[0]]
+        assert figure["more"]["losses"][way] == [report.loss for report in found]
     # Runs' own words are not among the figures.
     assert "epoch 1/3" not in capsys.readouterr().out
 
