@@ -23,11 +23,14 @@ class FeatureSource:
         Name of the order its rows are kept in; '' keeps them in the order of their ids.
     stored : torch.dtype, optional
         Floating-point type in which they are kept; their own by default.
+    name : str
+        What errors call them.
     """
 
     rows: Any
     position: str = ""
     stored: torch.dtype | None = None
+    name: str = "features"
 
     def __post_init__(self) -> None:
         if getattr(self.rows, "ndim", 0) < 1:
@@ -85,12 +88,12 @@ class FeatureSource:
                 return found.reshape(-1).view(np.uint8)
             rows = torch.from_numpy(found)
         if is_narrowed:
-            rows = _narrowed(rows, self.dtype)
+            rows = _narrowed(rows, self.dtype, self.name)
         # NumPy lacks bfloat16 and float8; as bytes every type is the same.
         return rows.flatten().view(torch.uint8).numpy()
 
 
-def _narrowed(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def _narrowed(rows: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
     """Rows in another floating-point type, or InvalidInputError beyond its range."""
     narrowed, largest = rows.to(dtype), torch.finfo(dtype).max
     ends = torch.stack(rows.aminmax()) if rows.numel() else rows
@@ -100,7 +103,7 @@ def _narrowed(rows: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     lost = (rows.abs() > largest) & (rows.isfinite() | ~narrowed.to(rows.dtype).isinf())
     if lost.any():
         raise InvalidInputError(
-            f"keep features as {dtype}",
+            f"keep {name} as {dtype}",
             f"the number {float(rows[lost][0]):g}, and its largest is {largest:g}",
             "scale them, or leave them as they are"
             if dtype == torch.bfloat16

@@ -176,7 +176,8 @@ def with_narrow_features(data: Content, dtypes: Mapping[str, torch.dtype]) -> Co
     """The same with node features kept in these types, or InvalidInputError if they cannot be."""
     sources = dict(data.sources)
     for name, dtype in dtypes.items():
-        asked = f"keep node feature '{name}' as {dtype}"
+        called = f"node feature '{name}'"
+        asked = f"keep {called} as {dtype}"
         there = [
             table
             for ntype in data.schema.num_nodes
@@ -195,7 +196,7 @@ def with_narrow_features(data: Content, dtypes: Mapping[str, torch.dtype]) -> Co
                 raise InvalidInputError(
                     asked, f"rows of {given}", "name features of a wider floating-point type alone"
                 )
-            sources[table] = replace(source, stored=dtype)
+            sources[table] = replace(source, stored=dtype, name=called)
     return replace(data, sources=sources)
 
 

@@ -355,6 +355,7 @@ class CapturedStep:
             return None
 
     def _put(self, blocks: Blocks) -> Place | None:
+        """As :meth:`_place_for`; raises what keeps them from being captured."""
         sizes = Sizes.of(blocks)
         kind = Kind(sizes.kind, self._modes())
         self._choice.count(kind)
@@ -376,8 +377,13 @@ class CapturedStep:
         return place
 
     def _capture_places(self, blocks: Blocks) -> bool:
-        """Make the places for what is chosen, beginning with none; whether there is memory for
-        all, or for one at least."""
+        """Make the places for what is chosen, beginning with none; whether there is memory for all.
+
+        Raises
+        ------
+        OutOfMemoryError
+            If there is none for the first one.
+        """
         self._drop_places()
         where = blocks[0].device
         pool = new_pool(where)
