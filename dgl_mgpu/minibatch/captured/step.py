@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from dgl.dataloading import DataLoader
-from dgl.heterograph import DGLBlock
 from torch import nn
 from torch.func import functional_call
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from dgl_mgpu.errors import DGLMGPUError, InvalidInputError
 from dgl_mgpu.minibatch.captured.capture import (
@@ -24,6 +22,12 @@ from dgl_mgpu.minibatch.captured.capture import (
     waits_refused,
 )
 from dgl_mgpu.minibatch.captured.choice import Choice
+from dgl_mgpu.minibatch.captured.passes import (
+    Blocks,
+    Pass,
+    flattened_gradients,
+    normalised_batch,
+)
 from dgl_mgpu.minibatch.captured.places import (
     Kind,
     Place,
@@ -33,8 +37,6 @@ from dgl_mgpu.minibatch.captured.places import (
     free_place,
 )
 from dgl_mgpu.minibatch.captured.room import Room, Sizes
-
-Blocks = Sequence[DGLBlock]
 
 #: One is computed while the next one is put in its place.  A third one changed no step's time by
 #: more than runs differ, also where mini-batches wait for the host's memory.
@@ -127,7 +129,7 @@ class CapturedStep:
         if dist.is_initialized():
             for each in (*model.parameters(), *model.buffers()):
                 dist.broadcast(each.detach(), 0)
-        self._pass, self._labels = _Pass(model, forward, loss, labels), labels
+        self._pass, self._labels = Pass(model, forward, loss, labels), labels
         self._modules = list(model.modules())
         learned = {name: each for name, each in self._pass.named_parameters() if each.requires_grad}
         self._names, self._parameters = list(learned), list(learned.values())
@@ -415,7 +417,7 @@ class CapturedStep:
                 self._pass, dict(zip(self._names, leaves, strict=True)), (room.blocks(), seeds)
             )
             (weight * loss).backward()
-            flat = _flattened_gradients(leaves) if dist.is_initialized() else None
+            flat = flattened_gradients(leaves) if dist.is_initialized() else None
             gradients = [each.grad for each in leaves]
             return Results(loss.detach(), outputs, labels, gradients, flat)
 
@@ -430,7 +432,7 @@ class CapturedStep:
         if not dist.is_initialized():
             return
         if flat is None:
-            flat = _flattened_gradients(self._parameters)
+            flat = flattened_gradients(self._parameters)
         dist.all_reduce(flat)
         flat /= dist.get_world_size()
         parts = flat.split_with_sizes([each.numel() for each in self._parameters])
@@ -438,41 +440,5 @@ class CapturedStep:
             parameter.grad = part.view_as(parameter).to(parameter.dtype)
 
 
-def normalised_batch(model: nn.Module) -> str | None:
-    """The name of a module that normalises rows by all of a mini-batch, if there is one."""
-    names = (name for name, each in model.named_modules() if isinstance(each, _BatchNorm))
-    return next(names, None)
-
-
 def _dropped() -> Results:
     raise AssertionError("a mini-batch is not computed in a place that was given up")
-
-
-def _flattened_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """One after another, also of those that have none: other ranks' mini-batches may differ."""
-    gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
-    return torch.cat([each.flatten() for each in gradients])
-
-
-class _Pass(nn.Module):
-    """What is computed of a mini-batch, as a module that has the model's parameters."""
-
-    def __init__(
-        self,
-        model: nn.Module,
-        forward: Callable[[Blocks], torch.Tensor],
-        loss: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-        labels: Callable[[Blocks], torch.Tensor],
-    ) -> None:
-        super().__init__()
-        self.model = model
-        # Together, or those that are modules would be registered.
-        self._functions = forward, loss, labels
-
-    def forward(
-        self, blocks: Blocks, seeds: int | None = None
-    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The loss, outputs and labels for the seeds; of how many says ``seeds``, if not of all."""
-        forward, loss, labels = self._functions
-        outputs, classes = forward(blocks)[:seeds], labels(blocks)[:seeds]
-        return loss(outputs, classes), outputs.detach(), classes.detach()
