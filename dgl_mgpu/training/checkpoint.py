@@ -26,7 +26,7 @@ from dgl_mgpu.training.config import flat
 from dgl_mgpu.training.statefile import StateFile
 from dgl_mgpu.wholefile import written_whole
 
-_FORMAT = 4
+_FORMAT = 3
 _JSON = ("reports", "config", "plan", "parts", "captured")
 _STATES = ("model", "best_model")
 # In the place of what is in a file, the number of the archive's member that has it.
@@ -139,6 +139,8 @@ class Checkpoint:
             raise CheckpointError(
                 asked, f"it is no checkpoint of format {_FORMAT} of this package", _OTHER
             )
+        # Runs of before any step was captured unless told so lack it, and captured none.
+        content = {"captured": "[]", **content}
         missing = [name for name in _FIELDS if name not in content]
         if missing:
             raise CheckpointError(asked, f"it lacks {missing}", _OTHER)

@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from dgl.dataloading import DataLoader, NeighborSampler
+from dgl.nn import GraphConv
 from torch import nn
 
 import dgl_mgpu
@@ -197,17 +198,19 @@ def test_steps_that_lack_the_memory_of_graphs_get_it(required, capturing):  # no
 
 
 @pytest.mark.parametrize("required", [False, True])
-@pytest.mark.parametrize("what", ["gradients", "rows to spare"])
+@pytest.mark.parametrize("what", ["gradients", "rows to spare", "rows without edges"])
 def test_what_only_a_capture_refuses_is_computed_as_always(what, required, capturing):  # noqa: F811
-    g, model = graph(), MODELS["mean"]()
+    g, model = dgl.add_self_loop(graph()), MODELS["mean"]()
     g.ndata["feat"].requires_grad_(what == "gradients")
+    if what == "rows without edges":  # which GraphConv looks for
+        model = Model(GraphConv(6, 8), GraphConv(8, CLASSES))
 
     def forward(blocks):
         found = model(blocks, blocks[0].srcdata["feat"])
-        return found if what == "gradients" else found + torch.zeros(32, CLASSES)
+        return found + torch.zeros(32, CLASSES) if what == "rows to spare" else found
 
     take = dgl_mgpu.CapturedStep(model, forward, F.cross_entropy, required=required)
-    errors = InvalidInputError, RuntimeError
+    errors = InvalidInputError if what == "gradients" else UnavailableError
     with pytest.raises(errors) if required else pytest.warns(UserWarning):
         for blocks in batches_of(g, 8):
             loss = take(blocks)
@@ -231,6 +234,38 @@ class Graph:
     @staticmethod
     def alive(but_of=None):
         return [each for each in Graph.every if each() is not None and each().pool != but_of]
+
+
+def test_a_run_goes_on_without_captures_where_they_were_given_up(capturing):  # noqa: F811
+    def forward_full(run):
+        """As long as there are graphs, there is no memory for the last mini-batch."""
+        forward = run.step._pass._functions[0]
+
+        def full(blocks):
+            if blocks[-1].num_dst_nodes() < 32 and run.step._places:
+                raise torch.OutOfMemoryError("too full")
+            return forward(blocks)
+
+        run.step._pass._functions = full, *run.step._pass._functions[1:]
+        return run
+
+    torch.manual_seed(0)
+    g = graph()
+    whole, other, required = (Run(g, required=flag) for flag in (False, False, True))
+    with pytest.warns(UserWarning, match="too full"):
+        forward_full(whole).epoch(0)
+    state = json.loads(json.dumps(whole.step.state_dict()))
+    other.model.load_state_dict(whole.model.state_dict())
+    other.step.load_state_dict(state)
+    drawn = torch.get_rng_state()
+    expected = whole.epoch(1)
+    torch.set_rng_state(drawn)
+    capturing.clear()
+    assert torch.equal(torch.stack(forward_full(other).epoch(1)), torch.stack(expected))
+    assert not capturing
+    required.step.load_state_dict(state)
+    required.epoch(1)
+    assert capturing  # where it is an error not to
 
 
 def epochs_of_changing_sizes(take, g):
@@ -269,9 +304,12 @@ def test_old_graphs_are_given_up_before_there_are_new_ones(ahead, monkeypatch, c
     take = dgl_mgpu.CapturedStep(
         model, lambda blocks: model(blocks, blocks[0].srcdata["feat"]), F.cross_entropy
     )
-    for batch, _, _ in epochs_of_changing_sizes(take, graph()):
-        take(batch)
-    assert next(numbers) > 2
+    g = graph()
+    for _ in range(2):
+        for batch, _, _ in epochs_of_changing_sizes(take, g):
+            take(batch)
+        take.load_state_dict(take.state_dict())
+    assert next(numbers) > 3
 
 
 @pytest.mark.parametrize("ahead", [False, True])

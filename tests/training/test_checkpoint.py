@@ -55,6 +55,14 @@ def test_round_trip(tmp_path):
     )  # fmt: skip
 
 
+def test_a_run_that_knew_of_no_captured_steps_goes_on_without_any(tmp_path):
+    path = make().save(tmp_path)
+    content = torch.load(path, weights_only=True)
+    del content["captured"]
+    torch.save(content, path)
+    assert Checkpoint.load(path).captured == []
+
+
 def test_a_folder_holds_the_last_epoch_only_and_means_it(tmp_path):
     for epoch in (9, 10):
         make(epoch).save(tmp_path / "checkpoints")

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from dgl_mgpu.errors import UnavailableError
+from dgl_mgpu.errors import DGLMGPUError, UnavailableError
 
 Result = TypeVar("Result")
 
@@ -97,6 +97,17 @@ def captured(
 def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
     """Always the same one: libraries keep working memory for each that they have seen."""
     return torch.cuda.Stream(device)
+
+
+@contextlib.contextmanager
+def told_as_not_captured() -> Iterator[None]:
+    """Within, what a model raises of rows to spare is told as what keeps it from being captured."""
+    try:
+        yield
+    except (DGLMGPUError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:
+        raise _not_captured(str(error) or type(error).__name__) from error
 
 
 @contextlib.contextmanager

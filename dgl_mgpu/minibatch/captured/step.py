@@ -12,12 +12,13 @@ from dgl.dataloading import DataLoader
 from torch import nn
 from torch.func import functional_call
 
-from dgl_mgpu.errors import DGLMGPUError, InvalidInputError
+from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.minibatch.captured.capture import (
     captured,
     captures,
     new_pool,
     point,
+    told_as_not_captured,
     wait_for,
     waits_refused,
 )
@@ -92,7 +93,8 @@ class CapturedStep:
     Raises
     ------
     InvalidInputError
-        If the model has batch normalisation, whose statistics are of all rows.
+        If the model has batch normalisation, whose statistics are of all rows, also if captures are
+        not required: ranks share its running statistics by ``DistributedDataParallel``.
 
     Examples
     --------
@@ -185,14 +187,14 @@ class CapturedStep:
 
         A step that takes it computes the mini-batches to come as this one will, bit for bit, if the
         generators of random numbers go on from the same states, too, and there is memory for as
-        much.
+        much.  One that takes it from a step that gave up capturing does so, too, if it may.
 
         Returns
         -------
         dict
             Of plain values, which may be kept as JSON.
         """
-        return self._choice.state()
+        return {**self._choice.state(), "captures": self._captures}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the step whose :meth:`state_dict` it is.
@@ -206,7 +208,9 @@ class CapturedStep:
         KeyError, TypeError, ValueError
             If it is none.
         """
+        captures = bool(state["captures"])
         self._choice.take(state)
+        self._captures = captures or self._required
         self._drop_places()
 
     def num_seeds(self, batch: Blocks | PlacedBatch) -> int:
@@ -347,18 +351,18 @@ class CapturedStep:
 
     def _place_for(self, blocks: Blocks) -> Place | None:
         """Where a batch has been put, to be computed by a graph; None if it is not to be."""
+        sizes = Sizes.of(blocks)
         try:
-            return self._put(blocks)
-        except (DGLMGPUError, RuntimeError) as error:
-            # If it is the model that is wrong, that is found as always, too.
+            return self._put(blocks, sizes)
+        except Exception as error:
+            # Models may raise anything; if it is not for the capture, they do so as always, too.
             if self._required:
                 raise
             self._give_up(error)
             return None
 
-    def _put(self, blocks: Blocks) -> Place | None:
+    def _put(self, blocks: Blocks, sizes: Sizes) -> Place | None:
         """As :meth:`_place_for`; raises what keeps them from being captured."""
-        sizes = Sizes.of(blocks)
         kind = Kind(sizes.kind, self._modes())
         self._choice.count(kind)
         is_chosen = self._choice.holds(kind, sizes) and all(
@@ -367,8 +371,9 @@ class CapturedStep:
         if not is_chosen:
             if not self._choice.choose(kind, sizes):
                 return None
-            self._free()
+            self._drop_places()
         if not self._places:
+            self._free()
             while not self._capture_places(blocks):
                 # A capture that fails leaves the generator in another state than those before know.
                 self._num_places = self._most_places = len(self._places)
@@ -421,7 +426,8 @@ class CapturedStep:
             gradients = [each.grad for each in leaves]
             return Results(loss.detach(), outputs, labels, gradients, flat)
 
-        run()  # finds the features that it reads
+        with told_as_not_captured():
+            run()  # finds the features that it reads
         room.forget()
         with waits_refused():
             run()
