@@ -31,7 +31,7 @@ from rich.table import Table
 
 from benchmarks.machine import describe_machine
 from dgl_mgpu.errors import PlanDoesNotFitError, UnreachableError
-from dgl_mgpu.placement import Plan, TableSpec, Tier, solve
+from dgl_mgpu.placement import Degrees, Plan, TableSpec, Tier, minibatch_reads, solve
 from dgl_mgpu.placement.cost import Resources, table_load
 from dgl_mgpu.topology import Topology, preset
 
@@ -136,24 +136,13 @@ def tables(model: str, data: str) -> tuple[TableSpec, TableSpec]:
     graph = GRAPHS[data]
     n = graph.nodes // SCALE
     weights = ((np.arange(n) + 0.5) / n) ** (-1 / graph.exponent)
-    weights /= weights.sum()
-    # Of so many draws, a node is read once if at all: reads are distinct within a hop.
-    draws, sampled = 0.0, np.full(n, BATCH / SCALE / n)
-    for fanout in FANOUTS[model]:
-        sampled = -np.expm1(-draws * weights) + BATCH / SCALE / n
-        draws += fanout * sampled.sum()
-    read = -np.expm1(-draws * weights) + BATCH / SCALE / n
     degrees = np.full(n, graph.edges / graph.nodes)
+    # No row that is sampled is taken to be shorter than what is drawn: hot ones are long.
+    long = Degrees("", np.full(n, 1000))
+    reads = minibatch_reads({"": weights}, [long], BATCH // SCALE, FANOUTS[model][::-1])
     return (
-        TableSpec.topology(
-            "graph",
-            degrees,
-            sampled,
-            sampled.sum(),
-            fanout=float(np.mean(FANOUTS[model])),
-            id_bytes=4,
-        ),
-        TableSpec.features("features", n, 4 * graph.width, read, read.sum()),
+        TableSpec.topology("graph", degrees, reads.sampled[""], fanout=reads.fanout, id_bytes=4),
+        TableSpec.features("features", n, 4 * graph.width, reads.nodes[""]),
     )
 
 

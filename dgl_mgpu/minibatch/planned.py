@@ -22,7 +22,7 @@ from dgl_mgpu.data.generate import GraphSpec, named_spec
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.minibatch.load import load
 from dgl_mgpu.minibatch.task import LEARNED, ONE_NTYPE
-from dgl_mgpu.placement import Plan, TableSpec
+from dgl_mgpu.placement import Degrees, Plan, TableSpec
 from dgl_mgpu.store import FeatureSource
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint, plan_tables
 from dgl_mgpu.topology import Topology, preset, probe
@@ -78,7 +78,7 @@ def plan_for(config: Config) -> Plan:
     # The graph's out-degrees, which sampling reads nodes in proportion to, follow the law of
     # its in-degrees and are large at the same nodes.
     hot = np.sort(np.diff(indptr))[::-1]
-    reads = options.reads(len(hot), int(hot.sum()))
+    reads = options.reads({ONE_NTYPE: hot}, [Degrees(ONE_NTYPE, hot)])
     id_bytes = 4 if len(hot) <= np.iinfo(np.int32).max else 8
     learned: Specs = {}
     name, width = "features", graph.num_features
@@ -92,10 +92,9 @@ def plan_for(config: Config) -> Plan:
         width = config.model.hidden * (1 + len(STATES["adam"]))
     specs = [
         TableSpec.topology(
-            "topology", hot, hot, reads.topology,
-            fanout=reads.fanout, id_bytes=id_bytes,
+            "topology", hot, reads.sampled[ONE_NTYPE], fanout=reads.fanout, id_bytes=id_bytes
         ),
-        TableSpec.features(name, len(hot), width * dtype.itemsize, hot, reads.nodes),
+        TableSpec.features(name, len(hot), width * dtype.itemsize, reads.nodes[ONE_NTYPE]),
     ]  # fmt: skip
     plan = plan_tables(specs, topology, options, [len(hot)], on_gpus=on_gpus)
     require_in_memory(plan, learned)

@@ -14,8 +14,13 @@ Kind = Literal["topology", "features"]
 
 #: Points that a curve is kept at, whatever the number of rows.
 MAX_BREAKPOINTS = 256
+# Rows of neighbours differ in size: of fewer between breakpoints than these, those that happen to
+# be short would be told from those beside them, and placed apart.
+_ROWS_TOGETHER = 32
 # Positions that breakpoints are chosen from: one by one at first, then in geometric steps.
 _CANDIDATES = 4096
+#: What memory is read in, at least.
+SECTOR_BYTES = 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -107,7 +112,7 @@ class TableSpec:
         num_rows: int,
         row_bytes: int,
         hotness: np.ndarray | None = None,
-        accesses_per_step: float = 1.0,
+        accesses_per_step: float | None = None,
     ) -> TableSpec:
         """Rows of one size, each read whole.
 
@@ -117,8 +122,9 @@ class TableSpec:
         num_rows, row_bytes : int
         hotness : ndarray, shape (num_rows,), optional
             Relative number of reads of each row **by position**; equal when not given.
-        accesses_per_step : float
-            Rows that one GPU reads in a step.
+        accesses_per_step : float, optional
+            Rows that one GPU reads in a step; by default as many as the hotness adds up to, and 1
+            without a hotness.
 
         Raises
         ------
@@ -138,7 +144,7 @@ class TableSpec:
         name: str,
         degrees: np.ndarray,
         hotness: np.ndarray | None = None,
-        accesses_per_step: float = 1.0,
+        accesses_per_step: float | None = None,
         *,
         fanout: float = 10.0,
         id_bytes: int = 8,
@@ -153,10 +159,10 @@ class TableSpec:
             Neighbours of each row **by position**.
         hotness : ndarray, shape (num_rows,), optional
             Relative number of reads of each row by position; the degree when not given.
-        accesses_per_step : float
-            Rows that one GPU samples from in a step.
+        accesses_per_step : float, optional
+            Rows that one GPU samples from in a step; by default as :meth:`features`.
         fanout : float
-            Mean number of neighbours drawn from a row; at most the mean degree of what is read.
+            Number of neighbours drawn from a row that has so many.
         id_bytes : int
             Size of a node id.
         stored_eids : bool
@@ -174,12 +180,16 @@ class TableSpec:
                 "degrees that are negative or not one a row, or ids without size",
                 "pass the in-degrees by position and positive sizes",
             )
-        # A neighbour read here and there costs a request of its own, and so does its edge id.
         bound, edge = (8, 2 * id_bytes) if stored_eids else (16, id_bytes)
-        moved = bound + 8 + fanout * edge
-        hotness = degrees if hotness is None else hotness
+        if hotness is None:
+            hotness = degrees
+            accesses_per_step = 1.0 if accesses_per_step is None else accesses_per_step
+        # Two bounds side by side, and the id of the row's first edge where ids are not stored.
+        bounds = 1 + 8 / SECTOR_BYTES + (not stored_eids)
+        arrays = 2 if stored_eids else 1
+        moved = SECTOR_BYTES * (bounds + arrays * _sectors(degrees, hotness, fanout, id_bytes))
         return _spec(
-            name, "topology", degrees, hotness, accesses_per_step, moved, id_bytes,
+            name, "topology", degrees, hotness, accesses_per_step, moved, SECTOR_BYTES,
             scale=float(edge), offset=float(bound),
         )  # fmt: skip
 
@@ -189,7 +199,7 @@ def _spec(
     kind: Kind,
     sizes: np.ndarray,
     hotness: np.ndarray | None,
-    accesses_per_step: float,
+    accesses_per_step: float | None,
     access_bytes: float,
     request_bytes: float,
     scale: float = 1.0,
@@ -197,9 +207,8 @@ def _spec(
 ) -> TableSpec:
     """A table of rows of ``scale * sizes + offset`` bytes."""
     num_rows = len(sizes)
-    if hotness is None:
-        hotness = np.broadcast_to(np.float64(1.0), (num_rows,))
-    hotness = np.asarray(hotness)
+    uniform = hotness is None
+    hotness = np.asarray(np.broadcast_to(1.0, num_rows) if hotness is None else hotness)
     sums = np.zeros(1)
     if hotness.shape == (num_rows,):
         at = _candidates(num_rows)
@@ -210,6 +219,8 @@ def _spec(
             f"hotness of shape {hotness.shape} with NaN or negative values or not one a row",
             f"pass {num_rows} numbers >= 0, by position",
         )
+    if accesses_per_step is None:
+        accesses_per_step = 1.0 if uniform else float(sums[-1])
     if not 0 <= accesses_per_step < np.inf:
         raise InvalidInputError(
             f"describe table '{name}'", f"{accesses_per_step} accesses a step", "pass a number >= 0"
@@ -218,11 +229,31 @@ def _spec(
     if sums[-1] == 0:  # rows that were never read are all equally hot
         sums = at.astype(np.float64)
     accesses = sums * (accesses_per_step / sums[-1]) if num_rows else sums
-    keep = _breakpoints(nbytes, accesses)
+    most = MAX_BREAKPOINTS
+    if kind == "topology":
+        most = min(most, 2 + num_rows // _ROWS_TOGETHER)
+    keep = _breakpoints(nbytes, accesses, most)
     return TableSpec(
         name, kind, at[keep], nbytes[keep], accesses[keep], float(access_bytes),
         float(request_bytes),
     )  # fmt: skip
+
+
+def _sectors(degrees: np.ndarray, hotness: np.ndarray, fanout: float, id_bytes: int) -> float:
+    """Mean number of sectors in which the drawn ids of a row lie, of rows as often as they are hot.
+
+    All that a row has if all are drawn; of few from a long one, a sector for each.
+    """
+    weight = hotness.sum(dtype=np.float64)
+    if not weight > 0 or hotness.shape != degrees.shape:
+        return 1.0  # nothing is read, or is refused
+    in_one = SECTOR_BYTES / id_bytes
+    spanned = np.divide(degrees, in_one, dtype=np.float32)
+    spanned += np.minimum(degrees, 1) * np.float32(1 - 1 / in_one)  # rows begin anywhere
+    left = np.maximum(1 - fanout / np.maximum(degrees, 1, dtype=np.float32), 0)
+    spanned *= 1 - left ** np.float32(in_one)
+    np.minimum(spanned, np.minimum(degrees, fanout), out=spanned)
+    return float(np.dot(spanned, hotness.astype(np.float32)) / weight)
 
 
 def _negative(values: np.ndarray) -> bool:
@@ -245,12 +276,12 @@ def _running_sum(values: np.ndarray, at: np.ndarray) -> np.ndarray:
     return np.concatenate([[0.0], np.cumsum(sums)])
 
 
-def _breakpoints(nbytes: np.ndarray, accesses: np.ndarray) -> np.ndarray:
+def _breakpoints(nbytes: np.ndarray, accesses: np.ndarray, most: int) -> np.ndarray:
     """Candidates that split bytes and accesses most evenly: both curves rise by little
     between one and the next."""
-    if len(nbytes) <= MAX_BREAKPOINTS:
+    if len(nbytes) <= most:
         return np.arange(len(nbytes))
     progress = nbytes / max(nbytes[-1], 1e-300) + accesses / max(accesses[-1], 1e-300)
-    wanted = np.linspace(0, progress[-1], MAX_BREAKPOINTS)
+    wanted = np.linspace(0, progress[-1], most)
     keep = np.searchsorted(progress, wanted)
     return np.unique(np.concatenate([[0], np.minimum(keep, len(nbytes) - 1), [len(nbytes) - 1]]))

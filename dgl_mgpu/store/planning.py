@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from numbers import Integral
@@ -14,7 +14,15 @@ import numpy as np
 import torch
 
 from dgl_mgpu.errors import ConfigError, PlanDoesNotFitError, nearest
-from dgl_mgpu.placement import Plan, TableSpec, order_by_hotness, solve
+from dgl_mgpu.placement import (
+    Degrees,
+    Plan,
+    Reads,
+    TableSpec,
+    minibatch_reads,
+    order_by_hotness,
+    solve,
+)
 from dgl_mgpu.placement.cost import Resources, estimate
 from dgl_mgpu.store.cuda import DEVICES
 from dgl_mgpu.store.links import linked
@@ -179,27 +187,12 @@ class StoreOptions:
             found[str(name)] = getattr(torch, word)  # also of a number, as YAML has keys
         return found
 
-    def reads(self, num_nodes: int, num_edges: int) -> Reads:
-        """Expected reads of one mini-batch, were no node sampled twice."""
-        all_neighbours = max(1.0, num_edges / max(num_nodes, 1))
-        sampled, nodes, width = 0.0, 0.0, float(self.batch_size)
-        for fanout in reversed(self.fanouts):
-            sampled += min(width, num_nodes)
-            width *= all_neighbours if fanout < 0 else min(fanout, all_neighbours)
-            nodes += width
-        inputs = min(nodes + self.batch_size, num_nodes)
-        return Reads(sampled, inputs, nodes, nodes / max(sampled, 1.0))
-
-
-@dataclass(frozen=True)
-class Reads:
-    """What one mini-batch reads: rows of topology, of node and of edge features, and the mean
-    number of neighbours taken from a row of topology."""
-
-    topology: float
-    nodes: float
-    edges: float
-    fanout: float
+    def reads(self, hotness: Mapping[str, np.ndarray], topologies: Collection[Degrees]) -> Reads:
+        """Expected reads of one mini-batch, by :func:`~dgl_mgpu.placement.minibatch_reads`."""
+        # Counts are of reads, and degrees of draws.
+        return minibatch_reads(
+            hotness, topologies, self.batch_size, self.fanouts, distinct=self.hotness != "degree"
+        )
 
 
 def make_blueprint(
@@ -228,12 +221,14 @@ def make_blueprint(
     ConfigError, PlanDoesNotFitError, UnreachableError
     """
     orders = {name: order_by_hotness(counts).order for name, counts in hotness.items()}
-    edges = sum(s.num_edges for s in sources.values() if isinstance(s, TopologySource))
-    nodes = sum(len(counts) for counts in hotness.values())
-    reads = options.reads(nodes, edges)
+    topologies = [
+        Degrees(source.position, np.diff(source.indptr))
+        for source in sources.values()
+        if isinstance(source, TopologySource)
+    ]
+    reads = options.reads(hotness, topologies)
     specs = [
-        _spec(name, source, reads, orders.get(source.position), hotness.get(source.position))
-        for name, source in sources.items()
+        _spec(name, source, reads, orders.get(source.position)) for name, source in sources.items()
     ]
     disk_path = None if options.disk_path is None else Path(options.disk_path)
     rows = [len(order) for order in orders.values()]
@@ -356,25 +351,23 @@ def _without_graph_on_disk(
     return replace(plan, tables={name: tables[name] for name in plan.tables}, **vars(found))
 
 
-def _spec(
-    name: str,
-    source: Source,
-    reads: Reads,
-    order: np.ndarray | None,
-    counts: np.ndarray | None,
-) -> TableSpec:
-    hot = None if order is None or counts is None else counts[order]
+def _spec(name: str, source: Source, reads: Reads, order: np.ndarray | None) -> TableSpec:
+    """A table's, with its rows by position, and as they come where they have no order."""
     if isinstance(source, TopologySource):
         degrees = np.diff(source.indptr)
+        sampled = np.zeros(source.num_rows, np.float32)
+        if order is not None:
+            degrees, sampled = degrees[order], reads.sampled[source.position][order]
         return TableSpec.topology(
             name,
-            degrees if order is None else degrees[order],
-            hot,
-            reads.topology,
+            degrees,
+            sampled,
             fanout=reads.fanout,
             id_bytes=source.idtype.itemsize,
             stored_eids=source.eids is not None,
         )
     assert isinstance(source, FeatureSource)
-    accesses = reads.edges if order is None else reads.nodes
-    return TableSpec.features(name, source.num_rows, source.row_bytes, hot, accesses)
+    if order is None:
+        return TableSpec.features(name, source.num_rows, source.row_bytes, None, reads.edges)
+    rows = reads.nodes[source.position][order]
+    return TableSpec.features(name, source.num_rows, source.row_bytes, rows)
