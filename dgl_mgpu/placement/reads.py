@@ -94,9 +94,9 @@ def minibatch_reads(
             edges += table.draw(reached[each.ntype], fanout)
         distinct_edges = sum(table.distinct for table in tables)
         for ntype, rows in reached.items():
-            rows[:] = np.exp(_shares(hotness[ntype], total, num_nodes) * -distinct_edges)
+            rows[:] = np.expm1(_shares(hotness[ntype], total, num_nodes) * -distinct_edges)
             rows *= seeds - 1
-            rows += 1
+            rows += seeds
     rows_sampled = sum(map(_total, sampled.values()))
     if distinct and total:
         sampled = _in_proportion(hotness, total, sampled)
