@@ -137,7 +137,7 @@ class Bench:
         store = {
             **all_in_gpu_memory(data, ranks),
             "batch_size": self._options.batch,
-            "fanouts": FANOUTS[0][::-1],
+            "fanouts": self._options.fanouts[0][::-1],
         }
         with contextlib.ExitStack() as using:
             graph = using.enter_context(stored(data, ranks, store))
@@ -147,7 +147,7 @@ class Bench:
                 load = using.enter_context(
                     self._peer.loader("cuda", data.indptr, data.indices, FEATURES, make)
                 )
-            for fanouts in FANOUTS:
+            for fanouts in self._options.fanouts:
                 self._compare(graph, load, ids, fanouts)
 
     @property
@@ -304,11 +304,18 @@ def work(options: argparse.Namespace) -> None:
         peer.close()
 
 
+def _fanouts(given: str) -> tuple[int, ...]:
+    return tuple(map(int, given.split(",")))
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     common_options(parser)
     parser.set_defaults(ranks=1, repeats=7, window=40)
     parser.add_argument("--batch", type=int, default=1024, help="seeds of a mini-batch")
+    parser.add_argument(
+        "--fanouts", nargs="+", type=_fanouts, default=FANOUTS, help="beginning at the seeds: 25,10"
+    )
     options = parser.parse_args()
     seeds = (WARM_UP + options.window + 1) * options.batch * options.ranks
     if seeds > options.nodes:
