@@ -102,7 +102,8 @@ def outlive_sigterm(rank: int, worker: int) -> None:
 
     One that is sent to all processes is for the rank, which stops after a step and needs its
     workers until then.  Its own is how torch ends a worker that does not end by itself.  When a
-    rank was killed, torch's workers notice.
+    rank was killed, torch's workers notice.  The system makes one signal of two that wait: the
+    rank's is lost behind one that is not heard yet, and multiprocessing sends it again at its end.
 
     Parameters
     ----------

@@ -333,8 +333,14 @@ def test_a_worker_ends_when_its_own_rank_tells_it():
     subprocess.run(["kill", str(worker.pid)], check=True)
     rank.send("another batch")
     assert rank.recv() == "at work"
-    worker.terminate()
-    worker.join()
+
+    def is_told() -> bool:
+        # Where the other one was not heard yet, both are one signal, and that is the other's.
+        worker.terminate()
+        worker.join(0.1)
+        return not worker.is_alive()
+
+    until(is_told)
     assert worker.exitcode == 0
 
 
