@@ -13,7 +13,7 @@ Both loaders' samples and features are checked first, that both models compute t
 captured steps have their losses.
 
     python -m benchmarks.loader_gpu --ranks 1 --out loader.json
-    python -m benchmarks.loader_gpu --ranks 4 --batch 6000  # XGNN's mini-batches
+    python -m benchmarks.loader_gpu --ranks 4 --batch 6000 --fanouts 15,10,5 25,10  # XGNN's
 """
 
 from __future__ import annotations
