@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -27,6 +27,7 @@ from dgl_mgpu.errors import (
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.config import Config, FullGraphConfig
+from dgl_mgpu.training.trainer import Trainer
 from dgl_mgpu.wholefile import written_whole
 
 
@@ -45,7 +46,7 @@ class TrainedRun:
 
     config: Config
     model: nn.Module
-    _predict: Callable[[], torch.Tensor] = field(repr=False)
+    _trainer: Trainer = field(repr=False)
 
     def predict(self) -> torch.Tensor:
         """What the model gives for all nodes of its data set: logits, or of a run of link
@@ -68,7 +69,7 @@ class TrainedRun:
         DGLMGPUError
             As :func:`dgl_mgpu.inference`.
         """
-        return self._predict()
+        return self._trainer.predict()
 
 
 def load_run(
@@ -116,7 +117,7 @@ def load_run(
     gpus = [torch.cuda.current_device()] if device == "cuda" else []
     try:
         with torch.random.fork_rng(gpus):  # the caller's random numbers are not the run's to draw
-            model, predict = _restored(config, torch.device(device))
+            trainer = _restored(config, torch.device(device))
     except PlanDoesNotFitError as error:
         # What it says to do is for training: here, the run has said what memory there is.
         had = checkpoint.config["trainer"]["ranks"]
@@ -129,7 +130,7 @@ def load_run(
             error.available,
         ) from error
     try:
-        model.load_state_dict(checkpoint.best_model)
+        trainer.model.load_state_dict(checkpoint.best_model)
     except (RuntimeError, CheckpointError) as error:  # torch's, or of learned rows
         if isinstance(error, RankFailedError):
             raise
@@ -139,7 +140,7 @@ def load_run(
             f"its model is not one of this data ({why.strip()})",
             "name the data that the run was trained on",
         ) from error
-    return TrainedRun(config, model.eval(), predict)
+    return TrainedRun(config, trainer.model.eval(), trainer)
 
 
 def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "cpu") -> str:
@@ -152,7 +153,8 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
     folder, device
         As for :func:`load_run`.
     out : path
-        A NumPy archive: ``classes``, int64, and ``logits``, float32, with a row for each node; or
+        A NumPy archive: ``classes``, int64, and ``logits``, float32, with a row for each node;
+        ``labels``, int8 of 1 and 0, in place of classes where nodes may have several; or
         ``embeddings``, float32, of a run of link prediction.  It takes the place of a file of that
         name.
 
@@ -167,21 +169,20 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
     if out.is_dir():
         raise OutputError(asked, "it is a folder", "name a file")
     run = load_run(folder, device)
-    classifies = run.config.task == "node_classification"
     is_first = Ranks.of_all_machines().rank == 0
     try:
         # What cannot be written is told before it is computed.
         with written_whole(out) if is_first else contextlib.nullcontext() as file:
             rows = run.predict()
-            if file is not None and classifies:
-                np.savez(file, classes=rows.argmax(1).numpy(), logits=rows.numpy())
-            elif file is not None:
-                np.savez(file, embeddings=rows.numpy())
+            found = run._trainer.predictions(rows)
+            if file is not None:
+                arrays: dict[str, Any] = {name: each.numpy() for name, each in found.items()}
+                np.savez(file, **arrays)
     except OSError as error:
         if isinstance(error, DGLMGPUError):
             raise
         raise OutputError(asked, str(error), "name a file that can be written") from error
-    return f"{'classes and logits' if classifies else 'embeddings'} of {len(rows):,} nodes"
+    return f"{' and '.join(found)} of {len(rows):,} nodes"
 
 
 def _checkpoint(asked: str, folder: Path) -> Checkpoint:
@@ -210,8 +211,8 @@ def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> 
     return config
 
 
-def _restored(config: Config, device: torch.device) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    """A run's model, not yet as it was trained, and what it gives for all nodes."""
+def _restored(config: Config, device: torch.device) -> Trainer:
+    """What trained a run, with its model as it began."""
     if config.mode == "fullgraph":
         from dgl_mgpu.fullgraph.run import untrained
 

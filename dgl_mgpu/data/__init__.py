@@ -42,7 +42,7 @@ _LOADERS: dict[str, Callable[..., Dataset]] = {
     **dict.fromkeys(("cora", "citeseer", "pubmed"), planetoid.load),
     "facebook": facebook.load,
     "reddit": reddit.load,
-    **dict.fromkeys(("ogbn-arxiv", "ogbn-products", "ogbn-papers100M"), ogb.load),
+    **dict.fromkeys(("ogbn-arxiv", "ogbn-products", "ogbn-papers100M", "ogbn-proteins"), ogb.load),
     "generated": generate.load,
     **dict.fromkeys((f"generated-{shape}" for shape in SHAPES), generate.load),
 }

@@ -37,7 +37,7 @@ _LOW_16 = np.uint64(0xFFFF)
 _LOW_32 = np.uint64(0xFFFFFFFF)
 
 #: Purposes of random numbers; each has its own stream.
-CLASS, DEGREE, SPLIT, CLASS_OF_SOURCE, RANK_OF_SOURCE, CENTROID, NOISE = range(7)
+CLASS, DEGREE, SPLIT, CLASS_OF_SOURCE, RANK_OF_SOURCE, CENTROID, NOISE, LABEL = range(8)
 
 #: Mean and standard deviation of the sum of four uniform integers below 2**16.
 _SUM_MEAN = np.float32(4 * (2**16 - 1) / 2)
@@ -97,6 +97,16 @@ def classes(num_nodes: int, num_classes: int, seed: int) -> np.ndarray:
     labels = (_uniforms(stream(seed, CLASS), num_nodes) * num_classes).astype(np.int64)
     labels[:num_classes] = np.arange(num_classes)
     return labels
+
+
+def labels_of_classes(num_classes: int, num_labels: int, seed: int) -> np.ndarray:
+    """Return which labels the nodes of each class have, int64 [num_classes, num_labels] of 0 and 1.
+
+    Each label is that of half the classes, or one less.
+    """
+    draws = _uniforms(stream(seed, LABEL), num_classes * num_labels)
+    order = draws.reshape(num_classes, num_labels).argsort(0).argsort(0)
+    return (order < num_classes // 2).astype(np.int64)
 
 
 def split(num_nodes: int, fractions: tuple[float, float, float], seed: int) -> list[np.ndarray]:

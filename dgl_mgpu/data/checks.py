@@ -66,15 +66,32 @@ def check_csc_contents(asked: str, indptr: np.ndarray, indices: np.ndarray, num_
     check_range(asked, "indices", indices, num_cols)
 
 
-def check_labels_shape(asked: str, labels: np.ndarray, num_nodes: int) -> None:
-    """Check that there is an int64 for each node, InvalidInputError if not."""
+def check_labels_shape(asked: str, labels: np.ndarray, num_nodes: int, num_classes: int) -> None:
+    """Check that each node has an int64, or a row of int8; InvalidInputError if not."""
     require_array(asked, "labels", labels)
-    if labels.dtype != np.int64 or labels.shape != (num_nodes,):
+    if (labels.dtype, labels.shape) not in (
+        (np.int64, (num_nodes,)),
+        (np.int8, (num_nodes, num_classes)),
+    ):
         raise InvalidInputError(
             asked,
             f"labels of dtype {labels.dtype} and shape {labels.shape}",
-            f"pass int64 of shape ({num_nodes},), {UNLABELLED} where there is none",
+            f"pass int64 of shape ({num_nodes},), or int8 of shape ({num_nodes}, {num_classes}) "
+            f"where a node may have several; {UNLABELLED} where it is unknown",
         )
+
+
+def check_labels_contents(asked: str, labels: np.ndarray, num_classes: int) -> None:
+    """Check that labels are classes, or 0 and 1 where a node may have several.
+
+    Raises
+    ------
+    IdOutOfRangeError
+    """
+    if labels.ndim == 1:
+        check_range(asked, "labels", labels, num_classes, lowest=UNLABELLED)
+    else:
+        check_range(asked, "labels.reshape(-1)", labels.reshape(-1), 2, lowest=UNLABELLED)
 
 
 def check_features(asked: str, of: str, rows: int, features: Mapping[str, Any]) -> None:

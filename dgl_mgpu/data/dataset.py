@@ -17,6 +17,7 @@ from .checks import (
     check_csc_contents,
     check_csc_shapes,
     check_features,
+    check_labels_contents,
     check_labels_shape,
     check_range,
     check_split,
@@ -39,13 +40,14 @@ class Dataset:
     name : str
         Name for people and log files.
     num_nodes, num_classes : int
-        Number of nodes and of classes.
+        Number of nodes and of classes; where a node may have several, of those that it may have.
     indptr : ndarray, int64 [num_nodes + 1]
         Where each node's in-edges begin (CSC).
     indices : ndarray, int32 or int64 [num_edges]
         Source of every edge, ordered by destination.
-    labels : ndarray, int64 [num_nodes]
-        Class of every node, -1 (`UNLABELLED`) where it is unknown.
+    labels : ndarray, int64 [num_nodes] or int8 [num_nodes, num_classes]
+        Class of every node; or, where a node may have several, 1 for each that it has and 0 for
+        each that it has not.  -1 (`UNLABELLED`) where that is unknown.
     train, valid, test : ndarray, int64
         Node ids of the split.
     node_features : mapping of str to array-like [num_nodes, …]
@@ -97,6 +99,11 @@ class Dataset:
         return len(self.indices)
 
     @property
+    def multi_label(self) -> bool:
+        """Whether a node may have several classes."""
+        return self.labels.ndim == 2
+
+    @property
     def id_dtype(self) -> np.dtype:
         """The dtype of node and edge ids: int32 where that numbers both, int64 otherwise."""
         # Places have the dtype of ids in the graphs that are made of it.
@@ -110,7 +117,7 @@ class Dataset:
         )
         return (
             f"Dataset({self.name!r}, {self.num_nodes:,} nodes, {self.num_edges:,} edges, "
-            f"{self.num_classes} classes, {features})"
+            f"{self.num_classes} {'labels' if self.multi_label else 'classes'}, {features})"
         )
 
     @property
@@ -119,7 +126,7 @@ class Dataset:
 
     def _check_shapes(self) -> None:
         check_csc_shapes(self._asked, self.indptr, self.indices, self.num_nodes)
-        check_labels_shape(self._asked, self.labels, self.num_nodes)
+        check_labels_shape(self._asked, self.labels, self.num_nodes, self.num_classes)
         if self.eids is not None:
             require_array(self._asked, "eids", self.eids)
         if self.eids is not None and (
@@ -147,7 +154,7 @@ class Dataset:
                     f"edge id {int(seen.argmin())} is missing from eids",
                     "let eids be a permutation of the edge ids",
                 )
-        check_range(self._asked, "labels", self.labels, self.num_classes, lowest=UNLABELLED)
+        check_labels_contents(self._asked, self.labels, self.num_classes)
         if "weight" in self.edge_features:
             self._check_weights(np.asarray(self.edge_features["weight"]))
 
@@ -204,30 +211,37 @@ class Dataset:
 
 
 def as_labels(raw: np.ndarray) -> np.ndarray:
-    """Return labels of any numeric dtype and shape [N] or [N, 1] as int64 [N], NaN as -1.
+    """Return labels of any numeric dtype as a `Dataset` has them, NaN as -1.
+
+    Parameters
+    ----------
+    raw : ndarray [N], [N, 1] or [N, L]
+        A class for each node, or whether it has each of L > 1.
+
+    Returns
+    -------
+    ndarray, int64 [N] or int8 [N, L]
 
     Raises
     ------
     InvalidInputError
-        There is more than one label per node, or a label is not a whole number.
+        They have another shape, or one is no such number.
     """
     if raw.ndim == 2 and raw.shape[1] == 1:
         raw = raw[:, 0]
-    if raw.ndim != 1 or raw.dtype.kind not in "iuf":
+    if raw.ndim not in (1, 2) or raw.dtype.kind not in "biuf":
         raise InvalidInputError(
             asked="read labels",
             found=f"an array of dtype {raw.dtype} and shape {raw.shape}",
-            fix="pass one numeric class per node",
+            fix="pass one numeric class per node, or a row of 0 and 1",
         )
-    if raw.dtype.kind != "f":
-        return raw.astype(np.int64)
     known = np.isfinite(raw)
-    labels = np.where(known, raw, UNLABELLED).astype(np.int64)
+    labels = np.where(known, raw, UNLABELLED).astype(np.int64 if raw.ndim == 1 else np.int8)
     if not np.array_equal(labels[known], raw[known]):
         raise InvalidInputError(
             asked="read labels",
-            found="labels that are not whole numbers",
-            fix="pass class numbers, NaN where there is none",
+            found="labels that are not whole numbers" if raw.ndim == 1 else "labels beside 0 and 1",
+            fix="pass class numbers, or a row of 0 and 1 for each node, NaN where it is unknown",
         )
     return labels
 

@@ -58,6 +58,8 @@ class GraphSpec:
         Name of the real data set whose size this is, empty if none.
     scale : float
         What its size was multiplied with.
+    num_labels : int
+        Labels of which a node may have several, each that of half the classes; 0: its class alone.
 
     Raises
     ------
@@ -78,6 +80,7 @@ class GraphSpec:
     seed: int = 0
     shape: str = ""
     scale: float = 1.0
+    num_labels: int = 0
 
     def __post_init__(self) -> None:
         within = {
@@ -85,6 +88,7 @@ class GraphSpec:
             "num_features": (1, 2**20),
             "num_nodes": (2, 2**40),
             "num_edges": (1, 2**40),
+            "num_labels": (0, 2**16),
             "exponent": (1.01, 100),
             "homophily": (0, 1),
             "signal": (0, 1000),
@@ -120,9 +124,11 @@ class GraphSpec:
     def description(self) -> str:
         """One sentence for logs and tables."""
         after = f" after the size of {self.shape} times {self.scale:g}" if self.shape else ""
+        labels = f" of {self.num_labels} labels" if self.num_labels else ""
         return (
             f"generated, not real data{after}: {self.num_nodes:,} nodes, {self.num_edges:,} edges, "
-            f"power-law degrees (exponent {self.exponent:g}), {self.num_classes} planted classes, "
+            f"power-law degrees (exponent {self.exponent:g}), {self.num_classes} planted "
+            f"classes{labels}, "
             f"homophily {self.homophily:g}, signal {self.signal:g}, seed {self.seed}"
         )
 
@@ -143,17 +149,22 @@ class GraphSpec:
 
 
 def _shape(
-    name: str, nodes: int, edges: int, features: int, classes: int, split: tuple[float, ...]
+    name: str,
+    nodes: int,
+    edges: int,
+    features: int,
+    classes: int,
+    split: tuple[float, float, float],
+    labels: int = 0,
 ) -> GraphSpec:
-    train, valid, test = split
-    return GraphSpec(
-        nodes, edges, features, classes, train=train, valid=valid, test=test, shape=name
-    )
+    sizes, (train, valid, test) = (nodes, edges, features, classes), split
+    return GraphSpec(*sizes, train=train, valid=valid, test=test, shape=name, num_labels=labels)
 
 
-#: Sizes of graphs that papers measure on.  The split fractions of reddit, products and
-#: papers100M are those of the real data; the other three have no labels in reality: 64 classes
-#: are planted, and 1 % of the nodes are for training.
+#: Sizes of graphs that papers measure on.  The split fractions of reddit, products, papers100M and
+#: proteins are those of the real data; the other three have no labels in reality: 64 classes
+#: are planted, and 1 % of the nodes are for training.  So are proteins' classes, which have 112
+#: labels; its features are in reality those of edges.
 SHAPES = {
     spec.shape: spec
     for spec in (
@@ -162,6 +173,7 @@ SHAPES = {
         _shape("papers100M", 111_059_956, 1_615_685_872, 128, 172, (0.011, 0.0011, 0.0019)),
         _shape("twitter", 41_700_000, 1_500_000_000, 256, 64, (0.01, 0.001, 0.002)),
         _shape("uk-2006", 77_700_000, 3_000_000_000, 256, 64, (0.01, 0.001, 0.002)),
+        _shape("proteins", 132_534, 79_122_504, 8, 64, (0.653, 0.160, 0.187), labels=112),
         _shape("friendster", 65_600_000, 3_600_000_000, 140, 64, (0.01, 0.001, 0.002)),
     )
 }
@@ -241,7 +253,10 @@ def generate(spec: GraphSpec, root: Path) -> Path:
     Path
         The graph's folder, whose name contains a digest of all parameters.
     """
-    parameters = json.dumps([_FORMAT_VERSION, dataclasses.asdict(spec)], sort_keys=True)
+    fields = dataclasses.asdict(spec)
+    if not spec.num_labels:
+        del fields["num_labels"]  # graphs of one class a node were there before it was
+    parameters = json.dumps([_FORMAT_VERSION, fields], sort_keys=True)
     digest = hashlib.sha256(parameters.encode()).hexdigest()[:12]
     label = f"generated_{spec.shape or 'graph'}_{spec.num_nodes}n_{spec.num_edges}e_{digest}"
     return build_once(Path(root) / label, lambda partial: _write(spec, partial))
@@ -262,7 +277,8 @@ def meta_dict(folder: Path) -> dict[str, str]:
 
 
 def _write(spec: GraphSpec, folder: Path) -> None:
-    num_bytes = 16 * spec.num_edges + 4 * spec.num_nodes * (spec.num_features + 2)
+    num_numbers = spec.num_features + 2 * max(1, spec.num_labels)
+    num_bytes = 16 * spec.num_edges + 4 * spec.num_nodes * num_numbers
     require_space(folder, num_bytes, spec.name)
     started = time.perf_counter()
     for name in ("raw", "mapping", "processed", f"split/{_SPLIT_TYPE}"):
@@ -278,7 +294,8 @@ def _write(spec: GraphSpec, folder: Path) -> None:
         for of, count in (("nodes", spec.num_nodes), ("edges", spec.num_edges)):
             data.write(f"num_{of}_list", (1,), np.dtype(np.int64), [np.array([count])])
     with NpzWriter(folder / "raw" / "node-label.npz") as data:
-        data.write("node_label", (spec.num_nodes, 1), np.dtype(np.int64), [labels])
+        shape = (spec.num_nodes, spec.num_labels or 1)
+        data.write("node_label", shape, np.dtype(np.int64), _labels(spec, labels))
     fractions = (spec.train, spec.valid, spec.test)
     for name, ids in zip(
         SPLITS,
@@ -320,6 +337,16 @@ def _features(spec: GraphSpec, labels: np.ndarray) -> Iterator[np.ndarray]:
         yield blockmodel.features(start, stop, labels, centroid, key)
 
 
+def _labels(spec: GraphSpec, labels: np.ndarray) -> Iterator[np.ndarray]:
+    """Yield the classes, or the labels of the nodes' classes."""
+    if not spec.num_labels:
+        yield labels
+        return
+    of_class = blockmodel.labels_of_classes(spec.num_classes, spec.num_labels, spec.seed)
+    for start, stop in _chunks(spec.num_nodes, _CHUNK_ROWS):
+        yield of_class[labels[start:stop]]
+
+
 def _chunks(total: int, step: int) -> Iterator[tuple[int, int]]:
     for start in range(0, total, step):
         yield start, min(start + step, total)
@@ -340,10 +367,10 @@ def _write_texts(spec: GraphSpec, folder: Path) -> None:
         "version": version,
         "download_name": folder.name,
         "url": "",
-        "num tasks": 1,
-        "num classes": spec.num_classes,
-        "eval metric": "acc",
-        "task type": "multiclass classification",
+        "num tasks": spec.num_labels or 1,
+        "num classes": 2 if spec.num_labels else spec.num_classes,
+        "eval metric": "rocauc" if spec.num_labels else "acc",
+        "task type": f"{'binary' if spec.num_labels else 'multiclass'} classification",
         "add_inverse_edge": False,
         "has_node_attr": True,
         "has_edge_attr": False,

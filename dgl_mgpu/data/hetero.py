@@ -12,10 +12,10 @@ import numpy as np
 from ..errors import InvalidInputError
 from .checks import (
     SPLITS,
-    UNLABELLED,
     check_csc_contents,
     check_csc_shapes,
     check_features,
+    check_labels_contents,
     check_labels_shape,
     check_range,
     check_split,
@@ -47,8 +47,8 @@ class HeteroDataset:
     target : str
         The node type that is classified.
     num_classes : int
-    labels : ndarray, int64 [num_nodes of target]
-        Class of every node, -1 (`UNLABELLED`) where it is unknown.
+    labels : ndarray, int64 [num_nodes of target] or int8 [num_nodes of target, num_classes]
+        As of `Dataset`.
     train, valid, test : ndarray, int64
         Ids of the target's nodes.
     node_features : mapping of str to (mapping of str to array-like [num_nodes, …])
@@ -85,7 +85,7 @@ class HeteroDataset:
         asked, targets = self._asked, self.num_nodes[self.target]
         for etype, (indptr, indices, _) in self.edges.items():
             check_csc_shapes(self._asked_of(etype), indptr, indices, self.num_nodes[etype[2]])
-        check_labels_shape(asked, self.labels, targets)
+        check_labels_shape(asked, self.labels, targets, self.num_classes)
         for ntype, features in self.node_features.items():
             check_features(asked, ntype, self.num_nodes[ntype], features)
         if self.checked:
@@ -94,12 +94,17 @@ class HeteroDataset:
             check_csc_contents(self._asked_of(etype), indptr, indices, self.num_nodes[etype[0]])
         parts = {part: getattr(self, part) for part in SPLITS}
         check_split(asked, parts, targets)
-        check_range(asked, "labels", self.labels, self.num_classes, lowest=UNLABELLED)
+        check_labels_contents(asked, self.labels, self.num_classes)
 
     @property
     def num_edges(self) -> int:
         """Edges of all types."""
         return sum(len(csc.indices) for csc in self.edges.values())
+
+    @property
+    def multi_label(self) -> bool:
+        """Whether a node may have several classes."""
+        return self.labels.ndim == 2
 
     @property
     def id_dtype(self) -> np.dtype:

@@ -28,7 +28,7 @@ from .dataset import Dataset, as_labels
 from .files import build_once, download_zip, require_files
 from .npz import NpzReader
 from .tables import read_table, unpack_table
-from .transform import csc_with_self_loops, in_folder
+from .transform import csc_with_self_loops, in_edge_means, in_folder
 
 #: Change it when the content of the derived files changes: old ones are then left aside.
 _CACHE_VERSION = 1
@@ -43,6 +43,7 @@ def load(
     *,
     add_reverse: bool = False,
     self_loops: bool = False,
+    mean_edge_features: bool = False,
     cache: Path | None = None,
 ) -> Dataset:
     """Load an official OGB data set, downloading it where it is not on disk.
@@ -53,7 +54,7 @@ def load(
         OGB's name, such as ``"ogbn-products"``.
     root : Path
         Folder that holds, or will hold, OGB's folder of the data set (``ogbn_products``).
-    add_reverse, self_loops, cache
+    add_reverse, self_loops, mean_edge_features, cache
         See `load_folder`.
 
     Raises
@@ -62,7 +63,14 @@ def load(
         The data set is neither on disk nor to be downloaded, or its files are damaged.
     """
     folder, meta = official_folder(name, root)
-    return load_folder(folder, meta, add_reverse=add_reverse, self_loops=self_loops, cache=cache)
+    return load_folder(
+        folder,
+        meta,
+        add_reverse=add_reverse,
+        self_loops=self_loops,
+        mean_edge_features=mean_edge_features,
+        cache=cache,
+    )
 
 
 def official_folder(name: str, root: Path) -> tuple[Path, dict[str, str]]:
@@ -109,6 +117,7 @@ def load_folder(
     *,
     add_reverse: bool = False,
     self_loops: bool = False,
+    mean_edge_features: bool = False,
     cache: Path | None = None,
 ) -> Dataset:
     """Load a data set from a folder in OGB's format.
@@ -124,6 +133,9 @@ def load_folder(
         them to ogbn-products by itself.
     self_loops : bool
         Give every node exactly one self-loop.  Not for data sets with edge features.
+    mean_edge_features : bool
+        Give every node the mean of its in-edges' features as ``"feat"``, before there are
+        self-loops, and leave those of the edges away (ogbn-proteins has none of nodes).
     cache : Path, optional
         Folder for the derived files.  None: ``derived`` in `folder`.
 
@@ -136,6 +148,8 @@ def load_folder(
     ------
     DataFormatError
         A file is missing, truncated or corrupt, or the files contradict one another.
+    ConfigError
+        Self-loops for edges with features, or means of features that there are not.
     """
     folder = Path(folder)
     binary = meta["binary"] == "True"
@@ -158,23 +172,42 @@ def load_folder(
         needed |= {f"{of}_feat" for of in ("node", "edge") if meta[f"has_{of}_attr"] == "True"}
     arrays = open_arrays(arrays_folder, needed) | mapped
 
-    variant = "both" * both_directions + "loops" * self_loops or "plain"
     name = meta["name"]
+    if mean_edge_features:
+        _require_edges_alone(name, arrays)
+    variant = "both" * both_directions + "loops" * self_loops + "means" * mean_edge_features
+    # Those of nodes that become of edges are kept with the CSC that says which.
+    kept = {k: v for k, v in arrays.items() if not (mean_edge_features and k == "edge_feat")}
 
     def sort_edges(partial: Path) -> None:
-        if self_loops and _eids(arrays):
+        if self_loops and _eids(kept):
             raise ConfigError(
                 asked=f"add self-loops to {name}",
                 found="edge features, which the loops would not have",
                 fix="leave self_loops off",
             )
         with content_of(folder):
-            _write_csc(arrays, both_directions, self_loops, partial)
-            _assemble(meta, arrays, open_arrays(partial), both_directions, checked=False)
+            _write_csc(arrays, both_directions, self_loops, mean_edge_features, partial)
+            _assemble(meta, kept, open_arrays(partial), both_directions, checked=False)
 
-    csc_folder = build_once(cache / f"csc-{variant}-{key}", sort_edges)
-    csc = open_arrays(csc_folder, {"indptr", "indices", *_eids(arrays)})
-    return _assemble(meta, arrays, csc, both_directions, checked=True)
+    csc_folder = build_once(cache / f"csc-{variant or 'plain'}-{key}", sort_edges)
+    means = ["node_feat"] if mean_edge_features else []
+    csc = open_arrays(csc_folder, {"indptr", "indices", *means, *_eids(kept)})
+    return _assemble(meta, kept, csc, both_directions, checked=True)
+
+
+def _require_edges_alone(name: str, arrays: Mapping[str, np.ndarray]) -> None:
+    """Raise ConfigError unless features of edges, and no others, can become those of nodes."""
+    of_edges = sorted(feature for of, feature, _ in _features(arrays) if of == "edge")
+    found = "features of nodes, whose place they would take" if "node_feat" in arrays else ""
+    if of_edges != ["feat"]:
+        found = f"edge features {', '.join(of_edges)}" if of_edges else "no edge features"
+    if found:
+        raise ConfigError(
+            f"give nodes of {name} the means of their edges' features",
+            found,
+            "leave mean_edge_features off",
+        )
 
 
 def _assemble(
@@ -185,14 +218,16 @@ def _assemble(
     checked: bool,
 ) -> Dataset:
     features: dict[str, dict[str, np.ndarray]] = {"node": {}, "edge": {}}
-    for of, feature, array in _features(arrays):
+    of_nodes = {name: csc[name] for name in ("node_feat",) if name in csc}
+    for of, feature, array in _features({**arrays, **of_nodes}):
         if of == "edge" and both_directions:
             array = np.repeat(array, 2, axis=0)  # an edge and its reverse share their features
         features[of][feature] = array
+    tasks = int(meta["num tasks"])
     return Dataset(
         name=meta["name"],
         num_nodes=int(arrays["num_nodes_list"][0]),
-        num_classes=int(meta["num classes"]),
+        num_classes=int(meta["num classes"]) if tasks == 1 else tasks,
         indptr=csc["indptr"],
         indices=csc["indices"],
         eids=csc.get("eids"),
@@ -340,7 +375,11 @@ def single(path: Path, counts: np.ndarray) -> int:
 
 
 def _write_csc(
-    arrays: Mapping[str, np.ndarray], both_directions: bool, self_loops: bool, to: Path
+    arrays: Mapping[str, np.ndarray],
+    both_directions: bool,
+    self_loops: bool,
+    mean_edge_features: bool,
+    to: Path,
 ) -> None:
     edge_index = arrays["edge_index"]
     num_nodes = int(arrays["num_nodes_list"][0])
@@ -359,6 +398,12 @@ def _write_csc(
         allocate=allocate,
     )
     indptr = csc.indptr
+    if mean_edge_features:
+        assert csc.eids is not None  # there are edge features
+        rows = arrays["edge_feat"]
+        means = in_edge_means(indptr, csc.eids, rows, both_directions=both_directions)
+        np.save(to / "node_feat.npy", means)
+        (to / "eids.npy").unlink()
     if self_loops:
         # The first indices file is unlinked, not overwritten: the map of it stays readable.
         (to / "indices.npy").unlink()

@@ -28,11 +28,23 @@ def require_labelled_split(dataset: Dataset | HeteroDataset) -> None:
                 "give each part of its split some: train, valid and test",
             )
         labels = dataset.labels[ids]
-        bad = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))
+        if dataset.multi_label:
+            bad = np.flatnonzero((labels < 0).all(1))
+            such, wanted = "all of its labels unknown", "labels of 0 and 1"
+        else:
+            bad = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))
+            such = f"label {labels[bad[0]]}" if len(bad) else ""
+            wanted = f"labels in [0, {dataset.num_classes})"
         if len(bad):
             raise InvalidInputError(
                 f"train on data set {dataset.name!r}",
                 f"{len(bad)} of {len(ids)} {part} nodes without a class, "
-                f"such as node {ids[bad[0]]} of label {labels[bad[0]]}",
-                f"give them labels in [0, {dataset.num_classes}), or leave them out of the split",
+                f"such as node {ids[bad[0]]} of {such}",
+                f"give them {wanted}, or leave them out of the split",
+            )
+        if dataset.multi_label and not ((labels == 1).any(0) & (labels == 0).any(0)).any():
+            raise InvalidInputError(
+                f"train on data set {dataset.name!r}",
+                f"no label that some {part} nodes have and others have not",
+                "split the nodes otherwise: the area under the ROC curve is of such labels",
             )

@@ -1,4 +1,4 @@
-"""Changes to graphs: reverse edges, self-loops, edge weights, another order of the nodes."""
+"""Changes to graphs: reverse edges, self-loops, means of edges, another order of the nodes."""
 
 from __future__ import annotations
 
@@ -84,6 +84,45 @@ def csc_with_self_loops(
     new_indices = allocate("indices", (int(new_indptr[-1]),), indices.dtype)
     _indices_with_self_loops(indptr, indices, new_indptr, new_indices)
     return new_indptr, new_indices
+
+
+def in_edge_means(
+    indptr: np.ndarray, eids: np.ndarray, rows: np.ndarray, *, both_directions: bool = False
+) -> np.ndarray:
+    """Return the mean of the rows of each node's in-edges, zeros where there are none.
+
+    Parameters
+    ----------
+    indptr, eids : ndarray
+        The graph in CSC.
+    rows : ndarray [rows, F]
+        Of edges, by id.
+    both_directions : bool
+        Whether edges ``2 e`` and ``2 e + 1`` share row ``e``, as those that are added in reverse.
+
+    Returns
+    -------
+    ndarray, float32 [num_nodes, F]
+        Summed in float64.
+    """
+    means = np.zeros((len(indptr) - 1, rows.shape[1]), np.float32)
+    _in_edge_means(indptr, eids, rows, int(both_directions), means)
+    return means
+
+
+@njit(cache=True, nogil=True)
+def _in_edge_means(indptr, eids, rows, shift, means):
+    for node in range(len(indptr) - 1):
+        degree = indptr[node + 1] - indptr[node]
+        if degree == 0:
+            continue
+        total = np.zeros(rows.shape[1], np.float64)
+        for place in range(indptr[node], indptr[node + 1]):
+            row = eids[place] >> shift
+            for column in range(rows.shape[1]):
+                total[column] += rows[row, column]
+        for column in range(rows.shape[1]):
+            means[node, column] = total[column] / degree
 
 
 @njit(cache=True, nogil=True)

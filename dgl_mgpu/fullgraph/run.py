@@ -51,12 +51,11 @@ def train(config: Config, folder: Path) -> None:
     run(_make_trainer, config, folder)
 
 
-def untrained(config: Config, device: torch.device) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    """A run's model as it begins, and what it gives for all nodes; collective."""
+def untrained(config: Config, device: torch.device) -> FullGraphTrainer:
+    """What trains a run's model, as it begins; collective."""
     if device.type == "cuda":
         _check_gpus(Ranks.of_this_machine().size)
-    trainer = _make_trainer(config, device)
-    return trainer.model, trainer.predict
+    return _make_trainer(config, device)
 
 
 def _check_gpus(num_ranks: int) -> None:

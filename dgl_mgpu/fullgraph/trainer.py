@@ -18,6 +18,7 @@ from dgl_mgpu.fullgraph.features.lending import lent
 from dgl_mgpu.fullgraph.graph import PartitionedGraph
 from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.report import EpochReport, StageSeconds
+from dgl_mgpu.training.classification import MultiLabel, SingleLabel
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
 
@@ -39,6 +40,8 @@ class FullGraphTrainer(Trainer):
         Features of this rank's nodes, as the model takes them.  In place of a tensor there may be
         `HostRows`; a model that does not say of itself that it ``takes_host_rows`` is lent them.
     labels : Tensor, int64, shape (num_nodes of this rank,)
+        Or int8, shape (num_nodes of this rank, num_classes), where a node may have several, as
+        :class:`~dgl_mgpu.data.Dataset` has them.
     masks : dict of Tensor, bool, shape (num_nodes of this rank,)
         Which nodes are ``"train"``, ``"valid"`` and ``"test"``.
     target : str, optional
@@ -72,6 +75,7 @@ class FullGraphTrainer(Trainer):
         self._target = target
         self._inputs = inputs
         self._labels = labels
+        self._classification = MultiLabel(labels.shape[1]) if labels.dim() == 2 else SingleLabel()
         self._nodes = {name: masks[name].nonzero().squeeze(1) for name in SPLITS}
         self._totals = self._count_nodes()
         self._check_in_degrees()
@@ -79,6 +83,10 @@ class FullGraphTrainer(Trainer):
         if self._ranks.size > 1:
             for tensor in model.state_dict().values():
                 dist.broadcast(tensor, src=0)
+
+    @property
+    def figure(self) -> str:
+        return self._classification.figure
 
     @property
     def steps_per_epoch(self) -> int:
@@ -103,6 +111,7 @@ class FullGraphTrainer(Trainer):
             seconds=StageSeconds(**stages, evaluate=end - evaluate, total=end - begin),
             tiers=(),
             ranks=1,
+            figure=self.figure,
         )
 
     def _step(self) -> tuple[float, float, dict[str, float]]:
@@ -119,8 +128,8 @@ class FullGraphTrainer(Trainer):
         with stage("forward"):
             logits, labels = self._logits()[nodes], self._labels[nodes]
             # Also where a rank has no training node: others wait for its part of the backward pass.
-            loss = nn.functional.cross_entropy(logits, labels, reduction="sum") / total
-            accuracy = (logits.argmax(1) == labels).sum() / total
+            loss = self._classification.loss(logits, labels, "sum") / total
+            accuracy = self._classification.right(logits.detach(), labels) / total
         self.optimizer.zero_grad()
         with stage("backward"):
             loss.backward()
@@ -153,26 +162,25 @@ class FullGraphTrainer(Trainer):
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """Share of all ranks' validation and test nodes that the model classifies rightly."""
+        """The figure of all ranks' validation and of their test nodes."""
         self.model.eval()
-        right = self._logits().argmax(1) == self._labels
-        names = SPLITS[1:]
-        counts = torch.stack([right[self._nodes[name]].sum() for name in names])
-        if self._ranks.size > 1:
-            dist.all_reduce(counts)
+        logits = self._logits()
+        nodes = {name: self._nodes[name] for name in SPLITS[1:]}
         return {
-            name: count / self._totals[name]
-            for name, count in zip(names, counts.tolist(), strict=True)
+            name: self._classification.score([(logits[of], self._labels[of])], self._device)
+            for name, of in nodes.items()
         }
 
     @torch.no_grad()
     def predict(self) -> torch.Tensor:
-        """Logits of all nodes of the target's type, on every rank's host, float32; collective."""
         self.model.eval()
         logits = self._logits().float()
         if isinstance(self._graph, PartitionedGraph):
             logits = self._graph.gather(logits, self._target)
         return logits.cpu()
+
+    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self._classification.predictions(rows)
 
     def _test(self) -> float:
         return self.evaluate()["test"]

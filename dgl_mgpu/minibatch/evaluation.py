@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 
@@ -27,21 +28,20 @@ class AllNodes:
         self._labels = graph.get_node_storage("label")
         self._infer = RepeatedInference(model, graph, model.inputs, num_layers, graph.device)
 
-    def right(self, batches: SeedBatches) -> tuple[int, int] | None:
-        """How many seeds the model classifies rightly, and of how many: of this rank's batches.
+    def answers(self, batches: SeedBatches) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:
+        """Logits and labels of the seeds, of each of this rank's batches.
 
         Every rank calls it.  None if memory is too small for rows of all nodes.
         """
         logits = self._infer()
-        if logits is None:
-            return None
-        right = total = 0
+        return None if logits is None else self._of_seeds(logits, batches)
+
+    def _of_seeds(
+        self, logits: torch.Tensor, batches: SeedBatches
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for seeds in batches:
             assert isinstance(seeds, torch.Tensor)  # of one type
-            labels = self._labels.fetch(seeds, logits.device)
-            right += int((logits[seeds.long()].argmax(1) == labels).sum())
-            total += len(seeds)
-        return right, total
+            yield logits[seeds.long()], self._labels.fetch(seeds, logits.device)
 
 
 def is_cheaper_for_all_nodes(

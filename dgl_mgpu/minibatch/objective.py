@@ -11,16 +11,20 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from dgl_mgpu.report import ACCURACY, AUC
+from dgl_mgpu.report import AUC
+from dgl_mgpu.training.classification import Answers, Classification, share_of_right
 
 
 class Objective(ABC):
     """What is asked of a model for the seeds of a mini-batch, which ends with its blocks."""
 
-    #: What the share of right answers is called.
-    figure: ClassVar[str]
     #: Whether a step that learns it can be captured as a CUDA graph.
     can_be_captured: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def figure(self) -> str:
+        """What the share of right answers is called."""
 
     @abstractmethod
     def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
@@ -38,21 +42,35 @@ class Objective(ABC):
     def right(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         """How many seeds the outputs are right about, shape (); the host waits for nothing."""
 
+    @abstractmethod
+    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the model's rows for nodes say of each, by a name for it."""
+
+    def score(self, answers: Answers, device: torch.device) -> float:
+        """The figure of outputs and truths of all ranks' seeds; collective."""
+        return share_of_right(self.right, answers, device)
+
 
 class NodeClassification(Objective):
-    """Classes of nodes, by cross entropy.
+    """Classes of nodes.
 
     Parameters
     ----------
     target : str
         The type of the seeds, which have ``"label"``.
+    classification : Classification
+        Of these labels.
     """
 
-    figure = ACCURACY
     can_be_captured = True
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, classification: Classification) -> None:
         self._target = target
+        self._classification = classification
+
+    @property
+    def figure(self) -> str:
+        return self._classification.figure
 
     def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
         return _rows(model, batch[-1])
@@ -61,10 +79,16 @@ class NodeClassification(Objective):
         return batch[-1][-1].dstnodes[self._target].data["label"]
 
     def mean_loss(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        return functional.cross_entropy(outputs, truth)
+        return self._classification.loss(outputs, truth)
 
     def right(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        return (outputs.argmax(1) == truth).sum()
+        return self._classification.right(outputs, truth)
+
+    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self._classification.predictions(rows)
+
+    def score(self, answers: Answers, device: torch.device) -> float:
+        return self._classification.score(answers, device)
 
 
 class LinkPrediction(Objective):
@@ -77,7 +101,9 @@ class LinkPrediction(Objective):
     of the areas under the ROC curves of their sources' pairs.
     """
 
-    figure = AUC
+    @property
+    def figure(self) -> str:
+        return AUC
 
     def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
         """Scores, of each edge and then of its other pairs, float32, shape (edges, 1 + others)."""
@@ -101,6 +127,10 @@ class LinkPrediction(Objective):
     def right(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         edges, others = outputs[:, :1], outputs[:, 1:]
         return ((edges > others).double() + 0.5 * (edges == others)).mean(1).sum()
+
+    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Embeddings, of which the product of two is the score of a pair."""
+        return {"embeddings": rows}
 
 
 def _rows(model: nn.Module, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:

@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from dgl.dataloading import NeighborSampler, Sampler
-from torch import nn
 
 from dgl_mgpu.backend.global_store.embedding.optimizers import SparseAdam
 from dgl_mgpu.backend.global_store.store import GlobalStore, machine
@@ -44,10 +43,9 @@ def train(config: Config, folder: Path) -> None:
     run(_make_trainer, config, folder)
 
 
-def untrained(config: Config) -> tuple[nn.Module, Callable[[], torch.Tensor]]:
-    """A run's model as it begins, and what it gives for all nodes; collective."""
-    trainer = _make_trainer(config)
-    return trainer.model, trainer.predict
+def untrained(config: Config) -> MiniBatchTrainer:
+    """What trains a run's model, as it begins; collective."""
+    return _make_trainer(config)
 
 
 def _make_trainer(config: Config) -> MiniBatchTrainer:

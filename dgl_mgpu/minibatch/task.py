@@ -16,6 +16,7 @@ from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.minibatch.objective import NodeClassification, Objective
+from dgl_mgpu.training.classification import MultiLabel, SingleLabel
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.relational import common_width
 
@@ -35,6 +36,8 @@ class Task:
         The nodes of each split, in the graph's id type.
     num_outputs : int
         Numbers that a model gives for a seed.
+    multi_label : bool
+        Whether a seed may have several classes.
     width : int
         Numbers in a row that goes into a model's first layer.
     target : str or None
@@ -48,6 +51,7 @@ class Task:
     seeds: dict[str, torch.Tensor]
     num_outputs: int
     width: int
+    multi_label: bool = False
     target: str | None = None
     widths: Mapping[str, int] = field(default_factory=dict)
     learned: tuple[str, ...] = ()
@@ -62,13 +66,18 @@ class Task:
             If fanouts by edge type are not for the graph's types.
         """
         if isinstance(dataset, Dataset):
-            rows = input_rows(config, dataset)
-            return cls(seeds=_seeds(dataset), num_outputs=dataset.num_classes, **rows)
+            return cls(
+                seeds=_seeds(dataset),
+                num_outputs=dataset.num_classes,
+                multi_label=dataset.multi_label,
+                **input_rows(config, dataset),
+            )
         _check_fanouts(config, dataset)
         widths, ntypes = dataset.widths, list(dataset.num_nodes)
         return cls(
             seeds=_seeds(dataset),
             num_outputs=dataset.num_classes,
+            multi_label=dataset.multi_label,
             width=common_width(ntypes, widths, config.model.hidden),
             target=dataset.target,
             widths=widths,
@@ -97,7 +106,8 @@ class Task:
 
     def objective(self, graph: StoreGraph) -> Objective:
         """What a model is asked for the seeds."""
-        return NodeClassification(self.target or graph.ntypes[0])
+        labels = MultiLabel(self.num_outputs) if self.multi_label else SingleLabel()
+        return NodeClassification(self.target or graph.ntypes[0], labels)
 
     def sampler(self, split: str, blocks: Sampler, graph: StoreGraph) -> Sampler:
         """What makes mini-batches of a split's seeds.

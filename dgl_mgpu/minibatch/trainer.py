@@ -281,32 +281,20 @@ class MiniBatchTrainer(Trainer):
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> float:
-        """Share of a split's seeds that the model is right about, over all ranks."""
+        """The objective's figure of a split's seeds, over all ranks."""
         self.model.eval()
         self.store.graph.set_epoch(0)
-        counts = torch.zeros(2, dtype=torch.float64, device=self._device)
         with self._autocast():
-            right = None if split.all_nodes is None else split.all_nodes.right(split.batches)
-        if right is None:
+            answers = None if split.all_nodes is None else split.all_nodes.answers(split.batches)
+        if answers is None:
             with _starting_workers():
                 batches = iter(self._make_loader(split))
-            for batch in batches:
-                truth = self._objective.truth(batch)
-                counts[0] += self._objective.right(self._outputs(batch), truth)
-                counts[1] += len(truth)
-        else:
-            counts += torch.tensor(right, device=self._device)
-        if self._distributed:
-            dist.all_reduce(counts)
-        correct, total = counts.tolist()
-        return correct / total
+            answers = ((self._outputs(batch), self._objective.truth(batch)) for batch in batches)
+        return self._objective.score(answers, self._device)
 
     @torch.no_grad()
     def predict(self) -> torch.Tensor:
-        """What the model gives for all nodes of the target's type, float32; collective.
-
-        On every rank, in the host's memory, which a machine's ranks share.
-        """
+        """Of a machine's ranks in memory that they share."""
         self.model.eval()
         graph, split = self.store.graph, self._test_split
         draws = isinstance(split.sampler, RandomWalkSampler)
@@ -320,6 +308,9 @@ class MiniBatchTrainer(Trainer):
             batches = iter(self._make_loader(replace(split, batches=seeds)))
         rows = (self._outputs(batch).float() for batch in batches)
         return Team.of_job().collected(rows, len(nodes), seeds.batch_size)
+
+    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self._objective.predictions(rows)
 
     def _train_epoch(self, sums: _Sums, on_step: StepCallback) -> bool:
         """Train on what is left of the epoch; whether that was all of it."""

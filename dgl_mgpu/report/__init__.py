@@ -9,6 +9,7 @@ hands the result to everything here.  Plots (matplotlib) are imported by name fr
 from dgl_mgpu.report.epoch import (
     ACCURACY,
     AUC,
+    ROC_AUC,
     EpochReport,
     StageSeconds,
     TierTraffic,
@@ -22,6 +23,7 @@ from dgl_mgpu.report.tables import plan_table, summary_table
 __all__ = [
     "ACCURACY",
     "AUC",
+    "ROC_AUC",
     "EpochReport",
     "MetricsLog",
     "StageSeconds",

@@ -10,11 +10,13 @@ from typing import Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 
-ACCURACY, AUC = "accuracy", "AUC"
+ACCURACY, AUC, ROC_AUC = "accuracy", "AUC", "ROC AUC"
 """What accuracies may be called, in reports of whose epochs :attr:`EpochReport.figure` says it."""
 
 MEANINGS = {
-    AUC: "AUC: how often an edge scores higher than another pair of its source that is no edge"
+    AUC: "AUC: how often an edge scores higher than another pair of its source that is no edge",
+    ROC_AUC: "ROC AUC: how often a node with a label scores higher for it than one without, "
+    "on average over the labels",
 }
 """Of what does not say it by its name."""
 
@@ -117,7 +119,8 @@ class EpochReport:
     ranks : int
         How many ranks this report stands for.
     figure : str
-        What accuracies are called where they are shown: "accuracy", or "AUC" of link prediction.
+        What accuracies are called where they are shown: "accuracy", "ROC AUC" where nodes may have
+        several labels, or "AUC" of link prediction.
 
     Raises
     ------

@@ -86,6 +86,17 @@ class Trainer(ABC):
         """Train an epoch; what this rank has to report of it, or None if it should stop in it."""
 
     @abstractmethod
+    def predict(self) -> torch.Tensor:
+        """What the model gives for all nodes of the target's type, float32; collective.
+
+        On every rank, in the host's memory.
+        """
+
+    @abstractmethod
+    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What :meth:`predict` says of each node, by a name for it."""
+
+    @abstractmethod
     def _test(self) -> float:
         """Test accuracy of the model as it is."""
 

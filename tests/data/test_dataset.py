@@ -107,9 +107,46 @@ def test_labels_of_any_dtype(dtype):
 
 def test_labels_with_gaps():
     np.testing.assert_array_equal(as_labels(np.array([[1.0], [np.nan]])), [1, -1])
-    for raw in (np.zeros((2, 2)), np.array([0.5]), np.array(["a"])):
+    for raw in (np.zeros((2, 2, 2)), np.array([0.5]), np.array(["a"])):
         with pytest.raises(InvalidInputError):
             as_labels(raw)
+
+
+@pytest.mark.parametrize("dtype", [np.bool_, np.uint8, np.int64, np.float32])
+def test_several_labels_of_any_dtype(dtype):
+    found = as_labels(np.array([[1, 0], [0, 0]], dtype))
+    np.testing.assert_array_equal(found, [[1, 0], [0, 0]])
+    assert found.dtype == np.int8
+
+
+def test_several_labels_with_gaps():
+    found = as_labels(np.array([[1.0, np.nan], [np.nan, 0.0]]))
+    np.testing.assert_array_equal(found, [[1, -1], [-1, 0]])
+    for raw in (np.full((2, 2), 0.5), np.full((2, 2), 300), np.full((2, 2), "a")):
+        with pytest.raises(InvalidInputError):
+            as_labels(raw)
+
+
+def test_a_node_may_have_several_labels(edges, build_dataset):
+    labels = np.ones((40, 3), np.int8)
+    labels[5] = -1
+    data = build_dataset(*edges, labels=labels)
+    assert data.multi_label and not build_dataset(*edges).multi_label
+    assert "3 labels" in repr(data)
+    labels[7, 1] = 2
+    with pytest.raises(IdOutOfRangeError, match=r"labels.reshape\(-1\)\[22\] is 2; .* \[-1, 2\)"):
+        build_dataset(*edges, labels=labels)
+    for wrong in (labels[:, :2], labels[1:], labels.astype(np.int64), labels[:, :, None]):
+        with pytest.raises(InvalidInputError, match=r"int8 of shape \(40, 3\)"):
+            build_dataset(*edges, labels=wrong)
+
+
+def test_several_labels_to_dgl(edges, build_dataset):
+    pytest.importorskip("dgl_mgpu.backend.compat")
+    labels = np.random.default_rng(3).integers(-1, 2, (40, 3)).astype(np.int8)
+    graph = build_dataset(*edges, labels=labels).to_dgl()
+    np.testing.assert_array_equal(graph.ndata["label"].numpy(), labels)
+    assert graph.ndata["label"].numpy().dtype == np.int8
 
 
 def test_to_dgl(toy, edges):

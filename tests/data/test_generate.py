@@ -157,6 +157,39 @@ def test_the_same_graph_on_every_machine(root):
     np.testing.assert_allclose(data.node_features["feat"][500], FROZEN_FEATURES, rtol=1e-5)
 
 
+def test_labels_are_those_of_classes(root):
+    spec = {"num_nodes": 500, "num_edges": 1000, "num_classes": 7}
+    one, several = (load("generated", root, num_labels=count, **spec) for count in (0, 20))
+    assert several.labels.shape == (500, 20) and several.num_classes == 20
+    of_class = np.stack([several.labels[one.labels == each][0] for each in range(7)])
+    np.testing.assert_array_equal(several.labels, of_class[one.labels])
+    assert (of_class.sum(0) == 3).all() and len(np.unique(of_class, axis=1).T) > 5
+    np.testing.assert_array_equal(several.indices, one.indices)
+    assert "7 planted classes of 20 labels" in several.description
+
+
+def test_graphs_of_one_class_a_node_are_where_they_were(tmp_path):
+    """Frozen: to look elsewhere would be to generate them, which may take hours, once more."""
+    folder = generate.generate(GraphSpec(num_nodes=50, num_edges=100), tmp_path)
+    assert folder.name == "generated_graph_50n_100e_1c0ba720d743"
+    other = generate.generate(GraphSpec(num_nodes=50, num_edges=100, num_labels=2), tmp_path)
+    assert other != folder
+
+
+def test_ogb_reads_several_labels(root, monkeypatch):
+    package = pytest.importorskip("ogb.nodeproppred")
+    data = load("generated", root, num_nodes=300, num_edges=3000, num_labels=4)
+    spec = GraphSpec(num_nodes=300, num_edges=3000, num_labels=4)
+    plain_load = torch.load
+    monkeypatch.setattr(
+        torch, "load", lambda *a, **k: plain_load(*a, **k | {"weights_only": False})
+    )
+    meta = generate.meta_dict(generate.generate(spec, root))
+    theirs = package.NodePropPredDataset(name="generated", root=str(root), meta_dict=meta)
+    np.testing.assert_array_equal(theirs[0][1], data.labels)
+    assert (theirs.num_tasks, theirs.num_classes, theirs.eval_metric) == (4, 2, "rocauc")
+
+
 def test_ogb_reads_it(root, monkeypatch):
     package = pytest.importorskip("ogb.nodeproppred")
     data = load("generated", root, num_nodes=300, num_edges=3000)
@@ -225,7 +258,7 @@ def test_named_shapes_scaled(root, shape):
     data = load(f"generated-{shape}", root, scale=scale)
     assert data.num_nodes == 2000
     assert data.num_edges == round(spec.num_edges * scale)
-    assert data.num_classes == spec.num_classes
+    assert data.num_classes == (spec.num_labels or spec.num_classes)
     assert data.node_features["feat"].shape == (2000, spec.num_features)
     assert data.name.startswith(f"generated-{shape} (scale")
     assert data.description.startswith("generated, not real data")
@@ -247,6 +280,7 @@ def test_sizes_of_the_named_shapes():
         {"num_classes": 1},
         {"num_nodes": 5, "num_classes": 10},
         {"num_edges": 0},
+        {"num_labels": -1},
         {"exponent": 1.0},
         {"homophily": 1.1},
         {"homophily": float("nan")},

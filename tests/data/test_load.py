@@ -46,7 +46,7 @@ def test_unknown_option_has_the_nearest(tmp_path, name, option, nearest):
 
 
 def test_names():
-    assert len(names()) == len(set(names())) == 18
+    assert len(names()) == len(set(names())) == 20
     assert set(HETEROGENEOUS) < set(names())
 
 

@@ -139,6 +139,64 @@ def test_binary_as_ogb_reads_it(tmp_path, monkeypatch, save, edge_features):
     assert_same_as_ogb(data, tmp_path / "toy", meta, monkeypatch)
 
 
+def write_proteins(folder) -> dict[str, str]:
+    """A small ogbn-proteins: edges have features, nodes have none, and several labels."""
+    random = np.random.default_rng(8)
+    labels = random.integers(0, 2, (NUM_NODES, 3)).astype(float)
+    labels[4, 1] = np.nan
+    species = random.integers(0, 9000, NUM_NODES)
+    meta = write_csv_set(folder, **{"raw/node-label": labels, "raw/node_species": species})
+    write_table(folder / "raw" / "edge-feat.csv.gz", random.random((NUM_EDGES, 2)))
+    (folder / "raw" / "node-feat.csv.gz").unlink()
+    changes = {"num tasks": "3", "num classes": "2", "add_inverse_edge": "True"}
+    of_what = {"has_node_attr": "False", "has_edge_attr": "True"}
+    return meta | changes | of_what | {"additional node files": "node_species"}
+
+
+def test_several_labels_as_ogb_reads_them(tmp_path, monkeypatch):
+    meta = write_proteins(tmp_path / "toy")
+    data = ogb.load_folder(tmp_path / "toy", meta)
+    _, labels, _ = read_with_ogb(tmp_path / "toy", meta, monkeypatch)
+    np.testing.assert_array_equal(data.labels, np.where(np.isnan(labels), -1, labels))
+    assert data.labels.dtype == np.int8 and data.num_classes == 3
+    assert list(data.node_features) == ["species"] and list(data.edge_features) == ["feat"]
+
+
+@pytest.mark.parametrize("loops", [False, True])
+@pytest.mark.parametrize("inverse", ["False", "True"])
+def test_means_of_edges_as_ogb_reads_them(tmp_path, monkeypatch, loops, inverse):
+    monkeypatch.setattr(ogb, "_CHUNK_EDGES", 23)
+    meta = write_proteins(tmp_path / "toy") | {"add_inverse_edge": inverse}
+    for _ in range(2):  # the second time from the derived files
+        data = ogb.load_folder(tmp_path / "toy", meta, mean_edge_features=True, self_loops=loops)
+    graph, _, _ = read_with_ogb(tmp_path / "toy", meta, monkeypatch)
+    sums = np.zeros((NUM_NODES, 2))
+    np.add.at(sums, graph["edge_index"][1], graph["edge_feat"])
+    degrees = np.bincount(graph["edge_index"][1], minlength=NUM_NODES)
+    means = sums / np.maximum(degrees, 1)[:, None]
+    np.testing.assert_allclose(data.node_features["feat"], means, rtol=1e-6)
+    assert data.node_features["feat"].dtype == np.float32
+    assert data.eids is None and not data.edge_features and "species" in data.node_features
+    plain = ogb.load_folder(tmp_path / "toy", meta)
+    kept = np.count_nonzero(plain.indices != np.repeat(np.arange(NUM_NODES), degrees))
+    assert data.num_edges == (kept + NUM_NODES if loops else plain.num_edges)
+    assert list(plain.edge_features) == ["feat"] and plain.eids is not None
+
+
+def test_means_of_what_is_not_there(tmp_path):
+    meta = write_csv_set(tmp_path / "a")
+    with pytest.raises(ConfigError, match=r"ogbn-toy the means .*: no edge features"):
+        ogb.load_folder(tmp_path / "a", meta, mean_edge_features=True)
+    meta = meta | {"has_edge_attr": "True"}
+    write_table(tmp_path / "a" / "raw" / "edge-feat.csv.gz", np.ones((NUM_EDGES, 2)))
+    with pytest.raises(ConfigError, match="features of nodes, whose place they would take"):
+        ogb.load_folder(tmp_path / "a", meta, mean_edge_features=True)
+    meta = write_proteins(tmp_path / "b") | {"additional edge files": "edge_kind"}
+    write_table(tmp_path / "b" / "raw" / "edge_kind.csv.gz", np.ones(NUM_EDGES))
+    with pytest.raises(ConfigError, match="edge features feat, kind; leave mean_edge_features off"):
+        ogb.load_folder(tmp_path / "b", meta, mean_edge_features=True)
+
+
 def test_variants_and_reuse(tmp_path, monkeypatch):
     folder = tmp_path / "toy"
     meta = write_binary_set(folder)
@@ -198,7 +256,8 @@ def test_cache_elsewhere(tmp_path):
         ({"raw/node-label": np.zeros(NUM_NODES - 1)}, "49 labels for 50 nodes"),
         ({"raw/node-label": np.full(NUM_NODES, 4)}, r"labels\[0\] is 4"),
         ({"raw/node-label": np.full(NUM_NODES, 0.5)}, "not whole"),
-        ({"raw/node-label": np.zeros((NUM_NODES, 2))}, "shape"),
+        ({"raw/node-label": np.zeros((NUM_NODES, 2))}, r"labels of dtype int8 and shape \(50, 2\)"),
+        ({"raw/node-label": np.full((NUM_NODES, 2), 0.5)}, "beside 0 and 1"),
         ({"raw/num-node-list": [20, 30]}, "2 graphs instead of one"),
         ({"split/time/test": [NUM_NODES]}, r"test\[0\] is 50"),
         ({"split/time/train": [-1]}, r"train\[0\] is -1"),

@@ -23,17 +23,20 @@ from dgl_mgpu.training import models
 from dgl_mgpu.training.config import ModelConfig
 from tests.fullgraph.graphs import heterogeneous, homogeneous
 from tests.fullgraph.ranks import RankProcesses
+from tests.roc import roc_auc
 
 EPOCHS = 20
 CLASSES = 3
 SPLITS = ("train", "valid", "test")
 
 
-def prepared(g: dgl.DGLGraph, ntype: str = "_N") -> dgl.DGLGraph:
+def prepared(g: dgl.DGLGraph, ntype: str = "_N", multi_label: bool = False) -> dgl.DGLGraph:
     """A graph with labels and a split; a node may be in several parts of it."""
     draw = torch.Generator().manual_seed(17)
     data, count = g.nodes[ntype].data, g.num_nodes(ntype)
     data["label"] = torch.randint(CLASSES, (count,), generator=draw)
+    if multi_label:
+        data["label"] = torch.randint(2, (count, CLASSES), generator=draw).to(torch.int8)
     for name in SPLITS:
         data[name] = torch.rand(count, generator=draw) < 0.5
         data[name][0] = True
@@ -59,6 +62,13 @@ def gradients(model: torch.nn.Module) -> list[torch.Tensor]:
     return [zero(p.shape) if p.grad is None else p.grad.clone() for p in model.parameters()]
 
 
+def figure_of(logits: torch.Tensor, labels: torch.Tensor) -> float:
+    """Accuracy, or the area under the ROC curve where nodes may have several labels."""
+    if labels.dim() == 2:
+        return roc_auc(logits, labels)
+    return float((logits.argmax(1) == labels).double().mean())
+
+
 def by_dgl(model: torch.nn.Module, g: dgl.DGLGraph, ntype: str, epochs: int) -> list[tuple]:
     """Loss, accuracies after it, and gradients of each epoch, by DGL alone."""
     data, inputs, optimizer = g.nodes[ntype].data, {"feat": g.ndata["x"]}, adam(model)
@@ -66,12 +76,17 @@ def by_dgl(model: torch.nn.Module, g: dgl.DGLGraph, ntype: str, epochs: int) -> 
     for _ in range(epochs):
         optimizer.zero_grad()
         train = data["train"]
-        loss = functional.cross_entropy(model(g, inputs)[train], data["label"][train])
+        logits, labels = model(g, inputs)[train], data["label"][train]
+        if labels.dim() == 1:
+            loss = functional.cross_entropy(logits, labels)
+        else:
+            loss = functional.binary_cross_entropy_with_logits(logits, labels.double())
         loss.backward()
         optimizer.step()
         with torch.no_grad():
-            right = model(g, inputs).argmax(1) == data["label"]
-        accuracies = [float(right[data[name]].double().mean()) for name in SPLITS[1:]]
+            logits = model(g, inputs)
+        parts = [(logits[data[name]], data["label"][data[name]]) for name in SPLITS[1:]]
+        accuracies = [figure_of(*each) for each in parts]
         found.append((loss.item(), accuracies, gradients(model)))
     return found
 
@@ -136,6 +151,18 @@ def test_epochs_are_those_of_the_whole_graph(ranks, name, exchange):
 
 def _check_exchange(name: str, exchange: str) -> None:
     check_equal(name, prepared(homogeneous("skewed")), exchange=exchange)
+
+
+def _check_labels(exchange: str) -> None:
+    g = prepared(homogeneous("skewed"), multi_label=True)
+    check_equal("graphsage", g, exchange=exchange)
+    g.ndata["train"][:] = torch.arange(g.num_nodes()) < 2  # those of one rank
+    check_equal("gcn", g, 3, by="order", exchange=exchange)
+
+
+@pytest.mark.parametrize("exchange", ["halo", "broadcast"])
+def test_several_labels_of_a_node(ranks, exchange):
+    ranks.run(_check_labels, exchange)
 
 
 def _check_heterograph(exchange: str) -> None:

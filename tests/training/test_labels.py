@@ -41,6 +41,30 @@ def test_an_empty_part_is_named(tmp_path, part):
         require_labelled_split(empty)
 
 
+def test_a_node_all_of_whose_labels_are_unknown_is_named(tmp_path):
+    data = load("generated", tmp_path, **SIZE, num_labels=3)
+    require_labelled_split(data)
+    labels = np.array(data.labels)
+    labels[data.valid[2], 1:] = -1
+    require_labelled_split(dataclasses.replace(data, labels=labels))
+    labels[data.valid[2]] = -1
+    found = (
+        f"1 of {len(data.valid)} valid nodes .* node {data.valid[2]} of all of its labels unknown"
+    )
+    with pytest.raises(InvalidInputError, match=found):
+        require_labelled_split(dataclasses.replace(data, labels=labels))
+
+
+def test_a_part_whose_labels_are_all_alike_is_named(tmp_path):
+    data = load("generated", tmp_path, **SIZE, num_labels=2)
+    labels = np.array(data.labels)
+    labels[data.test, 0], labels[data.test, 1] = 1, 0
+    with pytest.raises(InvalidInputError, match="no label that some test nodes have and others"):
+        require_labelled_split(dataclasses.replace(data, labels=labels))
+    labels[data.test[0], 1] = 1
+    require_labelled_split(dataclasses.replace(data, labels=labels))
+
+
 def test_nodes_of_no_part_need_no_class(tmp_path):
     data = load("generated", tmp_path, **SIZE)
     split = np.concatenate([data.train, data.valid, data.test])

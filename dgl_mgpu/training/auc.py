@@ -1,0 +1,121 @@
+"""Areas under ROC curves, of many labels at once and of all ranks' nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+
+#: Scores that are ranked at a time, which takes some 50 bytes each.
+_AT_ONCE = 1 << 24
+
+
+def mean_area(scores: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    """The mean of the areas of labels that have one; a half where none has.
+
+    Parameters
+    ----------
+    scores, truth
+        See `areas`.
+
+    Returns
+    -------
+    Tensor, float64, shape ()
+        NaN if a score of such a label is; on the device, without waiting for it.
+    """
+    found, is_told = areas(scores, truth)
+    count = is_told.sum()
+    mean = torch.where(is_told, found, 0).sum() / count.clamp(min=1)
+    return torch.where(count > 0, mean, 0.5)
+
+
+def areas(scores: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The area under each label's ROC curve: how often one that has it scores above one without.
+
+    Equal scores count a half: Mann and Whitney, «On a test of whether one of two random variables
+    is stochastically larger than the other», 1947.
+
+    Parameters
+    ----------
+    scores : Tensor, floating, shape (nodes, labels)
+    truth : Tensor, integer, shape (nodes, labels)
+        1 and 0; what is below is not known, and left aside.
+
+    Returns
+    -------
+    areas : Tensor, float64, shape (labels,)
+        Anything where there is none, and NaN of scores that are NaN.
+    is_told : Tensor, bool, shape (labels,)
+        Whether some nodes have the label and others have it not.
+    """
+    scores, truth = scores.float().T, truth.T
+    is_known, is_positive = truth >= 0, truth == 1
+    known, positives = is_known.sum(1), is_positive.sum(1)
+    negatives = known - positives
+    # What is not known comes after all others, whose ranks it leaves as they are.
+    scores = torch.where(is_known, scores, torch.inf).contiguous()
+    ordered = scores.sort(1).values
+    below = torch.searchsorted(ordered, scores)
+    not_above = torch.searchsorted(ordered, scores, right=True).minimum(known[:, None])
+    # Twice the mean rank of equal scores, counted from 1.
+    ranks = torch.where(is_positive, below + not_above + 1, 0).sum(1)
+    wins = (ranks - positives * (positives + 1)).double() / 2
+    # NaNs come last in order, and are above and below nothing.
+    wins = torch.where(ordered[:, -1:].isnan().any(1), torch.nan, wins)
+    pairs = positives.double() * negatives
+    return wins / pairs, pairs > 0
+
+
+def areas_of_all_ranks(
+    parts: Iterable[tuple[torch.Tensor, torch.Tensor]], num_labels: int, device: torch.device
+) -> float:
+    """The mean area, as `mean_area`, over the nodes of all ranks; collective.
+
+    Parameters
+    ----------
+    parts : iterable of (scores, truth)
+        This rank's, none or several; kept until all are there.
+    num_labels : int
+    device : torch.device
+        Of the parts.
+    """
+    own_scores = [torch.empty(0, num_labels, device=device)]
+    own_truth = [torch.empty(0, num_labels, dtype=torch.int8, device=device)]
+    for scores, truth in parts:
+        own_scores.append(scores.float())
+        own_truth.append(truth.to(torch.int8))
+    own = torch.cat(own_scores), torch.cat(own_truth)
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    for scores, truth in _of_all_ranks(*own):
+        found, is_told = areas(scores, truth)
+        total += torch.stack([torch.where(is_told, found, 0).sum(), is_told.sum()])
+    summed, count = total.tolist()
+    return summed / count if count else 0.5
+
+
+def _of_all_ranks(
+    scores: torch.Tensor, truth: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """All ranks' nodes, some labels at a time."""
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    most = torch.tensor(len(scores), device=scores.device)
+    if num_ranks > 1:
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+    rows = int(most)
+    step = max(1, _AT_ONCE // max(1, rows * num_ranks))
+    for first in range(0, scores.shape[1], step):
+        both = scores[:, first : first + step], truth[:, first : first + step]
+        if num_ranks == 1:
+            yield both
+            continue
+        width = both[0].shape[1]
+        # Ranks send as much as each other: what a rank has not is of no known label.
+        padded = scores.new_zeros(rows, width), truth.new_full((rows, width), -1)
+        gathered = []
+        for own, room in zip(both, padded, strict=True):
+            room[: len(own)] = own
+            of_all = room.new_empty(num_ranks, rows, width)
+            dist.all_gather(list(of_all), room)
+            gathered.append(of_all.flatten(0, 1))
+        yield gathered[0], gathered[1]
