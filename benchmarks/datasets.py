@@ -17,11 +17,12 @@ NO_FILES = os.EX_NOINPUT
 OPTIONS: dict[str, dict[str, Any]] = {
     "ogbn-arxiv": {"add_reverse": True},
     "ogbn-papers100M": {"add_reverse": True},
+    "ogbn-proteins": {"mean_edge_features": True},
     "proteins' size": {
-        "num_nodes": 132_534, "num_edges": 39_561_252, "num_features": 128, "num_classes": 112,
+        "num_nodes": 132_534, "num_edges": 39_561_252, "num_features": 128, "num_labels": 112,
     },
 }  # fmt: skip
-#: Sets that are of a size, with classes made up, by what makes them.
+#: Sets that are of a size, with labels made up, by what makes them.
 _MADE = {"proteins' size": "generated"}
 
 

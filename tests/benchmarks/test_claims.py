@@ -97,7 +97,9 @@ def test_what_was_never_run_stands_where_programs_write_it() -> None:
         **dict.fromkeys(of_epochs, steps),
         **dict.fromkeys(("gather_gpu", "gather_gpu_host"), rows),
         **dict.fromkeys(("placement_gpu_6g", "placement_gpu_linked"), placements),
-        **dict.fromkeys(("sampling_accuracy_reddit", "sampling_accuracy_proteins"), SHARED.keys()),
+        **dict.fromkeys(
+            (f"sampling_accuracy_{which}" for which in ("reddit", "ogb", "proteins")), SHARED.keys()
+        ),
         "loader_gpu_xgnn": {
             f"{way}, 6000 at {','.join(map(str, fanouts))}" for way in ways for fanouts in FANOUTS
         },

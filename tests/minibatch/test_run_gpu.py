@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import itertools
 import json
 import math
 from pathlib import Path
@@ -74,6 +75,7 @@ def test_learned_inputs_have_the_losses_of_the_cpu(tmp_path, data, model, task):
         ["model=graphsage", "task=link_prediction"],
         ["model=pinsage"],
         ["model=gcn", "mode=fullgraph"],
+        ["model=graphsage", "data.options.num_labels=5"],
     ],
     ids=" ".join,
 )
@@ -116,6 +118,28 @@ def test_captured_steps_have_the_losses_of_others_on_several_types(tmp_path, dat
     reports, _ = read_metrics(tmp_path / "auto" / "metrics.jsonl")
     assert reports[-1].seconds.compute is not None and reports[-1].steps > 10
     assert losses(tmp_path / "auto") == pytest.approx(losses(tmp_path / "false"), rel=2e-3)
+
+
+#: Rows of 121 bytes begin anywhere.
+LABELS = ["data.options.num_labels=121", "data.options.signal=0.3"]
+
+
+@pytest.mark.parametrize("model", ["graphsage", "gat"])
+@pytest.mark.parametrize("others", [["trainer.cuda_graphs=true"], ["store.feature_ratio=0.3"]])
+def test_several_labels_have_the_figures_of_the_cpu(tmp_path, data, model, others):
+    options = [data, f"model={model}", *LABELS, *SAME]
+    found = []
+    for name, how in (
+        ("cpu", ["store.device=cpu"]),
+        ("cuda", ["store.device=cuda", "trainer.cuda_graphs=false"]),
+        ("other", ["store.device=cuda", *others]),
+    ):
+        reports, summary = read_metrics(train(tmp_path / name, *options, *how) / "metrics.jsonl")
+        figures = [(each.loss, each.train_accuracy, each.valid_accuracy) for each in reports]
+        found.append([*itertools.chain(*figures), summary["test_accuracy"]])
+    assert found[1] == pytest.approx(found[0], rel=2e-3)
+    assert found[2] == pytest.approx(found[0], rel=2e-3)
+    assert found[0][-1] > 0.6
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
