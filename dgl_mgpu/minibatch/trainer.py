@@ -194,11 +194,13 @@ class MiniBatchTrainer(Trainer):
             and embeddings is None
             and normalised_batch(model) is None
         )
+        #: Of the step before, where a captured one leaves it.
+        self._right = torch.zeros((), dtype=torch.float64, device=store.device)
         if cuda_graphs is True or (cuda_graphs == "auto" and can_be_captured):
             self._captured = CapturedStep(
                 model,
                 lambda blocks: self._outputs((blocks,)),
-                self._mean_loss,
+                self._loss_and_right,
                 lambda blocks: objective.truth((blocks,)),
                 required=cuda_graphs is True,
             )
@@ -371,7 +373,7 @@ class MiniBatchTrainer(Trainer):
         truth = self._objective.truth(batch)
         outputs = self._outputs(batch, self._ddp)
         mean = self._mean_loss(outputs, truth)
-        self._count(outputs.detach(), truth, mean, tally)
+        tally.add(mean, self._objective.right(outputs.detach(), truth), len(truth))
         return mean * self._weight(len(truth), round_size)
 
     def _compute_captured(
@@ -381,13 +383,14 @@ class MiniBatchTrainer(Trainer):
         if batch is None:
             captured.without_batch()
             return
-        mean = captured(batch, self._weight(captured.num_seeds(batch), round_size))
-        self._count(captured.outputs, captured.labels, mean, tally)
+        seeds = captured.num_seeds(batch)
+        mean = captured(batch, self._weight(seeds, round_size))
+        tally.add(mean, self._right, seeds)
 
-    def _count(
-        self, outputs: torch.Tensor, truth: torch.Tensor, mean: torch.Tensor, tally: Tally
-    ) -> None:
-        tally.add(mean, self._objective.right(outputs, truth), len(truth))
+    def _loss_and_right(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        """The mean loss; how many are right is found in the same graph, where there is one."""
+        self._right.copy_(self._objective.right(outputs.detach(), truth))
+        return self._mean_loss(outputs, truth)
 
     def _weight(self, seeds: int, round_size: int) -> float:
         """What makes the mean over ranks of their means that over the seeds of the round."""

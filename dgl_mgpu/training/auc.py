@@ -26,8 +26,8 @@ def mean_area(scores: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     """
     found, is_told = areas(scores, truth)
     count = is_told.sum()
-    mean = torch.where(is_told, found, 0).sum() / count.clamp(min=1)
-    return torch.where(count > 0, mean, 0.5)
+    mean = found.masked_fill(~is_told, 0).sum() / count.clamp(min=1)
+    return mean.masked_fill(count == 0, 0.5)
 
 
 def areas(scores: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -49,20 +49,19 @@ def areas(scores: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torc
     is_told : Tensor, bool, shape (labels,)
         Whether some nodes have the label and others have it not.
     """
-    scores, truth = scores.float().T, truth.T
     is_known, is_positive = truth >= 0, truth == 1
-    known, positives = is_known.sum(1), is_positive.sum(1)
+    known, positives = is_known.sum(0), is_positive.sum(0)
     negatives = known - positives
     # What is not known comes after all others, whose ranks it leaves as they are.
-    scores = torch.where(is_known, scores, torch.inf).contiguous()
+    scores = scores.float().masked_fill(~is_known, torch.inf).T.contiguous()
     ordered = scores.sort(1).values
     below = torch.searchsorted(ordered, scores)
     not_above = torch.searchsorted(ordered, scores, right=True).minimum(known[:, None])
     # Twice the mean rank of equal scores, counted from 1.
-    ranks = torch.where(is_positive, below + not_above + 1, 0).sum(1)
+    ranks = ((below + not_above + 1) * is_positive.T).sum(1)
     wins = (ranks - positives * (positives + 1)).double() / 2
     # NaNs come last in order, and are above and below nothing.
-    wins = torch.where(ordered[:, -1:].isnan().any(1), torch.nan, wins)
+    wins = wins.masked_fill(ordered[:, -1:].isnan().any(1), torch.nan)
     pairs = positives.double() * negatives
     return wins / pairs, pairs > 0
 
@@ -78,18 +77,18 @@ def areas_of_all_ranks(
         This rank's, none or several; kept until all are there.
     num_labels : int
     device : torch.device
-        Of the parts.
+        Where they are compared.
     """
     own_scores = [torch.empty(0, num_labels, device=device)]
     own_truth = [torch.empty(0, num_labels, dtype=torch.int8, device=device)]
     for scores, truth in parts:
-        own_scores.append(scores.float())
-        own_truth.append(truth.to(torch.int8))
+        own_scores.append(scores.to(device, torch.float32))
+        own_truth.append(truth.to(device, torch.int8))
     own = torch.cat(own_scores), torch.cat(own_truth)
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for scores, truth in _of_all_ranks(*own):
         found, is_told = areas(scores, truth)
-        total += torch.stack([torch.where(is_told, found, 0).sum(), is_told.sum()])
+        total += torch.stack([found.masked_fill(~is_told, 0).sum(), is_told.sum()])
     summed, count = total.tolist()
     return summed / count if count else 0.5
 

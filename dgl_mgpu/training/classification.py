@@ -89,12 +89,15 @@ class MultiLabel(Classification):
         labels: torch.Tensor,
         reduction: Literal["mean", "sum"] = "mean",
     ) -> torch.Tensor:
-        known = labels >= 0
-        each = functional.binary_cross_entropy_with_logits(
-            logits, labels.clamp(min=0).to(logits.dtype), reduction="none"
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        is_known = (labels >= 0).to(dtype)
+        total = functional.binary_cross_entropy_with_logits(
+            logits.to(dtype),
+            labels.clamp(min=0).to(dtype),
+            is_known / is_known.sum(1, keepdim=True).clamp_(min=1),
+            reduction="sum",
         )
-        of_nodes = (each * known).sum(1) / known.sum(1).clamp(min=1)
-        return of_nodes.mean() if reduction == "mean" else of_nodes.sum()
+        return total / len(labels) if reduction == "mean" else total
 
     def right(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The figure of these nodes alone, times as many: its mean over batches is an estimate."""
