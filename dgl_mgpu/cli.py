@@ -26,7 +26,7 @@ dgl-mgpu COMMAND [key=value ...]
 
   train      train a model:      dgl-mgpu train data=cora model=gcn trainer.ranks=2
              on the whole graph at once:     dgl-mgpu train mode=fullgraph data=cora model=gcn
-  predict    classes and logits of all nodes, or their embeddings, by the best model of a run:
+  predict    classes (or labels) and logits of all nodes, or embeddings, by a run's best model:
              dgl-mgpu predict outputs/DAY/RUN out=predictions.npz (device=cuda: on a GPU; ranks=4)
   plan       where the store would put every tier, and the modelled time, also for a machine
              that is not there:  dgl-mgpu plan data=generated-twitter topology=dgx1

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 from dgl_mgpu.data import Dataset, HeteroDataset
-from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.fullgraph.exchange.way import AUTO, Way
 from dgl_mgpu.fullgraph.features import HostRows
 from dgl_mgpu.fullgraph.features.placement import are_for_host
@@ -95,6 +95,13 @@ class _Content:
         if isinstance(dataset, HeteroDataset):
             nodes = dict(dataset.num_nodes)
             return cls(dataset.num_classes, nodes, dataset.widths, dataset.target)
+        if "feat" not in dataset.node_features:
+            raise InvalidInputError(
+                f"train on all of {dataset.name!r} at once",
+                "no node feature 'feat'",
+                "use mode=minibatch with model.inputs=learned, or for ogbn-proteins "
+                "data.options.mean_edge_features=true",
+            )
         width = dataset.node_features["feat"].shape[1]
         return cls(dataset.num_classes, {_NTYPE: dataset.num_nodes}, {_NTYPE: width}, None)
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 
+from dgl_mgpu.cli import main
 from dgl_mgpu.data import load, ogb
 from dgl_mgpu.errors import ConfigError, DataFormatError
 
@@ -139,16 +140,16 @@ def test_binary_as_ogb_reads_it(tmp_path, monkeypatch, save, edge_features):
     assert_same_as_ogb(data, tmp_path / "toy", meta, monkeypatch)
 
 
-def write_proteins(folder) -> dict[str, str]:
+def write_proteins(folder, num_labels=3) -> dict[str, str]:
     """A small ogbn-proteins: edges have features, nodes have none, and several labels."""
     random = np.random.default_rng(8)
-    labels = random.integers(0, 2, (NUM_NODES, 3)).astype(float)
+    labels = random.integers(0, 2, (NUM_NODES, num_labels)).astype(float)
     labels[4, 1] = np.nan
     species = random.integers(0, 9000, NUM_NODES)
     meta = write_csv_set(folder, **{"raw/node-label": labels, "raw/node_species": species})
     write_table(folder / "raw" / "edge-feat.csv.gz", random.random((NUM_EDGES, 2)))
     (folder / "raw" / "node-feat.csv.gz").unlink()
-    changes = {"num tasks": "3", "num classes": "2", "add_inverse_edge": "True"}
+    changes = {"num tasks": str(num_labels), "num classes": "2", "add_inverse_edge": "True"}
     of_what = {"has_node_attr": "False", "has_edge_attr": "True"}
     return meta | changes | of_what | {"additional node files": "node_species"}
 
@@ -160,6 +161,18 @@ def test_several_labels_as_ogb_reads_them(tmp_path, monkeypatch):
     np.testing.assert_array_equal(data.labels, np.where(np.isnan(labels), -1, labels))
     assert data.labels.dtype == np.int8 and data.num_classes == 3
     assert list(data.node_features) == ["species"] and list(data.edge_features) == ["feat"]
+
+
+@pytest.mark.parametrize("mode", ["minibatch", "fullgraph"])
+def test_ogbn_proteins_is_trained_on_where_ogb_puts_it(tmp_path, capsys, without_pictures, mode):
+    write_proteins(tmp_path / "ogbn_proteins", 112)
+    (tmp_path / "ogbn_proteins" / "split" / "time").rename(
+        tmp_path / "ogbn_proteins" / "split" / "species"
+    )
+    words = ["data=ogbn-proteins", f"data.root={tmp_path}", f"mode={mode}", "trainer.epochs=1"]
+    words += ["store.device=cpu", "model.hidden=8", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert main(["train", *words]) == 0
+    assert "test ROC AUC" in " ".join(capsys.readouterr().out.split())
 
 
 @pytest.mark.parametrize("loops", [False, True])

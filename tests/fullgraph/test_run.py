@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,7 +14,8 @@ import torch.distributed as dist
 
 from dgl_mgpu import partition_graph
 from dgl_mgpu.cli import main
-from dgl_mgpu.data import load_hetero
+from dgl_mgpu.data import load, load_hetero
+from dgl_mgpu.fullgraph import run as fullgraph_run
 from dgl_mgpu.fullgraph.features import HostRows, placement
 from dgl_mgpu.fullgraph.models import build_model, build_whole_relational_model
 from dgl_mgpu.fullgraph.trainer import FullGraphTrainer
@@ -195,6 +197,15 @@ def test_features_that_do_not_fit_are_in_host_memory(tmp_path, data, without_pic
     assert len(made) == 1
     # With elements of the features dropped out, as on a GPU.
     assert read_metrics(folder / "metrics.jsonl")[1]["test_accuracy"] > 0.5
+
+
+def test_nodes_without_features_are_refused(tmp_path, monkeypatch, capsys):
+    data = load("generated", tmp_path, num_nodes=200, num_edges=900)
+    bare = dataclasses.replace(data, node_features={})
+    monkeypatch.setattr(fullgraph_run, "load_dataset", lambda config: bare)
+    words = ["mode=fullgraph", "trainer.epochs=1", f"hydra.run.dir={tmp_path / 'run'}"]
+    assert main(["train", *words]) == 1
+    assert "no node feature 'feat'" in capsys.readouterr().err
 
 
 def test_an_unknown_place_of_features_is_refused(tmp_path, data, capsys):
