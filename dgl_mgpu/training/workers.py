@@ -11,8 +11,8 @@ from multiprocessing import connection, reduction
 from dgl_mgpu.errors import DGLMGPUError, WorkerFailedError
 from dgl_mgpu.training.whereabouts import stage_of
 
-# How long after a worker's connection is lost the system tells of its end.
-_SIGNAL_SECONDS = 1.0
+# How long after a worker's connection is lost a busy system may take to tell of its end.
+_SIGNAL_SECONDS = 5.0
 # What torch says of a worker that is gone.  Of an error that one raised it says that it was «in
 # DataLoader worker process 0».
 _OF_TORCH = "DataLoader worker (pid"

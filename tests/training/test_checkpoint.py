@@ -220,6 +220,12 @@ class _Resumes(Trainer):
     def _run_epoch(self, number, validate, on_step):
         raise NotImplementedError
 
+    def predict(self):
+        raise NotImplementedError
+
+    def predictions(self, rows):
+        raise NotImplementedError
+
     def _test(self):
         raise NotImplementedError
 

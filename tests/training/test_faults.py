@@ -8,6 +8,7 @@ import json
 import multiprocessing as mp
 import os
 import queue
+import re
 import signal
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -255,7 +256,9 @@ def test_a_worker_is_killed(tmp_path, data, num_ranks):
     hook = partial(at_step, 8, num_ranks - 1, partial(kills_a_worker, others))
     error = fails(tmp_path, hook, *options, num_ranks=num_ranks)
     assert isinstance(error, WorkerFailedError)
-    assert "DataLoader worker (pid" in str(error) and "see why it ended" in str(error)
+    # Torch's handler may have told where nobody hears it, as in a destructor.
+    told = r"DataLoader worker \(pid \d+\) is killed|the connection to one was lost \("
+    assert re.search(f"processes: ({told}).*see why it ended", str(error))
     assert len(reports_of(tmp_path)) >= 1
 
 
