@@ -41,6 +41,8 @@ BATCH = 1024
 TOLERANCE = 0.1
 #: Times as fast as on one machine, of the number of machines, that is to be reached.
 AIM = 0.9
+#: What a training may take at most; one that hangs is ended, and what it printed is told.
+LIMIT_SECONDS = 240.0
 
 
 @dataclass(frozen=True)
@@ -160,12 +162,15 @@ class Bench:
                 self._start(number, machines, port, Path(folder)) for number in range(len(machines))
             ]
             try:
-                codes = [job.wait() for job in jobs]
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    for job in jobs:
+                        job.wait(LIMIT_SECONDS)
             finally:
                 for job in jobs:
                     if job.poll() is None:
                         os.killpg(job.pid, signal.SIGKILL)
                         job.wait()
+            codes = [job.returncode for job in jobs]
             if any(codes):
                 said = "".join(path.read_text() for path in sorted(Path(folder).glob("*.txt")))
                 raise RuntimeError(

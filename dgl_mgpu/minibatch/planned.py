@@ -25,7 +25,7 @@ from dgl_mgpu.minibatch.task import LEARNED, ONE_NTYPE
 from dgl_mgpu.placement import Degrees, Plan, TableSpec
 from dgl_mgpu.store import FeatureSource
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint, plan_tables
-from dgl_mgpu.topology import Topology, preset, probe
+from dgl_mgpu.topology import Topology, preset, probe, probe_shared_memory
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.models import INV_SQRT_DEGREES
 
@@ -114,7 +114,8 @@ def _content(config: Config, graph: GraphSpec) -> Content:
 
 def _topology(config: Config) -> Topology:
     if config.topology == "auto":
-        return probe(config.trainer.ranks)
+        found = probe_shared_memory if config.store.device == "cpu" else probe
+        return found(config.trainer.ranks)
     if config.trainer.ranks == 1:
         return preset(config.topology)
     return machine(config.topology, config.trainer.ranks)

@@ -18,6 +18,7 @@ from dgl_mgpu.minibatch.planned import plan_for
 from dgl_mgpu.minibatch.run import _make_trainer
 from dgl_mgpu.placement import load_accesses
 from dgl_mgpu.report import EpochReport, read_metrics
+from dgl_mgpu.topology import preset
 from dgl_mgpu.training import run
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.config import Config
@@ -196,7 +197,9 @@ def test_what_does_not_fit_is_refused_with_what_does(options, message):
 
 
 @pytest.mark.parametrize("model", ["rgcn", "rgat"])
-def test_a_plan_without_a_run_is_that_of_the_run(model):
+def test_a_plan_without_a_run_is_that_of_the_run(monkeypatch, model):
+    # What is kept in shared memory is planned alike where there are GPUs.
+    monkeypatch.setattr("dgl_mgpu.minibatch.planned.probe", lambda _: preset("single"))
     config = compose([*SMALL, f"model={model}", "data.options.num_items=300"])
     planned, trainer = plan_for(config), _make_trainer(config)
     trainer.store.close()
