@@ -83,13 +83,13 @@ class FixedPatterns:
         self.storage = np.array([np.hstack(tier_bytes(tier, 1.0)) for tier in tiers])
 
     def access_costs(self, prices: np.ndarray) -> np.ndarray:
-        return np.tensordot(prices, self._reads, ((1, 2), (1, 2)))
+        return (prices[:, None] * self._reads).sum((2, 3))
 
     def forms(
         self, choice: np.ndarray, tables: np.ndarray, prices: np.ndarray, loads: np.ndarray
     ) -> tuple[list[Key], np.ndarray]:
         keys: list[Key] = [(index,) for index in choice.tolist()]
-        return keys, np.einsum("cij,cijr->cr", self._reads[choice], loads[tables])
+        return keys, (self._reads[choice][..., None] * loads[tables]).sum((1, 2))
 
     def pattern(self, key: Key) -> Pattern:
         return self._patterns[key[0]]

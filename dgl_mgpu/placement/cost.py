@@ -46,7 +46,9 @@ EFFICIENCY: dict[str, tuple[tuple[float, float], ...]] = {
 def efficiency(link: str, request_bytes: float) -> float:
     """Share of the bandwidth of a kind of link that reads of one size reach."""
     sizes, shares = zip(*EFFICIENCY[link], strict=True)
-    return float(np.interp(math.log(request_bytes), np.log(sizes), shares))
+    logs = [math.log(size) for size in sizes]
+    # Logarithms differ in the last digit between processors.
+    return round(float(np.interp(math.log(request_bytes), logs, shares)), 6)
 
 
 @dataclass(frozen=True, eq=False)
@@ -118,8 +120,7 @@ class Resources:
 
     def load(self, table: TableSpec, reads: np.ndarray) -> np.ndarray:
         """Seconds of each resource for so many accesses.  Shape (r,)."""
-        users = self.users.reshape(len(self.link), -1)
-        return self.access_seconds(table) * np.einsum("rm,m->r", users, reads.ravel())
+        return self.access_seconds(table) * (self.users * reads).sum((1, 2))
 
     def gpu_seconds(self, load: np.ndarray) -> np.ndarray:
         """Time of each GPU under a load.  Shape (n,)."""
@@ -264,7 +265,7 @@ def estimate(
         math.ceil(disk_bytes - 1e-6),
         hit_rates,
         tuple(rows),
-        resources.loads(np.einsum("rij,ij->r", resources.users, moved), load),
+        resources.loads((resources.users * moved).sum((1, 2)), load),
     )
 
 

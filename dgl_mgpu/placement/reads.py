@@ -94,8 +94,8 @@ def minibatch_reads(
             edges += table.draw(reached[each.ntype], fanout)
         distinct_edges = sum(table.distinct for table in tables)
         for ntype, rows in reached.items():
-            rows[:] = np.expm1(_shares(hotness[ntype], total, num_nodes) * -distinct_edges)
-            rows *= seeds - 1
+            rows[:] = _at_least_once(_shares(hotness[ntype], total, num_nodes) * distinct_edges)
+            rows *= 1 - seeds
             rows += seeds
     rows_sampled = sum(map(_total, sampled.values()))
     if distinct and total:
@@ -113,6 +113,23 @@ def _shares(hotness: np.ndarray, total: float, num_nodes: int) -> np.ndarray:
 
 def _total(rows: np.ndarray) -> float:
     return float(rows.sum(dtype=np.float64))
+
+
+def _at_least_once(expected: np.ndarray) -> np.ndarray:
+    """``1 - exp(-x)``, to seven digits, by operations that round alike on every processor.
+
+    Of a 128th by Taylor's series, then doubled seven times.
+    """
+    part = np.minimum(expected, np.float32(20)) * np.float32(1 / 128)
+    series = np.ones_like(part)
+    for term in (5, 4, 3, 2):
+        series *= part
+        series *= np.float32(-1 / term)
+        series += 1
+    part *= series
+    for _ in range(7):
+        part *= 2 - part
+    return part
 
 
 class _Drawn:
@@ -134,11 +151,11 @@ class _Drawn:
     def draw(self, reached: np.ndarray, fanout: int) -> float:
         """Draw so many of the rows, those of layers before among them; how many these are."""
         drawn = np.minimum(self._degrees, fanout)
-        edges = float(np.dot(reached, drawn))
+        edges = _total(reached * drawn)
         self._left += reached - self._reached
         self._left *= 1 - drawn / np.maximum(self._degrees, 1)
         self._reached[:] = reached
-        self.distinct = float(np.dot(reached - self._left, self._degrees))
+        self.distinct = _total((reached - self._left) * self._degrees)
         return edges
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
@@ -11,7 +12,7 @@ from .candidates import Candidates
 from .cost import tier_bytes
 from .patterns import off_gpu
 from .plan import TablePlan, Tier
-from .programme import Run
+from .programme import NOWHERE, Programme, Run
 from .table import TableSpec
 
 # Shares of a table (bytes and accesses) too small for a tier of their own.
@@ -20,7 +21,7 @@ _MAX_STEPS = 200
 
 
 def whole_rows(
-    specs: Sequence[TableSpec], runs: Sequence[Run], candidates: Candidates
+    specs: Sequence[TableSpec], programme: Programme, runs: Sequence[Run], candidates: Candidates
 ) -> dict[str, list[Tier]]:
     """Runs of bytes as tiers of whole rows.
 
@@ -32,26 +33,26 @@ def whole_rows(
         mine = [
             run
             for run in runs
-            if run.table == index and run.key is not None and not _is_sliver(spec, run)
+            if run.table == index and run.pattern != NOWHERE and not _is_sliver(spec, run)
         ]
-        stored = [float(candidates.storage[run.key[0]].sum()) for run in mine if run.key]
+        keys = [programme.key(run.pattern) for run in mine]
+        stored = [float(candidates.storage[key[0]].sum()) for key in keys]
         tiers: list[Tier] = []
         for place, run in enumerate(mine):
             start = tiers[-1].stop if tiers else 0
             if place + 1 == len(mine):
                 stop = spec.num_rows
             else:
-                end = np.interp(run.end, spec.nbytes, spec.positions)
                 fewer_after = stored[place + 1] < stored[place]
-                stop = int((np.floor if fewer_after else np.ceil)(end))
-            if stop > start and run.key is not None:
-                tiers.append(candidates.pattern(run.key).tier(start, stop))
+                stop = spec.rows_in(run.end, "up" if fewer_after else "down")
+            if stop > start:
+                tiers.append(candidates.pattern(keys[place]).tier(start, stop))
         tables[spec.name] = _joined(tiers)
     return tables
 
 
 def _is_sliver(spec: TableSpec, run: Run) -> bool:
-    accesses = float(np.diff(np.interp((run.begin, run.end), spec.nbytes, spec.accesses))[0])
+    accesses = float(np.diff(spec.accesses_before_bytes((run.begin, run.end)))[0])
     return (
         run.end - run.begin < _SLIVER * spec.total_bytes
         and accesses < _SLIVER * spec.total_accesses
@@ -143,7 +144,7 @@ def _hand_on(
     tiers = tables[spec.name]
     tier = tiers[index]
     target = float(spec.bytes_before(tier.stop)) - excess[memory] / relief
-    stop = int(np.floor(np.interp(target, spec.nbytes, spec.positions)))
+    stop = spec.rows_in(math.floor(target), "down")
     stop = max(min(stop, tier.stop - 1), tier.start)
     if index + 1 == len(tiers):
         colder = off_gpu("host" if tier.memory == "gpu" else "disk", n)

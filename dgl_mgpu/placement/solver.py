@@ -13,12 +13,12 @@ from dgl_mgpu.errors import ConfigError, InvalidInputError, PlanDoesNotFitError,
 from dgl_mgpu.topology.topology import Topology
 
 from .candidates import AllSets, Candidates, FixedPatterns
+from .column_generation import Solution, best_placement
 from .cost import Estimate, Resources, estimate, table_load
 from .patterns import symmetries
 from .plan import Plan, TablePlan, Tier
 from .policies import POLICIES, patterns_of
 from .programme import Programme
-from .refinement import Solution, refined
 from .rounding import as_plans, fit, held_bytes, whole_rows
 from .table import TableSpec
 from .tidy import tidy
@@ -29,11 +29,14 @@ Ratio = float | Literal["auto"] | None
 _NOTHING = 1e-7
 # Rows that rounding to whole rows may take of each memory, where that is next to nothing.
 _ROUNDED_ROWS = 16
+# Rows that may be dealt out together, at least.
+_CELL_ROWS = 8
 # Time over the lower bound at which rounding is taken to have spoilt a plan, and what to try
 # instead.
 _ROUNDED_BADLY = 1.01
 # Time over the lower bound that a plan may have to be readable instead of a patchwork.
 _TIDY = 1.004
+_MORE_CELL_ROWS = 64
 _SIMPLER = ("xgnn", "clique_opt", "replicated", "host")
 
 
@@ -96,7 +99,10 @@ def solve(
     if policy == "auto" and plan.step_seconds > _ROUNDED_BADLY * bound:
         # Few rows, or a row that is much of the whole: dealing them out is far from what the
         # linear programme takes it for, and a simpler plan may be better.
-        others = [_Problem(topology, tables, name, budgets, ratios) for name in _SIMPLER]
+        others = [
+            _Problem(topology, tables, policy, budgets, ratios, _MORE_CELL_ROWS),
+            *(_Problem(topology, tables, name, budgets, ratios) for name in _SIMPLER),
+        ]
         plans = [plan, *(other.plan()[0] for other in others if other.fits())]
         plan = replace(min(plans, key=lambda plan: plan.step_seconds), policy=policy)
     return plan
@@ -112,11 +118,13 @@ class _Problem:
         policy: str,
         budgets: np.ndarray,
         ratios: Mapping[str, float | None],
+        cell_rows: int = _CELL_ROWS,
     ) -> None:
         self._topology = topology
         self._policy = policy
         self._budgets = budgets
         self._ratios = ratios
+        self._cell_rows = cell_rows
         self._tables = tables
         self._resources = Resources.of(topology)
         n = topology.num_gpus
@@ -170,9 +178,9 @@ class _Problem:
         reserve = _ROUNDED_ROWS * row_bytes
         next_to_nothing = np.where(reserve < 1e-3 * budgets, reserve, 0.0)
         for keep in (next_to_nothing, 0.0, reserve, 8 * reserve, 64 * reserve, 512 * reserve):
-            specs, solution = self._solve(np.maximum(budgets - keep, 0.0), ratios)
+            specs, programme, solution = self._solve(np.maximum(budgets - keep, 0.0), ratios)
             if solution.overflow <= _NOTHING * sum(spec.total_bytes for spec in specs):
-                tiers = whole_rows(specs, solution.runs, self._candidates)
+                tiers = whole_rows(specs, programme, solution.runs, self._candidates)
                 if fit(specs, tiers, budgets, [ratios[spec.kind] is None for spec in specs]):
                     return specs, tiers, solution
             elif np.all(keep == 0.0):  # less room will not help
@@ -181,7 +189,7 @@ class _Problem:
 
     def _solve(
         self, budgets: np.ndarray, ratios: Mapping[str, float | None]
-    ) -> tuple[list[TableSpec], Solution]:
+    ) -> tuple[list[TableSpec], Programme, Solution]:
         specs: list[TableSpec] = []
         cuts: list[int | None] = []
         for table in self._tables:
@@ -193,9 +201,9 @@ class _Problem:
             else:
                 cuts.append(None)
             specs.append(table)
+        programme = Programme(self._resources, specs, self._candidates, self._moves, budgets, cuts)
         exact = self._policy != "auto" or len(self._moves) == self._topology.num_gpus
-        programme = Programme(self._resources, specs, self._candidates, self._moves, budgets, exact)
-        return specs, refined(programme, programme.segments(cuts))
+        return specs, programme, best_placement(programme, exact, self._cell_rows)
 
     def _finished(self, tables: dict[str, TablePlan], found: Estimate) -> Plan:
         n = self._topology.num_gpus

@@ -87,11 +87,32 @@ class TableSpec:
 
     def bytes_before(self, position: float | Sequence[int] | np.ndarray) -> np.ndarray:
         """Bytes of the rows before a position."""
-        return np.interp(position, self.positions, self.nbytes)
+        return _between(position, self.positions, self.nbytes)
 
     def accesses_before(self, position: float | Sequence[int] | np.ndarray) -> np.ndarray:
         """Expected accesses of the rows before a position."""
-        return np.interp(position, self.positions, self.accesses)
+        return _between(position, self.positions, self.accesses)
+
+    def accesses_before_bytes(self, nbytes: float | Sequence[int] | np.ndarray) -> np.ndarray:
+        """Expected accesses of the rows that the first so many bytes hold."""
+        return _between(nbytes, self.nbytes, self.accesses)
+
+    def rows_in(self, nbytes: int, rounding: Literal["down", "up", "nearest"]) -> int:
+        """How many rows the first so many bytes hold."""
+        sizes = self.whole_bytes
+        at = int(np.searchsorted(sizes, nbytes, side="right")) - 1
+        if at < 0 or at + 1 == len(sizes):
+            return 0 if at < 0 else self.num_rows
+        size = int(sizes[at + 1] - sizes[at])
+        first, rows = int(self.positions[at]), int(self.positions[at + 1] - self.positions[at])
+        wanted = (nbytes - int(sizes[at])) * rows
+        extra = {"down": 0, "up": size - 1, "nearest": size // 2}[rounding]
+        return first + (wanted + extra) // size
+
+    @property
+    def whole_bytes(self) -> np.ndarray:
+        """``nbytes`` in whole bytes, int64, shape (b,)."""
+        return np.rint(self.nbytes).astype(np.int64)
 
     def with_breakpoint(self, position: int) -> TableSpec:
         """The same curves, kept at one more point."""
@@ -247,13 +268,27 @@ def _sectors(degrees: np.ndarray, hotness: np.ndarray, fanout: float, id_bytes: 
     weight = hotness.sum(dtype=np.float64)
     if not weight > 0 or hotness.shape != degrees.shape:
         return 1.0  # nothing is read, or is refused
-    in_one = SECTOR_BYTES / id_bytes
+    in_one = max(SECTOR_BYTES // id_bytes, 1)
     spanned = np.divide(degrees, in_one, dtype=np.float32)
     spanned += np.minimum(degrees, 1) * np.float32(1 - 1 / in_one)  # rows begin anywhere
     left = np.maximum(1 - fanout / np.maximum(degrees, 1, dtype=np.float32), 0)
-    spanned *= 1 - left ** np.float32(in_one)
+    spanned *= 1 - np.multiply.reduce([left] * in_one)
     np.minimum(spanned, np.minimum(degrees, fanout), out=spanned)
-    return float(np.dot(spanned, hotness.astype(np.float32)) / weight)
+    spanned *= hotness
+    return float(spanned.sum(dtype=np.float64) / weight)
+
+
+def _between(
+    at: float | Sequence[int] | np.ndarray, points: np.ndarray, values: np.ndarray
+) -> np.ndarray:
+    """Values between points, on straight lines, by operations that round alike everywhere."""
+    at = np.asarray(at, np.float64)
+    if len(points) == 1:
+        return np.broadcast_to(values[0], at.shape)
+    index = np.clip(np.searchsorted(points, at, side="right") - 1, 0, len(points) - 2)
+    length = (points[index + 1] - points[index]).astype(np.float64)
+    share = np.clip((at - points[index]) / np.where(length > 0, length, 1.0), 0.0, 1.0)
+    return values[index] + share * (values[index + 1] - values[index])
 
 
 def _negative(values: np.ndarray) -> bool:
@@ -263,9 +298,11 @@ def _negative(values: np.ndarray) -> bool:
 def _candidates(num_rows: int) -> np.ndarray:
     if num_rows <= _CANDIDATES:
         return np.arange(num_rows + 1)
-    steps = np.geomspace(1, num_rows, _CANDIDATES // 2)
-    even = np.linspace(0, num_rows, _CANDIDATES // 2)
-    return np.unique(np.rint(np.concatenate([steps, even])).astype(np.int64))
+    count = _CANDIDATES // 2
+    ratio = round(num_rows ** (1 / (count - 1)), 12)  # digits that every processor agrees about
+    steps = np.minimum(np.multiply.accumulate([1.0, *[ratio] * (count - 2)]), num_rows)
+    even = np.arange(count) * num_rows // (count - 1)
+    return np.unique(np.concatenate([np.rint(steps).astype(np.int64), even]))
 
 
 def _running_sum(values: np.ndarray, at: np.ndarray) -> np.ndarray:

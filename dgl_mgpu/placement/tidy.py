@@ -37,7 +37,7 @@ def tidy(spec: TableSpec, tiers: Sequence[Tier]) -> list[Tier]:
     for place, kind in enumerate(sorted(kinds)):
         members = kinds[kind]
         end_bytes += sum(_bytes(spec, tier) for tier in members)
-        stop = int(np.rint(np.interp(end_bytes, spec.nbytes, spec.positions)))
+        stop = spec.rows_in(round(end_bytes), "nearest")
         if place + 1 == len(kinds):
             stop = spec.num_rows
         if stop > start:

@@ -1,0 +1,312 @@
+"""Solves the linear programme of placement by column generation (Dantzig and Wolfe).
+
+Tables are cut into blocks of pieces.  A *column* says where every piece of one block goes; the
+master programme, which HiGHS solves through SciPy, mixes the columns that are there so that the
+slowest GPU waits least, and prices what each memory and each way is worth.  At those prices every
+piece goes where it costs least: that makes new columns, and proves what no placement can beat.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.optimize import linprog
+from scipy.sparse import coo_array
+
+from .programme import NOWHERE, Programme, Proposal, Run
+
+#: Relative distance from the lower bound at which a placement is good enough.
+GAP = 3e-3
+# Blocks of a table, or of what a ratio cuts it into.
+_BLOCKS = 4
+_MAX_ROUNDS = 200
+# Prices are asked between those that proved most so far and the newest, which swing.
+_DAMPING = 0.5
+# What HiGHS may be off by, in shares and in costs; where less is asked, it gives up at times.
+# Costs are given in thousandths, so that those of memory are well above that.
+_TOLERANCE = 1e-8
+_COST_SCALE = 1e3
+# Digits behind the point that prices are kept to, and what shares are whole numbers of: what is
+# finer is rounding.
+_PRICE_DIGITS = 12
+_SHARES = 1 << 20
+# Prices to begin with: a byte of GPU memory against all ways alike, host memory and disk for less.
+_FIRST_PRICES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+_FIRST_WEIGHTS = (0.3, 0.1)
+
+
+@dataclass(frozen=True)
+class Solution:
+    """Shares found, and how good they are.
+
+    Attributes
+    ----------
+    runs : list of Run
+        By table and position.
+    overflow : int
+        Bytes that fit nowhere.
+    seconds, lower_bound : float
+        Time of the slowest GPU, and what no placement by these candidates can beat.
+    """
+
+    runs: list[Run]
+    overflow: int
+    seconds: float
+    lower_bound: float
+
+
+def best_placement(programme: Programme, exact: bool, cell_rows: int) -> Solution:
+    """Where the pieces go.
+
+    Parameters
+    ----------
+    programme : Programme
+    exact : bool
+        Go on until nothing is better, not even by the memory that it takes.  Else stop within
+        :data:`GAP` of the best: where GPUs are not all alike, the last steps gain next to nothing
+        and take the longest.
+    cell_rows : int
+        Rows that are mixed together, at least: fewer cannot be dealt out as shares ask.
+    """
+    gap = 0.0 if exact else GAP
+    if not len(programme.tables):
+        return Solution([], 0, 0.0, 0.0)
+    columns = _Columns(programme)
+    for proposal in _first_proposals(programme):
+        columns.add(proposal)
+    bound, damped = -np.inf, None
+    for _ in range(_MAX_ROUNDS):
+        mixture = columns.mixed()
+        fresh = False
+        asked = [mixture.prices]
+        if damped is not None:
+            asked.insert(0, _DAMPING * damped + (1 - _DAMPING) * mixture.prices)
+        for prices in asked:
+            proposal = programme.cheapest(prices)
+            fresh |= columns.add(proposal)
+            if proposal.least > bound:
+                bound, damped = proposal.least, prices
+        if mixture.objective - bound <= gap * mixture.objective or not fresh:
+            break
+    seconds, runs = _few_runs(programme, columns.used(mixture), cell_rows)
+    scale = programme.time_scale
+    overflow = sum(run.end - run.begin for run in runs if run.pattern == NOWHERE)
+    return Solution(runs, overflow, seconds * scale, max(bound, 0.0) * scale)
+
+
+def _first_proposals(programme: Programme) -> list[Proposal]:
+    """Everything in host memory, everything on disk, and what a few guessed prices make of it."""
+    times, memories = len(programme.times), len(programme.budget)
+    weights = np.ones(memories)
+    weights[-2:] = _FIRST_WEIGHTS
+    guesses = [
+        np.concatenate([np.full(times, -1.0 / times), -price * weights]) for price in _FIRST_PRICES
+    ]
+    return [programme.off_gpu(-2), programme.off_gpu(-1), *map(programme.cheapest, guesses)]
+
+
+@dataclass(frozen=True, eq=False)
+class _Mixture:
+    """The best shares of columns.
+
+    Attributes
+    ----------
+    objective : float
+        Time of the slowest GPU, and the small costs of memory.
+    prices : ndarray
+        Of the time and memory rows.
+    shares : ndarray of int
+        Of each column.
+    nowhere : ndarray of int
+        Of each block, what is kept nowhere.
+    """
+
+    objective: float
+    prices: np.ndarray
+    shares: np.ndarray
+    nowhere: np.ndarray
+
+
+def _mixed(
+    programme: Programme,
+    block: Sequence[int] | np.ndarray,
+    taken: np.ndarray,
+    costs: Sequence[float] | np.ndarray,
+    nowhere_costs: np.ndarray,
+    presolve: bool = False,
+) -> _Mixture:
+    """Mix columns, each of one block, so that the slowest GPU waits least.
+
+    Rows are the programme's time rows and memory rows, then one for each block: the shares of its
+    columns, and what of it is kept nowhere, add up to 1.
+    """
+    columns, rows = taken.shape
+    times, waits = programme.times.shape
+    blocks = len(nowhere_costs)
+    limited = np.zeros((rows, columns + waits + blocks))
+    limited[:, :columns] = taken.T
+    limited[:times, columns : columns + waits] = programme.times
+    every = np.arange(blocks)
+    whole = coo_array((
+        np.ones(columns + blocks),
+        ([*block, *every], [*range(columns), *(columns + waits + every)]),
+    ), (blocks, limited.shape[1]))  # fmt: skip
+    slowest = np.zeros(waits)
+    slowest[-1] = 1.0
+    found = linprog(
+        _COST_SCALE * np.concatenate([costs, slowest, nowhere_costs]),
+        coo_array(limited).tocsc(),
+        np.concatenate([np.zeros(times), programme.budget]),
+        whole.tocsc(),
+        np.ones(blocks),
+        method="highs-ds",
+        options={
+            "presolve": presolve,
+            "primal_feasibility_tolerance": _TOLERANCE,
+            "dual_feasibility_tolerance": _TOLERANCE,
+        },
+    )
+    if found.status != 0:
+        if presolve:
+            raise ArithmeticError(f"the linear programme of a placement: {found.message}")
+        # Simplifying first takes longer, and solves the one in thousands that HiGHS gives up.
+        return _mixed(programme, block, taken, costs, nowhere_costs, presolve=True)
+    shares = np.rint(_SHARES * found.x).astype(np.int64)
+    return _Mixture(
+        found.fun / _COST_SCALE,
+        np.round(found.ineqlin.marginals / _COST_SCALE, _PRICE_DIGITS),
+        shares[:columns],
+        shares[columns + waits :],
+    )
+
+
+class _Columns:
+    """What was proposed so far, by block."""
+
+    def __init__(self, programme: Programme) -> None:
+        self._programme = programme
+        ends = programme.ranges.tolist()
+        self._starts = np.unique([
+            start + step * (stop - start) // _BLOCKS
+            for start, stop in itertools.pairwise(ends)
+            for step in range(_BLOCKS)
+        ])  # fmt: skip
+        self._stops = [*self._starts[1:].tolist(), len(programme.tables)]
+        self._nowhere = np.add.reduceat(programme.nowhere_costs, self._starts)
+        self._known: set[tuple[int, bytes]] = set()
+        self._block: list[int] = []
+        self._patterns: list[np.ndarray] = []
+        self._taken: list[np.ndarray] = []
+        self._costs: list[float] = []
+
+    def add(self, proposal: Proposal) -> bool:
+        """Let blocks be kept as proposed; whether any of it is new."""
+        taken = np.add.reduceat(proposal.taken, self._starts)
+        costs = np.add.reduceat(proposal.costs, self._starts).tolist()
+        before = len(self._known)
+        for block, (start, stop) in enumerate(zip(self._starts.tolist(), self._stops, strict=True)):
+            patterns = proposal.patterns[start:stop]
+            tag = (block, patterns.tobytes())
+            if tag not in self._known:
+                self._known.add(tag)
+                self._block.append(block)
+                self._patterns.append(patterns)
+                self._taken.append(taken[block])
+                self._costs.append(costs[block])
+        return len(self._known) > before
+
+    def mixed(self) -> _Mixture:
+        """The best of what is there."""
+        return _mixed(
+            self._programme, self._block, np.array(self._taken), self._costs, self._nowhere
+        )
+
+    def used(self, mixture: _Mixture) -> np.ndarray:
+        """Patterns of each piece in the columns that a mixture uses, in no order that matters.
+
+        Returns
+        -------
+        ndarray of int, shape (pieces, k)
+        """
+        chosen = [
+            [self._patterns[column] for column in mixture.shares.nonzero()[0].tolist()
+             if self._block[column] == block]
+            for block in range(len(self._starts))
+        ]  # fmt: skip
+        for block, columns in enumerate(chosen):
+            if mixture.nowhere[block] or not columns:
+                size = self._stops[block] - int(self._starts[block])
+                columns.append(np.full(size, NOWHERE))
+        width = max(map(len, chosen))
+        return np.concatenate([
+            np.stack([*columns, *columns[:1] * (width - len(columns))], axis=1)
+            for columns in chosen
+        ])  # fmt: skip
+
+
+def _few_runs(programme: Programme, used: np.ndarray, cell_rows: int) -> tuple[float, list[Run]]:
+    """The time, and few runs of patterns that are used, beside each other in the order of rows.
+
+    Pieces beside each other that all columns keep alike are one *cell*.  Cells are mixed once
+    more, each of the patterns used in it and beside it, which leaves few of them mixed; those
+    whose rows are too different to be mixed are cut until shares are what they were taken for.
+    """
+    changes = (used[1:] != used[:-1]).any(1).nonzero()[0] + 1
+    starts = _of_enough_rows(programme, changes, cell_rows)
+    best: tuple[float, list[Run]] = (np.inf, [])
+    while True:
+        block, patterns = _cell_patterns(programme, used, starts)
+        taken, costs = programme.columns(starts, block, patterns)
+        nowhere = np.add.reduceat(programme.nowhere_costs, starts)
+        mixture = _mixed(programme, block, taken, costs, nowhere)
+        shares: list[dict[int, int]] = [{} for _ in starts]
+        for column in mixture.shares.nonzero()[0].tolist():
+            shares[block[column]][int(patterns[column])] = int(mixture.shares[column])
+        for cell in mixture.nowhere.nonzero()[0].tolist():
+            shares[cell][NOWHERE] = int(mixture.nowhere[cell])
+        runs = programme.runs(starts, shares)
+        best = min(best, (programme.seconds(runs), runs), key=lambda found: found[0])
+        stops = np.append(starts[1:], len(used))
+        mixed = np.array([len(each) > 1 for each in shares]) & (stops > starts + 1)
+        if best[0] <= mixture.objective * (1 + GAP / 3) or not mixed.any():
+            return best
+        finer = _of_enough_rows(
+            programme, np.union1d(starts, (starts[mixed] + stops[mixed]) // 2), cell_rows
+        )
+        if np.array_equal(finer, starts):
+            return best
+        starts = finer
+
+
+def _of_enough_rows(programme: Programme, starts: np.ndarray, cell_rows: int) -> np.ndarray:
+    """Starts of cells, those of ranges among them, so far apart that rows can be dealt out."""
+    kept = []
+    rows = programme.rows
+    for first, last in itertools.pairwise(programme.ranges.tolist()):
+        kept.append(first)
+        for start in starts[(starts > first) & (starts < last)].tolist():
+            if min(rows[start] - rows[kept[-1]], rows[last] - rows[start]) >= cell_rows:
+                kept.append(start)
+    return np.array(kept)
+
+
+def _cell_patterns(
+    programme: Programme, used: np.ndarray, starts: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Cells, and the patterns used in each and in those beside it in its range."""
+    stops = [*starts[1:].tolist(), len(used)]
+    here = [
+        set(used[start:stop].ravel().tolist()) - {NOWHERE}
+        for start, stop in zip(starts.tolist(), stops, strict=True)
+    ]
+    ranges = np.searchsorted(programme.ranges, starts, side="right")
+    block, patterns = [], []
+    for cell, kind in enumerate(ranges.tolist()):
+        beside = range(max(cell - 1, 0), min(cell + 2, len(here)))
+        near = {each for other in beside if ranges[other] == kind for each in here[other]}
+        block.extend([cell] * len(near))
+        patterns.extend(sorted(near))
+    return np.array(block, np.int64), np.array(patterns, np.int64)
