@@ -23,6 +23,8 @@ GAP = 3e-3
 # Blocks of a table, or of what a ratio cuts it into.
 _BLOCKS = 4
 _MAX_ROUNDS = 200
+# How often the cells that these leave mixed are cut in two.
+_MAX_CUTS = 6
 # Prices are asked between those that proved most so far and the newest, which swing.
 _DAMPING = 0.5
 # What HiGHS may be off by, in shares and in costs; where less is asked, it gives up at times.
@@ -257,7 +259,7 @@ def _few_runs(programme: Programme, used: np.ndarray, cell_rows: int) -> tuple[f
     changes = (used[1:] != used[:-1]).any(1).nonzero()[0] + 1
     starts = _of_enough_rows(programme, changes, cell_rows)
     best: tuple[float, list[Run]] = (np.inf, [])
-    while True:
+    for _ in range(_MAX_CUTS):
         block, patterns = _cell_patterns(programme, used, starts)
         taken, costs = programme.columns(starts, block, patterns)
         nowhere = np.add.reduceat(programme.nowhere_costs, starts)
@@ -272,13 +274,14 @@ def _few_runs(programme: Programme, used: np.ndarray, cell_rows: int) -> tuple[f
         stops = np.append(starts[1:], len(used))
         mixed = np.array([len(each) > 1 for each in shares]) & (stops > starts + 1)
         if best[0] <= mixture.objective * (1 + GAP / 3) or not mixed.any():
-            return best
+            break
         finer = _of_enough_rows(
             programme, np.union1d(starts, (starts[mixed] + stops[mixed]) // 2), cell_rows
         )
         if np.array_equal(finer, starts):
-            return best
+            break
         starts = finer
+    return best
 
 
 def _of_enough_rows(programme: Programme, starts: np.ndarray, cell_rows: int) -> np.ndarray:

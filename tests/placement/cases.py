@@ -65,7 +65,7 @@ def _random(rng: np.random.Generator) -> Plan:
         "drawn", links, np.full(n, 10**12), np.full(n, 12.5), 10**12, groups,
         None, 3.0, 10**12,
     )  # fmt: skip
-    tables = _graph(rng, int(rng.integers(500, 60_000)), int(rng.integers(4, 300)))
+    tables = _graph(rng, int(rng.integers(3_000, 60_000)), int(rng.integers(4, 300)))
     total = sum(table.total_bytes for table in tables)
     policies = [name for name in POLICIES if name != "partitioned"]
     policy = str(rng.choice(policies)) if rng.random() < 0.3 else "auto"
