@@ -37,6 +37,7 @@ from dgl_mgpu.store.planning import StoreOptions, make_blueprint
 from dgl_mgpu.store.seats import topology_of_ranks
 from dgl_mgpu.store.store import Source
 from dgl_mgpu.topology import Topology, preset, probe_shared_memory
+from dgl_mgpu.topology.shared_memory import SharedMemory
 
 #: What stores are built with beside `StoreOptions`.
 _OWN_OPTIONS = ("topology", "seed", "seeds", "edges", "embeddings")
@@ -199,6 +200,7 @@ class GlobalStore:
                 found if access is None else with_access(found, access),
                 checked,
                 on_gpus=runtime is not None,
+                shared=SharedMemory.of_this_machine() if runtime is None else None,
             )
             blueprint = unfolded(blueprint, data.embeddings, seed)
             return data.schema
