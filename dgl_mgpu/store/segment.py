@@ -11,12 +11,12 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from multiprocessing import reduction
+from multiprocessing import AuthenticationError, reduction
 from pathlib import Path
 
 import numpy as np
 
-from dgl_mgpu.errors import SharedMemoryError
+from dgl_mgpu.errors import SharedMemoryError, StoreClosedError
 from dgl_mgpu.topology.shared_memory import (
     SHARED_MEMORY,
     SharedMemory,
@@ -144,7 +144,17 @@ class Segment:
 
 
 def _reattach(shared_fd, nbytes: int) -> Segment:
-    return Segment(shared_fd.detach(), nbytes)
+    try:
+        fd = shared_fd.detach()
+    except (OSError, EOFError, AuthenticationError) as error:
+        raise StoreClosedError(
+            "read a pickled store",
+            "the process that has its memory ended, is no relative of this one, or has passed it "
+            f"on already ({type(error).__name__})",
+            "pass a store to processes that its own starts, such as a DataLoader's workers, while "
+            "it lives; build it anew elsewhere, or share it with ranks",
+        ) from error
+    return Segment(fd, nbytes)
 
 
 def require_room(nbytes: int, folder: Path = SHARED_MEMORY) -> None:
