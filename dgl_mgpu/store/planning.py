@@ -82,7 +82,8 @@ class StoreOptions:
     gpu_memory, host_memory : int or str
         Bytes for the store on each GPU and in host memory: ``'16GiB'``, or 'auto' for what
         the machine has; on a GPU, what is free less what training needs, for which a quarter of
-        the GPU or 4 GiB is kept, whichever is more.
+        the GPU or 4 GiB is kept, whichever is more.  Without GPUs all ranks' and the host's
+        together get no more than nine tenths of what ``/dev/shm`` and the machine have free.
     disk_path : str or Path, optional
         Folder for what neither holds; without one the disk is not used.  A store on GPUs keeps
         features there, and topology not.
