@@ -255,8 +255,9 @@ def _shared_memory() -> Finding:
     try:
         mode, intact = _map_twice()
     except OSError as error:
-        fix = enlarge if error.errno == errno.ENOSPC else "make it writable for this user"
-        return "problem", f"{found}; {error}", fix
+        fixes = {errno.ENOSPC: enlarge, errno.EROFS: f"mount -o remount,rw {SHARED_MEMORY}"}
+        fix = fixes.get(error.errno or 0, "make it writable for this user")
+        return "problem", f"{found}; {error.strerror or error}", fix
     if not intact:
         return "problem", f"{found}; a second mapping reads other bytes", "mount it as tmpfs"
     if mode != 0o600:

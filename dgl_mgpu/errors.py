@@ -135,6 +135,10 @@ class OutputError(DGLMGPUError, OSError):
     """What is to be written, a run's metrics, a data set or results in files, cannot be."""
 
 
+class NonFiniteLossError(DGLMGPUError, FloatingPointError):
+    """The loss of a training run became NaN or infinite."""
+
+
 class RankFailedError(DGLMGPUError, RuntimeError):
     """A rank of a multi-process run raised, was killed or stopped answering."""
 

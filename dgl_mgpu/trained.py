@@ -25,6 +25,7 @@ from dgl_mgpu.errors import (
     UnavailableError,
 )
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.topology.shared_memory import SharedMemory
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.config import Config, FullGraphConfig
 from dgl_mgpu.training.trainer import Trainer
@@ -121,11 +122,15 @@ def load_run(
     except PlanDoesNotFitError as error:
         # What it says to do is for training: here, the run has said what memory there is.
         had = checkpoint.config["trainer"]["ranks"]
+        fix = f"use more ranks than {everyone.size} (the run had {had})"
+        fix += ", whose memory counts together"
+        memory = SharedMemory.of_this_machine()
+        if error.needed > memory.room:
+            fix += f", or {memory.advice(error.needed)}"
         raise PlanDoesNotFitError(
             asked,
             error.found,
-            f"use more ranks than {everyone.size} (the run had {had}), whose memory counts "
-            "together, or make /dev/shm larger (docker run --shm-size=…)",
+            fix,
             error.needed,
             error.available,
         ) from error

@@ -312,7 +312,8 @@ def test_no_shared_memory(monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("code", "fix"), [(errno.ENOSPC, "--shm-size"), (errno.EACCES, "writable")]
+    ("code", "fix"),
+    [(errno.ENOSPC, "--shm-size"), (errno.EACCES, "writable"), (errno.EROFS, "remount,rw")],
 )
 def test_full_or_read_only_shared_memory(monkeypatch, shared_memory, code, fix):
     def refuses(fd, offset, length):

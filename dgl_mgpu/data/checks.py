@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from numbers import Integral
 from typing import Any
 
 import numpy as np
@@ -22,6 +23,12 @@ def require_array(asked: str, what: str, given: Any) -> None:
         raise InvalidInputError(
             asked, f"{what} as a {type(given).__name__}", "pass a NumPy array, np.asarray(…)"
         )
+
+
+def require_count(asked: str, what: str, given: Any) -> None:
+    """Raise InvalidInputError unless `given` is a whole number of 0 or more."""
+    if not isinstance(given, Integral) or isinstance(given, bool) or given < 0:
+        raise InvalidInputError(asked, f"{what}={given!r}", "pass a whole number of 0 or more")
 
 
 def check_csc_shapes(asked: str, indptr: np.ndarray, indices: np.ndarray, num_rows: int) -> None:

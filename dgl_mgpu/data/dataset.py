@@ -22,6 +22,7 @@ from .checks import (
     check_range,
     check_split,
     require_array,
+    require_count,
 )
 
 if TYPE_CHECKING:
@@ -125,6 +126,8 @@ class Dataset:
         return f"describe data set {self.name!r}"
 
     def _check_shapes(self) -> None:
+        require_count(self._asked, "num_nodes", self.num_nodes)
+        require_count(self._asked, "num_classes", self.num_classes)
         check_csc_shapes(self._asked, self.indptr, self.indices, self.num_nodes)
         check_labels_shape(self._asked, self.labels, self.num_nodes, self.num_classes)
         if self.eids is not None:

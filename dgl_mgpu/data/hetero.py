@@ -19,6 +19,7 @@ from .checks import (
     check_labels_shape,
     check_range,
     check_split,
+    require_count,
 )
 from .csc import CSC, from_edges, index_dtype
 from .dataset import Dataset
@@ -136,6 +137,9 @@ class HeteroDataset:
         return f"describe relation {':'.join(etype)} of data set {self.name!r}"
 
     def _check_types(self) -> None:
+        for ntype, count in self.num_nodes.items():
+            require_count(self._asked, f"num_nodes of {ntype!r}", count)
+        require_count(self._asked, "num_classes", self.num_classes)
         named = {self.target, *self.node_features}
         named |= {end for src, _, dst in self.edges for end in (src, dst)}
         unknown = sorted(named - set(self.num_nodes))

@@ -26,6 +26,7 @@ from dgl_mgpu.placement import Degrees, Plan, TableSpec
 from dgl_mgpu.store import FeatureSource
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint, plan_tables
 from dgl_mgpu.topology import Topology, preset, probe, probe_shared_memory
+from dgl_mgpu.topology.shared_memory import SharedMemory
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.models import INV_SQRT_DEGREES
 
@@ -59,12 +60,17 @@ def plan_for(config: Config) -> Plan:
     )
     topology = _topology(config)
     on_gpus = options.device != "cpu" and topology.name != "cpu"
+    # A machine known by name, or this one.
+    memory = topology.host_memory
+    shared = None if on_gpus else SharedMemory(memory, memory)
+    if not on_gpus and config.topology == "auto":
+        shared = SharedMemory.of_this_machine()
     data = config.data
     if data.name in HETEROGENEOUS or not data.name.startswith("generated"):
         dataset, task = load(config)
         embeddings = task.embeddings
         tables = sources_of(dataset, options, config.trainer.seed, embeddings)
-        plan = make_blueprint(*tables, topology, options, on_gpus=on_gpus).plan
+        plan = make_blueprint(*tables, topology, options, on_gpus=on_gpus, shared=shared).plan
         require_in_memory(plan, read_specs(embeddings, list(embeddings)))
         return plan
     if options.hotness != "degree":
@@ -96,7 +102,7 @@ def plan_for(config: Config) -> Plan:
         ),
         TableSpec.features(name, len(hot), width * dtype.itemsize, reads.nodes[ONE_NTYPE]),
     ]  # fmt: skip
-    plan = plan_tables(specs, topology, options, [len(hot)], on_gpus=on_gpus)
+    plan = plan_tables(specs, topology, options, [len(hot)], on_gpus=on_gpus, shared=shared)
     require_in_memory(plan, learned)
     return plan
 

@@ -304,15 +304,17 @@ def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
 def best_epoch(reports: Sequence[EpochReport]) -> EpochReport | None:
     """The epoch to judge a run by: of highest validation accuracy, the first of equals.
 
-    Where no epoch was validated the training accuracy decides; None without any epoch.
+    Where no epoch was validated the training accuracy decides.  None without any epoch of which
+    that, and the loss, are finite.
     """
 
     def figure(report: EpochReport) -> float:
         value = report.valid_accuracy if validated else report.train_accuracy
-        return -math.inf if value is None or math.isnan(value) else value
+        return value if value is not None and math.isfinite(report.loss) else math.nan
 
     validated = any(report.valid_accuracy is not None for report in reports)
-    return max(reports, key=figure, default=None)
+    finite = [report for report in reports if math.isfinite(figure(report))]
+    return max(finite, key=figure, default=None)
 
 
 def stages_of(reports: Sequence[EpochReport]) -> list[str]:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
+from dgl_mgpu.topology.shared_memory import SHARED_MEMORY, unusable_shared_memory
 from dgl_mgpu.torchrun import under_torchrun
 
 T = TypeVar("T")
@@ -234,7 +235,9 @@ def _known_groups() -> tuple[Ranks, Ranks, Ranks]:
         return Ranks(), Ranks(), Ranks()
     if _groups is None or _groups[0] is not dist.group.WORLD:
         group = dist.new_group(backend="gloo")
-        found = Ranks(group).all_gather((_machine_id(), _has_nccl()))
+        everyone = Ranks(group)
+        here = everyone.together("find the ranks of one machine", _machine_id)
+        found = everyone.all_gather((here, _has_nccl()))
         machines = [machine for machine, _ in found]
         has_nccl = all(has for _, has in found)
         everyone = Ranks(group, _nccl_group(None) if has_nccl else None)
@@ -331,4 +334,7 @@ def error_text(error: Exception) -> str:
 def _machine_id() -> str:
     # Two containers of one host do not share /dev/shm: its device number tells them apart.
     boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-    return f"{boot}:{Path('/dev/shm').stat().st_dev}"
+    try:
+        return f"{boot}:{SHARED_MEMORY.stat().st_dev}"
+    except OSError as error:
+        raise unusable_shared_memory(error.strerror or str(error)) from error

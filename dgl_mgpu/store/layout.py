@@ -9,8 +9,9 @@ from pathlib import Path
 
 from dgl_mgpu.placement import HOST, Plan
 from dgl_mgpu.store.format import TableFormat, aligned
-from dgl_mgpu.store.segment import SHARED_MEMORY, require_room
+from dgl_mgpu.store.segment import require_room
 from dgl_mgpu.store.table import Piece
+from dgl_mgpu.topology.shared_memory import SHARED_MEMORY
 
 #: A piece of a table by the table's name, or (with None) the positions of an order by its.
 PieceKey = tuple[str, Piece | None]

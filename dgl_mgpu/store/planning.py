@@ -30,12 +30,14 @@ from dgl_mgpu.store.source import FeatureSource, TopologySource
 from dgl_mgpu.store.store import Blueprint, Source
 from dgl_mgpu.store.table import position_dtype
 from dgl_mgpu.topology import Topology
+from dgl_mgpu.topology.shared_memory import SharedMemory
 
 #: Types in which wider features can be kept.
 NARROW_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
 #: Ways to tell how often a row will be read, beside a file of counts.
 HOTNESS = ("degree", "presample")
 
+_TO_DISK = "give a folder for the rest as store.disk_path"
 _GPU_MEMORY, _STAGING = "store.gpu_memory", "store.staging_memory"
 _UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
 #: Fewer bytes without a unit, in a text or counted by a program, are meant in another one.
@@ -80,7 +82,8 @@ class StoreOptions:
     gpu_memory, host_memory : int or str
         Bytes for the store on each GPU and in host memory: ``'16GiB'``, or 'auto' for what
         the machine has; on a GPU, what is free less what training needs, for which a quarter of
-        the GPU or 4 GiB is kept, whichever is more.
+        the GPU or 4 GiB is kept, whichever is more.  Without GPUs all ranks' and the host's
+        together get no more than nine tenths of what ``/dev/shm`` and the machine have free.
     disk_path : str or Path, optional
         Folder for what neither holds; without one the disk is not used.  A store on GPUs keeps
         features there, and topology not.
@@ -202,6 +205,7 @@ def make_blueprint(
     options: StoreOptions,
     *,
     on_gpus: bool = False,
+    shared: SharedMemory | None = None,
 ) -> Blueprint:
     """Order rows by hotness and solve the placement.
 
@@ -215,6 +219,8 @@ def make_blueprint(
     options : StoreOptions
     on_gpus : bool
         Whether every rank has its GPU hold the orders too, which then count there.
+    shared : SharedMemory, optional
+        As for :func:`plan_tables`.
 
     Raises
     ------
@@ -232,7 +238,7 @@ def make_blueprint(
     ]
     disk_path = None if options.disk_path is None else Path(options.disk_path)
     rows = [len(order) for order in orders.values()]
-    plan = plan_tables(specs, topology, options, rows, on_gpus=on_gpus)
+    plan = plan_tables(specs, topology, options, rows, on_gpus=on_gpus, shared=shared)
     return Blueprint(sources, orders, plan, disk_path, _staging_bytes(options, rows))
 
 
@@ -243,6 +249,7 @@ def plan_tables(
     order_rows: Sequence[int] = (),
     *,
     on_gpus: bool = False,
+    shared: SharedMemory | None = None,
 ) -> Plan:
     """Solve the placement of tables that need not exist yet.
 
@@ -256,6 +263,10 @@ def plan_tables(
     on_gpus : bool
         Whether GPUs hold the store: then each holds the orders and a cache of rows on disk, too,
         and topology does not go to disk.
+    shared : SharedMemory, optional
+        What holds all that is not on disk, where ranks have no memory of their own: what a plan
+        calls GPU memory and host memory are both taken from it.  None where each is one of its
+        own.
 
     Raises
     ------
@@ -277,6 +288,15 @@ def plan_tables(
         graph_ratio=options.graph_ratio,
         feature_ratio=options.feature_ratio,
     )
+    if shared is not None:
+        return _in_shared_memory(
+            partial(place, specs),
+            np.asarray(budgets),
+            topology.host_memory if host is None else host,
+            shared,
+            _order_bytes(order_rows),
+            options,
+        )
     try:
         plan = place(
             specs,
@@ -288,14 +308,82 @@ def plan_tables(
             return plan
         return _without_graph_on_disk(plan, specs, machine, place)
     except PlanDoesNotFitError as error:
-        # The same advice in the words of a store's options.
-        fix = error.fix.replace("host_budget", "store.host_memory")
-        fix = fix.replace("allow the disk", "give a folder for the rest as store.disk_path")
-        if topology.name == "cpu":
-            fix += "; all of it is in /dev/shm, so make that as large (docker run --shm-size=…)"
-        raise PlanDoesNotFitError(
-            error.asked, error.found, fix, error.needed, error.available
-        ) from error
+        raise _in_options_words(error) from error
+
+
+def _in_options_words(error: PlanDoesNotFitError) -> PlanDoesNotFitError:
+    """The same advice in the words of a store's options."""
+    fix = error.fix.replace("host_budget", "store.host_memory").replace("allow the disk", _TO_DISK)
+    return PlanDoesNotFitError(error.asked, error.found, fix, error.needed, error.available)
+
+
+def _in_shared_memory(
+    place: Callable[..., Plan],
+    ranks: np.ndarray,
+    host: int,
+    shared: SharedMemory,
+    order_bytes: int,
+    options: StoreOptions,
+) -> Plan:
+    """A plan whose ranks' memory and host memory are one, of which it takes no more than there is.
+
+    Where the plan for all that was asked of both takes more, ranks keep what they have in it and
+    the host gets the rest, or the host comes first; what is faster, without the disk if it can be.
+    """
+    found: list[Plan] = []
+    errors: list[PlanDoesNotFitError] = []
+
+    def attempt(ranks: np.ndarray, host: int, disk: bool) -> Plan | None:
+        try:
+            plan = place(gpu_budget_bytes=ranks.tolist(), host_budget=host, allow_disk=disk)
+        except PlanDoesNotFitError as error:
+            errors.append(error)
+            return None
+        # Positions are kept for tables whose rows lie in several places.
+        in_order = all(len(table.tiers) == 1 for table in plan.tables.values())
+        beside = 0 if in_order else order_bytes
+        if sum(plan.gpu_bytes) + plan.host_bytes + beside <= shared.room:
+            found.append(plan)
+        return plan
+
+    ranks = np.minimum(ranks, shared.room // len(ranks))
+    has_disk = options.disk_path is not None
+    asked = attempt(ranks, min(host, shared.room), has_disk)
+    taken = ranks if asked is None else np.array(asked.gpu_bytes)
+    for disk in (False, True)[: 1 + has_disk]:
+        if found:
+            break
+        errors.clear()
+        for room in dict.fromkeys((max(shared.room - order_bytes, 0), shared.room)):
+            first = np.minimum(taken, room // len(ranks))
+            attempt(first, min(host, room - int(first.sum())), disk)
+            left = min(host, room)
+            attempt(np.minimum(ranks, (room - left) // len(ranks)), left, disk)
+    if not found:
+        error = min(errors, key=lambda error: error.needed - error.available)
+        raise _too_little_shared_memory(error, len(ranks), shared, options) from error
+    plan = min(found, key=lambda plan: plan.step_seconds)
+    budget = plan.gpu_budget
+    if sum(budget) + plan.host_bytes > shared.room:
+        budget = plan.gpu_bytes
+    return replace(plan, gpu_budget=budget, host_budget=min(host, shared.room - sum(budget)))
+
+
+def _too_little_shared_memory(
+    error: PlanDoesNotFitError, num_ranks: int, shared: SharedMemory, options: StoreOptions
+) -> PlanDoesNotFitError:
+    """What a plan lacked, where ranks' memory and the host's are one."""
+    told = _in_options_words(error)
+    of_each_rank = options.policy == "partitioned" or any(
+        ratio not in ("auto", None) for ratio in (options.graph_ratio, options.feature_ratio)
+    )
+    needed = error.needed * (num_ranks if of_each_rank else 1)
+    if needed <= shared.room:  # it is options that leave too little of it
+        return told
+    room, advice = f"shared memory can take {shared.room:,} bytes", shared.advice(needed)
+    found = f"{error.found} ({room}, all ranks' and the host's together)"
+    fix = f"{told.fix}; {advice}" if of_each_rank else f"{advice}, or {_TO_DISK}"
+    return PlanDoesNotFitError(error.asked, found, fix, error.needed, error.available)
 
 
 def _order_bytes(order_rows: Sequence[int]) -> int:

@@ -11,15 +11,18 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from multiprocessing import reduction
+from multiprocessing import AuthenticationError, reduction
 from pathlib import Path
 
 import numpy as np
 
-from dgl_mgpu.errors import SharedMemoryError
-
-#: Where shared memory lives on Linux.
-SHARED_MEMORY = Path("/dev/shm")
+from dgl_mgpu.errors import SharedMemoryError, StoreClosedError
+from dgl_mgpu.topology.shared_memory import (
+    SHARED_MEMORY,
+    SharedMemory,
+    free_shared_bytes,
+    unusable_shared_memory,
+)
 
 
 class Segment:
@@ -141,7 +144,17 @@ class Segment:
 
 
 def _reattach(shared_fd, nbytes: int) -> Segment:
-    return Segment(shared_fd.detach(), nbytes)
+    try:
+        fd = shared_fd.detach()
+    except (OSError, EOFError, AuthenticationError) as error:
+        raise StoreClosedError(
+            "read a pickled store",
+            "the process that has its memory ended, is no relative of this one, or has passed it "
+            f"on already ({type(error).__name__})",
+            "pass a store to processes that its own starts, such as a DataLoader's workers, while "
+            "it lives; build it anew elsewhere, or share it with ranks",
+        ) from error
+    return Segment(fd, nbytes)
 
 
 def require_room(nbytes: int, folder: Path = SHARED_MEMORY) -> None:
@@ -151,16 +164,17 @@ def require_room(nbytes: int, folder: Path = SHARED_MEMORY) -> None:
     ------
     SharedMemoryError
     """
-    try:
-        free = _free_bytes(folder)
-    except OSError as error:
-        raise _not_usable(folder, nbytes, error) from error
-    if nbytes > free:
+    if nbytes > _free_bytes(folder, nbytes):
         raise _no_room(folder, nbytes)
 
 
-def _free_bytes(folder: Path) -> int:
-    status = os.statvfs(folder)
+def _free_bytes(folder: Path, nbytes: int) -> int:
+    if folder == SHARED_MEMORY:
+        return free_shared_bytes()
+    try:
+        status = os.statvfs(folder)
+    except OSError as error:
+        raise _not_usable(folder, nbytes, error) from error
     return status.f_bavail * status.f_frsize
 
 
@@ -173,6 +187,8 @@ def _not_mapped(nbytes: int, error: OSError) -> SharedMemoryError:
 
 
 def _not_usable(folder: Path, nbytes: int, error: OSError) -> SharedMemoryError:
+    if folder == SHARED_MEMORY:
+        return unusable_shared_memory(error.strerror or str(error))
     return SharedMemoryError(
         f"place {nbytes} bytes in {folder}",
         error.strerror or str(error),
@@ -182,13 +198,10 @@ def _not_usable(folder: Path, nbytes: int, error: OSError) -> SharedMemoryError:
 
 def _no_room(folder: Path, nbytes: int) -> SharedMemoryError:
     mib = 1 << 20
-    free = _free_bytes(folder)
+    free = _free_bytes(folder, nbytes)
     fix = f"free space in {folder}"
-    if Path(folder) == SHARED_MEMORY:
-        fix = (
-            "enlarge it (mount -o remount,size=… /dev/shm; docker run --shm-size=…), or let "
-            "the store keep less there (store.host_memory, with a store.disk_path)"
-        )
+    if folder == SHARED_MEMORY:
+        fix = SharedMemory.of_this_machine().advice(nbytes)
     return SharedMemoryError(
         f"place {nbytes / mib:.1f} MiB in {folder}",
         f"{free / mib:.1f} MiB are free, {(nbytes - free) / mib:.1f} MiB too few",

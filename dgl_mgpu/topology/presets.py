@@ -104,7 +104,7 @@ def cpu_topology(ranks: int, memory: int) -> Topology:
     ranks : int
     memory : int
         Bytes of shared memory for all ranks together.  "Device" and host memory are the same
-        pool here, so each may be planned up to all of it.
+        here, which a store counts once (:func:`dgl_mgpu.store.planning.plan_tables`).
     """
     if ranks < 1:
         raise ConfigError("describe a machine of CPU ranks", f"{ranks} ranks", "use 1 or more")

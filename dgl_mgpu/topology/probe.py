@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from dgl_mgpu.errors import ConfigError, UnsupportedEnvironmentError
 
 from .presets import cpu_topology
+from .shared_memory import SharedMemory
 from .topology import GB, HostGroup, Topology
 
 if TYPE_CHECKING:
@@ -30,8 +30,6 @@ _UNKNOWN_DEVICE = (700.0, 20.0, 250.0)
 _PCIE, _HOST = 22.0, 25.0
 # Ranks to plan for on a machine without GPUs when none are asked for, at most.
 _MOST_RANKS = 8
-# Share of what is free that is left to others.
-_SPARE = 0.1
 _COPY_BYTES = 256 << 20
 _REPEATS = 8
 
@@ -91,7 +89,7 @@ def probe_shared_memory(num_ranks: int | None = None) -> Topology:
         By default one a core, at most eight.
     """
     ranks = min(len(os.sched_getaffinity(0)), _MOST_RANKS) if num_ranks is None else num_ranks
-    return cpu_topology(ranks, _shared_memory())
+    return cpu_topology(ranks, SharedMemory.of_this_machine().room)
 
 
 def measure(num_ranks: int | None = None) -> Topology:
@@ -143,8 +141,8 @@ def _found(
     groups: tuple[HostGroup, ...],
 ) -> Topology:
     kinds = " + ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names))
-    disk = shutil.disk_usage("/").free
-    return Topology(kinds, links, memory, host, _shared_memory(), groups, port, 2.0, disk)
+    shared, disk = SharedMemory.of_this_machine().room, shutil.disk_usage("/").free
+    return Topology(kinds, links, memory, host, shared, groups, port, 2.0, disk)
 
 
 def _free_memory(num_gpus: int) -> np.ndarray:
@@ -217,20 +215,3 @@ def _rates(copies: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> list[float]:
         stream.synchronize()
     moved = _REPEATS * copies[0][0].numel()
     return [moved / (start.elapsed_time(stop) * 1e-3) / GB for start, stop in events]
-
-
-def free_host_bytes() -> int:
-    """Bytes of the host's memory that are free, and of this process's cgroup's."""
-    free = []
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            free.append(int(line.split()[1]) * 1024)
-    limit, used = Path("/sys/fs/cgroup/memory.max"), Path("/sys/fs/cgroup/memory.current")
-    if limit.exists() and (text := limit.read_text().strip()) != "max":
-        free.append(max(int(text) - int(used.read_text()), 0))
-    return min(free)
-
-
-def _shared_memory() -> int:
-    """Bytes that segments in /dev/shm may take, with some to spare."""
-    return int(min(shutil.disk_usage("/dev/shm").free, free_host_bytes()) * (1 - _SPARE))

@@ -194,7 +194,7 @@ _DAMAGE = (
 _OTHER = "resume from another checkpoint, or start anew without trainer.resume"
 _FREE = re.compile(
     r"topology|store\.(?!feature_dtypes\.).*|fullgraph\..*|data\.root|sampler\.num_workers"
-    r"|trainer\.(ranks|epochs|resume|eval_every|checkpoint_every|count_accesses|profile"
+    r"|trainer\.(ranks|epochs|resume|eval_every|checkpoint_every|count_accesses|profile|terminate_on_nan"
     r"|shard_optimizer|cuda_graphs)"
 )
 

@@ -9,10 +9,11 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
+from dgl_mgpu.topology.shared_memory import SHARED_MEMORY
+
 # A killed process ends as soon as it leaves the kernel; in more than this, a device keeps it there.
 _END_SECONDS = 5.0
 _LOOK_SECONDS = 0.005
-_SHARED_MEMORY = Path("/dev/shm")
 
 
 def kill_group(leader: int) -> list[int]:
@@ -41,7 +42,7 @@ def remove_shared(killed: Iterable[int]) -> None:
     for process in killed:
         while _runs(process) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
-        for file in _SHARED_MEMORY.glob(f"torch_{process}_*"):
+        for file in SHARED_MEMORY.glob(f"torch_{process}_*"):
             with contextlib.suppress(OSError):  # of another user's process of that number
                 file.unlink()
 

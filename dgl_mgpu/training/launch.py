@@ -27,6 +27,7 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from dgl_mgpu.errors import DGLMGPUError, RankFailedError
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.topology.shared_memory import free_shared_bytes
 from dgl_mgpu.torchrun import under_torchrun
 from dgl_mgpu.training.group import kill_group, remove_shared
 from dgl_mgpu.training.stop import Stopped
@@ -95,6 +96,8 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
         Also of one that was told to stop and did not, in time and well.
         A typed error of this package that a rank raised is raised as it is, and so is any error
         of a rank that runs here.
+    SharedMemoryError
+        If there is no shared memory for several ranks, or it is read-only.
     WorkerFailedError
         If a process that samples for a rank was killed.
     Stopped
@@ -117,6 +120,7 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
 
 
 def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> None:
+    free_shared_bytes()  # what ranks and this process share has to lie somewhere
     log.info("starting %d ranks", num_ranks)
     context = mp.get_context("spawn")
     ranks: list[_Rank] = []

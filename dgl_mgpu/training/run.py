@@ -114,6 +114,7 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
         Profile(config.trainer.profile if first else 0, folder) as profile,
     ):
         trainer.should_stop = stop.after_step
+        trainer.terminate_on_nan = config.trainer.terminate_on_nan
 
         def save() -> None:
             with stage("checkpoint"):

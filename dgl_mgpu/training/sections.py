@@ -137,6 +137,8 @@ class TrainerConfig:
     are computed under autocast; with ``cuda_graphs`` true, on GPUs each by a captured CUDA graph
     (:class:`dgl_mgpu.CapturedStep`), ``auto`` for that where it can be. ``profile`` steps of the
     first rank are traced once it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
+    A loss that is NaN or infinite is warned of, or with ``terminate_on_nan`` ends the run; such an
+    epoch is never the best one.
     """
 
     ranks: int = 1
@@ -152,4 +154,5 @@ class TrainerConfig:
     precision: str = "float32"
     cuda_graphs: Any = "auto"
     profile: int = 0
+    terminate_on_nan: bool = False
     resume: str | None = None

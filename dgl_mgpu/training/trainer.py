@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import copy
+import math
+import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from dgl_mgpu.errors import CheckpointError
+from dgl_mgpu.errors import CheckpointError, NonFiniteLossError
 from dgl_mgpu.placement import Plan
-from dgl_mgpu.report import ACCURACY, EpochReport, merge
+from dgl_mgpu.report import ACCURACY, EpochReport, best_epoch, merge
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.optimizer import take_state, whole_state
@@ -42,6 +45,8 @@ class Trainer(ABC):
         State dict of the epoch of best validation accuracy.
     should_stop : callable
         Asked after each step within an epoch, after the same ones on all ranks.
+    terminate_on_nan : bool
+        Whether a loss that is NaN or infinite ends the run; if not, it is warned of.
     """
 
     def __init__(
@@ -56,6 +61,7 @@ class Trainer(ABC):
         self.reports: list[EpochReport] = []
         self.best_model: dict[str, Any] = copy.deepcopy(model.state_dict())
         self.should_stop: Callable[[], bool] = lambda: False
+        self.terminate_on_nan = False
         self._batches = 0  # of all ranks, done in the epoch begun
         self._ranks = Ranks.of_all_machines()
         self._device = device
@@ -110,17 +116,24 @@ class Trainer(ABC):
         last : bool
             Whether this is the last epoch of the run.
         on_step : callable
+
+        Raises
+        ------
+        NonFiniteLossError
+            With ``terminate_on_nan``, as soon as a loss is seen that is NaN or infinite.
         """
         number = self.epoch + 1
         validate = last or number % self._eval_every == 0
-        own = self._run_epoch(number, validate, on_step)
+        watch = _LossWatch(number, self.terminate_on_nan)
+        own = self._run_epoch(number, validate, partial(watch.step, on_step))
         if own is None:
             return None
         self._batches = 0
         report = merge(self._ranks.all_gather(own))
-        if report.valid_accuracy is not None and report.valid_accuracy > self._best_valid():
-            self.best_model = copy.deepcopy(self.model.state_dict())
+        watch.epoch(report.loss)
         self.reports.append(report)
+        if report.valid_accuracy is not None and best_epoch(self.reports) is report:
+            self.best_model = copy.deepcopy(self.model.state_dict())
         return report
 
     def test(self) -> float:
@@ -211,6 +224,46 @@ class Trainer(ABC):
             torch.cuda.set_rng_state(state[:own].clone(), self._device)
         torch.set_rng_state(state[own:].clone())
 
-    def _best_valid(self) -> float:
-        validated = [r.valid_accuracy for r in self.reports if r.valid_accuracy is not None]
-        return max(validated, default=-1.0)
+
+class _LossWatch:
+    """Tells of the first loss in an epoch that is not finite, from what is shown of steps anyway.
+
+    Parameters
+    ----------
+    number : int
+        The epoch's.
+    raises : bool
+        Whether it is an error.
+    """
+
+    def __init__(self, number: int, raises: bool) -> None:
+        self._epoch = number
+        self._raises = raises
+        self._told = False
+
+    def step(
+        self, on_step: StepCallback, step: int, loss: float, accuracy: float, seeds: int
+    ) -> None:
+        """Show a step.  A mean over the epoch's steps stays NaN once one was."""
+        on_step(step, loss, accuracy, seeds)
+        # On a GPU neither is known of the first steps, and later ones are known some steps later.
+        if not math.isnan(accuracy):
+            self._look(loss, f"by step {step}")
+
+    def epoch(self, loss: float) -> None:
+        """The same of all ranks' mean."""
+        self._look(loss, "by its end")
+
+    def _look(self, loss: float, when: str) -> None:
+        if math.isfinite(loss) or self._told:
+            return
+        self._told = True
+        asked, found = f"train epoch {self._epoch}", f"the loss is {loss} {when}"
+        fix = "lower trainer.lr, use trainer.precision=float32, and look for NaN in the features"
+        if self._raises:
+            raise NonFiniteLossError(asked, found, fix)
+        warnings.warn(
+            f"{asked}: {found}; {fix}. Such an epoch is not taken for the best one; "
+            "trainer.terminate_on_nan=true ends the run.",
+            stacklevel=2,
+        )

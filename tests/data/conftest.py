@@ -28,7 +28,7 @@ def edges() -> tuple[np.ndarray, np.ndarray, int]:
     return generator.integers(0, 30, 200), generator.integers(0, 30, 200), 40
 
 
-def build(src: np.ndarray, dst: np.ndarray, num_nodes: int, **changes) -> Dataset:
+def build(src: np.ndarray, dst: np.ndarray, num_nodes: int, /, **changes) -> Dataset:
     """Return a data set over the edges, with a feature row that names each node and edge."""
     csc = from_edges(src, dst, num_nodes, with_eids=True)
     fields = {

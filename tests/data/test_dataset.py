@@ -44,6 +44,11 @@ def test_accepts_arrays_maps_and_tensors(edges, build_dataset, tmp_path):
         ({"node_features": {"feat": np.ones(40, np.longdouble)}}, "'feat' of dtype "),
         ({"edge_features": {"weight": np.ones(200, ">f4")}}, "edge feature 'weight' of dtype >f4"),
         ({"test": np.array([1], np.int32)}, "int32"),
+        ({"num_nodes": "40"}, "num_nodes='40'; pass a whole number"),
+        ({"num_nodes": 40.0}, "num_nodes=40.0"),
+        ({"num_nodes": -1}, "num_nodes=-1"),
+        ({"num_classes": "3"}, "num_classes='3'"),
+        ({"num_classes": True}, "num_classes=True"),
     ],
 )
 def test_malformed(edges, build_dataset, changes, found):

@@ -126,6 +126,8 @@ def test_self_loops_are_relations():
         ({"node_features": {"author": {"feat": np.ones(9)}}}, "a row of numbers per node"),
         ({"edges": {WRITES: relation(*EDGES[WRITES], 9, 15)}}, "author:writes:paper.*indptr"),
         ({"train": np.array([1.0])}, "float64"),
+        ({"num_nodes": NODES | {"author": "9"}}, "num_nodes of 'author'='9'; pass a whole number"),
+        ({"num_classes": 3.0}, "num_classes=3.0"),
     ],
 )
 def test_malformed(changes, found):

@@ -2,14 +2,20 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+import pickle
 import signal
 import stat
+import subprocess
+import sys
+from multiprocessing import resource_sharer
 
 import numpy as np
 import pytest
 
-from dgl_mgpu.errors import SharedMemoryError
+from dgl_mgpu.errors import SharedMemoryError, StoreClosedError
 from dgl_mgpu.store.segment import SHARED_MEMORY, Segment, require_room
+from dgl_mgpu.topology import shared_memory
+from tests.environment import search_path
 
 
 def _add_one(segment: Segment) -> None:
@@ -75,8 +81,11 @@ def test_memory_is_freed_with_the_last_reference():
 
 def test_too_little_room_is_told_before_and_at_creation(monkeypatch):
     free = os.statvfs(SHARED_MEMORY).f_bavail * os.statvfs(SHARED_MEMORY).f_frsize
-    with pytest.raises(SharedMemoryError, match=r"too few.*--shm-size"):
-        require_room(free + (1 << 30))
+    # Only where there is memory for it does a larger /dev/shm help.
+    for ram, advice in ((2 * free + (2 << 30), "--shm-size"), (free, "with more memory")):
+        monkeypatch.setattr(shared_memory, "free_host_bytes", lambda ram=ram: ram)
+        with pytest.raises(SharedMemoryError, match=f"too few.*{advice}"):
+            require_room(free + (1 << 30))
     with pytest.raises(SharedMemoryError, match="MiB too few"):
         Segment.create(free + (1 << 40))
 
@@ -102,3 +111,29 @@ def test_empty_segment():
     segment = Segment.create(0)
     assert segment.bytes.size == 0
     assert Segment.attach(segment.path, 0).nbytes == 0
+
+
+READ = """
+import pickle, sys
+import dgl_mgpu.store
+try:
+    pickle.load(open(sys.argv[1], "rb"))
+except dgl_mgpu.errors.StoreClosedError as error:
+    sys.exit("read a pickled store" not in str(error))
+"""
+
+
+def test_a_pickle_is_not_for_strangers_nor_for_twice(tmp_path):
+    segment = Segment.create(100)
+    segment.bytes[:] = 7
+    pickled, file = pickle.dumps(segment), tmp_path / "segment"
+    assert pickle.loads(pickled).bytes.tolist() == [7] * 100
+    with pytest.raises(StoreClosedError, match=r"read a pickled store.*has passed it on already"):
+        pickle.loads(pickled)
+    file.write_bytes(pickle.dumps(segment))
+    command = [sys.executable, "-c", READ, str(file)]
+    stranger = {**os.environ, "PYTHONPATH": search_path()}
+    assert subprocess.run(command, env=stranger, check=False).returncode == 0
+    # As it is when the process that has the memory ends.
+    resource_sharer.stop()
+    assert subprocess.run(command, env=stranger, check=False).returncode == 0

@@ -206,6 +206,7 @@ def test_no_room_is_told_before_anything_is_made(tmp_path, monkeypatch):
     class Full:
         f_bavail = 1
         f_frsize = 4096
+        f_flag = 0
 
     monkeypatch.setattr(os, "statvfs", lambda folder: Full)
     monkeypatch.setattr(os, "open", None)  # nothing may be created

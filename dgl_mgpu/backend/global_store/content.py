@@ -115,8 +115,8 @@ def _feature(name: str, rows: torch.Tensor, position: str) -> FeatureSource:
     return FeatureSource(rows, position)
 
 
-def of_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
-    """A graph on the CPU with its node and edge features, or InvalidInputError."""
+def require_storable(g: dgl.DGLGraph) -> None:
+    """Raise InvalidInputError unless it is a graph on the CPU."""
     if not isinstance(g, dgl.DGLGraph):
         raise InvalidInputError(
             "store a DGLGraph", f"a {type(g).__name__}", "pass a dgl.DGLGraph, or use from_dataset"
@@ -127,6 +127,11 @@ def of_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
         raise InvalidInputError(
             "store a DGLGraph", "a block", "pass the graph that blocks are sampled from"
         )
+
+
+def of_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
+    """A graph on the CPU with its node and edge features, or InvalidInputError."""
+    require_storable(g)
     sources: dict[str, Source] = {}
     # A graph may be restricted to formats that have no in-edges, by node.
     formats = g.formats()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -11,12 +11,12 @@ import numpy as np
 import torch
 
 from dgl_mgpu.backend.global_store.accesses import Accesses
+from dgl_mgpu.backend.global_store.agreement import Data, require_agreement
 from dgl_mgpu.backend.global_store.content import (
     Content,
     Embeddings,
     Schema,
     of_dataset,
-    of_dgl,
     with_ends,
     with_learned_rows,
     with_narrow_features,
@@ -37,6 +37,7 @@ from dgl_mgpu.store.planning import StoreOptions, make_blueprint
 from dgl_mgpu.store.seats import topology_of_ranks
 from dgl_mgpu.store.store import Source
 from dgl_mgpu.topology import Topology, preset, probe_shared_memory
+from dgl_mgpu.topology.shared_memory import SharedMemory
 
 #: What stores are built with beside `StoreOptions`.
 _OWN_OPTIONS = ("topology", "seed", "seeds", "edges", "embeddings")
@@ -86,7 +87,7 @@ class GlobalStore:
         """Store a DGLGraph with all its node and edge features.
 
         Collective where torch.distributed is initialised: every rank calls it.  The data is
-        read on the machine's first rank; the others may pass None.
+        read on the machine's first rank; the others pass the same, or None.
 
         Parameters
         ----------
@@ -104,8 +105,8 @@ class GlobalStore:
         embeddings : dict, optional
             Rows of numbers to be trained, by name: how many numbers each node has, or an
             :class:`~dgl_mgpu.EmbeddingSpec`, ``{"emb": 64}``; of several node types by type,
-            ``{"paper": {"emb": 64}}``.  :meth:`embedding` looks them up.  As of the data, the
-            first rank's count.
+            ``{"paper": {"emb": 64}}``.  :meth:`embedding` looks them up.  As the data: the same
+            on all ranks, or None.
         **options
             As in :class:`~dgl_mgpu.store.planning.StoreOptions`, and ``topology``: a
             :class:`~dgl_mgpu.topology.Topology`, a preset's name, or 'auto' for this machine.
@@ -117,10 +118,12 @@ class GlobalStore:
         Raises
         ------
         InvalidInputError
-            If the graph is none, or of a kind that a store does not take, or a feature cannot be
-            kept in the type that ``feature_dtypes`` names.
+            If the graph is none, or of a kind that a store does not take, or another one than on
+            the machine's first rank; or a feature cannot be kept in the type that
+            ``feature_dtypes`` names.
         ConfigError
-            If an option is unknown or out of its range, or there are more ranks than GPUs.
+            If an option is unknown or out of its range, or another one than on the machine's first
+            rank, or there are more ranks than GPUs.
         PlanDoesNotFitError
             If the memories that the options allow do not hold all rows.
         SharedMemoryError
@@ -132,8 +135,8 @@ class GlobalStore:
         RankFailedError
             If another rank failed.
         """
-        read = None if g is None else lambda: of_dgl(g, seeds)
-        return cls._build(read, seed, edges, embeddings, options)
+        data = None if g is None else Data.of_graph(g, seeds)
+        return cls._build(data, seed, edges, embeddings, options)
 
     @classmethod
     def from_dataset(
@@ -152,8 +155,9 @@ class GlobalStore:
         Parameters
         ----------
         dataset : Dataset or HeteroDataset
-            Its arrays may be memory maps: they are read in stretches.  None on ranks other than
-            the machine's first.  Its training nodes are the seeds of ``hotness='presample'``.
+            Its arrays may be memory maps: they are read in stretches.  Ranks other than the
+            machine's first pass the same, whose edges are read to be compared, or None.  Its
+            training nodes are the seeds of ``hotness='presample'``.
         seed, edges, embeddings, **options
             As for :meth:`from_dgl`.
 
@@ -161,13 +165,13 @@ class GlobalStore:
         -------
         GlobalStore
         """
-        read = None if dataset is None else lambda: of_dataset(dataset)
-        return cls._build(read, seed, edges, embeddings, options)
+        data = None if dataset is None else Data.of_dataset(dataset)
+        return cls._build(data, seed, edges, embeddings, options)
 
     @classmethod
     def _build(
         cls,
-        read: Callable[[], Content] | None,
+        given: Data | None,
         seed: int,
         edges: bool,
         embeddings: Embeddings | None,
@@ -177,6 +181,7 @@ class GlobalStore:
         topology = options.pop("topology", "auto")
         ranks = Ranks.of_this_machine()
         checked = ranks.together("read the store's options", lambda: _checked(options, seed))
+        require_agreement(ranks, given, embeddings, checked, topology, seed, edges)
         runtime = choose_runtime(checked.device, ranks)
         access = seats = None
         if runtime is not None:
@@ -186,11 +191,8 @@ class GlobalStore:
 
         def plan() -> Schema:
             nonlocal blueprint
-            if read is None:
-                raise InvalidInputError(
-                    "build a store", "no graph on the machine's first rank", "pass it there"
-                )
-            data = with_narrow_features(with_ends(read(), edges), checked.narrow_features())
+            assert given is not None  # as has been checked
+            data = with_narrow_features(with_ends(given.read(), edges), checked.narrow_features())
             data = with_learned_rows(data, embeddings)
             found = machine(topology, ranks.size, runtime, seats)
             blueprint = make_blueprint(
@@ -199,6 +201,7 @@ class GlobalStore:
                 found if access is None else with_access(found, access),
                 checked,
                 on_gpus=runtime is not None,
+                shared=SharedMemory.of_this_machine() if runtime is None else None,
             )
             blueprint = unfolded(blueprint, data.embeddings, seed)
             return data.schema

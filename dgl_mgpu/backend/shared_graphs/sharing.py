@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import operator
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import nullcontext, suppress
 from typing import Any
 
@@ -14,22 +14,22 @@ from dgl.dataloading.base import EdgePredictionSampler
 from dgl.dataloading.labor_sampler import LaborSampler
 from dgl.dataloading.neighbor_sampler import MultiLayerFullNeighborSampler, NeighborSampler
 from dgl.dataloading.shadow import ShaDowKHopSampler
-from dgl.frame import Column, Frame
+from dgl.frame import Column
 from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.backend import runner
+from dgl_mgpu.backend.global_store.agreement import frames, graph_facts, require_same
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.backend.random import next_key
 from dgl_mgpu.backend.shared_graphs.columns import (
     Passes,
     Snapshot,
     Stored,
-    Type,
     is_watched,
     stored_of,
 )
 from dgl_mgpu.backend.shared_graphs.graph import SharedGraph
-from dgl_mgpu.errors import ConfigError, InvalidInputError
+from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.store import Ranks
 
 #: Samplers that use a graph by its methods alone.  The code of others may do anything with it.
@@ -123,18 +123,13 @@ def share(loader: Any, graph: DGLGraph, indices: Any, batch_size: int) -> None:
     loader.graph = loader.collate_fn.g = SharedGraph(stored, graph)
 
 
-def _frames(graph: DGLGraph) -> Iterator[tuple[Type, Frame]]:
-    yield from zip(graph.ntypes, graph._node_frames, strict=True)
-    yield from zip(graph.canonical_etypes, graph._edge_frames, strict=True)
-
-
 def _storable(graph: DGLGraph) -> DGLGraph:
     """The graph with those of its columns that can be stored."""
-    for _, frame in _frames(graph):
+    for _, frame in frames(graph):
         for column in frame._columns.values():
             _ = column.data  # rows of another graph's column
     kept = graph.local_var()
-    for _, frame in _frames(kept):
+    for _, frame in frames(kept):
         for name, column in list(frame._columns.items()):
             # DGL's frames take anything; a table is of tensors with rows.
             if not (isinstance(column, Column) and _is_storable(column.storage)):
@@ -170,7 +165,8 @@ def _store(graph: DGLGraph, options: dict[str, Any], indices: Any, device: torch
         # A machine's ranks build a store of their own.
         ranks = Ranks.of_this_machine()
         kept = ranks.together(_ASKED, lambda: _storable(graph))
-        _compare(ranks.all_gather(_signature(kept)))
+        fix = f"load the same graph on all ranks, or {_OFF}"
+        require_same(_ASKED, ranks.all_gather(graph_facts(kept)), fix)
         # What is said to the first rank holds for all, as its data do.
         seed, options = ranks.from_first(_ASKED, lambda: (next_key()[0], options))
         if options.get("hotness") == "presample" and not options["edges"]:
@@ -178,7 +174,7 @@ def _store(graph: DGLGraph, options: dict[str, Any], indices: Any, device: torch
         store = GlobalStore.from_dgl(kept if ranks.rank == 0 else None, seed=seed, **options)
     columns = {
         of: {name: Snapshot(column.storage) for name, column in frame._columns.items()}
-        for of, frame in _frames(kept)
+        for of, frame in frames(kept)
     }
     return Stored(store, columns, Passes(seed))
 
@@ -189,30 +185,3 @@ def _seeds(indices: Any) -> Any:
         seeds = {ntype: _seeds(ids) for ntype, ids in indices.items()}
         return None if any(ids is None for ids in seeds.values()) else seeds
     return indices.cpu() if isinstance(indices, torch.Tensor) else None
-
-
-def _signature(graph: DGLGraph) -> dict[str, str]:
-    """What has to be the same of the graphs of all ranks."""
-    facts = {"the dtype of ids": str(graph.idtype)}
-    for ntype in graph.ntypes:
-        facts[f"nodes of type '{ntype}'"] = f"{graph.num_nodes(ntype):,}"
-    for etype in graph.canonical_etypes:
-        facts[f"edges of type {etype}"] = f"{graph.num_edges(etype):,}"
-    for of, frame in _frames(graph):
-        for name, column in frame._columns.items():
-            rows = column.storage
-            facts[f"feature '{name}' of {of!r}"] = f"{rows.dtype} of shape {tuple(rows.shape)}"
-    return facts
-
-
-def _compare(signatures: Sequence[Mapping[str, str]]) -> None:
-    first = signatures[0]
-    for rank, other in enumerate(signatures):
-        for what in {**first, **other}:
-            mine, its = first.get(what, "missing"), other.get(what, "missing")
-            if mine != its:
-                raise InvalidInputError(
-                    _ASKED,
-                    f"{what}: {mine} on the machine's first rank, {its} on rank {rank} of it",
-                    f"load the same graph on all ranks, or {_OFF}",
-                )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from functools import partial
 
 import torch
@@ -15,8 +14,7 @@ from dgl_mgpu.fullgraph.inference.plan import Plan
 from dgl_mgpu.fullgraph.inference.rows import ASKED, Tree, as_columns
 from dgl_mgpu.fullgraph.inference.team import Team
 from dgl_mgpu.fullgraph.inference.ways import LayerByLayer, checked_plan
-from dgl_mgpu.store.segment import SHARED_MEMORY
-from dgl_mgpu.topology.probe import free_host_bytes
+from dgl_mgpu.topology.shared_memory import free_host_bytes, free_shared_bytes
 
 
 class RepeatedInference:
@@ -79,4 +77,4 @@ class RepeatedInference:
         """Where layers' rows would be kept."""
         if self._team.machine.size == 1:
             return free_host_bytes()
-        return min(free_host_bytes(), shutil.disk_usage(SHARED_MEMORY).free)
+        return min(free_host_bytes(), free_shared_bytes())

@@ -18,7 +18,8 @@ from torch import nn
 from dgl_mgpu.errors import InvalidInputError, OutputError, SharedMemoryError
 from dgl_mgpu.fullgraph.inference.rows import ASKED, Column
 from dgl_mgpu.store import Ranks
-from dgl_mgpu.store.segment import SHARED_MEMORY, Segment
+from dgl_mgpu.store.segment import Segment
+from dgl_mgpu.topology.shared_memory import SHARED_MEMORY
 
 
 @dataclass(frozen=True)
@@ -76,10 +77,7 @@ class Team:
             except SharedMemoryError as error:
                 fix = "free space there, or pass another folder"
                 if folder is None:
-                    fix = (
-                        "make it larger (docker run --shm-size=…), use one rank alone, or pass a "
-                        "folder where that can be done"
-                    )
+                    fix = f"{error.fix}; or use one rank alone, or pass a folder with room"
                 raise OutputError(f"keep results in {place}", error.found, fix) from error
             return made[0].path
 

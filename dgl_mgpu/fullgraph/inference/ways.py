@@ -26,7 +26,7 @@ from dgl_mgpu.fullgraph.inference.plan import Plan
 from dgl_mgpu.fullgraph.inference.rows import Column, Graph, Outline, Tree, leaves, mapped
 from dgl_mgpu.fullgraph.inference.team import Team, share
 from dgl_mgpu.fullgraph.memory import free_bytes
-from dgl_mgpu.topology.probe import free_host_bytes
+from dgl_mgpu.topology.shared_memory import free_host_bytes
 
 #: Tensors as wide as the widest rows that a layer is taken to have at the same time.
 _TENSORS_AT_ONCE = 4
