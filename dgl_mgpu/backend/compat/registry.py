@@ -178,6 +178,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             "recursive_apply",
             "recursive_apply_pair",
             "remove_parent_storage_columns",
+            "restore_parent_storage_columns",
         )
     ),
     Replacement(

@@ -24,8 +24,8 @@ from dgl.base import EID
 from dgl.sampling.negative import _calc_redundancy
 
 from dgl_mgpu.backend.global_store.batch_keys import BatchKeys
+from dgl_mgpu.backend.global_store.rows import LateRows
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype, ends_table, topology_table
-from dgl_mgpu.backend.global_store.topology import StoredTopology
 from dgl_mgpu.backend.sampling.seed_edges import all_edges, edge_rows
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import SampleKey, gather_rows, negative_destinations, negative_edges
@@ -64,7 +64,7 @@ class Ends(NamedTuple):
     destinations: torch.Tensor
 
 
-class EdgeQueries(StoredTopology):
+class EdgeQueries(LateRows):
     """What a store's graph answers about its edges, as a DGLGraph does."""
 
     device: torch.device
@@ -145,7 +145,7 @@ class EdgeQueries(StoredTopology):
         Returns
         -------
         DGLGraph
-            With no features, which are fetched from the store when asked for.
+            With the features of its nodes and edges, read from the store when they are looked at.
 
         Raises
         ------
@@ -166,15 +166,20 @@ class EdgeQueries(StoredTopology):
                 ends[etype] = Ends(*self.find_edges(induced[etype], etype))
         self._batch_keys.begin_edges({":".join(etype): induced[etype] for etype in given})
         graph = dgl.heterograph(ends, self._num_nodes, idtype=self.idtype, device=self.device)
+        for etype, eids in induced.items():
+            graph.edges[etype].data[EID] = eids
+        self.add_all_rows(graph)
         if relabel_nodes:
             everything = {
                 etype: torch.arange(len(eids), dtype=self.idtype, device=self.device)
                 for etype, eids in induced.items()
             }
             graph = dgl.edge_subgraph(graph, everything, store_ids=store_ids)
-        if store_ids:
-            for etype, eids in induced.items():
+        for etype, eids in induced.items():
+            if store_ids:
                 graph.edges[etype].data[EID] = eids
+            else:
+                graph.edges[etype].data.pop(EID)
         return graph if output_device is None else graph.to(output_device)
 
     def has_edges_between(

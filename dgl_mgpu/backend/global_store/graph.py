@@ -51,6 +51,7 @@ class StoreGraph(Walks):
         self._epoch_is_set = False
         self._checked_weights = set()
         self._places = {}
+        self._features = {}
         self._fingerprints = {}
         self.device = self.view(canonical_etypes[0]).tiers.device
         # DGL's DataLoader looks here before it asks for a storage.

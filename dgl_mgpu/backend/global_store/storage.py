@@ -6,6 +6,8 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from numbers import Integral
+from typing import Any
 
 import torch
 from dgl.storages import FeatureStorage
@@ -118,10 +120,24 @@ class TableStorage(FeatureStorage):
     def __len__(self) -> int:
         return self.view.num_rows
 
-    def __getitem__(self, indices: torch.Tensor) -> torch.Tensor:
-        """The rows at ``indices``, int32 or int64, on the indices' device."""
+    def __getitem__(self, indices: Any) -> torch.Tensor:
+        """Rows, as of a tensor: by ids (int32 or int64), a mask, a slice or one id.
+
+        Rows at ids on a device are put there, others where the store is.
+        """
+        if isinstance(indices, Integral):
+            return self[torch.tensor([int(indices)])][0]
+        ids = self._ids(indices)
+        return self.fetch(ids, ids.device)
+
+    def _ids(self, indices: Any) -> torch.Tensor:
+        """Ids of rows that are named as those of a tensor are."""
+        if isinstance(indices, slice):
+            return torch.arange(*indices.indices(len(self)), device=self._table.device)
         indices = torch.as_tensor(indices)
-        return self.fetch(indices, indices.device)
+        if indices.dtype == torch.bool and indices.shape == (len(self),):
+            return indices.nonzero().flatten()
+        return indices
 
     def fetch(
         self,

@@ -18,13 +18,13 @@ from dgl.frame import Column, Frame
 from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.backend import runner
+from dgl_mgpu.backend.global_store.rows import Type
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.backend.random import next_key
 from dgl_mgpu.backend.shared_graphs.columns import (
     Passes,
     Snapshot,
     Stored,
-    Type,
     is_watched,
     stored_of,
 )
