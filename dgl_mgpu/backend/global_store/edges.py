@@ -168,7 +168,7 @@ class EdgeQueries(LateRows):
         graph = dgl.heterograph(ends, self._num_nodes, idtype=self.idtype, device=self.device)
         for etype, eids in induced.items():
             graph.edges[etype].data[EID] = eids
-        self.add_all_rows(graph)
+        self._add_all_rows(graph)
         if relabel_nodes:
             everything = {
                 etype: torch.arange(len(eids), dtype=self.idtype, device=self.device)

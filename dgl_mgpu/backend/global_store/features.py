@@ -93,9 +93,9 @@ class Features(EdgeQueries):
         return [self._store.tables[name] for name in names if name in self._store.tables]
 
     def _storage(self, key: str, of: Type) -> TableStorage:
-        found = self.storage(of, key)
+        found = self._find_storage(of, key)
         if found is None:
-            there = self.feature_names(of)
+            there = self._feature_names(of)
             kind, shown = ("nodes", of) if isinstance(of, str) else ("edges", of[1])
             raise InvalidInputError(
                 f"find feature '{key}' of {kind} of type '{shown}'",

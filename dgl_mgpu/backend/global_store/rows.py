@@ -143,14 +143,14 @@ class LateRows(StoredTopology):
     #: Features by type, of those types that were asked for, and by table.
     _features: dict[Type, dict[str, _Feature]]
 
-    def feature_names(self, of: Type) -> list[str]:
+    def _feature_names(self, of: Type) -> list[str]:
         """Names of the features of a node type or of an edge type, in full."""
         prefix = self._prefix(of)
         return [
             name.removeprefix(prefix) for name in self._store.tables if name.startswith(prefix)
         ]
 
-    def storage(self, of: Type, name: str) -> TableStorage | None:
+    def _find_storage(self, of: Type, name: str) -> TableStorage | None:
         """The storage of a feature; None if there is no such feature."""
         table = self._store.tables.get(self._prefix(of) + name)
         if table is None:
@@ -160,14 +160,14 @@ class LateRows(StoredTopology):
             name if self.is_homogeneous else f"{shown}.{name}", table, self.traffic
         )
 
-    def restore_rows(self, rows: RowsLater) -> None:
+    def _restore_rows(self, rows: RowsLater) -> None:
         """Have rows that came from another process read here."""
         for of in (*self.ntypes, *self.canonical_etypes):
             for feature in self._features_of(of).values():
                 if feature._table == rows.table:
                     rows.storage, rows.read = feature.like, feature.read
 
-    def add_rows(self, frame: Frame, of: Type, ids_name: str | None = None) -> None:
+    def _add_rows(self, frame: Frame, of: Type, ids_name: str | None = None) -> None:
         """Give a frame the features of a type, of the rows that it names or of all."""
         mine = frame._columns
         ids = None if ids_name is None else mine[ids_name].data
@@ -178,27 +178,27 @@ class LateRows(StoredTopology):
         }
         frame._columns = {**rows, **mine}
 
-    def add_all_rows(self, graph: DGLGraph, ndata: bool = True, edata: bool = True) -> None:
+    def _add_all_rows(self, graph: DGLGraph, ndata: bool = True, edata: bool = True) -> None:
         """Give a graph of all nodes the features of nodes, and of edges by their ids."""
         if ndata:
             for ntype, frame in zip(graph.ntypes, graph._node_frames, strict=True):
-                self.add_rows(frame, ntype)
+                self._add_rows(frame, ntype)
         if edata:
             for etype, frame in zip(graph.canonical_etypes, graph._edge_frames, strict=True):
-                self.add_rows(frame, etype, EID)
+                self._add_rows(frame, etype, EID)
 
-    def add_node_rows(self, block: DGLGraph) -> None:
+    def _add_node_rows(self, block: DGLGraph) -> None:
         """Give a block the features of its nodes."""
         ntypes = [*block.srctypes, *block.dsttypes]
         for ntype, frame in zip(ntypes, block._node_frames, strict=True):
-            self.add_rows(frame, ntype, NID)
+            self._add_rows(frame, ntype, NID)
 
     def _features_of(self, of: Type) -> Mapping[str, _Feature]:
         found = self._features.get(of)
         if found is None:
             found = {}
-            for name in self.feature_names(of):
-                storage = self.storage(of, name)
+            for name in self._feature_names(of):
+                storage = self._find_storage(of, name)
                 assert storage is not None
                 found[name] = _Feature(storage, self._prefix(of) + name)
             self._features[of] = found

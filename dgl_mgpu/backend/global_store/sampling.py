@@ -102,7 +102,7 @@ class Sampling(Features):
         frontier = dgl.heterograph(edges, self._num_nodes, idtype=self.idtype, device=self.device)
         for etype, sample in sampled.items():
             frontier.edges[etype].data[dgl.EID] = sample.eids
-        self.add_all_rows(frontier, copy_ndata, copy_edata)
+        self._add_all_rows(frontier, copy_ndata, copy_edata)
         return frontier if output_device is None else frontier.to(output_device)
 
     def sample_blocks(
@@ -300,9 +300,9 @@ class Sampling(Features):
         """Blocks of what was sampled, with the features of their nodes and edges."""
         blocks = dgl_blocks(sampled, self, seeds, blanks)
         for block in blocks:
-            self.add_node_rows(block)
+            self._add_node_rows(block)
             for etype, frame in zip(block.canonical_etypes, block._edge_frames, strict=True):
-                self.add_rows(frame, etype, dgl.EID)
+                self._add_rows(frame, etype, dgl.EID)
         return blocks
 
     def _destinations(

@@ -219,7 +219,7 @@ class SharedGraph(StoreGraph):
             )
         return super().edge_subgraph(edges, relabel_nodes=False, output_device=output_device)
 
-    def add_rows(self, frame: Frame, of: Type, ids_name: str | None = None) -> None:
+    def _add_rows(self, frame: Frame, of: Type, ids_name: str | None = None) -> None:
         """Give a frame the features that the graph's has, of the rows that it names or of all."""
         whole = self._frame_of(of)
         frame._initializers = whole._initializers

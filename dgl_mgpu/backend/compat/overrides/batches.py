@@ -88,7 +88,7 @@ def restore_parent_storage_columns(item: Any, g: Any) -> Any:
     """In place of DGL's: rows of a store, which a worker has not read, are read here."""
     for rows in _rows_of_a_store(item, g):
         if rows.storage is None:
-            g.restore_rows(rows)
+            g._restore_rows(rows)
     return originals[f"{_HERE}:restore_parent_storage_columns"](item, g)
 
 
