@@ -137,8 +137,8 @@ def _rows(model: nn.Module, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
     """What a model gives for the nodes that blocks end with."""
     data = blocks[0].srcdata
     # All that there is would be fetched to be looked at.
-    names = {dgl.NID, *getattr(model, "module", model).inputs}
-    return model(blocks, {name: data[name] for name in names if name in data})
+    inputs: Sequence[str] = getattr(model, "module", model).inputs
+    return model(blocks, {name: data[name] for name in (dgl.NID, *inputs) if name in data})
 
 
 def _products(pairs: dgl.DGLGraph, rows: torch.Tensor) -> torch.Tensor:

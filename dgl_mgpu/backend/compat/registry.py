@@ -524,6 +524,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "numbers all nodes on the CPU, and then refuses them for a graph on a GPU",
     ),
     Replacement(
+        "dgl.sampling.neighbor:sample_neighbors",
+        "samplers:sample_neighbors",
+        (DGL,),
+        "asks a graph for its C++ object, which a store's graph does not have",
+    ),
+    Replacement(
         "dgl.sampling.neighbor:_sample_neighbors",
         "samplers:_sample_neighbors",
         (DGL,),

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import dgl
 import numpy as np
 import torch
-from dgl.base import EID
+from dgl.base import ALL, EID, is_all
 from dgl.sampling.negative import _calc_redundancy
 
 from dgl_mgpu.backend.global_store.batch_keys import BatchKeys
@@ -117,6 +117,45 @@ class EdgeQueries(LateRows):
         if places is None:
             places = self._places[full] = _look_at_places(view, layout)
         return _ends_by_place(view, layout, places, eids)
+
+    def in_degrees(
+        self, v: torch.Tensor | int = ALL, etype: str | CanonicalEtype | None = None
+    ) -> torch.Tensor | int:
+        """How many in-edges nodes have.
+
+        Parameters
+        ----------
+        v : Tensor or int, optional
+            Node ids in the graph's idtype, shape (n,); all of the edge type's destinations by
+            default.
+        etype : str or (str, str, str), optional
+
+        Returns
+        -------
+        Tensor, the graph's idtype, shape (n,), or int
+            On the store's device.
+
+        Raises
+        ------
+        InvalidInputError
+        IdOutOfRangeError
+            Of ids on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
+        """
+        full = self.to_canonical_etype(etype)
+        view, asked = self.view(full), f"count in-edges of type {full}"
+        if is_all(v):
+            ids = torch.arange(view.num_rows, device=self.device)
+        else:
+            ids = self._checked(v, view.num_rows, asked, "node")
+        if not len(ids):
+            return ids.to(self.idtype)
+        bounds = _bounds(view, self._edge_ids(full))
+        behind = with_fields(bounds, pointers=bounds.pointers + bounds.row_bytes)
+        ends, begins = (
+            gather_rows(each, ids).view(len(ids), -1)[:, 0] for each in (behind, bounds)
+        )
+        degrees = (ends - begins).to(self.idtype)
+        return int(degrees[0]) if isinstance(v, Integral) else degrees
 
     def edge_subgraph(
         self,

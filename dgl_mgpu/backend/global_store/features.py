@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from dgl_mgpu.backend.errors import UnknownFeatureError
 from dgl_mgpu.backend.global_store.edges import EdgeQueries
 from dgl_mgpu.backend.global_store.rows import Type
 from dgl_mgpu.backend.global_store.storage import TableStorage
@@ -13,7 +14,7 @@ from dgl_mgpu.backend.global_store.tables import (
     edge_table,
     feature_of,
 )
-from dgl_mgpu.errors import InvalidInputError, nearest
+from dgl_mgpu.errors import nearest
 from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import Table
@@ -22,8 +23,8 @@ from dgl_mgpu.store import Table
 class Features(EdgeQueries):
     """What a store's graph has of features, as DGL's DataLoader asks for it."""
 
-    #: Edge features that were found to be weights.
-    _checked_weights: set[str]
+    #: Edge features that were found to be weights, as they were then.
+    _checked_weights: dict[str, list[int]]
 
     def get_node_storage(self, key: str, ntype: str | None = None) -> TableStorage:
         """The storage of node feature ``key``.
@@ -79,13 +80,14 @@ class Features(EdgeQueries):
         InvalidWeightError
             If a weight is NaN, infinite or negative, or all are zero at some node.
         """
-        if prob in self._checked_weights:
+        versions = [table.version for table in self.weight_tables(prob)]
+        if self._checked_weights.get(prob) == versions:
             return
         for etype in self.canonical_etypes:
             weights = self._weights(etype, prob)
             if weights is not None:
                 check_weights(self.view(etype), weights)
-        self._checked_weights.add(prob)
+        self._checked_weights[prob] = versions
 
     def weight_tables(self, prob: str) -> list[Table]:
         """Where edge feature ``prob`` is, of the edge types that have it."""
@@ -97,7 +99,7 @@ class Features(EdgeQueries):
         if found is None:
             there = self._feature_names(of)
             kind, shown = ("nodes", of) if isinstance(of, str) else ("edges", of[1])
-            raise InvalidInputError(
+            raise UnknownFeatureError(
                 f"find feature '{key}' of {kind} of type '{shown}'",
                 f"the store holds {there}" if there else "the store holds none of theirs",
                 (f"{nearest(key, there)} " if there else "")

@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import dgl
 
 from dgl_mgpu.backend.global_store.batch_keys import BatchKeys
+from dgl_mgpu.backend.global_store.data import FeatureViews
 from dgl_mgpu.backend.global_store.storage import Traffic
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype
-from dgl_mgpu.backend.global_store.walks import Walks
 from dgl_mgpu.backend.sampling.dataloading import serve_dataloading
 from dgl_mgpu.errors import StoreClosedError, UnsupportedByStoreError
 from dgl_mgpu.ops.check import check_integer
@@ -20,7 +20,7 @@ from dgl_mgpu.store import Store
 GRAPH_NAMES = frozenset(dir(dgl.DGLGraph)) | {"_graph", "_node_frames", "_edge_frames"}
 
 
-class StoreGraph(Walks):
+class StoreGraph(FeatureViews):
     """A graph whose topology and features live in a store.
 
     Implements the part of DGL's graph interface that its DataLoader, neighbour samplers, samplers
@@ -51,7 +51,7 @@ class StoreGraph(Walks):
         self._epoch_is_set = False
         #: Over DataLoaders, whose epochs were not set.
         self._num_passes = 0
-        self._checked_weights = set()
+        self._checked_weights = {}
         self._places = {}
         self._features = {}
         self._fingerprints = {}
@@ -73,9 +73,9 @@ class StoreGraph(Walks):
                 f"use '{name}' of a store's graph",
                 "the store serves sampling and features, not all of a DGLGraph",
                 "sample with NeighborSampler, as_edge_prediction_sampler, PinSAGESampler, "
-                "random_walk or its sample_neighbors, read features with get_node_storage, and use "
-                "the DGLGraph itself for the rest, and for ClusterGCN's, SAINT's, ShaDow's and "
-                "LABOR's samplers",
+                "random_walk or sample_neighbors, read features with ndata['feat'][ids], and use the "
+                "DGLGraph itself for the rest, and for ClusterGCN's, SAINT's, ShaDow's and LABOR's "
+                "samplers",
             )
         raise AttributeError(f"'StoreGraph' object has no attribute '{name}'")
 

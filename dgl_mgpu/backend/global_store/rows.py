@@ -146,9 +146,7 @@ class LateRows(StoredTopology):
     def _feature_names(self, of: Type) -> list[str]:
         """Names of the features of a node type or of an edge type, in full."""
         prefix = self._prefix(of)
-        return [
-            name.removeprefix(prefix) for name in self._store.tables if name.startswith(prefix)
-        ]
+        return [name.removeprefix(prefix) for name in self._store.tables if name.startswith(prefix)]
 
     def _find_storage(self, of: Type, name: str) -> TableStorage | None:
         """The storage of a feature; None if there is no such feature."""
@@ -156,9 +154,7 @@ class LateRows(StoredTopology):
         if table is None:
             return None
         shown = of if isinstance(of, str) else of[1]
-        return TableStorage(
-            name if self.is_homogeneous else f"{shown}.{name}", table, self.traffic
-        )
+        return TableStorage(name if self.is_homogeneous else f"{shown}.{name}", table, self.traffic)
 
     def _restore_rows(self, rows: RowsLater) -> None:
         """Have rows that came from another process read here."""
@@ -181,7 +177,8 @@ class LateRows(StoredTopology):
     def _add_all_rows(self, graph: DGLGraph, ndata: bool = True, edata: bool = True) -> None:
         """Give a graph of all nodes the features of nodes, and of edges by their ids."""
         if ndata:
-            for ntype, frame in zip(graph.ntypes, graph._node_frames, strict=True):
+            ntypes: list[str] = graph.ntypes
+            for ntype, frame in zip(ntypes, graph._node_frames, strict=True):
                 self._add_rows(frame, ntype)
         if edata:
             for etype, frame in zip(graph.canonical_etypes, graph._edge_frames, strict=True):
@@ -189,7 +186,7 @@ class LateRows(StoredTopology):
 
     def _add_node_rows(self, block: DGLGraph) -> None:
         """Give a block the features of its nodes."""
-        ntypes = [*block.srctypes, *block.dsttypes]
+        ntypes: list[str] = [*block.srctypes, *block.dsttypes]
         for ntype, frame in zip(ntypes, block._node_frames, strict=True):
             self._add_rows(frame, ntype, NID)
 

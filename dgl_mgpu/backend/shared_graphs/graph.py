@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from dgl import backend as F
-from dgl.base import EID, NID
+from dgl.base import EID
 from dgl.frame import Column, Frame
 from dgl.heterograph import DGLGraph
 from dgl.utils import gather_pinned_tensor_rows, set_new_frames
@@ -20,15 +19,22 @@ from dgl_mgpu.backend.global_store.tables import CanonicalEtype, Nodes, edge_tab
 from dgl_mgpu.backend.sampling.views import scalars_view
 from dgl_mgpu.backend.shared_graphs.columns import Snapshot, Stored, is_watched
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
-from dgl_mgpu.ops import EtypeBlock, check_weights
+from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
 
 #: What is read of a DGLGraph without its memory being pinned for a GPU.
-_NEEDS_NO_PINNING = (
-    {"ndata", "edata", "srcdata", "dstdata", "nodes", "edges", "srcnodes", "dstnodes"}
-    | {"_node_frames", "_edge_frames", "node_attr_schemes", "edge_attr_schemes"}
-    | {"get_ntype_id", "get_etype_id", "srctypes", "dsttypes", "is_block"}
-)
+_NEEDS_NO_PINNING = {"_node_frames", "_edge_frames", "node_attr_schemes", "edge_attr_schemes"} | {
+    "get_ntype_id",
+    "get_etype_id",
+    "srctypes",
+    "dsttypes",
+    "is_block",
+}
+
+
+def _of_original(name: str) -> Any:
+    return property(lambda self: getattr(self.original, name))
+
 
 FrameOrColumn = TypeVar("FrameOrColumn", Frame, Column)
 
@@ -61,6 +67,18 @@ class SharedGraph(StoreGraph):
         self._gpu_caches = original._gpu_caches
         # For each name of weights, what they were when they were looked at, and what was found.
         self._weights_seen: dict[str, tuple[list[Snapshot | None], bool]] = {}
+
+    # What a store's graph has itself, and a script's has otherwise.
+    ndata, edata, nodes, edges, srcdata, dstdata, srcnodes, dstnodes = (
+        _of_original(name)
+        for name in (
+            "ndata", "edata", "nodes", "edges", "srcdata", "dstdata", "srcnodes", "dstnodes"
+        )
+    )  # fmt: skip
+
+    def in_degrees(self, *arguments: Any, **options: Any) -> Any:
+        """As the script's graph says."""
+        return self._pinned().in_degrees(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:  # type: ignore[override]
         if name not in GRAPH_NAMES:

@@ -55,7 +55,7 @@ def init_loader(
         if is_shared and device is None and not _has_gpu():
             device = graph.device  # else DGL asks CUDA for one
     if use_uva and type(given) is DGLGraph:
-        _require_gpu()
+        _require_gpu(graph_sampler)
     originals["dgl.dataloading.dataloader:DataLoader.__init__"](
         self,
         given,
@@ -106,12 +106,20 @@ def _has_gpu() -> bool:
     return can_pin()
 
 
-def _require_gpu() -> None:
+def _require_gpu(sampler: Any) -> None:
     if not _has_gpu():
+        from dgl_mgpu.backend.shared_graphs import can_be_served
+
+        fix = "leave use_uva out, and use device='cpu'"
+        if can_be_served(sampler):
+            fix += (
+                "; or run python -m dgl_mgpu --store=on SCRIPT, which keeps the graph in a store in "
+                "the host's memory"
+            )
         raise UnavailableError(
             "make a DataLoader with use_uva=True",
             "torch sees no GPU that could read a graph which is pinned",
-            "leave use_uva out, and use device='cpu'",
+            fix,
         )
 
 
