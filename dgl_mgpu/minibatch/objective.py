@@ -137,7 +137,7 @@ def _rows(model: nn.Module, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
     """What a model gives for the nodes that blocks end with."""
     data = blocks[0].srcdata
     # All that there is would be fetched to be looked at.
-    inputs: Sequence[str] = getattr(model, "module", model).inputs
+    inputs: Any = getattr(model, "module", model).inputs
     return model(blocks, {name: data[name] for name in (dgl.NID, *inputs) if name in data})
 
 

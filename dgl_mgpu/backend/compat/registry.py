@@ -561,6 +561,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "DGL's samplers make empty arrays on the graph's device: on a GPU they are tensors",
     ),
     Replacement(
+        "dgl.ndarray:create_shared_mem_array",
+        "shared_memory:create_shared_mem_array",
+        (DGL,),
+        "its memory stays in /dev/shm if a tensor of it is alive when the process ends",
+    ),
+    Replacement(
         "dgl.utils.internal:alias_func",
         "transforms:alias_func",
         (DGL,),

@@ -64,7 +64,7 @@ class StoredData(MutableMapping[str, Any]):
         raise UnsupportedByStoreError(
             f"remove feature '{name}' of a store's graph",
             "memory was laid out when it was built",
-            "leave the feature out of the graph before from_dgl; one that nobody reads costs no time",
+            "leave the feature out of the graph before from_dgl",
         )
 
     def __contains__(self, name: object) -> bool:
@@ -113,7 +113,7 @@ class StoredEdges:
         raise UnsupportedByStoreError(
             "list all edges of a store's graph",
             "they are not in one piece of memory",
-            "find some by their ids, find_edges(ids), or by their ends, sample_neighbors(nodes, -1)",
+            "find some by ids, find_edges(ids), or by destinations, sample_neighbors(nodes, -1)",
         )
 
     def __getitem__(self, etype: Any) -> EdgeSpace:

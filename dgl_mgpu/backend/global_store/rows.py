@@ -158,7 +158,8 @@ class LateRows(StoredTopology):
 
     def _restore_rows(self, rows: RowsLater) -> None:
         """Have rows that came from another process read here."""
-        for of in (*self.ntypes, *self.canonical_etypes):
+        types: list[Type] = [*self.ntypes, *self.canonical_etypes]
+        for of in types:
             for feature in self._features_of(of).values():
                 if feature._table == rows.table:
                     rows.storage, rows.read = feature.like, feature.read
@@ -184,11 +185,13 @@ class LateRows(StoredTopology):
             for etype, frame in zip(graph.canonical_etypes, graph._edge_frames, strict=True):
                 self._add_rows(frame, etype, EID)
 
-    def _add_node_rows(self, block: DGLGraph) -> None:
-        """Give a block the features of its nodes."""
+    def _add_block_rows(self, block: DGLGraph) -> None:
+        """Give a block the features of its nodes and edges, by their ids."""
         ntypes: list[str] = [*block.srctypes, *block.dsttypes]
         for ntype, frame in zip(ntypes, block._node_frames, strict=True):
             self._add_rows(frame, ntype, NID)
+        for etype, frame in zip(block.canonical_etypes, block._edge_frames, strict=True):
+            self._add_rows(frame, etype, EID)
 
     def _features_of(self, of: Type) -> Mapping[str, _Feature]:
         found = self._features.get(of)

@@ -300,9 +300,7 @@ class Sampling(Features):
         """Blocks of what was sampled, with the features of their nodes and edges."""
         blocks = dgl_blocks(sampled, self, seeds, blanks)
         for block in blocks:
-            self._add_node_rows(block)
-            for etype, frame in zip(block.canonical_etypes, block._edge_frames, strict=True):
-                self._add_rows(frame, etype, dgl.EID)
+            self._add_block_rows(block)
         return blocks
 
     def _destinations(

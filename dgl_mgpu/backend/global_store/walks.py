@@ -243,7 +243,6 @@ class Walks(Sampling):
             sampled = [visited_block(each, etype) for each in visited]
             filled = dgl_blocks(sampled, self, seeds, blanks)
             for block, each in zip(filled, visited, strict=True):
-                self._add_node_rows(block)
                 block.edata[_VISITS] = each.counts
             return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
 

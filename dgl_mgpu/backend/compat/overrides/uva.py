@@ -113,8 +113,8 @@ def _require_gpu(sampler: Any) -> None:
         fix = "leave use_uva out, and use device='cpu'"
         if can_be_served(sampler):
             fix += (
-                "; or run python -m dgl_mgpu --store=on SCRIPT, which keeps the graph in a store in "
-                "the host's memory"
+                "; or run python -m dgl_mgpu --store=on SCRIPT, which keeps the graph in a store "
+                "in the host's memory"
             )
         raise UnavailableError(
             "make a DataLoader with use_uva=True",
