@@ -74,8 +74,8 @@ class StoreGraph(FeatureViews):
                 "the store serves sampling and features, not all of a DGLGraph",
                 "sample with NeighborSampler, as_edge_prediction_sampler, PinSAGESampler, "
                 "random_walk or sample_neighbors, read features with ndata['feat'][ids], and use "
-                "the DGLGraph itself for the rest, and for ClusterGCN's, SAINT's, ShaDow's and LABOR's "
-                "samplers",
+                "the DGLGraph itself for the rest, and for ClusterGCN's, SAINT's, ShaDow's and "
+                "LABOR's samplers",
             )
         raise AttributeError(f"'StoreGraph' object has no attribute '{name}'")
 
