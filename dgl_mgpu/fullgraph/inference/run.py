@@ -92,9 +92,11 @@ def inference(
     ------
     InvalidInputError
         If an argument is none of these, if the model takes one graph and not a list of blocks, if
-        its layers cannot be counted, or if they cannot be computed one by one: a module that gets a block has to return a row for each of the
-        block's destination nodes, and all message passing has to be in such modules.  Skip
-        connections and what reads several layers' results (jumping knowledge) are no obstacle.
+        its layers cannot be counted, or if they cannot be computed one by one: a module that gets a
+        block has to return a row for each of the block's destination nodes, and all message passing
+        has to be in such modules.  Skip connections and what reads several layers' results (jumping
+        knowledge) are no obstacle.  What the model itself raises, as torch does for rows of the
+        wrong width, comes out as it is.
     UnsupportedByPartitionError
         If a partitioned graph is to be done layer by layer.
     DeviceMemoryError
