@@ -32,6 +32,7 @@ class StoredData(MutableMapping[str, Any]):
         self._graph, self._types = graph, list(types)
 
     def __getitem__(self, name: str) -> Any:
+        """A feature: a ``TableStorage``, or those of all types that have it, by type."""
         if len(self._types) == 1:
             return self._graph._storage(name, self._types[0])
         found = {of: self._graph._find_storage(of, name) for of in self._types}
@@ -100,6 +101,7 @@ class StoredNodes:
         return torch.arange(count, dtype=graph.idtype, device=graph.device)
 
     def __getitem__(self, ntype: str | None) -> NodeSpace:
+        """Features of a type, as ``.data``."""
         return NodeSpace(data=StoredData(self._graph, [self._graph._only_ntype(ntype)]))
 
 
@@ -117,6 +119,7 @@ class StoredEdges:
         )
 
     def __getitem__(self, etype: Any) -> EdgeSpace:
+        """Features of a type, as ``.data``."""
         return EdgeSpace(data=StoredData(self._graph, [self._graph.to_canonical_etype(etype)]))
 
 

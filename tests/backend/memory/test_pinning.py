@@ -448,7 +448,7 @@ def test_a_dataloader_that_is_to_pin_without_a_gpu_says_what_to_leave_out(where)
         )
     # Of this sampler a store does not have all that it needs.
     sampler = dgl.dataloading.SAINTSampler("node", 4)
-    with pytest.raises(UnavailableError, match="use device='cpu'$"):
+    with pytest.raises(UnavailableError, match=r"use device='cpu'$"):
         dgl.dataloading.DataLoader(
             dgl.rand_graph(50, 300), torch.arange(50), sampler, use_uva=True, **where
         )
