@@ -265,6 +265,23 @@ def test_dgls_function_samples_a_store_as_its_method_does():
             dgl.sampling.sample_neighbors(graph, [3], 1, edge_dir="out")
 
 
+@pytest.mark.parametrize("on_tensors", [False, True])
+def test_blocks_that_are_made_of_a_frontier(on_tensors):
+    for g, seeds in (
+        (node_graph("cpu"), torch.arange(30)),
+        (typed_graph("cpu"), {"user": torch.arange(9), "item": torch.arange(4)}),
+    ):
+        with dgl_mgpu.GlobalStore.from_dgl(g) as store, graphs_on_tensors(on_tensors):
+            frontier = store.graph.sample_neighbors(seeds, 3)
+            eids = {etype: frontier.edges[etype].data[dgl.EID] for etype in g.canonical_etypes}
+            block = dgl.to_block(frontier, seeds)
+            for etype, ids in eids.items():
+                block.edges[etype].data[dgl.EID] = ids
+            assert not store.graph.traffic.take().rows
+            assert_rows_are(g, block)
+            assert store.graph.traffic.take().rows
+
+
 @pytest.mark.parametrize("ordered", [False, True])
 @pytest.mark.parametrize("options", [{}, {"gpu_memory": "2KiB"}])
 def test_in_degrees(ordered, options):
