@@ -436,7 +436,7 @@ def test_weights_that_were_written_are_checked_anew():
         store.graph.edata["weight"] = weights
         [(_, _, [block])] = loader
         assert set(block.edata[dgl.EID].tolist()) <= set(eids.tolist())
-        store.graph.edata["weight"][int(eids[0])] = -1.0
+        store.graph.edata["weight"][int(eids[-1])] = -1.0  # at a node that is not sampled
         with pytest.raises(InvalidInputError, match="negative"):
             next(iter(loader))
 
