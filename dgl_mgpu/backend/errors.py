@@ -19,6 +19,10 @@ class UnknownIdError(IdOutOfRangeError, DGLError):
     """A node or edge id is negative or not smaller than the number of nodes or edges."""
 
 
+class UnknownFeatureError(InvalidInputError, KeyError):
+    """A graph has no feature of this name."""
+
+
 class InvalidEdgeWeightError(InvalidWeightError, DGLError):
     """Edge weights hold NaN, infinity or a negative value, or are all zero at some node."""
 

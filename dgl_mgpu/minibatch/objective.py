@@ -135,7 +135,10 @@ class LinkPrediction(Objective):
 
 def _rows(model: nn.Module, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
     """What a model gives for the nodes that blocks end with."""
-    return model(blocks, dict(blocks[0].srcdata))
+    data = blocks[0].srcdata
+    # All that there is would be fetched to be looked at.
+    inputs: Any = getattr(model, "module", model).inputs
+    return model(blocks, {name: data[name] for name in (dgl.NID, *inputs) if name in data})
 
 
 def _products(pairs: dgl.DGLGraph, rows: torch.Tensor) -> torch.Tensor:

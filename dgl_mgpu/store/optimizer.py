@@ -28,7 +28,12 @@ from dgl_mgpu.ops.scatter.op import Rule
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.placement import HOST, TablePlan
 from dgl_mgpu.store.exchange import Ranks, error_text, rank_failed
+from dgl_mgpu.store.format import RowFormat
+from dgl_mgpu.store.source import narrowed
 from dgl_mgpu.store.table import Table
+
+#: Of rows that a rank brings at a time, of a table that is replaced.
+_STRETCH_BYTES = 32 << 20
 
 
 def write_rows(
@@ -43,7 +48,8 @@ def write_rows(
     ids : Tensor, int32 or int64, shape (n,)
         This rank's rows; n may differ between ranks and be 0.  Of rows for the same id the last
         one of the last rank is kept.
-    rows : Tensor, of the table's dtype, shape (n, *row_shape)
+    rows : Tensor, shape (n, *row_shape)
+        Of the dtype of the rows that the table was built from.
     ranks : Ranks, optional
         Those that take part, by default all ranks of the job, on all machines.
 
@@ -51,7 +57,8 @@ def write_rows(
     ------
     InvalidInputError
         If the table is one of topology or has rows on disk, an argument has the wrong dtype
-        or shape, or ranks change different tables.
+        or shape, the type in which rows are kept has no such numbers, or ranks change different
+        tables.
     IdOutOfRangeError
         If an id is no row.
     StoreClosedError
@@ -64,6 +71,20 @@ def write_rows(
     changes = _Changes([table], ranks or Ranks.of_all_machines(), asked)
     every_id, every_row = changes.of_all_ranks(ids, rows, "new rows")
     changes.make(lambda: scatter_rows(_row_view(table, asked), every_id, every_row, shares))
+
+
+def replace_rows(table: Table, rows: torch.Tensor, ranks: Ranks | None = None) -> None:
+    """Replace all rows of a table, on all ranks together.
+
+    Parameters, but for the same rows on all ranks, and errors are those of :func:`write_rows`.
+    """
+    ranks = ranks or Ranks.of_all_machines()
+    step = max(1, _STRETCH_BYTES // max(table.row_bytes, 1)) * ranks.size
+    for begin in range(0, len(rows), step):
+        # Each rank brings a share of them.
+        mine = slice(begin + ranks.rank, begin + step, ranks.size)
+        ids = torch.arange(*mine.indices(len(rows)))
+        write_rows(table, ids, rows[mine], ranks)
 
 
 class SparseOptimizer(ABC):
@@ -255,12 +276,16 @@ class _Changes:
             device.raise_faults(self._device, wait=True)
         ids = check_ids(ids, self._asked).to(self._device)
         shape = (len(ids), *view.row_shape)
-        if tuple(values.shape) != shape or values.dtype != view.dtype:
+        layout = self._tables[0].format
+        assert isinstance(layout, RowFormat)
+        if tuple(values.shape) != shape or values.dtype != layout.given:
             raise InvalidInputError(
                 self._asked,
                 f"{len(ids)} ids with values of shape {tuple(values.shape)} and {values.dtype}",
-                f"pass values of shape {shape} and {view.dtype}",
+                f"pass values of shape {shape} and {layout.given}",
             )
+        if layout.dtype != layout.given:
+            values = narrowed(values.detach(), layout.dtype, "rows")
         bad = ((ids < 0) | (ids >= view.num_rows)).nonzero()
         if len(bad):
             raise_at_bad_id([int(bad[0])], ids, view.num_rows, self._asked)
@@ -288,7 +313,8 @@ def _shares(plan: TablePlan, rank: int, asked: str) -> list[tuple[int, int]]:
             raise InvalidInputError(
                 asked,
                 f"{tier.num_rows} rows of table '{plan.name}' on disk",
-                "place tables that change in GPU or host memory",
+                "place tables that change in GPU or host memory: build the store with more of it, "
+                "or without disk_path",
             )
         for part in range(tier.parts):
             holders = [reads[part] if tier.memory == "gpu" else HOST for reads in tier.source]

@@ -88,12 +88,12 @@ class FeatureSource:
                 return found.reshape(-1).view(np.uint8)
             rows = torch.from_numpy(found)
         if is_narrowed:
-            rows = _narrowed(rows, self.dtype, self.name)
+            rows = narrowed(rows, self.dtype, self.name)
         # NumPy lacks bfloat16 and float8; as bytes every type is the same.
         return rows.flatten().view(torch.uint8).numpy()
 
 
-def _narrowed(rows: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
+def narrowed(rows: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
     """Rows in another floating-point type, or InvalidInputError beyond its range."""
     narrowed, largest = rows.to(dtype), torch.finfo(dtype).max
     ends = torch.stack(rows.aminmax()) if rows.numel() else rows

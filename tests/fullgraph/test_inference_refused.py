@@ -180,18 +180,64 @@ class _Looking(nn.Module):
 @pytest.mark.parametrize("options", [{}, {"num_layers": 1}, {"num_layers": 1, "layerwise": False}])
 @pytest.mark.parametrize("inside", [False, True])
 @pytest.mark.parametrize("look", [lambda block: block.srcdata["x"], lambda block: block.edata["w"]])
-def test_features_that_a_stores_blocks_do_not_have(look, inside, options, monkeypatch):
+def test_features_that_a_model_looks_for_on_blocks(look, inside, options, monkeypatch):
     monkeypatch.setattr(cuda, "find_runtime", lambda: None)
     g = homogeneous()
     model = made(lambda: _Looking(look, inside))
-    with (
-        dgl_mgpu.GlobalStore.from_dgl(g) as store,
-        pytest.raises(InvalidInputError, match=r"asks for '[xw]', .*; pass the DGLGraph"),
-    ):
-        dgl_mgpu.inference(model, store.graph, "x", **options)
-    assert_equal(
-        dgl_mgpu.inference(model, g, "x", **options), expected_of(model, g, g.ndata["x"], 1)
-    )
+    expected = expected_of(model, g, g.ndata["x"], 1)
+    with dgl_mgpu.GlobalStore.from_dgl(g) as store:
+        for graph in (store.graph, g):
+            assert_equal(dgl_mgpu.inference(model, graph, "x", **options), expected)
+
+
+class _Selecting(nn.Module):
+    """Takes its input from the blocks, and weighs what comes along edges."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = SAGEConv(WIDTH, HIDDEN, "mean")
+        self.second = GraphConv(HIDDEN, 2, norm="none", allow_zero_in_degree=True)
+
+    def forward(self, blocks, _):
+        hidden = self.first(blocks[0], blocks[0].srcdata["x"])
+        return self.second(blocks[1], hidden, edge_weight=blocks[1].edata["w"].squeeze(1))
+
+
+@pytest.mark.parametrize("layerwise", [True, False])
+def test_a_model_that_reads_its_input_from_a_stores_blocks(layerwise, monkeypatch):
+    monkeypatch.setattr(cuda, "find_runtime", lambda: None)
+    g = homogeneous()
+    model = made(_Selecting)
+    with dgl_mgpu.GlobalStore.from_dgl(g) as store:
+        found = dgl_mgpu.inference(model, store.graph, "x", layerwise=layerwise)
+    assert_equal(found, expected_of(model, g, g.ndata["x"], 2))
+
+
+class _OfOneGraph(nn.Module):
+    """Takes a graph in place of blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = SAGEConv(WIDTH, 2, "mean")
+
+    def forward(self, graph, x):
+        return self.first(graph, x)
+
+
+class _OfBoth(_OfOneGraph):
+    """Takes a graph or blocks."""
+
+    def forward(self, graph, x):
+        return super().forward(graph if hasattr(graph, "local_scope") else graph[0], x)
+
+
+@pytest.mark.parametrize("options", [{}, {"num_layers": 1}, {"layerwise": True}])
+def test_a_model_that_takes_one_graph_is_told_so(options):
+    g = homogeneous()
+    with pytest.raises(InvalidInputError, match=r"'local_scope' .* as of one graph, .*\(blocks, x"):
+        dgl_mgpu.inference(made(_OfOneGraph), g, "x", **options)
+    model = made(_OfBoth)
+    assert_equal(dgl_mgpu.inference(model, g, "x"), model(g, g.ndata["x"]))
 
 
 def test_a_key_error_of_the_models_own_over_a_store(monkeypatch):
@@ -248,8 +294,20 @@ def test_modes_and_modules_are_restored_after_an_error():
 
 def test_wrong_widths_are_told_before_all_nodes_are_read():
     g = homogeneous()
-    with pytest.raises(InvalidInputError, match="raised"):
-        dgl_mgpu.inference(made(MODELS["gin"]), g, g.ndata["x"][:, :2])
+    model = made(MODELS["gin"])
+    for columns in (g.ndata["x"][:, :2], torch.cat(2 * [g.ndata["x"]], 1)):
+        with pytest.raises(RuntimeError, match="mat1 and mat2") as found:
+            dgl_mgpu.inference(model, g, columns)
+        # It is torch's error, and nothing is said of layers that are counted.
+        assert type(found.value) is RuntimeError and found.value.__cause__ is None
+        assert not getattr(found.value, "__notes__", [])
+
+
+def test_wrong_widths_of_later_layers_may_be_blocks_too_many():
+    model = made(lambda: Stack(SAGEConv(WIDTH, HIDDEN, "mean"), SAGEConv(HIDDEN + 1, 2, "mean")))
+    with pytest.raises(RuntimeError, match="mat1 and mat2") as found:
+        dgl_mgpu.inference(model, homogeneous(), "x")
+    assert "pass num_layers" in found.value.__notes__[0]
 
 
 @pytest.mark.parametrize(

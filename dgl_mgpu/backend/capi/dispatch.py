@@ -17,6 +17,7 @@ from typing import Any
 from dgl._ffi.function import Function
 
 from dgl_mgpu.backend.capi import record
+from dgl_mgpu.backend.capi.ids import CHECKS
 from dgl_mgpu.backend.capi.table import TAKE_HOST_GRAPHS, Place, find_entry
 from dgl_mgpu.backend.errors import as_dgl_error
 from dgl_mgpu.backend.originals import originals
@@ -30,11 +31,14 @@ class Dispatcher(Function):
     def __init__(self, name: str, handle: Any) -> None:
         super().__init__(handle, False)
         self.name = name
+        self._check = CHECKS.get(name.partition("_CAPI_")[2])
 
     def __call__(self, *arguments: Any) -> Any:
         for argument in arguments:
             if isinstance(argument, MAY_BE_OURS) and is_ours(argument):
                 return self._ours(arguments)
+        if self._check is not None:
+            self._check(*arguments)
         return super().__call__(*arguments)
 
     def _ours(self, arguments: tuple[Any, ...]) -> Any:

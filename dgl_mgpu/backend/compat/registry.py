@@ -178,6 +178,7 @@ REPLACEMENTS: tuple[Replacement, ...] = (
             "recursive_apply",
             "recursive_apply_pair",
             "remove_parent_storage_columns",
+            "restore_parent_storage_columns",
         )
     ),
     Replacement(
@@ -523,6 +524,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "numbers all nodes on the CPU, and then refuses them for a graph on a GPU",
     ),
     Replacement(
+        "dgl.sampling.neighbor:sample_neighbors",
+        "samplers:sample_neighbors",
+        (DGL,),
+        "asks a graph for its C++ object, which a store's graph does not have",
+    ),
+    Replacement(
         "dgl.sampling.neighbor:_sample_neighbors",
         "samplers:_sample_neighbors",
         (DGL,),
@@ -552,6 +559,12 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "arrays:array",
         (DGL,),
         "DGL's samplers make empty arrays on the graph's device: on a GPU they are tensors",
+    ),
+    Replacement(
+        "dgl.ndarray:create_shared_mem_array",
+        "shared_memory:create_shared_mem_array",
+        (DGL,),
+        "its memory stays in /dev/shm if a tensor of it is alive when the process ends",
     ),
     Replacement(
         "dgl.utils.internal:alias_func",

@@ -21,7 +21,8 @@ class BatchKeys:
     nor the hop: a call whose seed nodes begin with those of the call before it, in the same
     epoch, is that call's next hop (DGL keeps seeds first when it relabels).
 
-    The epoch is set by :meth:`StoreGraph.set_epoch`; otherwise a DataLoader counts its own.
+    The epoch is set by :meth:`StoreGraph.set_epoch`; otherwise passes over a store's DataLoaders
+    are counted.
     """
 
     def __init__(self, seed: int) -> None:

@@ -106,6 +106,12 @@ def _of_homogeneous(dataset: Dataset) -> Content:
 
 
 def _feature(name: str, rows: torch.Tensor, position: str) -> FeatureSource:
+    if rows.layout != torch.strided:
+        raise InvalidInputError(
+            "store a DGLGraph",
+            f"feature '{name}' of layout {rows.layout}, whose rows are not all of one size",
+            f"store it as rows of numbers: data['{name}'].to_dense()",
+        )
     if rows.numel() == 0 and len(rows):
         raise InvalidInputError(
             "store a DGLGraph",

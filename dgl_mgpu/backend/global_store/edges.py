@@ -20,12 +20,12 @@ from typing import Any, NamedTuple
 import dgl
 import numpy as np
 import torch
-from dgl.base import EID
+from dgl.base import ALL, EID, is_all
 from dgl.sampling.negative import _calc_redundancy
 
 from dgl_mgpu.backend.global_store.batch_keys import BatchKeys
+from dgl_mgpu.backend.global_store.rows import LateRows
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype, ends_table, topology_table
-from dgl_mgpu.backend.global_store.topology import StoredTopology
 from dgl_mgpu.backend.sampling.seed_edges import all_edges, edge_rows
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import SampleKey, gather_rows, negative_destinations, negative_edges
@@ -64,7 +64,7 @@ class Ends(NamedTuple):
     destinations: torch.Tensor
 
 
-class EdgeQueries(StoredTopology):
+class EdgeQueries(LateRows):
     """What a store's graph answers about its edges, as a DGLGraph does."""
 
     device: torch.device
@@ -118,6 +118,45 @@ class EdgeQueries(StoredTopology):
             places = self._places[full] = _look_at_places(view, layout)
         return _ends_by_place(view, layout, places, eids)
 
+    def in_degrees(
+        self, v: torch.Tensor | int = ALL, etype: str | CanonicalEtype | None = None
+    ) -> torch.Tensor | int:
+        """How many in-edges nodes have.
+
+        Parameters
+        ----------
+        v : Tensor or int, optional
+            Node ids in the graph's idtype, shape (n,); all of the edge type's destinations by
+            default.
+        etype : str or (str, str, str), optional
+
+        Returns
+        -------
+        Tensor, the graph's idtype, shape (n,), or int
+            On the store's device.
+
+        Raises
+        ------
+        InvalidInputError
+        IdOutOfRangeError
+            Of ids on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
+        """
+        full = self.to_canonical_etype(etype)
+        view, asked = self.view(full), f"count in-edges of type {full}"
+        if is_all(v):
+            ids = torch.arange(view.num_rows, device=self.device)
+        else:
+            ids = self._checked(v, view.num_rows, asked, "node")
+        if not len(ids):
+            return ids.to(self.idtype)
+        bounds = _bounds(view, self._edge_ids(full))
+        behind = with_fields(bounds, pointers=bounds.pointers + bounds.row_bytes)
+        ends, begins = (
+            gather_rows(each, ids).view(len(ids), -1)[:, 0] for each in (behind, bounds)
+        )
+        degrees = (ends - begins).to(self.idtype)
+        return int(degrees[0]) if isinstance(v, Integral) else degrees
+
     def edge_subgraph(
         self,
         edges: Edges,
@@ -145,7 +184,7 @@ class EdgeQueries(StoredTopology):
         Returns
         -------
         DGLGraph
-            With no features, which are fetched from the store when asked for.
+            With the features of its nodes and edges, read from the store when they are looked at.
 
         Raises
         ------
@@ -166,15 +205,20 @@ class EdgeQueries(StoredTopology):
                 ends[etype] = Ends(*self.find_edges(induced[etype], etype))
         self._batch_keys.begin_edges({":".join(etype): induced[etype] for etype in given})
         graph = dgl.heterograph(ends, self._num_nodes, idtype=self.idtype, device=self.device)
+        for etype, eids in induced.items():
+            graph.edges[etype].data[EID] = eids
+        self._add_all_rows(graph)
         if relabel_nodes:
             everything = {
                 etype: torch.arange(len(eids), dtype=self.idtype, device=self.device)
                 for etype, eids in induced.items()
             }
             graph = dgl.edge_subgraph(graph, everything, store_ids=store_ids)
-        if store_ids:
-            for etype, eids in induced.items():
+        for etype, eids in induced.items():
+            if store_ids:
                 graph.edges[etype].data[EID] = eids
+            else:
+                graph.edges[etype].data.pop(EID)
         return graph if output_device is None else graph.to(output_device)
 
     def has_edges_between(

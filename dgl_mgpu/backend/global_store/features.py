@@ -5,15 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+from dgl_mgpu.backend.errors import UnknownFeatureError
 from dgl_mgpu.backend.global_store.edges import EdgeQueries
-from dgl_mgpu.backend.global_store.storage import TableStorage, Traffic
+from dgl_mgpu.backend.global_store.rows import Type
+from dgl_mgpu.backend.global_store.storage import TableStorage
 from dgl_mgpu.backend.global_store.tables import (
     CanonicalEtype,
     edge_table,
     feature_of,
-    node_table,
 )
-from dgl_mgpu.errors import InvalidInputError, nearest
+from dgl_mgpu.errors import nearest
 from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import Table
@@ -22,9 +23,8 @@ from dgl_mgpu.store import Table
 class Features(EdgeQueries):
     """What a store's graph has of features, as DGL's DataLoader asks for it."""
 
-    traffic: Traffic
-    #: Edge features that were found to be weights.
-    _checked_weights: set[str]
+    #: Edge features that were found to be weights, as they were then.
+    _checked_weights: dict[str, list[int]]
 
     def get_node_storage(self, key: str, ntype: str | None = None) -> TableStorage:
         """The storage of node feature ``key``.
@@ -45,8 +45,7 @@ class Features(EdgeQueries):
         InvalidInputError
             If there is no such feature or node type.
         """
-        ntype = self._only_ntype(ntype)
-        return self._storage(key, node_table(ntype, key), ntype)
+        return self._storage(key, self._only_ntype(ntype))
 
     def get_edge_storage(self, key: str, etype: str | CanonicalEtype | None = None) -> TableStorage:
         """The storage of edge feature ``key``.
@@ -67,8 +66,7 @@ class Features(EdgeQueries):
         InvalidInputError
             If there is no such feature or edge type.
         """
-        full = self.to_canonical_etype(etype)
-        return self._storage(key, edge_table(full, key), full[1])
+        return self._storage(key, self.to_canonical_etype(etype))
 
     def has_feature(self, key: object) -> bool:
         """Whether nodes or edges of some type have a feature of this name."""
@@ -82,31 +80,32 @@ class Features(EdgeQueries):
         InvalidWeightError
             If a weight is NaN, infinite or negative, or all are zero at some node.
         """
-        if prob in self._checked_weights:
+        versions = [table.version for table in self.weight_tables(prob)]
+        if self._checked_weights.get(prob) == versions:
             return
         for etype in self.canonical_etypes:
             weights = self._weights(etype, prob)
             if weights is not None:
                 check_weights(self.view(etype), weights)
-        self._checked_weights.add(prob)
+        self._checked_weights[prob] = versions
 
     def weight_tables(self, prob: str) -> list[Table]:
         """Where edge feature ``prob`` is, of the edge types that have it."""
         names = (edge_table(etype, prob) for etype in self.canonical_etypes)
         return [self._store.tables[name] for name in names if name in self._store.tables]
 
-    def _storage(self, key: str, name: str, of: str) -> TableStorage:
-        table: Table | None = self._store.tables.get(name)
-        if table is None:
-            prefix = name.removesuffix(key)
-            there = [n.removeprefix(prefix) for n in self._store.tables if n.startswith(prefix)]
-            raise InvalidInputError(
-                f"find feature '{key}' of {name.partition('/')[0]}s of type '{of}'",
+    def _storage(self, key: str, of: Type) -> TableStorage:
+        found = self._find_storage(of, key)
+        if found is None:
+            there = self._feature_names(of)
+            kind, shown = ("nodes", of) if isinstance(of, str) else ("edges", of[1])
+            raise UnknownFeatureError(
+                f"find feature '{key}' of {kind} of type '{shown}'",
                 f"the store holds {there}" if there else "the store holds none of theirs",
                 (f"{nearest(key, there)} " if there else "")
                 + "(a store has the features that its graph had when it was built)",
             )
-        return TableStorage(key if self.is_homogeneous else f"{of}.{key}", table, self.traffic)
+        return found
 
     def _weights(self, etype: CanonicalEtype, prob: str) -> RowView | None:
         """Weights of an edge type; None, as in DGL, for one that has no such feature."""

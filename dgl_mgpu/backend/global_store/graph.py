@@ -8,9 +8,9 @@ from typing import Any, NoReturn
 import dgl
 
 from dgl_mgpu.backend.global_store.batch_keys import BatchKeys
+from dgl_mgpu.backend.global_store.data import FeatureViews
 from dgl_mgpu.backend.global_store.storage import Traffic
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype
-from dgl_mgpu.backend.global_store.walks import Walks
 from dgl_mgpu.backend.sampling.dataloading import serve_dataloading
 from dgl_mgpu.errors import StoreClosedError, UnsupportedByStoreError
 from dgl_mgpu.ops.check import check_integer
@@ -20,7 +20,7 @@ from dgl_mgpu.store import Store
 GRAPH_NAMES = frozenset(dir(dgl.DGLGraph)) | {"_graph", "_node_frames", "_edge_frames"}
 
 
-class StoreGraph(Walks):
+class StoreGraph(FeatureViews):
     """A graph whose topology and features live in a store.
 
     Implements the part of DGL's graph interface that its DataLoader, neighbour samplers, samplers
@@ -49,8 +49,11 @@ class StoreGraph(Walks):
         self.traffic = Traffic()
         self._batch_keys = BatchKeys(seed)
         self._epoch_is_set = False
-        self._checked_weights = set()
+        #: Over DataLoaders, whose epochs were not set.
+        self._num_passes = 0
+        self._checked_weights = {}
         self._places = {}
+        self._features = {}
         self._fingerprints = {}
         self.device = self.view(canonical_etypes[0]).tiers.device
         # DGL's DataLoader looks here before it asks for a storage.
@@ -70,7 +73,7 @@ class StoreGraph(Walks):
                 f"use '{name}' of a store's graph",
                 "the store serves sampling and features, not all of a DGLGraph",
                 "sample with NeighborSampler, as_edge_prediction_sampler, PinSAGESampler, "
-                "random_walk or its sample_neighbors, read features with get_node_storage, and use "
+                "random_walk or sample_neighbors, read features with ndata['feat'][ids], and use "
                 "the DGLGraph itself for the rest, and for ClusterGCN's, SAINT's, ShaDow's and "
                 "LABOR's samplers",
             )
@@ -79,28 +82,25 @@ class StoreGraph(Walks):
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose samples are drawn from now on, until it is set again.
 
-        Without it every DataLoader counts the times it was iterated over, from 0.  A run that
-        resumes, or several loaders that should agree, set it before each epoch.
+        Without it each pass over a DataLoader of the store is the next epoch, whichever loader it
+        is, from 0 on.  A run that resumes, several loaders that should agree, and ranks of which
+        some make passes of their own, set it before each epoch.
         """
         self._batch_keys.epoch = check_integer(epoch, "epoch", 0, "choose an epoch")
         self._epoch_is_set = True
 
-    def for_pass(self, last: StoreGraph | None) -> StoreGraph:
-        """This graph for one pass over a DataLoader.
-
-        Parameters
-        ----------
-        last : StoreGraph, optional
-            That of the loader's pass before: the next epoch is behind its.
-        """
+    def for_pass(self) -> StoreGraph:
+        """This graph for one pass over a DataLoader, which begins now."""
         twin = object.__new__(type(self))
         twin.__dict__.update(self.__dict__)
         twin._batch_keys = BatchKeys(self._batch_keys.seed)
-        twin._batch_keys.epoch = -1 if last is None else last._batch_keys.epoch
         twin.begin_epoch(self)
         return twin
 
     def begin_epoch(self, shared: StoreGraph) -> None:
-        """Go to the epoch set on ``shared``, the graph the user holds, or to the next one."""
-        mine, its = self._batch_keys, shared._batch_keys
-        mine.epoch = its.epoch if shared._epoch_is_set else mine.epoch + 1
+        """Go to the epoch set on ``shared``, the graph the user holds, or to its next one."""
+        if shared._epoch_is_set:
+            self._batch_keys.epoch = shared._batch_keys.epoch
+        else:
+            self._batch_keys.epoch = shared._num_passes
+            shared._num_passes += 1

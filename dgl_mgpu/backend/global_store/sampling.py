@@ -37,7 +37,7 @@ class Sampling(Features):
     Attributes
     ----------
     features_are_stored : bool
-        Blocks have the features that are fetched from the store, and no others.
+        Features of blocks are the store's, all of them.
     """
 
     features_are_stored = True
@@ -71,7 +71,8 @@ class Sampling(Features):
         exclude_edges : Tensor or dict of Tensor, int32 or int64, shape (m,), optional
             Edge ids to leave out of what is sampled, by edge type in a heterogeneous graph.
         copy_ndata, copy_edata : bool
-            Accepted for DGL's sake; features are fetched from the store when asked for.
+            Whether it has the features of nodes and edges, read from the store when they are
+            looked at.
 
         Returns
         -------
@@ -101,6 +102,7 @@ class Sampling(Features):
         frontier = dgl.heterograph(edges, self._num_nodes, idtype=self.idtype, device=self.device)
         for etype, sample in sampled.items():
             frontier.edges[etype].data[dgl.EID] = sample.eids
+        self._add_all_rows(frontier, copy_ndata, copy_edata)
         return frontier if output_device is None else frontier.to(output_device)
 
     def sample_blocks(
@@ -295,7 +297,11 @@ class Sampling(Features):
         seeds: Mapping[str, torch.Tensor],
         blanks: Sequence[BlankBlock] = (),
     ) -> list[dgl.DGLGraph]:
-        return dgl_blocks(sampled, self, seeds, blanks)
+        """Blocks of what was sampled, with the features of their nodes and edges."""
+        blocks = dgl_blocks(sampled, self, seeds, blanks)
+        for block in blocks:
+            self._add_block_rows(block)
+        return blocks
 
     def _destinations(
         self, seeds: torch.Tensor, sampled: SampledNeighbors | VisitedNeighbors

@@ -6,15 +6,19 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from numbers import Integral
+from typing import Any, NoReturn
 
 import torch
 from dgl.storages import FeatureStorage
 
+from dgl_mgpu.errors import UnsupportedByStoreError
 from dgl_mgpu.ops import count_tiers, gather_rows
 from dgl_mgpu.ops.device import current_stream, raise_faults
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store import Table
 from dgl_mgpu.store.format import RowFormat
+from dgl_mgpu.store.optimizer import replace_rows, write_rows
 
 
 class Traffic:
@@ -115,13 +119,63 @@ class TableStorage(FeatureStorage):
         assert isinstance(self._table.view, RowView)
         return self._table.view
 
+    def __repr__(self) -> str:
+        return f"TableStorage({self._name!r}, {tuple(self.shape)}, {self.dtype})"
+
     def __len__(self) -> int:
         return self.view.num_rows
 
-    def __getitem__(self, indices: torch.Tensor) -> torch.Tensor:
-        """The rows at ``indices``, int32 or int64, on the indices' device."""
+    def __getitem__(self, indices: Any) -> torch.Tensor:
+        """Rows, as of a tensor: by ids (int32 or int64), a mask, a slice or one id.
+
+        Rows at ids on a device are put there, others where the store is.
+        """
+        if isinstance(indices, Integral):
+            return self[torch.tensor([int(indices)])][0]
+        ids = self._ids(indices)
+        return self.fetch(ids, ids.device)
+
+    def __setitem__(self, indices: Any, rows: Any) -> None:
+        """Replace rows, which are named as for reading; of all ranks together.
+
+        Each rank passes rows of its own, none if it has none; of all of a table (``[:]``) all pass
+        the same.  When the call returns all ranks read them.
+
+        Raises
+        ------
+        InvalidInputError
+            If rows are not of the table's :attr:`dtype` and shape, or some of the table are on
+            disk.
+        IdOutOfRangeError, StoreClosedError, RankFailedError
+            As :func:`dgl_mgpu.store.optimizer.write_rows`.
+        """
+        rows = torch.as_tensor(rows)
+        if isinstance(indices, Integral):
+            indices, rows = [int(indices)], rows if rows.dim() == 0 else rows[None]
+        if rows.dim() == 0:
+            rows = rows.to(self.dtype).expand(len(self._ids(indices)), *self.shape[1:])
+        if isinstance(indices, slice) and indices == slice(None) and len(rows) == len(self):
+            replace_rows(self._table, rows)
+        else:
+            write_rows(self._table, self._ids(indices), rows)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if not name.startswith("__") and hasattr(torch.Tensor, name):
+            raise UnsupportedByStoreError(
+                f"use '{name}' of a stored feature",
+                "it is a table in the store, and not one tensor",
+                "read rows of it first, storage[ids], or all of them, storage[:]",
+            )
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def _ids(self, indices: Any) -> torch.Tensor:
+        """Ids of rows that are named as those of a tensor are."""
+        if isinstance(indices, slice):
+            return torch.arange(*indices.indices(len(self)), device=self._table.device)
         indices = torch.as_tensor(indices)
-        return self.fetch(indices, indices.device)
+        if indices.dtype == torch.bool and indices.shape == (len(self),):
+            return indices.nonzero().flatten()
+        return indices
 
     def fetch(
         self,

@@ -14,7 +14,7 @@ import torch
 from dgl_mgpu.backend.global_store.reverses import Fingerprint, fingerprints
 from dgl_mgpu.backend.global_store.sampling import Sampling
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype, Nodes
-from dgl_mgpu.backend.sampling.block_sampling import visited_block
+from dgl_mgpu.backend.sampling.block_sampling import dgl_blocks, visited_block
 from dgl_mgpu.backend.sampling.walks import StepsByRow, period, walk_by_steps
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import begin_pinsage_blocks, gather_rows, pinsage_neighbors, random_walk
@@ -241,7 +241,7 @@ class Walks(Sampling):
             self.view(etype)  # raises if the store was closed since
             visited = finish()
             sampled = [visited_block(each, etype) for each in visited]
-            filled = self._dgl_blocks(sampled, seeds, blanks)
+            filled = dgl_blocks(sampled, self, seeds, blanks)
             for block, each in zip(filled, visited, strict=True):
                 block.edata[_VISITS] = each.counts
             return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import torch
 from dgl.base import NID
-from dgl.dataloading.base import BlockSampler
+from dgl.dataloading.base import BlockSampler, EdgePredictionSampler
 from dgl.dataloading.neighbor_sampler import MultiLayerFullNeighborSampler, NeighborSampler
 from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.backend.ours import OnTensors
 from dgl_mgpu.backend.sampling.repeatable import says_so
+from dgl_mgpu.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from dgl_mgpu.ops import EtypeBlock
@@ -27,8 +28,8 @@ _SAMPLE = BlockSampler.sample
 class ServesBlocks(Protocol):
     """What `dgl_mgpu.StoreGraph` offers beyond DGL's protocol."""
 
-    def for_pass(self, last: ServesBlocks | None) -> ServesBlocks:
-        """This graph for a pass over a DataLoader, whose last one had the other."""
+    def for_pass(self) -> ServesBlocks:
+        """This graph for a pass over a DataLoader, which begins now."""
 
     def begin_epoch(self, shared: ServesBlocks) -> None:
         """Go to the epoch set on ``shared``, the graph the user holds, or to the next one."""
@@ -70,6 +71,21 @@ def weight_of(sampler: Any) -> str | None:
     Others may mean anything by their attributes' names.
     """
     return sampler.prob if isinstance(sampler, NeighborSampler) else None
+
+
+def require_layers(sampler: Any) -> None:
+    """Raise InvalidInputError for a neighbour sampler of DGL's that samples no hop.
+
+    DGL would look for its first block.
+    """
+    inner = sampler.sampler if type(sampler) is EdgePredictionSampler else sampler
+    if type(inner) in (NeighborSampler, MultiLayerFullNeighborSampler) and not len(inner.fanouts):
+        raise InvalidInputError(
+            f"sample with {type(inner).__name__}",
+            "no fanouts, so no blocks",
+            "pass a fanout for each layer of the model, such as NeighborSampler([10, 10]); "
+            "features of nodes alone are g.ndata['feat'][ids], or store.gather('feat', ids)",
+        )
 
 
 def begin_at_once(
@@ -164,6 +180,7 @@ def begin_to_place(sampler: Any, graph: Any, nodes: Any, on_host: Any) -> ToPlac
 def handed_out(sampler: Any, sampled: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
     """What was sampled, with what else a sampler is to give it."""
     inputs, outputs, blocks = sampled
+    require_layers(sampler)
     if blocks[0].device.type == "cuda" and torch.is_grad_enabled():
         # Here, where batches are made ahead, and not in the middle of the backward pass.
         _transpose(blocks[1:])

@@ -31,6 +31,7 @@ from dgl_mgpu.backend.sampling.begun import (
     handed_out,
     has_blocks,
     is_pinned,
+    require_layers,
     weight_of,
 )
 from dgl_mgpu.backend.sampling.loader_batches import Batches, Places, other_storages
@@ -61,6 +62,7 @@ def serve_dataloading() -> None:
         return handed_out(self, sampled)
 
     def assign_lazy_features(self: Any, result: Any) -> Any:
+        require_layers(self)
         _, _, blocks = result
         first, last = blocks[0], blocks[-1]
         # Each makes views of a block first, also where there is nothing to assign.
@@ -115,12 +117,11 @@ def _iterate(loader: Any, dgls: Callable[[Any], Any], places: Places | None = No
 def _begin_pass(loader: Any) -> None:
     """Have a loader sample its graph's next epoch from now on, but not a pass that has begun."""
     shared, collate = loader.graph, loader.collate_fn
-    last = None if collate.g is shared else collate.g
-    if last is not None and loader.persistent_workers:
-        last.begin_epoch(shared)  # which they have, and see
+    if collate.g is not shared and loader.persistent_workers:
+        collate.g.begin_epoch(shared)  # of the pass before, which they have, and see
         return
     loader.collate_fn = copy.copy(collate)
-    loader.collate_fn.g = shared.for_pass(last)
+    loader.collate_fn.g = shared.for_pass()
 
 
 def _samples_here(loader: Any) -> bool:

@@ -26,6 +26,6 @@ graph from then on.  What torch does not see is not seen: writes by NumPy, or by
 """
 
 from dgl_mgpu.backend.shared_graphs.graph import SharedGraph
-from dgl_mgpu.backend.shared_graphs.sharing import is_shared, share, unpinned
+from dgl_mgpu.backend.shared_graphs.sharing import can_be_served, is_shared, share, unpinned
 
-__all__ = ["SharedGraph", "is_shared", "share", "unpinned"]
+__all__ = ["SharedGraph", "can_be_served", "is_shared", "share", "unpinned"]

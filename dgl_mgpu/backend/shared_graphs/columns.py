@@ -1,24 +1,18 @@
-"""Columns of a script's graph: which its store still has, and rows of them that are read late."""
+"""Columns of a script's graph, and which of them its store still has."""
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
-from dgl.frame import Column, _LazyIndex
+from dgl.frame import Column
 from dgl.heterograph import DGLGraph
 
+from dgl_mgpu.backend.global_store.rows import Type
 from dgl_mgpu.backend.global_store.store import GlobalStore
-from dgl_mgpu.backend.global_store.tables import CanonicalEtype
 from dgl_mgpu.backend.random import seeding
-
-#: A node type or a canonical edge type.
-Type = str | CanonicalEtype
-#: What a column has that holds a tensor and nothing else.
-_PLAIN_COLUMN = dict(vars(Column(torch.empty(0))))
 
 
 class Snapshot:
@@ -95,64 +89,3 @@ class Stored:
 def stored_of(graph: DGLGraph) -> Stored | None:
     """The store that a script's graph has; None if it has none yet."""
     return vars(graph._graph).get("_stored")
-
-
-class RowsLater(Column):
-    """Rows of a column of a `SharedGraph`, read when they are first looked at.
-
-    DGL's own reads them from the tensor in the host's memory.
-    """
-
-    index: Any
-    storage: Any
-    read: Callable[[torch.Tensor], torch.Tensor] | None
-
-    @classmethod
-    def of(
-        cls,
-        whole: Column,
-        ids: torch.Tensor | None,
-        read: Callable[[torch.Tensor], torch.Tensor],
-    ) -> RowsLater:
-        """Rows ``ids`` of ``whole``, all if None; ``read`` gives rows by their ids."""
-        rows = cls.__new__(cls)
-        # A batch has many of these, and DGL's constructor takes longer.
-        rows.__dict__ = {
-            **_PLAIN_COLUMN,
-            "storage": whole.storage,
-            "scheme": whole.scheme,
-            "index": ids,
-            "read": read,
-        }
-        return rows
-
-    @property
-    def data(self) -> torch.Tensor:
-        """The rows."""
-        if self.index is not None and self.read is not None:
-            ids = self.index.flatten() if isinstance(self.index, _LazyIndex) else self.index
-            self.storage, self.index, self.read = self.read(ids), None, None
-        return Column.data.fget(self)
-
-    @data.setter
-    def data(self, value: torch.Tensor) -> None:
-        self.read = None
-        Column.data.fset(self, value)
-
-    def clone(self) -> RowsLater:
-        """A shallow copy."""
-        return self.subcolumn(None)
-
-    def subcolumn(self, rowids: torch.Tensor | None) -> RowsLater:
-        """Some of the rows, not read yet either."""
-        some = RowsLater(self.storage, self.scheme, self.index, self.device, self.deferred_dtype)
-        some.read = self.read
-        if rowids is not None:
-            index = self.index
-            if index is not None:
-                index = index if isinstance(index, _LazyIndex) else _LazyIndex(index)
-            some.index = rowids if index is None else index.slice(rowids)
-        return some
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {**super().__getstate__(), "read": None}

@@ -2,33 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
 import torch
 from dgl import backend as F
-from dgl.base import EID, NID
+from dgl.base import EID
 from dgl.frame import Column, Frame
 from dgl.heterograph import DGLGraph
 from dgl.utils import gather_pinned_tensor_rows, set_new_frames
 
 from dgl_mgpu.backend.global_store.graph import GRAPH_NAMES, StoreGraph
+from dgl_mgpu.backend.global_store.rows import RowsLater, Type
 from dgl_mgpu.backend.global_store.storage import TableStorage
 from dgl_mgpu.backend.global_store.tables import CanonicalEtype, Nodes, edge_table
 from dgl_mgpu.backend.sampling.views import scalars_view
-from dgl_mgpu.backend.shared_graphs.columns import RowsLater, Snapshot, Stored, Type, is_watched
-from dgl_mgpu.backend.structure.blocks import BlankBlock
+from dgl_mgpu.backend.shared_graphs.columns import Snapshot, Stored, is_watched
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
-from dgl_mgpu.ops import EtypeBlock, check_weights
+from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
 
 #: What is read of a DGLGraph without its memory being pinned for a GPU.
-_NEEDS_NO_PINNING = (
-    {"ndata", "edata", "srcdata", "dstdata", "nodes", "edges", "srcnodes", "dstnodes"}
-    | {"_node_frames", "_edge_frames", "node_attr_schemes", "edge_attr_schemes"}
-    | {"get_ntype_id", "get_etype_id", "srctypes", "dsttypes", "is_block"}
-)
+_NEEDS_NO_PINNING = {"_node_frames", "_edge_frames", "node_attr_schemes", "edge_attr_schemes"} | {
+    "get_ntype_id",
+    "get_etype_id",
+    "srctypes",
+    "dsttypes",
+    "is_block",
+}
+
+
+def _of_original(name: str) -> Any:
+    return property(lambda self: getattr(self.original, name))
+
 
 FrameOrColumn = TypeVar("FrameOrColumn", Frame, Column)
 
@@ -61,6 +67,18 @@ class SharedGraph(StoreGraph):
         self._gpu_caches = original._gpu_caches
         # For each name of weights, what they were when they were looked at, and what was found.
         self._weights_seen: dict[str, tuple[list[Snapshot | None], bool]] = {}
+
+    # What a store's graph has itself, and a script's has otherwise.
+    ndata, edata, nodes, edges, srcdata, dstdata, srcnodes, dstnodes = (
+        _of_original(name)
+        for name in (
+            "ndata", "edata", "nodes", "edges", "srcdata", "dstdata", "srcnodes", "dstnodes"
+        )
+    )  # fmt: skip
+
+    def in_degrees(self, *arguments: Any, **options: Any) -> Any:
+        """As the script's graph says."""
+        return self._pinned().in_degrees(*arguments, **options)
 
     def __getattr__(self, name: str) -> Any:  # type: ignore[override]
         if name not in GRAPH_NAMES:
@@ -105,13 +123,18 @@ class SharedGraph(StoreGraph):
         return super().get_edge_storage(name, of)
 
     def _columns_of(self, of: Type) -> dict[str, Any]:
+        return self._frame_of(of)._columns
+
+    def _frame_of(self, of: Type) -> Frame:
         g = self.original
         if isinstance(of, str):
-            return g._node_frames[g.get_ntype_id(of)]._columns
-        return g._edge_frames[g.get_etype_id(of)]._columns
+            return g._node_frames[g.get_ntype_id(of)]
+        return g._edge_frames[g.get_etype_id(of)]
 
-    def _rows(self, of: Type, column: Column, ids: torch.Tensor) -> torch.Tensor:
-        """Rows of a column of the script's graph, on the device of ``ids``."""
+    def _rows(self, of: Type, column: Column, ids: torch.Tensor | None) -> torch.Tensor:
+        """Rows of a column of the script's graph, on the device of ``ids``; its own if None."""
+        if ids is None:
+            return column.data
         name = self._stored.name_of(of, column)
         if name is not None:
             return self._stored_as(of, name).fetch(ids, ids.device)
@@ -174,7 +197,9 @@ class SharedGraph(StoreGraph):
         rest = prob, replace, copy_ndata, copy_edata, _dist_training, exclude_edges, output_device
         if edge_dir != "in" or not self._serves(prob):
             return self._pinned().sample_neighbors(nodes, fanout, edge_dir, *rest)
-        frontier = super().sample_neighbors(nodes, fanout, edge_dir, *rest[:-1])
+        frontier = super().sample_neighbors(
+            nodes, fanout, edge_dir, prob, replace, False, False, exclude_edges=exclude_edges
+        )
         # Blocks are made of rows of these, by what knows tensors in the host's memory alone.
         if copy_ndata:
             frames = [self._on_host(frame).clone() for frame in self.original._node_frames]
@@ -210,43 +235,17 @@ class SharedGraph(StoreGraph):
             return self._pinned().edge_subgraph(
                 edges, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device
             )
-        made = super().edge_subgraph(edges, relabel_nodes=False)
-        g = self.original
-        for ntype, frame, whole in zip(self.ntypes, made._node_frames, g._node_frames, strict=True):
-            self._add_rows(frame, ntype, whole)
-        for etype, frame, whole in zip(
-            self.canonical_etypes, made._edge_frames, g._edge_frames, strict=True
-        ):
-            self._add_rows(frame, etype, whole, EID)
-        return made if output_device is None else made.to(output_device)
+        return super().edge_subgraph(edges, relabel_nodes=False, output_device=output_device)
 
-    def _dgl_blocks(
-        self,
-        sampled: Sequence[EtypeBlock],
-        seeds: Mapping[str, torch.Tensor],
-        blanks: Sequence[BlankBlock] = (),
-    ) -> list[DGLGraph]:
-        g = self.original
-        blocks = super()._dgl_blocks(sampled, seeds, blanks)
-        for block in blocks:
-            for ntype, frame, whole in zip(
-                2 * self.ntypes, block._node_frames, 2 * g._node_frames, strict=True
-            ):
-                self._add_rows(frame, ntype, whole, NID)
-            for etype, frame, whole in zip(
-                self.canonical_etypes, block._edge_frames, g._edge_frames, strict=True
-            ):
-                self._add_rows(frame, etype, whole, EID)
-        return blocks
-
-    def _add_rows(self, frame: Frame, of: Type, whole: Frame, ids_name: str | None = None) -> None:
+    def _add_rows(self, frame: Frame, of: Type, ids_name: str | None = None) -> None:
         """Give a frame the features that the graph's has, of the rows that it names or of all."""
+        whole = self._frame_of(of)
         frame._initializers = whole._initializers
         frame._default_initializer = whole._default_initializer
         mine = frame._columns
-        ids = None if ids_name is None or ids_name not in mine else mine[ids_name].data
+        ids = None if ids_name is None else mine[ids_name].data
         rows = {
-            name: RowsLater.of(column, ids, partial(self._rows, of, column))
+            name: RowsLater.of(column.storage, column.scheme, ids, partial(self._rows, of, column))
             for name, column in whole._columns.items()
             if name not in mine
         }

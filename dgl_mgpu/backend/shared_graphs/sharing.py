@@ -19,6 +19,7 @@ from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.backend import runner
 from dgl_mgpu.backend.global_store.agreement import frames, graph_facts, require_same
+from dgl_mgpu.backend.global_store.rows import Type
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.backend.random import next_key
 from dgl_mgpu.backend.shared_graphs.columns import (
@@ -59,16 +60,24 @@ def is_shared(graph: Any, sampler: Any, use_ddp: bool) -> bool:
         is_asked_for = told.store is not None or stored_of(graph) is not None
     if not is_asked_for:
         return False
-    inner = sampler.sampler if type(sampler) is EdgePredictionSampler else sampler
-    if type(inner) in _SERVED:
+    if can_be_served(sampler):
         return True
     if told.store is not None:
         warnings.warn(
             f"the graph of a DataLoader is pinned in each process, and not kept in the store: "
-            f"{type(inner).__name__} may need more of it than a store has",
+            f"{type(_of_nodes(sampler)).__name__} may need more of it than a store has",
             stacklevel=3,
         )
     return False
+
+
+def can_be_served(sampler: Any) -> bool:
+    """Whether all that a DataLoader's sampler needs of a graph is in a store."""
+    return type(_of_nodes(sampler)) in _SERVED
+
+
+def _of_nodes(sampler: Any) -> Any:
+    return sampler.sampler if type(sampler) is EdgePredictionSampler else sampler
 
 
 def unpinned(graph: DGLGraph) -> DGLGraph:

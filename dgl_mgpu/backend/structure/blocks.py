@@ -300,7 +300,7 @@ class _BlankFrame:
     frame : Frame
     """
 
-    __slots__ = ("_ids", "_nested", "_sliced", "frame")
+    __slots__ = ("_ids", "_nested", "_others", "_sliced", "frame")
 
     def __init__(self, name: str, idtype: torch.dtype) -> None:
         self._ids = Column.__new__(Column)
@@ -308,6 +308,8 @@ class _BlankFrame:
         #: Columns that lack but the ids, and by name those that are made of them.
         self._sliced: list[Column] = []
         self._nested: dict[str, Column] = {}
+        #: By name, those that know themselves how to have fewer rows.
+        self._others: dict[str, Column] = {}
         self.frame = Frame.__new__(Frame)
         self.frame.__dict__ = {
             "_columns": {name: self._ids},
@@ -326,6 +328,9 @@ class _BlankFrame:
         frame._default_initializer = whole._default_initializer
         rows = {}
         for name, column in whole._columns.items():
+            if type(column) is not Column:
+                rows[name] = self._others[name] = column
+                continue
             rows[name] = row = _column(
                 storage=column.storage,
                 scheme=column.scheme,
@@ -347,6 +352,8 @@ class _BlankFrame:
             column.index = ids
         for name, column in self._nested.items():
             self.frame._columns[name].index = column.subcolumn(ids).index
+        for name, column in self._others.items():
+            self.frame._columns[name] = column.subcolumn(ids)
         count = self.frame._num_rows = ids.shape[0]
         return count
 

@@ -130,6 +130,9 @@ class Blocks:
             for ntype, each in ids.items():
                 block.srcnodes[ntype].data[dgl.NID] = each
                 block.dstnodes[ntype].data[dgl.NID] = each
+            for etype in g.canonical_etypes:
+                block.edges[etype].data[dgl.EID] = none
+            g._add_block_rows(block)
         return block.to(self.device)
 
     def for_layer(self, block: DGLGraph, layer: int) -> LayerBlock:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NoReturn
 
 import dgl
 import torch
@@ -30,6 +30,10 @@ AT_ONCE = "pass layerwise=False, which runs the model on the whole graph at once
 
 #: How many blocks a model is offered while its layers are counted.
 _MANY_LAYERS = 33
+
+
+class _OneGraphError(InvalidInputError, AttributeError):
+    """A model takes one graph, where it is called with blocks."""
 
 
 class Offered(list):
@@ -61,6 +65,17 @@ class Offered(list):
     def __len__(self) -> int:
         self.touched = True
         return super().__len__()
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if hasattr(DGLGraph, name) and not name.startswith("__"):
+            raise _OneGraphError(
+                ASKED,
+                f"the model asks for '{name}' of what it is called with, as of one graph, and is "
+                "called with a list of blocks",
+                "have its forward take (blocks, x), a block for each layer; or call it yourself, "
+                "model(g, x), which does all nodes at once",
+            )
+        raise AttributeError(f"'list' object has no attribute '{name}'")
 
 
 @dataclass(frozen=True)
@@ -98,13 +113,12 @@ class Pattern:
             starts = torch.randint(counts[src], (len(ends),), generator=draw)
             edges[src, etype, dst] = (starts, ends)
         graph = dgl.heterograph(edges, counts, idtype=g.idtype).to(device)
-        if isinstance(g, DGLGraph):
-            for ntype in g.ntypes:
-                for name, rows in g.nodes[ntype].data.items():
-                    graph.nodes[ntype].data[name] = some(rows, counts[ntype], device)
-            for etype in g.canonical_etypes:
-                for name, rows in g.edges[etype].data.items():
-                    graph.edges[etype].data[name] = some(rows, graph.num_edges(etype), device)
+        for ntype in g.ntypes:
+            for name, rows in g.nodes[ntype].data.items():
+                graph.nodes[ntype].data[name] = some(rows, counts[ntype], device)
+        for etype in g.canonical_etypes:
+            for name, rows in g.edges[etype].data.items():
+                graph.edges[etype].data[name] = some(rows, graph.num_edges(etype), device)
         few = mapped(
             lambda column: Column(column.ntype, some(column.rows, counts[column.ntype], device)),
             columns,
@@ -205,8 +219,8 @@ def count_layers(model: nn.Module, pattern: Pattern) -> int:
     Raises
     ------
     InvalidInputError
-        If it uses them all, or none, or fails, but not for reasons of its own: these come out as
-        they are.
+        If it uses them all, or none, or fails between its modules for another reason than that
+        torch has: others are the model's own, and come out as they are.
     """
     asked, fix = "count the layers of a model", "pass num_layers"
     used: set[int | None] = set()
@@ -225,12 +239,21 @@ def count_layers(model: nn.Module, pattern: Pattern) -> int:
         with meeting(meet):
             model(blocks, pattern.inputs())
     except Exception as error:
-        missing = isinstance(error, KeyError) and (running or not used)  # a feature
+        missing = isinstance(error, KeyError) and not used  # a feature
         # More nodes than a model has learned rows for are so with any number of layers.
-        if missing or not blocks.touched or isinstance(error, IdOutOfRangeError):
+        if missing or not blocks.touched or isinstance(error, IdOutOfRangeError | _OneGraphError):
+            raise
+        # Shapes that do not fit, as torch says it.
+        if running or type(error) is RuntimeError:
+            if used:
+                error.add_note(
+                    f"Raised while dgl_mgpu.inference called the model with {_MANY_LAYERS} blocks, "
+                    f"to count its layers, of which {len(used)} were done. If it fails for having "
+                    "too many blocks, pass num_layers."
+                )
             raise
         # A model that takes as many of its layers as there are blocks has run out of them.
-        if running or not used or not isinstance(error, IndexError):
+        if not used or not isinstance(error, IndexError):
             raise InvalidInputError(
                 asked, f"called with {_MANY_LAYERS} blocks it raised {error!r}", fix
             ) from error

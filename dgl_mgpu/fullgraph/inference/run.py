@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 
@@ -61,7 +60,7 @@ def inference(
     model : nn.Module
         Its modes (``training``) are as before when the call ends, however it ends.
     g : DGLGraph, PartitionedGraph or StoreGraph
-        Blocks have the features of a DGLGraph, as in DGL's DataLoader.
+        Blocks have its features, as in DGL's DataLoader.
     x : Tensor, shape (num_nodes, *row_shape), dict of Tensor or str, optional
         What the model takes besides the blocks: a row for each node, anywhere; on a heterogeneous
         graph a dict by node type, on any other it may be a dict by any name.  A str names the node
@@ -92,10 +91,12 @@ def inference(
     Raises
     ------
     InvalidInputError
-        If an argument is none of these, if the model's layers cannot be counted, or if they cannot
-        be computed one by one: a module that gets a block has to return a row for each of the
-        block's destination nodes, and all message passing has to be in such modules.  Skip
-        connections and what reads several layers' results (jumping knowledge) are no obstacle.
+        If an argument is none of these, if the model takes one graph and not a list of blocks, if
+        its layers cannot be counted, or if they cannot be computed one by one: a module that gets a
+        block has to return a row for each of the block's destination nodes, and all message passing
+        has to be in such modules.  Skip connections and what reads several layers' results (jumping
+        knowledge) are no obstacle.  What the model itself raises, as torch does for rows of the
+        wrong width, comes out as it is.
     UnsupportedByPartitionError
         If a partitioned graph is to be done layer by layer.
     DeviceMemoryError
@@ -128,7 +129,7 @@ def inference(
         return pattern, num_layers or count_layers(model, pattern)
 
     where, columns = together(read)
-    with evaluating(model), torch.no_grad(), _missing_features(g), team.first_ones_buffers(model):
+    with evaluating(model), torch.no_grad(), team.first_ones_buffers(model):
         pattern, layers = together(look)
         at_once = AtOnce(model, g, columns, layers, where)
         if isinstance(g, PartitionedGraph):
@@ -142,22 +143,6 @@ def inference(
             return on_host(at_once.run())
         plan = together(lambda: checked_plan(model, pattern, layers))
         return LayerByLayer(model, g, columns, plan, where, batch_size, folder, team).run()
-
-
-@contextlib.contextmanager
-def _missing_features(g: Graph) -> Iterator[None]:
-    """Say what to do for a model that looks for features on blocks of a store's graph."""
-    try:
-        yield
-    except KeyError as error:
-        # Of another name it is the model's own.
-        if not (isinstance(g, StoreGraph) and error.args and g.has_feature(error.args[0])):
-            raise
-        raise InvalidInputError(
-            ASKED,
-            f"the model asks for {error}, and a store's blocks have no features",
-            "pass the DGLGraph, whose blocks have those of nodes and edges",
-        ) from error
 
 
 def _default_inputs(model: nn.Module) -> Sequence[str]:

@@ -107,7 +107,7 @@ def _finds_on_a_rank(in_order: bool) -> None:
     )
     assert max(tier.parts for table in store.plan.tables.values() for tier in table.tiers) > 1
     assert_finds_all(store.graph, g)
-    assert_finds_all(store.graph.for_pass(None), g)
+    assert_finds_all(store.graph.for_pass(), g)
 
 
 @pytest.mark.usefixtures("forked_ranks")

@@ -11,6 +11,7 @@ import torch.distributed as dist
 from dgl.dataloading import (
     BlockSampler,
     DataLoader,
+    MultiLayerFullNeighborSampler,
     NeighborSampler,
     Sampler,
     as_edge_prediction_sampler,
@@ -29,15 +30,18 @@ pytestmark = pytest.mark.usefixtures("in_shared_memory")
 
 
 def test_a_pass_keeps_its_epoch_when_another_one_begins():
-    graph = dgl_mgpu.GlobalStore.from_dgl(power_law_graph()).graph
+    g = power_law_graph()
 
     def edges(batch):
         return batch[2][0].edata[dgl.EID].tolist()
 
     for options in ({}, {"num_workers": 1}):
-        make = partial(
-            DataLoader, graph, torch.arange(200), NeighborSampler([3]), batch_size=20, **options
-        )
+
+        def make(options=options):
+            graph = dgl_mgpu.GlobalStore.from_dgl(g).graph
+            ids = torch.arange(200)
+            return DataLoader(graph, ids, NeighborSampler([3]), batch_size=20, **options)
+
         loader = make()
         expected = [[edges(batch) for batch in loader] for _ in range(2)]
         loader = make()
@@ -48,6 +52,60 @@ def test_a_pass_keeps_its_epoch_when_another_one_begins():
         found += [edges(batch) for batch in first]
         between += [edges(batch) for batch in second]
         assert [found, between] == expected
+
+
+def _drawn(loader):
+    return [blocks[0].edata[dgl.EID].tolist() for *_, blocks in loader]
+
+
+@pytest.mark.parametrize("options", [{}, {"num_workers": 1}])
+def test_loaders_made_anew_go_on_with_the_passes_of_their_store(options):
+    g, ids, sampler = power_law_graph(), torch.arange(200), NeighborSampler([3])
+
+    def make(graph):
+        return DataLoader(graph, ids, sampler, batch_size=50, **options)
+
+    with dgl_mgpu.GlobalStore.from_dgl(g, seed=3) as store:
+        one = make(store.graph)
+        expected = [_drawn(one) for _ in range(3)]
+    with dgl_mgpu.GlobalStore.from_dgl(g, seed=3) as store:
+        found = [_drawn(make(store.graph)) for _ in range(3)]
+        assert found == expected
+        assert len({str(each) for each in found}) == 3
+        store.graph.set_epoch(1)
+        assert [_drawn(make(store.graph)) for _ in range(2)] == 2 * [expected[1]]
+    with dgl_mgpu.GlobalStore.from_dgl(g, seed=4) as store:
+        assert _drawn(make(store.graph)) not in expected
+
+
+def test_workers_that_live_on_go_on_with_the_passes_of_their_store():
+    ids, sampler = torch.arange(200), NeighborSampler([3])
+    with dgl_mgpu.GlobalStore.from_dgl(power_law_graph()) as store:
+        expected = [_drawn(DataLoader(store.graph, ids, sampler, batch_size=50)) for _ in range(4)]
+    with dgl_mgpu.GlobalStore.from_dgl(power_law_graph()) as store:
+        loader = partial(DataLoader, store.graph, ids, sampler, batch_size=50)
+        living = loader(num_workers=1, persistent_workers=True)
+        assert [_drawn(each) for each in (living, living, loader(), living)] == expected
+
+
+@pytest.mark.parametrize("batch_size", [0, -1, 0.5])
+def test_batches_of_no_seeds_are_refused(batch_size):
+    g = power_law_graph()
+    for graph in (g, dgl_mgpu.GlobalStore.from_dgl(g).graph):
+        with pytest.raises(InvalidInputError, match=f"batch_size={batch_size}; pass a positive"):
+            DataLoader(graph, torch.arange(9), NeighborSampler([3]), batch_size=batch_size)
+
+
+def test_samplers_of_no_layers_are_refused():
+    g = power_law_graph()
+    empty = NeighborSampler([]), MultiLayerFullNeighborSampler(0)
+    for graph in (g, dgl_mgpu.GlobalStore.from_dgl(g, edges=True).graph):
+        for sampler in empty:
+            for each in (sampler, as_edge_prediction_sampler(sampler)):
+                with pytest.raises(InvalidInputError, match=r"no fanouts.*a fanout for each layer"):
+                    DataLoader(graph, torch.arange(9), each)
+            with pytest.raises(InvalidInputError, match="no fanouts"):
+                sampler.sample(graph, torch.arange(9))
 
 
 def test_what_torch_draws_for_a_batch_is_by_torchs_seed():

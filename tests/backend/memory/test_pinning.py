@@ -442,7 +442,13 @@ def test_nothing_of_a_graph_is_pinned_where_the_driver_refuses(driver):
 @pytest.mark.parametrize("where", [{}, {"device": "cpu"}])
 def test_a_dataloader_that_is_to_pin_without_a_gpu_says_what_to_leave_out(where):
     sampler = dgl.dataloading.NeighborSampler([4])
-    with pytest.raises(UnavailableError, match="leave use_uva out"):
+    with pytest.raises(UnavailableError, match=r"leave use_uva out.*--store=on SCRIPT"):
+        dgl.dataloading.DataLoader(
+            dgl.rand_graph(50, 300), torch.arange(50), sampler, use_uva=True, **where
+        )
+    # Of this sampler a store does not have all that it needs.
+    sampler = dgl.dataloading.SAINTSampler("node", 4)
+    with pytest.raises(UnavailableError, match=r"use device='cpu'$"):
         dgl.dataloading.DataLoader(
             dgl.rand_graph(50, 300), torch.arange(50), sampler, use_uva=True, **where
         )

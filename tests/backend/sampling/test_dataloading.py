@@ -124,14 +124,14 @@ def test_a_stores_blocks_are_the_same_whatever_they_are_made_of(idtype, make, se
                 expected_ends = reference.edges(etype=etype, order="eid")
             assert torch.equal(torch.stack(ends), torch.stack(expected_ends))
             eids = block.edges[etype].data
-            assert eids.keys() == {dgl.EID}
+            assert eids.keys() == {dgl.EID, *g.edges[etype].data}
             assert torch.equal(eids[dgl.EID], reference.edges[etype].data[dgl.EID])
         for ntype in g.ntypes:
             for ours, theirs in (
                 (block.srcnodes[ntype].data, reference.srcnodes[ntype].data),
                 (block.dstnodes[ntype].data, reference.dstnodes[ntype].data),
             ):
-                assert ours.keys() == theirs.keys() == {dgl.NID}
+                assert ours.keys() == theirs.keys() == {dgl.NID, *g.nodes[ntype].data}
                 assert torch.equal(ours[dgl.NID], theirs[dgl.NID])
     if isinstance(seeds, dict):
         assert inputs.keys() == expected_inputs.keys()

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from dgl.base import EID, NID, DGLError
-from dgl.dataloading.dataloader import restore_parent_storage_columns
 from dgl.frame import Frame, LazyFeature
 from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.backend.memory.gpu_cache import GPUCache
 from dgl_mgpu.backend.originals import originals
+
+from .uva import is_in_a_store
 
 _HERE = "dgl.dataloading.dataloader"
 #: What was fetched, or is to be waited for, by number of the type and name.
@@ -78,7 +79,26 @@ def remove_parent_storage_columns(item: Any, g: Any) -> Any:
     """In place of DGL's: what stays in the process need not be taken out and put back."""
     if torch.utils.data.get_worker_info() is None:
         return item
+    for rows in _rows_of_a_store(item, g):
+        rows.leave_in_store()
     return originals[f"{_HERE}:remove_parent_storage_columns"](item, g)
+
+
+def restore_parent_storage_columns(item: Any, g: Any) -> Any:
+    """In place of DGL's: rows of a store, which a worker has not read, are read here."""
+    for rows in _rows_of_a_store(item, g):
+        if rows.storage is None:
+            g._restore_rows(rows)
+    return originals[f"{_HERE}:restore_parent_storage_columns"](item, g)
+
+
+def _rows_of_a_store(item: Any, g: Any) -> Iterator[Any]:
+    """Columns of a part of a batch that was sampled from a store's graph."""
+    if isinstance(item, DGLGraph) and is_in_a_store(g):
+        from dgl_mgpu.backend.global_store.rows import RowsLater
+
+        for frame in (*item._node_frames, *item._edge_frames):
+            yield from (each for each in frame._columns.values() if isinstance(each, RowsLater))
 
 
 def _prefetch_update_feats(

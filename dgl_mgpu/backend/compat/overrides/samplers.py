@@ -54,6 +54,33 @@ def select_topk(
     return original(g, k, weight, nodes, edge_dir, ascending, copy_ndata, copy_edata, output_device)
 
 
+def sample_neighbors(
+    g: Any,
+    nodes: Any,
+    fanout: Any,
+    edge_dir: str = "in",
+    prob: Any = None,
+    replace: bool = False,
+    copy_ndata: bool = True,
+    copy_edata: bool = True,
+    _dist_training: bool = False,
+    exclude_edges: Any = None,
+    output_device: Any = None,
+) -> Any:
+    """Sample neighbors, also of a store's graph.
+
+    Parameters and results are those of `dgl.sampling.sample_neighbors`.
+    """
+    from .uva import is_in_a_store
+
+    original = partial(originals["dgl.sampling.neighbor:sample_neighbors"], g)
+    sample = g.sample_neighbors if is_in_a_store(g) else original
+    return sample(
+        nodes, fanout, edge_dir, prob, replace, copy_ndata, copy_edata, _dist_training,
+        exclude_edges, output_device,
+    )  # fmt: skip
+
+
 def _sample_neighbors(
     g: Any,
     nodes: Any,

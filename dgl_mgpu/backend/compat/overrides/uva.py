@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import warnings
+from numbers import Real
 from typing import Any
 
 from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.backend import runner
 from dgl_mgpu.backend.originals import originals
-from dgl_mgpu.errors import UnavailableError, UnsupportedByStoreError
+from dgl_mgpu.errors import InvalidInputError, UnavailableError, UnsupportedByStoreError
 
 
 def init_loader(
@@ -31,6 +32,8 @@ def init_loader(
     **kwargs: Any,
 ) -> None:
     """In place of ``DataLoader.__init__``: see `dgl_mgpu.backend.shared_graphs`."""
+    if kwargs.get("collate_fn") is None:
+        _check_batches(graph_sampler, batch_size)
     if (use_uva or gpu_cache is not None) and is_in_a_store(graph):
         _refuse_cache(gpu_cache)
         use_uva = False  # GPUs read a store's host memory where it is, without pinning a graph
@@ -52,7 +55,7 @@ def init_loader(
         if is_shared and device is None and not _has_gpu():
             device = graph.device  # else DGL asks CUDA for one
     if use_uva and type(given) is DGLGraph:
-        _require_gpu()
+        _require_gpu(graph_sampler)
     originals["dgl.dataloading.dataloader:DataLoader.__init__"](
         self,
         given,
@@ -75,6 +78,16 @@ def init_loader(
         shared_graphs.share(self, graph, indices, batch_size)
 
 
+def _check_batches(sampler: Any, batch_size: Any) -> None:
+    from dgl_mgpu.backend.sampling.begun import require_layers
+
+    if isinstance(batch_size, Real) and batch_size < 1:
+        raise InvalidInputError(
+            "make a DataLoader", f"batch_size={batch_size}", "pass a positive number of seeds"
+        )
+    require_layers(sampler)
+
+
 def _warn_of_options_without_use(graph: DGLGraph) -> None:
     from dgl_mgpu.backend.shared_graphs.columns import stored_of
 
@@ -93,12 +106,20 @@ def _has_gpu() -> bool:
     return can_pin()
 
 
-def _require_gpu() -> None:
+def _require_gpu(sampler: Any) -> None:
     if not _has_gpu():
+        from dgl_mgpu.backend.shared_graphs import can_be_served
+
+        fix = "leave use_uva out, and use device='cpu'"
+        if can_be_served(sampler):
+            fix += (
+                "; or run python -m dgl_mgpu --store=on SCRIPT, which keeps the graph in a store "
+                "in the host's memory"
+            )
         raise UnavailableError(
             "make a DataLoader with use_uva=True",
             "torch sees no GPU that could read a graph which is pinned",
-            "leave use_uva out, and use device='cpu'",
+            fix,
         )
 
 
