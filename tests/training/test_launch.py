@@ -14,10 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu import limits
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.training import group
-from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training.launch import launch
 from tests.forkserver import forkserver
 from tests.training.jobs import fork_ranks, until
@@ -101,7 +101,7 @@ def _one_takes_long_to_end(folder: Path) -> None:
 
 @pytest.mark.usefixtures("forked_ranks")
 def test_the_cause_is_awaited(tmp_path, monkeypatch):
-    monkeypatch.setattr(launching, "_GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "REPORTS", 0.0)
     with pytest.raises(RankFailedError, match="run rank 1: it was killed by SIGKILL"):
         launch(_one_takes_long_to_end, 2, tmp_path)
 
