@@ -30,7 +30,7 @@ def interrupted(waits: str, limit: float, times: int | None = 1) -> tuple[int, s
         "from dgl_mgpu.interrupts import Interrupts\n"
         f"limits.INTERRUPT = {limit}\n"
         "with Interrupts(lambda: 'last words'):\n"
-            f"{waits}"
+        f"{waits}"
     )
     process = listening(sys.executable, "-c", code, stdout=subprocess.PIPE)
     assert process.stdout is not None
