@@ -76,6 +76,9 @@ def main(arguments: list[str] | None = None) -> int:
                     raise
                 print(f"dgl-mgpu {name}: {type(error).__name__}: {error}", file=sys.stderr)
                 return 1
+        # Python would end this process by SIGINT, at its end, if the interrupt came within code of
+        # a string, which an import of dataclasses runs; unless more of such code is run.
+        exec("")
         print(_interrupted(name), file=sys.stderr)
         return STATUS
 
