@@ -19,7 +19,9 @@ from dgl_mgpu.configuration import (
     to_config,
 )
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, OutputError, nearest
+from dgl_mgpu.interrupts import STATUS, Interrupts
 from dgl_mgpu.resources import resource_folder
+from dgl_mgpu.torchrun import under_torchrun
 
 USAGE = """\
 dgl-mgpu COMMAND [key=value ...]
@@ -59,19 +61,39 @@ def main(arguments: list[str] | None = None) -> int:
     if name in commands and {"-h", "--help"} & {*rest}:
         print(USAGE.format(configs=resource_folder("configs")))
         return 0
-    try:
-        if name not in commands:
-            raise ConfigError(f"run command '{name}'", "no such command", nearest(name, commands))
-        return commands[name](rest)
-    except DGLMGPUError as error:
-        print(f"dgl-mgpu {name}: {type(error).__name__}: {error}", file=sys.stderr)
-        return 1
-    except KeyboardInterrupt:
-        print(f"dgl-mgpu {name}: interrupted", file=sys.stderr)
-        return 130
+    with Interrupts(lambda: _interrupted(name)) as interrupts:
+        try:
+            if name not in commands:
+                fix = nearest(name, commands)
+                raise ConfigError(f"run command '{name}'", "no such command", fix)
+            return commands[name](rest)
+        except KeyboardInterrupt:
+            pass
+        except Exception as error:
+            # What interrupts an import, or a callback of a library, may come out as another error.
+            if not interrupts.heard:
+                if not isinstance(error, DGLMGPUError):
+                    raise
+                print(f"dgl-mgpu {name}: {type(error).__name__}: {error}", file=sys.stderr)
+                return 1
+        # Python would end this process by SIGINT, at its end, if the interrupt came within code of
+        # a string, which an import of dataclasses runs; unless more of such code is run.
+        exec("")
+        print(_interrupted(name), file=sys.stderr)
+        return STATUS
+
+
+# What there is to say of the run that trains now.
+_of_run: Callable[[], str] | None = None
+
+
+def _interrupted(command: str) -> str:
+    return f"dgl-mgpu {command}: interrupted{_of_run() if _of_run else ''}"
 
 
 def _train(arguments: list[str]) -> int:
+    global _of_run
+    _of_run = None
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
@@ -82,6 +104,7 @@ def _train(arguments: list[str]) -> int:
         config_path=str(resource_folder("configs")), config_name="config", version_base="1.3"
     )
     def job(raw: Any) -> None:
+        global _of_run
         hydra_config = HydraConfig.get()
         folder = Path(hydra_config.runtime.output_dir)
         log = folder / f"{hydra_config.job.name}.log"
@@ -94,6 +117,11 @@ def _train(arguments: list[str]) -> int:
                 from dgl_mgpu.fullgraph.run import train
             else:
                 from dgl_mgpu.minibatch.run import train
+            from dgl_mgpu.training.checkpoint import LastCheckpoint
+
+            # The others' folders are not the run's, and the first one tells.
+            if not (under_torchrun() and int(os.environ["RANK"])):
+                _of_run = LastCheckpoint(folder, config.trainer.resume).told
             train(config, folder)
         except BaseException as error:
             if is_new:

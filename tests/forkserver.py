@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing as mp
 import os
+from multiprocessing.forkserver import ensure_running
 from multiprocessing.process import BaseProcess
 from types import SimpleNamespace
 from typing import Any
@@ -15,11 +16,14 @@ def forkserver() -> Any:
     """The context of multiprocessing that starts them."""
     context = mp.get_context("forkserver")
     context.set_forkserver_preload(_IMPORTED)
+    # Now, and not when the first one starts: a launcher blocks signals meanwhile.
+    ensure_running()
     return context
 
 
 def launchers_multiprocessing() -> Any:
     """What `dgl_mgpu.training.launch` uses of multiprocessing, with ranks that are forked."""
+    forkserver()
     context = SimpleNamespace(Pipe=mp.Pipe, Process=_rank)
     return SimpleNamespace(get_context=lambda method: context)
 

@@ -6,6 +6,8 @@ import fcntl
 import logging
 import os
 import shutil
+import socket
+import time
 import urllib.error
 import urllib.request
 import zipfile
@@ -13,7 +15,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import ConfigError, DataFormatError, OutputError
+from .. import limits
+from ..errors import ConfigError, DataFormatError, DGLMGPUError, OutputError
 from ..units import human_bytes
 
 log = logging.getLogger(__name__)
@@ -21,6 +24,7 @@ log = logging.getLogger(__name__)
 #: Seconds without a byte after which a download is given up.
 _TIMEOUT_S = 30
 _CHUNK_BYTES = 1 << 22
+_LOOK_SECONDS = 0.1
 
 
 def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
@@ -40,16 +44,19 @@ def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
     Raises
     ------
     OutputError
-        The folder cannot be made or filled.
+        The folder cannot be made or filled, or another process has not done so within
+        `limits.BUILD` seconds.
     """
     if target.is_dir():
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.with_name(f".{target.name}.lock")):
+        with _locked(target.with_name(f".{target.name}.lock"), target):
             if not target.is_dir():
                 _build(target, fill)
     except OSError as error:
+        if isinstance(error, DGLMGPUError):
+            raise
         raise OutputError(
             f"make {target}",
             str(error),
@@ -75,21 +82,49 @@ def _build(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 @contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`; the file is gone again afterwards."""
+def _locked(path: Path, target: Path) -> Iterator[None]:
+    """Hold an exclusive lock on the file `path`; the file is gone again afterwards.
+
+    It says which process holds it, for those that wait for `target`.
+    """
+    deadline = time.monotonic() + limits.BUILD
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            _lock(descriptor, target, deadline)
             # The previous holder removed its file: a lock on that one excludes nobody.
             if _is_at(descriptor, path):
                 try:
+                    os.ftruncate(descriptor, 0)
+                    os.pwrite(
+                        descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
+                    )
                     yield
                 finally:
                     path.unlink()
                 return
         finally:
             os.close(descriptor)
+
+
+def _lock(descriptor: int, target: Path, deadline: float) -> None:
+    """Lock an open file; say who has it if that takes a while."""
+    told = ""
+    while True:
+        try:
+            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
+        if time.monotonic() >= deadline:
+            raise OutputError(
+                f"make {target}",
+                f"{holder} has been making it for {limits.BUILD:g} s and longer",
+                "see whether it still works, and end it if not; or choose another data root",
+            )
+        if holder != told:
+            log.warning("waiting for %s, which is making %s", holder, target)
+            told = holder
+        time.sleep(_LOOK_SECONDS)
 
 
 def _is_at(descriptor: int, path: Path) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -36,7 +37,7 @@ from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
 from dgl_mgpu.training.models import NodeModel
-from dgl_mgpu.training.stop import outlive_sigterm, sigterm_blocked
+from dgl_mgpu.training.stop import blocked, outlive_sigterm
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
 #: Of :class:`~dgl_mgpu.report.StageSeconds`, those measured here.
@@ -425,6 +426,6 @@ class MiniBatchTrainer(Trainer):
 @contextlib.contextmanager
 def _starting_workers() -> Iterator[None]:
     """Within, a DataLoader begins a pass, without DGL's advice on CPU affinity."""
-    with warnings.catch_warnings(), sigterm_blocked():
+    with warnings.catch_warnings(), blocked(signal.SIGTERM):
         warnings.filterwarnings("ignore", message="Dataloader CPU affinity opt")
         yield

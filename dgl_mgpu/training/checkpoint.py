@@ -210,6 +210,44 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(found, key=lambda path: int(_NAME.fullmatch(path.name)[1]))  # type: ignore[index]
 
 
+class LastCheckpoint:
+    """The last checkpoint of a run that begins now, to be told when it is interrupted.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's, which may have checkpoints of another one.
+    resumed : str, optional
+        What the run goes on from.
+    """
+
+    def __init__(self, folder: Path, resumed: str | None) -> None:
+        self._folder = folder / "checkpoints"
+        self._resumed = resumed
+        self._before = set(self._written())
+
+    def told(self) -> str:
+        """The end of a sentence: which it is, and how to go on from there."""
+        written = [path for path, number in self._written() if (path, number) not in self._before]
+        if written:
+            last = _from_here(written[-1])
+            go_on = f"trainer.resume={_from_here(self._folder.parent)} goes on from there"
+            return f"; the last checkpoint is {last}: dgl-mgpu train {go_on}"
+        if self._resumed is None:
+            return " before the first checkpoint was written"
+        again = f"dgl-mgpu train trainer.resume={self._resumed} goes on from where this run did"
+        return f" before a checkpoint was written: {again}"
+
+    def _written(self) -> list[tuple[Path, int]]:
+        # One that is written anew is another file.
+        return [(path, path.stat().st_ino) for path in checkpoints(self._folder)]
+
+
+def _from_here(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
 def run_folder(resumed: str | os.PathLike[str]) -> Path:
     """The folder of a run, which it names itself, or that of its checkpoints, or one of them."""
     path = Path(resumed)

@@ -12,12 +12,13 @@ import pickle
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import timedelta
+from multiprocessing import process as processes
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
 
@@ -25,30 +26,22 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
+from dgl_mgpu import limits
 from dgl_mgpu.errors import DGLMGPUError, RankFailedError
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.topology.shared_memory import free_shared_bytes
 from dgl_mgpu.torchrun import under_torchrun
 from dgl_mgpu.training.group import kill_group, remove_shared
-from dgl_mgpu.training.stop import Stopped
+from dgl_mgpu.training.stop import Stopped, Told, blocked
 from dgl_mgpu.training.watch import Watch
 from dgl_mgpu.training.whereabouts import Whereabouts, last_stage, shared_stage, stage_of
 from dgl_mgpu.training.workers import worker_losses_typed
 
 log = logging.getLogger(__name__)
 
-# How long after a cause of failure the others' reports are awaited, and how long after reports of
-# its consequences the cause: a killed rank has closed its connections before it has ended, and a
-# GPU's memory takes seconds to free.
-_GATHER_SECONDS = 2.0
-_CAUSE_SECONDS = 10.0
-# How long ranks get to stop by themselves once they were told to.
-_STOP_SECONDS = 25.0
 # How often ranks are looked at.  DataLoader workers have open what their rank had: while they live,
 # neither its pipe nor its connections to other ranks tell of its end.
 _LOOK_SECONDS = 1.0
-# How long ranks wait for each other to join, and in an exchange.
-_TIMEOUT = timedelta(minutes=10)
 _PR_SET_PDEATHSIG = 1
 # Characters of an error that are passed on.
 _MAX_TEXT = 20_000
@@ -87,7 +80,7 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
     processes already, this process is the rank that its environment names.
 
     SIGTERM is passed on to ranks, which may raise `Stopped` within 25 seconds; then all end.  One
-    that is told before it listens (`StopRequest`) ends at once.
+    that is told before it listens (`StopRequest`) ends at once.  Ctrl-C ends all at once.
 
     Raises
     ------
@@ -102,6 +95,8 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
         If a process that samples for a rank was killed.
     Stopped
         After SIGTERM.
+    KeyboardInterrupt
+        After Ctrl-C.
     """
     if under_torchrun():
         rank = int(os.environ["RANK"])
@@ -125,7 +120,7 @@ def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> No
     context = mp.get_context("spawn")
     ranks: list[_Rank] = []
     with (
-        _sigterm_raises(),
+        Told() as told,
         tempfile.TemporaryFile() as file,
         contextlib.ExitStack() as ending,
     ):
@@ -140,29 +135,36 @@ def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> No
                 args=(work, rank, num_ranks, meeting_point, os.getpid(), sender, stage, args),
                 name=f"rank {rank}",
             )
-            process.start()
+            told.check()
+            # Ctrl-C is for all processes of a terminal; a rank leaves it to this one, also while it
+            # imports what it runs.  The tracker's start, if it is yet to come, would end the block.
+            resource_tracker.ensure_running()
+            with blocked(signal.SIGINT):
+                process.start()
             sender.close()
             ranks.append(_Rank(process, receiver, stage))
         words: dict[int, _Outcome | None] = {}
         try:
-            end = _await(ranks, words)
+            end = _await(ranks, words, told)
         except Stopped as stopped:
-            end = _let_stop(ranks, words) or stopped
+            end = _let_stop(ranks, words, told) or stopped
     if end is not None:
         raise end
 
 
-def _let_stop(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUError | None:
+def _let_stop(
+    ranks: list[_Rank], outcomes: dict[int, _Outcome | None], told: Told
+) -> DGLMGPUError | None:
     """Have all ranks stop by themselves; the error of one that did not.
 
     ``outcomes`` are the last words of those that have left before.
     """
     for each in ranks:
         each.process.terminate()
-    _hear(ranks, outcomes, time.monotonic() + _STOP_SECONDS)
+    _hear(ranks, outcomes, told, time.monotonic() + limits.STOP)
     for rank, each in enumerate(ranks):
         if rank in outcomes and outcomes[rank] is None:
-            each.process.join(_CAUSE_SECONDS)
+            each.process.join(limits.CAUSE)
             # It did not listen yet, and there was nothing to keep; or it was done, and its word
             # was being read when SIGTERM came.
             if each.process.exitcode in (-signal.SIGTERM, 0):
@@ -172,7 +174,7 @@ def _let_stop(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMG
     for rank, each in enumerate(ranks):
         if rank not in outcomes:
             where = last_stage(each.stage)
-            return _rank_failed(rank, f"it ran on for {_STOP_SECONDS:g} s after SIGTERM{where}")
+            return _rank_failed(rank, f"it ran on for {limits.STOP:g} s after SIGTERM{where}")
     return None
 
 
@@ -240,39 +242,39 @@ def _is_of_communication(error: RuntimeError) -> bool:
     return isinstance(error, dist.DistError) or "/gloo/" in str(error)
 
 
-@contextlib.contextmanager
-def _sigterm_raises() -> Iterator[None]:
-    """Have SIGTERM unwind this process, so that ranks and files are cleared away."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def unwind(signum: int, frame: object) -> NoReturn:
-        # A repeated one is to interrupt nothing: ranks stop, and then are cleared away.
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        raise Stopped
-
-    before = signal.signal(signal.SIGTERM, unwind)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
-
-
 def _await(
-    ranks: list[_Rank], outcomes: dict[int, _Outcome | None]
+    ranks: list[_Rank], outcomes: dict[int, _Outcome | None], told: Told
 ) -> DGLMGPUError | Stopped | None:
     """Wait for all ranks to end well, or for the first to fail; ``outcomes`` get their words."""
-    _hear(ranks, outcomes)
+    _hear(ranks, outcomes, told)
     if len(outcomes) == len(ranks) and all(o is not None and o.done for o in outcomes.values()):
-        for each in ranks:
-            each.process.join()
+        _await_ends(ranks, told)
         return Stopped() if any(o is not None and o.stopped for o in outcomes.values()) else None
     return _cause(ranks, outcomes)
 
 
+def _await_ends(ranks: list[_Rank], told: Told) -> None:
+    """Wait for the processes of ranks that are done; those that stay are killed later."""
+    running = {each.process.sentinel: (rank, each) for rank, each in enumerate(ranks)}
+    deadline = time.monotonic() + limits.LEAVE
+    while running and time.monotonic() < deadline:
+        ready = wait([*running, *told.sign], _LOOK_SECONDS)
+        told.check()
+        for sentinel, (_, each) in list(running.items()):
+            if each.has_ended(ready):
+                del running[sentinel]
+    for rank, each in running.values():
+        log.warning(
+            "rank %d (process %d) was done %g s ago and has not ended%s: it is killed",
+            rank, each.process.pid, limits.LEAVE, last_stage(each.stage),
+        )  # fmt: skip
+
+
 def _hear(
-    ranks: list[_Rank], outcomes: dict[int, _Outcome | None], deadline: float | None = None
+    ranks: list[_Rank],
+    outcomes: dict[int, _Outcome | None],
+    told: Told,
+    deadline: float | None = None,
 ) -> None:
     """Add the last words of ranks: None of one that left without, none of those that run on."""
     end = math.inf if deadline is None else deadline
@@ -280,7 +282,8 @@ def _hear(
         running = {rank: each for rank, each in enumerate(ranks) if rank not in outcomes}
         left = end - time.monotonic()
         signs = [w for each in running.values() for w in (each.report, each.process.sentinel)]
-        ready = wait(signs, min(max(left, 0.0), _LOOK_SECONDS))
+        ready = wait([*signs, *told.sign], min(max(left, 0.0), _LOOK_SECONDS))
+        told.check()
         for rank, each in running.items():
             # A rank's report is its last word: read at once, since it may fill the pipe.
             if each.report in ready or each.has_ended(ready):
@@ -295,14 +298,14 @@ def _hear(
             # The others fail of it within moments; the cause is the earliest report, or a rank
             # that was killed before it could write one.
             is_known = any(outcome is None or not outcome.follows for outcome in failed)
-            more = _GATHER_SECONDS if is_known else _CAUSE_SECONDS
+            more = limits.REPORTS if is_known else limits.CAUSE
             end = min(end, time.monotonic() + more)
 
 
 def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUError:
     silent = {rank: ranks[rank] for rank, outcome in outcomes.items() if outcome is None}
     for rank, each in silent.items():
-        each.process.join(_CAUSE_SECONDS)
+        each.process.join(limits.CAUSE)
         code = each.process.exitcode
         if code is not None and code < 0:
             name = signal.Signals(-code).name
@@ -331,8 +334,17 @@ def _rank_failed(rank: int, found: str) -> RankFailedError:
 
 def _end(ranks: list[_Rank]) -> None:
     killed = [number for each in ranks if each.process.is_alive() for number in _kill(each.process)]
-    for each in ranks:
-        each.process.join()
+    deadline = time.monotonic() + limits.END
+    for rank, each in enumerate(ranks):
+        each.process.join(max(deadline - time.monotonic(), 0.0))
+        if each.process.exitcode is None:
+            log.warning(
+                "rank %d (process %d) was killed and has not ended within %g s: a device or a file "
+                "system keeps it",
+                rank, each.process.pid, limits.END,
+            )  # fmt: skip
+            # Python would wait for it at its own end, without a limit.
+            processes._children.discard(each.process)  # type: ignore[attr-defined]
     remove_shared(killed)
 
 
@@ -359,6 +371,8 @@ def _rank_main(
     # The parent hears Ctrl-C and ends its ranks; and they do not outlive it.
     os.setpgid(0, 0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)
@@ -408,10 +422,18 @@ def _join_job(rank: int, num_ranks: int, meeting_point: str) -> None:
     if meeting_point.startswith("file:"):
         # All ranks are on this machine, whose name may not resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    dist.init_process_group(
-        backend,
-        init_method=meeting_point,
-        timeout=_TIMEOUT,
-        rank=rank,
-        world_size=num_ranks,
-    )
+    try:
+        dist.init_process_group(
+            backend,
+            init_method=meeting_point,
+            timeout=timedelta(seconds=limits.JOIN),
+            rank=rank,
+            world_size=num_ranks,
+        )
+    except RuntimeError as error:
+        raise RankFailedError(
+            f"join {num_ranks} ranks as rank {rank}",
+            f"not all of them came within {limits.JOIN:g} s, or one is gone "
+            f"({str(error).partition(chr(10))[0]})",
+            "see why the others did not start, and start the run again",
+        ) from error

@@ -1,4 +1,7 @@
-"""SIGTERM, with which schedulers take a machine back: a run is to write a checkpoint and to end."""
+"""SIGTERM, with which schedulers take a machine back: a run is to write a checkpoint and to end.
+
+And Ctrl-C, SIGINT, for a process that others are to be ended by.
+"""
 
 from __future__ import annotations
 
@@ -87,10 +90,80 @@ class StopRequest:
         return bool(count)
 
 
+class Told:
+    """Has SIGINT and SIGTERM wait, within ``with``, until it is asked for them.
+
+    A handler that raises does so anywhere: between the start of a process and its place in the list
+    of those to be ended, or in a callback of ``fork``, where Python prints what is raised and drops
+    it.  Where SIGINT is ignored, as a shell has it for a command in the background, it stays so.
+
+    Attributes
+    ----------
+    sign : list of int
+        For ``multiprocessing.connection.wait``: can be read when there is something to be asked
+        for.  Empty on another thread than the main one, which hears no signals.
+    """
+
+    def __init__(self) -> None:
+        self.sign: list[int] = []
+        self._heard: set[int] = set()
+        self._unheard: set[int] = {signal.SIGINT, signal.SIGTERM}
+        self._restoring = contextlib.ExitStack()
+
+    def __enter__(self) -> Told:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        reader, writer = os.pipe()
+        for end in (reader, writer):
+            os.set_blocking(end, False)
+            self._restoring.callback(os.close, end)
+        self.sign = [reader]
+
+        def hear(signum: int, frame: object) -> None:
+            self._heard.add(signum)
+            with contextlib.suppress(BlockingIOError):  # it is full of signs already
+                os.write(writer, b".")
+
+        for each in self._unheard:
+            before = signal.getsignal(each)
+            if each == signal.SIGINT and before is signal.SIG_IGN:
+                continue
+            signal.signal(each, hear)
+            self._restoring.callback(signal.signal, each, before)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        try:
+            if kind is None:
+                self.check()
+        finally:
+            self._restoring.close()
+
+    def check(self) -> None:
+        """Raise what was heard since, each signal once.
+
+        A repeated SIGTERM is to interrupt nothing: ranks stop, and then are cleared away.
+
+        Raises
+        ------
+        KeyboardInterrupt
+        Stopped
+        """
+        for each in self.sign:
+            with contextlib.suppress(BlockingIOError):
+                os.read(each, 4096)
+        new = self._heard & self._unheard
+        self._unheard -= new
+        if signal.SIGINT in new:
+            raise KeyboardInterrupt
+        if new:
+            raise Stopped
+
+
 @contextlib.contextmanager
-def sigterm_blocked() -> Iterator[None]:
-    """Within, SIGTERM waits; it waits for ever in processes that are started here."""
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+def blocked(*signals: signal.Signals) -> Iterator[None]:
+    """Within, these signals wait; they wait for ever in processes that are started here."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
     try:
         yield
     finally:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import socket
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -57,6 +60,26 @@ def test_other_losses_on_two_machines_are_refused(monkeypatch, tmp_path):
     with pytest.raises(ValueError, match=r"a loss of 1\.2 on two machines"):
         run(monkeypatch, tmp_path)
     assert not (tmp_path / "found.json").exists()
+
+
+def test_a_machine_whose_peer_has_failed_is_ended_with_it(monkeypatch, tmp_path):
+    """The port is another program's: the first one cannot listen, the second is not answered."""
+    monkeypatch.setattr(two_machines, "AFTER_FAILURE_SECONDS", 0.5)
+    monkeypatch.setattr(two_machines, "LIMIT_SECONDS", float("inf"))
+    options = SimpleNamespace(data=tmp_path, ranks=1, nodes=3000, edges=30000, epochs=2)
+    with socket.create_server(("", 0)) as other:
+        monkeypatch.setattr(two_machines, "_free_port", lambda: other.getsockname()[1])
+        with pytest.raises(
+            RuntimeError, match=r"(?s)on 2 machines ended with \[1, -9\].*EADDRINUSE"
+        ):
+            two_machines.Bench(options)._train([two_machines.Machine()] * 2)
+
+
+def test_a_port_is_none_that_the_system_gives_to_connections():
+    first, last = map(int, Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split())
+    ports = [two_machines._free_port() for _ in range(100)]
+    assert len(set(ports)) > 1
+    assert not any(first <= port <= last for port in ports)
 
 
 def test_a_job_that_fails_says_why(monkeypatch, tmp_path):

@@ -3,6 +3,7 @@ from __future__ import annotations
 import multiprocessing
 import os
 import signal
+import socket
 import time
 import urllib.error
 import zipfile
@@ -11,6 +12,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from dgl_mgpu import limits
 from dgl_mgpu.data import files, load
 from dgl_mgpu.errors import ConfigError, DataFormatError, OutputError
 
@@ -126,3 +128,28 @@ def test_download_offline_or_corrupt(tmp_path, monkeypatch):
     monkeypatch.setattr("urllib.request.urlopen", offline)
     with pytest.raises(DataFormatError, match=r"no route to host.*fetch it by hand"):
         files.download_zip("https://example.org/a.zip", tmp_path, "fetch it by hand")
+
+
+def _fill_until_told(folder: Path) -> None:
+    (folder.parent / "fills").touch()
+    while not (folder.parent / "told").exists():
+        time.sleep(0.01)
+
+
+def test_who_waits_for_a_folder_says_for_whom_and_how_long(tmp_path, monkeypatch, caplog):
+    target = tmp_path / "target"
+    context = multiprocessing.get_context("fork")
+    holder = context.Process(target=files.build_once, args=(target, _fill_until_told))
+    holder.start()
+    while not (tmp_path / "fills").exists():
+        time.sleep(0.01)
+    who = f"process {holder.pid} on {socket.gethostname()}"
+    monkeypatch.setattr(limits, "BUILD", 0.3)
+    with pytest.raises(OutputError, match=rf"{who} has been making it for 0\.3 s and longer"):
+        files.build_once(target, lambda folder: None)
+    assert caplog.messages == [f"waiting for {who}, which is making {target}"]
+    (tmp_path / "told").touch()
+    holder.join()
+    assert holder.exitcode == 0
+    assert files.build_once(target, _fill_until_told) == target
+    assert not list(tmp_path.glob(".target*"))

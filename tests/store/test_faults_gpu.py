@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 import dgl_mgpu
+from dgl_mgpu import limits
 from dgl_mgpu.errors import IdOutOfRangeError, PeerAccessError, RankFailedError
 from dgl_mgpu.ops import (
     SampleKey,
@@ -30,7 +31,6 @@ from dgl_mgpu.ops import (
 )
 from dgl_mgpu.placement import HOST
 from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, Store, build, cuda
-from dgl_mgpu.training import launch as launch_module
 from dgl_mgpu.training.launch import launch
 from tests.store.gpu_runtimes import KINDS, make_runtime, mapped_segments
 from tests.store.layouts import partitioned, plan_of
@@ -46,7 +46,7 @@ NUM_ROWS = 20_000
 @pytest.fixture
 def patient_launch(monkeypatch):
     """Ranks that survive another's end have their time to look around."""
-    monkeypatch.setattr(launch_module, "_GATHER_SECONDS", 2 * MOST_SECONDS)
+    monkeypatch.setattr(limits, "REPORTS", 2 * MOST_SECONDS)
     return launch
 
 

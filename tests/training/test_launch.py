@@ -1,11 +1,14 @@
 from __future__ import annotations
 
 import gc
+import multiprocessing
 import os
+import random
 import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from pathlib import Path
 
@@ -14,11 +17,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu import limits
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.training import group
 from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training.launch import launch
+from dgl_mgpu.training.stop import Told
 from tests.forkserver import forkserver
 from tests.training.jobs import fork_ranks, until
 
@@ -101,7 +106,7 @@ def _one_takes_long_to_end(folder: Path) -> None:
 
 @pytest.mark.usefixtures("forked_ranks")
 def test_the_cause_is_awaited(tmp_path, monkeypatch):
-    monkeypatch.setattr(launching, "_GATHER_SECONDS", 0.0)
+    monkeypatch.setattr(limits, "REPORTS", 0.0)
     with pytest.raises(RankFailedError, match="run rank 1: it was killed by SIGKILL"):
         launch(_one_takes_long_to_end, 2, tmp_path)
 
@@ -196,6 +201,8 @@ def test_a_group_is_killed_also_when_it_cannot_be_listed(monkeypatch):
 def _launches(work, folder: Path, temporary: Path | None = None) -> None:
     """What a script does that launches ranks; it forks them, which takes no seconds."""
     tempfile.tempdir = temporary and str(temporary)
+    # What a shell has put in the background ignores it, and so does all that starts there.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     fork_ranks()
     try:
         launch(work, 2, folder)
@@ -222,6 +229,87 @@ def test_ranks_do_not_outlive_their_launcher(tmp_path, how):
     pids = [int(name) for name in os.listdir(started)]
     until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
     assert os.listdir(temporary) == []
+
+
+def _told_while_it_forks(how: signal.Signals, folder: Path) -> None:
+    """Python drops what is raised in this callback of a fork."""
+    os.register_at_fork(after_in_parent=lambda: os.kill(os.getpid(), how))
+    _launches(_waits, folder)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_that_comes_while_a_rank_starts_is_not_lost(tmp_path, how):
+    launcher = forkserver().Process(target=_told_while_it_forks, args=(how, tmp_path))
+    launcher.start()
+    launcher.join()
+    assert launcher.exitcode == {signal.SIGINT: 1, signal.SIGTERM: 143}[how]
+    assert len(os.listdir(tmp_path)) < 2
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_at_any_moment_ends_all(tmp_path, how):
+    draw = random.Random(int(how))
+    for number in range(int(os.environ.get("DGL_MGPU_TEST_MOMENTS", 5))):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        launcher = forkserver().Process(target=_says_that_it_launches, args=(folder,))
+        launcher.start()
+        until((folder / "launches").exists)
+        time.sleep(draw.uniform(0, 0.2))
+        os.kill(launcher.pid, how)
+        launcher.join()
+        assert launcher.exitcode == {signal.SIGINT: 1, signal.SIGTERM: 143}[how]
+        pids = [int(name) for name in os.listdir(folder) if name.isdecimal()]
+        until(lambda pids=pids: not any(psutil.pid_exists(pid) for pid in pids))
+
+
+def _says_that_it_launches(folder: Path) -> None:
+    asked_told = Told.__enter__
+
+    def says(told: Told) -> Told:
+        asked_told(told)
+        (folder / "launches").touch()
+        return told
+
+    Told.__enter__ = says
+    _launches(_waits, folder)
+
+
+def _stays(folder: Path) -> None:
+    (folder / str(os.getpid())).touch()
+    threading.Thread(target=time.sleep, args=(1000,)).start()
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_rank_that_is_done_and_stays_is_killed(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr(limits, "LEAVE", 0.2)
+    launch(_stays, 2, tmp_path)
+    pids = [int(name) for name in os.listdir(tmp_path)]
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
+    for rank in range(2):
+        assert f"rank {rank} (process " in caplog.text
+    assert "was done 0.2 s ago and has not ended" in caplog.text
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_rank_that_cannot_be_killed_is_told_of_and_left(tmp_path, monkeypatch, caplog):
+    """As one that a device keeps; the signal is held back here."""
+    monkeypatch.setattr(limits, "END", 0.1)
+    monkeypatch.setattr(limits, "LEAVE", 0.1)
+    monkeypatch.setattr(launching, "_kill", lambda process: [])
+    launch(_stays, 2, tmp_path)
+    pids = [int(name) for name in os.listdir(tmp_path)]
+    assert "was killed and has not ended within 0.1 s" in caplog.text
+    assert not {process.pid for process in multiprocessing.active_children()} & {*pids}
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_ranks_that_do_not_come_are_told_of(tmp_path, monkeypatch):
+    monkeypatch.setattr(limits, "JOIN", 0.5)
+    with pytest.raises(RankFailedError, match=r"join 2 ranks as rank 0: .* within 0\.5 s"):
+        launching._join_job(0, 2, f"file://{tmp_path / 'meeting'}")
+    assert not dist.is_initialized()
 
 
 def _one_is_killed_that_has_a_child(folder: Path) -> None:

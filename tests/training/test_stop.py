@@ -18,13 +18,13 @@ from pathlib import Path
 import psutil
 import pytest
 
+from dgl_mgpu import limits
 from dgl_mgpu.data import load
 from dgl_mgpu.errors import CheckpointError, RankFailedError
 from dgl_mgpu.store import Ranks
-from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.launch import launch
-from dgl_mgpu.training.stop import Stopped, StopRequest, outlive_sigterm, sigterm_blocked
+from dgl_mgpu.training.stop import Stopped, StopRequest, blocked, outlive_sigterm
 from tests.training.jobs import (
     SMALL,
     at_step,
@@ -292,7 +292,7 @@ def test_a_rank_that_did_not_stop_well_is_told_of(tmp_path, monkeypatch, end, fo
         until(lambda: len(os.listdir(tmp_path)) == 2)
         sigterm()
 
-    monkeypatch.setattr(launching, "_STOP_SECONDS", 2.0)
+    monkeypatch.setattr(limits, "STOP", 2.0)
     threading.Thread(target=send).start()
     with pytest.raises(RankFailedError, match=f"run rank 1: {found}"):
         launch(_one_does_not_stop, 2, tmp_path, end)
@@ -326,7 +326,7 @@ def _works(rank: Connection) -> None:
 def test_a_worker_ends_when_its_own_rank_tells_it():
     rank, end = mp.Pipe()
     worker = mp.get_context("fork").Process(target=_works, args=(end,), daemon=True)
-    with sigterm_blocked():
+    with blocked(signal.SIGTERM):
         worker.start()
     end.close()
     assert rank.recv() == "at work"
