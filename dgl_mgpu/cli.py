@@ -147,8 +147,12 @@ def _remove_unused(folder: Path, log: Path) -> None:
 
 def _predict(arguments: list[str]) -> int:
     folder, out, device, ranks = predictions_asked(arguments)
+    from dgl_mgpu.torchrun import under_torchrun
     from dgl_mgpu.training.launch import launch
+    from dgl_mgpu.training.run import require_room
 
+    if not under_torchrun():
+        require_room(ranks)
     launch(_predict_on_rank, ranks, folder, out, device)
     return 0
 
@@ -188,35 +192,39 @@ def _plan(arguments: list[str]) -> int:
     from rich.console import Console
 
     from dgl_mgpu.minibatch.planned import plan_for
-    from dgl_mgpu.report import plan_table
+    from dgl_mgpu.report.placement_table import placement_tables
+    from dgl_mgpu.training.run import check_start
 
     picture = picture_file(arguments)
     console = Console()
     plans, titles = [], []
-    for overrides in choices(check_overrides([w for w in arguments if not w.startswith("-")])):
-        config = compose(overrides)
-        plan = plan_for(config)
+    words = [word for word in arguments if not word.startswith("-")]
+    configs = [compose(overrides) for overrides in choices(check_overrides(words))]
+    for config in configs:
+        check_start(config)
+    for config in configs:
+        plan, origin = plan_for(config)
         plans.append(plan)
         titles.append(f"{config.data.name} on {plan.topology}, policy {plan.policy}")
-        console.print(plan_table(plan.summary(), titles[-1]))
-        each = ", ".join(f"{seconds * 1e3:.3g}" for seconds in plan.seconds)
-        console.print(
-            f"modelled for the reads of a mini-batch of {config.planned_seeds()} seeds with "
-            f"fanouts {config.sampler.planned_fanouts()}: {plan.step_seconds * 1e3:.3g} ms on the "
-            f"slowest GPU (each: {each} ms)",
-            highlight=False,
-        )
+        fanouts = config.sampler.planned_fanouts()
+        for part in placement_tables(plan, titles[-1], config.planned_seeds(), fanouts):
+            console.print(part, highlight=False)
+        console.print(f"data: {origin}", highlight=False)
     if picture is not None:
         from dgl_mgpu.report.placement_plot import plot_placements
 
         try:
             plot_placements(plans, picture, titles)
         except OSError as error:
-            raise OutputError(
-                f"draw the placement into {picture}", str(error), "name a file that can be written"
-            ) from error
+            raise _not_drawn(picture, str(error)) from error
         console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _not_drawn(picture: Path, found: str) -> OutputError:
+    return OutputError(
+        f"draw the placement into {picture}", found, "name a file that can be written"
+    )
 
 
 def picture_file(arguments: list[str]) -> Path | None:
@@ -237,6 +245,10 @@ def picture_file(arguments: list[str]) -> Path | None:
         from dgl_mgpu.report.placement_plot import picture_format
 
         picture_format(file)  # raises, before a plan takes its time
+        if not file.parent.is_dir():
+            raise _not_drawn(file, f"there is no folder {file.parent}")
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise _not_drawn(file, "it cannot be written")
     return file
 
 

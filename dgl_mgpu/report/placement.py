@@ -97,6 +97,16 @@ def is_on_cpu(plan: Plan) -> bool:
     return plan.topology.split()[0] == "cpu"
 
 
+def noun(plan: Plan) -> str:
+    """What a plan's memories belong to."""
+    return "rank" if is_on_cpu(plan) else "GPU"
+
+
+def short_name(table: str) -> str:
+    """A table's name without the types of a graph that has one of each, as DGL calls them."""
+    return "/".join(part for part in table.split("/") if set(part.split(":")) - {"_N", "_E"})
+
+
 def is_shared(load: Load) -> bool:
     """Whether several GPUs read host memory over it."""
     return load.kind == "host" and len(load.readers) > 1

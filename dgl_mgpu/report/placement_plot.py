@@ -19,8 +19,8 @@ from matplotlib.patches import Patch
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report.colours import KEPT_COLOURS, TIER_COLOURS
-from dgl_mgpu.report.machine_map import BUSY, MachineMap, gpu_name, noun, percent
-from dgl_mgpu.report.placement import Busy, bytes_kept, is_shared
+from dgl_mgpu.report.machine_map import BUSY, MachineMap, gpu_name, percent
+from dgl_mgpu.report.placement import Busy, bytes_kept, is_shared, noun, short_name
 from dgl_mgpu.units import human_bytes, human_seconds
 
 #: File formats of a picture, by the ending of its name.
@@ -197,7 +197,7 @@ def _draw_tables(axes: Axes, plan: Plan) -> None:
         _stack(axes, 3.0 * index, rows)
         _stack(axes, 3.0 * index + 1.0, reads, hatch=_READS)
         ticks += [
-            (3.0 * index, f"{_short(name)}:\n{human_bytes(total)}"),
+            (3.0 * index, f"{short_name(name)}:\n{human_bytes(total)}"),
             (3.0 * index + 1, "reads of it"),
         ]
     axes.set_ylim(3.0 * len(names) - 1.2, -0.8)
@@ -222,11 +222,6 @@ def _draw_tables(axes: Axes, plan: Plan) -> None:
         frameon=False,
         fontsize=9,
     )
-
-
-def _short(table: str) -> str:
-    """A table's name without the types of a graph that has one of each, as DGL calls them."""
-    return "/".join(part for part in table.split("/") if set(part.split(":")) - {"_N", "_E"})
 
 
 def _stack(axes: Axes, y: float, parts: list[tuple[str, float]], hatch: str = "") -> None:

@@ -24,6 +24,7 @@ from dgl_mgpu.placement import (
     solve,
 )
 from dgl_mgpu.placement.cost import Resources, estimate
+from dgl_mgpu.placement.solver import read_ratio, require_policy
 from dgl_mgpu.store.cuda import DEVICES
 from dgl_mgpu.store.links import linked
 from dgl_mgpu.store.source import FeatureSource, TopologySource
@@ -119,8 +120,8 @@ class StoreOptions:
     Raises
     ------
     ConfigError
-        If ``hotness``, ``device``, ``sms`` or a type is none of these, ``links`` no pairs of ranks,
-        or ``staging_memory`` no size.
+        If ``policy``, ``hotness``, ``device``, ``sms`` or a type is none of these, ``links`` no
+        pairs of ranks, a memory no size, or a ratio not in [0, 1].
     """
 
     policy: str = "auto"
@@ -163,6 +164,11 @@ class StoreOptions:
                 "no whole number of 0 or more",
                 "give 'auto', a number, or 0 for all",
             )
+        require_policy(self.policy)
+        for name in ("gpu_memory", "host_memory"):
+            parse_bytes(getattr(self, name), f"store.{name}")
+        for name in ("graph_ratio", "feature_ratio"):
+            read_ratio(name, getattr(self, name))
         self.narrow_features()
         whole = isinstance(self.fanouts, Sequence) and all(type(n) is int for n in self.fanouts)
         has_size = isinstance(self.batch_size, Integral) and self.batch_size >= 1

@@ -18,7 +18,7 @@ def plan(topology: str = "dgx1", **store):
         store=StoreConfig(**{"gpu_memory": "1MiB", **store}),
         topology=topology,
     )
-    return plan_for(config)
+    return plan_for(config).plan
 
 
 def test_what_gpus_hold_beside_tables_counts(tmp_path):
@@ -70,9 +70,9 @@ def test_topology_of_a_store_on_gpus_is_not_planned_on_disk(tmp_path):
     store = {"gpu_memory": "400KiB", "host_memory": "1MiB", "disk_path": str(tmp_path)}
     for device, kinds in (("cpu", {"disk"}), ("cuda", set())):
         found = plan("single", device=device, staging_memory="4KiB", **store)
-        memories = {tier.memory for tier in found.tables["topology"].tiers}
+        memories = {tier.memory for tier in found.tables["topology/_N:_E:_N"].tiers}
         assert memories & {"disk"} == kinds
-        assert "disk" in {tier.memory for tier in found.tables["features"].tiers}
+        assert "disk" in {tier.memory for tier in found.tables["node/_N/feat"].tiers}
 
 
 @pytest.mark.parametrize("hotness", ["presample", "file"])
@@ -80,5 +80,5 @@ def test_counts_are_refused_for_a_graph_that_is_not_generated(hotness, tmp_path)
     if hotness == "file":
         hotness = str(tmp_path / "accesses.npz")
         (tmp_path / "accesses.npz").touch()
-    with pytest.raises(ConfigError, match=r"not generated for a plan; use store\.hotness=degree"):
+    with pytest.raises(ConfigError, match=r"none is generated for a plan; use store\.hotness=degree"):
         plan(hotness=hotness)
