@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 from dgl_mgpu.backend.compat import install
 
+#: Of this package; the wheel takes it from here.
+__version__ = "0.1.0"
+
 install()
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -37,9 +38,83 @@ dgl-mgpu COMMAND [key=value ...]
   doctor     what works here, and how to mend what does not (doctor --coverage: which of DGL's
              C functions run on GPUs)
 
+dgl-mgpu COMMAND --help: all that a command takes. dgl-mgpu --version: this package's version.
 Keys and their values: the files in configs/ ({configs}), or
 dgl-mgpu train --cfg job. To run an unmodified DGL script: python -m dgl_mgpu script.py
 """
+
+#: What each command takes, and three examples.
+HELP = {
+    "train": """\
+dgl-mgpu train [key=value ...] [options of Hydra's]
+
+  Train a model on a data set: checkpoints, metrics and a report go to outputs/DAY/RUN.
+  A list is one word: sampler.fanouts=[10,10] (in quotes, where a shell takes brackets).
+
+examples:
+  dgl-mgpu train data=cora model=gcn
+  dgl-mgpu train data=ogbn-products trainer.ranks=4 store.gpu_memory=16GiB
+  dgl-mgpu train trainer.resume=outputs/DAY/RUN trainer.epochs=20
+
+options of Hydra's: --cfg job (show the configuration, run nothing), --multirun (a run for each of
+several values: model=gcn,gat), --config-dir FOLDER and --config-name NAME (configurations of
+your own)
+""",
+    "predict": """\
+dgl-mgpu predict RUN out=FILE.npz [device=cpu|cuda] [ranks=N]
+
+  Write what a run's best model says of all nodes: classes (or labels) and logits, or embeddings.
+
+  RUN             folder of a run, or one of its checkpoints
+  out=FILE.npz    where to write; a file of that name is replaced
+  device=cpu      or cuda: where to compute
+  ranks=1         processes that share the work
+
+examples:
+  dgl-mgpu predict outputs/DAY/RUN out=predictions.npz
+  dgl-mgpu predict outputs/DAY/RUN out=predictions.npz device=cuda
+  dgl-mgpu predict outputs/DAY/RUN out=predictions.npz ranks=4
+""",
+    "plan": """\
+dgl-mgpu plan [key=value ...] [--plot | --plot=FILE]
+
+  Show where a store would keep each row, and how long its reads would take, on this machine or
+  one that is not there. Nothing is downloaded or generated for it: of data that are not here
+  the published sizes count. Several values of a key compare plans.
+
+  --plot          draw the placement into placement.png, or into FILE (.png, .svg, .pdf)
+
+examples:
+  dgl-mgpu plan data=generated-twitter topology=dgx1 store.gpu_memory=14GiB
+  dgl-mgpu plan data=ogbn-products topology=quad-v100 store.policy=auto,host --plot
+  dgl-mgpu plan data=ogbn-mag model=rgcn topology=single store.gpu_memory=2GiB
+""",
+    "topology": """\
+dgl-mgpu topology [NAME | measure]
+
+  Show this machine's GPUs and the bandwidth between them, or those of a machine known by name.
+
+  NAME            a machine: {machines}
+  measure         this machine, with timed copies between its GPUs
+
+examples:
+  dgl-mgpu topology
+  dgl-mgpu topology measure
+  dgl-mgpu topology dgx1
+""",
+    "doctor": """\
+dgl-mgpu doctor [--coverage]
+
+  Say what works in this environment, and how to mend what does not.
+
+  --coverage      which of DGL's C functions run on GPUs, in place of that
+
+examples:
+  dgl-mgpu doctor
+  dgl-mgpu doctor --coverage
+  dgl-mgpu doctor > report.txt
+""",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -55,9 +130,14 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE.format(configs=resource_folder("configs")))
         return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from dgl_mgpu import __version__
+
+        print(f"dgl-mgpu {__version__}")
+        return 0
     name, *rest = arguments
     if name in commands and {"-h", "--help"} & {*rest}:
-        print(USAGE.format(configs=resource_folder("configs")))
+        print(help_of(name))
         return 0
     try:
         if name not in commands:
@@ -69,6 +149,35 @@ def main(arguments: list[str] | None = None) -> int:
     except KeyboardInterrupt:
         print(f"dgl-mgpu {name}: interrupted", file=sys.stderr)
         return 130
+
+
+def help_of(command: str) -> str:
+    """What a command takes: its keys with their defaults and choices, and examples."""
+    shown = HELP[command]
+    if command == "topology":
+        from dgl_mgpu.topology import preset_names
+
+        shown = shown.format(machines=", ".join(preset_names()))
+    if command not in ("train", "plan"):
+        return shown.rstrip()
+    from dgl_mgpu.keys import files_by_group, run_keys
+
+    lines = [shown, "files to choose, which set several keys:"]
+    for group, paths in files_by_group().items():
+        if len(paths) > 1:
+            lines += _entry(f"{group}=", ", ".join(path.stem for path in paths))
+    lines.append("\nkeys, with their defaults:")
+    for key in run_keys():
+        lines += _entry(f"{key.name}={key.value}", key.comment)
+    return "\n".join(lines)
+
+
+def _entry(name: str, text: str) -> list[str]:
+    """A name, and beside or below it what is said of it, for a terminal of 80 columns."""
+    lines = textwrap.wrap(text, 50, break_on_hyphens=False)
+    first = f"  {name:26}{lines[0]}" if lines and len(name) < 26 else f"  {name}"
+    below = lines[1:] if len(name) < 26 else lines
+    return [first, *(f"{'':28}{line}" for line in below)]
 
 
 def _train(arguments: list[str]) -> int:

@@ -15,6 +15,8 @@ from dgl_mgpu.torchrun import under_torchrun
 
 #: Below these, keys are of one's own.
 _OPEN = ("data.options.", "store.feature_dtypes.")
+#: Keys that are lists.
+_LISTS = ("sampler.fanouts", "sampler.eval_fanouts")
 #: The name, in Hydra's own store, of the configuration of a run that goes on.
 _GOES_ON = "run_that_goes_on"
 
@@ -113,6 +115,7 @@ def check_overrides(arguments: list[str]) -> list[str]:
             overrides.append(OverridesParser.create().parse_override(word))
         except HydraException as error:
             raise ConfigError(f"read '{word}'", "no key=value", "write key=value") from error
+    _check_lists(overrides)
     chosen = [each for each in overrides if each.key_or_group in groups]
     for override in chosen:
         options = groups[override.key_or_group]
@@ -139,6 +142,23 @@ def check_overrides(arguments: list[str]) -> list[str]:
         elif key not in groups.keys() | known and not key.startswith(("hydra.", "hydra/", *_OPEN)):
             raise ConfigError(f"set {key}", "no such key", nearest(key, groups.keys() | known))
     return [renamed.get(word, word) for word in arguments]
+
+
+def _check_lists(overrides: list[Any]) -> None:
+    """Raise for a list without brackets, which Hydra takes for several values to try."""
+    from hydra.core.override_parser.types import ChoiceSweep
+
+    for override in overrides:
+        value = override.value()
+        if override.key_or_group not in _LISTS or not isinstance(value, ChoiceSweep):
+            continue
+        if not any(isinstance(each, list) for each in value.list):
+            key, _, values = override.input_line.partition("=")
+            raise ConfigError(
+                f"set {override.input_line}",
+                f"{key} is a list, and commas without brackets part values to be tried one by one",
+                f"write {key}=[{values}] (in quotes, where a shell takes brackets)",
+            )
 
 
 def _configuration_before(overrides: list[str]) -> Path | None:
