@@ -14,9 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dgl_mgpu.backend.compat import install
-
-#: Of this package; the wheel takes it from here.
-__version__ = "0.1.0"
+from dgl_mgpu.version import __version__ as __version__
 
 install()
 

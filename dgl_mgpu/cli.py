@@ -131,7 +131,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(USAGE.format(configs=resource_folder("configs")))
         return 0 if arguments else 2
     if arguments[0] == "--version":
-        from dgl_mgpu import __version__
+        from dgl_mgpu.version import __version__
 
         print(f"dgl-mgpu {__version__}")
         return 0
