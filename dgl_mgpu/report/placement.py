@@ -10,6 +10,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.placement import Load, Plan, Tier, part_sizes
 from dgl_mgpu.placement.cost import tier_bytes
 from dgl_mgpu.topology.topology import GB
+from dgl_mgpu.units import human_seconds
 
 #: Ways to keep rows: on every GPU, on several, on one, and off them.
 KEPT = ("every", "several", "one", "host", "disk")
@@ -110,6 +111,26 @@ def short_name(table: str) -> str:
 def is_shared(load: Load) -> bool:
     """Whether several GPUs read host memory over it."""
     return load.kind == "host" and len(load.readers) > 1
+
+
+def verdict(plan: Plan) -> str:
+    """The modelled time, and what takes most of it."""
+    busiest = max(plan.loads, key=lambda load: load.seconds)
+    name = noun(plan)
+    where = {
+        "local": f"a {name}'s own memory",
+        "peer": f"links between {name}s",
+        "host": f"the way to host memory that {name}s share"
+        if is_shared(busiest)
+        else f"a {name}'s way to host memory",
+        "disk": "the disk",
+    }[busiest.kind]
+    share = busiest.seconds / plan.step_seconds if plan.step_seconds else 0.0
+    slowest = f" on the slowest {name}" if plan.num_gpus > 1 else ""
+    return (
+        f"modelled: one step's reads take {human_seconds(plan.step_seconds)}{slowest}; "
+        f"busiest: {where}, {100 * share:.0f}% of that time"
+    )
 
 
 def contents(plan: Plan) -> list[dict[str, float]]:

@@ -19,8 +19,8 @@ from matplotlib.patches import Patch
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report.colours import KEPT_COLOURS, TIER_COLOURS
-from dgl_mgpu.report.machine_map import BUSY, MachineMap, gpu_name, percent
-from dgl_mgpu.report.placement import Busy, bytes_kept, is_shared, noun, short_name
+from dgl_mgpu.report.machine_map import BUSY, MachineMap, gpu_name
+from dgl_mgpu.report.placement import Busy, bytes_kept, noun, short_name, verdict
 from dgl_mgpu.units import human_bytes, human_seconds
 
 #: File formats of a picture, by the ending of its name.
@@ -108,7 +108,7 @@ def _draw(figure: SubFigure, plan: Plan, title: str) -> None:
         height_ratios=[1.25, 1.0],
         width_ratios=[1.35, 1.0],
     )
-    figure.suptitle(f"{title}\n{_verdict(plan)}", fontsize=12)
+    figure.suptitle(f"{title}\n{verdict(plan)}", fontsize=12)
     MachineMap(panels["machine"], plan, busy).draw()
     figure.colorbar(
         ScalarMappable(Normalize(0, 100), BUSY),
@@ -119,26 +119,6 @@ def _draw(figure: SubFigure, plan: Plan, title: str) -> None:
     )
     _draw_links(panels["links"], plan, busy)
     _draw_tables(panels["tables"], plan)
-
-
-def _verdict(plan: Plan) -> str:
-    """The modelled time, and what takes most of it."""
-    busiest = max(plan.loads, key=lambda load: load.seconds)
-    name = noun(plan)
-    where = {
-        "local": f"a {name}'s own memory",
-        "peer": f"links between {name}s",
-        "host": f"the way to host memory that {name}s share"
-        if is_shared(busiest)
-        else f"a {name}'s way to host memory",
-        "disk": "the disk",
-    }[busiest.kind]
-    share = busiest.seconds / plan.step_seconds if plan.step_seconds else 0.0
-    slowest = f" on the slowest {name}" if plan.num_gpus > 1 else ""
-    return (
-        f"modelled: one step's reads take {human_seconds(plan.step_seconds)}{slowest}; "
-        f"busiest: {where}, {percent(share)} of that time"
-    )
 
 
 def _draw_links(axes: Axes, plan: Plan, busy: Busy) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 
 from dgl_mgpu.placement import Plan
-from dgl_mgpu.report.placement import noun, short_name
+from dgl_mgpu.report.placement import noun, short_name, verdict
 from dgl_mgpu.report.tables import joined, plan_table
 
 #: Characters in a line of a table's name; longer ones are broken between their parts.
@@ -44,14 +44,13 @@ def placement_tables(
         elif column.header == "accesses":
             column.header = "reads"
     table.title_justify = "left"
-    slowest = f" on the slowest {noun(plan)}" if plan.num_gpus > 1 else ""
     each = joined([f"{seconds * 1e3:.3g}" for seconds in plan.seconds])
-    of_each = f" (of each: {each})" if plan.num_gpus > 1 else ""
+    of_each = f" (ms of each: {each})" if plan.num_gpus > 1 else ""
     return [
         table,
         *_legend(plan),
-        f"modelled: the reads of a mini-batch of {seeds:,} seeds with fanouts {list(fanouts)} take "
-        f"{plan.step_seconds * 1e3:.3g} ms{slowest}{of_each}",
+        f"{verdict(plan)}{of_each}",
+        f"a step: a mini-batch of {seeds:,} seeds with fanouts {list(fanouts)}",
     ]
 
 
@@ -75,7 +74,7 @@ def _legend(plan: Plan) -> list[str]:
         lines.append("2 patterns: some of these rows lie in one such way, the others in another")
     if "gpu" in memories:
         lines.append(
-            f"copies: on how many {name}s each row is; bytes: of one copy; reads: of the table"
+            f"copies: on how many {name}s each row is; bytes: of one copy; reads: their share"
         )
     return lines
 
