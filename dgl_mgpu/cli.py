@@ -141,7 +141,9 @@ def main(arguments: list[str] | None = None) -> int:
         return 0
     try:
         if name not in commands:
-            raise ConfigError(f"run command '{name}'", "no such command", nearest(name, commands))
+            raise ConfigError(
+                f"run the command '{name}'", "there is none of this name", nearest(name, commands)
+            )
         return commands[name](rest)
     except DGLMGPUError as error:
         print(f"dgl-mgpu {name}: {type(error).__name__}: {error}", file=sys.stderr)
@@ -287,13 +289,17 @@ def predictions_asked(arguments: list[str]) -> tuple[str, Path, str, int]:
     unknown = sorted(options.keys() - {"out", "device", "ranks"})
     if len(folders) != 1 or unknown or not options.get("out"):
         raise ConfigError(
-            f"predict with {' '.join(arguments) or 'nothing'}",
-            f"no option {unknown[0]}" if unknown else "not one run and one file",
-            "say dgl-mgpu predict RUN out=FILE.npz, with device=cuda for a GPU, ranks=4 for some",
+            f"predict from {' '.join(arguments)}" if arguments else "predict",
+            f"there is no option {unknown[0]}"
+            if unknown
+            else "it takes one run's folder, and one file to write",
+            "try dgl-mgpu predict RUN out=FILE.npz (device=cuda: on a GPU; ranks=4: on four ranks)",
         )
     ranks = options.get("ranks", "1")
     if not (ranks.isdecimal() and int(ranks)):
-        raise ConfigError(f"predict with ranks={ranks}", "no number of ranks", "use 1 or more")
+        raise ConfigError(
+            f"predict with ranks={ranks}", "it is not a whole number", "use 1 or more"
+        )
     return folders[0], Path(options["out"]), options.get("device", "cpu"), int(ranks)
 
 
@@ -345,10 +351,16 @@ def picture_file(arguments: list[str]) -> Path | None:
         name, _, value = word.partition("=")
         if name != "--plot" or word == "--plot=":
             raise ConfigError(
-                f"plan with {word}", "no such option", "say --plot, or --plot=FILE with a name"
+                f"plan with {word}",
+                "there is no such option",
+                "try --plot, or --plot=FILE with a name",
             )
         if word == "--plot" and after and "=" not in after and not after.startswith("-"):
-            raise ConfigError(f"plan with --plot {after}", "no key=value", f"say --plot={after}")
+            raise ConfigError(
+                f"plan with --plot {after}",
+                f"{after} stands by itself, and is no key=value",
+                f"write --plot={after}",
+            )
         file = Path(value or "placement.png")
     if file is not None:
         from dgl_mgpu.report.placement_plot import picture_format
@@ -385,7 +397,11 @@ def _topology(arguments: list[str]) -> int:
     from dgl_mgpu.topology import measure, preset, preset_names, probe
 
     if len(arguments) > 1:
-        raise ConfigError("show a topology", f"{arguments}", "name one machine, or 'measure'")
+        raise ConfigError(
+            f"show the topology {' '.join(arguments)}",
+            "it takes one name",
+            "name one machine, or say measure",
+        )
     name = arguments[0] if arguments else "auto"
     ways = {"auto": probe, "measure": measure}
     topology = ways[name]() if name in ways else preset(name)

@@ -71,7 +71,10 @@ def to_config(raw: Any) -> Any:
     except OmegaConfBaseException as error:
         message, fix = str(error).splitlines()[0], "give it a value of its type"
         if "is not a ListConfig" in message:
-            message, fix = "a single value", "give it a list, like [10,10]"
+            message, fix = (
+                "it is a list, and this is a single value",
+                "give it a list, like [10,10]",
+            )
         raise ConfigError(
             f"set {error.full_key}" if error.full_key else "read the configuration", message, fix
         ) from error
@@ -88,7 +91,7 @@ def _check_flags(arguments: list[str]) -> None:
         for flag in flags:
             if flag[2:].partition("=")[0].replace("-", "_") in (key, key.rpartition(".")[2]):
                 raise ConfigError(
-                    f"train with {flag}", "no option, but a key", f"write {key}=VALUE"
+                    f"train with {flag}", "it is a key, and not an option", f"write {key}=VALUE"
                 )
 
 
@@ -114,7 +117,7 @@ def check_overrides(arguments: list[str]) -> list[str]:
         try:
             overrides.append(OverridesParser.create().parse_override(word))
         except HydraException as error:
-            raise ConfigError(f"read '{word}'", "no key=value", "write key=value") from error
+            raise ConfigError(f"read '{word}'", "it is no key=value", "write key=value") from error
     _check_lists(overrides)
     chosen = [each for each in overrides if each.key_or_group in groups]
     for override in chosen:
@@ -122,7 +125,7 @@ def check_overrides(arguments: list[str]) -> list[str]:
         if not override.is_sweep_override() and override.value() not in options:
             raise ConfigError(
                 f"set {override.key_or_group}={override.value()}",
-                f"no such {override.key_or_group}",
+                f"there is no {override.key_or_group} of this name",
                 nearest(str(override.value()), options),
             )
     known = _keys(
@@ -140,7 +143,9 @@ def check_overrides(arguments: list[str]) -> list[str]:
             # However often, one or all, and whether a file has it or not: the last one wins.
             renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
         elif key not in groups.keys() | known and not key.startswith(("hydra.", "hydra/", *_OPEN)):
-            raise ConfigError(f"set {key}", "no such key", nearest(key, groups.keys() | known))
+            raise ConfigError(
+                f"set {key}", "there is no such key", nearest(key, groups.keys() | known)
+            )
     return [renamed.get(word, word) for word in arguments]
 
 

@@ -24,9 +24,9 @@ from tests.docs.pages import ROOT
     ("arguments", "message"),
     [
         (["trian"], "did you mean 'train'"),
-        (["predict"], "say dgl-mgpu predict RUN out=FILE.npz"),
-        (["predict", "run"], "not one run and one file"),
-        (["predict", "run", "out=there.npz", "to=here"], "no option to"),
+        (["predict"], "try dgl-mgpu predict RUN out=FILE.npz"),
+        (["predict", "run"], "it takes one run's folder"),
+        (["predict", "run", "out=there.npz", "to=here"], "there is no option to"),
         (["train", "data=coraa"], "did you mean 'cora'"),
         (["train", "model=grahpsage"], "graphsage"),
         (["train", "trainer.epcohs=3"], "did you mean 'trainer.epochs'"),
@@ -64,7 +64,10 @@ from tests.docs.pages import ROOT
         (["train", "mode=fullgraph", "store.feature_dtypes.feat=float16"], "without one"),
         (["train", "store.device=cuda", "sampler.num_workers=2"], "use sampler.num_workers=0"),
         (["train", "trainer.precision=float8"], "bfloat16"),
-        (["train", "trainer.cuda_graphs=1"], "trainer.cuda_graphs=1: no such choice"),
+        (
+            ["train", "trainer.cuda_graphs=1"],
+            "cannot use trainer.cuda_graphs=1: there is no such choice",
+        ),
         (["train", "trainer.cuda_graphs=yes"], "choose auto, true or false"),
         (["train", "nonsense"], "key=value"),
         (["train", "--epochs", "3"], "write trainer.epochs=VALUE"),
@@ -93,7 +96,7 @@ from tests.docs.pages import ROOT
         (["plan", "topology=dgx2"], "dgx"),
         (["plan", "--plott"], "--plot=FILE"),
         (["plan", "--plot="], "--plot=FILE"),
-        (["plan", "--plot=plan.bmp"], "png, svg, pdf"),
+        (["plan", "--plot=plan.bmp"], ".png, .svg, .pdf"),
         (["plan", "--plot", "plan.png"], "--plot=plan.png"),
         (["plan", "plan.png"], "key=value"),
         (["plan", "mode=fullgraph"], "leave mode out"),
@@ -356,7 +359,7 @@ def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, ca
         assert "resume that run" in capsys.readouterr().err
     assert main(["train", f"hydra.run.dir={folder}", "--cfg=job"]) == 0
     assert main(["train", "hydra.run.dir=${oc.env:NO_SUCH_VARIABLE}/x"]) == 1
-    assert "ConfigError: name the run's folder" in capsys.readouterr().err
+    assert "ConfigError: cannot name the run's folder" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main(first) == 1  # the same by another name
     assert main(["train", f"hydra.run.dir={folder}", f"trainer.resume={folder}"]) == 0

@@ -213,7 +213,9 @@ def load(
     ConfigError
         A parameter is unknown or out of range, or the disk is too small.
     """
-    spec = named_spec(name, scale=scale, **parameters)
+    spec = named_spec(
+        name, scale=scale, add_reverse=add_reverse, self_loops=self_loops, **parameters
+    )
     folder = generate(spec, root)
     return ogb.load_folder(
         folder, meta_dict(folder), add_reverse=add_reverse, self_loops=self_loops

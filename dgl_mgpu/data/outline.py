@@ -105,7 +105,7 @@ class Outline:
             ), hotness  # fmt: skip
         (csc,) = edges.values()
         num_edges = len(csc.indices)
-        with_ids = {
+        with_ids: dict[str, Any] = {
             "edge_features": {"feat": _nothing(num_edges, self._edge_width, dtype=np.float32)},
             "eids": _nothing(num_edges, dtype=np.int64),
         }

@@ -56,7 +56,7 @@ class Busy:
         if not plan.loads:
             raise InvalidInputError(
                 f"tell how busy the links of '{plan.topology}' are",
-                "a plan that does not hold it",
+                "the plan does not say",
                 "solve the plan again",
             )
         n = plan.num_gpus

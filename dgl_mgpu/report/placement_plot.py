@@ -73,7 +73,7 @@ def placement_figure(plans: Sequence[Plan], titles: Sequence[str]) -> Figure:
         As :func:`plot_placements`.
     """
     if not plans:
-        raise InvalidInputError("draw placements", "no plan", "pass one or more")
+        raise InvalidInputError("draw placements", "there is no plan", "pass one or more")
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
     figure = Figure(figsize=(_WIDTH * len(plans), _HEIGHT), dpi=120, layout=layout)
     FigureCanvasAgg(figure)
@@ -95,7 +95,7 @@ def picture_format(file: str | os.PathLike[str]) -> str:
     if kind not in FORMATS:
         raise ConfigError(
             f"draw a placement into '{os.fspath(file)}'",
-            f"no ending of {', '.join(FORMATS)}",
+            f"its name does not end in .{', .'.join(FORMATS)}",
             "name a file like placement.png",
         )
     return kind

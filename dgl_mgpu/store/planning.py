@@ -57,13 +57,13 @@ def parse_bytes(text: str | int, asked: str) -> int | None:
         return None
     match = _SIZE.fullmatch(str(text))
     if match is None or isinstance(text, bool):
-        raise ConfigError(f"{asked}={text}", "no size", "write it like 16GiB, 512MiB or auto")
+        raise ConfigError(f"{asked}={text}", "it is no size", "write it like 16GiB, 512MiB or auto")
     nbytes = float(match[1]) * _UNITS[match[2].upper()]
     least = _LEAST_SAID if isinstance(text, str) else _LEAST_COUNTED
     if str(text).rstrip()[-1].isdigit() and 0 < nbytes < least:
         raise ConfigError(
             f"{asked}={text}",
-            f"{text} bytes, without a unit",
+            f"that would be {text} bytes, without a unit",
             f"write it with one, like 16GiB, or {text}B if it is bytes",
         )
     return int(nbytes)
@@ -156,7 +156,7 @@ class StoreOptions:
             )
         if parse_bytes(self.staging_memory, _STAGING) is None:
             raise ConfigError(
-                f"{_STAGING}={self.staging_memory}", "no size", "write it like 256MiB"
+                f"{_STAGING}={self.staging_memory}", "it is no size", "write it like 256MiB"
             )
         if self.sms != "auto" and not (type(self.sms) is int and self.sms >= 0):
             raise ConfigError(
