@@ -14,6 +14,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dgl_mgpu.backend.compat import install
+from dgl_mgpu.version import __version__ as __version__
 
 install()
 

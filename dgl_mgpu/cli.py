@@ -7,6 +7,7 @@ import itertools
 import os
 import shutil
 import sys
+import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,9 +40,83 @@ dgl-mgpu COMMAND [key=value ...]
   doctor     what works here, and how to mend what does not (doctor --coverage: which of DGL's
              C functions run on GPUs)
 
+dgl-mgpu COMMAND --help: all that a command takes. dgl-mgpu --version: this package's version.
 Keys and their values: the files in configs/ ({configs}), or
 dgl-mgpu train --cfg job. To run an unmodified DGL script: python -m dgl_mgpu script.py
 """
+
+#: What each command takes, and three examples.
+HELP = {
+    "train": """\
+dgl-mgpu train [key=value ...] [options of Hydra's]
+
+  Train a model on a data set: checkpoints, metrics and a report go to outputs/DAY/RUN.
+  A list is one word: sampler.fanouts=[10,10] (in quotes, where a shell takes brackets).
+
+examples:
+  dgl-mgpu train data=cora model=gcn
+  dgl-mgpu train data=ogbn-products trainer.ranks=4 store.gpu_memory=16GiB
+  dgl-mgpu train trainer.resume=outputs/DAY/RUN trainer.epochs=20
+
+options of Hydra's: --cfg job (show the configuration, run nothing), --multirun (a run for each of
+several values: model=gcn,gat), --config-dir FOLDER and --config-name NAME (configurations of
+your own)
+""",
+    "predict": """\
+dgl-mgpu predict RUN out=FILE.npz [device=cpu|cuda] [ranks=N]
+
+  Write what a run's best model says of all nodes: classes (or labels) and logits, or embeddings.
+
+  RUN             folder of a run, or one of its checkpoints
+  out=FILE.npz    where to write; a file of that name is replaced
+  device=cpu      or cuda: where to compute
+  ranks=1         processes that share the work
+
+examples:
+  dgl-mgpu predict outputs/DAY/RUN out=predictions.npz
+  dgl-mgpu predict outputs/DAY/RUN out=predictions.npz device=cuda
+  dgl-mgpu predict outputs/DAY/RUN out=predictions.npz ranks=4
+""",
+    "plan": """\
+dgl-mgpu plan [key=value ...] [--plot | --plot=FILE]
+
+  Show where a store would keep each row, and how long its reads would take, on this machine or
+  one that is not there. Nothing is downloaded or generated for it: of data that are not here
+  the published sizes count. Several values of a key compare plans.
+
+  --plot          draw the placement into placement.png, or into FILE (.png, .svg, .pdf)
+
+examples:
+  dgl-mgpu plan data=generated-twitter topology=dgx1 store.gpu_memory=14GiB
+  dgl-mgpu plan data=ogbn-products topology=quad-v100 store.policy=auto,host --plot
+  dgl-mgpu plan data=ogbn-mag model=rgcn topology=single store.gpu_memory=2GiB
+""",
+    "topology": """\
+dgl-mgpu topology [NAME | measure]
+
+  Show this machine's GPUs and the bandwidth between them, or those of a machine known by name.
+
+  NAME            a machine: {machines}
+  measure         this machine, with timed copies between its GPUs
+
+examples:
+  dgl-mgpu topology
+  dgl-mgpu topology measure
+  dgl-mgpu topology dgx1
+""",
+    "doctor": """\
+dgl-mgpu doctor [--coverage]
+
+  Say what works in this environment, and how to mend what does not.
+
+  --coverage      which of DGL's C functions run on GPUs, in place of that
+
+examples:
+  dgl-mgpu doctor
+  dgl-mgpu doctor --coverage
+  dgl-mgpu doctor > report.txt
+""",
+}
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -57,15 +132,23 @@ def main(arguments: list[str] | None = None) -> int:
     if not arguments or arguments[0] in ("-h", "--help", "help"):
         print(USAGE.format(configs=resource_folder("configs")))
         return 0 if arguments else 2
+    if arguments[0] == "--version":
+        from dgl_mgpu.version import __version__
+
+        print(f"dgl-mgpu {__version__}")
+        return 0
     name, *rest = arguments
     if name in commands and {"-h", "--help"} & {*rest}:
-        print(USAGE.format(configs=resource_folder("configs")))
+        print(help_of(name))
         return 0
     with Interrupts(lambda: _interrupted(name)) as interrupts:
         try:
             if name not in commands:
-                fix = nearest(name, commands)
-                raise ConfigError(f"run command '{name}'", "no such command", fix)
+                raise ConfigError(
+                    f"run the command '{name}'",
+                    "there is none of this name",
+                    nearest(name, commands),
+                )
             return commands[name](rest)
         except KeyboardInterrupt:
             pass
@@ -89,6 +172,35 @@ _of_run: Callable[[], str] | None = None
 
 def _interrupted(command: str) -> str:
     return f"dgl-mgpu {command}: interrupted{_of_run() if _of_run else ''}"
+
+
+def help_of(command: str) -> str:
+    """What a command takes: its keys with their defaults and choices, and examples."""
+    shown = HELP[command]
+    if command == "topology":
+        from dgl_mgpu.topology import preset_names
+
+        shown = shown.format(machines=", ".join(preset_names()))
+    if command not in ("train", "plan"):
+        return shown.rstrip()
+    from dgl_mgpu.keys import files_by_group, run_keys
+
+    lines = [shown, "files to choose, which set several keys:"]
+    for group, paths in files_by_group().items():
+        if len(paths) > 1:
+            lines += _entry(f"{group}=", ", ".join(path.stem for path in paths))
+    lines.append("\nkeys, with their defaults:")
+    for key in run_keys():
+        lines += _entry(f"{key.name}={key.value}", key.comment)
+    return "\n".join(lines)
+
+
+def _entry(name: str, text: str) -> list[str]:
+    """A name, and beside or below it what is said of it, for a terminal of 80 columns."""
+    lines = textwrap.wrap(text, 50, break_on_hyphens=False)
+    first = f"  {name:26}{lines[0]}" if lines and len(name) < 26 else f"  {name}"
+    below = lines[1:] if len(name) < 26 else lines
+    return [first, *(f"{'':28}{line}" for line in below)]
 
 
 def _train(arguments: list[str]) -> int:
@@ -175,8 +287,12 @@ def _remove_unused(folder: Path, log: Path) -> None:
 
 def _predict(arguments: list[str]) -> int:
     folder, out, device, ranks = predictions_asked(arguments)
+    from dgl_mgpu.torchrun import under_torchrun
     from dgl_mgpu.training.launch import launch
+    from dgl_mgpu.training.run import require_room
 
+    if not under_torchrun():
+        require_room(ranks)
     launch(_predict_on_rank, ranks, folder, out, device)
     return 0
 
@@ -202,13 +318,17 @@ def predictions_asked(arguments: list[str]) -> tuple[str, Path, str, int]:
     unknown = sorted(options.keys() - {"out", "device", "ranks"})
     if len(folders) != 1 or unknown or not options.get("out"):
         raise ConfigError(
-            f"predict with {' '.join(arguments) or 'nothing'}",
-            f"no option {unknown[0]}" if unknown else "not one run and one file",
-            "say dgl-mgpu predict RUN out=FILE.npz, with device=cuda for a GPU, ranks=4 for some",
+            f"predict from {' '.join(arguments)}" if arguments else "predict",
+            f"there is no option {unknown[0]}"
+            if unknown
+            else "it takes one run's folder, and one file to write",
+            "try dgl-mgpu predict RUN out=FILE.npz (device=cuda: on a GPU; ranks=4: on four ranks)",
         )
     ranks = options.get("ranks", "1")
     if not (ranks.isdecimal() and int(ranks)):
-        raise ConfigError(f"predict with ranks={ranks}", "no number of ranks", "use 1 or more")
+        raise ConfigError(
+            f"predict with ranks={ranks}", "it is not a whole number", "use 1 or more"
+        )
     return folders[0], Path(options["out"]), options.get("device", "cpu"), int(ranks)
 
 
@@ -216,35 +336,39 @@ def _plan(arguments: list[str]) -> int:
     from rich.console import Console
 
     from dgl_mgpu.minibatch.planned import plan_for
-    from dgl_mgpu.report import plan_table
+    from dgl_mgpu.report.placement_table import placement_tables
+    from dgl_mgpu.training.run import check_start
 
     picture = picture_file(arguments)
     console = Console()
     plans, titles = [], []
-    for overrides in choices(check_overrides([w for w in arguments if not w.startswith("-")])):
-        config = compose(overrides)
-        plan = plan_for(config)
+    words = [word for word in arguments if not word.startswith("-")]
+    configs = [compose(overrides) for overrides in choices(check_overrides(words))]
+    for config in configs:
+        check_start(config)
+    for config in configs:
+        plan, origin = plan_for(config)
         plans.append(plan)
         titles.append(f"{config.data.name} on {plan.topology}, policy {plan.policy}")
-        console.print(plan_table(plan.summary(), titles[-1]))
-        each = ", ".join(f"{seconds * 1e3:.3g}" for seconds in plan.seconds)
-        console.print(
-            f"modelled for the reads of a mini-batch of {config.planned_seeds()} seeds with "
-            f"fanouts {config.sampler.planned_fanouts()}: {plan.step_seconds * 1e3:.3g} ms on the "
-            f"slowest GPU (each: {each} ms)",
-            highlight=False,
-        )
+        fanouts = config.sampler.planned_fanouts()
+        for part in placement_tables(plan, titles[-1], config.planned_seeds(), fanouts):
+            console.print(part, highlight=False)
+        console.print(f"data: {origin}", highlight=False)
     if picture is not None:
         from dgl_mgpu.report.placement_plot import plot_placements
 
         try:
             plot_placements(plans, picture, titles)
         except OSError as error:
-            raise OutputError(
-                f"draw the placement into {picture}", str(error), "name a file that can be written"
-            ) from error
+            raise _not_drawn(picture, str(error)) from error
         console.print(f"picture: {picture}", highlight=False, soft_wrap=True)
     return 0
+
+
+def _not_drawn(picture: Path, found: str) -> OutputError:
+    return OutputError(
+        f"draw the placement into {picture}", found, "name a file that can be written"
+    )
 
 
 def picture_file(arguments: list[str]) -> Path | None:
@@ -256,15 +380,25 @@ def picture_file(arguments: list[str]) -> Path | None:
         name, _, value = word.partition("=")
         if name != "--plot" or word == "--plot=":
             raise ConfigError(
-                f"plan with {word}", "no such option", "say --plot, or --plot=FILE with a name"
+                f"plan with {word}",
+                "there is no such option",
+                "try --plot, or --plot=FILE with a name",
             )
         if word == "--plot" and after and "=" not in after and not after.startswith("-"):
-            raise ConfigError(f"plan with --plot {after}", "no key=value", f"say --plot={after}")
+            raise ConfigError(
+                f"plan with --plot {after}",
+                f"{after} stands by itself, and is no key=value",
+                f"write --plot={after}",
+            )
         file = Path(value or "placement.png")
     if file is not None:
         from dgl_mgpu.report.placement_plot import picture_format
 
         picture_format(file)  # raises, before a plan takes its time
+        if not file.parent.is_dir():
+            raise _not_drawn(file, f"there is no folder {file.parent}")
+        if file.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+            raise _not_drawn(file, "it cannot be written")
     return file
 
 
@@ -292,7 +426,11 @@ def _topology(arguments: list[str]) -> int:
     from dgl_mgpu.topology import measure, preset, preset_names, probe
 
     if len(arguments) > 1:
-        raise ConfigError("show a topology", f"{arguments}", "name one machine, or 'measure'")
+        raise ConfigError(
+            f"show the topology {' '.join(arguments)}",
+            "it takes one name",
+            "name one machine, or say measure",
+        )
     name = arguments[0] if arguments else "auto"
     ways = {"auto": probe, "measure": measure}
     topology = ways[name]() if name in ways else preset(name)

@@ -15,6 +15,8 @@ from dgl_mgpu.torchrun import under_torchrun
 
 #: Below these, keys are of one's own.
 _OPEN = ("data.options.", "store.feature_dtypes.")
+#: Keys that are lists.
+_LISTS = ("sampler.fanouts", "sampler.eval_fanouts")
 #: The name, in Hydra's own store, of the configuration of a run that goes on.
 _GOES_ON = "run_that_goes_on"
 
@@ -69,7 +71,10 @@ def to_config(raw: Any) -> Any:
     except OmegaConfBaseException as error:
         message, fix = str(error).splitlines()[0], "give it a value of its type"
         if "is not a ListConfig" in message:
-            message, fix = "a single value", "give it a list, like [10,10]"
+            message, fix = (
+                "it is a list, and this is a single value",
+                "give it a list, like [10,10]",
+            )
         raise ConfigError(
             f"set {error.full_key}" if error.full_key else "read the configuration", message, fix
         ) from error
@@ -86,7 +91,7 @@ def _check_flags(arguments: list[str]) -> None:
         for flag in flags:
             if flag[2:].partition("=")[0].replace("-", "_") in (key, key.rpartition(".")[2]):
                 raise ConfigError(
-                    f"train with {flag}", "no option, but a key", f"write {key}=VALUE"
+                    f"train with {flag}", "it is a key, and not an option", f"write {key}=VALUE"
                 )
 
 
@@ -112,14 +117,15 @@ def check_overrides(arguments: list[str]) -> list[str]:
         try:
             overrides.append(OverridesParser.create().parse_override(word))
         except HydraException as error:
-            raise ConfigError(f"read '{word}'", "no key=value", "write key=value") from error
+            raise ConfigError(f"read '{word}'", "it is no key=value", "write key=value") from error
+    _check_lists(overrides)
     chosen = [each for each in overrides if each.key_or_group in groups]
     for override in chosen:
         options = groups[override.key_or_group]
         if not override.is_sweep_override() and override.value() not in options:
             raise ConfigError(
                 f"set {override.key_or_group}={override.value()}",
-                f"no such {override.key_or_group}",
+                f"there is no {override.key_or_group} of this name",
                 nearest(str(override.value()), options),
             )
     known = _keys(
@@ -137,8 +143,27 @@ def check_overrides(arguments: list[str]) -> list[str]:
             # However often, one or all, and whether a file has it or not: the last one wins.
             renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
         elif key not in groups.keys() | known and not key.startswith(("hydra.", "hydra/", *_OPEN)):
-            raise ConfigError(f"set {key}", "no such key", nearest(key, groups.keys() | known))
+            raise ConfigError(
+                f"set {key}", "there is no such key", nearest(key, groups.keys() | known)
+            )
     return [renamed.get(word, word) for word in arguments]
+
+
+def _check_lists(overrides: list[Any]) -> None:
+    """Raise for a list without brackets, which Hydra takes for several values to try."""
+    from hydra.core.override_parser.types import ChoiceSweep
+
+    for override in overrides:
+        value = override.value()
+        if override.key_or_group not in _LISTS or not isinstance(value, ChoiceSweep):
+            continue
+        if not any(isinstance(each, list) for each in value.list):
+            key, _, values = override.input_line.partition("=")
+            raise ConfigError(
+                f"set {override.input_line}",
+                f"{key} is a list, and commas without brackets part values to be tried one by one",
+                f"write {key}=[{values}] (in quotes, where a shell takes brackets)",
+            )
 
 
 def _configuration_before(overrides: list[str]) -> Path | None:

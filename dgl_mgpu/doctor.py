@@ -190,7 +190,7 @@ def _cupy() -> Finding:
     runtime = importlib.import_module("torch").version.cuda
     major = runtime.split(".")[0] if runtime else ""
     extras = [major] if major in ("12", "13") else ["13", "12"]
-    install = " or ".join(f"pip install 'dgl-mgpu[cuda{extra}]'" for extra in extras)
+    install = " or ".join(f"pip install '.[cuda{extra}]'" for extra in extras)
     try:
         cupy = importlib.import_module("cupy")
     except ModuleNotFoundError as error:

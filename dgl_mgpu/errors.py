@@ -34,9 +34,10 @@ class DGLMGPUError(Exception):
     Parameters
     ----------
     asked : str
-        What was asked for, as a clause: ``"gather rows 0..9 of table 'feat'"``.
+        What was asked for, as a clause that goes on from «cannot»: ``"gather rows 0..9 of table
+        'feat'"``; or keys with their values, ``"trainer.ranks=0"``.
     found : str
-        What was found instead: ``"id 12, but the table has 10 rows"``.
+        What was found instead: ``"there is no row 12, the table has 10"``.
     fix : str
         What to do: ``"pass ids in [0, 10)"``.
     """
@@ -50,7 +51,11 @@ class DGLMGPUError(Exception):
         self.fix = fix
 
     def __str__(self) -> str:
-        return f"{self.asked}: {self.found}; {self.fix}" if self.found else self.asked
+        if not self.found:
+            return self.asked
+        # Keys are named as a command line has them, other things that were asked for by a verb.
+        use = "use " if "=" in self.asked.partition(" ")[0] else ""
+        return f"cannot {use}{self.asked}: {self.found}; {self.fix}"
 
 
 class InvalidInputError(DGLMGPUError, ValueError):

@@ -1,24 +1,32 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import tomllib
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 from PIL import Image
 
-from dgl_mgpu.cli import main
+import dgl_mgpu
+from dgl_mgpu.cli import help_of, main
 from dgl_mgpu.configuration import compose
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
+from dgl_mgpu.resources import resource_folder
+from dgl_mgpu.training.run import check_start
+from tests.docs.commands import check_command
+from tests.docs.pages import ROOT
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (["trian"], "did you mean 'train'"),
-        (["predict"], "say dgl-mgpu predict RUN out=FILE.npz"),
-        (["predict", "run"], "not one run and one file"),
-        (["predict", "run", "out=there.npz", "to=here"], "no option to"),
+        (["predict"], "try dgl-mgpu predict RUN out=FILE.npz"),
+        (["predict", "run"], "it takes one run's folder"),
+        (["predict", "run", "out=there.npz", "to=here"], "there is no option to"),
         (["train", "data=coraa"], "did you mean 'cora'"),
         (["train", "model=grahpsage"], "graphsage"),
         (["train", "trainer.epcohs=3"], "did you mean 'trainer.epochs'"),
@@ -56,7 +64,10 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["train", "mode=fullgraph", "store.feature_dtypes.feat=float16"], "without one"),
         (["train", "store.device=cuda", "sampler.num_workers=2"], "use sampler.num_workers=0"),
         (["train", "trainer.precision=float8"], "bfloat16"),
-        (["train", "trainer.cuda_graphs=1"], "trainer.cuda_graphs=1: no such choice"),
+        (
+            ["train", "trainer.cuda_graphs=1"],
+            "cannot use trainer.cuda_graphs=1: there is no such choice",
+        ),
         (["train", "trainer.cuda_graphs=yes"], "choose auto, true or false"),
         (["train", "nonsense"], "key=value"),
         (["train", "--epochs", "3"], "write trainer.epochs=VALUE"),
@@ -85,11 +96,14 @@ from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
         (["plan", "topology=dgx2"], "dgx"),
         (["plan", "--plott"], "--plot=FILE"),
         (["plan", "--plot="], "--plot=FILE"),
-        (["plan", "--plot=plan.bmp"], "png, svg, pdf"),
+        (["plan", "--plot=plan.bmp"], ".png, .svg, .pdf"),
         (["plan", "--plot", "plan.png"], "--plot=plan.png"),
         (["plan", "plan.png"], "key=value"),
         (["plan", "mode=fullgraph"], "leave mode out"),
         (["plan", "data.options.scale=0.001", "--plot=/no/folder/plan.png"], "/no/folder"),
+        (["plan", "sampler.fanouts=10,10"], "write sampler.fanouts=[10,10]"),
+        (["train", "sampler.fanouts=10,10"], "write sampler.fanouts=[10,10]"),
+        (["train", "sampler.eval_fanouts=5,5"], "write sampler.eval_fanouts=[5,5]"),
         (["topology", "dgx2"], "dgx"),
     ],
 )
@@ -105,7 +119,125 @@ def test_mistakes_are_told_in_one_line(arguments, message, capsys, tmp_path):
 @pytest.mark.parametrize("command", ["train", "predict", "plan", "topology", "doctor"])
 def test_every_command_tells_what_there_is(capsys, command):
     assert main([command, "--help"]) == 0
-    assert "COMMAND [key=value" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    examples = re.findall(r"^  (dgl-mgpu .*)$", shown, re.MULTILINE)
+    assert len(examples) == 3 and all(each.startswith(f"dgl-mgpu {command}") for each in examples)
+    if command in ("train", "plan"):
+        words = shown.split()
+        for group in (path.name for path in resource_folder("configs").iterdir() if path.is_dir()):
+            files = [path.stem for path in (resource_folder("configs") / group).iterdir()]
+            assert len(files) == 1 or {f"{group}="} <= {*words}
+            assert len(files) == 1 or all(re.search(rf"\b{each}\b", shown) for each in files)
+        for key in leaves(asdict(compose([]))):
+            assert f" {key}=" in shown
+    elif command == "predict":
+        assert all(each in shown for each in ("out=", "device=", "ranks="))
+
+
+def leaves(node: dict, prefix: str = "") -> list[str]:
+    """Keys as a command line has them."""
+    return [
+        key
+        for name, value in node.items()
+        for key in (
+            leaves(value, f"{prefix}{name}.")
+            if isinstance(value, dict) and value
+            else [f"{prefix}{name}"]
+        )
+    ]
+
+
+def test_the_examples_of_the_help_are_commands_that_there_are(tmp_path):
+    for command in ("train", "predict", "plan", "topology", "doctor"):
+        for line in re.findall(r"^  (dgl-mgpu .*)$", help_of(command), re.MULTILINE):
+            check_command(line.partition(" > ")[0], tmp_path)
+
+
+def test_the_version_is_one(capsys):
+    assert main(["--version"]) == 0
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())
+    file = ROOT / project["tool"]["hatch"]["version"]["path"]
+    (version,) = re.findall(r'^__version__ = "(.*)"$', file.read_text(), re.MULTILINE)
+    assert capsys.readouterr().out == f"dgl-mgpu {version}\n"
+    assert dgl_mgpu.__version__ == version and project["project"]["dynamic"] == ["version"]
+
+
+EARLY = [
+    (["store.gpu_memory=16"], "16GiB"),
+    (["store.host_memory=2"], "16GiB"),
+    (["store.policy=foo"], "'foo'"),
+    (["store.graph_ratio=2"], "graph_ratio"),
+    (["store.hotness=warm"], "presample"),
+    (["data.options.num_nodes=abc"], "data.options.num_nodes"),
+    (["data.options.num_nodes=-5"], "data.options.num_nodes"),
+    (["trainer.ranks=100000"], "100000 ranks"),
+    (["mode=fullgraph", "trainer.ranks=100000"], "torchrun --nproc-per-node=100000"),
+]
+
+
+@pytest.mark.parametrize(("words", "message"), EARLY)
+def test_mistakes_are_told_before_ranks_and_data(words, message, monkeypatch, capsys, tmp_path):
+    def refuse(*args):
+        raise AssertionError("it has begun")
+
+    for name in ("training.run.launch", "minibatch.planned.load", "minibatch.planned.outline"):
+        monkeypatch.setattr(f"dgl_mgpu.{name}", refuse)
+    folder = tmp_path / "run"
+    assert main(["train", "trainer.ranks=2", *words, f"hydra.run.dir={folder}"]) == 1
+    assert message in capsys.readouterr().err
+    assert not folder.exists()
+    if "mode=fullgraph" not in words:
+        assert main(["plan", *words]) == 1
+        assert message in capsys.readouterr().err
+
+
+def test_every_plan_that_is_compared_is_checked_before_the_first_is_made(capsys):
+    assert main(["plan", "store.policy=auto,foo", "topology=dgx1"]) == 1
+    shown = capsys.readouterr()
+    assert "'foo'" in shown.err and not shown.out
+
+
+@pytest.mark.parametrize("file", ["nodir/x.png", "x.png"])
+def test_a_picture_that_cannot_be_written_is_told_before_planning(
+    file, monkeypatch, capsys, tmp_path
+):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "x.png").mkdir()
+    assert main(["plan", f"--plot={file}"]) == 1
+    shown = capsys.readouterr()
+    assert "OutputError" in shown.err and not shown.out
+
+
+def test_of_a_run_that_predicts_ranks_are_counted_too(capsys):
+    assert main(["predict", "run", "out=x.npz", "ranks=100000"]) == 1
+    assert "100000 ranks" in capsys.readouterr().err
+
+
+def test_torchruns_ranks_are_its_own_to_count(monkeypatch):
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
+    monkeypatch.setenv("RANK", "0")
+    monkeypatch.setenv("WORLD_SIZE", "100000")
+    check_start(compose(["trainer.ranks=100000"]))
+
+
+def test_a_changed_key_is_told_before_ranks_go_on(monkeypatch, capsys, tmp_path):
+    folder = tmp_path / "run"
+    small = ["data.options.num_nodes=100", "data.options.num_edges=300", "trainer.epochs=1"]
+    words = [*small, "store.device=cpu", f"data.root={tmp_path}"]
+    assert main(["train", *words, f"hydra.run.dir={folder}"]) == 0
+    capsys.readouterr()
+
+    def refuse(*args):
+        raise AssertionError("it has begun")
+
+    monkeypatch.setattr("dgl_mgpu.training.run.launch", refuse)
+    for key, value in (("trainer.lr", "0.5"), ("model.hidden", "7")):
+        assert main(["train", f"trainer.resume={folder}", f"{key}={value}"]) == 1
+        assert f"resume with {key}={value}" in capsys.readouterr().err
+    assert main(["train", f"trainer.resume={tmp_path / 'nothing'}"]) == 1
+    assert "no such file or folder" in capsys.readouterr().err
+    with pytest.raises(AssertionError, match="it has begun"):
+        main(["train", f"trainer.resume={folder}", "trainer.epochs=2"])
 
 
 def test_compose_gives_the_schema():
@@ -167,7 +299,7 @@ def test_plan_of_a_machine_that_is_not_there(capsys):
     arguments = ["data=generated-twitter", "data.options.scale=0.01", "store.gpu_memory=64MiB"]
     assert main(["plan", *arguments, "topology=dgx1"]) == 0
     shown = capsys.readouterr().out
-    for word in ("topology", "features", "gpu", "host", "dgx1", "on the slowest GPU"):
+    for word in ("topology", "node/feat", "GPU", "host", "dgx1", "on the slowest GPU", "modelled"):
         assert word in shown
 
 
@@ -227,7 +359,7 @@ def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, ca
         assert "resume that run" in capsys.readouterr().err
     assert main(["train", f"hydra.run.dir={folder}", "--cfg=job"]) == 0
     assert main(["train", "hydra.run.dir=${oc.env:NO_SUCH_VARIABLE}/x"]) == 1
-    assert "ConfigError: name the run's folder" in capsys.readouterr().err
+    assert "ConfigError: cannot name the run's folder" in capsys.readouterr().err
     assert before == {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main(first) == 1  # the same by another name
     assert main(["train", f"hydra.run.dir={folder}", f"trainer.resume={folder}"]) == 0

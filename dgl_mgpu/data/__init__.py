@@ -113,6 +113,39 @@ def load_hetero(name: str, root: str | Path, **options: Any) -> HeteroDataset:
     return _load(_HETERO_LOADERS, name, root, options)
 
 
+def check_options(name: str, options: Mapping[str, Any]) -> None:
+    """Check a data set's name and the options of its ``load``, before anything is read or made.
+
+    Raises
+    ------
+    ConfigError
+        The name or an option is unknown, or an option of a generated graph out of its range.
+    """
+    loaders = {**_LOADERS, **_HETERO_LOADERS}
+    if name not in loaders:
+        raise ConfigError(f"load data set {name!r}", "no such name", nearest(name, loaders))
+    _check_names(name, loaders[name], options)
+    if name == relations.NAME:
+        relations.named_spec(**options)
+    elif name == generated_igbh.NAME:
+        generated_igbh.named_spec(**options)
+    elif name.startswith("generated"):
+        generate.named_spec(name, **options)
+
+
+def _check_names(name: str, loader: Callable[..., Any], options: Mapping[str, Any]) -> None:
+    """Raise for an option that a loader does not know; one that takes any looks itself."""
+    parameters = inspect.signature(loader).parameters.values()
+    if any(option.kind is option.VAR_KEYWORD for option in parameters):
+        return
+    allowed = [option.name for option in parameters if option.kind is option.KEYWORD_ONLY]
+    for option in options:
+        if option not in allowed:
+            raise ConfigError(
+                f"load {name} with option {option!r}", "no such option", nearest(option, allowed)
+            )
+
+
 def _load(
     loaders: Mapping[str, Callable[..., Loaded]],
     name: str,
@@ -123,14 +156,5 @@ def _load(
         known = names() if loaders is _LOADERS else list(loaders)
         raise ConfigError(f"load data set {name!r}", "no such name", nearest(name, known))
     loader = loaders[name]
-    parameters = inspect.signature(loader).parameters.values()
-    allowed = [option.name for option in parameters if option.kind is option.KEYWORD_ONLY]
-    if not any(option.kind is option.VAR_KEYWORD for option in parameters):
-        for option in options:
-            if option not in allowed:
-                raise ConfigError(
-                    f"load {name} with option {option!r}",
-                    "no such option",
-                    nearest(option, allowed),
-                )
+    _check_names(name, loader, options)
     return loader(name, Path(root).expanduser(), **options)

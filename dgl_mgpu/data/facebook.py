@@ -63,9 +63,7 @@ def load(
     DataFormatError
         A file is missing, truncated or corrupt, or the files contradict one another.
     """
-    folder = Path(root) / "facebook_pages"
-    if not folder.is_dir():
-        folder = Path(root)
+    folder = found(name, Path(root)) or Path(root)
     require_files(folder, [_EDGES, _TARGET, _FEATURES], "the Facebook page-page graph")
     labels, categories = _read_labels(folder / _TARGET)
     num_nodes = len(labels)
@@ -93,6 +91,13 @@ def load(
         description=f"Facebook page-page graph, split 60/20/20 by seed {seed}, "
         f"words projected to {num_features} dimensions{' with TF-IDF' * tfidf}",
     )
+
+
+def found(name: str, root: Path) -> Path | None:
+    """Return the folder of the files, None if they are not there."""
+    folders = (root / "facebook_pages", root)
+    there = (folder for folder in folders if folder.is_dir())
+    return next((folder for folder in there if folder != root or (root / _EDGES).is_file()), None)
 
 
 def _read_labels(path: Path) -> tuple[np.ndarray, list[str]]:

@@ -24,6 +24,7 @@ from .checks import SPLITS
 from .dataset import Dataset
 from .files import build_once, require_space
 from .npz import NpzWriter
+from .published import PUBLISHED
 
 log = logging.getLogger(__name__)
 
@@ -84,10 +85,10 @@ class GraphSpec:
 
     def __post_init__(self) -> None:
         within = {
-            "num_classes": (2, self.num_nodes),
-            "num_features": (1, 2**20),
             "num_nodes": (2, 2**40),
             "num_edges": (1, 2**40),
+            "num_classes": (2, self.num_nodes),
+            "num_features": (1, 2**20),
             "num_labels": (0, 2**16),
             "exponent": (1.01, 100),
             "homophily": (0, 1),
@@ -104,8 +105,8 @@ class GraphSpec:
             if not isinstance(value, kind) or not low <= float(value) <= high:
                 raise ConfigError(
                     asked=f"generate a graph with {name}={value!r}",
-                    found="a value out of range",
-                    fix=f"choose a{' whole' * whole} number from {low} to {high}",
+                    found=f"{name} takes a{' whole' * whole} number from {low} to {high}",
+                    fix=f"choose one for {name} (data.options.{name} on a command line)",
                 )
         if self.train + self.valid + self.test > 1 + 1e-9:
             raise ConfigError(
@@ -134,11 +135,11 @@ class GraphSpec:
 
     def scaled(self, scale: float) -> GraphSpec:
         """Return the same graph with `scale` times the nodes and edges."""
-        if not scale > 0:
+        if not isinstance(scale, numbers.Real) or not 0 < scale < float("inf"):
             raise ConfigError(
-                asked=f"generate a graph at scale {scale}",
-                found="a scale that is not positive",
-                fix="choose a positive factor, such as 0.01",
+                asked=f"generate a graph with scale={scale!r}",
+                found="scale takes a positive number",
+                fix="choose one, such as 0.01 (data.options.scale=0.01 on a command line)",
             )
         return dataclasses.replace(
             self,
@@ -150,15 +151,17 @@ class GraphSpec:
 
 def _shape(
     name: str,
-    nodes: int,
-    edges: int,
-    features: int,
-    classes: int,
+    sizes: tuple[int, int, int, int],
     split: tuple[float, float, float],
     labels: int = 0,
 ) -> GraphSpec:
-    sizes, (train, valid, test) = (nodes, edges, features, classes), split
+    train, valid, test = split
     return GraphSpec(*sizes, train=train, valid=valid, test=test, shape=name, num_labels=labels)
+
+
+def _published(name: str) -> tuple[int, int, int, int]:
+    sizes = PUBLISHED[name]
+    return sizes.nodes, sizes.edges, sizes.width or sizes.edge_width, sizes.classes
 
 
 #: Sizes of graphs that papers measure on.  The split fractions of reddit, products, papers100M and
@@ -168,13 +171,15 @@ def _shape(
 SHAPES = {
     spec.shape: spec
     for spec in (
-        _shape("reddit", 232_965, 114_615_892, 602, 41, (0.66, 0.10, 0.24)),
-        _shape("products", 2_449_029, 123_718_280, 100, 47, (0.08, 0.016, 0.904)),
-        _shape("papers100M", 111_059_956, 1_615_685_872, 128, 172, (0.011, 0.0011, 0.0019)),
-        _shape("twitter", 41_700_000, 1_500_000_000, 256, 64, (0.01, 0.001, 0.002)),
-        _shape("uk-2006", 77_700_000, 3_000_000_000, 256, 64, (0.01, 0.001, 0.002)),
-        _shape("proteins", 132_534, 79_122_504, 8, 64, (0.653, 0.160, 0.187), labels=112),
-        _shape("friendster", 65_600_000, 3_600_000_000, 140, 64, (0.01, 0.001, 0.002)),
+        _shape("reddit", _published("reddit"), (0.66, 0.10, 0.24)),
+        _shape("products", _published("ogbn-products"), (0.08, 0.016, 0.904)),
+        _shape("papers100M", _published("ogbn-papers100M"), (0.011, 0.0011, 0.0019)),
+        _shape("twitter", (41_700_000, 1_500_000_000, 256, 64), (0.01, 0.001, 0.002)),
+        _shape("uk-2006", (77_700_000, 3_000_000_000, 256, 64), (0.01, 0.001, 0.002)),
+        _shape(
+            "proteins", (*_published("ogbn-proteins")[:3], 64), (0.653, 0.160, 0.187), labels=112
+        ),
+        _shape("friendster", (65_600_000, 3_600_000_000, 140, 64), (0.01, 0.001, 0.002)),
     )
 }
 
@@ -208,15 +213,24 @@ def load(
     ConfigError
         A parameter is unknown or out of range, or the disk is too small.
     """
-    spec = named_spec(name, scale=scale, **parameters)
+    spec = named_spec(
+        name, scale=scale, add_reverse=add_reverse, self_loops=self_loops, **parameters
+    )
     folder = generate(spec, root)
     return ogb.load_folder(
         folder, meta_dict(folder), add_reverse=add_reverse, self_loops=self_loops
     )
 
 
-def named_spec(name: str, *, scale: float = 1.0, **parameters: float) -> GraphSpec:
-    """Return what `load` generates for a name and its options.
+def named_spec(
+    name: str,
+    *,
+    scale: float = 1.0,
+    add_reverse: bool = False,
+    self_loops: bool = False,
+    **parameters: float,
+) -> GraphSpec:
+    """Return what `load` generates for a name and its options, whatever is added to it then.
 
     Raises
     ------

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import torch
 
+from ..errors import ConfigError, nearest
 from . import blockmodel
 from .csc import CSC
 from .hetero import HeteroDataset
@@ -16,17 +18,7 @@ NAME = "generated-igbh"
 _SPLIT = (0.6, 0.2, 0.2)
 
 
-def load(
-    name: str,
-    root: Path,
-    *,
-    scale: float = 1e-4,
-    num_classes: int = 19,
-    num_features: int = 1024,
-    homophily: float = IgbhSpec.homophily,
-    signal: float = IgbhSpec.signal,
-    seed: int = IgbhSpec.seed,
-) -> HeteroDataset:
+def load(name: str, root: Path, **parameters: float) -> HeteroDataset:
     """Generate a graph like IGBH in the host's memory, with float16 features.
 
     Parameters
@@ -35,15 +27,15 @@ def load(
         ``"generated-igbh"``.
     root : Path
         Not used.
-    scale, num_classes, num_features, homophily, signal, seed
-        See `IgbhSpec`; IGBH has labels of 19 and of 2,983 classes.
+    **parameters
+        As of `named_spec`.
 
     Raises
     ------
     ConfigError
-        If a value is out of its range.
+        A parameter is unknown or out of range.
     """
-    spec = IgbhSpec(scale, num_classes, num_features, homophily, signal, seed)
+    spec = named_spec(**parameters)
     narrow = spec.most_ids <= torch.iinfo(torch.int32).max
     graph = generate_igbh(spec, idtype=torch.int32 if narrow else torch.int64)
     train, valid, test = blockmodel.split(spec.num_nodes["paper"], _SPLIT, spec.seed)
@@ -64,3 +56,22 @@ def load(
         description=f"generated, not real data, after IGBH's schema and size: {spec}",
         checked=True,
     )
+
+
+def named_spec(**parameters: float) -> IgbhSpec:
+    """Return what `load` generates for its options: fields of `IgbhSpec`.
+
+    By default it has a ten-thousandth of IGBH's papers and the fewer of its two sets of classes.
+
+    Raises
+    ------
+    ConfigError
+        A parameter is unknown or out of range.
+    """
+    known = [field.name for field in fields(IgbhSpec)]
+    for key in parameters:
+        if key not in known:
+            raise ConfigError(
+                f"load {NAME} with option {key!r}", "no such option", nearest(key, known)
+            )
+    return IgbhSpec(**{"scale": 1e-4, "num_classes": 19, **parameters})  # type: ignore[arg-type]

@@ -23,6 +23,7 @@ interpolated.  The same seed gives the same graph on the same kind of device.
 from __future__ import annotations
 
 import math
+import numbers
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -63,7 +64,8 @@ class _Kind(NamedTuple):
     has_classes: bool
 
 
-_KINDS = {
+#: Relations, without reverse ones.
+KINDS = {
     "cites": _Kind("paper", "paper", 2.0, 2.0, True),
     "written_by": _Kind("paper", "author", 2.5, 2.0, True),
     "topic": _Kind("paper", "fos", 3.0, 1.3, True),
@@ -73,7 +75,7 @@ _KINDS = {
 #: All relations, reverse ones too.
 CANONICAL_ETYPES: tuple[CanonicalEtype, ...] = tuple(
     each
-    for name, kind in _KINDS.items()
+    for name, kind in KINDS.items()
     for each in (
         (kind.src, name, kind.dst),
         *([] if kind.src == kind.dst else [(kind.dst, f"rev_{name}", kind.src)]),
@@ -125,11 +127,13 @@ class IgbhSpec:
         }
         for name, (low, high) in within.items():
             value = getattr(self, name)
-            if not low <= value <= high:
+            kind = numbers.Integral if isinstance(low, int) else numbers.Real
+            if not isinstance(value, kind) or not low <= float(value) <= high:
+                whole = " whole" * isinstance(low, int)
                 raise ConfigError(
                     asked=f"generate a graph like IGBH with {name}={value!r}",
-                    found="a value out of range",
-                    fix=f"choose a number from {low:g} to {high:g}",
+                    found=f"{name} takes a{whole} number from {low:g} to {high:g}",
+                    fix=f"choose one for {name} (data.options.{name} on a command line)",
                 )
 
     @property
@@ -252,7 +256,7 @@ def generate_igbh(
         for place, (ntype, count) in enumerate(spec.num_nodes.items())
     }
     edges: dict[CanonicalEtype, Csc] = {}
-    for place, (name, kind) in enumerate(_KINDS.items()):
+    for place, (name, kind) in enumerate(KINDS.items()):
         src, dst = nodes[kind.src], nodes[kind.dst]
         drawn = _drawn(spec, kind, name, place, src, dst, idtype)
         if kind.src == kind.dst:

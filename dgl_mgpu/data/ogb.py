@@ -77,9 +77,15 @@ def official_folder(name: str, root: Path) -> tuple[Path, dict[str, str]]:
     """Return the folder of an official data set, downloaded if need be, and its properties."""
     folder = root / name.replace("-", "_")
     meta = _official_meta(name)
-    if not (folder / "raw").is_dir():
+    if found(name, root) is None:
         build_once(folder, lambda partial: _download(meta, folder, partial))
     return folder, meta
+
+
+def found(name: str, root: Path) -> Path | None:
+    """Return the folder of an official data set's files, None if they are not there."""
+    folder = root / name.replace("-", "_")
+    return folder if (folder / "raw").is_dir() else None
 
 
 def _official_meta(name: str) -> dict[str, str]:

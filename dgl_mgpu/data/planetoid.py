@@ -89,8 +89,8 @@ def _find(name: str, root: Path) -> tuple[Path, str]:
 
     Where there are none, they are downloaded.
     """
-    downloaded = root / f"planetoid_{name}"
-    folders = (root / "planetoid", root, downloaded)
+    folders = _folders(name, root)
+    downloaded = folders[-1]
     if _most_complete(name, folders) is None:
         url = _DOWNLOAD_URL.format(_DOWNLOADS[name])
         instead = f"put the files ind.{name}.{{{','.join(_PARTS)}}} into {folders[0]}"
@@ -98,6 +98,17 @@ def _find(name: str, root: Path) -> tuple[Path, str]:
     folder, prefix = _most_complete(name, folders) or (downloaded, f"ind.{_DOWNLOADS[name]}")
     require_files(folder, [f"{prefix}.{part}" for part in _PARTS], name)
     return folder, prefix
+
+
+def _folders(name: str, root: Path) -> tuple[Path, ...]:
+    """Where files may be, last where they would be downloaded to."""
+    return root / "planetoid", root, root / f"planetoid_{name}"
+
+
+def found(name: str, root: Path) -> Path | None:
+    """Return the folder of the files, None if they are not there."""
+    best = _most_complete(name, _folders(name, root))
+    return best and best[0]
 
 
 def _most_complete(name: str, folders: tuple[Path, ...]) -> tuple[Path, str] | None:

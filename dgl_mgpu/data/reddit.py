@@ -46,9 +46,9 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
         A file is missing and cannot be downloaded, is truncated or corrupt, or the files
         contradict one another.
     """
-    root = Path(root)
-    folder = root / (_DGLS_FOLDER if (root / _DGLS_FOLDER).is_dir() else "reddit")
-    if not folder.is_dir():
+    folder = found(name, Path(root))
+    if folder is None:
+        folder = Path(root) / "reddit"
         instead = f"put {_GRAPH} and {_DATA} into {folder}"
         build_once(folder, lambda partial: download_zip(_URL, partial, instead))
     require_files(folder, [_GRAPH, _DATA], "Reddit")
@@ -88,3 +88,9 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
         node_features={"feat": features.astype(np.float32)},
         description="Reddit post graph with the split by days",
     )
+
+
+def found(name: str, root: Path) -> Path | None:
+    """Return the folder of the files, None if they are not there."""
+    folders = (root / _DGLS_FOLDER, root / "reddit")
+    return next((folder for folder in folders if folder.is_dir()), None)

@@ -78,8 +78,8 @@ class RelationsSpec:
             if not isinstance(value, kind) or not low <= value <= high:
                 raise ConfigError(
                     asked=f"generate relations with {name}={value!r}",
-                    found="a value out of range",
-                    fix=f"choose a{' whole' * (name in whole)} number from {low} to {high}",
+                    found=f"{name} takes a{' whole' * (name in whole)} number from {low} to {high}",
+                    fix=f"choose one for {name} (data.options.{name} on a command line)",
                 )
 
 
@@ -100,13 +100,24 @@ def load(name: str, root: Path, **parameters: float) -> HeteroDataset:
     ConfigError
         A parameter is unknown or out of range.
     """
+    return generate(named_spec(**parameters))
+
+
+def named_spec(**parameters: float) -> RelationsSpec:
+    """Return what `load` generates for its options.
+
+    Raises
+    ------
+    ConfigError
+        A parameter is unknown or out of range.
+    """
     known = [field.name for field in fields(RelationsSpec)]
     for key in parameters:
         if key not in known:
             raise ConfigError(
-                f"load {name} with option {key!r}", "no such option", nearest(key, known)
+                f"load {NAME} with option {key!r}", "no such option", nearest(key, known)
             )
-    return generate(RelationsSpec(**parameters))  # type: ignore[arg-type]
+    return RelationsSpec(**parameters)  # type: ignore[arg-type]
 
 
 def generate(spec: RelationsSpec) -> HeteroDataset:

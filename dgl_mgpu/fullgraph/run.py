@@ -24,6 +24,7 @@ from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.config import Config, ModelConfig
 from dgl_mgpu.training.relational import HeteroInputs, common_width
 from dgl_mgpu.training.run import (
+    check_start,
     load_dataset,
     ranks_of_job,
     ranks_of_this_machine,
@@ -45,6 +46,7 @@ def train(config: Config, folder: Path) -> None:
     """
     config = ranks_of_job(config)
     config.check()
+    check_start(config)
     if config.fullgraph.exchange != AUTO:
         Way.named(config.fullgraph.exchange)
     _check_gpus(ranks_of_this_machine(config))

@@ -1,40 +1,48 @@
-"""Plans for a configuration whose data need not be built, on a machine that need not be there."""
+"""Plans for a configuration whose data need not be there, on a machine that need not be there."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import NamedTuple
 
 import numpy as np
-import torch
 
-from dgl_mgpu.backend.global_store.content import Content, Schema, with_narrow_features
-from dgl_mgpu.backend.global_store.embedding.tables import (
-    STATES,
-    Specs,
-    read_specs,
-    require_in_memory,
-)
+from dgl_mgpu.backend.global_store.embedding.tables import read_specs, require_in_memory
 from dgl_mgpu.backend.global_store.store import machine, sources_of
-from dgl_mgpu.backend.global_store.tables import node_table
-from dgl_mgpu.data import HETEROGENEOUS
-from dgl_mgpu.data.blockmodel import in_degrees
-from dgl_mgpu.data.generate import GraphSpec, named_spec
+from dgl_mgpu.data import HETEROGENEOUS, Dataset, HeteroDataset
+from dgl_mgpu.data.outline import Outline, files_of, outline
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.minibatch.load import load
-from dgl_mgpu.minibatch.task import LEARNED, ONE_NTYPE
-from dgl_mgpu.placement import Degrees, Plan, TableSpec
-from dgl_mgpu.store import FeatureSource
-from dgl_mgpu.store.planning import StoreOptions, make_blueprint, plan_tables
+from dgl_mgpu.minibatch.task import Task
+from dgl_mgpu.placement import Plan
+from dgl_mgpu.store.planning import StoreOptions, make_blueprint
 from dgl_mgpu.topology import Topology, preset, probe, probe_shared_memory
 from dgl_mgpu.topology.shared_memory import SharedMemory
 from dgl_mgpu.training.config import Config
 from dgl_mgpu.training.models import INV_SQRT_DEGREES
+from dgl_mgpu.training.run import as_wanted
 
 
-def plan_for(config: Config) -> Plan:
+class Planned(NamedTuple):
+    """A plan, and what it goes by.
+
+    Attributes
+    ----------
+    plan : Plan
+    origin : str
+        Where sizes are from, and whether hotness is counted or modelled, in a sentence.
+    """
+
+    plan: Plan
+    origin: str
+
+
+def plan_for(config: Config) -> Planned:
     """Solve the placement of a configuration's topology and features.
 
-    A generated graph is not generated for it: its degrees are drawn, the rest is arithmetic.
+    Nothing is downloaded for it.  A real data set whose files are there is read and counted; of
+    others the published sizes count, and of a generated graph those that it would have, with
+    degrees by a model.
     The machine is a preset (used whole when ``trainer.ranks`` is 1), or this one with its GPUs.
     Unless ``store.device`` is 'cpu', GPUs hold the store, and what it has there beside its tables
     counts as :class:`~dgl_mgpu.store.planning.StoreOptions` says.
@@ -42,7 +50,7 @@ def plan_for(config: Config) -> Plan:
     Raises
     ------
     ConfigError
-        If a generated graph is to be ordered by counts, for which it would have to be there; if
+        If rows are to be ordered by counts, for which the graph would have to be there; if
         learned rows would go to disk; or if a whole graph is trained on, which no store keeps.
     DGLMGPUError
         As :func:`dgl_mgpu.minibatch.run.train`.
@@ -65,57 +73,60 @@ def plan_for(config: Config) -> Plan:
     shared = None if on_gpus else SharedMemory(memory, memory)
     if not on_gpus and config.topology == "auto":
         shared = SharedMemory.of_this_machine()
-    data = config.data
-    if data.name in HETEROGENEOUS or not data.name.startswith("generated"):
+    dataset: Dataset | HeteroDataset
+    known, origin = _known(config)
+    if known is None:
         dataset, task = load(config)
-        embeddings = task.embeddings
-        tables = sources_of(dataset, options, config.trainer.seed, embeddings)
-        plan = make_blueprint(*tables, topology, options, on_gpus=on_gpus, shared=shared).plan
-        require_in_memory(plan, read_specs(embeddings, list(embeddings)))
-        return plan
-    if options.hotness != "degree":
-        raise ConfigError(
-            f"plan for data.name={data.name} with store.hotness={options.hotness}",
-            "counts, and a graph that is not generated for a plan",
-            "use store.hotness=degree, or look at the plan of a store that is built (store.plan)",
-        )
-    graph = named_spec(data.name, **data.options)
-    indptr = in_degrees(graph.num_nodes, graph.num_edges, graph.exponent, graph.seed)
-    # The graph's out-degrees, which sampling reads nodes in proportion to, follow the law of
-    # its in-degrees and are large at the same nodes.
-    hot = np.sort(np.diff(indptr))[::-1]
-    reads = options.reads({ONE_NTYPE: hot}, [Degrees(ONE_NTYPE, hot)])
-    id_bytes = 4 if len(hot) <= np.iinfo(np.int32).max else 8
-    learned: Specs = {}
-    name, width = "features", graph.num_features
-    narrow = options.narrow_features()
-    with_narrow_features(_content(config, graph), narrow)  # raises, as a run would
-    dtype = narrow.get("feat", torch.float32)
-    if config.model.inputs == "learned":
-        # Rows and their optimizer's state lie side by side.
-        learned = read_specs({LEARNED: config.model.hidden}, [ONE_NTYPE])
-        name = node_table(ONE_NTYPE, LEARNED)
-        width = config.model.hidden * (1 + len(STATES["adam"]))
-    specs = [
-        TableSpec.topology(
-            "topology", hot, reads.sampled[ONE_NTYPE], fanout=reads.fanout, id_bytes=id_bytes
-        ),
-        TableSpec.features(name, len(hot), width * dtype.itemsize, reads.nodes[ONE_NTYPE]),
-    ]  # fmt: skip
-    plan = plan_tables(specs, topology, options, [len(hot)], on_gpus=on_gpus, shared=shared)
-    require_in_memory(plan, learned)
-    return plan
+        hotness = None
+    else:
+        if options.hotness != "degree":
+            raise ConfigError(
+                f"plan for data={config.data.name} with store.hotness={options.hotness}",
+                "reads are counted in a graph, and this one is not here"
+                if not config.data.name.startswith("generated")
+                else "reads are counted in a graph, and none is generated for a plan",
+                "use store.hotness=degree, or look at the plan of a store that is built "
+                "(store.plan)",
+            )
+        dataset, hotness = _drawn(config, known)
+        task = Task.of(config, dataset)
+    tables, hotness = sources_of(
+        dataset, options, config.trainer.seed, task.embeddings, hotness=hotness
+    )
+    plan = make_blueprint(tables, hotness, topology, options, on_gpus=on_gpus, shared=shared).plan
+    require_in_memory(plan, read_specs(task.embeddings, list(task.embeddings)))
+    return Planned(plan, origin)
 
 
-def _content(config: Config, graph: GraphSpec) -> Content:
-    """What nodes of a generated graph have in a run's store, with zeros that take no memory."""
-    rows = {"label": np.broadcast_to(np.int64(0), graph.num_nodes)}
-    if config.model.inputs != "learned":
-        rows["feat"] = np.broadcast_to(np.float32(0), (graph.num_nodes, graph.num_features))
-    if config.model.name == "gcn":
-        rows[INV_SQRT_DEGREES] = np.broadcast_to(np.float32(0), (graph.num_nodes, 2))
-    sources = {node_table(ONE_NTYPE, name): FeatureSource(each) for name, each in rows.items()}
-    return Content(Schema({ONE_NTYPE: graph.num_nodes}, []), {**sources}, torch.empty(0))
+def _known(config: Config) -> tuple[Outline | None, str]:
+    """The data in outline, or None where they are read; and what a plan then goes by."""
+    data = config.data
+    options = dict(data.options)
+    if config.model.self_loops and data.name not in HETEROGENEOUS:
+        options["self_loops"] = True
+    found = outline(data.name, options)
+    if found is None:
+        return None, "sizes, degrees and hotness are counted in the graph as it is generated"
+    if data.name.startswith("generated"):
+        return found, found.origin
+    files = files_of(data.name, data.root)
+    if files is not None:
+        return None, f"sizes, degrees and hotness are counted in the files in {files}"
+    return found, f"{data.name} is not in {data.root} (no plan downloads it): {found.origin}"
+
+
+def _drawn(config: Config, known: Outline) -> tuple[Dataset | HeteroDataset, dict[str, np.ndarray]]:
+    """A data set in outline, with the features and self-loops that its model wants."""
+    dataset, hotness = known.draw()
+    dataset = as_wanted(config, dataset)
+    if isinstance(dataset, HeteroDataset):
+        if config.model.self_loops:
+            hotness = {ntype: hot + 1 for ntype, hot in hotness.items()}
+    elif config.model.name == "gcn":
+        roots = np.broadcast_to(np.float32(0), (dataset.num_nodes, 2))
+        features = {**dataset.node_features, INV_SQRT_DEGREES: roots}
+        dataset = dataclasses.replace(dataset, node_features=features)
+    return dataset, hotness
 
 
 def _topology(config: Config) -> Topology:

@@ -26,7 +26,13 @@ from dgl_mgpu.store.cuda import choose_runtime
 from dgl_mgpu.training.config import Config, ModelConfig
 from dgl_mgpu.training.models import NodeModel, build_model
 from dgl_mgpu.training.relational import HeteroInputs, RelationalModel, build_relational_model
-from dgl_mgpu.training.run import ranks_of_job, ranks_of_this_machine, run, seeded_model
+from dgl_mgpu.training.run import (
+    check_start,
+    ranks_of_job,
+    ranks_of_this_machine,
+    run,
+    seeded_model,
+)
 
 
 def train(config: Config, folder: Path) -> None:
@@ -39,6 +45,7 @@ def train(config: Config, folder: Path) -> None:
     """
     config = ranks_of_job(config)
     config.check()
+    check_start(config)
     machine(config.topology, ranks_of_this_machine(config))  # raises if it has fewer GPUs
     run(_make_trainer, config, folder)
 

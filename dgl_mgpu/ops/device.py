@@ -367,6 +367,6 @@ def cupy() -> Any:
         raise UnavailableError(
             "run a CUDA kernel",
             f"CuPy cannot be imported ({error})",
-            f"pip install 'dgl-mgpu[cuda{major}]'",
+            f"pip install '.[cuda{major}]'",
         ) from error
     return cupy

@@ -56,7 +56,7 @@ def _import_numba_cuda() -> Any:
         raise UnavailableError(
             "read the store in Numba's CUDA kernels",
             f"numba-cuda cannot be imported ({error})",
-            f"pip install 'dgl-mgpu[cuda{major}]'",
+            f"pip install '.[cuda{major}]'",
         ) from error
     finally:
         if mend:

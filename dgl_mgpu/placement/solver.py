@@ -82,7 +82,7 @@ def solve(
     PlanDoesNotFitError
         If the rows, or as many as the ratios demand on GPUs, do not fit.
     """
-    _check_policy(policy)
+    require_policy(policy)
     names = [table.name for table in tables]
     if not names or len(set(names)) != len(names):
         raise InvalidInputError(
@@ -90,8 +90,8 @@ def solve(
         )
     budgets = _budgets(topology, gpu_budget_bytes, host_budget, allow_disk)
     ratios = {
-        "topology": _ratio("graph_ratio", graph_ratio),
-        "features": _ratio("feature_ratio", feature_ratio),
+        "topology": read_ratio("graph_ratio", graph_ratio),
+        "features": read_ratio("feature_ratio", feature_ratio),
     }
     if policy == "partitioned":
         ratios = {"topology": 1.0, "features": 1.0}
@@ -275,7 +275,8 @@ def _bisect(holds: Callable[[float], bool]) -> tuple[float, float]:
     return low, high
 
 
-def _check_policy(policy: str) -> None:
+def require_policy(policy: str) -> None:
+    """Raise ConfigError for a policy that is not known."""
     if policy not in POLICIES:
         raise ConfigError(
             f"use the placement policy '{policy}'",
@@ -284,7 +285,8 @@ def _check_policy(policy: str) -> None:
         )
 
 
-def _ratio(name: str, ratio: Ratio) -> float | None:
+def read_ratio(name: str, ratio: Ratio) -> float | None:
+    """A share, None for 'auto', or ConfigError."""
     if ratio is None or ratio == "auto":
         return None
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:

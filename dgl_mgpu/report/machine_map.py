@@ -11,7 +11,7 @@ from matplotlib.patches import Arc, Patch, Rectangle
 
 from dgl_mgpu.placement import Load, Plan
 from dgl_mgpu.report.colours import KEPT_COLOURS
-from dgl_mgpu.report.placement import Busy, bytes_kept, contents, is_on_cpu, is_shared
+from dgl_mgpu.report.placement import Busy, bytes_kept, contents, is_on_cpu, is_shared, noun
 from dgl_mgpu.units import human_bytes
 
 #: From an idle link to one that is busy all the time: lightness alone tells, so everybody sees it.
@@ -285,11 +285,6 @@ def _is_port(load: Load) -> bool:
 def _assumed(plan: Plan) -> str:
     """What to say of bandwidths: nobody measures those of shared memory."""
     return " (assumed)" if is_on_cpu(plan) else ""
-
-
-def noun(plan: Plan) -> str:
-    """What a plan's memories belong to."""
-    return "rank" if is_on_cpu(plan) else "GPU"
 
 
 def gpu_name(plan: Plan, gpu: int) -> str:

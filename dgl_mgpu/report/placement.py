@@ -10,6 +10,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.placement import Load, Plan, Tier, part_sizes
 from dgl_mgpu.placement.cost import tier_bytes
 from dgl_mgpu.topology.topology import GB
+from dgl_mgpu.units import human_seconds
 
 #: Ways to keep rows: on every GPU, on several, on one, and off them.
 KEPT = ("every", "several", "one", "host", "disk")
@@ -55,7 +56,7 @@ class Busy:
         if not plan.loads:
             raise InvalidInputError(
                 f"tell how busy the links of '{plan.topology}' are",
-                "a plan that does not hold it",
+                "the plan does not say",
                 "solve the plan again",
             )
         n = plan.num_gpus
@@ -97,9 +98,39 @@ def is_on_cpu(plan: Plan) -> bool:
     return plan.topology.split()[0] == "cpu"
 
 
+def noun(plan: Plan) -> str:
+    """What a plan's memories belong to."""
+    return "rank" if is_on_cpu(plan) else "GPU"
+
+
+def short_name(table: str) -> str:
+    """A table's name without the types of a graph that has one of each, as DGL calls them."""
+    return "/".join(part for part in table.split("/") if set(part.split(":")) - {"_N", "_E"})
+
+
 def is_shared(load: Load) -> bool:
     """Whether several GPUs read host memory over it."""
     return load.kind == "host" and len(load.readers) > 1
+
+
+def verdict(plan: Plan) -> str:
+    """The modelled time, and what takes most of it."""
+    busiest = max(plan.loads, key=lambda load: load.seconds)
+    name = noun(plan)
+    where = {
+        "local": f"a {name}'s own memory",
+        "peer": f"links between {name}s",
+        "host": f"the way to host memory that {name}s share"
+        if is_shared(busiest)
+        else f"a {name}'s way to host memory",
+        "disk": "the disk",
+    }[busiest.kind]
+    share = busiest.seconds / plan.step_seconds if plan.step_seconds else 0.0
+    slowest = f" on the slowest {name}" if plan.num_gpus > 1 else ""
+    return (
+        f"modelled: one step's reads take {human_seconds(plan.step_seconds)}{slowest}; "
+        f"busiest: {where}, {100 * share:.0f}% of that time"
+    )
 
 
 def contents(plan: Plan) -> list[dict[str, float]]:

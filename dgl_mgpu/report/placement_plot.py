@@ -19,8 +19,8 @@ from matplotlib.patches import Patch
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report.colours import KEPT_COLOURS, TIER_COLOURS
-from dgl_mgpu.report.machine_map import BUSY, MachineMap, gpu_name, noun, percent
-from dgl_mgpu.report.placement import Busy, bytes_kept, is_shared
+from dgl_mgpu.report.machine_map import BUSY, MachineMap, gpu_name
+from dgl_mgpu.report.placement import Busy, bytes_kept, noun, short_name, verdict
 from dgl_mgpu.units import human_bytes, human_seconds
 
 #: File formats of a picture, by the ending of its name.
@@ -73,7 +73,7 @@ def placement_figure(plans: Sequence[Plan], titles: Sequence[str]) -> Figure:
         As :func:`plot_placements`.
     """
     if not plans:
-        raise InvalidInputError("draw placements", "no plan", "pass one or more")
+        raise InvalidInputError("draw placements", "there is no plan", "pass one or more")
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
     figure = Figure(figsize=(_WIDTH * len(plans), _HEIGHT), dpi=120, layout=layout)
     FigureCanvasAgg(figure)
@@ -95,7 +95,7 @@ def picture_format(file: str | os.PathLike[str]) -> str:
     if kind not in FORMATS:
         raise ConfigError(
             f"draw a placement into '{os.fspath(file)}'",
-            f"no ending of {', '.join(FORMATS)}",
+            f"its name does not end in .{', .'.join(FORMATS)}",
             "name a file like placement.png",
         )
     return kind
@@ -108,7 +108,7 @@ def _draw(figure: SubFigure, plan: Plan, title: str) -> None:
         height_ratios=[1.25, 1.0],
         width_ratios=[1.35, 1.0],
     )
-    figure.suptitle(f"{title}\n{_verdict(plan)}", fontsize=12)
+    figure.suptitle(f"{title}\n{verdict(plan)}", fontsize=12)
     MachineMap(panels["machine"], plan, busy).draw()
     figure.colorbar(
         ScalarMappable(Normalize(0, 100), BUSY),
@@ -119,26 +119,6 @@ def _draw(figure: SubFigure, plan: Plan, title: str) -> None:
     )
     _draw_links(panels["links"], plan, busy)
     _draw_tables(panels["tables"], plan)
-
-
-def _verdict(plan: Plan) -> str:
-    """The modelled time, and what takes most of it."""
-    busiest = max(plan.loads, key=lambda load: load.seconds)
-    name = noun(plan)
-    where = {
-        "local": f"a {name}'s own memory",
-        "peer": f"links between {name}s",
-        "host": f"the way to host memory that {name}s share"
-        if is_shared(busiest)
-        else f"a {name}'s way to host memory",
-        "disk": "the disk",
-    }[busiest.kind]
-    share = busiest.seconds / plan.step_seconds if plan.step_seconds else 0.0
-    slowest = f" on the slowest {name}" if plan.num_gpus > 1 else ""
-    return (
-        f"modelled: one step's reads take {human_seconds(plan.step_seconds)}{slowest}; "
-        f"busiest: {where}, {percent(share)} of that time"
-    )
 
 
 def _draw_links(axes: Axes, plan: Plan, busy: Busy) -> None:
@@ -197,7 +177,7 @@ def _draw_tables(axes: Axes, plan: Plan) -> None:
         _stack(axes, 3.0 * index, rows)
         _stack(axes, 3.0 * index + 1.0, reads, hatch=_READS)
         ticks += [
-            (3.0 * index, f"{_short(name)}:\n{human_bytes(total)}"),
+            (3.0 * index, f"{short_name(name)}:\n{human_bytes(total)}"),
             (3.0 * index + 1, "reads of it"),
         ]
     axes.set_ylim(3.0 * len(names) - 1.2, -0.8)
@@ -222,11 +202,6 @@ def _draw_tables(axes: Axes, plan: Plan) -> None:
         frameon=False,
         fontsize=9,
     )
-
-
-def _short(table: str) -> str:
-    """A table's name without the types of a graph that has one of each, as DGL calls them."""
-    return "/".join(part for part in table.split("/") if set(part.split(":")) - {"_N", "_E"})
 
 
 def _stack(axes: Axes, y: float, parts: list[tuple[str, float]], hatch: str = "") -> None:

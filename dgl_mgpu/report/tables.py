@@ -159,7 +159,7 @@ def _cell(key: str, value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, list | tuple):
-        return _joined([_cell(key, part) for part in value])
+        return joined([_cell(key, part) for part in value])
     if isinstance(value, dict):
         return ", ".join(f"{name}: {_cell(key, part)}" for name, part in value.items())
     if not _is_number(value):
@@ -174,7 +174,7 @@ def _cell(key: str, value: Any) -> str:
     return f"{value:,}" if isinstance(value, int) else f"{value:,.4g}"
 
 
-def _joined(texts: Sequence[str]) -> str:
+def joined(texts: Sequence[str]) -> str:
     """Texts with commas between them, runs of equal ones as ``8 x text``."""
     runs = [(text, len(list(run))) for text, run in itertools.groupby(texts)]
     return ", ".join(text if count == 1 else f"{count} x {text}" for text, count in runs)

@@ -24,6 +24,7 @@ from dgl_mgpu.placement import (
     solve,
 )
 from dgl_mgpu.placement.cost import Resources, estimate
+from dgl_mgpu.placement.solver import read_ratio, require_policy
 from dgl_mgpu.store.cuda import DEVICES
 from dgl_mgpu.store.links import linked
 from dgl_mgpu.store.source import FeatureSource, TopologySource
@@ -58,13 +59,13 @@ def parse_bytes(text: str | int, asked: str) -> int | None:
         return None
     match = _SIZE.fullmatch(str(text))
     if match is None or isinstance(text, bool):
-        raise ConfigError(f"{asked}={text}", "no size", "write it like 16GiB, 512MiB or auto")
+        raise ConfigError(f"{asked}={text}", "it is no size", "write it like 16GiB, 512MiB or auto")
     nbytes = float(match[1]) * _UNITS[match[2].upper()]
     least = _LEAST_SAID if isinstance(text, str) else _LEAST_COUNTED
     if str(text).rstrip()[-1].isdigit() and 0 < nbytes < least:
         raise ConfigError(
             f"{asked}={text}",
-            f"{text} bytes, without a unit",
+            f"that would be {text} bytes, without a unit",
             f"write it with one, like 16GiB, or {text}B if it is bytes",
         )
     return int(nbytes)
@@ -122,8 +123,8 @@ class StoreOptions:
     Raises
     ------
     ConfigError
-        If ``hotness``, ``device``, ``sms`` or a type is none of these, ``links`` no pairs of ranks,
-        or ``staging_memory`` no size.
+        If ``policy``, ``hotness``, ``device``, ``sms`` or a type is none of these, ``links`` no
+        pairs of ranks, a memory no size, or a ratio not in [0, 1].
     """
 
     policy: str = "auto"
@@ -158,7 +159,7 @@ class StoreOptions:
             )
         if parse_bytes(self.staging_memory, _STAGING) is None:
             raise ConfigError(
-                f"{_STAGING}={self.staging_memory}", "no size", "write it like 256MiB"
+                f"{_STAGING}={self.staging_memory}", "it is no size", "write it like 256MiB"
             )
         if self.sms != "auto" and not (type(self.sms) is int and self.sms >= 0):
             raise ConfigError(
@@ -166,6 +167,11 @@ class StoreOptions:
                 "no whole number of 0 or more",
                 "give 'auto', a number, or 0 for all",
             )
+        require_policy(self.policy)
+        for name in ("gpu_memory", "host_memory"):
+            parse_bytes(getattr(self, name), f"store.{name}")
+        for name in ("graph_ratio", "feature_ratio"):
+            read_ratio(name, getattr(self, name))
         self.narrow_features()
         whole = isinstance(self.fanouts, Sequence) and all(type(n) is int for n in self.fanouts)
         has_size = isinstance(self.batch_size, Integral) and self.batch_size >= 1

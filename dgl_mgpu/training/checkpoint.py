@@ -173,16 +173,41 @@ class Checkpoint:
         ------
         CheckpointError
         """
-        saved, asked = _identity(self.config), _identity(config)
-        differing = sorted(k for k in saved.keys() | asked.keys() if saved.get(k) != asked.get(k))
-        if differing:
-            name = differing[0]
-            raise CheckpointError(
-                f"resume with {name}={asked.get(name)}",
-                f"the checkpoint was saved with {name}={saved.get(name)}"
-                + (f" (and {differing[1:]} differ too)" if differing[1:] else ""),
-                "resume with the configuration of the run, or start a new run",
-            )
+        _require_same_run(self.config, config)
+
+
+def require_resumable(path: Path, config: Mapping[str, Any]) -> None:
+    """Check that there is a checkpoint, of the run that ``config`` continues.
+
+    Nothing of its states is read for it; where it is damaged, `Checkpoint.load` will say so.
+
+    Raises
+    ------
+    CheckpointError
+    """
+    try:
+        # Tensors stay in the file.
+        content = torch.load(_find(path), "cpu", weights_only=True, mmap=True)
+        saved = json.loads(content["config"])
+        flat(saved)
+    except CheckpointError:
+        raise
+    except (pickle.UnpicklingError, *_DAMAGE):
+        return
+    _require_same_run(saved, config)
+
+
+def _require_same_run(before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    saved, asked = _identity(before), _identity(config)
+    differing = sorted(k for k in saved.keys() | asked.keys() if saved.get(k) != asked.get(k))
+    if differing:
+        name = differing[0]
+        raise CheckpointError(
+            f"resume with {name}={asked.get(name)}",
+            f"the checkpoint was saved with {name}={saved.get(name)}"
+            + (f" (and {differing[1:]} differ too)" if differing[1:] else ""),
+            "resume with the configuration of the run, or start a new run",
+        )
 
 
 _FIELDS = tuple(Checkpoint.__dataclass_fields__)

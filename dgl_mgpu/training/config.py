@@ -130,7 +130,7 @@ class Config:
             if not least <= value < below:
                 end = "" if below == infinity else f", below {below}"
                 raise ConfigError(
-                    f"{name}={value}", "out of its range", f"use {least} or more{end}"
+                    f"{name}={value}", "it is out of its range", f"use {least} or more{end}"
                 )
 
     def _check_names(self) -> None:
@@ -149,12 +149,16 @@ class Config:
         ):
             if value not in known:
                 raise ConfigError(
-                    f"{name}={value}", "no such name", f"choose from {', '.join(known)}"
+                    f"{name}={value}",
+                    "there is none of this name",
+                    f"choose from {', '.join(known)}",
                 )
         graphs = self.trainer.cuda_graphs
         if graphs != "auto" and not isinstance(graphs, bool):
             raise ConfigError(
-                f"trainer.cuda_graphs={graphs!r}", "no such choice", "choose auto, true or false"
+                f"trainer.cuda_graphs={graphs!r}",
+                "there is no such choice",
+                "choose auto, true or false",
             )
         if (model == "pinsage") != (sampler == "random_walk"):
             raise ConfigError(

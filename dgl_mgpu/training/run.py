@@ -18,6 +18,7 @@ from dgl_mgpu.data import (
     HETEROGENEOUS,
     Dataset,
     HeteroDataset,
+    check_options,
     load,
     load_hetero,
     require_labelled_split,
@@ -29,8 +30,9 @@ from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.store.planning import StoreOptions
 from dgl_mgpu.torchrun import under_torchrun
-from dgl_mgpu.training.checkpoint import Checkpoint, run_folder
+from dgl_mgpu.training.checkpoint import Checkpoint, require_resumable, run_folder
 from dgl_mgpu.training.config import Config, ModelConfig, flat
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.optimizer import make_optimizer
@@ -40,6 +42,8 @@ from dgl_mgpu.training.trainer import StepCallback, Trainer
 from dgl_mgpu.training.whereabouts import stage_of
 
 Model = TypeVar("Model", bound=nn.Module)
+# Ranks that are started wherever they are asked for, and for each core beyond.
+_RANKS_ANYWHERE, _RANKS_PER_CORE = 16, 4
 # What may differ between the machines of a run.
 _OF_A_MACHINE = {
     "data.root",
@@ -62,6 +66,46 @@ def ranks_of_this_machine(config: Config) -> int:
     if under_torchrun():
         return int(os.environ["LOCAL_WORLD_SIZE"])
     return config.trainer.ranks
+
+
+def check_start(config: Config) -> None:
+    """Check what can be told without data and ranks, before there are any.
+
+    Raises
+    ------
+    DGLMGPUError
+    """
+    check_options(config.data.name, config.data.options)
+    if config.mode == "minibatch":
+        StoreOptions(
+            batch_size=config.planned_seeds(),
+            fanouts=config.sampler.planned_fanouts(),
+            **asdict(config.store),
+        )
+    if under_torchrun():
+        return  # which has made the ranks, and the checkpoint may be on the first one's machine
+    if config.topology == "auto":
+        require_room(config.trainer.ranks)
+    if config.trainer.resume is not None:
+        require_resumable(Path(config.trainer.resume), asdict(config))
+
+
+def require_room(num_ranks: int) -> None:
+    """Refuse to start far more ranks than this machine has cores or GPUs for.
+
+    Raises
+    ------
+    ConfigError
+    """
+    cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+    most = max(_RANKS_ANYWHERE, _RANKS_PER_CORE * cores, gpus)
+    if num_ranks > most:
+        raise ConfigError(
+            f"start {num_ranks} ranks",
+            f"each is a process, and this machine has {cores} cores and {gpus} GPUs",
+            f"use {most} or fewer, or start them yourself: torchrun --nproc-per-node={num_ranks} "
+            "-m dgl_mgpu.cli train …",
+        )
 
 
 def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
@@ -155,7 +199,13 @@ def load_dataset(config: Config) -> Dataset | HeteroDataset:
     DGLMGPUError
         As :func:`dgl_mgpu.data.load`, and if a node of its split has no class that is learned.
     """
-    dataset = _load_dataset(config)
+    return as_wanted(config, _load_dataset(config))
+
+
+def as_wanted(config: Config, dataset: Dataset | HeteroDataset) -> Dataset | HeteroDataset:
+    """A data set with the relations of self-loops and the input features that the model wants."""
+    if isinstance(dataset, HeteroDataset) and config.model.self_loops:
+        dataset = with_self_loops(dataset)
     return without_inputs(dataset) if config.model.inputs == "learned" else dataset
 
 
@@ -164,7 +214,7 @@ def _load_dataset(config: Config) -> Dataset | HeteroDataset:
     if config.data.name in HETEROGENEOUS:
         several = load_hetero(config.data.name, config.data.root, **options)
         require_labelled_split(several)
-        return with_self_loops(several) if config.model.self_loops else several
+        return several
     if config.model.self_loops:
         options["self_loops"] = True
     dataset = load(config.data.name, config.data.root, **options)

@@ -1,15 +1,23 @@
 """Draws the pictures of these pages: ``python docs/pictures/draw.py`` writes them all.
 
 Those of architecture.md are SVG files, on a light ground of their own, so that they can be read on
-dark pages, too.  That of howto/command-line.md is what its command draws.
+dark pages, too.  That of howto/command-line.md is what its command draws, and what the command
+prints is written into the page.
 """
 
 from __future__ import annotations
 
+import contextlib
+import io
+import os
+import re
 import sys
 from dataclasses import dataclass, field
 from html import escape
 from pathlib import Path
+
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
 
 from dgl_mgpu.cli import main
 
@@ -227,17 +235,49 @@ def fullgraph() -> Picture:
 
 
 PICTURES = {"minibatch": minibatch, "row": row, "fullgraph": fullgraph}
-#: The command of howto/command-line.md, with its option ``--plot``.
+#: The command of howto/command-line.md, whose output is the block of text below it there.
 PLACEMENT = "plan data=generated-twitter topology=dgx1 store.gpu_memory=5GiB --plot"
+PAGE = Path(__file__).parents[1] / "howto" / "command-line.md"
+#: The command's block and that of its output, in three parts.
+_BLOCKS = re.compile(
+    rf"(```bash\ndgl-mgpu {re.escape(PLACEMENT)}\n```\n+```text\n)(.*?)(```\n)", re.DOTALL
+)
+#: Under this name the picture has the output of the run that it was drawn by.
+OUTPUT = "Output"
 
 
-def placement(file: Path) -> None:
-    """What each GPU holds and how busy its links are, by the command of the page."""
-    if status := main([*f"{PLACEMENT}={file}".split()]):
+def placement(file: Path) -> str:
+    """Draw what each GPU holds and how busy its links are; return what the command prints."""
+    printed = io.StringIO()
+    width = os.environ.get("COLUMNS")
+    os.environ["COLUMNS"] = "80"
+    try:
+        with contextlib.redirect_stdout(printed):
+            status = main([*f"{PLACEMENT}={file}".split()])
+    finally:
+        os.environ.pop("COLUMNS")
+        if width is not None:
+            os.environ["COLUMNS"] = width
+    if status:
         sys.exit(status)
+    lines = [line.rstrip() for line in printed.getvalue().splitlines()]
+    output = "".join(f"{line}\n" for line in lines if not line.startswith("picture: "))
+    with Image.open(file) as picture:
+        texts = PngInfo()
+        texts.add_text(OUTPUT, output, zip=True)
+        picture.load()
+        picture.save(file, pnginfo=texts, dpi=picture.info["dpi"])
+    return output
+
+
+def output_on(page: str) -> str:
+    """What a page says that the command prints."""
+    found = _BLOCKS.search(page)
+    return found[2] if found else ""
 
 
 if __name__ == "__main__":
     for name, picture in PICTURES.items():
         Path(__file__).with_name(f"{name}.svg").write_text(picture().svg())
-    placement(Path(__file__).with_name("placement.png"))
+    output = placement(Path(__file__).with_name("placement.png"))
+    PAGE.write_text(_BLOCKS.sub(lambda found: found[1] + output + found[3], PAGE.read_text()))

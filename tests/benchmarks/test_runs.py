@@ -117,4 +117,4 @@ def test_runs_are_carried_out(tmp_path, monkeypatch, capsys) -> None:
 
 def test_the_command_line_says_what_is_wrong(capsys) -> None:
     assert program.main(["bench.only=[nothing]"]) == 2
-    assert "ConfigError: run nothing: no such run" in capsys.readouterr().err
+    assert "ConfigError: cannot run nothing: no such run" in capsys.readouterr().err

@@ -201,7 +201,7 @@ def test_a_plan_without_a_run_is_that_of_the_run(monkeypatch, model):
     # What is kept in shared memory is planned alike where there are GPUs.
     monkeypatch.setattr("dgl_mgpu.minibatch.planned.probe", lambda _: preset("single"))
     config = compose([*SMALL, f"model={model}", "data.options.num_items=300"])
-    planned, trainer = plan_for(config), _make_trainer(config)
+    planned, trainer = plan_for(config).plan, _make_trainer(config)
     trainer.store.close()
     assert {*planned.tables, *OPTIMIZERS} == {*trainer.plan.tables}
     assert planned.rows == trainer.plan.rows and planned.gpu_bytes == trainer.plan.gpu_bytes

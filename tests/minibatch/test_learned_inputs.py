@@ -199,12 +199,12 @@ def bytes_of(plan: Plan, table: str) -> int:
 
 def test_a_plan_has_learned_rows_and_their_state(tmp_path):
     options = ["topology=dgx1", "store.gpu_memory=1MiB", "store.device=cpu"]
-    planned = plan_for(compose([*SMALL, *options]))
-    assert set(planned.tables) == {"topology", "node/_N/learned"}
-    featured = plan_for(compose([*SMALL, *options, "model.inputs=features"]))
+    planned = plan_for(compose([*SMALL, *options])).plan
+    assert set(planned.tables) == {"topology/_N:_E:_N", "node/_N/learned", "node/_N/label"}
+    featured = plan_for(compose([*SMALL, *options, "model.inputs=features"])).plan
     # 12 numbers and twice as many of Adam's; where there are features, 64.
     assert bytes_of(planned, "node/_N/learned") == SIZE["num_nodes"] * 36 * 4
-    assert bytes_of(featured, "features") == SIZE["num_nodes"] * 64 * 4
+    assert bytes_of(featured, "node/_N/feat") == SIZE["num_nodes"] * 64 * 4
     small = ["store.gpu_memory=4KiB", "store.host_memory=16KiB", f"store.disk_path={tmp_path}"]
     with pytest.raises(ConfigError, match="'learned' of '_N' in memory"):
         plan_for(compose([*SMALL, *options, *small]))

@@ -265,7 +265,7 @@ def test_a_picture_in_memory_and_as_svg(tmp_path):
 
 def test_what_cannot_be_drawn(tmp_path):
     plan = MACHINES["one GPU"]()
-    with pytest.raises(ConfigError, match="png, svg, pdf"):
+    with pytest.raises(ConfigError, match=r"\.png, \.svg, \.pdf"):
         plot_placements([plan], tmp_path / "plan.bmp", ["one"])
     with pytest.raises(InvalidInputError):
         plot_placements([], tmp_path / "plan.png", [])

@@ -327,8 +327,11 @@ def test_memory_is_too_small_for_a_full_graph(tmp_path, data):
 @pytest.mark.parametrize(
     ("error", "told"),
     [
-        (KeyError("lost"), "RankFailedError: run rank 3: it raised KeyError: 'lost'"),
-        (DeviceMemoryError("train", "too little", "buy"), "DeviceMemoryError: train: too little"),
+        (KeyError("lost"), "RankFailedError: cannot run rank 3: it raised KeyError: 'lost'"),
+        (
+            DeviceMemoryError("train", "too little", "buy"),
+            "DeviceMemoryError: cannot train: too little",
+        ),
         (RankFailedError("train", "rank 1 is gone", "see why"), None),
     ],
 )
@@ -346,7 +349,7 @@ def test_torchrun_is_told_of_causes_alone(tmp_path, monkeypatch, error, told):
 def test_memory_is_too_small_on_a_rank_of_torchrun(tmp_path, data):
     hook = partial(on_rank, 1, forward, has_no_gpu_memory)
     ends = torchrun(tmp_path, 2, data, "mode=fullgraph", "trainer.epochs=9", hook=hook)
-    assert ends[1].startswith("DeviceMemoryError: train as configured on rank 1")
+    assert ends[1].startswith("DeviceMemoryError: cannot train as configured on rank 1")
     assert "2.00 GiB. in stage forward; use more ranks" in ends[1]
     assert ends[0].startswith("RankFailedError: ")
 

@@ -92,6 +92,6 @@ def test_no_trainer_begins(tmp_path, monkeypatch, capsys, loader, options):
     )
     assert main(["train", f"hydra.run.dir={tmp_path}", *options]) == 1
     told = capsys.readouterr().err
-    assert "InvalidInputError: train on data set 'generated" in told and "2 of" in told
+    assert "InvalidInputError: cannot train on data set 'generated" in told and "2 of" in told
     assert "valid nodes without a class" in told and "Traceback" not in told
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -82,7 +82,9 @@ def check_environment() -> None:
         version = installed_version(supported.package)
         if version is None or not supported.holds(version):
             raise UnsupportedEnvironmentError(
-                asked=f"dgl_mgpu needs {supported}",
-                found=f"{supported.package} {version}" if version else "it is not installed",
+                asked=f"use dgl_mgpu without {supported}",
+                found=f"{supported.package} {version} is installed"
+                if version
+                else "it is not installed",
                 fix=_FIX[supported.package],
             )

@@ -66,7 +66,7 @@ def of_dataset(dataset: Dataset | HeteroDataset) -> Content:
     if isinstance(dataset, dgl.DGLGraph | str):
         raise InvalidInputError(
             "store a data set",
-            f"a {type(dataset).__name__}",
+            f"it is of the type {type(dataset).__name__}",
             "pass what dgl_mgpu.load gives, or a graph to from_dgl",
         )
     return _of_homogeneous(dataset)
@@ -125,13 +125,15 @@ def require_storable(g: dgl.DGLGraph) -> None:
     """Raise InvalidInputError unless it is a graph on the CPU."""
     if not isinstance(g, dgl.DGLGraph):
         raise InvalidInputError(
-            "store a DGLGraph", f"a {type(g).__name__}", "pass a dgl.DGLGraph, or use from_dataset"
+            "store a graph",
+            f"it is of the type {type(g).__name__}, not a DGLGraph",
+            "pass a dgl.DGLGraph, or use from_dataset",
         )
     if g.device.type != "cpu":
-        raise InvalidInputError("store a DGLGraph", f"a graph on {g.device}", "pass g.to('cpu')")
+        raise InvalidInputError("store a DGLGraph", f"it is on {g.device}", "pass g.to('cpu')")
     if g.is_block:
         raise InvalidInputError(
-            "store a DGLGraph", "a block", "pass the graph that blocks are sampled from"
+            "store a DGLGraph", "it is a block", "pass the graph that blocks are sampled from"
         )
 
 

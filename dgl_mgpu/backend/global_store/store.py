@@ -398,11 +398,16 @@ def sources_of(
     options: StoreOptions,
     seed: int,
     embeddings: Embeddings | None = None,
+    *,
+    hotness: dict[str, np.ndarray] | None = None,
 ) -> tuple[dict[str, Source], dict[str, np.ndarray]]:
-    """A data set and embeddings as tables, and how hot the rows of each order are."""
+    """A data set and embeddings as tables, and how hot the rows of each order are.
+
+    That is what the data say, where it is not given.
+    """
     data = with_narrow_features(of_dataset(dataset), options.narrow_features())
     data = with_learned_rows(data, embeddings)
-    return data.sources, _hotness(data, options, seed)
+    return data.sources, _hotness(data, options, seed) if hotness is None else hotness
 
 
 def _checked(options: Mapping[str, Any], seed: int) -> StoreOptions:

@@ -68,7 +68,7 @@ class StoredTopology:
         if len(matches) != 1:
             raise InvalidInputError(
                 f"find edge type {etype!r}",
-                f"{len(matches)} of {self.canonical_etypes} match",
+                f"{len(matches) or 'none'} of the graph's edge types fit: {self.canonical_etypes}",
                 "name one of them as (source type, edge type, destination type)",
             )
         return matches[0]

@@ -19,7 +19,6 @@ from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.backend import runner
 from dgl_mgpu.backend.global_store.agreement import frames, graph_facts, require_same
-from dgl_mgpu.backend.global_store.rows import Type
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.backend.random import next_key
 from dgl_mgpu.backend.shared_graphs.columns import (

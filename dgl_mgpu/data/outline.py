@@ -1,0 +1,265 @@
+"""Data sets in outline: their sizes as known before there is any data, and degrees by a model.
+
+What a plan needs of a graph is how many rows there are, how long each is and how often it is read.
+Sizes are published (`published`), or those that a generated graph is to have.  Degrees are drawn
+from the power law of generated graphs (`blockmodel.in_degrees`).  Arrays that nothing is known of
+have a shape and take no memory.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from . import blockmodel, facebook, generated_igbh, ogb, planetoid, reddit
+from .csc import CSC, index_dtype
+from .dataset import Dataset
+from .generate import SHAPES, GraphSpec, named_spec
+from .hetero import CanonicalEtype, HeteroDataset
+from .igbh import KINDS, NODE_TYPES, IgbhSpec
+from .published import PUBLISHED, PUBLISHED_HETERO, HeteroSizes, Sizes
+
+#: DGL's name of the only type of nodes.
+_NTYPE = "_N"
+_MODELLED = (
+    "degrees and how often each row is read are modelled by a power law (exponent {exponent:g}), "
+    "not counted"
+)
+
+
+@dataclass(frozen=True)
+class _Relation:
+    """Edges between nodes of two types, or of one, and how uneven degrees are at either end."""
+
+    edges: int
+    exponent: float = GraphSpec.exponent
+    exponent_out: float = GraphSpec.exponent
+
+
+@dataclass(frozen=True)
+class Outline:
+    """What is known of a data set without its data.
+
+    Attributes
+    ----------
+    origin : str
+        Where the sizes are from, and what is modelled, in a sentence.
+    """
+
+    origin: str
+    _name: str
+    _nodes: Mapping[str, int]
+    _relations: Mapping[CanonicalEtype, _Relation]
+    _features: Mapping[str, Mapping[str, tuple[Any, ...]]]
+    _labels: tuple[Any, ...]
+    _classes: int
+    _target: str | None = None
+    _edge_width: int = 0
+    _seed: int = 0
+
+    def draw(self) -> tuple[Dataset | HeteroDataset, dict[str, np.ndarray]]:
+        """The data set, with nothing in its arrays but degrees, and how hot nodes are.
+
+        Returns
+        -------
+        Dataset or HeteroDataset
+            Nodes come by falling degree.  Nothing is in the split.
+        dict of ndarray, int64, shape (num_nodes,)
+            By node type, how often each node is another's neighbour.
+        """
+        hotness = {ntype: np.zeros(count, np.int64) for ntype, count in self._nodes.items()}
+        edges: dict[CanonicalEtype, CSC] = {}
+        for (src, etype, dst), relation in self._relations.items():
+            into = self._degrees(self._nodes[dst], relation.edges, relation.exponent)
+            same = src == dst and relation.exponent == relation.exponent_out
+            out = (
+                into
+                if same
+                else self._degrees(self._nodes[src], relation.edges, relation.exponent_out)
+            )
+            hotness[src] += out
+            indptr = np.zeros(self._nodes[dst] + 1, np.int64)
+            np.cumsum(into, out=indptr[1:])
+            indices = _nothing(relation.edges, dtype=index_dtype(self._nodes[src]))
+            edges[src, etype, dst] = CSC(indptr, indices, None)
+        shared: dict[str, Any] = {
+            "name": self._name,
+            "num_classes": self._classes,
+            "labels": _nothing(*self._labels[:-1], dtype=self._labels[-1]),
+            **dict.fromkeys(("train", "valid", "test"), np.empty(0, np.int64)),
+            "description": self.origin,
+            "checked": True,
+        }
+        features = {
+            ntype: {name: _nothing(*of[:-1], dtype=of[-1]) for name, of in named.items()}
+            for ntype, named in self._features.items()
+        }
+        if self._target is not None:
+            return HeteroDataset(
+                num_nodes=self._nodes, edges=edges, target=self._target,
+                node_features=features, **shared,
+            ), hotness  # fmt: skip
+        (csc,) = edges.values()
+        num_edges = len(csc.indices)
+        with_ids: dict[str, Any] = {
+            "edge_features": {"feat": _nothing(num_edges, self._edge_width, dtype=np.float32)},
+            "eids": _nothing(num_edges, dtype=np.int64),
+        }
+        return Dataset(
+            num_nodes=self._nodes[_NTYPE], indptr=csc.indptr, indices=csc.indices,
+            node_features=features[_NTYPE], **(with_ids if self._edge_width else {}), **shared,
+        ), hotness  # fmt: skip
+
+    def _degrees(self, num_nodes: int, num_edges: int, exponent: float) -> np.ndarray:
+        """Falling degrees, int64, shape (num_nodes,)."""
+        indptr = blockmodel.in_degrees(num_nodes, num_edges, exponent, self._seed)
+        degrees = np.diff(indptr)
+        degrees.sort()
+        return degrees[::-1]
+
+
+def files_of(name: str, root: str | Path) -> Path | None:
+    """The folder that a real data set's files are in; None where they would be downloaded."""
+    root = Path(root).expanduser()
+    if name in PUBLISHED_HETERO or name.startswith("ogbn-"):
+        return ogb.found(name, root)
+    find = {"reddit": reddit.found, "facebook": facebook.found}.get(name, planetoid.found)
+    return find(name, root)
+
+
+def outline(name: str, options: Mapping[str, Any]) -> Outline | None:
+    """A data set of this name and these options in outline; None where sizes are not known.
+
+    Parameters
+    ----------
+    name : str
+    options : mapping
+        Of the data set's loader, as `check_options` takes them.
+
+    Raises
+    ------
+    ConfigError
+        An option of a generated graph is out of its range.
+    """
+    if name in PUBLISHED:
+        return _published(name, PUBLISHED[name], options)
+    if name in PUBLISHED_HETERO:
+        return _published_hetero(name, PUBLISHED_HETERO[name], options)
+    if name == generated_igbh.NAME:
+        return _igbh(generated_igbh.named_spec(**options))
+    if name == "generated" or name.removeprefix("generated-") in SHAPES:
+        return _generated(name, named_spec(name, **options), options)
+    return None
+
+
+def _published(name: str, sizes: Sizes, options: Mapping[str, Any]) -> Outline:
+    reversed_too = sizes.directed and options.get("add_reverse", False)
+    edges = sizes.edges * (2 if reversed_too else 1)
+    means = options.get("mean_edge_features", False)
+    width = sizes.edge_width if means else options.get("num_features", sizes.width)
+    return Outline(
+        f"sizes as published ({sizes.nodes:,} nodes, {sizes.edges:,} edges, {width} features a "
+        f"node: {sizes.source}); {_MODELLED.format(exponent=GraphSpec.exponent)}",
+        name,
+        {_NTYPE: sizes.nodes},
+        _of_one_type(sizes.nodes, edges, options),
+        {_NTYPE: _of_nodes(sizes.nodes, width, sizes.others)},
+        (sizes.nodes, sizes.classes, np.int8) if sizes.several else (sizes.nodes, np.int64),
+        sizes.classes,
+        _edge_width=0 if means else sizes.edge_width,
+    )
+
+
+def _published_hetero(name: str, sizes: HeteroSizes, options: Mapping[str, Any]) -> Outline:
+    relations = {etype: _Relation(count) for etype, count in sizes.edges.items()}
+    if options.get("add_reverse", True):
+        relations |= {(dst, f"rev_{e}", src): each for (src, e, dst), each in relations.items()}
+    nodes = ", ".join(f"{count:,} of {ntype}" for ntype, count in sizes.nodes.items())
+    ntypes = {*sizes.widths, *sizes.others}
+    return Outline(
+        f"sizes as published (nodes: {nodes}; {sum(sizes.edges.values()):,} edges without reverse "
+        f"ones: {sizes.source}); {_MODELLED.format(exponent=GraphSpec.exponent)}",
+        name,
+        sizes.nodes,
+        relations,
+        {
+            ntype: _of_nodes(
+                sizes.nodes[ntype], sizes.widths.get(ntype, 0), sizes.others.get(ntype, ())
+            )
+            for ntype in sorted(ntypes)
+        },
+        (sizes.nodes[sizes.target], np.int64),
+        sizes.classes,
+        sizes.target,
+    )
+
+
+def _generated(name: str, spec: GraphSpec, options: Mapping[str, Any]) -> Outline:
+    edges = spec.num_edges * (2 if options.get("add_reverse", False) else 1)
+    return Outline(
+        f"sizes of the graph as it would be generated ({spec.num_nodes:,} nodes, "
+        f"{spec.num_edges:,} edges, {spec.num_features} features a node); "
+        f"{_MODELLED.format(exponent=spec.exponent)}",
+        name,
+        {_NTYPE: spec.num_nodes},
+        _of_one_type(spec.num_nodes, edges, options, spec.exponent),
+        {_NTYPE: _of_nodes(spec.num_nodes, spec.num_features)},
+        (spec.num_nodes, spec.num_labels, np.int8)
+        if spec.num_labels
+        else (spec.num_nodes, np.int64),
+        spec.num_labels or spec.num_classes,
+        _seed=spec.seed,
+    )
+
+
+def _igbh(spec: IgbhSpec) -> Outline:
+    nodes, relations = spec.num_nodes, {}
+    for (src, etype, dst), count in spec.num_edges.items():
+        kind = KINDS[etype.removeprefix("rev_")]
+        into, out = kind.fame, kind.spread
+        if src == dst:
+            out = into  # both ways
+        elif etype.startswith("rev_"):
+            into, out = out, into
+        relations[src, etype, dst] = _Relation(count, into, out)
+    row = spec.num_features, np.float16
+    return Outline(
+        f"sizes of the graph as it would be generated ({sum(nodes.values()):,} nodes, "
+        f"{sum(spec.num_edges.values()):,} edges, {spec.num_features} features a node); degrees "
+        "and how often each row is read are modelled by power laws, not counted",
+        generated_igbh.NAME,
+        nodes,
+        relations,
+        {ntype: {"feat": (nodes[ntype], *row)} for ntype in NODE_TYPES},
+        (nodes["paper"], np.int64),
+        spec.num_classes,
+        "paper",
+        _seed=spec.seed,
+    )
+
+
+def _of_one_type(
+    num_nodes: int,
+    num_edges: int,
+    options: Mapping[str, Any],
+    exponent: float = GraphSpec.exponent,
+) -> dict[CanonicalEtype, _Relation]:
+    loops = num_nodes if options.get("self_loops", False) else 0
+    return {(_NTYPE, "_E", _NTYPE): _Relation(num_edges + loops, exponent, exponent)}
+
+
+def _of_nodes(
+    num_nodes: int, width: int, others: tuple[str, ...] = ()
+) -> dict[str, tuple[Any, ...]]:
+    """Shapes and dtypes of features, by name."""
+    found: dict[str, tuple[Any, ...]] = {"feat": (num_nodes, width, np.float32)} if width else {}
+    return found | {name: (num_nodes, 1, np.int64) for name in others}
+
+
+def _nothing(*shape: int, dtype: Any) -> np.ndarray:
+    """Zeros that take no memory."""
+    return np.broadcast_to(np.zeros((), dtype), shape)

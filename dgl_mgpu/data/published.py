@@ -1,0 +1,125 @@
+"""Published sizes of real data sets: what plans and generated graphs of their shapes go by.
+
+Edges are as the loaders give them by default: each direction of an undirected graph counted.
+
+* OGB: Hu et al., «Open Graph Benchmark: Datasets for Machine Learning on Graphs», NeurIPS 2020,
+  table 2, and the data sets' pages on ogb.stanford.edu.
+* Planetoid: the table of data sets in the documentation of PyTorch Geometric's ``Planetoid``, whose
+  edges are those of Yang, Cohen and Salakhutdinov (2016), each direction once.
+* facebook: Rozemberczki, Allen and Sarkar, «Multi-scale attributed node embedding», 2021.
+* reddit: Hamilton, Ying and Leskovec, «Inductive Representation Learning on Large Graphs», 2017;
+  its edges as in the documentation of DGL's ``RedditDataset``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from .hetero import CanonicalEtype
+
+OGB = "Hu et al., Open Graph Benchmark, 2020"
+PLANETOID = "PyTorch Geometric's table of Planetoid's data sets"
+
+
+class Sizes(NamedTuple):
+    """A data set of one type of nodes and edges.
+
+    Attributes
+    ----------
+    nodes, edges : int
+    width : int
+        float32 features of a node; 0: none.
+    classes : int
+        Of nodes, or labels of which a node may have several.
+    source : str
+        Who published them.
+    edge_width : int
+        float32 features of an edge.
+    others : tuple of str
+        Further features of nodes, an int64 each.
+    several : bool
+        Whether a node may have several labels.
+    directed : bool
+        Whether edges have no reverse, so that the loader may add them.
+    """
+
+    nodes: int
+    edges: int
+    width: int
+    classes: int
+    source: str
+    edge_width: int = 0
+    others: tuple[str, ...] = ()
+    several: bool = False
+    directed: bool = False
+
+
+class HeteroSizes(NamedTuple):
+    """A data set of several types.
+
+    Attributes
+    ----------
+    nodes : mapping of str to int
+    edges : mapping of (source type, edge type, destination type) to int
+        Without reverse ones.
+    widths : mapping of str to int
+        float32 features, of the node types that have some.
+    target : str
+        The type that is classified.
+    classes : int
+    source : str
+        Who published them.
+    others : mapping of str to tuple of str
+        Further features of nodes, an int64 each.
+    """
+
+    nodes: Mapping[str, int]
+    edges: Mapping[CanonicalEtype, int]
+    widths: Mapping[str, int]
+    target: str
+    classes: int
+    source: str
+    others: Mapping[str, tuple[str, ...]]
+
+
+#: By name, of one type of nodes and edges.
+PUBLISHED: dict[str, Sizes] = {
+    "cora": Sizes(2_708, 10_556, 1_433, 7, PLANETOID),
+    "citeseer": Sizes(3_327, 9_104, 3_703, 6, PLANETOID),
+    "pubmed": Sizes(19_717, 88_648, 500, 3, PLANETOID),
+    # 171,002 links, of which 179 are self-loops; words are projected to 128 numbers.
+    "facebook": Sizes(22_470, 2 * (171_002 - 179), 128, 4, "Rozemberczki et al., 2021"),
+    "reddit": Sizes(232_965, 114_615_892, 602, 41, "DGL's RedditDataset"),
+    "ogbn-arxiv": Sizes(169_343, 1_166_243, 128, 40, OGB, others=("year",), directed=True),
+    "ogbn-products": Sizes(2_449_029, 2 * 61_859_140, 100, 47, OGB),
+    "ogbn-papers100M": Sizes(
+        111_059_956, 1_615_685_872, 128, 172, OGB, others=("year",), directed=True
+    ),
+    "ogbn-proteins": Sizes(
+        132_534, 2 * 39_561_252, 0, 112, OGB, edge_width=8, others=("species",), several=True
+    ),
+}
+
+#: By name, of several types.
+PUBLISHED_HETERO: dict[str, HeteroSizes] = {
+    "ogbn-mag": HeteroSizes(
+        nodes={
+            "author": 1_134_649,
+            "field_of_study": 59_965,
+            "institution": 8_740,
+            "paper": 736_389,
+        },
+        edges={
+            ("author", "affiliated_with", "institution"): 1_043_998,
+            ("author", "writes", "paper"): 7_145_660,
+            ("paper", "cites", "paper"): 5_416_271,
+            ("paper", "has_topic", "field_of_study"): 7_505_078,
+        },
+        widths={"paper": 128},
+        target="paper",
+        classes=349,
+        source=OGB,
+        others={"paper": ("year",)},
+    )
+}
