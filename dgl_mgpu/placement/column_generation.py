@@ -34,7 +34,7 @@ _COST_SCALE = 1e3
 # Digits behind the point that prices are kept to, and what shares are whole numbers of: what is
 # finer is rounding.
 _PRICE_DIGITS = 12
-_SHARES = 1 << 20
+_SHARES = 1 << 26
 # Prices to begin with: a byte of GPU memory against all ways alike, host memory and disk for less.
 _FIRST_PRICES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _FIRST_WEIGHTS = (0.3, 0.1)

@@ -322,7 +322,9 @@ class Programme:
         reads = np.add.reduceat(self._reads, starts)[cells, None]
         nbytes = np.add.reduceat(self._bytes, starts)[cells, None]
         candidate = np.array([self._keys[pattern][0] for pattern in patterns.tolist()], np.int64)
-        brought = np.array([self._brought[pattern] for pattern in patterns.tolist()])
+        brought = np.zeros((len(patterns), self._loads.shape[-1]))
+        for index, pattern in enumerate(patterns.tolist()):
+            brought[index] = self._brought[pattern]
         taken = np.concatenate([reads * brought, nbytes * self._storage[candidate]], axis=1)
         return taken, nbytes[:, 0] * self._storage_cost[candidate]
 
@@ -348,11 +350,11 @@ class Programme:
             total, done = sum(shares[index].values()), 0
             begin, size = int(self._begin[first]), int(self._end[last] - self._begin[first])
             for pattern, value in found:
-                start = begin + size * done // total
+                start = begin + _share(size, done, total)
                 done += value
                 if runs and runs[-1].table == table and runs[-1].pattern == pattern:
                     start = runs.pop().begin
-                runs.append(Run(table, pattern, start, begin + size * done // total))
+                runs.append(Run(table, pattern, start, begin + _share(size, done, total)))
         return runs
 
     def _rank(
@@ -380,6 +382,11 @@ class Programme:
         waits = [max(load[self.times[:, index] < 0].max(initial=0.0), 0.0) for index in range(last)]
         load = load + (self.times[:, :last] * waits).sum(1)
         return max(float(load[self.times[:, last] < 0].max(initial=0.0)), 0.0)
+
+
+def _share(size: int, part: int, whole: int) -> int:
+    """A part of a size, to the nearest."""
+    return (2 * size * part + whole) // (2 * whole)
 
 
 def _front(allowed: np.ndarray, memory: np.ndarray, access: np.ndarray) -> np.ndarray:

@@ -226,3 +226,9 @@ def test_budgets_may_differ_between_gpus():
     plan.validate(preset("hgx-h200", 4))
     assert plan.gpu_bytes[1] == 0
     assert plan.gpu_bytes[3] > 0.95 * budgets[3]
+
+
+def test_nothing_fits_where_there_is_no_memory():
+    with pytest.raises(PlanDoesNotFitError) as caught:
+        solve(preset("single"), TABLES, gpu_budget_bytes=0, host_budget=0)
+    assert caught.value.needed - caught.value.available == pytest.approx(TOTAL, rel=1e-6)

@@ -163,7 +163,8 @@ def test_a_store_takes_what_is_free(tmp_path, memory):
     memory(4 * MIB, 64 << 30)
     before = shared_bytes()
     with dgl_mgpu.GlobalStore.from_dgl(graph(), device="cpu", disk_path=tmp_path) as store:
-        assert 3 * MIB < shared_bytes() - before <= 0.9 * 4 * MIB
+        # Segments begin at multiples of some bytes.
+        assert 3 * MIB < shared_bytes() - before <= 0.9 * 4 * MIB + 1024
         assert gathers(store)
     with pytest.raises(PlanDoesNotFitError, match=r"--shm-size=…"):
         dgl_mgpu.GlobalStore.from_dgl(graph(), device="cpu")
