@@ -17,6 +17,9 @@ import scipy
 
 ROOT = Path(__file__).parents[2]
 KEPT = json.loads((Path(__file__).parent / "digests.json").read_text())
+# Whose HiGHS is known to find the same among equally good plans: seen with an AMD processor, Python
+# 3.11 and NumPy 2.4, and with an Intel processor, Python 3.12 and NumPy 2.5.
+SCIPY = ("1.17.1", "1.18.1")
 CORES = ("Haswell", "Zen", "SkylakeX", "Prescott", "Sandybridge")
 
 
@@ -63,8 +66,6 @@ def test_plans_do_not_depend_on_vector_instructions(here):
 
 def test_plans_are_those_that_were_kept(here):
     """As on the machine that wrote them; see ``cases.py`` for how."""
-    if scipy.__version__ != KEPT["scipy"]:
-        pytest.skip(f"kept for HiGHS of SciPy {KEPT['scipy']}, this is {scipy.__version__}")
-    found = json.loads(here)["plans"]
-    assert len(found) > 70
-    assert found == KEPT["plans"]
+    if scipy.__version__ not in SCIPY:
+        pytest.skip(f"kept for HiGHS of SciPy {', '.join(SCIPY)}, this is {scipy.__version__}")
+    assert json.loads(here) == KEPT
