@@ -21,12 +21,16 @@ _MAX_STEPS = 200
 
 
 def whole_rows(
-    specs: Sequence[TableSpec], programme: Programme, runs: Sequence[Run], candidates: Candidates
+    specs: Sequence[TableSpec],
+    programme: Programme,
+    runs: Sequence[Run],
+    candidates: Candidates,
+    more_copies: bool,
 ) -> dict[str, list[Tier]]:
     """Runs of bytes as tiers of whole rows.
 
-    A boundary goes to the row that leaves fewer rows to the side with more copies; runs too
-    small to be worth a tier, or to be dealt out evenly, join a neighbour.
+    A row that a boundary cuts goes to the side with more copies, or with fewer; runs too small to
+    be worth a tier, or to be dealt out evenly, join a neighbour.
     """
     tables = {}
     for index, spec in enumerate(specs):
@@ -44,7 +48,7 @@ def whole_rows(
                 stop = spec.num_rows
             else:
                 fewer_after = stored[place + 1] < stored[place]
-                stop = spec.rows_in(run.end, "up" if fewer_after else "down")
+                stop = spec.rows_in(run.end, "up" if fewer_after == more_copies else "down")
             if stop > start:
                 tiers.append(candidates.pattern(keys[place]).tier(start, stop))
         tables[spec.name] = _joined(tiers)

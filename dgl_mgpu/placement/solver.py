@@ -29,14 +29,14 @@ Ratio = float | Literal["auto"] | None
 _NOTHING = 1e-7
 # Rows that rounding to whole rows may take of each memory, where that is next to nothing.
 _ROUNDED_ROWS = 16
-# Rows that may be dealt out together, at least.
+# Rows that may be dealt out together, at least; and what to try where that spoilt a plan.
 _CELL_ROWS = 8
+_OTHER_CELL_ROWS = (1, 64)
 # Time over the lower bound at which rounding is taken to have spoilt a plan, and what to try
 # instead.
 _ROUNDED_BADLY = 1.01
 # Time over the lower bound that a plan may have to be readable instead of a patchwork.
 _TIDY = 1.004
-_MORE_CELL_ROWS = 64
 _SIMPLER = ("xgnn", "clique_opt", "replicated", "host")
 
 
@@ -96,13 +96,14 @@ def solve(
     if policy == "partitioned":
         ratios = {"topology": 1.0, "features": 1.0}
     plan, bound = _Problem(topology, tables, policy, budgets, ratios).plan()
-    if policy == "auto" and plan.step_seconds > _ROUNDED_BADLY * bound:
+    if plan.step_seconds > _ROUNDED_BADLY * bound:
         # Few rows, or a row that is much of the whole: dealing them out is far from what the
-        # linear programme takes it for, and a simpler plan may be better.
+        # linear programme takes it for, and another way or a simpler plan may be better.
         others = [
-            _Problem(topology, tables, policy, budgets, ratios, _MORE_CELL_ROWS),
-            *(_Problem(topology, tables, name, budgets, ratios) for name in _SIMPLER),
+            _Problem(topology, tables, policy, budgets, ratios, rows) for rows in _OTHER_CELL_ROWS
         ]
+        if policy == "auto":
+            others += [_Problem(topology, tables, name, budgets, ratios) for name in _SIMPLER]
         plans = [plan, *(other.plan()[0] for other in others if other.fits())]
         plan = replace(min(plans, key=lambda plan: plan.step_seconds), policy=policy)
     return plan
@@ -146,6 +147,11 @@ class _Problem:
         found = estimate(self._resources, specs, tables)
         return self._finished(tables, found), solution.lower_bound
 
+    def _seconds(self, specs: list[TableSpec], tiers: Mapping[str, list[Tier]]) -> float:
+        """Time of the slowest GPU."""
+        loads = [table_load(self._resources, spec, tiers[spec.name]) for spec in specs]
+        return float(self._resources.gpu_seconds(np.sum(loads, axis=0)).max())
+
     def _tidied(
         self, specs: list[TableSpec], tiers: dict[str, list[Tier]], limit: float
     ) -> dict[str, list[Tier]]:
@@ -180,9 +186,25 @@ class _Problem:
         for keep in (next_to_nothing, 0.0, reserve, 8 * reserve, 64 * reserve, 512 * reserve):
             specs, programme, solution = self._solve(np.maximum(budgets - keep, 0.0), ratios)
             if solution.overflow <= _NOTHING * sum(spec.total_bytes for spec in specs):
-                tiers = whole_rows(specs, programme, solution.runs, self._candidates)
-                if fit(specs, tiers, budgets, [ratios[spec.kind] is None for spec in specs]):
-                    return specs, tiers, solution
+                may_leave = [ratios[spec.kind] is None for spec in specs]
+                found = [
+                    tiers
+                    for more_copies in (False, True)
+                    if fit(
+                        specs,
+                        tiers := whole_rows(
+                            specs, programme, solution.runs, self._candidates, more_copies
+                        ),
+                        budgets,
+                        may_leave,
+                    )
+                ]
+                if found:
+                    return (
+                        specs,
+                        min(found, key=lambda tiers: self._seconds(specs, tiers)),
+                        solution,
+                    )
             elif np.all(keep == 0.0):  # less room will not help
                 break
         return specs, None, solution

@@ -206,7 +206,7 @@ def test_results_are_told_from_data_that_is_absent(
     monkeypatch.setattr(sys, "argv", command)
     common.main([example])
     report = json.loads((tmp_path / "found").read_text())
-    why = "read gone: no data; fetch it"
+    why = "cannot read gone: no data; fetch it"
     assert report["absent"] == [{"example": "gcn", "data": "gone", "why": why}]
     row = "| gcn | there | accuracy | 0.5 | 0.125 ± 0.177 |  | 2 |"
     assert common.table(report).splitlines()[2:] == [row]
