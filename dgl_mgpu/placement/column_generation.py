@@ -20,6 +20,8 @@ from .programme import NOWHERE, Programme, Proposal, Run
 
 #: Relative distance from the lower bound at which a placement is good enough.
 GAP = 3e-3
+# The same, of all the time scale, where memory is to count, too, which costs little beside time.
+_EXACT = 1e-8
 # Blocks of a table, or of what a ratio cuts it into.
 _BLOCKS = 4
 _MAX_ROUNDS = 200
@@ -73,7 +75,6 @@ def best_placement(programme: Programme, exact: bool, cell_rows: int) -> Solutio
     cell_rows : int
         Rows that are mixed together, at least: fewer cannot be dealt out as shares ask.
     """
-    gap = 0.0 if exact else GAP
     if not len(programme.tables):
         return Solution([], 0, 0.0, 0.0)
     columns = _Columns(programme)
@@ -91,7 +92,8 @@ def best_placement(programme: Programme, exact: bool, cell_rows: int) -> Solutio
             fresh |= columns.add(proposal)
             if proposal.least > bound:
                 bound, damped = proposal.least, prices
-        if mixture.objective - bound <= gap * mixture.objective or not fresh:
+        gap = _EXACT if exact else GAP * mixture.objective
+        if mixture.objective - bound <= gap or not fresh:
             break
     seconds, runs = _few_runs(programme, columns.used(mixture), cell_rows)
     scale = programme.time_scale
@@ -273,7 +275,7 @@ def _few_runs(programme: Programme, used: np.ndarray, cell_rows: int) -> tuple[f
         best = min(best, (programme.seconds(runs), runs), key=lambda found: found[0])
         stops = np.append(starts[1:], len(used))
         mixed = np.array([len(each) > 1 for each in shares]) & (stops > starts + 1)
-        if best[0] <= mixture.objective * (1 + GAP / 3) or not mixed.any():
+        if best[0] <= mixture.objective * (1 + GAP / 2) or not mixed.any():
             break
         finer = _of_enough_rows(
             programme, np.union1d(starts, (starts[mixed] + stops[mixed]) // 2), cell_rows
