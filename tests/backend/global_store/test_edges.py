@@ -492,7 +492,7 @@ def test_bad_edges_are_refused():
         graph.has_edges_between(three, three[:2])
     with pytest.raises(InvalidInputError, match="num"):
         graph.global_uniform_negative_sampling(-1)
-    with pytest.raises(InvalidInputError, match="3 of the graph.s edge types fit"):
+    with pytest.raises(InvalidInputError, match="edge types fit: "):
         dgl_mgpu.GlobalStore.from_dgl(bought_graph()).graph.find_edges(torch.tensor([0]))
     store.close()
     with pytest.raises(StoreClosedError):
