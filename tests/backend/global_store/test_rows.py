@@ -389,7 +389,7 @@ def test_features_can_be_written(options):
             with pytest.raises(kind):
                 data["feat"][at] = rows
         if "dtypes" in options:
-            with pytest.raises(InvalidInputError, match="1e\\+09, and its largest"):
+            with pytest.raises(InvalidInputError, match="1e\\+09, and the largest"):
                 data["feat"][3] = torch.full((5,), 1e9)
         assert torch.equal(data["feat"][:], before)
         with pytest.raises(UnsupportedByStoreError, match=r"add feature 'h'.*before from_dgl"):
