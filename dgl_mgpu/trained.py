@@ -107,9 +107,9 @@ def load_run(
     """
     asked = f"load the run {folder}"
     if device not in ("cpu", "cuda"):
-        raise InvalidInputError(asked, f"device={device!r}", "pass 'cpu' or 'cuda'")
+        raise InvalidInputError(asked, f"there is no device {device!r}", "pass 'cpu' or 'cuda'")
     if device == "cuda" and not torch.cuda.is_available():
-        raise UnavailableError(f"{asked} to a GPU", "torch sees none", "use device 'cpu'")
+        raise UnavailableError(f"{asked} to a GPU", "torch sees no GPU", "use device 'cpu'")
     everyone = Ranks.of_all_machines()
     checkpoint = everyone.from_first(asked, partial(_checkpoint, asked, Path(folder)))
     config = _carried_out_here(checkpoint.config, device, everyone.size)
@@ -142,7 +142,7 @@ def load_run(
         why = error.found if isinstance(error, CheckpointError) else str(error).splitlines()[-1]
         raise CheckpointError(
             asked,
-            f"its model is not one of this data ({why.strip()})",
+            f"its model does not fit this data ({why.strip()})",
             "name the data that the run was trained on",
         ) from error
     return TrainedRun(config, trainer.model.eval(), trainer)
@@ -199,7 +199,7 @@ def _checkpoint(asked: str, folder: Path) -> Checkpoint:
         ) from error
     if not isinstance(checkpoint.config, Mapping):
         raise CheckpointError(
-            asked, f"a configuration of {checkpoint.config!r}", "name a run of dgl-mgpu train"
+            asked, f"its configuration is {checkpoint.config!r}", "name a run of dgl-mgpu train"
         )
     return checkpoint
 

@@ -84,7 +84,7 @@ from tests.docs.pages import ROOT
         (["train", "store.hotness=warm"], "presample"),
         (["train", "store.feature_dtypes.feat=float12"], "did you mean 'float16'"),
         (["train", "store.feature_dtypes=float16"], "store.feature_dtypes"),
-        (["plan", "store.feature_dtypes.label=float16"], "rows of torch.int64"),
+        (["plan", "store.feature_dtypes.label=float16"], "its rows have dtype torch.int64"),
         (["train", "topology=dgx2"], "dgx"),
         (["train", "topology=dgx1-4gf", "trainer.ranks=5"], "5"),
         (["train", "data.options.num_nodse=5"], "num_nodes"),

@@ -85,7 +85,7 @@ def load(name: str, root: str | Path, **options: Any) -> Dataset:
     if name in HETEROGENEOUS:
         raise ConfigError(
             f"load data set {name!r} as a graph of one type of nodes and edges",
-            "it has several",
+            "it has several types of nodes or edges",
             "use dgl_mgpu.data.load_hetero",
         )
     return _load(_LOADERS, name, root, options)
@@ -123,7 +123,9 @@ def check_options(name: str, options: Mapping[str, Any]) -> None:
     """
     loaders = {**_LOADERS, **_HETERO_LOADERS}
     if name not in loaders:
-        raise ConfigError(f"load data set {name!r}", "no such name", nearest(name, loaders))
+        raise ConfigError(
+            f"load data set {name!r}", "there is no data set of this name", nearest(name, loaders)
+        )
     _check_names(name, loaders[name], options)
     if name == relations.NAME:
         relations.named_spec(**options)
@@ -142,7 +144,9 @@ def _check_names(name: str, loader: Callable[..., Any], options: Mapping[str, An
     for option in options:
         if option not in allowed:
             raise ConfigError(
-                f"load {name} with option {option!r}", "no such option", nearest(option, allowed)
+                f"load {name} with option {option!r}",
+                "there is no such option",
+                nearest(option, allowed),
             )
 
 
@@ -154,7 +158,9 @@ def _load(
 ) -> Loaded:
     if name not in loaders:
         known = names() if loaders is _LOADERS else list(loaders)
-        raise ConfigError(f"load data set {name!r}", "no such name", nearest(name, known))
+        raise ConfigError(
+            f"load data set {name!r}", "there is no data set of this name", nearest(name, known)
+        )
     loader = loaders[name]
     _check_names(name, loader, options)
     return loader(name, Path(root).expanduser(), **options)

@@ -21,14 +21,14 @@ def require_array(asked: str, what: str, given: Any) -> None:
     """Raise InvalidInputError unless `given` is a NumPy array."""
     if not isinstance(given, np.ndarray):
         raise InvalidInputError(
-            asked, f"{what} as a {type(given).__name__}", "pass a NumPy array, np.asarray(…)"
+            asked, f"{what} is of type {type(given).__name__}", "pass a NumPy array, np.asarray(…)"
         )
 
 
 def require_count(asked: str, what: str, given: Any) -> None:
     """Raise InvalidInputError unless `given` is a whole number of 0 or more."""
     if not isinstance(given, Integral) or isinstance(given, bool) or given < 0:
-        raise InvalidInputError(asked, f"{what}={given!r}", "pass a whole number of 0 or more")
+        raise InvalidInputError(asked, f"{what} is {given!r}", "pass a whole number of 0 or more")
 
 
 def check_csc_shapes(asked: str, indptr: np.ndarray, indices: np.ndarray, num_rows: int) -> None:
@@ -38,19 +38,19 @@ def check_csc_shapes(asked: str, indptr: np.ndarray, indices: np.ndarray, num_ro
     if indptr.dtype != np.int64 or indptr.shape != (num_rows + 1,):
         raise InvalidInputError(
             asked,
-            f"indptr of dtype {indptr.dtype} and shape {indptr.shape}",
+            f"indptr has dtype {indptr.dtype} and shape {indptr.shape}",
             f"pass int64 of shape ({num_rows + 1},), one more than there are nodes",
         )
     if indices.dtype not in (np.int32, np.int64) or indices.ndim != 1:
         raise InvalidInputError(
             asked,
-            f"indices of dtype {indices.dtype} and shape {indices.shape}",
+            f"indices has dtype {indices.dtype} and shape {indices.shape}",
             "pass a one-dimensional int32 or int64 array",
         )
     if indptr[0] != 0 or indptr[-1] != len(indices):
         raise InvalidInputError(
             asked,
-            f"indptr from {indptr[0]} to {indptr[-1]} over {len(indices)} indices",
+            f"indptr runs from {indptr[0]} to {indptr[-1]}, but there are {len(indices)} indices",
             "let indptr begin at 0 and end at the number of edges",
         )
 
@@ -82,7 +82,7 @@ def check_labels_shape(asked: str, labels: np.ndarray, num_nodes: int, num_class
     ):
         raise InvalidInputError(
             asked,
-            f"labels of dtype {labels.dtype} and shape {labels.shape}",
+            f"labels has dtype {labels.dtype} and shape {labels.shape}",
             f"pass int64 of shape ({num_nodes},), or int8 of shape ({num_nodes}, {num_classes}) "
             f"where a node may have several; {UNLABELLED} where it is unknown",
         )
@@ -110,7 +110,7 @@ def check_features(asked: str, of: str, rows: int, features: Mapping[str, Any]) 
         if not hasattr(feature, "shape") or not hasattr(feature, "dtype"):
             raise InvalidInputError(
                 asked,
-                f"{of} feature {name!r} as a {type(feature).__name__}",
+                f"the {of} feature {name!r} is of type {type(feature).__name__}",
                 "pass a tensor or a NumPy array",
             )
         if isinstance(feature.dtype, np.dtype) and (
@@ -120,14 +120,15 @@ def check_features(asked: str, of: str, rows: int, features: Mapping[str, Any]) 
         ):
             raise InvalidInputError(
                 asked,
-                f"{of} feature {name!r} of dtype {feature.dtype}",
+                f"the {of} feature {name!r} has dtype {feature.dtype}",
                 "pass numbers of a type that torch has, like feature.astype(np.float32)",
             )
         if len(feature.shape) == 0 or feature.shape[0] != rows:
             raise InvalidInputError(
                 asked,
-                f"{of} feature {name!r} of shape {tuple(feature.shape)} for {rows} {of}s",
-                f"pass one row per {of}",
+                f"the {of} feature {name!r} has shape {tuple(feature.shape)}, but there are "
+                f"{rows} {of}s",
+                f"pass one row for each {of}",
             )
 
 
@@ -142,7 +143,7 @@ def check_split(asked: str, parts: Mapping[str, np.ndarray], num_nodes: int) -> 
         require_array(asked, f"{part} ids", given)
         ids = require_ids(f"the {part} nodes", given)
         if ids.dtype != np.int64:
-            raise InvalidInputError(asked, f"{part} ids of dtype {ids.dtype}", "pass int64")
+            raise InvalidInputError(asked, f"the {part} ids have dtype {ids.dtype}", "pass int64")
         check_range(asked, part, ids, num_nodes)
 
 

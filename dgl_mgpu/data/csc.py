@@ -53,7 +53,7 @@ def require_ids(what: str, ids: np.ndarray) -> np.ndarray:
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise InvalidInputError(
             asked=f"read {what} as ids",
-            found=f"an array of dtype {ids.dtype} and shape {ids.shape}",
+            found=f"they are an array of dtype {ids.dtype} and shape {ids.shape}",
             fix="pass a one-dimensional array of an integer dtype",
         )
     return ids
@@ -150,7 +150,7 @@ def csc_from_chunks(
         if len(require_ids("sources", src)) != len(require_ids("destinations", dst)):
             raise InvalidInputError(
                 asked="build CSC from an edge list",
-                found=f"{len(src)} sources but {len(dst)} destinations",
+                found=f"there are {len(src)} sources but {len(dst)} destinations",
                 fix="pass one source and one destination per edge",
             )
         bad = _count(src, dst, num_nodes, both_directions, indptr)

@@ -137,7 +137,7 @@ class Dataset:
         ):
             raise InvalidInputError(
                 self._asked,
-                f"eids of dtype {self.eids.dtype} and shape {self.eids.shape}",
+                f"eids has dtype {self.eids.dtype} and shape {self.eids.shape}",
                 f"pass int64 of shape ({self.num_edges},), or None",
             )
         check_features(self._asked, "node", self.num_nodes, self.node_features)
@@ -164,7 +164,7 @@ class Dataset:
     def _check_weights(self, weight: np.ndarray) -> None:
         if weight.ndim != 1:
             raise InvalidInputError(
-                self._asked, f"edge weights of shape {weight.shape}", "pass one per edge"
+                self._asked, f"the edge weights have shape {weight.shape}", "pass one for each edge"
             )
         eids = np.empty(0, np.int64) if self.eids is None else self.eids
         place, node = _first_bad_weight(self.indptr, eids, weight)
@@ -235,7 +235,7 @@ def as_labels(raw: np.ndarray) -> np.ndarray:
     if raw.ndim not in (1, 2) or raw.dtype.kind not in "biuf":
         raise InvalidInputError(
             asked="read labels",
-            found=f"an array of dtype {raw.dtype} and shape {raw.shape}",
+            found=f"they are an array of dtype {raw.dtype} and shape {raw.shape}",
             fix="pass one numeric class per node, or a row of 0 and 1",
         )
     known = np.isfinite(raw)

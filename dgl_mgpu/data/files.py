@@ -153,7 +153,7 @@ def require_files(folder: Path, names: list[str], what: str) -> None:
     if missing:
         raise DataFormatError(
             asked=f"read {what}",
-            found=f"no file {', '.join(missing)} in {folder}",
+            found=f"there is no file {', '.join(missing)} in {folder}",
             fix=f"put {'it' if len(missing) == 1 else 'them'} there",
         )
 

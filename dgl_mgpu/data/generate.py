@@ -111,7 +111,7 @@ class GraphSpec:
         if self.train + self.valid + self.test > 1 + 1e-9:
             raise ConfigError(
                 asked=f"split nodes into {self.train} + {self.valid} + {self.test}",
-                found="a sum above 1",
+                found="the sum is above 1",
                 fix="choose fractions that sum to at most 1",
             )
 
@@ -243,7 +243,7 @@ def named_spec(
         if key not in known:
             raise ConfigError(
                 f"load {name} with option {key!r}",
-                "no such option",
+                "there is no such option",
                 nearest(key, {*known, "scale", "add_reverse", "self_loops"}),
             )
     spec = dataclasses.replace(spec, **parameters)  # type: ignore[arg-type]
@@ -285,7 +285,7 @@ def meta_dict(folder: Path) -> dict[str, str]:
     except (OSError, ValueError, AttributeError) as error:
         raise DataFormatError(
             asked=f"read {path}",
-            found=f"no usable description of a generated graph ({error})",
+            found=f"it does not describe a generated graph ({error})",
             fix="remove the folder, so that the graph is generated again",
         ) from error
 

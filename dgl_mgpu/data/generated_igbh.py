@@ -72,6 +72,6 @@ def named_spec(**parameters: float) -> IgbhSpec:
     for key in parameters:
         if key not in known:
             raise ConfigError(
-                f"load {NAME} with option {key!r}", "no such option", nearest(key, known)
+                f"load {NAME} with option {key!r}", "there is no such option", nearest(key, known)
             )
     return IgbhSpec(**{"scale": 1e-4, "num_classes": 19, **parameters})  # type: ignore[arg-type]

@@ -153,8 +153,8 @@ class HeteroDataset:
             if "feat" in features and len(features["feat"].shape) != 2:
                 raise InvalidInputError(
                     self._asked,
-                    f"input features of {ntype!r} of shape {tuple(features['feat'].shape)}",
-                    "pass a row of numbers per node",
+                    f"the input features of {ntype!r} have shape {tuple(features['feat'].shape)}",
+                    "pass a row of numbers for each node",
                 )
 
     def to_dgl(self) -> dgl.DGLGraph:

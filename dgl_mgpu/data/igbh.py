@@ -241,7 +241,7 @@ def generate_igbh(
     if dtype not in _FEATURE_TYPES or idtype not in (torch.int32, torch.int64):
         raise ConfigError(
             asked=f"generate a graph like IGBH with features of {dtype} and ids of {idtype}",
-            found="a type that it does not come in",
+            found="IGBH does not come in this type",
             fix=f"choose one of {', '.join(map(str, _FEATURE_TYPES))}, and int32 or int64",
         )
     if spec.most_ids > torch.iinfo(idtype).max:

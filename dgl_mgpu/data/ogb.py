@@ -189,7 +189,7 @@ def load_folder(
         if self_loops and _eids(kept):
             raise ConfigError(
                 asked=f"add self-loops to {name}",
-                found="edge features, which the loops would not have",
+                found="its edges have features, and the new loops would have none",
                 fix="leave self_loops off",
             )
         with content_of(folder):
@@ -205,14 +205,18 @@ def load_folder(
 def _require_edges_alone(name: str, arrays: Mapping[str, np.ndarray]) -> None:
     """Raise ConfigError unless features of edges, and no others, can become those of nodes."""
     of_edges = sorted(feature for of, feature, _ in _features(arrays) if of == "edge")
-    found = "features of nodes, whose place they would take" if "node_feat" in arrays else ""
+    found = (
+        "its nodes have features already, which the means would replace"
+        if "node_feat" in arrays
+        else ""
+    )
     if of_edges != ["feat"]:
         found = f"edge features {', '.join(of_edges)}" if of_edges else "no edge features"
     if found:
         raise ConfigError(
             f"give nodes of {name} the means of their edges' features",
             found,
-            "leave mean_edge_features off",
+            "set mean_edge_features=false",
         )
 
 
@@ -270,9 +274,9 @@ def open_arrays(folder: Path, needed: Collection[str] = ()) -> dict[str, np.ndar
     try:
         found = {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
     except (OSError, ValueError, EOFError) as error:
-        raise DataFormatError(asked, f"a truncated or corrupt file ({error})", fix) from error
+        raise DataFormatError(asked, f"a file is truncated or corrupt ({error})", fix) from error
     if missing := sorted(set(needed) - found.keys()):
-        raise DataFormatError(asked, f"no file {missing[0]}.npy", fix)
+        raise DataFormatError(asked, f"there is no file {missing[0]}.npy", fix)
     return found
 
 
@@ -333,7 +337,7 @@ def _unpack_binary(folder: Path, meta: Mapping[str, str], to: Path) -> None:
     if edge_index is None or edge_index.shape != (2, num_edges) or edge_index.fortran_order:
         found = "no edge_index" if edge_index is None else f"an edge_index {edge_index.shape}"
         raise DataFormatError(
-            f"read {data.path}", f"{found} for {num_edges} edges in row-major order", FIX
+            f"read {data.path}", f"it holds {found} for {num_edges} edges in row-major order", FIX
         )
     save_labels(labels.path, labels.read("node_label"), num_nodes, to)
     save_splits(folder / "split" / meta["split"], to)
@@ -361,7 +365,9 @@ def _unpack_csv(folder: Path, meta: Mapping[str, str], to: Path) -> None:
 def save_labels(path: Path, raw: np.ndarray, num_nodes: int, to: Path) -> None:
     """Write the labels that `path` holds to ``labels.npy``."""
     if len(raw) != num_nodes:
-        raise DataFormatError(f"read {path}", f"{len(raw)} labels for {num_nodes} nodes", FIX)
+        raise DataFormatError(
+            f"read {path}", f"it holds {len(raw)} labels for {num_nodes} nodes", FIX
+        )
     with content_of(path):
         np.save(to / "labels.npy", as_labels(raw))
 
@@ -376,7 +382,7 @@ def save_splits(folder: Path, to: Path) -> None:
 def single(path: Path, counts: np.ndarray) -> int:
     """Return the one number in `counts`: an OGB node-classification set is one graph."""
     if counts.size != 1:
-        raise DataFormatError(f"read {path}", f"{counts.size} graphs instead of one", FIX)
+        raise DataFormatError(f"read {path}", f"it holds {counts.size} graphs instead of one", FIX)
     return int(counts.reshape(-1)[0])
 
 

@@ -107,7 +107,7 @@ def _by_ntype(path: Path) -> dict[str, str]:
     rows = read_texts(path)
     if len(rows) != 2 or len(rows[0]) != len(rows[1]):
         raise DataFormatError(
-            f"read {path}", f"{len(rows)} rows instead of a header and one", ogb.FIX
+            f"read {path}", f"it has {len(rows)} rows instead of a header and one row", ogb.FIX
         )
     return dict(zip(*rows, strict=True))
 
@@ -116,7 +116,9 @@ def _target(path: Path) -> str:
     """The one node type of which a table says that it has something."""
     found = [ntype for ntype, has in _by_ntype(path).items() if has == "True"]
     if len(found) != 1:
-        raise DataFormatError(f"read {path}", f"node types {found} instead of one", ogb.FIX)
+        raise DataFormatError(
+            f"read {path}", f"it has the node types {found} instead of one", ogb.FIX
+        )
     return found[0]
 
 
@@ -135,14 +137,18 @@ class _Raw:
         self._etypes: list[CanonicalEtype] = []
         for row in sorted(read_texts(path)):
             if len(row) != 3 or not {row[0], row[2]} <= counts.keys():
-                raise DataFormatError(f"read {path}", f"{row} as types of an edge", ogb.FIX)
+                raise DataFormatError(
+                    f"read {path}", f"{row} does not name the types of an edge", ogb.FIX
+                )
             self._etypes.append((row[0], row[1], row[2]))
         labelled, split = (
             _target(path) for path in (folder / _HAS_LABEL, folder / _has_split(meta))
         )
         if labelled != split or split not in self._num_nodes:
             raise DataFormatError(
-                f"read {meta['name']}", f"labels of {labelled}, a split of {split}", ogb.FIX
+                f"read {meta['name']}",
+                f"the labels are of {labelled}, but the split is of {split}",
+                ogb.FIX,
             )
         self._target = split
 
@@ -211,7 +217,9 @@ class _Raw:
         num_edges = ogb.single(count, read_table(count))
         if ends.shape != (num_edges, 2):
             raise DataFormatError(
-                f"read {path}", f"a table of shape {ends.shape} for {num_edges} edges", ogb.FIX
+                f"read {path}",
+                f"it holds a table of shape {ends.shape} for {num_edges} edges",
+                ogb.FIX,
             )
         return ends.T
 

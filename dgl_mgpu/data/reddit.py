@@ -60,13 +60,14 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
             )
     except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
         raise DataFormatError(
-            f"read {folder}", f"a truncated or corrupt file ({error})", "fetch the files again"
+            f"read {folder}", f"a file is truncated or corrupt ({error})", "fetch the files again"
         ) from error
     num_nodes = len(labels)
     if graph.shape != (num_nodes, num_nodes) or len(part_of) != num_nodes:
         raise DataFormatError(
             f"read {folder}",
-            f"{num_nodes} labels, {len(part_of)} parts and a graph of {graph.shape} nodes",
+            f"the numbers of nodes differ: {num_nodes} labels, {len(part_of)} parts of the split "
+            f"and a graph of shape {graph.shape}",
             "fetch the files again",
         )
     src, dst = graph.row, graph.col

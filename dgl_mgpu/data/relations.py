@@ -115,7 +115,7 @@ def named_spec(**parameters: float) -> RelationsSpec:
     for key in parameters:
         if key not in known:
             raise ConfigError(
-                f"load {NAME} with option {key!r}", "no such option", nearest(key, known)
+                f"load {NAME} with option {key!r}", "there is no such option", nearest(key, known)
             )
     return RelationsSpec(**parameters)  # type: ignore[arg-type]
 

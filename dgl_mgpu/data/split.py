@@ -24,8 +24,8 @@ def require_labelled_split(dataset: Dataset | HeteroDataset) -> None:
         if not len(ids):
             raise InvalidInputError(
                 f"train on data set {dataset.name!r}",
-                f"no {part} nodes",
-                "give each part of its split some: train, valid and test",
+                f"there are no {part} nodes",
+                "give each part of its split (train, valid, test) at least one node",
             )
         labels = dataset.labels[ids]
         if dataset.multi_label:
@@ -45,6 +45,6 @@ def require_labelled_split(dataset: Dataset | HeteroDataset) -> None:
         if dataset.multi_label and not ((labels == 1).any(0) & (labels == 0).any(0)).any():
             raise InvalidInputError(
                 f"train on data set {dataset.name!r}",
-                f"no label that some {part} nodes have and others have not",
+                f"there is no label that some {part} nodes have and others have not",
                 "split the nodes otherwise: the area under the ROC curve is of such labels",
             )

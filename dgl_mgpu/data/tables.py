@@ -52,7 +52,7 @@ def read_texts(path: Path) -> list[list[str]]:
         with gzip.open(path, "rt", newline="") as file:
             return list(csv.reader(file))
     except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:
-        raise _wrong(path, f"a truncated or corrupt file ({error})") from error
+        raise _wrong(path, f"the file is truncated or corrupt ({error})") from error
 
 
 def unpack_table(
@@ -107,15 +107,15 @@ def _chunks(path: Path, dtype: Any) -> Iterator[np.ndarray]:
     except pd.errors.EmptyDataError:
         return
     except (OSError, EOFError, zlib.error, pd.errors.ParserError, UnicodeDecodeError) as error:
-        raise _wrong(path, f"a truncated or corrupt file ({error})") from error
+        raise _wrong(path, f"the file is truncated or corrupt ({error})") from error
 
 
 def _cast(path: Path, chunk: np.ndarray, dtype: Any) -> np.ndarray:
     if chunk.dtype.kind not in "iuf":
-        raise _wrong(path, "something that is no number")
+        raise _wrong(path, "it holds something that is not a number")
     whole = chunk.dtype.kind in "iu"
     if dtype is np.int64 and not whole:
-        raise _wrong(path, "numbers that are not whole, or none")
+        raise _wrong(path, "it holds numbers that are not whole, or empty cells")
     return chunk.astype(dtype or (np.int64 if whole else np.float32))
 
 

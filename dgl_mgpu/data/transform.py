@@ -234,10 +234,12 @@ def _inverse(dataset: Dataset, order: np.ndarray) -> np.ndarray:
     asked = f"reorder the {dataset.num_nodes} nodes of {dataset.name!r}"
     fix = "pass every node id exactly once"
     if order.dtype.kind not in "iu" or order.shape != (dataset.num_nodes,):
-        found = f"an order of dtype {order.dtype} and shape {order.shape}"
+        found = f"the order has dtype {order.dtype} and shape {order.shape}"
         raise InvalidInputError(asked, found, fix)
     if len(order) and (order.min() < 0 or order.max() >= dataset.num_nodes):
-        raise IdOutOfRangeError(asked, f"ids from {order.min()} to {order.max()}", fix)
+        raise IdOutOfRangeError(
+            asked, f"the order has ids from {order.min()} to {order.max()}", fix
+        )
     rank = np.full(dataset.num_nodes, -1, np.int64)
     rank[order] = np.arange(dataset.num_nodes)
     if (rank < 0).any():

@@ -117,9 +117,9 @@ class PartitionedGraph(DGLGraph):
             if not found or found[0] != self.num_nodes(ntype):
                 raise InvalidInputError(
                     asked,
-                    f"shape {found}, where this rank has {self.num_nodes(ntype)} nodes"
+                    f"rows has shape {found}, but this rank has {self.num_nodes(ntype)} nodes"
                     if isinstance(rows, torch.Tensor)
-                    else f"a {type(rows).__name__}",
+                    else f"rows is of type {type(rows).__name__}, not a tensor",
                     "pass a row for each of this rank's nodes",
                 )
 
@@ -129,9 +129,9 @@ class PartitionedGraph(DGLGraph):
             if (shape, dtype) != kinds[0]:
                 raise InvalidInputError(
                     asked,
-                    f"rows of shape {tuple(shape)} and {dtype} on rank {rank}, of shape"
-                    f" {tuple(kinds[0][0])} and {kinds[0][1]} on the first",
-                    "pass rows of one kind on every rank",
+                    f"rank {rank} passed rows of shape {tuple(shape)} and dtype {dtype}, but the "
+                    f"first rank rows of shape {tuple(kinds[0][0])} and dtype {kinds[0][1]}",
+                    "pass rows of one shape and dtype on every rank",
                 )
         rows = rows.detach().contiguous()
         counts = [owned.count(rank) for rank in range(owned.num_ranks)]
@@ -188,7 +188,9 @@ class PartitionedGraph(DGLGraph):
             ):
                 raise InvalidInputError(
                     asked,
-                    "None on the first rank" if rows is None else f"shape {tuple(rows.shape)}",
+                    "the first rank passed None"
+                    if rows is None
+                    else f"rows has shape {tuple(rows.shape)}",
                     f"pass a row for each of the graph's {owned.num_nodes} nodes",
                 )
 
@@ -321,7 +323,7 @@ def _as_tensors(by: By) -> _Assigned:
     """The same, with tensors alone."""
     if isinstance(by, str):
         if by not in PARTITIONS:
-            raise InvalidInputError(_ASKED, f"by={by!r}", _BY)
+            raise InvalidInputError(_ASKED, f"by={by!r} is not a way to assign nodes to ranks", _BY)
         return by
     if isinstance(by, Mapping):
         return {ntype: _as_tensor(ranks, f"by of {ntype!r}") for ntype, ranks in by.items()}
@@ -330,11 +332,13 @@ def _as_tensors(by: By) -> _Assigned:
 
 def _as_tensor(ranks: Any, what: str) -> torch.Tensor:
     if not isinstance(ranks, (torch.Tensor, np.ndarray)):
-        raise InvalidInputError(_ASKED, f"{what} a {type(ranks).__name__}: {ranks!r:.60}", _BY)
+        raise InvalidInputError(
+            _ASKED, f"{what} is of type {type(ranks).__name__}: {ranks!r:.60}", _BY
+        )
     try:
         return torch.as_tensor(ranks)
     except TypeError as error:  # an array of what no tensor holds
-        raise InvalidInputError(_ASKED, f"{what} an array of {ranks.dtype}", _BY) from error
+        raise InvalidInputError(_ASKED, f"{what} is an array of {ranks.dtype}", _BY) from error
 
 
 def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str) -> Window | None:
@@ -347,7 +351,7 @@ def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str
     if exchange != AUTO and Way.named(exchange).pipeline is not None:
         raise InvalidInputError(
             _ASKED,
-            f"exchange={exchange!r}, where ranks cannot read each other's memory",
+            f"exchange={exchange!r} reads other ranks' memory, which these ranks cannot",
             "use a GPU of its own for each rank, all of them linked, or exchange='halo'",
         )
     return None
@@ -374,10 +378,14 @@ def _device(g: DGLGraph | None, asked: torch.device | str | None) -> torch.devic
             device = torch.empty(0, device=asked).device
         except (RuntimeError, AssertionError, TypeError) as error:
             raise InvalidInputError(
-                _ASKED, f"device={asked!r} ({error})", "pass a device that this rank has"
+                _ASKED,
+                f"this rank has no device {asked!r} ({error})",
+                "pass a device that this rank has",
             ) from error
         if device.type not in ("cpu", "cuda"):
-            raise InvalidInputError(_ASKED, f"device={asked!r}", "pass a GPU, or 'cpu'")
+            raise InvalidInputError(
+                _ASKED, f"device={asked!r} is neither a GPU nor the CPU", "pass a GPU, or 'cpu'"
+            )
         return device
     if g is not None and g.device.type == "cuda":
         return g.device
@@ -396,12 +404,13 @@ def _asked(
     if g is not None and (
         not isinstance(g, DGLGraph) or g.is_block or isinstance(g._graph, SpreadIndex)
     ):
-        found = "a block" if isinstance(g, DGLGraph) and g.is_block else f"a {type(g).__name__}"
+        block = isinstance(g, DGLGraph) and g.is_block
+        found = "g is a block" if block else f"g is of type {type(g).__name__}"
         raise InvalidInputError(_ASKED, found, "pass a DGLGraph, the whole graph")
     if exchange != AUTO:
         Way.named(exchange)
     if g is not None and not g.canonical_etypes:
-        raise InvalidInputError(_ASKED, "a graph without edge types", "pass one with relations")
+        raise InvalidInputError(_ASKED, "the graph has no edge types", "pass one with relations")
     seed = check_integer(seed, "seed", 0, _ASKED)
     options = _fingerprint(by), exchange, seed
     return (None if g is None else _Outline.of(g), options), _device(g, device)
@@ -543,8 +552,8 @@ def _deal(source: _Source, outline: _Outline, by: _Assigned, seed: int) -> dict[
         if set(given) != set(num_nodes):
             raise InvalidInputError(
                 _ASKED,
-                f"ranks for nodes of types {', '.join(map(str, given)) or 'none'}",
-                f"give those of {', '.join(num_nodes)}",
+                f"by has ranks for nodes of the types {list(given)}",
+                f"pass ranks for nodes of the types {list(num_nodes)}",
             )
         for ntype, count in num_nodes.items():
             check_assignment(given[ntype], count, num_ranks)

@@ -138,7 +138,7 @@ class PartitionedIndex(SpreadIndex):
     def relations(self) -> NoReturn:  # type: ignore[override]
         raise UnsupportedByPartitionError(
             "change or sample a partitioned graph, or look up its structure",
-            "each rank has the in-edges of its own nodes alone",
+            "each rank has only the in-edges of its own nodes",
             "do it with the whole graph, before dgl_mgpu.partition_graph",
         )
 
@@ -200,8 +200,8 @@ class PartitionedIndex(SpreadIndex):
     def refuse_to_be_kept(self) -> NoReturn:
         raise UnsupportedByPartitionError(
             "copy, pickle or save a partitioned graph",
-            "it is one rank's part, and talks to the others",
-            "keep the whole graph, and partition it anew",
+            "it is one rank's part, and works only together with the other ranks' parts",
+            "keep the whole graph, and partition it again",
         )
 
     def record_stream(self, stream: torch.cuda.Stream) -> PartitionedIndex:
@@ -287,7 +287,8 @@ class PartitionedIndex(SpreadIndex):
         if reduce not in ("sum", "mean"):
             raise UnsupportedByPartitionError(
                 f"reduce messages by {reduce!r} on a reversed partitioned graph",
-                "messages of one node lie on several ranks, where sums alone are joined",
+                "messages to one node are on several ranks, and only sums can be combined across "
+                "ranks",
                 "partition the reversed graph: dgl_mgpu.partition_graph(dgl.reverse(g))",
             )
         total = spread.without_halo(gspmm(spread.turned_graph, op, "sum", lhs, rhs))
@@ -426,7 +427,7 @@ class PartitionedIndex(SpreadIndex):
         if self.turned:
             raise UnsupportedByPartitionError(
                 "reduce messages by a function on a reversed partitioned graph",
-                "messages of one node lie on several ranks",
+                "messages to one node are on several ranks",
                 "partition the reversed graph: dgl_mgpu.partition_graph(dgl.reverse(g))",
             )
         first = self.parts[0].part.relation.csc()[0][nodes].long()

@@ -154,12 +154,13 @@ def check_assignment(ranks: torch.Tensor, num_nodes: int, num_ranks: int) -> Non
     if ranks.dim() != 1 or len(ranks) != num_nodes or ranks.dtype not in (torch.int32, torch.int64):
         raise InvalidInputError(
             "partition a graph as assigned",
-            f"an assignment of dtype {ranks.dtype} and shape {tuple(ranks.shape)}",
+            f"the assignment has dtype {ranks.dtype} and shape {tuple(ranks.shape)}",
             f"pass int32 or int64, one rank for each of {num_nodes} nodes",
         )
     if num_nodes and not 0 <= int(ranks.min()) <= int(ranks.max()) < num_ranks:
         raise InvalidInputError(
             "partition a graph as assigned",
-            f"ranks from {int(ranks.min())} to {int(ranks.max())}, where there are {num_ranks}",
+            f"nodes are assigned to ranks {int(ranks.min())} to {int(ranks.max())}, but there are "
+            f"{num_ranks} ranks",
             f"pass ranks in [0, {num_ranks})",
         )

@@ -66,7 +66,7 @@ def _check_gpus(num_ranks: int) -> None:
     if 0 < gpus < num_ranks:
         raise ConfigError(
             f"share a whole graph among {num_ranks} ranks",
-            f"{gpus} GPUs, of which each rank takes one",
+            f"this machine has {gpus} GPUs, and each rank needs one of its own",
             f"use at most {gpus} ranks, or the CPU alone (CUDA_VISIBLE_DEVICES=)",
         )
 
@@ -100,7 +100,7 @@ class _Content:
         if "feat" not in dataset.node_features:
             raise InvalidInputError(
                 f"train on all of {dataset.name!r} at once",
-                "no node feature 'feat'",
+                "it has no node feature 'feat'",
                 "use mode=minibatch with model.inputs=learned, or for ogbn-proteins "
                 "data.options.mean_edge_features=true",
             )

@@ -193,7 +193,9 @@ class FullGraphTrainer(Trainer):
         for name, total in totals.items():
             if not total:
                 raise InvalidInputError(
-                    "train on a graph", f"no {name} nodes", "check the split of the data set"
+                    "train on a graph",
+                    f"there are no {name} nodes",
+                    "check the split of the data set",
                 )
         return totals
 
@@ -209,7 +211,7 @@ class FullGraphTrainer(Trainer):
         if total:
             raise InvalidCallError(
                 "train on a graph",
-                f"{total} nodes without in-edges, of which {type(forbidding).__name__} wants none",
+                f"{total} nodes have no in-edges, which {type(forbidding).__name__} does not allow",
                 "add self-loops (dgl.add_self_loop, model.self_loops=true), or make it with"
                 " allow_zero_in_degree=True",
             )

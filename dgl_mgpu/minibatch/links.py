@@ -104,7 +104,7 @@ class LinkTask(Task):
             others = torch.where(is_edge, drawn(attempt), others)
         raise InvalidInputError(
             f"compare edges of the {split} split with pairs that are none",
-            f"{int(is_edge.any(1).sum())} edges whose sources seem to have edges to all nodes",
+            f"the sources of {int(is_edge.any(1).sum())} edges seem to have edges to all nodes",
             "choose a graph that is not nearly complete, or smaller links.valid and links.test",
         )
 

@@ -58,7 +58,7 @@ def plan_for(config: Config) -> Planned:
     if config.mode == "fullgraph":
         raise ConfigError(
             "plan with mode=fullgraph",
-            "ranks share a whole graph by nodes, and no store keeps it",
+            "full-graph training has no store",
             "leave mode out, for the plan of a mini-batch run's store",
         )
     options = StoreOptions(

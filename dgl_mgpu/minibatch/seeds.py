@@ -53,7 +53,9 @@ class SeedBatches(IterableDataset):
     ) -> None:
         if len(seeds) == 0:
             raise InvalidInputError(
-                "iterate over seed nodes", "none", "check the split of the data set"
+                "iterate over seed nodes",
+                "there are no seed nodes",
+                "check the split of the data set",
             )
         self._seeds = seeds
         self.batch_size = batch_size

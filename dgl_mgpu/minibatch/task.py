@@ -145,7 +145,7 @@ def _check_fanouts(config: Config, dataset: HeteroDataset) -> None:
             if isinstance(fanout, Mapping) and sorted(fanout) != etypes:
                 raise ConfigError(
                     f"sample with sampler.{name} of {fanout}",
-                    f"edge types {', '.join(etypes)}",
+                    f"the graph has the edge types {', '.join(etypes)}",
                     "give each of them a number; 0 leaves it out",
                 )
 

@@ -170,13 +170,13 @@ class MiniBatchTrainer(Trainer):
         if num_workers and self._on_gpu:
             raise InvalidInputError(
                 f"have {num_workers} workers sample",
-                "a store on GPUs, which sample faster than processes of the CPU",
+                "the store is on GPUs, which sample faster than processes on the CPU",
                 "use sampler.num_workers=0, or store.device=cpu",
             )
         if cuda_graphs is True and embeddings is not None:
             raise InvalidInputError(
                 "capture training steps",
-                "rows that are learned, which ranks look up and train together, step by step",
+                "the model learns rows, which the ranks look up and train together at every step",
                 "use trainer.cuda_graphs=false",
             )
         self.store = store

@@ -17,19 +17,21 @@ def check_ids(ids: torch.Tensor, asked: str, where: torch.device | None = None) 
     not on the device ``where``."""
     if not isinstance(ids, torch.Tensor):
         raise InvalidInputError(
-            asked, f"ids of type {type(ids).__name__}", "pass a tensor of int32 or int64"
+            asked, f"the ids are of type {type(ids).__name__}", "pass a tensor of int32 or int64"
         )
     if ids.dtype not in ID_DTYPES:
         raise InvalidInputError(
-            asked, f"ids of dtype {ids.dtype}", "pass ids of dtype torch.int32 or torch.int64"
+            asked, f"the ids have dtype {ids.dtype}", "pass ids of dtype torch.int32 or torch.int64"
         )
     if ids.dim() != 1:
         raise InvalidInputError(
-            asked, f"ids of shape {tuple(ids.shape)}", "pass a tensor of one dimension"
+            asked, f"the ids have shape {tuple(ids.shape)}", "pass a tensor of one dimension"
         )
     if where is not None and ids.device != where:
         raise InvalidInputError(
-            asked, f"ids on '{ids.device}' for data on '{where}'", f"move them: ids.to('{where}')"
+            asked,
+            f"the ids are on '{ids.device}', but the data is on '{where}'",
+            f"move them: ids.to('{where}')",
         )
     return ids.contiguous()
 

@@ -55,11 +55,13 @@ def order_by_hotness(hotness: np.ndarray) -> RowOrder:
     if hotness.ndim != 1 or hotness.dtype.kind not in "iuf":
         raise InvalidInputError(
             "order rows by hotness",
-            f"an array of shape {hotness.shape} and dtype {hotness.dtype}",
-            "pass one number a row",
+            f"the hotness has shape {hotness.shape} and dtype {hotness.dtype}",
+            "pass one number for each row",
         )
     if hotness.dtype.kind == "f" and np.isnan(hotness).any():
-        raise InvalidInputError("order rows by hotness", "NaN", "pass numbers")
+        raise InvalidInputError(
+            "order rows by hotness", "the hotness holds NaN", "replace NaN by numbers"
+        )
     n = len(hotness)
     dtype = np.int32 if n <= np.iinfo(np.int32).max else np.int64
     # Sorting the reversed array and reversing the result makes a stable sort descend.
@@ -165,12 +167,14 @@ def load_accesses(path: str | Path, num_nodes: Mapping[str, int]) -> dict[str, n
     except FileNotFoundError as error:
         raise ConfigError(asked, "there is no such file", again) from error
     except _DAMAGE as error:
-        raise ConfigError(asked, f"it is no such file, or damaged ({error})", again) from error
+        raise ConfigError(
+            asked, f"it is not a file of counts, or it is damaged ({error})", again
+        ) from error
     if version != _VERSION:
         raise ConfigError(asked, f"its version is {version}, not {_VERSION}", again)
     for each in counts.values():
         if each.ndim != 1 or each.dtype.kind not in "iu" or (len(each) and each.min() < 0):
-            raise ConfigError(asked, "some of its arrays are no counts", again)
+            raise ConfigError(asked, "some of its arrays are not counts", again)
     found = {ntype: len(each) for ntype, each in counts.items()}
     if found != dict(num_nodes):
         raise ConfigError(

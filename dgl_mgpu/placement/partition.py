@@ -43,7 +43,7 @@ def locate(
     if len(positions) and (positions.min() < 0 or positions.max() >= num_rows):
         bad = positions[(positions < 0) | (positions >= num_rows)][0]
         raise IdOutOfRangeError(
-            "locate rows", f"position {bad}, but there are {num_rows} rows",
+            "locate rows", f"there is no position {bad}, there are {num_rows} rows",
             f"pass positions in [0, {num_rows})",
         )  # fmt: skip
     tier = np.searchsorted(stops, positions, side="right")

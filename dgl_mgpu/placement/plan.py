@@ -199,7 +199,7 @@ class Plan:
         if topology is not None and topology.num_gpus != self.num_gpus:
             raise DataFormatError(
                 f"use a plan for {self.num_gpus} GPUs on '{topology.name}'",
-                f"it has {topology.num_gpus}",
+                f"that machine has {topology.num_gpus} GPUs",
                 "solve the plan for this machine",
             )
         for table in self.tables.values():

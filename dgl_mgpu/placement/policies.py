@@ -48,7 +48,7 @@ def patterns_of(policy: str, topology: Topology) -> list[Pattern]:
                    if len(topology.neighbors(gpu)) < topology.num_gpus - 1)  # fmt: skip
         raise UnreachableError(
             f"partition tables over all GPUs of '{topology.name}'",
-            f"GPU {gpu} is linked to {topology.neighbors(gpu)} only",
+            f"GPU {gpu} is linked only to GPUs {topology.neighbors(gpu)}",
             "use the policy 'auto' or 'xgnn', or GPUs that are all linked",
         )
     return [clique_pattern([tuple(range(topology.num_gpus))], topology.num_gpus)]

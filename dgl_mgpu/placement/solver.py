@@ -86,7 +86,7 @@ def solve(
     names = [table.name for table in tables]
     if not names or len(set(names)) != len(names):
         raise InvalidInputError(
-            "solve a placement", f"tables {names}", "name one or more, each once"
+            "solve a placement", f"the tables are {names}", "pass one table or more, each name once"
         )
     budgets = _budgets(topology, gpu_budget_bytes, host_budget, allow_disk)
     ratios = {
@@ -312,7 +312,9 @@ def read_ratio(name: str, ratio: Ratio) -> float | None:
     if ratio is None or ratio == "auto":
         return None
     if isinstance(ratio, bool) or not isinstance(ratio, int | float) or not 0 <= ratio <= 1:
-        raise ConfigError(f"use {name}={ratio!r}", "not in [0, 1]", "give a share, or 'auto'")
+        raise ConfigError(
+            f"use {name}={ratio!r}", "it is not in [0, 1]", "use a share in [0, 1], or 'auto'"
+        )
     return float(ratio)
 
 
@@ -329,18 +331,20 @@ def _budgets(
     if gpus.shape not in ((), (topology.num_gpus,)) or gpus.dtype.kind not in "iu":
         raise ConfigError(
             f"use gpu_budget_bytes={gpu_budget!r}",
-            "neither a whole number nor one a GPU",
-            f"give bytes, once or {topology.num_gpus} times",
+            "it is neither a number of bytes nor one number for each GPU",
+            f"pass one number of bytes, or {topology.num_gpus} of them",
         )
     budgets = np.array([*np.broadcast_to(gpus, topology.num_gpus), host, disk], np.float64)
     if (budgets < 0).any():
         raise ConfigError(
             "use budgets of GPU memory, host memory and disk",
-            f"{budgets.tolist()} bytes",
-            "give numbers >= 0",
+            f"the budgets are {budgets.tolist()} bytes",
+            "pass numbers >= 0",
         )
     if allow_disk and not topology.disk_bandwidth:
         raise ConfigError(
-            "place rows on disk", f"'{topology.name}' has none", "give it a disk_bandwidth"
+            "place rows on disk",
+            f"the machine '{topology.name}' has no disk",
+            "pass a topology with a disk_bandwidth",
         )
     return budgets

@@ -63,14 +63,14 @@ class TableSpec:
         if len(shapes) != 1 or not rising or not finite or not (np.diff(self.positions) > 0).all():
             raise InvalidInputError(
                 f"describe table '{self.name}'",
-                "curves that do not rise from 0 over the same breakpoints",
+                "its curves do not rise from 0 over the same breakpoints",
                 "build it with TableSpec.features or TableSpec.topology",
             )
         if not (0 < self.access_bytes < np.inf and 0 < self.request_bytes < np.inf):
             raise InvalidInputError(
                 f"describe table '{self.name}'",
-                f"accesses of {self.access_bytes} bytes in reads of {self.request_bytes}",
-                "give positive sizes",
+                f"an access has {self.access_bytes} bytes and a read {self.request_bytes}",
+                "pass positive sizes",
             )
 
     @property
@@ -154,7 +154,9 @@ class TableSpec:
         """
         if row_bytes <= 0:
             raise InvalidInputError(
-                f"describe table '{name}'", f"rows of {row_bytes} bytes", "give a positive size"
+                f"describe table '{name}'",
+                f"its rows have {row_bytes} bytes",
+                "pass a positive size",
             )
         sizes = np.broadcast_to(np.float64(row_bytes), (num_rows,))
         return _spec(name, "features", sizes, hotness, accesses_per_step, row_bytes, row_bytes)
@@ -198,7 +200,7 @@ class TableSpec:
         if degrees.ndim != 1 or (len(degrees) and degrees.min() < 0) or id_bytes <= 0:
             raise InvalidInputError(
                 f"describe table '{name}'",
-                "degrees that are negative or not one a row, or ids without size",
+                "some degrees are negative, there is not one for each row, or an id has no size",
                 "pass the in-degrees by position and positive sizes",
             )
         bound, edge = (8, 2 * id_bytes) if stored_eids else (16, id_bytes)
@@ -237,14 +239,16 @@ def _spec(
     if hotness.shape != (num_rows,) or not np.isfinite(sums).all() or _negative(hotness):
         raise InvalidInputError(
             f"describe table '{name}'",
-            f"hotness of shape {hotness.shape} with NaN or negative values or not one a row",
-            f"pass {num_rows} numbers >= 0, by position",
+            f"the hotness has shape {hotness.shape}, or holds NaN or negative values",
+            f"pass {num_rows} numbers >= 0, one for each position",
         )
     if accesses_per_step is None:
         accesses_per_step = 1.0 if uniform else float(sums[-1])
     if not 0 <= accesses_per_step < np.inf:
         raise InvalidInputError(
-            f"describe table '{name}'", f"{accesses_per_step} accesses a step", "pass a number >= 0"
+            f"describe table '{name}'",
+            f"accesses_per_step is {accesses_per_step}",
+            "pass a number >= 0",
         )
     nbytes = scale * _running_sum(sizes, at) + offset * at
     if sums[-1] == 0:  # rows that were never read are all equally hot

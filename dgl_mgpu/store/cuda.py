@@ -128,7 +128,7 @@ class CudaRuntime:
         if not self._runtime.deviceGetAttribute(_REGISTERED_ADDRESS_IS_DEVICE_ADDRESS, self._index):
             raise UnavailableError(
                 f"keep a store on {self.device}",
-                "it does not reach host memory at the host's addresses",
+                "this GPU cannot read host memory at the host's addresses",
                 "use store.device=cpu",
             )
 
@@ -285,7 +285,9 @@ def choose_runtime(device: str, ranks: Ranks) -> Runtime | None:
     asked = {device for device, _ in found}
     if len(asked) > 1:
         raise ConfigError(
-            "choose the store's device", f"ranks ask for {sorted(asked)}", "pass all the same"
+            "choose the store's device",
+            f"the ranks ask for different ones, {sorted(asked)}",
+            "pass the same device on every rank",
         )
     for rank, (_, reason) in enumerate(found):
         if reason and device == "cuda":

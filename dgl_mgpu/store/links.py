@@ -145,7 +145,7 @@ def _pairs(links: Sequence[Sequence[int]], num_gpus: int) -> Iterable[tuple[int,
         ):
             raise ConfigError(
                 f"use the links store.links={links!r}",
-                f"{pair!r} is no pair of {num_gpus} GPUs",
+                f"{pair!r} is not a pair of the {num_gpus} GPUs",
                 f"give 'auto', a preset's name or pairs of different numbers in [0, {num_gpus})",
             )
         yield one, other

@@ -116,8 +116,9 @@ class SparseOptimizer(ABC):
             if state.plan.tiers != table.plan.tiers:
                 raise InvalidInputError(
                     asked,
-                    f"tables '{table.plan.name}' and '{state.plan.name}' are placed apart",
-                    "place the optimizer's state as its table is",
+                    f"the tables '{table.plan.name}' and '{state.plan.name}' are placed "
+                    "differently",
+                    "place the optimizer's state as its table is placed",
                 )
         self._tables = AlignedTables.of(
             [_row_view(each, asked) for each in (table, *states)],
@@ -281,7 +282,8 @@ class _Changes:
         if tuple(values.shape) != shape or values.dtype != layout.given:
             raise InvalidInputError(
                 self._asked,
-                f"{len(ids)} ids with values of shape {tuple(values.shape)} and {values.dtype}",
+                f"there are {len(ids)} ids, but the values have shape {tuple(values.shape)} and "
+                f"dtype {values.dtype}",
                 f"pass values of shape {shape} and {layout.given}",
             )
         if layout.dtype != layout.given:
@@ -312,7 +314,7 @@ def _shares(plan: TablePlan, rank: int, asked: str) -> list[tuple[int, int]]:
         if tier.memory == "disk":
             raise InvalidInputError(
                 asked,
-                f"{tier.num_rows} rows of table '{plan.name}' on disk",
+                f"{tier.num_rows} rows of table '{plan.name}' are on disk",
                 "place tables that change in GPU or host memory: build the store with more of it, "
                 "or without disk_path",
             )

@@ -101,7 +101,9 @@ class Segment:
         if found != max(nbytes, 1):
             os.close(fd)
             raise SharedMemoryError(
-                asked, f"it has {found} bytes", "build the store with the same plan on every rank"
+                asked,
+                f"the segment has {found} bytes",
+                "build the store with the same plan on every rank",
             )
         try:
             return cls(fd, nbytes)

@@ -36,7 +36,7 @@ class FeatureSource:
         if getattr(self.rows, "ndim", 0) < 1:
             raise InvalidInputError(
                 "store a table of rows",
-                f"a {type(self.rows).__name__} without a first dimension",
+                f"the {type(self.rows).__name__} has no first dimension",
                 "pass a tensor or array of shape (rows, ...)",
             )
 
@@ -59,8 +59,8 @@ class FeatureSource:
         except (TypeError, ValueError) as error:
             raise InvalidInputError(
                 "store a table of rows",
-                f"rows of {self.rows.dtype!r}",
-                "convert them to a type of torch's, in this machine's byte order",
+                f"the rows have dtype {self.rows.dtype}",
+                "convert them to a dtype that torch has, in this machine's byte order",
             ) from error
 
     @property
@@ -104,7 +104,7 @@ def narrowed(rows: torch.Tensor, dtype: torch.dtype, name: str) -> torch.Tensor:
     if lost.any():
         raise InvalidInputError(
             f"keep {name} as {dtype}",
-            f"the number {float(rows[lost][0]):g}, and its largest is {largest:g}",
+            f"it holds {float(rows[lost][0]):g}, and the largest {dtype} is {largest:g}",
             "scale them, or leave them as they are"
             if dtype == torch.bfloat16
             else "scale them, or keep them as bfloat16, whose range is that of float32",
@@ -141,7 +141,9 @@ class TopologySource:
     def __post_init__(self) -> None:
         asked = "store a graph in CSC"
         if self.idtype not in (torch.int32, torch.int64):
-            raise InvalidInputError(asked, f"ids of {self.idtype}", "use int32 or int64 ids")
+            raise InvalidInputError(
+                asked, f"the ids have dtype {self.idtype}", "use int32 or int64 ids"
+            )
         most = torch.iinfo(self.idtype).max + 1
         if len(self.indices) > most:
             raise InvalidInputError(
@@ -151,28 +153,29 @@ class TopologySource:
             )
         if self.indptr.ndim != 1 or len(self.indptr) < 1 or self.indptr[0] != 0:
             raise InvalidInputError(
-                asked, "an indptr that does not start with 0", "pass num_rows + 1 offsets"
+                asked, "indptr does not start with 0", "pass num_rows + 1 offsets"
             )
         if int(self.indptr[-1]) != len(self.indices):
             raise InvalidInputError(
                 asked,
-                f"indptr ends at {int(self.indptr[-1])} for {len(self.indices)} indices",
+                f"indptr ends at {int(self.indptr[-1])}, but there are {len(self.indices)} indices",
                 "pass indptr and indices of the same graph",
             )
         if np.any(np.diff(self.indptr) < 0):
-            raise InvalidInputError(asked, "an indptr that decreases", "pass offsets in order")
+            raise InvalidInputError(asked, "indptr decreases", "pass offsets in ascending order")
         if self.eids is not None and len(self.eids) != len(self.indices):
             raise InvalidInputError(
                 asked,
-                f"{len(self.eids)} edge ids for {len(self.indices)} edges",
-                "pass one id per edge, or none",
+                f"there are {len(self.eids)} edge ids for {len(self.indices)} edges",
+                "pass one id for each edge, or eids=None",
             )
         if len(self.indices):
             low, high = int(self.indices.min()), int(self.indices.max())
             if low < 0 or high >= self.num_cols:
                 raise IdOutOfRangeError(
                     asked,
-                    f"source node {low if low < 0 else high} of {self.num_cols} source nodes",
+                    f"there is no source node {low if low < 0 else high}, there are "
+                    f"{self.num_cols}",
                     f"pass node ids in [0, {self.num_cols})",
                 )
 

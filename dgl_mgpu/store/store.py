@@ -183,7 +183,9 @@ def _filler(blueprint: Blueprint | None, ranks: Ranks, on_gpus: bool) -> _Filler
     if ranks.rank != 0:
         return None
     if blueprint is None:
-        raise InvalidInputError(_BUILD, "no data on the machine's first rank", "pass it there")
+        raise InvalidInputError(
+            _BUILD, "the machine's first rank passed no data", "pass the data on that rank"
+        )
     return _Filler(blueprint, ranks.size, on_gpus)
 
 
@@ -262,13 +264,13 @@ def _check(blueprint: Blueprint, num_ranks: int, on_gpus: bool) -> None:
             if tier.memory == "gpu" and len(tier.source) != num_ranks:
                 raise InvalidInputError(
                     f"place table '{name}' for {num_ranks} ranks",
-                    f"a plan for {len(tier.source)}",
+                    f"the plan is for {len(tier.source)} ranks",
                     "solve the plan for as many GPUs as there are ranks",
                 )
             if tier.memory == "disk" and blueprint.disk_path is None:
                 raise InvalidInputError(
                     f"place part of table '{name}' on disk",
-                    "no folder for it",
+                    "there is no folder for it",
                     "pass disk_path (store.disk_path)",
                 )
             if tier.memory == "disk" and on_gpus and isinstance(source, TopologySource):

@@ -107,7 +107,9 @@ def cpu_topology(ranks: int, memory: int) -> Topology:
         here, which a store counts once (:func:`dgl_mgpu.store.planning.plan_tables`).
     """
     if ranks < 1:
-        raise ConfigError("describe a machine of CPU ranks", f"{ranks} ranks", "use 1 or more")
+        raise ConfigError(
+            "describe a machine of CPU ranks", f"there are {ranks} ranks", "use 1 or more"
+        )
     return Topology(
         "cpu", np.full((ranks, ranks), 10.0), _full(ranks, memory // ranks), _full(ranks, 10.0),
         memory, disk_bandwidth=1.0, disk_memory=4 * _TB,
@@ -166,7 +168,7 @@ def preset(name: str, gpus: int | None = None) -> Topology:
     else:
         raise ConfigError(
             f"use the topology '{name}'",
-            "no such name",
+            "there is no topology of this name",
             nearest(key, preset_names()),
         )
     if gpus is None or gpus == topology.num_gpus:

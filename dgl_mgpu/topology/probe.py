@@ -60,7 +60,9 @@ def probe(num_ranks: int | None = None, *, free_memory: bool = True) -> Topology
     count = torch.cuda.device_count()
     if num_ranks is not None and not 1 <= num_ranks <= count:
         raise ConfigError(
-            f"use {num_ranks} GPUs", f"this machine shows {count}", f"use 1 to {count} ranks"
+            f"use {num_ranks} GPUs",
+            f"this machine has {count} GPUs that torch sees",
+            f"use 1 to {count} ranks",
         )
     gpus = range(count if num_ranks is None else num_ranks)
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
@@ -105,7 +107,7 @@ def measure(num_ranks: int | None = None) -> Topology:
     if not torch.cuda.is_available():
         raise UnsupportedEnvironmentError(
             "measure the bandwidths of this machine's GPUs",
-            "torch sees none",
+            "torch sees no GPU",
             "use probe(), or run it where torch.cuda.is_available()",
         )
     known = probe(num_ranks)

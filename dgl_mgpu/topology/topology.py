@@ -98,11 +98,13 @@ class Topology:
                 raise self._error(f"{name} is {value.tolist()}", "give finite numbers >= 0")
         if not (np.diag(self.link_bandwidth) > 0).all() or not (self.host_bandwidth > 0).all():
             raise self._error(
-                "a GPU without bandwidth to its own memory or to the host",
-                "give a positive diagonal of link_bandwidth and positive host_bandwidth",
+                "a GPU has no bandwidth to its own memory or to the host",
+                "pass a link_bandwidth with a positive diagonal and a positive host_bandwidth",
             )
         if (self.ports() <= 0).any():
-            raise self._error("a linked GPU has a port without bandwidth", "give it one")
+            raise self._error(
+                "a linked GPU has a port without bandwidth", "pass a positive port_bandwidth for it"
+            )
         for name in ("host_memory", "disk_memory", "disk_bandwidth"):
             if not 0 <= getattr(self, name) < np.inf:
                 raise self._error(f"{name} is {getattr(self, name)}", "give a finite number >= 0")
@@ -110,7 +112,7 @@ class Topology:
             inside = all(0 <= gpu < self.num_gpus for gpu in group.gpus)
             if not inside or len(set(group.gpus)) != len(group.gpus) or not group.bandwidth > 0:
                 raise self._error(
-                    f"host group {group}",
+                    f"{group} does not fit this topology",
                     f"name distinct GPUs in [0, {self.num_gpus}) and a positive bandwidth",
                 )
 

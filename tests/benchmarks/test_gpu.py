@@ -234,7 +234,7 @@ def test_a_policy_that_is_not_possible_says_why(tmp_path, monkeypatch) -> None:
     figures = {each["case"]: each for each in json.loads(out.read_text())["figures"]}
     missing = figures.pop("dgx1-4gc, auto against partitioned")
     assert missing["peer"] is None and missing["reached"] is None
-    assert "is linked to" in missing["more"]["not_possible"]
+    assert "is linked only to" in missing["more"]["not_possible"]
     # XGNN's, cliques with and without copies of the hottest rows, a cache, the host.
     assert len(figures) == 5 and all(each["peer"] > 0 for each in figures.values())
     targets = {case: each["times_peer"] for case, each in figures.items()}

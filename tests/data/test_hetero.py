@@ -121,13 +121,16 @@ def test_self_loops_are_relations():
         ({"node_features": {"book": {}}}, "book"),
         ({"edges": {("paper", "in", "book"): None}}, "book"),
         ({"edges": {}}, "no edges"),
-        ({"labels": np.zeros(13, np.int64)}, "labels of dtype int64"),
-        ({"node_features": {"author": {"feat": np.ones((8, 2))}}}, "for 9 authors"),
-        ({"node_features": {"author": {"feat": np.ones(9)}}}, "a row of numbers per node"),
+        ({"labels": np.zeros(13, np.int64)}, "labels has dtype int64"),
+        ({"node_features": {"author": {"feat": np.ones((8, 2))}}}, "there are 9 authors"),
+        ({"node_features": {"author": {"feat": np.ones(9)}}}, "a row of numbers for each node"),
         ({"edges": {WRITES: relation(*EDGES[WRITES], 9, 15)}}, "author:writes:paper.*indptr"),
         ({"train": np.array([1.0])}, "float64"),
-        ({"num_nodes": NODES | {"author": "9"}}, "num_nodes of 'author'='9'; pass a whole number"),
-        ({"num_classes": 3.0}, "num_classes=3.0"),
+        (
+            {"num_nodes": NODES | {"author": "9"}},
+            "num_nodes of 'author' is '9'; pass a whole",
+        ),
+        ({"num_classes": 3.0}, r"num_classes is 3\.0"),
     ],
 )
 def test_malformed(changes, found):

@@ -202,11 +202,13 @@ def test_means_of_what_is_not_there(tmp_path):
         ogb.load_folder(tmp_path / "a", meta, mean_edge_features=True)
     meta = meta | {"has_edge_attr": "True"}
     write_table(tmp_path / "a" / "raw" / "edge-feat.csv.gz", np.ones((NUM_EDGES, 2)))
-    with pytest.raises(ConfigError, match="features of nodes, whose place they would take"):
+    with pytest.raises(
+        ConfigError, match="its nodes have features already, which the means would replace"
+    ):
         ogb.load_folder(tmp_path / "a", meta, mean_edge_features=True)
     meta = write_proteins(tmp_path / "b") | {"additional edge files": "edge_kind"}
     write_table(tmp_path / "b" / "raw" / "edge_kind.csv.gz", np.ones(NUM_EDGES))
-    with pytest.raises(ConfigError, match="edge features feat, kind; leave mean_edge_features off"):
+    with pytest.raises(ConfigError, match="edge features feat, kind; set mean_edge_features=false"):
         ogb.load_folder(tmp_path / "b", meta, mean_edge_features=True)
 
 
@@ -269,12 +271,15 @@ def test_cache_elsewhere(tmp_path):
         ({"raw/node-label": np.zeros(NUM_NODES - 1)}, "49 labels for 50 nodes"),
         ({"raw/node-label": np.full(NUM_NODES, 4)}, r"labels\[0\] is 4"),
         ({"raw/node-label": np.full(NUM_NODES, 0.5)}, "not whole"),
-        ({"raw/node-label": np.zeros((NUM_NODES, 2))}, r"labels of dtype int8 and shape \(50, 2\)"),
+        (
+            {"raw/node-label": np.zeros((NUM_NODES, 2))},
+            r"labels has dtype int8 and shape \(50, 2\)",
+        ),
         ({"raw/node-label": np.full((NUM_NODES, 2), 0.5)}, "beside 0 and 1"),
         ({"raw/num-node-list": [20, 30]}, "2 graphs instead of one"),
         ({"split/time/test": [NUM_NODES]}, r"test\[0\] is 50"),
         ({"split/time/train": [-1]}, r"train\[0\] is -1"),
-        ({"raw/node-feat": [["a"] * 5] * NUM_NODES}, "no number"),
+        ({"raw/node-feat": [["a"] * 5] * NUM_NODES}, "not a number"),
     ],
 )
 def test_tables_that_contradict_one_another(tmp_path, changes, found):
@@ -286,7 +291,7 @@ def test_tables_that_contradict_one_another(tmp_path, changes, found):
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"node_feat": np.ones((NUM_NODES + 1, 5))}, "'feat' of shape"),
+        ({"node_feat": np.ones((NUM_NODES + 1, 5))}, "'feat' has shape"),
         ({"edge_index": np.zeros((2, NUM_EDGES - 1), int)}, r"edge_index \(2, 299\)"),
         ({"edge_index": np.full((2, NUM_EDGES), -1)}, "edge 0 is"),
         ({"edge_index": np.zeros((2, NUM_EDGES))}, "float64"),

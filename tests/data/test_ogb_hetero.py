@@ -116,7 +116,7 @@ WRITES = "raw/relations/author___writes___paper/edge"
         ({"raw/nodetype-has-label": pd.DataFrame([dict.fromkeys(NODES, True)])}, "instead of one"),
         (
             {"raw/nodetype-has-label": pd.DataFrame([{n: n == "field" for n in NODES}])},
-            "labels of field, a split of paper",
+            "the labels are of field, but the split is of paper",
         ),
         ({"raw/node-feat/paper/node-feat": np.ones((29, 5))}, "29 rows instead of 30"),
         ({"raw/node-label/paper/node-label": np.full(30, 4)}, r"labels\[0\] is 4"),

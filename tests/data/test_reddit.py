@@ -70,6 +70,6 @@ def test_files_that_do_not_belong_together(root):
     graph = sparse.identity(NUM_NODES + 1, format="coo")
     sparse.save_npz(root / "reddit" / "reddit_graph.npz", graph)
     with pytest.raises(
-        DataFormatError, match=r"30 labels, 30 parts and a graph of \(31, 31\) nodes"
+        DataFormatError, match=r"30 labels, 30 parts of the split and a graph of shape \(31, 31\)"
     ):
         reddit.load("reddit", root)

@@ -512,10 +512,10 @@ def test_bad_calls() -> None:
     x, gcn = g.ndata["x"], GCN((5, 3)).double()
     gcn(g, x)
     for rows in (x[:-1], x[:, :-1], x[0]):
-        with pytest.raises(InvalidInputError, match="rows of shape"):
+        with pytest.raises(InvalidInputError, match="the rows have shape"):
             gcn(g, rows)
     for rows in (x.float(), x.long()):
-        with pytest.raises(InvalidInputError, match="rows of dtype"):
+        with pytest.raises(InvalidInputError, match="the rows have dtype"):
             gcn(g, rows)
     hetero = dgl.heterograph({("a", "to", "b"): ([0], [0])})
     with pytest.raises(InvalidInputError, match="node types"):

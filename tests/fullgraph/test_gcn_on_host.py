@@ -254,10 +254,10 @@ def test_bad_calls() -> None:
     x, gcn = g.ndata["x"], GCN((5, 3)).double()
     gcn(g, HostRows(x, "cpu", 8))
     for rows, found in (
-        (HostRows(x[:-1], "cpu", 8), "rows of shape"),
-        (HostRows(x[:, :-1], "cpu", 8), "rows of shape"),
-        (HostRows(x.float(), "cpu", 8), "rows of dtype"),
-        (x.to("meta"), "rows on 'meta' and a graph on 'cpu'"),
+        (HostRows(x[:-1], "cpu", 8), "the rows have shape"),
+        (HostRows(x[:, :-1], "cpu", 8), "the rows have shape"),
+        (HostRows(x.float(), "cpu", 8), "the rows have dtype"),
+        (x.to("meta"), "rows are on 'meta', but the graph is on 'cpu'"),
     ):
         with pytest.raises(dgl.DGLError, match=found):
             gcn(g, rows)

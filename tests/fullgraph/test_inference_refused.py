@@ -155,7 +155,7 @@ def test_numbers_beside_rows_are_given_at_once_alone():
         assert_equal(
             dgl_mgpu.inference(model, g, "x", **options), expected_of(model, g, g.ndata["x"], 2)
         )
-    with pytest.raises(InvalidInputError, match=r"the model gives a tensor of shape \(\)"):
+    with pytest.raises(InvalidInputError, match=r"the model returns a tensor of shape \(\)"):
         dgl_mgpu.inference(model, g, "x", layerwise=True)
 
 
@@ -234,7 +234,10 @@ class _OfBoth(_OfOneGraph):
 @pytest.mark.parametrize("options", [{}, {"num_layers": 1}, {"layerwise": True}])
 def test_a_model_that_takes_one_graph_is_told_so(options):
     g = homogeneous()
-    with pytest.raises(InvalidInputError, match=r"'local_scope' .* as of one graph, .*\(blocks, x"):
+    with pytest.raises(
+        InvalidInputError,
+        match=r"'local_scope' as if .* one graph, .*\(blocks, x",
+    ):
         dgl_mgpu.inference(made(_OfOneGraph), g, "x", **options)
     model = made(_OfBoth)
     assert_equal(dgl_mgpu.inference(model, g, "x"), model(g, g.ndata["x"]))
@@ -271,7 +274,7 @@ def test_errors_of_the_model_itself_come_out_as_they_are():
 @pytest.mark.parametrize("layerwise", [None, False, True])
 def test_too_few_layers(layerwise):
     model = made(_Backward)
-    with pytest.raises(InvalidInputError, match="asks for block 1 of 1; pass num_layers"):
+    with pytest.raises(InvalidInputError, match=r"reads blocks\[1\], but was given 1; pass"):
         dgl_mgpu.inference(model, homogeneous(), "x", num_layers=1, layerwise=layerwise)
 
 
@@ -313,18 +316,18 @@ def test_wrong_widths_of_later_layers_may_be_blocks_too_many():
 @pytest.mark.parametrize(
     "options, found",
     [
-        ({"x": torch.zeros(3, WIDTH)}, r"shape \(3, 5\) for 23 nodes"),
+        ({"x": torch.zeros(3, WIDTH)}, r"x has shape \(3, 5\), but there are 23 nodes"),
         ({"x": "y"}, "no node feature 'y'"),
         ({"x": None}, "no node feature 'feat'"),
-        ({"x": 7}, "int as x"),
-        ({"x": {}}, "dict as x"),
-        ({"batch_size": 0}, "batch_size=0"),
-        ({"num_layers": 1.5}, "num_layers=1.5"),
+        ({"x": 7}, "x is of type int"),
+        ({"x": {}}, "x is of type dict"),
+        ({"batch_size": 0}, "batch_size is 0"),
+        ({"num_layers": 1.5}, "num_layers is 1.5"),
         ({"layerwise": False, "batch_size": 3}, "leave one"),
         ({"folder": "/proc/nowhere"}, "no folder"),
         ({"device": "meta"}, "parameters are on 'cpu'"),
-        ({"model": 3}, "int as model"),
-        ({"g": 3}, "int as graph"),
+        ({"model": 3}, "model is of type int"),
+        ({"g": 3}, "g is of type int"),
     ],
 )
 def test_wrong_arguments(options, found):

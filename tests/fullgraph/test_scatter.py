@@ -63,7 +63,7 @@ def _refused(lengths: list[int | None]) -> str:
 
 @pytest.mark.parametrize(
     ("lengths", "rank", "reason"),
-    [([None, 23, 23], 0, "None on the first rank"), ([23, None, 22], 2, r"shape (22, 2)")],
+    [([None, 23, 23], 0, "the first rank passed None"), ([23, None, 22], 2, r"shape (22, 2)")],
 )
 def test_bad_rows_are_refused_on_every_rank(ranks, lengths, rank, reason):
     found = ranks.run(_refused, lengths)

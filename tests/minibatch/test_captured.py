@@ -175,7 +175,7 @@ def test_only_features_that_are_read_have_a_place():
 
 def test_blocks_of_several_batches_are_refused():
     one, other = batches_of(graph(), 2)
-    with pytest.raises(InvalidInputError, match="sources of the next"):
+    with pytest.raises(InvalidInputError, match=r"destinations, but the next has \d+ sources"):
         Sizes.of([one[0], other[1]])
 
 
@@ -326,7 +326,7 @@ def test_labels_that_were_not_fetched_are_missed():
 def test_batch_normalisation_is_refused(required):
     """Its running statistics are DistributedDataParallel's to share."""
     model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
-    with pytest.raises(InvalidInputError, match="batch normalisation in '1'"):
+    with pytest.raises(InvalidInputError, match="'1' is batch normalisation"):
         dgl_mgpu.CapturedStep(model, forward_of(model), F.cross_entropy, required=required)
 
 
@@ -424,7 +424,7 @@ def test_a_model_that_is_switched_to_evaluation_is(capturing, monkeypatch):
 def test_features_that_require_gradients_are_refused(capturing):
     rows = nn.Embedding(400, 6)
     take = step_of(MODELS["mean"]())
-    with pytest.raises(InvalidInputError, match="feature 'feat', which requires gradients"):
+    with pytest.raises(InvalidInputError, match="feature 'feat' requires a gradient"):
         for blocks in batches_of(graph()):
             blocks[0].srcdata["feat"] = rows(blocks[0].srcdata[dgl.NID])
             take(blocks)

@@ -103,7 +103,7 @@ def gradient(blocks, num_inputs):
 def test_bad_seeds_and_graphs():
     sampler = RandomWalkSampler(2, NEIGHBORS, WALKS, LENGTH)
     for bad in (-1, 800):
-        with pytest.raises(IdOutOfRangeError, match=f"seed node {bad} of 800"):
+        with pytest.raises(IdOutOfRangeError, match=f"no seed node {bad}, the graph has 800"):
             sampler.sample_blocks(store_of(power_law_graph()), torch.tensor([3, bad]))
     with pytest.raises(InvalidInputError, match="homogeneous"):
         sampler.sample_blocks(store_of(hetero_graph()), torch.tensor([3]))

@@ -134,12 +134,12 @@ def test_scores_that_are_not_contiguous():
 @pytest.mark.parametrize(
     ("indptr", "eids", "scores", "message"),
     [
-        (torch.zeros(3), None, torch.zeros(0), "indptr of shape"),
-        (torch.zeros(0, dtype=torch.int64), None, torch.zeros(0), "indptr of shape"),
-        (torch.zeros(1, 2, dtype=torch.int64), None, torch.zeros(0), "indptr of shape"),
+        (torch.zeros(3), None, torch.zeros(0), "indptr has shape"),
+        (torch.zeros(0, dtype=torch.int64), None, torch.zeros(0), "indptr has shape"),
+        (torch.zeros(1, 2, dtype=torch.int64), None, torch.zeros(0), "indptr has shape"),
         (rows_of([2]), None, torch.zeros(2, dtype=torch.int64), "dtype torch.int64"),
-        (rows_of([1]), None, torch.tensor(1.0), r"scores of shape \(\)"),
-        (rows_of([2]), torch.arange(3), torch.zeros(2), r"eids of shape \(3,\)"),
+        (rows_of([1]), None, torch.tensor(1.0), r"scores has shape \(\)"),
+        (rows_of([2]), torch.arange(3), torch.zeros(2), r"eids has shape \(3,\)"),
         (rows_of([2]), torch.arange(2).int(), torch.zeros(2), "dtype torch.int32"),
         (rows_of([2]), None, torch.zeros(3), "from 0 to 2, for 3 edges"),
         (rows_of([2, -1]), None, torch.zeros(1), "rises"),
@@ -155,7 +155,7 @@ def test_what_does_not_fit(indptr, eids, scores, message):
 
 @pytest.mark.parametrize("grad", [torch.zeros(3, 1), torch.zeros(2, 1).double()])
 def test_a_gradient_that_does_not_fit(grad):
-    with pytest.raises(InvalidInputError, match="grad of shape"):
+    with pytest.raises(InvalidInputError, match="grad has shape"):
         edge_softmax_backward(rows_of([2]), None, torch.zeros(2, 1), grad)
 
 

@@ -167,7 +167,7 @@ def test_bad_arguments():
         ((views, seeds, [2]), {"times": options["times"]}, "times of shape"),
         ((views, seeds, [2]), {"until": options["until"]}, "pass times of edges and of seeds"),
         ((views, seeds, [2]), {"sms": -1}, "sms=-1"),
-        ((views, {"item": seeds["item"].to("meta")}, [2]), {}, "ids on 'meta'"),
+        ((views, {"item": seeds["item"].to("meta")}, [2]), {}, "ids are on 'meta'"),
     ):
         with pytest.raises(InvalidInputError, match=message):
             sample_etype_blocks(*arguments, KEY, **kwargs)

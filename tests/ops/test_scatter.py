@@ -176,16 +176,16 @@ def test_a_bad_id_is_named_and_nothing_written(bad):
 )
 def test_rows_that_do_not_fit(rows):
     view = row_view(torch.zeros(ROWS, WIDTH))
-    with pytest.raises(InvalidInputError, match="rows of shape"):
+    with pytest.raises(InvalidInputError, match="rows has shape"):
         scatter_rows(view, torch.arange(5), rows)
-    with pytest.raises(InvalidInputError, match="gradients of shape"):
+    with pytest.raises(InvalidInputError, match="gradients has shape"):
         update_rows(AlignedTables.of([view]), torch.arange(5), rows, SGD(0.1))
 
 
 def test_shares_and_states_that_do_not_fit():
     view = row_view(torch.zeros(ROWS, WIDTH), LAYOUTS["four parts"])
     new = torch.zeros(5, WIDTH)
-    with pytest.raises(InvalidInputError, match="shares of shape"):
+    with pytest.raises(InvalidInputError, match="shares has shape"):
         scatter_rows(view, torch.arange(5), new, torch.zeros(3, 2, dtype=torch.int64))
     with pytest.raises(InvalidInputError, match="0 tables of state for Adam"):
         update_rows(AlignedTables.of([view]), torch.arange(5), new, Adam(0.1, 1))

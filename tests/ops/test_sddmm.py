@@ -126,20 +126,20 @@ LHS, RHS = torch.zeros(SOURCES, 4), torch.zeros(DESTINATIONS, 4)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"op": "pow"}, "op='pow'"),
+        ({"op": "pow"}, "no op='pow'"),
         ({"lhs_target": "w"}, "lhs_target='w'"),
-        ({"src": torch.zeros(EDGES)}, "ids of dtype torch.float32"),
+        ({"src": torch.zeros(EDGES)}, "ids have dtype torch.float32"),
         ({"dst": torch.zeros(3, dtype=torch.int64)}, "200 sources"),
         ({"dst": torch.zeros(EDGES, dtype=torch.int32)}, "destinations of torch.int32"),
-        ({"lhs": None}, "lhs=None"),
-        ({"rhs": None}, "rhs=None"),
+        ({"lhs": None}, "lhs is None"),
+        ({"rhs": None}, "rhs is None"),
         ({"lhs": LHS.long()}, "dtype torch.int64"),
-        ({"lhs": torch.tensor(1.0)}, r"lhs of shape \(\)"),
-        ({"rhs": RHS.double()}, "lhs of torch.float32 and rhs of torch.float64"),
+        ({"lhs": torch.tensor(1.0)}, r"lhs has shape \(\)"),
+        ({"rhs": RHS.double()}, "lhs has dtype torch.float32 and rhs has dtype torch.float64"),
         ({"rhs": RHS[:, :3]}, r"\(4,\) and \(3,\)"),
         ({"rhs": RHS[:, :1], "op": "dot"}, r"\(4,\) and \(1,\)"),
         ({"lhs": LHS[:, 0], "rhs": RHS[:, 0], "op": "dot"}, r"\(\) and \(\)"),
-        ({"lhs_target": "e"}, "lhs of 23 rows for 200 edges"),
+        ({"lhs_target": "e"}, "lhs has 23 rows, but there are 200 edges"),
     ],
 )
 def test_what_does_not_fit(change, message):

@@ -106,7 +106,7 @@ BAD = {
     "two dtypes": ({"indices": torch.zeros(6, dtype=torch.int32)}, "int64 and ids of .*int32"),
     "other edge ids": ({"eids": torch.arange(6).int()}, "int64 and ids of .*int32"),
     "a matrix": ({"indices": torch.zeros(2, 3, dtype=torch.int64)}, r"\(2, 3\)"),
-    "too few edge ids": ({"eids": torch.arange(5)}, "6 columns, but 5 edges"),
+    "too few edge ids": ({"eids": torch.arange(5)}, "6 columns, but 5 edge ids"),
     "a negative size": ({"num_cols": -1}, "num_cols=-1"),
     "no number": ({"num_cols": 2.5}, "num_cols=2.5"),
     "two devices": ({"indices": torch.zeros(6, dtype=torch.int64, device="meta")}, "meta"),

@@ -93,18 +93,18 @@ def test_what_is_no_file_of_counts_is_refused(tmp_path):
         whole[:middle] + bytes([whole[middle] ^ 255]) + whole[middle + 1 :],
     ):
         path.write_bytes(content)
-        with pytest.raises(ConfigError, match="no such file, or damaged"):
+        with pytest.raises(ConfigError, match="not a file of counts, or it is damaged"):
             load_accesses(path, {"user": 3000})
     np.save(path.with_suffix(".npy"), np.arange(3))
-    with pytest.raises(ConfigError, match="no such file, or damaged"):
+    with pytest.raises(ConfigError, match="not a file of counts, or it is damaged"):
         load_accesses(path.with_suffix(".npy"), {"user": 3})
     name, good = "accesses/user", np.arange(3)
     for content, message in (
         ({name: good}, "damaged"),
         ({name: good, "version": 2}, "version is 2"),
-        ({name: good / 2, "version": 1}, "no counts"),
-        ({name: -good, "version": 1}, "no counts"),
-        ({name: good[None], "version": 1}, "no counts"),
+        ({name: good / 2, "version": 1}, "are not counts"),
+        ({name: -good, "version": 1}, "are not counts"),
+        ({name: good[None], "version": 1}, "are not counts"),
         ({name: good.astype(object), "version": 1}, "damaged"),
         ({"user": good, "version": 1}, "they are of none"),
     ):

@@ -105,7 +105,7 @@ def test_full_links_make_xgnn_and_cliques_the_same():
 
 
 def test_partitioned_needs_all_links():
-    with pytest.raises(UnreachableError, match="GPU 0 is linked to"):
+    with pytest.raises(UnreachableError, match="GPU 0 is linked only to"):
         solve(preset("dgx1"), [table()], "partitioned")
 
 

@@ -150,7 +150,7 @@ def test_rows_that_fit_nowhere_are_counted():
 
 
 def test_disk_needs_a_disk():
-    with pytest.raises(ConfigError, match="has none"):
+    with pytest.raises(ConfigError, match="has no disk"):
         solve(replace(preset("dgx1"), disk_bandwidth=0.0), TABLES, allow_disk=True)
 
 

@@ -293,9 +293,9 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
     places["elsewhere"] = [single(0, ROWS, "host", 1)]
     places["on disk"] = [single(0, ROWS, "disk", 1)]
     tables = build(Blueprint(sources, {}, plan_of(1, places), tmp_path), Ranks()).tables
-    with pytest.raises(InvalidInputError, match="'elsewhere' are placed apart"):
+    with pytest.raises(InvalidInputError, match="'elsewhere' are placed differently"):
         SparseAdagrad(tables["weight"], tables["elsewhere"])
-    with pytest.raises(InvalidInputError, match="211 rows of table 'on disk' on disk"):
+    with pytest.raises(InvalidInputError, match="211 rows of table 'on disk' are on disk"):
         SparseSGD(tables["on disk"], 0.1)
     with pytest.raises(InvalidInputError, match="float16"):
         SparseSGD(tables["half"], 0.1)

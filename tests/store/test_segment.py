@@ -99,7 +99,7 @@ def test_unusable_folder(tmp_path):
 
 def test_attach_to_a_segment_of_another_size_or_none():
     segment = Segment.create(100)
-    with pytest.raises(SharedMemoryError, match="it has 100 bytes"):
+    with pytest.raises(SharedMemoryError, match="the segment has 100 bytes"):
         Segment.attach(segment.path, 200)
     path = segment.path
     del segment

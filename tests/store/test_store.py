@@ -193,7 +193,7 @@ def test_plan_for_other_data_or_ranks_is_refused(tmp_path):
     with pytest.raises(InvalidInputError, match="covers 1008"):
         build(Blueprint(blueprint.sources, blueprint.orders, short), Ranks())
     two = plan_of(2, {name: [partitioned(0, ROWS, 2)] for name in blueprint.sources})
-    with pytest.raises(InvalidInputError, match="a plan for 2"):
+    with pytest.raises(InvalidInputError, match="the plan is for 2 ranks"):
         build(Blueprint(blueprint.sources, blueprint.orders, two), Ranks())
     disk = plan_of(1, {name: [single(0, ROWS, "disk", 1)] for name in blueprint.sources})
     with pytest.raises(InvalidInputError, match="disk_path"):
@@ -240,12 +240,12 @@ def test_sources_say_what_is_wrong_with_them():
         FeatureSource(torch.tensor(3.0))
     swapped = np.dtype(np.float32).newbyteorder()
     for rows in (np.zeros((3, 2), swapped), np.array(["a", "b"]), np.array([None])):
-        with pytest.raises(InvalidInputError, match=r"rows of dtype.*machine's byte order"):
+        with pytest.raises(InvalidInputError, match=r"rows have dtype .*machine's byte order"):
             _ = FeatureSource(rows).dtype
     indptr, indices = random_csc(np.random.default_rng(2))
     with pytest.raises(InvalidInputError, match="float32"):
         TopologySource(indptr, indices, None, ROWS, torch.float32)
-    with pytest.raises(InvalidInputError, match="one id per edge"):
+    with pytest.raises(InvalidInputError, match="one id for each edge"):
         TopologySource(indptr, indices, indices[:-1], ROWS, torch.int64)
 
 

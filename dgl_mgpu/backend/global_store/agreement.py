@@ -95,7 +95,9 @@ def require_agreement(
     asked, facts, learned = zip(*ranks.all_gather(ranks.together(_ASKED, told)), strict=True)
     require_same(_ASKED, asked, "pass the same on every rank", ConfigError)
     if facts[0] is None:
-        raise InvalidInputError(_ASKED, "no graph on the machine's first rank", "pass it there")
+        raise InvalidInputError(
+            _ASKED, "the machine's first rank passed no graph", "pass the graph on that rank"
+        )
     require_same(_ASKED, facts, _SAME_DATA)
     require_same(_ASKED, learned, _SAME_DATA)
     if any(each is not None for each in facts[1:]):

@@ -66,7 +66,7 @@ def of_dataset(dataset: Dataset | HeteroDataset) -> Content:
     if isinstance(dataset, dgl.DGLGraph | str):
         raise InvalidInputError(
             "store a data set",
-            f"it is of the type {type(dataset).__name__}",
+            f"it is of type {type(dataset).__name__}, not a data set",
             "pass what dgl_mgpu.load gives, or a graph to from_dgl",
         )
     return _of_homogeneous(dataset)
@@ -109,13 +109,13 @@ def _feature(name: str, rows: torch.Tensor, position: str) -> FeatureSource:
     if rows.layout != torch.strided:
         raise InvalidInputError(
             "store a DGLGraph",
-            f"feature '{name}' of layout {rows.layout}, whose rows are not all of one size",
+            f"feature '{name}' has layout {rows.layout}, whose rows are not all of one size",
             f"store it as rows of numbers: data['{name}'].to_dense()",
         )
     if rows.numel() == 0 and len(rows):
         raise InvalidInputError(
             "store a DGLGraph",
-            f"feature '{name}' of shape {tuple(rows.shape)}, whose rows have no bytes",
+            f"feature '{name}' has shape {tuple(rows.shape)}, so its rows are empty",
             f"leave it out: pop '{name}' from the graph's data",
         )
     return FeatureSource(rows, position)
@@ -126,14 +126,20 @@ def require_storable(g: dgl.DGLGraph) -> None:
     if not isinstance(g, dgl.DGLGraph):
         raise InvalidInputError(
             "store a graph",
-            f"it is of the type {type(g).__name__}, not a DGLGraph",
+            f"it is of type {type(g).__name__}, not a DGLGraph",
             "pass a dgl.DGLGraph, or use from_dataset",
         )
     if g.device.type != "cpu":
-        raise InvalidInputError("store a DGLGraph", f"it is on {g.device}", "pass g.to('cpu')")
+        raise InvalidInputError(
+            "store a DGLGraph",
+            f"the graph is on {g.device}, and a store is built from a graph on the CPU",
+            "pass g.to('cpu')",
+        )
     if g.is_block:
         raise InvalidInputError(
-            "store a DGLGraph", "it is a block", "pass the graph that blocks are sampled from"
+            "store a DGLGraph",
+            "it is a block of a mini-batch, not a whole graph",
+            "pass the graph that blocks are sampled from",
         )
 
 
@@ -200,14 +206,16 @@ def with_narrow_features(data: Content, dtypes: Mapping[str, torch.dtype]) -> Co
             nodes = (table.split("/", 2) for table in sources)
             known = sorted({rest[-1] for kind, *rest in nodes if kind == "node"})
             fix = nearest(name, known) if known else "leave it out: the nodes have no features"
-            raise InvalidInputError(asked, "no such feature", fix)
+            raise InvalidInputError(asked, "the graph has no such feature", fix)
         for table in there:
             source = sources[table]
             assert isinstance(source, FeatureSource)
             given = source.given
             if not given.is_floating_point or given.itemsize <= dtype.itemsize:
                 raise InvalidInputError(
-                    asked, f"rows of {given}", "name features of a wider floating-point type alone"
+                    asked,
+                    f"its rows have dtype {given}, which cannot be narrowed to {dtype}",
+                    "name features of a wider floating-point type alone",
                 )
             sources[table] = replace(source, stored=dtype, name=called)
     return replace(data, sources=sources)

@@ -46,7 +46,7 @@ class StoredData(MutableMapping[str, Any]):
         elif not isinstance(rows, Mapping):
             raise InvalidInputError(
                 f"set feature '{name}' of types {self._types}",
-                f"a {type(rows).__name__}",
+                f"the rows are of type {type(rows).__name__}, not a dict",
                 "pass a dict of rows by type",
             )
         for of, each in by_type.items():
@@ -55,7 +55,8 @@ class StoredData(MutableMapping[str, Any]):
             if storage is None:
                 raise UnsupportedByStoreError(
                     f"add feature '{name}' to a store's graph",
-                    f"memory was laid out for {self._graph._feature_names(full)} when it was built",
+                    f"the store was built for the features {self._graph._feature_names(full)} and "
+                    "has no memory for more",
                     "give the graph the feature before from_dgl, or keep its rows beside the store "
                     "and look them up by blocks[0].srcdata[dgl.NID]",
                 )
@@ -64,7 +65,7 @@ class StoredData(MutableMapping[str, Any]):
     def __delitem__(self, name: str) -> NoReturn:
         raise UnsupportedByStoreError(
             f"remove feature '{name}' of a store's graph",
-            "memory was laid out when it was built",
+            "a store keeps the features that it was built with",
             "leave the feature out of the graph before from_dgl",
         )
 
@@ -114,7 +115,7 @@ class StoredEdges:
     def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
         raise UnsupportedByStoreError(
             "list all edges of a store's graph",
-            "they are not in one piece of memory",
+            "the edges are spread over several memories",
             "find some by ids, find_edges(ids), or by destinations, sample_neighbors(nodes, -1)",
         )
 

@@ -253,7 +253,9 @@ class EdgeQueries(LateRows):
             sources, targets = torch.broadcast_tensors(sources, targets)
         except RuntimeError as error:
             raise InvalidInputError(
-                asked, f"{len(sources)} sources and {len(targets)} destinations", "pass pairs"
+                asked,
+                f"there are {len(sources)} sources but {len(targets)} destinations",
+                "pass as many sources as destinations",
             ) from error
         rows, row = targets.unique(return_inverse=True)
         wanted, which = (row * view.num_cols + sources).unique(return_inverse=True)
@@ -372,7 +374,7 @@ class EdgeQueries(LateRows):
             hint = "; of a mask, mask.nonzero().flatten()" if ids.dtype == torch.bool else ""
             raise InvalidInputError(
                 asked,
-                f"ids of dtype {ids.dtype} and shape {tuple(ids.shape)}",
+                f"the ids have dtype {ids.dtype} and shape {tuple(ids.shape)}",
                 f"pass a vector of {self.idtype}, as the graph's ids are{hint}",
             )
         if wait or not ids.is_cuda:
@@ -380,7 +382,7 @@ class EdgeQueries(LateRows):
             if low < 0 or high >= count:
                 raise IdOutOfRangeError(
                     asked,
-                    f"{what} {low if low < 0 else high} of {count}",
+                    f"there is no {what} {low if low < 0 else high}, the graph has {count}",
                     f"pass ids in [0, {count})",
                 )
         return ids.to(self.device)

@@ -333,7 +333,7 @@ class Sampling(Features):
             hint = "; of a mask, mask.nonzero().flatten()" if ids.dtype == torch.bool else ""
             raise InvalidInputError(
                 "sample neighbors",
-                f"seed nodes of dtype {ids.dtype} and shape {tuple(ids.shape)}",
+                f"the seed nodes have dtype {ids.dtype} and shape {tuple(ids.shape)}",
                 f"pass a vector of int32 or int64 node ids{hint}",
             )
         if ids.is_cuda:
@@ -342,7 +342,8 @@ class Sampling(Features):
         if low < 0 or high >= num_nodes:
             raise IdOutOfRangeError(
                 "sample neighbors",
-                f"seed node {low if low < 0 else high} of {num_nodes} nodes",
+                f"there is no seed node {low if low < 0 else high}, the graph has {num_nodes} "
+                "nodes",
                 f"pass node ids in [0, {num_nodes})",
             )
         return ids.to(self.device, self.idtype)
@@ -363,7 +364,7 @@ def _edge_ids(edges: Any, device: torch.device) -> torch.Tensor:
     if len(eids) and (eids.dtype not in (torch.int32, torch.int64) or eids.dim() != 1):
         raise InvalidInputError(
             "leave edges out of what is sampled",
-            f"exclude_edges of dtype {eids.dtype} and shape {tuple(eids.shape)}",
+            f"exclude_edges has dtype {eids.dtype} and shape {tuple(eids.shape)}",
             "pass a vector of int32 or int64 edge ids",
         )
     return eids.to(device)

@@ -163,7 +163,7 @@ class TableStorage(FeatureStorage):
         if not name.startswith("__") and hasattr(torch.Tensor, name):
             raise UnsupportedByStoreError(
                 f"use '{name}' of a stored feature",
-                "it is a table in the store, and not one tensor",
+                "the feature is a table in the store, not a tensor",
                 "read rows of it first, storage[ids], or all of them, storage[:]",
             )
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")

@@ -295,7 +295,7 @@ class GlobalStore:
         if name in GRAPH_NAMES:
             raise UnsupportedByStoreError(
                 f"use '{name}' of a store",
-                "a store is no graph",
+                "a store is not a graph",
                 "use its graph, store.graph, as in DataLoader(store.graph, …)",
             )
         raise AttributeError(f"'GlobalStore' object has no attribute '{name}'")
@@ -380,14 +380,14 @@ def machine(
     if not isinstance(topology, str | Topology):
         raise ConfigError(
             "place a store on a machine",
-            f"topology={topology!r}",
+            f"topology={topology!r} does not name a machine",
             "pass a Topology, a preset's name or 'auto'",
         )
     found = preset(topology, num_ranks) if isinstance(topology, str) else topology
     if found.num_gpus < num_ranks:
         raise ConfigError(
             f"place a store for {num_ranks} ranks on '{found.name}'",
-            f"it has {found.num_gpus} GPUs, each of which holds one partition",
+            f"the machine has {found.num_gpus} GPUs, and each rank needs one of its own",
             f"use at most {found.num_gpus} ranks",
         )
     return found if found.num_gpus == num_ranks else found.subset(range(num_ranks))
@@ -415,19 +415,21 @@ def _checked(options: Mapping[str, Any], seed: int) -> StoreOptions:
     if unknown:
         raise ConfigError(
             f"build a store with {unknown}",
-            "no such option",
+            "there is no such option",
             nearest(unknown[0], [*StoreOptions.__dataclass_fields__, *_OWN_OPTIONS]),
         )
     if type(seed) is not int or not 0 <= seed < 2**64:
-        raise InvalidInputError("build a store", f"seed {seed!r}", "use an int in [0, 2**64)")
+        raise InvalidInputError(
+            "build a store", f"the seed is {seed!r}", "use an int in [0, 2**64)"
+        )
     if isinstance(options.get("device"), torch.device):
         options = {**options, "device": str(options["device"])}
     checked = StoreOptions(**options)
     if checked.disk_path is not None and not Path(checked.disk_path).is_dir():
         raise ConfigError(
             f"keep rows on disk in store.disk_path={checked.disk_path}",
-            "no such folder",
-            "make it, or name another",
+            "there is no such folder",
+            "create it, or name another one",
         )
     return checked
 

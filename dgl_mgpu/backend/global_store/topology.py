@@ -128,8 +128,8 @@ class StoredTopology:
         if ntype not in self._num_nodes:
             raise InvalidInputError(
                 f"find node type {ntype!r}",
-                f"types {self.ntypes}",
-                "name one of them: ntype=, or nodes as a dict by type",
+                f"the graph has several node types, {self.ntypes}",
+                "name one of them: pass ntype=, or nodes as a dict by type",
             )
         return ntype
 
@@ -141,8 +141,8 @@ class StoredTopology:
         if missing:
             raise InvalidInputError(
                 "sample with a fanout for each edge type",
-                f"none for {missing}",
-                "give each edge type one; 0 leaves it out",
+                f"there is no fanout for {missing}",
+                "give each edge type a fanout; 0 leaves it out",
             )
         return fanouts
 

@@ -168,7 +168,7 @@ class Walks(Sampling):
             if not path or path[0][0] != path[-1][2]:
                 raise InvalidInputError(
                     "select PinSAGE neighbors",
-                    f"metapath {list(metapath)}",
+                    f"the metapath {list(metapath)} does not end at the node type where it begins",
                     "pass edge types of which the last ends at the type where the first begins",
                 )
             ntype, views = path[0][0], [self._out_edges(etype) for etype in path]
@@ -255,7 +255,7 @@ class Walks(Sampling):
             if not self.is_homogeneous or length is None:
                 raise InvalidInputError(
                     asked,
-                    f"edge types {self.etypes} and length={length}",
+                    f"the graph has the edge types {self.etypes}, and length={length}",
                     "pass metapath=, or length= with a homogeneous graph",
                 )
             return self.canonical_etypes * check_integer(length, "length", 0, asked)
@@ -264,7 +264,8 @@ class Walks(Sampling):
             if before[2] != after[0]:
                 raise InvalidInputError(
                     asked,
-                    f"a step along {after} in the metapath behind one along {before}",
+                    f"in the metapath {after} follows {before}, but does not begin where that one "
+                    "ends",
                     "pass edge types of which each begins where the one before it ends",
                 )
         return path
@@ -322,7 +323,7 @@ class Walks(Sampling):
         if not self.is_homogeneous:
             raise InvalidInputError(
                 "select PinSAGE neighbors without a metapath",
-                f"edge types {self.etypes}",
+                f"the graph has several edge types, {self.etypes}",
                 "use a homogeneous graph, or pinsage_neighbors with metapath=",
             )
         return self.canonical_etypes[0]
@@ -338,18 +339,20 @@ def _by_step(restart_prob: float | torch.Tensor | None, length: int) -> list[flo
         if restart_prob.shape != (length,):
             raise InvalidInputError(
                 asked,
-                f"restart probabilities of shape {tuple(restart_prob.shape)}",
+                f"the restart probabilities have shape {tuple(restart_prob.shape)}",
                 "pass one for each step",
             )
     elif isinstance(restart_prob, numbers.Real):
         by_step = [float(restart_prob)] * length
     else:
         raise InvalidInputError(
-            asked, f"restart_prob={restart_prob!r}", "pass a number, or a tensor of one a step"
+            asked,
+            f"restart_prob={restart_prob!r} is not a number",
+            "pass a number, or a tensor with one number for each step",
         )
     for probability in by_step:
         if not 0 <= probability <= 1:
             raise InvalidInputError(
-                asked, f"a restart probability of {probability}", "pass a probability in [0, 1]"
+                asked, f"a restart probability is {probability}", "pass a probability in [0, 1]"
             )
     return by_step

@@ -25,7 +25,9 @@ def from_coo(indices: torch.Tensor, value: torch.Tensor, shape: Sequence[int]) -
     asked = "make a sparse matrix from COO"
     if indices.dim() != 2 or indices.shape[0] != 2:
         raise InvalidInputError(
-            asked, f"indices of shape {tuple(indices.shape)}", "pass indices of shape (2, nnz)"
+            asked,
+            f"the indices have shape {tuple(indices.shape)}",
+            "pass indices of shape (2, nnz)",
         )
     rows, cols = _shape(asked, shape)
     check_indices(asked, row=indices[0], col=indices[1])
@@ -97,7 +99,7 @@ def val_like(mat: SparseMatrix, value: torch.Tensor) -> SparseMatrix:
 def _shape(asked: str, shape: Sequence[int]) -> tuple[int, int]:
     sizes = [int(size) for size in shape]  # where DGL takes them from the indices, tensors
     if len(sizes) != 2 or min(sizes) < 0:
-        raise InvalidInputError(asked, f"shape {tuple(sizes)}", "pass (rows, columns)")
+        raise InvalidInputError(asked, f"the shape is {tuple(sizes)}", "pass (rows, columns)")
     return sizes[0], sizes[1]
 
 
@@ -113,8 +115,9 @@ def _compressed(
     if indptr.numel() != shape[0] + 1:
         raise InvalidInputError(
             asked,
-            f"{indptr.numel()} entries in indptr for {shape[0]} compressed rows or columns",
-            "pass one more than there are",
+            f"indptr has {indptr.numel()} entries, but there are {shape[0]} compressed rows or "
+            "columns",
+            "pass an indptr with one entry more than that",
         )
     steps_down = (indptr.diff() < 0).any()
     is_bad = steps_down | (indptr[0] != 0) | (indptr[-1] != indices.numel())
@@ -122,7 +125,7 @@ def _compressed(
         check_range(asked, (indices, shape[1]))
         raise InvalidInputError(
             asked,
-            "an indptr that does not run from 0 to the number of non-zeros without a step down",
+            "indptr does not rise from 0 to the number of non-zeros",
             "pass the running sum of how many non-zeros each row or column has",
         )
     return Pattern.from_csr(indptr, indices, shape)

@@ -64,7 +64,7 @@ def spsp_div(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
     if not torch.equal(keys, other_keys):
         raise InvalidInputError(
             "divide two sparse matrices",
-            "non-zeros at different places",
+            "their non-zeros are at different places",
             "pass matrices with non-zeros at the same places",
         )
     counterpart = torch.empty_like(order).index_copy_(0, order, other_order)
@@ -75,13 +75,15 @@ def _check(what: str, lhs: SparseMatrix, rhs: SparseMatrix) -> None:
     asked = f"{what} two sparse matrices"
     if lhs.shape() != rhs.shape():
         raise InvalidInputError(
-            asked, f"shapes {lhs.shape()} and {rhs.shape()}", "pass matrices of one shape"
+            asked,
+            f"their shapes differ, {lhs.shape()} and {rhs.shape()}",
+            "pass matrices of one shape",
         )
     check_same(asked, lhs=lhs.val(), rhs=rhs.val())
     if lhs.val().shape[1:] != rhs.val().shape[1:]:
         raise InvalidInputError(
             asked,
-            f"values of shapes {tuple(lhs.val().shape)} and {tuple(rhs.val().shape)}",
+            f"their values have the shapes {tuple(lhs.val().shape)} and {tuple(rhs.val().shape)}",
             "pass scalars for both, or vectors of one length",
         )
 
@@ -90,6 +92,6 @@ def _check_no_duplicates(what: str, lhs: SparseMatrix, rhs: SparseMatrix) -> Non
     if lhs.has_duplicate() or rhs.has_duplicate():
         raise InvalidInputError(
             f"{what} two sparse matrices",
-            "several non-zeros at one place",
+            "one of them has several non-zeros at one place",
             "call coalesce() on the matrix that has them",
         )

@@ -34,8 +34,8 @@ def spmm(mat: SparseMatrix, dense: torch.Tensor) -> torch.Tensor:
     if not fits or tuple(dense.shape[2:]) != batch:
         raise InvalidInputError(
             asked,
-            f"a matrix of shape {mat.shape()} with values of shape {tuple(value.shape)}, and "
-            f"{tuple(dense.shape)}",
+            f"the sparse matrix has shape {mat.shape()} with values of shape "
+            f"{tuple(value.shape)}, but the dense one has shape {tuple(dense.shape)}",
             f"pass a dense matrix of shape {(mat.shape()[1], 'N', *batch)}",
         )
     check_same(asked, values=value, dense=dense)

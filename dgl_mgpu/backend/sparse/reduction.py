@@ -32,7 +32,9 @@ def reduce(mat: SparseMatrix, rtype: str, dim: int | None = None) -> torch.Tenso
     """
     asked = "reduce a sparse matrix"
     if rtype not in _REDUCTIONS:
-        raise InvalidInputError(asked, f"rtype={rtype!r}", f"pass one of {', '.join(_REDUCTIONS)}")
+        raise InvalidInputError(
+            asked, f"there is no rtype={rtype!r}", f"pass one of {', '.join(_REDUCTIONS)}"
+        )
     name = _REDUCTIONS[rtype]
     value = mat.val()
     if dim is None:
@@ -93,7 +95,9 @@ def _reduce_all(asked: str, value: torch.Tensor, name: str) -> torch.Tensor:
         nothing = value.sum(0)
         return nothing if name in ("sum", "prod") else nothing.to(value.dtype)
     if name == "mean" and not value.is_floating_point():
-        raise InvalidInputError(asked, f"a mean of {value.dtype}", "convert with float()")
+        raise InvalidInputError(
+            asked, f"the values have dtype {value.dtype}, which has no mean", "convert with float()"
+        )
     return getattr(value, name)(0)
 
 

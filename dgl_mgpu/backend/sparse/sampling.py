@@ -50,7 +50,9 @@ def sample(
         )
         return drawn.transpose(), value
     if fanout < -1:
-        raise InvalidInputError(asked, f"fanout {fanout}", "pass a number from 0 on, or -1 for all")
+        raise InvalidInputError(
+            asked, f"the fanout is {fanout}", "pass a number from 0 on, or -1 for all"
+        )
     rows, value = index_select(pattern, value, 0, ids)
     csr = rows.relation.csr()
     weight = _weights(asked, csr, value) if bias else None
@@ -71,10 +73,14 @@ def _weights(asked: str, csr: Compressed, value: torch.Tensor) -> torch.Tensor:
     weight = value.detach().double()
     if weight.dim() != 1:
         raise InvalidInputError(
-            asked, f"vectors of {weight.shape[1]} as weights", "pass bias=False, or scalar values"
+            asked,
+            f"the weights are vectors of {weight.shape[1]} numbers",
+            "pass bias=False, or scalar values",
         )
     if not bool(((weight >= 0) & (weight < torch.inf)).all()):
-        raise InvalidWeightError(asked, "a weight that is negative, infinite or NaN", "mend it")
+        raise InvalidWeightError(
+            asked, "a weight is negative, infinite or NaN", "make all weights finite and at least 0"
+        )
     row = csr.owners().long()
     largest = weight.new_zeros(len(csr.indptr) - 1).scatter_reduce(0, row, weight, "amax")
     return torch.where(weight > 0, weight / largest[row], 0.0)

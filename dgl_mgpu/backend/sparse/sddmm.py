@@ -41,8 +41,8 @@ def sddmm(mat: SparseMatrix, lhs: torch.Tensor, rhs: torch.Tensor) -> SparseMatr
     if not fits:
         raise InvalidInputError(
             asked,
-            f"a matrix of shape {mat.shape()} with values of shape {tuple(value.shape)}, and "
-            f"{shapes[0]} and {shapes[1]}",
+            f"the sparse matrix has shape {mat.shape()} with values of shape "
+            f"{tuple(value.shape)}, but the dense ones have shapes {shapes[0]} and {shapes[1]}",
             f"pass {(mat.shape()[0], 'M')} and {('M', mat.shape()[1])}, or both with one more "
             "dimension, as long as values are",
         )

@@ -38,7 +38,9 @@ def index_select(
     check_indices(asked, index=ids)
     if ids.device != pattern.device:
         raise InvalidInputError(
-            asked, f"index on {ids.device}, matrix on {pattern.device}", "move one to the other"
+            asked,
+            f"the index is on {ids.device}, but the matrix is on {pattern.device}",
+            "move one to the other",
         )
     check_range(asked, (ids, pattern.shape[dim]))
     return _select(pattern, value, dim, ids)
@@ -59,7 +61,7 @@ def range_select(
     if not 0 <= start <= end <= size:
         raise InvalidInputError(
             "select a range of rows or columns of a sparse matrix",
-            f"[{start}, {end}) of {size}",
+            f"the range [{start}, {end}) is not within [0, {size})",
             f"pass a range within [0, {size})",
         )
     return _select(pattern, value, dim, torch.arange(start, end, device=pattern.device))

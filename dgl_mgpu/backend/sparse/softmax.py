@@ -44,6 +44,8 @@ def softmax(mat: SparseMatrix, dim: int) -> SparseMatrix:
     check_dim(asked, dim)
     value = mat.val()
     if not value.is_floating_point():
-        raise InvalidInputError(asked, f"values of {value.dtype}", "convert with float()")
+        raise InvalidInputError(
+            asked, f"the values have dtype {value.dtype}", "convert with float()"
+        )
     pattern = mat.pattern if dim == 1 else mat.pattern.transpose()
     return SparseMatrix(mat.pattern, _Softmax.apply(pattern, value))

@@ -52,13 +52,13 @@ def spspmm(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
     if lhs.shape()[1] != rhs.shape()[0]:
         raise InvalidInputError(
             asked,
-            f"shapes {lhs.shape()} and {rhs.shape()}",
+            f"their shapes are {lhs.shape()} and {rhs.shape()}",
             "pass a second matrix with as many rows as the first has columns",
         )
     if lhs.val().dim() != 1 or rhs.val().dim() != 1:
         raise InvalidInputError(
             asked,
-            f"values of shapes {tuple(lhs.val().shape)} and {tuple(rhs.val().shape)}",
+            f"their values have the shapes {tuple(lhs.val().shape)} and {tuple(rhs.val().shape)}",
             "pass matrices with scalar values",
         )
     check_same(asked, lhs=lhs.val(), rhs=rhs.val())
@@ -76,7 +76,7 @@ def spspmm(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
     if lhs.has_duplicate() or rhs.has_duplicate():
         raise InvalidInputError(
             asked,
-            "several non-zeros at one place",
+            "one of them has several non-zeros at one place",
             "call coalesce() on the matrix that has them",
         )
     check_places(asked, shape)

@@ -195,25 +195,25 @@ class GCN(nn.Module):
         if not g.is_homogeneous:
             raise InvalidCallError(
                 asked,
-                f"a graph with node types {g.ntypes} and edge types {g.etypes}",
+                f"the graph has the node types {g.ntypes} and the edge types {g.etypes}",
                 "pass one with one of each, e.g. dgl.to_homogeneous(g)",
             )
         if x.shape != (g.num_nodes(), self.widths[0]):
             raise InvalidCallError(
                 asked,
-                f"rows of shape {tuple(x.shape)}",
+                f"the rows have shape {tuple(x.shape)}",
                 f"pass shape {(g.num_nodes(), self.widths[0])}, a row for each node of the graph",
             )
         if x.device != g.device:
             raise InvalidCallError(
                 asked,
-                f"rows on '{x.device}' and a graph on '{g.device}'",
+                f"the rows are on '{x.device}', but the graph is on '{g.device}'",
                 "move them there, or pass dgl_mgpu.fullgraph.features.HostRows.of_nodes(g, rows)",
             )
         if x.dtype not in _DTYPES or (self.activation_dtype is None and x.dtype != weight.dtype):
             raise InvalidCallError(
                 asked,
-                f"rows of dtype {x.dtype} and parameters of dtype {weight.dtype}",
+                f"the rows have dtype {x.dtype}, but the parameters have dtype {weight.dtype}",
                 "convert one of them, or make the model with activation_dtype=",
             )
 
@@ -228,12 +228,16 @@ def _check_options(
     asked = "make a GCN"
     if len(widths) < 2 or any(not isinstance(width, int) or width < 1 for width in widths):
         raise InvalidInputError(
-            asked, f"widths {list(widths)}", "pass the input's and each layer's, 1 or more each"
+            asked,
+            f"the widths are {list(widths)}",
+            "pass the width of the input and of each layer, 1 or more each",
         )
     if norm not in ("both", "right", "left", "none"):
-        raise InvalidInputError(asked, f"norm={norm!r}", "use one of both, right, left, none")
+        raise InvalidInputError(
+            asked, f"there is no norm={norm!r}", "use one of both, right, left, none"
+        )
     if not 0.0 <= dropout < 1.0:
-        raise InvalidInputError(asked, f"dropout={dropout}", "pass a chance in [0, 1)")
+        raise InvalidInputError(asked, f"dropout is {dropout}", "pass a probability in [0, 1)")
     if not isinstance(keep_every, int) or keep_every < 1:
         raise InvalidInputError(asked, f"keep_every={keep_every!r}", "pass a positive integer")
     if activation_dtype is not None and activation_dtype not in _DTYPES:

@@ -54,8 +54,8 @@ class Offered(list):
         except IndexError as error:
             raise InvalidInputError(
                 ASKED,
-                f"the model asks for block {place} of {super().__len__()}",
-                "pass num_layers, the number of blocks that it takes",
+                f"the model reads blocks[{place}], but was given {super().__len__()}",
+                "pass num_layers, the number of blocks that the model takes",
             ) from error
 
     def __iter__(self) -> Iterator[Any]:
@@ -70,8 +70,8 @@ class Offered(list):
         if hasattr(DGLGraph, name) and not name.startswith("__"):
             raise _OneGraphError(
                 ASKED,
-                f"the model asks for '{name}' of what it is called with, as of one graph, and is "
-                "called with a list of blocks",
+                f"the model reads '{name}' as if it were called with one graph, but it is called "
+                "with a list of blocks",
                 "have its forward take (blocks, x), a block for each layer; or call it yourself, "
                 "model(g, x), which does all nodes at once",
             )
@@ -159,8 +159,8 @@ class Pattern:
         if len(fitting) != 1:
             raise InvalidInputError(
                 ASKED_LAYERS,
-                f"{what} gives a tensor of shape {tuple(tree.shape)}, which is not a row for each "
-                "destination node, of one type, of its block",
+                f"{what} returns a tensor of shape {tuple(tree.shape)}, which is not one row for "
+                "each destination node of its block",
                 AT_ONCE,
             )
         return Outline(fitting[0], tree.shape[1:], tree.dtype)
@@ -255,10 +255,12 @@ def count_layers(model: nn.Module, pattern: Pattern) -> int:
         # A model that takes as many of its layers as there are blocks has run out of them.
         if not used or not isinstance(error, IndexError):
             raise InvalidInputError(
-                asked, f"called with {_MANY_LAYERS} blocks it raised {error!r}", fix
+                asked,
+                f"when it was called with {_MANY_LAYERS} blocks, the model raised {error!r}",
+                fix,
             ) from error
     count = len(used - {None})
     if None in used or not 0 < count < _MANY_LAYERS:
-        found = f"{count} of {_MANY_LAYERS} blocks reached its modules"
+        found = f"the model's modules used {count} of {_MANY_LAYERS} blocks"
         raise InvalidInputError(asked, found, fix)
     return count

@@ -76,9 +76,9 @@ class Plan:
         if not in_order or set(layers) != set(range(num_layers)):
             raise InvalidInputError(
                 ASKED_LAYERS,
-                f"modules are called with blocks {layers} of {num_layers}, where None is a graph "
-                "that the model has made of one",
-                f"have a module for each block, one after the other, or {AT_ONCE}",
+                f"the model's modules are called with the blocks {layers} of {num_layers} in this "
+                "order, where None is a graph that the model made itself",
+                f"use one module for each block, one after the other, or {AT_ONCE}",
             )
         calls = []
         for record in records:

@@ -113,7 +113,9 @@ def as_columns(g: Graph, x: Any) -> Tree:
         found = {ntype: _feature(g, x, ntype) for ntype in g.ntypes}
         columns = {n: Column(n, rows) for n, rows in found.items() if rows is not None}
         if not columns:
-            raise InvalidInputError(ASKED, f"no node feature {x!r} in the graph", "pass x")
+            raise InvalidInputError(
+                ASKED, f"the graph has no node feature {x!r}", "pass x, a tensor of the input rows"
+            )
         return columns[g.ntypes[0]] if single else columns
     if isinstance(x, torch.Tensor) and single:
         return _checked(g, g.ntypes[0], x)
@@ -125,7 +127,7 @@ def as_columns(g: Graph, x: Any) -> Tree:
         return {name: as_columns(g, name) for name in x}
     raise InvalidInputError(
         ASKED,
-        f"a {type(x).__name__} as x",
+        f"x is of type {type(x).__name__}",
         "pass a tensor or a feature's name"
         if single
         else f"pass a dict of tensors by node type, of {g.ntypes}, or a feature's name",
@@ -149,7 +151,7 @@ def _checked(g: Graph, ntype: str, rows: torch.Tensor) -> Column:
     if not shape or shape[0] != g.num_nodes(ntype):
         raise InvalidInputError(
             ASKED,
-            f"x of shape {shape} for {g.num_nodes(ntype)} nodes of type {ntype!r}",
+            f"x has shape {shape}, but there are {g.num_nodes(ntype)} nodes of type {ntype!r}",
             "pass a row for each node",
         )
     return Column(ntype, rows)

@@ -155,10 +155,14 @@ def _default_inputs(model: nn.Module) -> Sequence[str]:
 
 def _device(model: nn.Module, g: Graph, device: torch.device | str | None) -> torch.device:
     if not isinstance(model, nn.Module):
-        raise InvalidInputError(ASKED, f"a {type(model).__name__} as model", "pass an nn.Module")
+        raise InvalidInputError(
+            ASKED, f"model is of type {type(model).__name__}, not an nn.Module", "pass an nn.Module"
+        )
     if not isinstance(g, DGLGraph | StoreGraph):
         raise InvalidInputError(
-            ASKED, f"a {type(g).__name__} as graph", "pass a DGLGraph or a store's graph"
+            ASKED,
+            f"g is of type {type(g).__name__}, not a graph",
+            "pass a DGLGraph or a store's graph",
         )
     tensors = [*model.parameters(), *model.buffers()]
     found = tensors[0].device if tensors else g.device
@@ -171,7 +175,7 @@ def _device(model: nn.Module, g: Graph, device: torch.device | str | None) -> to
         raise InvalidInputError(
             f"{ASKED} on '{asked}'",
             f"the model's parameters are on '{found}'",
-            f"move it there: model.to('{asked}')",
+            f"move the model there with model.to('{asked}')",
         )
     return asked
 
@@ -191,10 +195,14 @@ def _check(
         )
     for name, value in (("batch_size", batch_size), ("num_layers", num_layers)):
         if value is not None and (type(value) is not int or value < 1):
-            raise InvalidInputError(ASKED, f"{name}={value!r}", "pass a positive int")
+            raise InvalidInputError(ASKED, f"{name} is {value!r}", "pass a positive int")
     if layerwise is False and batch_size is not None:
         raise InvalidInputError(
-            ASKED, f"batch_size={batch_size} with layerwise=False", "leave one of them out"
+            ASKED,
+            f"batch_size={batch_size} is for layer-by-layer inference, and layerwise is False",
+            "leave one of them out",
         )
     if folder is not None and not Path(folder).is_dir():
-        raise InvalidInputError(ASKED, f"no folder '{folder}'", "make it, or name another one")
+        raise InvalidInputError(
+            ASKED, f"there is no folder '{folder}'", "create it, or name another one"
+        )

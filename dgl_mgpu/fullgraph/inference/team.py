@@ -162,7 +162,7 @@ def _check_alike(buffers: list[torch.Tensor], firsts: list[torch.Tensor]) -> Non
     if shapes != wanted:
         raise InvalidInputError(
             ASKED,
-            f"a model with buffers of shapes {shapes}, of which the first rank's has {wanted}",
+            f"the model's buffers have shapes {shapes}, but {wanted} on the first rank",
             "pass the same model on every rank",
         )
 

@@ -283,7 +283,9 @@ def checked_plan(model: nn.Module, pattern: Pattern, num_layers: int) -> Plan:
         expected = expected.cpu()
         if not _close(expected, rows):
             raise InvalidInputError(
-                ASKED_LAYERS, "on a few nodes this gives other results than at once", fix
+                ASKED_LAYERS,
+                "on a few nodes this gives other results than computing all layers at once",
+                fix,
             )
     return plan
 

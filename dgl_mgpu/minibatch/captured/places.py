@@ -107,8 +107,8 @@ class PlacedBatch:
         if self._place.taken() is not self:
             raise InvalidInputError(
                 "compute a mini-batch",
-                "one whose place has been given to another",
-                "pass each one to the step before the next one is asked for",
+                "its place has been given to another mini-batch",
+                "pass each mini-batch to the step before asking for the next one",
             )
         return self._place
 

@@ -91,7 +91,8 @@ class Sizes:
             if ends != begins:
                 raise InvalidInputError(
                     "keep a mini-batch in place",
-                    f"{ends} destinations of block {number}, and {begins} sources of the next",
+                    f"block {number} has {', '.join(map(str, ends))} destinations, "
+                    f"but the next has {', '.join(map(str, begins))} sources",
                     "pass the blocks of one mini-batch, the one nearest the input first",
                 )
         edges = (tuple(map(block.num_edges, block.canonical_etypes)) for block in blocks)
@@ -170,7 +171,7 @@ class _Block:
             if found.eids is not None:
                 raise InvalidInputError(
                     "keep a mini-batch in place",
-                    "a block whose edges are not in the order of their destinations",
+                    "the edges of a block are not in the order of their destinations",
                     "use blocks as DGL's neighbour samplers make them",
                 )
             yield found.indptr, found.indices
@@ -389,7 +390,7 @@ class _FrameRoom:
             if self._first is None:
                 raise InvalidInputError(
                     f"read feature '{name}' of a mini-batch",
-                    "a forward pass that did not read it the first time",
+                    "the forward pass did not read it for the first mini-batch",
                     "read the same features for every mini-batch",
                 )
             data = _read(self._first, name)
@@ -406,8 +407,9 @@ def _read(frame: Frame, name: str) -> torch.Tensor:
     if data.requires_grad:
         raise InvalidInputError(
             "keep a mini-batch in place",
-            f"feature '{name}', which requires gradients that would end here",
-            "compute it in the forward pass, of parameters of the model",
+            f"feature '{name}' requires a gradient, which would not reach what it was computed "
+            "from",
+            "compute it in the forward pass, from parameters of the model",
         )
     return data
 

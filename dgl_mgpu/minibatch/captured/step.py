@@ -48,7 +48,7 @@ def _label(blocks: Blocks) -> torch.Tensor:
     if "label" not in blocks[-1].dstdata:
         raise InvalidInputError(
             "compute a mini-batch's loss",
-            "seeds without 'label'",
+            "the seeds have no feature 'label'",
             'have the sampler fetch them, prefetch_labels=["label"], or say where they are: '
             "CapturedStep(…, labels=…)",
         )
@@ -123,8 +123,7 @@ class CapturedStep:
         if name is not None:
             raise InvalidInputError(
                 "capture a training step",
-                f"batch normalisation in '{name}', whose statistics are of all rows, also of those "
-                "that are there to spare",
+                f"'{name}' is batch normalisation, whose statistics would count padding rows",
                 "use layer normalisation, or train without capturing steps",
             )
         self._required, self._captures = required, True
@@ -171,7 +170,7 @@ class CapturedStep:
         if not isinstance(loader, DataLoader):
             raise InvalidInputError(
                 "go over mini-batches of blocks",
-                f"a {type(loader).__name__}",
+                f"the loader is of type {type(loader).__name__}",
                 "pass a dgl.dataloading.DataLoader, or blocks to the step itself",
             )
         if not captures(torch.device(loader.device)):
@@ -255,7 +254,7 @@ class CapturedStep:
             if place.owner is not self._pass:
                 raise InvalidInputError(
                     "compute a mini-batch",
-                    "one that is in place for another step",
+                    "it was made for another step",
                     "pass each step what its own batches() gives, or the loader's blocks",
                 )
             if place in self._places and place.kind.modes == self._modes():

@@ -98,7 +98,7 @@ def edge_softmax_backward(
     if grad.shape != out.shape or grad.dtype != out.dtype or grad.device != out.device:
         raise InvalidInputError(
             asked,
-            f"grad of shape {tuple(grad.shape)} and dtype {grad.dtype} on {grad.device}",
+            f"grad has shape {tuple(grad.shape)} and dtype {grad.dtype} on {grad.device}",
             f"pass grad of shape {tuple(out.shape)} and dtype {out.dtype} on {out.device}",
         )
     tensors = (indptr, eids, out.contiguous(), grad.contiguous())
@@ -111,25 +111,27 @@ def _checked_rows(
     if indptr.dtype not in ID_DTYPES or indptr.dim() != 1 or len(indptr) == 0:
         raise InvalidInputError(
             asked,
-            f"indptr of shape {tuple(indptr.shape)} and dtype {indptr.dtype}",
-            "pass a vector of int32 or int64 with a bound more than there are rows",
+            f"indptr has shape {tuple(indptr.shape)} and dtype {indptr.dtype}",
+            "pass a vector of int32 or int64, one longer than there are rows",
         )
     if scores.dtype not in DTYPES or scores.dim() == 0:
         raise InvalidInputError(
             asked,
-            f"scores of shape {tuple(scores.shape)} and dtype {scores.dtype}",
+            f"scores has shape {tuple(scores.shape)} and dtype {scores.dtype}",
             "pass float32, float64, float16 or bfloat16 with a row for each edge",
         )
     if indptr.device != scores.device:
         raise InvalidInputError(
-            asked, f"indptr on {indptr.device} for scores on {scores.device}", "move one of them"
+            asked,
+            f"indptr is on {indptr.device}, but scores is on {scores.device}",
+            "move one of them",
         )
     if eids is None:
         return indptr.contiguous(), None
     if (eids.dtype, eids.device) != (indptr.dtype, indptr.device) or eids.shape != scores.shape[:1]:
         raise InvalidInputError(
             asked,
-            f"eids of shape {tuple(eids.shape)} and dtype {eids.dtype} on {eids.device}",
+            f"eids has shape {tuple(eids.shape)} and dtype {eids.dtype} on {eids.device}",
             f"pass eids of shape ({len(scores)},) and dtype {indptr.dtype} on {indptr.device}",
         )
     return indptr.contiguous(), eids.contiguous()

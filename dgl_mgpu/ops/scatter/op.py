@@ -282,7 +282,7 @@ def update_rows(
     if num_states != rule.num_states:
         raise InvalidInputError(
             asked,
-            f"{num_states} tables of state for {type(rule).__name__}",
+            f"there are {num_states} tables of state for {type(rule).__name__}",
             f"pass {rule.num_states}",
         )
     torch.ops.dgl_mgpu.update_rows(
@@ -319,7 +319,7 @@ def _checked_rows(
     if tuple(rows.shape) != shape or rows.dtype != dtype or rows.device != ids.device:
         raise InvalidInputError(
             asked,
-            f"{name} of shape {tuple(rows.shape)} and dtype {rows.dtype} on {rows.device}",
+            f"{name} has shape {tuple(rows.shape)} and dtype {rows.dtype} on {rows.device}",
             f"pass {name} of shape {shape} and dtype {dtype} on {ids.device}",
         )
     return rows.detach().contiguous()
@@ -332,7 +332,7 @@ def _checked_shares(shares: torch.Tensor | None, view: RowView, asked: str) -> t
     if tuple(shares.shape) != shape or shares.dtype != torch.int64:
         raise InvalidInputError(
             asked,
-            f"shares of shape {tuple(shares.shape)} and dtype {shares.dtype}",
+            f"shares has shape {tuple(shares.shape)} and dtype {shares.dtype}",
             f"pass shares of shape {shape} and dtype torch.int64",
         )
     return shares.to(view.pointers.device).contiguous()

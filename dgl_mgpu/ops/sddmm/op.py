@@ -91,7 +91,9 @@ def sddmm(
     """
     asked = _asked(op, lhs_target, rhs_target)
     if op not in OPERATIONS:
-        raise InvalidInputError(asked, f"op={op!r}", f"pass one of {', '.join(OPERATIONS)}")
+        raise InvalidInputError(
+            asked, f"there is no op={op!r}", f"pass one of {', '.join(OPERATIONS)}"
+        )
     if lhs_target not in TARGETS or rhs_target not in TARGETS:
         raise InvalidInputError(
             asked,
@@ -103,7 +105,8 @@ def sddmm(
     if src.shape != dst.shape or src.dtype != dst.dtype:
         raise InvalidInputError(
             asked,
-            f"{len(src)} sources of {src.dtype} and {len(dst)} destinations of {dst.dtype}",
+            f"there are {len(src)} sources of {src.dtype}, but {len(dst)} destinations of "
+            f"{dst.dtype}",
             "pass as many of both, of one dtype",
         )
     if op != "copy_rhs":
@@ -125,17 +128,18 @@ def _checked_operand(
     operand: torch.Tensor | None, name: str, target: str, src: torch.Tensor, asked: str
 ) -> torch.Tensor:
     if operand is None:
-        raise InvalidInputError(asked, f"{name}=None", f"pass {name}, which the operation reads")
+        raise InvalidInputError(asked, f"{name} is None", f"pass {name}, which the operation reads")
     if operand.dtype not in DTYPES or operand.dim() == 0 or operand.device != src.device:
         raise InvalidInputError(
             asked,
-            f"{name} of shape {tuple(operand.shape)} and dtype {operand.dtype} on {operand.device}",
+            f"{name} has shape {tuple(operand.shape)} and dtype {operand.dtype} on "
+            f"{operand.device}",
             f"pass rows of float32, float64, float16 or bfloat16 on {src.device}",
         )
     if target == "e" and operand.shape[0] != src.shape[0]:
         raise InvalidInputError(
             asked,
-            f"{name} of {len(operand)} rows for {len(src)} edges",
+            f"{name} has {len(operand)} rows, but there are {len(src)} edges",
             "pass a row for each edge",
         )
     return operand.contiguous()
@@ -144,13 +148,15 @@ def _checked_operand(
 def _check_pair(lhs: torch.Tensor, rhs: torch.Tensor, op: str, asked: str) -> None:
     if lhs.dtype != rhs.dtype:
         raise InvalidInputError(
-            asked, f"lhs of {lhs.dtype} and rhs of {rhs.dtype}", "pass both in one dtype"
+            asked,
+            f"lhs has dtype {lhs.dtype} and rhs has dtype {rhs.dtype}",
+            "pass both in one dtype",
         )
     left, right = lhs.shape[1:], rhs.shape[1:]
     if op == "dot" and (not left or not right or left[-1] != right[-1]):
         raise InvalidInputError(
             asked,
-            f"feature shapes {tuple(left)} and {tuple(right)}",
+            f"the rows have shapes {tuple(left)} and {tuple(right)}",
             "pass rows whose last dimension is the same",
         )
     if left != right and any(
@@ -158,6 +164,6 @@ def _check_pair(lhs: torch.Tensor, rhs: torch.Tensor, op: str, asked: str) -> No
     ):
         raise InvalidInputError(
             asked,
-            f"feature shapes {tuple(left)} and {tuple(right)}",
+            f"the rows have shapes {tuple(left)} and {tuple(right)}",
             "pass shapes that broadcast from the right",
         )

@@ -71,7 +71,7 @@ def transpose(
     indptr = check_ids(indptr, _ASKED)
     if indptr.shape[0] == 0:
         raise InvalidInputError(
-            _ASKED, "an empty indptr", "pass one more element than there are rows"
+            _ASKED, "indptr is empty", "pass one more element than there are rows"
         )
     indices = check_ids(indices, _ASKED, indptr.device)
     if eids is not None:
@@ -79,7 +79,7 @@ def transpose(
         if eids.shape != indices.shape:
             raise InvalidInputError(
                 _ASKED,
-                f"{len(indices)} columns, but {len(eids)} edges",
+                f"there are {len(indices)} columns, but {len(eids)} edge ids",
                 "pass both of each entry",
             )
     for ids in (indices, eids):

@@ -58,11 +58,13 @@ def append_unique(
     if seeds.dtype != neighbors.dtype:
         raise InvalidInputError(
             asked,
-            f"seeds of dtype {seeds.dtype} and neighbors of dtype {neighbors.dtype}",
+            f"seeds has dtype {seeds.dtype}, but neighbors has dtype {neighbors.dtype}",
             "convert one to the dtype of the other",
         )
     if seeds.numel() + neighbors.numel() > torch.iinfo(seeds.dtype).max:
         raise InvalidInputError(
-            asked, f"more ids than {seeds.dtype} can number", "pass int64 ids or a smaller batch"
+            asked,
+            f"there are more ids than {seeds.dtype} can number",
+            "pass int64 ids or a smaller batch",
         )
     return torch.ops.dgl_mgpu.append_unique(seeds, neighbors)

@@ -167,7 +167,7 @@ def test_what_is_said_in_other_words_is_the_same():
 
 def _without_data() -> None:
     first = Ranks.of_this_machine().rank == 0
-    with pytest.raises(InvalidInputError, match="no graph on the machine's first rank"):
+    with pytest.raises(InvalidInputError, match="the machine's first rank passed no graph"):
         GlobalStore.from_dgl(None if first else graph(), device="cpu")
     with pytest.raises(RankFailedError if first else InvalidInputError, match="a block"):
         block = dgl.to_block(graph(), torch.arange(NODES))
@@ -179,5 +179,5 @@ def test_no_graph_is_told_on_all_ranks():
 
 
 def test_a_rank_alone_needs_a_graph():
-    with pytest.raises(InvalidInputError, match="no graph on the machine's first rank"):
+    with pytest.raises(InvalidInputError, match="the machine's first rank passed no graph"):
         dgl_mgpu.GlobalStore.from_dgl(None, device="cpu")

@@ -472,7 +472,7 @@ def test_bad_edges_are_refused():
     graph, count = store.graph, store.graph.num_edges()
     for use in (graph.find_edges, graph.edge_subgraph):
         for bad in (-1, count):
-            with pytest.raises(IdOutOfRangeError, match=f"edge {bad} of {count}"):
+            with pytest.raises(IdOutOfRangeError, match=f"no edge {bad}, the graph has {count}"):
                 use(torch.tensor([0, bad], dtype=torch.int32))
         for ids in (torch.tensor([1.0]), torch.tensor([1]), torch.ones(count, dtype=torch.bool)):
             with pytest.raises(InvalidInputError, match=r"torch\.int32"):
@@ -483,16 +483,16 @@ def test_bad_edges_are_refused():
         graph.find_edges(torch.tensor([0], dtype=torch.int32), "sells")
     with pytest.raises(InvalidInputError, match="sells"):
         graph.edge_subgraph({"sells": torch.tensor([0], dtype=torch.int32)})
-    with pytest.raises(IdOutOfRangeError, match="destination node 500 of 500"):
+    with pytest.raises(IdOutOfRangeError, match="no destination node 500, the graph has 500"):
         graph.has_edges_between(0, 500)
-    with pytest.raises(IdOutOfRangeError, match="source node -3 of 500"):
+    with pytest.raises(IdOutOfRangeError, match="no source node -3, the graph has 500"):
         graph.has_edges_between(-3, 5)
     three = torch.arange(3, dtype=torch.int32)
-    with pytest.raises(InvalidInputError, match="pairs"):
+    with pytest.raises(InvalidInputError, match="there are 3 sources but 2 destinations"):
         graph.has_edges_between(three, three[:2])
     with pytest.raises(InvalidInputError, match="num"):
         graph.global_uniform_negative_sampling(-1)
-    with pytest.raises(InvalidInputError, match="fit"):
+    with pytest.raises(InvalidInputError, match="edge types fit: "):
         dgl_mgpu.GlobalStore.from_dgl(bought_graph()).graph.find_edges(torch.tensor([0]))
     store.close()
     with pytest.raises(StoreClosedError):

@@ -394,7 +394,7 @@ def test_weights_of_shape_edges_by_one_are_a_vector():
 def test_features_without_bytes_are_refused_by_name():
     g = dgl.rand_graph(50, 400)
     g.ndata["nothing"] = torch.zeros(50, 0)
-    with pytest.raises(InvalidInputError, match=r"'nothing' of shape \(50, 0\)"):
+    with pytest.raises(InvalidInputError, match=r"'nothing' has shape \(50, 0\)"):
         dgl_mgpu.GlobalStore.from_dgl(g)
     assert dgl_mgpu.GlobalStore.from_dgl(dgl.graph([], num_nodes=0)).graph.num_nodes() == 0
 

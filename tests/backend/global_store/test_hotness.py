@@ -65,7 +65,7 @@ def test_presampling_covers_every_node_type():
     [
         (torch.arange(800) < 9, "of a mask, mask.nonzero"),
         ({"paper": torch.arange(9)}, "find node type 'paper'"),
-        (torch.tensor([800]), "seed node 800 of 800"),
+        (torch.tensor([800]), "no seed node 800, the graph has 800 nodes"),
     ],
 )
 def test_seeds_that_presampling_cannot_begin_from(seeds, message):

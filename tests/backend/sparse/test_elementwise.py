@@ -128,7 +128,7 @@ def test_matrices_that_do_not_go_together(op, form):
     for other, error in (
         (make(form, (5, 4)).sparse, "shapes"),
         (a.float(), "torch.float32"),
-        (make(form, (4, 5), width=2).sparse, "values of shapes"),
+        (make(form, (4, 5), width=2).sparse, "their values have the shapes"),
     ):
         with pytest.raises(InvalidInputError, match=error):
             op(a, other)

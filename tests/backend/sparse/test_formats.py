@@ -178,13 +178,13 @@ def test_pickling_and_copying(form):
 @pytest.mark.parametrize(
     ("indices", "value", "shape", "error"),
     [
-        (INDICES, torch.rand(2), (3, 4), "values of shape"),
-        (INDICES, torch.tensor(1.0), (3, 4), "values of shape"),
+        (INDICES, torch.rand(2), (3, 4), "the values have shape"),
+        (INDICES, torch.tensor(1.0), (3, 4), "the values have shape"),
         (INDICES.float(), torch.rand(3), (3, 4), "float32"),
-        (INDICES.T, torch.rand(3), (3, 4), r"indices of shape \(3, 2\)"),
+        (INDICES.T, torch.rand(3), (3, 4), r"indices have shape \(3, 2\)"),
         (INDICES, torch.rand(3), (3, 4, 5), "shape"),
         (INDICES, torch.rand(3), (-3, 4), "shape"),
-        (INDICES, torch.rand(3, device="meta"), (3, 4), "values on meta"),
+        (INDICES, torch.rand(3, device="meta"), (3, 4), "values are on meta"),
     ],
 )
 def test_bad_coo(indices, value, shape, error):

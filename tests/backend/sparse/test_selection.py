@@ -64,7 +64,7 @@ def test_what_cannot_be_selected():
         with pytest.raises(InvalidInputError):
             EXAMPLE.index_select(0, ids)
     for part in (slice(0, 6), slice(3, 2), slice(-1, 2)):
-        with pytest.raises(InvalidInputError, match="of 5"):
+        with pytest.raises(InvalidInputError, match="is not within"):
             EXAMPLE.range_select(0, part)
     with pytest.raises(NotImplementedError):
         EXAMPLE.range_select(0, slice(0, 4, 2))
@@ -206,17 +206,17 @@ def test_rows_without_weight_are_not_sampled():
 def test_what_cannot_be_sampled():
     matrix = make("coo", (5, 6)).sparse
     ids = torch.tensor([0, 1])
-    with pytest.raises(InvalidInputError, match="fanout -2"):
+    with pytest.raises(InvalidInputError, match="the fanout is -2"):
         matrix.sample(0, -2, ids)
     for dim in (-1, 2):
         with pytest.raises(InvalidInputError, match=f"dim={dim}"):
             matrix.sample(dim, 2, ids)
-    with pytest.raises(InvalidInputError, match="index of type list"):
+    with pytest.raises(InvalidInputError, match="index is of type list"):
         matrix.sample(0, 2, [0, 1])
     with pytest.raises(IdOutOfRangeError):
         matrix.sample(0, 2, torch.tensor([5]))
     for bad in (-1.0, float("nan"), float("inf")):
         with pytest.raises(InvalidWeightError):
             (matrix * bad).sample(0, 2, torch.arange(5), bias=True)
-    with pytest.raises(InvalidInputError, match="vectors of 2"):
+    with pytest.raises(InvalidInputError, match="the weights are vectors of 2"):
         make("coo", (5, 6), width=2).sparse.sample(0, 2, ids, bias=True)

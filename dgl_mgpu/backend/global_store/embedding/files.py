@@ -173,5 +173,7 @@ def _read(file: IO[bytes] | None, table: Table, run: range, path: Path) -> torch
     nbytes = len(run) * table.row_bytes
     found = bytearray(file.read(nbytes))
     if len(found) != nbytes:
-        raise CheckpointError(f"load rows from {path}", "it has changed since it began", _OTHER)
+        raise CheckpointError(
+            f"load rows from {path}", "the file was changed while it was read", _OTHER
+        )
     return torch.frombuffer(found, dtype=view.dtype).reshape(len(run), *view.row_shape)

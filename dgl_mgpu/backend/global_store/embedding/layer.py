@@ -192,7 +192,7 @@ class StoreEmbedding(nn.Module):
         # A file would have references to this process's memory, and a copy would not learn.
         raise InvalidInputError(
             f"copy or pickle embedding '{self.name}'",
-            "its rows are in the store, once for all",
+            "its rows are in the store, and there is one copy of them",
             "write them with embedding.save(path), and keep it out of the module that is copied",
         )
 

@@ -61,21 +61,28 @@ class EmbeddingOptimizer:
         for embedding in self._embeddings:
             if not isinstance(embedding, StoreEmbedding):
                 raise InvalidInputError(
-                    asked, f"a {type(embedding).__name__}", "pass embeddings of a store"
+                    asked,
+                    f"one is of type {type(embedding).__name__}, not an embedding of a store",
+                    "pass what store.embedding(name) gives",
                 )
             if embedding.optimizer != self.kind:
                 raise InvalidInputError(
                     asked,
-                    f"embedding '{embedding.name}' is kept for '{embedding.optimizer}'",
+                    f"embedding '{embedding.name}' was built for the optimizer "
+                    f"'{embedding.optimizer}'",
                     "build the store with "
                     f"EmbeddingSpec({embedding.embedding_dim}, optimizer='{self.kind}')",
                 )
         if not self._embeddings or len({*map(id, self._embeddings)}) != len(self._embeddings):
             raise InvalidInputError(
-                asked, f"embeddings {[each.name for each in self._embeddings]}", "name each once"
+                asked,
+                f"one of the embeddings {[each.name for each in self._embeddings]} is given twice",
+                "pass each one once",
             )
         if over_ranks not in ("mean", "sum"):
-            raise InvalidInputError(asked, f"over_ranks={over_ranks!r}", "use 'mean' or 'sum'")
+            raise InvalidInputError(
+                asked, f"there is no over_ranks={over_ranks!r}", "use 'mean' or 'sum'"
+            )
         _check(asked, "lr", lr, math.inf)
         self.lr = lr
         self._ranks = Ranks.of_all_machines()
@@ -166,7 +173,9 @@ class SparseAdam(EmbeddingOptimizer):
     ) -> None:
         asked = "train with SparseAdam"
         if not (isinstance(betas, Sequence) and len(betas) == 2):
-            raise InvalidInputError(asked, f"betas={betas!r}", "pass two of them")
+            raise InvalidInputError(
+                asked, f"betas={betas!r} is not a pair of numbers", "pass two of them"
+            )
         for beta in betas:
             _check(asked, "betas", beta, 1.0)
         _check(asked, "eps", eps, math.inf)
@@ -175,4 +184,6 @@ class SparseAdam(EmbeddingOptimizer):
 
 def _check(asked: str, name: str, value: float, below: float) -> None:
     if not (isinstance(value, Real) and 0 <= value < below):
-        raise InvalidInputError(asked, f"{name}={value!r}", f"use a number in [0, {below})")
+        raise InvalidInputError(
+            asked, f"{name}={value!r} is out of range", f"use a number in [0, {below})"
+        )

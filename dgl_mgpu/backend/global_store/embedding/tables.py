@@ -61,7 +61,9 @@ class EmbeddingSpec:
         check_integer(self.dim, "dim", 1, asked)
         if self.optimizer not in list(STATES):  # which also asks for what has no hash
             raise InvalidInputError(
-                asked, f"optimizer={self.optimizer!r}", f"name one of {', '.join(STATES)}"
+                asked,
+                f"there is no optimizer {self.optimizer!r}",
+                f"name one of {', '.join(STATES)}",
             )
         if isinstance(self.init, torch.Tensor | np.ndarray):
             return
@@ -71,7 +73,9 @@ class EmbeddingSpec:
             is_known = self.init == "xavier"
         if not is_known:
             raise InvalidInputError(
-                asked, f"init={self.init!r}", "give 'xavier', a bound of 0 or more, or the rows"
+                asked,
+                f"init={self.init!r} is none of the ways to fill the first rows",
+                "pass 'xavier', a bound of 0 or more, or the rows themselves",
             )
 
     def bound(self, num_nodes: int) -> float:
@@ -101,7 +105,7 @@ def read_specs(embeddings: Mapping[str, Any] | None, ntypes: list[str]) -> Specs
     asked = "keep embeddings in a store"
     if not isinstance(embeddings, Mapping | None):
         raise InvalidInputError(
-            asked, f"embeddings={embeddings!r}", "pass a dict, such as {'emb': 64}"
+            asked, f"embeddings={embeddings!r} is not a dict", "pass a dict, such as {'emb': 64}"
         )
     specs: Specs = {}
     for first, given in (embeddings or {}).items():
@@ -112,11 +116,13 @@ def read_specs(embeddings: Mapping[str, Any] | None, ntypes: list[str]) -> Specs
         else:
             raise InvalidInputError(
                 asked,
-                f"'{first}' of no node type, in a graph with types {ntypes}",
+                f"the graph has the node types {ntypes}, and '{first}' does not say of which it is",
                 "name embeddings by node type: {'paper': {'emb': 64}}",
             )
         if ntype not in ntypes:
-            raise InvalidInputError(asked, f"node type '{ntype}'", f"name one of {ntypes}")
+            raise InvalidInputError(
+                asked, f"the graph has no node type '{ntype}'", f"name one of {ntypes}"
+            )
         for name, spec in named.items():
             specs[ntype, name] = spec if isinstance(spec, EmbeddingSpec) else EmbeddingSpec(spec)
     return specs
@@ -145,8 +151,9 @@ def with_embeddings(
             if (rows.num_rows, *rows.row_shape) != shape or rows.dtype != torch.float32:
                 raise InvalidInputError(
                     asked,
-                    f"first rows of shape {(rows.num_rows, *rows.row_shape)} and {rows.dtype}",
-                    f"pass rows of shape {shape} and torch.float32",
+                    f"the first rows have shape {(rows.num_rows, *rows.row_shape)} and dtype "
+                    f"{rows.dtype}",
+                    f"pass rows of shape {shape} and dtype torch.float32",
                 )
         tables = 1 + len(STATES[spec.optimizer])
         found[table] = FeatureSource(_zeros(shape[0], tables * spec.dim), ntype)
