@@ -15,6 +15,7 @@ import os
 import resource
 import shutil
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -27,11 +28,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from dgl_mgpu import limits
 from dgl_mgpu.backend.compat.environment import SUPPORTED, installed_version
 from dgl_mgpu.backend.compat.registry import UNAVAILABLE
 from dgl_mgpu.backend.compat.unavailable import why_unavailable
 from dgl_mgpu.backend.originals import originals
 from dgl_mgpu.errors import DGLMGPUError
+from dgl_mgpu.training.group import await_killed
 from dgl_mgpu.units import human_bytes
 
 if TYPE_CHECKING:
@@ -393,7 +396,8 @@ def _read_in_child(tensors: list[torch.Tensor]) -> list[bool]:
         child.join(5.0)  # it must not outlive the tensors it maps
         if child.is_alive():
             child.kill()
-            child.join()
+            deadline = time.monotonic() + limits.END
+            await_killed(child, "doctor's other process", deadline)
     if isinstance(answer, str):
         raise RuntimeError(f"in the other process: {answer}")
     return answer

@@ -6,7 +6,7 @@ rank computes has none: only who waits for it.
 
 from __future__ import annotations
 
-#: For all ranks to join a job, and in it for each exchange.
+#: For all ranks to join a job, and in it for each exchange of tensors.
 JOIN = 600.0
 #: For ranks that were told to stop to do so by themselves.
 STOP = 25.0
@@ -21,5 +21,6 @@ LEAVE = 60.0
 END = 20.0
 #: For the end of a command after Ctrl-C.
 INTERRUPT = 30.0
-#: For the folder that another process builds, a data set that it generates or downloads.
+#: For the folder that another process builds, a data set that it generates or downloads; and for
+#: each exchange of Python objects, before which one rank may do that while the others wait for it.
 BUILD = 6 * 3600.0

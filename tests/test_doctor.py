@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import errno
 import io
+import multiprocessing
 import os
+import re
 import resource
 import shutil
+import signal
 import sys
+import time
 import types
 from collections import namedtuple
+from multiprocessing.process import BaseProcess
 
 import pytest
 import torch
 from rich.console import Console
 
-from dgl_mgpu import doctor
+from dgl_mgpu import doctor, limits
 from dgl_mgpu.backend.compat.environment import VersionRange
 from dgl_mgpu.errors import SharedMemoryError
 
@@ -275,6 +280,26 @@ def test_a_silent_dead_or_failing_process_is_a_problem(monkeypatch, child, timeo
     monkeypatch.setattr(doctor, "CHILD_TIMEOUT_SECONDS", timeout)
     check = doctor._run("CUDA IPC", doctor._cuda_ipc)
     assert (check.status, check.found) == ("problem", found)
+
+
+def _stay(connection):
+    time.sleep(300)
+
+
+def test_a_process_that_cannot_be_killed_is_told_of_and_left(monkeypatch, caplog):
+    """As one that a device keeps; the signal is held back here."""
+    monkeypatch.setattr(doctor, "_pattern", lambda device: torch.zeros(2))
+    monkeypatch.setattr(doctor, "_answer_what_is_read", _stay)
+    monkeypatch.setattr(doctor, "CHILD_TIMEOUT_SECONDS", 0.1)
+    monkeypatch.setattr(limits, "END", 0.1)
+    monkeypatch.setattr(BaseProcess, "kill", lambda process: None)
+    with pytest.raises(RuntimeError, match="no answer within"):
+        doctor._read_in_child([torch.zeros(2)])
+    told = re.search(r"process \(process (\d+)\) was killed and has not ended", caplog.text)
+    assert told, caplog.text
+    pid = int(told[1])
+    assert pid not in {process.pid for process in multiprocessing.active_children()}
+    os.kill(pid, signal.SIGKILL)
 
 
 def test_wrong_values_over_ipc_name_the_gpu(monkeypatch):

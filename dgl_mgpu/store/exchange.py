@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu import limits
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.topology.shared_memory import SHARED_MEMORY, unusable_shared_memory
 from dgl_mgpu.torchrun import under_torchrun
@@ -214,7 +215,7 @@ class Ranks:
             self._group = None
         raise RankFailedError(
             "exchange with the machine's other ranks",
-            f"one of them is gone ({self._lost})",
+            f"one of them is gone, or does not answer ({self._lost})",
             "see why it ended, and start the run again",
         )
 
@@ -234,7 +235,7 @@ def _known_groups() -> tuple[Ranks, Ranks, Ranks]:
     if dist.get_world_size() == 1:
         return Ranks(), Ranks(), Ranks()
     if _groups is None or _groups[0] is not dist.group.WORLD:
-        group = dist.new_group(backend="gloo")
+        group = _gloo_group(None)
         everyone = Ranks(group)
         here = everyone.together("find the ranks of one machine", _machine_id)
         found = everyone.all_gather((here, _has_nccl()))
@@ -244,13 +245,13 @@ def _known_groups() -> tuple[Ranks, Ranks, Ranks]:
         mine, firsts = Ranks(), Ranks()
         for machine in dict.fromkeys(machines):
             members = [rank for rank, other in enumerate(machines) if other == machine]
-            group = dist.new_group(members, backend="gloo")
+            group = _gloo_group(members)
             gpu_group = _nccl_group(members) if has_nccl else None
             if machine == machines[dist.get_rank()]:
                 mine = Ranks(group, gpu_group)
         members = [machines.index(machine) for machine in dict.fromkeys(machines)]
         if len(members) > 1:
-            group = dist.new_group(members, backend="gloo")
+            group = _gloo_group(members)
             firsts = Ranks(group) if dist.get_rank() in members else firsts
         _groups = dist.group.WORLD, everyone, mine, firsts
     return _groups[1:]
@@ -271,6 +272,20 @@ def _require_one_process() -> None:
 
 def _has_nccl() -> bool:
     return torch.cuda.is_available() and dist.is_nccl_available()
+
+
+def _gloo_group(members: list[int] | None) -> dist.ProcessGroup:
+    # Its ranks may wait for one that makes a data set.
+    limit = timedelta(seconds=limits.BUILD)
+    try:
+        return dist.new_group(members, backend="gloo", timeout=limit)
+    except RuntimeError as error:
+        raise RankFailedError(
+            "connect to the other ranks",
+            f"one of them is gone, or did not come within {limits.BUILD:g} s "
+            f"({str(error).partition(chr(10))[0]})",
+            "see why it ended, and start the run again",
+        ) from error
 
 
 def _nccl_group(members: list[int] | None) -> dist.ProcessGroup:

@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import signal
 import time
 from collections.abc import Iterable
+from multiprocessing import process as processes
 from pathlib import Path
+from typing import Any
 
+from dgl_mgpu import limits
 from dgl_mgpu.topology.shared_memory import SHARED_MEMORY
+
+log = logging.getLogger(__name__)
 
 # A killed process ends as soon as it leaves the kernel; in more than this, a device keeps it there.
 _END_SECONDS = 5.0
@@ -30,6 +36,28 @@ def kill_group(leader: int) -> list[int]:
         return _members(leader)
     finally:
         os.killpg(leader, signal.SIGKILL)
+
+
+def await_killed(process: Any, name: str, deadline: float) -> None:
+    """Wait until a killed process of multiprocessing has ended; at the deadline, say so and go on.
+
+    Parameters
+    ----------
+    process : multiprocessing.Process
+    name : str
+        What it is, for who reads the warning.
+    deadline : float
+        In the time of `time.monotonic`, `limits.END` seconds after it was killed.
+    """
+    process.join(max(deadline - time.monotonic(), 0.0))
+    if process.exitcode is None:
+        log.warning(
+            "%s (process %d) was killed and has not ended within %g s: a device or a file system "
+            "keeps it",
+            name, process.pid, limits.END,
+        )  # fmt: skip
+        # Python would wait for it at its own end, without a limit.
+        processes._children.discard(process)  # type: ignore[attr-defined]
 
 
 def remove_shared(killed: Iterable[int]) -> None:

@@ -10,14 +10,14 @@ import multiprocessing as mp
 import os
 import pickle
 import signal
+import struct
 import sys
 import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
-from multiprocessing import process as processes
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any, NoReturn
@@ -31,7 +31,7 @@ from dgl_mgpu.errors import DGLMGPUError, RankFailedError
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.topology.shared_memory import free_shared_bytes
 from dgl_mgpu.torchrun import under_torchrun
-from dgl_mgpu.training.group import kill_group, remove_shared
+from dgl_mgpu.training.group import await_killed, kill_group, remove_shared
 from dgl_mgpu.training.stop import Stopped, Told, blocked
 from dgl_mgpu.training.watch import Watch
 from dgl_mgpu.training.whereabouts import Whereabouts, last_stage, shared_stage, stage_of
@@ -45,6 +45,8 @@ _LOOK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
 # Characters of an error that are passed on.
 _MAX_TEXT = 20_000
+# How many bytes a rank's last word has, which come next.
+_LENGTH = struct.Struct("!Q")
 
 
 @dataclass(frozen=True)
@@ -66,6 +68,26 @@ class _Rank:
     process: Any
     report: Connection
     stage: ctypes.Array[ctypes.c_char]
+    read: bytearray = field(default_factory=bytearray)
+
+    def hear(self) -> bool:
+        """Read what there is of its last word, without waiting for more; whether more may come.
+
+        A rank may be killed within its word while its children hold the pipe open.
+        """
+        os.set_blocking(self.report.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self.report.fileno(), 1 << 16):
+                self.read.extend(part)
+            return False
+        return True
+
+    def word(self) -> _Outcome | None:
+        """Its last word, if all of it has been read."""
+        start = _LENGTH.size
+        if len(self.read) < start or len(self.read) < start + _LENGTH.unpack_from(self.read)[0]:
+            return None
+        return pickle.loads(self.read[start:])
 
     def has_ended(self, ready: list[Any]) -> bool:
         """Whether it has, which its sentinel may not tell while its children hold that open."""
@@ -285,12 +307,14 @@ def _hear(
         ready = wait([*signs, *told.sign], min(max(left, 0.0), _LOOK_SECONDS))
         told.check()
         for rank, each in running.items():
+            # Asked first: all that a rank has written that has ended is there to be read.
+            has_ended = each.has_ended(ready)
             # A rank's report is its last word: read at once, since it may fill the pipe.
-            if each.report in ready or each.has_ended(ready):
-                try:
-                    outcomes[rank] = each.report.recv() if each.report.poll(0) else None
-                except (EOFError, OSError):  # it was killed, before its word or within it
-                    outcomes[rank] = None
+            if each.report in ready or has_ended:
+                may_say_more = each.hear() and not has_ended
+                word = each.word()
+                if word is not None or not may_say_more:
+                    outcomes[rank] = word
         if not ready and left <= 0:
             break
         failed = [outcome for outcome in outcomes.values() if outcome is None or not outcome.done]
@@ -336,15 +360,7 @@ def _end(ranks: list[_Rank]) -> None:
     killed = [number for each in ranks if each.process.is_alive() for number in _kill(each.process)]
     deadline = time.monotonic() + limits.END
     for rank, each in enumerate(ranks):
-        each.process.join(max(deadline - time.monotonic(), 0.0))
-        if each.process.exitcode is None:
-            log.warning(
-                "rank %d (process %d) was killed and has not ended within %g s: a device or a file "
-                "system keeps it",
-                rank, each.process.pid, limits.END,
-            )  # fmt: skip
-            # Python would wait for it at its own end, without a limit.
-            processes._children.discard(each.process)  # type: ignore[attr-defined]
+        await_killed(each.process, f"rank {rank}", deadline)
     remove_shared(killed)
 
 
@@ -393,11 +409,17 @@ def _rank_main(
         follows = isinstance(error, RankFailedError)
         trace = traceback.format_exc()[-_MAX_TEXT:]
         when = time.monotonic()
-        sender.send(_Outcome(False, False, follows, when, _portable(error), trace))
+        _say(sender, _Outcome(False, False, follows, when, _portable(error), trace))
         sender.close()
         # Without the interpreter's shutdown, which may wait for ranks that are gone.
         os._exit(1)
-    sender.send(_Outcome(True, stopped))
+    _say(sender, _Outcome(True, stopped))
+
+
+def _say(sender: Connection, word: _Outcome) -> None:
+    content = pickle.dumps(word)
+    with open(sender.fileno(), "wb", closefd=False) as pipe:
+        pipe.write(_LENGTH.pack(len(content)) + content)
 
 
 def _portable(error: Exception) -> Exception | str:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.distributed as dist
 
+from dgl_mgpu import limits
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store import exchange as exchange_module
@@ -70,3 +72,28 @@ def _no_room(*_: object) -> None:
 
 def test_a_rank_without_room_is_told_on_all():
     launch(_has_no_room, 2)
+
+
+def _one_does_not_come() -> None:
+    limits.BUILD = 0.5
+    if dist.get_rank() == 0:
+        with pytest.raises(
+            RankFailedError, match=r"connect to the other ranks: .* within 0\.5 s \(.*\)"
+        ):
+            Ranks.of_all_machines()
+    dist.barrier()
+
+
+def _one_does_not_answer() -> None:
+    limits.BUILD = 0.5
+    ranks = Ranks.of_all_machines()
+    if ranks.rank == 0:
+        with pytest.raises(RankFailedError, match=r"does not answer \(.*Timed out waiting 500ms"):
+            ranks.all_gather("here")
+    dist.barrier()
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("work", [_one_does_not_come, _one_does_not_answer])
+def test_the_wait_for_a_rank_has_a_limit(work):
+    launch(work, 2)

@@ -133,10 +133,27 @@ def _command(folder: Path, overrides: tuple[str, ...]) -> None:
 
 def fork_ranks() -> None:
     """Have this process, which nothing else uses, fork the ranks it launches, in no time."""
-    context = mp.get_context("fork")
+    context = SimpleNamespace(Pipe=mp.Pipe, Process=_ForkedRank)
     launching.mp = SimpleNamespace(
         get_context=lambda method: context, set_start_method=mp.set_start_method
     )
+
+
+class _ForkedRank(mp.get_context("fork").Process):
+    """Has started when SIGTERM ends it, as one that is spawned has.
+
+    Before, it has its parent's handler, which would drop one.
+    """
+
+    def start(self) -> None:
+        self._is_started = mp.get_context("fork").Event()
+        super().start()
+        self._is_started.wait()
+
+    def run(self) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        self._is_started.set()
+        super().run()
 
 
 def _make_trainer(hook: Hook | None, config: Config) -> Trainer:

@@ -324,10 +324,27 @@ def _one_is_killed_that_has_a_child(folder: Path) -> None:
     dist.barrier()
 
 
-def test_a_killed_rank_is_named_while_its_children_live(tmp_path):
-    launcher = forkserver().Process(
-        target=_launches, args=(_one_is_killed_that_has_a_child, tmp_path)
-    )
+def _one_is_killed_within_its_word(folder: Path) -> None:
+    """Its child has the pipe open, on which the rest of the word does not come."""
+    if dist.get_rank() == 1:
+        child = os.fork()
+        if not child:
+            time.sleep(300)
+            os._exit(0)
+        (folder / "child").write_text(str(child))
+
+        def say(sender, word):
+            os.write(sender.fileno(), launching._LENGTH.pack(1000) + b"not all of it")
+            os.kill(os.getpid(), signal.SIGKILL)
+
+        launching._say = say
+    else:
+        until((folder / "child").exists)
+
+
+@pytest.mark.parametrize("work", [_one_is_killed_that_has_a_child, _one_is_killed_within_its_word])
+def test_a_killed_rank_is_named_while_its_children_live(tmp_path, work):
+    launcher = forkserver().Process(target=_launches, args=(work, tmp_path))
     launcher.start()
     launcher.join()
     child = psutil.Process(int((tmp_path / "child").read_text()))
