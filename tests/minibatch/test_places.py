@@ -528,7 +528,7 @@ def test_loaders_that_give_something_else(store, ahead, capturing):  # noqa: F81
     )
     for blocks in take.batches(DataLoader(g, torch.arange(64), pairs, batch_size=32)):
         assert len(blocks) == 2 and blocks[0].is_block
-    with pytest.raises(InvalidInputError, match=r"a list.*DataLoader"):
+    with pytest.raises(InvalidInputError, match=r"type list.*DataLoader"):
         take.batches([1, 2])
 
 

@@ -50,7 +50,7 @@ def test_narrow_features_take_less_room():
     ("model", "named", "found"),
     [
         ({}, "fear", "no such feature; did you mean 'feat'"),
-        ({}, "label", "rows of torch.int64"),
+        ({}, "label", "dtype torch.int64"),
         ({"inputs": "learned"}, "feat", "no such feature; choose from label"),
         ({}, INV_SQRT_DEGREES, "no such feature"),
         ({"name": "gcn"}, INV_SQRT_DEGREES, None),

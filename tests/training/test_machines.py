@@ -150,7 +150,7 @@ def test_a_preset_is_of_one_machine(monkeypatch):
         if fits:
             minibatch_run.train(config, Path())
         else:
-            with pytest.raises(ConfigError, match="the machine has 8 GPUs"):
+            with pytest.raises(ConfigError, match="it has 8; use 1 to 8"):
                 minibatch_run.train(config, Path())
     assert [config.trainer.ranks for config in trained] == [16]
 
