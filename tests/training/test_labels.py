@@ -37,7 +37,9 @@ def test_a_node_without_a_class_is_named(tmp_path, part, label):
 def test_an_empty_part_is_named(tmp_path, part):
     data = load("generated", tmp_path, **SIZE)
     empty = dataclasses.replace(data, **{part: getattr(data, part)[:0]})
-    with pytest.raises(InvalidInputError, match=f"data set 'generated': there are no {part} nodes; "):
+    with pytest.raises(
+        InvalidInputError, match=f"data set 'generated': there are no {part} nodes; "
+    ):
         require_labelled_split(empty)
 
 
