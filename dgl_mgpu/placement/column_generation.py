@@ -14,19 +14,19 @@ from dataclasses import dataclass
 
 import numpy as np
 from scipy.optimize import linprog
-from scipy.sparse import coo_array
 
 from .programme import NOWHERE, Programme, Proposal, Run
 
 #: Relative distance from the lower bound at which a placement is good enough.
-GAP = 3e-3
+GAP = 5e-3
 # The same, of all the time scale, where memory is to count, too, which costs little beside time.
 _EXACT = 1e-8
 # Blocks of a table, or of what a ratio cuts it into.
-_BLOCKS = 4
+_BLOCKS = 12
 _MAX_ROUNDS = 200
-# How often the cells that these leave mixed are cut in two.
+# How often the cells that these leave mixed are cut, and into how many.
 _MAX_CUTS = 6
+_PARTS = 4
 # Prices are asked between those that proved most so far and the newest, which swing.
 _DAMPING = 0.5
 # What HiGHS may be off by, in shares and in costs; where less is asked, it gives up at times.
@@ -38,7 +38,7 @@ _COST_SCALE = 1e3
 _PRICE_DIGITS = 12
 _SHARES = 1 << 26
 # Prices to begin with: a byte of GPU memory against all ways alike, host memory and disk for less.
-_FIRST_PRICES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+_FIRST_PRICES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
 _FIRST_WEIGHTS = (0.3, 0.1)
 
 
@@ -153,18 +153,16 @@ def _mixed(
     limited = np.zeros((rows, columns + waits + blocks))
     limited[:, :columns] = taken.T
     limited[:times, columns : columns + waits] = programme.times
-    every = np.arange(blocks)
-    whole = coo_array((
-        np.ones(columns + blocks),
-        ([*block, *every], [*range(columns), *(columns + waits + every)]),
-    ), (blocks, limited.shape[1]))  # fmt: skip
+    whole = np.zeros((blocks, columns + waits + blocks))
+    whole[block, np.arange(columns)] = 1.0
+    whole[:, columns + waits :] = np.eye(blocks)
     slowest = np.zeros(waits)
     slowest[-1] = 1.0
     found = linprog(
         _COST_SCALE * np.concatenate([costs, slowest, nowhere_costs]),
-        coo_array(limited).tocsc(),
+        limited,
         np.concatenate([np.zeros(times), programme.budget]),
-        whole.tocsc(),
+        whole,
         np.ones(blocks),
         method="highs-ds",
         options={
@@ -277,9 +275,9 @@ def _few_runs(programme: Programme, used: np.ndarray, cell_rows: int) -> tuple[f
         mixed = np.array([len(each) > 1 for each in shares]) & (stops > starts + 1)
         if best[0] <= mixture.objective * (1 + GAP / 2) or not mixed.any():
             break
-        finer = _of_enough_rows(
-            programme, np.union1d(starts, (starts[mixed] + stops[mixed]) // 2), cell_rows
-        )
+        parts = np.arange(_PARTS)[:, None]
+        cut = starts[mixed] + parts * (stops[mixed] - starts[mixed]) // _PARTS
+        finer = _of_enough_rows(programme, np.union1d(starts, cut), cell_rows)
         if np.array_equal(finer, starts):
             break
         starts = finer

@@ -1,6 +1,6 @@
 """The solver is within 1 % of the best placement there is, on every small machine.
 
-See ``oracle.py`` for what is searched.  The solver's own tolerance is 0.3 %.
+See ``oracle.py`` for what is searched.  The solver's own tolerance is 0.5 %.
 """
 
 from __future__ import annotations
