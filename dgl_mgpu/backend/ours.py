@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -19,26 +20,36 @@ def is_on_tensors(index: Any) -> bool:
 
 
 _on_cpu_too = False
+# A thread's own word counts for that thread alone: threads that sample ahead end when they like,
+# and what they put back must not undo what another one has said meanwhile.
+_of_thread = threading.local()
 
 
 @contextmanager
 def graphs_on_tensors(on: bool = True) -> Iterator[None]:
     """Have this package implement graphs on the CPU as well, as it does those on GPUs.
 
-    For tests on machines without a GPU: graphs made inside are made of tensors.  With
-    ``on=False``, graphs on the CPU are DGL's own, as they are without this.
+    For tests on machines without a GPU: graphs that any thread makes inside are made of tensors.
+    With ``on=False``, graphs on the CPU that this thread makes are DGL's own, as they are without
+    this.
     """
     global _on_cpu_too
-    before, _on_cpu_too = _on_cpu_too, on
+    off_before = getattr(_of_thread, "off", False)
+    before = _on_cpu_too
+    _of_thread.off = not on
+    if on:
+        _on_cpu_too = True
     try:
         yield
     finally:
-        _on_cpu_too = before
+        _of_thread.off = off_before
+        if on:
+            _on_cpu_too = before
 
 
 def stays_tensor(data: torch.Tensor) -> bool:
     """Whether a tensor is handed to C functions as it is, and not as DGL's NDArray."""
-    return data.is_cuda or _on_cpu_too
+    return data.is_cuda or (_on_cpu_too and not getattr(_of_thread, "off", False))
 
 
 #: Types of arguments that :func:`is_ours` has to look at.
