@@ -14,6 +14,7 @@ from torch import nn
 from dgl_mgpu.errors import NonFiniteLossError
 from dgl_mgpu.report import EpochReport, StageSeconds, best_epoch
 from dgl_mgpu.training.trainer import StepCallback, Trainer
+from tests.training.jobs import train
 
 REPORT = EpochReport(
     epoch=1, steps=2, seeds=4, loss=1.0, train_accuracy=0.5, valid_accuracy=None,
@@ -81,3 +82,18 @@ def test_a_run_can_end_with_it():
     with pytest.raises(NonFiniteLossError, match="train epoch 2: the loss is nan by step 2"):
         trainer.run_epoch(False, _show)
     assert trainer.epoch == 1
+
+
+def _diverged(trainer: Trainer) -> None:
+    """Hook of a run: its weights are what a step that was too long makes of them."""
+    with torch.no_grad():
+        next(trainer.model.parameters()).fill_(math.nan)
+
+
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_whole_run_ends_with_it_on_every_rank(
+    num_ranks, tmp_path, forked_ranks, without_pictures
+):
+    options = ("trainer.terminate_on_nan=true", f"data.root={tmp_path}")
+    with pytest.raises(NonFiniteLossError, match="train epoch 1: the loss is nan by step 1"):
+        train(tmp_path / "run", num_ranks, *options, hook=_diverged)
