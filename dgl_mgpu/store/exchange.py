@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import multiprocessing as mp
 import os
@@ -16,10 +17,18 @@ import torch.distributed as dist
 
 from dgl_mgpu import limits
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
+from dgl_mgpu.store.loopback import connections_are_ours
+from dgl_mgpu.store.signing import SECRET, SignedGroup, job_secret
 from dgl_mgpu.topology.shared_memory import SHARED_MEMORY, unusable_shared_memory
 from dgl_mgpu.torchrun import under_torchrun
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
+
+_UNSIGNED = (
+    "ranks on several machines have no secret to sign by what they tell each other: unless the "
+    "network between them is private, give all of them the same %s"
+)
 
 # How long GPUs wait for each other's tensors, which all ranks were about to send; then NCCL ends
 # the process, which cannot be told of it in any other way.
@@ -42,11 +51,14 @@ class Ranks:
         group: dist.ProcessGroup | None = None,
         gpu_group: dist.ProcessGroup | None = None,
     ) -> None:
-        self._group = group
         self._gpu_group = gpu_group
+        self._group: SignedGroup | None = None
         self._lost = ""
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
+        if group is not None:
+            self._group = SignedGroup(group)
+            self._exchange(SignedGroup.agree)
 
     @classmethod
     def of_all_machines(cls) -> Ranks:
@@ -73,6 +85,11 @@ class Ranks:
     def all_gather(self, value: T) -> list[T]:
         """What every rank passed, by rank.
 
+        Parameters
+        ----------
+        value : object
+            Plain data (:func:`dgl_mgpu.serialization.dumps`).
+
         Raises
         ------
         RankFailedError
@@ -80,9 +97,7 @@ class Ranks:
         """
         if self.size == 1:
             return [value]
-        values: list[Any] = [None] * self.size
-        self._exchange(lambda group: dist.all_gather_object(values, value, group=group))
-        return values
+        return self._exchange(lambda group: group.all_gather(value))
 
     def concatenated(self, asked: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Each tensor with those of the other ranks in its place, one rank after the other.
@@ -129,7 +144,7 @@ class Ranks:
         return [each.joined().to(device) for each in sent]
 
     def from_first(self, asked: str, step: Callable[[], T]) -> T:
-        """Run ``step`` on the first rank and return its result on every rank.
+        """Run ``step`` on the first rank and return its result, plain data, on every rank.
 
         Raises
         ------
@@ -139,18 +154,14 @@ class Ranks:
         """
         if self.size == 1:
             return step()
-        outcome: list[Any] = [None, ""]
+        outcome: Any = [None, ""]
         failure: Exception | None = None
         if self.rank == 0:
             try:
                 outcome[0] = step()
             except Exception as error:
                 failure, outcome[1] = error, error_text(error)
-        self._exchange(
-            lambda group: dist.broadcast_object_list(
-                outcome, src=dist.get_global_rank(group, 0), group=group
-            )
-        )
+        outcome = self._exchange(lambda group: group.broadcast(outcome))
         if failure is not None:
             raise failure
         if outcome[1]:
@@ -175,9 +186,7 @@ class Ranks:
         if self.size > 1 and rows.numel():
             numbers = rows.flatten().view(torch.uint8)
             self._exchange(
-                lambda group: dist.broadcast(
-                    numbers, src=dist.get_global_rank(group, source), group=group
-                )
+                lambda group: dist.broadcast(numbers, group=group.group, group_src=source)
             )
 
     def together(self, asked: str, step: Callable[[], T]) -> T:
@@ -202,17 +211,21 @@ class Ranks:
                 raise rank_failed(asked, rank, reason)
         return result
 
-    def _exchange(self, collective: Callable[[dist.ProcessGroup], None]) -> None:
+    def _exchange(self, collective: Callable[[SignedGroup], T]) -> T:
         if self._group is not None:
             try:
                 return collective(self._group)
+            except RankFailedError as error:  # what came is not another rank's
+                refused: RankFailedError | None = RankFailedError(*error.args)
             except RuntimeError as error:  # gloo's, when a connection is lost
-                self._lost = str(error).splitlines()[0]
+                self._lost, refused = str(error).splitlines()[0], None
                 error.__traceback__ = None  # its frames hold the group
             # Only the neighbours of a rank that is gone see its connection close.  They close
             # theirs, which the last reference to a group does, so that no rank waits for ever.
-            dist.destroy_process_group(self._group)
+            dist.destroy_process_group(self._group.group)
             self._group = None
+            if refused is not None:
+                raise refused
         raise RankFailedError(
             "exchange with the machine's other ranks",
             f"one of them is gone, or does not answer ({self._lost})",
@@ -241,7 +254,7 @@ def _known_groups() -> tuple[Ranks, Ranks, Ranks]:
         found = everyone.all_gather((here, _has_nccl()))
         machines = [machine for machine, _ in found]
         has_nccl = all(has for _, has in found)
-        everyone = Ranks(group, _nccl_group(None) if has_nccl else None)
+        everyone._gpu_group = _nccl_group(None) if has_nccl else None
         mine, firsts = Ranks(), Ranks()
         for machine in dict.fromkeys(machines):
             members = [rank for rank, other in enumerate(machines) if other == machine]
@@ -251,6 +264,8 @@ def _known_groups() -> tuple[Ranks, Ranks, Ranks]:
                 mine = Ranks(group, gpu_group)
         members = [machines.index(machine) for machine in dict.fromkeys(machines)]
         if len(members) > 1:
+            if everyone.rank == 0 and not job_secret():
+                log.warning(_UNSIGNED, SECRET)
             group = _gloo_group(members)
             firsts = Ranks(group) if dist.get_rank() in members else firsts
         _groups = dist.group.WORLD, everyone, mine, firsts
@@ -277,8 +292,13 @@ def _has_nccl() -> bool:
 def _gloo_group(members: list[int] | None) -> dist.ProcessGroup:
     # Its ranks may wait for one that makes a data set.
     limit = timedelta(seconds=limits.BUILD)
+    everyone = range(dist.get_world_size()) if members is None else members
+    others = len(everyone) - 1 if dist.get_rank() in everyone else 0
     try:
-        return dist.new_group(members, backend="gloo", timeout=limit)
+        with connections_are_ours(others):
+            return dist.new_group(members, backend="gloo", timeout=limit)
+    except RankFailedError:
+        raise
     except RuntimeError as error:
         raise RankFailedError(
             "connect to the other ranks",
@@ -298,8 +318,8 @@ def _gpu_of(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
-def _send(sent: _Sent, gpu_group: dist.ProcessGroup | None, group: dist.ProcessGroup) -> None:
-    dist.all_gather(list(sent.every), sent.mine, group=gpu_group or group)
+def _send(sent: _Sent, gpu_group: dist.ProcessGroup | None, group: SignedGroup) -> None:
+    dist.all_gather(list(sent.every), sent.mine, group=gpu_group or group.group)
 
 
 class _Sent:

@@ -9,6 +9,7 @@ import math
 import multiprocessing as mp
 import os
 import pickle
+import secrets
 import signal
 import struct
 import sys
@@ -29,6 +30,8 @@ from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 from dgl_mgpu import limits
 from dgl_mgpu.errors import DGLMGPUError, RankFailedError
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.store.loopback import connections_are_ours
+from dgl_mgpu.store.signing import set_job_secret
 from dgl_mgpu.topology.shared_memory import free_shared_bytes
 from dgl_mgpu.torchrun import under_torchrun
 from dgl_mgpu.training.group import await_killed, kill_group, remove_shared
@@ -149,12 +152,14 @@ def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> No
         ending.callback(_end, ranks)
         # It has no name, so that nothing is left of it whatever ends this process.
         meeting_point = f"file:///proc/{os.getpid()}/fd/{file.fileno()}"
+        # Over a pipe, so that nobody else can read the secret.
+        job = num_ranks, meeting_point, os.getpid(), secrets.token_bytes(32)
         for rank in range(num_ranks):
             receiver, sender = context.Pipe(duplex=False)
             stage = shared_stage()
             process = context.Process(
                 target=_rank_main,
-                args=(work, rank, num_ranks, meeting_point, os.getpid(), sender, stage, args),
+                args=(work, rank, *job, sender, stage, args),
                 name=f"rank {rank}",
             )
             told.check()
@@ -380,6 +385,7 @@ def _rank_main(
     num_ranks: int,
     meeting_point: str,
     parent: int,
+    secret: bytes,
     sender: Connection,
     stage: ctypes.Array[ctypes.c_char],
     args: tuple,
@@ -398,6 +404,7 @@ def _rank_main(
     try:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
         with _typed_losses():
+            set_job_secret(secret)
             _join_job(rank, num_ranks, meeting_point)
             try:
                 with worker_losses_typed(), Whereabouts(stage):
@@ -445,13 +452,16 @@ def _join_job(rank: int, num_ranks: int, meeting_point: str) -> None:
         # All ranks are on this machine, whose name may not resolve.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     try:
-        dist.init_process_group(
-            backend,
-            init_method=meeting_point,
-            timeout=timedelta(seconds=limits.JOIN),
-            rank=rank,
-            world_size=num_ranks,
-        )
+        with connections_are_ours(num_ranks - 1):
+            dist.init_process_group(
+                backend,
+                init_method=meeting_point,
+                timeout=timedelta(seconds=limits.JOIN),
+                rank=rank,
+                world_size=num_ranks,
+            )
+    except RankFailedError:
+        raise
     except RuntimeError as error:
         raise RankFailedError(
             f"join {num_ranks} ranks as rank {rank}",

@@ -9,6 +9,8 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import IO, Any
 
+from dgl_mgpu.serialization import register
+
 _PIECE_BYTES = 16 << 20
 
 
@@ -16,7 +18,7 @@ class StateFile:
     """A part of a state dict, in a file without a name, which goes with the last reference to it.
 
     Copies of the state dict share it.  It lies in ``TMPDIR``, or else in ``/var/tmp``: ``/tmp`` may
-    be memory.  Of a job's ranks the first one has it: pickled, it is empty.
+    be memory.  Of a job's ranks the first one has it: what it sends the others is empty.
 
     Parameters
     ----------
@@ -74,5 +76,5 @@ class StateFile:
     def __deepcopy__(self, memo: dict[int, Any]) -> StateFile:
         return self
 
-    def __reduce__(self) -> tuple[type[StateFile], tuple[()]]:
-        return StateFile, ()
+
+register(StateFile, lambda state: None, lambda _: StateFile())

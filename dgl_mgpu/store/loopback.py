@@ -1,0 +1,111 @@
+"""Who is at the other end of connections within this machine.
+
+Gloo takes whoever connects first for the rank that it waits for.  On one machine the kernel tells
+which user has each end of a connection, so a group whose connections all end at sockets of this
+user is this user's own: nobody else can read what is sent on them, or send.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ipaddress
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from dgl_mgpu.errors import RankFailedError
+
+_TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
+_ESTABLISHED = 1
+
+
+class _Socket(NamedTuple):
+    """A TCP socket of this machine, as the kernel lists it."""
+
+    local: tuple[str, int]
+    remote: tuple[str, int]
+    state: int
+    user: int
+    inode: int
+
+
+@contextlib.contextmanager
+def connections_are_ours(count: int) -> Iterator[None]:
+    """Raise unless what this process connects to inside, on this machine, is this user's too.
+
+    Other machines' ends are theirs to look at.
+
+    Parameters
+    ----------
+    count : int
+        How many connections are made inside, at least.
+
+    Raises
+    ------
+    RankFailedError
+    """
+    before = _own_inodes()
+    yield
+    made = _own_inodes() - before
+    sockets = _sockets()
+    ends = {(each.local, each.remote): each for each in sockets}
+    ours = [each for each in sockets if each.inode in made and each.state == _ESTABLISHED]
+    if len(ours) < count:
+        raise RankFailedError(
+            "connect to the other ranks",
+            f"{len(ours)} of {count} connections are there once the group is made, so that nobody "
+            "can tell yet who is at their other ends",
+            "unset TORCH_GLOO_LAZY_INIT, which has gloo connect later",
+        )
+    for each in ours:
+        other = ends.get((each.remote, each.local))
+        if other is None and not _is_of_this_machine(each):
+            continue
+        # The kernel lists a socket that its process has closed as nobody's: user 0, no inode.
+        if other is None or not other.inode or other.user != os.geteuid():
+            who = f"user {other.user}" if other and other.inode else "a process that is gone"
+            raise RankFailedError(
+                "connect to the other ranks",
+                f"{who} took the place of one of them, on port {each.local[1]} of this machine",
+                "find out who that is (ss -tep, as root), and start the run again",
+            )
+
+
+def _own_inodes() -> set[int]:
+    """Inodes of the sockets that this process has."""
+    found = set()
+    for descriptor in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile, by another thread
+            kind, _, inode = os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")
+            if kind == "socket":
+                found.add(int(inode.rstrip("]")))
+    return found
+
+
+def _sockets() -> list[_Socket]:
+    found = []
+    for table in _TABLES:
+        with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
+            for line in table.read_text().splitlines()[1:]:
+                _, local, remote, state, _, _, _, user, _, inode, *_ = line.split()
+                found.append(
+                    _Socket(_end(local), _end(remote), int(state, 16), int(user), int(inode))
+                )
+    return found
+
+
+def _end(text: str) -> tuple[str, int]:
+    """Address and port, from hexadecimal words of the machine's own byte order."""
+    address, _, port = text.partition(":")
+    words = bytes.fromhex(address)
+    packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
+    found = ipaddress.ip_address(packed)
+    mapped = getattr(found, "ipv4_mapped", None)
+    return str(mapped or found), int(port, 16)
+
+
+def _is_of_this_machine(connection: _Socket) -> bool:
+    """Whether its other end has to be on this machine: it is reached at an address of its own."""
+    here, there = connection.local[0], connection.remote[0]
+    return here == there or ipaddress.ip_address(there).is_loopback
