@@ -344,7 +344,7 @@ def test_the_store_can_be_switched_off_and_on(tmp_path):
         ("--store.batch-size=0", "no mini-batch"),
         ("--store.fanouts=[]", "no mini-batch"),
         ("--store.fanouts=[1,x]", "no mini-batch"),
-        ("--store.fanouts=[1", "no value that can be read"),
+        ("--store.fanouts=[1", "its value cannot be read"),
         ("--store.sms=1,2", "several values"),
         ("--store.sms", "no value"),
         ("--store", "no value"),

@@ -104,7 +104,7 @@ def test_a_split_of_very_few_edges_is_an_error(large, few):
             assert count >= 10
         except InvalidInputError as error:
             told = str(error)
-            assert f"edges left for {few}, of 10000 with self-loops" in told
+            assert f"edges are left for {few}, of 10000 with self-loops" in told
             assert "links.valid, links.test), so that it has 10 at least" in told
             count = int(told.split("out: ")[1].split()[0].replace("no", "0"))
             assert count < 10

@@ -275,7 +275,7 @@ def test_cache_elsewhere(tmp_path):
             {"raw/node-label": np.zeros((NUM_NODES, 2))},
             r"labels has dtype int8 and shape \(50, 2\)",
         ),
-        ({"raw/node-label": np.full((NUM_NODES, 2), 0.5)}, "beside 0 and 1"),
+        ({"raw/node-label": np.full((NUM_NODES, 2), 0.5)}, "neither 0 nor 1"),
         ({"raw/num-node-list": [20, 30]}, "2 graphs instead of one"),
         ({"split/time/test": [NUM_NODES]}, r"test\[0\] is 50"),
         ({"split/time/train": [-1]}, r"train\[0\] is -1"),

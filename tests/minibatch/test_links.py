@@ -308,7 +308,7 @@ def test_options_of_other_runs_are_told(overrides, message):
         (["task=links"], "choose from node_classification, link_prediction"),
         (["mode=fullgraph"], "task=link_prediction mode=fullgraph"),
         (["trainer.cuda_graphs=true"], "leave trainer.cuda_graphs out"),
-        (["model=pinsage"], "random walks take the edges"),
+        (["model=pinsage"], "random walks use the edges"),
         (["data=generated-relations", "model=rgcn"], "data.name=generated-relations"),
         (["links.negatives=0"], "links.negatives=0"),
         (["links.valid=-0.1"], "links.valid=-0.1"),

@@ -164,7 +164,7 @@ def test_bad_arguments():
         ((views, seeds, [2]), {"weights": weights}, "weights for unknown type"),
         ((views, seeds, [{FOLLOWS: 2}]), {}, "no fanout for edge type"),
         ((views, seeds, [-2]), {}, "fanout=-2"),
-        ((views, seeds, [2]), {"times": options["times"]}, "times of shape"),
+        ((views, seeds, [2]), {"times": options["times"]}, "times of seeds of type"),
         ((views, seeds, [2]), {"until": options["until"]}, "pass times of edges and of seeds"),
         ((views, seeds, [2]), {"sms": -1}, "sms=-1"),
         ((views, {"item": seeds["item"].to("meta")}, [2]), {}, "ids are on 'meta'"),

@@ -302,8 +302,8 @@ def test_bad_inputs_of_shares(changed):
 
 
 BAD = {
-    "an unknown op": ({"op": "dot"}, "unknown name"),
-    "an unknown reduce": ({"reduce": "prod"}, "unknown name"),
+    "an unknown op": ({"op": "dot"}, "no op='dot'"),
+    "an unknown reduce": ({"reduce": "prod"}, "no reduce='prod'"),
     "no u": ({"u": None}, "u is None"),
     "no e": ({"e": None}, "e is None"),
     "no indices": ({"indices": None}, "indices is None"),
@@ -359,5 +359,5 @@ def test_bad_outputs():
         torch.zeros(1, 16)[:, ::2],
         torch.zeros(9)[1:].view(1, 8),
     ):
-        with pytest.raises(InvalidInputError, match="an output of dtype"):
+        with pytest.raises(InvalidInputError, match="out has dtype"):
             add_spmm(out, indptr, indices, None, u, None, "copy_lhs")

@@ -170,7 +170,7 @@ def test_a_pipeline_does_not_change():
 
 
 BAD = {
-    "a vector of rows": (2, {"rows": torch.ones(4)}, "rows of dtype"),
+    "a vector of rows": (2, {"rows": torch.ones(4)}, "rows has dtype"),
     "rows of integers": (2, {"rows": torch.ones(4, 4).int()}, "torch.int32"),
     "rows elsewhere": (2, {"rows": torch.ones(4, 4, device="meta")}, "meta"),
     "addresses of 32 bits": (2, {"bases": torch.zeros(5, dtype=torch.int32)}, "torch.int32"),
@@ -185,7 +185,7 @@ BAD = {
     "two id dtypes": (1, {"indptr": torch.zeros(91, dtype=torch.int32)}, "torch.int32"),
     "columns of floats": (0, {"columns": torch.zeros(3)}, "torch.float32"),
     "an empty indptr": (0, {"indptr": torch.zeros(0, dtype=torch.int64)}, r"\(0,\)"),
-    "local weights alone": (0, {"weights": torch.ones(180, 1)}, "other weights"),
+    "local weights alone": (0, {"weights": torch.ones(180, 1)}, "same number of weights"),
     "too few weights": (0, {"weights": torch.ones(179, 1)}, r"\(179, 1\)"),
     "weights of another dtype": (0, {"weights": torch.ones(180, 1).double()}, "torch.float64"),
     "weights that do not divide": (0, {"weights": torch.ones(180, 3)}, r"\(180, 3\)"),

@@ -156,7 +156,7 @@ def test_fields_of_another_type(tmp_path):
     content = torch.load(path, weights_only=True)
     for reports in ("{not json", 5):
         torch.save(content | {"reports": reports}, path)
-        with pytest.raises(CheckpointError, match="no JSON"):
+        with pytest.raises(CheckpointError, match="not JSON"):
             Checkpoint.load(path)
 
 
@@ -182,7 +182,7 @@ def test_missing_and_foreign(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint"):
         Checkpoint.load(tmp_path)
     torch.save({"weight": torch.zeros(3)}, tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="no checkpoint of format"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of format"):
         Checkpoint.load(tmp_path / "other.pt")
 
 
