@@ -154,7 +154,7 @@ def test_pairs():
     pairs = pair_up(given.local.indptr, given.remote.indptr, 3)
     given.assert_sums(spmm_remote(*given[:3], pairs=pairs, pipeline=Pipeline(ps=3)))
     for wrong in (pair_up(given.local.indptr, given.remote.indptr, 4), Pairs(local, 4, 3)):
-        with pytest.raises(InvalidInputError, match="pairs of"):
+        with pytest.raises(InvalidInputError, match="pairs was made for"):
             spmm_remote(*given[:3], pairs=wrong, pipeline=Pipeline(ps=3))
 
 
@@ -175,7 +175,7 @@ BAD = {
     "rows elsewhere": (2, {"rows": torch.ones(4, 4, device="meta")}, "meta"),
     "addresses of 32 bits": (2, {"bases": torch.zeros(5, dtype=torch.int32)}, "torch.int32"),
     "too few starts": (2, {"starts": torch.zeros(4, dtype=torch.int64)}, r"\(4,\)"),
-    "odd addresses": (2, {"alignment": 2}, "multiples of 2 bytes"),
+    "odd addresses": (2, {"alignment": 2}, "alignment is 2 bytes"),
     "no ranks": (
         2,
         {key: torch.zeros(0, dtype=torch.int64) for key in ("bases", "starts")},
