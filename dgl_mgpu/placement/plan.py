@@ -274,9 +274,9 @@ class Plan:
                 )
             plan.validate()
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise _corrupt(f"{type(error).__name__}: {error}") from error
+            raise _corrupt(f"it is damaged ({type(error).__name__}: {error})") from error
         except (UnreachableError, PlanDoesNotFitError) as error:
-            raise _corrupt(str(error)) from error
+            raise _corrupt(f"it is damaged ({error})") from error
         return plan
 
 
@@ -346,7 +346,7 @@ def _check_reach(table: str, tier: Tier, topology: Topology | None) -> None:
             if holder not in tier.copies[part] or not linked:
                 raise UnreachableError(
                     f"read part {part} of '{table}' at [{tier.start}, {tier.stop}) on GPU {gpu}",
-                    f"the plan reads it from GPU {holder}; copies are on {tier.copies[part]}"
+                    f"the plan reads it from GPU {holder}, but has copies on {tier.copies[part]}"
                     + ("" if linked else ", and the two are not linked"),
                     "solve the plan for this machine",
                 )

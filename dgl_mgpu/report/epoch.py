@@ -143,7 +143,7 @@ class EpochReport:
     def __post_init__(self) -> None:
         if self.epoch < 1:
             raise InvalidInputError(
-                "report an epoch", f"it has number {self.epoch}", "count epochs from 1"
+                "report an epoch", f"its number is {self.epoch}", "count epochs from 1"
             )
 
     @property
@@ -230,7 +230,9 @@ class EpochReport:
             ) from error
         except (TypeError, ValueError) as error:
             raise DataFormatError(
-                "read an epoch report", str(error), "pass what EpochReport.to_dict wrote"
+                "read an epoch report",
+                f"it is damaged ({error})",
+                "pass what EpochReport.to_dict wrote",
             ) from error
 
     def _sum_by_tier(

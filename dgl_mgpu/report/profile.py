@@ -132,7 +132,7 @@ class Profile:
     def __init__(self, steps: int, folder: str | os.PathLike[str]) -> None:
         if steps < 0:
             raise InvalidInputError(
-                f"profile {steps} steps", "it is not a number of steps", "ask for 0 (none) or more"
+                f"profile {steps} steps", "that is below 0", "ask for 0 (none) or more"
             )
         self._steps, self._folder = steps, Path(folder)
         self._profiler: torch.profiler.profile | None = None

@@ -195,7 +195,7 @@ class Config:
         if self.mode == "fullgraph" and self.trainer.precision != "float32":
             raise ConfigError(
                 f"trainer.precision={self.trainer.precision} mode=fullgraph",
-                "the precision is that of mini-batches, which autocast computes",
+                "autocast computes only mini-batches in this type",
                 "leave it out, or choose model=gcn fullgraph.activations=bfloat16",
             )
         if self.mode == "fullgraph" and self.store.feature_dtypes:

@@ -184,7 +184,7 @@ def build_relational_model(
     else:
         raise ConfigError(
             f"build model '{config.name}' for a heterogeneous graph",
-            "there is no such model of this name",
+            "there is no model of this name for such graphs",
             f"name one of {', '.join(HETERO_MODELS)}",
         )
     model = RelationalModel(InputRows(inputs, width), layers)

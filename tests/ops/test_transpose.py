@@ -103,7 +103,10 @@ BAD = {
     "a float indptr": ({"indptr": torch.ones(2)}, "float32"),
     "short ids": ({"indices": torch.zeros(6, dtype=torch.int16)}, "int16"),
     "an empty indptr": ({"indptr": torch.zeros(0, dtype=torch.int64)}, "empty"),
-    "two dtypes": ({"indices": torch.zeros(6, dtype=torch.int32)}, "int64, but the ids have dtype .*int32"),
+    "two dtypes": (
+        {"indices": torch.zeros(6, dtype=torch.int32)},
+        "int64, but the ids have dtype .*int32",
+    ),
     "other edge ids": ({"eids": torch.arange(6).int()}, "int64, but the ids have dtype .*int32"),
     "a matrix": ({"indices": torch.zeros(2, 3, dtype=torch.int64)}, r"\(2, 3\)"),
     "too few edge ids": ({"eids": torch.arange(5)}, "6 columns, but 5 edge ids"),

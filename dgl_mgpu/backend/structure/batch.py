@@ -34,7 +34,7 @@ def joint_union(metagraph: GraphIndex, indexes: Sequence[TensorIndex]) -> Tensor
         raise InvalidCallError(
             "join graphs on the same nodes",
             f"their numbers of nodes are {[index._num_nodes for index in indexes]}",
-            "pass graphs with as many nodes of each type",
+            "pass graphs with the same number of nodes of each type",
         )
     relations = [
         Relation(parts[0].num_src, parts[0].num_dst, coo=_joined(parts))

@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _LONGEST_ROW = 1 << 32
 #: MGG's search space (section 4).
 _MOST = {"ps": 32, "dist": 16, "wpb": 16}
-_ASKED = "add up rows of several memories"
+_ASKED = "add up rows in the memory of several ranks"
 
 
 @dataclass(frozen=True)

@@ -70,7 +70,9 @@ def test_nodes_that_are_none(use, bad, idtype):
     with graphs_on_tensors(False):
         g = _graph().astype(idtype)
         use(g, torch.tensor([0, 2], dtype=idtype))
-        with pytest.raises(IdOutOfRangeError, match=rf"node {bad} is not among .* 3 nodes; pass ids in \[0, 3\)") as e:
+        with pytest.raises(
+            IdOutOfRangeError, match=rf"node {bad} is not among .* 3 nodes; pass ids in \[0, 3\)"
+        ) as e:
             use(g, torch.tensor([0, bad, 2], dtype=idtype))
         assert isinstance(e.value, DGLError)
 
@@ -81,7 +83,9 @@ def test_edges_that_are_none(use, bad):
     with graphs_on_tensors(False):
         g = _graph()
         use(g, torch.tensor([0, 3]))
-        with pytest.raises(IdOutOfRangeError, match=rf"edge {bad} is not among .* 4 edges; pass ids in \[0, 4\)"):
+        with pytest.raises(
+            IdOutOfRangeError, match=rf"edge {bad} is not among .* 4 edges; pass ids in \[0, 4\)"
+        ):
             use(g, torch.tensor([0, bad]))
 
 
