@@ -168,7 +168,7 @@ class Trap:
 def test_nothing_in_a_checkpoint_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"format": 1, "model": Trap()}, "trap.pt")
-    with pytest.raises(CheckpointError, match="something else"):
+    with pytest.raises(CheckpointError, match="something other than"):
         Checkpoint.load(tmp_path / "trap.pt")
     (tmp_path / "raw.pt").write_bytes(pickle.dumps(Trap()))
     with pytest.raises(CheckpointError):

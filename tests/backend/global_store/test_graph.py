@@ -522,7 +522,7 @@ def test_bad_options_are_refused():
         make(g, disk_path="/no/such/folder")
     with pytest.raises(InvalidInputError, match="from_dgl"):
         dgl_mgpu.GlobalStore.from_dataset(g)
-    with pytest.raises(ConfigError, match="no size"):
+    with pytest.raises(ConfigError, match="not a size"):
         make(g, gpu_memory="plenty")
     with pytest.raises(ConfigError, match=r"16 bytes, without a unit; .*like 16GiB"):
         make(g, gpu_memory=16)
