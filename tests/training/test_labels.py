@@ -50,7 +50,8 @@ def test_a_node_all_of_whose_labels_are_unknown_is_named(tmp_path):
     labels[data.valid[2], 1:] = -1
     require_labelled_split(dataclasses.replace(data, labels=labels))
     labels[data.valid[2]] = -1
-    found = f"1 of {len(data.valid)} valid nodes .* node {data.valid[2]}, all of whose labels are unknown"
+    such = f"node {data.valid[2]}, all of whose labels are unknown"
+    found = f"1 of {len(data.valid)} valid nodes .* {such}"
     with pytest.raises(InvalidInputError, match=found):
         require_labelled_split(dataclasses.replace(data, labels=labels))
 
