@@ -141,7 +141,7 @@ BAD = {
     "no v": ({"v": None}, "v is None"),
     "no e": ({"e": None}, "e is None"),
     "no indices": ({"indices": None}, "indices is None"),
-    "too few rows": ({"v": torch.ones(2, 4)}, "v has 2 rows, but indptr has 1"),
+    "too few rows": ({"v": torch.ones(2, 4)}, "v has 2 rows, but the matrix has 1"),
     "two dtypes": ({"e": torch.ones(6, 4).double()}, "float32 and torch.float64"),
     "shapes": ({"e": torch.ones(6, 3)}, r"\(4,\) and \(3,\)"),
     "two id dtypes": ({"indices": torch.zeros(6, dtype=torch.int32)}, "torch.int32"),

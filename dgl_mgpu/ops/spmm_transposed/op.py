@@ -97,7 +97,7 @@ def spmm_transposed(
     if v is not None and v.shape[0] != indptr.shape[0] - 1:
         raise InvalidInputError(
             _ASKED,
-            f"v has {len(v)} rows, but indptr has {len(indptr) - 1}",
+            f"v has {len(v)} rows, but the matrix has {len(indptr) - 1}",
             "pass a row for each row of entries",
         )
     num_cols = check_integer(num_cols, "num_cols", 0, _ASKED)
