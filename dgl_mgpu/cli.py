@@ -387,7 +387,7 @@ def picture_file(arguments: list[str]) -> Path | None:
         if word == "--plot" and after and "=" not in after and not after.startswith("-"):
             raise ConfigError(
                 f"plan with --plot {after}",
-                f"{after} stands by itself, and is no key=value",
+                f"{after} is a word of its own, and not a key=value",
                 f"write --plot={after}",
             )
         file = Path(value or "placement.png")

@@ -91,7 +91,7 @@ def _check_flags(arguments: list[str]) -> None:
         for flag in flags:
             if flag[2:].partition("=")[0].replace("-", "_") in (key, key.rpartition(".")[2]):
                 raise ConfigError(
-                    f"train with {flag}", "it is a key, and not an option", f"write {key}=VALUE"
+                    f"train with {flag}", "it is a key, not an option", f"write {key}=VALUE"
                 )
 
 
@@ -117,7 +117,9 @@ def check_overrides(arguments: list[str]) -> list[str]:
         try:
             overrides.append(OverridesParser.create().parse_override(word))
         except HydraException as error:
-            raise ConfigError(f"read '{word}'", "it is no key=value", "write key=value") from error
+            raise ConfigError(
+                f"read '{word}'", "it is not a key=value", "write key=value"
+            ) from error
     _check_lists(overrides)
     chosen = [each for each in overrides if each.key_or_group in groups]
     for override in chosen:
@@ -161,7 +163,7 @@ def _check_lists(overrides: list[Any]) -> None:
             key, _, values = override.input_line.partition("=")
             raise ConfigError(
                 f"set {override.input_line}",
-                f"{key} is a list, and commas without brackets part values to be tried one by one",
+                f"{key} is a list, and commas without brackets separate values to try one by one",
                 f"write {key}=[{values}] (in quotes, where a shell takes brackets)",
             )
 
@@ -174,7 +176,7 @@ def _configuration_before(overrides: list[str]) -> Path | None:
     if resume.is_sweep_override():
         raise ConfigError(
             f"resume {resume.input_line}",
-            "several runs at once",
+            "it names several runs at once",
             "resume each by a command of its own",
         )
     from dgl_mgpu.training.checkpoint import run_folder

@@ -39,7 +39,7 @@ from tests.docs.pages import ROOT
         (["train", "sampler.eval_fanouts=[5]"], "eval_fanouts=null"),
         (["train", "sampler.fanouts=[]"], "or are 0"),
         (["train", "sampler.fanouts=[5,-2]"], "below -1"),
-        (["train", "sampler.fanouts=[0,0]"], "or 0"),
+        (["train", "sampler.fanouts=[0,0]"], "a fanout is 0"),
         (["train", "model.aggregator=foo"], "lstm"),
         (["train", "model=gin", "model.aggregator=lstm"], "sum"),
         (["train", "model.name=gatt"], "gat"),
@@ -61,7 +61,7 @@ from tests.docs.pages import ROOT
         (["train", "mode=fullgraph", "model=pinsage"], "random walks"),
         (["train", "mode=fullgraph", "trainer.count_accesses=true"], "mode=minibatch"),
         (["train", "mode=fullgraph", "trainer.precision=bfloat16"], "fullgraph.activations"),
-        (["train", "mode=fullgraph", "store.feature_dtypes.feat=float16"], "without one"),
+        (["train", "mode=fullgraph", "store.feature_dtypes.feat=float16"], "without a store"),
         (["train", "store.device=cuda", "sampler.num_workers=2"], "use sampler.num_workers=0"),
         (["train", "trainer.precision=float8"], "bfloat16"),
         (
@@ -346,7 +346,7 @@ def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, ca
         log.append(EpochReport(1, 1, 1, 1.0, 1.0, None, None, seconds, (), 1))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main(["train", f"hydra.run.dir={folder}", "trainer.lr=0.5"]) == 1
-    assert "with 1 epochs of another run; resume that run" in capsys.readouterr().err
+    assert "holds 1 epochs of another run; resume that run" in capsys.readouterr().err
     own = tmp_path / "conf"
     own.mkdir()
     (own / "mine.yaml").write_text("defaults: [config, _self_]\ntrainer: {lr: 0.25}\n")
@@ -384,7 +384,7 @@ def test_new_runs_leave_the_folder_of_others_as_it_is(tmp_path, monkeypatch, cap
     assert len([path for path in before if path.name == "metrics.jsonl"]) == 2
     for overrides in (["trainer.lr=0.3,0.4"], ["trainer.lr=0.3,0.4", "model=gcn"]):
         assert main([*several, *overrides]) == 1
-        assert "with 1 epochs of another run; resume that run or" in capsys.readouterr().err
+        assert "holds 1 epochs of another run; resume that run or" in capsys.readouterr().err
     assert files_of(tmp_path) == before
     assert main([*several[:2], f"hydra.sweep.dir={tmp_path / 'other'}", "trainer.lr=0.3,0.4"]) == 0
     monkeypatch.chdir(tmp_path)

@@ -321,10 +321,10 @@ def test_the_store_can_be_switched_off_and_on(tmp_path):
     ("word", "message"),
     [
         ("--store.gpu-memry=1GiB", "did you mean 'gpu_memory'"),
-        ("--store.gpu-memory=much", "no size"),
-        ("--store.host-memory=true", "no size"),
+        ("--store.gpu-memory=much", "not a size"),
+        ("--store.host-memory=true", "not a size"),
         ("--store.gpu-memory=16", "like 16GiB"),
-        ("--store.staging-memory=auto", "no size"),
+        ("--store.staging-memory=auto", "not a size"),
         ("--store.policy=autp", "did you mean 'auto'"),
         ("--store.policy=1", "choose from"),
         ("--store.device=gpu", "device='gpu'"),
@@ -344,7 +344,7 @@ def test_the_store_can_be_switched_off_and_on(tmp_path):
         ("--store.batch-size=0", "no mini-batch"),
         ("--store.fanouts=[]", "no mini-batch"),
         ("--store.fanouts=[1,x]", "no mini-batch"),
-        ("--store.fanouts=[1", "no value that can be read"),
+        ("--store.fanouts=[1", "its value cannot be read"),
         ("--store.sms=1,2", "several values"),
         ("--store.sms", "no value"),
         ("--store", "no value"),
@@ -362,7 +362,7 @@ def test_values_that_no_store_takes(word, message):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("trainer:\n  ranks: 2\n", "the group 'trainer'"),
+        ("trainer:\n  ranks: 2\n", "it has a group 'trainer'"),
         ("store:\n  gpu_memry: 1\n", "did you mean 'gpu_memory'"),
         ("store: [1]\n", "say on or off"),
         ("- 1\n", "no keys"),

@@ -84,7 +84,7 @@ def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[s
     values = _after(written, said)
     switch = str(values.pop("", "on")).lower()
     if switch not in _SWITCH:
-        raise ConfigError(f"set {_STORE}={switch}", "neither on nor off", "say on or off")
+        raise ConfigError(f"set {_STORE}={switch}", "it is neither on nor off", "say on or off")
     return RunnerOptions(_checked(values), _SWITCH[switch]), rest
 
 
@@ -136,17 +136,19 @@ def _parsed(word: str) -> tuple[str, Any]:
     key = key.replace("-", "_")
     asked = f"read '{word}'"
     if dot and key != _BY_NAME:
-        raise ConfigError(asked, f"no keys below {_STORE}.{key}", f"write {_STORE}.{key}=VALUE")
+        raise ConfigError(
+            asked, f"there are no keys below {_STORE}.{key}", f"write {_STORE}.{key}=VALUE"
+        )
     if not equals:
-        raise ConfigError(asked, "no value", f"write {word}=VALUE")
+        raise ConfigError(asked, "it has no value", f"write {word}=VALUE")
     try:
         override = OverridesParser.create().parse_override(f"{key or 'store'}={value}")
     except HydraException as error:
         raise ConfigError(
-            asked, "no value that can be read", f"quote it: '{_STORE}.{key}=\"…\"'"
+            asked, "its value cannot be read", f"quote it: '{_STORE}.{key}=\"…\"'"
         ) from error
     if override.is_sweep_override():
-        raise ConfigError(asked, "several values", "give one")
+        raise ConfigError(asked, "it has several values", "give one")
     return key, {name: override.value()} if dot else override.value()
 
 
@@ -161,10 +163,12 @@ def _from_file(path: str) -> dict[str, Any]:
     except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
         raise ConfigError(asked, " ".join(str(error).split()), "name a YAML file") from error
     if not isinstance(found, dict):
-        raise ConfigError(asked, "no keys", "write them below 'store:'")
+        raise ConfigError(asked, "it holds no keys", "write them below 'store:'")
     for group in map(str, found):
         if group != "store":
-            raise ConfigError(asked, f"the group '{group}'", "write a group 'store', and no other")
+            raise ConfigError(
+                asked, f"it has a group '{group}'", "write a group 'store', and no other"
+            )
     settings = {} if found.get("store") is None else found["store"]
     if not isinstance(settings, dict):
         return {"": settings}
@@ -178,7 +182,7 @@ def _checked(values: dict[str, Any]) -> dict[str, Any]:
     known = StoreOptions.__dataclass_fields__
     for key, value in values.items():
         if key not in known:
-            raise ConfigError(f"set {_STORE}.{key}", "no such key", nearest(key, known))
+            raise ConfigError(f"set {_STORE}.{key}", "there is no such key", nearest(key, known))
         _check(key, value)
     for key in ("disk_path", "hotness"):  # the script may go to another folder
         if values.get(key) not in (None, *HOTNESS):
@@ -207,7 +211,7 @@ def _check(key: str, value: Any) -> None:
         "batch_size": (lambda size: type(size) is int, "give a whole number"),
     }.get(key, (None, ""))
     if holds is not None and not holds(value):
-        raise ConfigError(f"set {_STORE}.{key}={value}", "no value that it takes", fix)
+        raise ConfigError(f"set {_STORE}.{key}={value}", "it does not take this value", fix)
 
 
 def _is_share(value: Any) -> bool:

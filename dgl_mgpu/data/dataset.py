@@ -243,7 +243,7 @@ def as_labels(raw: np.ndarray) -> np.ndarray:
     if not np.array_equal(labels[known], raw[known]):
         raise InvalidInputError(
             asked="read labels",
-            found="labels that are not whole numbers" if raw.ndim == 1 else "labels beside 0 and 1",
+            found="some are not whole numbers" if raw.ndim == 1 else "some are neither 0 nor 1",
             fix="pass class numbers, or a row of 0 and 1 for each node, NaN where it is unknown",
         )
     return labels

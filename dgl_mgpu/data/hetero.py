@@ -146,8 +146,8 @@ class HeteroDataset:
         if unknown or not self.edges:
             raise InvalidInputError(
                 self._asked,
-                f"node types {unknown} without a number of nodes" if unknown else "no edges",
-                "give num_nodes for every node type, and edges of one type at least",
+                f"node types {unknown} have no number of nodes" if unknown else "it has no edges",
+                "give num_nodes for every node type, and edges of at least one type",
             )
         for ntype, features in self.node_features.items():
             if "feat" in features and len(features["feat"].shape) != 2:

@@ -247,7 +247,7 @@ def generate_igbh(
     if spec.most_ids > torch.iinfo(idtype).max:
         raise ConfigError(
             asked=f"generate a graph like IGBH at scale {spec.scale:g} with ids of {idtype}",
-            found=f"up to {spec.most_ids:.3g} edges in a relation",
+            found=f"a relation may have {spec.most_ids:.3g} edges, more than these ids can count",
             fix="choose int64, or a smaller scale",
         )
     device = torch.device(device)

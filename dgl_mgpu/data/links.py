@@ -82,10 +82,11 @@ def hold_out(dataset: Dataset, valid: float, test: float, seed: int) -> HeldOut:
     ):
         if count < needed:
             raise InvalidInputError(
-                f"hold {valid:g} and {test:g} of the edges of {dataset.name!r} out",
-                f"{count or 'no'} edges left for {part}, of {dataset.num_edges} with self-loops",
-                f"choose other shares (links.valid, links.test), so that it has {needed} at least, "
-                "or a larger graph",
+                f"hold out {valid:g} and {test:g} of the edges of {dataset.name!r}",
+                f"{count or 'no'} edges are left for {part}, of {dataset.num_edges} with"
+                " self-loops",
+                f"choose other shares (links.valid, links.test) that leave it at least {needed}, or"
+                " a larger graph",
             )
     return found
 

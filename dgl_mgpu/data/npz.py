@@ -127,7 +127,7 @@ class NpzReader:
     def _corrupt(self, found: str) -> DataFormatError:
         return DataFormatError(
             asked=f"read {self.path}",
-            found=f"the file is truncated, corrupt or no .npz archive ({found})",
+            found=f"the file is truncated, corrupt or not an .npz archive ({found})",
             fix="fetch or generate it again",
         )
 

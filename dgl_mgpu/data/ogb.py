@@ -211,7 +211,11 @@ def _require_edges_alone(name: str, arrays: Mapping[str, np.ndarray]) -> None:
         else ""
     )
     if of_edges != ["feat"]:
-        found = f"edge features {', '.join(of_edges)}" if of_edges else "no edge features"
+        found = (
+            f"it has the edge features {', '.join(of_edges)}"
+            if of_edges
+            else "it has no edge features"
+        )
     if found:
         raise ConfigError(
             f"give nodes of {name} the means of their edges' features",

@@ -117,7 +117,7 @@ def _target(path: Path) -> str:
     found = [ntype for ntype, has in _by_ntype(path).items() if has == "True"]
     if len(found) != 1:
         raise DataFormatError(
-            f"read {path}", f"it has the node types {found} instead of one", ogb.FIX
+            f"read {path}", f"it names the node types {found} instead of one", ogb.FIX
         )
     return found[0]
 

@@ -30,16 +30,16 @@ def require_labelled_split(dataset: Dataset | HeteroDataset) -> None:
         labels = dataset.labels[ids]
         if dataset.multi_label:
             bad = np.flatnonzero((labels < 0).all(1))
-            such, wanted = "all of its labels unknown", "labels of 0 and 1"
+            such, wanted = "all of whose labels are unknown", "labels of 0 and 1"
         else:
             bad = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))
-            such = f"label {labels[bad[0]]}" if len(bad) else ""
+            such = f"whose label is {labels[bad[0]]}" if len(bad) else ""
             wanted = f"labels in [0, {dataset.num_classes})"
         if len(bad):
             raise InvalidInputError(
                 f"train on data set {dataset.name!r}",
-                f"{len(bad)} of {len(ids)} {part} nodes without a class, "
-                f"such as node {ids[bad[0]]} of {such}",
+                f"{len(bad)} of {len(ids)} {part} nodes have no class, such as node {ids[bad[0]]},"
+                f" {such}",
                 f"give them {wanted}, or leave them out of the split",
             )
         if dataset.multi_label and not ((labels == 1).any(0) & (labels == 0).any(0)).any():

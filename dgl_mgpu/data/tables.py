@@ -88,13 +88,13 @@ def unpack_table(
             )
             out = out.T if transpose else out
         if chunk.dtype != out.dtype:
-            raise _wrong(path, "whole numbers and others in turn")
+            raise _wrong(path, "it holds whole numbers in some rows and others in other rows")
         if done + len(chunk) > rows:
-            raise _wrong(path, f"more than {rows} rows")
+            raise _wrong(path, f"it has more than {rows} rows")
         out[done : done + len(chunk)] = chunk
         done += len(chunk)
     if done < rows:
-        raise _wrong(path, f"{done} rows instead of {rows}")
+        raise _wrong(path, f"it has {done} rows instead of {rows}")
 
 
 def _chunks(path: Path, dtype: Any) -> Iterator[np.ndarray]:

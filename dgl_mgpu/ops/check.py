@@ -48,7 +48,7 @@ def narrow_indptr(
     if not torch.compiler.is_compiling() and num_edges > _MOST_EDGES[idtype]:
         raise InvalidInputError(
             asked,
-            f"{num_edges} edges in one hop, more than {idtype} counts",
+            f"one hop has {num_edges} edges, more than {idtype} can count",
             "pass fewer seeds at a time, lower the fanouts, or make the graph with int64 ids",
         )
     return indptr.to(idtype)
@@ -66,7 +66,7 @@ def raise_at_bad_id(places: list[int], ids: torch.Tensor, num_rows: int, asked: 
         if place >= 0:
             raise IdOutOfRangeError(
                 asked,
-                f"id {int(ids[place])} at place {place}, but there are {num_rows} rows",
+                f"id {int(ids[place])} at place {place} is not among the {num_rows} rows",
                 f"pass ids in [0, {num_rows})",
             )
 
@@ -79,6 +79,6 @@ def check_integer(value: int, name: str, smallest: int, asked: str) -> int:
     if not is_integer or not smallest <= value <= _LARGEST:
         most = f" and at most {_LARGEST}" if is_integer and value > _LARGEST else ""
         raise InvalidInputError(
-            asked, f"{name}={value!r}", f"pass an integer {name} of at least {smallest}{most}"
+            asked, f"{name} is {value!r}", f"pass an integer {name} of at least {smallest}{most}"
         )
     return int(value)

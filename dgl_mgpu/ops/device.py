@@ -222,7 +222,7 @@ def raise_faults(device: torch.device, *, wait: bool) -> None:
     record.numbers[:] = 0
     raise IdOutOfRangeError(
         "look up rows on the GPU",
-        f"id {bad}, but there are {num_rows} rows",
+        f"id {bad} is not among the {num_rows} rows",
         f"pass ids in [0, {num_rows})",
     )
 

@@ -118,13 +118,13 @@ def table_of(view: RowView) -> Table:
     if view.disk is not None:
         raise InvalidInputError(
             "pass a table to a kernel in Numba",
-            "a table with rows on disk, which only a gather reads",
+            "some of its rows are on disk, which only a gather reads",
             "keep the table in GPU and host memory, or gather its rows for the kernel",
         )
     if view.dtype not in _NUMPY_DTYPES:
         raise InvalidInputError(
             "pass a table to a kernel in Numba",
-            f"elements of {view.dtype}, a type that NumPy lacks",
+            f"its elements are of {view.dtype}, a type that NumPy lacks",
             "write the kernel in CUDA C++ (kernels/ggms.cuh), or store another type",
         )
     row_size = view.row_bytes // view.dtype.itemsize
@@ -141,7 +141,7 @@ def _places(view: GraphView | RowView) -> tuple[Any, Any, Any]:
     if not view.tiers.is_cuda:
         raise InvalidInputError(
             "pass a view to a kernel in Numba",
-            f"a view on device '{view.tiers.device}'",
+            f"it is on device '{view.tiers.device}'",
             "use a store on GPUs",
         )
     return (

@@ -243,7 +243,7 @@ class Plan:
         """
         try:
             if data["format"] != 1:
-                raise ValueError(f"format {data['format']!r}")
+                raise ValueError(f"its format is {data['format']!r}, not 1")
             plan = cls(
                 topology=str(data["topology"]),
                 num_gpus=int(data["num_gpus"]),
@@ -269,17 +269,19 @@ class Plan:
             )
             lengths = {len(plan.gpu_budget), len(plan.gpu_bytes), len(plan.seconds)}
             if lengths != {plan.num_gpus}:
-                raise ValueError(f"{plan.num_gpus} GPUs with {sorted(lengths)} entries")
+                raise ValueError(
+                    f"it has {plan.num_gpus} GPUs, but {sorted(lengths)} entries for them"
+                )
             plan.validate()
         except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
-            raise _corrupt(f"{type(error).__name__}: {error}") from error
+            raise _corrupt(f"it is damaged ({type(error).__name__}: {error})") from error
         except (UnreachableError, PlanDoesNotFitError) as error:
-            raise _corrupt(str(error)) from error
+            raise _corrupt(f"it is damaged ({error})") from error
         return plan
 
 
 def _corrupt(found: str) -> DataFormatError:
-    return DataFormatError("read a plan", found, "solve it again or write it with to_dict()")
+    return DataFormatError("read a plan", found, "solve it again, or write it with to_dict()")
 
 
 def _ints(values: Iterable[Any]) -> tuple[int, ...]:
@@ -294,7 +296,7 @@ def _int(value: Any) -> int:
 
 def _tier(data: Mapping[str, Any]) -> Tier:
     if data["memory"] not in MEMORIES:
-        raise ValueError(f"memory {data['memory']!r}")
+        raise ValueError(f"there is no memory {data['memory']!r}")
     return Tier(
         _int(data["start"]), _int(data["stop"]), data["memory"], _int(data["parts"]),
         tuple(map(_ints, data["copies"])), tuple(map(_ints, data["source"])),
@@ -325,8 +327,9 @@ def _check_tiers(table: TablePlan, num_gpus: int) -> None:
         if not (whole and shaped and placed):
             raise DataFormatError(
                 f"check the plan of table '{table.name}'",
-                f"tier [{tier.start}, {tier.stop}) after position {expected}, {tier.parts} parts, "
-                f"{len(tier.copies)} sets of copies, {len(tier.source)} readers",
+                f"tier [{tier.start}, {tier.stop}) comes after position {expected}, and has"
+                f" {tier.parts} parts, {len(tier.copies)} sets of copies and {len(tier.source)}"
+                " readers",
                 "solve the plan again",
             )
         expected = tier.stop
@@ -343,7 +346,7 @@ def _check_reach(table: str, tier: Tier, topology: Topology | None) -> None:
             if holder not in tier.copies[part] or not linked:
                 raise UnreachableError(
                     f"read part {part} of '{table}' at [{tier.start}, {tier.stop}) on GPU {gpu}",
-                    f"the plan reads it from GPU {holder}; copies are on {tier.copies[part]}"
+                    f"the plan reads it from GPU {holder}, but has copies on {tier.copies[part]}"
                     + ("" if linked else ", and the two are not linked"),
                     "solve the plan for this machine",
                 )

@@ -277,7 +277,7 @@ class _Problem:
         instead = "the policy 'auto'" if self._policy == "partitioned" else shares
         return PlanDoesNotFitError(
             asked,
-            f"{missing} do not fit: {budget:,} bytes a GPU, {budget + extra:,} needed",
+            f"{missing} do not fit: each GPU has {budget:,} bytes and needs {budget + extra:,}",
             f"give {extra:,} bytes more on each GPU, or use {instead}",
             budget + extra,
             budget,
@@ -302,7 +302,7 @@ def require_policy(policy: str) -> None:
     if policy not in POLICIES:
         raise ConfigError(
             f"use the placement policy '{policy}'",
-            f"known are {', '.join(POLICIES)}",
+            f"there is no policy of this name, only {', '.join(POLICIES)}",
             nearest(policy, POLICIES),
         )
 

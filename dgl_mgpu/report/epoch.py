@@ -142,7 +142,9 @@ class EpochReport:
 
     def __post_init__(self) -> None:
         if self.epoch < 1:
-            raise InvalidInputError("report an epoch", f"epoch {self.epoch}", "count epochs from 1")
+            raise InvalidInputError(
+                "report an epoch", f"its number is {self.epoch}", "count epochs from 1"
+            )
 
     @property
     def seeds_per_second(self) -> float:
@@ -224,11 +226,13 @@ class EpochReport:
             )
         except KeyError as error:
             raise DataFormatError(
-                "read an epoch report", f"no key {error}", "pass what EpochReport.to_dict wrote"
+                "read an epoch report", f"it lacks {error}", "pass what EpochReport.to_dict wrote"
             ) from error
         except (TypeError, ValueError) as error:
             raise DataFormatError(
-                "read an epoch report", str(error), "pass what EpochReport.to_dict wrote"
+                "read an epoch report",
+                f"it is damaged ({error})",
+                "pass what EpochReport.to_dict wrote",
             ) from error
 
     def _sum_by_tier(
@@ -269,8 +273,8 @@ def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
     if len(epochs) != 1:
         raise InvalidInputError(
             "merge the reports of the ranks",
-            f"reports of the epochs {epochs}" if reports else "no report",
-            "pass one report a rank, all of the same epoch",
+            f"they are of the epochs {epochs}" if reports else "there is no report",
+            "pass one report for each rank, all of the same epoch",
         )
     seeds = [report.seeds for report in reports]
     measured = [report.seconds.measured() for report in reports]

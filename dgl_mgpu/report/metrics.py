@@ -137,7 +137,7 @@ def require_no_run(folder: str | os.PathLike[str]) -> None:
     if earlier:
         raise InvalidInputError(
             f"start a new run in {path.parent}",
-            f"{METRICS_FILE} with {len(earlier)} epochs of another run",
+            f"its {METRICS_FILE} holds {len(earlier)} epochs of another run",
             "resume that run or choose another folder",
         )
 
@@ -166,7 +166,7 @@ def read_metrics(
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise DataFormatError(
                 f"read line {number} of {path}",
-                f"no object with a 'kind' ({type(error).__name__}: {error})",
+                f"it is not an object with a 'kind' ({type(error).__name__}: {error})",
                 "restore the file, or move it away to start it anew",
             ) from error
         if kind == "epoch":
@@ -176,7 +176,7 @@ def read_metrics(
         else:
             raise DataFormatError(
                 f"read line {number} of {path}",
-                f"kind {kind!r}",
+                f"its kind is {kind!r}",
                 "use the version of dgl_mgpu that wrote the file",
             )
     return reports, summary

@@ -46,7 +46,9 @@ def plot_curves(
         If there is no epoch to draw.
     """
     if not reports:
-        raise InvalidInputError("plot the curves of a run", "no epoch", "train one epoch first")
+        raise InvalidInputError(
+            "plot the curves of a run", "there is no epoch", "train one epoch first"
+        )
     layout = ConstrainedLayoutEngine(w_pad=0.12, h_pad=0.1)  # inches, keeps text off the edges
     figure = Figure(figsize=(10.0, 7.0), dpi=150, layout=layout)
     canvas = FigureCanvasAgg(figure)

@@ -104,7 +104,9 @@ class StepProfile:
             )
         except (KeyError, TypeError) as error:
             raise DataFormatError(
-                "read a profile", f"{type(error).__name__}: {error}", "profile the run again"
+                "read a profile",
+                f"it is damaged ({type(error).__name__}: {error})",
+                "profile the run again",
             ) from error
 
 
@@ -129,7 +131,9 @@ class Profile:
 
     def __init__(self, steps: int, folder: str | os.PathLike[str]) -> None:
         if steps < 0:
-            raise InvalidInputError("profile steps", f"{steps} steps", "ask for 0 (none) or more")
+            raise InvalidInputError(
+                f"profile {steps} steps", "that is below 0", "ask for 0 (none) or more"
+            )
         self._steps, self._folder = steps, Path(folder)
         self._profiler: torch.profiler.profile | None = None
         self._failed = False

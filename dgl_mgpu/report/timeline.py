@@ -121,7 +121,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
             raise
         raise DataFormatError(
             f"read the trace {path}",
-            f"{type(error).__name__}: {error}",
+            f"it is not a trace, or it is damaged ({type(error).__name__}: {error})",
             "pass what torch.profiler's export_chrome_trace wrote",
         ) from error
 
@@ -132,7 +132,7 @@ def _trace(events: Sequence[Mapping[str, Any]]) -> Trace:
     if not windows:
         raise DataFormatError(
             "find the steps in a trace",
-            f"no range that begins with {_STEP}",
+            f"there is no range that begins with {_STEP}",
             "call the profiler's step() after each step",
         )
     origin = min(float(e["ts"]) for e in windows)
@@ -321,7 +321,7 @@ def draw_step(
 
     if step is not None and not 0 <= step < len(trace.steps):
         raise InvalidInputError(
-            f"draw step {step}", f"{len(trace.steps)} steps", "count them from 0"
+            f"draw step {step}", f"the trace has {len(trace.steps)} steps", "count them from 0"
         )
     window = trace.median_step if step is None else trace.steps[step]
     lanes = _lanes(trace, window)

@@ -292,7 +292,9 @@ def choose_runtime(device: str, ranks: Ranks) -> Runtime | None:
     for rank, (_, reason) in enumerate(found):
         if reason and device == "cuda":
             raise UnavailableError(
-                "keep a store on GPUs", f"rank {rank}: {reason}", "mend that, or use device 'auto'"
+                "keep a store on GPUs",
+                f"rank {rank} cannot use one ({reason})",
+                "mend that, or use device 'auto'",
             )
     return None if any(reason for _, reason in found) else runtime
 
@@ -301,7 +303,7 @@ def out_of_memory(where: str, needed: int, available: int) -> DeviceMemoryError:
     """What to raise when a GPU has too little room for a store's part."""
     return DeviceMemoryError(
         f"place {needed:,} bytes of a store on {where}",
-        f"{available:,} bytes are free, {needed - available:,} too few",
+        f"{available:,} bytes are free, which is {needed - available:,} too few",
         "lower store.gpu_memory, or free memory on that GPU",
         needed,
         available,

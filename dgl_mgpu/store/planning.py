@@ -59,7 +59,9 @@ def parse_bytes(text: str | int, asked: str) -> int | None:
         return None
     match = _SIZE.fullmatch(str(text))
     if match is None or isinstance(text, bool):
-        raise ConfigError(f"{asked}={text}", "it is no size", "write it like 16GiB, 512MiB or auto")
+        raise ConfigError(
+            f"{asked}={text}", "it is not a size", "write it like 16GiB, 512MiB or auto"
+        )
     nbytes = float(match[1]) * _UNITS[match[2].upper()]
     least = _LEAST_SAID if isinstance(text, str) else _LEAST_COUNTED
     if str(text).rstrip()[-1].isdigit() and 0 < nbytes < least:
@@ -147,24 +149,24 @@ class StoreOptions:
         if not is_named or (self.hotness not in HOTNESS and not Path(self.hotness).is_file()):
             raise ConfigError(
                 f"order rows by hotness='{self.hotness}'",
-                f"none of {', '.join(HOTNESS)}, and there is no such file",
+                f"it is none of {', '.join(HOTNESS)}, and there is no such file",
                 "use one of these, or name a file of counts that an earlier store saved",
             )
         if self.device not in DEVICES:
             raise ConfigError(
                 f"keep a store on device='{self.device}'",
-                f"known are {', '.join(DEVICES)}",
+                f"the device is none of {', '.join(DEVICES)}",
                 "use one of these; with 'cuda' each rank takes its current GPU"
                 " (torch.cuda.set_device)",
             )
         if parse_bytes(self.staging_memory, _STAGING) is None:
             raise ConfigError(
-                f"{_STAGING}={self.staging_memory}", "it is no size", "write it like 256MiB"
+                f"{_STAGING}={self.staging_memory}", "it is not a size", "write it like 256MiB"
             )
         if self.sms != "auto" and not (type(self.sms) is int and self.sms >= 0):
             raise ConfigError(
                 f"use store.sms={self.sms!r} multiprocessors",
-                "no whole number of 0 or more",
+                "it is not a whole number of 0 or more",
                 "give 'auto', a number, or 0 for all",
             )
         require_policy(self.policy)
@@ -178,8 +180,8 @@ class StoreOptions:
         if not whole or not self.fanouts or min(self.fanouts) < -1 or not has_size:
             raise ConfigError(
                 f"plan for batch_size={self.batch_size} and fanouts={self.fanouts}",
-                "no mini-batch",
-                "give a batch size of 1 or more and for each layer a whole number, -1 for all",
+                "these make no mini-batch",
+                "give a batch size of 1 or more, and a whole number for each layer, -1 for all",
             )
 
     def narrow_features(self) -> dict[str, torch.dtype]:
@@ -187,12 +189,16 @@ class StoreOptions:
         named = self.feature_dtypes
         asked = f"keep features as store.feature_dtypes={named!r}"
         if not isinstance(named, Mapping):
-            raise ConfigError(asked, "no types by names", "write them like {feat: float16}")
+            raise ConfigError(
+                asked, "it does not give types by name", "write them like {feat: float16}"
+            )
         found = {}
         for name, dtype in named.items():
             word = str(dtype).removeprefix("torch.")
             if word not in NARROW_DTYPES:
-                raise ConfigError(asked, f"no such type for '{name}'", nearest(word, NARROW_DTYPES))
+                raise ConfigError(
+                    asked, f"'{name}' cannot be kept as {word}", nearest(word, NARROW_DTYPES)
+                )
             found[str(name)] = getattr(torch, word)  # also of a number, as YAML has keys
         return found
 

@@ -148,7 +148,7 @@ class TopologySource:
         if len(self.indices) > most:
             raise InvalidInputError(
                 asked,
-                f"{len(self.indices):,} edges with ids of {self.idtype}",
+                f"it has {len(self.indices):,} edges, more than {self.idtype} can count",
                 f"use int64 ids for more than {most:,} edges (with DGL: g.long())",
             )
         if self.indptr.ndim != 1 or len(self.indptr) < 1 or self.indptr[0] != 0:

@@ -239,7 +239,9 @@ class Topology:
             raise
         except (KeyError, TypeError, ValueError) as error:
             raise DataFormatError(
-                "read a topology", f"{type(error).__name__}: {error}", "write it with to_dict()"
+                "read a topology",
+                f"it is damaged ({type(error).__name__}: {error})",
+                "write it with to_dict()",
             ) from error
 
     def __eq__(self, other: object) -> bool:

@@ -129,7 +129,7 @@ class Checkpoint:
             content = None if damaged else torch.load(path, "cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
-                asked, "it holds something else than tensors and plain values", _OTHER
+                asked, "it holds something other than tensors and plain values", _OTHER
             ) from error
         except _DAMAGE as error:
             raise CheckpointError(asked, f"it is damaged ({error})", _OTHER) from error
@@ -137,7 +137,7 @@ class Checkpoint:
             raise CheckpointError(asked, f"its part {damaged} is damaged", _OTHER)
         if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
             raise CheckpointError(
-                asked, f"it is no checkpoint of format {_FORMAT} of this package", _OTHER
+                asked, f"it is not a checkpoint of format {_FORMAT} of this package", _OTHER
             )
         # Runs of before any step was captured unless told so lack it, and captured none.
         content = {"captured": "[]", **content}
@@ -149,7 +149,7 @@ class Checkpoint:
             for name in _JSON:
                 values[name] = json.loads(values[name])
         except (TypeError, ValueError) as error:
-            raise CheckpointError(asked, f"a field is no JSON ({error})", _OTHER) from error
+            raise CheckpointError(asked, f"a field is not JSON ({error})", _OTHER) from error
         try:
             _take_files(path, [values[name] for name in _STATES])
         except OSError as error:

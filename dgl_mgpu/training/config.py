@@ -88,7 +88,7 @@ class Config:
         if not all(map(_is_fanout, (*sampler.fanouts, *evaluated))):
             raise ConfigError(
                 f"sampler.fanouts={sampler.fanouts} eval_fanouts={sampler.eval_fanouts}",
-                "a fanout below -1 or 0, or no number",
+                "a fanout is 0, below -1 or not a number",
                 "use a number of neighbours, or -1 for all; or numbers by edge type, 0 for none",
             )
         self._check_kinds()
@@ -169,7 +169,7 @@ class Config:
         if self.store.device == "cuda" and self.sampler.num_workers and self.mode == "minibatch":
             raise ConfigError(
                 f"store.device=cuda sampler.num_workers={self.sampler.num_workers}",
-                "GPUs sample themselves, faster than processes of the CPU",
+                "GPUs sample by themselves, faster than processes on the CPU",
                 "use sampler.num_workers=0, or store.device=cpu",
             )
         if self.mode == "fullgraph" and model == "pinsage":
@@ -183,25 +183,25 @@ class Config:
             raise ConfigError(
                 f"model.name={model} fullgraph.keep_every={self.fullgraph.keep_every}"
                 f" fullgraph.activations={self.fullgraph.activations}",
-                "only a GCN makes outputs again, or has them in another type",
+                "only a GCN can compute outputs again, or keep them in another type",
                 "leave them out, or choose model=gcn",
             )
         if self.mode == "fullgraph" and self.trainer.count_accesses:
             raise ConfigError(
                 "trainer.count_accesses=true mode=fullgraph",
-                "every node is read once a layer, which there is nothing to place by",
+                "every node is read once a layer, so the counts say nothing of where to place it",
                 "leave it out, or choose mode=minibatch",
             )
         if self.mode == "fullgraph" and self.trainer.precision != "float32":
             raise ConfigError(
                 f"trainer.precision={self.trainer.precision} mode=fullgraph",
-                "a type for mini-batches, which autocast computes in",
+                "autocast computes only mini-batches in this type",
                 "leave it out, or choose model=gcn fullgraph.activations=bfloat16",
             )
         if self.mode == "fullgraph" and self.store.feature_dtypes:
             raise ConfigError(
                 f"store.feature_dtypes={self.store.feature_dtypes} mode=fullgraph",
-                "types in which a store keeps rows, and ranks share a whole graph without one",
+                "a store keeps rows in these types, and ranks share a whole graph without a store",
                 "leave it out, or choose mode=minibatch",
             )
 
@@ -210,14 +210,14 @@ class Config:
         if self.mode == "fullgraph" and self.trainer.cuda_graphs is True:
             raise ConfigError(
                 "mode=fullgraph trainer.cuda_graphs=true",
-                "a step that is an epoch, which the host has queued long before it is done",
+                "a step is a whole epoch, which the host queues long before the GPU is done",
                 "leave trainer.cuda_graphs out, which is for mini-batches",
             )
         model, data = self.model.name, self.data.name
         if self.model.inputs == "learned" and self.trainer.cuda_graphs is True:
             raise ConfigError(
                 "model.inputs=learned trainer.cuda_graphs=true",
-                "rows that ranks look up and train together, step by step",
+                "ranks look up and train learned rows together at every step",
                 "leave one of them out",
             )
         asked = f"model.name={model} data.name={data}"
@@ -225,33 +225,34 @@ class Config:
             if model == "rgat":
                 raise ConfigError(
                     asked,
-                    "a graph of one type of nodes and edges, for whose relations the model is",
+                    "the model is for graphs of several relations, and this graph has one",
                     f"choose model=gat, or data={' or data='.join(HETEROGENEOUS)}",
                 )
             if any(isinstance(each, Mapping) for each in self.sampler.fanouts):
                 raise ConfigError(
                     f"data.name={data} sampler.fanouts={self.sampler.fanouts}",
-                    "fanouts by edge type for a graph that has one",
+                    "the fanouts are by edge type, and this graph has only one",
                     "give each layer a number",
                 )
             if self.model.inputs == "learned" and self.mode == "fullgraph":
                 raise ConfigError(
                     "model.inputs=learned mode=fullgraph",
-                    "rows that a store keeps, which a graph of one type has for mini-batches",
+                    "learned rows are kept in a store, which full-graph training on a graph of one"
+                    " type does not have",
                     "leave one of them out",
                 )
             return
-        several = "a graph of several types of nodes or edges"
+        several = "the graph has several types of nodes or edges"
         if model not in HETERO_MODELS:
             raise ConfigError(
                 asked,
-                f"{several}, of which the model knows one",
+                f"{several}, and the model knows one of each",
                 f"choose model={' or model='.join(HETERO_MODELS)}",
             )
         if self.mode == "fullgraph" and model == "rgat":
             raise ConfigError(
                 f"mode=fullgraph model.name={model}",
-                "a model that has the edges of all relations as one list, which no rank has",
+                "the model needs the edges of all relations in one list, which no rank has",
                 "choose model=rgcn, or mode=minibatch",
             )
 
@@ -264,31 +265,31 @@ class Config:
             (
                 links.valid == 0 or links.test == 0 or links.valid + links.test >= 1,
                 f"links.valid={links.valid} links.test={links.test}",
-                "shares of the edges of which one is 0, or that leave none to train on",
+                "one of the shares of edges is 0, or they leave none to train on",
                 "use shares above 0 that add up to less than 1",
             ),
             (
                 self.mode == "fullgraph",
                 "mode=fullgraph",
-                "a whole graph is trained on to classify its nodes",
+                "full-graph training only classifies nodes",
                 "choose mode=minibatch",
             ),
             (
                 self.trainer.cuda_graphs is True,
                 "trainer.cuda_graphs=true",
-                "steps are captured that classify nodes",
+                "only steps that classify nodes can be captured",
                 "leave trainer.cuda_graphs out",
             ),
             (
                 self.model.name == "pinsage",
                 "model.name=pinsage",
-                "random walks take the edges that a mini-batch is to predict",
+                "its random walks use the edges that a mini-batch is to predict",
                 "choose another model",
             ),
             (
                 data in HETEROGENEOUS,
                 f"data.name={data}",
-                "a graph of several types of nodes or edges, of which links would be one",
+                "the graph has several types of nodes or edges, and links are of one",
                 "choose data of one type; how-to 'Link prediction' has scripts for several",
             ),
         ):
@@ -306,7 +307,7 @@ class Config:
             if given and is_done not in (f"mode={self.mode}", f"task={self.task}"):
                 raise ConfigError(
                     " ".join(given),
-                    f"for runs of {is_done} alone",
+                    f"only runs of {is_done} use this",
                     f"add {is_done}, or leave them out",
                 )
 

@@ -124,7 +124,7 @@ class RelationEdges:
         if not groups:
             raise InvalidInputError(
                 "attend to the neighbours of nodes",
-                "a graph without nodes that a relation reaches",
+                "no relation of the graph leads to any node",
                 "pass a graph or block with destinations",
             )
         if max(width * sources[-1], num_edges) > _MOST_INT32:
@@ -374,7 +374,7 @@ class RelationalAttention(nn.Module):
         if len(rows) != edges.sources[-1]:
             raise InvalidInputError(
                 "attend to the neighbours of nodes",
-                f"{len(rows)} rows for {edges.sources[-1]} sources",
+                f"there are {len(rows)} rows, but {edges.sources[-1]} source nodes",
                 "pass a row for each source node of every type, in the order of types",
             )
         kind = rows.device.type
@@ -434,12 +434,14 @@ class RGAT(nn.Module):
         if hidden % heads:
             raise InvalidInputError(
                 "build R-GAT",
-                f"{heads} heads for a hidden width of {hidden}",
+                f"a hidden width of {hidden} cannot be shared among {heads} heads",
                 "choose a width that is a multiple of the heads",
             )
         if target not in ntypes:
             raise InvalidInputError(
-                "build R-GAT", f"no node type '{target}'", f"name one of {', '.join(ntypes)}"
+                "build R-GAT",
+                f"there is no node type '{target}'",
+                f"name one of {', '.join(ntypes)}",
             )
         widths = [width_in, *[hidden] * (num_layers - 1)]
         self.layers = nn.ModuleList(
@@ -490,8 +492,8 @@ def _check_types(ntypes: Sequence[str], canonical_etypes: Sequence[CanonicalEtyp
     if unknown or missing:
         raise InvalidInputError(
             "build an attention over relations",
-            f"relations of unknown node types {sorted(unknown)}"
+            f"relations have the unknown node types {sorted(unknown)}"
             if unknown
-            else f"no relation that leads to {', '.join(sorted(missing))}",
+            else f"no relation leads to {', '.join(sorted(missing))}",
             "name all node types, and add reverse relations: rows of a layer come from in-edges",
         )

@@ -301,7 +301,9 @@ def build_model(
     """
     if config.name not in _MODELS:
         raise ConfigError(
-            f"build model '{config.name}'", f"models {sorted(_MODELS)}", "name one of them"
+            f"build model '{config.name}'",
+            "there is no model of this name",
+            f"name one of {', '.join(sorted(_MODELS))}",
         )
     widths = layer_widths(config, num_features, num_classes, num_layers)
     model = _MODELS[config.name](widths, config)

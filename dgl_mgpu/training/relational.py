@@ -184,8 +184,8 @@ def build_relational_model(
     else:
         raise ConfigError(
             f"build model '{config.name}' for a heterogeneous graph",
-            f"models {list(HETERO_MODELS)}",
-            "name one of them",
+            "there is no model of this name for such graphs",
+            f"name one of {', '.join(HETERO_MODELS)}",
         )
     model = RelationalModel(InputRows(inputs, width), layers)
     if isinstance(layers, RGCN):

@@ -279,8 +279,8 @@ def _require_one_configuration(ranks: Ranks, config: Config) -> None:
                 raise ConfigError(
                     f"train with {key}={told[0].get(key)} on every rank",
                     f"rank {rank} has {key}={other.get(key)}",
-                    "give all ranks the same options; where a machine has not the folder of the "
-                    "run that is resumed, also those of that run",
+                    "give all ranks the same options; where a machine lacks the folder of the run"
+                    " that is resumed, give it that run's options too",
                 )
 
 

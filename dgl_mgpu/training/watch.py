@@ -130,8 +130,7 @@ class Watch:
         loss = RankFailedError(
             "train with ranks on other machines",
             f"rank {rank} {found}",
-            "see to it, or start on fewer machines; trainer.resume goes on from the last "
-            "checkpoint",
+            "see why, or start on fewer machines; trainer.resume goes on from the last checkpoint",
         )
         if self._is_first:
             for peer, other in self._peers.items():
@@ -172,7 +171,7 @@ def _accept(listener: socket.socket, secret: bytes, count: int) -> dict[socket.s
             except OSError as error:
                 raise RankFailedError(
                     f"wait for the connections of {count} other ranks",
-                    f"{len(found)} within {_CONNECT_SECONDS:.0f} s ({error})",
+                    f"{len(found)} came within {_CONNECT_SECONDS:.0f} s ({error})",
                     "let all machines connect to any port of the first one (MASTER_ADDR)",
                 ) from error
             hello = _hello(peer)

@@ -117,7 +117,7 @@ def test_self_loops_are_relations():
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"target": "book"}, r"node types \['book'\] without a number"),
+        ({"target": "book"}, r"node types \['book'\] have no number"),
         ({"node_features": {"book": {}}}, "book"),
         ({"edges": {("paper", "in", "book"): None}}, "book"),
         ({"edges": {}}, "no edges"),

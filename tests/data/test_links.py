@@ -89,7 +89,7 @@ def test_self_loops_are_not_learned(toy):
     [((1e-9, 0.5), "validation"), ((0.5, 1e-9), "test"), ((0.5, 0.4999999), "tr")],
 )
 def test_a_part_without_edges_is_an_error(toy, shares, part):
-    with pytest.raises(InvalidInputError, match=f"no edges left for {part}"):
+    with pytest.raises(InvalidInputError, match=f"no edges are left for {part}"):
         hold_out(toy, *shares, seed=0)
 
 
@@ -104,9 +104,9 @@ def test_a_split_of_very_few_edges_is_an_error(large, few):
             assert count >= 10
         except InvalidInputError as error:
             told = str(error)
-            assert f"edges left for {few}, of 10000 with self-loops" in told
-            assert "links.valid, links.test), so that it has 10 at least" in told
-            count = int(told.split("out: ")[1].split()[0].replace("no", "0"))
+            assert f"edges are left for {few}, of 10000 with self-loops" in told
+            assert "links.valid, links.test) that leave it at least 10" in told
+            count = int(told.split("'toy': ")[1].split()[0].replace("no", "0"))
             assert count < 10
         counts.append(count)
     assert counts == sorted(counts) and 0 < counts[1] < 10 < counts[-1]
@@ -114,5 +114,5 @@ def test_a_split_of_very_few_edges_is_an_error(large, few):
 
 def test_self_loops_are_nothing_to_train_on(build_dataset):
     loops = build_dataset(np.arange(20), np.arange(20), 20)
-    with pytest.raises(InvalidInputError, match="no edges left for training"):
+    with pytest.raises(InvalidInputError, match="no edges are left for training"):
         hold_out(loops, 0.1, 0.1, seed=0)

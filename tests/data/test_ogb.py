@@ -198,7 +198,7 @@ def test_means_of_edges_as_ogb_reads_them(tmp_path, monkeypatch, loops, inverse)
 
 def test_means_of_what_is_not_there(tmp_path):
     meta = write_csv_set(tmp_path / "a")
-    with pytest.raises(ConfigError, match=r"ogbn-toy the means .*: no edge features"):
+    with pytest.raises(ConfigError, match=r"ogbn-toy the means .*: it has no edge features"):
         ogb.load_folder(tmp_path / "a", meta, mean_edge_features=True)
     meta = meta | {"has_edge_attr": "True"}
     write_table(tmp_path / "a" / "raw" / "edge-feat.csv.gz", np.ones((NUM_EDGES, 2)))
@@ -263,9 +263,12 @@ def test_cache_elsewhere(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "found"),
     [
-        ({"raw/node-feat": np.ones((NUM_NODES - 1, 5))}, r"node-feat.*: 49 rows instead of 50"),
-        ({"raw/node-feat": np.ones((NUM_NODES + 1, 5))}, r"node-feat.*: more than 50 rows"),
-        ({"raw/edge": np.zeros((NUM_EDGES - 1, 2), int)}, r"edge\.csv.*: 299 rows"),
+        (
+            {"raw/node-feat": np.ones((NUM_NODES - 1, 5))},
+            r"node-feat.*: it has 49 rows instead of 50",
+        ),
+        ({"raw/node-feat": np.ones((NUM_NODES + 1, 5))}, r"node-feat.*: it has more than 50 rows"),
+        ({"raw/edge": np.zeros((NUM_EDGES - 1, 2), int)}, r"edge\.csv.*: it has 299 rows"),
         ({"raw/edge": np.full((NUM_EDGES, 2), NUM_NODES)}, r"edge 0 is \(50, 50\)"),
         ({"raw/edge": np.full((NUM_EDGES, 2), 0.5)}, "not whole"),
         ({"raw/node-label": np.zeros(NUM_NODES - 1)}, "49 labels for 50 nodes"),
@@ -275,7 +278,7 @@ def test_cache_elsewhere(tmp_path):
             {"raw/node-label": np.zeros((NUM_NODES, 2))},
             r"labels has dtype int8 and shape \(50, 2\)",
         ),
-        ({"raw/node-label": np.full((NUM_NODES, 2), 0.5)}, "beside 0 and 1"),
+        ({"raw/node-label": np.full((NUM_NODES, 2), 0.5)}, "neither 0 nor 1"),
         ({"raw/num-node-list": [20, 30]}, "2 graphs instead of one"),
         ({"split/time/test": [NUM_NODES]}, r"test\[0\] is 50"),
         ({"split/time/train": [-1]}, r"train\[0\] is -1"),

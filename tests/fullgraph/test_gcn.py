@@ -520,7 +520,7 @@ def test_bad_calls() -> None:
     hetero = dgl.heterograph({("a", "to", "b"): ([0], [0])})
     with pytest.raises(InvalidInputError, match="node types"):
         gcn(hetero, x)
-    with pytest.raises(dgl.DGLError, match="without in-edges"):
+    with pytest.raises(dgl.DGLError, match="have no in-edges"):
         gcn(homogeneous("isolated"), homogeneous("isolated").ndata["x"])
 
 

@@ -106,7 +106,7 @@ def test_memory_is_not_given_up_while_a_gpu_reads():
 
 
 def test_slabs_have_a_column():
-    with pytest.raises(InvalidInputError, match="slab_width=0"):
+    with pytest.raises(InvalidInputError, match="slab_width is 0"):
         HostRows(torch.ones(2, 3), "cpu", 0)
 
 

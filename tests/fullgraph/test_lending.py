@@ -161,7 +161,7 @@ def test_that_features_stay_is_said(monkeypatch, caplog):
     assert are_for_host("auto", 2_000_000_000, torch.device("cpu"))
     assert not are_for_host("auto", 1_000_000_000, torch.device("cpu"))
     assert [record.message for record in caplog.records] == [
-        "features stay in the host's memory: they have 2.0 GB, where 6.0 GB are free on a GPU"
+        "features stay in the host's memory: they take 2.0 GB, and 6.0 GB are free on a GPU"
         " (fullgraph.features=gpu moves them there)"
     ]
 

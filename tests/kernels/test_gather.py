@@ -285,7 +285,7 @@ def test_an_id_that_is_no_row_is_told_later(where, monkeypatch, bad, host_start)
     ids = torch.tensor([3, bad, 4], device=where)
     out = torch.full((3, 5), 77, dtype=rows.dtype, device=where)
     cuda._gather_rows(out, ids, view.tiers, view.pointers, view.position, 103, host_start)
-    with pytest.raises(IdOutOfRangeError, match=f"id {bad}, but there are 103 rows"):
+    with pytest.raises(IdOutOfRangeError, match=f"id {bad} is not among the 103 rows"):
         device.raise_faults(ids.device, wait=True)
     assert torch.equal(out.cpu()[::2], rows[[3, 4]]) and not out[1].any()
     assert torch.equal(gather(view, torch.tensor([3], device=where)), rows[3:4])
@@ -338,7 +338,7 @@ def test_what_is_no_row_is_picked_as_zeros_and_told(where, monkeypatch):
         ids = torch.tensor([3, bad, 49], device=where)
         out = torch.full((3, 7), 77.0, device=where)
         pick_rows(rows, ids, out)
-        with pytest.raises(IdOutOfRangeError, match=f"id {bad}, but there are 50 rows"):
+        with pytest.raises(IdOutOfRangeError, match=f"id {bad} is not among the 50 rows"):
             device.raise_faults(where, wait=True)
         assert torch.equal(out, rows[[3, 0, 49]] * torch.tensor([[1.0], [0], [1]], device=where))
 
@@ -357,5 +357,5 @@ def test_rows_are_picked_into_rows_like_them():
         with pytest.raises(InvalidInputError, match="pick rows"):
             pick_rows(rows, wrong, rows.new_empty(2, 3))
     for bad in (-1, 5):
-        with pytest.raises(IdOutOfRangeError, match=f"pick rows: id {bad} at place 1, .* 5 rows"):
+        with pytest.raises(IdOutOfRangeError, match=f"pick rows: id {bad} at place 1 .* 5 rows"):
             pick_rows(rows, torch.tensor([0, bad]), rows.new_empty(2, 3))

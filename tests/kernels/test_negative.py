@@ -116,5 +116,5 @@ def test_nothing_to_find(where):
 def test_source_out_of_range(where, bad):
     view = on_device(GRAPHS["bipartite"].view(), where)
     sources = torch.tensor([9, bad, 0, 77], device=where)
-    with pytest.raises(IdOutOfRangeError, match=f"id {bad} at place 1, but there are 10 rows"):
+    with pytest.raises(IdOutOfRangeError, match=f"id {bad} at place 1 is not among the 10 rows"):
         destinations(view, sources, 2)

@@ -186,7 +186,7 @@ def test_views_that_no_kernel_can_take(numba_cuda):
         numba_cuda.graph_of(views()[2])
     with pytest.raises(InvalidInputError, match="bfloat16, a type that NumPy lacks"):
         numba_cuda.table_of(row_view(torch.zeros(3, 2, dtype=torch.bfloat16)))
-    with pytest.raises(InvalidInputError, match="a table with rows on disk"):
+    with pytest.raises(InvalidInputError, match="some of its rows are on disk"):
         numba_cuda.table_of(replace(views()[3], disk=object()))
 
 

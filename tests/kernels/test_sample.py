@@ -113,14 +113,14 @@ def test_append_unique_of_a_negative_id(where):
 def test_append_unique_of_more_nodes_than_a_table_holds(where, dtype):
     seeds = torch.zeros(1, dtype=dtype, device=where).expand(700_000_000)
     neighbors = torch.ones(1, dtype=dtype, device=where).expand(732_000_000)
-    with pytest.raises(InvalidInputError, match="a hash table for 1432000000 nodes"):
+    with pytest.raises(InvalidInputError, match="there may be 1432000000 nodes"):
         unique_cuda._append_unique(seeds, neighbors)
 
 
 def test_append_unique_raises_what_a_gather_found(where):
     seeds = torch.zeros(1, dtype=torch.int64, device=where)
     device.fault_record(seeds.device).copy_(torch.tensor([1, 7, 5]))
-    with pytest.raises(IdOutOfRangeError, match="id 7, but there are 5 rows"):
+    with pytest.raises(IdOutOfRangeError, match="id 7 is not among the 5 rows"):
         unique_cuda._append_unique(seeds, seeds)
 
 
@@ -491,6 +491,6 @@ def test_padded_hops_from_a_seed_that_is_no_node(where):
     found = padded(view, torch.tensor([5, 200, 3], device=where), [3, 3])
     indptr = found[1][:4].cpu()
     assert indptr[1] == indptr[2]
-    with pytest.raises(IdOutOfRangeError, match="id 200, but there are 200 rows"):
+    with pytest.raises(IdOutOfRangeError, match="id 200 is not among the 200 rows"):
         device.raise_faults(view.tiers.device, wait=True)
     device.raise_faults(view.tiers.device, wait=True)  # once

@@ -182,7 +182,7 @@ def test_a_check_raises_what_a_gather_found(where):
     weights = row_view(torch.ones(len(HUBS.indices)))
     record = cuda.device.fault_record(on_device(weights, where).tiers.device)
     record.copy_(torch.tensor([1, 7, 5]))
-    with pytest.raises(IdOutOfRangeError, match="id 7, but there are 5 rows"):
+    with pytest.raises(IdOutOfRangeError, match="id 7 is not among the 5 rows"):
         check(where, HUBS.view(), weights)
 
 

@@ -108,9 +108,9 @@ def test_a_bad_id_is_told_and_nothing_written(where, bad):
     there = on_device(row_view(rows), where)
     ids = some_ids(50)
     ids[20] = bad
-    with pytest.raises(IdOutOfRangeError, match=f"id {bad}, but there are {ROWS} rows"):
+    with pytest.raises(IdOutOfRangeError, match=f"id {bad} is not among the {ROWS} rows"):
         scatter_there(there, ids, torch.zeros(50, 3), where)
-    with pytest.raises(IdOutOfRangeError, match=f"id {bad}, but there are {ROWS} rows"):
+    with pytest.raises(IdOutOfRangeError, match=f"id {bad} is not among the {ROWS} rows"):
         update_there(AlignedTables.of([there]), ids, torch.ones(50, 3), SGD(0.1), where)
     assert torch.equal(segments(there)[0], rows)
 

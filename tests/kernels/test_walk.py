@@ -152,5 +152,7 @@ def test_start_out_of_range(where, bad):
         lambda: walk([view], starts, [0.0]),
         lambda: visited([view], starts, 1, 0.0, 3, 2),
     ):
-        with pytest.raises(IdOutOfRangeError, match=f"id {bad} at place 2, but there are 200 rows"):
+        with pytest.raises(
+            IdOutOfRangeError, match=f"id {bad} at place 2 is not among the 200 rows"
+        ):
             call()

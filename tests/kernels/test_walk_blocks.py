@@ -131,7 +131,7 @@ def test_a_seed_that_is_no_node_is_told_of_where_the_sample_is_finished(where, i
     seeds = torch.tensor([5, bad, 3, -7], device=where)
     wrong = begin_pinsage_blocks(there, seeds, 3, KEY, **WALKS)
     right = begin_pinsage_blocks(there, torch.tensor([5, 3], device=where), 3, KEY, **WALKS)
-    with pytest.raises(IdOutOfRangeError, match=r"at place 1, but there are 200 rows"):
+    with pytest.raises(IdOutOfRangeError, match=r"at place 1 is not among the 200 rows"):
         wrong()
     assert same(right(), expected(view, torch.tensor([5, 3]), 3))
 

@@ -187,7 +187,7 @@ def test_each_relation_may_have_its_fanout(tmp_path, capsys):
         (["data=cora", "model=rgat"], "choose model=gat, or data=ogbn-mag"),
         (["data=generated-igbh", "model=rgat", "mode=fullgraph"], "or mode=minibatch"),
         (["data=cora", "sampler.fanouts=[{_E:3},2]"], "give each layer a number"),
-        (["data=cora", "sampler.fanouts=[x,2]"], "no number"),
+        (["data=cora", "sampler.fanouts=[x,2]"], "not a number"),
         (["data=ogbn-mag", "model=rgcn", "sampler.fanouts=[{cites:-2},2]"], "below -1"),
     ],
 )

@@ -123,7 +123,7 @@ def test_nodes_of_a_subgraph_have_their_rows(data):
     found = dgl_mgpu.inference(trainer.model, some)
     torch.testing.assert_close(found, expected)
     assert not torch.allclose(found, others)
-    with pytest.raises(IdOutOfRangeError, match="but there are 600 rows; pass ids in"):
+    with pytest.raises(IdOutOfRangeError, match="is not among the 600 rows; pass ids in"):
         dgl_mgpu.inference(trainer.model, dgl.add_nodes(graph, 100))
     trainer.store.close()
 

@@ -291,9 +291,9 @@ def test_links_of_cora_are_learned(tmp_path, real_data):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["links.negatives=2", "links.test=0.2"], "links.negatives=2 links.test=0.2: for runs of"),
+        (["links.negatives=2", "links.test=0.2"], "links.negatives=2 links.test=0.2: only runs of"),
         (["links.valid=0.2", "mode=fullgraph"], "add task=link_prediction, or leave them out"),
-        (["fullgraph.exchange=foo"], "fullgraph.exchange=foo: for runs of mode=fullgraph alone"),
+        (["fullgraph.exchange=foo"], "fullgraph.exchange=foo: only runs of mode=fullgraph use"),
         (["task=link_prediction", "fullgraph.by=metis"], "add mode=fullgraph, or leave"),
     ],
 )
@@ -308,7 +308,7 @@ def test_options_of_other_runs_are_told(overrides, message):
         (["task=links"], "choose from node_classification, link_prediction"),
         (["mode=fullgraph"], "task=link_prediction mode=fullgraph"),
         (["trainer.cuda_graphs=true"], "leave trainer.cuda_graphs out"),
-        (["model=pinsage"], "random walks take the edges"),
+        (["model=pinsage"], "random walks use the edges"),
         (["data=generated-relations", "model=rgcn"], "data.name=generated-relations"),
         (["links.negatives=0"], "links.negatives=0"),
         (["links.valid=-0.1"], "links.valid=-0.1"),

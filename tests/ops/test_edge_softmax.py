@@ -141,7 +141,7 @@ def test_scores_that_are_not_contiguous():
         (rows_of([1]), None, torch.tensor(1.0), r"scores has shape \(\)"),
         (rows_of([2]), torch.arange(3), torch.zeros(2), r"eids has shape \(3,\)"),
         (rows_of([2]), torch.arange(2).int(), torch.zeros(2), "dtype torch.int32"),
-        (rows_of([2]), None, torch.zeros(3), "from 0 to 2, for 3 edges"),
+        (rows_of([2]), None, torch.zeros(3), "from 0 to 2 does not rise from 0 to 3"),
         (rows_of([2, -1]), None, torch.zeros(1), "rises"),
     ],
 )

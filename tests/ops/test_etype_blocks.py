@@ -160,13 +160,13 @@ def test_bad_arguments():
     weights = {("user", "likes", "item"): None}
     for arguments, kwargs, message in (
         (({}, seeds, [2]), {}, "no edge types"),
-        ((views, {"shop": seeds["item"]}, [2]), {}, "seeds for unknown type 'shop'"),
-        ((views, seeds, [2]), {"weights": weights}, "weights for unknown type"),
+        ((views, {"shop": seeds["item"]}, [2]), {}, "seeds names the unknown type 'shop'"),
+        ((views, seeds, [2]), {"weights": weights}, "weights names the unknown type"),
         ((views, seeds, [{FOLLOWS: 2}]), {}, "no fanout for edge type"),
-        ((views, seeds, [-2]), {}, "fanout=-2"),
-        ((views, seeds, [2]), {"times": options["times"]}, "times of shape"),
+        ((views, seeds, [-2]), {}, "fanout is -2"),
+        ((views, seeds, [2]), {"times": options["times"]}, "times of seeds of type"),
         ((views, seeds, [2]), {"until": options["until"]}, "pass times of edges and of seeds"),
-        ((views, seeds, [2]), {"sms": -1}, "sms=-1"),
+        ((views, seeds, [2]), {"sms": -1}, "sms is -1"),
         ((views, {"item": seeds["item"].to("meta")}, [2]), {}, "ids are on 'meta'"),
     ):
         with pytest.raises(InvalidInputError, match=message):

@@ -50,7 +50,7 @@ def test_no_layers():
 
 
 def test_bad_arguments():
-    for fanouts, message in (([-1], "fanout=-1"), ([1] * 7, "7 hops"), ([1 << 20] * 2, "edges")):
+    for fanouts, message in (([-1], "fanout is -1"), ([1] * 7, "7 hops"), ([1 << 20] * 2, "edges")):
         with pytest.raises(InvalidInputError, match=message):
             sample_padded_blocks(GRAPH.view(), torch.arange(300) % 200, fanouts, KEY)
     with pytest.raises(InvalidInputError, match="sample_etype_blocks"):

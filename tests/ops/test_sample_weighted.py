@@ -206,7 +206,7 @@ def test_weights_and_times_on_another_device():
         lambda: sample_blocks(view, seeds, [2, 2], KEY, weights=weights),
         lambda: check_weights(view, weights),
     ):
-        with pytest.raises(InvalidInputError, match="a table on 'meta' for a graph on 'cpu'"):
+        with pytest.raises(InvalidInputError, match="are on 'meta', but the graph is on 'cpu'"):
             sample()
 
 
@@ -349,7 +349,7 @@ def test_times_by_edge_type():
         key = with_fields(KEY, etype=number)
         expected = sample_neighbors(graph.view(), seeds[etype], 3, key, times=its_times)
         assert same(sampled[etype], expected)
-    with pytest.raises(InvalidInputError, match="times for unknown edge type 'hates'"):
+    with pytest.raises(InvalidInputError, match="times names the unknown edge type 'hates'"):
         sample_etype_neighbors(views, seeds, 3, KEY, times={"hates": times})
 
 

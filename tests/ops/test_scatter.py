@@ -191,12 +191,12 @@ def test_shares_and_states_that_do_not_fit():
         update_rows(AlignedTables.of([view]), torch.arange(5), new, Adam(0.1, 1))
     for other, message in (
         (torch.zeros(ROWS, WIDTH, dtype=torch.bfloat16), "dtype torch.bfloat16"),
-        (torch.zeros(ROWS, WIDTH + 1), rf"state 1 of {ROWS} rows of shape \({WIDTH + 1},\)"),
+        (torch.zeros(ROWS, WIDTH + 1), rf"state 1 has {ROWS} rows of shape \({WIDTH + 1},\)"),
         (torch.zeros(ROWS, WIDTH), "other tiers"),
     ):
         with pytest.raises(InvalidInputError, match=message):
             AlignedTables.of([view, row_view(other, LAYOUTS["three tiers"])])
-    with pytest.raises(InvalidInputError, match="state 1 on 'meta'"):
+    with pytest.raises(InvalidInputError, match="state 1 is on 'meta'"):
         AlignedTables.of([view, elsewhere(view)])
 
 

@@ -127,7 +127,7 @@ LHS, RHS = torch.zeros(SOURCES, 4), torch.zeros(DESTINATIONS, 4)
     ("change", "message"),
     [
         ({"op": "pow"}, "no op='pow'"),
-        ({"lhs_target": "w"}, "lhs_target='w'"),
+        ({"lhs_target": "w"}, "lhs_target is 'w'"),
         ({"src": torch.zeros(EDGES)}, "ids have dtype torch.float32"),
         ({"dst": torch.zeros(3, dtype=torch.int64)}, "200 sources"),
         ({"dst": torch.zeros(EDGES, dtype=torch.int32)}, "destinations of torch.int32"),

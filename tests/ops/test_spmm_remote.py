@@ -154,7 +154,7 @@ def test_pairs():
     pairs = pair_up(given.local.indptr, given.remote.indptr, 3)
     given.assert_sums(spmm_remote(*given[:3], pairs=pairs, pipeline=Pipeline(ps=3)))
     for wrong in (pair_up(given.local.indptr, given.remote.indptr, 4), Pairs(local, 4, 3)):
-        with pytest.raises(InvalidInputError, match="pairs of"):
+        with pytest.raises(InvalidInputError, match="pairs was made for"):
             spmm_remote(*given[:3], pairs=wrong, pipeline=Pipeline(ps=3))
 
 
@@ -170,12 +170,12 @@ def test_a_pipeline_does_not_change():
 
 
 BAD = {
-    "a vector of rows": (2, {"rows": torch.ones(4)}, "rows of dtype"),
+    "a vector of rows": (2, {"rows": torch.ones(4)}, "rows has dtype"),
     "rows of integers": (2, {"rows": torch.ones(4, 4).int()}, "torch.int32"),
     "rows elsewhere": (2, {"rows": torch.ones(4, 4, device="meta")}, "meta"),
     "addresses of 32 bits": (2, {"bases": torch.zeros(5, dtype=torch.int32)}, "torch.int32"),
     "too few starts": (2, {"starts": torch.zeros(4, dtype=torch.int64)}, r"\(4,\)"),
-    "odd addresses": (2, {"alignment": 2}, "multiples of 2 bytes"),
+    "odd addresses": (2, {"alignment": 2}, "alignment is 2 bytes"),
     "no ranks": (
         2,
         {key: torch.zeros(0, dtype=torch.int64) for key in ("bases", "starts")},
@@ -185,7 +185,7 @@ BAD = {
     "two id dtypes": (1, {"indptr": torch.zeros(91, dtype=torch.int32)}, "torch.int32"),
     "columns of floats": (0, {"columns": torch.zeros(3)}, "torch.float32"),
     "an empty indptr": (0, {"indptr": torch.zeros(0, dtype=torch.int64)}, r"\(0,\)"),
-    "local weights alone": (0, {"weights": torch.ones(180, 1)}, "other weights"),
+    "local weights alone": (0, {"weights": torch.ones(180, 1)}, "same number of weights"),
     "too few weights": (0, {"weights": torch.ones(179, 1)}, r"\(179, 1\)"),
     "weights of another dtype": (0, {"weights": torch.ones(180, 1).double()}, "torch.float64"),
     "weights that do not divide": (0, {"weights": torch.ones(180, 3)}, r"\(180, 3\)"),

@@ -141,12 +141,12 @@ BAD = {
     "no v": ({"v": None}, "v is None"),
     "no e": ({"e": None}, "e is None"),
     "no indices": ({"indices": None}, "indices is None"),
-    "too few rows": ({"v": torch.ones(2, 4)}, "v of 2 rows for 1"),
+    "too few rows": ({"v": torch.ones(2, 4)}, "v has 2 rows, but the matrix has 1"),
     "two dtypes": ({"e": torch.ones(6, 4).double()}, "float32 and torch.float64"),
     "shapes": ({"e": torch.ones(6, 3)}, r"\(4,\) and \(3,\)"),
     "two id dtypes": ({"indices": torch.zeros(6, dtype=torch.int32)}, "torch.int32"),
-    "too few edges": ({"e": torch.ones(5, 4), "eids": None}, "5 edges"),
-    "a negative size": ({"num_cols": -1}, "num_cols=-1"),
+    "too few edges": ({"e": torch.ones(5, 4), "eids": None}, "e has 5 rows"),
+    "a negative size": ({"num_cols": -1}, "num_cols is -1"),
     "two devices": ({"v": torch.ones(1, 4, device="meta")}, "meta"),
 }
 

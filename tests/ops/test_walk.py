@@ -91,7 +91,7 @@ def test_a_metapath_that_does_not_come_back():
     assert torch.equal(traces, random_walk(views[:2], starts, 3, KEY))
     assert edges_along(path, traces, edges)
     assert torch.equal(random_walk(views, starts, 2, KEY), traces[:, :3])
-    with pytest.raises(InvalidInputError, match="a step to 6 nodes"):
+    with pytest.raises(InvalidInputError, match="a step ends at one of 6 nodes"):
         random_walk(views, starts, 4, KEY)
 
 

@@ -64,7 +64,7 @@ def test_no_layers():
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
 def test_seed_out_of_range(idtype):
     for bad in (-1, 200, 2**32):
-        with pytest.raises(IdOutOfRangeError, match="at place 1, but there are 200 rows"):
+        with pytest.raises(IdOutOfRangeError, match="at place 1 is not among the 200 rows"):
             pinsage_blocks(
                 SQUARE.view(idtype=idtype), torch.tensor([199, bad, -5]), 2, KEY, **WALKS
             )

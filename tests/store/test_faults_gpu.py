@@ -236,11 +236,11 @@ def _asks_for_what_is_not_there() -> None:
         ids = torch.tensor([0, bad, 1], device=store.device)
         found = gather_rows(view, ids).cpu()  # it does not wait to hear of it
         assert torch.equal(found, torch.stack([rows[0], torch.zeros(7), rows[1]]))
-        with pytest.raises(IdOutOfRangeError, match=f"id {bad}, but there are {ROWS} rows"):
+        with pytest.raises(IdOutOfRangeError, match=f"id {bad} is not among the {ROWS} rows"):
             device.raise_faults(store.device, wait=True)
         gather_rows(view, ids)
         torch.cuda.synchronize()
-        with pytest.raises(IdOutOfRangeError, match=f"id {bad}, but there are {ROWS} rows"):
+        with pytest.raises(IdOutOfRangeError, match=f"id {bad} is not among the {ROWS} rows"):
             gather_rows(view, good)
         assert torch.equal(gather_rows(view, good).cpu(), rows[good.cpu()])
         for operator, right in zip(operators(ids), operators(good), strict=True):

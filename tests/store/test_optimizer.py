@@ -258,7 +258,7 @@ def test_a_bad_id_of_another_thread_leaves_no_rank_behind(emulated, monkeypatch,
         assert optimizer.steps == 1
     changed = (every_row(store, "weight") != first_weights()).any(1)
     assert changed[:7].all() and not changed[7:].any()
-    with pytest.raises(IdOutOfRangeError, match="id 999, but there are 10 rows"):
+    with pytest.raises(IdOutOfRangeError, match="id 999 is not among the 10 rows"):
         device.raise_faults(where, wait=True)
 
 

@@ -157,7 +157,7 @@ def test_fields_of_another_type(tmp_path):
     content = torch.load(path, weights_only=True)
     for reports in ("{not json", 5):
         torch.save(content | {"reports": reports}, path)
-        with pytest.raises(CheckpointError, match="no JSON"):
+        with pytest.raises(CheckpointError, match="not JSON"):
             Checkpoint.load(path)
 
 
@@ -169,7 +169,7 @@ class Trap:
 def test_nothing_in_a_checkpoint_is_executed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"format": 1, "model": Trap()}, "trap.pt")
-    with pytest.raises(CheckpointError, match="something else"):
+    with pytest.raises(CheckpointError, match="something other than"):
         Checkpoint.load(tmp_path / "trap.pt")
     (tmp_path / "raw.pt").write_bytes(pickle.dumps(Trap()))
     with pytest.raises(CheckpointError):
@@ -183,7 +183,7 @@ def test_missing_and_foreign(tmp_path):
     with pytest.raises(CheckpointError, match="no checkpoint"):
         Checkpoint.load(tmp_path)
     torch.save({"weight": torch.zeros(3)}, tmp_path / "other.pt")
-    with pytest.raises(CheckpointError, match="no checkpoint of format"):
+    with pytest.raises(CheckpointError, match="not a checkpoint of format"):
         Checkpoint.load(tmp_path / "other.pt")
 
 

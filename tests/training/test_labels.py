@@ -28,7 +28,7 @@ def relabelled(
 def test_a_node_without_a_class_is_named(tmp_path, part, label):
     data = load("generated", tmp_path, **SIZE)
     nodes = getattr(data, part)
-    found = f"2 of {len(nodes)} {part} nodes .* node {nodes[-2]} of label {label}; .*0, 5"
+    found = f"2 of {len(nodes)} {part} nodes .* node {nodes[-2]}, whose label is {label}; .*0, 5"
     with pytest.raises(InvalidInputError, match=found):
         require_labelled_split(relabelled(data, part, label))
 
@@ -50,9 +50,8 @@ def test_a_node_all_of_whose_labels_are_unknown_is_named(tmp_path):
     labels[data.valid[2], 1:] = -1
     require_labelled_split(dataclasses.replace(data, labels=labels))
     labels[data.valid[2]] = -1
-    found = (
-        f"1 of {len(data.valid)} valid nodes .* node {data.valid[2]} of all of its labels unknown"
-    )
+    such = f"node {data.valid[2]}, all of whose labels are unknown"
+    found = f"1 of {len(data.valid)} valid nodes .* {such}"
     with pytest.raises(InvalidInputError, match=found):
         require_labelled_split(dataclasses.replace(data, labels=labels))
 
@@ -95,5 +94,5 @@ def test_no_trainer_begins(tmp_path, monkeypatch, capsys, loader, options):
     assert main(["train", f"hydra.run.dir={tmp_path}", *options]) == 1
     told = capsys.readouterr().err
     assert "InvalidInputError: cannot train on data set 'generated" in told and "2 of" in told
-    assert "valid nodes without a class" in told and "Traceback" not in told
+    assert "valid nodes have no class" in told and "Traceback" not in told
     assert not (tmp_path / "metrics.jsonl").exists()

@@ -133,5 +133,5 @@ def test_who_is_no_rank_neither_joins_nor_ends_the_job(open_sockets, monkeypatch
 
 def test_a_rank_that_does_not_come_is_told(monkeypatch):
     monkeypatch.setattr(watch, "_CONNECT_SECONDS", 0.1)
-    with pytest.raises(RankFailedError, match=r"0 within 0 s.*MASTER_ADDR"):
+    with pytest.raises(RankFailedError, match=r"0 came within 0 s.*MASTER_ADDR"):
         watching(lambda address, hello: None)

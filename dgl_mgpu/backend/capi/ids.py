@@ -37,7 +37,9 @@ def _destinations(asked: str) -> Callable[..., None]:
 
 def _starts(graph: Any, nodes: Any, metapath: Any, *_: Any) -> None:
     if is_null(metapath):
-        raise InvalidCallError("walk at random", "no steps", "pass a length of 1 or more")
+        raise InvalidCallError(
+            "walk at random", "the walk has no steps", "pass a length of 1 or more"
+        )
     ntype, _ = graph.metagraph.find_edge(int(as_tensor(metapath)[0]))
     _check(nodes, graph.number_of_nodes(ntype), "walk at random", "node")
 
@@ -48,7 +50,9 @@ def _check(ids: Any, count: int, asked: str, what: str) -> None:
     low, high = (int(bound) for bound in as_tensor(ids).aminmax())
     if low < 0 or high >= count:
         raise UnknownIdError(
-            asked, f"{what} {low if low < 0 else high} of {count}", f"pass ids in [0, {count})"
+            asked,
+            f"{what} {low if low < 0 else high} is not among the graph's {count} {what}s",
+            f"pass ids in [0, {count})",
         )
 
 

@@ -51,8 +51,8 @@ def csrmm(
     if left.num_dst != right.num_src:
         raise InvalidCallError(
             asked,
-            f"{left.num_dst} destination nodes of the first and {right.num_src} source nodes of "
-            "the second",
+            f"the first has {left.num_dst} destination nodes, but the second has {right.num_src}"
+            " source nodes",
             "pass a second graph whose source nodes are the first's destination nodes",
         )
     shape = left.num_src, right.num_dst
@@ -88,7 +88,9 @@ def csrsum(
     shapes = {(index.relations[0].num_src, index.relations[0].num_dst) for index in indexes}
     if len(shapes) > 1:
         raise InvalidCallError(
-            asked, f"shapes {sorted(shapes)}", "pass graphs with the same numbers of nodes"
+            asked,
+            f"they have the shapes {sorted(shapes)}",
+            "pass graphs with the same numbers of nodes",
         )
     keys = torch.cat([_pattern(index.relations[0]).keys() for index in indexes])
     found, place = keys.unique(return_inverse=True)
@@ -117,13 +119,13 @@ def _check_weights(
     for index, given in zip(indexes, weights, strict=True):
         if len(index.relations) != 1:
             raise InvalidCallError(
-                asked, f"{len(index.relations)} edge types", "pass graphs of one edge type"
+                asked, f"one has {len(index.relations)} edge types", "pass graphs of one edge type"
             )
         if given.shape != (index.relations[0].num_edges,) or not given.is_floating_point():
             raise InvalidCallError(
                 asked,
-                f"weights of dtype {given.dtype} and shape {tuple(given.shape)} for "
-                f"{index.relations[0].num_edges} edges",
+                f"weights have dtype {given.dtype} and shape {tuple(given.shape)}, but their graph"
+                f" has {index.relations[0].num_edges} edges",
                 "pass a floating-point number for each edge",
             )
     id_dtypes = {index.idtype for index in indexes}
@@ -131,8 +133,9 @@ def _check_weights(
     if len(id_dtypes) > 1 or len(weight_dtypes) > 1:
         raise InvalidCallError(
             asked,
-            f"ids of {id_dtypes} and weights of {weight_dtypes}",
-            "pass graphs whose ids, and weights whose numbers, are of one dtype",
+            f"ids have the dtypes {', '.join(sorted(map(str, id_dtypes)))}, and weights have the"
+            f" dtypes {', '.join(sorted(map(str, weight_dtypes)))}",
+            "pass graphs with ids of one dtype, and weights of one dtype",
         )
 
 

@@ -55,9 +55,9 @@ def _within(offsets: torch.Tensor, num_rows: int) -> torch.Tensor:
     if len(offsets) and (int(offsets[-1]) > num_rows or bool((offsets.diff() < 0).any())):
         raise InvalidInputError(
             f"reduce segments of {num_rows} rows",
-            f"{len(offsets) - 1} segments with a shortest of {int(offsets.diff().min())} rows, and"
-            f" {int(offsets[-1])} rows together",
-            "pass lengths from 0 on whose sum is the number of rows",
+            f"the shortest of {len(offsets) - 1} segments has {int(offsets.diff().min())} rows, and"
+            f" all have {int(offsets[-1])} together",
+            "pass lengths of 0 or more whose sum is the number of rows",
         )
     return offsets
 
@@ -279,8 +279,8 @@ def _bounds(lengths: Any, num_rows: int, num_matrices: int, asked: str) -> list[
     if len(bounds) != num_matrices or start != num_rows or any(a > b for a, b in bounds):
         raise InvalidInputError(
             asked,
-            f"{len(bounds)} segments of {start} rows together, for {num_matrices} matrices and "
-            f"{num_rows} rows",
+            f"{len(bounds)} segments have {start} rows together, but there are {num_matrices}"
+            f" matrices and {num_rows} rows",
             "pass the length of each matrix's segment of rows",
         )
     return bounds

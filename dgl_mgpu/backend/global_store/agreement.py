@@ -119,7 +119,7 @@ def require_same(
             if mine != its:
                 raise error(
                     asked,
-                    f"{what}: {mine} on the machine's first rank, {its} on rank {rank} of it",
+                    f"{what} is {mine} on the machine's first rank, but {its} on rank {rank} of it",
                     fix,
                 )
 

@@ -420,7 +420,7 @@ def _checked(options: Mapping[str, Any], seed: int) -> StoreOptions:
         )
     if type(seed) is not int or not 0 <= seed < 2**64:
         raise InvalidInputError(
-            "build a store", f"the seed is {seed!r}", "use an int in [0, 2**64)"
+            "build a store", f"the seed is {seed!r}", "use an integer in [0, 2**64)"
         )
     if isinstance(options.get("device"), torch.device):
         options = {**options, "device": str(options["device"])}

@@ -42,8 +42,8 @@ class GPUCache:
         if idtype not in (torch.int32, torch.int64) or num_items < 1 or num_feats < 0:
             raise InvalidInputError(
                 f"cache {num_items} rows of {num_feats} elements by keys of {idtype}",
-                "no such cache",
-                "pass at least one row, and int32 or int64",
+                "there is no such cache",
+                "pass num_items of 1 or more, num_feats of 0 or more, and idtype int32 or int64",
             )
         self.idtype = idtype
         self.total_miss = 0
@@ -98,7 +98,7 @@ class GPUCache:
         if values.numel() != count * self._num_feats:
             raise InvalidInputError(
                 f"cache {count} rows of {self._num_feats} elements",
-                f"values of shape {tuple(values.shape)}",
+                f"the values have shape {tuple(values.shape)}",
                 "pass a row for each key",
             )
         if count == 0:
@@ -176,7 +176,7 @@ class GPUCache:
         if self._allocated[0].device != device:
             raise InvalidInputError(
                 f"look up rows cached on {self._allocated[0].device}",
-                f"keys on {device}",
+                f"the keys are on {device}",
                 "use a cache for each device",
             )
         return self._allocated

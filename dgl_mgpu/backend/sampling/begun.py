@@ -82,7 +82,7 @@ def require_layers(sampler: Any) -> None:
     if type(inner) in (NeighborSampler, MultiLayerFullNeighborSampler) and not len(inner.fanouts):
         raise InvalidInputError(
             f"sample with {type(inner).__name__}",
-            "no fanouts, so no blocks",
+            "it has no fanouts, so there are no blocks",
             "pass a fanout for each layer of the model, such as NeighborSampler([10, 10]); "
             "features of nodes alone are g.ndata['feat'][ids], or store.gather('feat', ids)",
         )

@@ -155,7 +155,8 @@ def sample_neighbors_biased(
     if counts.shape[1] != len(bias) or int(counts.sum()) != len(edges.eids):
         raise InvalidInputError(
             f"{ASKED} by {len(bias)} tags",
-            f"offsets of {counts.shape[1]} tags for {int(counts.sum())} of {len(edges.eids)} edges",
+            f"the graph has offsets of {counts.shape[1]} tags, for {int(counts.sum())} of the"
+            f" nodes' {len(edges.eids)} edges",
             "sort the graph with dgl.sort_csc_by_tag, or dgl.sort_csr_by_tag for edge_dir='out'",
         )
     tags = tags.repeat_interleave(counts.flatten(), output_size=len(edges.eids))

@@ -67,7 +67,7 @@ class Sample(NamedTuple):
 def format_of(edge_dir: str) -> str:
     formats = {"in": "csc", "out": "csr"}
     if edge_dir not in formats:
-        raise InvalidInputError(ASKED, f"edge_dir={edge_dir!r}", "pass 'in' or 'out'")
+        raise InvalidInputError(ASKED, f"edge_dir is {edge_dir!r}", "pass 'in' or 'out'")
     return formats[edge_dir]
 
 

@@ -106,7 +106,7 @@ def _walk(
     if len(restart) != len(path):
         raise InvalidInputError(
             f"walk {len(path)} steps",
-            f"{len(restart)} restart probabilities",
+            f"there are {len(restart)} restart probabilities",
             "pass one for each step",
         )
     types = _node_types(index, path)
@@ -229,7 +229,8 @@ def _steps(relation: Relation, prob: Any, where: torch.device) -> _Steps | Steps
     if weights is not None and weights.shape != (relation.num_edges,):
         raise InvalidInputError(
             f"{_ASKED} by probability",
-            f"probabilities of shape {tuple(weights.shape)} for {relation.num_edges} edges",
+            f"the probabilities have shape {tuple(weights.shape)}, but there are"
+            f" {relation.num_edges} edges",
             "pass one for each edge",
         )
     if relation.device != where:
@@ -247,8 +248,8 @@ def _sums(weights: torch.Tensor, row: torch.Tensor, num_rows: int) -> torch.Tens
     if not bool((weights.isfinite() & (weights >= 0)).all()):
         raise InvalidWeightError(
             f"{_ASKED} by probability",
-            "one of them is NaN, infinite or negative",
-            "make all finite and at least 0",
+            "a probability is NaN, infinite or negative",
+            "make all probabilities finite and at least 0",
         )
     scaled = _as_integers(weights, row, num_rows, _WEIGHT_BITS)
     return torch.nn.functional.pad(scaled.cumsum(0), (1, 0))
@@ -271,7 +272,7 @@ def _checked_starts(starts: torch.Tensor, num_nodes: int) -> torch.Tensor:
     if bool(outside.any()):
         raise IdOutOfRangeError(
             _ASKED,
-            f"node {int(starts[outside][0])} of {num_nodes}",
+            f"node {int(starts[outside][0])} is not among the graph's {num_nodes} nodes",
             f"pass node ids in [0, {num_nodes})",
         )
     return starts.long()
@@ -389,13 +390,13 @@ def node2vec(
     """
     index, where = placed(graph, [nodes])
     if not (0 < p < float("inf") and 0 < q < float("inf")):
-        raise InvalidInputError(_ASKED, f"p={p}, q={q}", "pass finite numbers above 0")
+        raise InvalidInputError(_ASKED, f"p is {p} and q is {q}", "pass finite numbers above 0")
     (relation,) = index.relations
     steps = _steps(relation, prob, where)
     if isinstance(steps, StepsByRow):
         raise InvalidInputError(
-            f"{_ASKED} on {where}, looking back",
-            "a graph in the host's memory",
+            f"{_ASKED} with node2vec on {where}",
+            "the graph is in the host's memory",
             f"move the graph with g.to('{where}')",
         )
     key = new_key()

@@ -260,7 +260,9 @@ class SharedGraph(StoreGraph):
             values = self._on_host(column).data
             if values.dim() != 1:
                 raise InvalidInputError(
-                    f"sample by edge feature '{prob}'", f"{tuple(values.shape)}", "give a vector"
+                    f"sample by edge feature '{prob}'",
+                    f"it has shape {tuple(values.shape)}",
+                    "give it one number for each edge",
                 )
             return scalars_view(values.detach(), self.device)
         view = self._store.tables[edge_table(etype, name)].view

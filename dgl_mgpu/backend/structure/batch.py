@@ -33,8 +33,8 @@ def joint_union(metagraph: GraphIndex, indexes: Sequence[TensorIndex]) -> Tensor
     if any(index._num_nodes != first._num_nodes for index in indexes):
         raise InvalidCallError(
             "join graphs on the same nodes",
-            f"numbers of nodes {[index._num_nodes for index in indexes]}",
-            "pass graphs with as many nodes of each type",
+            f"their numbers of nodes are {[index._num_nodes for index in indexes]}",
+            "pass graphs with the same number of nodes of each type",
         )
     relations = [
         Relation(parts[0].num_src, parts[0].num_dst, coo=_joined(parts))
@@ -83,14 +83,15 @@ def _check_alike(asked: str, indexes: Sequence[HeteroGraphIndex]) -> None:
     if len(found) > 1:
         raise InvalidCallError(
             asked,
-            "ids of " + " and ".join(sorted(f"{dtype} on {device}" for dtype, device in found)),
+            "they have ids of "
+            + " and ".join(sorted(f"{dtype} on {device}" for dtype, device in found)),
             "convert all to the same dtype and device, with g.int() or g.long() and g.to()",
         )
     kinds = {(index.number_of_ntypes(), index.number_of_etypes()) for index in indexes}
     if len(kinds) > 1:
         raise InvalidCallError(
             asked,
-            f"graphs of {sorted(kinds)} node types and edge types",
+            f"their numbers of node types and edge types are {sorted(kinds)}",
             "pass graphs with the same node and edge types",
         )
 

@@ -102,7 +102,7 @@ def _by_type(g: DGLGraph, nodes: Any, name: str) -> list[torch.Tensor]:
         if len(g.ntypes) > 1:
             raise InvalidCallError(
                 "make a block",
-                f"a tensor of {name} for a graph of node types {g.ntypes}",
+                f"{name} is not a dict, but the graph has the node types {g.ntypes}",
                 f"pass {name} as a dict of tensors by node type",
             )
         nodes = {g.ntypes[0]: nodes}
@@ -179,7 +179,7 @@ def _facts(local: Coo, size: tuple[int, int]) -> torch.Tensor:
 def _unknown(name: str, verb: str, nodes: torch.Tensor) -> InvalidCallError:
     return InvalidCallError(
         "make a block",
-        f"edges that {verb} at node {int(nodes[0])}, which is not in {name}",
+        f"there are edges that {verb} at node {int(nodes[0])}, which is not in {name}",
         f"pass all nodes at which edges {verb}",
     )
 

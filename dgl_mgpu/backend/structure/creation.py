@@ -60,8 +60,8 @@ def create_from_csr(
     if indptr.numel() != rows + 1:
         raise InvalidCallError(
             "make a graph of a CSR or CSC",
-            f"an indptr of {indptr.numel()} elements for {rows} nodes",
-            "pass one more element than there are nodes",
+            f"indptr has {indptr.numel()} elements, but there are {rows} nodes",
+            "pass an indptr with one element more than there are nodes",
         )
     ids = as_tensor(eids)
     matrix = Compressed(indptr, indices, ids) if ids.numel() else Unnumbered(indptr, indices, None)
@@ -78,7 +78,8 @@ def _check_ids(first: torch.Tensor, second: torch.Tensor) -> None:
     if not alike or first.dtype not in (torch.int32, torch.int64):
         raise InvalidCallError(
             "make a graph of two tensors of ids",
-            f"{first.dtype} on {first.device} and {second.dtype} on {second.device}",
+            f"one is {first.dtype} on {first.device}, and the other {second.dtype} on"
+            f" {second.device}",
             "give both the same device, and int32 or int64 as dtype",
         )
 

@@ -35,11 +35,15 @@ class NDArrayPartition:
     ) -> None:
         asked = f"cut {array_size} rows into {num_parts} parts by {mode!r}"
         if num_parts < 1 or mode not in ("remainder", "range"):
-            raise InvalidInputError(asked, "no such partition", "use 'remainder' or 'range'")
+            raise InvalidInputError(
+                asked,
+                "there is no such partition",
+                "pass 1 part or more, and 'remainder' or 'range'",
+            )
         if (part_ranges is None) != (mode == "remainder"):
             raise InvalidInputError(
                 asked,
-                "no part_ranges" if part_ranges is None else "part_ranges",
+                "part_ranges is None" if part_ranges is None else "part_ranges is given",
                 "pass part_ranges for 'range', and only then",
             )
         self._array_size, self._num_parts = array_size, num_parts
@@ -55,7 +59,7 @@ class NDArrayPartition:
         if len(self._starts) != num_parts + 1 or ends != [0, array_size] or not ascending:
             raise InvalidInputError(
                 asked,
-                f"part_ranges {self._starts}",
+                f"part_ranges is {self._starts}",
                 f"pass {num_parts + 1} ascending numbers from 0 to {array_size}",
             )
 

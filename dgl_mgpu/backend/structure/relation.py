@@ -77,9 +77,9 @@ class Compressed(NamedTuple):
         if any_unknown:
             raise IdOutOfRangeError(
                 "find the edges of nodes",
-                f"ids from {int(nodes.min())} to {int(nodes.max())} of "
-                f"{self.indptr.numel() - 1} nodes",
-                "pass ids of nodes of the graph",
+                f"the ids run from {int(nodes.min())} to {int(nodes.max())}, but there are"
+                f" {self.indptr.numel() - 1} nodes",
+                f"pass ids in [0, {self.indptr.numel() - 1})",
             )
         return ranges(start, counts, total), counts
 
@@ -110,7 +110,7 @@ def check_ids(ids: torch.Tensor, count: int, what: str) -> None:
     if low < 0 or high >= count:
         raise IdOutOfRangeError(
             f"look up {what}",
-            f"ids from {low} to {high}, where there are {count}",
+            f"the ids run from {low} to {high}, but there are {count} {what}",
             f"pass ids in [0, {count})",
         )
 
@@ -354,7 +354,7 @@ class Relation:
             if "coo" not in self.formats:
                 raise InvalidInputError(
                     f"count {'in' if name == 'csc' else 'out'}-degrees",
-                    f"a graph that keeps {', '.join(self.formats)} alone",
+                    f"the graph keeps {', '.join(self.formats)} alone",
                     f"let it keep coo or {name} too, with g.formats()",
                 )
             ends = self._expanded()

@@ -103,7 +103,7 @@ class SpreadIndex(TensorIndex):
         if op not in ("sum", "mean", "max", "min") or not rows.is_floating_point():
             raise UnsupportedByPartitionError(
                 f"read out rows of {rows.dtype} of a partitioned graph by {op!r}",
-                "floating-point rows are, by 'sum', 'mean', 'max' or 'min'",
+                "ranks read out floating-point rows only, by 'sum', 'mean', 'max' or 'min'",
                 "convert the rows, or gather them on every rank",
             )
         if op in ("max", "min"):

@@ -41,7 +41,9 @@ class RemoteReads(Rounds):
     def __init__(self, halo: Chunks, window: Window, pipeline: Pipeline | None = None) -> None:
         if halo.num_chunks > 1:
             raise InvalidInputError(
-                "read remote rows", f"a halo in {halo.num_chunks} chunks", "pass one in one chunk"
+                "read rows of other ranks",
+                f"the halo is in {halo.num_chunks} chunks",
+                "pass a halo in one chunk",
             )
         super().__init__(halo.part, halo.group)
         self.pipeline = Pipeline() if pipeline is None else pipeline

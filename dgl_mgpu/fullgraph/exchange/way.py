@@ -62,7 +62,7 @@ class Way:
             return cls(pipeline=Pipeline(*map(int, parameters.groups())))
         raise InvalidInputError(
             "exchange rows between ranks",
-            f"exchange={name!r}",
+            f"there is no exchange={name!r}",
             f"use {AUTO}, halo, broadcast, remote, or a way in full: 'halo at first', 'halo in 3', "
             "'remote reads, ps=16 dist=8 wpb=2'",
         )

@@ -234,16 +234,16 @@ def _slab_width(column_bytes: int, width: int) -> int:
 
 def _check(rows: torch.Tensor) -> None:
     if rows.device.type != "cpu":
-        raise InvalidInputError(_ASKED, f"rows on '{rows.device}'", "pass rows.cpu()")
+        raise InvalidInputError(_ASKED, f"the rows are on '{rows.device}'", "pass rows.cpu()")
     if rows.dim() != 2 or not rows.shape[1] or not rows.is_floating_point():
         raise InvalidInputError(
             _ASKED,
-            f"a tensor of dtype {rows.dtype} and shape {tuple(rows.shape)}",
+            f"the rows have dtype {rows.dtype} and shape {tuple(rows.shape)}",
             "pass floating-point numbers, a row for each node, with 1 column or more",
         )
     if rows.requires_grad:
         raise InvalidInputError(
             _ASKED,
-            "rows that require a gradient, which is not made of them",
+            "the rows require a gradient, and rows in the host's memory get none",
             "pass rows.detach(), or keep them on the graph's device",
         )

@@ -38,7 +38,7 @@ def are_for_host(place: str, nbytes: int, device: torch.device) -> bool:
         needed, free = max(everyone, key=lambda each: each[0] / max(each[1], 1))
         # Ranks that were launched show warnings alone.
         log.warning(
-            "features stay in the host's memory: they have %.1f GB, where %.1f GB are free on a GPU"
+            "features stay in the host's memory: they take %.1f GB, and %.1f GB are free on a GPU"
             " (fullgraph.features=gpu moves them there)",
             needed / 1e9,
             free / 1e9,

@@ -75,7 +75,7 @@ def _require_in_edges(g: DGLGraph) -> None:
         if (g.in_degrees() == 0).any():
             raise InvalidCallError(
                 "run a GCN",
-                "nodes without in-edges, of which nothing but the bias would be left",
+                "some nodes have no in-edges, and nothing but the bias would be left of them",
                 "add self-loops (dgl.add_self_loop), or pass allow_zero_in_degree=True",
             )
 

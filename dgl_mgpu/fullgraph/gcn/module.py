@@ -239,11 +239,11 @@ def _check_options(
     if not 0.0 <= dropout < 1.0:
         raise InvalidInputError(asked, f"dropout is {dropout}", "pass a probability in [0, 1)")
     if not isinstance(keep_every, int) or keep_every < 1:
-        raise InvalidInputError(asked, f"keep_every={keep_every!r}", "pass a positive integer")
+        raise InvalidInputError(asked, f"keep_every is {keep_every!r}", "pass a positive integer")
     if activation_dtype is not None and activation_dtype not in _DTYPES:
         raise InvalidInputError(
             asked,
-            f"activation_dtype={activation_dtype}",
+            f"there is no activation_dtype={activation_dtype}",
             f"use one of {', '.join(map(str, _DTYPES))}",
         )
 

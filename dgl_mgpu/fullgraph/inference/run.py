@@ -195,7 +195,7 @@ def _check(
         )
     for name, value in (("batch_size", batch_size), ("num_layers", num_layers)):
         if value is not None and (type(value) is not int or value < 1):
-            raise InvalidInputError(ASKED, f"{name} is {value!r}", "pass a positive int")
+            raise InvalidInputError(ASKED, f"{name} is {value!r}", "pass a positive integer")
     if layerwise is False and batch_size is not None:
         raise InvalidInputError(
             ASKED,

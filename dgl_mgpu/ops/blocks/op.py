@@ -83,7 +83,7 @@ def check_one_node_type(view: GraphView, asked: str) -> None:
     if view.num_rows != view.num_cols:
         raise InvalidInputError(
             asked,
-            f"a graph from {view.num_cols} source nodes to {view.num_rows} destination nodes",
+            f"the graph has {view.num_cols} source nodes, but {view.num_rows} destination nodes",
             "sample a graph of several node types with sample_etype_blocks",
         )
 

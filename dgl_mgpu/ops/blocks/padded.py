@@ -190,8 +190,8 @@ def sample_padded_blocks(
     if len(hops) > MOST_HOPS or sum(most_edges) > _MOST_EDGES:
         raise InvalidInputError(
             _ASKED,
-            f"{len(hops)} hops of {sum(most_edges)} edges at most",
-            f"sample {MOST_HOPS} hops and {_MOST_EDGES} edges at most, or use sample_blocks",
+            f"{len(hops)} hops may have {sum(most_edges)} edges",
+            f"sample at most {MOST_HOPS} hops and {_MOST_EDGES} edges, or use sample_blocks",
         )
     if not hops:
         return []

@@ -21,7 +21,8 @@ class _Rows:
         if first != 0 or last != len(example) or (self._degrees < 0).any():
             raise InvalidInputError(
                 "take the softmax of the edges of nodes",
-                f"indptr from {first} to {last}, for {len(example)} edges",
+                f"indptr from {first} to {last} does not rise from 0 to {len(example)}, the number"
+                " of edges",
                 f"pass an indptr that rises from 0 to {len(example)}",
             )
 

@@ -296,7 +296,7 @@ def begin_sample_etype_blocks(
     ):
         if unknown := [each for each in types if each not in known]:
             raise InvalidInputError(
-                _ASKED, f"{name} for unknown type {unknown[0]!r}", f"use one of {list(known)}"
+                _ASKED, f"{name} names the unknown type {unknown[0]!r}", f"use one of {list(known)}"
             )
     sms = check_integer(sms, "sms", 0, _ASKED)
     hops = [_fanouts_of(fanout, views) for fanout in reversed(fanouts)]
@@ -375,7 +375,7 @@ def _num_nodes(views: Mapping[tuple[str, str, str], GraphView]) -> dict[str, int
 def _check_types(views: Mapping[tuple[str, str, str], GraphView]) -> GraphView:
     """Return the first view, or raise if the views are not edge types of one graph."""
     if not views:
-        raise InvalidInputError(_ASKED, "no edge types", "pass a view for each edge type")
+        raise InvalidInputError(_ASKED, "there are no edge types", "pass a view for each edge type")
     counts = _num_nodes(views)
     first = next(iter(views.values()))
     for etype, view in views.items():
@@ -383,7 +383,7 @@ def _check_types(views: Mapping[tuple[str, str, str], GraphView]) -> GraphView:
         if view.idtype != first.idtype or where != first_where:
             raise InvalidInputError(
                 _ASKED,
-                f"edge type {etype} with ids of {view.idtype} on '{where}' in a graph of"
+                f"edge type {etype} has ids of {view.idtype} on '{where}', but another has ids of"
                 f" {first.idtype} on '{first_where}'",
                 "give all edge types the same id type and device",
             )
@@ -391,7 +391,8 @@ def _check_types(views: Mapping[tuple[str, str, str], GraphView]) -> GraphView:
             if found != counts[ntype]:
                 raise InvalidInputError(
                     _ASKED,
-                    f"{found} nodes of type {ntype!r} in {etype}, {counts[ntype]} in another",
+                    f"edge type {etype} has {found} nodes of type {ntype!r}, but another has"
+                    f" {counts[ntype]}",
                     "pass the edge types of one graph",
                 )
     return first
@@ -405,7 +406,9 @@ def _fanouts_of(
         of_type = fanout.get(etype) if isinstance(fanout, Mapping) else fanout
         if of_type is None:
             raise InvalidInputError(
-                _ASKED, f"no fanout for edge type {etype!r}", "give one for each edge type"
+                _ASKED,
+                f"there is no fanout for edge type {etype!r}",
+                "give each edge type a fanout; 0 leaves it out",
             )
         found.append(check_integer(of_type, "fanout", -1, _ASKED))
     return found
@@ -422,7 +425,8 @@ def _check_until(
     if not times or len({dtype.is_floating_point for dtype in dtypes}) > 1:
         raise InvalidInputError(
             _ASKED,
-            f"times of {[str(dtype) for dtype in dtypes]} for {len(times)} edge types",
+            f"times are given for {len(times)} edge types and the seeds of {len(until)} node types,"
+            f" with dtypes {', '.join(map(str, dtypes))}",
             "pass times of edges and of seeds together, all integers or all floating-point",
         )
     found = []
@@ -431,8 +435,8 @@ def _check_until(
         if moments.shape != ids.shape or moments.device != ids.device:
             raise InvalidInputError(
                 _ASKED,
-                f"times of shape {tuple(moments.shape)} on {moments.device} for {len(ids)} seeds"
-                f" of type {ntype!r} on {ids.device}",
+                f"the times of seeds of type {ntype!r} have shape {tuple(moments.shape)} on"
+                f" '{moments.device}', but there are {len(ids)} such seeds on '{ids.device}'",
                 "pass one time for each seed, on the device of the seeds",
             )
         found.append(moments)

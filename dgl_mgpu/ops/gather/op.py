@@ -129,8 +129,8 @@ def gather_rows(
         layout = "contiguous" if out.is_contiguous() else "not contiguous"
         raise InvalidInputError(
             asked,
-            f"out has shape {tuple(out.shape)}, dtype {out.dtype}, is on '{out.device}' and"
-            f" {layout}",
+            f"out has shape {tuple(out.shape)} and dtype {out.dtype}, and it is {layout} on"
+            f" '{out.device}'",
             f"pass a contiguous out of shape {shape} and dtype {dtype} on '{ids.device}'",
         )
     sms = check_integer(sms, "sms", 0, asked)
@@ -163,7 +163,7 @@ def _checked_dtype(stored: torch.dtype, wanted: torch.dtype | None, asked: str) 
         known = CASTS_TO if stored in CASTS_FROM else (stored,)
         raise InvalidInputError(
             asked,
-            f"dtype={wanted} for elements stored as {stored}",
+            f"dtype is {wanted}, but the elements are stored as {stored}",
             f"ask for {', '.join(map(str, known))}, or cast what is gathered",
         )
     return wanted
@@ -209,7 +209,7 @@ def count_tiers(
     ):
         raise InvalidInputError(
             asked,
-            f"counts {counts!r}",
+            f"counts is {counts!r:.200}",
             f"pass what an earlier call has returned: int64, shape ({num_segments},), on"
             f" '{ids.device}'",
         )

@@ -48,9 +48,10 @@ def pick_rows(rows: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
     ):
         raise InvalidInputError(
             f"pick {len(ids)} rows of shape {tuple(rows.shape[1:])} and dtype {rows.dtype}",
-            f"out of shape {tuple(out.shape)} and dtype {out.dtype} on '{out.device}', or one that"
-            " is not contiguous",
-            f"pass contiguous rows and out, of shape {expected}, on '{rows.device}'",
+            f"out has shape {tuple(out.shape)} and dtype {out.dtype} on '{out.device}', or out or"
+            " rows is not contiguous",
+            f"pass contiguous rows, and a contiguous out of shape {expected} and dtype {rows.dtype}"
+            f" on '{rows.device}'",
         )
     call("pick_rows", (out, rows, ids))
 

@@ -83,12 +83,13 @@ def _check_tries(view: GraphView, max_tries: int, exclude_self_loops: bool, aske
     max_tries = check_integer(max_tries, "max_tries", 1, asked)
     if max_tries > NEGATIVE_EDGE_STREAM:
         raise InvalidInputError(
-            asked, f"max_tries={max_tries}", f"pass no more than {NEGATIVE_EDGE_STREAM}"
+            asked, f"max_tries is {max_tries}", f"pass at most {NEGATIVE_EDGE_STREAM}"
         )
     if exclude_self_loops and view.num_rows != view.num_cols:
         raise InvalidInputError(
             asked,
-            f"exclude_self_loops=True for edges from {view.num_cols} to {view.num_rows} nodes",
+            f"exclude_self_loops is set, but edges lead from {view.num_cols} nodes to"
+            f" {view.num_rows} others",
             "pass exclude_self_loops=False where sources and destinations are different types",
         )
     return max_tries if view.num_rows > 0 and view.num_cols > 0 else 0

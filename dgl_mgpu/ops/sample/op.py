@@ -170,7 +170,9 @@ def sample_etype_neighbors(
     for name, types in (("seeds", seeds), ("weights", weights or {}), ("times", times or {})):
         if unknown := [etype for etype in types if etype not in views]:
             raise InvalidInputError(
-                asked, f"{name} for unknown edge type {unknown[0]!r}", f"use one of {list(views)}"
+                asked,
+                f"{name} names the unknown edge type {unknown[0]!r}",
+                f"use one of {list(views)}",
             )
     sampled = {}
     for number, (etype, view) in enumerate(views.items()):
@@ -179,7 +181,9 @@ def sample_etype_neighbors(
         fanout = fanouts.get(etype) if isinstance(fanouts, Mapping) else fanouts
         if fanout is None:
             raise InvalidInputError(
-                asked, f"no fanout for edge type {etype!r}", "give one for each edge type"
+                asked,
+                f"there is no fanout for edge type {etype!r}",
+                "give each edge type a fanout; 0 leaves it out",
             )
         sampled[etype] = sample_neighbors(
             view,

@@ -111,13 +111,14 @@ def check_weight_view(view: GraphView, weights: RowView) -> None:
     if weights.dtype not in _WEIGHT_DTYPES or weights.row_shape != ():
         raise InvalidInputError(
             asked,
-            f"weights of dtype {weights.dtype} and shape (edges, *{weights.row_shape})",
-            "pass one float32, float64, bool or uint8 for each edge",
+            f"the weights have dtype {weights.dtype} and shape"
+            f" {weights.num_rows, *weights.row_shape}",
+            "pass one number for each edge, of dtype float32, float64, bool or uint8",
         )
     if weights.num_rows != view.num_edges:
         raise InvalidInputError(
             asked,
-            f"{weights.num_rows} weights for {view.num_edges} edges",
+            f"there are {weights.num_rows} weights, but {view.num_edges} edges",
             "pass one weight for each edge id",
         )
     _check_reachable(view, weights, asked)
@@ -127,13 +128,14 @@ def _check_reachable(view: GraphView, rows: RowView, asked: str) -> None:
     if rows.tiers.device != view.tiers.device:
         raise InvalidInputError(
             asked,
-            f"a table on '{rows.tiers.device}' for a graph on '{view.tiers.device}'",
+            f"the weights or times are on '{rows.tiers.device}', but the graph is on"
+            f" '{view.tiers.device}'",
             "keep both in one store",
         )
     if rows.disk is not None:
         raise InvalidInputError(
             asked,
-            "some of them on disk, where a GPU does not look while it samples",
+            "some weights or times are on disk, where a GPU cannot read them while it samples",
             "keep weights and times in GPU or host memory: raise store.host_memory, or leave"
             " store.disk_path out",
         )
@@ -145,13 +147,14 @@ def _check_times(view: GraphView, seeds: torch.Tensor, times: EdgeTimes) -> None
     if edges.dtype not in _TIME_DTYPES or edges.row_shape != ():
         raise InvalidInputError(
             asked,
-            f"times of dtype {edges.dtype} and shape (edges, *{edges.row_shape})",
-            "pass one int32, int64, float32 or float64 for each edge",
+            f"the times of edges have dtype {edges.dtype} and shape"
+            f" {edges.num_rows, *edges.row_shape}",
+            "pass one number for each edge, of dtype int32, int64, float32 or float64",
         )
     if edges.num_rows != view.num_edges:
         raise InvalidInputError(
             asked,
-            f"{edges.num_rows} times for {view.num_edges} edges",
+            f"there are {edges.num_rows} times of edges, but {view.num_edges} edges",
             "pass one time for each edge id",
         )
     kind = "floating-point" if edges.dtype.is_floating_point else "integer"
@@ -163,8 +166,9 @@ def _check_times(view: GraphView, seeds: torch.Tensor, times: EdgeTimes) -> None
     ):
         raise InvalidInputError(
             asked,
-            f"times of seeds of dtype {until.dtype} and shape {tuple(until.shape)} on"
-            f" {until.device}, for {len(seeds)} seeds on {seeds.device} and {kind} times of edges",
+            f"the times of seeds have dtype {until.dtype} and shape {tuple(until.shape)} on"
+            f" '{until.device}', but there are {len(seeds)} seeds on '{seeds.device}', and the"
+            f" times of edges are {edges.dtype}",
             f"pass one {kind} time for each seed, on the device of the seeds",
         )
     _check_reachable(view, edges, asked)

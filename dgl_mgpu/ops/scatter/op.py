@@ -177,7 +177,7 @@ class AlignedTables:
             if view.tiers.device != first.tiers.device:
                 raise InvalidInputError(
                     asked,
-                    f"{what} on '{view.tiers.device}'",
+                    f"{what} is on '{view.tiers.device}'",
                     f"store it with the table, on '{first.tiers.device}'",
                 )
             same = (view.num_rows, view.row_shape) == (first.num_rows, first.row_shape)
@@ -186,9 +186,9 @@ class AlignedTables:
             ):
                 raise InvalidInputError(
                     asked,
-                    f"{what} of {view.num_rows} rows of shape {view.row_shape} in other tiers"
+                    f"{what} is placed in other tiers than the table"
                     if same
-                    else f"{what} of {view.num_rows} rows of shape {view.row_shape}",
+                    else f"{what} has {view.num_rows} rows of shape {view.row_shape}",
                     "store the state with the table's shape and placement",
                 )
         return cls(
@@ -283,7 +283,7 @@ def update_rows(
         raise InvalidInputError(
             asked,
             f"there are {num_states} tables of state for {type(rule).__name__}",
-            f"pass {rule.num_states}",
+            f"pass {rule.num_states} of them",
         )
     torch.ops.dgl_mgpu.update_rows(
         ids,

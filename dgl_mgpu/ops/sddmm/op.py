@@ -97,7 +97,7 @@ def sddmm(
     if lhs_target not in TARGETS or rhs_target not in TARGETS:
         raise InvalidInputError(
             asked,
-            f"lhs_target={lhs_target!r}, rhs_target={rhs_target!r}",
+            f"lhs_target is {lhs_target!r} and rhs_target is {rhs_target!r}",
             f"pass one of {', '.join(TARGETS)}",
         )
     src = check_ids(src, asked)

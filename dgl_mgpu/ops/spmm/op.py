@@ -177,9 +177,9 @@ def add_spmm(
     ):
         raise InvalidInputError(
             "add sums of messages",
-            f"an output of dtype {out.dtype} and shape {tuple(out.shape)} on '{out.device}', at"
-            f" {out.data_ptr()}",
-            f"pass a contiguous one of dtype {example.dtype} and shape {expected} on"
+            f"out has dtype {out.dtype}, shape {tuple(out.shape)} and strides {out.stride()}, and"
+            f" is on '{out.device}' at address {out.data_ptr()}",
+            f"pass a contiguous out of dtype {example.dtype} and shape {expected} on"
             f" '{indptr.device}', at a multiple of 16 bytes",
         )
     call("add_spmm", (out, indptr, indices, eids, u, e), op)
@@ -225,7 +225,7 @@ def spmm_shares(
     ):
         raise InvalidInputError(
             "add shares of rows",
-            f"bounds of dtype {bounds.dtype} and shape {tuple(bounds.shape)} on '{bounds.device}'",
+            f"bounds has dtype {bounds.dtype} and shape {tuple(bounds.shape)} on '{bounds.device}'",
             f"pass bounds of dtype {indptr.dtype} and shape ({u.shape[0] + 1},) on"
             f" '{indptr.device}'",
         )
@@ -242,7 +242,7 @@ def row_type(operand: torch.Tensor | None) -> RowType | None:
     if not isinstance(operand, torch.Tensor) or operand.dim() == 0:
         raise InvalidInputError(
             "reduce messages",
-            f"an operand {operand!r}",
+            f"an operand is {operand!r}",
             "pass a tensor with a row for each node or edge",
         )
     return operand.dtype, operand.shape[1:]
@@ -258,8 +258,11 @@ def message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) ->
 def _message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) -> tuple[int, ...]:
     asked = f"reduce messages of {op!r} by {reduce!r}"
     if op not in OPS or reduce not in REDUCES:
-        known = f"op one of {', '.join(OPS)}, and reduce one of {', '.join(REDUCES)}"
-        raise InvalidInputError(asked, "an unknown name", f"pass as {known}")
+        raise InvalidInputError(
+            asked,
+            f"there is no op={op!r}" if op not in OPS else f"there is no reduce={reduce!r}",
+            f"pass one of {', '.join(OPS if op not in OPS else REDUCES)}",
+        )
     if (u is None and op != "copy_rhs") or (e is None and op != "copy_lhs"):
         missing = "u" if u is None and op != "copy_rhs" else "e"
         raise InvalidInputError(asked, f"{missing} is None", f"pass {missing}")
@@ -267,7 +270,9 @@ def _message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) -
     if len(dtypes) != 1 or not dtypes <= set(DTYPES):
         found = " and ".join(sorted(map(str, dtypes)))
         raise InvalidInputError(
-            asked, f"operands of dtype {found}", f"pass one dtype of {', '.join(map(str, DTYPES))}"
+            asked,
+            f"the operands have dtype {found}",
+            f"pass operands of one dtype, one of {', '.join(map(str, DTYPES))}",
         )
     shapes = [operand[1] for operand in (u, e) if operand is not None]
     try:
@@ -275,12 +280,12 @@ def _message_shape(op: str, reduce: str, u: RowType | None, e: RowType | None) -
     except RuntimeError as error:
         raise InvalidInputError(
             asked,
-            f"rows of shapes {tuple(shapes[0])} and {tuple(shapes[1])}",
+            f"the rows have shapes {tuple(shapes[0])} and {tuple(shapes[1])}",
             "pass shapes that broadcast against each other",
         ) from error
     if math.prod(shape) * dtypes.pop().itemsize >= _LONGEST_ROW:
         raise InvalidInputError(
-            asked, f"messages of shape {shape}", f"pass rows of less than {_LONGEST_ROW} bytes"
+            asked, f"a message has shape {shape}", f"pass rows of less than {_LONGEST_ROW} bytes"
         )
     return shape
 
@@ -299,14 +304,14 @@ def check_entries(
     if indptr.dtype not in ID_DTYPES or indptr.dim() != 1 or indptr.numel() == 0:
         raise InvalidInputError(
             asked,
-            f"indptr of dtype {indptr.dtype} and shape {tuple(indptr.shape)}",
+            f"indptr has dtype {indptr.dtype} and shape {tuple(indptr.shape)}",
             "pass a vector of int32 or int64, one longer than there are destinations",
         )
     for ids in (indices, eids):
         if ids is not None and (ids.dtype != indptr.dtype or ids.dim() != 1):
             raise InvalidInputError(
                 asked,
-                f"indptr of dtype {indptr.dtype}, but ids of dtype {ids.dtype} and shape"
+                f"indptr has dtype {indptr.dtype}, but the ids have dtype {ids.dtype} and shape"
                 f" {tuple(ids.shape)}",
                 "pass vectors of one dtype",
             )
@@ -314,18 +319,20 @@ def check_entries(
         if tensor is not None and tensor.device != indptr.device:
             raise InvalidInputError(
                 asked,
-                f"tensors on '{indptr.device}' and on '{tensor.device}'",
+                f"some tensors are on '{indptr.device}' and some on '{tensor.device}'",
                 "move them to one device",
             )
     if u is not None and indices is None:
         raise InvalidInputError(asked, "indices is None", "pass the source of each entry")
     if indices is not None and eids is not None and indices.shape != eids.shape:
         raise InvalidInputError(
-            asked, f"{len(indices)} sources, but {len(eids)} edges", "pass both of each entry"
+            asked,
+            f"there are {len(indices)} sources, but {len(eids)} edge ids",
+            "pass both for each entry",
         )
     if indices is not None and eids is None and e is not None and len(e) < len(indices):
         raise InvalidInputError(
             asked,
-            f"{len(indices)} entries, but rows of {len(e)} edges and no eids",
+            f"there are {len(indices)} entries, but e has {len(e)} rows, and there are no eids",
             "pass a row for each entry, or eids",
         )

@@ -22,7 +22,7 @@ DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _LONGEST_ROW = 1 << 32
 #: MGG's search space (section 4).
 _MOST = {"ps": 32, "dist": 16, "wpb": 16}
-_ASKED = "add up rows of several memories"
+_ASKED = "add up rows in the memory of several ranks"
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Pipeline:
             value = check_integer(getattr(self, name), name, 1, "set up a pipeline")
             if value > most:
                 raise InvalidInputError(
-                    "set up a pipeline", f"{name}={value}", f"pass at most {most}"
+                    "set up a pipeline", f"{name} is {value}", f"pass at most {most}"
                 )
 
 
@@ -199,8 +199,9 @@ def spmm_remote(
     if pairs.ps != pipeline.ps or pairs.before.shape != local.indptr.shape:
         raise InvalidInputError(
             _ASKED,
-            f"pairs of {pairs.ps} entries for {len(pairs.before) - 1} rows",
-            f"pass those of {pipeline.ps} entries for {len(local.indptr) - 1} rows, or none",
+            f"pairs was made for partitions of {pairs.ps} entries and {len(pairs.before) - 1} rows,"
+            f" not for {pipeline.ps} entries and {len(local.indptr) - 1} rows",
+            "make pairs with pair_up for this graph and pipeline, or pass None",
         )
     tensors = (*_spread(local), *_spread(remote), *sources[:3], pairs.before)
     return call(
@@ -223,26 +224,29 @@ def _check(local: Entries, remote: Entries, sources: Sources) -> None:
     if rows.dtype not in DTYPES or rows.dim() != 2:
         raise InvalidInputError(
             _ASKED,
-            f"rows of dtype {rows.dtype} and shape {tuple(rows.shape)}",
-            f"pass a matrix of one of {', '.join(map(str, DTYPES))}",
+            f"rows has dtype {rows.dtype} and shape {tuple(rows.shape)}",
+            f"pass a matrix whose dtype is one of {', '.join(map(str, DTYPES))}",
         )
     if rows.shape[1] * rows.element_size() >= _LONGEST_ROW:
         raise InvalidInputError(
-            _ASKED, f"rows of width {rows.shape[1]}", f"pass rows of less than {_LONGEST_ROW} bytes"
+            _ASKED,
+            f"a row has {rows.shape[1]} elements of {rows.element_size()} bytes",
+            f"pass rows of less than {_LONGEST_ROW} bytes",
         )
     for table in (bases, starts):
         if table.dtype != torch.int64 or table.dim() != 1 or len(table) != len(bases):
             raise InvalidInputError(
                 _ASKED,
-                f"tables of ranks of dtypes {bases.dtype} and {starts.dtype}, shapes"
-                f" {tuple(bases.shape)} and {tuple(starts.shape)}",
-                "pass int64, an address and a number of a row for each rank",
+                f"bases has dtype {bases.dtype} and shape {tuple(bases.shape)}, and starts has"
+                f" dtype {starts.dtype} and shape {tuple(starts.shape)}",
+                "pass two int64 vectors with an entry for each rank",
             )
     if not len(bases) or check_integer(alignment, "alignment", 1, _ASKED) % rows.element_size():
         raise InvalidInputError(
             _ASKED,
-            f"{len(bases)} addresses at multiples of {alignment} bytes",
-            f"pass one a rank, each a multiple of {rows.element_size()} bytes",
+            f"there are {len(bases)} addresses, and alignment is {alignment} bytes",
+            "pass an address for each rank, and an alignment that is a multiple of"
+            f" {rows.element_size()} bytes",
         )
     for entries in (local, remote):
         _check_entries(entries, local.indptr, rows)
@@ -251,14 +255,14 @@ def _check(local: Entries, remote: Entries, sources: Sources) -> None:
     ):
         raise InvalidInputError(
             _ASKED,
-            "other weights for local than for remote entries",
-            "pass both as many, or none",
+            "local and remote entries do not have the same number of weights",
+            "pass as many weights for each entry of both, or None for both",
         )
     for tensor in (*_spread(local), *_spread(remote), bases, starts):
         if tensor is not None and tensor.device != rows.device:
             raise InvalidInputError(
                 _ASKED,
-                f"tensors on '{rows.device}' and on '{tensor.device}'",
+                f"some tensors are on '{rows.device}' and some on '{tensor.device}'",
                 "move them to one device",
             )
 
@@ -276,10 +280,10 @@ def _check_entries(entries: Entries, like: torch.Tensor, rows: torch.Tensor) -> 
     ):
         raise InvalidInputError(
             _ASKED,
-            f"indptr of dtype {indptr.dtype} and shape {tuple(indptr.shape)}, and columns of dtype"
-            f" {columns.dtype} and shape {tuple(columns.shape)}",
-            "pass vectors of int32 or int64, all of one dtype, and an indptr of one more than there"
-            " are rows for local and for remote entries",
+            f"indptr has dtype {indptr.dtype} and shape {tuple(indptr.shape)}, and columns has"
+            f" dtype {columns.dtype} and shape {tuple(columns.shape)}",
+            "pass vectors of int32 or int64, all of one dtype, and for local and for remote entries"
+            " an indptr with one element more than there are rows",
         )
     if weights is None:
         return
@@ -292,7 +296,7 @@ def _check_entries(entries: Entries, like: torch.Tensor, rows: torch.Tensor) -> 
     ):
         raise InvalidInputError(
             _ASKED,
-            f"weights of dtype {weights.dtype} and shape {tuple(weights.shape)}",
-            f"pass {rows.dtype}, for each of {len(columns)} entries as many as divide the width"
-            f" {rows.shape[1]}",
+            f"weights has dtype {weights.dtype} and shape {tuple(weights.shape)}",
+            f"pass weights of dtype {rows.dtype} and shape ({len(columns)}, n), where n divides the"
+            f" rows' width {rows.shape[1]}",
         )

@@ -82,10 +82,10 @@ def spmm_transposed(
         fixed there, and neither are the last bits of sums.
     """
     if op not in OPS:
-        raise InvalidInputError(_ASKED, f"op={op!r}", f"pass one of {', '.join(OPS)}")
+        raise InvalidInputError(_ASKED, f"there is no op={op!r}", f"pass one of {', '.join(OPS)}")
     for name, operand, needless in (("v", v, "copy_rhs"), ("e", e, "copy_lhs")):
         if operand is None and op != needless:
-            raise InvalidInputError(_ASKED, f"{name} is None", f"pass {name} for {op!r}")
+            raise InvalidInputError(_ASKED, f"{name} is None", f"pass {name}, which {op!r} reads")
     if op == "copy_rhs":
         v = None
     elif op == "copy_lhs":
@@ -97,7 +97,7 @@ def spmm_transposed(
     if v is not None and v.shape[0] != indptr.shape[0] - 1:
         raise InvalidInputError(
             _ASKED,
-            f"v of {len(v)} rows for {len(indptr) - 1}",
+            f"v has {len(v)} rows, but the matrix has {len(indptr) - 1}",
             "pass a row for each row of entries",
         )
     num_cols = check_integer(num_cols, "num_cols", 0, _ASKED)
@@ -108,7 +108,8 @@ def spmm_transposed(
     ):
         raise UnavailableError(
             _ASKED,
-            "torch.use_deterministic_algorithms(True), but atomic additions come in any order",
+            "it adds with atomic operations, which come in any order, and"
+            " torch.use_deterministic_algorithms(True) forbids that",
             "transpose the matrix and call spmm",
         )
     return call("spmm_transposed", (indptr, indices, eids, v, e), num_cols, shape)

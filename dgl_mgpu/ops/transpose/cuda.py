@@ -31,8 +31,8 @@ def _transpose(
     if max(num_rows, count) >= _MOST:
         raise InvalidInputError(
             "group edges by their other ends on a GPU",
-            f"{count} entries in {num_rows} rows",
-            f"pass less than {_MOST} of both",
+            f"there are {count} entries in {num_rows} rows",
+            f"pass fewer than {_MOST} of both",
         )
     indptr, indices = indptr.contiguous(), indices.contiguous()
     eids = None if eids is None else eids.contiguous()

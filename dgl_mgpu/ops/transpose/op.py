@@ -71,7 +71,7 @@ def transpose(
     indptr = check_ids(indptr, _ASKED)
     if indptr.shape[0] == 0:
         raise InvalidInputError(
-            _ASKED, "indptr is empty", "pass one more element than there are rows"
+            _ASKED, "indptr is empty", "pass an indptr with one element more than there are rows"
         )
     indices = check_ids(indices, _ASKED, indptr.device)
     if eids is not None:
@@ -80,13 +80,13 @@ def transpose(
             raise InvalidInputError(
                 _ASKED,
                 f"there are {len(indices)} columns, but {len(eids)} edge ids",
-                "pass both of each entry",
+                "pass both for each entry",
             )
     for ids in (indices, eids):
         if ids is not None and ids.dtype != indptr.dtype:
             raise InvalidInputError(
                 _ASKED,
-                f"indptr of dtype {indptr.dtype} and ids of dtype {ids.dtype}",
+                f"indptr has dtype {indptr.dtype}, but the ids have dtype {ids.dtype}",
                 "convert one to the dtype of the other",
             )
     num_cols = check_integer(num_cols, "num_cols", 0, _ASKED)

@@ -219,7 +219,7 @@ def _append_unique(
             bad = seeds[place] if place < num_seeds else neighbors[place - num_seeds]
             raise IdOutOfRangeError(
                 "append unique neighbors to seeds",
-                f"the negative id {int(bad)} at place {place} of seeds and neighbors",
+                f"there is the negative id {int(bad)} at place {place} of seeds and neighbors",
                 "pass non-negative ids",
             )
     starts = np.empty(buckets + 1, dtype=np.int64)

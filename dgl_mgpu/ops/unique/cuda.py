@@ -35,7 +35,7 @@ def table_size(nodes: int, dtype: torch.dtype) -> tuple[int, int]:
     if nodes > _MOST_NODES:
         raise InvalidInputError(
             "number the nodes of a sample on a GPU",
-            f"a hash table for {nodes} nodes, which has room for {_MOST_NODES}",
+            f"there may be {nodes} nodes, and its hash table has room for {_MOST_NODES}",
             "pass fewer seeds and neighbors",
         )
     slots = 1 << max(4, (nodes + nodes // 2).bit_length())
@@ -89,7 +89,7 @@ def raise_at_negative_id(id: int, place: int) -> None:
     """Raise IdOutOfRangeError for an id among seeds and neighbors."""
     raise IdOutOfRangeError(
         "append unique neighbors to seeds",
-        f"the negative id {id} at place {place} of seeds and neighbors",
+        f"there is the negative id {id} at place {place} of seeds and neighbors",
         "pass non-negative ids",
     )
 

@@ -88,7 +88,7 @@ def _as_metapath(
     """The views of a walk of ``length`` steps, or of any, checked to follow each other."""
     path = [views] if isinstance(views, GraphView) else list(views)
     if not path:
-        raise InvalidInputError(asked, "an empty metapath", "pass at least one view")
+        raise InvalidInputError(asked, "the metapath is empty", "pass at least one view")
     begins_again = length is None or length > len(path)
     for view, following in pairwise(path + path[:1] if begins_again else path):
         ends = view.num_cols, view.idtype, view.tiers.device
@@ -96,11 +96,10 @@ def _as_metapath(
         if ends != begins:
             raise InvalidInputError(
                 asked,
-                "a step to {} nodes of {} on '{}' and then one from {} of {} on '{}'".format(
-                    *ends, *begins
-                ),
-                "pass views of which each ends where the next, and the last where the first, "
-                "begins",
+                "a step ends at one of {} nodes of {} on '{}', but the next begins at one of {}"
+                " nodes of {} on '{}'".format(*ends, *begins),
+                "pass views each of which ends where the next one begins, and the last where the"
+                " first does",
             )
     return path
 
@@ -123,7 +122,7 @@ def _as_stops(probabilities: list[float]) -> list[int]:
 
 def _check_probability(value: float, name: str, asked: str) -> float:
     if not 0.0 <= value <= 1.0:
-        raise InvalidInputError(asked, f"{name}={value!r}", "pass a probability in [0, 1]")
+        raise InvalidInputError(asked, f"{name} is {value!r}", "pass a probability in [0, 1]")
     return float(value)
 
 
@@ -202,7 +201,9 @@ def random_walk(
     )
     if len(stops) != length:
         raise InvalidInputError(
-            asked, f"{len(stops)} restart probabilities", "pass one float, or one for each step"
+            asked,
+            f"there are {len(stops)} restart probabilities",
+            "pass one float, or one for each step",
         )
     stops = [_check_probability(stop, "restart_prob", asked) for stop in stops]
     return torch.ops.dgl_mgpu.random_walk(
@@ -220,8 +221,9 @@ def _check_edges(edges: torch.Tensor, starts: torch.Tensor, length: int, asked: 
     ):
         raise InvalidInputError(
             asked,
-            f"edges of {edges.dtype} and shape {tuple(edges.shape)} on {edges.device}",
-            f"pass a contiguous int64 tensor of shape {shape} on {starts.device}",
+            f"edges has dtype {edges.dtype}, shape {tuple(edges.shape)} and strides"
+            f" {edges.stride()} on '{edges.device}'",
+            f"pass a contiguous int64 tensor of shape {shape} on '{starts.device}'",
         )
 
 

@@ -139,10 +139,10 @@ def test_runs_train_on_rounded_rows(tmp_path, monkeypatch):
             InvalidInputError,
             r"'label' .*: .* dtype torch\.int64.*; name",
         ),
-        ({"feat": "float16", "other": "int8"}, ConfigError, "no such type for 'other'"),
-        ({"feat": "float32"}, ConfigError, "no such type for 'feat'"),
+        ({"feat": "float16", "other": "int8"}, ConfigError, "'other' cannot be kept as int8"),
+        ({"feat": "float32"}, ConfigError, "'feat' cannot be kept as float32"),
         ({3: "float16"}, InvalidInputError, "'3' as torch.float16: the graph has no such feature"),
-        ("float16", ConfigError, "no types by names; write them like {feat: float16}"),
+        ("float16", ConfigError, "does not give types by name; write them like {feat: float16}"),
     ],
 )
 def test_what_cannot_be_kept_so_is_told(named, error, found):

@@ -278,7 +278,7 @@ def test_edges_to_leave_out_are_ids():
         with pytest.raises(InvalidInputError, match="edge ids"):
             graph.sample_neighbors(torch.arange(5), 3, exclude_edges=edges)
     assert 7 not in graph.sample_neighbors(torch.arange(800), -1, exclude_edges=7).edata[dgl.EID]
-    with pytest.raises(InvalidInputError, match="fanout=True"):
+    with pytest.raises(InvalidInputError, match="fanout is True"):
         graph.sample_neighbors(torch.arange(5), True)
     assert graph.sample_neighbors(3, 2).num_edges() <= 2  # one node, as in DGL
 
@@ -522,7 +522,7 @@ def test_bad_options_are_refused():
         make(g, disk_path="/no/such/folder")
     with pytest.raises(InvalidInputError, match="from_dgl"):
         dgl_mgpu.GlobalStore.from_dataset(g)
-    with pytest.raises(ConfigError, match="no size"):
+    with pytest.raises(ConfigError, match="not a size"):
         make(g, gpu_memory="plenty")
     with pytest.raises(ConfigError, match=r"16 bytes, without a unit; .*like 16GiB"):
         make(g, gpu_memory=16)

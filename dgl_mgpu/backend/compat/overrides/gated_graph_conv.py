@@ -22,7 +22,7 @@ def forward(self: Any, graph: Any, feat: Any, etypes: Any = None) -> Any:
     if len(etypes) and not 0 <= int(etypes.min()) <= int(etypes.max()) < self._n_etypes:
         raise InvalidInputError(
             "run GatedGraphConv",
-            f"edge types from {int(etypes.min())} to {int(etypes.max())}",
+            f"the edge types run from {int(etypes.min())} to {int(etypes.max())}",
             f"pass types in [0, {self._n_etypes})",
         )
     hidden = pad(feat, (0, self._out_feats - feat.shape[1]))

@@ -103,7 +103,7 @@ def batch_num_nodes(self: Any, ntype: Any = None) -> Any:
     if _spread(self) is not None:
         raise _of_all(
             "count the nodes of all graphs in a batch",
-            "num_nodes() counts this rank's, and ownership[ntype].num_nodes is that of all",
+            "use num_nodes() for this rank's, or ownership[ntype].num_nodes for all",
         )
     return originals["dgl.heterograph:DGLGraph.batch_num_nodes"](self, ntype)
 
@@ -111,12 +111,12 @@ def batch_num_nodes(self: Any, ntype: Any = None) -> Any:
 def batch_num_edges(self: Any, etype: Any = None) -> Any:
     """In place of ``DGLGraph.batch_num_edges``."""
     if _spread(self) is not None:
-        raise _of_all("count the edges of all graphs in a batch", "num_edges() counts this rank's")
+        raise _of_all("count the edges of all graphs in a batch", "use num_edges() for this rank's")
     return originals["dgl.heterograph:DGLGraph.batch_num_edges"](self, etype)
 
 
 def _of_all(asked: str, fix: str) -> Exception:
     from dgl_mgpu.errors import UnsupportedByPartitionError
 
-    found = "a partitioned graph, of which each rank has a part"
+    found = "the graph is partitioned, and each rank has a part of it"
     return UnsupportedByPartitionError(asked, found, fix)

@@ -83,7 +83,7 @@ def _check_batches(sampler: Any, batch_size: Any) -> None:
 
     if isinstance(batch_size, Real) and batch_size < 1:
         raise InvalidInputError(
-            "make a DataLoader", f"batch_size={batch_size}", "pass a positive number of seeds"
+            "make a DataLoader", f"batch_size is {batch_size}", "pass a positive number of seeds"
         )
     require_layers(sampler)
 
@@ -118,7 +118,7 @@ def _require_gpu(sampler: Any) -> None:
             )
         raise UnavailableError(
             "make a DataLoader with use_uva=True",
-            "torch sees no GPU that could read a graph which is pinned",
+            "torch sees no GPU that could read a pinned graph",
             fix,
         )
 
