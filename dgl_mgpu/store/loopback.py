@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import ipaddress
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -18,6 +19,9 @@ from dgl_mgpu.errors import RankFailedError
 
 _TABLES = (Path("/proc/net/tcp"), Path("/proc/net/tcp6"))
 _ESTABLISHED = 1
+# How long another rank gets to accept a connection, and how often it is looked for.
+_ACCEPT_SECONDS, _LOOK_SECONDS = 30.0, 0.02
+_ASKED = "connect to the other ranks"
 
 
 class _Socket(NamedTuple):
@@ -48,28 +52,41 @@ def connections_are_ours(count: int) -> Iterator[None]:
     before = _own_inodes()
     yield
     made = _own_inodes() - before
-    sockets = _sockets()
-    ends = {(each.local, each.remote): each for each in sockets}
-    ours = [each for each in sockets if each.inode in made and each.state == _ESTABLISHED]
+    deadline = time.monotonic() + _ACCEPT_SECONDS
+    while True:
+        sockets = _sockets()
+        ends = {(each.local, each.remote): each for each in sockets}
+        ours = [each for each in sockets if each.inode in made and each.state == _ESTABLISHED]
+        others = [ends.get((each.remote, each.local)) for each in ours]
+        # Until a process has accepted a connection, and when it has closed it, the kernel lists
+        # the socket as nobody's: user 0, no inode.
+        waits = any(
+            (other is None or not other.inode) and _is_of_this_machine(each)
+            for each, other in zip(ours, others, strict=True)
+        )
+        if not waits or time.monotonic() > deadline:
+            break
+        time.sleep(_LOOK_SECONDS)
     if len(ours) < count:
         raise RankFailedError(
-            "connect to the other ranks",
+            _ASKED,
             f"{len(ours)} of {count} connections are there once the group is made, so that nobody "
             "can tell yet who is at their other ends",
-            "unset TORCH_GLOO_LAZY_INIT, which has gloo connect later",
+            "see why a rank ended; or unset TORCH_GLOO_LAZY_INIT, which has gloo connect later",
         )
-    for each in ours:
-        other = ends.get((each.remote, each.local))
-        if other is None and not _is_of_this_machine(each):
-            continue
-        # The kernel lists a socket that its process has closed as nobody's: user 0, no inode.
-        if other is None or not other.inode or other.user != os.geteuid():
-            who = f"user {other.user}" if other and other.inode else "a process that is gone"
-            raise RankFailedError(
-                "connect to the other ranks",
-                f"{who} took the place of one of them, on port {each.local[1]} of this machine",
-                "find out who that is (ss -tep, as root), and start the run again",
-            )
+    strangers = {other.user for other in others if other and other.inode} - {os.geteuid()}
+    if strangers:
+        raise RankFailedError(
+            _ASKED,
+            f"user {min(strangers)} took the place of one of them",
+            "find out who that is (ss -tep, as root), and start the run again",
+        )
+    if waits:
+        raise RankFailedError(
+            _ASKED,
+            f"nobody accepted a connection within {_ACCEPT_SECONDS:g} s, or it was closed at once",
+            "see why a rank ended, and start the run again",
+        )
 
 
 def _own_inodes() -> set[int]:
