@@ -14,7 +14,6 @@ import json
 import secrets
 import selectors
 import socket
-import struct
 import threading
 import time
 from collections.abc import Callable
@@ -22,19 +21,17 @@ from typing import Any
 
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.store.signing import job_secret
+from dgl_mgpu.training.hello import accept, connect, listen
 from dgl_mgpu.training.stop import Stopped
 
 # A connection is probed after so many idle seconds, then this often and so many times: a machine
 # is lost after 15 s.
 _IDLE_SECONDS, _BETWEEN_SECONDS, _PROBES = 5, 2, 5
-_CONNECT_SECONDS = 30.0
-# A rank says hello with its first packet; others that try the port are not to keep ranks waiting.
-_HELLO_SECONDS = 5.0
 # How long the other ranks get to say themselves what a rank's end means for them.
 _OWN_WORD_SECONDS = 5.0
 # What a rank says is a line: TCP may bring two of them at once, or one in two parts.
 _GOODBYE = b".\n"
-_HELLO = struct.Struct("!32si")
 
 
 class Watch:
@@ -64,17 +61,19 @@ class Watch:
         self._on_loss = on_loss
         self._is_first = ranks.rank == 0
         self._is_closed = False
-        listener = _listen() if self._is_first else None
-        port, secret = ranks.from_first(
+        listener = listen() if self._is_first else None
+        port, token = ranks.from_first(
             "watch the other ranks",
             lambda: (listener.getsockname()[1], secrets.token_bytes(32)),  # type: ignore[union-attr]
         )
+        # The token has crossed the network; what only ranks have, if they have it, has not.
+        key = hmac.digest(job_secret(), token, "sha256")
         self._peers = ranks.together(
             "connect to the first rank",
             lambda: (
-                {_connect(address, port, secret, ranks.rank): 0}
+                {connect(address, port, key, ranks.rank): 0}
                 if listener is None
-                else _accept(listener, secret, ranks.size - 1)
+                else accept(listener, key, ranks.size - 1)
             ),
         )
         for peer in self._peers:
@@ -138,58 +137,6 @@ class Watch:
                     with contextlib.suppress(OSError):  # it has ended, or is lost as well
                         peer.sendall(json.dumps(loss.args).encode() + b"\n")
         self._on_loss(loss)
-
-
-def _listen() -> socket.socket:
-    if socket.has_dualstack_ipv6():
-        return socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True)
-    return socket.create_server(("", 0))
-
-
-def _connect(address: str, port: int, secret: bytes, rank: int) -> socket.socket:
-    try:
-        peer = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
-        peer.sendall(_HELLO.pack(secret, rank))
-    except OSError as error:
-        raise RankFailedError(
-            f"connect to the first rank at {address}, port {port}",
-            str(error),
-            "let all machines connect to any port of the first one (MASTER_ADDR)",
-        ) from error
-    return peer
-
-
-def _accept(listener: socket.socket, secret: bytes, count: int) -> dict[socket.socket, int]:
-    """Connections of ``count`` ranks that know the secret, and their numbers."""
-    deadline = time.monotonic() + _CONNECT_SECONDS
-    found: dict[socket.socket, int] = {}
-    with listener:
-        while len(found) < count:
-            listener.settimeout(max(deadline - time.monotonic(), 0.001))
-            try:
-                peer, _ = listener.accept()
-            except OSError as error:
-                raise RankFailedError(
-                    f"wait for the connections of {count} other ranks",
-                    f"{len(found)} came within {_CONNECT_SECONDS:.0f} s ({error})",
-                    "let all machines connect to any port of the first one (MASTER_ADDR)",
-                ) from error
-            hello = _hello(peer)
-            if len(hello) == _HELLO.size and hmac.compare_digest(hello[:32], secret):
-                found[peer] = _HELLO.unpack(hello)[1]
-            else:
-                peer.close()
-    return found
-
-
-def _hello(peer: socket.socket) -> bytes:
-    """What a peer says first, which may come in parts; less if it is none of ours."""
-    peer.settimeout(_HELLO_SECONDS)
-    hello = b""
-    with contextlib.suppress(OSError):
-        while part := peer.recv(_HELLO.size - len(hello)):
-            hello += part
-    return hello
 
 
 def _probe(peer: socket.socket) -> None:

@@ -14,8 +14,8 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import CheckpointError
-from dgl_mgpu.training import statefile
 from dgl_mgpu.serialization import dumps, loads
+from dgl_mgpu.training import statefile
 from dgl_mgpu.training.checkpoint import Checkpoint, checkpoints
 from dgl_mgpu.training.statefile import StateFile
 from dgl_mgpu.training.trainer import Trainer

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import hmac
 import json
 import queue
 import socket
@@ -14,7 +15,7 @@ from typing import Any
 import pytest
 
 from dgl_mgpu.errors import RankFailedError
-from dgl_mgpu.training import watch
+from dgl_mgpu.training import hello, watch
 from dgl_mgpu.training.watch import Watch
 
 LOSS = json.dumps(["train", "rank 7 is silent", "see to it"]).encode() + b"\n"
@@ -22,7 +23,7 @@ GOODBYE = b".\n"
 
 
 class FirstOfTwo:
-    """The first of two ranks; what the other one does is done by ``connect``."""
+    """The first of two ranks; what the other one does is done by ``connect``, meanwhile."""
 
     rank, size = 0, 2
 
@@ -34,9 +35,14 @@ class FirstOfTwo:
         return self._told
 
     def together(self, asked: str, step: Callable[[], Any]) -> Any:
-        port, secret = self._told
-        self._connect(("127.0.0.1", port), watch._HELLO.pack(secret, 1))
-        return step()
+        port, token = self._told
+        key = hmac.digest(b"", token, "sha256")
+        other = threading.Thread(target=self._connect, args=(("127.0.0.1", port), key))
+        other.start()
+        try:
+            return step()
+        finally:
+            other.join()
 
 
 @pytest.fixture
@@ -45,6 +51,12 @@ def open_sockets():
     yield made
     for each in made:
         each.close()
+
+
+def asked(address: tuple[str, int]) -> tuple[socket.socket, bytes]:
+    """A connection, and the nonce that the first rank asks with."""
+    peer = socket.create_connection(address)
+    return peer, peer.recv(hello._NONCE_BYTES, socket.MSG_WAITALL)
 
 
 def in_parts(peer: socket.socket, *parts: bytes) -> None:
@@ -77,9 +89,10 @@ def is_over() -> None:
     [[LOSS], [LOSS + GOODBYE], [LOSS[:9], LOSS[9:-1], LOSS[-1:] + GOODBYE], [LOSS, GOODBYE]],
 )
 def test_a_loss_is_a_line_in_whatever_pieces_it_comes(open_sockets, parts):
-    def connect(address: tuple[str, int], hello: bytes) -> None:
-        open_sockets.append(socket.create_connection(address))
-        open_sockets[0].sendall(hello)
+    def connect(address: tuple[str, int], key: bytes) -> None:
+        peer, nonce = asked(address)
+        open_sockets.append(peer)
+        peer.sendall(hello._hello(key, nonce, 1))
 
     _, heard = watching(connect)
     in_parts(open_sockets[0], *parts)
@@ -91,9 +104,10 @@ def test_a_loss_is_a_line_in_whatever_pieces_it_comes(open_sockets, parts):
 def test_a_goodbye_is_no_loss_and_an_end_without_one_is(open_sockets, monkeypatch):
     monkeypatch.setattr(watch, "_OWN_WORD_SECONDS", 0)
 
-    def connect(address: tuple[str, int], hello: bytes) -> None:
-        open_sockets.append(socket.create_connection(address))
-        open_sockets[-1].sendall(hello)
+    def connect(address: tuple[str, int], key: bytes) -> None:
+        peer, nonce = asked(address)
+        open_sockets.append(peer)
+        peer.sendall(hello._hello(key, nonce, 1))
 
     _, heard = watching(connect)
     in_parts(open_sockets[-1], GOODBYE[:1], GOODBYE[1:])
@@ -105,26 +119,53 @@ def test_a_goodbye_is_no_loss_and_an_end_without_one_is(open_sockets, monkeypatc
 
 
 def test_a_hello_may_come_in_parts(open_sockets, monkeypatch):
-    monkeypatch.setattr(watch, "_HELLO_SECONDS", 60)
+    monkeypatch.setattr(hello, "_HELLO_SECONDS", 60)
 
-    def connect(address: tuple[str, int], hello: bytes) -> None:
-        open_sockets.append(socket.create_connection(address))
-        in_parts(open_sockets[0], hello[:5], hello[5:33], hello[33:])
+    def connect(address: tuple[str, int], key: bytes) -> None:
+        peer, nonce = asked(address)
+        open_sockets.append(peer)
+        says = hello._hello(key, nonce, 1)
+        in_parts(peer, says[:5], says[5:33], says[33:])
 
     own, _ = watching(connect)
     assert list(own._peers.values()) == [1]
 
 
 def test_who_is_no_rank_neither_joins_nor_ends_the_job(open_sockets, monkeypatch):
-    monkeypatch.setattr(watch, "_HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(hello, "_HELLO_SECONDS", 0.2)
 
-    def connect(address: tuple[str, int], hello: bytes) -> None:
-        for says in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(len(hello)), hello):
-            open_sockets.append(socket.create_connection(address))
-            open_sockets[-1].sendall(says)
+    def connect(address: tuple[str, int], key: bytes) -> None:
+        seen = hello._hello(key, asked(address)[1], 1)
+        for says in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(len(seen)), seen):
+            peer, nonce = asked(address)
+            open_sockets.append(peer)
+            peer.sendall(says)
         reset = socket.create_connection(address)
         reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         reset.close()
+        for says in (hello._hello(key, nonce, 1), hello._hello(bytes(32), nonce, 1)):
+            peer, _ = asked(address)  # and answers what another one was asked
+            open_sockets.append(peer)
+            peer.sendall(says)
+        peer, nonce = asked(address)
+        open_sockets.append(peer)
+        peer.sendall(hello._hello(key, nonce, 1))
+
+    own, _ = watching(connect)
+    (peer,) = own._peers
+    assert peer.getpeername()[1] == open_sockets[-1].getsockname()[1]
+
+
+def test_who_says_nothing_keeps_no_rank_waiting(open_sockets, monkeypatch):
+    """However many they are: those who wait the longest give way."""
+    monkeypatch.setattr(hello, "_HELLO_SECONDS", 600.0)
+    monkeypatch.setattr(hello, "_MOST_STRANGERS", 4)
+
+    def connect(address: tuple[str, int], key: bytes) -> None:
+        open_sockets.extend(asked(address)[0] for _ in range(30))
+        peer, nonce = asked(address)
+        open_sockets.append(peer)
+        peer.sendall(hello._hello(key, nonce, 1))
 
     own, _ = watching(connect)
     (peer,) = own._peers
@@ -132,6 +173,6 @@ def test_who_is_no_rank_neither_joins_nor_ends_the_job(open_sockets, monkeypatch
 
 
 def test_a_rank_that_does_not_come_is_told(monkeypatch):
-    monkeypatch.setattr(watch, "_CONNECT_SECONDS", 0.1)
-    with pytest.raises(RankFailedError, match=r"0 came within 0 s.*MASTER_ADDR"):
-        watching(lambda address, hello: None)
+    monkeypatch.setattr(hello, "_CONNECT_SECONDS", 0.1)
+    with pytest.raises(RankFailedError, match=r"0 came within 0\.1 s.*MASTER_ADDR"):
+        watching(lambda address, key: None)
