@@ -13,6 +13,7 @@ import json
 import math
 import struct
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from pathlib import Path, PurePath
 from typing import Any
@@ -52,7 +53,8 @@ def dumps(value: Any) -> bytes:
     Parameters
     ----------
     value : object
-        None, bool, int, float, complex, str, bytes; tuple, list, dict, set, frozenset, slice;
+        None, bool, int, float, complex, str, bytes; tuple, list, dict,
+        OrderedDict, set, frozenset, slice;
         paths; NumPy's numeric arrays, scalars and dtypes; torch's dense tensors in the host's
         memory, sizes, dtypes and devices; enumerations, named tuples and data classes of this
         package; of these in any depth.
@@ -108,8 +110,9 @@ def _encoded(value: Any, buffers: list[memoryview]) -> Any:
         return [_encoded(each, buffers) for each in value]
     if kind in _CONTAINERS:
         return {_CONTAINERS[kind]: [_encoded(each, buffers) for each in value]}
-    if kind is dict:
-        return {"dict": [[_encoded(each, buffers) for each in item] for item in value.items()]}
+    if kind in _DICTS:
+        items = [[_encoded(each, buffers) for each in item] for item in value.items()]
+        return {_DICTS[kind]: items}
     if kind in _FORMS:
         return {_FORMS[kind][0]: _encoded(_FORMS[kind][1](value), buffers)}
     if kind is bytes:
@@ -180,8 +183,9 @@ def _decoded(tree: Any, buffers: Sequence[memoryview]) -> Any:
         if not count:
             return torch.empty(shape, dtype=_DTYPES[dtype])
         return torch.frombuffer(bytearray(buffers[place]), dtype=_DTYPES[dtype]).reshape(shape)
-    if form == "dict":
-        return {_decoded(key, buffers): _decoded(value, buffers) for key, value in content}
+    if form in _DICTS.values():
+        items = [(_decoded(key, buffers), _decoded(value, buffers)) for key, value in content]
+        return dict(items) if form == "dict" else OrderedDict(items)
     return _BY_FORM[form](_decoded(content, buffers))
 
 
@@ -216,6 +220,7 @@ def _numeric_dtype(name: Any) -> np.dtype:
     return dtype
 
 
+_DICTS: dict[Any, str] = {dict: "dict", OrderedDict: "ordered dict"}
 _CONTAINERS: dict[Any, str] = {tuple: "tuple", set: "set", frozenset: "frozenset"}
 # Form's name, what it is made of, and what makes one of that.
 _FORMS: dict[Any, tuple[str, Callable[[Any], Any], Callable[[Any], Any]]] = {
