@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -43,6 +44,16 @@ from dgl_mgpu.pipeline import Ahead, Pace, lane_of
 DEPTH = 1
 #: What passes over a loader have shown, for the next ones.
 _paces: WeakKeyDictionary[Any, Pace] = WeakKeyDictionary()
+#: Held while a pass begins: a loader's function is another one meanwhile.
+_beginning = threading.RLock()
+
+
+def _after_fork() -> None:
+    global _beginning
+    _beginning = threading.RLock()  # workers are forked while it is held
+
+
+os.register_at_fork(after_in_child=_after_fork)
 
 
 def serve_dataloading() -> None:
@@ -100,6 +111,11 @@ def batches_into(loader: Any, places: Places) -> Iterator:
 
 def _iterate(loader: Any, dgls: Callable[[Any], Any], places: Places | None = None) -> Iterator:
     """A pass over a loader; ``dgls`` is ``DataLoader.__iter__`` as DGL has it."""
+    with _beginning:
+        return _begun(loader, dgls, places)
+
+
+def _begun(loader: Any, dgls: Callable[[Any], Any], places: Places | None) -> Iterator:
     shared = loader.graph
     if has_blocks(type(shared)):
         _begin_pass(loader)
