@@ -37,6 +37,7 @@ from dgl_mgpu.backend.sampling.begun import (
 )
 from dgl_mgpu.backend.sampling.loader_batches import Batches, Places, other_storages
 from dgl_mgpu.backend.sampling.repeatable import PURE_DATASETS, is_pure, says_so
+from dgl_mgpu.forks import freed_at_fork
 from dgl_mgpu.pipeline import Ahead, Pace, lane_of
 
 #: Mini-batches that are made ahead.  One is made while the model works on the one before, which is
@@ -45,15 +46,8 @@ DEPTH = 1
 #: What passes over a loader have shown, for the next ones.
 _paces: WeakKeyDictionary[Any, Pace] = WeakKeyDictionary()
 #: Held while a pass begins: a loader's function is another one meanwhile.
-_beginning = threading.RLock()
-
-
-def _after_fork() -> None:
-    global _beginning
-    _beginning = threading.RLock()  # workers are forked while it is held
-
-
-os.register_at_fork(after_in_child=_after_fork)
+#: Workers are forked meanwhile, too.
+_beginning = freed_at_fork(threading.RLock())
 
 
 def serve_dataloading() -> None:
