@@ -39,7 +39,7 @@ def begin_worker(self: Any, worker_id: int) -> None:
     """
     gc.freeze()
     spare = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_SPARE_FILES)]
-    dropped = Queue._on_queue_feeder_error
+    dropped = Queue._on_queue_feeder_error  # type: ignore[attr-defined]
 
     def not_handed_over(queue: Queue, error: Exception, item: Any) -> None:
         while spare:
@@ -50,7 +50,7 @@ def begin_worker(self: Any, worker_id: int) -> None:
             case _:
                 dropped(error, item)
 
-    Queue._on_queue_feeder_error = not_handed_over
+    Queue._on_queue_feeder_error = not_handed_over  # type: ignore[attr-defined]
     originals["dgl.dataloading.dataloader:WorkerInitWrapper.__call__"](self, worker_id)
 
 
