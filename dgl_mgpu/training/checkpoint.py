@@ -219,8 +219,8 @@ _DAMAGE = (
 _OTHER = "resume from another checkpoint, or start anew without trainer.resume"
 _FREE = re.compile(
     r"topology|store\.(?!feature_dtypes\.).*|fullgraph\..*|data\.root|sampler\.num_workers"
-    r"|trainer\.(ranks|epochs|resume|eval_every|checkpoint_every|count_accesses|profile|terminate_on_nan"
-    r"|shard_optimizer|cuda_graphs)"
+    r"|trainer\.(ranks|epochs|resume|max_restarts|eval_every|checkpoint_every|count_accesses|profile"
+    r"|terminate_on_nan|shard_optimizer|cuda_graphs)"
 )
 
 
@@ -236,7 +236,7 @@ def checkpoints(folder: Path) -> list[Path]:
 
 
 class LastCheckpoint:
-    """The last checkpoint of a run that begins now, to be told when it is interrupted.
+    """The last checkpoint of a run that begins now, from which it can go on.
 
     Parameters
     ----------
@@ -251,11 +251,16 @@ class LastCheckpoint:
         self._resumed = resumed
         self._before = set(self._written())
 
+    @property
+    def path(self) -> Path | None:
+        """Where it is; None if the run has written none yet."""
+        written = [path for path, number in self._written() if (path, number) not in self._before]
+        return written[-1] if written else None
+
     def told(self) -> str:
         """The end of a sentence: which it is, and how to go on from there."""
-        written = [path for path, number in self._written() if (path, number) not in self._before]
-        if written:
-            last = _from_here(written[-1])
+        if self.path is not None:
+            last = _from_here(self.path)
             go_on = f"trainer.resume={_from_here(self._folder.parent)} goes on from there"
             return f"; the last checkpoint is {last}: dgl-mgpu train {go_on}"
         if self._resumed is None:

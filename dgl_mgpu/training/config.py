@@ -112,6 +112,7 @@ class Config:
             ("trainer.eval_every", trainer.eval_every, 1, infinity),
             ("trainer.checkpoint_every", trainer.checkpoint_every, 1, infinity),
             ("trainer.profile", trainer.profile, 0, infinity),
+            ("trainer.max_restarts", trainer.max_restarts, 0, infinity),
             ("trainer.lr", trainer.lr, 0, most),
             ("trainer.weight_decay", trainer.weight_decay, 0, most),
             ("trainer.seed", trainer.seed, 0, 2**32),

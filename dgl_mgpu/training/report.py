@@ -27,6 +27,8 @@ class RunReport:
     folder : Path
     trainer : Trainer
         With the epochs of before, where it resumed.
+    restarts : int
+        How often the run was started again.
 
     Raises
     ------
@@ -34,14 +36,16 @@ class RunReport:
         Here and in all methods, if the folder is full or cannot be written.
     """
 
-    def __init__(self, config: Config, folder: Path, trainer: Trainer) -> None:
+    def __init__(self, config: Config, folder: Path, trainer: Trainer, restarts: int = 0) -> None:
         self._config = config
+        self._restarts = restarts
         self._folder = folder
         self._plan = trainer.plan
         self._console = Console()
-        # A run that resumes in its own folder writes its epochs anew.
+        # A run that resumes in its own folder, or is started again, writes its epochs anew.
+        goes_on = trainer.epoch > 0 or restarts > 0
         with self._writing():
-            self._log = MetricsLog(folder, resume_epoch=0 if trainer.epoch else None)
+            self._log = MetricsLog(folder, resume_epoch=0 if goes_on else None)
             for earlier in trainer.reports:
                 self._log.append(earlier)
         self._progress = TrainProgress(
@@ -106,6 +110,7 @@ class RunReport:
             "test_accuracy": test_accuracy,
             "best_epoch": None if best is None else best.epoch,
             "valid_accuracy": None if best is None else best.valid_accuracy,
+            "restarts": self._restarts,
         }
         with self._writing():
             plot_curves(reports, self._folder / "curves.png", title)

@@ -138,7 +138,8 @@ class TrainerConfig:
     (:class:`dgl_mgpu.CapturedStep`), ``auto`` for that where it can be. ``profile`` steps of the
     first rank are traced once it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
     A loss that is NaN or infinite is warned of, or with ``terminate_on_nan`` ends the run; such an
-    epoch is never the best one.
+    epoch is never the best one. When a rank is lost, all are started again from the last
+    checkpoint, ``max_restarts`` times at most in a run.
     """
 
     ranks: int = 1
@@ -156,3 +157,4 @@ class TrainerConfig:
     profile: int = 0
     terminate_on_nan: bool = False
     resume: str | None = None
+    max_restarts: int = 0

@@ -104,9 +104,10 @@ def final_state(folder: Path) -> dict[str, torch.Tensor]:
     return Checkpoint.load(folder).model
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
-def test_killed_and_resumed_is_bit_identical(tmp_path, data, ranks):
+@pytest.mark.parametrize(("ranks", "workers"), [(1, 0), (3, 0), (4, 1)])
+def test_killed_and_resumed_is_bit_identical(tmp_path, data, ranks, workers):
     options = [*SMALL, data, f"trainer.ranks={ranks}", "trainer.batch_size=64"]
+    options.append(f"sampler.num_workers={workers}")
     # Processes of their own throughout: sums depend on the number of threads, which tests change.
     killed = start_command(tmp_path / "killed", *options, "trainer.epochs=100000")
     checkpoints = tmp_path / "killed" / "checkpoints"

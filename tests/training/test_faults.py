@@ -286,6 +286,14 @@ def test_a_worker_ends_before_it_has_handed_a_tensor_over(monkeypatch):
         reduction.recv_handle(here)
 
 
+def test_a_rank_that_has_no_file_left_for_its_workers_is_told_so():
+    torchs = (
+        "Too many open files. Communication with the workers is no longer possible. Please increase"
+    )
+    with pytest.raises(WorkerFailedError, match="Too many open"), workers.worker_losses_typed():
+        raise RuntimeError(torchs)
+
+
 @pytest.mark.parametrize(
     "error",
     [

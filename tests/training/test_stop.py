@@ -78,6 +78,7 @@ def stop(folder: Path, num_ranks: int, *options: str, step: int) -> Checkpoint:
         (1, 9, 1, 1, 3),
         (1, 12, 0, 1, 6),  # the last of its epoch: validation is yet to come
         (2, 4, 1, 1, 2),  # the others hear of it a step later
+        (3, 1, 1, 0, 2),  # the order of additions shows from three ranks on
     ],
 )
 def test_a_run_goes_on_where_it_stopped(
