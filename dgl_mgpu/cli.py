@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import os
-import shutil
 import sys
 import textwrap
 from collections.abc import Callable
@@ -209,6 +207,8 @@ def _train(arguments: list[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
+    from dgl_mgpu.runfolder import folders_kept, is_as_hydra_made_it, remove_unused
+
     words = hydras_words(arguments)
     failures: list[Exception] = []
 
@@ -222,7 +222,7 @@ def _train(arguments: list[str]) -> int:
         log = folder / f"{hydra_config.job.name}.log"
         # The folder may be the user's, with other things in it, which stay whatever happens: a log
         # that is not empty yet is of another run.
-        is_new = _is_as_hydra_made_it(folder, log) and not (log.exists() and log.stat().st_size)
+        is_new = is_as_hydra_made_it(folder, log) and not (log.exists() and log.stat().st_size)
         try:
             config = to_config(raw)
             if config.mode == "fullgraph":
@@ -237,7 +237,7 @@ def _train(arguments: list[str]) -> int:
             train(config, folder)
         except BaseException as error:
             if is_new:
-                _remove_unused(folder, log)
+                remove_unused(folder, log)
             if not isinstance(error, Exception):
                 raise
             # Hydra would print a traceback; ours say what is wrong in one line.
@@ -246,9 +246,11 @@ def _train(arguments: list[str]) -> int:
     sys.argv = ["dgl-mgpu train", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else it prints errors of its own, and exits
     try:
-        with errors_of_hydra("train as the command line says"):
+        with folders_kept(), errors_of_hydra("train as the command line says"):
             job()
     except OSError as error:
+        if isinstance(error, DGLMGPUError):
+            raise
         raise OutputError(
             "make the run's folder", str(error), "choose another folder (hydra.run.dir)"
         ) from error
@@ -257,32 +259,6 @@ def _train(arguments: list[str]) -> int:
     if failures:
         raise failures[-1]
     return 0
-
-
-def _is_as_hydra_made_it(folder: Path, log: Path) -> bool:
-    """Whether nothing is in a run's folder but the options and the log that Hydra begins with."""
-    options = folder / ".hydra"
-    if not options.is_dir():
-        return False
-    made = {options / name for name in ("config.yaml", "hydra.yaml", "overrides.yaml")}
-    return {*folder.iterdir(), *options.iterdir()} <= {*made, options, log}
-
-
-def _remove_unused(folder: Path, log: Path) -> None:
-    """Remove the folder of a run that has written nothing.
-
-    Folders that it is in go with it, if there is nothing else in them, up to the current one.
-    """
-    here = Path.cwd()
-    if folder == here or not _is_as_hydra_made_it(folder, log):
-        return
-    with contextlib.suppress(OSError):  # there is something in it
-        shutil.rmtree(folder / ".hydra")
-        log.unlink(missing_ok=True)
-        for each in (folder, *folder.parents):
-            if each != folder and here not in each.parents:
-                break
-            each.rmdir()
 
 
 def _predict(arguments: list[str]) -> int:

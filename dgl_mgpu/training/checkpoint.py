@@ -280,6 +280,11 @@ def run_folder(resumed: str | os.PathLike[str]) -> Path:
     return folder.parent if folder.name == "checkpoints" else folder
 
 
+def goes_on_in(folder: Path, resumed: str | None) -> bool:
+    """Whether a run resumes in the folder it had, which is `folder` then."""
+    return resumed is not None and run_folder(resumed).resolve() == folder.resolve()
+
+
 def _find(path: Path) -> Path:
     if path.is_dir():
         found = checkpoints(path) or checkpoints(path / "checkpoints")

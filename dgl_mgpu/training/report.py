@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dgl_mgpu.errors import DGLMGPUError, OutputError
 from dgl_mgpu.report import EpochReport, MetricsLog, TrainProgress, best_epoch, summary_table
+from dgl_mgpu.training.checkpoint import goes_on_in
 from dgl_mgpu.training.config import Config, flat
 from dgl_mgpu.training.trainer import Trainer
 
@@ -41,7 +42,8 @@ class RunReport:
         self._console = Console()
         # A run that resumes in its own folder writes its epochs anew.
         with self._writing():
-            self._log = MetricsLog(folder, resume_epoch=0 if trainer.epoch else None)
+            goes_on = goes_on_in(folder, config.trainer.resume)
+            self._log = MetricsLog(folder, resume_epoch=0 if goes_on else None)
             for earlier in trainer.reports:
                 self._log.append(earlier)
         self._progress = TrainProgress(
