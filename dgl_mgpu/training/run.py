@@ -27,6 +27,7 @@ from dgl_mgpu.data import (
 from dgl_mgpu.data.hetero import with_self_loops
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, DGLMGPUError
 from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.report import best_epoch
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
 from dgl_mgpu.store import Ranks
@@ -163,7 +164,14 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
         def save() -> None:
             with stage("checkpoint"):
                 state = trainer.checkpoint(asdict(config))
-                everyone.from_first("write a checkpoint", partial(_save, state, folder))
+                best = best_epoch(trainer.reports)
+                write = partial(
+                    state.save,
+                    folder / "checkpoints",
+                    config.trainer.keep_checkpoints,
+                    None if best is None else best.epoch,
+                )
+                everyone.from_first("write a checkpoint", write)
 
         if trainer.epoch == config.trainer.epochs:
             save()  # nothing is left to train, and the folder may be another one
@@ -306,10 +314,6 @@ def _is_complete(resumed: str) -> bool:
     """Whether the run that is to be resumed has written all that a run writes."""
     file = run_folder(resumed) / METRICS_FILE
     return file.exists() and read_metrics(file)[1] is not None
-
-
-def _save(checkpoint: Checkpoint, folder: Path) -> None:
-    checkpoint.save(folder / "checkpoints")
 
 
 def _each_step(report: StepCallback, profile: Profile) -> StepCallback:
