@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import signal
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,7 @@ from dgl_mgpu.configuration import (
     to_config,
 )
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, OutputError, nearest
-from dgl_mgpu.interrupts import STATUS, Interrupts
+from dgl_mgpu.interrupts import STATUS, Interrupts, Stopped
 from dgl_mgpu.resources import resource_folder
 from dgl_mgpu.torchrun import under_torchrun
 
@@ -139,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     if name in commands and {"-h", "--help"} & {*rest}:
         print(help_of(name))
         return 0
-    with Interrupts(lambda: _interrupted(name)) as interrupts:
+    with Interrupts(partial(_ended, name)) as interrupts:
         try:
             if name not in commands:
                 raise ConfigError(
@@ -160,7 +163,7 @@ def main(arguments: list[str] | None = None) -> int:
         # Python would end this process by SIGINT, at its end, if the interrupt came within code of
         # a string, which an import of dataclasses runs; unless more of such code is run.
         exec("")
-        print(_interrupted(name), file=sys.stderr)
+        print(_ended(name, signal.SIGINT), file=sys.stderr)
         return STATUS
 
 
@@ -168,8 +171,9 @@ def main(arguments: list[str] | None = None) -> int:
 _of_run: Callable[[], str] | None = None
 
 
-def _interrupted(command: str) -> str:
-    return f"dgl-mgpu {command}: interrupted{_of_run() if _of_run else ''}"
+def _ended(command: str, signum: int) -> str:
+    how = "interrupted" if signum == signal.SIGINT else f"ended by {signal.Signals(signum).name}"
+    return f"dgl-mgpu {command}: {how}{_of_run() if _of_run else ''}"
 
 
 def help_of(command: str) -> str:
@@ -236,6 +240,9 @@ def _train(arguments: list[str]) -> int:
                 _of_run = LastCheckpoint(folder, config.trainer.resume).told
             train(config, folder)
         except BaseException as error:
+            if isinstance(error, Stopped) and _of_run:
+                # Also into the run's log: a terminal may be gone.
+                logging.getLogger(__name__).warning("stopped by %s%s", error.by, _of_run())
             if is_new:
                 remove_unused(folder, log)
             if not isinstance(error, Exception):

@@ -52,20 +52,24 @@ def locked(path: Path, busy: Callable[[str], None]) -> Iterator[str]:
             while not _lock(descriptor, path):
                 busy(_text(descriptor) or "another process")
             # The previous holder removed its file: a lock on that one excludes nobody.
-            if not _is_at(descriptor, path):
-                continue
-            before = _text(descriptor)
-            _sign(descriptor)
-            _held.add(descriptor)
-            try:
-                yield before
-            finally:
-                _held.discard(descriptor)
-                if _is_at(descriptor, path):
-                    with contextlib.suppress(OSError):  # another user's, in a sticky folder
-                        path.unlink()
-            return
-        finally:
+            if is_held := _is_at(descriptor, path):
+                before = _text(descriptor)
+                _sign(descriptor)
+        except BaseException:
+            os.close(descriptor)
+            raise
+        if is_held:
+            break
+        os.close(descriptor)
+    _held.add(descriptor)
+    try:
+        yield before
+    finally:
+        if descriptor in _held:  # in a process that was forked it is not
+            _held.remove(descriptor)
+            if _is_at(descriptor, path):
+                with contextlib.suppress(OSError):  # another user's, in a sticky folder
+                    path.unlink()
             os.close(descriptor)
 
 

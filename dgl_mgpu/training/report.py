@@ -86,16 +86,10 @@ class RunReport:
         with self._writing():
             self._log.append(report)
 
-    def stopped(self, epoch: int, in_it: bool) -> None:
-        """Show that the run was told to stop, and how it goes on."""
+    def stopped(self) -> None:
+        """Write what there is of a run that was told to stop."""
         self._shown.close()
         self._write_page()
-        self._console.print(
-            f"stopped by SIGTERM {'in' if in_it else 'after'} epoch {epoch}; "
-            f"trainer.resume={self._folder} goes on from there",
-            highlight=False,
-            soft_wrap=True,
-        )
 
     def finish(self, reports: list[EpochReport], test_accuracy: float) -> None:
         """Show and write what the whole run came to."""

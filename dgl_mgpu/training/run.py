@@ -38,7 +38,7 @@ from dgl_mgpu.training.config import Config, ModelConfig, flat
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.optimizer import make_optimizer
 from dgl_mgpu.training.report import RunReport
-from dgl_mgpu.training.stop import Stopped, StopRequest
+from dgl_mgpu.training.stop import StopRequest
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 from dgl_mgpu.training.whereabouts import stage_of
 
@@ -123,7 +123,7 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
     ------
     DGLMGPUError
     Stopped
-        After SIGTERM; the checkpoint says where.
+        After SIGTERM, SIGHUP or Ctrl-C; the checkpoint says where.
     """
     launch(_run_rank, config.trainer.ranks, make_trainer, config, folder)
 
@@ -188,9 +188,9 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
                 if report and done:
                     report.epoch(done)
                 if report and stops:
-                    report.stopped(epoch, in_it=done is None)
+                    report.stopped()
             if stops:
-                raise Stopped
+                raise stop.stopped()
         with stage("evaluate"):
             test_accuracy = trainer.test()
         with stage("report"):
