@@ -457,7 +457,7 @@ def test_torchrun_passes_sigterm_on(tmp_path, data, mode):
     ends = torchrun(tmp_path, 2, *options, hook=partial(at_step, 5, 1, tells_agent))
     assert ends == ["Stopped: 143"] * 2
     state = Checkpoint.load(tmp_path)
-    assert [path.suffix for path in (tmp_path / "checkpoints").iterdir()] == [".pt"]
+    assert {path.suffix for path in (tmp_path / "checkpoints").iterdir()} == {".pt"}
     assert len(reports_of(tmp_path)) == state.epoch > 0
 
 
