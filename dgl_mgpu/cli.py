@@ -153,6 +153,10 @@ def main(arguments: list[str] | None = None) -> int:
             return commands[name](rest)
         except KeyboardInterrupt:
             pass
+        except Stopped as stopped:
+            if name != "train":  # which has told of it
+                print(f"dgl-mgpu {name}: stopped by {stopped.by}", file=sys.stderr)
+            raise
         except Exception as error:
             # What interrupts an import, or a callback of a library, may come out as another error.
             if not interrupts.heard:

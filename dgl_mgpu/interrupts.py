@@ -157,7 +157,8 @@ class Interrupts:
         raise KeyboardInterrupt
 
     def _watch(self) -> None:
-        first, limit = None, None
+        first: float | None = None
+        limit: float | None = None
         while True:
             left = None if limit is None else max(limit - time.monotonic(), 0.0)
             ready, _, _ = select.select([self._reader], [], [], left)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ import dgl_mgpu
 from dgl_mgpu.cli import help_of, main
 from dgl_mgpu.configuration import compose
 from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.interrupts import Stopped
 from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
 from dgl_mgpu.resources import resource_folder
 from dgl_mgpu.training.run import check_start
@@ -211,6 +213,17 @@ def test_a_picture_that_cannot_be_written_is_told_before_planning(
 def test_of_a_run_that_predicts_ranks_are_counted_too(capsys):
     assert main(["predict", "run", "out=x.npz", "ranks=100000"]) == 1
     assert "100000 ranks" in capsys.readouterr().err
+
+
+def test_ranks_that_were_stopped_are_told_of(monkeypatch, capsys, tmp_path):
+    def stopped(*arguments) -> None:
+        raise Stopped(signal.SIGINT)
+
+    monkeypatch.setattr("dgl_mgpu.training.launch.launch", stopped)
+    with pytest.raises(Stopped) as end:
+        main(["predict", str(tmp_path), "out=file.npz", "ranks=2"])
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "dgl-mgpu predict: stopped by SIGINT\n"
 
 
 def test_torchruns_ranks_are_its_own_to_count(monkeypatch):

@@ -154,8 +154,8 @@ class Checkpoint:
             except _Damaged as damage:
                 damages.append(str(damage))
                 continue
-            for bad, damage in zip(found, damages, strict=False):
-                log.warning("%s is left out, %s; %s is taken instead", bad, damage, each)
+            for bad, why in zip(found, damages, strict=False):
+                log.warning("%s is left out, %s; %s is taken instead", bad, why, each)
             return checkpoint
         others = f", and so are the {len(found) - 1} before it" if len(found) > 1 else ""
         raise CheckpointError(f"resume from {found[0]}", damages[0] + others, _OTHER)
