@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -24,6 +23,7 @@ from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.inference import inference
 from dgl_mgpu.fullgraph.inference.team import Team
+from dgl_mgpu.interrupts import STOPPING
 from dgl_mgpu.minibatch.captured import CapturedStep, normalised_batch
 from dgl_mgpu.minibatch.evaluation import AllNodes
 from dgl_mgpu.minibatch.learned import LOOKUP
@@ -423,6 +423,6 @@ class MiniBatchTrainer(Trainer):
 @contextlib.contextmanager
 def _starting_workers() -> Iterator[None]:
     """Within, a DataLoader begins a pass, without DGL's advice on CPU affinity."""
-    with warnings.catch_warnings(), blocked(signal.SIGTERM):
+    with warnings.catch_warnings(), blocked(*STOPPING):
         warnings.filterwarnings("ignore", message="Dataloader CPU affinity opt")
         yield

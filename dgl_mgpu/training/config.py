@@ -111,6 +111,7 @@ class Config:
             ("trainer.batch_size", trainer.batch_size, 1, infinity),
             ("trainer.eval_every", trainer.eval_every, 1, infinity),
             ("trainer.checkpoint_every", trainer.checkpoint_every, 1, infinity),
+            ("trainer.keep_checkpoints", trainer.keep_checkpoints, 1, infinity),
             ("trainer.profile", trainer.profile, 0, infinity),
             ("trainer.max_restarts", trainer.max_restarts, 0, infinity),
             ("trainer.lr", trainer.lr, 0, most),

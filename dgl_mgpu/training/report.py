@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dgl_mgpu.errors import DGLMGPUError, OutputError
 from dgl_mgpu.report import EpochReport, MetricsLog, TrainProgress, best_epoch, summary_table
+from dgl_mgpu.training.checkpoint import goes_on_in
 from dgl_mgpu.training.config import Config, flat
 from dgl_mgpu.training.trainer import Trainer
 
@@ -43,8 +44,8 @@ class RunReport:
         self._plan = trainer.plan
         self._console = Console()
         # A run that resumes in its own folder, or is started again, writes its epochs anew.
-        goes_on = trainer.epoch > 0 or restarts > 0
         with self._writing():
+            goes_on = goes_on_in(folder, config.trainer.resume) or restarts > 0
             self._log = MetricsLog(folder, resume_epoch=0 if goes_on else None)
             for earlier in trainer.reports:
                 self._log.append(earlier)
@@ -88,16 +89,10 @@ class RunReport:
         with self._writing():
             self._log.append(report)
 
-    def stopped(self, epoch: int, in_it: bool) -> None:
-        """Show that the run was told to stop, and how it goes on."""
+    def stopped(self) -> None:
+        """Write what there is of a run that was told to stop."""
         self._shown.close()
         self._write_page()
-        self._console.print(
-            f"stopped by SIGTERM {'in' if in_it else 'after'} epoch {epoch}; "
-            f"trainer.resume={self._folder} goes on from there",
-            highlight=False,
-            soft_wrap=True,
-        )
 
     def finish(self, reports: list[EpochReport], test_accuracy: float) -> None:
         """Show and write what the whole run came to."""

@@ -34,6 +34,7 @@ from dgl_mgpu.errors import (
     WorkerFailedError,
 )
 from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.report import best_epoch
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
 from dgl_mgpu.store import Ranks
@@ -49,7 +50,7 @@ from dgl_mgpu.training.config import Config, ModelConfig, flat
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.optimizer import make_optimizer
 from dgl_mgpu.training.report import RunReport
-from dgl_mgpu.training.stop import Stopped, StopRequest
+from dgl_mgpu.training.stop import StopRequest
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 from dgl_mgpu.training.whereabouts import stage_of
 
@@ -152,7 +153,7 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
     ------
     DGLMGPUError
     Stopped
-        After SIGTERM; the checkpoint says where.
+        After SIGTERM, SIGHUP or Ctrl-C; the checkpoint says where.
     """
     last = LastCheckpoint(folder, config.trainer.resume)
     most = config.trainer.max_restarts
@@ -213,7 +214,14 @@ def _train(
         def save() -> None:
             with stage("checkpoint"):
                 state = trainer.checkpoint(asdict(config))
-                everyone.from_first("write a checkpoint", partial(_save, state, folder))
+                best = best_epoch(trainer.reports)
+                write = partial(
+                    state.save,
+                    folder / "checkpoints",
+                    config.trainer.keep_checkpoints,
+                    None if best is None else best.epoch,
+                )
+                everyone.from_first("write a checkpoint", write)
 
         if trainer.epoch == config.trainer.epochs:
             save()  # nothing is left to train, and the folder may be another one
@@ -230,9 +238,9 @@ def _train(
                 if report and done:
                     report.epoch(done)
                 if report and stops:
-                    report.stopped(epoch, in_it=done is None)
+                    report.stopped()
             if stops:
-                raise Stopped
+                raise stop.stopped()
         with stage("evaluate"):
             test_accuracy = trainer.test()
         with stage("report"):
@@ -356,10 +364,6 @@ def _is_complete(resumed: str) -> bool:
     """Whether the run that is to be resumed has written all that a run writes."""
     file = run_folder(resumed) / METRICS_FILE
     return file.exists() and read_metrics(file)[1] is not None
-
-
-def _save(checkpoint: Checkpoint, folder: Path) -> None:
-    checkpoint.save(folder / "checkpoints")
 
 
 def _each_step(report: StepCallback, profile: Profile) -> StepCallback:

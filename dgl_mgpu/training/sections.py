@@ -130,7 +130,8 @@ class FullGraphConfig:
 class TrainerConfig:
     """The training run.
 
-    Every ``checkpoint_every`` epochs, and after the last, all of its state is written. With
+    Every ``checkpoint_every`` epochs, and after the last, all of its state is written; the last
+    ``keep_checkpoints`` of these stay, and the first that has the best model. With
     ``count_accesses``, ``accesses.npz`` in the run's folder says how often each node was read in
     training; ``store.hotness`` of a later run can name it. With ``shard_optimizer`` each rank holds
     the optimizer's state of its share of the parameters. With ``precision`` bfloat16, mini-batches
@@ -151,6 +152,7 @@ class TrainerConfig:
     seed: int = 0
     eval_every: int = 1
     checkpoint_every: int = 1
+    keep_checkpoints: int = 3
     count_accesses: bool = False
     precision: str = "float32"
     cuda_graphs: Any = "auto"

@@ -360,5 +360,5 @@ def test_the_launcher_passes_sigterm_on(tmp_path, data):
     left = shared_memory() - shared  # also of tests that run at the same time
     until(lambda: not left & shared_memory())
     state = Checkpoint.load(folder)
-    assert [path.suffix for path in (folder / "checkpoints").iterdir()] == [".pt"]
+    assert {path.suffix for path in (folder / "checkpoints").iterdir()} == {".pt"}
     assert len(reports_of(folder)) == state.epoch
