@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
+import logging
 import os
-import shutil
+import signal
 import sys
 import textwrap
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from dgl_mgpu.configuration import (
     to_config,
 )
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, OutputError, nearest
-from dgl_mgpu.interrupts import STATUS, Interrupts
+from dgl_mgpu.interrupts import STATUS, Interrupts, Stopped
 from dgl_mgpu.resources import resource_folder
 from dgl_mgpu.torchrun import under_torchrun
 
@@ -141,7 +142,7 @@ def main(arguments: list[str] | None = None) -> int:
     if name in commands and {"-h", "--help"} & {*rest}:
         print(help_of(name))
         return 0
-    with Interrupts(lambda: _interrupted(name)) as interrupts:
+    with Interrupts(partial(_ended, name)) as interrupts:
         try:
             if name not in commands:
                 raise ConfigError(
@@ -152,6 +153,10 @@ def main(arguments: list[str] | None = None) -> int:
             return commands[name](rest)
         except KeyboardInterrupt:
             pass
+        except Stopped as stopped:
+            if name != "train":  # which has told of it
+                print(f"dgl-mgpu {name}: stopped by {stopped.by}", file=sys.stderr)
+            raise
         except Exception as error:
             # What interrupts an import, or a callback of a library, may come out as another error.
             if not interrupts.heard:
@@ -162,7 +167,7 @@ def main(arguments: list[str] | None = None) -> int:
         # Python would end this process by SIGINT, at its end, if the interrupt came within code of
         # a string, which an import of dataclasses runs; unless more of such code is run.
         exec("")
-        print(_interrupted(name), file=sys.stderr)
+        print(_ended(name, signal.SIGINT), file=sys.stderr)
         return STATUS
 
 
@@ -170,8 +175,9 @@ def main(arguments: list[str] | None = None) -> int:
 _of_run: Callable[[], str] | None = None
 
 
-def _interrupted(command: str) -> str:
-    return f"dgl-mgpu {command}: interrupted{_of_run() if _of_run else ''}"
+def _ended(command: str, signum: int) -> str:
+    how = "interrupted" if signum == signal.SIGINT else f"ended by {signal.Signals(signum).name}"
+    return f"dgl-mgpu {command}: {how}{_of_run() if _of_run else ''}"
 
 
 def help_of(command: str) -> str:
@@ -209,6 +215,8 @@ def _train(arguments: list[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
+    from dgl_mgpu.runfolder import folders_kept, is_as_hydra_made_it, remove_unused
+
     words = hydras_words(arguments)
     failures: list[Exception] = []
 
@@ -222,7 +230,7 @@ def _train(arguments: list[str]) -> int:
         log = folder / f"{hydra_config.job.name}.log"
         # The folder may be the user's, with other things in it, which stay whatever happens: a log
         # that is not empty yet is of another run.
-        is_new = _is_as_hydra_made_it(folder, log) and not (log.exists() and log.stat().st_size)
+        is_new = is_as_hydra_made_it(folder, log) and not (log.exists() and log.stat().st_size)
         try:
             config = to_config(raw)
             if config.mode == "fullgraph":
@@ -236,8 +244,11 @@ def _train(arguments: list[str]) -> int:
                 _of_run = LastCheckpoint(folder, config.trainer.resume).told
             train(config, folder)
         except BaseException as error:
+            if isinstance(error, Stopped) and _of_run:
+                # Also into the run's log: a terminal may be gone.
+                logging.getLogger(__name__).warning("stopped by %s%s", error.by, _of_run())
             if is_new:
-                _remove_unused(folder, log)
+                remove_unused(folder, log)
             if not isinstance(error, Exception):
                 raise
             # Hydra would print a traceback; ours say what is wrong in one line.
@@ -246,9 +257,11 @@ def _train(arguments: list[str]) -> int:
     sys.argv = ["dgl-mgpu train", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else it prints errors of its own, and exits
     try:
-        with errors_of_hydra("train as the command line says"):
+        with folders_kept(), errors_of_hydra("train as the command line says"):
             job()
     except OSError as error:
+        if isinstance(error, DGLMGPUError):
+            raise
         raise OutputError(
             "make the run's folder", str(error), "choose another folder (hydra.run.dir)"
         ) from error
@@ -257,32 +270,6 @@ def _train(arguments: list[str]) -> int:
     if failures:
         raise failures[-1]
     return 0
-
-
-def _is_as_hydra_made_it(folder: Path, log: Path) -> bool:
-    """Whether nothing is in a run's folder but the options and the log that Hydra begins with."""
-    options = folder / ".hydra"
-    if not options.is_dir():
-        return False
-    made = {options / name for name in ("config.yaml", "hydra.yaml", "overrides.yaml")}
-    return {*folder.iterdir(), *options.iterdir()} <= {*made, options, log}
-
-
-def _remove_unused(folder: Path, log: Path) -> None:
-    """Remove the folder of a run that has written nothing.
-
-    Folders that it is in go with it, if there is nothing else in them, up to the current one.
-    """
-    here = Path.cwd()
-    if folder == here or not _is_as_hydra_made_it(folder, log):
-        return
-    with contextlib.suppress(OSError):  # there is something in it
-        shutil.rmtree(folder / ".hydra")
-        log.unlink(missing_ok=True)
-        for each in (folder, *folder.parents):
-            if each != folder and here not in each.parents:
-                break
-            each.rmdir()
 
 
 def _predict(arguments: list[str]) -> int:

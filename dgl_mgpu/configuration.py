@@ -30,16 +30,13 @@ def hydras_words(arguments: list[str]) -> list[str]:
     ------
     ConfigError
         For what is no key, group or flag.
-    InvalidInputError
-        For a new run in another one's folder.
     """
     _check_flags(arguments)
     flags, overrides = _parted(check_overrides(arguments))
     if (before := _configuration_before(overrides)) is not None:
         flags, overrides = _going_on(before, flags, overrides)
-    _check_folder(flags, overrides)
     # Overrides have to stand in one place, before flags or after them.
-    return [*overrides, *_without_folder(), *flags]
+    return [*overrides, *_of_folder(), *flags]
 
 
 def compose(overrides: list[str]) -> Any:
@@ -212,45 +209,14 @@ def _going_on(before: Path, flags: list[str], overrides: list[str]) -> tuple[lis
     return _parted(check_overrides([*flags, f"--config-name={_GOES_ON}", *again, *overrides]))
 
 
-def _check_folder(flags: list[str], overrides: list[str]) -> None:
-    """Raise for a new run in another one's folder, whose options Hydra would overwrite.
+def _of_folder() -> list[str]:
+    """What has Hydra ask before it makes a run's folder; or makes it keep from that.
 
-    Of what is said on the command line: a configuration of one's own may name a folder, too.  A run
-    that resumes may go on in its own.  The runs of ``--multirun`` have folders within one that is
-    to have no others.
-    """
-    from dgl_mgpu.report.metrics import METRICS_FILE, require_no_run
-
-    said, asked = _by_key(overrides), _of_hydra(flags)
-    if any((asked.cfg, asked.info, asked.help, asked.hydra_help)) or _without_folder():
-        return
-    if asked.multirun:
-        folder = said.get("hydra.sweep.dir")
-        path = None if folder is None else folder.value()
-        # Others are Hydra's to interpolate, or to refuse; a number is a name.
-        if isinstance(path, str | int | float) and "${" not in str(path):
-            for metrics in sorted(Path(str(path)).glob(f"**/{METRICS_FILE}")):
-                require_no_run(metrics.parent)
-        return
-    resume, folder = said.get("trainer.resume"), said.get("hydra.run.dir")
-    if folder is None or (resume and resume.value()):
-        return
-    # What the folder's name is made of is another's to say in the second case, and the job's.
-    words = overrides if asked.config_name is None else [folder.input_line]
-    if "${hydra.job" in folder.input_line or ("${" in folder.input_line and words != overrides):
-        return
-    with errors_of_hydra("name the run's folder"):
-        path = _compose(words, _own_folder(flags), with_hydras=True).hydra.run.dir
-    require_no_run(path)
-
-
-def _without_folder() -> list[str]:
-    """What keeps Hydra from making a folder and a log for each rank of torchrun but the first.
-
-    They read a command line each; the run's folder is the first one's.
+    Ranks of torchrun but the first, which read a command line each, have no folder and no log: the
+    run's folder is the first one's.
     """
     if not under_torchrun() or os.environ["RANK"] == "0":
-        return []
+        return ["++hydra.callbacks.run_folder._target_=dgl_mgpu.runfolder.FolderGuard"]
     return ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
 
 
@@ -301,9 +267,7 @@ def _keys(node: Any, prefix: str = "") -> set[str]:
     return keys.union(*(_keys(value, f"{prefix}{name}.") for name, value in node.items()))
 
 
-def _compose(
-    overrides: list[str], own_folder: Sequence[Path] = (), *, with_hydras: bool = False
-) -> Any:
+def _compose(overrides: list[str], own_folder: Sequence[Path] = ()) -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
@@ -312,7 +276,7 @@ def _compose(
         initialize_config_dir(str(resource_folder("configs")), version_base="1.3"),
     ):
         path = [f"hydra.searchpath=['file://{folder}']" for folder in own_folder]
-        return hydra_compose("config", [*overrides, *path], return_hydra_config=with_hydras)
+        return hydra_compose("config", [*overrides, *path])
 
 
 @contextlib.contextmanager

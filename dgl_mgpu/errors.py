@@ -149,7 +149,7 @@ class RankFailedError(DGLMGPUError, RuntimeError):
 
 
 class WorkerFailedError(DGLMGPUError, RuntimeError):
-    """A process that samples for a rank, a DataLoader's worker, was killed."""
+    """A process that samples, a DataLoader's worker, was killed or cannot hand a batch over."""
 
 
 class UnsupportedEnvironmentError(DGLMGPUError, ImportError):

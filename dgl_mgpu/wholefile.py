@@ -6,6 +6,7 @@ import contextlib
 import errno
 import glob
 import os
+import secrets
 import socket
 from collections.abc import Iterator
 from pathlib import Path
@@ -34,9 +35,10 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
     place = f"{socket.gethostname()}-{os.stat('/proc/self/ns/pid').st_ino}"
     beginning = f"{path.name}.{place}."
     _remove_abandoned(path.parent, beginning)
-    partial = path.with_name(f"{beginning}{os.getpid()}{_ENDING}")
+    # Nobody else can know the name before: not even a link is there that would be followed.
+    partial = path.with_name(f"{beginning}{os.getpid()}.{secrets.token_hex(8)}{_ENDING}")
     try:
-        with open(partial, "w+b") as file:
+        with open(partial, "x+b") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -50,6 +52,6 @@ def written_whole(path: Path) -> Iterator[BinaryIO]:
 def _remove_abandoned(folder: Path, beginning: str) -> None:
     """Remove the files with a name of this beginning whose processes are gone."""
     for each in folder.glob(f"{glob.escape(beginning)}*{_ENDING}"):
-        process = each.name[len(beginning) : -len(_ENDING)]
+        process = each.name[len(beginning) :].partition(".")[0]
         if process.isdecimal() and not os.path.exists(f"/proc/{process}"):
             each.unlink(missing_ok=True)

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import signal
 import tomllib
 from dataclasses import asdict
 from pathlib import Path
@@ -13,6 +14,7 @@ import dgl_mgpu
 from dgl_mgpu.cli import help_of, main
 from dgl_mgpu.configuration import compose
 from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.interrupts import Stopped
 from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
 from dgl_mgpu.resources import resource_folder
 from dgl_mgpu.training.run import check_start
@@ -213,6 +215,17 @@ def test_of_a_run_that_predicts_ranks_are_counted_too(capsys):
     assert "100000 ranks" in capsys.readouterr().err
 
 
+def test_ranks_that_were_stopped_are_told_of(monkeypatch, capsys, tmp_path):
+    def stopped(*arguments) -> None:
+        raise Stopped(signal.SIGINT)
+
+    monkeypatch.setattr("dgl_mgpu.training.launch.launch", stopped)
+    with pytest.raises(Stopped) as end:
+        main(["predict", str(tmp_path), "out=file.npz", "ranks=2"])
+    assert end.value.code == 130
+    assert capsys.readouterr().err == "dgl-mgpu predict: stopped by SIGINT\n"
+
+
 def test_torchruns_ranks_are_its_own_to_count(monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     monkeypatch.setenv("RANK", "0")
@@ -346,7 +359,7 @@ def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, ca
         log.append(EpochReport(1, 1, 1, 1.0, 1.0, None, None, seconds, (), 1))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main(["train", f"hydra.run.dir={folder}", "trainer.lr=0.5"]) == 1
-    assert "holds 1 epochs of another run; resume that run" in capsys.readouterr().err
+    assert "with 1 epochs of another run; go on with that run" in capsys.readouterr().err
     own = tmp_path / "conf"
     own.mkdir()
     (own / "mine.yaml").write_text("defaults: [config, _self_]\ntrainer: {lr: 0.25}\n")
@@ -356,7 +369,7 @@ def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, ca
         ["trainer.resume=null"],
     ):
         assert main(["train", f"hydra.run.dir={folder}", *more]) == 1
-        assert "resume that run" in capsys.readouterr().err
+        assert "go on with that run" in capsys.readouterr().err
     assert main(["train", f"hydra.run.dir={folder}", "--cfg=job"]) == 0
     assert main(["train", "hydra.run.dir=${oc.env:NO_SUCH_VARIABLE}/x"]) == 1
     assert "ConfigError: cannot name the run's folder" in capsys.readouterr().err
@@ -384,7 +397,7 @@ def test_new_runs_leave_the_folder_of_others_as_it_is(tmp_path, monkeypatch, cap
     assert len([path for path in before if path.name == "metrics.jsonl"]) == 2
     for overrides in (["trainer.lr=0.3,0.4"], ["trainer.lr=0.3,0.4", "model=gcn"]):
         assert main([*several, *overrides]) == 1
-        assert "holds 1 epochs of another run; resume that run or" in capsys.readouterr().err
+        assert "with 1 epochs of another run; go on with that run" in capsys.readouterr().err
     assert files_of(tmp_path) == before
     assert main([*several[:2], f"hydra.sweep.dir={tmp_path / 'other'}", "trainer.lr=0.3,0.4"]) == 0
     monkeypatch.chdir(tmp_path)

@@ -44,7 +44,8 @@ VALUES: list[Any] = [
         "utf-16", "surrogatepass").decode("utf-16"), b"\x00\xff", 1 + 2j,
     (), (1, "a", None), [], [[1], (2,)], {1, 2}, frozenset({"a"}), {}, {(1, "a"): [b"x"], None: 0},
     {"tuple": [1]}, OrderedDict(b=[1], a=2), slice(1, None, 2), Path("/a/b"),
-    np.dtype("float16"), np.float32(0.1), np.int64(3), torch.Size([1, 2]), torch.bfloat16, torch.device("cuda", 1),
+    np.dtype("float16"), np.float32(0.1), np.int64(3),
+    torch.Size([1, 2]), torch.bfloat16, torch.device("cuda", 1),
 ]  # fmt: skip
 
 

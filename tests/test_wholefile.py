@@ -12,7 +12,7 @@ from dgl_mgpu.wholefile import written_whole
 def partial_of(path) -> str:
     """What a file is called while this process writes it."""
     with written_whole(path):
-        (name,) = os.listdir(path.parent)
+        (name,) = (each for each in os.listdir(path.parent) if each != path.name)
     return name
 
 
@@ -30,6 +30,11 @@ def test_what_killed_processes_leave_is_removed(tmp_path):
         file.write(b"all")
     assert path.read_bytes() == b"all"
     assert {each.name for each in tmp_path.iterdir()} == {path.name, alive, elsewhere, other_file}
+
+
+def test_nobody_can_know_the_name_of_a_part(tmp_path):
+    """And put a link there, which would be followed."""
+    assert len({partial_of(tmp_path / "file") for _ in range(3)}) == 3
 
 
 def test_a_failure_leaves_what_was_there(tmp_path):

@@ -19,6 +19,7 @@ import torch
 
 from dgl_mgpu.backend.arrays import is_null
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.forks import freed_at_fork
 
 
 class _Sequences:
@@ -67,6 +68,7 @@ class _Sequences:
 
 
 _common = _Sequences()
+freed_at_fork(_common._lock)
 # Those of the mini-batch that a thread is making, in place of the common ones.
 _local = threading.local()
 

@@ -2,21 +2,22 @@
 
 from __future__ import annotations
 
-import fcntl
+import glob
 import logging
 import os
 import shutil
-import socket
+import stat
 import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
+from tempfile import mkdtemp
 
 from .. import limits
 from ..errors import ConfigError, DataFormatError, DGLMGPUError, OutputError
+from ..lockfile import locked
 from ..units import human_bytes
 
 log = logging.getLogger(__name__)
@@ -25,6 +26,7 @@ log = logging.getLogger(__name__)
 _TIMEOUT_S = 30
 _CHUNK_BYTES = 1 << 22
 _LOOK_SECONDS = 0.1
+_PARTIAL = ".partial"
 
 
 def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
@@ -45,14 +47,14 @@ def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
     ------
     OutputError
         The folder cannot be made or filled, or another process has not done so within
-        `limits.BUILD` seconds.
+        `limits.BUILD` seconds; or somebody else has put it where anybody may.
     """
-    if target.is_dir():
+    if _is_there(target):
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
-        with _locked(target.with_name(f".{target.name}.lock"), target):
-            if not target.is_dir():
+        with locked(target.with_name(f".{target.name}.lock"), _waiting(target)):
+            if not _is_there(target):
                 _build(target, fill)
     except OSError as error:
         if isinstance(error, DGLMGPUError):
@@ -65,56 +67,49 @@ def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
     return target
 
 
+def _is_there(target: Path) -> bool:
+    """Whether the folder is there, and made by somebody who is trusted."""
+    if not target.is_dir():
+        return False
+    entry, folder = target.lstat(), target.parent.stat()
+    # Whoever may write to the folder has put it there; but the superuser, and whose the folder is,
+    # could change it anyway.
+    if folder.st_mode & stat.S_IWOTH and entry.st_uid not in (os.getuid(), 0, folder.st_uid):
+        raise OutputError(
+            f"use {target}",
+            f"another user (id {entry.st_uid}) has put it into a folder that anybody can write to",
+            "choose a data root of your own, or let only a group that you trust write to this one "
+            "(chmod o-w)",
+        )
+    return True
+
+
 def _build(target: Path, fill: Callable[[Path], None]) -> None:
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
-    partial.mkdir()
+    # Left by a run that was killed; another user's may not go away.
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*{_PARTIAL}"):
+        shutil.rmtree(left, ignore_errors=True)
+    # Nobody else can know its name before, nor look or write into it.
+    partial = Path(mkdtemp(_PARTIAL, f".{target.name}.", target.parent))
     try:
-        fill(partial)
-        for path in partial.rglob("*"):
+        filled = partial / "filled"
+        filled.mkdir()
+        fill(filled)
+        for path in filled.rglob("*"):
             if path.is_file():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())  # the rename must not reach the disk before the data
-        partial.rename(target)
-    except BaseException:
+        filled.rename(target)
+    finally:
         shutil.rmtree(partial, ignore_errors=True)
-        raise
 
 
-@contextmanager
-def _locked(path: Path, target: Path) -> Iterator[None]:
-    """Hold an exclusive lock on the file `path`; the file is gone again afterwards.
-
-    It says which process holds it, for those that wait for `target`.
-    """
+def _waiting(target: Path) -> Callable[[str], None]:
+    """Wait for who makes `target`: say who that is, and give up in the end."""
     deadline = time.monotonic() + limits.BUILD
-    while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
-        try:
-            _lock(descriptor, target, deadline)
-            # The previous holder removed its file: a lock on that one excludes nobody.
-            if _is_at(descriptor, path):
-                try:
-                    os.ftruncate(descriptor, 0)
-                    os.pwrite(
-                        descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0
-                    )
-                    yield
-                finally:
-                    path.unlink()
-                return
-        finally:
-            os.close(descriptor)
-
-
-def _lock(descriptor: int, target: Path, deadline: float) -> None:
-    """Lock an open file; say who has it if that takes a while."""
     told = ""
-    while True:
-        try:
-            return fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            holder = os.pread(descriptor, 1000, 0).decode(errors="replace") or "another process"
+
+    def busy(holder: str) -> None:
+        nonlocal told
         if time.monotonic() >= deadline:
             raise OutputError(
                 f"make {target}",
@@ -126,13 +121,7 @@ def _lock(descriptor: int, target: Path, deadline: float) -> None:
             told = holder
         time.sleep(_LOOK_SECONDS)
 
-
-def _is_at(descriptor: int, path: Path) -> bool:
-    """Say whether the open file is still the one at `path`."""
-    try:
-        return os.path.samestat(os.stat(path), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+    return busy
 
 
 def require_space(folder: Path, num_bytes: int, what: str) -> None:

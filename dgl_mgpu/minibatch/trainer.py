@@ -1,10 +1,9 @@
-"""Training on mini-batches: DGL's DataLoader over the store, DDP over the model."""
+"""Training on mini-batches: DGL's DataLoader over the store, one model on all ranks."""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import signal
 import time
 import warnings
 from collections.abc import Iterator, Sequence
@@ -15,10 +14,8 @@ from typing import Any, Literal
 
 import dgl
 import torch
-import torch.distributed as dist
 from dgl.dataloading import DataLoader
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
 from dgl_mgpu.backend.global_store.embedding.optimizers import EmbeddingOptimizer
 from dgl_mgpu.backend.global_store.storage import Traffic
@@ -26,6 +23,7 @@ from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.fullgraph.inference import inference
 from dgl_mgpu.fullgraph.inference.team import Team
+from dgl_mgpu.interrupts import STOPPING
 from dgl_mgpu.minibatch.captured import CapturedStep, normalised_batch
 from dgl_mgpu.minibatch.evaluation import AllNodes
 from dgl_mgpu.minibatch.learned import LOOKUP
@@ -37,6 +35,7 @@ from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
 from dgl_mgpu.training.models import NodeModel
+from dgl_mgpu.training.parallel import average_gradients, take_first_ranks
 from dgl_mgpu.training.stop import blocked, outlive_sigterm
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
@@ -184,10 +183,9 @@ class MiniBatchTrainer(Trainer):
         self._train, self._valid, self._test_split = train, valid, test
         self._objective = objective
         self._embeddings = embeddings
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
         self._num_workers = num_workers
         self._precision = precision
-        self._distributed = dist.is_initialized()
-        self._ddp: nn.Module = model
         self._captured: CapturedStep | None = None
         can_be_captured = (
             self._on_gpu
@@ -205,12 +203,8 @@ class MiniBatchTrainer(Trainer):
                 lambda blocks: objective.truth((blocks,)),
                 required=cuda_graphs is True,
             )
-        elif self._distributed:
-            self._ddp = DistributedDataParallel(
-                model,
-                device_ids=[store.device.index] if self._on_gpu else None,
-                gradient_as_bucket_view=True,
-            )
+        else:
+            take_first_ranks((*model.parameters(), *model.buffers()))
         self._loader = self._make_loader(train)
         self._sums = _Sums()
 
@@ -352,6 +346,9 @@ class MiniBatchTrainer(Trainer):
                 self.optimizer.zero_grad()
                 with stage("backward"):
                     loss.backward()
+                    average_gradients(self._parameters)
+                    # Of batch normalisation: running statistics of each rank's own mini-batches.
+                    take_first_ranks(self.model.buffers())
             else:
                 with stage("compute"):
                     self._compute_captured(captured, batch, round_size, tally)
@@ -368,11 +365,11 @@ class MiniBatchTrainer(Trainer):
     def _loss(self, batch: Any, round_size: int, tally: Tally) -> torch.Tensor:
         """What this rank adds to the mean loss over the ``round_size`` seeds of all ranks."""
         if batch is None:
-            # The last round has no batch for this rank: it answers the others' all-reduce
-            # with zeros, and its optimizer steps with theirs.
-            return self._ddp([], {}).sum()
+            # The last round has no batch for this rank: it takes part in what others look up,
+            # and its optimizer steps with theirs.
+            return self.model([], {}).sum()
         truth = self._objective.truth(batch)
-        outputs = self._outputs(batch, self._ddp)
+        outputs = self._outputs(batch)
         mean = self._mean_loss(outputs, truth)
         tally.add(mean, self._objective.right(outputs.detach(), truth), len(truth))
         return mean * self._weight(len(truth), round_size)
@@ -397,9 +394,9 @@ class MiniBatchTrainer(Trainer):
         """What makes the mean over ranks of their means that over the seeds of the round."""
         return seeds * self._train.batches.num_ranks / round_size
 
-    def _outputs(self, batch: Sequence[Any], model: nn.Module | None = None) -> torch.Tensor:
+    def _outputs(self, batch: Sequence[Any]) -> torch.Tensor:
         with self._autocast():
-            return self._objective.outputs(self.model if model is None else model, batch)
+            return self._objective.outputs(self.model, batch)
 
     def _mean_loss(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
         with self._autocast():
@@ -426,6 +423,6 @@ class MiniBatchTrainer(Trainer):
 @contextlib.contextmanager
 def _starting_workers() -> Iterator[None]:
     """Within, a DataLoader begins a pass, without DGL's advice on CPU affinity."""
-    with warnings.catch_warnings(), blocked(signal.SIGTERM):
+    with warnings.catch_warnings(), blocked(*STOPPING):
         warnings.filterwarnings("ignore", message="Dataloader CPU affinity opt")
         yield

@@ -7,6 +7,7 @@ to one compiled version (the branch is the same for a whole call and costs nothi
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,17 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
+from numba.core.compiler_lock import global_compiler_lock
 
 from dgl_mgpu.ops.view import FIRST, PARTS, START, STOP
+
+# A fork waits for a kernel that another thread compiles: a child would find Numba's lock taken, for
+# ever, and LLVM in the middle of something.
+os.register_at_fork(
+    before=global_compiler_lock.acquire,
+    after_in_parent=global_compiler_lock.release,
+    after_in_child=global_compiler_lock.release,
+)
 
 #: Decorator of the parts of a kernel: always inlined, so that a call costs nothing.
 inline: Callable[..., Any] = numba.njit(nogil=True, forceinline=True)

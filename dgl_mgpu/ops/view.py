@@ -64,6 +64,12 @@ def _identity() -> torch.Tensor:
     return torch.empty(0, dtype=torch.int64)
 
 
+def _keep_mapped(pointers: torch.Tensor, owner: object) -> None:
+    """Have addresses keep mapped what they are of: operators are given tensors, and no view."""
+    if owner is not None:
+        pointers.owner = owner  # type: ignore[attr-defined]
+
+
 class DiskRows(Protocol):
     """Rows of a table that are on disk, where a GPU cannot read them, and a cache of some.
 
@@ -144,6 +150,9 @@ class RowView:
     host_reads: HostReads | None = None
     disk: DiskRows | None = None
 
+    def __post_init__(self) -> None:
+        _keep_mapped(self.pointers, self.owner)
+
     @property
     def row_bytes(self) -> int:
         """Size of one row in bytes."""
@@ -192,6 +201,9 @@ class GraphView:
     owner: object = None
     sms: int = 0
     host_share: float = 0.0
+
+    def __post_init__(self) -> None:
+        _keep_mapped(self.pointers, self.owner)
 
     @property
     def ordered_from(self) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from collections import deque
 from collections.abc import Iterator
@@ -176,6 +177,8 @@ class Ahead(Iterator[Batch]):
         #: Whether there is memory for it beside a batch that is made.
         self._begins = True
         self._source, self._lane, self._depth = source, lane, depth
+        #: Threads that share a pass get its batches one after the other.
+        self._turn = threading.Lock()
         self._taken = 0
         #: Of the source when the first batch had been made.
         self._state: object = None
@@ -185,6 +188,10 @@ class Ahead(Iterator[Batch]):
         self._pace.begin()
 
     def __next__(self) -> Batch:
+        with self._turn:
+            return self._next()
+
+    def _next(self) -> Batch:
         if self._state is not None and self._source.state() != self._state:
             self._stop()
         lane = self._lane
@@ -208,7 +215,7 @@ class Ahead(Iterator[Batch]):
             warnings.warn(
                 "The next mini-batch does not fit into the GPU's memory beside this one: from here "
                 "on they are made one by one, when they are asked for.",
-                stacklevel=2,
+                stacklevel=3,
             )
         return batch
 

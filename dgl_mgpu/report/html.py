@@ -144,6 +144,8 @@ def _overview(
             "seeds/s (median)": human_count(statistics.median(r.seeds_per_second for r in reports)),
             "epoch (median)": human_seconds(statistics.median(r.seconds.total for r in reports)),
         }
+    if summary.get("restarts"):
+        figures["restarts"] = f"{summary['restarts']}"
     if profile is not None and profile.busy_share is not None:
         figures["GPU busy"] = human_share(profile.busy_share)
     parts = (f"<div><dt>{escape(k)}</dt><dd>{escape(v)}</dd></div>" for k, v in figures.items())

@@ -122,23 +122,32 @@ class MetricsLog:
         os.fsync(self._file.fileno())
 
 
-def require_no_run(folder: str | os.PathLike[str]) -> None:
-    """Check that a new run may start in a folder, which need not exist.
+def require_no_run(folder: str | os.PathLike[str], resumed: str | None = None) -> None:
+    """Check that a run may start in a folder, which need not exist.
+
+    Parameters
+    ----------
+    folder : path
+    resumed : str, optional
+        What that run goes on from, which is not in this folder.
 
     Raises
     ------
     InvalidInputError
-        If it holds epochs of another one.
+        If it holds epochs or checkpoints of another one.
     DataFormatError
         If ``metrics.jsonl`` there is damaged.
     """
     path = Path(folder) / METRICS_FILE
     earlier = read_metrics(path)[0] if path.exists() else []
-    if earlier:
+    if earlier or any(path.parent.glob("checkpoints/epoch-*.pt")):
+        held = f"{METRICS_FILE} with {len(earlier)} epochs" if earlier else "checkpoints"
         raise InvalidInputError(
-            f"start a new run in {path.parent}",
-            f"its {METRICS_FILE} holds {len(earlier)} epochs of another run",
-            "resume that run or choose another folder",
+            f"start a new run in {path.parent}"
+            if resumed is None
+            else f"resume {resumed} in {path.parent}",
+            f"it holds {held} of another run",
+            f"go on with that run (trainer.resume={path.parent}), or choose another folder",
         )
 
 

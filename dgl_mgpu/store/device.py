@@ -20,6 +20,7 @@ from typing import NoReturn
 import numpy as np
 
 from dgl_mgpu.errors import StoreClosedError
+from dgl_mgpu.forks import freed_at_fork
 from dgl_mgpu.store.cuda import Runtime
 from dgl_mgpu.store.segment import Segment
 
@@ -199,17 +200,9 @@ class _Held:
 #: What has not been given back yet, in this process.
 _all_held: list[_Held] = []
 # A finalizer may run at any time, also while its own thread sweeps.
-_sweeping = threading.RLock()
+_sweeping = freed_at_fork(threading.RLock())
 
-
-def _forget() -> None:
-    """In a fork: nothing is its own, and no other thread is there to leave the lock."""
-    global _sweeping
-    _all_held.clear()
-    _sweeping = threading.RLock()
-
-
-os.register_at_fork(after_in_child=_forget)
+os.register_at_fork(after_in_child=_all_held.clear)  # nothing of a fork's is its own
 
 
 def sweep() -> None:

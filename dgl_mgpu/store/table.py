@@ -159,11 +159,12 @@ class Table:
         StoreClosedError
             If the store was closed, or is on GPUs and this process is a fork of its rank's.
         """
-        if self._view is None:
+        view = self._view  # which another thread may close
+        if view is None:
             raise _closed()
         if self._gpu is not None and os.getpid() != self._pid:
             raise not_in_workers()
-        return self._view
+        return view
 
     def use_sms(self, sms: int, host_sms: int) -> None:
         """Have operators use as many of a GPU's multiprocessors as were found enough.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import json
+import logging
 import os
 import pickle
 import re
@@ -26,12 +27,18 @@ from dgl_mgpu.training.config import flat
 from dgl_mgpu.training.statefile import StateFile
 from dgl_mgpu.wholefile import written_whole
 
+log = logging.getLogger(__name__)
+
 _FORMAT = 3
 _JSON = ("reports", "config", "plan", "parts", "captured")
 _STATES = ("model", "best_model")
 # In the place of what is in a file, the number of the archive's member that has it.
 _MEMBER = "member"
 _NAME = re.compile(r"epoch-(\d+)\.pt")
+
+
+class _Damaged(Exception):
+    """What is wrong with a file, to which an earlier one is preferred."""
 
 
 @dataclass(frozen=True)
@@ -74,11 +81,20 @@ class Checkpoint:
     parts: list[dict] = field(default_factory=list)
     captured: list[dict] = field(default_factory=list)
 
-    def save(self, folder: Path) -> Path:
-        """Write ``folder/epoch-NNNN.pt`` and drop the one before; return its path.
+    def save(self, folder: Path, keep: int = 1, best: int | None = None) -> Path:
+        """Write ``folder/epoch-NNNN.pt`` and drop what is not to be kept; return its path.
 
         The file appears under its name only when it is complete and on disk, so a crash or a
-        full disk at any moment leaves the last good checkpoint as it was.
+        full disk at any moment leaves the last good checkpoint as it was.  Those of later epochs,
+        which a run has that goes on from an earlier one, are dropped.
+
+        Parameters
+        ----------
+        folder : Path
+        keep : int
+            How many are kept, this one and those before it.
+        best : int, optional
+            The best epoch so far: the first checkpoint with its model is kept, too.
 
         Raises
         ------
@@ -99,10 +115,9 @@ class Checkpoint:
                 if files:
                     _append(file, files)
             _sync_folder(folder)
-            for other in [*checkpoints(folder), *folder.glob("epoch-*.partial")]:
-                if other != path:
-                    # A killed run leaves the part that it was writing.
-                    other.unlink(missing_ok=True)
+            # A killed run leaves the part that it was writing.
+            for other in [*self._dropped(folder, keep, best), *folder.glob("epoch-*.partial")]:
+                other.unlink(missing_ok=True)
         except (OSError, RuntimeError) as error:
             # torch raises words of its own where the file did not take what it wrote.
             cause = error.__context__ if isinstance(error.__context__, OSError) else error
@@ -111,9 +126,19 @@ class Checkpoint:
             ) from error
         return path
 
+    def _dropped(self, folder: Path, keep: int, best: int | None) -> list[Path]:
+        found = checkpoints(folder)
+        so_far = [path for path in found if _epoch(path) <= self.epoch]
+        kept = so_far[-keep:]
+        if best is not None:
+            kept += [path for path in so_far if _epoch(path) >= best][:1]
+        return [path for path in found if path not in kept]
+
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
-        """Read a checkpoint: a file, or the last one of a run's folder.
+        """Read a checkpoint: a file, or the last one of a run's folder that is whole.
+
+        Of one that is damaged and has one before it in the folder, that is told as a warning.
 
         Raises
         ------
@@ -121,20 +146,35 @@ class Checkpoint:
             If there is none, or it is truncated, corrupt or of another format, or there is no space
             for what it has of files.
         """
-        path = _find(Path(path))
+        found = _find(Path(path))
+        damages = []
+        for each in found:
+            try:
+                checkpoint = cls._read(each)
+            except _Damaged as damage:
+                damages.append(str(damage))
+                continue
+            for bad, why in zip(found, damages, strict=False):
+                log.warning("%s is left out, %s; %s is taken instead", bad, why, each)
+            return checkpoint
+        others = f", and so are the {len(found) - 1} before it" if len(found) > 1 else ""
+        raise CheckpointError(f"resume from {found[0]}", damages[0] + others, _OTHER)
+
+    @classmethod
+    def _read(cls, path: Path) -> Checkpoint:
         asked = f"resume from {path}"
         try:
             with zipfile.ZipFile(path) as archive:
-                damaged = archive.testzip() or _no_file(archive)  # torch checks no sums
-            content = None if damaged else torch.load(path, "cpu", weights_only=True)
+                part = archive.testzip() or _no_file(archive)  # torch checks no sums
+            if part:
+                raise _Damaged(f"its part {part} is damaged")
+            content = torch.load(path, "cpu", weights_only=True)
         except pickle.UnpicklingError as error:
             raise CheckpointError(
                 asked, "it holds something other than tensors and plain values", _OTHER
             ) from error
         except _DAMAGE as error:
-            raise CheckpointError(asked, f"it is damaged ({error})", _OTHER) from error
-        if damaged:
-            raise CheckpointError(asked, f"its part {damaged} is damaged", _OTHER)
+            raise _Damaged(f"it is damaged ({error})") from error
         if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
             raise CheckpointError(
                 asked, f"it is not a checkpoint of format {_FORMAT} of this package", _OTHER
@@ -159,7 +199,7 @@ class Checkpoint:
                 "free space there, or set TMPDIR to a folder that has it",
             ) from error
         except _DAMAGE as error:
-            raise CheckpointError(asked, f"it is damaged ({error})", _OTHER) from error
+            raise _Damaged(f"it is damaged ({error})") from error
         return cls(**values)
 
     def require_same_run(self, config: Mapping[str, Any]) -> None:
@@ -185,16 +225,16 @@ def require_resumable(path: Path, config: Mapping[str, Any]) -> None:
     ------
     CheckpointError
     """
-    try:
-        # Tensors stay in the file.
-        content = torch.load(_find(path), "cpu", weights_only=True, mmap=True)
-        saved = json.loads(content["config"])
-        flat(saved)
-    except CheckpointError:
-        raise
-    except (pickle.UnpicklingError, *_DAMAGE):
+    for each in _find(path):
+        try:
+            # Tensors stay in the file.
+            content = torch.load(each, "cpu", weights_only=True, mmap=True)
+            saved = json.loads(content["config"])
+            flat(saved)
+        except (pickle.UnpicklingError, *_DAMAGE):
+            continue
+        _require_same_run(saved, config)
         return
-    _require_same_run(saved, config)
 
 
 def _require_same_run(before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -219,8 +259,8 @@ _DAMAGE = (
 _OTHER = "resume from another checkpoint, or start anew without trainer.resume"
 _FREE = re.compile(
     r"topology|store\.(?!feature_dtypes\.).*|fullgraph\..*|data\.root|sampler\.num_workers"
-    r"|trainer\.(ranks|epochs|resume|eval_every|checkpoint_every|count_accesses|profile|terminate_on_nan"
-    r"|shard_optimizer|cuda_graphs)"
+    r"|trainer\.(ranks|epochs|resume|max_restarts|eval_every|checkpoint_every|keep_checkpoints"
+    r"|count_accesses|profile|terminate_on_nan|shard_optimizer|cuda_graphs)"
 )
 
 
@@ -232,11 +272,15 @@ def _no_file(archive: zipfile.ZipFile) -> str | None:
 def checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints in a folder, oldest first."""
     found = (path for path in folder.glob("epoch-*.pt") if _NAME.fullmatch(path.name))
-    return sorted(found, key=lambda path: int(_NAME.fullmatch(path.name)[1]))  # type: ignore[index]
+    return sorted(found, key=_epoch)
+
+
+def _epoch(path: Path) -> int:
+    return int(_NAME.fullmatch(path.name)[1])  # type: ignore[index]
 
 
 class LastCheckpoint:
-    """The last checkpoint of a run that begins now, to be told when it is interrupted.
+    """The last checkpoint of a run that begins now, from which it can go on.
 
     Parameters
     ----------
@@ -251,11 +295,16 @@ class LastCheckpoint:
         self._resumed = resumed
         self._before = set(self._written())
 
+    @property
+    def path(self) -> Path | None:
+        """Where it is; None if the run has written none yet."""
+        written = [path for path, number in self._written() if (path, number) not in self._before]
+        return written[-1] if written else None
+
     def told(self) -> str:
         """The end of a sentence: which it is, and how to go on from there."""
-        written = [path for path, number in self._written() if (path, number) not in self._before]
-        if written:
-            last = _from_here(written[-1])
+        if self.path is not None:
+            last = _from_here(self.path)
             go_on = f"trainer.resume={_from_here(self._folder.parent)} goes on from there"
             return f"; the last checkpoint is {last}: dgl-mgpu train {go_on}"
         if self._resumed is None:
@@ -280,17 +329,23 @@ def run_folder(resumed: str | os.PathLike[str]) -> Path:
     return folder.parent if folder.name == "checkpoints" else folder
 
 
-def _find(path: Path) -> Path:
+def goes_on_in(folder: Path, resumed: str | None) -> bool:
+    """Whether a run resumes in the folder it had, which is `folder` then."""
+    return resumed is not None and run_folder(resumed).resolve() == folder.resolve()
+
+
+def _find(path: Path) -> list[Path]:
+    """A checkpoint, or all of a folder, the last one first."""
     if path.is_dir():
         found = checkpoints(path) or checkpoints(path / "checkpoints")
         if not found:
             raise CheckpointError(f"resume from {path}", "the folder holds no checkpoint", _OTHER)
-        return found[-1]
+        return found[::-1]
     if not path.exists():
         raise CheckpointError(
             f"resume from {path}", "there is no such file or folder", "check trainer.resume"
         )
-    return path
+    return [path]
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, str]:

@@ -32,6 +32,7 @@ from dgl_mgpu.errors import DGLMGPUError, RankFailedError
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.loopback import connections_are_ours
 from dgl_mgpu.store.signing import set_job_secret
+from dgl_mgpu.tempfolder import keep_together
 from dgl_mgpu.topology.shared_memory import free_shared_bytes
 from dgl_mgpu.torchrun import under_torchrun
 from dgl_mgpu.training.group import await_killed, kill_group, remove_shared
@@ -104,8 +105,9 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
     of their own, joined by gloo (NCCL for CUDA tensors).  Under torchrun, which has made the
     processes already, this process is the rank that its environment names.
 
-    SIGTERM is passed on to ranks, which may raise `Stopped` within 25 seconds; then all end.  One
-    that is told before it listens (`StopRequest`) ends at once.  Ctrl-C ends all at once.
+    SIGTERM, SIGHUP and Ctrl-C have ranks stop, by SIGTERM: they may raise `Stopped` within 25
+    seconds; then all end.  One that is told before it listens (`StopRequest`) ends at once.  A
+    second Ctrl-C ends all at once.
 
     Raises
     ------
@@ -118,11 +120,14 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
         If there is no shared memory for several ranks, or it is read-only.
     WorkerFailedError
         If a process that samples for a rank was killed.
+    OutputError
+        If there is no place for temporary files.
     Stopped
-        After SIGTERM.
+        After SIGTERM, SIGHUP or Ctrl-C.
     KeyboardInterrupt
-        After Ctrl-C.
+        After a second Ctrl-C.
     """
+    keep_together()
     if under_torchrun():
         rank = int(os.environ["RANK"])
         with _told_to_torchrun(rank), _typed_losses():
@@ -193,8 +198,8 @@ def _let_stop(
         if rank in outcomes and outcomes[rank] is None:
             each.process.join(limits.CAUSE)
             # It did not listen yet, and there was nothing to keep; or it was done, and its word
-            # was being read when SIGTERM came.
-            if each.process.exitcode in (-signal.SIGTERM, 0):
+            # was being read when SIGTERM came.  SIGHUP may have been sent to all.
+            if each.process.exitcode in (-signal.SIGTERM, -signal.SIGHUP, 0):
                 outcomes[rank] = _Outcome(True, stopped=True)
     if any(word is None or not (word.done or word.follows) for word in outcomes.values()):
         return _cause(ranks, outcomes)

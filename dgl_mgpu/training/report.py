@@ -12,6 +12,7 @@ from rich.console import Console
 
 from dgl_mgpu.errors import DGLMGPUError, OutputError
 from dgl_mgpu.report import EpochReport, MetricsLog, TrainProgress, best_epoch, summary_table
+from dgl_mgpu.training.checkpoint import goes_on_in
 from dgl_mgpu.training.config import Config, flat
 from dgl_mgpu.training.trainer import Trainer
 
@@ -27,6 +28,8 @@ class RunReport:
     folder : Path
     trainer : Trainer
         With the epochs of before, where it resumed.
+    restarts : int
+        How often the run was started again.
 
     Raises
     ------
@@ -34,14 +37,16 @@ class RunReport:
         Here and in all methods, if the folder is full or cannot be written.
     """
 
-    def __init__(self, config: Config, folder: Path, trainer: Trainer) -> None:
+    def __init__(self, config: Config, folder: Path, trainer: Trainer, restarts: int = 0) -> None:
         self._config = config
+        self._restarts = restarts
         self._folder = folder
         self._plan = trainer.plan
         self._console = Console()
-        # A run that resumes in its own folder writes its epochs anew.
+        # A run that resumes in its own folder, or is started again, writes its epochs anew.
         with self._writing():
-            self._log = MetricsLog(folder, resume_epoch=0 if trainer.epoch else None)
+            goes_on = goes_on_in(folder, config.trainer.resume) or restarts > 0
+            self._log = MetricsLog(folder, resume_epoch=0 if goes_on else None)
             for earlier in trainer.reports:
                 self._log.append(earlier)
         self._progress = TrainProgress(
@@ -84,16 +89,10 @@ class RunReport:
         with self._writing():
             self._log.append(report)
 
-    def stopped(self, epoch: int, in_it: bool) -> None:
-        """Show that the run was told to stop, and how it goes on."""
+    def stopped(self) -> None:
+        """Write what there is of a run that was told to stop."""
         self._shown.close()
         self._write_page()
-        self._console.print(
-            f"stopped by SIGTERM {'in' if in_it else 'after'} epoch {epoch}; "
-            f"trainer.resume={self._folder} goes on from there",
-            highlight=False,
-            soft_wrap=True,
-        )
 
     def finish(self, reports: list[EpochReport], test_accuracy: float) -> None:
         """Show and write what the whole run came to."""
@@ -106,6 +105,7 @@ class RunReport:
             "test_accuracy": test_accuracy,
             "best_epoch": None if best is None else best.epoch,
             "valid_accuracy": None if best is None else best.valid_accuracy,
+            "restarts": self._restarts,
         }
         with self._writing():
             plot_curves(reports, self._folder / "curves.png", title)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -25,21 +26,35 @@ from dgl_mgpu.data import (
     without_inputs,
 )
 from dgl_mgpu.data.hetero import with_self_loops
-from dgl_mgpu.errors import ConfigError, DeviceMemoryError, DGLMGPUError
+from dgl_mgpu.errors import (
+    ConfigError,
+    DeviceMemoryError,
+    DGLMGPUError,
+    RankFailedError,
+    WorkerFailedError,
+)
 from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.report import best_epoch
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.planning import StoreOptions
 from dgl_mgpu.torchrun import under_torchrun
-from dgl_mgpu.training.checkpoint import Checkpoint, require_resumable, run_folder
+from dgl_mgpu.training.checkpoint import (
+    Checkpoint,
+    LastCheckpoint,
+    require_resumable,
+    run_folder,
+)
 from dgl_mgpu.training.config import Config, ModelConfig, flat
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.optimizer import make_optimizer
 from dgl_mgpu.training.report import RunReport
-from dgl_mgpu.training.stop import Stopped, StopRequest
+from dgl_mgpu.training.stop import StopRequest
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 from dgl_mgpu.training.whereabouts import stage_of
+
+log = logging.getLogger(__name__)
 
 Model = TypeVar("Model", bound=nn.Module)
 # Ranks that are started wherever they are asked for, and for each core beyond.
@@ -75,6 +90,7 @@ def check_start(config: Config) -> None:
     ------
     DGLMGPUError
     """
+    _check_restarts(config)
     check_options(config.data.name, config.data.options)
     if config.mode == "minibatch":
         StoreOptions(
@@ -88,6 +104,18 @@ def check_start(config: Config) -> None:
         require_room(config.trainer.ranks)
     if config.trainer.resume is not None:
         require_resumable(Path(config.trainer.resume), asdict(config))
+
+
+def _check_restarts(config: Config) -> None:
+    asked = f"trainer.max_restarts={config.trainer.max_restarts}"
+    if config.trainer.max_restarts and under_torchrun():
+        raise ConfigError(asked, "torchrun starts the ranks", "leave it out")
+    if config.trainer.max_restarts and config.trainer.ranks == 1:
+        raise ConfigError(
+            asked,
+            "the only rank is this process, and nothing is left to start it again",
+            "use two ranks or more, or run the command again with trainer.resume",
+        )
 
 
 def require_room(num_ranks: int) -> None:
@@ -111,6 +139,9 @@ def require_room(num_ranks: int) -> None:
 def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
     """Train on ``trainer.ranks`` ranks; metrics, curves and checkpoints go to ``folder``.
 
+    When a rank is lost, or one of its workers, all are started again ``trainer.max_restarts`` times
+    at most, and go on from the run's last checkpoint.
+
     Parameters
     ----------
     make_trainer : callable
@@ -122,12 +153,28 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
     ------
     DGLMGPUError
     Stopped
-        After SIGTERM; the checkpoint says where.
+        After SIGTERM, SIGHUP or Ctrl-C; the checkpoint says where.
     """
-    launch(_run_rank, config.trainer.ranks, make_trainer, config, folder)
+    last = LastCheckpoint(folder, config.trainer.resume)
+    most = config.trainer.max_restarts
+    for restarts in range(most + 1):
+        try:
+            launch(_run_rank, config.trainer.ranks, make_trainer, config, folder, restarts)
+            return
+        except (RankFailedError, WorkerFailedError) as error:
+            if restarts == most:
+                raise
+            resume = config.trainer.resume if last.path is None else str(last.path)
+            log.warning(
+                "cannot %s: %s; restart %d of %d goes on from %s",
+                error.asked, error.found, restarts + 1, most, resume or "the beginning",
+            )  # fmt: skip
+            config = replace(config, trainer=replace(config.trainer, resume=resume))
 
 
-def _run_rank(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
+def _run_rank(
+    make_trainer: Callable[[Config], Trainer], config: Config, folder: Path, restarts: int = 0
+) -> None:
     negatives = "links.negatives, " if config.task == "link_prediction" else ""
     fix = (
         "use more ranks, a smaller model.hidden, or fullgraph.features=host"
@@ -136,10 +183,12 @@ def _run_rank(make_trainer: Callable[[Config], Trainer], config: Config, folder:
         "store.gpu_memory, or use trainer.cuda_graphs=false"
     )
     with typed_memory("train as configured", fix):
-        _train(make_trainer, config, folder)
+        _train(make_trainer, config, folder, restarts)
 
 
-def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
+def _train(
+    make_trainer: Callable[[Config], Trainer], config: Config, folder: Path, restarts: int
+) -> None:
     everyone = Ranks.of_all_machines()
     _require_one_configuration(everyone, config)
     first = everyone.rank == 0
@@ -154,7 +203,9 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
         del checkpoint  # its states may take as much memory, or space, as the model itself
     with (
         StopRequest(everyone).listening() as stop,
-        RunReport(config, folder, trainer) if first else contextlib.nullcontext() as report,
+        RunReport(config, folder, trainer, restarts)
+        if first
+        else contextlib.nullcontext() as report,
         Profile(config.trainer.profile if first else 0, folder) as profile,
     ):
         trainer.should_stop = stop.after_step
@@ -163,7 +214,14 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
         def save() -> None:
             with stage("checkpoint"):
                 state = trainer.checkpoint(asdict(config))
-                everyone.from_first("write a checkpoint", partial(_save, state, folder))
+                best = best_epoch(trainer.reports)
+                write = partial(
+                    state.save,
+                    folder / "checkpoints",
+                    config.trainer.keep_checkpoints,
+                    None if best is None else best.epoch,
+                )
+                everyone.from_first("write a checkpoint", write)
 
         if trainer.epoch == config.trainer.epochs:
             save()  # nothing is left to train, and the folder may be another one
@@ -180,9 +238,9 @@ def _train(make_trainer: Callable[[Config], Trainer], config: Config, folder: Pa
                 if report and done:
                     report.epoch(done)
                 if report and stops:
-                    report.stopped(epoch, in_it=done is None)
+                    report.stopped()
             if stops:
-                raise Stopped
+                raise stop.stopped()
         with stage("evaluate"):
             test_accuracy = trainer.test()
         with stage("report"):
@@ -306,10 +364,6 @@ def _is_complete(resumed: str) -> bool:
     """Whether the run that is to be resumed has written all that a run writes."""
     file = run_folder(resumed) / METRICS_FILE
     return file.exists() and read_metrics(file)[1] is not None
-
-
-def _save(checkpoint: Checkpoint, folder: Path) -> None:
-    checkpoint.save(folder / "checkpoints")
 
 
 def _each_step(report: StepCallback, profile: Profile) -> StepCallback:

@@ -130,7 +130,8 @@ class FullGraphConfig:
 class TrainerConfig:
     """The training run.
 
-    Every ``checkpoint_every`` epochs, and after the last, all of its state is written. With
+    Every ``checkpoint_every`` epochs, and after the last, all of its state is written; the last
+    ``keep_checkpoints`` of these stay, and the first that has the best model. With
     ``count_accesses``, ``accesses.npz`` in the run's folder says how often each node was read in
     training; ``store.hotness`` of a later run can name it. With ``shard_optimizer`` each rank holds
     the optimizer's state of its share of the parameters. With ``precision`` bfloat16, mini-batches
@@ -138,7 +139,8 @@ class TrainerConfig:
     (:class:`dgl_mgpu.CapturedStep`), ``auto`` for that where it can be. ``profile`` steps of the
     first rank are traced once it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
     A loss that is NaN or infinite is warned of, or with ``terminate_on_nan`` ends the run; such an
-    epoch is never the best one.
+    epoch is never the best one. When a rank is lost, all are started again from the last
+    checkpoint, ``max_restarts`` times at most in a run.
     """
 
     ranks: int = 1
@@ -150,9 +152,11 @@ class TrainerConfig:
     seed: int = 0
     eval_every: int = 1
     checkpoint_every: int = 1
+    keep_checkpoints: int = 3
     count_accesses: bool = False
     precision: str = "float32"
     cuda_graphs: Any = "auto"
     profile: int = 0
     terminate_on_nan: bool = False
     resume: str | None = None
+    max_restarts: int = 0

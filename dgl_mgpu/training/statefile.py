@@ -6,10 +6,10 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import IO, Any
 
 from dgl_mgpu.serialization import register
+from dgl_mgpu.tempfolder import temporary_folder
 
 _PIECE_BYTES = 16 << 20
 
@@ -38,8 +38,8 @@ class StateFile:
         OSError
         """
         place = os.environ.get("TMPDIR", "/var/tmp")
-        with TemporaryDirectory(prefix="dgl-mgpu-", dir=place) as folder:
-            path = Path(folder) / "state"
+        with temporary_folder(Path(place)) as folder:
+            path = folder / "state"
             write(path)
             return cls(open(path, "rb") if path.exists() else None)
 

@@ -1,7 +1,4 @@
-"""SIGTERM, with which schedulers take a machine back: a run is to write a checkpoint and to end.
-
-And Ctrl-C, SIGINT, for a process that others are to be ended by.
-"""
+"""Signals by which schedulers, terminals and people stop a run, after it wrote a checkpoint."""
 
 from __future__ import annotations
 
@@ -14,18 +11,12 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
+from dgl_mgpu.interrupts import STOPPING, Stopped, StopSignals
 from dgl_mgpu.store import Ranks
 
 
-class Stopped(SystemExit):
-    """Ends a process that was told to stop and has done so, with the exit status this has."""
-
-    def __init__(self) -> None:
-        super().__init__(128 + signal.SIGTERM)
-
-
 class StopRequest:
-    """Whether some rank has heard SIGTERM; all ranks learn of it at the same step.
+    """Whether some rank was told to stop; all ranks learn of it at the same step.
 
     Parameters
     ----------
@@ -35,31 +26,32 @@ class StopRequest:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._heard = False
+        self._signals = StopSignals(self._end_if_told_again)
         self._asked: tuple[torch.Tensor, dist.Work] | None = None
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[StopRequest]:
-        """Hear SIGTERM, the first of maybe several.
+        """Hear SIGTERM, SIGHUP and Ctrl-C, the first of maybe several.
 
         Those that tell all processes of a job to stop, as schedulers do, tell a rank twice: its
         launcher or torchrun's agent, which they tell too, passes it on, and ``timeout`` signals its
-        child and then the group.  So a repeated one is nobody's wish to lose the checkpoint; who
-        means that sends SIGKILL.
+        child and then the group.  So a repeated one is nobody's wish to lose the checkpoint, but
+        for Ctrl-C.
         """
-        if threading.current_thread() is not threading.main_thread():
+        with self._signals:
             yield self
-            return
-        before = signal.getsignal(signal.SIGTERM)
 
-        def hear(signum: int, frame: object) -> None:
-            self._heard = True
+    def stopped(self) -> Stopped:
+        """What a rank ends with that has stopped."""
+        return Stopped(signal.SIGTERM if self._signals.first is None else self._signals.first)
 
-        signal.signal(signal.SIGTERM, hear)
-        try:
-            yield self
-        finally:
-            signal.signal(signal.SIGTERM, before)
+    def _end_if_told_again(self) -> None:
+        if self._signals.again:
+            raise KeyboardInterrupt
+
+    @property
+    def _heard(self) -> bool:
+        return self._signals.first is not None
 
     def after_step(self) -> bool:
         """Whether to stop after this step; all ranks ask after the same steps.
@@ -91,11 +83,11 @@ class StopRequest:
 
 
 class Told:
-    """Has SIGINT and SIGTERM wait, within ``with``, until it is asked for them.
+    """Has signals to stop wait, within ``with``, until it is asked for them.
 
     A handler that raises does so anywhere: between the start of a process and its place in the list
     of those to be ended, or in a callback of ``fork``, where Python prints what is raised and drops
-    it.  Where SIGINT is ignored, as a shell has it for a command in the background, it stays so.
+    it.
 
     Attributes
     ----------
@@ -106,30 +98,19 @@ class Told:
 
     def __init__(self) -> None:
         self.sign: list[int] = []
-        self._heard: set[int] = set()
-        self._unheard: set[int] = {signal.SIGINT, signal.SIGTERM}
+        self._signals = StopSignals(self._give_sign)
+        self._is_raised = False
         self._restoring = contextlib.ExitStack()
 
     def __enter__(self) -> Told:
         if threading.current_thread() is not threading.main_thread():
             return self
-        reader, writer = os.pipe()
-        for end in (reader, writer):
+        reader, self._writer = os.pipe()
+        for end in (reader, self._writer):
             os.set_blocking(end, False)
             self._restoring.callback(os.close, end)
         self.sign = [reader]
-
-        def hear(signum: int, frame: object) -> None:
-            self._heard.add(signum)
-            with contextlib.suppress(BlockingIOError):  # it is full of signs already
-                os.write(writer, b".")
-
-        for each in self._unheard:
-            before = signal.getsignal(each)
-            if each == signal.SIGINT and before is signal.SIG_IGN:
-                continue
-            signal.signal(each, hear)
-            self._restoring.callback(signal.signal, each, before)
+        self._restoring.enter_context(self._signals)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
@@ -140,24 +121,29 @@ class Told:
             self._restoring.close()
 
     def check(self) -> None:
-        """Raise what was heard since, each signal once.
+        """Raise what was heard since, each once.
 
         A repeated SIGTERM is to interrupt nothing: ranks stop, and then are cleared away.
 
         Raises
         ------
-        KeyboardInterrupt
         Stopped
+        KeyboardInterrupt
+            Of Ctrl-C while ranks stop.
         """
         for each in self.sign:
             with contextlib.suppress(BlockingIOError):
                 os.read(each, 4096)
-        new = self._heard & self._unheard
-        self._unheard -= new
-        if signal.SIGINT in new:
+        if self._signals.again:
+            self._signals.again = False
             raise KeyboardInterrupt
-        if new:
-            raise Stopped
+        if self._signals.first is not None and not self._is_raised:
+            self._is_raised = True
+            raise Stopped(self._signals.first)
+
+    def _give_sign(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is full of signs already
+            os.write(self._writer, b".")
 
 
 @contextlib.contextmanager
@@ -171,7 +157,7 @@ def blocked(*signals: signal.Signals) -> Iterator[None]:
 
 
 def outlive_sigterm(rank: int, worker: int) -> None:
-    """Have a DataLoader's worker, started with SIGTERM blocked, end when its rank sends that.
+    """Have a DataLoader's worker, started with `STOPPING` blocked, end when its rank sends SIGTERM.
 
     One that is sent to all processes is for the rank, which stops after a step and needs its
     workers until then.  Its own is how torch ends a worker that does not end by itself.  When a
@@ -186,7 +172,7 @@ def outlive_sigterm(rank: int, worker: int) -> None:
         The worker's number, with which a DataLoader calls its ``worker_init_fn``.
     """
     # Here, too: what a process starts with is not what it was started within, if it was spawned.
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
     threading.Thread(target=_end_when_told_by, args=(rank,), daemon=True).start()
 
 

@@ -13,9 +13,9 @@ from dgl_mgpu.training.whereabouts import stage_of
 
 # How long after a worker's connection is lost a busy system may take to tell of its end.
 _SIGNAL_SECONDS = 5.0
-# What torch says of a worker that is gone.  Of an error that one raised it says that it was «in
-# DataLoader worker process 0».
-_OF_TORCH = "DataLoader worker (pid"
+# What torch says of a worker that is gone, or cannot be heard.  Of an error that one raised it says
+# that it was «in DataLoader worker process 0».
+_OF_TORCH = "DataLoader worker (pid", "Too many open files. Communication with the workers"
 
 
 @contextlib.contextmanager
@@ -44,7 +44,7 @@ def _lost_worker(error: BaseException) -> str | None:
     """What torch tells of a worker that is gone, if that is what an error is of."""
     each: BaseException | None = error
     while each is not None:
-        if isinstance(each, RuntimeError) and _OF_TORCH in str(each):
+        if isinstance(each, RuntimeError) and any(text in str(each) for text in _OF_TORCH):
             return str(each).strip().removesuffix(".")
         each = each.__cause__ or each.__context__
     if not _is_of_connection(error):

@@ -118,7 +118,7 @@ def minibatch() -> Picture:
         "backward through blocks",
         "transposed by a kernel",
     )
-    draw.box(24, 332, 150, 78, WORK, "optimizer", "gradients summed", "over ranks (DDP)")
+    draw.box(24, 332, 150, 78, WORK, "optimizer", "gradients averaged", "over ranks")
     draw.arrow((876, 89), (888, 89), (888, 371), (876, 371))
     for start, stop in ((692, 646), (476, 430), (220, 174)):
         draw.arrow((start, 371), (stop, 371))

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
 import os
+import re
 import signal
 import socket
 import time
@@ -56,7 +58,7 @@ def test_killed_builder_is_replaced(tmp_path):
     context = multiprocessing.get_context("spawn")
     process = context.Process(target=files.build_once, args=(target, _fill_and_hang))
     process.start()
-    while not list(tmp_path.glob("*/half")) and not list(tmp_path.glob(".*/half")):
+    while not list(tmp_path.rglob("half")):
         time.sleep(0.01)
     os.kill(process.pid, signal.SIGKILL)
     process.join()
@@ -64,6 +66,66 @@ def test_killed_builder_is_replaced(tmp_path):
     files.build_once(target, lambda folder: (folder / "whole").touch())
     assert os.listdir(target) == ["whole"]
     assert os.listdir(tmp_path) == ["target"]
+
+
+def test_others_may_take_the_lock_of_a_killed_builder_and_read_what_is_built(tmp_path):
+    modes = {}
+
+    def fill(folder: Path) -> None:
+        (folder / "a").touch()
+        modes.update({path.name: path.stat().st_mode & 0o777 for path in tmp_path.iterdir()})
+
+    before = os.umask(0o027)
+    try:
+        files.build_once(tmp_path / "target", fill)
+    finally:
+        os.umask(before)
+    assert modes.pop(".target.lock") == 0o666
+    assert list(modes.values()) == [0o700]  # while it is filled
+    assert (tmp_path / "target").stat().st_mode & 0o777 == 0o750
+
+
+def test_what_was_planted_for_a_part_is_left_alone(tmp_path):
+    victim = tmp_path / "victim"
+    victim.mkdir()
+    (victim / "file").touch()
+    parts = []
+
+    def fill(folder: Path) -> None:
+        parts.append(folder.parent.name)
+        (folder / "a").touch()
+
+    for name in ("target", "again"):
+        (tmp_path / f".{name}.partial").symlink_to(victim)
+        (tmp_path / f".{name}.planted.partial").symlink_to(victim)
+        files.build_once(tmp_path / name, fill)
+        assert os.listdir(tmp_path / name) == ["a"]
+    assert os.listdir(victim) == ["file"]
+    assert parts[0].removeprefix(".target.") != parts[1].removeprefix(".again.")
+
+
+@pytest.mark.parametrize(
+    ("mode", "owner", "is_refused"),
+    [
+        (0o1777, "other", True),
+        (0o1777, "own", False),
+        (0o1777, "root", False),
+        (0o775, "other", False),
+    ],
+)
+def test_what_another_user_has_put_where_anybody_may_is_refused(
+    tmp_path, monkeypatch, mode, owner, is_refused
+):
+    root = tmp_path / "root"
+    (root / "target").mkdir(parents=True)
+    root.chmod(mode)
+    user = {"other": os.getuid() + 1, "own": os.getuid(), "root": 0}[owner]
+    monkeypatch.setattr(Path, "lstat", lambda path: SimpleNamespace(st_uid=user))
+    refused = pytest.raises(
+        OutputError, match=rf"use {root}/target: another user \(id {user}\) has"
+    )
+    with refused if is_refused else contextlib.nullcontext():
+        files.build_once(root / "target", lambda folder: pytest.fail("it is there"))
 
 
 def test_one_of_several_processes_builds(tmp_path):
@@ -131,8 +193,9 @@ def test_download_offline_or_corrupt(tmp_path, monkeypatch):
 
 
 def _fill_until_told(folder: Path) -> None:
-    (folder.parent / "fills").touch()
-    while not (folder.parent / "told").exists():
+    root = folder.parents[1]
+    (root / "fills").touch()
+    while not (root / "told").exists():
         time.sleep(0.01)
 
 
@@ -143,11 +206,12 @@ def test_who_waits_for_a_folder_says_for_whom_and_how_long(tmp_path, monkeypatch
     holder.start()
     while not (tmp_path / "fills").exists():
         time.sleep(0.01)
-    who = f"process {holder.pid} on {socket.gethostname()}"
+    who = rf"process {holder.pid} on {socket.gethostname()} since 20\d\d-\S+ [\d:+-]+"
     monkeypatch.setattr(limits, "BUILD", 0.3)
     with pytest.raises(OutputError, match=rf"{who} has been making it for 0\.3 s and longer"):
         files.build_once(target, lambda folder: None)
-    assert caplog.messages == [f"waiting for {who}, which is making {target}"]
+    (told,) = caplog.messages
+    assert re.fullmatch(f"waiting for {who}, which is making {target}", told)
     (tmp_path / "told").touch()
     holder.join()
     assert holder.exitcode == 0

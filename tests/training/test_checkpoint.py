@@ -8,6 +8,7 @@ import pickle
 import resource
 import tracemalloc
 import zipfile
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -16,7 +17,7 @@ import torch
 from dgl_mgpu.errors import CheckpointError
 from dgl_mgpu.serialization import dumps, loads
 from dgl_mgpu.training import statefile
-from dgl_mgpu.training.checkpoint import Checkpoint, checkpoints
+from dgl_mgpu.training.checkpoint import Checkpoint, checkpoints, require_resumable
 from dgl_mgpu.training.statefile import StateFile
 from dgl_mgpu.training.trainer import Trainer
 
@@ -64,11 +65,65 @@ def test_a_run_that_knew_of_no_captured_steps_goes_on_without_any(tmp_path):
     assert Checkpoint.load(path).captured == []
 
 
-def test_a_folder_holds_the_last_epoch_only_and_means_it(tmp_path):
-    for epoch in (9, 10):
-        make(epoch).save(tmp_path / "checkpoints")
-    assert [path.name for path in checkpoints(tmp_path / "checkpoints")] == ["epoch-0010.pt"]
+def epochs(folder: Path) -> list[int]:
+    return [int(path.stem.removeprefix("epoch-")) for path in checkpoints(folder)]
+
+
+@pytest.mark.parametrize(
+    ("keep", "best", "kept"),
+    [
+        (1, None, [10]),
+        (3, None, [8, 9, 10]),
+        (3, 7, [7, 8, 9, 10]),
+        (2, 4, [6, 9, 10]),  # no checkpoint was written of the best epoch
+        (2, 9, [9, 10]),
+        (9, 10, [6, 7, 8, 9, 10]),
+    ],
+)
+def test_a_folder_keeps_the_last_ones_and_the_best(tmp_path, keep, best, kept):
+    for epoch in (6, 7, 8, 9):
+        make(epoch).save(tmp_path / "checkpoints", keep=9)
+    make(10).save(tmp_path / "checkpoints", keep, best)
+    assert epochs(tmp_path / "checkpoints") == kept
     assert Checkpoint.load(tmp_path).epoch == 10
+
+
+def test_a_run_that_goes_on_from_an_earlier_epoch_takes_back_the_later_ones(tmp_path):
+    for epoch in (1, 2, 3, 4):
+        make(epoch).save(tmp_path, keep=9)
+    make(2).save(tmp_path, keep=2, best=4)
+    assert epochs(tmp_path) == [1, 2]
+
+
+def damage(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-30])
+
+
+def test_in_place_of_a_damaged_one_the_one_before_is_taken(tmp_path, caplog):
+    first, middle, last = [make(epoch).save(tmp_path, keep=3) for epoch in (1, 2, 3)]
+    assert Checkpoint.load(tmp_path).epoch == 3 and not caplog.text
+    damage(last)
+    other = {**CONFIG, "model": {"name": "gat"}}
+    assert Checkpoint.load(tmp_path).epoch == 2
+    assert f"{last} is left out, it is damaged (" in caplog.text
+    assert f"; {middle} is taken instead" in caplog.text
+    require_resumable(tmp_path, CONFIG)
+    with pytest.raises(CheckpointError, match="was saved with model"):
+        require_resumable(tmp_path, other)
+    with pytest.raises(CheckpointError, match=r"epoch-0003\.pt: it is damaged"):
+        Checkpoint.load(last)  # asked for by name
+    damage(middle)
+    assert Checkpoint.load(tmp_path).epoch == 1
+    damage(first)
+    with pytest.raises(CheckpointError, match=r"epoch-0003.*damaged.*and so are the 2 before it"):
+        Checkpoint.load(tmp_path)
+
+
+def test_a_checkpoint_of_another_package_is_no_damage(tmp_path):
+    make(1).save(tmp_path)
+    torch.save({"format": 99}, tmp_path / "epoch-0002.pt")
+    with pytest.raises(CheckpointError, match=r"epoch-0002\.pt: it is no checkpoint of format"):
+        Checkpoint.load(tmp_path)
 
 
 def test_a_crash_while_writing_leaves_the_last_one(tmp_path, monkeypatch):

@@ -242,7 +242,7 @@ def test_a_signal_that_comes_while_a_rank_starts_is_not_lost(tmp_path, how):
     launcher = forkserver().Process(target=_told_while_it_forks, args=(how, tmp_path))
     launcher.start()
     launcher.join()
-    assert launcher.exitcode == {signal.SIGINT: 1, signal.SIGTERM: 143}[how]
+    assert launcher.exitcode == 128 + how
     assert len(os.listdir(tmp_path)) < 2
 
 
@@ -258,7 +258,7 @@ def test_a_signal_at_any_moment_ends_all(tmp_path, how):
         time.sleep(draw.uniform(0, 0.2))
         os.kill(launcher.pid, how)
         launcher.join()
-        assert launcher.exitcode == {signal.SIGINT: 1, signal.SIGTERM: 143}[how]
+        assert launcher.exitcode == 128 + how
         pids = [int(name) for name in os.listdir(folder) if name.isdecimal()]
         until(lambda pids=pids: not any(psutil.pid_exists(pid) for pid in pids))
 

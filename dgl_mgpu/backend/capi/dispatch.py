@@ -18,6 +18,7 @@ from dgl._ffi.function import Function
 
 from dgl_mgpu.backend.capi import record
 from dgl_mgpu.backend.capi.ids import CHECKS
+from dgl_mgpu.backend.capi.libxsmm import make_safe
 from dgl_mgpu.backend.capi.table import TAKE_HOST_GRAPHS, Place, find_entry
 from dgl_mgpu.backend.errors import as_dgl_error
 from dgl_mgpu.backend.originals import originals
@@ -81,6 +82,21 @@ class CopyDispatcher(Dispatcher):
         return super().__call__(*arguments)
 
 
+class SpMMDispatcher(Dispatcher):
+    """A sum over neighbours: on the CPU libxsmm may do it."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        make_safe()
+        return super().__call__(*arguments)
+
+
+_SPECIAL = {
+    "DGLHeteroCopyTo": CopyDispatcher,
+    "DGLKernelSpMM": SpMMDispatcher,
+    "DGLKernelSpMMHetero": SpMMDispatcher,
+}
+
+
 def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
     """DGL's function of that name, or a dispatcher for it if it may be called with tensors."""
     function = originals["dgl._ffi.function:get_global_func"](name, allow_missing)
@@ -88,5 +104,5 @@ def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
         return function
     # Both have the handle, and each would free it when the process ends.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
-    made = CopyDispatcher if name.endswith("_CAPI_DGLHeteroCopyTo") else Dispatcher
+    made = _SPECIAL.get(name.partition("_CAPI_")[2], Dispatcher)
     return made(name, function.handle)

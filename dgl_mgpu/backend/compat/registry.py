@@ -663,6 +663,12 @@ SURROUNDINGS: tuple[Surrounding, ...] = (
         "a docstring's invalid escape prints a SyntaxWarning wherever no bytecode is cached",
     ),
     Surrounding(
+        "dgl._ffi.base",
+        "signals:abort_ends_the_process",
+        (DGL,),
+        "a process that aborts may wait for ever: libxsmm finalises itself within the signal",
+    ),
+    Surrounding(
         "dgl.dataloading",
         "dataloading:samplers_of_all_hops",
         (DGL,),

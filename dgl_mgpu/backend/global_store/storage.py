@@ -13,6 +13,7 @@ import torch
 from dgl.storages import FeatureStorage
 
 from dgl_mgpu.errors import UnsupportedByStoreError
+from dgl_mgpu.forks import freed_at_fork
 from dgl_mgpu.ops import count_tiers, gather_rows
 from dgl_mgpu.ops.device import current_stream, raise_faults
 from dgl_mgpu.ops.view import RowView
@@ -46,7 +47,7 @@ class Traffic:
         # them with every gather would be to wait for it.  For each stream of a GPU by itself, since
         # nothing orders what streams add.
         self._counts: dict[tuple[str, Table, int], torch.Tensor] = {}
-        self._lock = threading.Lock()
+        self._lock = freed_at_fork(threading.Lock())
 
     def add(self, name: str, table: Table, ids: torch.Tensor, begin: float) -> None:
         """Count one gather of ``ids`` from ``table``, begun at ``begin`` by the clock."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import copy
 import os
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 from weakref import WeakKeyDictionary
@@ -36,6 +37,7 @@ from dgl_mgpu.backend.sampling.begun import (
 )
 from dgl_mgpu.backend.sampling.loader_batches import Batches, Places, other_storages
 from dgl_mgpu.backend.sampling.repeatable import PURE_DATASETS, is_pure, says_so
+from dgl_mgpu.forks import freed_at_fork
 from dgl_mgpu.pipeline import Ahead, Pace, lane_of
 
 #: Mini-batches that are made ahead.  One is made while the model works on the one before, which is
@@ -43,6 +45,9 @@ from dgl_mgpu.pipeline import Ahead, Pace, lane_of
 DEPTH = 1
 #: What passes over a loader have shown, for the next ones.
 _paces: WeakKeyDictionary[Any, Pace] = WeakKeyDictionary()
+#: Held while a pass begins: a loader's function is another one meanwhile.
+#: Workers are forked meanwhile, too.
+_beginning = freed_at_fork(threading.RLock())
 
 
 def serve_dataloading() -> None:
@@ -100,6 +105,11 @@ def batches_into(loader: Any, places: Places) -> Iterator:
 
 def _iterate(loader: Any, dgls: Callable[[Any], Any], places: Places | None = None) -> Iterator:
     """A pass over a loader; ``dgls`` is ``DataLoader.__iter__`` as DGL has it."""
+    with _beginning:
+        return _begun(loader, dgls, places)
+
+
+def _begun(loader: Any, dgls: Callable[[Any], Any], places: Places | None) -> Iterator:
     shared = loader.graph
     if has_blocks(type(shared)):
         _begin_pass(loader)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from dgl.heterograph import DGLBlock
@@ -34,12 +34,6 @@ class Pass(nn.Module):
         forward, loss, labels = self._functions
         outputs, classes = forward(blocks)[:seeds], labels(blocks)[:seeds]
         return loss(outputs, classes), outputs.detach(), classes.detach()
-
-
-def flattened_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
-    """One after another, also of those that have none: other ranks' mini-batches may differ."""
-    gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
-    return torch.cat([each.flatten() for each in gradients])
 
 
 def normalised_batch(model: nn.Module) -> str | None:

@@ -26,7 +26,6 @@ from dgl_mgpu.minibatch.captured.choice import Choice
 from dgl_mgpu.minibatch.captured.passes import (
     Blocks,
     Pass,
-    flattened_gradients,
     normalised_batch,
 )
 from dgl_mgpu.minibatch.captured.places import (
@@ -38,6 +37,7 @@ from dgl_mgpu.minibatch.captured.places import (
     free_place,
 )
 from dgl_mgpu.minibatch.captured.room import Room, Sizes
+from dgl_mgpu.training.parallel import average_gradients, flattened_gradients, take_first_ranks
 
 #: One is computed while the next one is put in its place.  A third one changed no step's time by
 #: more than runs differ, also where mini-batches wait for the host's memory.
@@ -127,9 +127,7 @@ class CapturedStep:
                 "use layer normalisation, or train without capturing steps",
             )
         self._required, self._captures = required, True
-        if dist.is_initialized():
-            for each in (*model.parameters(), *model.buffers()):
-                dist.broadcast(each.detach(), 0)
+        take_first_ranks((*model.parameters(), *model.buffers()))
         self._pass, self._labels = Pass(model, forward, loss, labels), labels
         self._modules = list(model.modules())
         learned = {name: each for name, each in self._pass.named_parameters() if each.requires_grad}
@@ -288,7 +286,7 @@ class CapturedStep:
         results = place.replay()
         for parameter, gradient in zip(self._parameters, results.gradients, strict=True):
             parameter.grad = gradient
-        self._average(results.flat)
+        average_gradients(self._parameters, results.flat)
         self.outputs, self.labels = results.outputs, results.labels
         return results.loss.clone()
 
@@ -296,7 +294,7 @@ class CapturedStep:
         """Take part where other ranks have a mini-batch: gradients are theirs, over all ranks."""
         for parameter in self._parameters:
             parameter.grad = torch.zeros_like(parameter)
-        self._average(None)
+        average_gradients(self._parameters)
 
     def _compute(self, blocks: Blocks, weight: float) -> torch.Tensor:
         """As always: the loss, and no gradients left of the last mini-batch."""
@@ -304,7 +302,7 @@ class CapturedStep:
         if loss is None:
             loss = self._computed(blocks, weight)
             assert loss is not None
-        self._average(None)
+        average_gradients(self._parameters)
         return loss
 
     def _computed(self, blocks: Blocks, weight: float) -> torch.Tensor | None:
@@ -431,18 +429,6 @@ class CapturedStep:
         with waits_refused():
             run()
         return Place(self._pass, kind, room, seeds, captured(run, where, pool))
-
-    def _average(self, flat: torch.Tensor | None) -> None:
-        """Have the parameters' gradients be the mean over ranks."""
-        if not dist.is_initialized():
-            return
-        if flat is None:
-            flat = flattened_gradients(self._parameters)
-        dist.all_reduce(flat)
-        flat /= dist.get_world_size()
-        parts = flat.split_with_sizes([each.numel() for each in self._parameters])
-        for parameter, part in zip(self._parameters, parts, strict=True):
-            parameter.grad = part.view_as(parameter).to(parameter.dtype)
 
 
 def _dropped() -> Results:

@@ -41,6 +41,22 @@ def test_importing_is_quiet_lazy_and_leaves_no_trace(run_python, tmp_path):
     assert list((tmp_path / "home").iterdir()) == []
 
 
+ABORTS = """
+import pathlib, re
+import dgl_mgpu, dgl, torch
+g = dgl.rand_graph(10, 30)
+g.ndata["h"] = torch.ones(10, 4)
+g.update_all(dgl.function.copy_u("h", "m"), dgl.function.sum("m", "h"))
+caught = int(re.search(r"SigCgt:\\s*(\\w+)", pathlib.Path("/proc/self/status").read_text())[1], 16)
+print(caught >> 5 & 1)  # SIGABRT's
+"""
+
+
+def test_a_process_that_aborts_is_ended_at_once(run_python):
+    done = run_python(ABORTS)
+    assert (done.stdout, done.stderr) == ("0\n", "")
+
+
 AFTER_A_FAILURE = """
 import sys
 try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import resource
 
 import dgl
 import pytest
@@ -16,6 +17,7 @@ import dgl_mgpu
 from dgl_mgpu.backend import random
 from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.backend.structure.index import TensorIndex
+from dgl_mgpu.errors import WorkerFailedError
 from dgl_mgpu.training.launch import launch
 from tests.backend.global_store.test_graph import hetero_graph, power_law_graph
 from tests.backend.loaders import (
@@ -193,3 +195,35 @@ def test_without_dgls_seed_an_epoch_follows_torchs(monkeypatch):
         torch.manual_seed(seed)
         found.append([blocks[0].edata[dgl.EID].tolist() for *_, blocks in loader])
     assert found[0] == found[1] != found[2]
+
+
+class _Last(NeighborSampler):
+    """Samples, and then something happens to the worker."""
+
+    def __init__(self, happens):
+        super().__init__([3], prefetch_node_feats=["feat"])
+        self._happens = happens
+
+    def sample(self, *arguments):
+        sampled = super().sample(*arguments)
+        return *sampled, self._happens()
+
+
+def no_more_files():
+    resource.setrlimit(resource.RLIMIT_NOFILE, (len(os.listdir("/proc/self/fd")), 4096))
+    return torch.zeros(1)
+
+
+def what_cannot_be_pickled():
+    return lambda: None
+
+
+@pytest.mark.parametrize(
+    ("happens", "message"),
+    [(no_more_files, "Too many open files.*ulimit"), (what_cannot_be_pickled, "can be pickled")],
+)
+def test_a_batch_that_a_worker_cannot_hand_over_is_told_of(happens, message):
+    graph = power_law_graph()
+    loader = DataLoader(graph, torch.arange(100), _Last(happens), batch_size=50, num_workers=1)
+    with pytest.raises(WorkerFailedError, match=f"cannot hand a mini-batch over.*{message}"):
+        list(loader)

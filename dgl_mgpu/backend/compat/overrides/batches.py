@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -154,6 +155,12 @@ def next_batch(self: Any) -> Any:
 
     That is for batches that this thread makes, on its own stream.
     """
+    # Of torch's iterator, which several threads must not use at once.
+    with vars(self).setdefault("_turn", threading.Lock()):
+        return _next_batch(self)
+
+
+def _next_batch(self: Any) -> Any:
     if self.use_thread or self.stream is not None:
         return originals[f"{_HERE}:_PrefetchingIter.__next__"](self)
     loader = self.dataloader

@@ -3,11 +3,20 @@
 from __future__ import annotations
 
 import gc
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
+from multiprocessing.queues import Queue
+from typing import Any, NoReturn
+
+from torch._utils import ExceptionWrapper
 
 from dgl_mgpu.backend.originals import originals
+from dgl_mgpu.errors import WorkerFailedError
+
+#: Files that a worker keeps open, to have as many to spare when there are no more to be had: those
+#: that it takes to hand over what it has made before.
+_SPARE_FILES = 2
 
 
 @contextmanager
@@ -24,6 +33,42 @@ def begin_worker(self: Any, worker_id: int) -> None:
 
     An event of a GPU among the parent's garbage would end a worker that collects it, since CUDA
     does not work there.
+
+    It tells the process that waits for it of a mini-batch that it cannot hand over: Python drops
+    what a queue cannot take, and that process would wait for ever.
     """
     gc.freeze()
+    spare = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_SPARE_FILES)]
+    dropped = Queue._on_queue_feeder_error  # type: ignore[attr-defined]
+
+    def not_handed_over(queue: Queue, error: Exception, item: Any) -> None:
+        while spare:
+            os.close(spare.pop())
+        match item:
+            case (int(number), _):  # torch's: a mini-batch and which it is
+                queue.put((number, _NotHandedOver(error)))
+            case _:
+                dropped(error, item)
+
+    Queue._on_queue_feeder_error = not_handed_over  # type: ignore[attr-defined]
     originals["dgl.dataloading.dataloader:WorkerInitWrapper.__call__"](self, worker_id)
+
+
+class _NotHandedOver(ExceptionWrapper):
+    """What torch raises, where a mini-batch is waited for, of one that did not come."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__((type(error), error, error.__traceback__), "in a DataLoader worker")
+        # Torch raises a RuntimeError where there is no room for shared memory.
+        is_of_system = isinstance(error, OSError) or "shared memory" in str(error)
+        self._error = WorkerFailedError(
+            "hand a mini-batch over from a DataLoader worker",
+            f"{type(error).__name__}: {error}",
+            "free shared memory (/dev/shm), raise the limit on open files (ulimit -n), or use "
+            "fewer workers or smaller batches"
+            if is_of_system
+            else "have the sampler return what can be pickled",
+        )
+
+    def reraise(self) -> NoReturn:
+        raise self._error

@@ -1,0 +1,90 @@
+"""Temporary folders that go with their process, or when the next one finds that it was killed."""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterator
+from multiprocessing import util
+from pathlib import Path
+
+from dgl_mgpu.errors import OutputError
+from dgl_mgpu.lockfile import killed_holder, locked
+
+_PREFIX = "dgl-mgpu-"
+# Says whose a folder is: it is locked as long as that process lives.
+_LOCK = "owner"
+_SEMAPHORES = Path("/dev/shm")
+# What ends with this process.
+_life = contextlib.ExitStack()
+
+
+@contextlib.contextmanager
+def temporary_folder(place: Path) -> Iterator[Path]:
+    """A new folder of this process alone, which is removed afterwards.
+
+    Those that killed processes of the same user left in the same place are removed first.
+
+    Raises
+    ------
+    OSError
+    """
+    for each in place.glob(f"{_PREFIX}*"):
+        if _is_own_folder(each) and killed_holder(each / _LOCK):
+            _remove(each)
+    owner = os.getpid()
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
+    try:
+        with locked(folder / _LOCK, _never_busy):
+            yield folder
+    finally:
+        if os.getpid() == owner:  # not in a process that it has forked
+            _remove(folder)
+
+
+def keep_together() -> None:
+    """Have multiprocessing keep its files in a folder of this process, from now until its end.
+
+    Children share it: sockets by which DataLoader workers hand over tensors, which lie in a folder
+    of each (``pymp-…``) otherwise, where that of a worker that is killed stays.  Semaphores, which
+    have names in ``/dev/shm`` for a moment, are named after the folder.
+
+    Raises
+    ------
+    OutputError
+    """
+    config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
+    if config.get("tempdir") is not None:  # the job's, which this is a process of
+        return
+    try:
+        folder = _life.enter_context(temporary_folder(Path(tempfile.gettempdir())))
+    except OSError as error:
+        raise OutputError(
+            "make a temporary folder",
+            str(error),
+            "set TMPDIR to a folder that can be written and has space",
+        ) from error
+    # As multiprocessing removes its own, after all that may use it has ended.
+    util.Finalize(None, _life.close, exitpriority=-100)
+    config.update(tempdir=str(folder), semprefix=f"/{folder.name}")
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
+    for semaphore in _SEMAPHORES.glob(f"sem.{folder.name}-*"):
+        semaphore.unlink(missing_ok=True)
+
+
+def _is_own_folder(path: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError):
+        status = path.lstat()
+        return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid()
+    return False
+
+
+def _never_busy(holder: str) -> None:
+    raise FileExistsError(f"a new folder is held by {holder}")

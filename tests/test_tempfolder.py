@@ -1,0 +1,91 @@
+"""What a job keeps in temporary folders goes with it, or once it is found to be dead."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dgl_mgpu.tempfolder import temporary_folder
+
+# A job with a process of its own, and a semaphore that still has its name.
+JOB = """
+import multiprocessing, os, sys, tempfile
+from multiprocessing import synchronize, util
+from _multiprocessing import SemLock
+from dgl_mgpu.tempfolder import keep_together
+
+def work(folder):
+    assert util.get_temp_dir() == folder
+    os._exit(0)
+
+keep_together()
+keep_together()
+folder = util.get_temp_dir()
+worker = multiprocessing.get_context("fork").Process(target=work, args=(folder,))
+worker.start()
+worker.join()
+assert worker.exitcode == 0
+SemLock(1, 1, 1, synchronize.SemLock._make_name(), False)
+print(folder, flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def start_job(tmp_path):
+    started = []
+
+    def start() -> tuple[subprocess.Popen, Path]:
+        job = subprocess.Popen(
+            [sys.executable, "-c", JOB], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+        )  # fmt: skip
+        started.append(job)
+        return job, Path(job.stdout.readline().strip())
+
+    yield start
+    for job in started:
+        job.communicate()
+
+
+def semaphores(folder: Path) -> list[Path]:
+    return list(Path("/dev/shm").glob(f"sem.{folder.name}*"))
+
+
+def test_the_next_job_removes_what_a_killed_one_left(tmp_path, start_job):
+    job, left = start_job()
+    living, others = start_job()
+    assert {path.name for path in tmp_path.iterdir()} == {left.name, others.name}
+    assert semaphores(left) and semaphores(others)
+    job.send_signal(signal.SIGKILL)
+    job.wait()
+    assert left.is_dir() and semaphores(left)
+    # Not of a job: another user's, or what only has such a name.
+    (tmp_path / "dgl-mgpu-mine").mkdir()
+    (tmp_path / "dgl-mgpu-link").symlink_to(left)
+    with temporary_folder(tmp_path) as own:
+        names = {path.name for path in tmp_path.iterdir()}
+        assert names == {own.name, others.name, "dgl-mgpu-mine", "dgl-mgpu-link"}
+        assert not semaphores(left) and semaphores(others)
+    assert not own.exists()
+    living.communicate()
+    assert not others.exists() and not semaphores(others)
+
+
+def test_a_forked_process_leaves_the_folder_of_its_parent(tmp_path):
+    """Where what holds it is forgotten there, which runs it to its end."""
+    holding = temporary_folder(tmp_path)
+    folder = holding.__enter__()
+    child = os.fork()
+    if child == 0:
+        holding.__exit__(None, None, None)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert (folder / "owner").read_text().startswith(f"process {os.getpid()} on ")
+    holding.__exit__(None, None, None)
+    assert not folder.exists()
