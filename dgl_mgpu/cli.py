@@ -17,7 +17,6 @@ from dgl_mgpu.configuration import (
     compose,
     errors_of_hydra,
     hydras_words,
-    to_config,
 )
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, OutputError, nearest
 from dgl_mgpu.interrupts import STATUS, Interrupts
@@ -224,6 +223,8 @@ def _train(arguments: list[str]) -> int:
         # that is not empty yet is of another run.
         is_new = _is_as_hydra_made_it(folder, log) and not (log.exists() and log.stat().st_size)
         try:
+            from dgl_mgpu.training.config import to_config
+
             config = to_config(raw)
             if config.mode == "fullgraph":
                 from dgl_mgpu.fullgraph.run import train

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from dgl_mgpu.configuration import to_config
 from dgl_mgpu.errors import (
     CheckpointError,
     DGLMGPUError,
@@ -27,7 +26,7 @@ from dgl_mgpu.errors import (
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.topology.shared_memory import SharedMemory
 from dgl_mgpu.training.checkpoint import Checkpoint
-from dgl_mgpu.training.config import Config, FullGraphConfig
+from dgl_mgpu.training.config import Config, FullGraphConfig, config_of_run
 from dgl_mgpu.training.trainer import Trainer
 from dgl_mgpu.wholefile import written_whole
 
@@ -197,16 +196,12 @@ def _checkpoint(asked: str, folder: Path) -> Checkpoint:
         raise CheckpointError(
             asked, error.found, "name the folder of a run, or another of its checkpoints"
         ) from error
-    if not isinstance(checkpoint.config, Mapping):
-        raise CheckpointError(
-            asked, f"its configuration is {checkpoint.config!r}", "name a run of dgl-mgpu train"
-        )
     return checkpoint
 
 
 def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> Config:
     """A run's configuration for ranks that train nothing."""
-    config: Config = to_config(saved)
+    config = config_of_run(saved)
     config.topology = config.store.links = "auto"  # of the run's machine and its ranks
     config.trainer.ranks, config.trainer.resume = num_ranks, None
     config.trainer.count_accesses = config.trainer.cuda_graphs = False

@@ -21,16 +21,15 @@ from typing import Any, BinaryIO
 
 import torch
 
-from dgl_mgpu.errors import CheckpointError
-from dgl_mgpu.training.config import flat
+from dgl_mgpu.errors import CheckpointError, ConfigError
+from dgl_mgpu.training.config import config_of_run, flat
+from dgl_mgpu.training.contents import MEMBER, wrong_field
 from dgl_mgpu.training.statefile import StateFile
 from dgl_mgpu.wholefile import written_whole
 
 _FORMAT = 3
 _JSON = ("reports", "config", "plan", "parts", "captured")
 _STATES = ("model", "best_model")
-# In the place of what is in a file, the number of the archive's member that has it.
-_MEMBER = "member"
 _NAME = re.compile(r"epoch-(\d+)\.pt")
 
 
@@ -118,8 +117,8 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            If there is none, or it is truncated, corrupt or of another format, or there is no space
-            for what it has of files.
+            If there is none, or it is truncated, corrupt or of another format, a field holds what
+            it cannot, or there is no space for what it has of files.
         """
         path = _find(Path(path))
         asked = f"resume from {path}"
@@ -148,8 +147,13 @@ class Checkpoint:
         try:
             for name in _JSON:
                 values[name] = json.loads(values[name])
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(asked, f"a field is no JSON ({error})", _OTHER) from error
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CheckpointError(
+                asked, f"its field {name} is no JSON ({error})", _OTHER
+            ) from error
+        if (wrong := wrong_field(values)) is not None:
+            name, found = wrong
+            raise CheckpointError(asked, f"its field {name} {found}", _OTHER)
         try:
             _take_files(path, [values[name] for name in _STATES])
         except OSError as error:
@@ -179,22 +183,38 @@ class Checkpoint:
 def require_resumable(path: Path, config: Mapping[str, Any]) -> None:
     """Check that there is a checkpoint, of the run that ``config`` continues.
 
-    Nothing of its states is read for it; where it is damaged, `Checkpoint.load` will say so.
-
     Raises
     ------
     CheckpointError
     """
+    _require_same_run(saved_config(_find(path)), config)
+
+
+def saved_config(path: Path) -> dict[str, Any]:
+    """The configuration that a checkpoint has; nothing of its states is read for it.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged, or not plain values of a run of this package.
+    """
+    asked = f"resume from {path}"
     try:
+        with zipfile.ZipFile(path) as archive:
+            for name in archive.namelist():
+                if name.endswith("/data.pkl"):
+                    archive.read(name)  # torch checks no sums
         # Tensors stay in the file.
-        content = torch.load(_find(path), "cpu", weights_only=True, mmap=True)
+        content = torch.load(path, "cpu", weights_only=True, mmap=True)
         saved = json.loads(content["config"])
-        flat(saved)
-    except CheckpointError:
-        raise
-    except (pickle.UnpicklingError, *_DAMAGE):
-        return
-    _require_same_run(saved, config)
+        config_of_run(saved)
+        return saved
+    except ConfigError as error:
+        raise CheckpointError(
+            asked, f"its field config does not do: {error.asked}: {error.found}", _OTHER
+        ) from error
+    except (pickle.UnpicklingError, *_DAMAGE) as error:
+        raise CheckpointError(asked, f"it is damaged ({error})", _OTHER) from error
 
 
 def _require_same_run(before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -280,17 +300,22 @@ def run_folder(resumed: str | os.PathLike[str]) -> Path:
     return folder.parent if folder.name == "checkpoints" else folder
 
 
-def _find(path: Path) -> Path:
+def run_checkpoint(path: Path) -> Path | None:
+    """The checkpoint itself, or the last one of a run's folder; None if there is none."""
     if path.is_dir():
-        found = checkpoints(path) or checkpoints(path / "checkpoints")
-        if not found:
-            raise CheckpointError(f"resume from {path}", "the folder holds no checkpoint", _OTHER)
-        return found[-1]
-    if not path.exists():
-        raise CheckpointError(
-            f"resume from {path}", "there is no such file or folder", "check trainer.resume"
-        )
-    return path
+        return next(reversed(checkpoints(path) or checkpoints(path / "checkpoints")), None)
+    return path if path.exists() else None
+
+
+def _find(path: Path) -> Path:
+    found = run_checkpoint(path)
+    if found is not None:
+        return found
+    if path.is_dir():
+        raise CheckpointError(f"resume from {path}", "the folder holds no checkpoint", _OTHER)
+    raise CheckpointError(
+        f"resume from {path}", "there is no such file or folder", "check trainer.resume"
+    )
 
 
 def _identity(config: Mapping[str, Any]) -> dict[str, str]:
@@ -304,7 +329,7 @@ def _without_files(state: dict[str, Any], files: dict[StateFile, int]) -> dict[s
     state = copy.copy(state)
     for key, value in state.items():
         if isinstance(value, StateFile):
-            state[key] = {_MEMBER: files.setdefault(value, len(files))}
+            state[key] = {MEMBER: files.setdefault(value, len(files))}
     return state
 
 
@@ -314,8 +339,8 @@ def _take_files(path: Path, states: list[dict[str, Any]]) -> None:
     with zipfile.ZipFile(path) as archive:
         for state in states:
             for key, value in state.items():
-                if isinstance(value, Mapping) and _MEMBER in value:
-                    number = value[_MEMBER]
+                if isinstance(value, Mapping) and MEMBER in value:
+                    number = value[MEMBER]
                     if number not in files:
                         with archive.open(_member(archive, number)) as member:
                             files[number] = StateFile.copy_of(member)

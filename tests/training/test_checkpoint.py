@@ -14,6 +14,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import CheckpointError
+from dgl_mgpu.report import EpochReport, StageSeconds
 from dgl_mgpu.training import statefile
 from dgl_mgpu.training.checkpoint import Checkpoint, checkpoints
 from dgl_mgpu.training.statefile import StateFile
@@ -37,10 +38,15 @@ def make(epoch: int = 1) -> Checkpoint:
         optimizer=optimizer.state_dict(),
         best_model=model.state_dict(),
         random=[torch.get_rng_state()],
-        reports=[{"epoch": 1, "loss": 0.5, "tiers": []}],
+        reports=[report(number) for number in range(1, epoch + 1)],
         config=CONFIG,
-        plan={"tables": {}},
+        plan={},
     )
+
+
+def report(epoch: int) -> dict:
+    seconds = StageSeconds(evaluate=0.0, total=1.0)
+    return EpochReport(epoch, 1, 1, 0.5, 1.0, None, None, seconds, (), 1).to_dict()
 
 
 def test_round_trip(tmp_path):
