@@ -21,6 +21,7 @@ from dgl_mgpu.configuration import (
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, OutputError, nearest
 from dgl_mgpu.interrupts import STATUS, Interrupts
 from dgl_mgpu.resources import resource_folder
+from dgl_mgpu.stdout import drop, is_of_stdout, lasting_stdout
 from dgl_mgpu.torchrun import under_torchrun
 
 USAGE = """\
@@ -148,14 +149,20 @@ def main(arguments: list[str] | None = None) -> int:
                     "there is none of this name",
                     nearest(name, commands),
                 )
-            return commands[name](rest)
+            with lasting_stdout() if name == "train" else contextlib.nullcontext():
+                status = commands[name](rest)
+                sys.stdout.flush()
+            return status
         except KeyboardInterrupt:
             pass
         except Exception as error:
             # What interrupts an import, or a callback of a library, may come out as another error.
             if not interrupts.heard:
                 if not isinstance(error, DGLMGPUError):
-                    raise
+                    if not is_of_stdout(error):
+                        raise
+                    drop(sys.stdout)
+                    error = OutputError("write to stdout", str(error), "free space there")
                 print(f"dgl-mgpu {name}: {type(error).__name__}: {error}", file=sys.stderr)
                 return 1
         # Python would end this process by SIGINT, at its end, if the interrupt came within code of

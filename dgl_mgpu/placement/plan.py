@@ -271,7 +271,7 @@ class Plan:
             if lengths != {plan.num_gpus}:
                 raise ValueError(f"{plan.num_gpus} GPUs with {sorted(lengths)} entries")
             plan.validate()
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise _corrupt(f"{type(error).__name__}: {error}") from error
         except (UnreachableError, PlanDoesNotFitError) as error:
             raise _corrupt(str(error)) from error

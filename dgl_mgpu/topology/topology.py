@@ -237,7 +237,7 @@ class Topology:
             )
         except ConfigError:
             raise
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DataFormatError(
                 "read a topology", f"{type(error).__name__}: {error}", "write it with to_dict()"
             ) from error

@@ -134,7 +134,8 @@ class Checkpoint:
             raise CheckpointError(asked, f"it is damaged ({error})", _OTHER) from error
         if damaged:
             raise CheckpointError(asked, f"its part {damaged} is damaged", _OTHER)
-        if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
+        # A tensor, as another file may have it there, cannot be compared with a number.
+        if not isinstance(content, Mapping) or repr(content.get("format")) != repr(_FORMAT):
             raise CheckpointError(
                 asked, f"it is no checkpoint of format {_FORMAT} of this package", _OTHER
             )

@@ -331,7 +331,8 @@ def to_config(raw: Any) -> Config:
     config: Any
     try:
         config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), raw))
-    except OmegaConfBaseException as error:
+    except (OmegaConfBaseException, OverflowError, RecursionError) as error:
+        key = getattr(error, "full_key", None)
         message, fix = str(error).splitlines()[0], "give it a value of its type"
         if "is not a ListConfig" in message:
             message, fix = (
@@ -339,7 +340,7 @@ def to_config(raw: Any) -> Config:
                 "give it a list, like [10,10]",
             )
         raise ConfigError(
-            f"set {error.full_key}" if error.full_key else "read the configuration", message, fix
+            f"set {key}" if key else "read the configuration", message, fix
         ) from error
     config.check()
     return config

@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from torch import nn
 
 from dgl_mgpu.errors import ConfigError, DataFormatError, DGLMGPUError, InvalidInputError
 from dgl_mgpu.placement import Plan
@@ -39,6 +40,19 @@ def wrong_field(values: Mapping[str, Any]) -> tuple[str, str] | None:
     if bool(values["parts"]) != bool(values["batches"]):
         return "parts", f"has {len(values['parts'])} entries for {values['batches']} batches"
     return None
+
+
+def require_dtypes(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Check that the tensors of a state have the dtypes of a model's, to which torch would cast.
+
+    Raises
+    ------
+    TypeError
+    """
+    for name, own in (*model.named_parameters(), *model.named_buffers()):
+        found = state.get(name)
+        if isinstance(found, torch.Tensor) and found.dtype != own.dtype:
+            raise TypeError(f"{name} is {found.dtype}, and {own.dtype} in this model")
 
 
 def _told(error: DGLMGPUError) -> str:

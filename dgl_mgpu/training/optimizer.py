@@ -46,9 +46,12 @@ def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     The other may have been fused, as on a GPU, or shared by ranks, where this one is not.
     """
     groups = [
-        {**group, "fused": own["fused"]} if "fused" in own else group
+        # What it goes by is configured; of a checkpoint it may be another's.
+        {**own, "params": group["params"]}
         for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
     ]
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    _require_alike(parameters, groups, saved["state"])
     # A shared one takes out of the state what is not this rank's.
     optimizer.load_state_dict({"state": dict(saved["state"]), "param_groups": groups})
     own = getattr(optimizer, "optim", None)
@@ -58,3 +61,26 @@ def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
             # torch takes steps to the CPU on the way, where a fused kernel cannot count them.
             if own.param_groups[0].get("fused"):
                 state["step"] = state["step"].to(parameter.device)
+
+
+def _require_alike(
+    parameters: list[nn.Parameter], groups: list[dict[str, Any]], state: dict[int, Any]
+) -> None:
+    """Check that Adam's state is that of these parameters: torch takes any, and fails later."""
+    numbers = [number for group in groups for number in group["params"]]
+    if numbers != list(range(len(parameters))):
+        raise ValueError(f"the optimizer's state is of parameters {numbers}")
+    for number, parts in state.items():
+        if number not in numbers or parts.keys() != {"step", "exp_avg", "exp_avg_sq"}:
+            raise ValueError(f"the optimizer has {[*parts]} of parameter {number}")
+        own = parameters[number]
+        step = torch.as_tensor(parts["step"])
+        if step.ndim or not (step >= 0 and step.isfinite()):
+            raise ValueError(f"the optimizer took {parts['step']} steps of parameter {number}")
+        for name in ("exp_avg", "exp_avg_sq"):
+            found = parts[name]
+            if (found.shape, found.dtype) != (own.shape, own.dtype):
+                raise ValueError(
+                    f"{name} of parameter {number} has shape {tuple(found.shape)} and "
+                    f"{found.dtype}, not {tuple(own.shape)} and {own.dtype}"
+                )

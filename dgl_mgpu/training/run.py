@@ -25,7 +25,7 @@ from dgl_mgpu.data import (
     without_inputs,
 )
 from dgl_mgpu.data.hetero import with_self_loops
-from dgl_mgpu.errors import ConfigError, DeviceMemoryError, DGLMGPUError
+from dgl_mgpu.errors import ConfigError, DeviceMemoryError, DGLMGPUError, LimitError
 from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
@@ -37,6 +37,7 @@ from dgl_mgpu.training.config import Config, ModelConfig, flat
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.optimizer import make_optimizer
 from dgl_mgpu.training.report import RunReport
+from dgl_mgpu.training.rlimits import files_limit, is_of_files, memory_limit, warn_of_time
 from dgl_mgpu.training.stop import Stopped, StopRequest
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 from dgl_mgpu.training.whereabouts import stage_of
@@ -124,7 +125,9 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
     Stopped
         After SIGTERM; the checkpoint says where.
     """
-    launch(_run_rank, config.trainer.ranks, make_trainer, config, folder)
+    warn_of_time()
+    with typed_memory("start ranks", "use fewer ranks"):
+        launch(_run_rank, config.trainer.ranks, make_trainer, config, folder)
 
 
 def _run_rank(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
@@ -246,28 +249,34 @@ def seeded_model(
 
 @contextlib.contextmanager
 def typed_memory(asked: str, fix: str) -> Iterator[None]:
-    """Raise what torch raises where memory is too small as the error that says what to do.
+    """Raise what is raised where memory is too small as the error that says what to do.
+
+    So are open files, of which a process may have so many.
 
     Raises
     ------
-    DeviceMemoryError
+    DeviceMemoryError, LimitError
     """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, DGLMGPUError) or not _is_of_memory(error):
+    except (RuntimeError, MemoryError, OSError) as error:
+        if isinstance(error, DGLMGPUError):
             raise
-        raise DeviceMemoryError(
-            f"{asked} on rank {dist.get_rank() if dist.is_initialized() else 0}",
-            (str(error).splitlines() or ["too little memory"])[0] + stage_of(error),
-            fix,
-        ) from error
+        asked = f"{asked} on rank {dist.get_rank() if dist.is_initialized() else 0}"
+        found = (str(error).splitlines() or ["too little memory"])[0] + stage_of(error)
+        if is_of_files(error):
+            fix = "raise it (ulimit -n 65536), or use fewer ranks and sampler.num_workers"
+            raise LimitError(asked, f"{found}; {files_limit()}", fix) from error
+        if not _is_of_memory(error):
+            raise
+        raise DeviceMemoryError(asked, found + memory_limit(), fix) from error
 
 
 def _is_of_memory(error: Exception) -> bool:
-    # torch has a type for this only where it is a GPU's.
+    # torch has a type for this only where it is a GPU's, and none for maps of files.
     kinds = MemoryError, torch.OutOfMemoryError
-    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
+    words = "DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory"
+    return isinstance(error, kinds) or any(each in str(error) for each in words)
 
 
 def _require_one_configuration(ranks: Ranks, config: Config) -> None:
