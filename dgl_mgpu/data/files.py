@@ -11,13 +11,15 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from .. import limits
 from ..errors import ConfigError, DataFormatError, DGLMGPUError, OutputError
 from ..units import human_bytes
+from .checksums import changed_file, write_checksums
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,40 @@ _CHUNK_BYTES = 1 << 22
 _LOOK_SECONDS = 0.1
 
 
-def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
+def _nothing(folder: Path) -> str | None:
+    return None
+
+
+def derived_once(target: Path, fill: Callable[[Path], None], sources: Sequence[Path] = ()) -> Path:
+    """Return `target` as `build_once`, with checksums of its files, which are compared first.
+
+    Files that changed since are told of, and the folder is made again.
+
+    Parameters
+    ----------
+    target, fill
+        As for `build_once`.
+    sources : sequence of Path
+        Files elsewhere that are to be as they were when `target` was made of them.
+
+    Raises
+    ------
+    OutputError
+        As `build_once`; also if a file cannot be read.
+    """
+
+    def fill_and_sum(folder: Path) -> None:
+        fill(folder)
+        write_checksums(folder, sources)
+
+    return build_once(target, fill_and_sum, partial(changed_file, sources=sources))
+
+
+def build_once(
+    target: Path,
+    fill: Callable[[Path], None],
+    wrong: Callable[[Path], str | None] = _nothing,
+) -> Path:
     """Return `target`, a folder; let `fill` make its content if it is not there yet.
 
     The folder is filled under another name and renamed when it is complete, so that an
@@ -40,6 +75,8 @@ def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
         The folder.  What it holds must follow from its name alone.
     fill : callable
         Called with an empty folder to fill.
+    wrong : callable
+        Says of a folder that is there what is wrong with it, so that it is made again.
 
     Raises
     ------
@@ -47,11 +84,15 @@ def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
         The folder cannot be made or filled, or another process has not done so within
         `limits.BUILD` seconds.
     """
-    if target.is_dir():
-        return target
     try:
+        if target.is_dir() and wrong(target) is None:
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_name(f".{target.name}.lock"), target):
+            # Another process may have made it anew meanwhile.
+            if target.is_dir() and (found := wrong(target)) is not None:
+                log.warning("%s: %s; it is made again", target, found)
+                _discard(target)
             if not target.is_dir():
                 _build(target, fill)
     except OSError as error:
@@ -65,19 +106,27 @@ def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
     return target
 
 
+def _discard(target: Path) -> None:
+    """Remove a folder, whose name goes first: who has its files open or mapped keeps them."""
+    old = target.with_name(f".{target.name}.old")
+    shutil.rmtree(old, ignore_errors=True)  # left by a run that was killed
+    target.rename(old)
+    shutil.rmtree(old)
+
+
 def _build(target: Path, fill: Callable[[Path], None]) -> None:
-    partial = target.with_name(f".{target.name}.partial")
-    shutil.rmtree(partial, ignore_errors=True)  # left by a run that was killed
-    partial.mkdir()
+    begun = target.with_name(f".{target.name}.partial")
+    shutil.rmtree(begun, ignore_errors=True)  # left by a run that was killed
+    begun.mkdir()
     try:
-        fill(partial)
-        for path in partial.rglob("*"):
+        fill(begun)
+        for path in begun.rglob("*"):
             if path.is_file():
                 with path.open("rb") as file:
                     os.fsync(file.fileno())  # the rename must not reach the disk before the data
-        partial.rename(target)
+        begun.rename(target)
     except BaseException:
-        shutil.rmtree(partial, ignore_errors=True)
+        shutil.rmtree(begun, ignore_errors=True)
         raise
 
 

@@ -50,8 +50,7 @@ def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
         {**own, "params": group["params"]}
         for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
     ]
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
-    _require_alike(parameters, groups, saved["state"])
+    _require_alike(optimizer, groups, saved["state"])
     # A shared one takes out of the state what is not this rank's.
     optimizer.load_state_dict({"state": dict(saved["state"]), "param_groups": groups})
     own = getattr(optimizer, "optim", None)
@@ -64,22 +63,25 @@ def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
 
 
 def _require_alike(
-    parameters: list[nn.Parameter], groups: list[dict[str, Any]], state: dict[int, Any]
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: dict[int, Any]
 ) -> None:
-    """Check that Adam's state is that of these parameters: torch takes any, and fails later."""
+    """Check that a state is that of these parameters: torch takes any, and fails later."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
     numbers = [number for group in groups for number in group["params"]]
     if numbers != list(range(len(parameters))):
         raise ValueError(f"the optimizer's state is of parameters {numbers}")
+    is_adam = isinstance(getattr(optimizer, "optim", optimizer), torch.optim.Adam)
+    wanted = {"step", "exp_avg", "exp_avg_sq"} if is_adam else None
     for number, parts in state.items():
-        if number not in numbers or parts.keys() != {"step", "exp_avg", "exp_avg_sq"}:
+        if number not in numbers or wanted not in (None, parts.keys()):
             raise ValueError(f"the optimizer has {[*parts]} of parameter {number}")
         own = parameters[number]
-        step = torch.as_tensor(parts["step"])
-        if step.ndim or not (step >= 0 and step.isfinite()):
-            raise ValueError(f"the optimizer took {parts['step']} steps of parameter {number}")
-        for name in ("exp_avg", "exp_avg_sq"):
-            found = parts[name]
-            if (found.shape, found.dtype) != (own.shape, own.dtype):
+        for name, found in parts.items():
+            found = torch.as_tensor(found)
+            if name == "step":
+                if found.ndim or not (found >= 0 and found.isfinite()):
+                    raise ValueError(f"the optimizer took {found} steps of parameter {number}")
+            elif (found.shape, found.dtype) != (own.shape, own.dtype):
                 raise ValueError(
                     f"{name} of parameter {number} has shape {tuple(found.shape)} and "
                     f"{found.dtype}, not {tuple(own.shape)} and {own.dtype}"

@@ -73,7 +73,10 @@ def model(path, change):
         ({"model": lambda path: model(path, torch.Tensor.double)}, "torch.float64, and torch.flo"),
         ({"model": lambda path: model(path, lambda v: v[:1])}, "not this run's"),
         ({"optimizer": lambda path: optimizer(path, exp_avg=torch.zeros(7))}, r"has shape \(7,\)"),
-        ({"optimizer": lambda path: optimizer(path, step=torch.tensor(-2.0))}, "took -2.0 steps"),
+        (
+            {"optimizer": lambda path: optimizer(path, step=torch.tensor(-2.0))},
+            r"took -2\.0 steps|took tensor\(-2",
+        ),
         ({"optimizer": lambda path: optimizer(path, more=torch.zeros(1))}, "'more'"),
     ],
 )
