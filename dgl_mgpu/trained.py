@@ -27,6 +27,7 @@ from dgl_mgpu.store import Ranks
 from dgl_mgpu.topology.shared_memory import SharedMemory
 from dgl_mgpu.training.checkpoint import Checkpoint
 from dgl_mgpu.training.config import Config, FullGraphConfig, config_of_run
+from dgl_mgpu.training.contents import OF_OTHER_STATES, require_dtypes
 from dgl_mgpu.training.trainer import Trainer
 from dgl_mgpu.wholefile import written_whole
 
@@ -134,11 +135,13 @@ def load_run(
             error.available,
         ) from error
     try:
+        require_dtypes(trainer.model, checkpoint.best_model)
         trainer.model.load_state_dict(checkpoint.best_model)
-    except (RuntimeError, CheckpointError) as error:  # torch's, or of learned rows
+    except OF_OTHER_STATES as error:  # ours, torch's, or of learned rows
         if isinstance(error, RankFailedError):
             raise
-        why = error.found if isinstance(error, CheckpointError) else str(error).splitlines()[-1]
+        told = str(error).splitlines() or [type(error).__name__]
+        why = error.found if isinstance(error, CheckpointError) else told[-1]
         raise CheckpointError(
             asked,
             f"its model does not fit this data ({why.strip()})",

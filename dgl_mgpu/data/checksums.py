@@ -91,19 +91,14 @@ def _read_checked(folder: Path) -> dict[str, Any]:
 
 def _sums(paths: Iterable[Path]) -> list[list[int]]:
     """Size and CRC-32 of each chunk of each file; zlib lets go of the interpreter meanwhile."""
-    with contextlib.ExitStack() as stack:
-        files = [stack.enter_context(path.open("rb")).fileno() for path in paths]
-        sizes = [os.fstat(file).st_size for file in files]
-        pool = stack.enter_context(ThreadPoolExecutor(len(os.sched_getaffinity(0))))
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         pending = [
-            [pool.submit(_sum, file, start) for start in range(0, size, _CHUNK_BYTES)]
-            for file, size in zip(files, sizes, strict=True)
+            (size, [pool.submit(_sum, path, start) for start in range(0, size, _CHUNK_BYTES)])
+            for path, size in ((path, path.stat().st_size) for path in paths)
         ]
-        return [
-            [size, *(each.result() for each in of_file)]
-            for size, of_file in zip(sizes, pending, strict=True)
-        ]
+        return [[size, *(each.result() for each in chunks)] for size, chunks in pending]
 
 
-def _sum(file: int, start: int) -> int:
-    return zlib.crc32(os.pread(file, _CHUNK_BYTES, start))
+def _sum(path: Path, start: int) -> int:
+    with path.open("rb") as file:
+        return zlib.crc32(os.pread(file.fileno(), _CHUNK_BYTES, start))

@@ -111,7 +111,7 @@ def _discard(target: Path) -> None:
     old = target.with_name(f".{target.name}.old")
     shutil.rmtree(old, ignore_errors=True)  # left by a run that was killed
     target.rename(old)
-    shutil.rmtree(old)
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _build(target: Path, fill: Callable[[Path], None]) -> None:

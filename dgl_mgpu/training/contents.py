@@ -19,6 +19,10 @@ from dgl_mgpu.training.config import config_of_run
 
 #: In the place of what of a state is in a file, the number of the archive's member that has it.
 MEMBER = "member"
+#: What torch, and readers of plain values, raise of states that are another model's.
+OF_OTHER_STATES = (
+    RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+)  # fmt: skip
 
 
 def wrong_field(values: Mapping[str, Any]) -> tuple[str, str] | None:

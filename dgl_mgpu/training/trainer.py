@@ -19,11 +19,9 @@ from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import ACCURACY, EpochReport, best_epoch, merge
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
-from dgl_mgpu.training.contents import require_dtypes
+from dgl_mgpu.training.contents import OF_OTHER_STATES, require_dtypes
 from dgl_mgpu.training.optimizer import take_state, whole_state
 
-# What torch and readers of plain values raise of states that are another model's.
-_OTHERS = RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError
 #: Called after each step with step, loss, accuracy and seeds so far in the epoch.
 StepCallback = Callable[[int, float, float, int], None]
 
@@ -189,7 +187,7 @@ class Trainer(ABC):
                 generators = checkpoint.random[self._ranks.rank]
                 if len(generators) == len(self._random_state()):
                     self._set_random_state(generators)
-        except _OTHERS as error:
+        except OF_OTHER_STATES as error:
             raise CheckpointError(
                 "resume from a checkpoint",
                 f"its states are not this run's ({(str(error).splitlines() or ['none'])[0]})",

@@ -102,7 +102,7 @@ def test_a_raw_file_that_is_mapped_is_no_longer_what_it_was(tmp_path):
 def test_files_are_read_once_for_each_state_of_theirs(tmp_path, monkeypatch):
     read = []
     monkeypatch.setattr(checksums, "_CHUNK_BYTES", 1000)
-    monkeypatch.setattr(checksums, "_sum", lambda file, start: read.append(start) or start)
+    monkeypatch.setattr(checksums, "_sum", lambda path, start: read.append(start) or start)
     source = tmp_path / "source"
     source.write_bytes(bytes(500))
 

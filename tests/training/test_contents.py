@@ -17,6 +17,7 @@ from dgl_mgpu.minibatch.run import _make_trainer
 from dgl_mgpu.placement import Plan, TableSpec, solve
 from dgl_mgpu.topology import preset
 from dgl_mgpu.topology.topology import Topology
+from dgl_mgpu.trained import load_run
 from dgl_mgpu.training.checkpoint import Checkpoint, checkpoints
 
 SMALL = [
@@ -199,3 +200,9 @@ def test_a_damaged_checkpoint_of_a_run_is_told_at_once(run, tmp_path, capsys):
     assert main(["train", f"trainer.resume={tmp_path}"]) == 1
     assert "field config does not do" in capsys.readouterr().err
     assert checkpoints(tmp_path)
+
+
+def test_a_best_model_of_another_dtype_is_not_loaded(run, tmp_path):
+    change(run[1], tmp_path / "other.pt", best_model=model(run[1], torch.Tensor.double))
+    with pytest.raises(CheckpointError, match=r"torch\.float64"):
+        load_run(tmp_path / "other.pt")
