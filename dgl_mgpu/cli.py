@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import logging
 import os
@@ -18,11 +19,11 @@ from dgl_mgpu.configuration import (
     compose,
     errors_of_hydra,
     hydras_words,
-    to_config,
 )
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, OutputError, nearest
 from dgl_mgpu.interrupts import STATUS, Interrupts, Stopped
 from dgl_mgpu.resources import resource_folder
+from dgl_mgpu.stdout import drop, is_of_stdout, lasting_stdout
 from dgl_mgpu.torchrun import under_torchrun
 
 USAGE = """\
@@ -150,7 +151,10 @@ def main(arguments: list[str] | None = None) -> int:
                     "there is none of this name",
                     nearest(name, commands),
                 )
-            return commands[name](rest)
+            with lasting_stdout() if name == "train" else contextlib.nullcontext():
+                status = commands[name](rest)
+                sys.stdout.flush()
+            return status
         except KeyboardInterrupt:
             pass
         except Stopped as stopped:
@@ -161,7 +165,10 @@ def main(arguments: list[str] | None = None) -> int:
             # What interrupts an import, or a callback of a library, may come out as another error.
             if not interrupts.heard:
                 if not isinstance(error, DGLMGPUError):
-                    raise
+                    if not is_of_stdout(error):
+                        raise
+                    drop(sys.stdout)
+                    error = OutputError("write to stdout", str(error), "free space there")
                 print(f"dgl-mgpu {name}: {type(error).__name__}: {error}", file=sys.stderr)
                 return 1
         # Python would end this process by SIGINT, at its end, if the interrupt came within code of
@@ -232,6 +239,8 @@ def _train(arguments: list[str]) -> int:
         # that is not empty yet is of another run.
         is_new = is_as_hydra_made_it(folder, log) and not (log.exists() and log.stat().st_size)
         try:
+            from dgl_mgpu.training.config import to_config
+
             config = to_config(raw)
             if config.mode == "fullgraph":
                 from dgl_mgpu.fullgraph.run import train

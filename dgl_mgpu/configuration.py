@@ -30,6 +30,8 @@ def hydras_words(arguments: list[str]) -> list[str]:
     ------
     ConfigError
         For what is no key, group or flag.
+    CheckpointError
+        If the configuration of the run before cannot be read.
     """
     _check_flags(arguments)
     flags, overrides = _parted(check_overrides(arguments))
@@ -46,37 +48,10 @@ def compose(overrides: list[str]) -> Any:
     ------
     ConfigError
     """
+    from dgl_mgpu.training.config import to_config
+
     words = [word for word in check_overrides(overrides) if not word.startswith("-")]
     return to_config(_compose(words))
-
-
-def to_config(raw: Any) -> Any:
-    """Merge a composed configuration into its schema and check its values.
-
-    Raises
-    ------
-    ConfigError
-    """
-    from omegaconf import OmegaConf
-    from omegaconf.errors import OmegaConfBaseException
-
-    from dgl_mgpu.training.config import Config
-
-    config: Any
-    try:
-        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), raw))
-    except OmegaConfBaseException as error:
-        message, fix = str(error).splitlines()[0], "give it a value of its type"
-        if "is not a ListConfig" in message:
-            message, fix = (
-                "it is a list, and this is a single value",
-                "give it a list, like [10,10]",
-            )
-        raise ConfigError(
-            f"set {error.full_key}" if error.full_key else "read the configuration", message, fix
-        ) from error
-    config.check()
-    return config
 
 
 def _check_flags(arguments: list[str]) -> None:
@@ -165,8 +140,12 @@ def _check_lists(overrides: list[Any]) -> None:
             )
 
 
-def _configuration_before(overrides: list[str]) -> Path | None:
-    """The folder in which Hydra has kept the configuration of the run that is to be resumed."""
+def _configuration_before(overrides: list[str]) -> dict[str, Any] | None:
+    """The configuration of the run that is to be resumed, as its checkpoint has it.
+
+    None if there is no checkpoint here: of a job's machines the first may be the only one that has
+    it, and tells if it has none either.
+    """
     resume = _by_key(overrides).get("trainer.resume")
     if resume is None or not (resume.is_sweep_override() or resume.value()):
         return None
@@ -176,37 +155,41 @@ def _configuration_before(overrides: list[str]) -> Path | None:
             "it names several runs at once",
             "resume each by a command of its own",
         )
-    from dgl_mgpu.training.checkpoint import run_folder
+    from dgl_mgpu.training.checkpoint import has_checkpoint, saved_config
 
-    kept = run_folder(str(resume.value())) / ".hydra"
-    return kept if (kept / "config.yaml").is_file() else None
+    resumed = Path(str(resume.value()))
+    return saved_config(resumed) if has_checkpoint(resumed) else None
 
 
-def _going_on(before: Path, flags: list[str], overrides: list[str]) -> tuple[list[str], list[str]]:
+def _going_on(
+    before: dict[str, Any], flags: list[str], overrides: list[str]
+) -> tuple[list[str], list[str]]:
     """Flags and overrides of a run that goes on: with its configuration, but for what is said anew.
 
-    The configuration is kept whole, since the files that it was made of may be others by now.  A
-    group that is chosen anew, model=gat, comes in place of the run's.
+    The configuration is taken over whole, since the files that it was made of may be others by now.
+    A group that is chosen anew, store=mine, comes in place of the run's.  Options of Hydra's, which
+    may name code to call, come from this command line and the files that it names alone.
     """
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    said, groups = _by_key(overrides), _groups(flags)
-    whole: Any = OmegaConf.to_container(OmegaConf.load(before / "config.yaml"))
-    keys = _keys(whole)
-    for group in said.keys() & groups.keys():
-        whole.pop(group, None)
-    base = _of_hydra(flags).config_name or "config"
-    ConfigStore.instance().store(_GOES_ON, {"defaults": [base, "_self_"], **whole})
-    # What was said then is said again, for the groups that are chosen now are below it.
-    words = [str(word) for word in OmegaConf.load(before / "overrides.yaml")]
-    again = [
-        each.input_line
-        for key, each in _by_key(words).items()
-        if key not in {*said, "trainer.resume"}
-        and (each.value() in groups[key] if key in groups else key in keys)
+    groups, own_folder = _groups(flags), _own_folder(flags)
+    chosen = {key: each for key, each in _by_key(overrides).items() if key in groups}
+    kept = {key: value for key, value in before.items() if key not in chosen}
+    base = {"defaults": [_of_hydra(flags).config_name or "config", "_self_"]}
+    ConfigStore.instance().store(_GOES_ON, base)
+    words = [str(each.input_line) for each in chosen.values() if not each.is_sweep_override()]
+    below = _keys(OmegaConf.to_container(_compose(words, own_folder, base=_GOES_ON)))
+    had = _keys(before)
+    ConfigStore.instance().store(_GOES_ON, {**base, **kept})
+    # Keys of one's own would be merged with those below, which the run has not had.
+    dropped = [
+        f"~{key}"
+        for key in sorted(below - had)
+        if key.startswith(_OPEN) and key.count(".") == 2 and key.partition(".")[0] in kept
     ]
-    return _parted(check_overrides([*flags, f"--config-name={_GOES_ON}", *again, *overrides]))
+    again = [*flags, f"--config-name={_GOES_ON}", *dropped, *overrides]
+    return _parted(check_overrides(again))
 
 
 def _of_folder() -> list[str]:
@@ -267,7 +250,7 @@ def _keys(node: Any, prefix: str = "") -> set[str]:
     return keys.union(*(_keys(value, f"{prefix}{name}.") for name, value in node.items()))
 
 
-def _compose(overrides: list[str], own_folder: Sequence[Path] = ()) -> Any:
+def _compose(overrides: list[str], own_folder: Sequence[Path] = (), base: str = "config") -> Any:
     from hydra import compose as hydra_compose
     from hydra import initialize_config_dir
 
@@ -276,7 +259,7 @@ def _compose(overrides: list[str], own_folder: Sequence[Path] = ()) -> Any:
         initialize_config_dir(str(resource_folder("configs")), version_base="1.3"),
     ):
         path = [f"hydra.searchpath=['file://{folder}']" for folder in own_folder]
-        return hydra_compose("config", [*overrides, *path])
+        return hydra_compose(base, [*overrides, *path])
 
 
 @contextlib.contextmanager

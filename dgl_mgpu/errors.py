@@ -140,6 +140,10 @@ class OutputError(DGLMGPUError, OSError):
     """What is to be written, a run's metrics, a data set or results in files, cannot be."""
 
 
+class LimitError(DGLMGPUError, OSError):
+    """A limit that the system sets for each process, such as of open files, is reached."""
+
+
 class NonFiniteLossError(DGLMGPUError, FloatingPointError):
     """The loss of a training run became NaN or infinite."""
 

@@ -14,7 +14,6 @@ import numpy as np
 import torch
 from torch import nn
 
-from dgl_mgpu.configuration import to_config
 from dgl_mgpu.errors import (
     CheckpointError,
     DGLMGPUError,
@@ -27,7 +26,8 @@ from dgl_mgpu.errors import (
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.topology.shared_memory import SharedMemory
 from dgl_mgpu.training.checkpoint import Checkpoint
-from dgl_mgpu.training.config import Config, FullGraphConfig
+from dgl_mgpu.training.config import Config, FullGraphConfig, config_of_run
+from dgl_mgpu.training.contents import OF_OTHER_STATES, require_dtypes
 from dgl_mgpu.training.trainer import Trainer
 from dgl_mgpu.wholefile import written_whole
 
@@ -135,11 +135,13 @@ def load_run(
             error.available,
         ) from error
     try:
+        require_dtypes(trainer.model, checkpoint.best_model)
         trainer.model.load_state_dict(checkpoint.best_model)
-    except (RuntimeError, CheckpointError) as error:  # torch's, or of learned rows
+    except OF_OTHER_STATES as error:  # ours, torch's, or of learned rows
         if isinstance(error, RankFailedError):
             raise
-        why = error.found if isinstance(error, CheckpointError) else str(error).splitlines()[-1]
+        told = str(error).splitlines() or [type(error).__name__]
+        why = error.found if isinstance(error, CheckpointError) else told[-1]
         raise CheckpointError(
             asked,
             f"its model does not fit this data ({why.strip()})",
@@ -197,16 +199,12 @@ def _checkpoint(asked: str, folder: Path) -> Checkpoint:
         raise CheckpointError(
             asked, error.found, "name the folder of a run, or another of its checkpoints"
         ) from error
-    if not isinstance(checkpoint.config, Mapping):
-        raise CheckpointError(
-            asked, f"its configuration is {checkpoint.config!r}", "name a run of dgl-mgpu train"
-        )
     return checkpoint
 
 
 def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> Config:
     """A run's configuration for ranks that train nothing."""
-    config: Config = to_config(saved)
+    config = config_of_run(saved)
     config.topology = config.store.links = "auto"  # of the run's machine and its ranks
     config.trainer.ranks, config.trainer.resume = num_ranks, None
     config.trainer.count_accesses = config.trainer.cuda_graphs = False

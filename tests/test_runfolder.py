@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import signal
@@ -13,7 +14,9 @@ from pathlib import Path
 import pytest
 
 from dgl_mgpu.cli import main
+from dgl_mgpu.configuration import compose
 from dgl_mgpu.lockfile import locked
+from tests.training.test_checkpoint import make
 
 # Holds the lock of a file until it is killed; what it has forked lives on.
 HOLDS = """
@@ -45,7 +48,8 @@ def files_of(folder: Path) -> dict[Path, bytes]:
 def a_run(folder: Path) -> Path:
     """A folder with what says that a run is there."""
     (folder / "checkpoints").mkdir(parents=True)
-    (folder / "checkpoints" / "epoch-0003.pt").write_text("of the run")
+    content = dataclasses.replace(make(), epoch=3, config=dataclasses.asdict(compose([])))
+    content.save(folder / "checkpoints")
     return folder
 
 

@@ -11,7 +11,8 @@ import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
@@ -19,6 +20,7 @@ from .. import limits
 from ..errors import ConfigError, DataFormatError, DGLMGPUError, OutputError
 from ..lockfile import locked
 from ..units import human_bytes
+from .checksums import changed_file, write_checksums
 
 log = logging.getLogger(__name__)
 
@@ -29,7 +31,40 @@ _LOOK_SECONDS = 0.1
 _PARTIAL = ".partial"
 
 
-def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
+def _nothing(folder: Path) -> str | None:
+    return None
+
+
+def derived_once(target: Path, fill: Callable[[Path], None], sources: Sequence[Path] = ()) -> Path:
+    """Return `target` as `build_once`, with checksums of its files, which are compared first.
+
+    Files that changed since are told of, and the folder is made again.
+
+    Parameters
+    ----------
+    target, fill
+        As for `build_once`.
+    sources : sequence of Path
+        Files elsewhere that are to be as they were when `target` was made of them.
+
+    Raises
+    ------
+    OutputError
+        As `build_once`; also if a file cannot be read.
+    """
+
+    def fill_and_sum(folder: Path) -> None:
+        fill(folder)
+        write_checksums(folder, sources)
+
+    return build_once(target, fill_and_sum, partial(changed_file, sources=sources))
+
+
+def build_once(
+    target: Path,
+    fill: Callable[[Path], None],
+    wrong: Callable[[Path], str | None] = _nothing,
+) -> Path:
     """Return `target`, a folder; let `fill` make its content if it is not there yet.
 
     The folder is filled under another name and renamed when it is complete, so that an
@@ -42,6 +77,8 @@ def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
         The folder.  What it holds must follow from its name alone.
     fill : callable
         Called with an empty folder to fill.
+    wrong : callable
+        Says of a folder that is there what is wrong with it, so that it is made again.
 
     Raises
     ------
@@ -49,12 +86,16 @@ def build_once(target: Path, fill: Callable[[Path], None]) -> Path:
         The folder cannot be made or filled, or another process has not done so within
         `limits.BUILD` seconds; or somebody else has put it where anybody may.
     """
-    if _is_there(target):
-        return target
     try:
+        if _is_there(target) and wrong(target) is None:
+            return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with locked(target.with_name(f".{target.name}.lock"), _waiting(target)):
-            if not _is_there(target):
+            # Another process may have made it anew meanwhile.
+            if _is_there(target) and (found := wrong(target)) is not None:
+                log.warning("%s: %s; it is made again", target, found)
+                _discard(target)
+            if not target.is_dir():
                 _build(target, fill)
     except OSError as error:
         if isinstance(error, DGLMGPUError):
@@ -82,6 +123,13 @@ def _is_there(target: Path) -> bool:
             "(chmod o-w)",
         )
     return True
+
+
+def _discard(target: Path) -> None:
+    """Remove a folder, whose name goes first: who has its files open or mapped keeps them."""
+    old = Path(mkdtemp(_PARTIAL, f".{target.name}.", target.parent))
+    target.rename(old / "old")
+    shutil.rmtree(old, ignore_errors=True)
 
 
 def _build(target: Path, fill: Callable[[Path], None]) -> None:

@@ -22,7 +22,7 @@ from ..errors import ConfigError, DataFormatError, nearest
 from . import blockmodel, ogb
 from .checks import SPLITS
 from .dataset import Dataset
-from .files import build_once, require_space
+from .files import derived_once, require_space
 from .npz import NpzWriter
 from .published import PUBLISHED
 
@@ -273,7 +273,7 @@ def generate(spec: GraphSpec, root: Path) -> Path:
     parameters = json.dumps([_FORMAT_VERSION, fields], sort_keys=True)
     digest = hashlib.sha256(parameters.encode()).hexdigest()[:12]
     label = f"generated_{spec.shape or 'graph'}_{spec.num_nodes}n_{spec.num_edges}e_{digest}"
-    return build_once(Path(root) / label, lambda partial: _write(spec, partial))
+    return derived_once(Path(root) / label, lambda partial: _write(spec, partial))
 
 
 def meta_dict(folder: Path) -> dict[str, str]:

@@ -15,7 +15,7 @@ import csv
 import hashlib
 import importlib.util
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -25,7 +25,7 @@ from ..errors import ConfigError, DataFormatError, InvalidInputError, Unavailabl
 from .checks import SPLITS
 from .csc import csc_from_chunks
 from .dataset import Dataset, as_labels
-from .files import build_once, download_zip, require_files
+from .files import build_once, derived_once, download_zip, require_files
 from .npz import NpzReader
 from .tables import read_table, unpack_table
 from .transform import csc_with_self_loops, in_edge_means, in_folder
@@ -164,19 +164,16 @@ def load_folder(
     key = digest(files)
     cache = folder / "derived" if cache is None else Path(cache) / folder.name
     unpack = _unpack_binary if binary else _unpack_csv
-    arrays_folder = build_once(
-        cache / f"arrays-{key}", lambda partial: unpack(folder, meta, partial)
+    arrays_folder = derived_once(
+        cache / f"arrays-{key}",
+        lambda partial: unpack(folder, meta, partial),
+        [folder / "raw" / "data.npz"] if binary else [],  # arrays of which are mapped
     )
-    needed = {"labels", *SPLITS}
     mapped: dict[str, np.ndarray] = {}
     if binary:
         raw = NpzReader(folder / "raw" / "data.npz")
         mapped = {name: raw.map(name) for name, member in raw.members.items() if member.is_mappable}
-        needed |= raw.members.keys() - mapped.keys()
-    else:
-        needed |= {"num_nodes_list", "num_edges_list", "edge_index", *_additional(meta)}
-        needed |= {f"{of}_feat" for of in ("node", "edge") if meta[f"has_{of}_attr"] == "True"}
-    arrays = open_arrays(arrays_folder, needed) | mapped
+    arrays = open_arrays(arrays_folder) | mapped
 
     name = meta["name"]
     if mean_edge_features:
@@ -196,10 +193,8 @@ def load_folder(
             _write_csc(arrays, both_directions, self_loops, mean_edge_features, partial)
             _assemble(meta, kept, open_arrays(partial), both_directions, checked=False)
 
-    csc_folder = build_once(cache / f"csc-{variant or 'plain'}-{key}", sort_edges)
-    means = ["node_feat"] if mean_edge_features else []
-    csc = open_arrays(csc_folder, {"indptr", "indices", *means, *_eids(kept)})
-    return _assemble(meta, kept, csc, both_directions, checked=True)
+    csc_folder = derived_once(cache / f"csc-{variant or 'plain'}-{key}", sort_edges)
+    return _assemble(meta, kept, open_arrays(csc_folder), both_directions, checked=True)
 
 
 def _require_edges_alone(name: str, arrays: Mapping[str, np.ndarray]) -> None:
@@ -269,19 +264,9 @@ def _eids(arrays: Mapping[str, np.ndarray]) -> list[str]:
     return ["eids"] if any(of == "edge" for of, _, _ in _features(arrays)) else []
 
 
-def open_arrays(folder: Path, needed: Collection[str] = ()) -> dict[str, np.ndarray]:
-    """Map the derived files of a folder, by name; DataFormatError if one of them is not there."""
-    asked, fix = (
-        f"read the derived files in {folder}",
-        "remove that folder, so that it is made again",
-    )
-    try:
-        found = {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
-    except (OSError, ValueError, EOFError) as error:
-        raise DataFormatError(asked, f"a file is truncated or corrupt ({error})", fix) from error
-    if missing := sorted(set(needed) - found.keys()):
-        raise DataFormatError(asked, f"there is no file {missing[0]}.npy", fix)
-    return found
+def open_arrays(folder: Path) -> dict[str, np.ndarray]:
+    """Map the derived files of a folder, by name."""
+    return {path.stem: np.load(path, mmap_mode="r") for path in sorted(folder.glob("*.npy"))}
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from ..errors import DataFormatError
 from . import ogb
 from .checks import SPLITS
 from .csc import CSC
-from .files import build_once, require_files
+from .files import derived_once, require_files
 from .hetero import CanonicalEtype, HeteroDataset, relation, with_reverse
 from .tables import read_table, read_texts, unpack_table
 
@@ -85,8 +85,8 @@ def load_folder(
             raw.unpack(partial, add_reverse)
             raw.assemble(ogb.open_arrays(partial), checked=False)
 
-    made = build_once(cache / f"hetero-{variant}-{key}", unpack)
-    return raw.assemble(ogb.open_arrays(made, raw.unpacked(add_reverse)), checked=True)
+    made = derived_once(cache / f"hetero-{variant}-{key}", unpack)
+    return raw.assemble(ogb.open_arrays(made), checked=True)
 
 
 _HAS_LABEL = "raw/nodetype-has-label.csv.gz"
@@ -198,15 +198,6 @@ class _Raw:
         path = self._folder / self._label()
         ogb.save_labels(path, read_table(path), self._num_nodes[self._target], to)
         ogb.save_splits(self._folder / self._split(), to)
-
-    def unpacked(self, add_reverse: bool) -> set[str]:
-        """The stems of the files that `unpack` writes."""
-        etypes = list(self._etypes)
-        if add_reverse:
-            etypes += [(dst, f"rev_{etype}", src) for src, etype, dst in self._etypes]
-        found = {_file_of(name, *etype) for etype in etypes for name in ("indptr", "indices")}
-        found |= {_file_of("node", *of) for of in self._features()}
-        return found | {"labels", *SPLITS}
 
     def _ends(self, etype: CanonicalEtype) -> np.ndarray:
         """Sources and destinations of a relation's edges, int64 [2, num_edges]."""

@@ -21,12 +21,15 @@ from .checks import UNLABELLED
 from .csc import from_edges
 from .dataset import Dataset
 from .files import build_once, corrupt_file, download_zip, require_files
+from .pickled import ARRAYS, with_arrays
 from .transform import add_self_loops, unique_edges
 
 _PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 #: DGL's archives, and the name that the files have in them.
 _DOWNLOADS = {"cora": "cora_v2", "citeseer": "citeseer", "pubmed": "pubmed"}
 _DOWNLOAD_URL = "https://data.dgl.ai/dataset/{}.zip"
+#: Values of a sparse matrix, zeros included, for each byte of its file: ten times CiteSeer's.
+_DENSEST = 100
 #: The validation nodes follow the training nodes.
 _NUM_VALID = 500
 
@@ -186,30 +189,14 @@ class _SparseParts:
     """Takes the state of a pickled SciPy matrix, whatever version of SciPy wrote it."""
 
 
-def _latin1(text: str, encoding: str) -> bytes:
-    """Stand in for ``_codecs.encode``, by which newer pickles write bytes."""
-    return text.encode("latin1")
-
-
 _CONSTRUCTORS: dict[tuple[str, str], Any] = {
     ("collections", "defaultdict"): collections.defaultdict,
     ("__builtin__", "list"): list,
     ("builtins", "list"): list,
-    ("numpy", "ndarray"): np.ndarray,
-    ("numpy", "dtype"): np.dtype,
-    ("_codecs", "encode"): _latin1,
-} | {
-    (module, name): constructor
-    for modules, name, constructor in (
-        # What numpy pickles arrays by; the module that it lives in has been renamed.
-        (
-            ("numpy.core.multiarray", "numpy._core.multiarray"),
-            "_reconstruct",
-            np.empty(0).__reduce__()[0],
-        ),
-        (("scipy.sparse.csr", "scipy.sparse._csr"), "csr_matrix", _SparseParts),
-    )
-    for module in modules
+    # The module has been renamed.
+    ("scipy.sparse.csr", "csr_matrix"): _SparseParts,
+    ("scipy.sparse._csr", "csr_matrix"): _SparseParts,
+    **ARRAYS,
 }
 
 
@@ -231,13 +218,16 @@ def _read_pickle(path: Path) -> Any:
 
 def _matrix(path: Path) -> np.ndarray:
     """Return the pickled matrix, sparse or dense, as a dense one of floats or whole numbers."""
-    content = _read_pickle(path)
+    content = with_arrays(_read_pickle(path))
     if isinstance(content, _SparseParts):
         state = content.__dict__
         try:
             parts = [np.asarray(state[part]) for part in ("data", "indices", "indptr")]
             matrix = sparse.csr_matrix(tuple(parts), shape=state["_shape"])
             matrix.check_format(full_check=True)
+            rows, columns = matrix.shape
+            if rows * columns > _DENSEST * path.stat().st_size:
+                raise ValueError(f"{rows} x {columns} values in {path.stat().st_size} bytes")
             content = matrix.toarray()
         except (KeyError, TypeError, ValueError, MemoryError, OverflowError) as error:
             raise corrupt_file(path, f"no well-formed sparse matrix ({error})") from error

@@ -95,10 +95,14 @@ class SeedBatches(IterableDataset):
             min(whole, len(self._seeds) - start) for start in range(first, len(self._seeds), whole)
         ]
 
+    @property
+    def num_batches(self) -> int:
+        """Batches of all ranks in an epoch."""
+        return -(-len(self._seeds) // self.batch_size)
+
     def _mine(self) -> range:
         """Numbers of this rank's batches."""
-        num_batches = -(-len(self._seeds) // self.batch_size)
-        return range(int(self._at[1]) + self._rank, num_batches, self.num_ranks)
+        return range(int(self._at[1]) + self._rank, self.num_batches, self.num_ranks)
 
     def __iter__(self) -> Iterator[torch.Tensor | dict[str, torch.Tensor]]:
         order = None

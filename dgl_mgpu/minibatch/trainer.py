@@ -34,6 +34,7 @@ from dgl_mgpu.minibatch.walks import RandomWalkSampler
 from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
+from dgl_mgpu.report.epoch import number, text, whole
 from dgl_mgpu.training.models import NodeModel
 from dgl_mgpu.training.parallel import average_gradients, take_first_ranks
 from dgl_mgpu.training.stop import blocked, outlive_sigterm
@@ -66,6 +67,27 @@ class _Sums:
     seconds: dict[str, float] = field(default_factory=dict)
     #: Rows and bytes of each table and memory.
     tiers: list[tuple[str, str, int, int]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, part: dict[str, Any]) -> _Sums:
+        """What a checkpoint has of some.
+
+        Raises
+        ------
+        TypeError, ValueError, KeyError
+            If it is none.
+        """
+        return cls(
+            loss=number(part["loss"]),
+            correct=number(part["correct"]),
+            seeds=whole(part["seeds"]),
+            steps=whole(part["steps"]),
+            seconds={name: number(spent) for name, spent in part["seconds"].items()},
+            tiers=[
+                (text(table), text(memory), whole(rows), whole(nbytes))
+                for table, memory, rows, nbytes in part["tiers"]
+            ],
+        )
 
     def join(self, other: _Sums) -> None:
         """Add what was done before, or by another rank."""
@@ -220,13 +242,17 @@ class MiniBatchTrainer(Trainer):
     def steps_per_epoch(self) -> int:
         return len(self._train.batches.rounds())
 
+    @property
+    def _batches_per_epoch(self) -> int:
+        return self._train.batches.num_batches
+
     def _part(self) -> dict[str, Any]:
         return asdict(self._sums)
 
     def _take_parts(self, parts: list[dict[str, Any]]) -> None:
         self._sums = _Sums()
         for part in parts:
-            self._sums.join(_Sums(**part))
+            self._sums.join(_Sums.read(part))
         # These ranks worked at the same time.
         self._sums.steps = max((part["steps"] for part in parts), default=0)
         self._sums.seconds = {name: s / len(parts) for name, s in self._sums.seconds.items()}

@@ -273,7 +273,7 @@ class Plan:
                     f"it has {plan.num_gpus} GPUs, but {sorted(lengths)} entries for them"
                 )
             plan.validate()
-        except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise _corrupt(f"it is damaged ({type(error).__name__}: {error})") from error
         except (UnreachableError, PlanDoesNotFitError) as error:
             raise _corrupt(f"it is damaged ({error})") from error

@@ -204,9 +204,9 @@ class EpochReport:
         """
         try:
             return cls(
-                epoch=int(values["epoch"]),
-                steps=int(values["steps"]),
-                seeds=int(values["seeds"]),
+                epoch=whole(values["epoch"]),
+                steps=whole(values["steps"]),
+                seeds=whole(values["seeds"]),
                 loss=_float_or(values["loss"], math.nan),
                 train_accuracy=_float_or(values["train_accuracy"], math.nan),
                 valid_accuracy=_float_or(values["valid_accuracy"], None),
@@ -214,21 +214,21 @@ class EpochReport:
                 seconds=_stage_seconds(values["seconds"]),
                 tiers=tuple(
                     TierTraffic(
-                        name=str(tier["name"]),
-                        table=str(tier["table"]),
-                        rows=int(tier["rows"]),
-                        bytes=int(tier["bytes"]),
+                        name=text(tier["name"]),
+                        table=text(tier["table"]),
+                        rows=whole(tier["rows"]),
+                        bytes=whole(tier["bytes"]),
                     )
                     for tier in values["tiers"]
                 ),
-                ranks=int(values["ranks"]),
-                figure=str(values.get("figure", ACCURACY)),  # earlier versions had no other
+                ranks=whole(values["ranks"]),
+                figure=text(values.get("figure", ACCURACY)),  # earlier versions had no other
             )
         except KeyError as error:
             raise DataFormatError(
                 "read an epoch report", f"it lacks {error}", "pass what EpochReport.to_dict wrote"
             ) from error
-        except (TypeError, ValueError) as error:
+        except (TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DataFormatError(
                 "read an epoch report",
                 f"it is damaged ({error})",
@@ -340,11 +340,32 @@ def usual_longest(seconds: Sequence[float]) -> float:
 
 def _stage_seconds(values: Mapping[str, Any]) -> StageSeconds:
     known = (field.name for field in fields(StageSeconds))
-    return StageSeconds(**{stage: float(values[stage]) for stage in known if stage in values})
+    return StageSeconds(**{stage: number(values[stage]) for stage in known if stage in values})
 
 
 def _float_or(value: Any, missing: Any) -> Any:
-    return missing if value is None else float(value)
+    return missing if value is None else number(value)
+
+
+def whole(value: Any) -> int:
+    """A whole number of a record, which is one already."""
+    if type(value) is not int or abs(value) >= 2**63:
+        raise TypeError(f"{value!r:.50} is no whole number")
+    return value
+
+
+def number(value: Any) -> float:
+    """A number of a record."""
+    if type(value) not in (int, float):
+        raise TypeError(f"{value!r:.50} is no number")
+    return float(value)
+
+
+def text(value: Any) -> str:
+    """A name of a record."""
+    if type(value) is not str:
+        raise TypeError(f"{value!r:.50} is no text")
+    return value
 
 
 def _weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:

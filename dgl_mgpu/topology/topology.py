@@ -237,7 +237,7 @@ class Topology:
             )
         except ConfigError:
             raise
-        except (KeyError, TypeError, ValueError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
             raise DataFormatError(
                 "read a topology",
                 f"it is damaged ({type(error).__name__}: {error})",

@@ -22,8 +22,9 @@ from typing import Any, BinaryIO
 
 import torch
 
-from dgl_mgpu.errors import CheckpointError
-from dgl_mgpu.training.config import flat
+from dgl_mgpu.errors import CheckpointError, ConfigError
+from dgl_mgpu.training.config import config_of_run, flat
+from dgl_mgpu.training.contents import MEMBER, wrong_field
 from dgl_mgpu.training.statefile import StateFile
 from dgl_mgpu.wholefile import written_whole
 
@@ -32,8 +33,6 @@ log = logging.getLogger(__name__)
 _FORMAT = 3
 _JSON = ("reports", "config", "plan", "parts", "captured")
 _STATES = ("model", "best_model")
-# In the place of what is in a file, the number of the archive's member that has it.
-_MEMBER = "member"
 _NAME = re.compile(r"epoch-(\d+)\.pt")
 
 
@@ -143,8 +142,8 @@ class Checkpoint:
         Raises
         ------
         CheckpointError
-            If there is none, or it is truncated, corrupt or of another format, or there is no space
-            for what it has of files.
+            If there is none, or it is truncated, corrupt or of another format, a field holds what
+            it cannot, or there is no space for what it has of files.
         """
         found = _find(Path(path))
         damages = []
@@ -175,7 +174,8 @@ class Checkpoint:
             ) from error
         except _DAMAGE as error:
             raise _Damaged(f"it is damaged ({error})") from error
-        if not isinstance(content, Mapping) or content.get("format") != _FORMAT:
+        # A tensor, as another file may have it there, cannot be compared with a number.
+        if not isinstance(content, Mapping) or repr(content.get("format")) != repr(_FORMAT):
             raise CheckpointError(
                 asked, f"it is not a checkpoint of format {_FORMAT} of this package", _OTHER
             )
@@ -188,8 +188,13 @@ class Checkpoint:
         try:
             for name in _JSON:
                 values[name] = json.loads(values[name])
-        except (TypeError, ValueError) as error:
-            raise CheckpointError(asked, f"a field is not JSON ({error})", _OTHER) from error
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CheckpointError(
+                asked, f"its field {name} is not JSON ({error})", _OTHER
+            ) from error
+        if (wrong := wrong_field(values)) is not None:
+            name, found = wrong
+            raise CheckpointError(asked, f"its field {name} {found}", _OTHER)
         try:
             _take_files(path, [values[name] for name in _STATES])
         except OSError as error:
@@ -219,22 +224,47 @@ class Checkpoint:
 def require_resumable(path: Path, config: Mapping[str, Any]) -> None:
     """Check that there is a checkpoint, of the run that ``config`` continues.
 
-    Nothing of its states is read for it; where it is damaged, `Checkpoint.load` will say so.
-
     Raises
     ------
     CheckpointError
     """
+    _require_same_run(saved_config(path), config)
+
+
+def saved_config(path: Path) -> dict[str, Any]:
+    """The configuration that a checkpoint has; nothing of its states is read for it.
+
+    Parameters
+    ----------
+    path : Path
+        A checkpoint, or a run's folder: the last one whose configuration is whole.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged, or not plain values of a run of this package.
+    """
+    damage = None
     for each in _find(path):
+        asked = f"resume from {each}"
         try:
+            with zipfile.ZipFile(each) as archive:
+                for name in archive.namelist():
+                    if name.endswith("/data.pkl"):
+                        archive.read(name)  # torch checks no sums
             # Tensors stay in the file.
             content = torch.load(each, "cpu", weights_only=True, mmap=True)
             saved = json.loads(content["config"])
-            flat(saved)
-        except (pickle.UnpicklingError, *_DAMAGE):
-            continue
-        _require_same_run(saved, config)
-        return
+            config_of_run(saved)
+            return saved
+        except ConfigError as error:
+            raise CheckpointError(
+                asked, f"its field config does not do: {error.asked}: {error.found}", _OTHER
+            ) from error
+        except (pickle.UnpicklingError, *_DAMAGE) as error:
+            damage = damage or CheckpointError(asked, f"it is damaged ({error})", _OTHER)
+    assert damage is not None  # a folder without a checkpoint is told of before
+    raise damage
 
 
 def _require_same_run(before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
@@ -334,6 +364,13 @@ def goes_on_in(folder: Path, resumed: str | None) -> bool:
     return resumed is not None and run_folder(resumed).resolve() == folder.resolve()
 
 
+def has_checkpoint(path: Path) -> bool:
+    """Whether it is a checkpoint, or the folder of a run that has one."""
+    if path.is_dir():
+        return bool(checkpoints(path) or checkpoints(path / "checkpoints"))
+    return path.exists()
+
+
 def _find(path: Path) -> list[Path]:
     """A checkpoint, or all of a folder, the last one first."""
     if path.is_dir():
@@ -359,7 +396,7 @@ def _without_files(state: dict[str, Any], files: dict[StateFile, int]) -> dict[s
     state = copy.copy(state)
     for key, value in state.items():
         if isinstance(value, StateFile):
-            state[key] = {_MEMBER: files.setdefault(value, len(files))}
+            state[key] = {MEMBER: files.setdefault(value, len(files))}
     return state
 
 
@@ -369,8 +406,8 @@ def _take_files(path: Path, states: list[dict[str, Any]]) -> None:
     with zipfile.ZipFile(path) as archive:
         for state in states:
             for key, value in state.items():
-                if isinstance(value, Mapping) and _MEMBER in value:
-                    number = value[_MEMBER]
+                if isinstance(value, Mapping) and MEMBER in value:
+                    number = value[MEMBER]
                     if number not in files:
                         with archive.open(_member(archive, number)) as member:
                             files[number] = StateFile.copy_of(member)

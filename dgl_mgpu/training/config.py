@@ -6,6 +6,7 @@ value of the wrong type or an unknown key is an error before anything starts.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -318,6 +319,57 @@ def _is_fanout(given: Any) -> bool:
     if isinstance(given, Mapping):
         return bool(given) and all(type(n) is int and n >= -1 for n in given.values())
     return type(given) is int and (given == -1 or given > 0)
+
+
+def to_config(raw: Any) -> Config:
+    """Merge a composed configuration into its schema and check its values.
+
+    Raises
+    ------
+    ConfigError
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    config: Any
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), raw))
+    except (OmegaConfBaseException, OverflowError, RecursionError) as error:
+        key = getattr(error, "full_key", None)
+        message, fix = str(error).splitlines()[0], "give it a value of its type"
+        if "is not a ListConfig" in message:
+            message, fix = (
+                "it is a list, and this is a single value",
+                "give it a list, like [10,10]",
+            )
+        raise ConfigError(
+            f"set {key}" if key else "read the configuration", message, fix
+        ) from error
+    config.check()
+    return config
+
+
+def config_of_run(saved: Any) -> Config:
+    """The configuration that a run has kept, which may be someone else's: plain values alone.
+
+    Nothing is looked up for it, as OmegaConf would for ``${oc.env:HOME}``, and no key names code.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if not isinstance(saved, Mapping):
+        raise ConfigError(
+            "read the configuration", f"it is {saved!r:.100}", "name a run of dgl-mgpu train"
+        )
+    for key, value in flat(saved).items():
+        if "${" in json.dumps(value):
+            raise ConfigError(
+                f"set {key}",
+                f"a run has kept {value!r} for it, which is to be looked up",
+                "say its value on the command line of a new run",
+            )
+    return to_config(saved)
 
 
 def flat(config: Mapping[str, Any]) -> dict[str, Any]:

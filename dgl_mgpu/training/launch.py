@@ -36,6 +36,7 @@ from dgl_mgpu.tempfolder import keep_together
 from dgl_mgpu.topology.shared_memory import free_shared_bytes
 from dgl_mgpu.torchrun import under_torchrun
 from dgl_mgpu.training.group import await_killed, kill_group, remove_shared
+from dgl_mgpu.training.rlimits import kill_reasons
 from dgl_mgpu.training.stop import Stopped, Told, blocked
 from dgl_mgpu.training.watch import Watch
 from dgl_mgpu.training.whereabouts import Whereabouts, last_stage, shared_stage, stage_of
@@ -343,7 +344,7 @@ def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUE
         code = each.process.exitcode
         if code is not None and code < 0:
             name = signal.Signals(-code).name
-            hint = " (out of memory?)" if name == "SIGKILL" else ""
+            hint = f" ({kill_reasons()})" if name == "SIGKILL" else ""
             return _rank_failed(rank, f"it was killed by {name}{last_stage(each.stage)}{hint}")
     for rank, each in silent.items():
         code = each.process.exitcode

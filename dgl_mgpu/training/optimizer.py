@@ -46,9 +46,11 @@ def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
     The other may have been fused, as on a GPU, or shared by ranks, where this one is not.
     """
     groups = [
-        {**group, "fused": own["fused"]} if "fused" in own else group
+        # What it goes by is configured; of a checkpoint it may be another's.
+        {**own, "params": group["params"]}
         for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
     ]
+    _require_alike(optimizer, groups, saved["state"])
     # A shared one takes out of the state what is not this rank's.
     optimizer.load_state_dict({"state": dict(saved["state"]), "param_groups": groups})
     own = getattr(optimizer, "optim", None)
@@ -58,3 +60,29 @@ def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
             # torch takes steps to the CPU on the way, where a fused kernel cannot count them.
             if own.param_groups[0].get("fused"):
                 state["step"] = state["step"].to(parameter.device)
+
+
+def _require_alike(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: dict[int, Any]
+) -> None:
+    """Check that a state is that of these parameters: torch takes any, and fails later."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    numbers = [number for group in groups for number in group["params"]]
+    if numbers != list(range(len(parameters))):
+        raise ValueError(f"the optimizer's state is of parameters {numbers}")
+    is_adam = isinstance(getattr(optimizer, "optim", optimizer), torch.optim.Adam)
+    wanted = {"step", "exp_avg", "exp_avg_sq"} if is_adam else None
+    for number, parts in state.items():
+        if number not in numbers or wanted not in (None, parts.keys()):
+            raise ValueError(f"the optimizer has {[*parts]} of parameter {number}")
+        own = parameters[number]
+        for name, found in parts.items():
+            found = torch.as_tensor(found)
+            if name == "step":
+                if found.ndim or not (found >= 0 and found.isfinite()):
+                    raise ValueError(f"the optimizer took {found} steps of parameter {number}")
+            elif (found.shape, found.dtype) != (own.shape, own.dtype):
+                raise ValueError(
+                    f"{name} of parameter {number} has shape {tuple(found.shape)} and "
+                    f"{found.dtype}, not {tuple(own.shape)} and {own.dtype}"
+                )

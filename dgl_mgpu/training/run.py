@@ -30,6 +30,7 @@ from dgl_mgpu.errors import (
     ConfigError,
     DeviceMemoryError,
     DGLMGPUError,
+    LimitError,
     RankFailedError,
     WorkerFailedError,
 )
@@ -50,6 +51,7 @@ from dgl_mgpu.training.config import Config, ModelConfig, flat
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.optimizer import make_optimizer
 from dgl_mgpu.training.report import RunReport
+from dgl_mgpu.training.rlimits import files_limit, is_of_files, memory_limit, warn_of_time
 from dgl_mgpu.training.stop import StopRequest
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 from dgl_mgpu.training.whereabouts import stage_of
@@ -155,11 +157,13 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
     Stopped
         After SIGTERM, SIGHUP or Ctrl-C; the checkpoint says where.
     """
+    warn_of_time()
     last = LastCheckpoint(folder, config.trainer.resume)
     most = config.trainer.max_restarts
     for restarts in range(most + 1):
         try:
-            launch(_run_rank, config.trainer.ranks, make_trainer, config, folder, restarts)
+            with typed_memory("start ranks", "use fewer ranks"):
+                launch(_run_rank, config.trainer.ranks, make_trainer, config, folder, restarts)
             return
         except (RankFailedError, WorkerFailedError) as error:
             if restarts == most:
@@ -304,28 +308,34 @@ def seeded_model(
 
 @contextlib.contextmanager
 def typed_memory(asked: str, fix: str) -> Iterator[None]:
-    """Raise what torch raises where memory is too small as the error that says what to do.
+    """Raise what is raised where memory is too small as the error that says what to do.
+
+    So are open files, of which a process may have so many.
 
     Raises
     ------
-    DeviceMemoryError
+    DeviceMemoryError, LimitError
     """
     try:
         yield
-    except (RuntimeError, MemoryError) as error:
-        if isinstance(error, DGLMGPUError) or not _is_of_memory(error):
+    except (RuntimeError, MemoryError, OSError) as error:
+        if isinstance(error, DGLMGPUError):
             raise
-        raise DeviceMemoryError(
-            f"{asked} on rank {dist.get_rank() if dist.is_initialized() else 0}",
-            (str(error).splitlines() or ["too little memory"])[0] + stage_of(error),
-            fix,
-        ) from error
+        asked = f"{asked} on rank {dist.get_rank() if dist.is_initialized() else 0}"
+        found = (str(error).splitlines() or ["too little memory"])[0] + stage_of(error)
+        if is_of_files(error):
+            fix = "raise it (ulimit -n 65536), or use fewer ranks and sampler.num_workers"
+            raise LimitError(asked, f"{found}; {files_limit()}", fix) from error
+        if not _is_of_memory(error):
+            raise
+        raise DeviceMemoryError(asked, found + memory_limit(), fix) from error
 
 
 def _is_of_memory(error: Exception) -> bool:
-    # torch has a type for this only where it is a GPU's.
+    # torch has a type for this only where it is a GPU's, and none for maps of files.
     kinds = MemoryError, torch.OutOfMemoryError
-    return isinstance(error, kinds) or "DefaultCPUAllocator" in str(error)
+    words = "DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory"
+    return isinstance(error, kinds) or any(each in str(error) for each in words)
 
 
 def _require_one_configuration(ranks: Ranks, config: Config) -> None:

@@ -19,6 +19,7 @@ from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import ACCURACY, EpochReport, best_epoch, merge
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.training.checkpoint import Checkpoint
+from dgl_mgpu.training.contents import OF_OTHER_STATES, require_dtypes
 from dgl_mgpu.training.optimizer import take_state, whole_state
 
 #: Called after each step with step, loss, accuracy and seeds so far in the epoch.
@@ -170,28 +171,47 @@ class Trainer(ABC):
             If its states are not those of this model and optimizer.
         """
         try:
-            self.model.load_state_dict(checkpoint.best_model)
-            self.model.load_state_dict(checkpoint.model)
+            for state in (checkpoint.best_model, checkpoint.model):
+                require_dtypes(self.model, state)
+                self.model.load_state_dict(state)
             take_state(self.optimizer, checkpoint.optimizer)
             self.reports = [EpochReport.from_dict(report) for report in checkpoint.reports]
             # A rank that the saved run did not have finds out for itself.
             for captured in checkpoint.captured[self._ranks.rank :][:1]:
                 self._take_captured(captured)
-        except (RuntimeError, ValueError, KeyError, TypeError, AttributeError) as error:
+            self._batches = self._batches_done(checkpoint)
+            self._take_parts(checkpoint.parts[self._ranks.rank :: self._ranks.size])
+            # A rank that the saved run did not have, or had on another kind of device, keeps the
+            # generator it was seeded with.
+            if self._ranks.rank < len(checkpoint.random):
+                generators = checkpoint.random[self._ranks.rank]
+                if len(generators) == len(self._random_state()):
+                    self._set_random_state(generators)
+        except OF_OTHER_STATES as error:
             raise CheckpointError(
                 "resume from a checkpoint",
-                f"its states are not this run's ({str(error).splitlines()[0]})",
+                f"its states are not this run's ({(str(error).splitlines() or ['none'])[0]})",
                 "resume with the configuration of the run, or start a new run",
             ) from error
         self.best_model = checkpoint.best_model
-        self._batches = checkpoint.batches
-        self._take_parts(checkpoint.parts[self._ranks.rank :: self._ranks.size])
-        # A rank that the saved run did not have, or had on another kind of device, keeps the
-        # generator it was seeded with.
-        if self._ranks.rank < len(checkpoint.random):
-            state = checkpoint.random[self._ranks.rank]
-            if len(state) == len(self._random_state()):
-                self._set_random_state(state)
+
+    def _batches_done(self, checkpoint: Checkpoint) -> int:
+        """Batches of the epoch begun that a checkpoint has, checked against what there are."""
+        # The last round of its ranks may have had fewer batches than ranks.
+        most = self._batches_per_epoch + len(checkpoint.parts) - 1
+        if checkpoint.batches and (checkpoint.batches > most or not self._batches_per_epoch):
+            raise ValueError(
+                f"{checkpoint.batches} batches are done of an epoch that has "
+                f"{self._batches_per_epoch}"
+            )
+        if checkpoint.batches and not any(part.get("seeds") for part in checkpoint.parts):
+            raise ValueError(f"{checkpoint.batches} batches are done, of no seeds")
+        return checkpoint.batches
+
+    @property
+    def _batches_per_epoch(self) -> int:
+        """Batches of all ranks in an epoch that may end within; else 0."""
+        return 0
 
     def finish(self, folder: Path) -> None:  # noqa: B027 (there may be nothing)
         """Write what is left to write after the last epoch, and close what is open."""

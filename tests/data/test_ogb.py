@@ -332,33 +332,6 @@ def test_no_table_at_all(tmp_path):
         ogb.load_folder(folder, meta)
 
 
-def test_damaged_derived_files(tmp_path):
-    folder = tmp_path / "toy"
-    meta = write_csv_set(folder)
-    ogb.load_folder(folder, meta)
-    (path,) = (folder / "derived").glob("csc-*/indices.npy")
-    path.write_bytes(path.read_bytes()[:200])
-    with pytest.raises(DataFormatError, match="remove that folder"):
-        ogb.load_folder(folder, meta)
-
-
-@pytest.mark.parametrize("write", [write_csv_set, write_binary_set])
-def test_every_missing_derived_file_is_named(tmp_path, write):
-    folder = tmp_path / "toy"
-    changes = {"edge_feat": np.ones((NUM_EDGES, 1))} if write is write_binary_set else {}
-    meta = write(folder, **changes)
-    ogb.load_folder(folder, meta)
-    paths = list((folder / "derived").glob("*/*.npy"))
-    assert len(paths) > 5
-    for path in paths:
-        content = path.read_bytes()
-        path.unlink()
-        with pytest.raises(DataFormatError, match=rf"no file {path.name}; remove that folder"):
-            ogb.load_folder(folder, meta)
-        path.write_bytes(content)
-    ogb.load_folder(folder, meta)
-
-
 def test_no_self_loops_with_edge_features(tmp_path):
     meta = write_binary_set(tmp_path / "toy", edge_feat=np.ones((NUM_EDGES, 1)))
     with pytest.raises(ConfigError, match="leave self_loops off"):

@@ -265,10 +265,30 @@ def test_errors_of_the_model_itself_come_out_as_they_are():
     g = homogeneous()
     with pytest.raises(ZeroDivisionError):
         dgl_mgpu.inference(Dividing(), g, "x")
-    with pytest.raises(InvalidInputError, match=r"too many values.*pass num_layers"):
+    with pytest.raises(ValueError, match="too many values") as found:
         dgl_mgpu.inference(made(Unpacking), g, "x")
+    assert "pass num_layers" in found.value.__notes__[0]
     with pytest.raises(KeyError, match="nothing"):
         dgl_mgpu.inference(made(lambda: _Looking(lambda b: b.edata["nothing"], False)), g, "x")
+
+
+class _OfManyNodes(Paired):
+    """Does not take few nodes, of which it says so itself."""
+
+    def forward(self, blocks, x):
+        if blocks[-1].num_dst_nodes() < 4:
+            raise ValueError("too few nodes for statistics")
+        return super().forward(blocks, x)
+
+
+def test_what_a_model_raises_layer_by_layer_comes_out_as_it_is():
+    """With its own traceback; what might be the matter is a note below it."""
+    with pytest.raises(ValueError, match="too few nodes") as found:
+        dgl_mgpu.inference(made(_OfManyNodes), homogeneous(), "x", batch_size=20, num_layers=2)
+    assert not isinstance(found.value, InvalidInputError)
+    assert found.traceback[-1].name == "forward"
+    (note,) = found.value.__notes__
+    assert "on a few nodes" in note and "pass layerwise=False" in note
 
 
 @pytest.mark.parametrize("layerwise", [None, False, True])

@@ -15,6 +15,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import CheckpointError
+from dgl_mgpu.report import EpochReport, StageSeconds
 from dgl_mgpu.serialization import dumps, loads
 from dgl_mgpu.training import statefile
 from dgl_mgpu.training.checkpoint import Checkpoint, checkpoints, require_resumable
@@ -39,10 +40,15 @@ def make(epoch: int = 1) -> Checkpoint:
         optimizer=optimizer.state_dict(),
         best_model=model.state_dict(),
         random=[torch.get_rng_state()],
-        reports=[{"epoch": 1, "loss": 0.5, "tiers": []}],
+        reports=[report(number) for number in range(1, epoch + 1)],
         config=CONFIG,
-        plan={"tables": {}},
+        plan={},
     )
+
+
+def report(epoch: int) -> dict:
+    seconds = StageSeconds(evaluate=0.0, total=1.0)
+    return EpochReport(epoch, 1, 1, 0.5, 1.0, None, None, seconds, (), 1).to_dict()
 
 
 def test_round_trip(tmp_path):
@@ -122,7 +128,7 @@ def test_in_place_of_a_damaged_one_the_one_before_is_taken(tmp_path, caplog):
 def test_a_checkpoint_of_another_package_is_no_damage(tmp_path):
     make(1).save(tmp_path)
     torch.save({"format": 99}, tmp_path / "epoch-0002.pt")
-    with pytest.raises(CheckpointError, match=r"epoch-0002\.pt: it is no checkpoint of format"):
+    with pytest.raises(CheckpointError, match=r"epoch-0002\.pt: it is not a checkpoint of format"):
         Checkpoint.load(tmp_path)
 
 

@@ -219,8 +219,8 @@ def count_layers(model: nn.Module, pattern: Pattern) -> int:
     Raises
     ------
     InvalidInputError
-        If it uses them all, or none, or fails between its modules for another reason than that
-        torch has: others are the model's own, and come out as they are.
+        If it uses them all, or none.  What the model raises comes out as it is, with a note where
+        the number of blocks may be the reason.
     """
     asked, fix = "count the layers of a model", "pass num_layers"
     used: set[int | None] = set()
@@ -243,22 +243,15 @@ def count_layers(model: nn.Module, pattern: Pattern) -> int:
         # More nodes than a model has learned rows for are so with any number of layers.
         if missing or not blocks.touched or isinstance(error, IdOutOfRangeError | _OneGraphError):
             raise
-        # Shapes that do not fit, as torch says it.
-        if running or type(error) is RuntimeError:
-            if used:
+        # A model that takes as many of its layers as there are blocks has run out of them.
+        if running or not used or not isinstance(error, IndexError):
+            if used or not running:
                 error.add_note(
                     f"Raised while dgl_mgpu.inference called the model with {_MANY_LAYERS} blocks, "
                     f"to count its layers, of which {len(used)} were done. If it fails for having "
                     "too many blocks, pass num_layers."
                 )
             raise
-        # A model that takes as many of its layers as there are blocks has run out of them.
-        if not used or not isinstance(error, IndexError):
-            raise InvalidInputError(
-                asked,
-                f"when it was called with {_MANY_LAYERS} blocks, the model raised {error!r}",
-                fix,
-            ) from error
     count = len(used - {None})
     if None in used or not 0 < count < _MANY_LAYERS:
         found = f"the model's modules used {count} of {_MANY_LAYERS} blocks"

@@ -268,7 +268,10 @@ def _free_memory(device: torch.device) -> int:
 
 
 def checked_plan(model: nn.Module, pattern: Pattern, num_layers: int) -> Plan:
-    """A plan that gives on the pattern what the model gives at once; raises if there is none."""
+    """A plan that gives on the pattern what the model gives at once; raises if there is none.
+
+    What the model itself raises on the way comes out as it is, with a note.
+    """
     plan = Plan.of(model, pattern, num_layers)
     device = pattern.blocks.device
     fix = f"move message passing into modules that are called with a block, or {AT_ONCE}"
@@ -276,9 +279,11 @@ def checked_plan(model: nn.Module, pattern: Pattern, num_layers: int) -> Plan:
     try:
         found = runner.run()
     except Exception as error:
-        raise InvalidInputError(
-            ASKED_LAYERS, f"on a few nodes the model raised {error!r}", fix
-        ) from error
+        error.add_note(
+            "Raised by the model while dgl_mgpu.inference did it layer by layer on a few nodes, of "
+            f"which it did all layers at once. If it passes messages by itself, {fix}."
+        )
+        raise
     for expected, rows in zip(leaves(plan.expected), leaves(found), strict=True):
         expected = expected.cpu()
         if not _close(expected, rows):

@@ -17,19 +17,12 @@ from typing import Any
 import numpy as np
 import torch
 
+from ....data.pickled import ARRAYS, with_arrays
 from ....errors import DataFormatError
 from .modules import module_with
 
-# NumPy 2 moved numpy.core to numpy._core; files hold whichever name their writer had.
-_ARRAYS = {
-    (f"numpy.{core}.{module}", name)
-    for core in ("core", "_core")
-    for module, name in (
-        ("multiarray", "_reconstruct"),
-        ("multiarray", "scalar"),
-        ("numeric", "_frombuffer"),
-    )
-} | {("numpy", "ndarray"), ("numpy", "dtype"), ("_codecs", "encode")}
+_ASKED = "read a processed ogb data set"
+_FIX = "delete the data set's folder 'processed' and let ogb write it again"
 _TENSORS = {
     ("torch._utils", "_rebuild_tensor"),
     ("torch._utils", "_rebuild_tensor_v2"),
@@ -45,7 +38,7 @@ _GRAPHS = {
     )
     for name in names
 }
-_ALLOWED = _ARRAYS | _TENSORS | _GRAPHS
+_ALLOWED = _TENSORS | _GRAPHS
 
 
 def _is_allowed(module: str, name: str) -> bool:
@@ -55,11 +48,11 @@ def _is_allowed(module: str, name: str) -> bool:
 
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in ARRAYS:
+            return ARRAYS[module, name]
         if not _is_allowed(module, name):
             raise DataFormatError(
-                asked="read a processed ogb data set",
-                found=f"the file names {module}.{name}, which no ogb file holds",
-                fix="delete the data set's folder 'processed' and let ogb write it again",
+                _ASKED, f"the file names {module}.{name}, which no ogb file holds", _FIX
             )
         return super().find_class(module, name)
 
@@ -85,11 +78,19 @@ def load(
     **pickle_load_args: Any,
 ) -> Any:
     """torch.load, which reads pickled arrays too unless it is told how to read."""
-    if pickle_module is None and weights_only is None:
-        pickle_module, weights_only = _ArrayPickle, False
-    return torch.load(
-        f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args
-    )
+    if pickle_module is not None or weights_only is not None:
+        return torch.load(
+            f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args
+        )
+    try:
+        content = torch.load(
+            f, map_location, _ArrayPickle, weights_only=False, mmap=mmap, **pickle_load_args
+        )
+    except (pickle.UnpicklingError, ValueError, TypeError, OverflowError) as error:
+        if isinstance(error, DataFormatError):
+            raise
+        raise DataFormatError(_ASKED, f"it is damaged, or none ({error})", _FIX) from error
+    return with_arrays(content)
 
 
 def from_numpy(array: np.ndarray, /) -> torch.Tensor:

@@ -1,0 +1,104 @@
+"""Checksums of the files that this package makes of data sets, which are mapped and not read.
+
+They lie beside the files, in ``checksums.json``.  To compare them takes reading all of the files,
+so it is done once for each state of a file that the system tells apart (inode, size, times of
+change), and ``checked.json`` remembers which these were.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import zlib
+from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from ..wholefile import written_whole
+
+_SUMS, _CHECKED = "checksums.json", "checked.json"
+_CHUNK_BYTES = 1 << 24
+
+
+def write_checksums(folder: Path, sources: Iterable[Path] = ()) -> None:
+    """Write the checksums of all files in a folder, and of files elsewhere that go with them.
+
+    Raises
+    ------
+    OSError
+    """
+    inside = (path for path in folder.rglob("*") if path.is_file())
+    names = {str(path.relative_to(folder)): path for path in inside} | _by_name(sources)
+    content = {"chunk": _CHUNK_BYTES, "files": dict(zip(names, _sums(names.values()), strict=True))}
+    (folder / _SUMS).write_text(json.dumps(content))
+
+
+def changed_file(folder: Path, sources: Iterable[Path] = ()) -> str | None:
+    """The first file that is not as it was when its checksum was written, and in which way.
+
+    Raises
+    ------
+    OSError
+        If a file cannot be read.
+    """
+    try:
+        content = json.loads((folder / _SUMS).read_text())
+        expected = {str(name): [int(each) for each in of] for name, of in content["files"].items()}
+        if content["chunk"] != _CHUNK_BYTES:
+            return f"{_SUMS} is of another version"
+    except FileNotFoundError:
+        return f"there is no {_SUMS}"
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        return f"{_SUMS} is damaged ({error})"
+    elsewhere = _by_name(sources)
+    paths = {name: elsewhere.get(name, folder / name) for name in expected}
+    try:
+        found = {name: _state(path) for name, path in paths.items()}
+        checked = _read_checked(folder)
+        doubtful = [name for name in paths if found[name] != checked.get(name)]
+        for name, sums in zip(doubtful, _sums(paths[name] for name in doubtful), strict=True):
+            if sums != expected[name]:
+                return f"{name} is not as it was made"
+    except FileNotFoundError as error:
+        return f"there is no {os.path.relpath(error.filename, folder)}"
+    if doubtful:
+        # Where it cannot be remembered, it is done again.
+        with contextlib.suppress(OSError), written_whole(folder / _CHECKED) as file:
+            file.write(json.dumps(found).encode())
+    return None
+
+
+def _by_name(sources: Iterable[Path]) -> dict[str, Path]:
+    """Files elsewhere, by names that no file of the folder has."""
+    return {f"//{path.name}": path for path in sources}
+
+
+def _state(path: Path) -> list[int]:
+    """What is another after any change; the time of change of an inode is the system's own."""
+    stat = path.stat()
+    return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
+
+
+def _read_checked(folder: Path) -> dict[str, Any]:
+    try:
+        checked = json.loads((folder / _CHECKED).read_text())
+    except (OSError, ValueError):
+        return {}
+    return checked if isinstance(checked, dict) else {}
+
+
+def _sums(paths: Iterable[Path]) -> list[list[int]]:
+    """Size and CRC-32 of each chunk of each file; zlib lets go of the interpreter meanwhile."""
+    with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
+        pending = [
+            (size, [pool.submit(_sum, path, start) for start in range(0, size, _CHUNK_BYTES)])
+            for path, size in ((path, path.stat().st_size) for path in paths)
+        ]
+        return [[size, *(each.result() for each in chunks)] for size, chunks in pending]
+
+
+def _sum(path: Path, start: int) -> int:
+    with path.open("rb") as file:
+        return zlib.crc32(os.pread(file.fileno(), _CHUNK_BYTES, start))

@@ -1,0 +1,49 @@
+"""The limits that a shell sets for its processes (``ulimit``), told where one may be the reason."""
+
+from __future__ import annotations
+
+import errno
+import logging
+import resource
+
+from dgl_mgpu.units import human_bytes
+
+log = logging.getLogger(__name__)
+
+
+def _soft(limit: int) -> int | None:
+    value, _ = resource.getrlimit(limit)
+    return None if value == resource.RLIM_INFINITY else value
+
+
+def memory_limit() -> str:
+    """The end of what is said of too little memory: the limit that there is, if any."""
+    most = _soft(resource.RLIMIT_AS)
+    return "" if most is None else f" (and ulimit -v allows a process {human_bytes(most)})"
+
+
+def kill_reasons() -> str:
+    """What SIGKILL mostly is of."""
+    seconds = _soft(resource.RLIMIT_CPU)
+    return "out of memory?" if seconds is None else f"out of memory, or ulimit -t {seconds} s?"
+
+
+def is_of_files(error: BaseException) -> bool:
+    """Whether a process has as many files open as it may."""
+    # torch's own errors have no number.
+    return getattr(error, "errno", None) == errno.EMFILE or "Too many open files" in str(error)
+
+
+def files_limit() -> str:
+    """How many these are."""
+    return f"ulimit -n allows a process {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} of them"
+
+
+def warn_of_time() -> None:
+    """Tell of a limit of processor time before it ends this process, which cannot tell then."""
+    seconds = _soft(resource.RLIMIT_CPU)
+    if seconds is not None:
+        log.warning(
+            "ulimit -t is %d: the system ends a process after so many seconds of processor time",
+            seconds,
+        )
