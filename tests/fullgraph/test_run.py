@@ -64,7 +64,9 @@ def test_a_run_learns_and_leaves_its_report(tmp_path, data, capsys):
     assert sum(parts.values()) - parts["total"] <= parts["total"]
     assert (folder / "curves.png").read_bytes().startswith(b"\x89PNG")
     assert list(folder.glob("events.out.tfevents.*"))
-    assert [path.name for path in (folder / "checkpoints").iterdir()] == ["epoch-0040.pt"]
+    kept = {38, 39, 40, summary["best_epoch"]}
+    names = {path.name for path in (folder / "checkpoints").iterdir()}
+    assert names == {f"epoch-{epoch:04d}.pt" for epoch in kept}
     shown = capsys.readouterr().out
     for word in ("test accuracy", "backward", "epoch 40/40"):
         assert word in shown
@@ -74,9 +76,9 @@ def test_checkpoints_are_written_as_often_as_asked(tmp_path, data, without_pictu
     written = []
     save = Checkpoint.save
 
-    def note(checkpoint: Checkpoint, folder: Path) -> Path:
+    def note(checkpoint: Checkpoint, folder: Path, keep: int, best: int | None) -> Path:
         written.append(checkpoint.epoch)
-        return save(checkpoint, folder)
+        return save(checkpoint, folder, keep, best)
 
     monkeypatch.setattr(Checkpoint, "save", note)
     train(tmp_path / "run", data, "trainer.epochs=8", "trainer.checkpoint_every=3")
