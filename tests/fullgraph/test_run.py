@@ -295,11 +295,12 @@ def test_a_run_of_two_ranks_is_resumed_by_one(tmp_path, data):
 
 def test_resume_refuses_a_run_on_mini_batches(tmp_path, data, without_pictures, capsys):
     folder = train(tmp_path / "run", data, "trainer.epochs=1")
-    arguments = [data, f"trainer.resume={folder}", f"hydra.run.dir={tmp_path / 'again'}"]
-    assert main(["train", *SMALL, *arguments, "mode=minibatch", "trainer.epochs=2"]) == 1
+    again = ["train", *SMALL, data, f"trainer.resume={folder}"]
+    places = [f"hydra.run.dir={tmp_path / name}" for name in ("again", "once more")]
+    assert main([*again, places[0], "mode=minibatch", "trainer.epochs=2"]) == 1
     assert "mode=" in capsys.readouterr().err
-    assert main(["train", *SMALL, *arguments, "trainer.epochs=2"]) == 0
-    assert main(["train", *SMALL, *arguments, "trainer.epochs=1"]) == 1
+    assert main([*again, places[0], "trainer.epochs=2"]) == 0
+    assert main([*again, places[1], "trainer.epochs=1"]) == 1
     assert "raise trainer.epochs" in capsys.readouterr().err
 
 
