@@ -1,6 +1,6 @@
 # Everything starts from a bare machine with Python 3.11 or 3.12 and pip.
 #   make train   the main job: GraphSAGE on a generated graph, through the global store
-#   make test    all tests
+#   make test    the tests; make test-all, the long ones among them
 #   make test-gpu sanitize-gpu bench-gpu    what needs GPUs
 #   make lint type docs wheel bench clean
 # Options of the main job:  make train ARGS="trainer.epochs=2 trainer.ranks=2"
@@ -12,7 +12,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-gpu sanitize-gpu lint type docs wheel bench bench-gpu clean setup
+.PHONY: train test test-all test-gpu sanitize-gpu lint type docs wheel bench bench-gpu clean setup
 .DEFAULT_GOAL := train
 
 setup: $(VENV)/.ready
@@ -28,9 +28,14 @@ train: setup
 	$(BIN)/dgl-mgpu train $(ARGS)
 
 # A worker for each core: with threads of OpenMP beside, they would keep each other waiting. All is
-# tested as on a machine without a GPU; what needs some is test-gpu's.
+# tested as on a machine without a GPU; what needs some is test-gpu's. What is marked as slow tries
+# once more, at length, what shorter tests try; test-all runs it as well.
+TEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadgroup
 test: setup
-	CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadgroup $(ARGS)
+	$(TEST) -m "not slow" $(ARGS)
+
+test-all: setup
+	$(TEST) $(ARGS)
 
 # Needs CuPy beside what setup installs: pip install -e '.[cuda13]'. GPU_PYTHON names another
 # environment to run in. Several tests may share the GPUs (with pytest-xdist,

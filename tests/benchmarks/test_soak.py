@@ -35,7 +35,7 @@ def small(monkeypatch, tmp_path):
     return run
 
 
-@pytest.mark.parametrize("more", [(), ("--captured",)])
+@pytest.mark.parametrize("more", [(), pytest.param(("--captured",), marks=pytest.mark.slow)])
 def test_500_batches_leave_nothing(small, capsys, more):
     figure = small(500, *more)
     assert figure["reached"] is True and figure["grows"] == [{}]

@@ -36,6 +36,7 @@ def test_two_machines_train_as_one_does(monkeypatch, tmp_path):
         assert f"b0-{os.getpid()}" not in left.stdout and f"b1-{os.getpid()}" not in left.stdout
 
 
+@pytest.mark.slow
 def test_torchruns_stand_in_where_there_are_no_namespaces(monkeypatch, tmp_path, capsys):
     def forbidden(*_) -> None:
         raise PermissionError("not root")

@@ -38,7 +38,7 @@ def here():
     return run.stdout
 
 
-@pytest.mark.parametrize("threads", ["1", "4"])
+@pytest.mark.parametrize("threads", ["1", pytest.param("4", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("core", CORES)
 def test_plans_do_not_depend_on_the_blas(here, core, threads):
     environment = {
