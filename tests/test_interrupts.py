@@ -57,12 +57,15 @@ def interrupted(waits: str, limit: float, times: int | None = 1) -> tuple[int, s
 
 def listening(*command: str, **options) -> subprocess.Popen:
     """A process that hears SIGINT, also where this one ignores it, as one in the background."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    heard = {signal.SIGINT: signal.default_int_handler}
+    heard |= dict.fromkeys((signal.SIGQUIT, signal.SIGHUP), signal.SIG_DFL)
+    before = {each: signal.signal(each, handler) for each, handler in heard.items()}
     options = {"stderr": subprocess.PIPE, **options}
     try:
         return subprocess.Popen(command, text=True, start_new_session=True, **options)
     finally:
-        signal.signal(signal.SIGINT, before)
+        for each, handler in before.items():
+            signal.signal(each, handler)
 
 
 # A mutex that is locked twice: no signal makes that return.
