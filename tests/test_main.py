@@ -399,7 +399,7 @@ def test_wrong_options_end_it_before_the_script_begins(run, script):
     done = run("-m", "dgl_mgpu", "--store.gpu-memory=16G", "--store.polcy=auto", path)
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == (
-        "python -m dgl_mgpu: ConfigError: cannot set --store.polcy: no such key; "
+        "python -m dgl_mgpu: ConfigError: cannot set --store.polcy: there is no such key; "
         "did you mean 'policy'?\n"
     )
 

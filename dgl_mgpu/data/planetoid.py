@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
+from ..pickled import ARRAYS, with_arrays
 from .checks import UNLABELLED
 from .csc import from_edges
 from .dataset import Dataset
 from .files import build_once, corrupt_file, download_zip, require_files
-from .pickled import ARRAYS, with_arrays
 from .transform import add_self_loops, unique_edges
 
 _PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -52,6 +52,7 @@ from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.optimizer import make_optimizer
 from dgl_mgpu.training.report import RunReport
 from dgl_mgpu.training.rlimits import files_limit, is_of_files, memory_limit, warn_of_time
+from dgl_mgpu.training.sections import TrainerConfig
 from dgl_mgpu.training.stop import StopRequest
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 from dgl_mgpu.training.whereabouts import stage_of
@@ -76,6 +77,17 @@ def ranks_of_job(config: Config) -> Config:
     if under_torchrun():
         config.trainer.ranks = int(os.environ["WORLD_SIZE"])
     return config
+
+
+def _as_told(config: Config) -> dict[str, Any]:
+    """The configuration for a run that goes on, on as many ranks as its own command line says.
+
+    How many torchrun made is no matter of the configuration's.
+    """
+    if under_torchrun():
+        trainer = replace(config.trainer, ranks=TrainerConfig().ranks)
+        config = replace(config, trainer=trainer)
+    return asdict(config)
 
 
 def ranks_of_this_machine(config: Config) -> int:
@@ -217,7 +229,7 @@ def _train(
 
         def save() -> None:
             with stage("checkpoint"):
-                state = trainer.checkpoint(asdict(config))
+                state = trainer.checkpoint(_as_told(config))
                 best = best_epoch(trainer.reports)
                 write = partial(
                     state.save,

@@ -75,7 +75,7 @@ OTHER_OPTIONS = {
 
 def _with_options(here: dict, there: dict, what: str) -> None:
     first = Ranks.of_this_machine().rank == 0
-    with pytest.raises(ConfigError, match=f"{what}: .* on rank 1 of it; pass the same on every"):
+    with pytest.raises(ConfigError, match=f"{what} is .* on rank 1 of it; pass the same on every"):
         GlobalStore.from_dgl(graph() if first else None, device="cpu", **(here if first else there))
 
 
@@ -85,12 +85,12 @@ def test_other_options_are_told_on_all_ranks(what):
 
 
 OTHER_DATA: dict[str, tuple[Callable[[], Any], str]] = {
-    "nodes": (lambda: dgl.rand_graph(NODES + 1, EDGES), "nodes of type '_N': 60"),
+    "nodes": (lambda: dgl.rand_graph(NODES + 1, EDGES), "nodes of type '_N' is 60"),
     "edges": (lambda: graph(seed=1), "ends of edges of type"),
     "edges' order": (other_order, "ends of edges of type"),
-    "ids": (lambda: graph(idtype=torch.int32), "the dtype of ids: torch.int64"),
-    "width": (lambda: graph(width=5), "feature 'feat' of '_N': torch.float32 of shape"),
-    "type": (lambda: graph(dtype=torch.float64), "feature 'w' of .*: torch.float32 of shape"),
+    "ids": (lambda: graph(idtype=torch.int32), "the dtype of ids is torch.int64"),
+    "width": (lambda: graph(width=5), "feature 'feat' of '_N' is torch.float32 of shape"),
+    "type": (lambda: graph(dtype=torch.float64), "feature 'w' of .* is torch.float32 of shape"),
 }
 
 
@@ -111,7 +111,7 @@ def _with_datasets() -> None:
     turned = dataset().indices[::-1].copy()
     for changes, told in (
         ({"indices": turned}, "ends of edges of "),
-        ({"node_features": {}}, "rows of .*feat: .* missing on rank 1"),
+        ({"node_features": {}}, "rows of .*feat is .* missing on rank 1"),
         ({"node_features": {"feat": np.zeros((NODES, 3), float)}}, "rows of .*32.* torch.float64"),
     ):
         given = dataset() if first else dataset(**changes)

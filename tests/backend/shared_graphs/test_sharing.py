@@ -340,9 +340,9 @@ def _reads_other_data(what: str) -> None:
     with pytest.raises(InvalidInputError, match="load the same graph on all ranks") as error:
         load(g, torch.arange(100), NeighborSampler([2]), use_ddp=True)
     assert {
-        "nodes": "nodes of type '_N': 300 on the machine's first rank, 301 on rank 1",
-        "a feature": "'more' of '_N': missing on",
-        "a dtype": "torch.float32 of shape (300, 5) on the machine's first rank, torch.float64",
+        "nodes": "nodes of type '_N' is 300 on the machine's first rank, but 301 on rank 1",
+        "a feature": "'more' of '_N' is missing on",
+        "a dtype": "torch.float32 of shape (300, 5) on the machine's first rank, but torch.float64",
     }[what] in str(error.value)
 
 

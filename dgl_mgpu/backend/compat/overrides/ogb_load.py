@@ -17,7 +17,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from ....data.pickled import ARRAYS, with_arrays
+from dgl_mgpu.pickled import ARRAYS, with_arrays
+
 from ....errors import DataFormatError
 from .modules import module_with
 
