@@ -216,7 +216,7 @@ def train(folder: Path, *overrides: str, **options) -> subprocess.Popen:
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("moment", range(MOMENTS))
 def test_a_command_ends_at_any_moment_without_a_traceback(tmp_path, data, ranks, moment):
     run = train(tmp_path / "run", data, f"trainer.ranks={ranks}")
@@ -243,7 +243,10 @@ def told_of(how: signal.Signals) -> str:
     )
 
 
-@pytest.mark.parametrize(("ranks", "how"), [(2, signal.SIGINT), (1, signal.SIGINT)])
+@pytest.mark.parametrize(
+    ("ranks", "how"),
+    [pytest.param(2, signal.SIGINT, marks=pytest.mark.slow), (1, signal.SIGINT)],
+)
 def test_ctrl_c_leaves_a_checkpoint_and_names_it(tmp_path, data, ranks, how):
     """Also within an epoch."""
     folder = tmp_path / "run"
@@ -257,6 +260,7 @@ def test_ctrl_c_leaves_a_checkpoint_and_names_it(tmp_path, data, ranks, how):
     assert told_of(how) in shown and told_of(how) in (folder / "cli.log").read_text()
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_costs_a_run_nothing(tmp_path, data):
     """It sends SIGHUP, and what is written to it fails."""
     folder = tmp_path / "run"

@@ -20,7 +20,13 @@ KEPT = json.loads((Path(__file__).parent / "digests.json").read_text())
 # Whose HiGHS is known to find the same among equally good plans: seen with an AMD processor, Python
 # 3.11 and NumPy 2.4, and with an Intel processor, Python 3.12 and NumPy 2.5.
 SCIPY = ("1.17.1", "1.18.1")
-CORES = ("Haswell", "Zen", "SkylakeX", "Prescott", "Sandybridge")
+# The digests say the same of the processors that tests run on; all of these are for make test-all.
+CORES = (
+    "Haswell",
+    "SkylakeX",
+    *(pytest.param(core, marks=pytest.mark.slow) for core in ("Zen", "Prescott", "Sandybridge")),
+)
+pytestmark = pytest.mark.xdist_group("same plans")  # its plans are made once
 
 
 def _python(*arguments: str, **environment: str) -> subprocess.CompletedProcess:

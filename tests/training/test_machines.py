@@ -100,7 +100,10 @@ def kill(machine: Machine, torchrun: subprocess.Popen) -> None:
         process.send_signal(signal.SIGKILL)
 
 
-@pytest.mark.parametrize(("lose", "reason"), [(cut, "rank 1 is silent"), (kill, "is gone")])
+@pytest.mark.parametrize(
+    ("lose", "reason"),
+    [pytest.param(cut, "rank 1 is silent", marks=pytest.mark.slow), (kill, "is gone")],
+)
 def test_the_job_ends_with_the_reason_and_goes_on_with_one(
     machines, tmp_path, monkeypatch, lose, reason
 ):
