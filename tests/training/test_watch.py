@@ -59,6 +59,13 @@ def asked(address: tuple[str, int]) -> tuple[socket.socket, bytes]:
     return peer, peer.recv(hello._NONCE_BYTES, socket.MSG_WAITALL)
 
 
+def joined(address: tuple[str, int], key: bytes) -> socket.socket:
+    """The connection of a rank that has said what it has to."""
+    peer, nonce = asked(address)
+    peer.sendall(hello._hello(key, nonce, 1))
+    return peer
+
+
 def in_parts(peer: socket.socket, *parts: bytes) -> None:
     """Send them from a thread of their own, most likely each when the one before has been read."""
 
@@ -90,9 +97,7 @@ def is_over() -> None:
 )
 def test_a_loss_is_a_line_in_whatever_pieces_it_comes(open_sockets, parts):
     def connect(address: tuple[str, int], key: bytes) -> None:
-        peer, nonce = asked(address)
-        open_sockets.append(peer)
-        peer.sendall(hello._hello(key, nonce, 1))
+        open_sockets.append(joined(address, key))
 
     _, heard = watching(connect)
     in_parts(open_sockets[0], *parts)
@@ -105,9 +110,7 @@ def test_a_goodbye_is_no_loss_and_an_end_without_one_is(open_sockets, monkeypatc
     monkeypatch.setattr(watch, "_OWN_WORD_SECONDS", 0)
 
     def connect(address: tuple[str, int], key: bytes) -> None:
-        peer, nonce = asked(address)
-        open_sockets.append(peer)
-        peer.sendall(hello._hello(key, nonce, 1))
+        open_sockets.append(joined(address, key))
 
     _, heard = watching(connect)
     in_parts(open_sockets[-1], GOODBYE[:1], GOODBYE[1:])
@@ -147,9 +150,7 @@ def test_who_is_no_rank_neither_joins_nor_ends_the_job(open_sockets, monkeypatch
             peer, _ = asked(address)  # and answers what another one was asked
             open_sockets.append(peer)
             peer.sendall(says)
-        peer, nonce = asked(address)
-        open_sockets.append(peer)
-        peer.sendall(hello._hello(key, nonce, 1))
+        open_sockets.append(joined(address, key))
 
     own, _ = watching(connect)
     (peer,) = own._peers
@@ -163,9 +164,7 @@ def test_who_says_nothing_keeps_no_rank_waiting(open_sockets, monkeypatch):
 
     def connect(address: tuple[str, int], key: bytes) -> None:
         open_sockets.extend(asked(address)[0] for _ in range(30))
-        peer, nonce = asked(address)
-        open_sockets.append(peer)
-        peer.sendall(hello._hello(key, nonce, 1))
+        open_sockets.append(joined(address, key))
 
     own, _ = watching(connect)
     (peer,) = own._peers
