@@ -65,17 +65,17 @@ def _told(error: DGLMGPUError) -> str:
 
 def _count(value: Any) -> str | None:
     is_count = type(value) is int and 0 <= value < 2**63
-    return None if is_count else f"is {value!r:.100}, and no number from 0 on"
+    return None if is_count else f"is {value!r:.100}, not a number from 0 on"
 
 
 def _is_mapping(value: Any) -> str | None:
-    return None if isinstance(value, Mapping) else f"is a {type(value).__name__}, and no dictionary"
+    return None if isinstance(value, Mapping) else f"is a {type(value).__name__}, not a dictionary"
 
 
 def _list_of(each: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
     def check(value: Any) -> str | None:
         if not isinstance(value, list):
-            return f"is a {type(value).__name__}, and no list"
+            return f"is a {type(value).__name__}, not a list"
         return next((f"has an entry that {w}" for w in map(each, value) if w is not None), None)
 
     return check

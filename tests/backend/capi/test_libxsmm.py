@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import sys
+from types import SimpleNamespace
 
 import dgl
 import dgl.function as fn
@@ -10,6 +12,7 @@ import pytest
 import torch
 
 from dgl_mgpu.backend.capi import dispatch, libxsmm
+from dgl_mgpu.backend.compat.overrides.signals import abort_ends_the_process
 
 
 @pytest.fixture
@@ -42,6 +45,19 @@ def test_it_is_left_out_where_its_files_are_not_the_users(files, plant, number, 
     assert not dgl.is_libxsmm_enabled()
     assert f"{files[number]} is not a file of this user's" in caplog.text
     assert not files[number].with_name("victim").exists()
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_it_is_not_initialised_where_its_files_are_not_the_users(files, monkeypatch, planted):
+    """DGL's import does so, before there is anything to sum."""
+    calls = []
+    library = SimpleNamespace(libxsmm_init=lambda: calls.append(1))
+    monkeypatch.setitem(sys.modules, "dgl._ffi.base", SimpleNamespace(_LIB=library))
+    if planted:
+        files[0].symlink_to("victim")
+    with abort_ends_the_process():
+        pass
+    assert calls == [1] * (not planted)
 
 
 def test_without_the_folder_nothing_is_opened(files):
