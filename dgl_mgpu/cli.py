@@ -286,10 +286,11 @@ def _predict(arguments: list[str]) -> int:
     from dgl_mgpu.torchrun import under_torchrun
     from dgl_mgpu.training.launch import launch
     from dgl_mgpu.training.run import require_room
+    from dgl_mgpu.training.sections import TrainerConfig
 
     if not under_torchrun():
         require_room(ranks)
-    launch(_predict_on_rank, ranks, folder, out, device)
+    launch(_predict_on_rank, ranks, folder, out, device, hang_after=TrainerConfig.hang_after)
     return 0
 
 

@@ -312,8 +312,14 @@ class MiniBatchTrainer(Trainer):
         if answers is None:
             with _starting_workers():
                 batches = iter(self._make_loader(split))
-            answers = ((self._outputs(batch), self._objective.truth(batch)) for batch in batches)
+            answers = (
+                (self._evaluated_outputs(batch), self._objective.truth(batch)) for batch in batches
+            )
         return self._objective.score(answers, self._device)
+
+    def _evaluated_outputs(self, batch: Any) -> torch.Tensor:
+        with stage("forward"):
+            return self._outputs(batch)
 
     @torch.no_grad()
     def predict(self) -> torch.Tensor:
@@ -329,7 +335,7 @@ class MiniBatchTrainer(Trainer):
         seeds = split.batches.of_all(nodes)
         with _starting_workers():
             batches = iter(self._make_loader(replace(split, batches=seeds)))
-        rows = (self._outputs(batch).float() for batch in batches)
+        rows = (self._evaluated_outputs(batch).float() for batch in batches)
         return Team.of_job().collected(rows, len(nodes), seeds.batch_size)
 
     def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:

@@ -289,7 +289,7 @@ _DAMAGE = (
 _OTHER = "resume from another checkpoint, or start anew without trainer.resume"
 _FREE = re.compile(
     r"topology|store\.(?!feature_dtypes\.).*|fullgraph\..*|data\.root|sampler\.num_workers"
-    r"|trainer\.(ranks|epochs|resume|max_restarts|eval_every|checkpoint_every|keep_checkpoints"
+    r"|trainer\.(ranks|epochs|resume|max_restarts|hang_after|eval_every|checkpoint_every|keep_checkpoints"
     r"|count_accesses|profile|terminate_on_nan|shard_optimizer|cuda_graphs)"
 )
 

@@ -115,6 +115,12 @@ class Config:
             ("trainer.keep_checkpoints", trainer.keep_checkpoints, 1, infinity),
             ("trainer.profile", trainer.profile, 0, infinity),
             ("trainer.max_restarts", trainer.max_restarts, 0, infinity),
+            (
+                "trainer.hang_after",
+                1 if trainer.hang_after is None else trainer.hang_after,
+                1,
+                infinity,
+            ),
             ("trainer.lr", trainer.lr, 0, most),
             ("trainer.weight_decay", trainer.weight_decay, 0, most),
             ("trainer.seed", trainer.seed, 0, 2**32),

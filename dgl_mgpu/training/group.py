@@ -7,7 +7,7 @@ import logging
 import os
 import signal
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from multiprocessing import process as processes
 from pathlib import Path
 from typing import Any
@@ -75,14 +75,36 @@ def remove_shared(killed: Iterable[int]) -> None:
                 file.unlink()
 
 
+def children_of(process: int) -> list[int]:
+    """The processes that a process has started and that have not ended, such as its workers."""
+    return [each for each, status in _all_statuses() if int(status[1]) == process]
+
+
+def state_of(process: int) -> str:
+    """As ``ps`` shows it: R runs, S waits, D waits for a device, T is stopped; "" of one gone."""
+    status = _status(process)
+    return "" if status is None else status[0]
+
+
+def cpu_seconds(process: int) -> float:
+    """Seconds for which a process has used a core; 0 of one that is gone."""
+    status = _status(process)
+    ticks = 0 if status is None else int(status[11]) + int(status[12])
+    return ticks / os.sysconf("SC_CLK_TCK")
+
+
 def _members(leader: int) -> list[int]:
-    processes = [int(folder.name) for folder in Path("/proc").iterdir() if folder.name.isdigit()]
-    return [each for each in processes if (status := _status(each)) and int(status[2]) == leader]
+    return [each for each, status in _all_statuses() if int(status[2]) == leader]
+
+
+def _all_statuses() -> Iterator[tuple[int, list[str]]]:
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (status := _status(int(folder.name))):
+            yield int(folder.name), status
 
 
 def _runs(process: int) -> bool:
-    status = _status(process)
-    return status is not None and status[0] not in "ZX"
+    return state_of(process) not in ("", "Z", "X")
 
 
 def _status(process: int) -> list[str] | None:

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -35,11 +36,18 @@ from dgl_mgpu.store.signing import set_job_secret
 from dgl_mgpu.tempfolder import keep_together
 from dgl_mgpu.topology.shared_memory import free_shared_bytes
 from dgl_mgpu.torchrun import under_torchrun
-from dgl_mgpu.training.group import await_killed, kill_group, remove_shared
+from dgl_mgpu.training.group import await_killed, children_of, kill_group, remove_shared
+from dgl_mgpu.training.hangs import HangMonitor, HangWatch
+from dgl_mgpu.training.heartbeat import (
+    Heartbeat,
+    Heartbeats,
+    StageTracker,
+    own_heartbeat,
+    stage_of,
+)
 from dgl_mgpu.training.rlimits import kill_reasons
 from dgl_mgpu.training.stop import Stopped, Told, blocked
 from dgl_mgpu.training.watch import Watch
-from dgl_mgpu.training.whereabouts import Whereabouts, last_stage, shared_stage, stage_of
 from dgl_mgpu.training.workers import worker_losses_typed
 
 log = logging.getLogger(__name__)
@@ -48,6 +56,12 @@ log = logging.getLogger(__name__)
 # neither its pipe nor its connections to other ranks tell of its end.
 _LOOK_SECONDS = 1.0
 _PR_SET_PDEATHSIG = 1
+# Under torchrun all ranks look for one that hangs, the second so much later than the first; those
+# of a machine on which all wait leave the others this time to say whom they wait for.
+_TURN_SECONDS = 5.0
+_OTHER_MACHINES_SECONDS = 10.0
+# torchrun reports the rank that ended first, by the second.
+_EARLIEST_SECONDS = 1.5
 # Characters of an error that are passed on.
 _MAX_TEXT = 20_000
 # How many bytes a rank's last word has, which come next.
@@ -72,7 +86,7 @@ class _Rank:
 
     process: Any
     report: Connection
-    stage: ctypes.Array[ctypes.c_char]
+    heartbeat: Heartbeat
     read: bytearray = field(default_factory=bytearray)
 
     def hear(self) -> bool:
@@ -99,7 +113,9 @@ class _Rank:
         return self.process.sentinel in ready or self.process.exitcode is not None
 
 
-def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
+def launch(
+    work: Callable[..., None], num_ranks: int, *args: Any, hang_after: float | None = None
+) -> None:
     """Call ``work(*args)`` on ``num_ranks`` ranks of a torch.distributed job.
 
     One rank runs here, in this process and without torch.distributed.  Several are processes
@@ -110,11 +126,17 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
     seconds; then all end.  One that is told before it listens (`StopRequest`) ends at once.  A
     second Ctrl-C ends all at once.
 
+    With ``hang_after``, a job ends in which no rank advances for so many seconds: in the steps of
+    an epoch none enters another `stage`, and before and between epochs none uses its cores, reads
+    or writes.  A rank that is this process, and hangs in C code that holds Python's lock, is not
+    noticed.
+
     Raises
     ------
     RankFailedError
         With the reason of the rank that failed first, and its stage; the others have been ended.
-        Also of one that was told to stop and did not, in time and well.
+        Also of one that was told to stop and did not, in time and well; and of one that hangs,
+        with its stack.  Where that is this process, the error is printed, and the process ends.
         A typed error of this package that a rank raised is raised as it is, and so is any error
         of a rank that runs here.
     SharedMemoryError
@@ -132,24 +154,38 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
     if under_torchrun():
         rank = int(os.environ["RANK"])
         with _told_to_torchrun(rank), _typed_losses():
-            _join_job(rank, int(os.environ["WORLD_SIZE"]), "env://")
+            _join_job(rank, int(os.environ["WORLD_SIZE"]), "env://", hang_after)
             try:
-                with _others_watched(), worker_losses_typed(), Whereabouts():
+                with (
+                    _others_watched(hang_after) as heartbeat,
+                    worker_losses_typed(),
+                    StageTracker(heartbeat),
+                ):
                     work(*args)
             finally:
                 dist.destroy_process_group()
     elif num_ranks == 1:
-        with worker_losses_typed(), Whereabouts():
+        heartbeat = own_heartbeat()
+        monitor = None if hang_after is None else HangMonitor([heartbeat], hang_after)
+        with (
+            contextlib.nullcontext() if monitor is None else HangWatch(monitor, _leave),
+            worker_losses_typed(),
+            StageTracker(heartbeat),
+        ):
             work(*args)
     else:
-        _run_processes(work, num_ranks, args)
+        _run_processes(work, num_ranks, args, hang_after)
 
 
-def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> None:
+def _run_processes(
+    work: Callable[..., None], num_ranks: int, args: tuple, hang_after: float | None
+) -> None:
     free_shared_bytes()  # what ranks and this process share has to lie somewhere
     log.info("starting %d ranks", num_ranks)
     context = mp.get_context("spawn")
     ranks: list[_Rank] = []
+    heartbeats = Heartbeats(num_ranks)
+    monitor = None if hang_after is None else HangMonitor(heartbeats.ranks, hang_after)
     with (
         Told() as told,
         tempfile.TemporaryFile() as file,
@@ -162,10 +198,9 @@ def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> No
         job = num_ranks, meeting_point, os.getpid(), secrets.token_bytes(32)
         for rank in range(num_ranks):
             receiver, sender = context.Pipe(duplex=False)
-            stage = shared_stage()
             process = context.Process(
                 target=_rank_main,
-                args=(work, rank, *job, sender, stage, args),
+                args=(work, rank, *job, sender, heartbeats.path, hang_after, args),
                 name=f"rank {rank}",
             )
             told.check()
@@ -175,10 +210,11 @@ def _run_processes(work: Callable[..., None], num_ranks: int, args: tuple) -> No
             with blocked(signal.SIGINT):
                 process.start()
             sender.close()
-            ranks.append(_Rank(process, receiver, stage))
+            heartbeats.ranks[rank].process = process.pid or 0
+            ranks.append(_Rank(process, receiver, heartbeats.ranks[rank]))
         words: dict[int, _Outcome | None] = {}
         try:
-            end = _await(ranks, words, told)
+            end = _await(ranks, words, told, monitor)
         except Stopped as stopped:
             end = _let_stop(ranks, words, told) or stopped
     if end is not None:
@@ -206,17 +242,56 @@ def _let_stop(
         return _cause(ranks, outcomes)
     for rank, each in enumerate(ranks):
         if rank not in outcomes:
-            where = last_stage(each.stage)
+            where = each.heartbeat.last_stage()
             return _rank_failed(rank, f"it ran on for {limits.STOP:g} s after SIGTERM{where}")
     return None
 
 
-def _others_watched() -> contextlib.AbstractContextManager:
-    """Leave at once when another machine is lost: nothing else ends the wait for its tensors."""
-    everyone = Ranks.of_all_machines()
-    if Ranks.of_this_machine().size == everyone.size:
-        return contextlib.nullcontext()
-    return Watch(everyone, os.environ["MASTER_ADDR"], _leave)
+@contextlib.contextmanager
+def _others_watched(hang_after: float | None) -> Iterator[Heartbeat]:
+    """Leave at once when another machine is lost, or a rank hangs: nothing else ends the wait.
+
+    Yields
+    ------
+    Heartbeat
+        This rank's.
+    """
+    everyone, here = Ranks.of_all_machines(), Ranks.of_this_machine()
+    made: list[Heartbeats] = []
+
+    def make() -> Path:
+        made.append(Heartbeats(here.size))
+        return made[0].path
+
+    path = here.from_first("share heartbeats", make)
+    heartbeats = here.together(
+        "share heartbeats", lambda: made[0] if made else Heartbeats(here.size, path)
+    )
+    numbers = here.all_gather(everyone.rank)
+    others: Watch | None = None
+    with contextlib.ExitStack() as watching:
+        if here.size < everyone.size:
+            others = watching.enter_context(Watch(everyone, os.environ["MASTER_ADDR"], _leave))
+        if hang_after is not None:
+            # Another rank looks where the first itself hangs, with Python's lock say.
+            after = hang_after + _TURN_SECONDS * here.rank
+            monitor = HangMonitor(heartbeats.ranks, after, numbers)
+
+            def end_all(error: RankFailedError) -> None:
+                if others is not None and monitor.all_wait:
+                    time.sleep(_OTHER_MACHINES_SECONDS)  # they say who it is, and all leave
+                _record(error)
+                if others is not None:
+                    others.report(error)
+                time.sleep(_EARLIEST_SECONDS)
+                for each in heartbeats.ranks:
+                    if each.process not in (0, os.getpid()):
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(each.process, signal.SIGKILL)
+                _leave(error)
+
+            watching.enter_context(HangWatch(monitor, end_all))
+        yield heartbeats.ranks[here.rank]
 
 
 @contextlib.contextmanager
@@ -240,17 +315,23 @@ def _told_to_torchrun(rank: int) -> Iterator[None]:
 
 
 def _record(error: DGLMGPUError) -> None:
-    """Write the error that is being handled where torchrun looks for it, if that has room."""
-    with contextlib.suppress(OSError):
-        get_error_handler().record_exception(error)
+    """Write an error where torchrun looks for it, if that has room."""
+    try:
+        raise error from None  # what is written is what is being handled
+    except DGLMGPUError:
+        with contextlib.suppress(OSError):
+            get_error_handler().record_exception(error)
 
 
 def _leave(error: RankFailedError) -> NoReturn:
-    try:
-        raise error from None
-    except RankFailedError:
-        _record(error)
+    """End this process now, whatever its threads wait for."""
+    _record(error)
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    workers = children_of(os.getpid())
+    for worker in workers:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(worker, signal.SIGKILL)
+    remove_shared(workers)
     os._exit(1)
 
 
@@ -276,10 +357,14 @@ def _is_of_communication(error: RuntimeError) -> bool:
 
 
 def _await(
-    ranks: list[_Rank], outcomes: dict[int, _Outcome | None], told: Told
+    ranks: list[_Rank],
+    outcomes: dict[int, _Outcome | None],
+    told: Told,
+    monitor: HangMonitor | None,
 ) -> DGLMGPUError | Stopped | None:
     """Wait for all ranks to end well, or for the first to fail; ``outcomes`` get their words."""
-    _hear(ranks, outcomes, told)
+    if (hang := _hear(ranks, outcomes, told, monitor=monitor)) is not None:
+        return hang
     if len(outcomes) == len(ranks) and all(o is not None and o.done for o in outcomes.values()):
         _await_ends(ranks, told)
         return Stopped() if any(o is not None and o.stopped for o in outcomes.values()) else None
@@ -299,7 +384,7 @@ def _await_ends(ranks: list[_Rank], told: Told) -> None:
     for rank, each in running.values():
         log.warning(
             "rank %d (process %d) was done %g s ago and has not ended%s: it is killed",
-            rank, each.process.pid, limits.LEAVE, last_stage(each.stage),
+            rank, each.process.pid, limits.LEAVE, each.heartbeat.last_stage(),
         )  # fmt: skip
 
 
@@ -308,8 +393,15 @@ def _hear(
     outcomes: dict[int, _Outcome | None],
     told: Told,
     deadline: float | None = None,
-) -> None:
-    """Add the last words of ranks: None of one that left without, none of those that run on."""
+    monitor: HangMonitor | None = None,
+) -> RankFailedError | None:
+    """Add the last words of ranks: None of one that left without, none of those that run on.
+
+    Returns
+    -------
+    RankFailedError or None
+        If ranks hang, instead of waiting on.
+    """
     end = math.inf if deadline is None else deadline
     while len(outcomes) < len(ranks):
         running = {rank: each for rank, each in enumerate(ranks) if rank not in outcomes}
@@ -328,6 +420,8 @@ def _hear(
                     outcomes[rank] = word
         if not ready and left <= 0:
             break
+        if monitor is not None and (hang := monitor.look()) is not None:
+            return hang
         failed = [outcome for outcome in outcomes.values() if outcome is None or not outcome.done]
         if deadline is None and failed:
             # The others fail of it within moments; the cause is the earliest report, or a rank
@@ -335,6 +429,7 @@ def _hear(
             is_known = any(outcome is None or not outcome.follows for outcome in failed)
             more = limits.REPORTS if is_known else limits.CAUSE
             end = min(end, time.monotonic() + more)
+    return None
 
 
 def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUError:
@@ -345,10 +440,10 @@ def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUE
         if code is not None and code < 0:
             name = signal.Signals(-code).name
             hint = f" ({kill_reasons()})" if name == "SIGKILL" else ""
-            return _rank_failed(rank, f"it was killed by {name}{last_stage(each.stage)}{hint}")
+            return _rank_failed(rank, f"it was killed by {name}{each.heartbeat.last_stage()}{hint}")
     for rank, each in silent.items():
         code = each.process.exitcode
-        where = last_stage(each.stage)
+        where = each.heartbeat.last_stage()
         return _rank_failed(rank, f"it left before its work was done{where}, with exit code {code}")
     failed = [(outcome, rank) for rank, outcome in outcomes.items() if outcome and not outcome.done]
     # A rank that failed only because another did says so, and may be first to say it.
@@ -393,7 +488,8 @@ def _rank_main(
     parent: int,
     secret: bytes,
     sender: Connection,
-    stage: ctypes.Array[ctypes.c_char],
+    heartbeats: Path,
+    hang_after: float | None,
     args: tuple,
 ) -> None:
     # The parent hears Ctrl-C and ends its ranks; and they do not outlive it.
@@ -411,9 +507,10 @@ def _rank_main(
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
         with _typed_losses():
             set_job_secret(secret)
-            _join_job(rank, num_ranks, meeting_point)
+            heartbeat = Heartbeats(num_ranks, heartbeats).ranks[rank]
+            _join_job(rank, num_ranks, meeting_point, hang_after)
             try:
-                with worker_losses_typed(), Whereabouts(stage):
+                with worker_losses_typed(), StageTracker(heartbeat):
                     work(*args)
             except Stopped:
                 stopped = True
@@ -449,8 +546,12 @@ def _text(error: Exception) -> str:
     return f"{type(error).__name__}: {error}"[:_MAX_TEXT] + stage_of(error)
 
 
-def _join_job(rank: int, num_ranks: int, meeting_point: str) -> None:
+def _join_job(
+    rank: int, num_ranks: int, meeting_point: str, hang_after: float | None = None
+) -> None:
     backend = "gloo"
+    # Who waits for a rank that hangs ends by the monitor's word, which names that one.
+    limit = max(limits.JOIN, 2 * (hang_after or 0.0))
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
         backend = "cpu:gloo,cuda:nccl"
@@ -462,7 +563,7 @@ def _join_job(rank: int, num_ranks: int, meeting_point: str) -> None:
             dist.init_process_group(
                 backend,
                 init_method=meeting_point,
-                timeout=timedelta(seconds=limits.JOIN),
+                timeout=timedelta(seconds=limit),
                 rank=rank,
                 world_size=num_ranks,
             )
@@ -471,7 +572,7 @@ def _join_job(rank: int, num_ranks: int, meeting_point: str) -> None:
     except RuntimeError as error:
         raise RankFailedError(
             f"join {num_ranks} ranks as rank {rank}",
-            f"not all of them came within {limits.JOIN:g} s, or one is gone "
+            f"not all of them came within {limit:g} s, or one is gone "
             f"({str(error).partition(chr(10))[0]})",
             "see why the others did not start, and start the run again",
         ) from error

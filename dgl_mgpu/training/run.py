@@ -48,6 +48,7 @@ from dgl_mgpu.training.checkpoint import (
     run_folder,
 )
 from dgl_mgpu.training.config import Config, ModelConfig, flat
+from dgl_mgpu.training.heartbeat import stage_of
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.optimizer import make_optimizer
 from dgl_mgpu.training.report import RunReport
@@ -55,7 +56,6 @@ from dgl_mgpu.training.rlimits import files_limit, is_of_files, memory_limit, wa
 from dgl_mgpu.training.sections import TrainerConfig
 from dgl_mgpu.training.stop import StopRequest
 from dgl_mgpu.training.trainer import StepCallback, Trainer
-from dgl_mgpu.training.whereabouts import stage_of
 
 log = logging.getLogger(__name__)
 
@@ -175,7 +175,10 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
     for restarts in range(most + 1):
         try:
             with typed_memory("start ranks", "use fewer ranks"):
-                launch(_run_rank, config.trainer.ranks, make_trainer, config, folder, restarts)
+                launch(
+                    _run_rank, config.trainer.ranks, make_trainer, config, folder, restarts,
+                    hang_after=config.trainer.hang_after,
+                )  # fmt: skip
             return
         except (RankFailedError, WorkerFailedError) as error:
             if restarts == most:

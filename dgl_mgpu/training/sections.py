@@ -140,7 +140,8 @@ class TrainerConfig:
     first rank are traced once it has warmed up (:class:`dgl_mgpu.report.profile.Profile`).
     A loss that is NaN or infinite is warned of, or with ``terminate_on_nan`` ends the run; such an
     epoch is never the best one. When a rank is lost, all are started again from the last
-    checkpoint, ``max_restarts`` times at most in a run.
+    checkpoint, ``max_restarts`` times at most in a run. A run in which no rank advances for
+    ``hang_after`` seconds ends with an error that names the rank the others wait for; None: never.
     """
 
     ranks: int = 1
@@ -160,3 +161,4 @@ class TrainerConfig:
     terminate_on_nan: bool = False
     resume: str | None = None
     max_restarts: int = 0
+    hang_after: float | None = 300.0

@@ -16,7 +16,7 @@ import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from dgl_mgpu.errors import RankFailedError
@@ -117,7 +117,9 @@ class Watch:
         if told == _GOODBYE:
             return
         if told.endswith(b"\n"):
-            self._on_loss(RankFailedError(*json.loads(told)))
+            failure = RankFailedError(*json.loads(told))
+            self._pass_on(failure, rank)
+            self._on_loss(failure)
             return
         if not self._is_closed:
             # Who exchanges tensors with it over TCP raises of it now; over NCCL, waits for ever.
@@ -131,12 +133,23 @@ class Watch:
             f"rank {rank} {found}",
             "see why, or start on fewer machines; trainer.resume goes on from the last checkpoint",
         )
-        if self._is_first:
-            for peer, other in self._peers.items():
-                if other != rank:
-                    with contextlib.suppress(OSError):  # it has ended, or is lost as well
-                        peer.sendall(json.dumps(loss.args).encode() + b"\n")
+        self._pass_on(loss, rank)
         self._on_loss(loss)
+
+    def report(self, error: RankFailedError) -> None:
+        """Have the ranks of all machines end with an error, but for this one."""
+        self._send(error, self._peers)
+
+    def _pass_on(self, error: RankFailedError, source: int) -> None:
+        """What the first rank has heard, or found, of another one is told to the others."""
+        if self._is_first:
+            self._send(error, [peer for peer, rank in self._peers.items() if rank != source])
+
+    def _send(self, error: RankFailedError, peers: Iterable[socket.socket]) -> None:
+        line = json.dumps([error.asked, error.found, error.fix]).encode() + b"\n"
+        for peer in peers:
+            with contextlib.suppress(OSError):  # it has ended, or is lost as well
+                peer.sendall(line)
 
 
 def _probe(peer: socket.socket) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from multiprocessing import connection, reduction
 
 from dgl_mgpu.errors import DGLMGPUError, WorkerFailedError
-from dgl_mgpu.training.whereabouts import stage_of
+from dgl_mgpu.training.heartbeat import stage_of
 
 # How long after a worker's connection is lost a busy system may take to tell of its end.
 _SIGNAL_SECONDS = 5.0

@@ -55,7 +55,7 @@ def train(folder: Path, num_ranks: int, *overrides: str, hook: Hook | None = Non
     if "mode=fullgraph" in overrides and 0 < gpus < num_ranks:
         pytest.skip(f"{num_ranks} ranks of a whole graph need a GPU each, and there are {gpus}")
     config = compose([*SMALL, f"trainer.ranks={num_ranks}", *overrides])
-    launch(_work, num_ranks, config, folder, hook)
+    launch(_work, num_ranks, config, folder, hook, hang_after=config.trainer.hang_after)
     return folder
 
 
@@ -87,7 +87,8 @@ def _rank_of_torchrun(config: Config, folder: Path, hook: Hook | None) -> None:
     # of its own error, which is what is to be seen.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     try:
-        launch(_work, config.trainer.ranks, config, folder, hook)
+        hang_after = config.trainer.hang_after
+        launch(_work, config.trainer.ranks, config, folder, hook, hang_after=hang_after)
     except BaseException as error:
         end.write_text(f"{type(error).__name__}: {error}")
         raise

@@ -26,10 +26,19 @@ from tests.environment import search_path
 from tests.training.jobs import SMALL, reports_of, train, until
 
 SCRIPT = """
+import os
 import sys
+import time
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 from dgl_mgpu.cli import main
 from dgl_mgpu.training import watch
 
+def hang(optimizer, *arguments):
+    optimizer.steps = getattr(optimizer, "steps", 0) + 1
+    if optimizer.steps == 7 and os.environ["RANK"] == os.environ.get("HANGS"):
+        time.sleep(10_000)
+
+register_optimizer_step_pre_hook(hang)
 if __name__ == "__main__":
     watch._IDLE_SECONDS, watch._BETWEEN_SECONDS, watch._PROBES = 1, 1, 2
     watch._CONNECT_SECONDS = watch._OWN_WORD_SECONDS = 100  # ranks have what time they need
@@ -95,6 +104,10 @@ def cut(machine: Machine, torchrun: subprocess.Popen) -> None:
     ip("-n", machine.name, "link", "set", machine.cable, "down")
 
 
+def nothing(machine: Machine, torchrun: subprocess.Popen) -> None:
+    """It hangs by itself."""
+
+
 def kill(machine: Machine, torchrun: subprocess.Popen) -> None:
     for process in [*psutil.Process(torchrun.pid).children(recursive=True), torchrun]:
         process.send_signal(signal.SIGKILL)
@@ -102,13 +115,20 @@ def kill(machine: Machine, torchrun: subprocess.Popen) -> None:
 
 @pytest.mark.parametrize(
     ("lose", "reason"),
-    [pytest.param(cut, "rank 1 is silent", marks=pytest.mark.slow), (kill, "is gone")],
+    [
+        pytest.param(cut, "rank 1 is silent", marks=pytest.mark.slow),
+        pytest.param(nothing, "cannot run rank 1: nothing has advanced", marks=pytest.mark.slow),
+        (kill, "is gone"),
+    ],
 )
 def test_the_job_ends_with_the_reason_and_goes_on_with_one(
     machines, tmp_path, monkeypatch, lose, reason
 ):
     (tmp_path / "script.py").write_text(SCRIPT)
     options = [*SMALL, f"data.root={tmp_path / 'data'}", "trainer.epochs=100000"]
+    if lose is nothing:
+        monkeypatch.setenv("HANGS", "1")
+        options.append("trainer.hang_after=20")
     folders = [tmp_path / "first", tmp_path / "second"]
     command = [
         sys.executable, "-m", "torch.distributed.run", "--nnodes=2", "--nproc-per-node=1",

@@ -175,3 +175,40 @@ def test_a_rank_that_does_not_come_is_told(monkeypatch):
     monkeypatch.setattr(hello, "_CONNECT_SECONDS", 0.1)
     with pytest.raises(RankFailedError, match=r"0 came within 0\.1 s.*MASTER_ADDR"):
         watching(lambda address, key: None)
+
+
+def test_what_one_rank_reports_the_first_passes_on_to_the_others(monkeypatch):
+    class FirstOfThree(FirstOfTwo):
+        size = 3
+
+    others: list[socket.socket] = []
+
+    def connect(address: tuple[str, int], key: bytes) -> None:
+        for rank in (1, 2):
+            peer, nonce = asked(address)
+            peer.sendall(hello._hello(key, nonce, rank))
+            others.append(peer)
+
+    heard: queue.Queue[RankFailedError] = queue.Queue()
+    Watch(FirstOfThree(connect), "127.0.0.1", heard.put)  # type: ignore[arg-type]
+    try:
+        others[0].sendall(LOSS)
+        assert "rank 7 is silent" in str(heard.get())
+        with others[1].makefile("rb") as lines:
+            assert lines.readline() == LOSS
+        others[0].settimeout(0.2)
+        with pytest.raises(TimeoutError):
+            others[0].recv(1)
+    finally:
+        for each in others:
+            each.close()
+
+
+def test_a_rank_reports_to_the_first(open_sockets):
+    def connect(address: tuple[str, int], key: bytes) -> None:
+        open_sockets.append(joined(address, key))
+
+    own, _ = watching(connect)
+    own.report(RankFailedError("train", "rank 7 is silent", "see to it"))
+    with open_sockets[0].makefile("rb") as lines:
+        assert lines.readline() == LOSS

@@ -26,6 +26,7 @@ from dgl_mgpu.fullgraph.inference.plan import Plan
 from dgl_mgpu.fullgraph.inference.rows import Column, Graph, Outline, Tree, leaves, mapped
 from dgl_mgpu.fullgraph.inference.team import Team, share
 from dgl_mgpu.fullgraph.memory import free_bytes
+from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.topology.shared_memory import free_host_bytes
 
 #: Tensors as wide as the widest rows that a layer is taken to have at the same time.
@@ -188,7 +189,7 @@ class LayerByLayer:
                 raise CallEnded
             return given
 
-        with meeting(meet):
+        with meeting(meet), stage("forward"):
             try:
                 found = self.model(
                     Offered(map(self.blocks.for_layer, of_layers, range(plan.num_layers))),

@@ -1,0 +1,272 @@
+"""Jobs in which nothing advances: they end, and say which rank the others wait for."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from dgl_mgpu.configuration import compose
+from dgl_mgpu.errors import ConfigError, RankFailedError
+from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.training import hangs
+from dgl_mgpu.training.hangs import HangMonitor
+from dgl_mgpu.training.heartbeat import StageTracker, own_heartbeat
+from dgl_mgpu.training.launch import launch
+from dgl_mgpu.training.trainer import Trainer
+from tests.environment import search_path
+from tests.training.jobs import SMALL, at_step, reports_of, torchrun, train, until
+
+# More than any stage takes on a busy machine whose kernels are compiled.
+HANG_AFTER = 10.0
+HANGS = r"it hangs in stage update, at \S+test_hangs.py:\d+"
+pytestmark = pytest.mark.usefixtures("forked_ranks", "compiled")
+
+
+@pytest.fixture(scope="module")
+def compiled(data, tmp_path_factory) -> None:
+    """What ranks run is compiled, and kept on disk."""
+    folder = tmp_path_factory.mktemp("compiled")
+    train(folder / "minibatch", 1, data, "trainer.epochs=1")
+    train(folder / "fullgraph", 1, data, "mode=fullgraph", "model=gcn", "trainer.epochs=1")
+
+
+def sleeps_forever() -> None:
+    time.sleep(10_000)
+
+
+def computes_forever() -> None:
+    while True:
+        pass
+
+
+def is_stopped() -> None:
+    os.kill(os.getpid(), signal.SIGSTOP)
+    time.sleep(1)  # SIGCONT, which has it say where it is, is not to have it end first
+
+
+def worker_is_stopped() -> None:
+    psutil.Process().children()[0].suspend()
+
+
+@pytest.mark.parametrize(
+    ("act", "how"),
+    [
+        (sleeps_forever, f"{HANGS} in sleeps_forever"),
+        pytest.param(computes_forever, f"{HANGS} in computes_forever", marks=pytest.mark.slow),
+        (is_stopped, r"it is stopped \(by SIGSTOP or a debugger\) in stage update, at \S+"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["minibatch", pytest.param("fullgraph", marks=pytest.mark.slow)])
+def test_the_rank_that_others_wait_for_is_named(data, tmp_path, mode, act, how):
+    model = ["model=gcn"] if mode == "fullgraph" else []
+    with pytest.raises(RankFailedError, match=f"cannot run rank 1: nothing has advanced.*: {how}"):
+        train(
+            tmp_path / "run", 3, data, f"mode={mode}", *model, "trainer.epochs=100",
+            f"trainer.hang_after={HANG_AFTER}", hook=partial(_noted, tmp_path, act),
+        )  # fmt: skip
+    assert len(list(tmp_path.glob("*.pid"))) == 3
+    assert not any(psutil.pid_exists(int(file.stem)) for file in tmp_path.glob("*.pid"))
+
+
+def _noted(folder: Path, act: Callable[[], None], trainer: Trainer) -> None:
+    (folder / f"{os.getpid()}.pid").touch()
+    at_step(2, 1, act, trainer)
+
+
+def test_a_worker_that_is_stopped_is_named(data, tmp_path):
+    reason = r"run rank 1: .*its DataLoader worker \(process \d+\) is stopped .* in stage load"
+    with pytest.raises(RankFailedError, match=reason):
+        train(
+            tmp_path / "run", 2, data, "sampler.num_workers=1", "trainer.epochs=100",
+            f"trainer.hang_after={HANG_AFTER}", hook=partial(at_step, 2, 1, worker_is_stopped),
+        )  # fmt: skip
+
+
+@pytest.mark.slow
+def test_restarts_go_on_after_a_hang(data, tmp_path):
+    process, output = _command(tmp_path, data, "trainer.ranks=2", "trainer.max_restarts=1")
+    assert process.returncode == 0, output
+    assert "nothing has advanced" in output
+    assert "restart 1 of 1" in output
+    assert [report.epoch for report in reports_of(tmp_path / "run")] == [1, 2, 3]
+
+
+def _command(folder: Path, *overrides: str) -> tuple[subprocess.Popen, str]:
+    """A run, one of whose ranks hangs once in its second epoch; its process, and what it said."""
+    (folder / "script.py").write_text(SCRIPT)
+    command = [
+        sys.executable, str(folder / "script.py"), *SMALL, *overrides,
+        f"trainer.hang_after={HANG_AFTER}", f"hydra.run.dir={folder / 'run'}",
+    ]  # fmt: skip
+    environment = {**os.environ, "PYTHONPATH": search_path(), "ONCE": str(folder / "once")}
+    process = subprocess.Popen(
+        command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+        start_new_session=True,
+    )  # fmt: skip
+    return process, process.communicate()[0]
+
+
+SCRIPT = """
+import os, sys, time
+from pathlib import Path
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+from dgl_mgpu.cli import main
+
+def hang(optimizer, *arguments):
+    optimizer.steps = getattr(optimizer, "steps", 0) + 1
+    once = Path(os.environ["ONCE"])
+    if optimizer.steps == 5 and not once.exists():
+        once.touch()
+        time.sleep(10_000)
+
+register_optimizer_step_pre_hook(hang)
+if __name__ == "__main__":
+    sys.exit(main(["train", *sys.argv[1:]]))
+"""
+
+
+@pytest.mark.parametrize("workers", [pytest.param(0, marks=pytest.mark.slow), 1])
+def test_the_only_rank_ends_its_process_and_its_workers(data, tmp_path, workers):
+    process, output = _command(tmp_path, data, f"sampler.num_workers={workers}")
+    assert process.returncode == 1
+    assert "RankFailedError: cannot run rank 0: nothing has advanced for 10 s" in output
+    assert re.search(r"it hangs in stage update, at \S+script.py:\d+ in hang", output)
+    until(lambda: not any(os.getpgid(each.pid) == process.pid for each in psutil.process_iter()))
+
+
+def test_under_torchrun_the_rank_is_named_and_all_end(data, tmp_path):
+    ends = torchrun(
+        tmp_path / "run", 3, data, "trainer.epochs=100", f"trainer.hang_after={HANG_AFTER}",
+        hook=partial(at_step, 2, 2, sleeps_forever),
+    )  # fmt: skip
+    assert len(ends) == 3
+    logs = "".join(p.read_text() for p in (tmp_path / "run" / "logs").rglob("error.json"))
+    assert "cannot run rank 2: nothing has advanced" in logs
+    assert "sleeps_forever" in logs
+
+
+class _Clock:
+    """Time that passes as a test says."""
+
+    def __init__(self, monitor: HangMonitor) -> None:
+        self._monitor, self.now = monitor, monitor._looked
+
+    def monotonic(self) -> float:
+        self.now += 1e-3
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    def look(self, *, after: float = 1.0, times: int = 1) -> list[str]:
+        """The errors of looks, each so many seconds after the one before."""
+        found = []
+        for _ in range(times):
+            self.now += after
+            found.append(self._monitor.look())
+        return [str(each) for each in found if each is not None]
+
+
+@pytest.fixture
+def shown():
+    heartbeat = own_heartbeat()
+    with StageTracker(heartbeat):
+        yield heartbeat
+
+
+@pytest.fixture
+def clock(shown, monkeypatch) -> _Clock:
+    """That of a monitor that takes ten seconds for a hang."""
+    made = _Clock(HangMonitor([shown], hang_after=10))
+    monkeypatch.setattr(hangs, "time", made)
+    return made
+
+
+def test_a_job_that_was_suspended_itself_does_not_hang(clock):
+    with stage("forward"):
+        assert clock.look(times=5) == []
+        # One late look, whatever its delay, counts as two seconds.
+        assert clock.look(after=3600) == []
+        assert clock.look(times=2) == []
+        error = clock.look(times=3)[-1]
+    assert "in stage forward" in error
+
+
+def test_stages_of_any_length_advance_by_what_a_rank_does(clock, monkeypatch):
+    work = [0.0, ""]
+    monkeypatch.setattr(hangs, "_work_of", lambda process: tuple(work))
+    with stage("build"):
+        for _ in range(20):
+            work[0] += 0.5
+            assert clock.look() == []
+        for number in range(20):
+            work[1] = f"{number} bytes read"
+            assert clock.look() == []
+        assert clock.look(times=8) == []
+        error = clock.look(times=2)[-1]
+        assert "in stage build" in error
+
+
+def test_in_a_step_work_alone_is_no_advance(clock, monkeypatch):
+    work = [0.0, ""]
+    monkeypatch.setattr(hangs, "_work_of", lambda process: tuple(work))
+    with stage("forward"):
+        for _ in range(10):
+            work[0] += 1.0
+            assert clock.look() == []
+        work[0] += 1.0
+        (error,) = clock.look()
+        assert "in stage forward" in error
+
+
+def test_stages_within_stages_and_those_of_threads_are_advances(clock):
+    with stage("evaluate"):
+        for _ in range(20):
+            with stage("gather"):
+                assert clock.look() == []
+        for _ in range(20):
+            thread = threading.Thread(target=stage("sample").__enter__)
+            thread.start()
+            thread.join()
+            assert clock.look() == []
+
+
+@pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "abc"])
+def test_what_is_no_number_of_seconds_is_refused(value):
+    with pytest.raises(ConfigError, match=r"trainer\.hang_after"):
+        compose([f"trainer.hang_after={value}"])
+
+
+def _wait_for_each_other() -> None:
+    with stage("forward"):
+        if dist.get_rank() == 0:
+            dist.barrier()
+        else:
+            dist.recv(torch.zeros(1), src=0)
+
+
+def test_ranks_that_wait_for_each_other_are_told_of_all():
+    with pytest.raises(RankFailedError, match=r"run rank 0 and 1: .*all ranks wait for each other"):
+        launch(_wait_for_each_other, 2, hang_after=HANG_AFTER)
+
+
+def _waits_for_no_rank(act: Callable[[], None]) -> None:
+    act()
+
+
+@pytest.mark.slow
+def test_without_a_limit_nothing_is_ended():
+    launch(_waits_for_no_rank, 2, partial(time.sleep, 2 * HANG_AFTER), hang_after=None)
