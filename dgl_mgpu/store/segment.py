@@ -11,8 +11,10 @@ from __future__ import annotations
 import errno
 import mmap
 import os
-from multiprocessing import AuthenticationError, reduction
+from multiprocessing import reduction
+from multiprocessing.context import get_spawning_popen
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +30,8 @@ from dgl_mgpu.topology.shared_memory import (
 class Segment:
     """A mapped run of bytes, shared with every process that attaches to it.
 
-    Pickling a segment passes its file descriptor on, so it reaches DataLoader workers by
-    ``fork`` and by ``spawn`` alike.
+    A pickled segment reaches processes that this one starts, by ``spawn`` as by ``fork``, and other
+    processes of this user while this one has it.
 
     Attributes
     ----------
@@ -137,7 +139,10 @@ class Segment:
         return self.array(dtype, (count,), offset).copy()
 
     def __reduce__(self):
-        return _reattach, (reduction.DupFd(self._fd), self.nbytes)
+        if get_spawning_popen() is not None:  # the process that is started inherits it
+            return _inherited, (reduction.DupFd(self._fd), self.nbytes)
+        status = os.fstat(self._fd)
+        return _unpickled, (self.path, (status.st_dev, status.st_ino), self.nbytes)
 
     def __del__(self) -> None:
         fd, self._fd = getattr(self, "_fd", -1), -1
@@ -145,18 +150,29 @@ class Segment:
             os.close(fd)
 
 
-def _reattach(shared_fd, nbytes: int) -> Segment:
+def _inherited(shared_fd: Any, nbytes: int) -> Segment:
+    return Segment(shared_fd.detach(), nbytes)
+
+
+def _unpickled(path: Path, file: tuple[int, int], nbytes: int) -> Segment:
     try:
-        fd = shared_fd.detach()
-    except (OSError, EOFError, AuthenticationError) as error:
-        raise StoreClosedError(
-            "read a pickled store",
-            "the process that has its memory ended, is no relative of this one, or has passed it "
-            f"on already ({type(error).__name__})",
-            "pass a store to processes that its own starts, such as a DataLoader's workers, while "
-            "it lives; build it anew elsewhere, or share it with ranks",
-        ) from error
+        fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
+    except OSError as error:
+        raise _gone(error.strerror or str(error)) from error
+    status = os.fstat(fd)
+    if (status.st_dev, status.st_ino) != file:  # another file has its number by now
+        os.close(fd)
+        raise _gone("it has closed it")
     return Segment(fd, nbytes)
+
+
+def _gone(reason: str) -> StoreClosedError:
+    return StoreClosedError(
+        "read a pickled store",
+        f"the process that has its memory ended, is another user's or closed the store ({reason})",
+        "unpickle it while that process has the store open; build it anew elsewhere, or share it "
+        "with ranks",
+    )
 
 
 def require_room(nbytes: int, folder: Path = SHARED_MEMORY) -> None:
