@@ -178,6 +178,8 @@ def _cuda() -> Finding:
     if driver[0] < int(runtime.split(".")[0]):
         fix = f"update the driver, or install a torch built for CUDA {driver[0]}"
         return "problem", found, fix
+    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
+        return "absent", f"{found}, GPUs hidden", "to use GPUs, unset CUDA_VISIBLE_DEVICES"
     if not torch.cuda.is_available():
         fix = "see nvidia-smi and CUDA_VISIBLE_DEVICES; in a container pass --gpus all"
         return "problem", f"{found}, but no usable GPU", fix

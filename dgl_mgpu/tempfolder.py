@@ -8,6 +8,7 @@ import os
 import shutil
 import stat
 import tempfile
+import time
 from collections.abc import Iterator
 from multiprocessing import util
 from pathlib import Path
@@ -19,6 +20,7 @@ _PREFIX = "dgl-mgpu-"
 # Says whose a folder is: it is locked as long as that process lives.
 _LOCK = "owner"
 _SEMAPHORES = Path("/dev/shm")
+_LOOK_SECONDS = 0.005
 # What ends with this process.
 _life = contextlib.ExitStack()
 
@@ -39,7 +41,7 @@ def temporary_folder(place: Path) -> Iterator[Path]:
     owner = os.getpid()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     try:
-        with locked(folder / _LOCK, _never_busy):
+        with locked(folder / _LOCK, _looked_at):
             yield folder
     finally:
         if os.getpid() == owner:  # not in a process that it has forked
@@ -86,5 +88,6 @@ def _is_own_folder(path: Path) -> bool:
     return False
 
 
-def _never_busy(holder: str) -> None:
-    raise FileExistsError(f"a new folder is held by {holder}")
+def _looked_at(holder: str) -> None:
+    """Let another process look whether the owner of a new folder lives, which takes the lock."""
+    time.sleep(_LOOK_SECONDS)

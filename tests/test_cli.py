@@ -179,7 +179,7 @@ EARLY = [
 
 @pytest.mark.parametrize(("words", "message"), EARLY)
 def test_mistakes_are_told_before_ranks_and_data(words, message, monkeypatch, capsys, tmp_path):
-    def refuse(*args):
+    def refuse(*args, **options):
         raise AssertionError("it has begun")
 
     for name in ("training.run.launch", "minibatch.planned.load", "minibatch.planned.outline"):
@@ -216,7 +216,7 @@ def test_of_a_run_that_predicts_ranks_are_counted_too(capsys):
 
 
 def test_ranks_that_were_stopped_are_told_of(monkeypatch, capsys, tmp_path):
-    def stopped(*arguments) -> None:
+    def stopped(*arguments, **options) -> None:
         raise Stopped(signal.SIGINT)
 
     monkeypatch.setattr("dgl_mgpu.training.launch.launch", stopped)
@@ -240,7 +240,7 @@ def test_a_changed_key_is_told_before_ranks_go_on(monkeypatch, capsys, tmp_path)
     assert main(["train", *words, f"hydra.run.dir={folder}"]) == 0
     capsys.readouterr()
 
-    def refuse(*args):
+    def refuse(*args, **options):
         raise AssertionError("it has begun")
 
     monkeypatch.setattr("dgl_mgpu.training.run.launch", refuse)

@@ -168,10 +168,19 @@ def test_a_broken_dgl_is_a_problem(monkeypatch):
 def test_cuda(monkeypatch, driver, runtime, gpus, status, said):
     monkeypatch.setattr(doctor, "_driver_version", lambda: driver)
     _fake_torch(monkeypatch, runtime, gpus)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
     check = doctor._run("CUDA", doctor._cuda)
     assert check.status == status
     assert said in check.found
     assert bool(check.fix) == (status != "ok")
+
+
+def test_gpus_that_are_hidden_are_no_problem(monkeypatch):
+    monkeypatch.setattr(doctor, "_driver_version", lambda: (13, 0))
+    _fake_torch(monkeypatch, "13.0", 0)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    check = doctor._run("CUDA", doctor._cuda)
+    assert check.status == "absent" and "GPUs hidden" in check.found
 
 
 def test_driver_version_is_read_from_the_library(monkeypatch):

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
 
+from dgl_mgpu import tempfolder
 from dgl_mgpu.tempfolder import temporary_folder
 
 # A job with a process of its own, and a semaphore that still has its name.
@@ -89,3 +92,22 @@ def test_a_forked_process_leaves_the_folder_of_its_parent(tmp_path):
     assert (folder / "owner").read_text().startswith(f"process {os.getpid()} on ")
     holding.__exit__(None, None, None)
     assert not folder.exists()
+
+
+def test_a_new_folder_may_be_looked_at_by_another_process(tmp_path, monkeypatch):
+    """One that looks for folders of killed processes has the lock for a moment."""
+    looking: list[int] = []
+    make = tempfile.mkdtemp
+
+    def made(**options) -> str:
+        folder = make(**options)
+        file = os.open(Path(folder) / "owner", os.O_CREAT | os.O_RDWR)
+        fcntl.flock(file, fcntl.LOCK_SH)
+        looking.append(file)
+        return folder
+
+    monkeypatch.setattr(tempfolder.tempfile, "mkdtemp", made)
+    monkeypatch.setattr(tempfolder.time, "sleep", lambda seconds: os.close(looking.pop()))
+    with temporary_folder(tmp_path) as folder:
+        assert (folder / "owner").read_text().startswith(f"process {os.getpid()} on ")
+    assert not looking

@@ -239,7 +239,8 @@ def as_labels(raw: np.ndarray) -> np.ndarray:
             fix="pass one numeric class per node, or a row of 0 and 1",
         )
     known = np.isfinite(raw)
-    labels = np.where(known, raw, UNLABELLED).astype(np.int64 if raw.ndim == 1 else np.int8)
+    labels = np.full(raw.shape, UNLABELLED, np.int64 if raw.ndim == 1 else np.int8)
+    np.copyto(labels, raw, where=known, casting="unsafe")
     if not np.array_equal(labels[known], raw[known]):
         raise InvalidInputError(
             asked="read labels",

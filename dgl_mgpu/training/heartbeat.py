@@ -75,7 +75,7 @@ class Heartbeats:
     ----------
     count : int
     path : Path, optional
-        Where another process has them; else they are made.
+        Where another process of this user has them; else they are made.
 
     Raises
     ------
@@ -84,12 +84,16 @@ class Heartbeats:
 
     def __init__(self, count: int, path: Path | None = None) -> None:
         size = ctypes.sizeof(Heartbeat)
-        nbytes = count * size
-        segment = Segment.create(nbytes) if path is None else Segment.attach(path, nbytes)
-        self._segment = segment
-        self.path = segment.path
+        if path is None:
+            # No file of /dev/shm, which may be full, or of 64 MiB.
+            file = os.memfd_create("heartbeats", os.MFD_CLOEXEC)
+            os.ftruncate(file, count * size)
+            self._segment = Segment(file, count * size)
+        else:
+            self._segment = Segment.attach(path, count * size)
+        self.path = self._segment.path
         self.ranks = [
-            Heartbeat.from_buffer(segment.bytes, number * size)  # type: ignore[arg-type]
+            Heartbeat.from_buffer(self._segment.bytes, number * size)  # type: ignore[arg-type]
             for number in range(count)
         ]
 

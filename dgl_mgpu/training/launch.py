@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import resource_tracker
@@ -280,15 +280,10 @@ def _others_watched(hang_after: float | None) -> Iterator[Heartbeat]:
             def end_all(error: RankFailedError) -> None:
                 if others is not None and monitor.all_wait:
                     time.sleep(_OTHER_MACHINES_SECONDS)  # they say who it is, and all leave
-                _record(error)
                 if others is not None:
                     others.report(error)
-                time.sleep(_EARLIEST_SECONDS)
-                for each in heartbeats.ranks:
-                    if each.process not in (0, os.getpid()):
-                        with contextlib.suppress(ProcessLookupError):
-                            os.kill(each.process, signal.SIGKILL)
-                _leave(error)
+                mine = os.getpid()
+                _leave(error, [each.process for each in heartbeats.ranks if each.process != mine])
 
             watching.enter_context(HangWatch(monitor, end_all))
         yield heartbeats.ranks[here.rank]
@@ -323,16 +318,25 @@ def _record(error: DGLMGPUError) -> None:
             get_error_handler().record_exception(error)
 
 
-def _leave(error: RankFailedError) -> NoReturn:
-    """End this process now, whatever its threads wait for."""
+def _leave(error: RankFailedError, ranks: Sequence[int] = ()) -> NoReturn:
+    """End this process now, whatever its threads wait for, and the processes of other ranks."""
     _record(error)
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
     workers = children_of(os.getpid())
-    for worker in workers:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(worker, signal.SIGKILL)
+    _kill_each(workers)
     remove_shared(workers)
+    if ranks:
+        time.sleep(_EARLIEST_SECONDS)
+        # From here on no other thread runs: the main one would record that the others are gone.
+        sys.setswitchinterval(limits.END)
+        _kill_each(ranks)
     os._exit(1)
+
+
+def _kill_each(processes: Iterable[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
 
 
 @contextlib.contextmanager

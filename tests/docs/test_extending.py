@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 from tests.docs.pages import EXTENDING, ROOT, blocks
+from tests.environment import search_path
 
 _COPIED = ("dgl_mgpu", "configs", "kernels", "tests", "pyproject.toml")
 #: A test in the copy, of the page's commands. Training itself would take a minute, which is mostly
@@ -41,7 +42,7 @@ def test_the_examples_work(tmp_path):
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-x", *tests, "tests/test_commands.py"],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"},
+        env={**os.environ, "PYTHONPATH": search_path(tmp_path), "PYTHONSAFEPATH": "1"},
         capture_output=True,
         text=True,
     )

@@ -46,7 +46,7 @@ def test_a_run_goes_on_by_itself_from_its_last_checkpoint(tmp_path, data, caplog
 def launched(errors: list[Exception], resumed: list[str | None]) -> Callable[..., None]:
     """In place of `launch`: ends with one error after the other, and then well."""
 
-    def launch(work, num_ranks, make_trainer, config, folder, restarts):
+    def launch(work, num_ranks, make_trainer, config, folder, restarts, **options):
         assert restarts == len(resumed)
         resumed.append(config.trainer.resume)
         if errors:
