@@ -189,7 +189,7 @@ def load_folder(
                 found="its edges have features, and the new loops would have none",
                 fix="leave self_loops off",
             )
-        with content_of(folder):
+        with content_of(folder / "raw" / "data.npz" if binary else folder):
             _write_csc(arrays, both_directions, self_loops, mean_edge_features, partial)
             _assemble(meta, kept, open_arrays(partial), both_directions, checked=False)
 

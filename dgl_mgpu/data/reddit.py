@@ -58,11 +58,12 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
         graph = sparse.load_npz(folder / _GRAPH).tocoo()
     with _content_of(folder / _DATA), np.load(folder / _DATA) as arrays:
         features, labels, part_of = (arrays[array] for array in ("feature", "label", "node_types"))
-    num_nodes = len(labels)
-    if graph.shape != (num_nodes, num_nodes) or len(part_of) != num_nodes:
+        labels = as_labels(labels)
+        num_nodes = len(labels)
+    if graph.shape != (num_nodes, num_nodes) or part_of.shape != (num_nodes,):
         raise DataFormatError(
             f"read {folder / _GRAPH} and {_DATA}",
-            f"the numbers of nodes differ: {num_nodes} labels, {len(part_of)} parts of the split "
+            f"the numbers of nodes differ: {num_nodes} labels, {part_of.size} parts of the split "
             f"and a graph of shape {graph.shape}",
             "fetch the files again",
         )
@@ -71,20 +72,20 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
         src, dst = add_self_loops(src, dst, num_nodes)
     csc = from_edges(src, dst, num_nodes)
     train, valid, test = (np.flatnonzero(part_of == number) for number in _PARTS)
-    labels = as_labels(labels)
-    return Dataset(
-        name=name,
-        num_nodes=num_nodes,
-        num_classes=int(labels.max(initial=0)) + 1,
-        indptr=csc.indptr,
-        indices=csc.indices,
-        labels=labels,
-        train=train,
-        valid=valid,
-        test=test,
-        node_features={"feat": features.astype(np.float32)},
-        description="Reddit post graph with the split by days",
-    )
+    with _content_of(folder / _DATA):
+        return Dataset(
+            name=name,
+            num_nodes=num_nodes,
+            num_classes=int(labels.max(initial=0)) + 1,
+            indptr=csc.indptr,
+            indices=csc.indices,
+            labels=labels,
+            train=train,
+            valid=valid,
+            test=test,
+            node_features={"feat": features.astype(np.float32)},
+            description="Reddit post graph with the split by days",
+        )
 
 
 @contextlib.contextmanager

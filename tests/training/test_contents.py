@@ -111,8 +111,8 @@ def with_other(value, path, other):
 
 
 def same(one, other) -> bool:
-    if isinstance(one, torch.Tensor):
-        return torch.equal(one, other)
+    if isinstance(one, torch.Tensor):  # a count of steps may have been a number
+        return torch.equal(one, torch.as_tensor(other, dtype=one.dtype))
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same(one[key], other[key]) for key in one)
     if isinstance(one, list):
