@@ -23,7 +23,7 @@ from dgl_mgpu.configuration import (
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, OutputError, nearest
 from dgl_mgpu.interrupts import STATUS, Interrupts, Stopped
 from dgl_mgpu.resources import resource_folder
-from dgl_mgpu.stdout import drop, is_of_stdout, lasting_stdout
+from dgl_mgpu.stdout import drop, is_of_stdout, lasting_stdout, open_standard_files
 from dgl_mgpu.torchrun import under_torchrun
 
 USAGE = """\
@@ -124,6 +124,7 @@ examples:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    open_standard_files()
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "predict": _predict,

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import traceback
 from dataclasses import dataclass
+from multiprocessing import synchronize
 from pathlib import Path
 
 from dgl_mgpu.errors import SharedMemoryError
@@ -81,6 +83,16 @@ def free_shared_bytes() -> int:
     if status.f_flag & os.ST_RDONLY:
         raise unusable_shared_memory(_READ_ONLY)
     return status.f_bavail * status.f_frsize
+
+
+def is_of_semaphores(error: BaseException) -> bool:
+    """Whether multiprocessing could not make a semaphore, which lies there."""
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return (
+        isinstance(error, OSError)
+        and bool(frames)
+        and frames[-1].f_globals.get("__name__") == synchronize.__name__
+    )
 
 
 def unusable_shared_memory(found: str) -> SharedMemoryError:

@@ -28,15 +28,20 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from dgl_mgpu import limits
-from dgl_mgpu.errors import DGLMGPUError, RankFailedError
+from dgl_mgpu.errors import DGLMGPUError, LimitError, RankFailedError
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.loopback import connections_are_ours
 from dgl_mgpu.store.signing import set_job_secret
 from dgl_mgpu.tempfolder import keep_together
 from dgl_mgpu.topology.shared_memory import free_shared_bytes
 from dgl_mgpu.torchrun import under_torchrun
-from dgl_mgpu.training.group import await_killed, kill_group, remove_shared
-from dgl_mgpu.training.rlimits import kill_reasons
+from dgl_mgpu.training.group import (
+    await_killed,
+    kill_group,
+    remove_left_shared,
+    remove_shared,
+)
+from dgl_mgpu.training.rlimits import is_of_processes, kill_reasons, processes_limit
 from dgl_mgpu.training.stop import Stopped, Told, blocked
 from dgl_mgpu.training.watch import Watch
 from dgl_mgpu.training.whereabouts import Whereabouts, last_stage, shared_stage, stage_of
@@ -129,6 +134,7 @@ def launch(work: Callable[..., None], num_ranks: int, *args: Any) -> None:
         After a second Ctrl-C.
     """
     keep_together()
+    remove_left_shared()
     if under_torchrun():
         rank = int(os.environ["RANK"])
         with _told_to_torchrun(rank), _typed_losses():
@@ -355,7 +361,8 @@ def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUE
     first, rank = min(failed, key=lambda item: (item[0].follows, item[0].when))
     if isinstance(first.error, DGLMGPUError):
         return first.error
-    print(first.trace, file=sys.stderr, end="")
+    if not first.follows:  # a typed error says it all
+        print(first.trace, file=sys.stderr, end="")
     return _rank_failed(rank, f"it raised {first.error}")
 
 
@@ -469,6 +476,12 @@ def _join_job(rank: int, num_ranks: int, meeting_point: str) -> None:
     except RankFailedError:
         raise
     except RuntimeError as error:
+        if is_of_processes(error):  # gloo's threads
+            raise LimitError(
+                f"join {num_ranks} ranks as rank {rank}",
+                f"{str(error).partition(chr(10))[0]}; {processes_limit()}",
+                "raise it (ulimit -u, ulimit -v), or use fewer ranks",
+            ) from error
         raise RankFailedError(
             f"join {num_ranks} ranks as rank {rank}",
             f"not all of them came within {limits.JOIN:g} s, or one is gone "

@@ -39,6 +39,22 @@ def files_limit() -> str:
     return f"ulimit -n allows a process {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} of them"
 
 
+def is_of_processes(error: BaseException) -> bool:
+    """Whether no process or thread more can be started, of which a user may have so many."""
+    # A thread takes address space for its stack as well.
+    return getattr(error, "errno", None) == errno.EAGAIN or any(
+        each in str(error)
+        for each in ("can't start new thread", "Resource temporarily unavailable")
+    )
+
+
+def processes_limit() -> str:
+    """How many these are, and what else there may be too little of for one."""
+    most = _soft(resource.RLIMIT_NPROC)
+    told = "" if most is None else f"ulimit -u allows a user {most} processes and threads"
+    return told + memory_limit()
+
+
 def warn_of_time() -> None:
     """Tell of a limit of processor time before it ends this process, which cannot tell then."""
     seconds = _soft(resource.RLIMIT_CPU)

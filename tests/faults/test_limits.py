@@ -28,7 +28,7 @@ import dgl_mgpu.errors
 from dgl_mgpu.cli import main
 from dgl_mgpu.report import read_metrics
 from dgl_mgpu.training.checkpoint import Checkpoint, checkpoints
-from tests.faults.users import become, needs_root
+from tests.faults.users import become, forget_job, needs_root
 from tests.forkserver import forkserver
 from tests.training import jobs
 from tests.training.jobs import SMALL, shared_memory, until
@@ -56,7 +56,8 @@ class End:
     def error(self) -> str:
         """The line of the typed error, or "" if it has ended well."""
         lines = re.findall(r"^dgl-mgpu train: \w+: .*$", self.errors, re.MULTILINE)
-        assert len(lines) == (self.status != 0), f"{self.status}: {self.errors}"
+        is_failure = 0 < self.status < 128  # and above, a signal has ended it
+        assert len(lines) == is_failure, f"{self.status}: {self.errors}"
         return lines[0] if lines else ""
 
 
@@ -70,7 +71,9 @@ def _command(folder: Path, words: list[str], before: Callable[[], None], stdout:
         descriptor = os.open(place, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(descriptor, number)
         os.close(descriptor)
-    sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))
+    sys.stdout = open(1, "w", closefd=False)  # noqa: SIM115
+    sys.stderr = open(2, "w", closefd=False)  # noqa: SIM115
+    forget_job()
     jobs.fork_ranks()
     mp.set_start_method("fork", force=True)
     before()
@@ -441,6 +444,11 @@ def test_a_user_without_a_home(tmp_path, data, losses, outcomes, home):
     assert end.error == "" and losses_of(tmp_path) == losses("trainer.ranks=2")
 
 
+def await_epochs(folder: Path, more: int) -> None:
+    written = len(jobs.reports_of(folder))
+    until(lambda: len(jobs.reports_of(folder)) >= written + more)
+
+
 def test_the_system_is_out_of_memory_for_a_process(tmp_path, data, outcomes, rounds, rng):
     """It kills one, of a run of two ranks with two workers each."""
     import psutil
@@ -451,10 +459,17 @@ def test_the_system_is_out_of_memory_for_a_process(tmp_path, data, outcomes, rou
         with started(folder, data, *words) as command:
             until((folder / "run" / "checkpoints" / "epoch-0001.pt").exists)
             time.sleep(rng.random())
-            victim = rng.choice(psutil.Process(command.pid).children(recursive=True))
-            victim.kill()
+            rng.choice(psutil.Process(command.pid).children(recursive=True)).kill()
+            command.join(20)
+            if is_needless := command.is_alive():  # a worker that had done all its work
+                await_epochs(folder / "run", 2)
+                os.kill(command.pid, signal.SIGTERM)
             end = ended(command, folder)
         outcomes.longest("until it has ended", end.seconds)
+        if is_needless:
+            outcomes.add("it was not needed any more")
+            assert end.status == 128 + signal.SIGTERM, end
+            continue
         outcomes.add(came(end))
         assert re.search("SIGKILL|killed|out of memory|was lost", end.error), end
         assert Checkpoint.load(folder / "run").epoch >= 1

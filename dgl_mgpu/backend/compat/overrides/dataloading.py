@@ -46,12 +46,23 @@ def begin_worker(self: Any, worker_id: int) -> None:
             os.close(spare.pop())
         match item:
             case (int(number), _):  # torch's: a mini-batch and which it is
-                queue.put((number, _NotHandedOver(error)))
+                _put_first(queue, (number, _NotHandedOver(error)))
             case _:
                 dropped(error, item)
 
     Queue._on_queue_feeder_error = not_handed_over  # type: ignore[attr-defined]
     originals["dgl.dataloading.dataloader:WorkerInitWrapper.__call__"](self, worker_id)
+
+
+def _put_first(queue: Any, item: Any) -> None:
+    """Put what comes in an item's place, on the thread that has taken that out of the queue.
+
+    What a worker has put there since must not overtake it: torch waits for no mini-batch any more,
+    and says nothing, of a worker that has said that it has made its last.
+    """
+    queue._sem.acquire()
+    with queue._notempty:
+        queue._buffer.appendleft(item)
 
 
 class _NotHandedOver(ExceptionWrapper):
