@@ -20,7 +20,7 @@ from dgl_mgpu.configuration import (
     errors_of_hydra,
     hydras_words,
 )
-from dgl_mgpu.errors import ConfigError, DGLMGPUError, OutputError, nearest
+from dgl_mgpu.errors import ConfigError, DGLMGPUError, LimitError, OutputError, nearest
 from dgl_mgpu.interrupts import STATUS, Interrupts, Stopped
 from dgl_mgpu.resources import resource_folder
 from dgl_mgpu.stdout import drop, is_of_stdout, lasting_stdout, open_standard_files
@@ -144,7 +144,12 @@ def main(arguments: list[str] | None = None) -> int:
     if name in commands and {"-h", "--help"} & {*rest}:
         print(help_of(name))
         return 0
-    with Interrupts(partial(_ended, name)) as interrupts:
+    with contextlib.ExitStack() as ending:
+        try:
+            interrupts = ending.enter_context(Interrupts(partial(_ended, name)))
+        except LimitError as error:
+            print(f"dgl-mgpu {name}: {type(error).__name__}: {error}", file=sys.stderr)
+            return 1
         try:
             if name not in commands:
                 raise ConfigError(

@@ -19,6 +19,8 @@ from collections.abc import Callable
 from types import FrameType
 
 from . import limits
+from .errors import LimitError
+from .training.rlimits import processes_limit
 
 #: The exit status of a command that was interrupted.
 STATUS = 128 + signal.SIGINT
@@ -121,6 +123,11 @@ class Interrupts:
     ----------
     heard : bool
         Whether Ctrl-C was heard, whatever has become of the KeyboardInterrupt.
+
+    Raises
+    ------
+    LimitError
+        If no thread can be started.
     """
 
     def __init__(self, last_words: Callable[[int], str]) -> None:
@@ -139,7 +146,12 @@ class Interrupts:
             if self._at_quit is signal.SIG_DFL:
                 signal.signal(signal.SIGQUIT, _pass)
             self._thread = threading.Thread(target=self._watch, name="interrupts", daemon=True)
-            self._thread.start()
+            try:
+                self._thread.start()
+            except RuntimeError as error:
+                raise LimitError(
+                    "run a command", f"{error}; {processes_limit()}", "raise it (ulimit -u)"
+                ) from error
         return self
 
     def __exit__(self, *exception: object) -> None:

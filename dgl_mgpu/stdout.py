@@ -54,9 +54,10 @@ def open_standard_files() -> None:
 
     A file that is opened later would have the number of one, and get what is written to it.
     """
-    while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
-        pass
-    os.close(descriptor)
+    with contextlib.suppress(OSError):  # no more may be opened, and so these are there
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(descriptor)
     for name, number in (("stdout", 1), ("stderr", 2)):
         if getattr(sys, name) is None:
             setattr(sys, name, os.fdopen(number, "w", closefd=False))

@@ -353,10 +353,9 @@ def _unpack_csv(folder: Path, meta: Mapping[str, str], to: Path) -> None:
 
 def save_labels(path: Path, raw: np.ndarray, num_nodes: int, to: Path) -> None:
     """Write the labels that `path` holds to ``labels.npy``."""
-    if len(raw) != num_nodes:
-        raise DataFormatError(
-            f"read {path}", f"it holds {len(raw)} labels for {num_nodes} nodes", FIX
-        )
+    if raw.shape[:1] != (num_nodes,):
+        found = f"{len(raw)}" if raw.ndim else "one number, and no"
+        raise DataFormatError(f"read {path}", f"it holds {found} labels for {num_nodes} nodes", FIX)
     with content_of(path):
         np.save(to / "labels.npy", as_labels(raw))
 

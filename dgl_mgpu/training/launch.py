@@ -41,7 +41,12 @@ from dgl_mgpu.training.group import (
     remove_left_shared,
     remove_shared,
 )
-from dgl_mgpu.training.rlimits import is_of_processes, kill_reasons, processes_limit
+from dgl_mgpu.training.rlimits import (
+    crash_reasons,
+    is_of_processes,
+    kill_reasons,
+    processes_limit,
+)
 from dgl_mgpu.training.stop import Stopped, Told, blocked
 from dgl_mgpu.training.watch import Watch
 from dgl_mgpu.training.whereabouts import Whereabouts, last_stage, shared_stage, stage_of
@@ -350,7 +355,7 @@ def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUE
         code = each.process.exitcode
         if code is not None and code < 0:
             name = signal.Signals(-code).name
-            hint = f" ({kill_reasons()})" if name == "SIGKILL" else ""
+            hint = f" ({kill_reasons()})" if name == "SIGKILL" else crash_reasons()
             return _rank_failed(rank, f"it was killed by {name}{last_stage(each.stage)}{hint}")
     for rank, each in silent.items():
         code = each.process.exitcode

@@ -10,6 +10,9 @@ from dgl_mgpu.units import human_bytes
 
 log = logging.getLogger(__name__)
 
+# Other limits of processes than these are the system's own, which nobody has set.
+_FEW_PROCESSES = 1000
+
 
 def _soft(limit: int) -> int | None:
     value, _ = resource.getrlimit(limit)
@@ -26,6 +29,15 @@ def kill_reasons() -> str:
     """What SIGKILL mostly is of."""
     seconds = _soft(resource.RLIMIT_CPU)
     return "out of memory?" if seconds is None else f"out of memory, or ulimit -t {seconds} s?"
+
+
+def crash_reasons() -> str:
+    """The end of what is said of a crash: the limits at which libraries end a process, if any."""
+    memory, processes = _soft(resource.RLIMIT_AS), _soft(resource.RLIMIT_NPROC)
+    told = [] if memory is None else [f"ulimit -v allows a process {human_bytes(memory)}"]
+    if processes is not None and processes < _FEW_PROCESSES:
+        told.append(f"ulimit -u allows a user {processes} processes and threads")
+    return f" ({', and '.join(told)})" if told else ""
 
 
 def is_of_files(error: BaseException) -> bool:

@@ -11,6 +11,7 @@ import os
 import random
 import re
 import signal
+import sys
 import threading
 import time
 from pathlib import Path
@@ -95,7 +96,8 @@ def fork_while_sampling(number: int, results: Path) -> None:
             for _ in loader_of(0):
                 pass
 
-    threads = [threading.Thread(target=sample_on, daemon=True) for _ in range(2)]
+    sys.setswitchinterval(1e-5)  # a fork comes within all that a thread does
+    threads = [threading.Thread(target=sample_on, daemon=True) for _ in range(3)]
     for each in threads:
         each.start()
     with results.open("w", buffering=1) as lines:

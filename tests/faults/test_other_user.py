@@ -281,15 +281,19 @@ def arena(folder: Path, seed: str, attacks: list[str], num_ranks: int, data: str
         "plants": partial(plant, open_folders, mark, private, random.Random(rng.random())),
         "spies": partial(spy, loot, open_folders),
     }
-    attackers = [fork_attacker(acts[each]) for each in attacks]
-    time.sleep(rng.random() * 0.2)
+    # Before the job, and where it is not there yet; or within it.
+    late = rng.choice([0.0, rng.random() * 4])
+    attackers = [] if late else [fork_attacker(acts[each]) for each in attacks]
     words = [f"data.root={root if data == 'shared' else private / 'data'}"]
-    words += [f"sampler.num_workers={rng.choice([0, 2])}"]
+    words += [f"sampler.num_workers={rng.choice([0, 2])}", "trainer.epochs=8"]
     job = os.fork()
     if job == 0:
         run_job(folder, num_ranks, words)
         os._exit(0)
     start = time.monotonic()
+    if late:
+        time.sleep(late)
+        attackers = [fork_attacker(acts[each]) for each in attacks]
     is_there, status = 0, 0
     while not is_there and time.monotonic() < start + _BOUND_SECONDS:
         is_there, status = os.waitpid(job, os.WNOHANG)
