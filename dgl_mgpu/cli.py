@@ -147,8 +147,12 @@ def main(arguments: list[str] | None = None) -> int:
     with contextlib.ExitStack() as ending:
         try:
             interrupts = ending.enter_context(Interrupts(partial(_ended, name)))
-        except LimitError as error:
-            print(f"dgl-mgpu {name}: {type(error).__name__}: {error}", file=sys.stderr)
+        except RuntimeError as error:  # of a thread that cannot be started
+            from dgl_mgpu.training.rlimits import processes_limit
+
+            found = f"{error}; {processes_limit()}"
+            limit = LimitError(f"run the command '{name}'", found, "raise it (ulimit -u)")
+            print(f"dgl-mgpu {name}: {type(limit).__name__}: {limit}", file=sys.stderr)
             return 1
         try:
             if name not in commands:

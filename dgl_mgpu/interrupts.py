@@ -19,8 +19,6 @@ from collections.abc import Callable
 from types import FrameType
 
 from . import limits
-from .errors import LimitError
-from .training.rlimits import processes_limit
 
 #: The exit status of a command that was interrupted.
 STATUS = 128 + signal.SIGINT
@@ -126,7 +124,7 @@ class Interrupts:
 
     Raises
     ------
-    LimitError
+    RuntimeError
         If no thread can be started.
     """
 
@@ -146,12 +144,7 @@ class Interrupts:
             if self._at_quit is signal.SIG_DFL:
                 signal.signal(signal.SIGQUIT, _pass)
             self._thread = threading.Thread(target=self._watch, name="interrupts", daemon=True)
-            try:
-                self._thread.start()
-            except RuntimeError as error:
-                raise LimitError(
-                    "run a command", f"{error}; {processes_limit()}", "raise it (ulimit -u)"
-                ) from error
+            self._thread.start()
         return self
 
     def __exit__(self, *exception: object) -> None:
