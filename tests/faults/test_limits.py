@@ -114,8 +114,9 @@ def started(
         command.join()
 
 
-def ended(command: mp.process.BaseProcess, folder: Path) -> End:
-    start = time.monotonic()
+def ended(command: mp.process.BaseProcess, folder: Path, since: float | None = None) -> End:
+    """How it has ended, and how long after a moment, now if it is not told, it did."""
+    start = time.monotonic() if since is None else since
     command.join(_BOUND_SECONDS)
     assert not command.is_alive(), f"it hangs: {(folder / 'errors').read_text()}"
     found = End(
@@ -317,7 +318,7 @@ def test_shared_memory_that_is_full_during_a_run(tmp_path, data, outcomes, round
                     # Mini-batches on their way give room back.
                     fill(Path(f"/proc/{command.pid}/root/dev/shm"))
                     command.join(0.05)
-                end = ended(command, folder)
+                end = ended(command, folder, begin)
             outcomes.longest("until it has ended", end.seconds)
             outcomes.add(f"{came(end)}, of {ranks} ranks")
             assert end.status == 1 and re.search(SHM, end.error), end
@@ -476,11 +477,13 @@ def test_the_system_is_out_of_memory_for_a_process(tmp_path, data, outcomes, rou
             until((folder / "run" / "checkpoints" / "epoch-0001.pt").exists)
             time.sleep(rng.random())
             rng.choice(psutil.Process(command.pid).children(recursive=True)).kill()
+            begin = time.monotonic()
             command.join(20)
             if is_needless := command.is_alive():  # a worker that had done all its work
                 await_epochs(folder / "run", 2)
                 os.kill(command.pid, signal.SIGTERM)
-            end = ended(command, folder)
+                begin = time.monotonic()
+            end = ended(command, folder, begin)
         outcomes.longest("until it has ended", end.seconds)
         if is_needless:
             outcomes.add("it was not needed any more")
