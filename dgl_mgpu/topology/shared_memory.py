@@ -85,8 +85,10 @@ def free_shared_bytes() -> int:
     return status.f_bavail * status.f_frsize
 
 
-def is_of_semaphores(error: BaseException) -> bool:
-    """Whether multiprocessing could not make a semaphore, which lies there."""
+def lacks_shared_memory(error: BaseException) -> bool:
+    """Whether torch has no room there, or multiprocessing none for one of its semaphores."""
+    if "unable to allocate shared memory" in str(error):
+        return True
     frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
     return (
         isinstance(error, OSError)

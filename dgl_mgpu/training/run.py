@@ -40,7 +40,7 @@ from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.planning import StoreOptions
-from dgl_mgpu.topology.shared_memory import is_of_semaphores, unusable_shared_memory
+from dgl_mgpu.topology.shared_memory import lacks_shared_memory, unusable_shared_memory
 from dgl_mgpu.torchrun import under_torchrun
 from dgl_mgpu.training.checkpoint import (
     Checkpoint,
@@ -350,7 +350,7 @@ def typed_memory(asked: str, fix: str) -> Iterator[None]:
         if is_of_processes(error):
             fix = "raise it (ulimit -u, ulimit -v), or use fewer ranks and sampler.num_workers"
             raise LimitError(asked, f"{found}; {processes_limit()}", fix) from error
-        if is_of_semaphores(error):
+        if lacks_shared_memory(error):
             raise unusable_shared_memory(found) from error
         if not _is_of_memory(error):
             raise
