@@ -20,10 +20,10 @@ from dgl_mgpu.configuration import (
     errors_of_hydra,
     hydras_words,
 )
-from dgl_mgpu.errors import ConfigError, DGLMGPUError, OutputError, nearest
+from dgl_mgpu.errors import ConfigError, DGLMGPUError, LimitError, OutputError, nearest
 from dgl_mgpu.interrupts import STATUS, Interrupts, Stopped
 from dgl_mgpu.resources import resource_folder
-from dgl_mgpu.stdout import drop, is_of_stdout, lasting_stdout
+from dgl_mgpu.stdout import drop, is_of_stdout, lasting_stdout, open_standard_files
 from dgl_mgpu.torchrun import under_torchrun
 
 USAGE = """\
@@ -124,6 +124,7 @@ examples:
 def main(arguments: list[str] | None = None) -> int:
     """Run a command; return its exit status."""
     arguments = sys.argv[1:] if arguments is None else arguments
+    open_standard_files()
     commands: dict[str, Callable[[list[str]], int]] = {
         "train": _train,
         "predict": _predict,
@@ -143,7 +144,16 @@ def main(arguments: list[str] | None = None) -> int:
     if name in commands and {"-h", "--help"} & {*rest}:
         print(help_of(name))
         return 0
-    with Interrupts(partial(_ended, name)) as interrupts:
+    with contextlib.ExitStack() as ending:
+        try:
+            interrupts = ending.enter_context(Interrupts(partial(_ended, name)))
+        except RuntimeError as error:  # of a thread that cannot be started
+            from dgl_mgpu.training.rlimits import processes_limit
+
+            found = f"{error}; {processes_limit()}"
+            limit = LimitError(f"run the command '{name}'", found, "raise it (ulimit -u)")
+            print(f"dgl-mgpu {name}: {type(limit).__name__}: {limit}", file=sys.stderr)
+            return 1
         try:
             if name not in commands:
                 raise ConfigError(

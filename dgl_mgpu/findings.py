@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dgl_mgpu.sums import with_sum, without_sum
 from dgl_mgpu.wholefile import written_whole
 
 
@@ -40,7 +41,7 @@ class Findings:
     def read(self) -> dict[str, Any]:
         """What was found before; nothing where the file is missing, damaged or an older one."""
         try:
-            kept = json.loads(self.path.read_text())
+            kept = without_sum(json.loads(self.path.read_text()))
             found = kept["found"] if kept["format"] == self.format else {}
             return {case: value for case, value in found.items() if type(value) is self.kind}
         except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
@@ -49,7 +50,7 @@ class Findings:
     def keep(self, found: Mapping[str, Any]) -> None:
         """Keep what was found, beside what others have found meanwhile."""
         try:
-            whole = {"format": self.format, "found": {**self.read(), **found}}
+            whole = with_sum({"format": self.format, "found": {**self.read(), **found}})
             with written_whole(self.path) as file:
                 file.write((json.dumps(whole, indent=1) + "\n").encode())
         except (OSError, RuntimeError) as error:

@@ -121,6 +121,11 @@ class Interrupts:
     ----------
     heard : bool
         Whether Ctrl-C was heard, whatever has become of the KeyboardInterrupt.
+
+    Raises
+    ------
+    RuntimeError
+        If no thread can be started.
     """
 
     def __init__(self, last_words: Callable[[int], str]) -> None:

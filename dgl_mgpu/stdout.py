@@ -49,6 +49,20 @@ def lasting_stdout() -> Iterator[None]:
         yield
 
 
+def open_standard_files() -> None:
+    """Have something in the place of standard files that the process was started without.
+
+    A file that is opened later would have the number of one, and get what is written to it.
+    """
+    with contextlib.suppress(OSError):  # no more may be opened, and so these are there
+        while (descriptor := os.open(os.devnull, os.O_RDWR)) <= 2:
+            pass
+        os.close(descriptor)
+    for name, number in (("stdout", 1), ("stderr", 2)):
+        if getattr(sys, name) is None:
+            setattr(sys, name, os.fdopen(number, "w", closefd=False))
+
+
 def is_of_stdout(error: Exception) -> bool:
     """Whether it is what stdout raises that takes no more, and no file with a name."""
     numbers = (errno.ENOSPC, errno.EPIPE)

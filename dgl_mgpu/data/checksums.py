@@ -3,20 +3,28 @@
 They lie beside the files, in ``checksums.json``.  To compare them takes reading all of the files,
 so it is done once for each state of a file that the system tells apart (inode, size, times of
 change), and ``checked.json`` remembers which these were.
+
+Files from elsewhere that have no checksums of their own get some beside them when they are first
+read (`unchanged_since_first_read`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ..errors import DataFormatError
+from ..sums import with_sum, without_sum
 from ..wholefile import written_whole
+
+log = logging.getLogger(__name__)
 
 _SUMS, _CHECKED = "checksums.json", "checked.json"
 _CHUNK_BYTES = 1 << 24
@@ -50,7 +58,7 @@ def changed_file(folder: Path, sources: Iterable[Path] = ()) -> str | None:
             return f"{_SUMS} is of another version"
     except FileNotFoundError:
         return f"there is no {_SUMS}"
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
         return f"{_SUMS} is damaged ({error})"
     elsewhere = _by_name(sources)
     paths = {name: elsewhere.get(name, folder / name) for name in expected}
@@ -67,6 +75,61 @@ def changed_file(folder: Path, sources: Iterable[Path] = ()) -> str | None:
         # Where it cannot be remembered, it is done again.
         with contextlib.suppress(OSError), written_whole(folder / _CHECKED) as file:
             file.write(json.dumps(found).encode())
+    return None
+
+
+@contextlib.contextmanager
+def unchanged_since_first_read(record: Path, files: Iterable[Path]) -> Iterator[None]:
+    """Check that files are as they were when they were first read, or remember how they are.
+
+    They are remembered once they have been read within, without an error, if their folder can be
+    written to.
+
+    Parameters
+    ----------
+    record : Path
+        What their checksums are kept in, beside them.
+    files : iterable of Path
+        In one folder.
+
+    Raises
+    ------
+    DataFormatError
+        If one has changed since, or is gone.
+    """
+    paths = {path.name: path for path in files}
+    expected = _recorded(record, paths.keys())
+    try:
+        found = dict(zip(paths, _sums(paths.values()), strict=True))
+    except OSError as error:
+        raise DataFormatError(f"read {error.filename}", str(error), "put the file there") from error
+    for name, sums in (expected or {}).items():
+        if sums != found[name]:
+            raise DataFormatError(
+                f"read {paths[name]}",
+                f"it is not as it was when it was first read, says {record.name}",
+                f"fetch the file again; or, if it was meant to change, remove {record}",
+            )
+    yield
+    if expected is None:
+        # Where they cannot be kept, as on a read-only disk, nothing is compared.
+        with contextlib.suppress(OSError), written_whole(record) as file:
+            file.write(json.dumps(with_sum({"chunk": _CHUNK_BYTES, "files": found})).encode())
+
+
+def _recorded(record: Path, names: Iterable[str]) -> dict[str, Any] | None:
+    """The sums that were kept of the files of these names; None if they are to be kept anew."""
+    try:
+        content = without_sum(json.loads(record.read_text()))
+        sums = content["files"] if content["chunk"] == _CHUNK_BYTES else {}
+        if sums.keys() == set(names):
+            return sums
+        found = "it is of other files"
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        found = f"it is damaged ({error})"
+    log.warning("%s: %s; it is made again, and nothing compared", record, found)
     return None
 
 

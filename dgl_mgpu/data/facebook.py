@@ -15,12 +15,14 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
+from .checksums import unchanged_since_first_read
 from .csc import from_edges
 from .dataset import Dataset
 from .files import corrupt_file, require_files
 from .transform import add_self_loops, unique_edges
 
 _EDGES, _TARGET, _FEATURES = "facebook_edges.csv", "facebook_target.csv", "facebook.json"
+_SUMS = "facebook.checksums.json"
 #: Far above the 4,714 words there are: an id beyond it is damage, and would cost memory.
 _MAX_WORDS = 1 << 16
 
@@ -61,20 +63,23 @@ def load(
     Raises
     ------
     DataFormatError
-        A file is missing, truncated or corrupt, or the files contradict one another.
+        A file is missing, truncated or corrupt, or has changed since it was first read, or the
+        files contradict one another.
     """
     folder = found(name, Path(root)) or Path(root)
     require_files(folder, [_EDGES, _TARGET, _FEATURES], "the Facebook page-page graph")
-    labels, categories = _read_labels(folder / _TARGET)
-    num_nodes = len(labels)
-    src, dst = _read_edges(folder / _EDGES, num_nodes)
+    files = [folder / each for each in (_EDGES, _TARGET, _FEATURES)]
+    with unchanged_since_first_read(folder / _SUMS, files):
+        labels, categories = _read_labels(folder / _TARGET)
+        num_nodes = len(labels)
+        src, dst = _read_edges(folder / _EDGES, num_nodes)
+        words = _read_words(folder / _FEATURES, num_nodes)
     different = src != dst
     src, dst = src[different], dst[different]
     src, dst = unique_edges(np.concatenate([src, dst]), np.concatenate([dst, src]), num_nodes)
     if self_loops:
         src, dst = add_self_loops(src, dst, num_nodes)
     csc = from_edges(src, dst, num_nodes)
-    words = _read_words(folder / _FEATURES, num_nodes)
     order = np.random.Generator(np.random.PCG64(seed)).permutation(num_nodes)
     train, valid, test = np.split(order, [num_nodes * 6 // 10, num_nodes * 8 // 10])
     return Dataset(

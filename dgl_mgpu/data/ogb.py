@@ -189,7 +189,7 @@ def load_folder(
                 found="its edges have features, and the new loops would have none",
                 fix="leave self_loops off",
             )
-        with content_of(folder):
+        with content_of(folder / "raw" / "data.npz" if binary else folder):
             _write_csc(arrays, both_directions, self_loops, mean_edge_features, partial)
             _assemble(meta, kept, open_arrays(partial), both_directions, checked=False)
 
@@ -353,10 +353,9 @@ def _unpack_csv(folder: Path, meta: Mapping[str, str], to: Path) -> None:
 
 def save_labels(path: Path, raw: np.ndarray, num_nodes: int, to: Path) -> None:
     """Write the labels that `path` holds to ``labels.npy``."""
-    if len(raw) != num_nodes:
-        raise DataFormatError(
-            f"read {path}", f"it holds {len(raw)} labels for {num_nodes} nodes", FIX
-        )
+    if raw.shape[:1] != (num_nodes,):
+        found = f"{len(raw)}" if raw.ndim else "one number, and no"
+        raise DataFormatError(f"read {path}", f"it holds {found} labels for {num_nodes} nodes", FIX)
     with content_of(path):
         np.save(to / "labels.npy", as_labels(raw))
 

@@ -19,6 +19,7 @@ from scipy import sparse
 
 from ..pickled import ARRAYS, with_arrays
 from .checks import UNLABELLED
+from .checksums import unchanged_since_first_read
 from .csc import from_edges
 from .dataset import Dataset
 from .files import build_once, corrupt_file, download_zip, require_files
@@ -57,16 +58,18 @@ def load(
     Raises
     ------
     DataFormatError
-        The files are neither on disk nor to be downloaded, or one is truncated or corrupt.
+        The files are neither on disk nor to be downloaded, or one is truncated or corrupt, or has
+        changed since it was first read.
     """
     folder, prefix = _find(name, Path(root))
     paths = {part: folder / f"{prefix}.{part}" for part in _PARTS}
-    features, labels, test = _nodes(paths)
-    num_train = len(_matrix(paths["y"]))
-    num_nodes = len(labels)
-    if num_train + _NUM_VALID > num_nodes:
-        raise corrupt_file(paths["y"], f"{num_train} training labels for {num_nodes} nodes")
-    src, dst = _edges(paths["graph"], num_nodes)
+    with unchanged_since_first_read(folder / f"{prefix}.checksums.json", paths.values()):
+        features, labels, test = _nodes(paths)
+        num_train = len(_matrix(paths["y"]))
+        num_nodes = len(labels)
+        if num_train + _NUM_VALID > num_nodes:
+            raise corrupt_file(paths["y"], f"{num_train} training labels for {num_nodes} nodes")
+        src, dst = _edges(paths["graph"], num_nodes)
     if self_loops:
         src, dst = add_self_loops(src, dst, num_nodes)
     if normalize_features:

@@ -6,17 +6,19 @@ days.  Hamilton, Ying and Leskovec, «Inductive Representation Learning on Large
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
-import zipfile
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from scipy import sparse
 
 from ..errors import DataFormatError
+from ..sums import DAMAGE
 from .csc import from_edges
 from .dataset import Dataset, as_labels
-from .files import build_once, download_zip, require_files
+from .files import build_once, corrupt_file, download_zip, require_files
 from .transform import add_self_loops
 
 _GRAPH, _DATA = "reddit_graph.npz", "reddit_data.npz"
@@ -52,21 +54,16 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
         instead = f"put {_GRAPH} and {_DATA} into {folder}"
         build_once(folder, lambda partial: download_zip(_URL, partial, instead))
     require_files(folder, [_GRAPH, _DATA], "Reddit")
-    try:
+    with _content_of(folder / _GRAPH):
         graph = sparse.load_npz(folder / _GRAPH).tocoo()
-        with np.load(folder / _DATA) as arrays:
-            features, labels, part_of = (
-                arrays[array] for array in ("feature", "label", "node_types")
-            )
-    except (OSError, EOFError, KeyError, ValueError, zipfile.BadZipFile) as error:
+    with _content_of(folder / _DATA), np.load(folder / _DATA) as arrays:
+        features, labels, part_of = (arrays[array] for array in ("feature", "label", "node_types"))
+        labels = as_labels(labels)
+        num_nodes = len(labels)
+    if graph.shape != (num_nodes, num_nodes) or part_of.shape != (num_nodes,):
         raise DataFormatError(
-            f"read {folder}", f"a file is truncated or corrupt ({error})", "fetch the files again"
-        ) from error
-    num_nodes = len(labels)
-    if graph.shape != (num_nodes, num_nodes) or len(part_of) != num_nodes:
-        raise DataFormatError(
-            f"read {folder}",
-            f"the numbers of nodes differ: {num_nodes} labels, {len(part_of)} parts of the split "
+            f"read {folder / _GRAPH} and {_DATA}",
+            f"the numbers of nodes differ: {num_nodes} labels, {part_of.size} parts of the split "
             f"and a graph of shape {graph.shape}",
             "fetch the files again",
         )
@@ -75,20 +72,29 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
         src, dst = add_self_loops(src, dst, num_nodes)
     csc = from_edges(src, dst, num_nodes)
     train, valid, test = (np.flatnonzero(part_of == number) for number in _PARTS)
-    labels = as_labels(labels)
-    return Dataset(
-        name=name,
-        num_nodes=num_nodes,
-        num_classes=int(labels.max(initial=0)) + 1,
-        indptr=csc.indptr,
-        indices=csc.indices,
-        labels=labels,
-        train=train,
-        valid=valid,
-        test=test,
-        node_features={"feat": features.astype(np.float32)},
-        description="Reddit post graph with the split by days",
-    )
+    with _content_of(folder / _DATA):
+        return Dataset(
+            name=name,
+            num_nodes=num_nodes,
+            num_classes=int(labels.max(initial=0)) + 1,
+            indptr=csc.indptr,
+            indices=csc.indices,
+            labels=labels,
+            train=train,
+            valid=valid,
+            test=test,
+            node_features={"feat": features.astype(np.float32)},
+            description="Reddit post graph with the split by days",
+        )
+
+
+@contextlib.contextmanager
+def _content_of(path: Path) -> Iterator[None]:
+    """Raise what reading a file raises as the error that names it."""
+    try:
+        yield
+    except DAMAGE as error:
+        raise corrupt_file(path, str(error)) from error
 
 
 def found(name: str, root: Path) -> Path | None:

@@ -12,12 +12,15 @@ from typing import TYPE_CHECKING, Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 from dgl_mgpu.report.epoch import EpochReport
+from dgl_mgpu.sums import with_sum, without_sum
 from dgl_mgpu.wholefile import written_whole
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter
 
 METRICS_FILE = "metrics.jsonl"
+
+_RESTORE = "restore the file, or move it away to start it anew"
 
 
 class MetricsLog:
@@ -162,7 +165,7 @@ def read_metrics(
     Raises
     ------
     DataFormatError
-        If a complete line is not JSON, or is neither an epoch nor a summary.
+        If a complete line is not JSON, not what was written, or neither an epoch nor a summary.
     """
     text = Path(path).read_bytes()
     complete = text[: text.rfind(b"\n") + 1]
@@ -170,16 +173,23 @@ def read_metrics(
     summary: dict[str, Any] | None = None
     for number, line in enumerate(complete.splitlines(), start=1):
         try:
-            values = json.loads(line)
+            values = without_sum(json.loads(line))
             kind = values.pop("kind")
-        except (ValueError, KeyError, AttributeError, TypeError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
             raise DataFormatError(
                 f"read line {number} of {path}",
-                f"it is not an object with a 'kind' ({type(error).__name__}: {error})",
-                "restore the file, or move it away to start it anew",
+                f"it is not an object with a 'kind', or damaged ({type(error).__name__}: {error})",
+                _RESTORE,
             ) from error
         if kind == "epoch":
-            reports.append(EpochReport.from_dict(values))
+            report = _epoch_of(values, f"read line {number} of {path}")
+            if reports and report.epoch <= reports[-1].epoch:
+                raise DataFormatError(
+                    f"read line {number} of {path}",
+                    f"epoch {report.epoch} comes after epoch {reports[-1].epoch}",
+                    _RESTORE,
+                )
+            reports.append(report)
         elif kind == "summary":
             summary = values
         else:
@@ -197,8 +207,15 @@ def _epoch_line(report: EpochReport) -> str:
     return _line({"kind": "epoch", **report.to_dict(), **derived})
 
 
+def _epoch_of(values: Mapping[str, Any], asked: str) -> EpochReport:
+    try:
+        return EpochReport.from_dict(values)
+    except DataFormatError as error:
+        raise DataFormatError(asked, error.found, _RESTORE) from error
+
+
 def _line(values: Mapping[str, Any]) -> str:
-    return json.dumps(values, allow_nan=False) + "\n"
+    return json.dumps(with_sum(values), allow_nan=False) + "\n"
 
 
 def _finite(value: Any) -> Any:

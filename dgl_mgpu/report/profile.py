@@ -17,6 +17,7 @@ import torch
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError, OutputError
 from dgl_mgpu.report.timeline import Trace, busy_seconds, busy_share, draw_step, read_trace
+from dgl_mgpu.sums import with_sum, without_sum
 
 TRACE_FILE = "trace.json.gz"
 TIMELINE_FILE = "timeline.png"
@@ -197,7 +198,7 @@ class Profile:
             trace = read_trace(self._folder / TRACE_FILE)
             trace = replace(trace, steps=trace.steps[:complete])
             draw_step(trace, self._folder / TIMELINE_FILE)
-            text = json.dumps(asdict(StepProfile.of(trace)), indent=1)
+            text = json.dumps(with_sum(asdict(StepProfile.of(trace))), indent=1)
             (self._folder / PROFILE_FILE).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise OutputError(
@@ -219,8 +220,7 @@ def read_profile(folder: str | os.PathLike[str]) -> StepProfile | None:
     if not path.exists():
         return None
     try:
-        return StepProfile.from_dict(json.loads(path.read_text(encoding="utf-8")))
-    except ValueError as error:
-        if isinstance(error, DataFormatError):
-            raise
-        raise DataFormatError(f"read {path}", str(error), "profile the run again") from error
+        return StepProfile.from_dict(without_sum(json.loads(path.read_text(encoding="utf-8"))))
+    except (ValueError, RecursionError) as error:
+        found = error.found if isinstance(error, DataFormatError) else str(error)
+        raise DataFormatError(f"read {path}", found, "profile the run again") from error

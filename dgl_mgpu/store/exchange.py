@@ -300,6 +300,8 @@ def _gloo_group(members: list[int] | None) -> dist.ProcessGroup:
     except RankFailedError:
         raise
     except RuntimeError as error:
+        if "Resource temporarily unavailable" in str(error):  # for its threads (ulimit -u)
+            raise
         raise RankFailedError(
             "connect to the other ranks",
             f"one of them is gone, or did not come within {limits.BUILD:g} s "

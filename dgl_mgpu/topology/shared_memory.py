@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import traceback
 from dataclasses import dataclass
+from multiprocessing import synchronize
 from pathlib import Path
 
 from dgl_mgpu.errors import SharedMemoryError
@@ -81,6 +83,18 @@ def free_shared_bytes() -> int:
     if status.f_flag & os.ST_RDONLY:
         raise unusable_shared_memory(_READ_ONLY)
     return status.f_bavail * status.f_frsize
+
+
+def lacks_shared_memory(error: BaseException) -> bool:
+    """Whether torch has no room there, or multiprocessing none for one of its semaphores."""
+    if "unable to allocate shared memory" in str(error):
+        return True
+    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
+    return (
+        isinstance(error, OSError)
+        and bool(frames)
+        and frames[-1].f_globals.get("__name__") == synchronize.__name__
+    )
 
 
 def unusable_shared_memory(found: str) -> SharedMemoryError:

@@ -12,9 +12,7 @@ import logging
 import os
 import pickle
 import re
-import struct
 import zipfile
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +21,7 @@ from typing import Any, BinaryIO
 import torch
 
 from dgl_mgpu.errors import CheckpointError, ConfigError
+from dgl_mgpu.sums import DAMAGE, damaged_part
 from dgl_mgpu.training.config import config_of_run, flat
 from dgl_mgpu.training.contents import MEMBER, wrong_field
 from dgl_mgpu.training.statefile import StateFile
@@ -164,7 +163,7 @@ class Checkpoint:
         asked = f"resume from {path}"
         try:
             with zipfile.ZipFile(path) as archive:
-                part = archive.testzip() or _no_file(archive)  # torch checks no sums
+                part = damaged_part(archive)
             if part:
                 raise _Damaged(f"its part {part} is damaged")
             content = torch.load(path, "cpu", weights_only=True)
@@ -172,7 +171,7 @@ class Checkpoint:
             raise CheckpointError(
                 asked, "it holds something other than tensors and plain values", _OTHER
             ) from error
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise _Damaged(f"it is damaged ({error})") from error
         # A tensor, as another file may have it there, cannot be compared with a number.
         if not isinstance(content, Mapping) or repr(content.get("format")) != repr(_FORMAT):
@@ -203,7 +202,7 @@ class Checkpoint:
                 f"its learned rows cannot be copied ({error})",
                 "free space there, or set TMPDIR to a folder that has it",
             ) from error
-        except _DAMAGE as error:
+        except DAMAGE as error:
             raise _Damaged(f"it is damaged ({error})") from error
         return cls(**values)
 
@@ -261,7 +260,7 @@ def saved_config(path: Path) -> dict[str, Any]:
             raise CheckpointError(
                 asked, f"its field config does not do: {error.asked}: {error.found}", _OTHER
             ) from error
-        except (pickle.UnpicklingError, *_DAMAGE) as error:
+        except (pickle.UnpicklingError, *DAMAGE) as error:
             damage = damage or CheckpointError(asked, f"it is damaged ({error})", _OTHER)
     assert damage is not None  # a folder without a checkpoint is told of before
     raise damage
@@ -281,22 +280,12 @@ def _require_same_run(before: Mapping[str, Any], config: Mapping[str, Any]) -> N
 
 
 _FIELDS = tuple(Checkpoint.__dataclass_fields__)
-# What the readers of zip archives and pickles raise at bytes that make no sense to them.
-_DAMAGE = (
-    zipfile.BadZipFile, zlib.error, struct.error, OSError, EOFError, RuntimeError, ValueError,
-    TypeError, LookupError, ArithmeticError, AttributeError,
-)  # fmt: skip
 _OTHER = "resume from another checkpoint, or start anew without trainer.resume"
 _FREE = re.compile(
     r"topology|store\.(?!feature_dtypes\.).*|fullgraph\..*|data\.root|sampler\.num_workers"
     r"|trainer\.(ranks|epochs|resume|max_restarts|hang_after|eval_every|checkpoint_every|keep_checkpoints"
     r"|count_accesses|profile|terminate_on_nan|shard_optimizer|cuda_graphs)"
 )
-
-
-def _no_file(archive: zipfile.ZipFile) -> str | None:
-    """A part that torch would take for a folder, and leave a tensor's memory as it finds it."""
-    return next((part.filename for part in archive.infolist() if part.external_attr & 0x10), None)
 
 
 def checkpoints(folder: Path) -> list[Path]:

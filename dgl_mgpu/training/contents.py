@@ -114,7 +114,7 @@ def _model(value: Any) -> str | None:
 def _optimizer(value: Any) -> str | None:
     for state in value["state"].values():
         for name, part in state.items():
-            if not isinstance(part, torch.Tensor | int | float):
+            if not isinstance(part, torch.Tensor | int | float) or isinstance(part, bool):
                 return f"has {name!r:.100}, a {type(part).__name__}, which is no tensor"
     for group in value["param_groups"]:
         if not all(type(number) is int for number in group["params"]):

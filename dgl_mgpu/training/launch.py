@@ -29,14 +29,20 @@ import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
 from dgl_mgpu import limits
-from dgl_mgpu.errors import DGLMGPUError, RankFailedError
+from dgl_mgpu.errors import DGLMGPUError, LimitError, RankFailedError
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.loopback import connections_are_ours
 from dgl_mgpu.store.signing import set_job_secret
 from dgl_mgpu.tempfolder import keep_together
 from dgl_mgpu.topology.shared_memory import free_shared_bytes
 from dgl_mgpu.torchrun import under_torchrun
-from dgl_mgpu.training.group import await_killed, children_of, kill_group, remove_shared
+from dgl_mgpu.training.group import (
+    await_killed,
+    children_of,
+    kill_group,
+    remove_left_shared,
+    remove_shared,
+)
 from dgl_mgpu.training.hangs import HangMonitor, HangWatch
 from dgl_mgpu.training.heartbeat import (
     Heartbeat,
@@ -45,7 +51,12 @@ from dgl_mgpu.training.heartbeat import (
     own_heartbeat,
     stage_of,
 )
-from dgl_mgpu.training.rlimits import kill_reasons
+from dgl_mgpu.training.rlimits import (
+    crash_reasons,
+    is_of_processes,
+    kill_reasons,
+    processes_limit,
+)
 from dgl_mgpu.training.stop import Stopped, Told, blocked
 from dgl_mgpu.training.watch import Watch
 from dgl_mgpu.training.workers import worker_losses_typed
@@ -151,6 +162,7 @@ def launch(
         After a second Ctrl-C.
     """
     keep_together()
+    remove_left_shared()
     if under_torchrun():
         rank = int(os.environ["RANK"])
         with _told_to_torchrun(rank), _typed_losses():
@@ -443,7 +455,7 @@ def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUE
         code = each.process.exitcode
         if code is not None and code < 0:
             name = signal.Signals(-code).name
-            hint = f" ({kill_reasons()})" if name == "SIGKILL" else ""
+            hint = f" ({kill_reasons()})" if name == "SIGKILL" else crash_reasons()
             return _rank_failed(rank, f"it was killed by {name}{each.heartbeat.last_stage()}{hint}")
     for rank, each in silent.items():
         code = each.process.exitcode
@@ -454,7 +466,8 @@ def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUE
     first, rank = min(failed, key=lambda item: (item[0].follows, item[0].when))
     if isinstance(first.error, DGLMGPUError):
         return first.error
-    print(first.trace, file=sys.stderr, end="")
+    if not first.follows:  # a typed error says it all
+        print(first.trace, file=sys.stderr, end="")
     return _rank_failed(rank, f"it raised {first.error}")
 
 
@@ -574,6 +587,12 @@ def _join_job(
     except RankFailedError:
         raise
     except RuntimeError as error:
+        if is_of_processes(error):  # gloo's threads
+            raise LimitError(
+                f"join {num_ranks} ranks as rank {rank}",
+                f"{str(error).partition(chr(10))[0]}; {processes_limit()}",
+                "raise it (ulimit -u, ulimit -v), or use fewer ranks",
+            ) from error
         raise RankFailedError(
             f"join {num_ranks} ranks as rank {rank}",
             f"not all of them came within {limit:g} s, or one is gone "

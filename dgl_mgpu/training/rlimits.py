@@ -10,6 +10,9 @@ from dgl_mgpu.units import human_bytes
 
 log = logging.getLogger(__name__)
 
+# Other limits of processes than these are the system's own, which nobody has set.
+_FEW_PROCESSES = 1000
+
 
 def _soft(limit: int) -> int | None:
     value, _ = resource.getrlimit(limit)
@@ -28,6 +31,15 @@ def kill_reasons() -> str:
     return "out of memory?" if seconds is None else f"out of memory, or ulimit -t {seconds} s?"
 
 
+def crash_reasons() -> str:
+    """The end of what is said of a crash: the limits at which libraries end a process, if any."""
+    memory, processes = _soft(resource.RLIMIT_AS), _soft(resource.RLIMIT_NPROC)
+    told = [] if memory is None else [f"ulimit -v allows a process {human_bytes(memory)}"]
+    if processes is not None and processes < _FEW_PROCESSES:
+        told.append(f"ulimit -u allows a user {processes} processes and threads")
+    return f" ({', and '.join(told)})" if told else ""
+
+
 def is_of_files(error: BaseException) -> bool:
     """Whether a process has as many files open as it may."""
     # torch's own errors have no number.
@@ -37,6 +49,22 @@ def is_of_files(error: BaseException) -> bool:
 def files_limit() -> str:
     """How many these are."""
     return f"ulimit -n allows a process {resource.getrlimit(resource.RLIMIT_NOFILE)[0]} of them"
+
+
+def is_of_processes(error: BaseException) -> bool:
+    """Whether no process or thread more can be started, of which a user may have so many."""
+    # A thread takes address space for its stack as well.
+    return getattr(error, "errno", None) == errno.EAGAIN or any(
+        each in str(error)
+        for each in ("can't start new thread", "Resource temporarily unavailable")
+    )
+
+
+def processes_limit() -> str:
+    """How many these are, and what else there may be too little of for one."""
+    most = _soft(resource.RLIMIT_NPROC)
+    told = "" if most is None else f"ulimit -u allows a user {most} processes and threads"
+    return told + memory_limit()
 
 
 def warn_of_time() -> None:

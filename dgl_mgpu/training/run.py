@@ -40,6 +40,7 @@ from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.planning import StoreOptions
+from dgl_mgpu.topology.shared_memory import lacks_shared_memory, unusable_shared_memory
 from dgl_mgpu.torchrun import under_torchrun
 from dgl_mgpu.training.checkpoint import (
     Checkpoint,
@@ -52,7 +53,14 @@ from dgl_mgpu.training.heartbeat import stage_of
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.optimizer import make_optimizer
 from dgl_mgpu.training.report import RunReport
-from dgl_mgpu.training.rlimits import files_limit, is_of_files, memory_limit, warn_of_time
+from dgl_mgpu.training.rlimits import (
+    files_limit,
+    is_of_files,
+    is_of_processes,
+    memory_limit,
+    processes_limit,
+    warn_of_time,
+)
 from dgl_mgpu.training.sections import TrainerConfig
 from dgl_mgpu.training.stop import StopRequest
 from dgl_mgpu.training.trainer import StepCallback, Trainer
@@ -325,11 +333,12 @@ def seeded_model(
 def typed_memory(asked: str, fix: str) -> Iterator[None]:
     """Raise what is raised where memory is too small as the error that says what to do.
 
-    So are open files, of which a process may have so many.
+    So are open files and processes, of which there may be so many, and the semaphores by which
+    processes wait for each other.
 
     Raises
     ------
-    DeviceMemoryError, LimitError
+    DeviceMemoryError, LimitError, SharedMemoryError
     """
     try:
         yield
@@ -341,6 +350,11 @@ def typed_memory(asked: str, fix: str) -> Iterator[None]:
         if is_of_files(error):
             fix = "raise it (ulimit -n 65536), or use fewer ranks and sampler.num_workers"
             raise LimitError(asked, f"{found}; {files_limit()}", fix) from error
+        if is_of_processes(error):
+            fix = "raise it (ulimit -u, ulimit -v), or use fewer ranks and sampler.num_workers"
+            raise LimitError(asked, f"{found}; {processes_limit()}", fix) from error
+        if lacks_shared_memory(error):
+            raise unusable_shared_memory(found) from error
         if not _is_of_memory(error):
             raise
         raise DeviceMemoryError(asked, found + memory_limit(), fix) from error

@@ -10,16 +10,20 @@ from dgl_mgpu.data import load
 from dgl_mgpu.errors import DataFormatError
 
 
-@pytest.fixture
-def pages(tmp_path):
+def write_pages(folder):
     """Five pages in the format of the Facebook graph, with one self-loop."""
-    (tmp_path / "facebook_target.csv").write_text(
+    (folder / "facebook_target.csv").write_text(
         "id,page_type\n0,tvshow\n1,company\n2,tvshow\n3,politician\n4,company\n"
     )
-    (tmp_path / "facebook_edges.csv").write_text("id_1,id_2\n0,1\n1,2\n3,3\n4,0\n")
+    (folder / "facebook_edges.csv").write_text("id_1,id_2\n0,1\n1,2\n3,3\n4,0\n")
     words = {"0": [1, 2], "1": [2], "2": [1, 2], "3": [0, 5], "4": [5, 5, 0]}
-    (tmp_path / "facebook.json").write_text(json.dumps(words))
-    return tmp_path
+    (folder / "facebook.json").write_text(json.dumps(words))
+    return folder
+
+
+@pytest.fixture
+def pages(tmp_path):
+    return write_pages(tmp_path)
 
 
 def test_the_real_graph(shared_data):
@@ -89,6 +93,15 @@ def test_seed_and_tfidf(pages):
 def test_damaged(pages, name, text):
     (pages / name).write_text(text)
     with pytest.raises(DataFormatError, match=r"facebook.*truncated or corrupt"):
+        load("facebook", pages)
+
+
+@pytest.mark.parametrize("name", ["facebook_edges.csv", "facebook_target.csv", "facebook.json"])
+def test_a_file_that_has_changed_since_it_was_first_read(pages, name):
+    load("facebook", pages)
+    path = pages / name
+    path.write_text(path.read_text().replace("2", "1", 1))
+    with pytest.raises(DataFormatError, match=f"{name}: it is not as it was.*facebook.checksums"):
         load("facebook", pages)
 
 

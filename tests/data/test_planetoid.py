@@ -12,6 +12,7 @@ from scipy import sparse
 from dgl_mgpu.data import load, planetoid
 from dgl_mgpu.errors import DataFormatError
 
+SUMS = "ind.citeseer.checksums.json"
 PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 
 
@@ -26,8 +27,7 @@ def cora_files(shared_data, tmp_path):
     return folder
 
 
-@pytest.fixture
-def small_citeseer(tmp_path):
+def write_citeseer(folder):
     """A data set in Planetoid's format with two isolated test nodes left out, as in CiteSeer.
 
     600 known nodes, 20 of them for training; of the test nodes 600 to 609, 603 and 607 are missing.
@@ -51,9 +51,14 @@ def small_citeseer(tmp_path):
         "graph": graph,
     }
     for part, content in contents.items():
-        (tmp_path / f"ind.citeseer.{part}").write_bytes(pickle.dumps(content, protocol=2))
-    (tmp_path / "ind.citeseer.test.index").write_text("\n".join(map(str, shuffled)))
-    return tmp_path, features, labels, graph, test
+        (folder / f"ind.citeseer.{part}").write_bytes(pickle.dumps(content, protocol=2))
+    (folder / "ind.citeseer.test.index").write_text("\n".join(map(str, shuffled)))
+    return folder, features, labels, graph, test
+
+
+@pytest.fixture
+def small_citeseer(tmp_path):
+    return write_citeseer(tmp_path)
 
 
 def test_cora(shared_data):
@@ -118,10 +123,11 @@ def test_isolated_test_nodes(small_citeseer):
 def test_pickles_of_today_are_read_too(small_citeseer, protocol):
     root = small_citeseer[0]
     expected = load("citeseer", root)
-    for path in root.glob("ind.*"):
-        if not path.name.endswith("test.index"):
-            content = pickle.loads(path.read_bytes())
-            path.write_bytes(pickle.dumps(content, protocol=protocol))
+    (root / SUMS).unlink()
+    for part in PARTS[:-1]:
+        path = root / f"ind.citeseer.{part}"
+        content = pickle.loads(path.read_bytes())
+        path.write_bytes(pickle.dumps(content, protocol=protocol))
     again = load("citeseer", root)
     np.testing.assert_array_equal(again.indices, expected.indices)
     np.testing.assert_array_equal(again.node_features["feat"], expected.node_features["feat"])
@@ -172,6 +178,7 @@ def test_damage_raises_nothing_else(small_citeseer):
             damaged = bytearray(content)
             damaged[place] ^= 1 << int(generator.integers(8))
             path.write_bytes(damaged)
+            (root / SUMS).unlink(missing_ok=True)
             try:
                 load("citeseer", root)
             except DataFormatError as error:
@@ -179,6 +186,38 @@ def test_damage_raises_nothing_else(small_citeseer):
                 noticed += 1
         path.write_bytes(content)
     assert noticed > 100
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_file_that_has_changed_since_it_was_first_read(small_citeseer, part):
+    """Though it may be as good a pickle as it was."""
+    root = small_citeseer[0]
+    expected = load("citeseer", root)
+    path = root / f"ind.citeseer.{part}"
+    content = path.read_bytes()
+    path.write_bytes(content[:-2] + bytes([content[-2] ^ 1]) + content[-1:])
+    with pytest.raises(
+        DataFormatError, match=rf"ind\.citeseer\.{part}: it is not as it was.*{SUMS}"
+    ):
+        load("citeseer", root)
+    path.write_bytes(content)
+    assert load("citeseer", root).num_edges == expected.num_edges
+
+
+@pytest.mark.parametrize("damage", ["", "[]", '{"files": {}}', "{", "not a file"])
+def test_damaged_sums_are_kept_anew(small_citeseer, damage, caplog):
+    root = small_citeseer[0]
+    record = root / SUMS
+    load("citeseer", root)
+    before = record.read_bytes()
+    if damage == "not a file":
+        record.unlink()
+        record.mkdir()
+    else:
+        record.write_text(damage)
+    load("citeseer", root)
+    assert f"{SUMS}: it is" in caplog.text and "made again" in caplog.text
+    assert record.is_dir() or record.read_bytes() == before
 
 
 def test_rows_that_do_not_match(small_citeseer):

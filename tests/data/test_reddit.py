@@ -16,11 +16,10 @@ from dgl.data import RedditDataset
 NUM_NODES = 30
 
 
-@pytest.fixture
-def root(tmp_path):
-    """A root of data sets with small files in the format of DGL's."""
+def write_reddit(root):
+    """Small files in the format of DGL's."""
     random = np.random.default_rng(0)
-    folder = tmp_path / "reddit"
+    folder = root / "reddit"
     folder.mkdir()
     graph = sparse.random(NUM_NODES, NUM_NODES, 0.2, "coo", random_state=1)
     sparse.save_npz(folder / "reddit_graph.npz", graph)
@@ -31,7 +30,12 @@ def root(tmp_path):
         node_ids=np.arange(NUM_NODES),
         node_types=random.integers(1, 4, NUM_NODES),
     )
-    return tmp_path
+    return root
+
+
+@pytest.fixture
+def root(tmp_path):
+    return write_reddit(tmp_path)
 
 
 def test_as_dgl_reads_it(root):

@@ -7,7 +7,7 @@ import pytest
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
 
 
-def _report(epoch: int = 1, **changes) -> EpochReport:
+def report_of_epoch(epoch: int = 1, **changes) -> EpochReport:
     values = {
         "epoch": epoch,
         "steps": 10,
@@ -29,4 +29,4 @@ def _report(epoch: int = 1, **changes) -> EpochReport:
 
 @pytest.fixture
 def make_report():
-    return _report
+    return report_of_epoch

@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import resource
+import time
 
 import dgl
 import pytest
@@ -226,4 +227,30 @@ def test_a_batch_that_a_worker_cannot_hand_over_is_told_of(happens, message):
     graph = power_law_graph()
     loader = DataLoader(graph, torch.arange(100), _Last(happens), batch_size=50, num_workers=1)
     with pytest.raises(WorkerFailedError, match=f"cannot hand a mini-batch over.*{message}"):
+        list(loader)
+
+
+class _First(NeighborSampler):
+    """Its first mini-batch of a worker cannot be handed over, while others follow at once."""
+
+    def sample(self, g, seeds, *arguments):
+        sampled = super().sample(g, seeds, *arguments)
+        return *sampled, _PickledLate() if 0 in seeds.tolist() else torch.zeros(1)
+
+
+class _PickledLate:
+    def __reduce__(self):
+        time.sleep(0.5)  # the worker goes on, to its end
+        raise OSError("full")
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_what_a_worker_has_made_later_does_not_overtake_what_it_cannot_hand_over(workers):
+    """Torch would drop a mini-batch of a worker that has said that it has no more, in silence."""
+    graph = power_law_graph()
+    loader = DataLoader(
+        graph, torch.arange(100), _First([3]), batch_size=50, num_workers=workers,
+        prefetch_factor=4,
+    )  # fmt: skip
+    with pytest.raises(WorkerFailedError, match=r"cannot hand a mini-batch over.*full"):
         list(loader)

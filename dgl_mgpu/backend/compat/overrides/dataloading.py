@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from multiprocessing.queues import Queue
@@ -35,9 +36,11 @@ def begin_worker(self: Any, worker_id: int) -> None:
     does not work there.
 
     It tells the process that waits for it of a mini-batch that it cannot hand over: Python drops
-    what a queue cannot take, and that process would wait for ever.
+    what a queue cannot take, and that process would wait for ever.  When that process is gone, it
+    says nothing: whoever watches that tells of its end.
     """
     gc.freeze()
+    sys.excepthook = _without_lost_readers
     spare = [os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC) for _ in range(_SPARE_FILES)]
     dropped = Queue._on_queue_feeder_error  # type: ignore[attr-defined]
 
@@ -46,12 +49,29 @@ def begin_worker(self: Any, worker_id: int) -> None:
             os.close(spare.pop())
         match item:
             case (int(number), _):  # torch's: a mini-batch and which it is
-                queue.put((number, _NotHandedOver(error)))
+                _put_first(queue, (number, _NotHandedOver(error)))
             case _:
                 dropped(error, item)
 
     Queue._on_queue_feeder_error = not_handed_over  # type: ignore[attr-defined]
     originals["dgl.dataloading.dataloader:WorkerInitWrapper.__call__"](self, worker_id)
+
+
+def _without_lost_readers(kind: type[BaseException], *error: Any) -> None:
+    """In place of ``sys.excepthook``: the thread from which tensors are fetched shows errors so."""
+    if not issubclass(kind, ConnectionError | EOFError):
+        sys.__excepthook__(kind, *error)
+
+
+def _put_first(queue: Any, item: Any) -> None:
+    """Put what comes in an item's place, on the thread that has taken that out of the queue.
+
+    What a worker has put there since must not overtake it: torch waits for no mini-batch any more,
+    and says nothing, of a worker that has said that it has made its last.
+    """
+    queue._sem.acquire()
+    with queue._notempty:
+        queue._buffer.appendleft(item)
 
 
 class _NotHandedOver(ExceptionWrapper):

@@ -8,8 +8,10 @@ else, and so could run code, is refused.
 
 from __future__ import annotations
 
+import os
 import pickle
 import sys
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 
 from dgl_mgpu.pickled import ARRAYS, with_arrays
+from dgl_mgpu.sums import DAMAGE, damaged_part
 
 from ....errors import DataFormatError
 from .modules import module_with
@@ -52,9 +55,7 @@ class _ArrayUnpickler(pickle.Unpickler):
         if (module, name) in ARRAYS:
             return ARRAYS[module, name]
         if not _is_allowed(module, name):
-            raise DataFormatError(
-                _ASKED, f"the file names {module}.{name}, which no ogb file holds", _FIX
-            )
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no ogb file holds")
         return super().find_class(module, name)
 
 
@@ -83,14 +84,21 @@ def load(
         return torch.load(
             f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args
         )
+    is_path = isinstance(f, str | os.PathLike)
+    asked = f"{_ASKED}, {f}" if is_path else _ASKED
     try:
+        if is_path and zipfile.is_zipfile(f):
+            with zipfile.ZipFile(f) as archive:
+                if part := damaged_part(archive):
+                    raise ValueError(f"its part {part} is damaged")
         content = torch.load(
             f, map_location, _ArrayPickle, weights_only=False, mmap=mmap, **pickle_load_args
         )
-    except (pickle.UnpicklingError, ValueError, TypeError, OverflowError) as error:
-        if isinstance(error, DataFormatError):
-            raise
-        raise DataFormatError(_ASKED, f"it is damaged, or none ({error})", _FIX) from error
+    except FileNotFoundError:
+        raise
+    except (pickle.UnpicklingError, *DAMAGE) as error:
+        found = f"it is damaged, or none ({str(error).partition(chr(10))[0]})"
+        raise DataFormatError(asked, found, _FIX) from error
     return with_arrays(content)
 
 
