@@ -2,9 +2,10 @@
 
 On the parts of a DGX-1 that XGNN compares placements on (section 6.6) and on machines with
 NVSwitch, for two tables each of the shapes of the Twitter and Friendster graphs: the solver's
-time (median, all set-up included) and the modelled time of the slowest GPU for one mini-batch
-under every policy.  Graphs are power laws of the shapes' mean degrees at 1/20 of their size, in
-GPU memory of 1/20.  No time is reported for a plan that does not check.
+time (median, all set-up included; the processor's, which other programs on the machine change
+little) and the modelled time of the slowest GPU for one mini-batch under every policy.  Graphs are
+power laws of the shapes' mean degrees at 1/20 of their size, in GPU memory of 1/20.  No time is
+reported for a plan that does not check.
 
     python -m benchmarks.placement_solver --out placement.json
 """
@@ -55,16 +56,16 @@ def tables(shape: str) -> list[TableSpec]:
 def timed(
     topology: Topology, specs: list[TableSpec], policy: str, budget: int, repeats: int
 ) -> Any:
-    """Plan and the milliseconds of each repeat; None where a policy cannot be used."""
+    """Plan and the processor's milliseconds of each repeat; None where a policy cannot be used."""
     spent = []
     plan: Plan | None = None
     for _ in range(repeats):
-        start = time.perf_counter()
+        start = time.process_time()
         try:
             plan = solve(topology, specs, policy, gpu_budget_bytes=budget)
         except (UnreachableError, PlanDoesNotFitError):
             return None, None
-        spent.append((time.perf_counter() - start) * 1e3)
+        spent.append((time.process_time() - start) * 1e3)
     assert plan is not None
     plan.validate(topology)
     return plan, spent

@@ -80,7 +80,7 @@ class FixedPatterns:
         # One row a part: a share of rows is then a share of parts.
         tiers = [entry.tier(0, len(entry.copies)) for entry in self._patterns]
         self._reads = np.array([tier_reads(tier) for tier in tiers])
-        self.storage = np.array([np.hstack(tier_bytes(tier, 1.0)) for tier in tiers])
+        self.storage = np.array([tier_bytes(tier, 1.0) for tier in tiers])
 
     def access_costs(self, prices: np.ndarray) -> np.ndarray:
         return (prices[:, None] * self._reads).sum((2, 3))

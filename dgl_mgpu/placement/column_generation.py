@@ -1,20 +1,19 @@
 """Solves the linear programme of placement by column generation (Dantzig and Wolfe).
 
 Tables are cut into blocks of pieces.  A *column* says where every piece of one block goes; the
-master programme, which HiGHS solves through SciPy, mixes the columns that are there so that the
-slowest GPU waits least, and prices what each memory and each way is worth.  At those prices every
-piece goes where it costs least: that makes new columns, and proves what no placement can beat.
+master programme (``master.py``) mixes the columns that are there so that the slowest GPU waits
+least, and prices what each memory and each way is worth.  At those prices every piece goes where it
+costs least: that makes new columns, and proves what no placement can beat.
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.optimize import linprog
 
+from .master import Master, Mixture
 from .programme import NOWHERE, Programme, Proposal, Run
 
 #: Relative distance from the lower bound at which a placement is good enough.
@@ -29,14 +28,6 @@ _MAX_CUTS = 6
 _PARTS = 4
 # Prices are asked between those that proved most so far and the newest, which swing.
 _DAMPING = 0.5
-# What HiGHS may be off by, in shares and in costs; where less is asked, it gives up at times.
-# Costs are given in thousandths, so that those of memory are well above that.
-_TOLERANCE = 1e-8
-_COST_SCALE = 1e3
-# Digits behind the point that prices are kept to, and what shares are whole numbers of: what is
-# finer is rounding.
-_PRICE_DIGITS = 12
-_SHARES = 1 << 26
 # Prices to begin with: a byte of GPU memory against all ways alike, host memory and disk for less.
 _FIRST_PRICES = (1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0)
 _FIRST_WEIGHTS = (0.3, 0.1)
@@ -112,84 +103,10 @@ def _first_proposals(programme: Programme) -> list[Proposal]:
     return [programme.off_gpu(-2), programme.off_gpu(-1), *map(programme.cheapest, guesses)]
 
 
-@dataclass(frozen=True, eq=False)
-class _Mixture:
-    """The best shares of columns.
-
-    Attributes
-    ----------
-    objective : float
-        Time of the slowest GPU, and the small costs of memory.
-    prices : ndarray
-        Of the time and memory rows.
-    shares : ndarray of int
-        Of each column.
-    nowhere : ndarray of int
-        Of each block, what is kept nowhere.
-    """
-
-    objective: float
-    prices: np.ndarray
-    shares: np.ndarray
-    nowhere: np.ndarray
-
-
-def _mixed(
-    programme: Programme,
-    block: Sequence[int] | np.ndarray,
-    taken: np.ndarray,
-    costs: Sequence[float] | np.ndarray,
-    nowhere_costs: np.ndarray,
-    presolve: bool = False,
-) -> _Mixture:
-    """Mix columns, each of one block, so that the slowest GPU waits least.
-
-    Rows are the programme's time rows and memory rows, then one for each block: the shares of its
-    columns, and what of it is kept nowhere, add up to 1.
-    """
-    columns, rows = taken.shape
-    times, waits = programme.times.shape
-    blocks = len(nowhere_costs)
-    limited = np.zeros((rows, columns + waits + blocks))
-    limited[:, :columns] = taken.T
-    limited[:times, columns : columns + waits] = programme.times
-    whole = np.zeros((blocks, columns + waits + blocks))
-    whole[block, np.arange(columns)] = 1.0
-    whole[:, columns + waits :] = np.eye(blocks)
-    slowest = np.zeros(waits)
-    slowest[-1] = 1.0
-    found = linprog(
-        _COST_SCALE * np.concatenate([costs, slowest, nowhere_costs]),
-        limited,
-        np.concatenate([np.zeros(times), programme.budget]),
-        whole,
-        np.ones(blocks),
-        method="highs-ds",
-        options={
-            "presolve": presolve,
-            "primal_feasibility_tolerance": _TOLERANCE,
-            "dual_feasibility_tolerance": _TOLERANCE,
-        },
-    )
-    if found.status != 0:
-        if presolve:
-            raise ArithmeticError(f"the linear programme of a placement: {found.message}")
-        # Simplifying first takes longer, and solves the one in thousands that HiGHS gives up.
-        return _mixed(programme, block, taken, costs, nowhere_costs, presolve=True)
-    shares = np.rint(_SHARES * found.x).astype(np.int64)
-    return _Mixture(
-        found.fun / _COST_SCALE,
-        np.round(found.ineqlin.marginals / _COST_SCALE, _PRICE_DIGITS),
-        shares[:columns],
-        shares[columns + waits :],
-    )
-
-
 class _Columns:
     """What was proposed so far, by block."""
 
     def __init__(self, programme: Programme) -> None:
-        self._programme = programme
         ends = programme.ranges.tolist()
         self._starts = np.unique([
             start + step * (stop - start) // _BLOCKS
@@ -197,18 +114,16 @@ class _Columns:
             for step in range(_BLOCKS)
         ])  # fmt: skip
         self._stops = [*self._starts[1:].tolist(), len(programme.tables)]
-        self._nowhere = np.add.reduceat(programme.nowhere_costs, self._starts)
         self._known: set[tuple[int, bytes]] = set()
         self._block: list[int] = []
         self._patterns: list[np.ndarray] = []
-        self._taken: list[np.ndarray] = []
-        self._costs: list[float] = []
+        self._master = Master(programme, np.add.reduceat(programme.nowhere_costs, self._starts))
 
     def add(self, proposal: Proposal) -> bool:
         """Let blocks be kept as proposed; whether any of it is new."""
         taken = np.add.reduceat(proposal.taken, self._starts)
-        costs = np.add.reduceat(proposal.costs, self._starts).tolist()
-        before = len(self._known)
+        costs = np.add.reduceat(proposal.costs, self._starts)
+        fresh = []
         for block, (start, stop) in enumerate(zip(self._starts.tolist(), self._stops, strict=True)):
             patterns = proposal.patterns[start:stop]
             tag = (block, patterns.tobytes())
@@ -216,17 +131,16 @@ class _Columns:
                 self._known.add(tag)
                 self._block.append(block)
                 self._patterns.append(patterns)
-                self._taken.append(taken[block])
-                self._costs.append(costs[block])
-        return len(self._known) > before
+                fresh.append(block)
+        if fresh:
+            self._master.add(fresh, taken[fresh], costs[fresh])
+        return bool(fresh)
 
-    def mixed(self) -> _Mixture:
+    def mixed(self) -> Mixture:
         """The best of what is there."""
-        return _mixed(
-            self._programme, self._block, np.array(self._taken), self._costs, self._nowhere
-        )
+        return self._master.mixed()
 
-    def used(self, mixture: _Mixture) -> np.ndarray:
+    def used(self, mixture: Mixture) -> np.ndarray:
         """Patterns of each piece in the columns that a mixture uses, in no order that matters.
 
         Returns
@@ -262,8 +176,9 @@ def _few_runs(programme: Programme, used: np.ndarray, cell_rows: int) -> tuple[f
     for _ in range(_MAX_CUTS):
         block, patterns = _cell_patterns(programme, used, starts)
         taken, costs = programme.columns(starts, block, patterns)
-        nowhere = np.add.reduceat(programme.nowhere_costs, starts)
-        mixture = _mixed(programme, block, taken, costs, nowhere)
+        master = Master(programme, np.add.reduceat(programme.nowhere_costs, starts))
+        master.add(block, taken, costs)
+        mixture = master.mixed()
         shares: list[dict[int, int]] = [{} for _ in starts]
         for column in mixture.shares.nonzero()[0].tolist():
             shares[block[column]][int(patterns[column])] = int(mixture.shares[column])

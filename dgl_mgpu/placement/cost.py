@@ -17,7 +17,7 @@ gradients are synchronised every step.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 
@@ -132,18 +132,19 @@ class Resources:
 
     def loads(self, nbytes: np.ndarray, seconds: np.ndarray) -> tuple[Load, ...]:
         """Each resource with the bytes read over it and what they take, both of shape (r,)."""
-        n = self.num_gpus
+        readers = np.any(self.users, axis=2)
+        holders = np.any(self.users[:, :, : self.num_gpus], axis=1)
         return tuple(
             Load(
                 kind,
-                tuple(np.flatnonzero(users.any(1)).tolist()),
-                tuple(np.flatnonzero(users[:, :n].any(0)).tolist()),
+                tuple(np.flatnonzero(reading).tolist()),
+                tuple(np.flatnonzero(holding).tolist()),
                 float(1.0 / (rate * GB)),
                 float(moved),
                 float(spent),
             )
-            for kind, users, rate, moved, spent in zip(
-                self.link, self.users, self.seconds_per_byte, nbytes, seconds, strict=True
+            for kind, reading, holding, rate, moved, spent in zip(
+                self.link, readers, holders, self.seconds_per_byte, nbytes, seconds, strict=True
             )
         )
 
@@ -188,28 +189,35 @@ def tier_reads(tier: Tier) -> np.ndarray:
     return reads
 
 
-def tier_bytes(tier: Tier, nbytes: float) -> tuple[np.ndarray, float, float]:
-    """Bytes that a tier takes of each GPU, the host and the disk."""
+def tier_bytes(tier: Tier, nbytes: float) -> np.ndarray:
+    """Bytes that a tier takes of each GPU, the host and the disk.  Shape (n + 2,)."""
+    n = len(tier.source)
+    held = [0.0] * (n + 2)
     if tier.memory != "gpu":
-        nothing = np.zeros(len(tier.source))
-        return nothing, nbytes * (tier.memory == "host"), nbytes * (tier.memory == "disk")
-    held, host = [0.0] * len(tier.source), 0.0
+        held[n if tier.memory == "host" else n + 1] = nbytes
+        return np.array(held)
     kept_on_host = any(HOST in reads for reads in tier.source)
     shares = (nbytes * part_sizes(tier) / tier.num_rows).tolist()
     for part, (share, holders) in enumerate(zip(shares, tier.copies, strict=True)):
         for holder in holders:
             held[holder] += share
         if kept_on_host and tier.on_host(part):
-            host += share
-    return np.array(held), host, 0.0
+            held[n] += share
+    return np.array(held)
+
+
+def over_tiers(curve: Callable[[np.ndarray], np.ndarray], tiers: Sequence[Tier]) -> list[float]:
+    """What a table's curve rises by over each tier."""
+    starts = np.array([tier.start for tier in tiers])
+    stops = np.array([tier.stop for tier in tiers])
+    return (curve(stops) - curve(starts)).tolist()
 
 
 def table_load(resources: Resources, spec: TableSpec, tiers: Sequence[Tier]) -> np.ndarray:
     """Seconds of each resource that the reads of one table take.  Shape (r,)."""
     n = resources.num_gpus
     reads = np.zeros((n, n + 2))
-    for tier in tiers:
-        accesses = float(np.diff(spec.accesses_before((tier.start, tier.stop)))[0])
+    for tier, accesses in zip(tiers, over_tiers(spec.accesses_before, tiers), strict=True):
         reads += accesses * tier_reads(tier)
     return resources.load(spec, reads)
 
@@ -221,24 +229,19 @@ def estimate(
     n = resources.num_gpus
     load = np.zeros(len(resources.link))
     moved = np.zeros((n, n + 2))
-    gpu_bytes, host_bytes, disk_bytes = np.zeros(n), 0.0, 0.0
+    held = np.zeros(n + 2)
     hit_rates, rows = {}, []
     for spec in specs:
         table_reads = np.zeros((n, n + 2))
-        for tier in tables[spec.name].tiers:
-            edges = (tier.start, tier.stop)
-            accesses = float(np.diff(spec.accesses_before(edges))[0])
-            nbytes = float(np.diff(spec.bytes_before(edges))[0])
+        tiers = tables[spec.name].tiers
+        tier_accesses = over_tiers(spec.accesses_before, tiers)
+        sizes = over_tiers(spec.bytes_before, tiers)
+        for tier, accesses, nbytes in zip(tiers, tier_accesses, sizes, strict=True):
             reads = tier_reads(tier) * accesses
             tier_load = resources.load(spec, reads)
-            held, host, disk = tier_bytes(tier, nbytes)
             table_reads += reads
             load += tier_load
-            gpu_bytes, host_bytes, disk_bytes = (
-                gpu_bytes + held,
-                host_bytes + host,
-                disk_bytes + disk,
-            )
+            held += tier_bytes(tier, nbytes)
             rows.append({
                 "table": spec.name,
                 "rows": tier.num_rows,
@@ -258,11 +261,12 @@ def estimate(
             "host": float(table_reads[:, n].sum() / total),
             "disk": float(table_reads[:, n + 1].sum() / total),
         }
+    whole_bytes = [math.ceil(nbytes - 1e-6) for nbytes in held]
     return Estimate(
         tuple(resources.gpu_seconds(load).tolist()),
-        tuple(math.ceil(held - 1e-6) for held in gpu_bytes),
-        math.ceil(host_bytes - 1e-6),
-        math.ceil(disk_bytes - 1e-6),
+        tuple(whole_bytes[:n]),
+        whole_bytes[n],
+        whole_bytes[n + 1],
         hit_rates,
         tuple(rows),
         resources.loads((resources.users * moved).sum((1, 2)), load),

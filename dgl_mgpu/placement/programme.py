@@ -366,14 +366,14 @@ class Programme:
     def seconds(self, runs: Sequence[Run]) -> float:
         """Time of the slowest GPU under runs as they lie, and the price of what overflows."""
         load, overflow = np.zeros(len(self.times)), 0.0
-        for run in runs:
-            begin, end = self._specs[run.table].accesses_before_bytes((run.begin, run.end))
-            accesses = float(end - begin)
-            if run.pattern == NOWHERE:
-                overflow += (run.end - run.begin) / self._byte_scale
-                overflow += accesses / self._accesses[run.table]
-            else:
-                load += accesses * self._brought[run.pattern]
+        for table, spec in enumerate(self._specs):
+            here = [run for run in runs if run.table == table]
+            for run, accesses in zip(here, run_accesses(spec, here), strict=True):
+                if run.pattern == NOWHERE:
+                    overflow += (run.end - run.begin) / self._byte_scale
+                    overflow += accesses / self._accesses[table]
+                else:
+                    load += accesses * self._brought[run.pattern]
         return float(self._slowest(load)) + _OVERFLOW_COST * overflow
 
     def _slowest(self, load: np.ndarray) -> float:
@@ -382,6 +382,13 @@ class Programme:
         waits = [max(load[self.times[:, index] < 0].max(initial=0.0), 0.0) for index in range(last)]
         load = load + (self.times[:, :last] * waits).sum(1)
         return max(float(load[self.times[:, last] < 0].max(initial=0.0)), 0.0)
+
+
+def run_accesses(spec: TableSpec, runs: Sequence[Run]) -> list[float]:
+    """Expected accesses of each of a table's runs."""
+    begin = np.array([run.begin for run in runs])
+    end = np.array([run.end for run in runs])
+    return (spec.accesses_before_bytes(end) - spec.accesses_before_bytes(begin)).tolist()
 
 
 def _share(size: int, part: int, whole: int) -> int:

@@ -9,10 +9,10 @@ from dataclasses import replace
 import numpy as np
 
 from .candidates import Candidates
-from .cost import tier_bytes
+from .cost import over_tiers, tier_bytes
 from .patterns import off_gpu
 from .plan import TablePlan, Tier
-from .programme import NOWHERE, Programme, Run
+from .programme import NOWHERE, Programme, Run, run_accesses
 from .table import TableSpec
 
 # Shares of a table (bytes and accesses) too small for a tier of their own.
@@ -34,10 +34,11 @@ def whole_rows(
     """
     tables = {}
     for index, spec in enumerate(specs):
+        here = [run for run in runs if run.table == index]
         mine = [
             run
-            for run in runs
-            if run.table == index and run.pattern != NOWHERE and not _is_sliver(spec, run)
+            for run, accesses in zip(here, run_accesses(spec, here), strict=True)
+            if run.pattern != NOWHERE and not _is_sliver(spec, run, accesses)
         ]
         keys = [programme.key(run.pattern) for run in mine]
         stored = [float(candidates.storage[key[0]].sum()) for key in keys]
@@ -55,8 +56,7 @@ def whole_rows(
     return tables
 
 
-def _is_sliver(spec: TableSpec, run: Run) -> bool:
-    accesses = float(np.diff(spec.accesses_before_bytes((run.begin, run.end)))[0])
+def _is_sliver(spec: TableSpec, run: Run, accesses: float) -> bool:
     return (
         run.end - run.begin < _SLIVER * spec.total_bytes
         and accesses < _SLIVER * spec.total_accesses
@@ -79,9 +79,9 @@ def held_bytes(
     """Bytes that tiers take of each GPU, the host and the disk.  Shape (n + 2,)."""
     held = np.zeros(num_gpus + 2)
     for spec in specs:
-        for tier in tables[spec.name]:
-            nbytes = float(np.diff(spec.bytes_before((tier.start, tier.stop)))[0])
-            held += np.hstack(tier_bytes(tier, nbytes))
+        tiers = tables[spec.name]
+        for tier, nbytes in zip(tiers, over_tiers(spec.bytes_before, tiers), strict=True):
+            held += tier_bytes(tier, nbytes)
     return held
 
 
@@ -163,7 +163,7 @@ def _hand_on(
 
 def _shares(tier: Tier) -> np.ndarray:
     """Share of a tier's rows that each GPU, the host and the disk hold."""
-    return np.hstack(tier_bytes(replace(tier, start=0, stop=tier.parts), 1.0))
+    return tier_bytes(replace(tier, start=0, stop=tier.parts), 1.0)
 
 
 def as_plans(tables: Mapping[str, Sequence[Tier]]) -> dict[str, TablePlan]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -29,9 +30,9 @@ Ratio = float | Literal["auto"] | None
 _NOTHING = 1e-7
 # Rows that rounding to whole rows may take of each memory, where that is next to nothing.
 _ROUNDED_ROWS = 16
-# Rows that may be dealt out together, at least; and what to try where that spoilt a plan.
+# Rows that may be dealt out together, at least; and what to try where rounding spoilt a plan.
 _CELL_ROWS = 8
-_OTHER_CELL_ROWS = (1, 64)
+_OTHER_CELL_ROWS = (1, 4, 16, 64)
 # Time over the lower bound at which rounding is taken to have spoilt a plan, and what to try
 # instead.
 _ROUNDED_BADLY = 1.01
@@ -96,21 +97,26 @@ def solve(
     if policy == "partitioned":
         ratios = {"topology": 1.0, "features": 1.0}
     plan, bound = _Problem(topology, tables, policy, budgets, ratios).plan()
-    if plan.step_seconds > _ROUNDED_BADLY * bound:
-        # Few rows, or a row that is much of the whole: dealing them out is far from what the
-        # linear programme takes it for, and another way or a simpler plan may be better.
-        others = [
-            _Problem(topology, tables, policy, budgets, ratios, rows) for rows in _OTHER_CELL_ROWS
-        ]
-        if policy == "auto":
-            others += [_Problem(topology, tables, name, budgets, ratios) for name in _SIMPLER]
-        plans = [plan, *(other.plan()[0] for other in others if other.fits())]
-        plan = replace(min(plans, key=lambda plan: plan.step_seconds), policy=policy)
-    return plan
+    limit = _ROUNDED_BADLY * bound
+    # Few rows, or a row that is much of the whole: dealing them out is far from what the linear
+    # programme takes it for, and another way or a simpler plan may be better.
+    others = [(policy, rows, limit) for rows in _OTHER_CELL_ROWS]
+    if policy == "auto":
+        others += [(name, _CELL_ROWS, np.inf) for name in _SIMPLER]
+    for name, rows, enough in others:
+        if plan.step_seconds <= limit:
+            break
+        other = _Problem(topology, tables, name, budgets, ratios, rows, enough)
+        if other.fits():
+            plan = min(plan, other.plan()[0], key=lambda plan: plan.step_seconds)
+    return replace(plan, policy=policy)
 
 
 class _Problem:
-    """One call of :func:`solve`, its arguments checked."""
+    """One call of :func:`solve`, its arguments checked.
+
+    More room than rounding needs is tried until a plan takes no more seconds than are ``enough``.
+    """
 
     def __init__(
         self,
@@ -120,12 +126,14 @@ class _Problem:
         budgets: np.ndarray,
         ratios: Mapping[str, float | None],
         cell_rows: int = _CELL_ROWS,
+        enough: float = np.inf,
     ) -> None:
         self._topology = topology
         self._policy = policy
         self._budgets = budgets
         self._ratios = ratios
         self._cell_rows = cell_rows
+        self._enough = enough
         self._tables = tables
         self._resources = Resources.of(topology)
         n = topology.num_gpus
@@ -139,7 +147,7 @@ class _Problem:
 
     def plan(self) -> tuple[Plan, float]:
         """The plan, in whole rows, and the seconds that no plan by these candidates beats."""
-        specs, tiers, solution = self._place(self._budgets, self._ratios)
+        specs, tiers, solution = self._placed
         if tiers is None:
             raise self._does_not_fit(solution.overflow)
         tiers = self._tidied(specs, tiers, _TIDY * solution.lower_bound)
@@ -174,7 +182,11 @@ class _Problem:
 
     def fits(self) -> bool:
         """Whether everything fits."""
-        return self._fits(self._budgets, self._ratios)
+        return self._placed[1] is not None
+
+    @cached_property
+    def _placed(self) -> tuple[list[TableSpec], dict[str, list[Tier]] | None, Solution]:
+        return self._place(self._budgets, self._ratios)
 
     def _place(
         self, budgets: np.ndarray, ratios: Mapping[str, float | None]
@@ -183,31 +195,24 @@ class _Problem:
         row_bytes = sum(table.total_bytes / max(table.num_rows, 1) for table in self._tables)
         reserve = _ROUNDED_ROWS * row_bytes
         next_to_nothing = np.where(reserve < 1e-3 * budgets, reserve, 0.0)
+        best, seconds = None, np.inf
         for keep in (next_to_nothing, 0.0, reserve, 8 * reserve, 64 * reserve, 512 * reserve):
             specs, programme, solution = self._solve(np.maximum(budgets - keep, 0.0), ratios)
             if solution.overflow <= _NOTHING * sum(spec.total_bytes for spec in specs):
                 may_leave = [ratios[spec.kind] is None for spec in specs]
-                found = [
-                    tiers
-                    for more_copies in (False, True)
-                    if fit(
-                        specs,
-                        tiers := whole_rows(
-                            specs, programme, solution.runs, self._candidates, more_copies
-                        ),
-                        budgets,
-                        may_leave,
+                for more_copies in (False, True):
+                    tiers = whole_rows(
+                        specs, programme, solution.runs, self._candidates, more_copies
                     )
-                ]
-                if found:
-                    return (
-                        specs,
-                        min(found, key=lambda tiers: self._seconds(specs, tiers)),
-                        solution,
-                    )
+                    if fit(specs, tiers, budgets, may_leave):
+                        taken = self._seconds(specs, tiers)
+                        if taken < seconds:
+                            best, seconds = (specs, tiers, solution), taken
+                if best and seconds <= max(self._enough, solution.lower_bound):
+                    break
             elif np.all(keep == 0.0):  # less room will not help
                 break
-        return specs, None, solution
+        return best or (specs, None, solution)
 
     def _solve(
         self, budgets: np.ndarray, ratios: Mapping[str, float | None]

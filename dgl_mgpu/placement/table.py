@@ -289,9 +289,10 @@ def _between(
     at = np.asarray(at, np.float64)
     if len(points) == 1:
         return np.broadcast_to(values[0], at.shape)
-    index = np.clip(np.searchsorted(points, at, side="right") - 1, 0, len(points) - 2)
+    index = np.searchsorted(points[1:-1], at, side="right")
     length = (points[index + 1] - points[index]).astype(np.float64)
-    share = np.clip((at - points[index]) / np.where(length > 0, length, 1.0), 0.0, 1.0)
+    share = (at - points[index]) / np.where(length > 0, length, 1.0)
+    share = np.minimum(np.maximum(share, 0.0), 1.0)
     return values[index] + share * (values[index + 1] - values[index])
 
 

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from .cost import over_tiers
 from .plan import Tier
 from .table import TableSpec
 
@@ -29,19 +30,19 @@ def tidy(spec: TableSpec, tiers: Sequence[Tier]) -> list[Tier]:
 
     Every kind keeps its bytes, up to whole rows; budgets and time have to be looked at again.
     """
-    kinds: dict[tuple[int, float, bool], list[Tier]] = {}
-    for tier in tiers:
-        kinds.setdefault(_kind(tier), []).append(tier)
+    kinds: dict[tuple[int, float, bool], list[tuple[Tier, float]]] = {}
+    for tier, nbytes in zip(tiers, over_tiers(spec.bytes_before, tiers), strict=True):
+        kinds.setdefault(_kind(tier), []).append((tier, nbytes))
     result: list[Tier] = []
     end_bytes, start = 0.0, 0
     for place, kind in enumerate(sorted(kinds)):
         members = kinds[kind]
-        end_bytes += sum(_bytes(spec, tier) for tier in members)
+        end_bytes += sum(nbytes for _, nbytes in members)
         stop = spec.rows_in(round(end_bytes), "nearest")
         if place + 1 == len(kinds):
             stop = spec.num_rows
         if stop > start:
-            result.append(_mixture(spec, members, start, stop))
+            result.append(_mixture(members, start, stop))
             start = stop
     return result
 
@@ -54,16 +55,12 @@ def _kind(tier: Tier) -> tuple[int, float, bool]:
     return 0, -copies, any(tier.on_host(part) for part in range(tier.parts))
 
 
-def _bytes(spec: TableSpec, tier: Tier) -> float:
-    return float(np.diff(spec.bytes_before((tier.start, tier.stop)))[0])
-
-
-def _mixture(spec: TableSpec, members: Sequence[Tier], start: int, stop: int) -> Tier:
+def _mixture(members: Sequence[tuple[Tier, float]], start: int, stop: int) -> Tier:
     """One tier of the members' patterns, each with its share of the bytes."""
     weights: dict[tuple, float] = {}
-    for tier in members:
+    for tier, nbytes in members:
         pattern = (tier.parts, tier.copies, tier.source)
-        weights[pattern] = weights.get(pattern, 0.0) + _bytes(spec, tier)
+        weights[pattern] = weights.get(pattern, 0.0) + nbytes
     patterns = sorted(weights, key=lambda pattern: -weights[pattern])
     room = min(_MAX_PARTS, (stop - start) // _ROWS_PER_PART)
     while len(patterns) > 1 and sum(parts for parts, _, _ in patterns) > room:
@@ -72,12 +69,12 @@ def _mixture(spec: TableSpec, members: Sequence[Tier], start: int, stop: int) ->
     chosen = [pattern for pattern, count in zip(patterns, times, strict=True) for _ in range(count)]
     source = tuple(
         tuple(holder for _, _, reads in chosen for holder in reads[gpu])
-        for gpu in range(len(members[0].source))
+        for gpu in range(len(tier.source))
     )
     return Tier(
         start,
         stop,
-        members[0].memory,
+        tier.memory,
         sum(parts for parts, _, _ in chosen),
         tuple(holders for _, copies, _ in chosen for holders in copies),
         source,

@@ -149,7 +149,7 @@ def contents(plan: Plan) -> list[dict[str, float]]:
             found[memory][kept] = found[memory].get(kept, 0.0) + nbytes
 
     for tier, nbytes in _tiers(plan):
-        _, host, disk = tier_bytes(tier, nbytes)
+        *_, host, disk = tier_bytes(tier, nbytes).tolist()
         add(n, "host", host)
         add(n + 1, "disk", disk)
         for holders, part in zip(tier.copies, nbytes * _part_shares(tier), strict=True):

@@ -6,6 +6,7 @@ import itertools
 import re
 from dataclasses import replace
 
+import highspy
 import numpy as np
 import pytest
 
@@ -218,6 +219,16 @@ def test_the_same_question_has_the_same_answer():
         solve(preset("dgx1"), TABLES, gpu_budget_bytes=int(0.1 * TOTAL)) for _ in range(2)
     )
     assert one.to_dict() == other.to_dict()
+
+
+def test_what_highs_gives_up_is_solved_from_the_beginning(monkeypatch):
+    arguments = {"gpu_budget_bytes": int(0.1 * TOTAL)}
+    expected = solve(preset("dgx1"), TABLES, **arguments)
+    run, calls = highspy.Highs.run, itertools.count()
+    monkeypatch.setattr(highspy.Highs, "run", lambda highs: next(calls) % 2 and run(highs))
+    plan = solve(preset("dgx1"), TABLES, **arguments)
+    assert next(calls) > 2
+    assert plan.step_seconds == pytest.approx(expected.step_seconds, rel=0.01)
 
 
 def test_budgets_may_differ_between_gpus():
