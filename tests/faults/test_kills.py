@@ -1,0 +1,157 @@
+"""Processes of a job are killed at random, and it is resumed, until the run is done."""
+
+from __future__ import annotations
+
+import random
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from dgl_mgpu.report import read_metrics
+from dgl_mgpu.training.checkpoint import has_checkpoint
+from tests.faults.conftest import Outcomes
+from tests.faults.jobs import (
+    END_SECONDS,
+    Job,
+    Runs,
+    goes_on,
+    moment,
+    require_checkpoints_load,
+    require_same,
+    send,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
+
+#: Enough epochs that most moments of a run are within them.
+EPOCHS = "trainer.epochs=12"
+#: What is trained, of which one is drawn; more of the first, which has most to do with others.
+KINDS = [
+    [],
+    [],
+    ["store.gpu_memory=64KiB", "store.host_memory=64KiB", "store.disk_path={disk}"],
+    ["mode=fullgraph"],
+    ["task=link_prediction", "trainer.batch_size=512"],
+]
+
+
+@pytest.fixture(scope="module")
+def disk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where stores keep what memory has no room for."""
+    return tmp_path_factory.mktemp("disk")
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory: pytest.TempPathFactory, data: str) -> Runs:
+    return Runs(tmp_path_factory.mktemp("whole"), data)
+
+
+def drawn(rng: random.Random, ranks: int, disk: Path) -> tuple[list[str], list[str]]:
+    """Options that decide what is trained, and others."""
+    kind = [word.format(disk=disk) for word in rng.choice(KINDS)]
+    workers = 0 if "mode=fullgraph" in kind else rng.choice([0, 2])
+    how = [f"sampler.num_workers={workers}", f"trainer.checkpoint_every={rng.choice([1, 1, 2])}"]
+    return [EPOCHS, f"trainer.ranks={ranks}", *kind], how
+
+
+def kill(job: Job, rng: random.Random, ranks: int, among: set[str]) -> tuple[str, int]:
+    """Kill a process, or all of them; what it was, and its number among those of its kind."""
+    roles = job.roles(ranks)
+    # Choose among what there is: workers come and go.
+    role = rng.choice(sorted(among & {*roles, *(["all"] if roles else [])}) or [""])
+    if not role:
+        return "", 0
+    if role == "all":
+        everyone = [pid for pids in roles.values() for pid in pids]
+        rng.shuffle(everyone)
+        for pid in everyone:
+            send(pid, signal.SIGKILL)
+        return role, 0
+    number = rng.randrange(len(roles[role]))
+    send(roles[role][number], signal.SIGKILL)
+    return role, number
+
+
+def require_named(job: Job, code: int, role: str, number: int) -> str:
+    """See that the error is typed and names its cause; its type."""
+    if role in ("launcher", "all"):
+        assert code == -signal.SIGKILL, (code, job.told())
+        return "no word, as it was killed itself"
+    assert code == 1, (code, job.told())
+    last = job.errors().strip().splitlines()[-1]
+    (error,) = re.findall(r"^dgl-mgpu train: (\w+Error): cannot ", last) or [job.told()]
+    if role == "rank":
+        assert error == "RankFailedError", job.told()
+        assert f"cannot run rank {number}: it was killed by SIGKILL" in last, job.told()
+    else:
+        assert error == "WorkerFailedError", job.told()
+        assert "sampler.num_workers processes: " in last, job.told()
+    assert "Traceback" not in job.errors(), job.told()
+    return error
+
+
+def killed_until_done(
+    runs: Runs,
+    place: Path,
+    outcomes: Outcomes,
+    rng: random.Random,
+    kills: int,
+    *,
+    ranks: int,
+    disk: Path,
+    start: str = "forked",
+    usual_seconds: float | None = None,
+) -> int:
+    """One run, killed a few times and then left to its end; how often it was killed."""
+    what, how = drawn(rng, ranks, disk)
+    expected, seconds = runs.whole(*what)
+    options = runs.options(*what, *how)
+    most, done, killed_before = min(kills, rng.randrange(1, 5)), 0, False
+    for attempt in range(20):
+        going_on = has_checkpoint(place / "run")
+        with Job(place, *goes_on(place / "run", options), start=start) as job:
+            role = ""
+            if done < most:
+                moment(job, rng, usual_seconds or seconds)
+                begin = time.monotonic()
+                role, number = kill(job, rng, ranks, {"launcher", "rank", "worker", "all"})
+            code = job.code(END_SECONDS if role else 150)
+            if role:
+                outcomes.longest("from a kill to the command's end", time.monotonic() - begin)
+            job.require_no_process()
+            if role:
+                outcomes.longest("from a kill to the last process's", time.monotonic() - begin)
+            is_killed = role in ("launcher", "all") and code == -signal.SIGKILL
+            if not is_killed:  # else the next run takes away what is left
+                job.require_no_file()
+            require_checkpoints_load(place / "run")
+            assert not list(disk.iterdir()), job.told()
+            if killed_before and going_on:
+                assert "was killed, or its machine" in job.errors() or role, job.told()
+            killed_before = is_killed
+            if code == 0:
+                if role:
+                    outcomes.add(f"{role} killed: of no matter, the work was done")
+                    done += 1
+                break
+            assert role, (code, job.told())
+            done += 1
+            outcomes.add(f"{role} killed: {require_named(job, code, role, number)}")
+    else:
+        raise AssertionError(f"not done after {attempt + 1} attempts")
+    require_same(place / "run", expected)
+    outcomes.add("runs that were killed and came to the same bits")
+    return done
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_a_run_that_is_killed_and_resumed_has_the_same_bits(
+    tmp_path, runs, disk, outcomes, rounds, rng, ranks
+):
+    left = rounds(5, 38)
+    while left > 0:
+        place = tmp_path / str(left)
+        left -= max(1, killed_until_done(runs, place, outcomes, rng, left, ranks=ranks, disk=disk))
