@@ -36,6 +36,10 @@ KINDS = [
     ["mode=fullgraph"],
     ["task=link_prediction", "trainer.batch_size=512"],
 ]
+#: What the console command takes, most of it to import what it runs.
+CONSOLE_SECONDS = 16.0
+#: How often a process of each kind is killed: what is left to find the cause matters most.
+WEIGHTS = {"launcher": 1, "rank": 3, "worker": 3, "all": 1}
 
 
 @pytest.fixture(scope="module")
@@ -60,10 +64,11 @@ def drawn(rng: random.Random, ranks: int, disk: Path) -> tuple[list[str], list[s
 def kill(job: Job, rng: random.Random, ranks: int, among: set[str]) -> tuple[str, int]:
     """Kill a process, or all of them; what it was, and its number among those of its kind."""
     roles = job.roles(ranks)
-    # Choose among what there is: workers come and go.
-    role = rng.choice(sorted(among & {*roles, *(["all"] if roles else [])}) or [""])
-    if not role:
+    # Among what there is: workers come and go.
+    there = [role for role in WEIGHTS if role in among and (role in roles or role == "all")]
+    if not roles or not there:
         return "", 0
+    (role,) = rng.choices(there, [WEIGHTS[each] for each in there])
     if role == "all":
         everyone = [pid for pids in roles.values() for pid in pids]
         rng.shuffle(everyone)
@@ -155,3 +160,49 @@ def test_a_run_that_is_killed_and_resumed_has_the_same_bits(
     while left > 0:
         place = tmp_path / str(left)
         left -= max(1, killed_until_done(runs, place, outcomes, rng, left, ranks=ranks, disk=disk))
+
+
+def test_the_console_command_is_killed_and_resumed(tmp_path, runs, disk, outcomes, rounds, rng):
+    """As a shell starts it: its ranks are new interpreters, and pictures are drawn."""
+    left = rounds(1, 24)
+    while left > 0:
+        ranks = rng.choice([1, 2, 4])
+        how = {"ranks": ranks, "disk": disk, "start": "console", "usual_seconds": CONSOLE_SECONDS}
+        left -= max(
+            1, killed_until_done(runs, tmp_path / str(left), outcomes, rng, min(left, 2), **how)
+        )
+
+
+def test_a_run_whose_ranks_are_killed_starts_them_again(
+    tmp_path, runs, disk, outcomes, rounds, rng
+):
+    left = rounds(3, 24)
+    while left > 0:
+        ranks, place = rng.choice([2, 3, 4]), tmp_path / str(left)
+        what, how = drawn(rng, ranks, disk)
+        expected, seconds = runs.whole(*what)
+        options = [*runs.options(*what, *how), "trainer.max_restarts=3"]
+        lost = 0
+        with Job(place, *options) as job:
+            for _ in range(min(left, rng.randrange(1, 4))):
+                job.began = time.monotonic()
+                moment(job, rng, seconds)
+                if job.ended(0) or not kill(job, rng, ranks, {"rank", "worker"})[0]:
+                    break
+                lost += 1
+            begin = time.monotonic()
+            assert job.code() == 0, job.told()
+            outcomes.longest("from the last kill to the end of the run", time.monotonic() - begin)
+            job.require_no_process()
+            job.require_no_file()
+        require_checkpoints_load(place / "run")
+        require_same(place / "run", expected)
+        _, summary = read_metrics(place / "run" / "metrics.jsonl")
+        restarts = summary["restarts"]
+        # Of a rank or a worker whose work was done, or two at one time, one restart or none.
+        assert restarts <= lost, job.told()
+        assert job.errors().count("of 3 goes on from") == restarts, job.told()
+        outcomes.counts["processes killed"] += lost
+        outcomes.counts["restarts"] += restarts
+        outcomes.add("runs that went on by themselves and came to the same bits")
+        left -= max(1, lost)
