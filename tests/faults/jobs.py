@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import multiprocessing as mp
 import os
@@ -139,7 +140,9 @@ class Job:
         """See that none of its files is in shared memory or where temporary files are."""
 
         def left() -> list[str]:
-            return [*os.listdir(self.temporary), *self.shared()]
+            # torch's cache of what it compiles is for all programs of a user, and stays.
+            others = (x for x in os.listdir(self.temporary) if not x.startswith("torchinductor_"))
+            return [*others, *self.shared()]
 
         until(lambda: not left(), 2.0, lambda: f"{left()} left: {self.told()}")
 
@@ -244,10 +247,8 @@ def _is_tracker(pid: int) -> bool:
 
 def send(pid: int, signum: int) -> None:
     """Send a signal to a process, which may have ended."""
-    try:
+    with contextlib.suppress(ProcessLookupError):
         os.kill(pid, signum)
-    except ProcessLookupError:
-        pass
 
 
 def until(condition: Callable[[], bool], seconds: float, told: Callable[[], str]) -> None:

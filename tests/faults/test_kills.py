@@ -115,7 +115,7 @@ def killed_until_done(
     expected, seconds = runs.whole(*what)
     options = runs.options(*what, *how)
     most, done, killed_before = min(kills, rng.randrange(1, 5)), 0, False
-    for attempt in range(20):
+    for _ in range(20):
         going_on = has_checkpoint(place / "run")
         with Job(place, *goes_on(place / "run", options), start=start) as job:
             role = ""
@@ -146,7 +146,7 @@ def killed_until_done(
             done += 1
             outcomes.add(f"{role} killed: {require_named(job, code, role, number)}")
     else:
-        raise AssertionError(f"not done after {attempt + 1} attempts")
+        raise AssertionError("not done after 20 attempts")
     require_same(place / "run", expected)
     outcomes.add("runs that were killed and came to the same bits")
     return done
