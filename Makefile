@@ -42,7 +42,7 @@ test-all: setup
 # ARGS="-n 8 --dist loadgroup"); those that measure them come after, one by one.
 GPU_PYTHON ?= $(BIN)/python
 GPU_TESTS := tests/kernels \
-	$(wildcard $(addsuffix /test_*_gpu.py,$(addprefix tests/,store backend backend/* pipeline minibatch))) \
+	$(wildcard $(addsuffix /test_*_gpu.py,$(addprefix tests/,store backend backend/* pipeline minibatch faults))) \
 	$(addprefix tests/store/test_, calibration.py exchange.py optimizer.py staging.py)
 # Their tests on a GPU have it in their names; the others run without one as well.
 GPU_TESTS_BY_NAME := tests/fullgraph $(addprefix tests/backend/, structure computation sampling \
@@ -52,7 +52,7 @@ test-gpu: export OMP_NUM_THREADS = 1
 test-gpu:
 	$(GPU_PYTHON) -m pytest -q -m "not alone" $(GPU_TESTS) $(ARGS)
 	$(GPU_PYTHON) -m pytest -q -k "cuda or gpu" --ignore-glob="*_gpu.py" $(GPU_TESTS_BY_NAME) $(ARGS)
-	$(GPU_PYTHON) -m pytest -q -m alone tests/store tests/kernels
+	$(GPU_PYTHON) -m pytest -q -m alone tests/store tests/kernels tests/faults/test_kills_gpu.py
 
 # The kernels' tests once more under each tool of compute-sanitizer; some minutes. Its backtraces of
 # the host would keep Python's frames, and with them what tests see given up.

@@ -30,6 +30,7 @@ END_SECONDS = 45.0
 LEFT_SECONDS = 20.0
 #: For a whole run: longer means that it hangs.
 RUN_SECONDS = 150.0
+ROOT = Path(__file__).parents[2]
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT)
 
 
@@ -68,6 +69,7 @@ class Job:
     start : str
         ``console``: the command, as a shell starts it.  ``forked``: from a process that has
         imported what the command needs, so that its ranks begin within moments.  ``torchrun``.
+        ``stores``: no training, but the program ``gpu_stores``.
     folder : str
         Of the run.
     """
@@ -84,6 +86,8 @@ class Job:
         # Sessions of torchrun's ranks are their own.
         self._mark = f"DGL_MGPU_FAULTS_JOB={place}/{self._number}"
         words = ["train", *overrides, f"hydra.run.dir={self.folder}"]
+        if start == "stores":
+            words = [*overrides, str(self.folder)]
         self._process = _start(start, words, self.temporary, self.output, self._mark)
         self.pid: int = self._process.pid
         self.seen: set[int] = {self.pid}
@@ -184,24 +188,26 @@ def _start(start: str, words: list[str], temporary: Path, output: Path, mark: st
         command.start()
         return command
     program = {
-        "console": ["-m", "dgl_mgpu.cli"],
+        "console": ["dgl_mgpu.cli"],
         "torchrun": [
-            "-m", "torch.distributed.run", "--standalone",
-            f"--nproc-per-node={_ranks_of(words)}", "-m", "dgl_mgpu.cli",
+            "torch.distributed.run", "--standalone", f"--nproc-per-node={_ranks_of(words)}", "-m",
+            "dgl_mgpu.cli",
         ],
+        "stores": ["tests.faults.gpu_stores"],
     }[start]  # fmt: skip
     name, _, value = mark.partition("=")
     environment = {**os.environ, "TMPDIR": str(temporary), "OMP_NUM_THREADS": "1", name: value}
     with output.open("wb") as file:
         return subprocess.Popen(
-            [sys.executable, *program, *words],
-            env=environment, stdout=file, stderr=subprocess.STDOUT, stdin=subprocess.DEVNULL,
-            start_new_session=True, preexec_fn=_default_signals,
+            [sys.executable, "-m", *program, *words],
+            cwd=ROOT, env=environment, stdin=subprocess.DEVNULL, stdout=file,
+            stderr=subprocess.STDOUT, start_new_session=True, preexec_fn=_default_signals,
         )  # fmt: skip
 
 
 def _ranks_of(words: Sequence[str]) -> str:
-    return next(word for word in words if word.startswith("trainer.ranks=")).partition("=")[2]
+    said = [word for word in words if word.startswith("trainer.ranks=")]
+    return said[-1].partition("=")[2] if said else "1"
 
 
 def _default_signals() -> None:
