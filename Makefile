@@ -2,6 +2,7 @@
 #   make train   the main job: GraphSAGE on a generated graph, through the global store
 #   make test    the tests; make test-all, the long ones among them
 #   make test-gpu sanitize-gpu bench-gpu    what needs GPUs
+#   make faults    processes killed, stopped and starved at random, hundreds of times
 #   make lint type docs wheel bench clean
 # Options of the main job:  make train ARGS="trainer.epochs=2 trainer.ranks=2"
 
@@ -12,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-all test-gpu sanitize-gpu lint type docs wheel bench bench-gpu clean setup
+.PHONY: train test test-all test-gpu sanitize-gpu faults lint type docs wheel bench bench-gpu clean setup
 .DEFAULT_GOAL := train
 
 setup: $(VENV)/.ready
@@ -70,6 +71,11 @@ sanitize-gpu:
 		compute-sanitizer --tool $$tool --error-exitcode 9 --target-processes all \
 		--show-backtrace device --report-api-errors no $(GPU_PYTHON) -m pytest -q $(SANITIZED_RANKS) \
 		-k "cuda and skewed" $(ARGS) || exit 1; done
+
+# What docs/reliability.md shows, an hour or so: make faults ARGS="--out docs/benchmarks/faults.json".
+# GPU_PYTHON names an environment with CuPy, where there are GPUs.
+faults: setup
+	$(GPU_PYTHON) -m benchmarks.faults --long $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

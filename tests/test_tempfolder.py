@@ -17,10 +17,12 @@ JOB = """
 import multiprocessing, os, sys, tempfile
 from multiprocessing import synchronize, util
 from _multiprocessing import SemLock
-from dgl_mgpu.tempfolder import keep_together
+from dgl_mgpu.tempfolder import keep_together, note_sharing
 
 def work(folder):
     assert util.get_temp_dir() == folder
+    note_sharing()
+    open(f"/dev/shm/torch_{os.getpid()}_1_0", "x")  # as one that is killed may leave it
     os._exit(0)
 
 keep_together()
@@ -29,6 +31,7 @@ folder = util.get_temp_dir()
 worker = multiprocessing.get_context("fork").Process(target=work, args=(folder,))
 worker.start()
 worker.join()
+open(f"{folder}/worker", "x").write(str(worker.pid))
 assert worker.exitcode == 0
 SemLock(1, 1, 1, synchronize.SemLock._make_name(), False)
 print(folder, flush=True)
@@ -57,14 +60,20 @@ def semaphores(folder: Path) -> list[Path]:
     return list(Path("/dev/shm").glob(f"sem.{folder.name}*"))
 
 
+def shared(folder: Path) -> Path:
+    """What the job's worker has left in shared memory."""
+    return Path(f"/dev/shm/torch_{(folder / 'worker').read_text()}_1_0")
+
+
 def test_the_next_job_removes_what_a_killed_one_left(tmp_path, start_job):
     job, left = start_job()
     living, others = start_job()
     assert {path.name for path in tmp_path.iterdir()} == {left.name, others.name}
     assert semaphores(left) and semaphores(others)
+    tensor, of_others = shared(left), shared(others)
     job.send_signal(signal.SIGKILL)
     job.wait()
-    assert left.is_dir() and semaphores(left)
+    assert left.is_dir() and semaphores(left) and tensor.exists()
     # Not of a job: another user's, or what only has such a name.
     (tmp_path / "dgl-mgpu-mine").mkdir()
     (tmp_path / "dgl-mgpu-link").symlink_to(left)
@@ -72,9 +81,10 @@ def test_the_next_job_removes_what_a_killed_one_left(tmp_path, start_job):
         names = {path.name for path in tmp_path.iterdir()}
         assert names == {own.name, others.name, "dgl-mgpu-mine", "dgl-mgpu-link"}
         assert not semaphores(left) and semaphores(others)
+        assert not tensor.exists() and of_others.exists()
     assert not own.exists()
     living.communicate()
-    assert not others.exists() and not semaphores(others)
+    assert not others.exists() and not semaphores(others) and not of_others.exists()
 
 
 def test_a_forked_process_leaves_the_folder_of_its_parent(tmp_path):

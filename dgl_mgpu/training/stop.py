@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from dgl_mgpu.interrupts import STOPPING, Stopped, StopSignals
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.tempfolder import note_sharing
 
 # How often a worker looks whether its rank is there.
 _LOOK_SECONDS = 1.0
@@ -179,6 +180,7 @@ def outlive_sigterm(rank: int, worker: int) -> None:
     """
     # Here, too: what a process starts with is not what it was started within, if it was spawned.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    note_sharing()
     threading.Thread(target=_end_when_told_by, args=(rank,), daemon=True).start()
 
 

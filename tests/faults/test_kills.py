@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from dgl_mgpu.lockfile import killed_holder
 from dgl_mgpu.report import read_metrics
-from dgl_mgpu.training.checkpoint import has_checkpoint
 from tests.faults.conftest import Outcomes
 from tests.faults.jobs import (
     END_SECONDS,
@@ -83,9 +83,9 @@ def kill(job: Job, rng: random.Random, ranks: int, among: set[str]) -> tuple[str
 def require_named(job: Job, code: int, role: str, number: int) -> str:
     """See that the error is typed and names its cause; its type."""
     if role in ("launcher", "all"):
-        assert code == -signal.SIGKILL, (code, job.told())
+        assert code == -signal.SIGKILL, f"{code}: {job.told()}"
         return "no word, as it was killed itself"
-    assert code == 1, (code, job.told())
+    assert code == 1, f"{code}: {job.told()}"
     last = job.errors().strip().splitlines()[-1]
     (error,) = re.findall(r"^dgl-mgpu train: (\w+Error): cannot ", last) or [job.told()]
     if role == "rank":
@@ -114,9 +114,10 @@ def killed_until_done(
     what, how = drawn(rng, ranks, disk)
     expected, seconds = runs.whole(*what)
     options = runs.options(*what, *how)
-    most, done, killed_before = min(kills, rng.randrange(1, 5)), 0, False
+    most, done = min(kills, rng.randrange(1, 5)), 0
+    killed: list[Job] = []
     for _ in range(20):
-        going_on = has_checkpoint(place / "run")
+        is_locked = killed_holder(place / "run" / ".run.lock")
         with Job(place, *goes_on(place / "run", options), start=start) as job:
             role = ""
             if done < most:
@@ -132,17 +133,20 @@ def killed_until_done(
             is_killed = role in ("launcher", "all") and code == -signal.SIGKILL
             if not is_killed:  # else the next run takes away what is left
                 job.require_no_file()
+                while killed:
+                    assert not killed.pop().shared(), job.told()
+            else:
+                killed.append(job)
             require_checkpoints_load(place / "run")
             assert not list(disk.iterdir()), job.told()
-            if killed_before and going_on:
-                assert "was killed, or its machine" in job.errors() or role, job.told()
-            killed_before = is_killed
+            if is_locked and not is_killed:
+                assert "was killed, or its machine" in job.errors(), job.told()
             if code == 0:
                 if role:
                     outcomes.add(f"{role} killed: of no matter, the work was done")
                     done += 1
                 break
-            assert role, (code, job.told())
+            assert role, f"{code}: {job.told()}"
             done += 1
             outcomes.add(f"{role} killed: {require_named(job, code, role, number)}")
     else:
