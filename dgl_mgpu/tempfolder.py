@@ -21,6 +21,8 @@ _LOCK = "owner"
 _SHARED_MEMORY = Path("/dev/shm")
 # A file for each process of the job that hands over tensors; its number follows.
 _SHARES = "shares-"
+# The longest name that a socket may have, and what multiprocessing puts behind the folder's place.
+_MAX_NAME, _SOCKET = 107, f"/{_PREFIX}xxxxxxxx/listener-xxxxxxxx"
 # What ends with this process.
 _life = contextlib.ExitStack()
 
@@ -63,7 +65,7 @@ def keep_together() -> None:
     if config.get("tempdir") is not None:  # the job's, which this is a process of
         return
     try:
-        folder = _life.enter_context(temporary_folder(Path(tempfile.gettempdir())))
+        folder = _life.enter_context(temporary_folder(_place_of_sockets()))
     except OSError as error:
         raise OutputError(
             "make a temporary folder",
@@ -73,6 +75,12 @@ def keep_together() -> None:
     # As multiprocessing removes its own, after all that may use it has ended.
     util.Finalize(None, _life.close, exitpriority=-100)
     config.update(tempdir=str(folder), semprefix=f"/{folder.name}")
+
+
+def _place_of_sockets() -> Path:
+    """TMPDIR, or ``/tmp`` where that is too long for the names of sockets in it."""
+    place = Path(tempfile.gettempdir())
+    return place if len(os.fsencode(place)) + len(_SOCKET) <= _MAX_NAME else Path("/tmp")
 
 
 def note_sharing() -> None:

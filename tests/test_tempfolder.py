@@ -43,10 +43,10 @@ sys.stdin.read()
 def start_job(tmp_path):
     started = []
 
-    def start() -> tuple[subprocess.Popen, Path]:
+    def start(place: Path = tmp_path) -> tuple[subprocess.Popen, Path]:
         job = subprocess.Popen(
             [sys.executable, "-c", JOB], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
+            env={**os.environ, "TMPDIR": str(place)},
         )  # fmt: skip
         started.append(job)
         return job, Path(job.stdout.readline().strip())
@@ -85,6 +85,15 @@ def test_the_next_job_removes_what_a_killed_one_left(tmp_path, start_job):
     assert not own.exists()
     living.communicate()
     assert not others.exists() and not semaphores(others) and not of_others.exists()
+
+
+def test_sockets_have_names_that_are_short_enough(tmp_path, start_job):
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    job, folder = start_job(long)
+    assert folder.parent == Path("/tmp") and folder.is_dir()
+    job.communicate()
+    assert not folder.exists() and not any(long.iterdir())
 
 
 def test_a_forked_process_leaves_the_folder_of_its_parent(tmp_path):

@@ -8,11 +8,13 @@ import multiprocessing as mp
 import os
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
+import zlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -77,8 +79,11 @@ class Job:
     def __init__(
         self, place: Path, *overrides: str, start: str = "forked", folder: str = "run"
     ) -> None:
-        self.folder, self.temporary = place / folder, place / "tmp"
-        self.temporary.mkdir(parents=True, exist_ok=True)
+        self.folder = place / folder
+        place.mkdir(parents=True, exist_ok=True)
+        # Sockets in it have short names; those of a test's own folder may be too long.
+        self.temporary = Path(f"/tmp/faults-{os.getpid()}-{zlib.crc32(bytes(place)):08x}")
+        self.temporary.mkdir(exist_ok=True)
         self._number = len(list(place.glob("output-*")))
         self.output = place / f"output-{self._number}"
         self.overrides = overrides
@@ -145,6 +150,8 @@ class Job:
 
         def left() -> list[str]:
             # torch's cache of what it compiles is for all programs of a user, and stays.
+            if not self.temporary.exists():
+                return self.shared()
             others = (x for x in os.listdir(self.temporary) if not x.startswith("torchinductor_"))
             return [*others, *self.shared()]
 
@@ -153,7 +160,7 @@ class Job:
     def shared(self) -> list[str]:
         """Files in /dev/shm of its processes, and of the temporary folders it may have."""
         own = re.compile(rf"torch_({'|'.join(map(str, self.seen))})_.*")
-        folders = [f"sem.{path.name}-" for path in self.temporary.iterdir()]
+        folders = [f"sem.{path.name}-" for path in self.temporary.glob("dgl-mgpu-*")]
         return [
             name
             for name in os.listdir("/dev/shm")
@@ -174,6 +181,8 @@ class Job:
         for each in self.members():
             send(each.pid, signal.SIGKILL)
         self.ended(END_SECONDS)
+        if not any_of(self.temporary, "dgl-mgpu-*"):  # which the next one is to take away
+            shutil.rmtree(self.temporary, ignore_errors=True)
 
     def __enter__(self) -> Job:
         return self
