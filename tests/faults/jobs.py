@@ -301,6 +301,12 @@ def goes_on(folder: Path, options: Sequence[str]) -> list[str]:
     return list(options)
 
 
+def is_complete(folder: Path) -> bool:
+    """Whether a run has written all that a run writes, and has only to leave."""
+    file = folder / "metrics.jsonl"
+    return file.exists() and read_metrics(file)[1] is not None
+
+
 def require_checkpoints_load(folder: Path) -> int:
     """See that every checkpoint that is there can be read; how many these are."""
     found = checkpoints(folder / "checkpoints")
