@@ -164,8 +164,8 @@ def watched(job: Job, ranks: int, epochs: int) -> tuple[list[list[dict[str, int]
                 }
                 for pid in roles["rank" if ranks > 1 else "launcher"]
             ]
-        except (OSError, KeyError, psutil.Error):
-            break  # it is done
+        except (OSError, KeyError, ValueError, psutil.Error):
+            break  # it is done, and yet to be waited for
         for series, each in zip(seen, found, strict=True):
             series.append(each)
         at.append(done())
