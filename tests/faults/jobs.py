@@ -171,6 +171,10 @@ class Job:
         """What it has written so far, to stdout and stderr."""
         return self.output.read_text(errors="replace")
 
+    def shows_traceback(self) -> bool:
+        """Whether it does, but for that of a worker whose rank left before it took a batch."""
+        return "Traceback" in self.errors() and "resource_sharer" not in self.errors()
+
     def told(self) -> str:
         """What to say of it when something is wrong."""
         words = " ".join(self.overrides)
@@ -298,6 +302,8 @@ def goes_on(folder: Path, options: Sequence[str]) -> list[str]:
     """What to say to a run that was killed: resume it, or start it anew without a checkpoint."""
     if has_checkpoint(folder):
         return [*options, f"trainer.resume={folder}"]
+    # It may have told of epochs, of which nothing is kept with a larger trainer.checkpoint_every.
+    shutil.rmtree(folder, ignore_errors=True)
     return list(options)
 
 

@@ -118,8 +118,9 @@ def killed_until_done(
     most, done = min(kills, rng.randrange(1, 5)), 0
     killed: list[Job] = []
     for _ in range(20):
+        words = goes_on(place / "run", options)
         is_locked = killed_holder(place / "run" / ".run.lock")
-        with Job(place, *goes_on(place / "run", options), start=start) as job:
+        with Job(place, *words, start=start) as job:
             role = ""
             if done < most:
                 moment(job, rng, usual_seconds or seconds)
