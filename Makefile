@@ -2,6 +2,7 @@
 #   make train   the main job: GraphSAGE on a generated graph, through the global store
 #   make test    the tests; make test-all, the long ones among them
 #   make test-gpu sanitize-gpu bench-gpu    what needs GPUs
+#   make faults    processes killed, stopped and starved at random, hundreds of times
 #   make lint type docs wheel bench clean
 # Options of the main job:  make train ARGS="trainer.epochs=2 trainer.ranks=2"
 
@@ -12,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-all test-gpu sanitize-gpu lint type docs wheel bench bench-gpu clean setup
+.PHONY: train test test-all test-gpu sanitize-gpu faults lint type docs wheel bench bench-gpu clean setup
 .DEFAULT_GOAL := train
 
 setup: $(VENV)/.ready
@@ -42,7 +43,7 @@ test-all: setup
 # ARGS="-n 8 --dist loadgroup"); those that measure them come after, one by one.
 GPU_PYTHON ?= $(BIN)/python
 GPU_TESTS := tests/kernels \
-	$(wildcard $(addsuffix /test_*_gpu.py,$(addprefix tests/,store backend backend/* pipeline minibatch))) \
+	$(wildcard $(addsuffix /test_*_gpu.py,$(addprefix tests/,store backend backend/* pipeline minibatch faults))) \
 	$(addprefix tests/store/test_, calibration.py exchange.py optimizer.py staging.py)
 # Their tests on a GPU have it in their names; the others run without one as well.
 GPU_TESTS_BY_NAME := tests/fullgraph $(addprefix tests/backend/, structure computation sampling \
@@ -52,7 +53,7 @@ test-gpu: export OMP_NUM_THREADS = 1
 test-gpu:
 	$(GPU_PYTHON) -m pytest -q -m "not alone" $(GPU_TESTS) $(ARGS)
 	$(GPU_PYTHON) -m pytest -q -k "cuda or gpu" --ignore-glob="*_gpu.py" $(GPU_TESTS_BY_NAME) $(ARGS)
-	$(GPU_PYTHON) -m pytest -q -m alone tests/store tests/kernels
+	$(GPU_PYTHON) -m pytest -q -m alone tests/store tests/kernels tests/faults/test_kills_gpu.py
 
 # The kernels' tests once more under each tool of compute-sanitizer; some minutes. Its backtraces of
 # the host would keep Python's frames, and with them what tests see given up.
@@ -70,6 +71,11 @@ sanitize-gpu:
 		compute-sanitizer --tool $$tool --error-exitcode 9 --target-processes all \
 		--show-backtrace device --report-api-errors no $(GPU_PYTHON) -m pytest -q $(SANITIZED_RANKS) \
 		-k "cuda and skewed" $(ARGS) || exit 1; done
+
+# What docs/reliability.md shows, an hour or so: make faults ARGS="--out docs/benchmarks/faults.json".
+# GPU_PYTHON names an environment with CuPy, where there are GPUs.
+faults: setup
+	$(GPU_PYTHON) -m benchmarks.faults --long $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check .

@@ -19,7 +19,11 @@ from dgl_mgpu.lockfile import killed_holder, locked
 _PREFIX = "dgl-mgpu-"
 # Says whose a folder is: it is locked as long as that process lives.
 _LOCK = "owner"
-_SEMAPHORES = Path("/dev/shm")
+_SHARED_MEMORY = Path("/dev/shm")
+# A file for each process of the job that hands over tensors; its number follows.
+_SHARES = "shares-"
+# The longest name that a socket may have, and what multiprocessing puts behind the folder's place.
+_MAX_NAME, _SOCKET = 107, f"/{_PREFIX}xxxxxxxx/listener-xxxxxxxx"
 _LOOK_SECONDS = 0.005
 # What ends with this process.
 _life = contextlib.ExitStack()
@@ -63,7 +67,7 @@ def keep_together() -> None:
     if config.get("tempdir") is not None:  # the job's, which this is a process of
         return
     try:
-        folder = _life.enter_context(temporary_folder(Path(tempfile.gettempdir())))
+        folder = _life.enter_context(temporary_folder(_place_of_sockets()))
     except OSError as error:
         raise OutputError(
             "make a temporary folder",
@@ -75,9 +79,33 @@ def keep_together() -> None:
     config.update(tempdir=str(folder), semprefix=f"/{folder.name}")
 
 
+def _place_of_sockets() -> Path:
+    """TMPDIR, or ``/tmp`` where that is too long for the names of sockets in it."""
+    place = Path(tempfile.gettempdir())
+    return place if len(os.fsencode(place)) + len(_SOCKET) <= _MAX_NAME else Path("/tmp")
+
+
+def note_sharing() -> None:
+    """Note in the job's folder that this process hands over tensors in shared memory.
+
+    torch gives each a name, ``torch_<pid>_…``, and takes it away at once.  The name that a process
+    leaves that is killed in between is removed with the folder.
+    """
+    folder = multiprocessing.current_process()._config.get("tempdir")  # type: ignore[attr-defined]
+    if folder is not None:
+        with contextlib.suppress(OSError):  # a full disk: then such a name may stay
+            Path(folder, f"{_SHARES}{os.getpid()}").touch()
+
+
 def _remove(folder: Path) -> None:
+    for each in folder.glob(f"{_SHARES}*"):
+        process = each.name.removeprefix(_SHARES)
+        if process.isdecimal() and not os.path.exists(f"/proc/{process}"):
+            for tensor in _SHARED_MEMORY.glob(f"torch_{process}_*"):
+                with contextlib.suppress(OSError):  # another user's process had that number
+                    tensor.unlink()
     shutil.rmtree(folder, ignore_errors=True)
-    for semaphore in _SEMAPHORES.glob(f"sem.{folder.name}-*"):
+    for semaphore in _SHARED_MEMORY.glob(f"sem.{folder.name}-*"):
         semaphore.unlink(missing_ok=True)
 
 

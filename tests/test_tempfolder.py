@@ -20,10 +20,12 @@ JOB = """
 import multiprocessing, os, sys, tempfile
 from multiprocessing import synchronize, util
 from _multiprocessing import SemLock
-from dgl_mgpu.tempfolder import keep_together
+from dgl_mgpu.tempfolder import keep_together, note_sharing
 
 def work(folder):
     assert util.get_temp_dir() == folder
+    note_sharing()
+    open(f"/dev/shm/torch_{os.getpid()}_1_0", "x")  # as one that is killed may leave it
     os._exit(0)
 
 keep_together()
@@ -32,6 +34,7 @@ folder = util.get_temp_dir()
 worker = multiprocessing.get_context("fork").Process(target=work, args=(folder,))
 worker.start()
 worker.join()
+open(f"{folder}/worker", "x").write(str(worker.pid))
 assert worker.exitcode == 0
 SemLock(1, 1, 1, synchronize.SemLock._make_name(), False)
 print(folder, flush=True)
@@ -43,10 +46,10 @@ sys.stdin.read()
 def start_job(tmp_path):
     started = []
 
-    def start() -> tuple[subprocess.Popen, Path]:
+    def start(place: Path = tmp_path) -> tuple[subprocess.Popen, Path]:
         job = subprocess.Popen(
             [sys.executable, "-c", JOB], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
-            env={**os.environ, "TMPDIR": str(tmp_path)},
+            env={**os.environ, "TMPDIR": str(place)},
         )  # fmt: skip
         started.append(job)
         return job, Path(job.stdout.readline().strip())
@@ -60,14 +63,20 @@ def semaphores(folder: Path) -> list[Path]:
     return list(Path("/dev/shm").glob(f"sem.{folder.name}*"))
 
 
+def shared(folder: Path) -> Path:
+    """What the job's worker has left in shared memory."""
+    return Path(f"/dev/shm/torch_{(folder / 'worker').read_text()}_1_0")
+
+
 def test_the_next_job_removes_what_a_killed_one_left(tmp_path, start_job):
     job, left = start_job()
     living, others = start_job()
     assert {path.name for path in tmp_path.iterdir()} == {left.name, others.name}
     assert semaphores(left) and semaphores(others)
+    tensor, of_others = shared(left), shared(others)
     job.send_signal(signal.SIGKILL)
     job.wait()
-    assert left.is_dir() and semaphores(left)
+    assert left.is_dir() and semaphores(left) and tensor.exists()
     # Not of a job: another user's, or what only has such a name.
     (tmp_path / "dgl-mgpu-mine").mkdir()
     (tmp_path / "dgl-mgpu-link").symlink_to(left)
@@ -75,9 +84,19 @@ def test_the_next_job_removes_what_a_killed_one_left(tmp_path, start_job):
         names = {path.name for path in tmp_path.iterdir()}
         assert names == {own.name, others.name, "dgl-mgpu-mine", "dgl-mgpu-link"}
         assert not semaphores(left) and semaphores(others)
+        assert not tensor.exists() and of_others.exists()
     assert not own.exists()
     living.communicate()
-    assert not others.exists() and not semaphores(others)
+    assert not others.exists() and not semaphores(others) and not of_others.exists()
+
+
+def test_sockets_have_names_that_are_short_enough(tmp_path, start_job):
+    long = tmp_path / ("x" * 90)
+    long.mkdir()
+    job, folder = start_job(long)
+    assert folder.parent == Path("/tmp") and folder.is_dir()
+    job.communicate()
+    assert not folder.exists() and not any(long.iterdir())
 
 
 def test_a_forked_process_leaves_the_folder_of_its_parent(tmp_path):

@@ -20,7 +20,7 @@ _COST_SCALE = 1e3
 # Columns that are added leave the last answer possible, if no longer the best: the primal simplex
 # can go on from there.
 _PRIMAL = 4
-_OPTIONS = {
+_OPTIONS: dict[str, bool | int | float | str] = {
     "output_flag": False,
     "presolve": "off",
     "solver": "simplex",

@@ -143,14 +143,17 @@ def require_no_run(folder: str | os.PathLike[str], resumed: str | None = None) -
     """
     path = Path(folder) / METRICS_FILE
     earlier = read_metrics(path)[0] if path.exists() else []
-    if earlier or any(path.parent.glob("checkpoints/epoch-*.pt")):
+    has_checkpoint = any(path.parent.glob("checkpoints/epoch-*.pt"))
+    if earlier or has_checkpoint:
         held = f"{METRICS_FILE} with {len(earlier)} epochs" if earlier else "checkpoints"
         raise InvalidInputError(
             f"start a new run in {path.parent}"
             if resumed is None
             else f"resume {resumed} in {path.parent}",
             f"it holds {held} of another run",
-            f"go on with that run (trainer.resume={path.parent}), or choose another folder",
+            f"go on with that run (trainer.resume={path.parent}), or choose another folder"
+            if has_checkpoint
+            else "it ended before its first checkpoint: choose another folder, or remove this one",
         )
 
 

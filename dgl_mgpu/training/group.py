@@ -6,7 +6,6 @@ import contextlib
 import logging
 import os
 import signal
-import stat
 import time
 from collections.abc import Iterable, Iterator
 from multiprocessing import process as processes
@@ -21,8 +20,6 @@ log = logging.getLogger(__name__)
 # A killed process ends as soon as it leaves the kernel; in more than this, a device keeps it there.
 _END_SECONDS = 5.0
 _LOOK_SECONDS = 0.005
-# A process has made and opened a file, and taken its name away, in less.
-_MOMENT_SECONDS = 10.0
 
 
 def kill_group(leader: int) -> list[int]:
@@ -75,22 +72,6 @@ def remove_shared(killed: Iterable[int]) -> None:
             time.sleep(_LOOK_SECONDS)
         for file in SHARED_MEMORY.glob(f"torch_{process}_*"):
             with contextlib.suppress(OSError):  # of another user's process of that number
-                file.unlink()
-
-
-def remove_left_shared() -> None:
-    """Remove this user's files in ``/dev/shm`` of workers that were killed with their launcher.
-
-    A worker's file has its name for a moment, perhaps that of a process in another container, whose
-    number means nothing here: so only those go that have been there for longer.
-    """
-    for file in SHARED_MEMORY.glob("torch_*_*"):
-        process = file.name.split("_")[1]
-        with contextlib.suppress(OSError):  # gone meanwhile
-            status = file.lstat()
-            is_old = time.time() - status.st_mtime > _MOMENT_SECONDS
-            is_own = stat.S_ISREG(status.st_mode) and status.st_uid == os.getuid()
-            if process.isdecimal() and is_own and is_old and not _runs(int(process)):
                 file.unlink()
 
 

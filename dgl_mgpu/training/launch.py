@@ -40,7 +40,6 @@ from dgl_mgpu.training.group import (
     await_killed,
     children_of,
     kill_group,
-    remove_left_shared,
     remove_shared,
 )
 from dgl_mgpu.training.hangs import HangMonitor, HangWatch
@@ -162,7 +161,6 @@ def launch(
         After a second Ctrl-C.
     """
     keep_together()
-    remove_left_shared()
     if under_torchrun():
         rank = int(os.environ["RANK"])
         with _told_to_torchrun(rank), _typed_losses():

@@ -13,6 +13,10 @@ import torch.distributed as dist
 
 from dgl_mgpu.interrupts import STOPPING, Stopped, StopSignals
 from dgl_mgpu.store import Ranks
+from dgl_mgpu.tempfolder import note_sharing
+
+# How often a worker looks whether its rank is there.
+_LOOK_SECONDS = 1.0
 
 
 class StopRequest:
@@ -160,9 +164,12 @@ def outlive_sigterm(rank: int, worker: int) -> None:
     """Have a DataLoader's worker, started with `STOPPING` blocked, end when its rank sends SIGTERM.
 
     One that is sent to all processes is for the rank, which stops after a step and needs its
-    workers until then.  Its own is how torch ends a worker that does not end by itself.  When a
-    rank was killed, torch's workers notice.  The system makes one signal of two that wait: the
-    rank's is lost behind one that is not heard yet, and multiprocessing sends it again at its end.
+    workers until then.  Its own is how torch ends a worker that does not end by itself.  The system
+    makes one signal of two that wait: the rank's is lost behind one that is not heard yet, and
+    multiprocessing sends it again at its end.
+
+    It ends, too, when its rank was killed, which torch's workers notice only if that happens after
+    they have begun.
 
     Parameters
     ----------
@@ -173,11 +180,14 @@ def outlive_sigterm(rank: int, worker: int) -> None:
     """
     # Here, too: what a process starts with is not what it was started within, if it was spawned.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    note_sharing()
     threading.Thread(target=_end_when_told_by, args=(rank,), daemon=True).start()
 
 
 def _end_when_told_by(process: int) -> None:
-    # Who waits for a signal learns who sent it.
-    while signal.sigwaitinfo({signal.SIGTERM}).si_pid != process:
-        pass
+    while os.getppid() == process:
+        # Who waits for a signal learns who sent it.
+        told = signal.sigtimedwait({signal.SIGTERM}, _LOOK_SECONDS)
+        if told is not None and told.si_pid == process:
+            break
     os._exit(0)

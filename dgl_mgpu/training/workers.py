@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from multiprocessing import connection, reduction
 
-from dgl_mgpu.errors import DGLMGPUError, WorkerFailedError
+from dgl_mgpu.errors import DGLMGPUError, RankFailedError, WorkerFailedError
 from dgl_mgpu.training.heartbeat import stage_of
 
 # How long after a worker's connection is lost a busy system may take to tell of its end.
@@ -29,7 +29,9 @@ def worker_losses_typed() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        lost = None if isinstance(error, DGLMGPUError) else _lost_worker(error)
+        # Torch raises of a worker wherever this process is, also while it waits for other ranks.
+        is_told = isinstance(error, DGLMGPUError) and not isinstance(error, RankFailedError)
+        lost = None if is_told else _lost_worker(error)
         if lost is None:
             raise
         raise WorkerFailedError(
@@ -44,7 +46,8 @@ def _lost_worker(error: BaseException) -> str | None:
     """What torch tells of a worker that is gone, if that is what an error is of."""
     each: BaseException | None = error
     while each is not None:
-        if isinstance(each, RuntimeError) and any(text in str(each) for text in _OF_TORCH):
+        is_torchs = isinstance(each, RuntimeError) and not isinstance(each, DGLMGPUError)
+        if is_torchs and any(text in str(each) for text in _OF_TORCH):
             return str(each).strip().removesuffix(".")
         each = each.__cause__ or each.__context__
     if not _is_of_connection(error):

@@ -147,13 +147,15 @@ class _ForkedRank(mp.get_context("fork").Process):
     """
 
     def start(self) -> None:
-        self._is_started = mp.get_context("fork").Event()
+        started, self._started = os.pipe()
         super().start()
-        self._is_started.wait()
+        os.close(self._started)
+        os.read(started, 1)  # until it has, or has ended
+        os.close(started)
 
     def run(self) -> None:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        self._is_started.set()
+        os.close(self._started)
         super().run()
 
 

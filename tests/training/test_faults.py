@@ -287,6 +287,21 @@ def test_a_worker_ends_before_it_has_handed_a_tensor_over(monkeypatch):
         reduction.recv_handle(here)
 
 
+def test_a_worker_that_ends_while_its_rank_waits_for_others_is_told_of():
+    torchs = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+    told = RankFailedError("exchange", f"one of them is gone ({torchs})", "see why it ended")
+    with pytest.raises(WorkerFailedError, match=r"DataLoader worker \(pid 7\) is killed"):  # noqa: SIM117
+        with workers.worker_losses_typed():
+            raise told from torchs
+
+
+def test_a_rank_that_is_gone_is_told_as_that():
+    gloos = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer")
+    told = RankFailedError("exchange", f"one of them is gone ({gloos})", "see why it ended")
+    with pytest.raises(RankFailedError), workers.worker_losses_typed():
+        raise told from gloos
+
+
 def test_a_rank_that_has_no_file_left_for_its_workers_is_told_so():
     torchs = (
         "Too many open files. Communication with the workers is no longer possible. Please increase"

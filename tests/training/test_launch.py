@@ -351,24 +351,3 @@ def test_a_killed_rank_is_named_while_its_children_live(tmp_path, work):
     assert child.status() != psutil.STATUS_ZOMBIE
     child.kill()
     assert "run rank 1: it was killed by SIGKILL" in (tmp_path / "told").read_text()
-
-
-def test_the_next_job_removes_what_killed_workers_left_in_shared_memory():
-    """Of its own user, of processes that are gone; not of what was made just now."""
-    dead = multiprocessing.get_context("fork").Process(target=int)
-    dead.start()
-    dead.join()
-    names = {"old": dead.pid, "new": dead.pid, "of a living process": os.getpid()}
-    files = {name: group.SHARED_MEMORY / f"torch_{pid}_{name}_0" for name, pid in names.items()}
-    try:
-        for name, file in files.items():
-            file.touch()
-            if name != "new":
-                os.utime(file, (time.time() - 60,) * 2)
-        group.remove_left_shared()
-        assert [name for name, file in files.items() if file.exists()] == [
-            "new", "of a living process"
-        ]  # fmt: skip
-    finally:
-        for file in files.values():
-            file.unlink(missing_ok=True)

@@ -345,6 +345,22 @@ def test_a_worker_ends_when_its_own_rank_tells_it():
     assert worker.exitcode == 0
 
 
+def _begins_without_its_rank(rank: int) -> None:
+    outlive_sigterm(rank, 0)
+    time.sleep(300)
+
+
+def test_a_worker_whose_rank_was_killed_before_it_began_ends():
+    """torch's own look at who its parent is, and take whoever that is for the rank."""
+    with blocked(signal.SIGTERM):
+        worker = mp.get_context("fork").Process(
+            target=_begins_without_its_rank, args=(os.getppid(),), daemon=True
+        )
+        worker.start()
+    worker.join(60)
+    assert worker.exitcode == 0
+
+
 def test_the_launcher_passes_sigterm_on(tmp_path, data):
     shared, folder = shared_memory(), tmp_path / "run"
     options = ["trainer.epochs=100000", "trainer.ranks=2", "sampler.num_workers=1"]

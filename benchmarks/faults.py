@@ -1,0 +1,158 @@
+"""Claim: whatever ends or stops a process of a job, the rest ends, and the job goes on later.
+
+Runs the tests of ``tests/faults``, each with its seed, in their long form or the short one, and
+keeps what they counted.  Those on GPUs run after the others, one by one, where there are any.
+
+    python -m benchmarks.faults --long --out faults.json
+    python -m benchmarks.faults --page                      # the table of docs/reliability.md
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+from xml.etree import ElementTree
+
+from benchmarks.claims.page import row
+from benchmarks.claims.registry import KEPT, Results
+from benchmarks.machine import describe_machine
+
+ROOT = Path(__file__).parents[1]
+PAGE = ROOT / "docs" / "reliability.md"
+RESULT = "faults.json"
+#: What pytest ends with when nothing failed; the second, where no test was chosen.
+_WELL = (0, 5)
+#: Between these lines of the page stands the table.
+_BEGIN = "<!-- made by python -m benchmarks.faults --page -->\n\n"
+_END = "\n<!-- end of what is made -->"
+
+
+def tried(options: argparse.Namespace) -> dict[str, Any]:
+    """What the tests counted.
+
+    Raises
+    ------
+    RuntimeError
+        If one of them failed.
+    """
+    figures: list[dict[str, Any]] = []
+    skipped: dict[str, str] = {}
+    without_gpus = {"CUDA_VISIBLE_DEVICES": ""}
+    beside = ["-n", str(options.jobs), "--dist", "loadgroup"]
+    for words, more in ((["-m", "not alone", *beside], without_gpus), (["-m", "alone"], {})):
+        with tempfile.TemporaryDirectory() as folder:
+            lines, report = Path(folder) / "lines", Path(folder) / "report.xml"
+            environment = {
+                **os.environ, **more, "OMP_NUM_THREADS": "1",
+                "DGL_MGPU_FAULTS": "long" if options.long else "short",
+                "DGL_MGPU_FAULTS_SEED": str(options.seed), "DGL_MGPU_FAULTS_OUT": str(lines),
+            }  # fmt: skip
+            command = [sys.executable, "-m", "pytest", "-q", "tests/faults", *words]
+            command += [f"--junitxml={report}", *options.only]
+            status = subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
+            if status not in _WELL:
+                raise RuntimeError(f"tests of faults failed (status {status}); nothing is kept")
+            if lines.exists():
+                figures += map(json.loads, lines.read_text().splitlines())
+            skipped |= skips(report)
+    for figure in figures:
+        figure["counted"] = sum(figure["outcomes"].values())
+    return {
+        "machine": describe_machine(),
+        "options": {name: str(value) for name, value in vars(options).items()},
+        "form": "long" if options.long else "short",
+        "seed": options.seed,
+        "figures": sorted(figures, key=lambda figure: figure["test"]),
+        "skipped": skipped,
+    }
+
+
+def skips(report: Path) -> dict[str, str]:
+    """Why which tests were left out, of a report of pytest's."""
+    found = {}
+    for case in ElementTree.parse(report).iter("testcase"):
+        reason = case.find("skipped")
+        if reason is not None:
+            file = case.get("classname", "").rpartition(".")[2]
+            found[f"{file}.py::{case.get('name')}"] = reason.get("message", "")
+    return found
+
+
+def table(result: Mapping[str, Any]) -> str:
+    """What was tried, and what came of it, a row for each test."""
+    machine = result["machine"]
+    gpus = f", {', '.join(machine['gpus'])}" if machine["gpus"] else ", no GPU"
+    lines = [
+        f"The {result['form']} form, seed {result['seed']}, on {machine['cores']} cores{gpus}, "
+        f"commit {machine['commit']}:",
+        "",
+        row("what was tried", "what came of it, and how often", "longest, s"),
+        row("---", "---", "---"),
+    ]
+    lines += [row(*cells) for cells in _cells(result["figures"])]
+    if left_out := sorted({_said(test) for test in result["skipped"]}):
+        lines += ["", f"Left out on this machine: {'; '.join(left_out)}."]
+    return "\n".join(lines) + "\n"
+
+
+def _cells(figures: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, str, str]]:
+    """A test's cells, with the counts of all its parameters."""
+    counts: dict[str, Counter[str]] = {}
+    longest: dict[str, dict[str, float]] = {}
+    for figure in figures:
+        name = _said(figure["test"])
+        counts.setdefault(name, Counter()).update(figure["outcomes"])
+        worst = longest.setdefault(name, {})
+        for what, seconds in figure["longest_seconds"].items():
+            worst[what] = max(seconds, worst.get(what, 0.0))
+    for name, found in counts.items():
+        outcomes = "; ".join(f"{what}: {number:,}" for what, number in sorted(found.items()))
+        times = "; ".join(f"{what}: {most:.1f}" for what, most in sorted(longest[name].items()))
+        yield name, outcomes, times
+
+
+def _said(test: str) -> str:
+    """A test's name as the sentence it is."""
+    file, _, name = test.partition("::")
+    name = re.sub(r"\[.*", "", name).removeprefix("test_").replace("_", " ")
+    return f"{name} (on GPUs)" if file.endswith("_gpu.py") else name
+
+
+def with_table(page: str, result: Mapping[str, Any]) -> str:
+    """The page's text with the table of a result in place of the one it has."""
+    before, found, rest = page.partition(_BEGIN)
+    _, end, after = rest.partition(_END)
+    if not (found and end):
+        raise ValueError(f"{PAGE.name} lacks the lines between which its table stands")
+    return before + _BEGIN + table(result) + _END + after
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--long", action="store_true", help="hundreds of faults, for an hour or so")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="beside")
+    parser.add_argument("--only", nargs="*", default=[], help="more words for pytest")
+    parser.add_argument("--page", action="store_true", help="write the page's table, run nothing")
+    parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
+    options = parser.parse_args()
+    if options.page:
+        PAGE.write_text(with_table(PAGE.read_text(), Results(KEPT).read(RESULT)))
+        return
+    found = tried(options)
+    print(table(found))
+    if options.out:
+        options.out.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,42 @@
+"""Ranks that read each other's GPU memory until they are ended: python -m … RANKS FOLDER."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from dgl_mgpu.errors import DGLMGPUError
+from dgl_mgpu.interrupts import Stopped
+from dgl_mgpu.store import Ranks, build
+from dgl_mgpu.training.launch import launch
+from dgl_mgpu.training.stop import StopRequest
+from tests.store.gpu_runtimes import make_runtime
+from tests.store.test_faults_gpu import gathered, numbered
+
+
+def _read(folder: Path) -> None:
+    ranks = Ranks.of_this_machine()
+    store = build(numbered(ranks), ranks, make_runtime("cuda", ranks))
+    turn = 0
+    with StopRequest(Ranks.of_all_machines()).listening() as stop:
+        while not stop.after_step():
+            gathered(store, turn)
+            if turn == 10:
+                (folder / f"reads-{ranks.rank}").touch()
+            turn += 1
+    store.close()
+    raise Stopped
+
+
+def _main(ranks: str, folder: str) -> int:
+    Path(folder).mkdir()
+    try:
+        launch(_read, int(ranks), Path(folder))
+    except DGLMGPUError as error:
+        print(f"dgl-mgpu train: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(_main(*sys.argv[1:]))
