@@ -43,7 +43,7 @@ test-all: setup
 # ARGS="-n 8 --dist loadgroup"); those that measure them come after, one by one.
 GPU_PYTHON ?= $(BIN)/python
 GPU_TESTS := tests/kernels \
-	$(wildcard $(addsuffix /test_*_gpu.py,$(addprefix tests/,store backend backend/* pipeline minibatch faults))) \
+	$(wildcard $(addsuffix /test_*_gpu.py,$(addprefix tests/,store backend backend/* pipeline minibatch training faults))) \
 	$(addprefix tests/store/test_, calibration.py exchange.py optimizer.py staging.py)
 # Their tests on a GPU have it in their names; the others run without one as well.
 GPU_TESTS_BY_NAME := tests/fullgraph $(addprefix tests/backend/, structure computation sampling \

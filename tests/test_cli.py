@@ -359,7 +359,10 @@ def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, ca
         log.append(EpochReport(1, 1, 1, 1.0, 1.0, None, None, seconds, (), 1))
     before = {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     assert main(["train", f"hydra.run.dir={folder}", "trainer.lr=0.5"]) == 1
-    assert "with 1 epochs of another run; go on with that run" in capsys.readouterr().err
+    assert (
+        "with 1 epochs of another run; it ended before its first checkpoint"
+        in capsys.readouterr().err
+    )
     own = tmp_path / "conf"
     own.mkdir()
     (own / "mine.yaml").write_text("defaults: [config, _self_]\ntrainer: {lr: 0.25}\n")
@@ -397,7 +400,10 @@ def test_new_runs_leave_the_folder_of_others_as_it_is(tmp_path, monkeypatch, cap
     assert len([path for path in before if path.name == "metrics.jsonl"]) == 2
     for overrides in (["trainer.lr=0.3,0.4"], ["trainer.lr=0.3,0.4", "model=gcn"]):
         assert main([*several, *overrides]) == 1
-        assert "with 1 epochs of another run; go on with that run" in capsys.readouterr().err
+        assert (
+            "with 1 epochs of another run; it ended before its first checkpoint"
+            in capsys.readouterr().err
+        )
     assert files_of(tmp_path) == before
     assert main([*several[:2], f"hydra.sweep.dir={tmp_path / 'other'}", "trainer.lr=0.3,0.4"]) == 0
     monkeypatch.chdir(tmp_path)
