@@ -32,8 +32,8 @@ RESULT = "faults.json"
 #: What pytest ends with when nothing failed; the second, where no test was chosen.
 _WELL = (0, 5)
 #: Between these lines of the page stands the table.
-_BEGIN = "<!-- made by python -m benchmarks.faults --page -->\n\n"
-_END = "\n<!-- end of what is made -->"
+_BEGIN = "<!-- made by python -m benchmarks.faults --page -->\n"
+_END = "<!-- end of what is made -->"
 
 
 def tried(options: argparse.Namespace) -> dict[str, Any]:
@@ -68,7 +68,7 @@ def tried(options: argparse.Namespace) -> dict[str, Any]:
         figure["counted"] = sum(figure["outcomes"].values())
     return {
         "machine": describe_machine(),
-        "options": {name: str(value) for name, value in vars(options).items()},
+        "options": {"jobs": options.jobs, "only": options.only},
         "form": "long" if options.long else "short",
         "seed": options.seed,
         "figures": sorted(figures, key=lambda figure: figure["test"]),
@@ -133,7 +133,7 @@ def with_table(page: str, result: Mapping[str, Any]) -> str:
     _, end, after = rest.partition(_END)
     if not (found and end):
         raise ValueError(f"{PAGE.name} lacks the lines between which its table stands")
-    return before + _BEGIN + table(result) + _END + after
+    return f"{before}{_BEGIN}\n{table(result)}\n{_END}{after}"
 
 
 def main() -> None:

@@ -12,6 +12,7 @@ import pytest
 
 from dgl_mgpu.lockfile import killed_holder
 from dgl_mgpu.report import read_metrics
+from dgl_mgpu.training.checkpoint import has_checkpoint
 from tests.faults.conftest import Outcomes
 from tests.faults.jobs import (
     END_SECONDS,
@@ -23,6 +24,7 @@ from tests.faults.jobs import (
     require_checkpoints_load,
     require_same,
     send,
+    until,
 )
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
@@ -214,3 +216,19 @@ def test_a_run_whose_ranks_are_killed_starts_them_again(
         outcomes.counts["restarts"] += restarts
         outcomes.add("runs that went on by themselves and came to the same bits")
         left -= max(1, lost)
+
+
+def test_no_process_outlives_its_command(tmp_path, runs, outcomes, rounds, rng):
+    """Of a run so long that none is done by itself."""
+    for turn in range(rounds(3, 24)):
+        ranks = rng.choice([1, 2, 3])
+        options = [f"trainer.ranks={ranks}", "sampler.num_workers=2", "trainer.epochs=100000"]
+        with Job(tmp_path / str(turn), *runs.options(*options)) as job:
+            until(lambda: has_checkpoint(job.folder) or job.ended(0), END_SECONDS, job.told)
+            job.ended(rng.uniform(0, 0.5))
+            assert len(job.members()) >= ranks, job.told()
+            begin = time.monotonic()
+            send(job.pid, signal.SIGKILL)
+            job.require_no_process()
+            outcomes.longest("from a kill to the last process's", time.monotonic() - begin)
+        outcomes.add("launcher killed: no process was left")
