@@ -372,7 +372,7 @@ def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, ca
         ["trainer.resume=null"],
     ):
         assert main(["train", f"hydra.run.dir={folder}", *more]) == 1
-        assert "go on with that run" in capsys.readouterr().err
+        assert "it ended before its first checkpoint" in capsys.readouterr().err
     assert main(["train", f"hydra.run.dir={folder}", "--cfg=job"]) == 0
     assert main(["train", "hydra.run.dir=${oc.env:NO_SUCH_VARIABLE}/x"]) == 1
     assert "ConfigError: cannot name the run's folder" in capsys.readouterr().err

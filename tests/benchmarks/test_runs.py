@@ -16,8 +16,8 @@ from benchmarks.runs import Bench, Config, Run, configured
 from dgl_mgpu.errors import ConfigError
 
 FOLDER = Path(runs.__file__).parent
-#: A program that shows no claim: the ceilings alone.
-APART = {"ceilings"}
+#: Programs that measure no claim of a paper: the ceilings, and faults (make faults).
+APART = {"ceilings", "faults"}
 
 
 def _gpus(monkeypatch, count: int) -> None:
