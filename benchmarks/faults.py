@@ -4,7 +4,7 @@ Runs the tests of ``tests/faults``, each with its seed, in their long form or th
 keeps what they counted.  Those on GPUs run after the others, one by one, where there are any.
 
     python -m benchmarks.faults --long --out faults.json
-    python -m benchmarks.faults --page                      # the table of docs/reliability.md
+    python -m benchmarks.faults --page                      # the tables of docs/reliability.md
 """
 
 from __future__ import annotations
@@ -17,18 +17,19 @@ import subprocess
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
 from benchmarks.claims.page import row
-from benchmarks.claims.registry import KEPT, Results
+from benchmarks.claims.registry import KEPT
 from benchmarks.machine import describe_machine
 
 ROOT = Path(__file__).parents[1]
 PAGE = ROOT / "docs" / "reliability.md"
-RESULT = "faults.json"
+#: Results of several machines and forms, a table each.
+RESULTS = "faults*.json"
 #: What pytest ends with when nothing failed; the second, where no test was chosen.
 _WELL = (0, 5)
 #: Between these lines of the page stands the table.
@@ -127,13 +128,19 @@ def _said(test: str) -> str:
     return f"{name} (on GPUs)" if file.endswith("_gpu.py") else name
 
 
-def with_table(page: str, result: Mapping[str, Any]) -> str:
-    """The page's text with the table of a result in place of the one it has."""
+def with_tables(page: str, results: Iterable[Mapping[str, Any]]) -> str:
+    """The page's text with the tables of results in place of those it has."""
     before, found, rest = page.partition(_BEGIN)
     _, end, after = rest.partition(_END)
     if not (found and end):
         raise ValueError(f"{PAGE.name} lacks the lines between which its table stands")
-    return f"{before}{_BEGIN}\n{table(result)}\n{_END}{after}"
+    tables = "\n".join(map(table, results))
+    return f"{before}{_BEGIN}\n{tables}\n{_END}{after}"
+
+
+def kept() -> list[dict[str, Any]]:
+    """The results that the page shows."""
+    return [json.loads(path.read_text()) for path in sorted(KEPT.glob(RESULTS))]
 
 
 def main() -> None:
@@ -142,11 +149,11 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--jobs", type=int, default=min(4, os.cpu_count() or 1), help="beside")
     parser.add_argument("--only", nargs="*", default=[], help="more words for pytest")
-    parser.add_argument("--page", action="store_true", help="write the page's table, run nothing")
+    parser.add_argument("--page", action="store_true", help="write the page's tables, run nothing")
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()
     if options.page:
-        PAGE.write_text(with_table(PAGE.read_text(), Results(KEPT).read(RESULT)))
+        PAGE.write_text(with_tables(PAGE.read_text(), kept()))
         return
     found = tried(options)
     print(table(found))

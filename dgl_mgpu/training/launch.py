@@ -458,7 +458,8 @@ def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUE
     for rank, each in silent.items():
         code = each.process.exitcode
         where = each.heartbeat.last_stage()
-        return _rank_failed(rank, f"it left before its work was done{where}, with exit code {code}")
+        left = f"it left before its work was done{where}, with exit code {code}"
+        return _rank_failed(rank, left + crash_reasons())  # libgomp leaves so without a thread
     failed = [(outcome, rank) for rank, outcome in outcomes.items() if outcome and not outcome.done]
     # A rank that failed only because another did says so, and may be first to say it.
     first, rank = min(failed, key=lambda item: (item[0].follows, item[0].when))

@@ -7,7 +7,6 @@ import argparse
 import pytest
 
 from benchmarks import faults
-from benchmarks.claims.registry import KEPT, Results
 
 RESULT = {
     "machine": {"cores": 2, "gpus": [], "commit": "c0ffee"},
@@ -30,10 +29,11 @@ RESULT = {
 }
 
 
-def test_the_page_has_the_table_of_the_kept_result():
+def test_the_page_has_the_tables_of_the_kept_results():
     page = faults.PAGE.read_text()
-    result = Results(KEPT).read(faults.RESULT)
-    assert faults.with_table(page, result) == page, "run: python -m benchmarks.faults --page"
+    results = faults.kept()
+    assert results
+    assert faults.with_tables(page, results) == page, "run: python -m benchmarks.faults --page"
 
 
 def test_the_table_adds_up_the_counts_of_a_tests_parameters():
@@ -51,7 +51,7 @@ def test_the_table_adds_up_the_counts_of_a_tests_parameters():
 
 def test_a_page_without_the_tables_place_is_refused():
     with pytest.raises(ValueError, match="lacks the lines"):
-        faults.with_table("# A page\n", RESULT)
+        faults.with_tables("# A page\n", [RESULT])
 
 
 def options(*only: str) -> argparse.Namespace:
