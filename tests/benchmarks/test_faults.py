@@ -54,13 +54,13 @@ def test_a_page_without_the_tables_place_is_refused():
         faults.with_tables("# A page\n", [RESULT])
 
 
-def options(*only: str) -> argparse.Namespace:
-    return argparse.Namespace(long=False, seed=3, jobs=1, only=["-p", "no:cacheprovider", *only])
+def options(only: str) -> argparse.Namespace:
+    return argparse.Namespace(long=False, seed=3, jobs=1, only=only)
 
 
 @pytest.mark.slow
 def test_the_counts_of_tests_are_kept(monkeypatch):
-    found = faults.tried(options("-k", "many_epochs and others2 or gpu and told"))
+    found = faults.tried(options("many_epochs and others2 or gpu and told"))
     (figure,) = found["figures"]
     assert figure["test"].startswith("test_soak.py::test_a_run_of_many_epochs[")
     assert figure["outcomes"] == {"epochs": 80} and figure["counted"] == 80
