@@ -47,7 +47,7 @@ _WAITING = (
 _LOADING = "/torch/utils/data/dataloader.py"
 _IDLE_WORKER = ("/multiprocessing/queues.py",)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-_STOPPED = "it is stopped (by SIGSTOP or a debugger)"
+_STOPPED = "is stopped (by SIGSTOP or a debugger)"
 
 
 class HangMonitor:
@@ -199,7 +199,7 @@ class _Watched:
         workers = children_of(shown.process)
         seen.is_stopped = state_of(shown.process) in ("T", "t")
         if seen.is_stopped:
-            seen.reason = _STOPPED
+            seen.reason = f"it {_STOPPED}"
         seen.stacks = stacks_of(shown.process, shown)
         frames = _main_frames(seen.stacks)
         seen.quoted = _quote(frames)
@@ -217,7 +217,7 @@ class _Watched:
             stacks = stacks_of(worker, self.heartbeat)
             frames = _main_frames(stacks)
             if is_stopped or (frames and not _is_in(frames, _IDLE_WORKER)):
-                how = "is stopped (by SIGSTOP or a debugger)" if is_stopped else "hangs"
+                how = _STOPPED if is_stopped else "hangs"
                 seen.is_stopped |= is_stopped
                 seen.reason = f"its DataLoader worker (process {worker}) {how}"
                 seen.quoted = _quote(frames)
