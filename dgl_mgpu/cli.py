@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import logging
+import math
 import os
 import signal
 import sys
@@ -292,15 +293,14 @@ def _train(arguments: list[str]) -> int:
 
 
 def _predict(arguments: list[str]) -> int:
-    folder, out, device, ranks = predictions_asked(arguments)
+    folder, out, device, ranks, hang_after = predictions_asked(arguments)
     from dgl_mgpu.torchrun import under_torchrun
     from dgl_mgpu.training.launch import launch
     from dgl_mgpu.training.run import require_room
-    from dgl_mgpu.training.sections import TrainerConfig
 
     if not under_torchrun():
         require_room(ranks)
-    launch(_predict_on_rank, ranks, folder, out, device, hang_after=TrainerConfig.hang_after)
+    launch(_predict_on_rank, ranks, folder, out, device, hang_after=hang_after)
     return 0
 
 
@@ -315,14 +315,16 @@ def _predict_on_rank(folder: str, out: Path, device: str) -> None:
         print(f"{written}: {out}", flush=True)
 
 
-def predictions_asked(arguments: list[str]) -> tuple[str, Path, str, int]:
-    """Of which run predictions are asked for, where to write them, where to compute them, and on
-    how many ranks.
+def predictions_asked(arguments: list[str]) -> tuple[str, Path, str, int, float | None]:
+    """Of which run predictions are asked for, where to write them, where to compute them, on how
+    many ranks, and after how many seconds without an advance to end.
     """
+    from dgl_mgpu.training.sections import TrainerConfig
+
     # A run's folder may have a «=» in its name, as lr=0.1.
     folders = [word for word in arguments if "=" not in word or Path(word).exists()]
     options = dict(word.split("=", 1) for word in arguments if word not in folders)
-    unknown = sorted(options.keys() - {"out", "device", "ranks"})
+    unknown = sorted(options.keys() - {"out", "device", "ranks", "hang_after"})
     if len(folders) != 1 or unknown or not options.get("out"):
         raise ConfigError(
             f"predict from {' '.join(arguments)}" if arguments else "predict",
@@ -336,7 +338,18 @@ def predictions_asked(arguments: list[str]) -> tuple[str, Path, str, int]:
         raise ConfigError(
             f"predict with ranks={ranks}", "it is not a whole number", "use 1 or more"
         )
-    return folders[0], Path(options["out"]), options.get("device", "cpu"), int(ranks)
+    limit = options.get("hang_after", str(TrainerConfig.hang_after))
+    hang_after = None if limit == "null" else _seconds(limit)
+    return folders[0], Path(options["out"]), options.get("device", "cpu"), int(ranks), hang_after
+
+
+def _seconds(text: str) -> float:
+    with contextlib.suppress(ValueError):
+        if 1 <= float(text) < math.inf:
+            return float(text)
+    raise ConfigError(
+        f"predict with hang_after={text}", "it is not a number of seconds", "use 1 or more, or null"
+    )
 
 
 def _plan(arguments: list[str]) -> int:

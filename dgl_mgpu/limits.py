@@ -1,7 +1,7 @@
 """How long this package waits for other processes, machines and files, in seconds.
 
-Every wait has a limit, and what is raised or logged at its end says what was waited for.  What a
-rank computes has none: only who waits for it.
+Every wait has a limit, and what is raised or logged at its end says what was waited for.  A job in
+which no rank advances any more ends by ``trainer.hang_after``, which is the user's to choose.
 """
 
 from __future__ import annotations

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from dgl_mgpu.report.metrics import METRICS_FILE, require_no_run
 log = logging.getLogger(__name__)
 
 _LOCK = ".run.lock"
+_LOOK_SECONDS = 0.1
 # What the folders of the command that runs now are locked in.
 _locks = contextlib.ExitStack()
 
@@ -108,7 +110,14 @@ def _hydras(config: DictConfig) -> Iterator[None]:
 
 
 def _in_use(folder: Path) -> Callable[[str], None]:
+    looked = False
+
     def busy(holder: str) -> None:
+        nonlocal looked
+        if not looked:  # who looks whether the folder's job lives has the lock for a moment
+            looked = True
+            time.sleep(_LOOK_SECONDS)
+            return
         raise OutputError(
             f"train in {folder}",
             f"a job has this folder already, {holder}",

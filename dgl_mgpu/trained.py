@@ -23,6 +23,7 @@ from dgl_mgpu.errors import (
     RankFailedError,
     UnavailableError,
 )
+from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.store import Ranks
 from dgl_mgpu.topology.shared_memory import SharedMemory
 from dgl_mgpu.training.checkpoint import Checkpoint
@@ -117,7 +118,8 @@ def load_run(
         config.data.root = os.fspath(root)
     gpus = [torch.cuda.current_device()] if device == "cuda" else []
     try:
-        with torch.random.fork_rng(gpus):  # the caller's random numbers are not the run's to draw
+        # The caller's random numbers are not the run's to draw.
+        with stage("build"), torch.random.fork_rng(gpus):
             trainer = _restored(config, torch.device(device))
     except PlanDoesNotFitError as error:
         # What it says to do is for training: here, the run has said what memory there is.
@@ -184,7 +186,8 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
             found = run._trainer.predictions(rows)
             if file is not None:
                 arrays: dict[str, Any] = {name: each.numpy() for name, each in found.items()}
-                np.savez(file, **arrays)
+                with stage("report"):  # which may take as long as it writes
+                    np.savez(file, **arrays)
     except OSError as error:
         if isinstance(error, DGLMGPUError):
             raise

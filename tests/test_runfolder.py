@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import fcntl
 import os
 import re
 import signal
@@ -10,6 +11,7 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -51,6 +53,16 @@ def a_run(folder: Path) -> Path:
     content = dataclasses.replace(make(), epoch=3, config=dataclasses.asdict(compose([])))
     content.save(folder / "checkpoints")
     return folder
+
+
+def test_who_looks_for_a_moment_keeps_no_job_out(tmp_path, started, monkeypatch):
+    (tmp_path / "run").mkdir()
+    with (tmp_path / "run" / ".run.lock").open("w") as looked_at:
+        fcntl.flock(looked_at, fcntl.LOCK_SH)
+        ends = SimpleNamespace(sleep=lambda seconds: fcntl.flock(looked_at, fcntl.LOCK_UN))
+        monkeypatch.setattr("dgl_mgpu.runfolder.time", ends)
+        assert main(["train", f"hydra.run.dir={tmp_path / 'run'}"]) == 0
+    assert started
 
 
 @pytest.mark.parametrize("resumes", [False, True])

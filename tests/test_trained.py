@@ -24,9 +24,11 @@ from dgl_mgpu.errors import (
     UnavailableError,
 )
 from dgl_mgpu.minibatch.trainer import MiniBatchTrainer
+from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report import read_metrics
 from dgl_mgpu.trained import write_predictions
 from dgl_mgpu.training.checkpoint import Checkpoint
+from dgl_mgpu.training.heartbeat import StageTracker, own_heartbeat
 from dgl_mgpu.training.launch import launch
 
 SIZE = {"num_nodes": 800, "num_edges": 8000}
@@ -257,7 +259,8 @@ def _with_hardly_any_memory(*asked: Any) -> None:
 def test_a_runs_folder_may_be_named_after_an_option(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     Path("lr=0.1").mkdir()
-    assert predictions_asked(["lr=0.1", "out=all.npz"]) == ("lr=0.1", Path("all.npz"), "cpu", 1)
+    asked = predictions_asked(["lr=0.1", "out=all.npz"])
+    assert asked == ("lr=0.1", Path("all.npz"), "cpu", 1, 300.0)
     with pytest.raises(ConfigError, match=r"no option lr"):
         predictions_asked(["run", "lr=0.2", "out=all.npz"])
     for ranks in ("0", "-1", "two", ""):
@@ -265,3 +268,25 @@ def test_a_runs_folder_may_be_named_after_an_option(tmp_path, monkeypatch):
             ConfigError, match=f"predict with ranks={ranks}: it is not a whole number"
         ):
             predictions_asked(["run", "out=all.npz", f"ranks={ranks}"])
+
+
+def test_predictions_may_take_as_long_as_they_are_written(tmp_path, monkeypatch):
+    run_of(tmp_path, "store.device=cpu", "trainer.epochs=1")
+    heartbeat, shown = own_heartbeat(), []
+    monkeypatch.setattr(np, "savez", lambda *arrays, **named: shown.append(heartbeat.in_step))
+    with StageTracker(heartbeat):
+        with stage("forward"):
+            pass
+        write_predictions(tmp_path / "run", tmp_path / "all.npz")
+        assert (shown, heartbeat.in_step) == ([False], True)
+
+
+@pytest.mark.parametrize(("given", "seconds"), [("3600", 3600.0), ("null", None)])
+def test_predictions_may_take_longer_between_two_stages(given, seconds):
+    assert predictions_asked(["run", "out=all.npz", f"hang_after={given}"])[-1] == seconds
+
+
+@pytest.mark.parametrize("given", ["0", "-1", "nan", "inf", "abc", ""])
+def test_predictions_refuse_what_is_no_number_of_seconds(given):
+    with pytest.raises(ConfigError, match="it is not a number of seconds"):
+        predictions_asked(["run", "out=all.npz", f"hang_after={given}"])

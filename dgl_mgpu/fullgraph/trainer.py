@@ -19,6 +19,7 @@ from dgl_mgpu.fullgraph.graph import PartitionedGraph
 from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.report import EpochReport, StageSeconds
 from dgl_mgpu.training.classification import MultiLabel, SingleLabel
+from dgl_mgpu.training.parallel import take_first_ranks
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
 
@@ -80,9 +81,7 @@ class FullGraphTrainer(Trainer):
         self._totals = self._count_nodes()
         self._check_in_degrees()
         self._parameters = [p for p in model.parameters() if p.requires_grad]
-        if self._ranks.size > 1:
-            for tensor in model.state_dict().values():
-                dist.broadcast(tensor, src=0)
+        take_first_ranks(model.state_dict().values())
 
     @property
     def figure(self) -> str:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError, OutputError
+from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report.timeline import Trace, busy_seconds, busy_share, draw_step, read_trace
 from dgl_mgpu.sums import with_sum, without_sum
 
@@ -193,13 +194,14 @@ class Profile:
         if self._failed or not complete:
             return
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            profiler.export_chrome_trace(str(self._folder / TRACE_FILE))
-            trace = read_trace(self._folder / TRACE_FILE)
-            trace = replace(trace, steps=trace.steps[:complete])
-            draw_step(trace, self._folder / TIMELINE_FILE)
-            text = json.dumps(with_sum(asdict(StepProfile.of(trace))), indent=1)
-            (self._folder / PROFILE_FILE).write_text(text + "\n", encoding="utf-8")
+            with stage("report"):
+                self._folder.mkdir(parents=True, exist_ok=True)
+                profiler.export_chrome_trace(str(self._folder / TRACE_FILE))
+                trace = read_trace(self._folder / TRACE_FILE)
+                trace = replace(trace, steps=trace.steps[:complete])
+                draw_step(trace, self._folder / TIMELINE_FILE)
+                text = json.dumps(with_sum(asdict(StepProfile.of(trace))), indent=1)
+                (self._folder / PROFILE_FILE).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise OutputError(
                 f"write a profile to {self._folder}",

@@ -68,7 +68,7 @@ def remove_shared(killed: Iterable[int]) -> None:
     """
     deadline = time.monotonic() + _END_SECONDS
     for process in killed:
-        while _runs(process) and time.monotonic() < deadline:
+        while runs(process) and time.monotonic() < deadline:
             time.sleep(_LOOK_SECONDS)
         for file in SHARED_MEMORY.glob(f"torch_{process}_*"):
             with contextlib.suppress(OSError):  # of another user's process of that number
@@ -86,9 +86,9 @@ def state_of(process: int) -> str:
     return "" if status is None else status[0]
 
 
-def cpu_seconds(process: int) -> float:
-    """Seconds for which a process has used a core; 0 of one that is gone."""
-    status = _status(process)
+def cpu_seconds(process: int, thread: int | None = None) -> float:
+    """Seconds for which a process, or a thread of it, has used a core; 0 of one that is gone."""
+    status = _status(process, "" if thread is None else f"task/{thread}/")
     ticks = 0 if status is None else int(status[11]) + int(status[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -103,17 +103,18 @@ def _all_statuses() -> Iterator[tuple[int, list[str]]]:
             yield int(folder.name), status
 
 
-def _runs(process: int) -> bool:
+def runs(process: int) -> bool:
+    """Whether a process has not ended."""
     return state_of(process) not in ("", "Z", "X")
 
 
-def _status(process: int) -> list[str] | None:
+def _status(process: int, part: str = "") -> list[str] | None:
     """Its state, parent, group and so on, as ``/proc`` has them.
 
     None of one that is gone, or another user's where these are hidden.
     """
     try:
-        line = Path(f"/proc/{process}/stat").read_text(errors="replace")
+        line = Path(f"/proc/{process}/{part}stat").read_text(errors="replace")
     except OSError:
         return None
     return line.rpartition(")")[2].split()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dgl_mgpu.errors import RankFailedError
-from dgl_mgpu.training.group import children_of, cpu_seconds, state_of
+from dgl_mgpu.training.group import children_of, cpu_seconds, runs, state_of
 from dgl_mgpu.training.heartbeat import STACK_SIGNAL, Heartbeat
 
 log = logging.getLogger(__name__)
@@ -47,7 +47,7 @@ _WAITING = (
 _LOADING = "/torch/utils/data/dataloader.py"
 _IDLE_WORKER = ("/multiprocessing/queues.py",)
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
-_STOPPED = "it is stopped (by SIGSTOP or a debugger)"
+_STOPPED = "is stopped (by SIGSTOP or a debugger)"
 
 
 class HangMonitor:
@@ -94,7 +94,9 @@ class HangMonitor:
         return self._hang() if self._idle_seconds >= self._hang_after else None
 
     def _hang(self) -> RankFailedError:
-        found = [rank.seen() for rank in self._ranks if rank.heartbeat.process]
+        # Others are done, or did not begin; if that is so of all, it is told of all.
+        there = [rank for rank in self._ranks if runs(rank.heartbeat.process)] or self._ranks
+        found = [rank.seen() for rank in there]
         for each in found:
             log.error("rank %d%s:\n%s", each.rank, each.stage, each.stacks or each.reason)
         suspects = [each for each in found if each.is_stopped]
@@ -112,7 +114,7 @@ class HangMonitor:
             f"nothing has advanced for {self._hang_after:g} s: "
             + "; ".join(filter(None, [reasons or "all ranks wait for each other", others])),
             "fix the cause; training continues from its last checkpoint with trainer.resume; if a "
-            "step may take longer, raise trainer.hang_after",
+            "step may take longer, raise trainer.hang_after (of dgl-mgpu predict: hang_after)",
         )
 
 
@@ -124,10 +126,14 @@ class HangWatch:
     monitor : HangMonitor
     on_hang : callable
         Called with the error, on that thread.
+    own : Heartbeat
+        This process's.
     """
 
-    def __init__(self, monitor: HangMonitor, on_hang: Callable[[RankFailedError], None]) -> None:
-        self._monitor, self._on_hang = monitor, on_hang
+    def __init__(
+        self, monitor: HangMonitor, on_hang: Callable[[RankFailedError], None], own: Heartbeat
+    ) -> None:
+        self._monitor, self._on_hang, self._own = monitor, on_hang, own
         self._done = threading.Event()
 
     def __enter__(self) -> HangWatch:
@@ -138,6 +144,7 @@ class HangWatch:
         self._done.set()
 
     def _look(self) -> None:
+        self._own.watcher = threading.get_native_id()
         while not self._done.wait(_LOOK_SECONDS):
             error = self._monitor.look()
             if error is not None and not self._done.is_set():
@@ -182,7 +189,7 @@ class _Watched:
         beats, self._beats = self._beats, shown.beats
         if shown.in_step:
             return beats != shown.beats
-        before, self._work = self._work, _work_of(shown.process)
+        before, self._work = self._work, _work_of(shown)
         used = self._work[0] - before[0]
         return beats != shown.beats or self._work[1] != before[1] or used > _IDLE_SHARE * seconds
 
@@ -192,7 +199,7 @@ class _Watched:
         workers = children_of(shown.process)
         seen.is_stopped = state_of(shown.process) in ("T", "t")
         if seen.is_stopped:
-            seen.reason = _STOPPED
+            seen.reason = f"it {_STOPPED}"
         seen.stacks = stacks_of(shown.process, shown)
         frames = _main_frames(seen.stacks)
         seen.quoted = _quote(frames)
@@ -210,7 +217,7 @@ class _Watched:
             stacks = stacks_of(worker, self.heartbeat)
             frames = _main_frames(stacks)
             if is_stopped or (frames and not _is_in(frames, _IDLE_WORKER)):
-                how = "is stopped (by SIGSTOP or a debugger)" if is_stopped else "hangs"
+                how = _STOPPED if is_stopped else "hangs"
                 seen.is_stopped |= is_stopped
                 seen.reason = f"its DataLoader worker (process {worker}) {how}"
                 seen.quoted = _quote(frames)
@@ -261,10 +268,23 @@ def _quote(frames: list[tuple[str, str, str]]) -> str:
     return f", at {', called from '.join(quoted)}" if quoted else ""
 
 
-def _work_of(process: int) -> tuple[float, str]:
-    """Seconds of cores that a rank and its children have used, and what it has read and written."""
+def _work_of(rank: Heartbeat) -> tuple[float, str]:
+    """Seconds of cores that a rank and its children have used, and what it has read and written.
+
+    Without what its thread does that looks at this: that reads, and uses a core, all the time.
+    """
+    process, watcher = rank.process, rank.watcher
+    if not process:
+        return 0.0, ""
     used = sum(map(cpu_seconds, [process, *children_of(process)]))
+    own = Path(f"/proc/{process}")
+    parts = [own]
+    if watcher:
+        used -= cpu_seconds(process, watcher)
+        with contextlib.suppress(OSError):
+            parts = [each for each in (own / "task").iterdir() if each.name != str(watcher)]
     moved = ""
-    with contextlib.suppress(OSError):
-        moved = Path(f"/proc/{process}/io").read_text()
+    for part in parts:
+        with contextlib.suppress(OSError):  # a thread that has ended
+            moved += (part / "io").read_text()
     return used, moved

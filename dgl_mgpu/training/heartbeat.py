@@ -34,11 +34,14 @@ class Heartbeat(ctypes.Structure):
     process : int
         The rank's; 0 before it has one.
     stacks : int
-        The descriptor of the file to which it writes its stacks at `STACK_SIGNAL`; 0 before.
+        The descriptor of the file to which it writes its stacks at `STACK_SIGNAL`; 0 before and
+        after.
+    watcher : int
+        Its thread that looks at heartbeats, whose own work is no advance; 0 without one.
     beats : int
         How often it has entered or left a stage.
     steps : int
-        How often it has entered one that is in no other; ranks enter the same ones.
+        How often it has entered one of an epoch that is in no other; ranks enter the same ones.
     in_step : bool
         Whether it enters a stage within seconds or minutes, as the steps of an epoch do.
     stage : bytes
@@ -47,6 +50,7 @@ class Heartbeat(ctypes.Structure):
     _fields_ = (
         ("process", ctypes.c_int64),
         ("stacks", ctypes.c_int64),
+        ("watcher", ctypes.c_int64),
         ("beats", ctypes.c_uint64),
         ("steps", ctypes.c_uint64),
         ("in_step", ctypes.c_bool),
@@ -154,7 +158,7 @@ class StageTracker(StageTimes):
             is_long = stage.rpartition(" of ")[2] in _LONG_STAGES
             self._has_stepped |= is_step and not is_long
             shown.stage = stage.encode()[:_STAGE_BYTES]
-            shown.steps += is_step
+            shown.steps += is_step and not is_long
             shown.in_step = self._has_stepped and not is_long
         shown.beats += 1
 

@@ -178,7 +178,7 @@ def launch(
         heartbeat = own_heartbeat()
         monitor = None if hang_after is None else HangMonitor([heartbeat], hang_after)
         with (
-            contextlib.nullcontext() if monitor is None else HangWatch(monitor, _leave),
+            contextlib.nullcontext() if monitor is None else HangWatch(monitor, _leave, heartbeat),
             worker_losses_typed(),
             StageTracker(heartbeat),
         ):
@@ -277,6 +277,7 @@ def _others_watched(hang_after: float | None) -> Iterator[Heartbeat]:
     heartbeats = here.together(
         "share heartbeats", lambda: made[0] if made else Heartbeats(here.size, path)
     )
+    own = heartbeats.ranks[here.rank]
     numbers = here.all_gather(everyone.rank)
     others: Watch | None = None
     with contextlib.ExitStack() as watching:
@@ -293,10 +294,12 @@ def _others_watched(hang_after: float | None) -> Iterator[Heartbeat]:
                 if others is not None:
                     others.report(error)
                 mine = os.getpid()
-                _leave(error, [each.process for each in heartbeats.ranks if each.process != mine])
+                # Where a rank is done, another process may have its number.
+                there = [each.process for each in heartbeats.ranks if each.stacks]
+                _leave(error, [process for process in there if process != mine])
 
-            watching.enter_context(HangWatch(monitor, end_all))
-        yield heartbeats.ranks[here.rank]
+            watching.enter_context(HangWatch(monitor, end_all, own))
+        yield own
 
 
 @contextlib.contextmanager

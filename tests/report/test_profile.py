@@ -12,6 +12,7 @@ from dgl_mgpu.errors import DataFormatError, InvalidInputError, OutputError
 from dgl_mgpu.report import profile as profiling
 from dgl_mgpu.report.profile import WARM_UP, Profile, StepProfile, read_profile
 from dgl_mgpu.report.timeline import read_trace
+from dgl_mgpu.training.heartbeat import StageTracker, own_heartbeat
 from tests.report.traces import gpu_events, train, write_trace
 
 
@@ -35,6 +36,14 @@ def test_the_steps_after_warm_up_are_traced(tmp_path):
     assert (calls["aten::randn"], calls["aten::linear"]) == (1.0, 1.0)
     with Image.open(folder / "timeline.png") as image:
         assert image.format == "PNG"
+
+
+def test_a_profile_may_take_as_long_as_it_writes(tmp_path, monkeypatch):
+    heartbeat, shown = own_heartbeat(), []
+    monkeypatch.setattr(profiling, "draw_step", lambda *drawn: shown.append(heartbeat.in_step))
+    with StageTracker(heartbeat), Profile(1, tmp_path) as profile:
+        train(WARM_UP + 1, profile.step)
+        assert (shown, heartbeat.in_step) == ([False], True)
 
 
 def test_figures_of_a_gpu_by_hand(tmp_path):

@@ -158,6 +158,48 @@ def test_under_torchrun_the_rank_is_named_and_all_end(data, tmp_path):
     assert "sleeps_forever" in logs
 
 
+BUILDS = """
+import time
+from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.training.launch import launch
+
+def builds_forever():
+    with stage("build"):
+        time.sleep(10_000)
+
+launch(builds_forever, 1, hang_after=4.0)
+"""
+
+
+def test_the_only_rank_may_hang_in_a_stage_of_any_length(tmp_path):
+    # What the thread that looks reads itself is no advance.
+    (tmp_path / "script.py").write_text(BUILDS)
+    environment = {**os.environ, "PYTHONPATH": search_path()}
+    ended = subprocess.run(
+        [sys.executable, str(tmp_path / "script.py")],
+        env=environment, stderr=subprocess.PIPE, text=True, timeout=60, check=False,
+    )  # fmt: skip
+    assert ended.returncode == 1
+    where = r"it hangs in stage build, at \S+script.py:\d+ in builds_forever"
+    assert re.search(where, ended.stderr)
+
+
+def test_under_torchrun_a_rank_may_hang_in_a_stage_of_any_length(data, tmp_path):
+    torchrun(
+        tmp_path / "run", 2, data, f"trainer.hang_after={HANG_AFTER}",
+        hook=partial(_on_rank, 1, sleeps_forever),
+    )  # fmt: skip
+    logs = "".join(p.read_text() for p in (tmp_path / "run" / "logs").rglob("error.json"))
+    assert re.search(r"cannot run rank 1: nothing has advanced.* in stage build", logs)
+    assert "sleeps_forever" in logs
+
+
+def _on_rank(rank: int, act: Callable[[], None], trainer: Trainer) -> None:
+    """Hook: call ``act`` on one rank while its trainer is being made."""
+    if dist.get_rank() == rank:
+        act()
+
+
 class _Clock:
     """Time that passes as a test says."""
 
@@ -242,6 +284,24 @@ def test_stages_within_stages_and_those_of_threads_are_advances(clock):
             thread.start()
             thread.join()
             assert clock.look() == []
+
+
+def test_a_rank_that_is_done_is_not_named(shown, monkeypatch):
+    done = own_heartbeat()
+    ended = subprocess.Popen(["true"])
+    until(lambda: psutil.Process(ended.pid).status() == psutil.STATUS_ZOMBIE)
+    done.process, done.in_step = ended.pid, True
+    clock = _Clock(HangMonitor([done, shown], hang_after=10))
+    monkeypatch.setattr(hangs, "time", clock)
+    with stage("forward"):
+        error = clock.look(times=12)[0]
+    ended.wait()
+    assert "run rank 1: nothing has advanced" in error
+    assert "rank 0" not in error
+
+
+def test_a_rank_that_has_not_begun_does_not_advance():
+    assert hangs._work_of(own_heartbeat()) == (0.0, "")
 
 
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "abc"])
