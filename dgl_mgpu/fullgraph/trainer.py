@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -19,6 +20,7 @@ from dgl_mgpu.fullgraph.graph import PartitionedGraph
 from dgl_mgpu.pipeline.stage import StageTimes, stage
 from dgl_mgpu.report import EpochReport, StageSeconds
 from dgl_mgpu.training.classification import MultiLabel, SingleLabel
+from dgl_mgpu.training.heartbeat import WHOLE_GRAPH
 from dgl_mgpu.training.parallel import take_first_ranks
 from dgl_mgpu.training.trainer import StepCallback, Trainer
 
@@ -93,7 +95,8 @@ class FullGraphTrainer(Trainer):
 
     def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport:
         begin = time.perf_counter()
-        loss, accuracy, stages = self._step()
+        with self._unbounded():
+            loss, accuracy, stages = self._step()
         on_step(1, loss, accuracy, self._totals["train"])
         evaluate = time.perf_counter()
         with stage("evaluate"):
@@ -112,6 +115,11 @@ class FullGraphTrainer(Trainer):
             ranks=1,
             figure=self.figure,
         )
+
+    def _unbounded(self) -> contextlib.AbstractContextManager:
+        """On CPUs a step of a large graph may take any time; it has no smaller stages."""
+        is_slow = self._device.type == "cpu"
+        return stage(WHOLE_GRAPH) if is_slow else contextlib.nullcontext()
 
     def _step(self) -> tuple[float, float, dict[str, float]]:
         """Change the model once; loss and accuracy before, and the seconds of each stage."""
@@ -163,7 +171,8 @@ class FullGraphTrainer(Trainer):
     def evaluate(self) -> dict[str, float]:
         """The figure of all ranks' validation and of their test nodes."""
         self.model.eval()
-        logits = self._logits()
+        with self._unbounded():
+            logits = self._logits()
         nodes = {name: self._nodes[name] for name in SPLITS[1:]}
         return {
             name: self._classification.score([(logits[of], self._labels[of])], self._device)
@@ -173,7 +182,8 @@ class FullGraphTrainer(Trainer):
     @torch.no_grad()
     def predict(self) -> torch.Tensor:
         self.model.eval()
-        logits = self._logits().float()
+        with self._unbounded():
+            logits = self._logits().float()
         if isinstance(self._graph, PartitionedGraph):
             logits = self._graph.gather(logits, self._target)
         return logits.cpu()

@@ -20,9 +20,11 @@ from dgl_mgpu.store.segment import Segment
 _NOTE = "in stage "
 #: Has a process write the stacks of its threads, also while it waits in C.
 STACK_SIGNAL = signal.SIGRTMIN + 7
+#: Around a step of a whole graph on CPUs, which has no bound.
+WHOLE_GRAPH = "whole graph"
 # Stages of any length, in which a rank need not enter another one to advance: it uses its cores,
 # reads or writes.  So it is before its first stage.
-_LONG_STAGES = {"build", "checkpoint", "report"}
+_LONG_STAGES = {"build", "checkpoint", "report", WHOLE_GRAPH}
 _STAGE_BYTES = 80
 
 
@@ -155,7 +157,7 @@ class StageTracker(StageTimes):
         self._stage.name = stage
         shown = self._heartbeat
         if threading.get_ident() == self._thread:
-            is_long = stage.rpartition(" of ")[2] in _LONG_STAGES
+            is_long = not _LONG_STAGES.isdisjoint(stage.split(" of "))
             self._has_stepped |= is_step and not is_long
             shown.stage = stage.encode()[:_STAGE_BYTES]
             shown.steps += is_step and not is_long
