@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dgl_mgpu.errors import RankFailedError
-from dgl_mgpu.training.group import children_of, cpu_seconds, state_of
+from dgl_mgpu.training.group import children_of, cpu_seconds, state_of, threads_of
 from dgl_mgpu.training.heartbeat import STACK_SIGNAL, Heartbeat
 
 log = logging.getLogger(__name__)
@@ -33,10 +33,11 @@ _LATE_SECONDS = 2.0
 _IDLE_SHARE = 0.02
 # How long a process may take to write its stacks, and for which it writes nothing more then.
 _STACKS_SECONDS, _STACKS_END_SECONDS = 2.0, 0.05
-# Frames of a stack that an error quotes, and those within which waiting for others is seen.
-_QUOTED_FRAMES, _INNERMOST_FRAMES = 3, 8
+# Frames of a stack that an error quotes.
+_QUOTED_FRAMES = 3
 # Files in whose functions a rank waits for others, and for its DataLoader's workers, and a worker
-# for something to do.
+# for something to do; and those through which they wait.  What else they call, a checkpoint that
+# is written while others wait say, hangs itself.
 _WAITING = (
     "/torch/distributed/",
     "/dgl_mgpu/store/exchange.py",
@@ -44,8 +45,10 @@ _WAITING = (
     "/dgl_mgpu/training/stop.py",
     "/dgl_mgpu/fullgraph/exchange/",
 )
+_THROUGH = ("/torch/",)
 _LOADING = "/torch/utils/data/dataloader.py"
-_IDLE_WORKER = ("/multiprocessing/queues.py",)
+_IDLE_WORKER = ("/torch/utils/data/_utils/worker.py",)
+_STANDARD_LIBRARY = f"{Path(os.__file__).parent}/"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _STOPPED = "it is stopped (by SIGSTOP or a debugger)"
 
@@ -122,12 +125,16 @@ class HangWatch:
     Parameters
     ----------
     monitor : HangMonitor
+    own : Heartbeat
+        This process's.
     on_hang : callable
         Called with the error, on that thread.
     """
 
-    def __init__(self, monitor: HangMonitor, on_hang: Callable[[RankFailedError], None]) -> None:
-        self._monitor, self._on_hang = monitor, on_hang
+    def __init__(
+        self, monitor: HangMonitor, own: Heartbeat, on_hang: Callable[[RankFailedError], None]
+    ) -> None:
+        self._monitor, self._own, self._on_hang = monitor, own, on_hang
         self._done = threading.Event()
 
     def __enter__(self) -> HangWatch:
@@ -138,6 +145,7 @@ class HangWatch:
         self._done.set()
 
     def _look(self) -> None:
+        self._own.watcher = threading.get_native_id()
         while not self._done.wait(_LOOK_SECONDS):
             error = self._monitor.look()
             if error is not None and not self._done.is_set():
@@ -182,7 +190,7 @@ class _Watched:
         beats, self._beats = self._beats, shown.beats
         if shown.in_step:
             return beats != shown.beats
-        before, self._work = self._work, _work_of(shown.process)
+        before, self._work = self._work, _work_of(shown.process, shown.watcher)
         used = self._work[0] - before[0]
         return beats != shown.beats or self._work[1] != before[1] or used > _IDLE_SHARE * seconds
 
@@ -198,10 +206,10 @@ class _Watched:
         seen.quoted = _quote(frames)
         if not seen.stacks:
             seen.reason += f" and does not answer (its state is {state_of(shown.process)})"
-        elif not seen.is_stopped and any(_LOADING in file for file, _, _ in frames):
-            self._look_at_workers(seen, workers)
         elif not seen.is_stopped:
-            seen.is_waiting = _is_in(frames, _WAITING)
+            seen.is_waiting = _is_in(frames, _WAITING, _THROUGH)
+            if not seen.is_waiting and any(_LOADING in file for file, _, _ in frames):
+                self._look_at_workers(seen, workers)
         return seen
 
     def _look_at_workers(self, seen: _Seen, workers: list[int]) -> None:
@@ -252,8 +260,17 @@ def _main_frames(stacks: str) -> list[tuple[str, str, str]]:
     return _FRAME.findall(stacks[stacks.rfind("hread 0x") :])
 
 
-def _is_in(frames: list[tuple[str, str, str]], files: tuple[str, ...]) -> bool:
-    return any(part in file for file, _, _ in frames[:_INNERMOST_FRAMES] for part in files)
+def _is_in(
+    frames: list[tuple[str, str, str]], files: tuple[str, ...], through: tuple[str, ...] = ()
+) -> bool:
+    """Whether it is in one of the files, or in what they call of others or the standard library."""
+    for file, _, _ in frames:
+        if any(part in file for part in files):
+            return True
+        is_standard = file.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in file
+        if not is_standard and not any(part in file for part in through):
+            return False
+    return False
 
 
 def _quote(frames: list[tuple[str, str, str]]) -> str:
@@ -261,10 +278,16 @@ def _quote(frames: list[tuple[str, str, str]]) -> str:
     return f", at {', called from '.join(quoted)}" if quoted else ""
 
 
-def _work_of(process: int) -> tuple[float, str]:
-    """Seconds of cores that a rank and its children have used, and what it has read and written."""
-    used = sum(map(cpu_seconds, [process, *children_of(process)]))
+def _work_of(process: int, watcher: int) -> tuple[float, str]:
+    """Seconds of cores that a rank and its children have used, and what it has read and written.
+
+    Not by its watcher, which reads what the system says of ranks.
+    """
+    used = sum(map(cpu_seconds, children_of(process)))
     moved = ""
-    with contextlib.suppress(OSError):
-        moved = Path(f"/proc/{process}/io").read_text()
+    for thread in threads_of(process):
+        if thread != watcher:
+            used += cpu_seconds(process, thread)
+            with contextlib.suppress(OSError):
+                moved += Path(f"/proc/{process}/task/{thread}/io").read_text()
     return used, moved

@@ -33,6 +33,8 @@ class Heartbeat(ctypes.Structure):
     ----------
     process : int
         The rank's; 0 before it has one.
+    watcher : int
+        Its thread that looks at heartbeats, whose work is no advance; 0 without one.
     stacks : int
         The descriptor of the file to which it writes its stacks at `STACK_SIGNAL`; 0 before.
     beats : int
@@ -46,6 +48,7 @@ class Heartbeat(ctypes.Structure):
 
     _fields_ = (
         ("process", ctypes.c_int64),
+        ("watcher", ctypes.c_int64),
         ("stacks", ctypes.c_int64),
         ("beats", ctypes.c_uint64),
         ("steps", ctypes.c_uint64),
