@@ -77,7 +77,8 @@ def solve(
     Raises
     ------
     ConfigError
-        If the policy is unknown or a ratio or budget out of range.
+        If the policy is unknown or a ratio or budget out of range, or if rows must be on GPUs by
+        the ratios and off them by the policy.
     UnreachableError
         If the policy needs links that the machine lacks.
     PlanDoesNotFitError
@@ -96,6 +97,12 @@ def solve(
     }
     if policy == "partitioned":
         ratios = {"topology": 1.0, "features": 1.0}
+    if policy == "host" and any(ratios.values()):
+        raise ConfigError(
+            "keep rows on GPUs by the placement policy 'host'",
+            f"graph_ratio is {graph_ratio} and feature_ratio {feature_ratio}",
+            "leave the ratios out, or use the policy 'auto'",
+        )
     plan, bound = _Problem(topology, tables, policy, budgets, ratios).plan()
     limit = _ROUNDED_BADLY * bound
     # Few rows, or a row that is much of the whole: dealing them out is far from what the linear

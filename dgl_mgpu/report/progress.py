@@ -23,6 +23,9 @@ _STAGE_NAMES = {"compute": "forward/backward", "evaluate": "eval"}
 PLAIN_INTERVAL_SECONDS = 30.0
 """Where there is no bar, a long epoch prints a line this often, to show that it lives."""
 
+BARS_INTERVAL_SECONDS = 0.1
+"""Bars are drawn anew this often at most."""
+
 
 class TrainProgress:
     """Shows a run while it trains; create it on rank 0 only and use it as a context manager.
@@ -70,6 +73,8 @@ class TrainProgress:
                 TimeRemainingColumn(compact=True),
                 console=self._console,
                 expand=True,
+                # Not by a thread: one that writes would pass for a rank that advances.
+                auto_refresh=False,
             )
             self._run_bar = self._bars.add_task(
                 "run", total=epochs, completed=first_epoch - 1, status=""
@@ -108,7 +113,11 @@ class TrainProgress:
             Seeds trained on so far **in this epoch** (by all ranks, if the caller knows).
         """
         now = time.monotonic()
-        if self._bars is None and now - self._last_line < PLAIN_INTERVAL_SECONDS:
+        interval = PLAIN_INTERVAL_SECONDS if self._bars is None else BARS_INTERVAL_SECONDS
+        is_due = now - self._last_line >= interval
+        if is_due:
+            self._last_line = now
+        elif self._bars is None:
             return
         rate = seeds / max(now - self._epoch_start, 1e-9)
         figures = [f"loss {loss:.4f}"]
@@ -117,9 +126,8 @@ class TrainProgress:
         figures.append(f"{human_count(rate)} seeds/s")
         status = "  ".join(figures)
         if self._bars is not None:
-            self._bars.update(self._epoch_bar, completed=step, status=status)
+            self._bars.update(self._epoch_bar, completed=step, status=status, refresh=is_due)
         else:
-            self._last_line = now
             self._print(f"{self._epoch_name}  step {step}/{self._steps_per_epoch}  {status}")
 
     def epoch_done(self, report: EpochReport) -> None:
@@ -133,6 +141,7 @@ class TrainProgress:
                 self._bars.reset(self._epoch_bar, description=self._epoch_name, status="")
             else:
                 self._bars.update(self._epoch_bar, completed=self._steps_per_epoch)
+            self._bars.refresh()
         self._start_epoch_clock()
 
     @property

@@ -86,9 +86,17 @@ def state_of(process: int) -> str:
     return "" if status is None else status[0]
 
 
+def threads_of(process: int) -> list[int]:
+    """The numbers of a process's threads; none of one that is gone."""
+    try:
+        return sorted(map(int, os.listdir(f"/proc/{process}/task")))
+    except OSError:
+        return []
+
+
 def cpu_seconds(process: int, thread: int | None = None) -> float:
-    """Seconds for which a process, or a thread of it, has used a core; 0 of one that is gone."""
-    status = _status(process, "" if thread is None else f"task/{thread}/")
+    """Seconds for which a process, or one thread of it, has used a core; 0 of one that is gone."""
+    status = _status(process if thread is None else f"{process}/task/{thread}")
     ticks = 0 if status is None else int(status[11]) + int(status[12])
     return ticks / os.sysconf("SC_CLK_TCK")
 
@@ -108,13 +116,13 @@ def runs(process: int) -> bool:
     return state_of(process) not in ("", "Z", "X")
 
 
-def _status(process: int, part: str = "") -> list[str] | None:
+def _status(process: int | str) -> list[str] | None:
     """Its state, parent, group and so on, as ``/proc`` has them.
 
     None of one that is gone, or another user's where these are hidden.
     """
     try:
-        line = Path(f"/proc/{process}/{part}stat").read_text(errors="replace")
+        line = Path(f"/proc/{process}/stat").read_text(errors="replace")
     except OSError:
         return None
     return line.rpartition(")")[2].split()

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from dgl_mgpu.errors import RankFailedError
-from dgl_mgpu.training.group import children_of, cpu_seconds, runs, state_of
+from dgl_mgpu.training.group import children_of, cpu_seconds, runs, state_of, threads_of
 from dgl_mgpu.training.heartbeat import STACK_SIGNAL, Heartbeat
 
 log = logging.getLogger(__name__)
@@ -33,10 +33,11 @@ _LATE_SECONDS = 2.0
 _IDLE_SHARE = 0.02
 # How long a process may take to write its stacks, and for which it writes nothing more then.
 _STACKS_SECONDS, _STACKS_END_SECONDS = 2.0, 0.05
-# Frames of a stack that an error quotes, and those within which waiting for others is seen.
-_QUOTED_FRAMES, _INNERMOST_FRAMES = 3, 8
+# Frames of a stack that an error quotes.
+_QUOTED_FRAMES = 3
 # Files in whose functions a rank waits for others, and for its DataLoader's workers, and a worker
-# for something to do.
+# for something to do; and those through which they wait.  What else they call, a checkpoint that
+# is written while others wait say, hangs itself.
 _WAITING = (
     "/torch/distributed/",
     "/dgl_mgpu/store/exchange.py",
@@ -44,8 +45,10 @@ _WAITING = (
     "/dgl_mgpu/training/stop.py",
     "/dgl_mgpu/fullgraph/exchange/",
 )
+_THROUGH = ("/torch/",)
 _LOADING = "/torch/utils/data/dataloader.py"
-_IDLE_WORKER = ("/multiprocessing/queues.py",)
+_IDLE_WORKER = ("/torch/utils/data/_utils/worker.py",)
+_STANDARD_LIBRARY = f"{Path(os.__file__).parent}/"
 _FRAME = re.compile(r'^  File "(.+)", line (\d+) in (.+)$', re.MULTILINE)
 _STOPPED = "is stopped (by SIGSTOP or a debugger)"
 
@@ -124,16 +127,16 @@ class HangWatch:
     Parameters
     ----------
     monitor : HangMonitor
-    on_hang : callable
-        Called with the error, on that thread.
     own : Heartbeat
         This process's.
+    on_hang : callable
+        Called with the error, on that thread.
     """
 
     def __init__(
-        self, monitor: HangMonitor, on_hang: Callable[[RankFailedError], None], own: Heartbeat
+        self, monitor: HangMonitor, own: Heartbeat, on_hang: Callable[[RankFailedError], None]
     ) -> None:
-        self._monitor, self._on_hang, self._own = monitor, on_hang, own
+        self._monitor, self._own, self._on_hang = monitor, own, on_hang
         self._done = threading.Event()
 
     def __enter__(self) -> HangWatch:
@@ -205,10 +208,10 @@ class _Watched:
         seen.quoted = _quote(frames)
         if not seen.stacks:
             seen.reason += f" and does not answer (its state is {state_of(shown.process)})"
-        elif not seen.is_stopped and any(_LOADING in file for file, _, _ in frames):
-            self._look_at_workers(seen, workers)
         elif not seen.is_stopped:
-            seen.is_waiting = _is_in(frames, _WAITING)
+            seen.is_waiting = _is_in(frames, _WAITING, _THROUGH)
+            if not seen.is_waiting and any(_LOADING in file for file, _, _ in frames):
+                self._look_at_workers(seen, workers)
         return seen
 
     def _look_at_workers(self, seen: _Seen, workers: list[int]) -> None:
@@ -259,8 +262,17 @@ def _main_frames(stacks: str) -> list[tuple[str, str, str]]:
     return _FRAME.findall(stacks[stacks.rfind("hread 0x") :])
 
 
-def _is_in(frames: list[tuple[str, str, str]], files: tuple[str, ...]) -> bool:
-    return any(part in file for file, _, _ in frames[:_INNERMOST_FRAMES] for part in files)
+def _is_in(
+    frames: list[tuple[str, str, str]], files: tuple[str, ...], through: tuple[str, ...] = ()
+) -> bool:
+    """Whether it is in one of the files, or in what they call of others or the standard library."""
+    for file, _, _ in frames:
+        if any(part in file for part in files):
+            return True
+        is_standard = file.startswith(_STANDARD_LIBRARY) and "/site-packages/" not in file
+        if not is_standard and not any(part in file for part in through):
+            return False
+    return False
 
 
 def _quote(frames: list[tuple[str, str, str]]) -> str:
@@ -271,20 +283,15 @@ def _quote(frames: list[tuple[str, str, str]]) -> str:
 def _work_of(rank: Heartbeat) -> tuple[float, str]:
     """Seconds of cores that a rank and its children have used, and what it has read and written.
 
-    Without what its thread does that looks at this: that reads, and uses a core, all the time.
+    Not by its watcher, which reads what the system says of ranks all the time.
     """
-    process, watcher = rank.process, rank.watcher
-    if not process:
+    if not rank.process:
         return 0.0, ""
-    used = sum(map(cpu_seconds, [process, *children_of(process)]))
-    own = Path(f"/proc/{process}")
-    parts = [own]
-    if watcher:
-        used -= cpu_seconds(process, watcher)
-        with contextlib.suppress(OSError):
-            parts = [each for each in (own / "task").iterdir() if each.name != str(watcher)]
+    used = sum(map(cpu_seconds, children_of(rank.process)))
     moved = ""
-    for part in parts:
-        with contextlib.suppress(OSError):  # a thread that has ended
-            moved += (part / "io").read_text()
+    for thread in threads_of(rank.process):
+        if thread != rank.watcher:
+            used += cpu_seconds(rank.process, thread)
+            with contextlib.suppress(OSError):  # it has ended
+                moved += Path(f"/proc/{rank.process}/task/{thread}/io").read_text()
     return used, moved

@@ -178,7 +178,7 @@ def launch(
         heartbeat = own_heartbeat()
         monitor = None if hang_after is None else HangMonitor([heartbeat], hang_after)
         with (
-            contextlib.nullcontext() if monitor is None else HangWatch(monitor, _leave, heartbeat),
+            contextlib.nullcontext() if monitor is None else HangWatch(monitor, heartbeat, _leave),
             worker_losses_typed(),
             StageTracker(heartbeat),
         ):
@@ -298,7 +298,7 @@ def _others_watched(hang_after: float | None) -> Iterator[Heartbeat]:
                 there = [each.process for each in heartbeats.ranks if each.stacks]
                 _leave(error, [process for process in there if process != mine])
 
-            watching.enter_context(HangWatch(monitor, end_all, own))
+            watching.enter_context(HangWatch(monitor, own, end_all))
         yield own
 
 
@@ -526,14 +526,15 @@ def _rank_main(
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
         with _typed_losses():
             set_job_secret(secret)
-            heartbeat = Heartbeats(num_ranks, heartbeats).ranks[rank]
-            _join_job(rank, num_ranks, meeting_point, hang_after)
-            try:
-                with worker_losses_typed(), StageTracker(heartbeat):
-                    work(*args)
-            except Stopped:
-                stopped = True
-            dist.destroy_process_group()
+            # From here on it can say where it is, also of a rank that does not come to join.
+            with StageTracker(Heartbeats(num_ranks, heartbeats).ranks[rank]):
+                _join_job(rank, num_ranks, meeting_point, hang_after)
+                try:
+                    with worker_losses_typed():
+                        work(*args)
+                except Stopped:
+                    stopped = True
+                dist.destroy_process_group()
     except Exception as error:
         follows = isinstance(error, RankFailedError)
         trace = traceback.format_exc()[-_MAX_TEXT:]

@@ -116,6 +116,13 @@ def test_ratios_outside_0_to_1_are_refused(which, ratio):
         solve(preset("dgx1"), TABLES, **{which: ratio})
 
 
+@pytest.mark.parametrize("which", ["graph_ratio", "feature_ratio"])
+def test_the_policy_host_keeps_no_share_on_gpus(which):
+    with pytest.raises(ConfigError, match=which):
+        solve(preset("dgx1"), TABLES, "host", **{which: 0.5})
+    assert rows_on_gpus(solve(preset("dgx1"), TABLES, "host", **{which: 0.0}), "feat") == 0
+
+
 def test_a_ratio_that_does_not_fit_says_by_how_much_and_which_would():
     topology, budget = preset("hgx-h200", 4), int(0.2 * TOTAL)
     with pytest.raises(PlanDoesNotFitError) as caught:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import io
 import re
+import threading
 from dataclasses import replace
 
 import pytest
@@ -145,6 +146,12 @@ def test_a_terminal_gets_bars_below_the_lines(make_report, clock):
     assert epoch.startswith("epoch 12/12")
     for part in ("123/400", "loss 0.4321", "acc 50.0%", "1.23M seeds/s"):
         assert part in epoch
+
+
+def test_no_thread_writes_to_the_terminal():
+    before = threading.active_count()
+    with TrainProgress(2, 10, _console(terminal=True)):
+        assert threading.active_count() == before
 
 
 def test_the_terminal_is_restored_after_an_error(make_report):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing as mp
 import os
 import re
 import signal
@@ -18,12 +19,15 @@ import psutil
 import pytest
 import torch
 import torch.distributed as dist
+from torch.utils.data import DataLoader, Dataset
 
 from dgl_mgpu.configuration import compose
 from dgl_mgpu.errors import ConfigError, RankFailedError
 from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.store import Ranks
 from dgl_mgpu.training import hangs
-from dgl_mgpu.training.hangs import HangMonitor
+from dgl_mgpu.training import launch as launching
+from dgl_mgpu.training.hangs import HangMonitor, HangWatch
 from dgl_mgpu.training.heartbeat import WHOLE_GRAPH, StageTracker, own_heartbeat
 from dgl_mgpu.training.launch import launch
 from dgl_mgpu.training.trainer import Trainer
@@ -253,7 +257,7 @@ def test_a_job_that_was_suspended_itself_does_not_hang(clock):
 
 def test_stages_of_any_length_advance_by_what_a_rank_does(clock, monkeypatch):
     work = [0.0, ""]
-    monkeypatch.setattr(hangs, "_work_of", lambda process: tuple(work))
+    monkeypatch.setattr(hangs, "_work_of", lambda *process: tuple(work))
     with stage("build"):
         for _ in range(20):
             work[0] += 0.5
@@ -279,7 +283,7 @@ def test_a_whole_graph_on_cpus_takes_the_time_that_it_takes(clock, monkeypatch):
 
 def test_in_a_step_work_alone_is_no_advance(clock, monkeypatch):
     work = [0.0, ""]
-    monkeypatch.setattr(hangs, "_work_of", lambda process: tuple(work))
+    monkeypatch.setattr(hangs, "_work_of", lambda *process: tuple(work))
     with stage("forward"):
         for _ in range(10):
             work[0] += 1.0
@@ -319,6 +323,20 @@ def test_a_rank_that_has_not_begun_does_not_advance():
     assert hangs._work_of(own_heartbeat()) == (0.0, "")
 
 
+@pytest.mark.parametrize("name", ["build", "checkpoint", "report"])
+def test_what_the_watch_itself_reads_is_no_advance_of_its_rank(shown, name):
+    found: list[RankFailedError] = []
+    ended = threading.Event()
+
+    def end(error: RankFailedError) -> None:
+        found.append(error)
+        ended.set()
+
+    with stage(name), HangWatch(HangMonitor([shown], hang_after=3), shown, end):
+        assert ended.wait(60)
+    assert f"it hangs in stage {name}" in str(found[0])
+
+
 @pytest.mark.parametrize("value", ["0", "-1", "nan", "inf", "abc"])
 def test_what_is_no_number_of_seconds_is_refused(value):
     with pytest.raises(ConfigError, match=r"trainer\.hang_after"):
@@ -336,6 +354,66 @@ def _wait_for_each_other() -> None:
 def test_ranks_that_wait_for_each_other_are_told_of_all():
     with pytest.raises(RankFailedError, match=r"run rank 0 and 1: .*all ranks wait for each other"):
         launch(_wait_for_each_other, 2, hang_after=HANG_AFTER)
+
+
+def _hangs_while_others_wait() -> None:
+    with stage("checkpoint"):
+        Ranks.of_all_machines().from_first("write a checkpoint", sleeps_forever)
+
+
+def test_who_hangs_in_what_others_wait_for_does_not_wait_itself():
+    reason = r"run rank 0: .*it hangs in stage checkpoint, at .*sleeps_forever.*; rank 1 waits"
+    with pytest.raises(RankFailedError, match=reason):
+        launch(_hangs_while_others_wait, 2, hang_after=3)
+
+
+def _second_does_not_join(work: Callable, rank: int, *job: object) -> None:
+    if rank == 1:
+        launching._join_job = lambda *job: sleeps_forever()  # in this process alone
+    launching._rank_main(work, rank, *job)
+
+
+def test_a_rank_that_does_not_join_is_named(monkeypatch):
+    monkeypatch.setattr(launching, "_rank_main", _second_does_not_join)
+    with pytest.raises(RankFailedError, match=r"run rank 1: .* sleeps_forever.*; rank 0 waits"):
+        launch(sleeps_forever, 2, hang_after=3)
+
+
+def _waits_within_a_loader(how: Callable[[list], None]) -> None:
+    with stage("load"):
+        if dist.get_rank() == 0:
+            next(iter(DataLoader([0], collate_fn=how)))
+        else:
+            sleeps_forever()
+
+
+def _meets(batch: list) -> None:
+    dist.barrier()
+
+
+def test_who_waits_for_others_within_a_loader_does_not_hang():
+    with pytest.raises(RankFailedError, match=r"run rank 1: .*; rank 0 waits in stage load"):
+        launch(_waits_within_a_loader, 2, _meets, hang_after=3)
+
+
+class _Silent(Dataset):
+    """Waits for what nobody sends."""
+
+    def __getitem__(self, item: int) -> int:
+        return mp.Queue().get()
+
+    def __len__(self) -> int:
+        return 1
+
+
+def _loads_from_a_silent_set() -> None:
+    with stage("load"):
+        next(iter(DataLoader(_Silent(), num_workers=1)))
+
+
+def test_a_worker_that_waits_in_a_data_set_is_not_idle():
+    with pytest.raises(RankFailedError, match=r"its DataLoader worker \(process \d+\) hangs"):
+        launch(_loads_from_a_silent_set, 2, hang_after=3)
 
 
 def _waits_for_no_rank(act: Callable[[], None]) -> None:
