@@ -111,7 +111,11 @@ class HangMonitor:
             f"rank {each.rank} waits{each.stage}" for each in found if each not in suspects
         )
         asked = "run rank " + " and ".join(str(each.rank) for each in suspects or found)
-        reasons = "; ".join(f"{each.reason}{each.stage}{each.quoted}" for each in suspects)
+        several = len(suspects) > 1
+        reasons = "; ".join(
+            f"{f'rank {each.rank}: ' * several}{each.reason}{each.stage}{each.quoted}"
+            for each in suspects
+        )
         return RankFailedError(
             asked,
             f"nothing has advanced for {self._hang_after:g} s: "
@@ -206,7 +210,9 @@ class _Watched:
         seen.stacks = stacks_of(shown.process, shown)
         frames = _main_frames(seen.stacks)
         seen.quoted = _quote(frames)
-        if not seen.stacks:
+        if not shown.stacks:
+            seen.reason = "it has not begun"
+        elif not seen.stacks:
             seen.reason += f" and does not answer (its state is {state_of(shown.process)})"
         elif not seen.is_stopped:
             seen.is_waiting = _is_in(frames, _WAITING, _THROUGH)

@@ -32,6 +32,7 @@ _IDLE_SECONDS, _BETWEEN_SECONDS, _PROBES = 5, 2, 5
 _OWN_WORD_SECONDS = 5.0
 # What a rank says is a line: TCP may bring two of them at once, or one in two parts.
 _GOODBYE = b".\n"
+_QUOTED_BYTES = 80
 
 
 class Watch:
@@ -117,7 +118,12 @@ class Watch:
         if told == _GOODBYE:
             return
         if told.endswith(b"\n"):
-            failure = RankFailedError(*json.loads(told))
+            try:
+                asked, found, fix = json.loads(told)
+            except (ValueError, TypeError):
+                self._tell(rank, f"reports what is no error: {told[:_QUOTED_BYTES]!r}")
+                return
+            failure = RankFailedError(asked, found, fix)
             self._pass_on(failure, rank)
             self._on_loss(failure)
             return

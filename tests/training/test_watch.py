@@ -212,3 +212,14 @@ def test_a_rank_reports_to_the_first(open_sockets):
     own.report(RankFailedError("train", "rank 7 is silent", "see to it"))
     with open_sockets[0].makefile("rb") as lines:
         assert lines.readline() == LOSS
+
+
+@pytest.mark.parametrize("line", [b"{}\n", b"[1, 2]\n", b"no json\n", b"7\n"])
+def test_what_is_no_report_ends_the_job_as_well(open_sockets, line):
+    def connect(address: tuple[str, int], key: bytes) -> None:
+        open_sockets.append(joined(address, key))
+
+    _, heard = watching(connect)
+    open_sockets[0].sendall(line)
+    assert "rank 1 reports what is no error" in str(heard.get())
+    is_over()
