@@ -77,7 +77,14 @@ def remove_shared(killed: Iterable[int]) -> None:
 
 def children_of(process: int) -> list[int]:
     """The processes that a process has started and that have not ended, such as its workers."""
-    return [each for each, status in _all_statuses() if int(status[1]) == process]
+    try:
+        started = [
+            Path(f"/proc/{process}/task/{thread}/children").read_text()
+            for thread in threads_of(process)
+        ]
+    except OSError:  # a kernel without these files; or a thread that has just ended
+        return [each for each, status in _all_statuses() if int(status[1]) == process]
+    return [int(each) for of_thread in started for each in of_thread.split()]
 
 
 def state_of(process: int) -> str:
