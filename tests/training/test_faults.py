@@ -344,7 +344,7 @@ def test_memory_is_too_small_for_a_full_graph(tmp_path, data):
     hook = partial(on_rank, 0, backward, has_no_gpu_memory)
     error = fails(tmp_path, hook, data, "mode=fullgraph", "trainer.epochs=9", num_ranks=1)
     assert isinstance(error, DeviceMemoryError)
-    assert "in stage backward; use more ranks" in str(error)
+    assert "in stage backward of whole graph; use more ranks" in str(error)
     assert "fullgraph.features=host" in str(error)
 
 
@@ -374,7 +374,7 @@ def test_memory_is_too_small_on_a_rank_of_torchrun(tmp_path, data):
     hook = partial(on_rank, 1, forward, has_no_gpu_memory)
     ends = torchrun(tmp_path, 2, data, "mode=fullgraph", "trainer.epochs=9", hook=hook)
     assert ends[1].startswith("DeviceMemoryError: cannot train as configured on rank 1")
-    assert "2.00 GiB. in stage forward; use more ranks" in ends[1]
+    assert "2.00 GiB. in stage forward of whole graph; use more ranks" in ends[1]
     assert ends[0].startswith("RankFailedError: ")
 
 

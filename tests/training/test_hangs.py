@@ -94,6 +94,7 @@ def _noted(folder: Path, act: Callable[[], None], trainer: Trainer) -> None:
     at_step(2, 1, act, trainer)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_is_named(data, tmp_path):
     reason = r"run rank 1: .*its DataLoader worker \(process \d+\) is stopped .* in stage load"
     with pytest.raises(RankFailedError, match=reason):
