@@ -70,7 +70,7 @@ def tried(options: argparse.Namespace) -> dict[str, Any]:
     return {
         "machine": describe_machine(),
         "options": {"jobs": options.jobs, "only": options.only},
-        "form": "long" if options.long else "short",
+        "form": "long form" if options.long else "short form",
         "seed": options.seed,
         "figures": sorted(figures, key=lambda figure: figure["test"]),
         "skipped": skipped,
@@ -93,13 +93,15 @@ def table(result: Mapping[str, Any]) -> str:
     machine = result["machine"]
     gpus = f", {', '.join(machine['gpus'])}" if machine["gpus"] else ", no GPU"
     lines = [
-        f"The {result['form']} form, seed {result['seed']}, on {machine['cores']} cores{gpus}, "
+        f"The {result['form']}, seed {result['seed']}, on {machine['cores']} cores{gpus}, "
         f"commit {machine['commit']}:",
         "",
         row("what was tried", "what came of it, and how often", "longest, s"),
         row("---", "---", "---"),
     ]
     lines += [row(*cells) for cells in _cells(result["figures"])]
+    for test, reason in result.get("failed", {}).items():
+        lines += ["", f"Failed there, and mended since: {_said(test)} ({reason})."]
     if left_out := sorted({_said(test) for test in result["skipped"]}):
         lines += ["", f"Left out on this machine: {'; '.join(left_out)}."]
     return "\n".join(lines) + "\n"

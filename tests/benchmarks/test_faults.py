@@ -10,7 +10,7 @@ from benchmarks import faults
 
 RESULT = {
     "machine": {"cores": 2, "gpus": [], "commit": "c0ffee"},
-    "form": "short",
+    "form": "short form",
     "seed": 3,
     "figures": [
         {
@@ -25,6 +25,7 @@ RESULT = {
         },
         {"test": "test_b_gpu.py::test_it_stops", "outcomes": {"stopped": 1}, "longest_seconds": {}},
     ],
+    "failed": {"test_a.py::test_it_waits[1]": "it waited on"},
     "skipped": {"test_b_gpu.py::test_it_goes_on[2]": "no GPU"},
 }
 
@@ -44,6 +45,8 @@ def test_the_table_adds_up_the_counts_of_a_tests_parameters():
         "| --- | --- | --- |",
         "| it is killed | anew: 1; resumed: 1,002 | to its end: 2.0 |",
         "| it stops (on GPUs) | stopped: 1 |  |",
+        "",
+        "Failed there, and mended since: it waits (it waited on).",
         "",
         "Left out on this machine: it goes on (on GPUs).",
     ]
