@@ -43,10 +43,17 @@ sys.stdin.read()
 
 
 @pytest.fixture
-def start_job(tmp_path):
+def short_path():
+    """A folder whose name leaves room for sockets' names; that of tmp_path may not."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as folder:
+        yield Path(folder)
+
+
+@pytest.fixture
+def start_job(short_path):
     started = []
 
-    def start(place: Path = tmp_path) -> tuple[subprocess.Popen, Path]:
+    def start(place: Path = short_path) -> tuple[subprocess.Popen, Path]:
         job = subprocess.Popen(
             [sys.executable, "-c", JOB], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             env={**os.environ, "TMPDIR": str(place)},
@@ -68,20 +75,20 @@ def shared(folder: Path) -> Path:
     return Path(f"/dev/shm/torch_{(folder / 'worker').read_text()}_1_0")
 
 
-def test_the_next_job_removes_what_a_killed_one_left(tmp_path, start_job):
+def test_the_next_job_removes_what_a_killed_one_left(short_path, start_job):
     job, left = start_job()
     living, others = start_job()
-    assert {path.name for path in tmp_path.iterdir()} == {left.name, others.name}
+    assert {path.name for path in short_path.iterdir()} == {left.name, others.name}
     assert semaphores(left) and semaphores(others)
     tensor, of_others = shared(left), shared(others)
     job.send_signal(signal.SIGKILL)
     job.wait()
     assert left.is_dir() and semaphores(left) and tensor.exists()
     # Not of a job: another user's, or what only has such a name.
-    (tmp_path / "dgl-mgpu-mine").mkdir()
-    (tmp_path / "dgl-mgpu-link").symlink_to(left)
-    with temporary_folder(tmp_path) as own:
-        names = {path.name for path in tmp_path.iterdir()}
+    (short_path / "dgl-mgpu-mine").mkdir()
+    (short_path / "dgl-mgpu-link").symlink_to(left)
+    with temporary_folder(short_path) as own:
+        names = {path.name for path in short_path.iterdir()}
         assert names == {own.name, others.name, "dgl-mgpu-mine", "dgl-mgpu-link"}
         assert not semaphores(left) and semaphores(others)
         assert not tensor.exists() and of_others.exists()

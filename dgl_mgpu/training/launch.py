@@ -587,6 +587,8 @@ def _join_job(
                 rank=rank,
                 world_size=num_ranks,
             )
+        # A rank that is done at once would close connections that others have yet to look at.
+        dist.all_reduce(torch.zeros(1, device="cpu"))
     except RankFailedError:
         raise
     except RuntimeError as error:

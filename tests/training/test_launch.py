@@ -20,6 +20,7 @@ import torch.distributed as dist
 from dgl_mgpu import limits
 from dgl_mgpu.backend.global_store.store import GlobalStore
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
+from dgl_mgpu.store import loopback
 from dgl_mgpu.training import group
 from dgl_mgpu.training import launch as launching
 from dgl_mgpu.training.launch import launch
@@ -38,6 +39,25 @@ def _sum_ranks(folder: Path) -> None:
 def test_ranks_form_one_job(tmp_path):
     launch(_sum_ranks, 2, tmp_path)
     assert [(tmp_path / str(rank)).read_text() for rank in range(2)] == ["3"] * 2
+
+
+def _leaves_at_once(folder: Path) -> None:
+    (folder / str(dist.get_rank())).touch()
+
+
+@pytest.mark.usefixtures("forked_ranks")
+def test_a_rank_that_is_soon_done_waits_until_others_have_checked(tmp_path, monkeypatch):
+    """It closed the connections that the slower one had yet to check."""
+    look = loopback._sockets
+
+    def late() -> list[loopback._Socket]:
+        if dist.get_rank() == 0:
+            time.sleep(0.5)
+        return look()
+
+    monkeypatch.setattr(loopback, "_sockets", late)
+    launch(_leaves_at_once, 2, tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["0", "1"]
 
 
 def _alone(folder: Path) -> None:
