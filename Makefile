@@ -42,12 +42,11 @@ test-all: setup
 # environment to run in. Several tests may share the GPUs (with pytest-xdist,
 # ARGS="-n 8 --dist loadgroup"); those that measure them come after, one by one.
 GPU_PYTHON ?= $(BIN)/python
-GPU_TESTS := tests/kernels \
-	$(wildcard $(addsuffix /test_*_gpu.py,$(addprefix tests/,store backend backend/* pipeline minibatch training faults))) \
-	$(addprefix tests/store/test_, calibration.py exchange.py optimizer.py staging.py)
+GPU_TESTS := tests/kernels $(shell find tests -name "test_*_gpu.py") $(addprefix tests/, \
+	comm/test_communicator.py store/test_calibration.py store/test_row_updates.py store/memory/test_staging.py)
 # Their tests on a GPU have it in their names; the others run without one as well.
-GPU_TESTS_BY_NAME := tests/fullgraph $(addprefix tests/backend/, structure computation sampling \
-	sparse nn test_invalid_input.py test_padding.py test_sparse_adam.py)
+GPU_TESTS_BY_NAME := $(addprefix tests/, distributed inference models train/fullgraph graph sampling \
+	dgl/nn dgl/test_invalid_input.py dgl/test_padding.py dgl/test_sparse_adam.py)
 test-gpu: export DGL_MGPU_REQUIRE_GPU = 1
 test-gpu: export OMP_NUM_THREADS = 1
 test-gpu:
@@ -62,7 +61,7 @@ SANITIZED := $(addprefix tests/kernels/test_, gather.py sample.py etype_blocks.p
 	edge_softmax.py spmm_remote.py transpose.py store_edges.py)
 # Between ranks torch keeps its memory: NCCL reads the last words of messages whole, which is more
 # than there is of some; and asks for kernels that this GPU has none of.
-SANITIZED_RANKS := $(addprefix tests/fullgraph/test_, exchange.py remote.py)
+SANITIZED_RANKS := $(addprefix tests/distributed/exchange/test_, exchange.py remote_reads.py)
 sanitize-gpu:
 	for tool in memcheck racecheck initcheck synccheck; do \
 		PYTORCH_NO_CUDA_MEMORY_CACHING=1 compute-sanitizer --tool $$tool --error-exitcode 9 \

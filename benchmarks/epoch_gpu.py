@@ -43,11 +43,11 @@ from benchmarks.gpu import this_device
 from benchmarks.layouts import LAYOUTS
 from benchmarks.timed_epochs import SPARE, WAYS, Case, case_options
 from benchmarks.timed_training import SETTINGS, WARM_UP, Network, medians
-from dgl_mgpu.backend.ours import graphs_on_tensors
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.graph.dispatch import graphs_on_tensors
 from dgl_mgpu.report.profile import StepProfile
-from dgl_mgpu.store import Ranks
 from dgl_mgpu.store.planning import NARROW_DTYPES, parse_bytes
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.train.launch.launch import launch
 
 #: Most times the model's time, with all in GPU memory and with a part of it in the host's.
 AIM, AIM_OF_PART = 1.05, 1.3

@@ -29,11 +29,11 @@ from benchmarks.fullgraph import (
 )
 from benchmarks.fullgraph_gpu import WIDTHS as WIDTHS_OF_SUMS
 from benchmarks.gpu import measure, window
-from dgl_mgpu.fullgraph.exchange.auto import Auto, Case
-from dgl_mgpu.fullgraph.exchange.rounds import Rounds
-from dgl_mgpu.fullgraph.exchange.way import Way
-from dgl_mgpu.fullgraph.exchange.ways import Ways
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.distributed.exchange.schedule import Rounds
+from dgl_mgpu.distributed.exchange.strategies import Ways
+from dgl_mgpu.distributed.exchange.strategy import Way
+from dgl_mgpu.distributed.exchange.tuner import Auto, Case
+from dgl_mgpu.train.launch.launch import launch
 
 #: Of each shape; sums of proteins' size take a fraction of a millisecond.
 WIDTHS = {**WIDTHS_OF_SUMS, "proteins": (16, 112)}

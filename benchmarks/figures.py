@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
-from dgl_mgpu.store import Ranks
+from dgl_mgpu.comm.communicator import Ranks
 
 #: Units of which less is better.
 LESS_IS_BETTER = ("ms", "MB")

@@ -22,14 +22,14 @@ import dgl  # isort: skip
 
 from benchmarks.gpu import this_device
 from benchmarks.machine import describe_machine
-from dgl_mgpu.fullgraph.exchange.auto import Auto, Case
-from dgl_mgpu.fullgraph.exchange.chunks import Chunks
-from dgl_mgpu.fullgraph.exchange.rounds import Rounds
-from dgl_mgpu.fullgraph.exchange.ways import Ways
-from dgl_mgpu.fullgraph.exchange.window import Window, reaches_all
-from dgl_mgpu.fullgraph.graph import PartitionedGraph
-from dgl_mgpu.fullgraph.index import PartitionedRelation
-from dgl_mgpu.store import Ranks
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.schedule import Rounds
+from dgl_mgpu.distributed.exchange.strategies import Ways
+from dgl_mgpu.distributed.exchange.tuner import Auto, Case
+from dgl_mgpu.distributed.exchange.window import Window, reaches_all
+from dgl_mgpu.distributed.graph import PartitionedGraph
+from dgl_mgpu.distributed.index import PartitionedRelation
 
 #: Of the Pareto distribution of in-degrees.
 _EXPONENT = 1.5

@@ -34,14 +34,14 @@ from benchmarks.fullgraph import (
     ranks_option,
 )
 from benchmarks.gpu import measure
-from dgl_mgpu.backend.structure.relation import Relation
-from dgl_mgpu.fullgraph.exchange.chunks import Chunks
-from dgl_mgpu.fullgraph.exchange.rounds import Rounds
-from dgl_mgpu.fullgraph.exchange.way import BROADCAST
-from dgl_mgpu.fullgraph.ownership import Ownership
-from dgl_mgpu.fullgraph.part import Part
+from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.schedule import Rounds
+from dgl_mgpu.distributed.exchange.strategy import BROADCAST
+from dgl_mgpu.distributed.local_part import Part
+from dgl_mgpu.distributed.partition import Ownership
+from dgl_mgpu.graph.relation import Relation
 from dgl_mgpu.ops import add_spmm, spmm
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.train.launch.launch import launch
 
 WIDTHS = {"products": (16, 47, 100, 256), "reddit": (16, 41, 256, 602)}
 _PEER = "all-gather, cuSPARSE"

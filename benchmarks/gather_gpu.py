@@ -47,10 +47,11 @@ from benchmarks.gpu import (
 )
 from benchmarks.mapped import host_rows, mapped
 from benchmarks.peers.wholegraph import WholeGraph, connect
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.ops import RowView, count_tiers, gather_rows
 from dgl_mgpu.ops.view import PARTS, START, STOP
-from dgl_mgpu.store import FeatureSource, Ranks, Table
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.store.memory import FeatureSource, Table
+from dgl_mgpu.train.launch.launch import launch
 
 PARTS_OF_IT = ("uniform", "skewed", "host", "unexpected")
 #: Most ids of a gather that the plan does not expect: more are put in order by the plan, too.

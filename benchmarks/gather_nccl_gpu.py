@@ -28,9 +28,10 @@ from benchmarks.ceilings import measure_ceilings, print_ceilings
 from benchmarks.figures import Figure, Report
 from benchmarks.gather_gpu import numbering, refilled, rows_of
 from benchmarks.gpu import NumberedWords, built_store, measure, require_words, this_device
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.ops import RowView, gather_rows
-from dgl_mgpu.store import FeatureSource, Ranks
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.store.memory import FeatureSource
+from dgl_mgpu.train.launch.launch import launch
 
 #: How many times as long the gather through NCCL takes at least.
 TIMES_NCCL = 2.0

@@ -34,7 +34,7 @@ from benchmarks.fullgraph import Job, column, common_options, graph_of, new_repo
 from benchmarks.gcn_cases import CASES, Case
 from benchmarks.gcn_training import ONE_D, PEER, Setting, Training, gradients_of, tolerance_of
 from benchmarks.gpu import measure
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.train.launch.launch import launch
 
 #: How many ranks aims are for, and how much faster than one they are to be.
 AIMED_RANKS, AIMED_SPEEDUP = 8, 7.0

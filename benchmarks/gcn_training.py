@@ -16,10 +16,10 @@ import dgl  # isort: skip
 from dgl.nn import GraphConv  # isort: skip
 
 from benchmarks.fullgraph import Shape, random_rows
-from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
-from dgl_mgpu.fullgraph.exchange.rounds import Arriving, Returning, Rounds, nothing
-from dgl_mgpu.fullgraph.gcn import GCN
-from dgl_mgpu.fullgraph.index import PartitionedRelation
+from dgl_mgpu.distributed.exchange.broadcast import Broadcast
+from dgl_mgpu.distributed.exchange.schedule import Arriving, Returning, Rounds, nothing
+from dgl_mgpu.distributed.index import PartitionedRelation
+from dgl_mgpu.models.gcn import GCN
 
 #: The largest errors of the loss and of gradients, relative to their size.
 TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}

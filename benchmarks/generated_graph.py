@@ -19,13 +19,14 @@ import dgl  # isort: skip
 
 from benchmarks.fullgraph import random_rows
 from benchmarks.gpu import PowerLaw, built_store, why_not_possible
-from dgl_mgpu.backend.global_store.graph import StoreGraph
-from dgl_mgpu.backend.global_store.tables import node_table, topology_table
-from dgl_mgpu.backend.structure.relation import ranges
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.data.generate import GraphSpec
-from dgl_mgpu.store import FeatureSource, Ranks, TopologySource
-from dgl_mgpu.store.store import Source
-from dgl_mgpu.training.models import INV_SQRT_DEGREES
+from dgl_mgpu.graph.relation import ranges
+from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES
+from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.store.memory import FeatureSource, TopologySource
+from dgl_mgpu.store.memory.tables import Source
+from dgl_mgpu.store.table_names import node_table, topology_table
 
 _CHUNK = 1 << 26
 _NTYPE = "_N"

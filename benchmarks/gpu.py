@@ -17,15 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.cuda_runtime import Runtime, choose_runtime
 from dgl_mgpu.errors import PlanDoesNotFitError, UnreachableError
+from dgl_mgpu.machine import Topology, probe_shared_memory
 from dgl_mgpu.placement import expected_reads
-from dgl_mgpu.store import Ranks, Store, build
 from dgl_mgpu.store.calibration import calibrate
-from dgl_mgpu.store.cuda import Runtime, choose_runtime
+from dgl_mgpu.store.memory import Store, build
+from dgl_mgpu.store.memory.devices import topology_of_ranks
+from dgl_mgpu.store.memory.tables import Blueprint, Source
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint
-from dgl_mgpu.store.seats import topology_of_ranks
-from dgl_mgpu.store.store import Blueprint, Source
-from dgl_mgpu.topology import Topology, probe_shared_memory
 
 # Edges that are drawn, and rows that are checked, at a time.
 _CHUNK = 1 << 26

@@ -54,12 +54,12 @@ from benchmarks.timed_training import (
     network_model,
     require_same_losses,
 )
-from dgl_mgpu.backend.global_store.graph import StoreGraph
-from dgl_mgpu.backend.ours import graphs_on_tensors
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.data import generate
 from dgl_mgpu.data.generate import GraphSpec
-from dgl_mgpu.store import Ranks
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.train.launch.launch import launch
 
 #: Sizes of PyTorch-Direct's table 4, which states no classes, and counts the edges of
 #: ogbn-products once for both directions.

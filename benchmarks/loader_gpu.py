@@ -42,11 +42,11 @@ from benchmarks.minibatch_gpu import CLASSES, FEATURES, HIDDEN, GraphSAGE, hops_
 from benchmarks.peers.wholegraph import Loaded, WholeGraph, connect
 from benchmarks.sampling_gpu import Checker, Hop
 from benchmarks.timed_training import WARM_UP, Clock, Training, batches_of, loader_of, medians
-from dgl_mgpu.backend.global_store.graph import StoreGraph
-from dgl_mgpu.backend.ours import graphs_on_tensors
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.data.generate import GraphSpec
-from dgl_mgpu.store import Ranks
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.train.launch.launch import launch
 
 #: Beginning at the seeds: XGNN's of GCN, WholeGraph's, XGNN's of GraphSAGE.
 FANOUTS = ((15, 10, 5), (30, 30, 30), (25, 10))

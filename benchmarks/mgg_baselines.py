@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
+from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
 from dgl_mgpu.ops.spmm_remote import Entries, Pairs, Sources, pair_up, spmm_remote
 
 

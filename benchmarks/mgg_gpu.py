@@ -43,13 +43,13 @@ from benchmarks.fullgraph import (
 )
 from benchmarks.gpu import measure
 from benchmarks.mgg_baselines import RemoteEntries, SeparateReads
-from dgl_mgpu.fullgraph.exchange.auto import Auto, Case
-from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
-from dgl_mgpu.fullgraph.exchange.rounds import Rounds
-from dgl_mgpu.fullgraph.gcn import GCN
-from dgl_mgpu.fullgraph.graph import PartitionedGraph
-from dgl_mgpu.fullgraph.index import PartitionedRelation
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
+from dgl_mgpu.distributed.exchange.schedule import Rounds
+from dgl_mgpu.distributed.exchange.tuner import Auto, Case
+from dgl_mgpu.distributed.graph import PartitionedGraph
+from dgl_mgpu.distributed.index import PartitionedRelation
+from dgl_mgpu.models.gcn import GCN
+from dgl_mgpu.train.launch.launch import launch
 
 WIDTH = 16
 #: How many ranks aims are for.

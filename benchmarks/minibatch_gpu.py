@@ -40,13 +40,13 @@ from dgl.nn import SAGEConv  # isort: skip
 from benchmarks.gpu import PowerLaw, this_device, window
 from benchmarks.machine import describe_machine
 from benchmarks.sampling_gpu import IDTYPES, Checker, Hop, new_seeds
-from dgl_mgpu.backend.ours import graphs_on_tensors
-from dgl_mgpu.backend.sampling import dataloading
-from dgl_mgpu.backend.sampling.block_sampling import tensor_blocks
-from dgl_mgpu.backend.sampling.views import edges_view
-from dgl_mgpu.minibatch.captured import CapturedStep
+from dgl_mgpu.graph.dispatch import graphs_on_tensors
 from dgl_mgpu.ops import BlockEdges, EtypeBlock, SampleKey, sample_blocks
-from dgl_mgpu.pipeline import lane_of
+from dgl_mgpu.sampling import dataloading
+from dgl_mgpu.sampling.block_sampling import tensor_blocks
+from dgl_mgpu.sampling.side_stream import lane_of
+from dgl_mgpu.sampling.views import edges_view
+from dgl_mgpu.train.capture import CapturedStep
 
 FEATURES, HIDDEN, CLASSES, LAYERS = 128, 256, 47, 3
 #: Timed steps of training, and those before them.

@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.store import Ranks
+from dgl_mgpu.comm.communicator import Ranks
 
 _GPU = re.compile(r"^GPU \d+: .*\(UUID: GPU-(?P<uuid>[0-9a-f-]+)\)", re.MULTILINE)
 _RECEIVED = re.compile(r"Link \d+: Data Rx: (\d+) KiB")

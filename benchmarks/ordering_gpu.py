@@ -41,10 +41,10 @@ from benchmarks.fullgraph import (
 from benchmarks.gcn_cases import Case
 from benchmarks.gcn_training import PEER, Setting, tolerance_of
 from benchmarks.gpu import measure
-from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
-from dgl_mgpu.fullgraph.exchange.cost import Load
-from dgl_mgpu.fullgraph.exchange.rounds import Rounds
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.distributed.exchange.broadcast import Broadcast
+from dgl_mgpu.distributed.exchange.cost import Load
+from dgl_mgpu.distributed.exchange.schedule import Rounds
+from dgl_mgpu.train.launch.launch import launch
 
 #: Columns of the product.
 WIDTH = 256

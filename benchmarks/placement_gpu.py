@@ -49,11 +49,12 @@ from benchmarks.gpu import (
     why_not_possible,
 )
 from benchmarks.peers.wholegraph import WholeGraph, connect
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.machine import preset
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.placement.policies import POLICIES, cliques
-from dgl_mgpu.store import FeatureSource, Ranks, Store
-from dgl_mgpu.topology import preset
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.store.memory import FeatureSource, Store
+from dgl_mgpu.train.launch.launch import launch
 
 #: Links of a DGX-1 to leave, with the number of GPUs and how many times as fast as cliques ``auto``
 #: is to be there.

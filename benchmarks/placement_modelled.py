@@ -31,9 +31,9 @@ from rich.table import Table
 
 from benchmarks.machine import describe_machine
 from dgl_mgpu.errors import PlanDoesNotFitError, UnreachableError
+from dgl_mgpu.machine import Topology, preset
 from dgl_mgpu.placement import Degrees, Plan, TableSpec, Tier, minibatch_reads, solve
 from dgl_mgpu.placement.cost import Resources, table_load
-from dgl_mgpu.topology import Topology, preset
 
 SCALE = 20
 BATCH = 6000

@@ -25,8 +25,8 @@ from rich.table import Table
 
 from benchmarks.machine import describe_machine
 from dgl_mgpu.errors import PlanDoesNotFitError, UnreachableError
+from dgl_mgpu.machine import Topology, preset
 from dgl_mgpu.placement import POLICIES, Plan, TableSpec, solve
-from dgl_mgpu.topology import Topology, preset
 
 MACHINES = ("dgx1-4gf", "dgx1-4gc", "dgx1-6g", "dgx1-8g", "quad-v100", "dgx-a100", "hgx-h200")
 #: Nodes, edges and feature width (XGNN, table 3).

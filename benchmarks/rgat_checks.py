@@ -14,7 +14,7 @@ from dgl.nn import GATConv, HeteroGraphConv  # isort: skip
 
 from benchmarks.rgat_training import Blocks
 from dgl_mgpu.data.igbh import NODE_TYPES, Igbh
-from dgl_mgpu.training.hetero import RGAT
+from dgl_mgpu.models.rgat import RGAT
 
 #: Most that logits in mixed precision may be off, of their norm.
 MIXED_ERROR = 0.03

@@ -43,12 +43,12 @@ from benchmarks.rgat_checks import (
 )
 from benchmarks.rgat_training import Blocks, Rows, Training, graph_of
 from benchmarks.timed_training import batches_of
-from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.data.igbh import NODE_TYPES, IgbhSpec, generate_igbh, largest_scale
-from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.models.rgat import RGAT
 from dgl_mgpu.report.profile import WARM_UP as UNPROFILED
 from dgl_mgpu.report.profile import Profile
-from dgl_mgpu.training.hetero import RGAT
+from dgl_mgpu.utils.stages import stage
 
 #: From the seeds on.
 FANOUTS = (15, 10, 5)

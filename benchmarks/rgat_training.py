@@ -14,7 +14,7 @@ import dgl  # isort: skip
 
 from dgl_mgpu.data.igbh import NODE_TYPES, Igbh
 from dgl_mgpu.ops import RowView, gather_rows
-from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.utils.stages import stage
 
 LEARNING_RATE = 2e-3
 

@@ -35,9 +35,9 @@ from benchmarks.gpu import PowerLaw, common_options, this_device
 from benchmarks.nvlink import Counters
 from benchmarks.peers.wholegraph import connect
 from benchmarks.sampling_gpu import IDTYPES, SETTINGS, Checker, new_seeds, our_hops, our_view
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.ops import GraphView, SampledBlock, SampleKey, sample_blocks, sample_neighbors
-from dgl_mgpu.store import Ranks
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.train.launch.launch import launch
 
 TIMES_WHOLE = 2.0
 _SECTOR = 32

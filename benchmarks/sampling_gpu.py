@@ -31,9 +31,10 @@ from benchmarks.gpu import (
     this_device,
 )
 from benchmarks.peers.wholegraph import Hop, connect, hops
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.ops import GraphView, SampledBlock, SampleKey, sample_blocks
-from dgl_mgpu.store import Ranks, TopologySource
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.store.memory import TopologySource
+from dgl_mgpu.train.launch.launch import launch
 
 #: Seeds of a mini-batch and fanouts, beginning at the seeds.
 SETTINGS = ((6000, (15, 10, 5)), (6000, (25, 10)), (1024, (15, 10, 5)), (512, (30, 30, 30)))

@@ -31,11 +31,12 @@ from benchmarks.gather_gpu import rows_of
 from benchmarks.gpu import NumberedWords, PowerLaw, built_store, require_words, this_device
 from benchmarks.machine import describe_machine
 from benchmarks.sampling_gpu import Checker, our_hops
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.ops import GraphView, SampleKey, gather_rows, sample_blocks
-from dgl_mgpu.store import FeatureSource, Ranks, Store, TopologySource
 from dgl_mgpu.store.calibration import calibrate, candidates
+from dgl_mgpu.store.memory import FeatureSource, Store, TopologySource
 from dgl_mgpu.store.planning import StoreOptions
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.train.launch.launch import launch
 
 SUBJECTS = ("gpus", "host", "sampling")
 ROW_BYTES = 512

@@ -31,10 +31,10 @@ from benchmarks.fullgraph import Job, new_report, ranks_option
 from benchmarks.generated_graph import Data, all_in_gpu_memory, seeds_of, stored
 from benchmarks.gpu import this_device
 from benchmarks.timed_training import Network, Training, blocks_of, loader_of, network_model
-from dgl_mgpu.backend.ours import graphs_on_tensors
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.data.generate import GraphSpec
-from dgl_mgpu.store import Ranks
-from dgl_mgpu.training.launch import launch
+from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.train.launch.launch import launch
 
 NETWORK = Network("graphsage", (15, 10, 5), {})
 FEATURES, CLASSES, HIDDEN = 128, 47, 256

@@ -37,8 +37,8 @@ from benchmarks.timed_training import (
     room_for_batches,
 )
 from benchmarks.utilization import SAMPLED_SECONDS, busy_share
-from dgl_mgpu.backend.global_store.graph import StoreGraph
 from dgl_mgpu.report.profile import StepProfile
+from dgl_mgpu.store.graph import StoreGraph
 
 #: Steps at the end of a pass that are not timed.
 SPARE = 2

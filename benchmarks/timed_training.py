@@ -27,15 +27,15 @@ import dgl  # isort: skip
 from dgl.dataloading import DataLoader, NeighborSampler, Sampler  # isort: skip
 
 from benchmarks.fullgraph import Job
-from dgl_mgpu.backend.global_store.graph import StoreGraph
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.config.schema import ModelConfig
 from dgl_mgpu.data.generate import SHAPES, GraphSpec
-from dgl_mgpu.minibatch.captured import CapturedStep
-from dgl_mgpu.minibatch.walks import RandomWalkSampler
-from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.models.homogeneous import build_model
 from dgl_mgpu.report.profile import Profile, StepProfile, read_profile
-from dgl_mgpu.store import Ranks
-from dgl_mgpu.training.config import ModelConfig
-from dgl_mgpu.training.models import build_model
+from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.train.capture import CapturedStep
+from dgl_mgpu.train.minibatch.pinsage_sampler import RandomWalkSampler
+from dgl_mgpu.utils.stages import stage
 
 #: Steps of a pass before those that are timed.
 WARM_UP = 5
@@ -54,7 +54,7 @@ class Network:
     Attributes
     ----------
     model : str
-        As :func:`~dgl_mgpu.training.models.build_model` knows it.
+        As :func:`~dgl_mgpu.models.homogeneous.build_model` knows it.
     fanouts : tuple of int
         Beginning at the seeds.
     walks : bool

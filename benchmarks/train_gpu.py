@@ -25,8 +25,8 @@ import torch
 
 from benchmarks.figures import Figure, Report
 from dgl_mgpu.cli import main as dgl_mgpu
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.report import EpochReport, read_metrics
-from dgl_mgpu.store import Ranks
 
 MODELS = ("graphsage", "gcn", "gat", "gin", "rgcn", "pinsage")
 TIMES_UNCAPTURED = 2.0

@@ -24,7 +24,7 @@ import torch
 
 from benchmarks.gpu import host_time, this_device
 from benchmarks.machine import describe_machine
-from dgl_mgpu.backend.structure.relation import Compressed, Relation, compress
+from dgl_mgpu.graph.relation import Compressed, Relation, compress
 from dgl_mgpu.ops.transpose import transpose
 
 SIZES = (15_000, 150_000, 1_000_000, 4_000_000)

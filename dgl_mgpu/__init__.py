@@ -13,26 +13,17 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dgl_mgpu.backend.compat import install
+from dgl_mgpu.dgl import install
 from dgl_mgpu.version import __version__ as __version__
 
 install()
 
 if TYPE_CHECKING:
-    from dgl_mgpu.backend.capi.watch import profile_calls
-    from dgl_mgpu.backend.global_store.embedding.layer import StoreEmbedding
-    from dgl_mgpu.backend.global_store.embedding.optimizers import (
-        SparseAdagrad,
-        SparseAdam,
-        SparseSGD,
-    )
-    from dgl_mgpu.backend.global_store.embedding.tables import EmbeddingSpec
-    from dgl_mgpu.backend.global_store.graph import StoreGraph
-    from dgl_mgpu.backend.global_store.store import GlobalStore
     from dgl_mgpu.data import Dataset, load
-    from dgl_mgpu.fullgraph.graph import PartitionedGraph, partition_graph
-    from dgl_mgpu.fullgraph.inference import inference
-    from dgl_mgpu.minibatch.captured import CapturedStep
+    from dgl_mgpu.dgl.capi.watch import profile_calls
+    from dgl_mgpu.distributed.graph import PartitionedGraph, partition_graph
+    from dgl_mgpu.inference import inference
+    from dgl_mgpu.machine import Topology, preset, probe
     from dgl_mgpu.ops import (
         SampleKey,
         append_unique,
@@ -42,24 +33,29 @@ if TYPE_CHECKING:
         sample_neighbors,
     )
     from dgl_mgpu.placement import Plan, TableSpec, solve
-    from dgl_mgpu.topology import Topology, preset, probe
-    from dgl_mgpu.trained import TrainedRun, load_run
+    from dgl_mgpu.store.embedding.layer import StoreEmbedding
+    from dgl_mgpu.store.embedding.optimizers import SparseAdagrad, SparseAdam, SparseSGD
+    from dgl_mgpu.store.embedding.tables import EmbeddingSpec
+    from dgl_mgpu.store.global_store import GlobalStore
+    from dgl_mgpu.store.graph import StoreGraph
+    from dgl_mgpu.train.capture import CapturedStep
+    from dgl_mgpu.train.trained_run import TrainedRun, load_run
 
 _HOME = {
-    "profile_calls": "backend.capi.watch",
-    "EmbeddingSpec": "backend.global_store.embedding.tables",
-    "SparseAdagrad": "backend.global_store.embedding.optimizers",
-    "SparseAdam": "backend.global_store.embedding.optimizers",
-    "SparseSGD": "backend.global_store.embedding.optimizers",
-    "StoreEmbedding": "backend.global_store.embedding.layer",
-    "StoreGraph": "backend.global_store.graph",
-    "GlobalStore": "backend.global_store.store",
+    "profile_calls": "dgl.capi.watch",
+    "EmbeddingSpec": "store.embedding.tables",
+    "SparseAdagrad": "store.embedding.optimizers",
+    "SparseAdam": "store.embedding.optimizers",
+    "SparseSGD": "store.embedding.optimizers",
+    "StoreEmbedding": "store.embedding.layer",
+    "StoreGraph": "store.graph",
+    "GlobalStore": "store.global_store",
     "Dataset": "data",
     "load": "data",
-    "PartitionedGraph": "fullgraph.graph",
-    "partition_graph": "fullgraph.graph",
-    "inference": "fullgraph.inference",
-    "CapturedStep": "minibatch.captured",
+    "PartitionedGraph": "distributed.graph",
+    "partition_graph": "distributed.graph",
+    "inference": "inference",
+    "CapturedStep": "train.capture",
     "SampleKey": "ops",
     "append_unique": "ops",
     "gather_rows": "ops",
@@ -69,11 +65,11 @@ _HOME = {
     "Plan": "placement",
     "TableSpec": "placement",
     "solve": "placement",
-    "Topology": "topology",
-    "preset": "topology",
-    "probe": "topology",
-    "TrainedRun": "trained",
-    "load_run": "trained",
+    "Topology": "machine",
+    "preset": "machine",
+    "probe": "machine",
+    "TrainedRun": "train.trained_run",
+    "load_run": "train.trained_run",
 }
 
 __all__ = [

@@ -5,7 +5,7 @@ The script runs as if Python had been given it directly, in this very process, w
 multiprocessing, DataLoader workers, ranks of torchrun, subprocesses.
 
 Options before the script say how the store keeps graphs that it gives to
-``DataLoader(use_uva=True)`` (`dgl_mgpu.backend.shared_graphs`)::
+``DataLoader(use_uva=True)`` (`dgl_mgpu.dgl.shared_graphs`)::
 
     python -m dgl_mgpu --store.gpu-memory=16GiB node_classification_sage.py --gpu 0,1
 """
@@ -20,10 +20,10 @@ from importlib.machinery import ModuleSpec, PathFinder, SourceFileLoader
 from types import CodeType, ModuleType
 from typing import NoReturn
 
-from .backend.compat import install
-from .backend.compat.child import mend_children
-from .backend.runner import hand_on, take_options
-from .errors import ConfigError
+from dgl_mgpu.dgl import install
+from dgl_mgpu.dgl.child import mend_children
+from dgl_mgpu.dgl.runner_options import hand_on, take_options
+from dgl_mgpu.errors import ConfigError
 
 USAGE = """\
 usage: python -m dgl_mgpu [OPTIONS] SCRIPT [ARGS…]

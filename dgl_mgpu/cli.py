@@ -15,17 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from dgl_mgpu.configuration import (
-    check_overrides,
-    compose,
-    errors_of_hydra,
-    hydras_words,
-)
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, LimitError, OutputError, nearest
-from dgl_mgpu.interrupts import STATUS, Interrupts, Stopped
-from dgl_mgpu.resources import resource_folder
-from dgl_mgpu.stdout import drop, is_of_stdout, lasting_stdout, open_standard_files
-from dgl_mgpu.torchrun import under_torchrun
+from dgl_mgpu.train.compose import check_overrides, compose, errors_of_hydra, hydras_words
+from dgl_mgpu.utils.interrupts import STATUS, Interrupts, Stopped
+from dgl_mgpu.utils.resources import resource_folder
+from dgl_mgpu.utils.standard_output import drop, is_of_stdout, lasting_stdout, open_standard_files
+from dgl_mgpu.utils.torchrun import under_torchrun
 
 USAGE = """\
 dgl-mgpu COMMAND [key=value ...]
@@ -149,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             interrupts = ending.enter_context(Interrupts(partial(_ended, name)))
         except RuntimeError as error:  # of a thread that cannot be started
-            from dgl_mgpu.training.rlimits import processes_limit
+            from dgl_mgpu.train.launch.resource_limits import processes_limit
 
             found = f"{error}; {processes_limit()}"
             limit = LimitError(f"run the command '{name}'", found, "raise it (ulimit -u)")
@@ -202,12 +197,12 @@ def help_of(command: str) -> str:
     """What a command takes: its keys with their defaults and choices, and examples."""
     shown = HELP[command]
     if command == "topology":
-        from dgl_mgpu.topology import preset_names
+        from dgl_mgpu.machine import preset_names
 
         shown = shown.format(machines=", ".join(preset_names()))
     if command not in ("train", "plan"):
         return shown.rstrip()
-    from dgl_mgpu.keys import files_by_group, run_keys
+    from dgl_mgpu.config.keys import files_by_group, run_keys
 
     lines = [shown, "files to choose, which set several keys:"]
     for group, paths in files_by_group().items():
@@ -233,7 +228,11 @@ def _train(arguments: list[str]) -> int:
     import hydra
     from hydra.core.hydra_config import HydraConfig
 
-    from dgl_mgpu.runfolder import folders_kept, is_as_hydra_made_it, remove_unused
+    from dgl_mgpu.train.checkpoint.run_folder import (
+        folders_kept,
+        is_as_hydra_made_it,
+        remove_unused,
+    )
 
     words = hydras_words(arguments)
     failures: list[Exception] = []
@@ -250,14 +249,14 @@ def _train(arguments: list[str]) -> int:
         # that is not empty yet is of another run.
         is_new = is_as_hydra_made_it(folder, log) and not (log.exists() and log.stat().st_size)
         try:
-            from dgl_mgpu.training.config import to_config
+            from dgl_mgpu.config.schema import to_config
 
             config = to_config(raw)
             if config.mode == "fullgraph":
-                from dgl_mgpu.fullgraph.run import train
+                from dgl_mgpu.train.fullgraph.run import train
             else:
-                from dgl_mgpu.minibatch.run import train
-            from dgl_mgpu.training.checkpoint import LastCheckpoint
+                from dgl_mgpu.train.minibatch.run import train
+            from dgl_mgpu.train.checkpoint.checkpoint import LastCheckpoint
 
             # The others' folders are not the run's, and the first one tells.
             if not (under_torchrun() and int(os.environ["RANK"])):
@@ -294,9 +293,9 @@ def _train(arguments: list[str]) -> int:
 
 def _predict(arguments: list[str]) -> int:
     folder, out, device, ranks, hang_after = predictions_asked(arguments)
-    from dgl_mgpu.torchrun import under_torchrun
-    from dgl_mgpu.training.launch import launch
-    from dgl_mgpu.training.run import require_room
+    from dgl_mgpu.train.launch.launch import launch
+    from dgl_mgpu.train.run import require_room
+    from dgl_mgpu.utils.torchrun import under_torchrun
 
     if not under_torchrun():
         require_room(ranks)
@@ -305,9 +304,9 @@ def _predict(arguments: list[str]) -> int:
 
 
 def _predict_on_rank(folder: str, out: Path, device: str) -> None:
-    from dgl_mgpu.store import Ranks
-    from dgl_mgpu.trained import write_predictions
-    from dgl_mgpu.training.run import typed_memory
+    from dgl_mgpu.comm.communicator import Ranks
+    from dgl_mgpu.train.run import typed_memory
+    from dgl_mgpu.train.trained_run import write_predictions
 
     with typed_memory(f"predict by {folder}", "use more ranks, or device=cpu"):
         written = write_predictions(folder, out, device)
@@ -319,7 +318,7 @@ def predictions_asked(arguments: list[str]) -> tuple[str, Path, str, int, float 
     """Of which run predictions are asked for, where to write them, where to compute them, on how
     many ranks, and after how many seconds without an advance to end.
     """
-    from dgl_mgpu.training.sections import TrainerConfig
+    from dgl_mgpu.config.sections import TrainerConfig
 
     # A run's folder may have a «=» in its name, as lr=0.1.
     folders = [word for word in arguments if "=" not in word or Path(word).exists()]
@@ -355,9 +354,9 @@ def _seconds(text: str) -> float:
 def _plan(arguments: list[str]) -> int:
     from rich.console import Console
 
-    from dgl_mgpu.minibatch.planned import plan_for
     from dgl_mgpu.report.placement_table import placement_tables
-    from dgl_mgpu.training.run import check_start
+    from dgl_mgpu.train.minibatch.planned import plan_for
+    from dgl_mgpu.train.run import check_start
 
     picture = picture_file(arguments)
     console = Console()
@@ -442,8 +441,8 @@ def choices(overrides: list[str]) -> list[list[str]]:
 def _topology(arguments: list[str]) -> int:
     from rich.console import Console
 
+    from dgl_mgpu.machine import measure, preset, preset_names, probe
     from dgl_mgpu.report.machine import machine_tables
-    from dgl_mgpu.topology import measure, preset, preset_names, probe
 
     if len(arguments) > 1:
         raise ConfigError(
@@ -462,7 +461,7 @@ def _topology(arguments: list[str]) -> int:
 
 def _doctor(arguments: list[str]) -> int:
     if arguments == ["--coverage"]:
-        from dgl_mgpu.backend.capi.coverage import coverage_report
+        from dgl_mgpu.dgl.capi.coverage import coverage_report
 
         print(coverage_report())
         return 0

@@ -28,14 +28,14 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from dgl_mgpu import limits
-from dgl_mgpu.backend.compat.environment import SUPPORTED, installed_version
-from dgl_mgpu.backend.compat.registry import UNAVAILABLE
-from dgl_mgpu.backend.compat.unavailable import why_unavailable
-from dgl_mgpu.backend.originals import originals
+from dgl_mgpu.dgl.environment import SUPPORTED, installed_version
+from dgl_mgpu.dgl.registry import UNAVAILABLE
+from dgl_mgpu.dgl.unavailable import why_unavailable
 from dgl_mgpu.errors import DGLMGPUError
-from dgl_mgpu.training.group import await_killed
-from dgl_mgpu.units import human_bytes
+from dgl_mgpu.graph.originals import originals
+from dgl_mgpu.train.launch.process_group import await_killed
+from dgl_mgpu.utils import timeouts
+from dgl_mgpu.utils.units import human_bytes
 
 if TYPE_CHECKING:
     import torch
@@ -154,7 +154,7 @@ def _part_of_dgl(module: str) -> Finding:
 def _sparse() -> Finding:
     importlib.import_module("dgl.sparse")
     torch = importlib.import_module("torch")
-    ours = torch.ops.dgl_sparse is importlib.import_module("dgl_mgpu.backend.sparse")
+    ours = torch.ops.dgl_sparse is importlib.import_module("dgl_mgpu.graph.sparse")
     return "ok", f"on operators of {'dgl_mgpu' if ours else 'its own library'}", ""
 
 
@@ -398,7 +398,7 @@ def _read_in_child(tensors: list[torch.Tensor]) -> list[bool]:
         child.join(5.0)  # it must not outlive the tensors it maps
         if child.is_alive():
             child.kill()
-            deadline = time.monotonic() + limits.END
+            deadline = time.monotonic() + timeouts.END
             await_killed(child, "doctor's other process", deadline)
     if isinstance(answer, str):
         raise RuntimeError(f"in the other process: {answer}")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,10 @@ from hypothesis import HealthCheck, settings
 
 import dgl_mgpu  # noqa: F401  (lets dgl import in every test module)
 from dgl_mgpu.report import plots
-from dgl_mgpu.training import launch
-from dgl_mgpu.training.report import RunReport
+from dgl_mgpu.train.launch import launch
+from dgl_mgpu.train.report import RunReport
 from tests.forkserver import launchers_multiprocessing
+from tests.ranks import RankProcesses
 from tests.seeds import seed_everything
 
 ROOT = Path(__file__).parent.parent
@@ -69,3 +71,39 @@ def forked_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     """
     if not torch.cuda.is_available():
         monkeypatch.setattr(launch, "mp", launchers_multiprocessing())
+
+
+@pytest.fixture(scope="session")
+def _cpu_ranks() -> Iterator[RankProcesses]:
+    processes = RankProcesses(3)
+    yield processes
+    processes.close()
+
+
+@pytest.fixture(scope="session")
+def _gpu_ranks() -> Iterator[RankProcesses]:
+    gpus = torch.cuda.device_count()
+    if gpus < 2:
+        pytest.skip(f"ranks need a GPU each: two or more, and there are {gpus}")
+    if importlib.util.find_spec("cupy") is None:
+        pytest.skip("no CuPy")
+    processes = RankProcesses(min(gpus, 3), "cuda")
+    yield processes
+    processes.close()
+
+
+@pytest.fixture
+def ranks(request: pytest.FixtureRequest) -> RankProcesses:
+    """Ranks that run checks, see `RankProcesses.run`: three on the CPU.
+
+    With the mark `on_gpus_too` they are then two or three on GPUs.
+    """
+    device = getattr(request, "param", "cpu")
+    return request.getfixturevalue("_gpu_ranks" if device == "cuda" else "_cpu_ranks")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Of several pytest-xdist workers one has the ranks: they are processes of their own."""
+    for item in items:
+        if "ranks" in getattr(item, "fixturenames", ()):
+            item.add_marker(pytest.mark.xdist_group("ranks"))

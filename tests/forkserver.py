@@ -22,7 +22,7 @@ def forkserver() -> Any:
 
 
 def launchers_multiprocessing() -> Any:
-    """What `dgl_mgpu.training.launch` uses of multiprocessing, with ranks that are forked."""
+    """What `dgl_mgpu.train.launch.launch` uses of multiprocessing, with ranks that are forked."""
     forkserver()
     context = SimpleNamespace(Pipe=mp.Pipe, Process=_rank)
     return SimpleNamespace(get_context=lambda method: context)

@@ -7,8 +7,8 @@ import torch._dynamo
 import torch.utils.tensorboard  # noqa: F401
 from numba.core.registry import cpu_target
 
-import dgl_mgpu.fullgraph.run
-import dgl_mgpu.minibatch.run  # noqa: F401
+import dgl_mgpu.train.fullgraph.run
+import dgl_mgpu.train.minibatch.run  # noqa: F401
 
 # Else the first kernel of every process does so.
 cpu_target.typing_context.refresh()

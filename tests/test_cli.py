@@ -12,12 +12,12 @@ from PIL import Image
 
 import dgl_mgpu
 from dgl_mgpu.cli import help_of, main
-from dgl_mgpu.configuration import compose
 from dgl_mgpu.errors import ConfigError
-from dgl_mgpu.interrupts import Stopped
 from dgl_mgpu.report import EpochReport, MetricsLog, StageSeconds
-from dgl_mgpu.resources import resource_folder
-from dgl_mgpu.training.run import check_start
+from dgl_mgpu.train.compose import compose
+from dgl_mgpu.train.run import check_start
+from dgl_mgpu.utils.interrupts import Stopped
+from dgl_mgpu.utils.resources import resource_folder
 from tests.docs.commands import check_command
 from tests.docs.pages import ROOT
 
@@ -182,8 +182,8 @@ def test_mistakes_are_told_before_ranks_and_data(words, message, monkeypatch, ca
     def refuse(*args, **options):
         raise AssertionError("it has begun")
 
-    for name in ("training.run.launch", "minibatch.planned.load", "minibatch.planned.outline"):
-        monkeypatch.setattr(f"dgl_mgpu.{name}", refuse)
+    for name in ("run.launch", "minibatch.planned.load", "minibatch.planned.outline"):
+        monkeypatch.setattr(f"dgl_mgpu.train.{name}", refuse)
     folder = tmp_path / "run"
     assert main(["train", "trainer.ranks=2", *words, f"hydra.run.dir={folder}"]) == 1
     assert message in capsys.readouterr().err
@@ -219,7 +219,7 @@ def test_ranks_that_were_stopped_are_told_of(monkeypatch, capsys, tmp_path):
     def stopped(*arguments, **options) -> None:
         raise Stopped(signal.SIGINT)
 
-    monkeypatch.setattr("dgl_mgpu.training.launch.launch", stopped)
+    monkeypatch.setattr("dgl_mgpu.train.launch.launch.launch", stopped)
     with pytest.raises(Stopped) as end:
         main(["predict", str(tmp_path), "out=file.npz", "ranks=2"])
     assert end.value.code == 130
@@ -243,7 +243,7 @@ def test_a_changed_key_is_told_before_ranks_go_on(monkeypatch, capsys, tmp_path)
     def refuse(*args, **options):
         raise AssertionError("it has begun")
 
-    monkeypatch.setattr("dgl_mgpu.training.run.launch", refuse)
+    monkeypatch.setattr("dgl_mgpu.train.run.launch", refuse)
     for key, value in (("trainer.lr", "0.5"), ("model.hidden", "7")):
         assert main(["train", f"trainer.resume={folder}", f"{key}={value}"]) == 1
         assert f"resume with {key}={value}" in capsys.readouterr().err
@@ -296,7 +296,7 @@ def test_what_a_run_raises_comes_out_as_it_is(tmp_path, monkeypatch):
     def fail(config, folder):
         raise ValueError("of the run")
 
-    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", fail)
+    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", fail)
     with pytest.raises(ValueError, match=r"^of the run$"):
         main(["train", f"hydra.run.dir={tmp_path}"])
 
@@ -350,7 +350,7 @@ def test_help_names_the_commands(capsys):
 
 def test_a_new_run_leaves_another_ones_folder_as_it_is(tmp_path, monkeypatch, capsys):
     ran = []
-    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", lambda *of_run: ran.append(of_run))
+    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", lambda *of_run: ran.append(of_run))
     folder = tmp_path / "graphsage"
     first = ["train", f"hydra.run.dir={tmp_path}/${{model.name}}", "trainer.ranks=2"]
     assert main(first) == 0
@@ -393,7 +393,7 @@ def test_new_runs_leave_the_folder_of_others_as_it_is(tmp_path, monkeypatch, cap
         with MetricsLog(folder, tensorboard=False) as log:
             log.append(EpochReport(1, 1, 1, 1.0, 1.0, None, None, seconds, (), 1))
 
-    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", train)
+    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", train)
     several = ["train", "--multirun", f"hydra.sweep.dir={tmp_path / 'sweep'}"]
     assert main([*several, "trainer.lr=0.1,0.2"]) == 0
     before = files_of(tmp_path)
@@ -421,7 +421,7 @@ def test_a_run_that_has_written_nothing_leaves_no_folder(tmp_path, monkeypatch, 
             (folder / "metrics.jsonl").touch()
         raise error("of the run")
 
-    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", fail)
+    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", fail)
     monkeypatch.chdir(tmp_path)
     with contextlib.suppress(ValueError):  # our own errors and Ctrl-C are told in a line
         main(["train", *(["--multirun", "hydra.sweep.dir=outputs/all"] if sweep else [])])
@@ -445,7 +445,7 @@ def test_a_run_that_has_written_nothing_leaves_what_was_in_its_folder(tmp_path, 
     def fail(config, folder):
         raise ValueError("of the run")
 
-    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", fail)
+    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", fail)
     file = tmp_path / "run" / mine
     file.parent.mkdir(parents=True)
     file.write_text("mine")
@@ -460,7 +460,7 @@ def test_of_torchruns_ranks_the_first_makes_a_folder(tmp_path, monkeypatch, give
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "job")
     runs = []
-    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", lambda *of_run: runs.append(of_run))
+    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", lambda *of_run: runs.append(of_run))
     arguments = ["train", "trainer.epochs=7", *given]
     monkeypatch.setenv("RANK", "1")
     assert main(arguments) == 0
@@ -475,7 +475,7 @@ def test_of_torchruns_ranks_the_first_makes_a_folder(tmp_path, monkeypatch, give
 def test_no_run_to_resume_is_none(tmp_path, monkeypatch):
     """Also where the current folder is a run's."""
     ran = []
-    monkeypatch.setattr("dgl_mgpu.minibatch.run.train", lambda *of_run: ran.append(of_run))
+    monkeypatch.setattr("dgl_mgpu.train.minibatch.run.train", lambda *of_run: ran.append(of_run))
     monkeypatch.chdir(tmp_path)
     assert main(["train", f"hydra.run.dir={tmp_path}", "trainer.lr=0.125"]) == 0
     assert main(["train", f"hydra.run.dir={tmp_path}/other", "trainer.resume=null"]) == 0

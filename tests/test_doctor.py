@@ -20,9 +20,10 @@ import pytest
 import torch
 from rich.console import Console
 
-from dgl_mgpu import doctor, limits
-from dgl_mgpu.backend.compat.environment import VersionRange
+from dgl_mgpu import doctor
+from dgl_mgpu.dgl.environment import VersionRange
 from dgl_mgpu.errors import SharedMemoryError
+from dgl_mgpu.utils import timeouts
 
 GIB = 1 << 30
 _Usage = namedtuple("_Usage", "total used free")
@@ -300,7 +301,7 @@ def test_a_process_that_cannot_be_killed_is_told_of_and_left(monkeypatch, caplog
     monkeypatch.setattr(doctor, "_pattern", lambda device: torch.zeros(2))
     monkeypatch.setattr(doctor, "_answer_what_is_read", _stay)
     monkeypatch.setattr(doctor, "CHILD_TIMEOUT_SECONDS", 0.1)
-    monkeypatch.setattr(limits, "END", 0.1)
+    monkeypatch.setattr(timeouts, "END", 0.1)
     monkeypatch.setattr(BaseProcess, "kill", lambda process: None)
     with pytest.raises(RuntimeError, match="no answer within"):
         doctor._read_in_child([torch.zeros(2)])

@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 #: Of modules at the top, which are drawn nowhere: what users import and run.
-ENTRIES = {"dgl_mgpu", "dgl_mgpu.__main__", "dgl_mgpu.backend.compat.child.sitecustomize"}
+ENTRIES = {"dgl_mgpu", "dgl_mgpu.__main__", "dgl_mgpu.dgl.child.sitecustomize"}
 
 
 def drawn(first: str) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from dgl_mgpu.backend.runner import VARIABLE, RunnerOptions, hand_on, take_options, told
+from dgl_mgpu.dgl.runner_options import VARIABLE, RunnerOptions, hand_on, take_options, told
 from dgl_mgpu.errors import ConfigError
 from tests.environment import search_path
 
@@ -408,7 +408,7 @@ TELL = """
 import json, multiprocessing, subprocess, sys
 
 def tell(how):
-    from dgl_mgpu.backend.runner import told
+    from dgl_mgpu.dgl.runner_options import told
     print(how, sys.argv[1:], json.dumps(told().store), flush=True)
 
 if __name__ == "__main__":

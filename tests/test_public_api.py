@@ -23,11 +23,11 @@ import pytest
 
 import dgl_mgpu
 from dgl_mgpu import ops
-from dgl_mgpu.configuration import compose
 from dgl_mgpu.data import names as data_sets
+from dgl_mgpu.machine import preset_names
 from dgl_mgpu.placement import POLICIES
-from dgl_mgpu.resources import resource_folder
-from dgl_mgpu.topology import preset_names
+from dgl_mgpu.train.compose import compose
+from dgl_mgpu.utils.resources import resource_folder
 
 ROOT = Path(__file__).parents[1]
 FROZEN = Path(__file__).with_name("public_api.txt")

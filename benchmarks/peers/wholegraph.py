@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.store import Ranks
+from dgl_mgpu.comm.communicator import Ranks
 
 _CHUNK = 1 << 26
 

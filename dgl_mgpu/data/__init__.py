@@ -10,14 +10,23 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from ..errors import ConfigError, nearest
-from . import facebook, generate, generated_igbh, ogb, ogb_hetero, planetoid, reddit, relations
-from .checks import UNLABELLED
-from .csc import CSC, csc_from_chunks, from_edges
-from .dataset import Dataset
-from .generate import SHAPES, GraphSpec
-from .hetero import HeteroDataset, without_inputs
-from .split import require_labelled_split
+from dgl_mgpu.data import (
+    facebook,
+    generate,
+    generated_igbh,
+    ogb,
+    ogb_hetero,
+    planetoid,
+    reddit,
+    relations,
+)
+from dgl_mgpu.data.checks import UNLABELLED
+from dgl_mgpu.data.csc import CSC, csc_from_chunks, from_edges
+from dgl_mgpu.data.dataset import Dataset
+from dgl_mgpu.data.generate import SHAPES, GraphSpec
+from dgl_mgpu.data.hetero import HeteroDataset, without_inputs
+from dgl_mgpu.data.split import require_labelled_split
+from dgl_mgpu.errors import ConfigError, nearest
 
 __all__ = [
     "CSC",

@@ -25,7 +25,7 @@ import itertools
 import numpy as np
 from numba import njit
 
-from .csc import index_dtype
+from dgl_mgpu.data.csc import index_dtype
 
 # SplitMix64 (Steele, Lea and Flood, «Fast splittable pseudorandom number generators», 2014):
 # the k-th number of the stream `key` is the mixed sum of the key and k times the golden ratio.

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import IdOutOfRangeError, InvalidInputError
-from .csc import first_decrease, first_out_of_range, require_ids
+from dgl_mgpu.data.csc import first_decrease, first_out_of_range, require_ids
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 
 #: The label of a node without one.
 UNLABELLED = -1

@@ -20,9 +20,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from ..errors import DataFormatError
-from ..sums import with_sum, without_sum
-from ..wholefile import written_whole
+from dgl_mgpu.errors import DataFormatError
+from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.checksums import with_sum, without_sum
 
 log = logging.getLogger(__name__)
 

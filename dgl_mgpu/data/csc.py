@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from ..errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 
 #: Makes an array to be filled: ``allocate(name, shape, dtype)``; in memory or in a file.
 Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]

@@ -10,8 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numba import njit
 
-from ..errors import InvalidInputError, InvalidWeightError
-from .checks import (
+from dgl_mgpu.data.checks import (
     SPLITS,
     UNLABELLED,
     check_csc_contents,
@@ -24,6 +23,7 @@ from .checks import (
     require_array,
     require_count,
 )
+from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
 
 if TYPE_CHECKING:
     import dgl

@@ -15,11 +15,11 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from .checksums import unchanged_since_first_read
-from .csc import from_edges
-from .dataset import Dataset
-from .files import corrupt_file, require_files
-from .transform import add_self_loops, unique_edges
+from dgl_mgpu.data.checksums import unchanged_since_first_read
+from dgl_mgpu.data.csc import from_edges
+from dgl_mgpu.data.dataset import Dataset
+from dgl_mgpu.data.files import corrupt_file, require_files
+from dgl_mgpu.data.transform import add_self_loops, unique_edges
 
 _EDGES, _TARGET, _FEATURES = "facebook_edges.csv", "facebook_target.csv", "facebook.json"
 _SUMS = "facebook.checksums.json"

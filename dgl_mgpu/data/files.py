@@ -16,11 +16,11 @@ from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
 
-from .. import limits
-from ..errors import ConfigError, DataFormatError, DGLMGPUError, OutputError
-from ..lockfile import locked
-from ..units import human_bytes
-from .checksums import changed_file, write_checksums
+from dgl_mgpu.data.checksums import changed_file, write_checksums
+from dgl_mgpu.errors import ConfigError, DataFormatError, DGLMGPUError, OutputError
+from dgl_mgpu.utils import timeouts
+from dgl_mgpu.utils.file_lock import locked
+from dgl_mgpu.utils.units import human_bytes
 
 log = logging.getLogger(__name__)
 
@@ -84,7 +84,7 @@ def build_once(
     ------
     OutputError
         The folder cannot be made or filled, or another process has not done so within
-        `limits.BUILD` seconds; or somebody else has put it where anybody may.
+        `timeouts.BUILD` seconds; or somebody else has put it where anybody may.
     """
     try:
         if _is_there(target) and wrong(target) is None:
@@ -153,7 +153,7 @@ def _build(target: Path, fill: Callable[[Path], None]) -> None:
 
 def _waiting(target: Path) -> Callable[[str], None]:
     """Wait for who makes `target`: say who that is, and give up in the end."""
-    deadline = time.monotonic() + limits.BUILD
+    deadline = time.monotonic() + timeouts.BUILD
     told = ""
 
     def busy(holder: str) -> None:
@@ -161,7 +161,7 @@ def _waiting(target: Path) -> Callable[[str], None]:
         if time.monotonic() >= deadline:
             raise OutputError(
                 f"make {target}",
-                f"{holder} has been making it for {limits.BUILD:g} s and longer",
+                f"{holder} has been making it for {timeouts.BUILD:g} s and longer",
                 "see whether it still works, and end it if not; or choose another data root",
             )
         if holder != told:

@@ -18,13 +18,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ConfigError, DataFormatError, nearest
-from . import blockmodel, ogb
-from .checks import SPLITS
-from .dataset import Dataset
-from .files import derived_once, require_space
-from .npz import NpzWriter
-from .published import PUBLISHED
+from dgl_mgpu.data import blockmodel, ogb
+from dgl_mgpu.data.checks import SPLITS
+from dgl_mgpu.data.dataset import Dataset
+from dgl_mgpu.data.files import derived_once, require_space
+from dgl_mgpu.data.npz import NpzWriter
+from dgl_mgpu.data.published import PUBLISHED
+from dgl_mgpu.errors import ConfigError, DataFormatError, nearest
 
 log = logging.getLogger(__name__)
 

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import torch
 
-from ..errors import ConfigError, nearest
-from . import blockmodel
-from .csc import CSC
-from .hetero import HeteroDataset
-from .igbh import NODE_TYPES, IgbhSpec, generate_igbh
+from dgl_mgpu.data import blockmodel
+from dgl_mgpu.data.csc import CSC
+from dgl_mgpu.data.hetero import HeteroDataset
+from dgl_mgpu.data.igbh import NODE_TYPES, IgbhSpec, generate_igbh
+from dgl_mgpu.errors import ConfigError, nearest
 
 NAME = "generated-igbh"
 #: Shares of papers for training, validation and test, as of IGBH's.

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import InvalidInputError
-from .checks import (
+from dgl_mgpu.data.checks import (
     SPLITS,
     check_csc_contents,
     check_csc_shapes,
@@ -21,8 +20,9 @@ from .checks import (
     check_split,
     require_count,
 )
-from .csc import CSC, from_edges, index_dtype
-from .dataset import Dataset
+from dgl_mgpu.data.csc import CSC, from_edges, index_dtype
+from dgl_mgpu.data.dataset import Dataset
+from dgl_mgpu.errors import InvalidInputError
 
 if TYPE_CHECKING:
     import dgl

@@ -8,8 +8,8 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
-from ..errors import InvalidInputError
-from .dataset import Dataset
+from dgl_mgpu.data.dataset import Dataset
+from dgl_mgpu.errors import InvalidInputError
 
 #: Edges that a figure of some worth is the mean over.
 _FEWEST = 10

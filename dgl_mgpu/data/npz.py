@@ -17,7 +17,7 @@ from typing import IO
 
 import numpy as np
 
-from ..errors import DataFormatError
+from dgl_mgpu.errors import DataFormatError
 
 _CHUNK_BYTES = 1 << 24
 #: Array data in archives written here begin at a multiple of this, the size of a page.

@@ -21,14 +21,14 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ConfigError, DataFormatError, InvalidInputError, UnavailableError
-from .checks import SPLITS
-from .csc import csc_from_chunks
-from .dataset import Dataset, as_labels
-from .files import build_once, derived_once, download_zip, require_files
-from .npz import NpzReader
-from .tables import read_table, unpack_table
-from .transform import csc_with_self_loops, in_edge_means, in_folder
+from dgl_mgpu.data.checks import SPLITS
+from dgl_mgpu.data.csc import csc_from_chunks
+from dgl_mgpu.data.dataset import Dataset, as_labels
+from dgl_mgpu.data.files import build_once, derived_once, download_zip, require_files
+from dgl_mgpu.data.npz import NpzReader
+from dgl_mgpu.data.tables import read_table, unpack_table
+from dgl_mgpu.data.transform import csc_with_self_loops, in_edge_means, in_folder
+from dgl_mgpu.errors import ConfigError, DataFormatError, InvalidInputError, UnavailableError
 
 #: Change it when the content of the derived files changes: old ones are then left aside.
 _CACHE_VERSION = 1

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import DataFormatError
-from . import ogb
-from .checks import SPLITS
-from .csc import CSC
-from .files import derived_once, require_files
-from .hetero import CanonicalEtype, HeteroDataset, relation, with_reverse
-from .tables import read_table, read_texts, unpack_table
+from dgl_mgpu.data import ogb
+from dgl_mgpu.data.checks import SPLITS
+from dgl_mgpu.data.csc import CSC
+from dgl_mgpu.data.files import derived_once, require_files
+from dgl_mgpu.data.hetero import CanonicalEtype, HeteroDataset, relation, with_reverse
+from dgl_mgpu.data.tables import read_table, read_texts, unpack_table
+from dgl_mgpu.errors import DataFormatError
 
 
 def load(

@@ -15,13 +15,13 @@ from typing import Any
 
 import numpy as np
 
-from . import blockmodel, facebook, generated_igbh, ogb, planetoid, reddit
-from .csc import CSC, index_dtype
-from .dataset import Dataset
-from .generate import SHAPES, GraphSpec, named_spec
-from .hetero import CanonicalEtype, HeteroDataset
-from .igbh import KINDS, NODE_TYPES, IgbhSpec
-from .published import PUBLISHED, PUBLISHED_HETERO, HeteroSizes, Sizes
+from dgl_mgpu.data import blockmodel, facebook, generated_igbh, ogb, planetoid, reddit
+from dgl_mgpu.data.csc import CSC, index_dtype
+from dgl_mgpu.data.dataset import Dataset
+from dgl_mgpu.data.generate import SHAPES, GraphSpec, named_spec
+from dgl_mgpu.data.hetero import CanonicalEtype, HeteroDataset
+from dgl_mgpu.data.igbh import KINDS, NODE_TYPES, IgbhSpec
+from dgl_mgpu.data.published import PUBLISHED, PUBLISHED_HETERO, HeteroSizes, Sizes
 
 #: DGL's name of the only type of nodes.
 _NTYPE = "_N"

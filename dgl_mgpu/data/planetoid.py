@@ -17,13 +17,13 @@ from typing import Any
 import numpy as np
 from scipy import sparse
 
-from ..pickled import ARRAYS, with_arrays
-from .checks import UNLABELLED
-from .checksums import unchanged_since_first_read
-from .csc import from_edges
-from .dataset import Dataset
-from .files import build_once, corrupt_file, download_zip, require_files
-from .transform import add_self_loops, unique_edges
+from dgl_mgpu.data.checks import UNLABELLED
+from dgl_mgpu.data.checksums import unchanged_since_first_read
+from dgl_mgpu.data.csc import from_edges
+from dgl_mgpu.data.dataset import Dataset
+from dgl_mgpu.data.files import build_once, corrupt_file, download_zip, require_files
+from dgl_mgpu.data.transform import add_self_loops, unique_edges
+from dgl_mgpu.utils.safe_pickle import ARRAYS, with_arrays
 
 _PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
 #: DGL's archives, and the name that the files have in them.

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from .hetero import CanonicalEtype
+from dgl_mgpu.data.hetero import CanonicalEtype
 
 OGB = "Hu et al., Open Graph Benchmark, 2020"
 PLANETOID = "PyTorch Geometric's table of Planetoid's data sets"

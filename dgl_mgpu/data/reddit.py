@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from ..errors import DataFormatError
-from ..sums import DAMAGE
-from .csc import from_edges
-from .dataset import Dataset, as_labels
-from .files import build_once, corrupt_file, download_zip, require_files
-from .transform import add_self_loops
+from dgl_mgpu.data.csc import from_edges
+from dgl_mgpu.data.dataset import Dataset, as_labels
+from dgl_mgpu.data.files import build_once, corrupt_file, download_zip, require_files
+from dgl_mgpu.data.transform import add_self_loops
+from dgl_mgpu.errors import DataFormatError
+from dgl_mgpu.utils.checksums import DAMAGE
 
 _GRAPH, _DATA = "reddit_graph.npz", "reddit_data.npz"
 _URL = "https://data.dgl.ai/dataset/reddit.zip"

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
-from ..errors import ConfigError, nearest
-from . import blockmodel
-from .hetero import HeteroDataset, relation, with_reverse
+from dgl_mgpu.data import blockmodel
+from dgl_mgpu.data.hetero import HeteroDataset, relation, with_reverse
+from dgl_mgpu.errors import ConfigError, nearest
 
 NAME = "generated-relations"
 _SPLIT = (0.5, 0.2, 0.3)

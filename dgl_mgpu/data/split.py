@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from ..errors import InvalidInputError
-from .checks import SPLITS
-from .dataset import Dataset
-from .hetero import HeteroDataset
+from dgl_mgpu.data.checks import SPLITS
+from dgl_mgpu.data.dataset import Dataset
+from dgl_mgpu.data.hetero import HeteroDataset
+from dgl_mgpu.errors import InvalidInputError
 
 
 def require_labelled_split(dataset: Dataset | HeteroDataset) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import DataFormatError
+from dgl_mgpu.errors import DataFormatError
 
 _CHUNK_ROWS = 1 << 16
 

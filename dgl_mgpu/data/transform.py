@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from ..errors import IdOutOfRangeError, InvalidInputError
-from .csc import Allocate, in_memory
-from .dataset import Dataset
+from dgl_mgpu.data.csc import Allocate, in_memory
+from dgl_mgpu.data.dataset import Dataset
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 
 #: Bytes of features moved at a time.
 _CHUNK_BYTES = 1 << 26

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, UnavailableError
-from dgl_mgpu.resources import resource_folder
+from dgl_mgpu.utils.resources import resource_folder
 
 _INCLUDE = re.compile(r'^#include "(\w+\.cuh)"$', re.MULTILINE)
 

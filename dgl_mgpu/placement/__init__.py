@@ -1,11 +1,17 @@
 """Where each row goes: hotness, partition, cost model and solver; plain arithmetic."""
 
-from .hotness import RowOrder, expected_reads, load_accesses, order_by_hotness, save_accesses
-from .partition import locate, part_sizes, position_of
-from .plan import HOST, Load, Plan, TablePlan, Tier
-from .reads import Degrees, Reads, minibatch_reads
-from .solver import POLICIES, solve
-from .table import TableSpec
+from dgl_mgpu.placement.hotness import (
+    RowOrder,
+    expected_reads,
+    load_accesses,
+    order_by_hotness,
+    save_accesses,
+)
+from dgl_mgpu.placement.partition import locate, part_sizes, position_of
+from dgl_mgpu.placement.plan import HOST, Load, Plan, TablePlan, Tier
+from dgl_mgpu.placement.reads import Degrees, Reads, minibatch_reads
+from dgl_mgpu.placement.solver import POLICIES, solve
+from dgl_mgpu.placement.table_spec import TableSpec
 
 __all__ = [
     "HOST",

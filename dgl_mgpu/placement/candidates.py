@@ -12,11 +12,10 @@ from typing import Protocol
 
 import numpy as np
 
-from dgl_mgpu.topology.topology import Topology
-
-from .cost import tier_bytes, tier_reads
-from .patterns import Pattern, copy_sets, off_gpu, spread
-from .plan import HOST
+from dgl_mgpu.machine.topology import Topology
+from dgl_mgpu.placement.cost import tier_bytes, tier_reads
+from dgl_mgpu.placement.patterns import Pattern, copy_sets, off_gpu, spread
+from dgl_mgpu.placement.plan import HOST
 
 #: Cost of what cannot be; finite, so that no access at all times it is 0.
 FORBIDDEN = 1e30

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .master import Master, Mixture
-from .programme import NOWHERE, Programme, Proposal, Run
+from dgl_mgpu.placement.linear_program import NOWHERE, Programme, Proposal, Run
+from dgl_mgpu.placement.restricted_master import Master, Mixture
 
 #: Relative distance from the lower bound at which a placement is good enough.
 GAP = 5e-3

@@ -23,11 +23,10 @@ from functools import cache, cached_property
 
 import numpy as np
 
-from dgl_mgpu.topology.topology import GB, Topology
-
-from .partition import part_sizes
-from .plan import HOST, Load, TablePlan, Tier
-from .table import TableSpec
+from dgl_mgpu.machine.topology import GB, Topology
+from dgl_mgpu.placement.partition import part_sizes
+from dgl_mgpu.placement.plan import HOST, Load, TablePlan, Tier
+from dgl_mgpu.placement.table_spec import TableSpec
 
 #: Share of a link's bandwidth that reads of a size (bytes) reach, random rows, measured with plain
 #: kernels on H200s (2026-11): of GPUs on 8 at once; of the host in the order of addresses, as all

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError
-from dgl_mgpu.wholefile import written_whole
+from dgl_mgpu.utils.atomic_write import written_whole
 
 _VERSION = 1
 _PREFIX = "accesses/"

@@ -13,8 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from dgl_mgpu.errors import IdOutOfRangeError
-
-from .plan import Tier
+from dgl_mgpu.placement.plan import Tier
 
 
 def locate(

@@ -7,9 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dgl_mgpu.topology.topology import Topology
-
-from .plan import HOST, Memory, Tier
+from dgl_mgpu.machine.topology import Topology
+from dgl_mgpu.placement.plan import HOST, Memory, Tier
 
 # Up to so many GPUs every set of GPUs is a candidate for the copies of a part.
 _ALL_SETS_UP_TO = 8

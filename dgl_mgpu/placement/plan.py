@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from dgl_mgpu.errors import DataFormatError, PlanDoesNotFitError, UnreachableError
-from dgl_mgpu.topology.topology import Topology
+from dgl_mgpu.machine.topology import Topology
 
 Memory = Literal["gpu", "host", "disk"]
 MEMORIES: tuple[Memory, ...] = ("gpu", "host", "disk")

@@ -6,10 +6,9 @@ import math
 from collections.abc import Iterator
 
 from dgl_mgpu.errors import UnreachableError
-from dgl_mgpu.topology.topology import Topology
-
-from .patterns import Pattern
-from .xgnn import xgnn_pattern
+from dgl_mgpu.machine.topology import Topology
+from dgl_mgpu.placement.patterns import Pattern
+from dgl_mgpu.placement.xgnn import xgnn_pattern
 
 Clique = tuple[int, ...]
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 
 import numpy as np
 
-from .candidates import Candidates
-from .cost import over_tiers, tier_bytes
-from .patterns import off_gpu
-from .plan import TablePlan, Tier
-from .programme import NOWHERE, Programme, Run, run_accesses
-from .table import TableSpec
+from dgl_mgpu.placement.candidates import Candidates
+from dgl_mgpu.placement.cost import over_tiers, tier_bytes
+from dgl_mgpu.placement.linear_program import NOWHERE, Programme, Run, run_accesses
+from dgl_mgpu.placement.patterns import off_gpu
+from dgl_mgpu.placement.plan import TablePlan, Tier
+from dgl_mgpu.placement.table_spec import TableSpec
 
 # Shares of a table (bytes and accesses) too small for a tier of their own.
 _SLIVER = 1e-4

@@ -11,18 +11,17 @@ from typing import Literal
 import numpy as np
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError, PlanDoesNotFitError, nearest
-from dgl_mgpu.topology.topology import Topology
-
-from .candidates import AllSets, Candidates, FixedPatterns
-from .column_generation import Solution, best_placement
-from .cost import Estimate, Resources, estimate, table_load
-from .patterns import symmetries
-from .plan import Plan, TablePlan, Tier
-from .policies import POLICIES, patterns_of
-from .programme import Programme
-from .rounding import as_plans, fit, held_bytes, whole_rows
-from .table import TableSpec
-from .tidy import tidy
+from dgl_mgpu.machine.topology import Topology
+from dgl_mgpu.placement.candidates import AllSets, Candidates, FixedPatterns
+from dgl_mgpu.placement.column_generation import Solution, best_placement
+from dgl_mgpu.placement.cost import Estimate, Resources, estimate, table_load
+from dgl_mgpu.placement.linear_program import Programme
+from dgl_mgpu.placement.patterns import symmetries
+from dgl_mgpu.placement.plan import Plan, TablePlan, Tier
+from dgl_mgpu.placement.policies import POLICIES, patterns_of
+from dgl_mgpu.placement.rounding import as_plans, fit, held_bytes, whole_rows
+from dgl_mgpu.placement.simplify import tidy
+from dgl_mgpu.placement.table_spec import TableSpec
 
 Ratio = float | Literal["auto"] | None
 

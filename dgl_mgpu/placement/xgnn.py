@@ -13,9 +13,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from dgl_mgpu.topology.topology import Topology
-
-from .patterns import Pattern
+from dgl_mgpu.machine.topology import Topology
+from dgl_mgpu.placement.patterns import Pattern
 
 # Complete placements to compare by the third rule, at most; the 8 GPUs of a DGX-1 have 121.
 _MAX_PLACEMENTS = 256

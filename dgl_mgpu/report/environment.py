@@ -8,7 +8,7 @@ import platform
 import re
 from pathlib import Path
 
-from dgl_mgpu.units import human_bytes
+from dgl_mgpu.utils.units import human_bytes
 
 _PACKAGES = ("dgl-mgpu", "dgl", "torch", "numpy", "numba", "cupy-cuda12x", "cupy-cuda13x")
 

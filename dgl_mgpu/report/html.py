@@ -26,7 +26,7 @@ from dgl_mgpu.report.placement import is_on_cpu, tier_bandwidths
 from dgl_mgpu.report.placement_plot import plot_placements
 from dgl_mgpu.report.plots import plot_curves
 from dgl_mgpu.report.profile import TIMELINE_FILE, TRACE_FILE, StepProfile, read_profile
-from dgl_mgpu.units import human_bytes, human_count, human_seconds, human_share
+from dgl_mgpu.utils.units import human_bytes, human_count, human_seconds, human_share
 
 REPORT_FILE = "report.html"
 

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from rich.console import RenderableType
 from rich.table import Table
 
-from dgl_mgpu.topology import Topology
-from dgl_mgpu.units import human_bytes
+from dgl_mgpu.machine import Topology
+from dgl_mgpu.utils.units import human_bytes
 
 
 def machine_tables(topology: Topology, names: Sequence[str]) -> list[RenderableType]:

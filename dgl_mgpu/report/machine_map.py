@@ -12,7 +12,7 @@ from matplotlib.patches import Arc, Patch, Rectangle
 from dgl_mgpu.placement import Load, Plan
 from dgl_mgpu.report.colours import KEPT_COLOURS
 from dgl_mgpu.report.placement import Busy, bytes_kept, contents, is_on_cpu, is_shared, noun
-from dgl_mgpu.units import human_bytes
+from dgl_mgpu.utils.units import human_bytes
 
 #: From an idle link to one that is busy all the time: lightness alone tells, so everybody sees it.
 BUSY = LinearSegmentedColormap.from_list("busy", ["#d9d9d9", "#c994c7", "#ce1256", "#3f0021"])

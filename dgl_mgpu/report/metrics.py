@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 from dgl_mgpu.report.epoch import EpochReport
-from dgl_mgpu.sums import with_sum, without_sum
-from dgl_mgpu.wholefile import written_whole
+from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.checksums import with_sum, without_sum
 
 if TYPE_CHECKING:
     from torch.utils.tensorboard import SummaryWriter

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.machine.topology import GB
 from dgl_mgpu.placement import Load, Plan, Tier, part_sizes
 from dgl_mgpu.placement.cost import tier_bytes
-from dgl_mgpu.topology.topology import GB
-from dgl_mgpu.units import human_seconds
+from dgl_mgpu.utils.units import human_seconds
 
 #: Ways to keep rows: on every GPU, on several, on one, and off them.
 KEPT = ("every", "several", "one", "host", "disk")

@@ -21,7 +21,7 @@ from dgl_mgpu.placement import Plan
 from dgl_mgpu.report.colours import KEPT_COLOURS, TIER_COLOURS
 from dgl_mgpu.report.machine_map import BUSY, MachineMap, gpu_name
 from dgl_mgpu.report.placement import Busy, bytes_kept, noun, short_name, verdict
-from dgl_mgpu.units import human_bytes, human_seconds
+from dgl_mgpu.utils.units import human_bytes, human_seconds
 
 #: File formats of a picture, by the ending of its name.
 FORMATS = ("png", "svg", "pdf")

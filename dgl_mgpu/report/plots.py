@@ -17,7 +17,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.report.colours import BLACK, BLUE, GREY, RED, STAGE_COLOURS, TIER_COLOURS
 from dgl_mgpu.report.epoch import EpochReport, stages_of, usual_longest
-from dgl_mgpu.units import human_seconds
+from dgl_mgpu.utils.units import human_seconds
 
 _MOST_BARS = 40
 _MOST_MARKERS = 30

@@ -16,9 +16,9 @@ from typing import Any
 import torch
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError, OutputError
-from dgl_mgpu.pipeline.stage import stage
 from dgl_mgpu.report.timeline import Trace, busy_seconds, busy_share, draw_step, read_trace
-from dgl_mgpu.sums import with_sum, without_sum
+from dgl_mgpu.utils.checksums import with_sum, without_sum
+from dgl_mgpu.utils.stages import stage
 
 TRACE_FILE = "trace.json.gz"
 TIMELINE_FILE = "timeline.png"

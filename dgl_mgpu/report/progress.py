@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from dgl_mgpu.report.epoch import ACCURACY, WITHIN_OTHERS, EpochReport
-from dgl_mgpu.units import human_bytes, human_count, human_seconds, human_share
+from dgl_mgpu.utils.units import human_bytes, human_count, human_seconds, human_share
 
 LINE_WIDTH = 80
 """Columns that every line fits in, whatever the terminal: logs are read in windows too."""

@@ -12,7 +12,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from dgl_mgpu.report.epoch import MEANINGS, EpochReport, best_epoch, stages_of
-from dgl_mgpu.units import human_bytes, human_count, human_seconds, human_share
+from dgl_mgpu.utils.units import human_bytes, human_count, human_seconds, human_share
 
 _STAGE_NAMES = {
     "sample": "sampling",

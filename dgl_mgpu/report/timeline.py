@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
-from dgl_mgpu.pipeline.stage import PREFIX
 from dgl_mgpu.report.colours import BLACK, GREY, STAGE_COLOURS, YELLOW
-from dgl_mgpu.units import human_seconds, human_share
+from dgl_mgpu.utils.stages import PREFIX
+from dgl_mgpu.utils.units import human_seconds, human_share
 
 #: Stages that stand between epochs, and belong to no step.
 BETWEEN_EPOCHS = frozenset({"evaluate", "checkpoint", "report"})

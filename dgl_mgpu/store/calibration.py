@@ -18,16 +18,16 @@ from typing import Protocol, TypeVar
 
 import torch
 
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.errors import DeviceMemoryError
-from dgl_mgpu.findings import Findings
 from dgl_mgpu.ops import GraphView, RowView, SampleKey, device, gather_rows, sample_blocks
 from dgl_mgpu.ops.view import HOST_SMS, LISTED_ROWS
 from dgl_mgpu.placement import HOST, Tier
-from dgl_mgpu.store.exchange import Ranks
-from dgl_mgpu.store.format import CSCFormat
+from dgl_mgpu.store.memory.format import CSCFormat
+from dgl_mgpu.store.memory.table import Table
+from dgl_mgpu.store.memory.tables import Store
 from dgl_mgpu.store.planning import StoreOptions
-from dgl_mgpu.store.store import Store
-from dgl_mgpu.store.table import Table
+from dgl_mgpu.utils.tuning_cache import Findings
 
 T = TypeVar("T")
 

@@ -13,7 +13,10 @@ from typing import Literal
 import numpy as np
 import torch
 
+from dgl_mgpu.comm.cuda_runtime import DEVICES
 from dgl_mgpu.errors import ConfigError, PlanDoesNotFitError, nearest
+from dgl_mgpu.machine import Topology
+from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.placement import (
     Degrees,
     Plan,
@@ -25,13 +28,10 @@ from dgl_mgpu.placement import (
 )
 from dgl_mgpu.placement.cost import Resources, estimate
 from dgl_mgpu.placement.solver import read_ratio, require_policy
-from dgl_mgpu.store.cuda import DEVICES
-from dgl_mgpu.store.links import linked
-from dgl_mgpu.store.source import FeatureSource, TopologySource
-from dgl_mgpu.store.store import Blueprint, Source
-from dgl_mgpu.store.table import position_dtype
-from dgl_mgpu.topology import Topology
-from dgl_mgpu.topology.shared_memory import SharedMemory
+from dgl_mgpu.store.memory.links import linked
+from dgl_mgpu.store.memory.table import position_dtype
+from dgl_mgpu.store.memory.tables import Blueprint, Source
+from dgl_mgpu.store.sources import FeatureSource, TopologySource
 
 #: Types in which wider features can be kept.
 NARROW_DTYPES = ("float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dgl_mgpu.keys import Key, files_by_group, header, keys, keys_of_group
-from dgl_mgpu.resources import resource_folder
+from dgl_mgpu.config.keys import Key, files_by_group, header, keys, keys_of_group
+from dgl_mgpu.utils.resources import resource_folder
 
 
 def tables() -> str:

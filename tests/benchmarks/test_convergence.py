@@ -15,9 +15,9 @@ from benchmarks import convergence, convergence_epochs, sampling_accuracy
 from benchmarks.convergence import RUNS, Trained
 from benchmarks.datasets import NO_FILES, OPTIONS, data_overrides, dataset_here
 from dgl_mgpu.cli import main
-from dgl_mgpu.configuration import compose
 from dgl_mgpu.errors import DataFormatError
 from dgl_mgpu.report import read_metrics
+from dgl_mgpu.train.compose import compose
 from tests.benchmarks.ogb_files import NAME, SPEC, write_papers
 
 

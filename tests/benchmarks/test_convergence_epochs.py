@@ -29,9 +29,9 @@ from benchmarks.convergence_epochs import (
     welch_interval,
 )
 from dgl_mgpu.cli import main
-from dgl_mgpu.minibatch.seeds import SeedBatches
-from dgl_mgpu.training.config import ModelConfig
-from dgl_mgpu.training.models import build_model
+from dgl_mgpu.config.schema import ModelConfig
+from dgl_mgpu.models.homogeneous import build_model
+from dgl_mgpu.train.minibatch.seeds import SeedBatches
 from tests.benchmarks.ogb_files import NAME, write_papers
 
 

@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import dependent_reads_gpu
 from benchmarks.dependent_reads_gpu import HOST, LINE_BYTES, Blocks, Case, Chain, Walk, cases
-from dgl_mgpu.store import Ranks
+from dgl_mgpu.comm.communicator import Ranks
 from tests.kernels.emulator import EmulatedDriver
 
 

@@ -14,8 +14,8 @@ from benchmarks.generated_graph import Data, _sources
 from benchmarks.layouts import LAYOUTS
 from benchmarks.timed_training import SETTINGS, network_model
 from dgl_mgpu.errors import PlanDoesNotFitError
+from dgl_mgpu.machine import preset
 from dgl_mgpu.store.planning import StoreOptions, make_blueprint
-from dgl_mgpu.topology import preset
 
 
 def run(monkeypatch, tmp_path, arguments: str) -> dict:

@@ -32,9 +32,9 @@ from benchmarks.examples import (
     sage,
 )
 from benchmarks.examples.common import Example
-from dgl_mgpu.backend.ours import graphs_on_tensors
 from dgl_mgpu.data import load
 from dgl_mgpu.errors import DataFormatError, UnavailableError
+from dgl_mgpu.graph.dispatch import graphs_on_tensors
 
 ROOT = Path(__file__).parents[2]
 NODES = {"num_nodes": 400, "num_edges": 4000, "num_classes": 4, "train": 0.2, "test": 0.6}

@@ -15,11 +15,11 @@ from benchmarks import fullgraph, fullgraph_gpu, gcn_gpu, mgg_gpu
 from benchmarks.fullgraph import SHAPES, ExpectedSums, Shape, graph_of, random_rows
 from benchmarks.gcn_cases import CASES, Case
 from benchmarks.gcn_training import ONE_D, PEER, InTurns, Setting, Stack
-from dgl_mgpu.fullgraph.exchange.broadcast import Broadcast
-from dgl_mgpu.fullgraph.exchange.chunks import Chunks
-from dgl_mgpu.fullgraph.exchange.rounds import Returning, nothing
-from dgl_mgpu.fullgraph.ownership import Ownership
-from dgl_mgpu.fullgraph.part import cut
+from dgl_mgpu.distributed.exchange.broadcast import Broadcast
+from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.schedule import Returning, nothing
+from dgl_mgpu.distributed.local_part import cut
+from dgl_mgpu.distributed.partition import Ownership
 
 CPU = torch.device("cpu")
 SHAPE = Shape(nodes=700, edges=9000, features=5, classes=3)

@@ -14,9 +14,9 @@ from benchmarks.generated_graph import (
     require_rows,
     stored,
 )
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.data.generate import GraphSpec
-from dgl_mgpu.store import Ranks
-from dgl_mgpu.training.models import INV_SQRT_DEGREES
+from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES
 
 CPU = torch.device("cpu")
 SPEC = GraphSpec(num_nodes=300, num_edges=4000, num_features=5, num_classes=3)

@@ -17,8 +17,9 @@ from benchmarks.gpu import NumberedWords, PowerLaw, built_store, require_words, 
 from benchmarks.nvlink import received_bytes
 from benchmarks.sampling_bytes import Layout, Sectors, sectors_of
 from benchmarks.sampling_gpu import Checker, our_hops
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.ops import GraphView, SampleKey, gather_rows, sample_blocks
-from dgl_mgpu.store import FeatureSource, Ranks
+from dgl_mgpu.store.memory import FeatureSource
 from tests.benchmarks.fake_wholegraph import fake_peer
 
 WIDE = 256  # bytes a row

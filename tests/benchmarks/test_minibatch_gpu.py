@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import minibatch_gpu
 from benchmarks.minibatch_gpu import Bench, Case
-from dgl_mgpu.backend.ours import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import graphs_on_tensors
 
 
 @pytest.fixture

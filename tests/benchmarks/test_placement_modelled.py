@@ -14,7 +14,7 @@ from benchmarks.placement_modelled import (
     placed,
     tables,
 )
-from dgl_mgpu.topology import preset
+from dgl_mgpu.machine import preset
 
 
 @pytest.mark.parametrize("data", GRAPHS)

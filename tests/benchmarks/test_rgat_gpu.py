@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import rgat_gpu, rgat_training
 from benchmarks.rgat_gpu import Bench
-from dgl_mgpu.backend.ours import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import graphs_on_tensors
 from dgl_mgpu.report.profile import read_profile
 
 SMALL = [

@@ -150,7 +150,7 @@ def test_a_node_may_have_several_labels(edges, build_dataset):
 
 
 def test_several_labels_to_dgl(edges, build_dataset):
-    pytest.importorskip("dgl_mgpu.backend.compat")
+    pytest.importorskip("dgl_mgpu.dgl")
     labels = np.random.default_rng(3).integers(-1, 2, (40, 3)).astype(np.int8)
     graph = build_dataset(*edges, labels=labels).to_dgl()
     np.testing.assert_array_equal(graph.ndata["label"].numpy(), labels)
@@ -158,7 +158,7 @@ def test_several_labels_to_dgl(edges, build_dataset):
 
 
 def test_to_dgl(toy, edges):
-    pytest.importorskip("dgl_mgpu.backend.compat")
+    pytest.importorskip("dgl_mgpu.dgl")
     import dgl_mgpu  # noqa: F401  makes `import dgl` work
 
     pytest.importorskip("dgl")
@@ -176,7 +176,7 @@ def test_to_dgl(toy, edges):
 
 def test_features_of_edges_add_up_in_dgl(build_dataset, edges):
     """On CPUs DGL's C++ refuses to where a graph's edges have no ids of their own."""
-    pytest.importorskip("dgl_mgpu.backend.compat")
+    pytest.importorskip("dgl_mgpu.dgl")
     import dgl_mgpu  # noqa: F401
 
     dgl = pytest.importorskip("dgl")
@@ -190,7 +190,7 @@ def test_features_of_edges_add_up_in_dgl(build_dataset, edges):
 
 @pytest.mark.filterwarnings("error")
 def test_memory_maps_go_to_dgl_without_a_warning(toy, edges, build_dataset, tmp_path):
-    pytest.importorskip("dgl_mgpu.backend.compat")
+    pytest.importorskip("dgl_mgpu.dgl")
     import dgl_mgpu  # noqa: F401
 
     pytest.importorskip("dgl")

@@ -14,9 +14,9 @@ from types import SimpleNamespace
 
 import pytest
 
-from dgl_mgpu import limits
 from dgl_mgpu.data import files, load
 from dgl_mgpu.errors import ConfigError, DataFormatError, OutputError
+from dgl_mgpu.utils import timeouts
 
 
 def test_built_once(tmp_path):
@@ -207,7 +207,7 @@ def test_who_waits_for_a_folder_says_for_whom_and_how_long(tmp_path, monkeypatch
     while not (tmp_path / "fills").exists():
         time.sleep(0.01)
     who = rf"process {holder.pid} on {socket.gethostname()} since 20\d\d-\S+ [\d:+-]+"
-    monkeypatch.setattr(limits, "BUILD", 0.3)
+    monkeypatch.setattr(timeouts, "BUILD", 0.3)
     with pytest.raises(OutputError, match=rf"{who} has been making it for 0\.3 s and longer"):
         files.build_once(target, lambda folder: None)
     (told,) = caplog.messages

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from dgl_mgpu import cli
 from dgl_mgpu.__main__ import take_options
-from dgl_mgpu.configuration import check_overrides, compose
-from dgl_mgpu.topology import measure, preset, probe
+from dgl_mgpu.machine import measure, preset, probe
+from dgl_mgpu.train.compose import check_overrides, compose
 from tests.docs.pages import ROOT
 
 _MAKE_TARGETS = set(re.findall(r"^([a-z][a-z-]*):", (ROOT / "Makefile").read_text(), re.M))

@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from dgl_mgpu.configuration import compose
 from dgl_mgpu.placement import POLICIES
+from dgl_mgpu.train.compose import compose
 from tests.docs.pages import ROOT
 
 CONFIGURATION = runpy.run_path(str(ROOT / "docs" / "_ext" / "configuration.py"))

@@ -19,8 +19,8 @@ _TRY = """
 import dgl
 import torch
 from dgl_mgpu.cli import main
-from dgl_mgpu.configuration import compose
-from dgl_mgpu.training.models import build_model
+from dgl_mgpu.train.compose import compose
+from dgl_mgpu.models.homogeneous import build_model
 
 def test_commands():
     for command, *words in {commands}:

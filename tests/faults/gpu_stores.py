@@ -5,13 +5,14 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
+from dgl_mgpu.comm.communicator import Ranks
 from dgl_mgpu.errors import DGLMGPUError
-from dgl_mgpu.interrupts import Stopped
-from dgl_mgpu.store import Ranks, build
-from dgl_mgpu.training.launch import launch
-from dgl_mgpu.training.stop import StopRequest
-from tests.store.gpu_runtimes import make_runtime
-from tests.store.test_faults_gpu import gathered, numbered
+from dgl_mgpu.store.memory import build
+from dgl_mgpu.train.launch.launch import launch
+from dgl_mgpu.train.launch.preemption import StopRequest
+from dgl_mgpu.utils.interrupts import Stopped
+from tests.store.memory.gpu_runtimes import make_runtime
+from tests.store.memory.test_faults_gpu import gathered, numbered
 
 
 def _read(folder: Path) -> None:

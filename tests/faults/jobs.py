@@ -22,11 +22,11 @@ from pathlib import Path
 
 from dgl_mgpu.cli import main
 from dgl_mgpu.report import read_metrics
-from dgl_mgpu.training.checkpoint import Checkpoint, checkpoints, has_checkpoint
+from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint, checkpoints, has_checkpoint
 from tests.forkserver import forkserver
-from tests.training.jobs import SMALL, _nothing_drawn, equal_states, fork_ranks
+from tests.train.jobs import SMALL, _nothing_drawn, equal_states, fork_ranks
 
-#: For a job to end after a fault: `limits.CAUSE`, `limits.END` and a machine that is busy.
+#: For a job to end after a fault: `timeouts.CAUSE`, `timeouts.END` and a machine that is busy.
 END_SECONDS = 45.0
 #: For the last process of a job, after its command: torch's workers look every 5 s for their rank.
 LEFT_SECONDS = 20.0

@@ -22,10 +22,10 @@ import torch
 from dgl.dataloading import DataLoader, NeighborSampler
 
 import dgl_mgpu
-from tests.backend.global_store.test_graph import power_law_graph
 from tests.faults.conftest import SEED
 from tests.faults.test_limits import came, ended, started
 from tests.forkserver import forkserver
+from tests.store.test_graph import power_law_graph
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

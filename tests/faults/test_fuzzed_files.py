@@ -30,22 +30,22 @@ import pytest
 import torch
 from scipy import sparse
 
-from dgl_mgpu.backend.compat.overrides import ogb_load
-from dgl_mgpu.configuration import compose, hydras_words
+from dgl_mgpu.comm.serialization import NotPlainError, dumps, loads
+from dgl_mgpu.comm.signing import SignedGroup
 from dgl_mgpu.data import load, ogb, ogb_hetero
+from dgl_mgpu.dgl.patches import ogb_load
 from dgl_mgpu.errors import DGLMGPUError
-from dgl_mgpu.findings import Findings
-from dgl_mgpu.minibatch.run import _make_trainer
+from dgl_mgpu.machine import preset
+from dgl_mgpu.machine.topology import Topology
 from dgl_mgpu.placement import Plan, TableSpec, solve
 from dgl_mgpu.placement.hotness import load_accesses, save_accesses
 from dgl_mgpu.report import MetricsLog, read_metrics
 from dgl_mgpu.report.profile import StepProfile, read_profile
-from dgl_mgpu.serialization import NotPlainError, dumps, loads
-from dgl_mgpu.store.signing import SignedGroup
-from dgl_mgpu.sums import with_sum
-from dgl_mgpu.topology import preset
-from dgl_mgpu.topology.topology import Topology
-from dgl_mgpu.training.checkpoint import Checkpoint
+from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
+from dgl_mgpu.train.compose import compose, hydras_words
+from dgl_mgpu.train.minibatch.run import _make_trainer
+from dgl_mgpu.utils.checksums import with_sum
+from dgl_mgpu.utils.tuning_cache import Findings
 from tests.data import test_ogb, test_ogb_hetero
 from tests.data.test_facebook import write_pages
 from tests.data.test_planetoid import write_citeseer
@@ -53,15 +53,15 @@ from tests.data.test_reddit import write_reddit
 from tests.faults.conftest import SEED
 from tests.forkserver import forkserver
 from tests.report.conftest import report_of_epoch
-from tests.training.jobs import train
-from tests.training.test_contents import (
+from tests.train.checkpoint.test_validation import (
     ODD,
     contents_of,
     places,
     refused_or_taken,
     with_other,
 )
-from tests.training.test_contents import run as run  # a fixture
+from tests.train.checkpoint.test_validation import run as run  # a fixture
+from tests.train.jobs import train
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -447,8 +447,11 @@ def other_message(content: bytes, rng: random.Random) -> bytes:
     """The tree of a message is another; lengths are right."""
     size = int.from_bytes(content[:8], "big")
     head = json.loads(content[8 : 8 + size])
-    names = [["os", "system"], ["dgl_mgpu.cli", "main"], ["dgl_mgpu.findings", "Findings"],
-             ["dgl_mgpu.training.statefile", "StateFile"], ["builtins", "eval"]]  # fmt: skip
+    names = [
+        ["os", "system"], ["dgl_mgpu.cli", "main"], ["builtins", "eval"],
+        ["dgl_mgpu.utils.tuning_cache", "Findings"],
+        ["dgl_mgpu.train.checkpoint.spilled_state", "StateFile"],
+    ]  # fmt: skip
     odd = [{form: [rng.choice(names), "touch x"]} for form in ("object", "enum", "record")]
     odd += [{"tensor": [0, "torch.int64", [2**62, 4]]}, {"array": [0, "O", [1]]}, *_JSON_ODD]
     odd += [{"array": [0, "<f8", [-1]]}, {"tensor": [0, "torch.int8", [-1, -1]]}, {"size": [-5]}]

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dgl_mgpu.lockfile import killed_holder
 from dgl_mgpu.report import read_metrics
-from dgl_mgpu.training.checkpoint import has_checkpoint
+from dgl_mgpu.train.checkpoint.checkpoint import has_checkpoint
+from dgl_mgpu.utils.file_lock import killed_holder
 from tests.faults.conftest import Outcomes
 from tests.faults.jobs import (
     END_SECONDS,

@@ -23,7 +23,7 @@ from tests.faults.jobs import (
     send,
     until,
 )
-from tests.training.jobs import SMALL
+from tests.train.jobs import SMALL
 
 pytestmark = [
     pytest.mark.slow,

@@ -27,11 +27,11 @@ import pytest
 import dgl_mgpu.errors
 from dgl_mgpu.cli import main
 from dgl_mgpu.report import read_metrics
-from dgl_mgpu.training.checkpoint import Checkpoint, checkpoints
+from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint, checkpoints
 from tests.faults.users import become, forget_job, needs_root
 from tests.forkserver import forkserver
-from tests.training import jobs
-from tests.training.jobs import SMALL, shared_memory, until
+from tests.train import jobs
+from tests.train.jobs import SMALL, shared_memory, until
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

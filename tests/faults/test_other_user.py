@@ -25,15 +25,15 @@ from pathlib import Path
 
 import pytest
 
+from dgl_mgpu.comm import signing
+from dgl_mgpu.comm.serialization import dumps
 from dgl_mgpu.errors import DGLMGPUError
 from dgl_mgpu.report import read_metrics
-from dgl_mgpu.serialization import dumps
-from dgl_mgpu.store import signing
-from dgl_mgpu.training.trainer import Trainer
+from dgl_mgpu.train.trainer import Trainer
 from tests.faults.conftest import SEED
 from tests.faults.users import become, forget_job, needs_root
 from tests.forkserver import forkserver
-from tests.training import jobs
+from tests.train import jobs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600), needs_root]
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from dgl_mgpu import limits
-from dgl_mgpu.training.checkpoint import has_checkpoint
+from dgl_mgpu.train.checkpoint.checkpoint import has_checkpoint
+from dgl_mgpu.utils import timeouts
 from tests.faults.conftest import Outcomes
 from tests.faults.jobs import (
     END_SECONDS,
@@ -176,7 +176,7 @@ def test_a_suspended_rank_does_not_keep_a_run_from_ending(tmp_path, runs, outcom
         send(suspended, signal.SIGSTOP)
         send(job.pid, signal.SIGTERM)
         begin = time.monotonic()
-        assert job.code(limits.STOP + END_SECONDS) == 1, job.told()
+        assert job.code(timeouts.STOP + END_SECONDS) == 1, job.told()
         outcomes.longest("from SIGTERM to the end", time.monotonic() - begin)
         # The other one may wait for it, and is then as late.
         assert re.search(r"cannot run rank \d: it ran on for 25 s after SIGTERM", job.errors())

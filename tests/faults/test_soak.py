@@ -21,7 +21,7 @@ import dgl  # isort: skip
 
 from tests.faults.jobs import LEFT_SECONDS, RUN_SECONDS, Job, Runs, until
 from tests.forkserver import forkserver
-from tests.store.gpu_runtimes import mapped_segments
+from tests.store.memory.gpu_runtimes import mapped_segments
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

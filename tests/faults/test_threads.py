@@ -18,9 +18,9 @@ from dgl.dataloading import DataLoader, NeighborSampler
 
 import dgl_mgpu
 from dgl_mgpu.errors import StoreClosedError
-from tests.backend.global_store.test_graph import power_law_graph
 from tests.faults.conftest import SEED
 from tests.forkserver import forkserver
+from tests.store.test_graph import power_law_graph
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 

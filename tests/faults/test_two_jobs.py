@@ -22,7 +22,7 @@ from tests.faults.jobs import (
     send,
     until,
 )
-from tests.training.jobs import SMALL
+from tests.train.jobs import SMALL
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(3600)]
 

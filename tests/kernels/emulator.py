@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from dgl_mgpu.ops.device import Kernel, source_text
-from dgl_mgpu.resources import resource_folder
+from dgl_mgpu.utils.resources import resource_folder
 
 _HEADER = Path(__file__).with_name("emulation.h")
 # GCC fuses products and sums as NVRTC does, if it optimises and the processor can; and stops

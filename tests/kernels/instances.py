@@ -6,7 +6,7 @@ import functools
 import itertools
 import re
 
-from dgl_mgpu.resources import resource_folder
+from dgl_mgpu.utils.resources import resource_folder
 
 _IDS = ("int", "dgl_mgpu::int64")
 _SMALL = ("unsigned short", "unsigned char")

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from dgl_mgpu.ops.device import source_text
-from dgl_mgpu.resources import resource_folder
+from dgl_mgpu.utils.resources import resource_folder
 from tests.kernels.instances import instances, representatives, sources
 
 #: Instances of each kernel that are compiled for an architecture: for one, all types are tried.

@@ -12,7 +12,7 @@ import torch
 from dgl_mgpu.ops.memory import kernel
 from dgl_mgpu.ops.philox import philox
 from dgl_mgpu.ops.view import PAIRED
-from dgl_mgpu.resources import resource_folder
+from dgl_mgpu.utils.resources import resource_folder
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 

@@ -9,10 +9,10 @@ import torch
 
 from benchmarks.fullgraph import Shape, random_rows
 from benchmarks.mgg_baselines import RemoteEntries, SeparateReads
-from dgl_mgpu.fullgraph.exchange.chunks import Chunks
-from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
-from dgl_mgpu.fullgraph.ownership import Ownership
-from dgl_mgpu.fullgraph.part import cut
+from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
+from dgl_mgpu.distributed.local_part import cut
+from dgl_mgpu.distributed.partition import Ownership
 from dgl_mgpu.ops.spmm_remote import cuda
 from tests.kernels.test_spmm_remote import Together
 

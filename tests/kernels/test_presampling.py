@@ -11,17 +11,17 @@ import pytest
 import torch
 
 import dgl_mgpu
-from dgl_mgpu.backend.global_store.content import of_dgl
-from dgl_mgpu.backend.global_store.hotness import presample_hotness
+from dgl_mgpu.comm.cuda_runtime import CudaRuntime, Runtime
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.blocks.cuda import _sample_hops
 from dgl_mgpu.ops.etype_blocks.cuda import _sample_etype_hops
 from dgl_mgpu.ops.sample.cuda import _sample_neighbors
 from dgl_mgpu.ops.unique.cuda import _append_unique
-from dgl_mgpu.store.cuda import CudaRuntime, Runtime
-from tests.backend.global_store.test_graph import hetero_graph, power_law_graph
-from tests.store.fake_gpu import FakeRuntime
+from dgl_mgpu.store.content import of_dgl
+from dgl_mgpu.store.hotness import presample_hotness
+from tests.store.memory.fake_gpu import FakeRuntime
+from tests.store.test_graph import hetero_graph, power_law_graph
 
 GRAPHS = [
     (power_law_graph(idtype=torch.int32), torch.arange(0, 800, 4)),
@@ -62,7 +62,7 @@ def presampled(g, seeds, fanouts, runtime: Runtime | None = None) -> dict[str, n
 @pytest.mark.parametrize("fanouts", [[3, 4], [-1, 3]])
 @pytest.mark.parametrize(("g", "seeds"), GRAPHS)
 def test_the_gpu_counts_what_the_cpu_counts(where, g, seeds, fanouts, monkeypatch):
-    monkeypatch.setattr("dgl_mgpu.backend.global_store.hotness._BATCHES", 4)
+    monkeypatch.setattr("dgl_mgpu.store.hotness._BATCHES", 4)
     expected = presampled(g, seeds, fanouts)
     with runtime_of(where) as runtime:
         found = presampled(g, seeds, fanouts, runtime)

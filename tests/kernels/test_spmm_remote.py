@@ -6,13 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.fullgraph.exchange.chunks import Chunks
-from dgl_mgpu.fullgraph.exchange.remote import RemoteReads
-from dgl_mgpu.fullgraph.ownership import ranges, shuffled
-from dgl_mgpu.fullgraph.part import cut
+from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
+from dgl_mgpu.distributed.local_part import cut
+from dgl_mgpu.distributed.partition import ranges, shuffled
 from dgl_mgpu.ops.spmm_remote import Pipeline, Sources, cuda, spmm_remote
 from dgl_mgpu.ops.spmm_remote.op import DTYPES
-from tests.fullgraph.graphs import edges
+from tests.distributed.graphs import edges
 from tests.ops.test_spmm_remote import GRAPHS, case
 
 

@@ -6,11 +6,11 @@ import pytest
 import torch
 
 import dgl_mgpu
+from dgl_mgpu.comm import cuda_runtime
 from dgl_mgpu.ops.gather.cuda import _gather_rows
 from dgl_mgpu.ops.negative.cuda import _negative_edges
 from dgl_mgpu.ops.sample.cuda import _sample_neighbors
-from dgl_mgpu.store import cuda
-from tests.backend.global_store.test_edges import assert_finds_all, sparse_graph
+from tests.store.test_edges import assert_finds_all, sparse_graph
 
 OPERATORS = {
     "gather_rows": _gather_rows,
@@ -22,7 +22,7 @@ OPERATORS = {
 @pytest.fixture
 def by_kernels(emulated, monkeypatch):
     """Operators on CPU tensors launch kernels."""
-    monkeypatch.setattr(cuda, "find_runtime", lambda: None)
+    monkeypatch.setattr(cuda_runtime, "find_runtime", lambda: None)
     with torch.library._scoped_library("dgl_mgpu", "IMPL") as library:
         for name, operator in OPERATORS.items():
             library.impl(name, operator, "CPU", allow_override=True)

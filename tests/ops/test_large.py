@@ -8,7 +8,7 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import SampleKey, random_walk, sample_blocks, sample_neighbors
-from dgl_mgpu.store import TopologySource
+from dgl_mgpu.store.memory import TopologySource
 from tests.ops import reference
 from tests.ops.large import NODES, TAIL, LargeGraph, Weights, on_file, sources_of, weights_of
 

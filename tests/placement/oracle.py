@@ -28,8 +28,8 @@ import numpy as np
 from scipy.optimize import linprog
 from scipy.sparse import coo_array
 
+from dgl_mgpu.machine import HostGroup, Topology
 from dgl_mgpu.placement import HOST, Plan, TableSpec
-from dgl_mgpu.topology import HostGroup, Topology
 
 HOST_EFFICIENCY = 0.95
 REQUEST = 4096

@@ -8,10 +8,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dgl_mgpu.machine import preset
 from dgl_mgpu.placement import solve
-from dgl_mgpu.topology import preset
-
-from .oracle import (
+from tests.placement.oracle import (
     connected_graphs,
     curve_table,
     exhaustive,

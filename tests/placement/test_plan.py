@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from dgl_mgpu.errors import DataFormatError, PlanDoesNotFitError, UnreachableError
+from dgl_mgpu.machine import preset
 from dgl_mgpu.placement import HOST, Plan, TableSpec, solve
-from dgl_mgpu.topology import preset
 
 TOPOLOGY = preset("dgx1-4gc")
 

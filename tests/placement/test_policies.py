@@ -6,12 +6,11 @@ import numpy as np
 import pytest
 
 from dgl_mgpu.errors import UnreachableError
+from dgl_mgpu.machine import Topology, preset
 from dgl_mgpu.placement import TableSpec, solve
 from dgl_mgpu.placement.policies import clique_pattern, cliques
 from dgl_mgpu.placement.xgnn import xgnn_pattern
-from dgl_mgpu.topology import Topology, preset
-
-from .oracle import connected_graphs, machine
+from tests.placement.oracle import connected_graphs, machine
 
 
 def test_xgnn_on_dgx1_stores_one_more_part_and_uses_all_links_evenly():

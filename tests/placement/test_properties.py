@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dgl_mgpu.machine import HostGroup, Topology
 from dgl_mgpu.placement import Plan, TableSpec, solve
-from dgl_mgpu.topology import HostGroup, Topology
 
 # The solver stops within 0.3 % of the optimum (a readable plan: 0.4 %), and then rounds to whole
 # rows: tables are drawn so that no row counts for much.

@@ -11,10 +11,9 @@ import numpy as np
 import pytest
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError, PlanDoesNotFitError
+from dgl_mgpu.machine import preset
 from dgl_mgpu.placement import HOST, POLICIES, TableSpec, solve
-from dgl_mgpu.topology import preset
-
-from .oracle import plan_seconds
+from tests.placement.oracle import plan_seconds
 
 ROWS = 100_000
 DEGREES = np.sort((np.random.default_rng(1).pareto(1.5, ROWS) * 10 + 1).astype(int))[::-1]

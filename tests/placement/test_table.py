@@ -7,7 +7,7 @@ import pytest
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.placement import TableSpec
-from dgl_mgpu.placement.table import MAX_BREAKPOINTS, SECTOR_BYTES
+from dgl_mgpu.placement.table_spec import MAX_BREAKPOINTS, SECTOR_BYTES
 
 
 def power_law(rows):

@@ -3,9 +3,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from dgl_mgpu.machine import preset
 from dgl_mgpu.placement import TableSpec, Tier, solve
-from dgl_mgpu.placement.tidy import tidy
-from dgl_mgpu.topology import preset
+from dgl_mgpu.placement.simplify import tidy
 
 
 def gpu(start: int, stop: int, *copies: tuple[int, ...]) -> Tier:

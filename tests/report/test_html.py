@@ -14,13 +14,13 @@ from PIL import Image
 from rich.console import Console
 
 from dgl_mgpu.errors import DataFormatError
+from dgl_mgpu.machine import Topology, preset
 from dgl_mgpu.placement import TableSpec, solve
 from dgl_mgpu.report import MetricsLog, StageSeconds, TierTraffic, read_metrics, summary_table
 from dgl_mgpu.report.environment import environment
 from dgl_mgpu.report.html import write_report
 from dgl_mgpu.report.profile import StepProfile
 from dgl_mgpu.report.timeline import draw_step, read_trace
-from dgl_mgpu.topology import Topology, preset
 from tests.report.traces import gpu_events, write_trace
 
 _EMPTY = {"meta", "img", "br"}

@@ -15,6 +15,7 @@ from matplotlib.patches import Rectangle
 from PIL import Image
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError
+from dgl_mgpu.machine import HostGroup, Topology, preset
 from dgl_mgpu.placement import HOST, Plan, TableSpec, locate, solve
 from dgl_mgpu.placement.cost import efficiency
 from dgl_mgpu.report import machine_map
@@ -22,7 +23,6 @@ from dgl_mgpu.report.colours import KEPT_COLOURS
 from dgl_mgpu.report.machine_map import MachineMap
 from dgl_mgpu.report.placement import Busy, bytes_kept, contents, tier_bandwidths
 from dgl_mgpu.report.placement_plot import placement_figure, plot_placements
-from dgl_mgpu.topology import HostGroup, Topology, preset
 
 ROWS, ROW_BYTES, READS = 240, 4096, 1000.0
 HOT = 1.0 / np.arange(1, ROWS + 1)

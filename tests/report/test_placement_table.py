@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from dgl_mgpu.machine import preset, probe_shared_memory
 from dgl_mgpu.placement import TableSpec, solve
 from dgl_mgpu.report.placement_table import placement_tables
-from dgl_mgpu.topology import preset, probe_shared_memory
 
 NAMES = ("topology/_N:_E:_N", "node/_N/feat")
 

@@ -12,7 +12,7 @@ from dgl_mgpu.errors import DataFormatError, InvalidInputError, OutputError
 from dgl_mgpu.report import profile as profiling
 from dgl_mgpu.report.profile import WARM_UP, Profile, StepProfile, read_profile
 from dgl_mgpu.report.timeline import read_trace
-from dgl_mgpu.training.heartbeat import StageTracker, own_heartbeat
+from dgl_mgpu.train.launch.heartbeat import StageTracker, own_heartbeat
 from tests.report.traces import gpu_events, train, write_trace
 
 

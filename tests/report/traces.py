@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from dgl_mgpu.pipeline.stage import stage
+from dgl_mgpu.utils.stages import stage
 
 #: Microseconds at which the trace's first step begins; the file's clock does not begin at 0.
 ORIGIN = 4_460_956_419_000.5

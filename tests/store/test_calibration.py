@@ -14,18 +14,21 @@ import pytest
 import torch
 
 import dgl_mgpu
+from dgl_mgpu.comm import cuda_runtime
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.cuda_runtime import CudaRuntime
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, RankFailedError
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.ops.view import HOST_SMS, LISTED_ROWS
 from dgl_mgpu.placement import order_by_hotness
-from dgl_mgpu.store import Blueprint, FeatureSource, Ranks, TopologySource, build, calibration, cuda
+from dgl_mgpu.store import calibration
 from dgl_mgpu.store.calibration import FOUND, calibrate
-from dgl_mgpu.store.cuda import CudaRuntime
+from dgl_mgpu.store.memory import Blueprint, FeatureSource, TopologySource, build
 from dgl_mgpu.store.planning import StoreOptions
-from dgl_mgpu.training.launch import launch
-from tests.store.fake_gpu import FakeRuntime
-from tests.store.layouts import partitioned, plan_of, replicated, single
-from tests.store.test_store import random_csc
+from dgl_mgpu.train.launch.launch import launch
+from tests.store.memory.fake_gpu import FakeRuntime
+from tests.store.memory.layouts import partitioned, plan_of, replicated, single
+from tests.store.memory.test_tables import random_csc
 
 SMS = 132
 ROWS, WIDTH = 9000, 8
@@ -90,7 +93,7 @@ def small(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     for name in ("gather_rows", "sample_blocks"):
         monkeypatch.setattr(calibration, name, getattr(calibration, name))
-    monkeypatch.setattr(cuda, "find_runtime", cuda.find_runtime)
+    monkeypatch.setattr(cuda_runtime, "find_runtime", cuda_runtime.find_runtime)
     shrink(monkeypatch.setattr)
 
 
@@ -374,7 +377,7 @@ def test_the_slowest_rank_decides_for_all(tmp_path) -> None:
 
 def test_a_global_store_is_calibrated_when_it_is_built(monkeypatch) -> None:
     runtime = FakeRuntime(0, 1)
-    monkeypatch.setattr(cuda, "find_runtime", lambda: runtime)
+    monkeypatch.setattr(cuda_runtime, "find_runtime", lambda: runtime)
     g = dgl.rand_graph(ROWS, 60_000)
     g.ndata["feat"] = torch.randn(ROWS, WIDTH)
     model = Model()

@@ -5,7 +5,7 @@ to all entries of one id, in the order in which they came.  So no two threads wr
 the result is the same, bit for bit, on the CPU and on a GPU.
 
 Where a table is kept in several copies, or read by several ranks, ``shares`` says which rows this
-rank writes; :mod:`dgl_mgpu.store.optimizer` has all ranks write theirs.
+rank writes; :mod:`dgl_mgpu.store.row_updates` has all ranks write theirs.
 """
 
 from __future__ import annotations

@@ -1,1 +1,0 @@
-"""How DGL sees this package: import compatibility, graphs and feature storages."""

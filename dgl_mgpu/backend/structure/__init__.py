@@ -1,1 +1,0 @@
-"""Graphs made of tensors: their index and relations, and what is made from them, as blocks are."""

@@ -1,0 +1,377 @@
+"""How ranks tell each other where their segments are, and send each other tensors."""
+
+from __future__ import annotations
+
+import logging
+import math
+import multiprocessing as mp
+import os
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from dgl_mgpu.comm.loopback import connections_are_ours
+from dgl_mgpu.comm.signing import SECRET, SignedGroup, job_secret
+from dgl_mgpu.errors import InvalidInputError, RankFailedError
+from dgl_mgpu.machine.shared_memory import SHARED_MEMORY, unusable_shared_memory
+from dgl_mgpu.utils import timeouts
+from dgl_mgpu.utils.torchrun import under_torchrun
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_UNSIGNED = (
+    "ranks on several machines have no secret to sign by what they tell each other: unless the "
+    "network between them is private, give all of them the same %s"
+)
+
+# How long GPUs wait for each other's tensors, which all ranks were about to send; then NCCL ends
+# the process, which cannot be told of it in any other way.
+_NCCL_TIMEOUT = timedelta(seconds=30)
+
+
+class Ranks:
+    """A group of ranks: those that share one store, or all of a job.
+
+    Parameters
+    ----------
+    group : torch.distributed.ProcessGroup, optional
+        A gloo group; ``None`` for a single process.
+    gpu_group : torch.distributed.ProcessGroup, optional
+        An NCCL group of the same ranks, for tensors on GPUs.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup | None = None,
+        gpu_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        self._gpu_group = gpu_group
+        self._group: SignedGroup | None = None
+        self._lost = ""
+        self.rank = 0 if group is None else dist.get_rank(group)
+        self.size = 1 if group is None else dist.get_world_size(group)
+        if group is not None:
+            self._group = SignedGroup(group)
+            self._exchange(SignedGroup.agree)
+
+    @classmethod
+    def of_all_machines(cls) -> Ranks:
+        """All ranks of the job; every one of them must call this."""
+        return _known_groups()[0]
+
+    @classmethod
+    def of_this_machine(cls) -> Ranks:
+        """The ranks of this process's machine, if torch.distributed is initialised.
+
+        Every rank of the job must call this.  Each machine holds its own replica of the
+        store (WholeGraph, section III-D).
+        """
+        return _known_groups()[1]
+
+    @classmethod
+    def of_first_ranks(cls) -> Ranks:
+        """The first rank of each machine; another rank gets a group of itself.
+
+        Every rank of the job must call this.
+        """
+        return _known_groups()[2]
+
+    def all_gather(self, value: T) -> list[T]:
+        """What every rank passed, by rank.
+
+        Parameters
+        ----------
+        value : object
+            Plain data (:func:`dgl_mgpu.comm.serialization.dumps`).
+
+        Raises
+        ------
+        RankFailedError
+            If a rank is gone.
+        """
+        if self.size == 1:
+            return [value]
+        return self._exchange(lambda group: group.all_gather(value))
+
+    def concatenated(self, asked: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+        """Each tensor with those of the other ranks in its place, one rank after the other.
+
+        From GPU to GPU (NCCL) where every rank's tensors are on a GPU of its own, else over the
+        hosts (gloo).
+
+        Parameters
+        ----------
+        asked : str
+            What for, should it fail.
+        tensors : sequence of Tensor, shape (n, ...)
+            On one device.  Of the same dtypes and row shapes on all ranks; ``n`` may differ, also
+            between tensors, and be 0.
+
+        Returns
+        -------
+        list of Tensor
+            On the device of ``tensors``.
+
+        Raises
+        ------
+        RankFailedError
+            If a rank is gone, or has too little memory.
+        """
+        if self.size == 1:
+            return list(tensors)
+        device = tensors[0].device
+        found = self.all_gather((_gpu_of(device), [len(tensor) for tensor in tensors]))
+        # NCCL does not serve two ranks on one GPU.
+        gpus = {gpu for gpu, _ in found}
+        direct = self._gpu_group is not None and "" not in gpus and len(gpus) == self.size
+        lengths = list(zip(*(of_rank for _, of_rank in found), strict=True))
+        sent = self.together(
+            asked,
+            lambda: [
+                _Sent(tensor if direct else tensor.cpu(), counts)
+                for tensor, counts in zip(tensors, lengths, strict=True)
+            ],
+        )
+        for each in sent:
+            if len(each.mine):
+                self._exchange(partial(_send, each, self._gpu_group if direct else None))
+        return [each.joined().to(device) for each in sent]
+
+    def from_first(self, asked: str, step: Callable[[], T]) -> T:
+        """Run ``step`` on the first rank and return its result, plain data, on every rank.
+
+        Raises
+        ------
+        RankFailedError
+            On the other ranks, when it failed; on the first, the original error.  On all, if a
+            rank is gone.
+        """
+        if self.size == 1:
+            return step()
+        outcome: Any = [None, ""]
+        failure: Exception | None = None
+        if self.rank == 0:
+            try:
+                outcome[0] = step()
+            except Exception as error:
+                failure, outcome[1] = error, error_text(error)
+        outcome = self._exchange(lambda group: group.broadcast(outcome))
+        if failure is not None:
+            raise failure
+        if outcome[1]:
+            raise rank_failed(asked, 0, outcome[1])
+        return outcome[0]
+
+    def send(self, source: int, rows: torch.Tensor) -> None:
+        """Give every rank one rank's numbers, in place.
+
+        Parameters
+        ----------
+        source : int
+            The rank that has them.
+        rows : Tensor
+            In the host's memory, contiguous; of the same shape and dtype on all ranks.
+
+        Raises
+        ------
+        RankFailedError
+            If a rank is gone.
+        """
+        if self.size > 1 and rows.numel():
+            numbers = rows.flatten().view(torch.uint8)
+            self._exchange(
+                lambda group: dist.broadcast(numbers, group=group.group, group_src=source)
+            )
+
+    def together(self, asked: str, step: Callable[[], T]) -> T:
+        """Run ``step`` on every rank and return this rank's result, or raise on every rank.
+
+        A rank whose step raises still takes part in the exchange, so that the others learn
+        the reason instead of waiting for it.
+
+        Raises
+        ------
+        RankFailedError
+            On the ranks whose own step went well, when another's did not; where it failed,
+            the original error.  On all, if a rank is gone.
+        """
+        try:
+            result = step()
+        except Exception as error:
+            self.all_gather(error_text(error))
+            raise
+        for rank, reason in enumerate(self.all_gather("")):
+            if reason:
+                raise rank_failed(asked, rank, reason)
+        return result
+
+    def _exchange(self, collective: Callable[[SignedGroup], T]) -> T:
+        if self._group is not None:
+            try:
+                return collective(self._group)
+            except RankFailedError as error:  # what came is not another rank's
+                refused: RankFailedError | None = RankFailedError(*error.args)
+            except RuntimeError as error:  # gloo's, when a connection is lost
+                self._lost, refused = str(error).splitlines()[0], None
+                error.__traceback__ = None  # its frames hold the group
+            # Only the neighbours of a rank that is gone see its connection close.  They close
+            # theirs, which the last reference to a group does, so that no rank waits for ever.
+            dist.destroy_process_group(self._group.group)
+            self._group = None
+            if refused is not None:
+                raise refused
+        raise RankFailedError(
+            "exchange with the machine's other ranks",
+            f"one of them is gone, or does not answer ({self._lost})",
+            "see why it ended, and start the run again",
+        )
+
+
+_groups: tuple[object, Ranks, Ranks, Ranks] | None = None
+
+
+def _known_groups() -> tuple[Ranks, Ranks, Ranks]:
+    """Groups of all ranks, of this machine's and of the first ones of machines.
+
+    They are made once for a job: each costs connections.
+    """
+    global _groups
+    if not dist.is_initialized():
+        _require_one_process()
+        return Ranks(), Ranks(), Ranks()
+    if dist.get_world_size() == 1:
+        return Ranks(), Ranks(), Ranks()
+    if _groups is None or _groups[0] is not dist.group.WORLD:
+        group = _gloo_group(None)
+        everyone = Ranks(group)
+        here = everyone.together("find the ranks of one machine", _machine_id)
+        found = everyone.all_gather((here, _has_nccl()))
+        machines = [machine for machine, _ in found]
+        has_nccl = all(has for _, has in found)
+        everyone._gpu_group = _nccl_group(None) if has_nccl else None
+        mine, firsts = Ranks(), Ranks()
+        for machine in dict.fromkeys(machines):
+            members = [rank for rank, other in enumerate(machines) if other == machine]
+            group = _gloo_group(members)
+            gpu_group = _nccl_group(members) if has_nccl else None
+            if machine == machines[dist.get_rank()]:
+                mine = Ranks(group, gpu_group)
+        members = [machines.index(machine) for machine in dict.fromkeys(machines)]
+        if len(members) > 1:
+            if everyone.rank == 0 and not job_secret():
+                log.warning(_UNSIGNED, SECRET)
+            group = _gloo_group(members)
+            firsts = Ranks(group) if dist.get_rank() in members else firsts
+        _groups = dist.group.WORLD, everyone, mine, firsts
+    return _groups[1:]
+
+
+def _require_one_process() -> None:
+    """Raise in a rank of torchrun that has joined no job: it would be one of its own, unnoticed."""
+    size = int(os.environ.get("WORLD_SIZE", 1))
+    # What a rank starts inherits its environment, but need not be a rank.
+    if under_torchrun() and size > 1 and mp.parent_process() is None:
+        raise InvalidInputError(
+            f"share data with the other ranks of torchrun, {size} in all",
+            "torch.distributed is not initialised",
+            "call torch.distributed.init_process_group() first; or unset WORLD_SIZE for a job of "
+            "each process's own",
+        )
+
+
+def _has_nccl() -> bool:
+    return torch.cuda.is_available() and dist.is_nccl_available()
+
+
+def _gloo_group(members: list[int] | None) -> dist.ProcessGroup:
+    # Its ranks may wait for one that makes a data set.
+    limit = timedelta(seconds=timeouts.BUILD)
+    everyone = range(dist.get_world_size()) if members is None else members
+    others = len(everyone) - 1 if dist.get_rank() in everyone else 0
+    try:
+        with connections_are_ours(others):
+            return dist.new_group(members, backend="gloo", timeout=limit)
+    except RankFailedError:
+        raise
+    except RuntimeError as error:
+        if "Resource temporarily unavailable" in str(error):  # for its threads (ulimit -u)
+            raise
+        raise RankFailedError(
+            "connect to the other ranks",
+            f"one of them is gone, or did not come within {timeouts.BUILD:g} s "
+            f"({str(error).partition(chr(10))[0]})",
+            "see why it ended, and start the run again",
+        ) from error
+
+
+def _nccl_group(members: list[int] | None) -> dist.ProcessGroup:
+    # Its ranks are connected when it is first used.
+    return dist.new_group(members, backend="nccl", timeout=_NCCL_TIMEOUT)
+
+
+def _gpu_of(device: torch.device) -> str:
+    """Which GPU a device is, the same for every process; '' if it is none."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
+
+
+def _send(sent: _Sent, gpu_group: dist.ProcessGroup | None, group: SignedGroup) -> None:
+    dist.all_gather(list(sent.every), sent.mine, group=gpu_group or group.group)
+
+
+class _Sent:
+    """A tensor on its way to all ranks: as bytes, and each rank's as long as the longest.
+
+    Parameters
+    ----------
+    tensor : Tensor, shape (n, ...)
+    lengths : sequence of int
+        ``n`` of every rank.
+
+    Attributes
+    ----------
+    mine : Tensor, uint8, shape (bytes of the longest,)
+        What this rank sends.
+    every : Tensor, uint8, shape (ranks, bytes of the longest)
+        What it receives.
+    """
+
+    def __init__(self, tensor: torch.Tensor, lengths: Sequence[int]) -> None:
+        self._dtype, self._row_shape, self._lengths = tensor.dtype, tensor.shape[1:], lengths
+        self._row_bytes = math.prod(self._row_shape) * tensor.element_size()
+        self.mine = tensor.new_empty(max(lengths) * self._row_bytes, dtype=torch.uint8)
+        self.every = self.mine.new_empty(len(lengths), len(self.mine))
+        nbytes = tensor.numel() * tensor.element_size()
+        self.mine[:nbytes].view(tensor.dtype).copy_(tensor.flatten())
+
+    def joined(self) -> torch.Tensor:
+        """All ranks' rows."""
+        parts = zip(self.every, self._lengths, strict=True)
+        rows = torch.cat([part[: length * self._row_bytes] for part, length in parts])
+        return rows.view(self._dtype).reshape(sum(self._lengths), *self._row_shape)
+
+
+def rank_failed(asked: str, rank: int, reason: str) -> RankFailedError:
+    """What the other ranks raise when one failed."""
+    return RankFailedError(
+        asked, f"rank {rank} failed with {reason}", f"mend the cause on rank {rank}"
+    )
+
+
+def error_text(error: Exception) -> str:
+    """An error as the other ranks hear of it."""
+    return f"{type(error).__name__}: {error}"
+
+
+def _machine_id() -> str:
+    # Two containers of one host do not share /dev/shm: its device number tells them apart.
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    try:
+        return f"{boot}:{SHARED_MEMORY.stat().st_dev}"
+    except OSError as error:
+        raise unusable_shared_memory(error.strerror or str(error)) from error

@@ -1,0 +1,310 @@
+"""The few calls of the CUDA runtime that a store in GPU memory needs.
+
+torch's allocator keeps memory for itself and hands it out in pieces; what other processes map
+has to be a block of its own, and to go back to the GPU when it is freed.  The calls are made
+through CuPy, which is imported when a store is built on GPUs and not before.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import torch
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.errors import ConfigError, DeviceMemoryError, PeerAccessError, UnavailableError
+from dgl_mgpu.machine import Topology, probe
+from dgl_mgpu.ops.device import cupy
+
+#: Where a store may keep what its plan calls GPU memory.
+DEVICES = ("auto", "cpu", "cuda")
+
+# Allocations share a handle with their neighbours unless they fill pages of this size, which
+# are what the driver maps for another process.
+_PAGE = 2 << 20
+# CUDA's names for these are not in CuPy's API.
+_OUT_OF_MEMORY = 2
+_REGISTER_PORTABLE_MAPPED = 1 | 2
+_REGISTERED_ADDRESS_IS_DEVICE_ADDRESS = 91
+
+
+@dataclass(frozen=True)
+class Seat:
+    """A GPU as a rank finds it.
+
+    Attributes
+    ----------
+    gpu : str
+        The same for all ranks that use it, whatever number they know it by.
+    free, total : int
+        Bytes.
+    """
+
+    gpu: str
+    free: int
+    total: int
+
+
+class Runtime(Protocol):
+    """Memory of one rank's GPU.  Tests put a machine without GPUs in its place.
+
+    Attributes
+    ----------
+    device : torch.device
+        Where the tensors of views go, which decides what device operators run on.
+    """
+
+    device: torch.device
+
+    def seat(self) -> Seat:
+        """The GPU of this rank."""
+
+    def gpus(self) -> list[str]:
+        """All GPUs that this process sees, by what :attr:`Seat.gpu` is."""
+
+    def machine(self) -> Topology:
+        """The machine they are in, numbered as :meth:`gpus`, with all memory that they have.
+
+        Uses no memory of theirs.
+        """
+
+    def allocate(self, nbytes: int) -> int:
+        """The address of new memory; :class:`DeviceMemoryError` if there is too little."""
+
+    def free(self, address: int) -> None:
+        """Give memory back, once no other process maps it."""
+
+    def share(self, address: int) -> bytes:
+        """A handle of allocated memory, for other processes; :class:`PeerAccessError` if there
+        are none here."""
+
+    def open(self, handle: bytes) -> int:
+        """Map another process's memory; :class:`PeerAccessError` if it cannot be."""
+
+    def close(self, address: int) -> None:
+        """Unmap it."""
+
+    def register(self, address: int, nbytes: int) -> None:
+        """Let kernels use host memory at the address that the host knows it by."""
+
+    def unregister(self, address: int) -> None:
+        """Take that back."""
+
+    def upload(self, address: int, data: np.ndarray) -> None:
+        """Copy contiguous host memory to the GPU, and wait."""
+
+    def download(self, address: int, nbytes: int) -> np.ndarray:
+        """A copy of GPU memory, uint8."""
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy between two addresses this GPU reaches."""
+
+    def synchronize(self) -> None:
+        """Wait for all work on the GPU."""
+
+    def trim(self) -> None:
+        """Give back what allocators keep for later."""
+
+
+class CudaRuntime:
+    """The CUDA device that is torch's current one at the time.
+
+    Raises
+    ------
+    UnavailableError
+        If CuPy cannot be imported, or the driver gives registered host memory another
+        address.
+    """
+
+    def __init__(self) -> None:
+        self._index = torch.cuda.current_device()
+        self.device = torch.device("cuda", self._index)
+        self._runtime = cupy().cuda.runtime
+        if not self._runtime.deviceGetAttribute(_REGISTERED_ADDRESS_IS_DEVICE_ADDRESS, self._index):
+            raise UnavailableError(
+                f"keep a store on {self.device}",
+                "this GPU cannot read host memory at the host's addresses",
+                "use store.device=cpu",
+            )
+
+    def seat(self) -> Seat:
+        return Seat(_name_of(self._index), *torch.cuda.mem_get_info(self._index))
+
+    def gpus(self) -> list[str]:
+        return [_name_of(index) for index in range(torch.cuda.device_count())]
+
+    def machine(self) -> Topology:
+        return probe(free_memory=False)
+
+    def allocate(self, nbytes: int) -> int:
+        with self._on_device():
+            try:
+                return self._runtime.malloc(-(-nbytes // _PAGE) * _PAGE)
+            except self._runtime.CUDARuntimeError as error:
+                if error.status != _OUT_OF_MEMORY:
+                    raise
+        raise out_of_memory(str(self.device), nbytes, torch.cuda.mem_get_info(self._index)[0])
+
+    def free(self, address: int) -> None:
+        with self._on_device():
+            self._runtime.free(address)
+
+    def share(self, address: int) -> bytes:
+        with self._on_device():
+            try:
+                return self._runtime.ipcGetMemHandle(address)
+            except self._runtime.CUDARuntimeError as error:
+                raise PeerAccessError(
+                    f"share memory of {self.device} with other ranks",
+                    str(error),
+                    "hide its links (store.links), or use store.device=cpu",
+                ) from error
+
+    def open(self, handle: bytes) -> int:
+        with self._on_device():
+            try:
+                return self._runtime.ipcOpenMemHandle(handle)
+            except self._runtime.CUDARuntimeError as error:
+                raise PeerAccessError(
+                    f"map another rank's GPU memory on {self.device}",
+                    str(error),
+                    "hide the link between the two (store.links), or use store.device=cpu",
+                ) from error
+
+    def close(self, address: int) -> None:
+        with self._on_device():
+            self._runtime.ipcCloseMemHandle(address)
+
+    def register(self, address: int, nbytes: int) -> None:
+        with self._on_device():
+            try:
+                self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE_MAPPED)
+            except self._runtime.CUDARuntimeError as error:
+                raise DeviceMemoryError(
+                    f"map {nbytes:,} bytes of host memory on {self.device}",
+                    str(error),
+                    "raise the limit on locked memory (ulimit -l), or keep less in host memory "
+                    "(store.host_memory)",
+                    nbytes,
+                ) from error
+
+    def unregister(self, address: int) -> None:
+        with self._on_device():
+            self._runtime.hostUnregister(address)
+
+    def upload(self, address: int, data: np.ndarray) -> None:
+        with self._on_device():
+            runtime = self._runtime
+            runtime.memcpy(address, data.ctypes.data, data.nbytes, runtime.memcpyHostToDevice)
+            # A copy from pageable memory returns once that is read.
+            runtime.streamSynchronize(0)
+
+    def download(self, address: int, nbytes: int) -> np.ndarray:
+        data = np.empty(nbytes, np.uint8)
+        with self._on_device():
+            runtime = self._runtime
+            runtime.memcpy(data.ctypes.data, address, nbytes, runtime.memcpyDeviceToHost)
+        return data
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        with self._on_device():
+            self._runtime.memcpy(target, source, nbytes, self._runtime.memcpyDefault)
+            self._runtime.streamSynchronize(0)
+
+    def synchronize(self) -> None:
+        with self._on_device():
+            self._runtime.deviceSynchronize()
+
+    def trim(self) -> None:
+        torch.cuda.empty_cache()
+
+    @contextmanager
+    def _on_device(self) -> Iterator[None]:
+        # Whatever thread this is: memory may be freed by the garbage collector in any.
+        before = self._runtime.getDevice()
+        self._runtime.setDevice(self._index)
+        try:
+            yield
+        finally:
+            self._runtime.setDevice(before)
+
+
+def _name_of(index: int) -> str:
+    # Properties are there before a GPU has a context, and asking for them opens none.
+    return str(torch.cuda.get_device_properties(index).uuid)
+
+
+def find_runtime() -> Runtime | None:
+    """The runtime of this process's GPU, or None where torch sees none.
+
+    Raises
+    ------
+    UnavailableError
+        As :class:`CudaRuntime`.
+    """
+    return CudaRuntime() if torch.cuda.is_available() else None
+
+
+def choose_runtime(device: str, ranks: Ranks) -> Runtime | None:
+    """The GPU memory that all ranks keep their part of a store in, or None for shared memory.
+
+    Collective.
+
+    Parameters
+    ----------
+    device : str
+        One of :data:`DEVICES`; 'auto' takes GPUs where every rank has one.
+    ranks : Ranks
+
+    Raises
+    ------
+    ConfigError
+        If ranks ask for different devices.
+    UnavailableError
+        If 'cuda' is asked for and a rank has no GPU or no CuPy.
+    """
+
+    def look() -> tuple[Runtime | None, str]:
+        if device == "cpu":
+            return None, ""
+        try:
+            runtime = find_runtime()
+        except UnavailableError as error:
+            if device == "auto":
+                warnings.warn(f"the store stays in shared memory: {error}", stacklevel=4)
+            return None, str(error)
+        return runtime, "" if runtime is not None else "torch sees no GPU"
+
+    runtime, missing = ranks.together("find the ranks' GPUs", look)
+    found = ranks.all_gather((device, missing))
+    asked = {device for device, _ in found}
+    if len(asked) > 1:
+        raise ConfigError(
+            "choose the store's device",
+            f"the ranks ask for different ones, {sorted(asked)}",
+            "pass the same device on every rank",
+        )
+    for rank, (_, reason) in enumerate(found):
+        if reason and device == "cuda":
+            raise UnavailableError(
+                "keep a store on GPUs",
+                f"rank {rank} cannot use one ({reason})",
+                "mend that, or use device 'auto'",
+            )
+    return None if any(reason for _, reason in found) else runtime
+
+
+def out_of_memory(where: str, needed: int, available: int) -> DeviceMemoryError:
+    """What to raise when a GPU has too little room for a store's part."""
+    return DeviceMemoryError(
+        f"place {needed:,} bytes of a store on {where}",
+        f"{available:,} bytes are free, which is {needed - available:,} too few",
+        "lower store.gpu_memory, or free memory on that GPU",
+        needed,
+        available,
+    )

@@ -1,0 +1,393 @@
+"""What a training run is configured with; ``configs/`` holds the values.
+
+These classes are the schema: Hydra merges the YAML files and the command line into them, so a
+value of the wrong type or an unknown key is an error before anything starts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from dgl_mgpu.config.sections import (
+    DataConfig,
+    FullGraphConfig,
+    LinksConfig,
+    ModelConfig,
+    SamplerConfig,
+    StoreConfig,
+    TrainerConfig,
+)
+from dgl_mgpu.data import HETEROGENEOUS
+from dgl_mgpu.errors import ConfigError
+
+#: Models, and the ways in which each may aggregate.
+AGGREGATORS = {
+    "graphsage": ("mean", "gcn", "pool", "lstm"),
+    "gcn": ("mean",),
+    "gat": ("mean",),
+    "gin": ("mean", "sum", "max"),
+    "rgcn": ("mean",),
+    "rgat": ("mean",),
+    "pinsage": ("mean",),
+}
+#: Models of graphs with several types of nodes or edges.
+HETERO_MODELS = ("rgcn", "rgat")
+MODES = ("minibatch", "fullgraph")
+TASKS = ("node_classification", "link_prediction")
+#: How :func:`dgl_mgpu.partition_graph` deals out nodes.
+PARTITIONS = ("random", "order", "metis")
+#: Where the features of a full graph are, and what is kept between layers.
+PLACES = ("auto", "gpu", "host")
+ACTIVATIONS = PRECISIONS = ("float32", "bfloat16")
+SAMPLERS = ("neighbor", "random_walk")
+#: What a model's first layer takes of a node.
+INPUTS = ("features", "learned")
+
+
+@dataclass
+class Config:
+    """A whole run, on mini-batches or, with ``mode='fullgraph'``, on the whole graph at once.
+
+    ``task`` says what is learned: the classes of nodes, or, on mini-batches, which pairs of nodes
+    are edges.  On the whole graph a layer takes all neighbours, and an epoch is one step.  Of the
+    sampler, the number of ``fanouts`` counts, which is that of the layers; the store and the batch
+    size do not.
+    """
+
+    mode: str = "minibatch"
+    task: str = "node_classification"
+    links: LinksConfig = field(default_factory=LinksConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    sampler: SamplerConfig = field(default_factory=SamplerConfig)
+    store: StoreConfig = field(default_factory=StoreConfig)
+    fullgraph: FullGraphConfig = field(default_factory=FullGraphConfig)
+    trainer: TrainerConfig = field(default_factory=TrainerConfig)
+    topology: str = "auto"
+
+    def check(self) -> None:
+        """Check values that no type can.
+
+        Raises
+        ------
+        ConfigError
+        """
+        self._check_ranges()
+        self._check_names()
+        sampler = self.sampler
+        evaluated = sampler.evaluated_fanouts()
+        if len(sampler.fanouts) != len(evaluated) or not sampler.fanouts:
+            raise ConfigError(
+                f"sampler.fanouts={sampler.fanouts} eval_fanouts={sampler.eval_fanouts}",
+                "their lengths differ or are 0",
+                "give both an entry for each layer of the model, or eval_fanouts=null for all "
+                "neighbours",
+            )
+        if not all(map(_is_fanout, (*sampler.fanouts, *evaluated))):
+            raise ConfigError(
+                f"sampler.fanouts={sampler.fanouts} eval_fanouts={sampler.eval_fanouts}",
+                "a fanout is 0, below -1 or not a number",
+                "use a number of neighbours, or -1 for all; or numbers by edge type, 0 for none",
+            )
+        self._check_kinds()
+        self._check_task()
+        self._check_used()
+
+    def planned_seeds(self) -> int:
+        """Nodes that a mini-batch of a rank starts from, which times are modelled for."""
+        if self.task == "link_prediction":
+            return self.trainer.batch_size * (2 + self.links.negatives)
+        return self.trainer.batch_size
+
+    def _check_ranges(self) -> None:
+        trainer, sampler, model = self.trainer, self.sampler, self.model
+        infinity = float("inf")
+        most = 10**6  # of what multiplies weights; far larger numbers end in overflow
+        for name, value, least, below in (
+            ("trainer.ranks", trainer.ranks, 1, infinity),
+            ("trainer.epochs", trainer.epochs, 1, infinity),
+            ("trainer.batch_size", trainer.batch_size, 1, infinity),
+            ("trainer.eval_every", trainer.eval_every, 1, infinity),
+            ("trainer.checkpoint_every", trainer.checkpoint_every, 1, infinity),
+            ("trainer.keep_checkpoints", trainer.keep_checkpoints, 1, infinity),
+            ("trainer.profile", trainer.profile, 0, infinity),
+            ("trainer.max_restarts", trainer.max_restarts, 0, infinity),
+            (
+                "trainer.hang_after",
+                1 if trainer.hang_after is None else trainer.hang_after,
+                1,
+                infinity,
+            ),
+            ("trainer.lr", trainer.lr, 0, most),
+            ("trainer.weight_decay", trainer.weight_decay, 0, most),
+            ("trainer.seed", trainer.seed, 0, 2**32),
+            ("fullgraph.keep_every", self.fullgraph.keep_every, 1, infinity),
+            ("links.negatives", self.links.negatives, 1, infinity),
+            ("links.valid", self.links.valid, 0, 1),
+            ("links.test", self.links.test, 0, 1),
+            ("sampler.num_workers", sampler.num_workers, 0, infinity),
+            ("sampler.num_neighbors", sampler.num_neighbors, 1, infinity),
+            ("sampler.num_walks", sampler.num_walks, 1, infinity),
+            ("sampler.walk_length", sampler.walk_length, 1, infinity),
+            ("model.hidden", model.hidden, 1, infinity),
+            ("model.heads", model.heads, 1, infinity),
+            ("model.dropout", model.dropout, 0, 1),
+        ):
+            if not least <= value < below:
+                end = "" if below == infinity else f", below {below}"
+                raise ConfigError(
+                    f"{name}={value}", "it is out of its range", f"use {least} or more{end}"
+                )
+
+    def _check_names(self) -> None:
+        model, sampler = self.model.name, self.sampler.name
+        for name, value, known in (
+            ("mode", self.mode, MODES),
+            ("task", self.task, TASKS),
+            ("trainer.precision", self.trainer.precision, PRECISIONS),
+            ("fullgraph.by", self.fullgraph.by, PARTITIONS),
+            ("fullgraph.features", self.fullgraph.features, PLACES),
+            ("fullgraph.activations", self.fullgraph.activations, ACTIVATIONS),
+            ("model.name", model, tuple(AGGREGATORS)),
+            ("model.inputs", self.model.inputs, INPUTS),
+            ("sampler.name", sampler, SAMPLERS),
+            ("model.aggregator", self.model.aggregator, AGGREGATORS.get(model, ("mean",))),
+        ):
+            if value not in known:
+                raise ConfigError(
+                    f"{name}={value}",
+                    "there is none of this name",
+                    f"choose from {', '.join(known)}",
+                )
+        graphs = self.trainer.cuda_graphs
+        if graphs != "auto" and not isinstance(graphs, bool):
+            raise ConfigError(
+                f"trainer.cuda_graphs={graphs!r}",
+                "there is no such choice",
+                "choose auto, true or false",
+            )
+        if (model == "pinsage") != (sampler == "random_walk"):
+            raise ConfigError(
+                f"model.name={model} sampler.name={sampler}",
+                "PinSAGE and the random-walk sampler belong together",
+                "choose model=pinsage alone, which brings its sampler, or another model",
+            )
+        if self.store.device == "cuda" and self.sampler.num_workers and self.mode == "minibatch":
+            raise ConfigError(
+                f"store.device=cuda sampler.num_workers={self.sampler.num_workers}",
+                "GPUs sample by themselves, faster than processes on the CPU",
+                "use sampler.num_workers=0, or store.device=cpu",
+            )
+        if self.mode == "fullgraph" and model == "pinsage":
+            raise ConfigError(
+                "model.name=pinsage mode=fullgraph",
+                "PinSAGE's neighbours are drawn by random walks for each mini-batch",
+                "choose another model, or mode=minibatch",
+            )
+        of_gcn = self.fullgraph.keep_every > 1 or self.fullgraph.activations != "float32"
+        if self.mode == "fullgraph" and model != "gcn" and of_gcn:
+            raise ConfigError(
+                f"model.name={model} fullgraph.keep_every={self.fullgraph.keep_every}"
+                f" fullgraph.activations={self.fullgraph.activations}",
+                "only a GCN can compute outputs again, or keep them in another type",
+                "leave them out, or choose model=gcn",
+            )
+        if self.mode == "fullgraph" and self.trainer.count_accesses:
+            raise ConfigError(
+                "trainer.count_accesses=true mode=fullgraph",
+                "every node is read once a layer, so the counts say nothing of where to place it",
+                "leave it out, or choose mode=minibatch",
+            )
+        if self.mode == "fullgraph" and self.trainer.precision != "float32":
+            raise ConfigError(
+                f"trainer.precision={self.trainer.precision} mode=fullgraph",
+                "autocast computes only mini-batches in this type",
+                "leave it out, or choose model=gcn fullgraph.activations=bfloat16",
+            )
+        if self.mode == "fullgraph" and self.store.feature_dtypes:
+            raise ConfigError(
+                f"store.feature_dtypes={self.store.feature_dtypes} mode=fullgraph",
+                "a store keeps rows in these types, and ranks share a whole graph without a store",
+                "leave it out, or choose mode=minibatch",
+            )
+
+    def _check_kinds(self) -> None:
+        """Check that model, sampler and mode are for graphs of the data set's kind."""
+        if self.mode == "fullgraph" and self.trainer.cuda_graphs is True:
+            raise ConfigError(
+                "mode=fullgraph trainer.cuda_graphs=true",
+                "a step is a whole epoch, which the host queues long before the GPU is done",
+                "leave trainer.cuda_graphs out, which is for mini-batches",
+            )
+        model, data = self.model.name, self.data.name
+        if self.model.inputs == "learned" and self.trainer.cuda_graphs is True:
+            raise ConfigError(
+                "model.inputs=learned trainer.cuda_graphs=true",
+                "ranks look up and train learned rows together at every step",
+                "leave one of them out",
+            )
+        asked = f"model.name={model} data.name={data}"
+        if data not in HETEROGENEOUS:
+            if model == "rgat":
+                raise ConfigError(
+                    asked,
+                    "the model is for graphs of several relations, and this graph has one",
+                    f"choose model=gat, or data={' or data='.join(HETEROGENEOUS)}",
+                )
+            if any(isinstance(each, Mapping) for each in self.sampler.fanouts):
+                raise ConfigError(
+                    f"data.name={data} sampler.fanouts={self.sampler.fanouts}",
+                    "the fanouts are by edge type, and this graph has only one",
+                    "give each layer a number",
+                )
+            if self.model.inputs == "learned" and self.mode == "fullgraph":
+                raise ConfigError(
+                    "model.inputs=learned mode=fullgraph",
+                    "learned rows are kept in a store, which full-graph training on a graph of one"
+                    " type does not have",
+                    "leave one of them out",
+                )
+            return
+        several = "the graph has several types of nodes or edges"
+        if model not in HETERO_MODELS:
+            raise ConfigError(
+                asked,
+                f"{several}, and the model knows one of each",
+                f"choose model={' or model='.join(HETERO_MODELS)}",
+            )
+        if self.mode == "fullgraph" and model == "rgat":
+            raise ConfigError(
+                f"mode=fullgraph model.name={model}",
+                "the model needs the edges of all relations in one list, which no rank has",
+                "choose model=rgcn, or mode=minibatch",
+            )
+
+    def _check_task(self) -> None:
+        """Check that what is to be learned can be, on this graph and by this model."""
+        if self.task != "link_prediction":
+            return
+        links, data = self.links, self.data.name
+        for is_wrong, asked, found, fix in (
+            (
+                links.valid == 0 or links.test == 0 or links.valid + links.test >= 1,
+                f"links.valid={links.valid} links.test={links.test}",
+                "one of the shares of edges is 0, or they leave none to train on",
+                "use shares above 0 that add up to less than 1",
+            ),
+            (
+                self.mode == "fullgraph",
+                "mode=fullgraph",
+                "full-graph training only classifies nodes",
+                "choose mode=minibatch",
+            ),
+            (
+                self.trainer.cuda_graphs is True,
+                "trainer.cuda_graphs=true",
+                "only steps that classify nodes can be captured",
+                "leave trainer.cuda_graphs out",
+            ),
+            (
+                self.model.name == "pinsage",
+                "model.name=pinsage",
+                "its random walks use the edges that a mini-batch is to predict",
+                "choose another model",
+            ),
+            (
+                data in HETEROGENEOUS,
+                f"data.name={data}",
+                "the graph has several types of nodes or edges, and links are of one",
+                "choose data of one type; how-to 'Link prediction' has scripts for several",
+            ),
+        ):
+            if is_wrong:
+                raise ConfigError(f"task={self.task} {asked}", found, fix)
+
+    def _check_used(self) -> None:
+        """Check that nothing is said of what the run does not do."""
+        for of, options, defaults, is_done in (
+            ("links", self.links, LinksConfig(), "task=link_prediction"),
+            ("fullgraph", self.fullgraph, FullGraphConfig(), "mode=fullgraph"),
+        ):
+            said, unsaid = asdict(options), asdict(defaults)
+            given = [f"{of}.{key}={said[key]}" for key in said if said[key] != unsaid[key]]
+            if given and is_done not in (f"mode={self.mode}", f"task={self.task}"):
+                raise ConfigError(
+                    " ".join(given),
+                    f"only runs of {is_done} use this",
+                    f"add {is_done}, or leave them out",
+                )
+
+
+def _is_fanout(given: Any) -> bool:
+    if isinstance(given, Mapping):
+        return bool(given) and all(type(n) is int and n >= -1 for n in given.values())
+    return type(given) is int and (given == -1 or given > 0)
+
+
+def to_config(raw: Any) -> Config:
+    """Merge a composed configuration into its schema and check its values.
+
+    Raises
+    ------
+    ConfigError
+    """
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    config: Any
+    try:
+        config = OmegaConf.to_object(OmegaConf.merge(OmegaConf.structured(Config), raw))
+    except (OmegaConfBaseException, OverflowError, RecursionError) as error:
+        key = getattr(error, "full_key", None)
+        message, fix = str(error).splitlines()[0], "give it a value of its type"
+        if "is not a ListConfig" in message:
+            message, fix = (
+                "it is a list, and this is a single value",
+                "give it a list, like [10,10]",
+            )
+        raise ConfigError(
+            f"set {key}" if key else "read the configuration", message, fix
+        ) from error
+    config.check()
+    return config
+
+
+def config_of_run(saved: Any) -> Config:
+    """The configuration that a run has kept, which may be someone else's: plain values alone.
+
+    Nothing is looked up for it, as OmegaConf would for ``${oc.env:HOME}``, and no key names code.
+
+    Raises
+    ------
+    ConfigError
+    """
+    if not isinstance(saved, Mapping):
+        raise ConfigError(
+            "read the configuration", f"it is {saved!r:.100}", "name a run of dgl-mgpu train"
+        )
+    for key, value in flat(saved).items():
+        if "${" in json.dumps(value):
+            raise ConfigError(
+                f"set {key}",
+                f"a run has kept {value!r} for it, which is to be looked up",
+                "say its value on the command line of a new run",
+            )
+    return to_config(saved)
+
+
+def flat(config: Mapping[str, Any]) -> dict[str, Any]:
+    """A configuration's values by their keys as a command line has them: ``trainer.lr``."""
+    keys: dict[str, Any] = {}
+
+    def visit(prefix: str, value: Any) -> None:
+        if isinstance(value, Mapping):
+            for key, inner in value.items():
+                visit(f"{prefix}.{key}" if prefix else str(key), inner)
+        else:
+            keys[prefix] = value
+
+    visit("", config)
+    return keys

@@ -1,0 +1,108 @@
+"""Which calls of DGL's C functions come to this package.
+
+DGL's Python binds each C function to a module attribute by `get_global_func`; ours, in its place,
+gives a `Dispatcher`.  It is a DGL function itself, with the same C handle, so that whatever else
+DGL does with it works as before.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import importlib
+from collections.abc import Callable
+from functools import cached_property
+from operator import attrgetter
+from typing import Any
+
+from dgl._ffi.function import Function
+
+from dgl_mgpu.dgl.capi import record
+from dgl_mgpu.dgl.capi.ids import CHECKS
+from dgl_mgpu.dgl.capi.libxsmm import make_safe
+from dgl_mgpu.dgl.capi.table import TAKE_HOST_GRAPHS, Place, find_entry
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.graph.dispatch import MAY_BE_OURS, is_ours
+from dgl_mgpu.graph.errors import as_dgl_error
+from dgl_mgpu.graph.originals import originals
+
+
+class Dispatcher(Function):
+    """A C function of DGL that gives calls with tensors to this package."""
+
+    def __init__(self, name: str, handle: Any) -> None:
+        super().__init__(handle, False)
+        self.name = name
+        self._check = CHECKS.get(name.partition("_CAPI_")[2])
+
+    def __call__(self, *arguments: Any) -> Any:
+        for argument in arguments:
+            if isinstance(argument, MAY_BE_OURS) and is_ours(argument):
+                return self._ours(arguments)
+        if self._check is not None:
+            self._check(*arguments)
+        return super().__call__(*arguments)
+
+    def _ours(self, arguments: tuple[Any, ...]) -> Any:
+        place, implementation = self._implementation
+        try:
+            if record.recording:
+                from dgl_mgpu.dgl.capi import watch
+
+                watch.start()  # with DGL_MGPU_LOG, when the first graph is made
+                with record.call(self.name, place):
+                    return implementation(*arguments)
+            return implementation(*arguments)
+        except InvalidInputError as error:
+            raise as_dgl_error(error) from error
+
+    @cached_property
+    def _implementation(self) -> tuple[Place, Callable[..., Any]]:
+        from dgl_mgpu.dgl.capi.roundtrip import on_host_graphs, refuse, through_cpu
+
+        entry = find_entry(self.name)
+        if entry.by:
+            module, _, function = entry.by.partition(":")
+            home = importlib.import_module(f"dgl_mgpu.{module}")
+            ours = attrgetter(function)(home)
+            if module not in TAKE_HOST_GRAPHS:
+                ours = on_host_graphs(self.name, ours, super().__call__)
+            return entry.place, ours
+        if entry.place is Place.CPU:
+            return entry.place, through_cpu(self.name, super().__call__)
+        return entry.place, refuse(self.name, entry)
+
+
+class CopyDispatcher(Dispatcher):
+    """The copy of a graph to a device: the device makes it one for this package."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        _, device_type, _ = arguments
+        if device_type != 1:  # DGL's number of the CPU
+            return self._ours(arguments)
+        return super().__call__(*arguments)
+
+
+class SpMMDispatcher(Dispatcher):
+    """A sum over neighbours: on the CPU libxsmm may do it."""
+
+    def __call__(self, *arguments: Any) -> Any:
+        make_safe()
+        return super().__call__(*arguments)
+
+
+_SPECIAL = {
+    "DGLHeteroCopyTo": CopyDispatcher,
+    "DGLKernelSpMM": SpMMDispatcher,
+    "DGLKernelSpMMHetero": SpMMDispatcher,
+}
+
+
+def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
+    """DGL's function of that name, or a dispatcher for it if it may be called with tensors."""
+    function = originals["dgl._ffi.function:get_global_func"](name, allow_missing)
+    if function is None or "_CAPI_" not in name:
+        return function
+    # Both have the handle, and each would free it when the process ends.
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
+    made = _SPECIAL.get(name.partition("_CAPI_")[2], Dispatcher)
+    return made(name, function.handle)

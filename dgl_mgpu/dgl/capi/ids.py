@@ -1,0 +1,89 @@
+"""Ids with which DGL's C++ would read memory that is not the graph's: it does not look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from dgl_mgpu.graph.arrays import as_tensor, is_null
+from dgl_mgpu.graph.errors import InvalidCallError, UnknownIdError
+
+
+def _nodes_by_type(asked: str) -> Callable[..., None]:
+    """A check of calls with a graph and nodes, of the only type or a list of those of each."""
+
+    def check(graph: Any, nodes: Any, *_: Any) -> None:
+        every = nodes if isinstance(nodes, list | tuple) else [nodes]
+        for ntype, ids in enumerate(every):
+            _check(ids, graph.number_of_nodes(ntype), asked, "node")
+
+    return check
+
+
+def _edges_by_type(graph: Any, edges: Any, *_: Any) -> None:
+    for etype, ids in enumerate(edges):
+        _check(ids, graph.number_of_edges(etype), "take edges of a graph", "edge")
+
+
+def _destinations(asked: str) -> Callable[..., None]:
+    """A check of calls with a graph, an edge type and destinations of its edges."""
+
+    def check(graph: Any, etype: int, nodes: Any) -> None:
+        _, ntype = graph.metagraph.find_edge(etype)
+        _check(nodes, graph.number_of_nodes(ntype), asked, "node")
+
+    return check
+
+
+def _starts(graph: Any, nodes: Any, metapath: Any, *_: Any) -> None:
+    if is_null(metapath):
+        raise InvalidCallError(
+            "walk at random", "the walk has no steps", "pass a length of 1 or more"
+        )
+    ntype, _ = graph.metagraph.find_edge(int(as_tensor(metapath)[0]))
+    _check(nodes, graph.number_of_nodes(ntype), "walk at random", "node")
+
+
+def _check(ids: Any, count: int, asked: str, what: str) -> None:
+    if is_null(ids):
+        return
+    low, high = (int(bound) for bound in as_tensor(ids).aminmax())
+    if low < 0 or high >= count:
+        raise UnknownIdError(
+            asked,
+            f"{what} {low if low < 0 else high} is not among the graph's {count} {what}s",
+            f"pass ids in [0, {count})",
+        )
+
+
+_SAMPLE = _nodes_by_type("sample neighbors")
+
+#: By a C function's name, a check of what it is called with for a graph on the CPU.
+CHECKS: dict[str, Callable[..., None]] = {
+    **dict.fromkeys(
+        (
+            "DGLSampleNeighbors",
+            "DGLSampleNeighborsFused",
+            "DGLSampleNeighborsTopk",
+            "DGLSampleNeighborsBiased",
+            "DGLSampleNeighborsEType",
+            "DGLSampleLabors",
+        ),
+        _SAMPLE,
+    ),
+    **dict.fromkeys(
+        (
+            "DGLSamplingRandomWalk",
+            "DGLSamplingRandomWalkWithRestart",
+            "DGLSamplingRandomWalkWithStepwiseRestart",
+        ),
+        _starts,
+    ),
+    "DGLSamplingNode2vec": _nodes_by_type("walk at random"),
+    "DGLInSubgraph": _nodes_by_type("take the in-edges of nodes"),
+    "DGLOutSubgraph": _nodes_by_type("take the out-edges of nodes"),
+    "DGLHeteroEdgeSubgraph": _edges_by_type,
+    # Of out-edges DGL's Python looks for the nodes.
+    "DGLHeteroInDegrees": _destinations("count the in-edges of nodes"),
+    "DGLHeteroInEdges_2": _destinations("list the in-edges of nodes"),
+}

@@ -1,0 +1,90 @@
+"""Which Python, torch and DGL are installed, and whether this package supports them.
+
+Versions are read from the packages' metadata: neither torch nor DGL is imported for it.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from dataclasses import dataclass
+from importlib import metadata
+
+from dgl_mgpu.errors import UnsupportedEnvironmentError
+
+Version = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class VersionRange:
+    """The versions ``since <= version < before`` of one package.
+
+    Parameters
+    ----------
+    package : str
+        The distribution's name, or ``"python"``.
+    since, before : str
+        Release numbers such as ``"2.4"``; ``before`` itself is outside.
+    """
+
+    package: str
+    since: str
+    before: str
+
+    def holds(self, version: str) -> bool:
+        """Whether `version` lies in the range; suffixes such as ``+cpu`` or ``rc1`` are ignored."""
+        return release(self.since) <= release(version) < release(self.before)
+
+    def __str__(self) -> str:
+        return f"{self.package} >={self.since},<{self.before}"
+
+
+# torch 2.4 is the first with the device-generic torch.amp; no upper bound below the next major
+# version.  DGL 2.1 is the newest on PyPI for Linux, and the one whose C API the backend binds.
+SUPPORTED = (
+    VersionRange("python", "3.11", "3.13"),
+    VersionRange("torch", "2.4", "3"),
+    VersionRange("dgl", "2.1", "2.2"),
+)
+
+_FIX = {
+    "python": "use Python 3.11 or 3.12",
+    "torch": "install torch 2.4 or newer: pip install 'torch>=2.4,<3'",
+    "dgl": "install DGL's wheel: pip install dgl==2.1.0",
+}
+
+
+def release(version: str) -> Version:
+    """The leading numbers of a version: ``"2.13.0+cpu"`` gives ``(2, 13, 0)``."""
+    match = re.match(r"\d+(\.\d+)*", version)
+    return tuple(int(part) for part in match.group().split(".")) if match else ()
+
+
+def installed_version(package: str) -> str | None:
+    """The installed version of `package` (``"python"`` is the interpreter's), None if absent."""
+    if package == "python":
+        return ".".join(str(part) for part in sys.version_info[:3])
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def check_environment() -> None:
+    """Raise unless Python, torch and DGL are installed in supported versions.
+
+    Raises
+    ------
+    UnsupportedEnvironmentError
+        Naming the first package that is missing or outside its range.
+    """
+    for supported in SUPPORTED:
+        version = installed_version(supported.package)
+        if version is None or not supported.holds(version):
+            raise UnsupportedEnvironmentError(
+                asked=f"use dgl_mgpu without {supported}",
+                found=f"{supported.package} {version} is installed"
+                if version
+                else "it is not installed",
+                fix=_FIX[supported.package],
+            )

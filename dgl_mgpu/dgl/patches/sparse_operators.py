@@ -1,0 +1,48 @@
+"""`dgl.sparse` on this package's operators, where its own C++ library is missing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+import torch
+
+from dgl_mgpu.dgl.patches.modules import module_with
+from dgl_mgpu.graph import sparse
+from dgl_mgpu.graph.originals import originals
+
+if TYPE_CHECKING:  # it is what is being loaded
+    from dgl.sparse import SparseMatrix
+
+
+@contextmanager
+def operators_without_library() -> Iterator[None]:
+    """Execute ``dgl.sparse``, with operators of ours if there is no library for this torch.
+
+    Loading the library is the last thing that the module does: if it is missing, all names of the
+    module are there, and look for operators in ``torch.ops.dgl_sparse``.
+    """
+    try:
+        yield
+    except FileNotFoundError:
+        torch.ops.dgl_sparse = sparse  # type: ignore[attr-defined]
+
+
+def all_ids(start: int, end: int, *, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """`torch.range`, without its end: the ids of all rows or columns."""
+    return torch.arange(start, end, dtype=dtype, device=device)
+
+
+torch_for_sparse_matrix = module_with(torch, range=all_ids)
+
+
+def to(
+    self: SparseMatrix,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+) -> SparseMatrix:
+    """`SparseMatrix.to`, which takes a device's name for another device than it is on."""
+    if device is not None:
+        device = torch.empty(0, device=device).device
+    return originals["dgl.sparse.sparse_matrix:SparseMatrix.to"](self, device, dtype)

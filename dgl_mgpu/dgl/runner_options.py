@@ -1,0 +1,228 @@
+"""What ``python -m dgl_mgpu`` was told on its command line, for the script and what it starts.
+
+The runner reads the options and checks them; `hand_on` puts them into the environment, which
+processes inherit however they are started; `told` reads them where they matter.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dgl_mgpu.errors import ConfigError, nearest
+
+#: Carries the options to child processes.
+VARIABLE = "_DGL_MGPU_RUNNER_OPTIONS"
+
+_STORE, _CONFIG = "--store", "--config"
+#: Has keys of one's own below it.
+_BY_NAME = "feature_dtypes"
+_SWITCH = {"on": True, "true": True, "off": False, "false": False}
+
+
+@dataclass(frozen=True)
+class RunnerOptions:
+    """Options of the runner.
+
+    Attributes
+    ----------
+    store : dict, optional
+        What was said of the store, by the names of
+        :class:`~dgl_mgpu.store.planning.StoreOptions`; None if nothing was said, not even ``on``.
+    uses_store : bool
+        False for ``off``: every process pins its graphs, as DGL does.
+    """
+
+    store: Mapping[str, Any] | None = None
+    uses_store: bool = True
+
+
+def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[str]]:
+    """Read the options at the head of a command line, and a file that they name.
+
+    ``--store.KEY=VALUE``, ``--store=on``, ``--store=off`` and ``--config FILE``, which has the same
+    keys in its group ``store``; the command line has the last word.  Values are written as those of
+    ``dgl-mgpu train``.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        As after ``python -m dgl_mgpu``.
+
+    Returns
+    -------
+    options : RunnerOptions or None
+        None if there are none: then those of a process that started this one hold.
+    rest : list of str
+        From the first word on that is no option of these.
+
+    Raises
+    ------
+    ConfigError
+        If a key is unknown, a value none that a store takes, or the file cannot be read.
+    """
+    rest = list(arguments)
+    said: dict[str, Any] = {}
+    written: dict[str, Any] = {}
+    while rest:
+        if rest[0] == _STORE or rest[0].startswith((f"{_STORE}.", f"{_STORE}=")):
+            key, value = _parsed(rest.pop(0))
+            said = _after(said, {key: value})
+        elif rest[0] == _CONFIG and len(rest) > 1:
+            written = _after(written, _from_file(rest[1]))
+            del rest[:2]
+        elif rest[0].startswith(f"{_CONFIG}="):
+            written = _after(written, _from_file(rest.pop(0).partition("=")[2]))
+        else:
+            break
+    if len(rest) == len(arguments):
+        return None, rest
+    values = _after(written, said)
+    switch = str(values.pop("", "on")).lower()
+    if switch not in _SWITCH:
+        raise ConfigError(f"set {_STORE}={switch}", "it is neither on nor off", "say on or off")
+    return RunnerOptions(_checked(values), _SWITCH[switch]), rest
+
+
+def hand_on(options: RunnerOptions) -> None:
+    """Let this process and all that it starts from now on know the options."""
+    os.environ[VARIABLE] = json.dumps(vars(options))
+
+
+def was_told() -> bool:
+    """Whether there are options at all."""
+    return VARIABLE in os.environ
+
+
+def told() -> RunnerOptions:
+    """The options that this process, or one that started it, was run with.
+
+    Raises
+    ------
+    ConfigError
+        If the environment has something else in their place.
+    """
+    text = os.environ.get(VARIABLE)
+    if text is None:
+        return RunnerOptions()
+    try:
+        return RunnerOptions(**json.loads(text))
+    except (ValueError, TypeError) as error:
+        raise ConfigError(
+            f"read {VARIABLE}={text}", str(error), "unset it: python -m dgl_mgpu sets it itself"
+        ) from error
+
+
+def _after(before: dict[str, Any], said: dict[str, Any]) -> dict[str, Any]:
+    """Options, and others that have the last word: of keys of one's own, each by itself."""
+    first, then = before.get(_BY_NAME), said.get(_BY_NAME)
+    both = before | said
+    if isinstance(first, dict) and isinstance(then, dict):
+        both[_BY_NAME] = first | then
+    return both
+
+
+def _parsed(word: str) -> tuple[str, Any]:
+    """A word of the command line as a key, which is empty for the group itself, and its value."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+
+    key, equals, value = word.removeprefix(_STORE).partition("=")
+    key, dot, name = key.removeprefix(".").partition(".")
+    key = key.replace("-", "_")
+    asked = f"read '{word}'"
+    if dot and key != _BY_NAME:
+        raise ConfigError(
+            asked, f"there are no keys below {_STORE}.{key}", f"write {_STORE}.{key}=VALUE"
+        )
+    if not equals:
+        raise ConfigError(asked, "it has no value", f"write {word}=VALUE")
+    try:
+        override = OverridesParser.create().parse_override(f"{key or 'store'}={value}")
+    except HydraException as error:
+        raise ConfigError(
+            asked, "its value cannot be read", f"quote it: '{_STORE}.{key}=\"…\"'"
+        ) from error
+    if override.is_sweep_override():
+        raise ConfigError(asked, "it has several values", "give one")
+    return key, {name: override.value()} if dot else override.value()
+
+
+def _from_file(path: str) -> dict[str, Any]:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+    from yaml import YAMLError
+
+    asked = f"read {_CONFIG} {path}"
+    try:
+        found = OmegaConf.to_container(OmegaConf.load(path), resolve=True)
+    except (OSError, UnicodeDecodeError, YAMLError, OmegaConfBaseException) as error:
+        raise ConfigError(asked, " ".join(str(error).split()), "name a YAML file") from error
+    if not isinstance(found, dict):
+        raise ConfigError(asked, "it holds no keys", "write them below 'store:'")
+    for group in map(str, found):
+        if group != "store":
+            raise ConfigError(
+                asked, f"it has a group '{group}'", "write a group 'store', and no other"
+            )
+    settings = {} if found.get("store") is None else found["store"]
+    if not isinstance(settings, dict):
+        return {"": settings}
+    return {str(key).replace("-", "_"): value for key, value in settings.items()}
+
+
+def _checked(values: dict[str, Any]) -> dict[str, Any]:
+    """Options of a store, as far as they can be checked before there is one."""
+    from dgl_mgpu.store.planning import HOTNESS, StoreOptions
+
+    known = StoreOptions.__dataclass_fields__
+    for key, value in values.items():
+        if key not in known:
+            raise ConfigError(f"set {_STORE}.{key}", "there is no such key", nearest(key, known))
+        _check(key, value)
+    for key in ("disk_path", "hotness"):  # the script may go to another folder
+        if values.get(key) not in (None, *HOTNESS):
+            values[key] = str(Path(values[key]).absolute())
+    StoreOptions(**values)
+    return values
+
+
+def _check(key: str, value: Any) -> None:
+    from dgl_mgpu.machine import preset
+    from dgl_mgpu.placement import POLICIES
+    from dgl_mgpu.store.planning import parse_bytes
+
+    if key.endswith("_memory"):
+        parse_bytes(str(value), f"{_STORE}.{key}")  # as it was said, not counted
+    elif key == "links" and isinstance(value, str) and value != "auto":
+        preset(value)
+    holds: Callable[[Any], bool] | None
+    holds, fix = {
+        "policy": (lambda policy: policy in POLICIES, nearest(str(value), POLICIES)),
+        "disk_path": (lambda path: path is None or isinstance(path, str), "name a folder"),
+        "hotness": (lambda name: isinstance(name, str), "say degree, presample or name a file"),
+        "graph_ratio": (_is_share, "give a share in [0, 1], or auto"),
+        "feature_ratio": (_is_share, "give a share in [0, 1], or auto"),
+        "links": (_are_links, "say auto, name a preset or give pairs of ranks: [[0,1],[2,3]]"),
+        "batch_size": (lambda size: type(size) is int, "give a whole number"),
+    }.get(key, (None, ""))
+    if holds is not None and not holds(value):
+        raise ConfigError(f"set {_STORE}.{key}={value}", "it does not take this value", fix)
+
+
+def _is_share(value: Any) -> bool:
+    return value == "auto" or (type(value) in (int, float) and 0 <= value <= 1)
+
+
+def _are_links(value: Any) -> bool:
+    return isinstance(value, str) or (
+        isinstance(value, list)
+        and all(
+            isinstance(pair, list) and len(pair) == 2 and all(type(rank) is int for rank in pair)
+            for pair in value
+        )
+    )

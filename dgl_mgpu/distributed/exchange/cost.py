@@ -1,0 +1,193 @@
+"""How long each way to exchange rows should take: an analytical model.
+
+MGG's (section 4), of what its warps have to do, extended to the other ways.  It is there to tell
+what is worth trying: who is fastest is measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.distributed.exchange.strategy import BROADCAST, HALO_AT_FIRST, Way
+from dgl_mgpu.distributed.local_part import Part
+from dgl_mgpu.machine import probe
+from dgl_mgpu.machine.topology import GB
+from dgl_mgpu.ops import device
+from dgl_mgpu.ops.spmm_remote import Pipeline
+
+#: Seconds from one round's beginning to its first rows, between GPUs and over gloo.
+_LATENCY, _LATENCY_OF_GLOO = 20e-6, 200e-6
+#: Bytes of an edge beside ids, while tiles and transposes are made.
+_BYTES_OF_EDGE = 24
+
+
+class Rates(NamedTuple):
+    """What a machine's GPUs do.
+
+    Attributes
+    ----------
+    link : float
+        Bytes a second that each takes in from the others.
+    memory : float
+        Bytes a second that each reads of its own memory.
+    latency : float
+        Seconds before a round's rows begin to come.
+    multiprocessors : int
+        Of each GPU; 1 on a CPU.
+    """
+
+    link: float
+    memory: float
+    latency: float
+    multiprocessors: int
+
+    @classmethod
+    def of_this_machine(cls, where: torch.device) -> Rates:
+        """As far as they are known without timing anything."""
+        machine = probe(free_memory=False)
+        link = float(machine.ports().min())
+        spread = Ranks.of_this_machine().size < Ranks.of_all_machines().size
+        if spread or not machine.fully_linked or math.isinf(link):
+            link = min(link, float(machine.host_bandwidth.min()))
+        memory = float(machine.link_bandwidth.diagonal().min())
+        if where.type != "cuda":
+            return cls(link * GB, memory * GB, _LATENCY_OF_GLOO, 1)
+        return cls(link * GB, memory * GB, _LATENCY, device.driver.num_sms(where))
+
+
+class Load(NamedTuple):
+    """What sums take of one rank.
+
+    Attributes
+    ----------
+    own_src, own_dst : int
+        Nodes.
+    edges : list of int, length ranks
+        By who owns their sources.
+    wanted : list of int, length ranks
+        Rows of each other rank.
+    sending : int
+        Rows that others want of it.
+    """
+
+    own_src: int
+    own_dst: int
+    edges: list[int]
+    wanted: list[int]
+    sending: int
+
+    @classmethod
+    def of(cls, part: Part) -> Load:
+        _, indices, _ = part.relation.csc()
+        reads = torch.bincount(indices, minlength=part.relation.num_src)
+        of_owner = reads[part.num_own_src :].split_with_sizes(part.wanted)
+        edges = torch.stack([of_rank.sum() for of_rank in of_owner])
+        edges[part.rank] = reads[: part.num_own_src].sum()
+        return cls(
+            part.num_own_src, part.num_own_dst, edges.tolist(), list(part.wanted), sum(part.sending)
+        )
+
+
+class _Round(NamedTuple):
+    rows: int
+    edges: int
+
+
+class Model:
+    """Estimates for one part of a graph, the same on all ranks.
+
+    Parameters
+    ----------
+    loads : sequence of Load
+        Of every rank.
+    rates : Rates
+    id_bytes : int
+        Of the graph's ids.
+    """
+
+    def __init__(self, loads: Sequence[Load], rates: Rates, id_bytes: int) -> None:
+        self._loads, self._rates, self._id_bytes = loads, rates, id_bytes
+
+    def seconds(self, way: Way, row_bytes: int) -> float:
+        """How long sums should take the slowest rank; their transposes move as much."""
+        of_rank = self._reading if way.pipeline is not None else self._in_rounds
+        return max(of_rank(way, rank, row_bytes) for rank in range(len(self._loads)))
+
+    def extra_bytes(self, way: Way, row_bytes: int) -> int:
+        """What a way takes of a rank's memory, beside the part: tiles, and two rounds' rows.
+
+        Also what it lends to others, in both halves of its window, and the parts of rows that a
+        pipeline's warps share.
+        """
+        most = 0
+        for rank, load in enumerate(self._loads):
+            rounds = self._rounds(way, rank)
+            rows = sum(sorted(each.rows for each in rounds)[-2:])
+            rows += 0 if way == BROADCAST else 2 * load.sending
+            rows += load.own_src if way == HALO_AT_FIRST else 0
+            # Tiles and their transposes; where the part is the only tile, its transpose.
+            ids_of_edge = 1 if way == HALO_AT_FIRST else 2
+            tiles = (2 * ids_of_edge * self._id_bytes + _BYTES_OF_EDGE) * sum(load.edges)
+            ends = 2 * self._id_bytes * (load.own_dst + load.own_src) * len(rounds)
+            if way.pipeline is not None:
+                pairs = load.own_dst + sum(load.edges) // way.pipeline.ps
+                rows += 2 * (1 + pairs // way.pipeline.dist)
+            most = max(most, tiles + ends + row_bytes * rows)
+        return most
+
+    def fills(self, pipeline: Pipeline) -> bool:
+        """Whether there is a block for each multiprocessor (MGG, equations 2 and 3)."""
+        blocks = []
+        for rank, load in enumerate(self._loads):
+            remote = sum(load.edges) - load.edges[rank]
+            # Pairs are of one row here, which has one at least.
+            pairs = max(load.own_dst, max(load.edges[rank], remote) // pipeline.ps)
+            blocks.append(pairs // (pipeline.dist * pipeline.wpb))
+        return min(blocks) >= self._rates.multiprocessors
+
+    def _reading(self, way: Way, rank: int, row_bytes: int) -> float:
+        load, rates = self._loads[rank], self._rates
+        remote = sum(load.edges) - load.edges[rank]
+        adding = (load.edges[rank] + load.own_dst) * row_bytes / rates.memory
+        lending = 2 * load.own_src * row_bytes / rates.memory
+        return rates.latency + lending + max(adding, remote * row_bytes / rates.link)
+
+    def _in_rounds(self, way: Way, rank: int, row_bytes: int) -> float:
+        """While a round's rows are added up, the next one's arrive."""
+        load, rates = self._loads[rank], self._rates
+        rounds = self._rounds(way, rank)
+        arriving = [
+            rates.latency + each.rows * row_bytes / rates.link if each.rows else 0.0
+            for each in rounds
+        ]
+        # Sums are written in the first round, read and written in the others.
+        adding = [
+            (each.edges + load.own_dst * (2 if number else 1)) * row_bytes / rates.memory
+            for number, each in enumerate(rounds)
+        ]
+        picked = 0 if way == BROADCAST else load.sending
+        picked += load.own_src if way == HALO_AT_FIRST else 0
+        picking = 2 * picked * row_bytes / rates.memory
+        overlapped = map(max, adding, [*arriving[1:], 0.0])
+        return picking + arriving[0] + sum(overlapped)
+
+    def _rounds(self, way: Way, rank: int) -> list[_Round]:
+        load, ranks = self._loads[rank], range(len(self._loads))
+        if way == BROADCAST:
+            return [_Round(self._loads[owner].own_src, load.edges[owner]) for owner in ranks]
+        if way == HALO_AT_FIRST:
+            return [_Round(sum(load.wanted), sum(load.edges))]
+        chunks, steps = way.chunks or 1, len(self._loads) - 1
+        rounds = [_Round(0, load.edges[rank])] + [_Round(0, 0)] * chunks
+        for step in range(steps):
+            number, owner = 1 + step * chunks // steps, (rank + step + 1) % len(self._loads)
+            before = rounds[number]
+            rounds[number] = _Round(
+                before.rows + load.wanted[owner], before.edges + load.edges[owner]
+            )
+        return rounds

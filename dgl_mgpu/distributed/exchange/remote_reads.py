@@ -1,0 +1,133 @@
+"""Remote reads: a kernel reads other ranks' rows where they are, while it adds up its own.
+
+MGG, section 3.  Nothing is sent for sums: each rank puts its rows where all can read them.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from functools import cached_property
+
+import torch
+
+from dgl_mgpu.distributed.exchange.chunks import Chunks
+from dgl_mgpu.distributed.exchange.schedule import Arriving, Returning, Rounds
+from dgl_mgpu.distributed.exchange.window import Window
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops.spmm_remote import Entries, Pairs, Pipeline, Sources, pair_up, spmm_remote
+from dgl_mgpu.utils.stages import stage
+
+
+class RemoteReads(Rounds):
+    """Two rounds: the rank's own rows and the halo's, which one kernel reads at the same time.
+
+    Sums back to the sources, and those with weights that are not of whole columns, are no matter of
+    reading rows: there rows are exchanged as the halo in one chunk.
+
+    Parameters
+    ----------
+    halo : Chunks
+        In one chunk.
+    window : Window
+    pipeline : Pipeline, optional
+
+    Attributes
+    ----------
+    pipeline : Pipeline
+        May be set to another one at any time: sums differ in the order of additions.
+    """
+
+    def __init__(self, halo: Chunks, window: Window, pipeline: Pipeline | None = None) -> None:
+        if halo.num_chunks > 1:
+            raise InvalidInputError(
+                "read rows of other ranks",
+                f"the halo is in {halo.num_chunks} chunks",
+                "pass a halo in one chunk",
+            )
+        super().__init__(halo.part, halo.group)
+        self.pipeline = Pipeline() if pipeline is None else pipeline
+        self._halo = halo
+        self._window = window
+        self._known_pairs: Pairs | None = None
+
+    def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
+        return self._halo.columns()
+
+    def start(self, number: int, rows: torch.Tensor) -> Arriving:
+        return self._halo.start(number, rows)
+
+    def start_return(self, number: int, rows: torch.Tensor) -> Returning:
+        return self._halo.start_return(number, rows)
+
+    def sums(self, rows: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
+        shape = rows.shape[1:]
+        width = math.prod(shape)
+        num_weights = 1 if weights is None else _whole_columns(weights.shape[1:], shape)
+        if width == 0 or num_weights is None or self.part.num_ranks == 1:
+            return super().sums(rows, weights)
+        local, remote = self._entries
+        if weights is not None:
+            flat_weights = weights.reshape(len(weights), num_weights)
+            of_local, of_remote = (tile.of(flat_weights) for tile in self.tiles)
+            local, remote = local._replace(weights=of_local), remote._replace(weights=of_remote)
+        own = rows.reshape(len(rows), width).contiguous()
+        total = spmm_remote(
+            local,
+            remote,
+            Sources(own, self._lent(own), self._starts),
+            pairs=self._pairs(),
+            pipeline=self.pipeline,
+        )
+        return total.view(self.part.num_own_dst, *shape)
+
+    def _lent(self, rows: torch.Tensor) -> torch.Tensor:
+        """Addresses of all ranks' rows, once all have put theirs into their windows.
+
+        Nothing hides that; what the kernel then reads of other GPUs cannot be told from its sums.
+        """
+        part = self.part
+        row_bytes = rows.shape[1] * rows.element_size()
+        most_rows = max(part.src.count(rank) for rank in range(part.num_ranks))
+        memory = self._window.turn(max(1, most_rows * row_bytes))
+        mine = memory[part.rank][: len(rows) * row_bytes]
+        with stage("exchange"), stage("waiting"):
+            mine.view(rows.dtype).view(rows.shape).copy_(rows)
+            self._window.wait_for_all()
+        return _on_device(tuple(each.data_ptr() for each in memory), rows.device)
+
+    @cached_property
+    def _entries(self) -> tuple[Entries, Entries]:
+        """The part's local and remote virtual graph."""
+        local, remote = (tile.relation.csc() for tile in self.tiles)
+        # Not by their places in the round, of which there may be more than the halo has rows.
+        columns = self.part.relation.csc().indices
+        columns = columns[columns >= self.part.num_own_src]
+        positions = self.part.halo[columns.long() - self.part.num_own_src].to(columns.dtype)
+        return Entries(local.indptr, local.indices), Entries(remote.indptr, positions)
+
+    @cached_property
+    def _starts(self) -> torch.Tensor:
+        return torch.tensor(self.part.src.bounds[:-1], device=self.part.halo.device)
+
+    def _pairs(self) -> Pairs:
+        ps = self.pipeline.ps
+        if self._known_pairs is None or self._known_pairs.ps != ps:
+            local, remote = self._entries
+            self._known_pairs = pair_up(local.indptr, remote.indptr, ps)
+        return self._known_pairs
+
+
+@functools.lru_cache(maxsize=64)
+def _on_device(addresses: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """The few addresses that there are, copied once: the host would wait for each copy."""
+    return torch.tensor(addresses, device=device)
+
+
+def _whole_columns(weight_shape: torch.Size, shape: torch.Size) -> int | None:
+    """How many weights there are, if each is one for as many columns that lie side by side."""
+    padded = (1,) * (len(shape) - len(weight_shape)) + tuple(weight_shape)
+    for place in range(len(shape) + 1):
+        if padded[:place] == shape[:place] and math.prod(padded[place:]) == 1:
+            return math.prod(shape[:place])
+    return None

@@ -1,0 +1,643 @@
+"""A graph's parts as DGL graphs, one a rank."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+import dgl
+import numpy as np
+import torch
+import torch.distributed as dist
+from dgl import DGLGraph
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.config.schema import PARTITIONS
+from dgl_mgpu.distributed.exchange.halo import Halo
+from dgl_mgpu.distributed.exchange.schedule import Rounds
+from dgl_mgpu.distributed.exchange.strategies import Ways
+from dgl_mgpu.distributed.exchange.strategy import AUTO, Way
+from dgl_mgpu.distributed.exchange.tuner import Auto
+from dgl_mgpu.distributed.exchange.window import Window, reaches_all
+from dgl_mgpu.distributed.exchange.wire_format import sendable
+from dgl_mgpu.distributed.index import PartitionedIndex, PartitionedRelation
+from dgl_mgpu.distributed.local_part import Part, cut
+from dgl_mgpu.distributed.partition import (
+    Ownership,
+    assigned,
+    check_assignment,
+    fingerprint,
+    ranges,
+    shuffled,
+)
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.graph.distributed import SpreadIndex, widths_of_none
+from dgl_mgpu.graph.index import Schema
+from dgl_mgpu.ops.check import check_integer
+
+CanonicalEtype = tuple[str, str, str]
+By = str | torch.Tensor | np.ndarray | Mapping[str, torch.Tensor | np.ndarray]
+_Assigned = str | torch.Tensor | dict[str, torch.Tensor]
+
+_ASKED = "partition a graph"
+_BY = f"use one of {', '.join(PARTITIONS)}, or a tensor or array of each node's rank"
+
+
+class PartitionedGraph(DGLGraph):
+    """A rank's part of a graph: its own nodes, and the in-edges of these.
+
+    ``ndata`` and ``edata`` have a row for each of them, ``ndata[dgl.NID]`` and ``edata[dgl.EID]``
+    their ids in the whole graph.  ``num_nodes()`` and ``num_edges()`` count these.
+
+    Message passing fetches what the edges' sources have on other ranks, and takes gradients back.
+    So it is collective, also on a rank without nodes or edges: every rank runs the same operations
+    in the same order, with gradients asked for of the same tensors, and goes backward where the
+    others do.  Users' functions of edges and nodes read the same columns on every rank; they are
+    called without any rows where a rank has none.
+
+    Readouts (``dgl.sum_nodes``, ``dgl.softmax_edges``, …) are of all ranks' nodes or edges, and the
+    same on every rank.  Their gradients, as those of parameters, are of the sum of all ranks'
+    losses: of a loss that every rank computes, each takes its share.
+    """
+
+    @property
+    def ownership(self) -> dict[str, Ownership]:
+        """Which rank has which nodes, of each node type."""
+        return dict(zip(self.ntypes, self._graph.owned, strict=True))
+
+    def to(self, device: torch.device | str | None, **kwargs: Any) -> DGLGraph:
+        """As ``DGLGraph.to``; the part stays on its device, others raise."""
+        if device is not None and torch.device(device).type not in ("cpu", "cuda"):
+            self._graph.refuse_to_move()
+        return super().to(device, **kwargs)
+
+    @contextlib.contextmanager
+    def local_scope(self) -> Iterator[None]:
+        """As ``DGLGraph.local_scope``.
+
+        Modules, which work in one, may view rows there as if each rank had some.
+        """
+        nodes = map(self.num_nodes, self.ntypes)
+        edges = map(self.num_edges, self.canonical_etypes)
+        with super().local_scope(), widths_of_none([*nodes, *edges]):
+            yield
+
+    def gather(self, rows: torch.Tensor, ntype: str | None = None) -> torch.Tensor:
+        """All nodes' rows on every rank, by node id in the whole graph; collective.
+
+        Parameters
+        ----------
+        rows : Tensor, shape (num_nodes of this rank, \\*shape)
+        ntype : str, optional
+            May be left out where there is one.
+
+        Returns
+        -------
+        Tensor, shape (num_nodes of the whole graph, \\*shape)
+            Without gradients.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is not a row for each of this rank's nodes, or they are of another shape or
+            dtype than on the first rank.
+        RankFailedError
+            If that is so on another rank.
+        """
+        ranks = Ranks.of_all_machines()
+        ntype = self.ntypes[self.get_ntype_id(ntype)]
+        owned = self.ownership[ntype]
+        asked = f"gather rows of node type {ntype!r}"
+
+        def check() -> None:
+            found = tuple(rows.shape) if isinstance(rows, torch.Tensor) else ()
+            if not found or found[0] != self.num_nodes(ntype):
+                raise InvalidInputError(
+                    asked,
+                    f"rows has shape {found}, but this rank has {self.num_nodes(ntype)} nodes"
+                    if isinstance(rows, torch.Tensor)
+                    else f"rows is of type {type(rows).__name__}, not a tensor",
+                    "pass a row for each of this rank's nodes",
+                )
+
+        ranks.together(asked, check)
+        kinds = ranks.all_gather((rows.shape[1:], rows.dtype))
+        for rank, (shape, dtype) in enumerate(kinds):
+            if (shape, dtype) != kinds[0]:
+                raise InvalidInputError(
+                    asked,
+                    f"rank {rank} passed rows of shape {tuple(shape)} and dtype {dtype}, but the "
+                    f"first rank rows of shape {tuple(kinds[0][0])} and dtype {kinds[0][1]}",
+                    "pass rows of one shape and dtype on every rank",
+                )
+        rows = rows.detach().contiguous()
+        counts = [owned.count(rank) for rank in range(owned.num_ranks)]
+        longest = rows.new_zeros(max(counts), *rows.shape[1:])
+        longest[: len(rows)] = rows
+        every = [torch.empty_like(longest) for _ in counts]
+        if owned.num_ranks > 1:
+            dist.all_gather([sendable(each) for each in every], sendable(longest))
+        else:
+            every = [longest]
+        found = torch.cat([each[:count] for each, count in zip(every, counts, strict=True)])
+        if owned.order is None:
+            return found
+        return torch.empty_like(found).index_copy_(0, owned.order.to(found.device), found)
+
+    def scatter(
+        self,
+        rows: torch.Tensor | None,
+        ntype: str | None = None,
+        device: torch.device | str | None = None,
+    ) -> torch.Tensor:
+        """This rank's rows of all nodes', which are by node id in the whole graph; collective.
+
+        For features that are not to be in ``ndata``, such as those that stay in the host's memory.
+
+        Parameters
+        ----------
+        rows : Tensor, shape (num_nodes of the whole graph, \\*shape), or None
+            Ranks other than the first may pass None and are sent theirs.
+        ntype : str, optional
+            May be left out where there is one.
+        device : torch.device, optional
+            Of the result; by default that of the graph.
+
+        Returns
+        -------
+        Tensor, shape (num_nodes of this rank, \\*shape)
+
+        Raises
+        ------
+        InvalidInputError
+            If the first rank passes None, or there is not a row for each node.
+        RankFailedError
+            If that is so on another rank.
+        """
+        ranks = Ranks.of_all_machines()
+        ntype = self.ntypes[self.get_ntype_id(ntype)]
+        owned = self.ownership[ntype]
+        asked = f"scatter rows of node type {ntype!r}"
+
+        def check() -> None:
+            if (rows is None and not ranks.rank) or (
+                rows is not None and (rows.dim() == 0 or len(rows) != owned.num_nodes)
+            ):
+                raise InvalidInputError(
+                    asked,
+                    "the first rank passed None"
+                    if rows is None
+                    else f"rows has shape {tuple(rows.shape)}",
+                    f"pass a row for each of the graph's {owned.num_nodes} nodes",
+                )
+
+        ranks.together(asked, check)
+        row_shape, dtype = ranks.from_first(asked, lambda: (rows.shape[1:], rows.dtype))  # type: ignore[union-attr]
+        ids = owned.nodes(ranks.rank, self.device if device is None else device)
+        return _dealt(ranks, rows, ids, row_shape, dtype)
+
+
+class _Feature(NamedTuple):
+    key: str
+    row_shape: torch.Size
+    dtype: torch.dtype
+    requires_grad: bool
+
+
+@dataclass(frozen=True)
+class _Outline:
+    """What ranks must agree on about a graph."""
+
+    num_nodes: dict[str, int]
+    num_edges: dict[CanonicalEtype, int]
+    idtype: torch.dtype
+    #: Features of each node type, and of each edge type.
+    node_data: dict[str, list[_Feature]]
+    edge_data: dict[CanonicalEtype, list[_Feature]]
+
+    @classmethod
+    def of(cls, g: DGLGraph) -> _Outline:
+        return cls(
+            {ntype: g.num_nodes(ntype) for ntype in g.ntypes},
+            {etype: g.num_edges(etype) for etype in g.canonical_etypes},
+            g.idtype,
+            {ntype: _columns(g.nodes[ntype].data) for ntype in g.ntypes},
+            {etype: _columns(g.edges[etype].data) for etype in g.canonical_etypes},
+        )
+
+
+def _columns(data: Mapping[str, torch.Tensor]) -> list[_Feature]:
+    return [
+        _Feature(key, value.shape[1:], value.dtype, value.requires_grad)
+        for key, value in sorted(data.items())
+    ]
+
+
+def partition_graph(
+    g: DGLGraph | None,
+    *,
+    by: By | np.ndarray = "random",
+    exchange: str = "halo",
+    seed: int = 0,
+    device: torch.device | str | None = None,
+) -> PartitionedGraph:
+    """Give each rank its part of a graph, as a DGL graph on which any model trains.
+
+    Collective where torch.distributed is initialised: every rank calls it.  Nodes are dealt out (1D
+    by rows; MGG, section 3.1, MG-GCN, section 4.1), and a rank has the in-edges of its own.
+
+    Parameters
+    ----------
+    g : DGLGraph or None
+        Homogeneous or heterogeneous, with its features; a batch is one graph.  Ranks other than the
+        first may pass None and are sent what they need; else every rank passes the same graph.
+    by : str, or Tensor or ndarray of integers, shape (num_nodes,), or dict of these
+        'random' deals out nodes in a random order, which balances all ranks (MG-GCN, section 5.2);
+        'order' cuts the order they have, which keeps neighbours together where it has locality;
+        'metis' has METIS keep neighbours together.  A tensor or array gives the rank of every
+        node (a dict of tensors, of every node of each type).
+    exchange : str
+        How sums over in-edges get other ranks' rows.  'halo': each row that a rank needs once, in
+        chunks, while those that are there are added up.  'broadcast': all rows of one rank after
+        the other's to all (MG-GCN, section 4.3).  'remote': nothing is sent, a kernel reads the
+        rows in other GPUs' memory, once for each edge (MGG, section 3).  All give the same sums,
+        in another order.  'auto' tries those that a model finds promising in the first iterations,
+        and keeps the fastest for each width and direction.  In full: 'halo in 3', in so many
+        chunks; 'halo at first', before all sums; 'remote reads, ps=16 dist=8 wpb=2', with MGG's
+        size of neighbour partitions, interleaving distance and warps a block.  Sums with weights
+        that require gradients, maxima and edges' own functions take the halo at first in any case.
+    seed : int
+        For 'random'.
+    device : torch.device, optional
+        Where the part is to be; by default this rank's GPU, if it has one.
+
+    Returns
+    -------
+    PartitionedGraph
+        With the features of this rank's nodes and of their in-edges.
+
+    Raises
+    ------
+    InvalidInputError
+        If ranks pass different graphs, ``by``, ``exchange`` or ``seed`` is none of these, or there
+        is no such device.
+    RankFailedError
+        If another rank failed.
+    """
+    ranks = Ranks.of_all_machines()
+    by = ranks.together(_ASKED, partial(_as_tensors, by))
+    asked, where = ranks.together(_ASKED, partial(_asked, g, by, exchange, seed, device))
+    everyone = ranks.all_gather(asked)
+    outlines = [outline for outline, _ in everyone]
+    outline = outlines[0]
+    _check(outlines, [options for _, options in everyone])
+    assert outline is not None  # as has been checked
+    source = _Source(None if None in outlines and ranks.rank else g, ranks, where)
+    owned = ranks.together(_ASKED, partial(_deal, source, outline, by, seed))
+    parts, fingerprints = {}, {}
+    for etype in outline.num_edges:
+        ends = source.ends(etype, outline)
+        fingerprints[etype] = fingerprint(*ends)
+        parts[etype] = cut(*ends, owned[etype[0]], owned[etype[2]], ranks.rank)
+        del ends
+    _check_edges(ranks.all_gather(fingerprints))
+    owned = {ntype: each.cpu() for ntype, each in owned.items()}
+    parts = {
+        etype: replace(part, src=owned[etype[0]], dst=owned[etype[2]])
+        for etype, part in parts.items()
+    }
+    group = dist.group.WORLD if ranks.size > 1 else None
+    window = ranks.together(
+        "let GPUs read each other's memory", partial(_window, group, where, exchange)
+    )
+    spread = [_spread(part, group, window, exchange) for part in parts.values()]
+    graph = _as_graph(outline, owned, list(parts), spread)
+    _fill(graph, source, outline, parts)
+    return graph
+
+
+def _as_tensors(by: By) -> _Assigned:
+    """The same, with tensors alone."""
+    if isinstance(by, str):
+        if by not in PARTITIONS:
+            raise InvalidInputError(_ASKED, f"by={by!r} is not a way to assign nodes to ranks", _BY)
+        return by
+    if isinstance(by, Mapping):
+        return {ntype: _as_tensor(ranks, f"by of {ntype!r}") for ntype, ranks in by.items()}
+    return _as_tensor(by, "by")
+
+
+def _as_tensor(ranks: Any, what: str) -> torch.Tensor:
+    if not isinstance(ranks, (torch.Tensor, np.ndarray)):
+        raise InvalidInputError(
+            _ASKED, f"{what} is of type {type(ranks).__name__}: {ranks!r:.60}", _BY
+        )
+    try:
+        return torch.as_tensor(ranks)
+    except TypeError as error:  # an array of what no tensor holds
+        raise InvalidInputError(_ASKED, f"{what} is an array of {ranks.dtype}", _BY) from error
+
+
+def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str) -> Window | None:
+    if group is None:
+        return None
+    if reaches_all(group, device):
+        window = Window(group, device)
+        window.turn(1)  # where that fails, let it be here
+        return window
+    if exchange != AUTO and Way.named(exchange).pipeline is not None:
+        raise InvalidInputError(
+            _ASKED,
+            f"exchange={exchange!r} reads other ranks' memory, which these ranks cannot",
+            "use a GPU of its own for each rank, all of them linked, or exchange='halo'",
+        )
+    return None
+
+
+def _spread(
+    part: Part, group: dist.ProcessGroup | None, window: Window | None, exchange: str
+) -> PartitionedRelation:
+    ways = Ways(part, group, window)
+    rounds: Rounds
+    if exchange == AUTO:
+        rounds = Auto(ways)
+    else:
+        way = Way.named(exchange)
+        # A rank alone has nobody to read from.
+        rounds = ways[ways.default if way.pipeline is not None and window is None else way]
+    again = partial(_spread, group=group, window=window, exchange=exchange)
+    return PartitionedRelation(Halo(part, group, window), rounds, again)
+
+
+def _device(g: DGLGraph | None, asked: torch.device | str | None) -> torch.device:
+    if asked is not None:
+        try:
+            device = torch.empty(0, device=asked).device
+        except (RuntimeError, AssertionError, TypeError) as error:
+            raise InvalidInputError(
+                _ASKED,
+                f"this rank has no device {asked!r} ({error})",
+                "pass a device that this rank has",
+            ) from error
+        if device.type not in ("cpu", "cuda"):
+            raise InvalidInputError(
+                _ASKED, f"device={asked!r} is neither a GPU nor the CPU", "pass a GPU, or 'cpu'"
+            )
+        return device
+    if g is not None and g.device.type == "cuda":
+        return g.device
+    if torch.cuda.is_available():
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
+_Options = tuple[object, str, int]
+
+
+def _asked(
+    g: DGLGraph | None, by: _Assigned, exchange: str, seed: int, device: torch.device | str | None
+) -> tuple[tuple[_Outline | None, _Options], torch.device]:
+    """What a rank asks for, in few words that can be compared with other ranks', and its device."""
+    if g is not None and (
+        not isinstance(g, DGLGraph) or g.is_block or isinstance(g._graph, SpreadIndex)
+    ):
+        block = isinstance(g, DGLGraph) and g.is_block
+        found = "g is a block" if block else f"g is of type {type(g).__name__}"
+        raise InvalidInputError(_ASKED, found, "pass a DGLGraph, the whole graph")
+    if exchange != AUTO:
+        Way.named(exchange)
+    if g is not None and not g.canonical_etypes:
+        raise InvalidInputError(_ASKED, "the graph has no edge types", "pass one with relations")
+    seed = check_integer(seed, "seed", 0, _ASKED)
+    options = _fingerprint(by), exchange, seed
+    return (None if g is None else _Outline.of(g), options), _device(g, device)
+
+
+def _fingerprint(by: _Assigned) -> object:
+    """What differs where assignments do."""
+    if isinstance(by, str):
+        return by
+    if isinstance(by, dict):
+        return {ntype: _fingerprint(ranks) for ntype, ranks in by.items()}
+    ranks = by.flatten().long()
+    return tuple(by.shape), fingerprint(ranks, ranks)
+
+
+def _check(outlines: list[_Outline | None], options: list[_Options]) -> None:
+    if outlines[0] is None:
+        raise InvalidInputError(_ASKED, "the first rank passed None", "pass the graph there")
+    for rank, outline in enumerate(outlines):
+        if outline is not None and outline != outlines[0]:
+            raise InvalidInputError(
+                _ASKED,
+                f"rank {rank} passed another graph than rank 0: {outline.num_nodes} nodes and"
+                f" {outline.num_edges} edges, against {outlines[0].num_nodes} and"
+                f" {outlines[0].num_edges}, or other features",
+                "pass the same graph on every rank, or None on all but the first",
+            )
+        if options[rank] != options[0]:
+            raise InvalidInputError(
+                _ASKED,
+                f"rank {rank} passed other values of by, exchange or seed than rank 0",
+                "pass the same on every rank",
+            )
+
+
+def _check_edges(fingerprints: list[dict[CanonicalEtype, int]]) -> None:
+    for rank, found in enumerate(fingerprints):
+        for etype, mark in found.items():
+            if mark != fingerprints[0][etype]:
+                raise InvalidInputError(
+                    _ASKED,
+                    f"rank {rank} has other edges of type {etype} than rank 0, or in another order",
+                    "pass the same graph on every rank, or None on all but the first",
+                )
+
+
+class _Source:
+    """Where a rank reads the whole graph: its own, or through the first rank.
+
+    Parameters
+    ----------
+    g : DGLGraph or None
+        None where it must be asked for; then all ranks but the first have none.
+    """
+
+    def __init__(self, g: DGLGraph | None, ranks: Ranks, device: torch.device) -> None:
+        self.g = g
+        self.device = device
+        self.ranks = ranks
+        self._asks = any(ranks.all_gather(g is None))
+
+    def in_degrees(self, etype: CanonicalEtype, outline: _Outline) -> torch.Tensor:
+        """Of all nodes of the destination type; int64, on this rank's device."""
+        size = outline.num_nodes[etype[2]]
+        if self.g is not None:
+            dst = self.g.edges(etype=etype, order="eid")[1].to(self.device)
+            degrees = torch.bincount(dst, minlength=size)
+        else:
+            degrees = torch.empty(size, dtype=torch.int64, device=self.device)
+        if self._asks:
+            dist.broadcast(degrees, src=0)
+        return degrees
+
+    def ends(self, etype: CanonicalEtype, outline: _Outline) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sources and destinations of all edges, by edge id, on this rank's device."""
+        if self.g is not None:
+            ends = [end.to(self.device) for end in self.g.edges(etype=etype, order="eid")]
+        else:
+            size = outline.num_edges[etype]
+            ends = [torch.empty(size, dtype=outline.idtype, device=self.device) for _ in range(2)]
+        if self._asks:
+            for end in ends:
+                dist.broadcast(end, src=0)
+        return ends[0], ends[1]
+
+    def rows(
+        self,
+        column: Callable[[DGLGraph], torch.Tensor],
+        ids: torch.Tensor,
+        feature: _Feature,
+    ) -> torch.Tensor:
+        """The rows of a feature that this rank has, on its device.
+
+        Where it requires gradients, so do they, on every rank and for themselves.
+        """
+        features = None if self.g is None else column(self.g)
+        rows = _dealt(self.ranks, features, ids, feature.row_shape, feature.dtype)
+        return rows.requires_grad_(feature.requires_grad)
+
+
+def _dealt(
+    ranks: Ranks,
+    features: torch.Tensor | None,
+    ids: torch.Tensor,
+    row_shape: torch.Size,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Rows of a feature, on the device of ``ids``: the first rank's where some rank has none."""
+    everyone = ranks.all_gather((features is None, len(ids)))
+    if not any(is_without for is_without, _ in everyone):
+        assert features is not None
+        return _rows_of(features, ids)
+    if ranks.rank == 0:
+        assert features is not None
+        for rank, (_, size) in enumerate(everyone[1:], 1):
+            asked = torch.empty(size, dtype=torch.int64, device=ids.device)
+            dist.recv(asked, src=rank)
+            dist.send(sendable(_rows_of(features, asked)), dst=rank)
+        return _rows_of(features, ids)
+    dist.send(ids, dst=0)
+    found = torch.empty(len(ids), *row_shape, dtype=dtype, device=ids.device)
+    dist.recv(sendable(found), src=0)
+    return found
+
+
+def _rows_of(features: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """Some rows, on the device of ``ids``; without gradients, which would stay on one rank."""
+    return features.detach()[ids.to(features.device)].contiguous().to(ids.device)
+
+
+def _deal(source: _Source, outline: _Outline, by: _Assigned, seed: int) -> dict[str, Ownership]:
+    """Which rank gets which nodes."""
+    num_ranks, num_nodes = source.ranks.size, outline.num_nodes
+    if by == "metis" and num_ranks > 1:  # METIS itself ends the process for one part
+        found = source.ranks.from_first(_ASKED, lambda: _metis(source.g, num_ranks))
+        return {ntype: assigned(found[ntype], num_ranks) for ntype in num_nodes}
+    if not isinstance(by, str):
+        given = by if isinstance(by, dict) else dict.fromkeys(num_nodes, by)
+        if set(given) != set(num_nodes):
+            raise InvalidInputError(
+                _ASKED,
+                f"by has ranks for nodes of the types {list(given)}",
+                f"pass ranks for nodes of the types {list(num_nodes)}",
+            )
+        for ntype, count in num_nodes.items():
+            check_assignment(given[ntype], count, num_ranks)
+        return {ntype: assigned(given[ntype].long().cpu(), num_ranks) for ntype in num_nodes}
+    degrees = {
+        ntype: torch.zeros(count, dtype=torch.int64, device=source.device)
+        for ntype, count in num_nodes.items()
+    }
+    for etype in outline.num_edges:
+        degrees[etype[2]] += source.in_degrees(etype, outline)
+    return {
+        ntype: ranges(
+            shuffled(count, seed, source.device) if by == "random" else None,
+            degrees[ntype],
+            num_ranks,
+        )
+        for ntype, count in num_nodes.items()
+    }
+
+
+def _metis(g: DGLGraph | None, num_ranks: int) -> dict[str, torch.Tensor]:
+    """The rank of every node, such that few edges join ranks."""
+    from dgl.partition import metis_partition_assignment
+
+    assert g is not None  # the first rank has it
+    g = g.cpu().long()
+    whole = dgl.to_homogeneous(g) if len(g.ntypes) > 1 or len(g.etypes) > 1 else g
+    num_nodes = whole.num_nodes()
+    if num_nodes > num_ranks and whole.num_edges():
+        # Many parallel edges have METIS write where it must not.
+        simple = dgl.to_simple(whole, copy_ndata=False) if whole.is_multigraph else whole
+        ranks = metis_partition_assignment(simple, num_ranks, balance_edges=True).long()
+    else:  # METIS itself ends the process
+        ranks = torch.arange(num_nodes) * num_ranks // max(num_nodes, 1)
+    if whole is g:
+        return {g.ntypes[0]: ranks}
+    starts = [0]
+    for ntype in g.ntypes:  # to_homogeneous keeps types one after the other
+        starts.append(starts[-1] + g.num_nodes(ntype))
+    return {
+        ntype: ranks[low:high]
+        for ntype, low, high in zip(g.ntypes, starts[:-1], starts[1:], strict=True)
+    }
+
+
+def _as_graph(
+    outline: _Outline,
+    owned: dict[str, Ownership],
+    etypes: list[CanonicalEtype],
+    parts: list[PartitionedRelation],
+) -> PartitionedGraph:
+    ntypes = list(outline.num_nodes)
+    ends = [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in etypes]
+    index = PartitionedIndex(
+        Schema.of(len(ntypes), ends),
+        [owned[ntype] for ntype in ntypes],
+        parts,
+    )
+    return PartitionedGraph(index, ntypes, [etype for _, etype, _ in etypes])
+
+
+def _fill(
+    graph: PartitionedGraph,
+    source: _Source,
+    outline: _Outline,
+    parts: dict[CanonicalEtype, Part],
+) -> None:
+    """Copy this rank's rows of all features, and the ids of its nodes and edges."""
+    rank = source.ranks.rank
+    for ntype, owned in graph.ownership.items():
+        ids, data = owned.nodes(rank, source.device), graph.nodes[ntype].data
+        for each in outline.node_data[ntype]:
+            data[each.key] = source.rows(partial(_of_nodes, ntype, each.key), ids, each)
+        data[dgl.NID] = ids.to(outline.idtype)
+    for etype, part in parts.items():
+        data = graph.edges[etype].data
+        for each in outline.edge_data[etype]:
+            data[each.key] = source.rows(partial(_of_edges, etype, each.key), part.edges, each)
+        data[dgl.EID] = part.edges.to(outline.idtype)
+
+
+def _of_nodes(ntype: str, key: str, g: DGLGraph) -> torch.Tensor:
+    return g.nodes[ntype].data[key]
+
+
+def _of_edges(etype: CanonicalEtype, key: str, g: DGLGraph) -> torch.Tensor:
+    return g.edges[etype].data[key]

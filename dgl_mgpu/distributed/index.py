@@ -1,0 +1,462 @@
+"""A part of a graph as DGL's graph index: message passing on it fetches what other ranks have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from dgl import DGLGraph
+from dgl import backend as F
+from dgl.heterograph_index import HeteroGraphIndex
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.distributed.exchange.halo import Fetch, GiveBack, Halo
+from dgl_mgpu.distributed.exchange.messages import Message
+from dgl_mgpu.distributed.exchange.schedule import Rounds, Sum
+from dgl_mgpu.distributed.local_part import Part, loops, with_loops, without_loops
+from dgl_mgpu.distributed.partition import Ownership
+from dgl_mgpu.errors import UnsupportedByPartitionError
+from dgl_mgpu.graph.distributed import Features, SpreadIndex
+from dgl_mgpu.graph.index import Schema, TensorIndex, single_schema
+from dgl_mgpu.graph.relation import Relation
+
+
+class PartitionedRelation:
+    """A rank's part of one relation, and how its rows meet those of other ranks.
+
+    Parameters
+    ----------
+    halo : Halo
+    rounds : Rounds
+        How rows are exchanged for sums.
+    of : callable
+        Makes the same of another part; collective.
+
+    Attributes
+    ----------
+    graph : DGLGraph
+        From the part's own and halo rows to its own: a graph like any other.
+    """
+
+    def __init__(
+        self, halo: Halo, rounds: Rounds, of: Callable[[Part], PartitionedRelation]
+    ) -> None:
+        self.part = halo.part
+        self.halo = halo
+        self.rounds = rounds
+        self.of = of
+        self.graph = _graph_of(self.part.relation)
+        self.turned_graph = _graph_of(self.part.relation.reverse())
+
+    def with_halo(self, rows: torch.Tensor) -> torch.Tensor:
+        """Own source rows and the halo's, shape (num_own_src + num_halo, \\*shape)."""
+        _check_rows(rows, self.part.num_own_src, "source node")
+        return torch.cat([rows, Fetch.apply(self.halo, rows)])
+
+    def without_halo(self, rows: torch.Tensor) -> torch.Tensor:
+        """Own source rows, with what all ranks have for them added up."""
+        own = self.part.num_own_src
+        return rows[:own] + GiveBack.apply(self.halo, rows[own:])
+
+    def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
+        """From a row for each own source, one for each edge."""
+        return self.with_halo(rows)[self.part.relation.coo().row.long()]
+
+    def highest(self, scores: torch.Tensor) -> torch.Tensor:
+        """For each own source, the highest of its edges' scores, on all ranks; no gradients."""
+        from dgl.ops import gspmm
+
+        found = gspmm(self.turned_graph, "copy_rhs", "max", None, scores)
+        if not self.part.relation.num_edges:  # of no edges at all DGL's highest is 0
+            found = found - torch.inf
+        own = self.part.num_own_src
+        return torch.maximum(found[:own], self.halo.give_back(found[own:], "max"))
+
+
+def _graph_of(relation: Relation) -> DGLGraph:
+    index = TensorIndex.single(relation, 2)
+    return DGLGraph(index, (["_SRC"], ["_DST"]), ["_E"])
+
+
+def _check_rows(rows: torch.Tensor, count: int, what: str) -> None:
+    if len(rows) != count:
+        from dgl.base import DGLError
+
+        raise DGLError(f"Expect a row of features for each of {count} {what}s, got {len(rows)}")
+
+
+def _is_sum_of_rows(op: str, reduce: str, lhs: Any, rhs: Any) -> bool:
+    """Whether messages are rows of sources, weighted or not, of which sums are taken."""
+    if reduce not in ("sum", "mean") or op not in ("copy_lhs", "mul"):
+        return False
+    if op == "copy_lhs":
+        return True
+    if rhs.dim() > lhs.dim() or (rhs.requires_grad and torch.is_grad_enabled()):
+        return False
+    sizes = zip(reversed(rhs.shape[1:]), reversed(lhs.shape[1:]), strict=False)
+    return all(of_edge in (1, of_node) for of_edge, of_node in sizes)
+
+
+class PartitionedIndex(SpreadIndex):
+    """A rank's part of a graph.
+
+    Nodes are the rank's own, and edges the in-edges of these.  Both ends of edges cannot be asked
+    for: what DGL makes of them would be a graph in which other ranks' nodes are not nodes.
+
+    Parameters
+    ----------
+    schema : Schema
+    owned : list of Ownership
+        Which rank has which nodes, of each type.
+    parts : list of PartitionedRelation
+        One an edge type.
+    turned : bool
+        Whether edges are turned round: then they are out-edges of the rank's own nodes in a graph
+        whose edges they are not grouped by.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        owned: Sequence[Ownership],
+        parts: Sequence[PartitionedRelation],
+        turned: bool = False,
+    ) -> None:
+        self.schema = schema
+        self.owned = list(owned)
+        self.parts = list(parts)
+        self.turned = turned
+        #: What it was changed to, and reversed: models may do so in every pass.
+        self._changed: dict[tuple[str, int], tuple[PartitionedIndex, torch.Tensor]] = {}
+        self._reversed: PartitionedIndex | None = None
+        rank = self.parts[0].part.rank
+        self._num_nodes = [each.count(rank) for each in self.owned]
+
+    @property
+    def relations(self) -> NoReturn:  # type: ignore[override]
+        raise UnsupportedByPartitionError(
+            "change or sample a partitioned graph, or look up its structure",
+            "each rank has only the in-edges of its own nodes",
+            "do it with the whole graph, before dgl_mgpu.partition_graph",
+        )
+
+    # -- what it is ---------------------------------------------------------------------------
+
+    def number_of_etypes(self) -> int:
+        return len(self.parts)
+
+    @property
+    def idtype(self) -> torch.dtype:
+        return self.parts[0].part.relation.idtype
+
+    @property
+    def device(self) -> torch.device:
+        return self.parts[0].part.relation.device
+
+    def num_edges(self, etype: int) -> int:
+        return self.parts[etype].part.relation.num_edges
+
+    number_of_edges = num_edges
+
+    def __copy__(self) -> PartitionedIndex:
+        return PartitionedIndex(self.schema, self.owned, self.parts, self.turned)
+
+    def get_relation_graph(self, etype: int) -> PartitionedIndex:
+        src, dst = self.schema.ends[int(etype)]
+        ends = [src] if src == dst else [src, dst]
+        return PartitionedIndex(
+            single_schema(len(ends)),
+            [self.owned[end] for end in ends],
+            [self.parts[int(etype)]],
+            self.turned,
+        )
+
+    def reverse(self) -> PartitionedIndex:
+        if self._reversed is None:
+            reverse = self.schema.reverse
+            self._reversed = PartitionedIndex(reverse, self.owned, self.parts, not self.turned)
+        return self._reversed
+
+    def copy_to(self, ctx: Any) -> HeteroGraphIndex:
+        if F.to_backend_ctx(ctx) == self.device:
+            return self
+        return self.refuse_to_move()
+
+    def refuse_to_move(self) -> NoReturn:
+        raise UnsupportedByPartitionError(
+            "move a partitioned graph",
+            f"it is on '{self.device}', where it exchanges rows with other ranks",
+            "pass device= to dgl_mgpu.partition_graph",
+        )
+
+    def pin_memory_(self) -> NoReturn:
+        self.refuse_to_move()
+
+    def __reduce__(self) -> NoReturn:
+        self.refuse_to_be_kept()
+
+    def refuse_to_be_kept(self) -> NoReturn:
+        raise UnsupportedByPartitionError(
+            "copy, pickle or save a partitioned graph",
+            "it is one rank's part, and works only together with the other ranks' parts",
+            "keep the whole graph, and partition it again",
+        )
+
+    def record_stream(self, stream: torch.cuda.Stream) -> PartitionedIndex:
+        for each in self.parts:
+            for tensor in each.part.relation.tensors():
+                tensor.record_stream(stream)
+        return self
+
+    def formats(self, formats: str | Sequence[str] | None = None) -> Any:
+        if formats is None:
+            return self.parts[0].graph._graph.formats()
+        return self.relations
+
+    def create_formats_(self) -> None:
+        for each in self.parts:
+            each.part.relation.create_formats()
+
+    def adjacency_matrix_scipy(self, *args: Any, **kwargs: Any) -> Any:
+        return self.relations  # DGL would refuse the format first
+
+    # -- queries ------------------------------------------------------------------------------
+
+    def in_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
+        return self._degrees(etype, v, self.turned)
+
+    def out_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
+        return self._degrees(etype, v, not self.turned)
+
+    def _degrees(self, etype: int, nodes: torch.Tensor | None, outgoing: bool) -> torch.Tensor:
+        part = self.parts[etype].part
+        if not outgoing:
+            return part.relation.in_degrees(nodes)
+        return part.out_degrees if nodes is None else part.out_degrees[nodes.long()]
+
+    # -- loops ------------------------------------------------------------------------------------
+
+    def edge_ids(self, etype: int) -> torch.Tensor:
+        return self.parts[etype].part.edges.to(self.idtype)
+
+    def without_loops(self, etype: int) -> tuple[PartitionedIndex, torch.Tensor]:
+        def change(part: Part) -> tuple[Part, torch.Tensor]:
+            own = part.edges[loops(part)]
+            everyones = Ranks.of_all_machines().all_gather(own.cpu())
+            return without_loops(part, torch.cat(everyones).sort().values.to(own.device))
+
+        return self._with_another("without loops", etype, change)
+
+    def with_loops(self, etype: int) -> tuple[PartitionedIndex, torch.Tensor]:
+        return self._with_another("with loops", etype, with_loops)
+
+    def _with_another(
+        self, name: str, etype: int, change: Callable[[Part], tuple[Part, torch.Tensor]]
+    ) -> tuple[PartitionedIndex, torch.Tensor]:
+        if (name, etype) not in self._changed:
+            part, edges = change(self.parts[etype].part)
+            parts = list(self.parts)
+            parts[etype] = parts[etype].of(part)
+            found = PartitionedIndex(self.schema, self.owned, parts, self.turned)
+            self._changed[name, etype] = found, edges
+        return self._changed[name, etype]
+
+    # -- message passing --------------------------------------------------------------------------
+
+    def gspmm(self, op: str, reduce: str, lhs: Any, rhs: Any) -> Any:
+        from dgl.ops import gspmm
+
+        if len(self.parts) > 1:
+            return self._gspmm_over_relations(op, reduce, lhs, rhs)
+        spread = self.parts[0]
+        if _is_sum_of_rows(op, reduce, lhs, rhs):
+            total = self._sum(lhs, rhs)
+            return total if reduce == "sum" else self._shares(total)
+        if not self.turned:
+            if op != "copy_rhs":
+                lhs = spread.with_halo(lhs)
+            if reduce in ("max", "min") and not spread.part.relation.num_edges:
+                # DGL finds no gradient of the highest of none; that of a sum is no edges' either.
+                none = gspmm(spread.graph, op, "sum", lhs, rhs)
+                if not spread.part.num_whole_edges:
+                    return none
+                return none + (-torch.inf if reduce == "max" else torch.inf)
+            return gspmm(spread.graph, op, reduce, lhs, rhs)
+        if reduce not in ("sum", "mean"):
+            raise UnsupportedByPartitionError(
+                f"reduce messages by {reduce!r} on a reversed partitioned graph",
+                "messages to one node are on several ranks, and only sums can be combined across "
+                "ranks",
+                "partition the reversed graph: dgl_mgpu.partition_graph(dgl.reverse(g))",
+            )
+        total = spread.without_halo(gspmm(spread.turned_graph, op, "sum", lhs, rhs))
+        return total if reduce == "sum" else self._shares(total)
+
+    def _sum(self, rows: torch.Tensor, weights: Features) -> torch.Tensor:
+        spread = self.parts[0]
+        part = spread.part
+        if self.turned:
+            _check_rows(rows, part.num_own_dst, "source node")
+        else:
+            _check_rows(rows, part.num_own_src, "source node")
+        if weights is not None:
+            _check_rows(weights, part.relation.num_edges, "edge")
+            missing = [1] * (rows.dim() - weights.dim())
+            weights = weights.detach().view(len(weights), *missing, *weights.shape[1:])
+        return Sum.apply(spread.rounds, self.turned, weights, rows)
+
+    def _shares(self, total: torch.Tensor) -> torch.Tensor:
+        """Sums divided by the numbers of messages."""
+        counts = self.in_degrees(0, None).clamp(min=1).view(-1, *[1] * (total.dim() - 1))
+        # A half type could not hold the counts.
+        wide = total.float() if total.dtype.itemsize < 4 else total
+        return (wide / counts).to(total.dtype)
+
+    def _gspmm_over_relations(
+        self, op: str, reduce: str, lhs: Sequence[Features] | None, rhs: Sequence[Features] | None
+    ) -> tuple[Features, ...]:
+        joins: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]]
+        joins = {"sum": torch.add, "max": torch.maximum, "min": torch.minimum}
+        if reduce not in joins:
+            raise UnsupportedByPartitionError(
+                f"reduce messages of several relations at once by {reduce!r}",
+                f"there are {', '.join(joins)}",
+                "reduce each relation's: multi_update_all",
+            )
+        found = []
+        for etype, (src, _) in enumerate(self.schema.ends):
+            of_edges = None if rhs is None else rhs[etype]
+            of_nodes = None if lhs is None else lhs[src]
+            found.append(self.get_relation_graph(etype).gspmm(op, reduce, of_nodes, of_edges))
+        of_destinations = self._joined(found, joins[reduce])
+        return tuple(of_destinations.get(ntype) for ntype in range(self.schema.num_ntypes))
+
+    def _joined(
+        self,
+        of_relations: Sequence[torch.Tensor],
+        join: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    ) -> dict[int, torch.Tensor]:
+        """By node type, what relations have found for their destinations."""
+        out: dict[int, torch.Tensor] = {}
+        for found, (_, dst) in zip(of_relations, self.schema.ends, strict=True):
+            out[dst] = join(out[dst], found) if dst in out else found
+        return out
+
+    def gsddmm(self, op: str, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str) -> Any:
+        from dgl.ops import gsddmm
+
+        if len(self.parts) > 1:
+            return self._gsddmm_over_relations(op, lhs, rhs, lhs_target, rhs_target)
+        spread = self.parts[0]
+        far = "v" if self.turned else "u"
+        if op != "copy_rhs" and lhs_target == far:
+            lhs = spread.with_halo(lhs)
+        if op != "copy_lhs" and rhs_target == far:
+            rhs = spread.with_halo(rhs)
+        graph = spread.turned_graph if self.turned else spread.graph
+        return gsddmm(graph, op, lhs, rhs, lhs_target, rhs_target)
+
+    def _gsddmm_over_relations(
+        self, op: str, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str
+    ) -> tuple[torch.Tensor, ...]:
+        out = []
+        for etype, (src, dst) in enumerate(self.schema.ends):
+            place = {"u": src, "e": etype, "v": dst}
+            out.append(
+                self.get_relation_graph(etype).gsddmm(
+                    op,
+                    None if op == "copy_rhs" else lhs[place[lhs_target]],
+                    None if op == "copy_lhs" else rhs[place[rhs_target]],
+                    lhs_target,
+                    rhs_target,
+                )
+            )
+        return tuple(out)
+
+    def edge_softmax(self, scores: torch.Tensor, norm_by: str) -> torch.Tensor:
+        from dgl.ops import edge_softmax
+
+        spread = self.parts[0]
+        if (norm_by == "src") == self.turned:  # by the part's own rows, which have all of theirs
+            return edge_softmax(spread.graph, scores)
+        outgoing = self if self.turned else self.reverse()
+        highest = spread.highest(scores.detach())
+        raised = torch.exp(scores - spread.of_sources(highest))
+        total = outgoing.gspmm("copy_rhs", "sum", None, raised)
+        return raised / spread.of_sources(total)
+
+    def edge_softmax_over_relations(
+        self, scores: Sequence[torch.Tensor], norm_by: str
+    ) -> tuple[torch.Tensor, ...]:
+        index = self.reverse() if norm_by == "src" else self
+        relations = [index.get_relation_graph(etype) for etype in range(len(self.parts))]
+        of_relations = [
+            each._highest(of_edges.detach())
+            for each, of_edges in zip(relations, scores, strict=True)
+        ]
+        highest = index._joined(of_relations, torch.maximum)
+        raised = [
+            torch.exp(of_edges - each.of_destinations(highest[dst]))
+            for each, of_edges, (_, dst) in zip(relations, scores, index.schema.ends, strict=True)
+        ]
+        totals = index.gspmm("copy_rhs", "sum", None, raised)
+        return tuple(
+            of_edges / each.of_destinations(totals[dst])
+            for each, of_edges, (_, dst) in zip(relations, raised, index.schema.ends, strict=True)
+        )
+
+    def _highest(self, scores: torch.Tensor) -> torch.Tensor:
+        """For each destination of the only relation, the highest of its edges' scores, or -inf."""
+        if self.turned:
+            return self.parts[0].highest(scores)
+        found = self.gspmm("copy_rhs", "max", None, scores)
+        return found if self.parts[0].part.num_whole_edges else found - torch.inf
+
+    def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
+        spread = self.parts[0]
+        if self.turned:
+            return rows[spread.part.relation.coo().col.long()]
+        return spread.of_sources(rows)
+
+    def of_destinations(self, rows: torch.Tensor) -> torch.Tensor:
+        return self.reverse().of_sources(rows)
+
+    def edges_to(self, nodes: torch.Tensor, degree: int) -> torch.Tensor:
+        if self.turned:
+            raise UnsupportedByPartitionError(
+                "reduce messages by a function on a reversed partitioned graph",
+                "messages to one node are on several ranks",
+                "partition the reversed graph: dgl_mgpu.partition_graph(dgl.reverse(g))",
+            )
+        first = self.parts[0].part.relation.csc()[0][nodes].long()
+        return first.unsqueeze(1) + torch.arange(degree, device=nodes.device)
+
+    # -- what all ranks have -----------------------------------------------------------------------
+
+    def from_all(self, rows: torch.Tensor) -> torch.Tensor:
+        part, group = self.parts[0].part, self.parts[0].rounds.group
+        if group is None:
+            return rows.unsqueeze(0)
+        others = torch.zeros_like(rows)
+        return Total.apply(
+            group,
+            torch.stack([rows if r == part.rank else others for r in range(part.num_ranks)]),
+        )
+
+
+class Total(torch.autograd.Function):
+    """All ranks' sum, differentiable any number of times: gradients of all ranks add up."""
+
+    @staticmethod
+    def forward(ctx: Any, group: dist.ProcessGroup, rows: torch.Tensor) -> torch.Tensor:
+        ctx.group = group
+        # Not every backend can add up half types.
+        total = rows.float() if rows.dtype.itemsize < 4 else rows.clone()
+        Message(dist.all_reduce(total, group=group, async_op=True), total).wait()
+        return total.to(rows.dtype)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[None, torch.Tensor]:  # type: ignore[override]
+        return None, Total.apply(ctx.group, gradient)

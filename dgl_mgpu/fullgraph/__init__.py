@@ -1,1 +1,0 @@
-"""Training on the whole graph: a partitioned graph, and how ranks exchange rows."""

@@ -1,9 +1,0 @@
-"""A graph convolutional network with as few buffers as MG-GCN's, and exact gradients.
-
-The module is in `module`; what it remembers of its graph and input in `known`; forward and backward
-pass, and which buffers there are when, in `passes`; dropout that keeps no masks in `dropout`.
-"""
-
-from dgl_mgpu.fullgraph.gcn.module import GCN
-
-__all__ = ["GCN"]

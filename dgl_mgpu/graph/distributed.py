@@ -1,0 +1,274 @@
+"""A graph index whose nodes lie on several ranks: message passing on it is its own affair."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from abc import abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NoReturn
+
+import torch
+from dgl import DGLGraph
+from dgl.base import EID, is_all
+from dgl.frame import Frame
+from dgl.udf import EdgeBatch, NodeBatch
+from torch.overrides import TorchFunctionMode
+
+from dgl_mgpu.errors import UnsupportedByPartitionError
+from dgl_mgpu.graph.index import TensorIndex
+
+Features = torch.Tensor | None
+
+
+class SpreadIndex(TensorIndex):
+    """What DGL's message passing calls for a graph of which this process has a part.
+
+    Operands have a row for each of this process's nodes or edges, as results do.  All methods are
+    collective and differentiable.
+    """
+
+    @abstractmethod
+    def refuse_to_be_kept(self) -> NoReturn:
+        """Raise for whoever copies it, or writes it to a file."""
+
+    @abstractmethod
+    def gspmm(self, op: str, reduce: str, lhs: Any, rhs: Any) -> Any:
+        """As ``dgl.ops.gspmm``, for one relation, or all with a list of operands a type."""
+
+    @abstractmethod
+    def gsddmm(self, op: str, lhs: Any, rhs: Any, lhs_target: str, rhs_target: str) -> Any:
+        """As ``dgl.ops.gsddmm``."""
+
+    @abstractmethod
+    def edge_softmax(self, scores: torch.Tensor, norm_by: str) -> torch.Tensor:
+        """As ``dgl.ops.edge_softmax`` over all edges of one relation."""
+
+    @abstractmethod
+    def edge_softmax_over_relations(
+        self, scores: Sequence[torch.Tensor], norm_by: str
+    ) -> tuple[torch.Tensor, ...]:
+        """As ``dgl.ops.edge_softmax`` over all edges of all relations."""
+
+    @abstractmethod
+    def edge_ids(self, etype: int) -> torch.Tensor:
+        """Of a relation's edges, in the whole graph."""
+
+    @abstractmethod
+    def without_loops(self, etype: int) -> tuple[SpreadIndex, torch.Tensor]:
+        """The graph without a relation's loops, and what each of its edges was."""
+
+    @abstractmethod
+    def with_loops(self, etype: int) -> tuple[SpreadIndex, torch.Tensor]:
+        """The graph with a loop more at each node, and what each of a relation's edges was.
+
+        Loops are numbered behind all others of this process's edges.
+        """
+
+    @abstractmethod
+    def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
+        """From a row for each node of the only relation's source type, one for each edge."""
+
+    @abstractmethod
+    def of_destinations(self, rows: torch.Tensor) -> torch.Tensor:
+        """From a row for each node of the only relation's destination type, one for each edge."""
+
+    @abstractmethod
+    def edges_to(self, nodes: torch.Tensor, degree: int) -> torch.Tensor:
+        """The only relation's edges to nodes that have ``degree`` of them each.
+
+        In the order of their ids; int64, shape (len(nodes), degree).
+        """
+
+    @abstractmethod
+    def from_all(self, rows: torch.Tensor) -> torch.Tensor:
+        """What every process passed, of one shape, stacked: shape (processes, \\*shape).
+
+        The gradient is the sum of all processes' gradients.
+        """
+
+    def readout(self, rows: torch.Tensor, op: str) -> torch.Tensor:
+        """What all processes' rows amount to.
+
+        Parameters
+        ----------
+        rows : Tensor, floating point, shape (n, \\*shape)
+        op : {'sum', 'mean', 'max', 'min'}
+
+        Returns
+        -------
+        Tensor, shape (1, \\*shape)
+            Where there are no rows at all, 0.
+        """
+        if op not in ("sum", "mean", "max", "min") or not rows.is_floating_point():
+            raise UnsupportedByPartitionError(
+                f"read out rows of {rows.dtype} of a partitioned graph by {op!r}",
+                "ranks read out floating-point rows only, by 'sum', 'mean', 'max' or 'min'",
+                "convert the rows, or gather them on every rank",
+            )
+        if op in ("max", "min"):
+            # Of no rows, too, it is made of them, that gradients go the same way everywhere.
+            if not len(rows):
+                mine = rows.sum(0) + (-torch.inf if op == "max" else torch.inf)
+            else:
+                mine = getattr(rows, op)(0).values
+            found = getattr(self.from_all(mine), op)(0, keepdim=True).values
+            return found.masked_fill(found.isinf(), 0)
+        total = self.from_all(rows.sum(0)).sum(0, keepdim=True)
+        if op == "sum":
+            return total
+        count = torch.tensor(len(rows), dtype=torch.float64, device=rows.device)
+        return (total / self.from_all(count).sum().clamp(min=1)).to(total.dtype)
+
+    def softmax(self, rows: torch.Tensor) -> torch.Tensor:
+        """Rows' softmax over all processes' rows."""
+        raised = torch.exp(rows - self.readout(rows.detach(), "max"))
+        return raised / self.readout(raised, "sum")
+
+
+class _WidthsOfNone(TorchFunctionMode):
+    """Views of no rows, of which one size is left to be found (-1), have rows of the same width.
+
+    Of no elements torch finds no size, and refuses on one rank what it does on the others.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.view, torch.Tensor.reshape, torch.reshape) and not kwargs:
+            rows, *sizes = args
+            sizes = sizes[0] if isinstance(sizes[0], Sequence) else sizes
+            if -1 in sizes[1:] and sizes[0] == 0 and rows.dim() and not len(rows):
+                known = math.prod(size for size in sizes[1:] if size != -1)
+                found = math.prod(rows.shape[1:]) // max(known, 1)
+                args = rows, [found if size == -1 else size for size in sizes]
+        return func(*args, **(kwargs or {}))
+
+
+def widths_of_none(counts: Iterable[int]) -> contextlib.AbstractContextManager:
+    """For what works on so many rows: where there are none, views of them are as elsewhere."""
+    return contextlib.nullcontext() if all(counts) else _WidthsOfNone()
+
+
+class _Columns(Mapping):
+    """What nodes have, as the edges' ends: fetched when a user's function asks for it."""
+
+    def __init__(self, of_nodes: Mapping, ends: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        self._of_nodes = of_nodes
+        self._ends = ends
+
+    def __getitem__(self, key: str) -> torch.Tensor:
+        return self._ends(self._of_nodes[key])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._of_nodes)
+
+    def __len__(self) -> int:
+        return len(self._of_nodes)
+
+
+class _SpreadEdges(EdgeBatch):
+    """Edges whose sources may be other processes' nodes."""
+
+    def edges(self) -> NoReturn:
+        raise UnsupportedByPartitionError(
+            "name the ends of a partitioned graph's edges",
+            "sources on other ranks have no number here",
+            "read edges.src[dgl.NID] and edges.dst[dgl.NID], their ids in the whole graph",
+        )
+
+
+def of_edges(
+    graph: DGLGraph, function: Callable[[EdgeBatch], Any], eid: Any, etype: Any, orig_eid: Any
+) -> Any:
+    """What a user's function makes of edges, those of ``eid`` or all."""
+    batch = _edge_batch(graph, eid, etype, orig_eid)
+    with widths_of_none([len(batch)]):
+        return function(batch)
+
+
+def _edge_batch(graph: DGLGraph, eid: Any, etype: Any, orig_eid: Any) -> EdgeBatch:
+    """What a user's function gets of edges; see ``dgl.udf``."""
+    number = graph.get_etype_id(etype)
+    src, dst = graph._graph.metagraph.find_edge(number)
+    index = graph._graph.get_relation_graph(number)
+    edges = graph._edge_frames[number]
+    whole = is_all(eid)
+    if whole:
+        ids = torch.arange(index.num_edges(0), dtype=index.idtype, device=index.device)
+    else:
+        ids, edges = eid, edges.subframe(eid)
+
+    def of(ends: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Tensor], torch.Tensor]:
+        return ends if whole else lambda rows: ends(rows)[ids.long()]
+
+    return _SpreadEdges(
+        graph,
+        ids if orig_eid is None else orig_eid,
+        etype,
+        _Columns(graph._node_frames[src], of(index.of_sources)),
+        edges,
+        _Columns(graph._node_frames[dst], of(index.of_destinations)),
+    )
+
+
+def without_loops(graph: DGLGraph, etype: Any) -> DGLGraph:
+    """``dgl.remove_self_loop``."""
+    number = graph.get_etype_id(etype)
+    index, kept = graph._graph.without_loops(number)
+    return _with_edges(graph, index, number, graph._edge_frames[number].subframe(kept))
+
+
+def with_loops(graph: DGLGraph, data: Mapping[str, torch.Tensor], etype: Any) -> DGLGraph:
+    """The graph with a loop more at each node, and features of these."""
+    number = graph.get_etype_id(etype)
+    index, order = graph._graph.with_loops(number)
+    frame = graph._edge_frames[number].clone()
+    if data:
+        frame.append(data)
+    else:
+        frame.add_rows(len(order) - frame.num_rows)
+    return _with_edges(graph, index, number, frame.subframe(order))
+
+
+def _with_edges(graph: DGLGraph, index: SpreadIndex, number: int, edges: Frame) -> DGLGraph:
+    """A graph of which one relation has other edges."""
+    found = graph.local_var()
+    edges.update_column(EID, index.edge_ids(number))
+    found._graph = index
+    found._edge_frames[number] = edges
+    return found
+
+
+def reduced(
+    graph: DGLGraph,
+    function: Callable[[NodeBatch], Mapping[str, torch.Tensor]],
+    messages: Mapping[str, torch.Tensor],
+    node_ids: torch.Tensor | None,
+) -> Frame:
+    """What a user's function makes of nodes' messages, nodes of one degree at a time.
+
+    Where no node has any, the function gets no nodes with one message each: so its results have
+    their columns, and come from its messages, on every process.
+    """
+    index = graph._graph
+    ntype = graph.dsttypes[0]
+    of_nodes = graph._node_frames[graph.get_ntype_id_from_dst(ntype)]
+    degrees = index.in_degrees(0, None)
+    if node_ids is None:
+        node_ids = torch.arange(len(degrees), dtype=index.idtype, device=index.device)
+    groups, results = [], []
+    for degree in [degree for degree in degrees.unique().tolist() if degree] or [1]:
+        nodes = (degrees == degree).nonzero().squeeze(1)
+        edges = index.edges_to(nodes, degree)
+        mailbox = {key: rows[edges] for key, rows in messages.items()}
+        batch = NodeBatch(graph, node_ids[nodes], ntype, of_nodes.subframe(nodes), msgs=mailbox)
+        groups.append(nodes)
+        with widths_of_none([len(nodes)]):
+            results.append(function(batch))
+    found = Frame(num_rows=len(degrees))
+    found._initializers = of_nodes._initializers
+    found._default_initializer = of_nodes._default_initializer
+    found.update_row(
+        torch.cat(groups),
+        {key: torch.cat([result[key] for result in results]) for key in results[0]},
+    )
+    return found

@@ -1,0 +1,208 @@
+"""Random numbers for what this package does in DGL's place, seeded by ``dgl.seed``.
+
+DGL has random engines of its own, which do not disturb torch's; so do we.  Where DGL was never
+seeded, torch's seed is taken: that of ``torch.manual_seed``, or one of torch's choice.
+
+Mini-batches of a DataLoader have random numbers of their own (:class:`BatchDraws`), so that it does
+not matter when one is sampled.  What torch draws for them, as negative edges, is seeded by torch's
+seed alone.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.graph.arrays import is_null
+from dgl_mgpu.utils.fork_safe import freed_at_fork
+
+
+class _Sequences:
+    """Random sequences of one seed.
+
+    Parameters
+    ----------
+    seed : int, optional
+        Torch's by default.
+    """
+
+    def __init__(self, seed: int | None = None) -> None:
+        self._lock = threading.Lock()
+        self._seed, self._calls = seed, 0
+        self._restarts = 0
+        self._generators: dict[torch.device, torch.Generator] = {}
+
+    @property
+    def seeding(self) -> tuple[int, int | None]:
+        """How often a seed was given, and the last one."""
+        return self._restarts, self._seed
+
+    def restart(self, seed: int) -> None:
+        """Begin all anew, with another seed."""
+        with self._lock:
+            self._seed, self._calls = seed, 0
+            self._restarts += 1
+            for each in self._generators.values():
+                each.manual_seed(seed)
+
+    def generator(self, device: torch.device) -> torch.Generator:
+        with self._lock:
+            found = self._generators.get(device)
+            if found is None:
+                found = torch.Generator(device).manual_seed(self._current_seed())
+                self._generators[device] = found
+            return found
+
+    def next_key(self) -> tuple[int, int]:
+        with self._lock:
+            self._calls += 1
+            return self._current_seed(), self._calls - 1
+
+    def _current_seed(self) -> int:
+        return torch.initial_seed() if self._seed is None else self._seed
+
+
+_common = _Sequences()
+freed_at_fork(_common._lock)
+# Those of the mini-batch that a thread is making, in place of the common ones.
+_local = threading.local()
+
+
+def _current() -> _Sequences:
+    return getattr(_local, "of_batch", None) or _common
+
+
+def set_seed(seed: int) -> None:
+    """Begin all random sequences anew: ``_CAPI_SetSeed``, beside DGL's own."""
+    seed = int(seed) & (1 << 64) - 1
+    _common.restart(seed)
+    _current().restart(seed)
+
+
+def generator(device: torch.device) -> torch.Generator:
+    """The generator of a device, for torch's functions."""
+    return _current().generator(device)
+
+
+def next_key() -> tuple[int, int]:
+    """The seed, and how many calls there were before this one: a key for a call of our samplers."""
+    return _current().next_key()
+
+
+def seeding() -> tuple[int, int | None]:
+    """How often ``dgl.seed`` was called, and with what last; None if never."""
+    return _common.seeding
+
+
+class BatchDraws:
+    """Random numbers of the mini-batches of one pass over a DataLoader.
+
+    What is drawn for a batch depends on the seed, on how many passes and other calls there were
+    since then and on the number of the batch, but on nothing that is drawn meanwhile.
+
+    Parameters
+    ----------
+    device : torch.device
+        Where batches are sampled.
+    torchs_seed : int
+        What torch's generator gave for this pass: the seed of what torch draws, and of all where
+        ``dgl.seed`` was never called.
+    """
+
+    def __init__(self, device: torch.device, torchs_seed: int) -> None:
+        key = next_key()
+        self._torchs_key = torchs_seed, 0
+        self._key = self._torchs_key if seeding()[1] is None else key
+        self._device = device
+
+    @contextmanager
+    def of_batch(self, number: int, *, with_torchs: bool = True) -> Iterator[None]:
+        """Draw for batch ``number``, from 0.
+
+        With them, torch's own generators, of the CPU and of the device, draw for it too, and go on
+        afterwards where they were: torch draws negative edges, and no dropout shall depend on when.
+        They are the process's; a thread that draws meanwhile gets numbers of the batch.
+        """
+        before = getattr(_local, "of_batch", None)
+        torchs = [torch.default_generator] if with_torchs else []
+        if with_torchs and self._device.type == "cuda":
+            torchs.append(torch.cuda.default_generators[self._device.index])
+        states = [each.get_state() for each in torchs]
+        _local.of_batch = _Sequences(_digest(*self._key, number))
+        try:
+            for each in torchs:
+                each.manual_seed(_digest(*self._torchs_key, number))
+            yield
+        finally:
+            _local.of_batch = before
+            for each, state in zip(torchs, states, strict=True):
+                each.set_state(state)
+
+
+def _digest(*numbers: int) -> int:
+    words = b"".join((number % (1 << 64)).to_bytes(8, "little") for number in numbers)
+    return int.from_bytes(hashlib.blake2b(words, digest_size=8).digest(), "little")
+
+
+@torch.no_grad()
+def choice(
+    count: int, population: int, weights: torch.Tensor, replace: bool, bits: int
+) -> torch.Tensor:
+    """Draw numbers below ``population``: ``_CAPI_Choice``.
+
+    Parameters
+    ----------
+    count, population : int
+    weights : Tensor, float, shape (population,)
+        Not negative, of any sum; null for equal ones.
+    replace : bool
+        Whether a number can be drawn again.
+    bits : int
+        32 or 64, of the numbers.
+
+    Returns
+    -------
+    Tensor, int32 or int64, shape (count,)
+        In the order in which they are drawn, on the device of ``weights``.
+
+    Raises
+    ------
+    InvalidInputError
+        If there are not as many numbers to draw, or not as many of some weight.
+    """
+    where = weights.device
+    dtype = torch.int32 if bits == 32 else torch.int64
+    asked = f"draw {count} of {population} numbers"
+    if count > (population if not replace else count * min(1, population)):
+        raise InvalidInputError(
+            asked, "that is more than there are", "draw fewer, or with replacement"
+        )
+    if not is_null(weights) and len(weights) != population:
+        raise InvalidInputError(
+            asked, f"there are {len(weights)} weights", "pass a weight for each"
+        )
+    random = generator(where)
+    if is_null(weights) and replace:
+        return torch.randint(population, (count,), generator=random, device=where, dtype=dtype)
+    if is_null(weights):
+        return torch.randperm(population, generator=random, device=where)[:count].to(dtype)
+    if replace:
+        ends = weights.double().cumsum(0)
+        draws = torch.rand(count, generator=random, device=where, dtype=torch.float64) * ends[-1]
+        # Behind the ends that are not greater lies a number of some weight, but for rounding.
+        drawn = torch.searchsorted(ends, draws, right=True)
+        return drawn.clamp_(max=population - 1).to(dtype)
+    # Efraimidis and Spirakis: whose exponential waiting time is over first.
+    waits = torch.empty(population, dtype=torch.float64, device=where)
+    waits.exponential_(generator=random).div_(weights)
+    times, drawn = waits.topk(count, largest=False)
+    if count and not times[-1].isfinite():
+        raise InvalidInputError(
+            asked, "fewer of them have a weight above 0", "draw fewer, or with replacement"
+        )
+    return drawn.to(dtype)

@@ -1,0 +1,305 @@
+"""The two ways: one call of the model, or calls for batches of nodes, layer by layer."""
+
+from __future__ import annotations
+
+import math
+import os
+import tempfile
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import dgl
+import torch
+from dgl import DGLGraph
+from torch import nn
+
+from dgl_mgpu.distributed.graph import PartitionedGraph
+from dgl_mgpu.distributed.memory import free_bytes
+from dgl_mgpu.errors import DeviceMemoryError, InvalidInputError, OutputError
+from dgl_mgpu.graph.pinning.pinning import pin_memory_inplace
+from dgl_mgpu.inference.blocks import Blocks
+from dgl_mgpu.inference.group import Team, share
+from dgl_mgpu.inference.modules import CallEnded, meeting
+from dgl_mgpu.inference.plan import Plan
+from dgl_mgpu.inference.probe_graph import ASKED_LAYERS, AT_ONCE, Offered, Pattern
+from dgl_mgpu.inference.rows import Column, Graph, Outline, Tree, leaves, mapped
+from dgl_mgpu.machine.shared_memory import free_host_bytes
+from dgl_mgpu.utils.stages import stage
+
+#: Tensors as wide as the widest rows that a layer is taken to have at the same time.
+_TENSORS_AT_ONCE = 4
+#: What a batch may take on a CPU at most, where more has no use.
+_BATCH_BYTES_ON_CPU = 2 << 30
+#: Smaller tensors are not worth being registered with a GPU.
+_PINNED_BYTES = 1 << 20
+
+
+@dataclass(frozen=True)
+class AtOnce:
+    """One call of the model, on the whole graph."""
+
+    model: nn.Module
+    g: Graph
+    columns: Tree
+    num_layers: int
+    device: torch.device
+
+    def run(self) -> Tree:
+        graph = self.g
+        if not isinstance(graph, PartitionedGraph):
+            graph = Blocks(graph, self.device).whole()
+        inputs = mapped(lambda column: column.all_rows(self.device), self.columns)
+        return self.model(Offered([graph] * self.num_layers), inputs)
+
+    def fits(self, row_bytes: int) -> bool:
+        """Whether half of the memory that is free is likely to be enough."""
+        edges = sum(self.g.num_edges(etype) for etype in self.g.canonical_etypes)
+        # Ends of edges, in the order they have and by destination.
+        needed = _TENSORS_AT_ONCE * row_bytes * self.g.num_nodes() + 32 * edges
+        return needed <= _free_memory(self.device) // 2
+
+
+class LayerByLayer:
+    """Calls of the model for batches of nodes, for one layer after the other.
+
+    Parameters
+    ----------
+    batch_size : int or None
+        Nodes of all types together.
+    folder : path or None
+        Where to keep results, if not in memory.
+    team : Team, optional
+        Ranks that take batches in turn; all of them make and run the same one.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        g: Graph,
+        columns: Tree,
+        plan: Plan,
+        device: torch.device,
+        batch_size: int | None,
+        folder: str | os.PathLike | None,
+        team: Team | None = None,
+    ) -> None:
+        self.model, self.g, self.columns, self.plan = model, g, columns, plan
+        self.device, self.folder, self.team = device, folder, team or Team()
+        self.blocks = Blocks(g, device)
+        self.counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
+        #: Batches are ranges of it, and of every type the same share.
+        self.length = max(self.counts.values())
+        self.may_shrink = batch_size is None
+        # The same batches on every rank, and some for each.
+        everyone = self.team.everyone
+        nodes = everyone.together(ASKED_LAYERS, lambda: batch_size or self._suitable_batch_size())
+        nodes = min(everyone.all_gather(nodes))
+        step = nodes * self.length // max(sum(self.counts.values()), 1)
+        self.dealt = max(1, min(step, -(-self.length // self.team.size)))
+        #: Less, where memory has turned out to be too small.
+        self.step = self.dealt
+        #: What calls have given: columns while somebody is to read them.
+        self.kept: list[Tree] = [call.outline for call in plan.calls]
+
+    def run(self) -> Tree:
+        output, together = None, self.team.everyone.together
+        for layer in range(self.plan.num_layers):
+            output = together(ASKED_LAYERS, partial(self._make_room, layer))
+            together(ASKED_LAYERS, partial(self._run_layer, layer, output))
+            together(ASKED_LAYERS, partial(self._bring, layer, output))
+        return mapped(Column.own_rows, output)
+
+    def _make_room(self, layer: int) -> Tree:
+        """Room for what calls of a layer give, and if it is the last the model, which is returned.
+
+        What no later layer reads is given up.
+        """
+        for number, call in enumerate(self.plan.calls):
+            readers = self.plan.call_readers[number]
+            if call.layer == layer and readers:
+                self.kept[number] = mapped(self._allocate, call.outline)
+            elif all(reader < layer for reader in readers):
+                self.kept[number] = call.outline
+        last = layer == self.plan.num_layers - 1
+        return mapped(self._allocate, self.plan.output) if last else None
+
+    def _run_layer(self, layer: int, output: Tree) -> None:
+        """Do this rank's batches."""
+        try:
+            for low, high in self.team.batches(self.length, self.dealt):
+                self._run_range(layer, output, low, high)
+        finally:
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # rows are on their way to the host
+
+    def _run_range(self, layer: int, output: Tree, low: int, end: int) -> None:
+        while low < end:
+            high = min(low + self.step, end)
+            batch = partial(self._run_batch, layer, output, low, high)
+            if not self.may_shrink:
+                batch()
+            elif unless_out_of_memory(batch) is None:
+                if self.step == 1:
+                    raise DeviceMemoryError(
+                        ASKED_LAYERS,
+                        f"'{self.device}' has too little memory for one node and its neighbours",
+                        "free some, or compute on the CPU",
+                    )
+                self.step = (self.step + 1) // 2
+                continue
+            low = high
+
+    def _bring(self, layer: int, output: Tree) -> None:
+        """Have on every machine what a layer's calls and the model gave on any."""
+        given = [self.kept[n] for n, call in enumerate(self.plan.calls) if call.layer == layer]
+        for column in leaves([*given, output]):
+            if not isinstance(column, Outline):
+                self.team.bring(column.rows, self.length, self.dealt)
+
+    def _run_batch(self, layer: int, output: Tree, low: int, high: int) -> bool:
+        plan, last = self.plan, self.plan.last_call(layer)
+        ranges = {
+            ntype: share(count, low, high, self.length) for ntype, count in self.counts.items()
+        }
+        block = self.blocks.of_in_edges(ranges)
+        sources = {ntype: block.srcnodes[ntype].data[dgl.NID] for ntype in self.counts}
+        targets = {ntype: block.dstnodes[ntype].data[dgl.NID] for ntype in self.counts}
+        before, after = self.blocks.without_edges(sources), self.blocks.without_edges(targets)
+        of_layers = [before] * layer + [block] + [after] * (plan.num_layers - layer - 1)
+        columns = iter(plan.readers)
+        inputs = mapped(
+            lambda column: (column if layer in next(columns) else column.outline).take(
+                sources[column.ntype]
+            ),
+            self.columns,
+        )
+        number = -1
+
+        def meet(graph: DGLGraph, arguments: Tree, run: Callable[[], Any]) -> Any:
+            nonlocal number
+            number += 1
+            if plan.calls[number].layer < layer:
+                return mapped(lambda rows: rows.take(sources[rows.ntype]), self.kept[number])
+            given = run()
+            self._keep(self.kept[number], given, ranges)
+            if number == last and output is None:
+                raise CallEnded
+            return given
+
+        with meeting(meet), stage("forward"):
+            try:
+                found = self.model(
+                    Offered(map(self.blocks.for_layer, of_layers, range(plan.num_layers))),
+                    inputs,
+                )
+                self._keep(output, found, ranges)
+            except CallEnded:
+                pass
+        return True
+
+    def _keep(self, kept: Tree, given: Tree, ranges: Mapping[str, tuple[int, int]]) -> None:
+        """Copy a batch's rows to where they are kept, if they are."""
+        for column, rows in zip(leaves(kept), leaves(given), strict=True):
+            if not isinstance(column, Outline):
+                low, high = ranges[column.ntype]
+                column.rows[low:high].copy_(rows, non_blocking=column.pin is not None)
+
+    def _allocate(self, outline: Outline) -> Column:
+        """Room for a row of every node, in memory or in a file without a name."""
+        shape = (self.counts[outline.ntype], *outline.row_shape)
+        size, memory = math.prod(shape), None
+        if self.team.machine.size > 1:
+            memory = self.team.room(size * outline.dtype.itemsize, self.folder)
+            rows = torch.from_numpy(memory.bytes).view(outline.dtype).view(shape)
+        elif self.folder is None or not size:
+            rows = torch.empty(shape, dtype=outline.dtype)
+        else:
+            rows = _in_nameless_file(self.folder, size, outline.dtype).view(shape)
+        # A file's pages are not to stay in memory.
+        if self.device.type == "cpu" or self.folder is not None or rows.nbytes < _PINNED_BYTES:
+            return Column(outline.ntype, rows, None, memory)
+        pin = self.team.machine.together(ASKED_LAYERS, lambda: pin_memory_inplace(rows))
+        return Column(outline.ntype, rows, pin, memory)
+
+    def _suitable_batch_size(self) -> int:
+        """As many nodes as are likely to fit in half of the memory that is free."""
+        outlines = [call.outline for call in self.plan.calls] + [self.plan.output]
+        inputs = mapped(lambda column: column.outline, self.columns)
+        widest = max(
+            sum(outline.row_bytes for outline in leaves(tree)) for tree in (inputs, *outlines)
+        )
+        nodes = max(sum(self.counts.values()), 1)
+        edges = sum(self.g.num_edges(etype) for etype in self.g.canonical_etypes)
+        # A row for each destination and, at most, a source for each edge.
+        per_node = _TENSORS_AT_ONCE * max(widest, 1) * (1 + edges / nodes)
+        free = _free_memory(self.device) // 2
+        if self.device.type == "cpu":
+            free = min(free // self.team.machine.size, _BATCH_BYTES_ON_CPU)
+        return max(1, int(free / per_node))
+
+
+def _in_nameless_file(folder: str | os.PathLike, size: int, dtype: torch.dtype) -> torch.Tensor:
+    try:
+        with tempfile.NamedTemporaryFile(dir=Path(folder)) as file:
+            # Reserved at once: a full disk would be a bus error at a write.
+            os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)
+            return torch.from_file(file.name, shared=True, size=size, dtype=dtype)
+    except OSError as error:
+        raise OutputError(
+            f"keep results in {folder}", str(error), "choose another folder, or free space there"
+        ) from error
+
+
+def unless_out_of_memory(run: Callable[[], Any]) -> Any:
+    """What a function gives, or None if a GPU's memory is too small for it."""
+    try:
+        return run()
+    except torch.cuda.OutOfMemoryError:
+        pass  # what it had is only given up when the exception is
+    torch.cuda.empty_cache()
+    return None
+
+
+def _free_memory(device: torch.device) -> int:
+    """Bytes that can be allocated on a GPU, or in the host's memory."""
+    return int(free_bytes(device)) if device.type == "cuda" else free_host_bytes()
+
+
+def checked_plan(model: nn.Module, pattern: Pattern, num_layers: int) -> Plan:
+    """A plan that gives on the pattern what the model gives at once; raises if there is none.
+
+    What the model itself raises on the way comes out as it is, with a note.
+    """
+    plan = Plan.of(model, pattern, num_layers)
+    device = pattern.blocks.device
+    fix = f"move message passing into modules that are called with a block, or {AT_ONCE}"
+    runner = LayerByLayer(model, pattern.graph, pattern.columns, plan, device, 2, None)
+    try:
+        found = runner.run()
+    except Exception as error:
+        error.add_note(
+            "Raised by the model while dgl_mgpu.inference did it layer by layer on a few nodes, of "
+            f"which it did all layers at once. If it passes messages by itself, {fix}."
+        )
+        raise
+    for expected, rows in zip(leaves(plan.expected), leaves(found), strict=True):
+        expected = expected.cpu()
+        if not _close(expected, rows):
+            raise InvalidInputError(
+                ASKED_LAYERS,
+                "on a few nodes this gives other results than computing all layers at once",
+                fix,
+            )
+    return plan
+
+
+def _close(expected: torch.Tensor, found: torch.Tensor) -> bool:
+    if not expected.is_floating_point():
+        return torch.equal(expected, found)
+    finite = expected[expected.isfinite()].abs()
+    tolerance = torch.finfo(expected.dtype).eps ** (1 / 3)
+    scale = float(finite.max()) if len(finite) else 1.0
+    return torch.allclose(expected, found, tolerance, tolerance * scale, equal_nan=True)

@@ -1,0 +1,115 @@
+"""Models that are trained on a whole graph: those of mini-batches, a GCN in less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import dgl
+import torch
+from torch import nn
+
+from dgl_mgpu.config.schema import FullGraphConfig, ModelConfig
+from dgl_mgpu.distributed.host_features import HostRows
+from dgl_mgpu.models import homogeneous as models
+from dgl_mgpu.models.dropout import Dropout
+from dgl_mgpu.models.gcn import GCN
+from dgl_mgpu.models.gcn.dropout import dropped
+from dgl_mgpu.models.heterogeneous import HeteroInputs, RelationalModel, build_relational_model
+
+#: Of activations, None for that of the features.
+_DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
+
+
+class LeanGCN(nn.Module):
+    """What `dgl_mgpu.models.homogeneous.GCN` is on a whole graph, computed by `GCN`.
+
+    Parameters
+    ----------
+    widths : list of int
+    config : ModelConfig
+        As there, ``dropout`` is of the input too.
+    options : FullGraphConfig
+        The input's sums are kept where there is no dropout: with it they differ in every epoch.
+
+    Attributes
+    ----------
+    takes_host_rows : bool
+        Whether features may be `HostRows`, as they may here; other models are lent tensors
+        (`dgl_mgpu.distributed.host_features.offload_hooks`).
+    """
+
+    takes_host_rows = True
+
+    def __init__(self, widths: list[int], config: ModelConfig, options: FullGraphConfig) -> None:
+        super().__init__()
+        self.dropout = Dropout(config.dropout)
+        self.gcn = GCN(
+            widths,
+            dropout=config.dropout,
+            keep_input_sums=options.keep_input_sums and not config.dropout,
+            keep_every=options.keep_every,
+            activation_dtype=_DTYPES[options.activations],
+            allow_zero_in_degree=True,
+        )
+
+    def forward(self, graph: dgl.DGLGraph, inputs: dict[str, Any]) -> torch.Tensor:
+        """Logits of this rank's nodes, shape (nodes, classes), from their features ``"feat"``."""
+        rows = inputs["feat"]
+        if isinstance(rows, HostRows):
+            rate = self.dropout.p if self.dropout.training else 0.0
+            return self.gcn(graph, dropped(graph, rows, rate) if rate else rows)
+        return self.gcn(graph, self.dropout(rows))
+
+
+def build_model(
+    config: ModelConfig,
+    num_features: int,
+    num_classes: int,
+    num_layers: int,
+    options: FullGraphConfig | None = None,
+) -> nn.Module:
+    """The model that a configuration names, for a whole graph.
+
+    Where `dgl_mgpu.models.homogeneous.build_model` draws the same random numbers, it makes a model
+    of the same parameters.
+
+    Raises
+    ------
+    ConfigError
+        If there is none of that name.
+    """
+    if config.name == "gcn":
+        widths = models.layer_widths(config, num_features, num_classes, num_layers)
+        return LeanGCN(widths, config, options or FullGraphConfig())
+    return models.build_model(config, num_features, num_classes, num_layers)
+
+
+def build_whole_relational_model(
+    config: ModelConfig,
+    width: int,
+    num_classes: int,
+    num_layers: int,
+    inputs: HeteroInputs,
+    num_nodes: Mapping[str, int],
+) -> RelationalModel:
+    """The model that a configuration names, for a whole heterogeneous graph.
+
+    Nodes of types without features learn a row each.  All ranks have all of these rows, as other
+    parameters, and look up those of their own nodes: every row has a gradient in every epoch.
+
+    Parameters
+    ----------
+    config, width, num_classes, num_layers, inputs
+        As of `dgl_mgpu.models.heterogeneous.build_relational_model`, without embeddings.
+    num_nodes : mapping of str to int
+        Of the whole graph, by type.
+    """
+    embeddings = {}
+    for ntype in inputs.ntypes:
+        if ntype not in inputs.widths:
+            embeddings[ntype] = nn.Embedding(num_nodes[ntype], width)
+            nn.init.xavier_uniform_(embeddings[ntype].weight)
+    inputs = replace(inputs, embeddings=embeddings)
+    return build_relational_model(config, width, num_classes, num_layers, inputs)

@@ -1,0 +1,499 @@
+"""R-GAT: attention by relation on heterogeneous graphs (Busbridge et al., 2019).
+
+As in MLPerf Training's GNN benchmark it is a stack of DGL's ``HeteroGraphConv`` over ``GATConv``,
+summed over relations.  Its layers here, `RelationalAttention`, give the same numbers in other
+steps, for all relations of a layer together.  With ``W`` a relation's matrix, ``a`` its attention
+vectors and ``s`` the shares of a destination's edges after the softmax:
+
+* Scores need no projected rows: ``a . (W h) = (a W) . h``, a few columns for each relation.
+* ``sum_j s_j (W h_j) = W sum_j s_j h_j``: rows are summed up first, and projected then.  A
+  destination of a sampled block has several sources, so that fewer rows are multiplied, and a
+  relation projects no source that it has no edge of.
+* Edges of all relations are one list, for one operator each: scores, softmax, sums.
+
+Rows of all node types are one tensor, one type after the other.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import dgl
+import torch
+from dgl.nn import GATConv
+from torch import nn
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.models.dropout import Dropout
+from dgl_mgpu.ops import add_spmm, edge_softmax, edge_softmax_backward, sddmm, spmm
+from dgl_mgpu.ops.once import differentiable_once
+
+CanonicalEtype = tuple[str, str, str]
+
+_MOST_INT32 = 2**31 - 1
+#: Pieces of rows that are multiplied side by side: at most, and the rows of one at least.
+_MOST_PIECES, _LEAST_PIECE = 64, 1024
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A relation that reaches nodes, among all of a graph.
+
+    Attributes
+    ----------
+    relation : int
+        Its number.
+    groups : slice
+        Its destinations among the groups of edges.
+    targets : slice
+        The same nodes among the rows of the result.
+    """
+
+    relation: int
+    groups: slice
+    targets: slice
+
+
+@dataclass(frozen=True)
+class RelationEdges:
+    """The edges of all relations of a block or graph, in groups: one a relation and destination.
+
+    Attributes
+    ----------
+    sources : tuple of int
+        Where the rows of each source node type begin, and the end of the last.
+    targets : tuple of int
+        The same of destination node types, in the result.
+    groups : tuple of _Group
+        Of relations whose destination type has nodes.
+    indptr : Tensor, shape (num_groups + 1,)
+        Where the edges of each group begin.
+    indices : Tensor, shape (num_edges,)
+        Row of each edge's source.
+    owners : Tensor, shape (num_edges,)
+        Group of each edge.
+    source_cells : Tensor, shape (num_edges,)
+        Where each edge's source has its score for the relation: cell ``(row, relation, 0)`` of
+        ``(rows, relations, 2)``.
+    target_cells : Tensor, shape (num_groups,)
+        Where each group's destination has its: cell ``(row, relation, 1)``.
+    """
+
+    sources: tuple[int, ...]
+    targets: tuple[int, ...]
+    groups: tuple[_Group, ...]
+    indptr: torch.Tensor
+    indices: torch.Tensor
+    owners: torch.Tensor
+    source_cells: torch.Tensor
+    target_cells: torch.Tensor
+
+    @classmethod
+    def of(
+        cls, graph: dgl.DGLGraph, ntypes: Sequence[str], canonical_etypes: Sequence[CanonicalEtype]
+    ) -> RelationEdges:
+        """Those of a block, or of a graph whose nodes are sources and destinations alike."""
+        sources = _bounds(graph.num_src_nodes(ntype) for ntype in ntypes)
+        targets = _bounds(graph.num_dst_nodes(ntype) for ntype in ntypes)
+        number = {ntype: place for place, ntype in enumerate(ntypes)}
+        width = 2 * len(canonical_etypes)
+        groups: list[_Group] = []
+        indptrs, indices = [], []
+        first_edges, first_rows, first_source_cells, first_target_cells = [], [], [], []
+        num_groups = num_edges = 0
+        for relation, etype in enumerate(canonical_etypes):
+            src, dst = number[etype[0]], number[etype[2]]
+            begin, end = targets[dst], targets[dst + 1]
+            if begin == end:
+                continue
+            indptr, ends = graph.adj_tensors("csc", etype)[:2]
+            indptrs.append(indptr)
+            indices.append(ends)
+            first_edges.append(num_edges)
+            first_rows.append(sources[src])
+            first_source_cells.append(width * sources[src] + 2 * relation)
+            # Of group number g: to be added to width * g.
+            first_target_cells.append(width * (sources[dst] - num_groups) + 2 * relation + 1)
+            stop = num_groups + end - begin
+            groups.append(_Group(relation, slice(num_groups, stop), slice(begin, end)))
+            num_groups, num_edges = stop, num_edges + ends.numel()
+        if not groups:
+            raise InvalidInputError(
+                "attend to the neighbours of nodes",
+                "no relation of the graph leads to any node",
+                "pass a graph or block with destinations",
+            )
+        if max(width * sources[-1], num_edges) > _MOST_INT32:
+            indptrs, indices = ([each.long() for each in part] for part in (indptrs, indices))
+        device, dtype = indices[0].device, indices[0].dtype
+        cells = torch._foreach_mul(indices, width)
+        torch._foreach_add_(cells, first_source_cells)
+        bounds = torch._foreach_add([each[:-1] for each in indptrs], first_edges)
+        last = torch.full((1,), num_edges, dtype=dtype, device=device)
+        indptr = torch.cat([*bounds, last])
+        numbers = torch.arange(num_groups, dtype=dtype, device=device)
+        target_cells = numbers * width
+        sizes = [each.groups.stop - each.groups.start for each in groups]
+        torch._foreach_add_(list(target_cells.split(sizes)), first_target_cells)
+        return cls(
+            sources,
+            targets,
+            tuple(groups),
+            indptr,
+            torch.cat(torch._foreach_add(indices, first_rows)),
+            numbers.repeat_interleave(indptr.diff(), output_size=num_edges),
+            torch.cat(cells),
+            target_cells,
+        )
+
+
+def _bounds(counts: Any) -> tuple[int, ...]:
+    return tuple(itertools.accumulate(counts, initial=0))
+
+
+class _Attention(torch.autograd.Function):
+    """What a layer does with rows, matrices and what scores them."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        edges: RelationEdges,
+        slope: float,
+        rows: torch.Tensor,
+        weight: torch.Tensor,
+        scorers: torch.Tensor,
+        bias: torch.Tensor,
+    ) -> torch.Tensor:
+        """Sums of rows, projected and weighted.
+
+        Parameters
+        ----------
+        rows : Tensor, shape (n, width_in)
+        weight : Tensor, dtype of ``rows``, shape (relations, heads, width_out, width_in)
+        scorers : Tensor, dtype of ``rows``, shape (relations, 2, heads, width_in)
+            Of sources and of destinations.
+        bias : Tensor, dtype of ``rows``, shape (node types, heads, 1, width_out)
+
+        Returns
+        -------
+        Tensor, shape (num_dst, heads, width_out)
+        """
+        heads, width_in = scorers.shape[2:]
+        scores = rows @ scorers.view(-1, width_in).t()
+        scores = scores.view(-1, heads)
+        at_targets = edges.target_cells[edges.owners]
+        raw = sddmm(edges.source_cells, at_targets, scores, scores, "add", "u", "v")
+        shares = edge_softmax(edges.indptr, None, torch.nn.functional.leaky_relu(raw, slope))
+        sums, _, _ = spmm(
+            edges.indptr,
+            edges.indices,
+            None,
+            rows.unsqueeze(1),
+            shares.unsqueeze(2),
+            "mul",
+            "sum",
+        )
+        out = rows.new_empty(edges.targets[-1], heads, weight.shape[2])
+        for ntype, (begin, end) in enumerate(itertools.pairwise(edges.targets)):
+            if begin < end:
+                out[begin:end].transpose(0, 1).copy_(bias[ntype].expand(-1, end - begin, -1))
+        for each in edges.groups:
+            part = out[each.targets].transpose(0, 1)
+            matrix = weight[each.relation].transpose(1, 2)
+            part.baddbmm_(sums[each.groups].transpose(0, 1), matrix)
+        ctx.edges, ctx.slope = edges, slope
+        ctx.save_for_backward(rows, weight, scorers, raw, shares, sums)
+        return out
+
+    @staticmethod
+    @differentiable_once("R-GAT", "use modules of dgl.nn, such as HeteroGraphConv")
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[Any, ...]:  # type: ignore[override]
+        edges: RelationEdges = ctx.edges
+        rows, weight, scorers, raw, shares, sums = ctx.saved_tensors
+        heads, width_in = scorers.shape[2:]
+        d_bias = torch.stack([grad[a:b].sum(0) for a, b in itertools.pairwise(edges.targets)])
+        d_sums, d_weight = torch.empty_like(sums), torch.zeros_like(weight)
+        for each in edges.groups:
+            part = grad[each.targets].transpose(0, 1)
+            matrix = weight[each.relation]
+            torch.bmm(part, matrix, out=d_sums[each.groups].transpose(0, 1))
+            if _pieces(part.shape[1]) == 1:
+                summed = sums[each.groups].transpose(0, 1)
+                torch.bmm(part.transpose(1, 2), summed, out=d_weight[each.relation])
+                continue
+            for head in range(heads):
+                d_weight[each.relation, head] = _product_over_rows(
+                    grad[each.targets, head], sums[each.groups, head]
+                )
+        d_shares = sddmm(
+            edges.indices, edges.owners, rows.unsqueeze(1), d_sums, "dot", "u", "v"
+        ).squeeze(2)
+        d_scores = edge_softmax_backward(edges.indptr, None, shares, d_shares)
+        d_scores = torch.ops.aten.leaky_relu_backward(d_scores, raw, ctx.slope, False)
+
+        # Edges by the cell of their source, and so by their source.
+        ordered, order = torch.sort(edges.source_cells, stable=True)
+        order = order.to(ordered.dtype)
+        cells = torch.arange(
+            len(rows) * 2 * len(weight) + 1, dtype=ordered.dtype, device=ordered.device
+        )
+        cell_indptr = torch.searchsorted(ordered, cells, out_int32=ordered.dtype == torch.int32)
+        d_cells, _, _ = spmm(cell_indptr, None, order, None, d_scores, "copy_rhs", "sum")
+        d_targets, _, _ = spmm(edges.indptr, None, None, None, d_scores, "copy_rhs", "sum")
+        d_cells.index_copy_(0, edges.target_cells.long(), d_targets)
+        d_cells = d_cells.view(len(rows), -1)
+        d_scorers = _product_over_rows(d_cells, rows).view_as(scorers)
+        d_rows = None
+        if ctx.needs_input_grad[2]:
+            d_rows = d_cells @ scorers.view(-1, width_in)
+            # Each head of an edge is an entry: the gradient of the group's sum, of that head.
+            if len(order) * heads > _MOST_INT32:
+                order = order.long()
+            lanes = torch.arange(heads, dtype=order.dtype, device=order.device)
+            owners = edges.owners[order].to(order.dtype)
+            add_spmm(
+                d_rows,
+                cell_indptr[:: 2 * len(weight)].to(order.dtype) * heads,
+                (owners * heads).unsqueeze(1).add(lanes).flatten(),
+                (order * heads).unsqueeze(1).add(lanes).flatten(),
+                d_sums.view(-1, width_in),
+                shares.view(-1),
+                "mul",
+            )
+        return None, None, d_rows, d_weight, d_scorers, d_bias.unsqueeze(2)
+
+
+def _pieces(num_rows: int) -> int:
+    return max(1, min(_MOST_PIECES, num_rows // _LEAST_PIECE))
+
+
+def _product_over_rows(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """``left.t() @ right`` of many rows and few columns.
+
+    That is little to do for a GPU at a time: rows are multiplied in pieces, side by side, and those
+    products added up.
+    """
+    pieces = _pieces(len(left))
+    size = len(left) // pieces
+    if pieces == 1:
+        return left.t() @ right
+    whole = pieces * size
+    products = torch.bmm(
+        left[:whole].view(pieces, size, -1).transpose(1, 2), right[:whole].view(pieces, size, -1)
+    )
+    total = products.sum(0, dtype=products.dtype if products.dtype.itemsize > 2 else torch.float32)
+    return total.add_(left[whole:].t() @ right[whole:]).to(left.dtype)
+
+
+class RelationalAttention(nn.Module):
+    """A layer of R-GAT: an attention over the in-edges of every relation, summed over relations.
+
+    The same as ``HeteroGraphConv`` with ``GATConv(..., allow_zero_in_degree=True)`` for each
+    relation and the aggregator ``"sum"``.
+
+    Parameters
+    ----------
+    ntypes : sequence of str
+        In the graph's order.
+    canonical_etypes : sequence of (str, str, str)
+        In the graph's order.  Every node type has to be a destination.
+    width_in, width_out : int
+        Of a row, and of a head's result.
+    heads : int
+    negative_slope : float
+        Of the leaky ReLU of scores.
+
+    Raises
+    ------
+    InvalidInputError
+        If a node type is no relation's destination.
+    """
+
+    def __init__(
+        self,
+        ntypes: Sequence[str],
+        canonical_etypes: Sequence[CanonicalEtype],
+        width_in: int,
+        width_out: int,
+        heads: int,
+        negative_slope: float = 0.2,
+    ) -> None:
+        super().__init__()
+        _check_types(ntypes, canonical_etypes)
+        self.ntypes, self.canonical_etypes = tuple(ntypes), tuple(canonical_etypes)
+        self._slope = negative_slope
+        count = len(self.canonical_etypes)
+        self.weight = nn.Parameter(torch.empty(count, heads, width_out, width_in))
+        # Of sources and of destinations.
+        self.attention = nn.Parameter(torch.empty(count, heads, 2, width_out))
+        self.bias = nn.Parameter(torch.empty(count, heads, width_out))
+        reached = torch.zeros(len(self.ntypes), count)
+        for relation, (_, _, dst) in enumerate(self.canonical_etypes):
+            reached[self.ntypes.index(dst), relation] = 1
+        self._reached: torch.Tensor
+        self.register_buffer("_reached", reached, persistent=False)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw parameters as MLPerf's model does: uniformly, by Glorot and Bengio's rule."""
+        _, heads, width_out, width_in = self.weight.shape
+        most = math.sqrt(6 / (width_in + heads * width_out))
+        nn.init.uniform_(self.weight, -most, most)
+        most = math.sqrt(6 / (heads + width_out))
+        nn.init.uniform_(self.attention, -most, most)
+        nn.init.zeros_(self.bias)
+
+    @torch.no_grad()
+    def copy_from(self, convolutions: Mapping[CanonicalEtype, GATConv]) -> None:
+        """Take the parameters of a ``GATConv`` for each relation."""
+        for relation, etype in enumerate(self.canonical_etypes):
+            theirs = convolutions[etype]
+            self.weight[relation] = theirs.fc.weight.view_as(self.weight[relation])
+            attention = torch.cat([theirs.attn_l, theirs.attn_r]).transpose(0, 1)
+            self.attention[relation] = attention
+            self.bias[relation] = theirs.bias.view_as(self.bias[relation])
+
+    def forward(self, edges: RelationEdges, rows: torch.Tensor) -> torch.Tensor:
+        """One row for each destination, shape (num_dst, heads * width_out).
+
+        Parameters
+        ----------
+        edges : RelationEdges
+        rows : Tensor, shape (num_src, width_in)
+            Of all node types, in their order.  Under autocast all is computed in its dtype.
+
+        Raises
+        ------
+        InvalidInputError
+            If there are more or fewer rows than sources.
+        """
+        if len(rows) != edges.sources[-1]:
+            raise InvalidInputError(
+                "attend to the neighbours of nodes",
+                f"there are {len(rows)} rows, but {edges.sources[-1]} source nodes",
+                "pass a row for each source node of every type, in the order of types",
+            )
+        kind = rows.device.type
+        dtype = torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else rows.dtype
+        with torch.autocast(kind, enabled=False):
+            scorers = (self.attention @ self.weight).transpose(1, 2)
+            bias = (self._reached @ self.bias.flatten(1)).view(-1, *self.bias.shape[1:])
+            found = _Attention.apply(
+                edges,
+                self._slope,
+                rows.to(dtype),
+                self.weight.to(dtype),
+                scorers.to(dtype).contiguous(),
+                bias.unsqueeze(2).to(dtype),
+            )
+        return found.flatten(1)
+
+
+class RGAT(nn.Module):
+    """R-GAT for the classification of nodes of one type, as in MLPerf Training's GNN benchmark.
+
+    Between layers are a leaky ReLU and dropout, and behind the last a linear map to classes.
+
+    Parameters
+    ----------
+    ntypes, canonical_etypes : sequence
+        Of the graph, as for :class:`RelationalAttention`.
+    target : str
+        The node type that logits are of.
+    width_in : int
+        Of features, of all types of nodes.
+    num_classes : int
+    hidden : int
+        Width of all heads together.
+    num_layers, heads : int
+    dropout : float
+
+    Raises
+    ------
+    InvalidInputError
+        If heads do not divide ``hidden``, a type is unknown or no relation's destination.
+    """
+
+    def __init__(
+        self,
+        ntypes: Sequence[str],
+        canonical_etypes: Sequence[CanonicalEtype],
+        target: str,
+        width_in: int,
+        num_classes: int,
+        hidden: int = 512,
+        num_layers: int = 3,
+        heads: int = 4,
+        dropout: float = 0.2,
+    ) -> None:
+        super().__init__()
+        if hidden % heads:
+            raise InvalidInputError(
+                "build R-GAT",
+                f"a hidden width of {hidden} cannot be shared among {heads} heads",
+                "choose a width that is a multiple of the heads",
+            )
+        if target not in ntypes:
+            raise InvalidInputError(
+                "build R-GAT",
+                f"there is no node type '{target}'",
+                f"name one of {', '.join(ntypes)}",
+            )
+        widths = [width_in, *[hidden] * (num_layers - 1)]
+        self.layers = nn.ModuleList(
+            RelationalAttention(ntypes, canonical_etypes, width, hidden // heads, heads)
+            for width in widths
+        )
+        self.linear = nn.Linear(hidden, num_classes)
+        self.dropout = Dropout(dropout)
+        self._ntypes, self._etypes = tuple(ntypes), tuple(canonical_etypes)
+        self._target = self._ntypes.index(target)
+
+    def forward(
+        self,
+        graphs: dgl.DGLGraph | Sequence[dgl.DGLGraph],
+        rows: torch.Tensor | Mapping[str, torch.Tensor],
+    ) -> torch.Tensor:
+        """Logits of the target's nodes, shape (nodes, classes).
+
+        Parameters
+        ----------
+        graphs : DGLGraph, or sequence of it
+            A graph, or a block for each layer.
+        rows : Tensor, or dict of Tensor by node type
+            Features of its nodes, or of the first block's source nodes.  One tensor, of all types
+            in the graph's order, saves a copy.
+        """
+        if isinstance(graphs, dgl.DGLGraph):
+            edges = [RelationEdges.of(graphs, self._ntypes, self._etypes)] * len(self.layers)
+        else:
+            edges = [RelationEdges.of(each, self._ntypes, self._etypes) for each in graphs]
+        hidden = (
+            torch.cat([rows[ntype] for ntype in self._ntypes])
+            if isinstance(rows, Mapping)
+            else rows
+        )
+        for layer, of_layer in zip(self.layers, edges, strict=True):
+            hidden = layer(of_layer, hidden)
+            if layer is not self.layers[-1]:
+                hidden = self.dropout(torch.nn.functional.leaky_relu(hidden))
+        begin, end = edges[-1].targets[self._target : self._target + 2]
+        return self.linear(hidden[begin:end])
+
+
+def _check_types(ntypes: Sequence[str], canonical_etypes: Sequence[CanonicalEtype]) -> None:
+    ends = {end for src, _, dst in canonical_etypes for end in (src, dst)}
+    unknown = ends - set(ntypes)
+    missing = set(ntypes) - {dst for _, _, dst in canonical_etypes}
+    if unknown or missing:
+        raise InvalidInputError(
+            "build an attention over relations",
+            f"relations have the unknown node types {sorted(unknown)}"
+            if unknown
+            else f"no relation leads to {', '.join(sorted(missing))}",
+            "name all node types, and add reverse relations: rows of a layer come from in-edges",
+        )

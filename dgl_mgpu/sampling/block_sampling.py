@@ -1,0 +1,403 @@
+"""All hops of a mini-batch by one operator, and the blocks that DGL's samplers make of them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from dgl.base import EID, NID
+from dgl.frame import Frame
+from dgl.graph_index import from_coo
+from dgl.heterograph import DGLBlock, DGLGraph
+from dgl.heterograph_index import create_heterograph_from_relations, create_unitgraph_from_csr
+from dgl.utils import toindex
+
+from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
+from dgl_mgpu.graph.blocks import BlankBlock, BlockTypes, block_types
+from dgl_mgpu.graph.dispatch import stays_tensor
+from dgl_mgpu.graph.errors import as_dgl_error
+from dgl_mgpu.graph.index import TensorIndex
+from dgl_mgpu.graph.pinning.pinned_graphs import pinned_tensors
+from dgl_mgpu.graph.relation import Compressed, Relation
+from dgl_mgpu.ops import (
+    BlockEdges,
+    EtypeBlock,
+    GraphView,
+    RowView,
+    SampleKey,
+    VisitedBlock,
+    begin_sample_blocks,
+    begin_sample_etype_blocks,
+)
+from dgl_mgpu.ops.check import narrow_indptr
+from dgl_mgpu.sampling.seed_edges import new_key
+from dgl_mgpu.sampling.views import edges_view, scalars_view
+
+CanonicalEtype = tuple[str, str, str]
+Nodes = torch.Tensor | Mapping[str, torch.Tensor]
+Fanout = int | Mapping[str | CanonicalEtype, int]
+#: Input nodes, output nodes and blocks.
+Sampled = tuple[Nodes, Nodes, list[DGLBlock]]
+
+_FORMATS = ["coo", "csr", "csc"]
+_WEIGHTS = (torch.float32, torch.float64, torch.bool, torch.uint8)
+
+
+def begin_hops(
+    views: Mapping[CanonicalEtype, GraphView],
+    seeds: Mapping[str, torch.Tensor],
+    fanouts: Sequence[Mapping[CanonicalEtype, int]],
+    key: SampleKey,
+    *,
+    replace: bool,
+    weights: Mapping[CanonicalEtype, RowView],
+) -> Callable[[], list[EtypeBlock]]:
+    """Begin with the message-flow graphs of a mini-batch, of one edge type or of several.
+
+    Parameters and errors are those of :func:`dgl_mgpu.ops.sample_etype_blocks`, but that seeds may
+    be of types without edges, which hops do not tell of; what is returned is to be called as that
+    of :func:`dgl_mgpu.ops.begin_sample_etype_blocks`.
+    """
+    joined = {ntype for source, _, destination in views for ntype in (source, destination)}
+    seeds = {ntype: nodes for ntype, nodes in seeds.items() if ntype in joined}
+    (etype, view), *others = views.items()
+    ntype = etype[0]
+    if others or etype[2] != ntype or ntype not in seeds:
+        return begin_sample_etype_blocks(
+            views, seeds, fanouts, key, replace=replace, weights=weights
+        )
+    finish = begin_sample_blocks(
+        view,
+        seeds[ntype],
+        [fanout[etype] for fanout in fanouts],
+        key,
+        replace=replace,
+        weights=weights.get(etype),
+    )
+    return lambda: [
+        EtypeBlock({etype: BlockEdges(*block[:3])}, {ntype: block[3]}, {ntype: block[4]})
+        for block in finish()
+    ]
+
+
+def visited_block(block: VisitedBlock, etype: CanonicalEtype) -> EtypeBlock:
+    """A block of walks as one of sampled edges, with their places as ids: walks are no edges."""
+    places = torch.arange(len(block.src), dtype=block.src.dtype, device=block.src.device)
+    edges = BlockEdges(block.indptr, block.src, places)
+    return EtypeBlock({etype: edges}, {etype[0]: block.src_nodes}, {etype[0]: block.num_dst})
+
+
+def blank_blocks(
+    count: int, graph: Any, idtype: torch.dtype, device: torch.device
+) -> list[BlankBlock]:
+    """Blocks of a graph for :func:`tensor_blocks`, made while the GPU still samples."""
+    types = block_types(graph.ntypes, graph.canonical_etypes)
+    return [types.blank(idtype, device) for _ in range(count)]
+
+
+def dgl_blocks(
+    sampled: Sequence[EtypeBlock],
+    graph: Any,
+    seeds: Mapping[str, torch.Tensor],
+    blanks: Sequence[BlankBlock] = (),
+) -> list[DGLGraph]:
+    """What was sampled of a graph as DGL's blocks: its C++ has those on the CPU.
+
+    Parameters are those of :func:`tensor_blocks`.
+    """
+    if sampled and stays_tensor(next(iter(sampled[0].src_nodes.values()))):
+        return tensor_blocks(sampled, graph.ntypes, graph.canonical_etypes, seeds, blanks)
+    return [_block_on_cpu(each, graph, seeds) for each in sampled]
+
+
+def _block_on_cpu(sampled: EtypeBlock, graph: Any, seeds: Mapping[str, torch.Tensor]) -> DGLGraph:
+    none = torch.empty(0, dtype=graph.idtype)
+    ntypes, etypes = sorted(graph.ntypes), sorted(sampled.edges)
+    # Nodes of types without edges are their own sources.
+    sources = [sampled.src_nodes.get(ntype, seeds.get(ntype, none)) for ntype in ntypes]
+    targets = [
+        nodes[: sampled.num_dst.get(ntype, len(nodes))]
+        for ntype, nodes in zip(ntypes, sources, strict=True)
+    ]
+    # As dgl.create_block, which makes a graph of each relation first and looks at all ends.
+    numbers = {ntype: number for number, ntype in enumerate(ntypes)}
+    relations = [
+        create_unitgraph_from_csr(
+            2, len(sources[numbers[source]]), len(targets[numbers[target]]),
+            *_csc(sampled.edges[source, etype, target], graph.idtype), _FORMATS, True,
+        )
+        for source, etype, target in etypes
+    ]  # fmt: skip
+    ends = tuple((numbers[source], numbers[target]) for source, _, target in etypes)
+    counts = toindex([len(nodes) for nodes in (*sources, *targets)], "int64")
+    index = create_heterograph_from_relations(_metagraph(len(ntypes), ends), relations, counts)
+    return DGLBlock(
+        index,
+        (ntypes, ntypes),
+        [etype for _, etype, _ in etypes],
+        node_frames=[Frame({NID: nodes}) for nodes in (*sources, *targets)],
+        edge_frames=[Frame({EID: sampled.edges[etype].eids}) for etype in etypes],
+    )
+
+
+@functools.cache
+def _metagraph(num_ntypes: int, ends: tuple[tuple[int, int], ...]) -> Any:
+    """Which types the edges of a block's types go from and to, by number, for DGL's C++."""
+    sources = [source for source, _ in ends]
+    targets = [num_ntypes + target for _, target in ends]
+    return from_coo(2 * num_ntypes, sources, targets, True)
+
+
+def _csc(edges: BlockEdges, idtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    # Edge ids are places, which DGL would take for granted; but its CPU kernels for edge features
+    # refuse a graph that does not spell them out.
+    count = len(edges.src)
+    indptr = narrow_indptr(edges.indptr, count, idtype, "make a block")
+    return indptr, edges.src, torch.arange(count, dtype=idtype)
+
+
+def tensor_blocks(
+    sampled: Sequence[EtypeBlock],
+    ntypes: Sequence[str],
+    canonical_etypes: Sequence[CanonicalEtype],
+    seeds: Mapping[str, torch.Tensor],
+    blanks: Sequence[BlankBlock] = (),
+) -> list[DGLBlock]:
+    """What was sampled as DGL's blocks, on the same device, in graph indexes made of tensors.
+
+    Parameters
+    ----------
+    ntypes, canonical_etypes
+        Of the graph, in its order.
+    seeds : dict of node type to Tensor
+        Those of types without edges are their own sources.
+    blanks : sequence of BlankBlock
+        One for each, where they have been made.
+    """
+    types = block_types(ntypes, canonical_etypes)
+    ids = next(iter(sampled[0].edges.values())).src
+    blanks = blanks or [types.blank(ids.dtype, ids.device) for _ in sampled]
+    return [
+        _filled(blank, each, types, ntypes, canonical_etypes, seeds)
+        for blank, each in zip(blanks, sampled, strict=True)
+    ]
+
+
+def _filled(
+    blank: BlankBlock,
+    sampled: EtypeBlock,
+    types: BlockTypes,
+    ntypes: Sequence[str],
+    canonical_etypes: Sequence[CanonicalEtype],
+    seeds: Mapping[str, torch.Tensor],
+) -> DGLBlock:
+    """The block of what was sampled."""
+    edges = [sampled.edges[etype] for etype in canonical_etypes]
+    sources: list[torch.Tensor] = []
+    targets: list[torch.Tensor] = []
+    for ntype in ntypes:
+        nodes = sampled.src_nodes.get(ntype)
+        if nodes is None:
+            nodes = seeds.get(ntype, edges[0].src[:0])
+        sources.append(nodes)
+        num_dst = sampled.num_dst.get(ntype)
+        targets.append(nodes if num_dst is None else nodes[:num_dst])
+    relations = []
+    for of, (src, dst) in zip(edges, types.ends, strict=True):
+        indptr = of.indptr if of.indptr.dtype == of.src.dtype else of.indptr.to(of.src.dtype)
+        csc = Compressed(indptr, of.src, None)
+        relations.append(Relation(sources[src].shape[0], targets[dst].shape[0], csc=csc))
+    return blank.filled(relations, sources, targets, [of.eids for of in edges])
+
+
+def begin_graph(
+    g: DGLGraph,
+    nodes: Nodes,
+    fanouts: Sequence[Fanout],
+    prob: str | None,
+    replace: bool,
+    blanks: bool = True,
+) -> BegunGraph | None:
+    """Begin with all hops of a mini-batch of a graph made of tensors, or pinned for a GPU.
+
+    The same distribution as ``dgl.sampling.sample_neighbors`` and ``dgl.to_block`` hop by hop,
+    reproducible by ``dgl.seed``.
+
+    Parameters
+    ----------
+    g : DGLGraph
+    nodes : Tensor or dict of Tensor
+        Seed nodes, distinct.
+    fanouts : sequence of int or dict
+        For each layer, the layer nearest the input first.
+    prob : str, optional
+        Edge feature of unnormalised probabilities, or of booleans as a mask.
+    replace : bool
+    blanks : bool
+        Whether to prepare blocks while a GPU samples.
+
+    Returns
+    -------
+    BegunGraph
+        None if the graph or another argument is not one that is served here.
+
+    Raises
+    ------
+    UnknownIdError
+        Also when it is called.
+    """
+    batch = _Batch.of(g, nodes)
+    if batch is None or len(fanouts) == 0:
+        return None
+    hops = [hop for hop in (_by_etype(g, fanout) for fanout in fanouts) if hop is not None]
+    weights = batch.weights(prob)
+    if weights is None or len(hops) < len(fanouts):
+        return None
+    views = {
+        etype: edges_view(relation, "csc", batch.device)
+        for etype, relation in zip(g.canonical_etypes, batch.index.relations, strict=True)
+    }
+    key = new_key()
+    # Types without edges have nothing to sample.
+    ends = {ntype for src, _, dst in views for ntype in (src, dst)}
+    seeds = {ntype: ids for ntype, ids in batch.seeds.items() if ntype in ends}
+    types = block_types(g.ntypes, g.canonical_etypes)
+    try:
+        finish = begin_hops(views, seeds, hops, key, replace=replace, weights=weights)
+    except InvalidInputError as error:
+        raise as_dgl_error(error) from error
+    return BegunGraph(batch, nodes, finish, types, len(hops) if blanks else 0)
+
+
+class BegunGraph:
+    """A mini-batch that is being sampled, to be waited for on the stream on which it was begun."""
+
+    def __init__(
+        self,
+        batch: _Batch,
+        nodes: Nodes,
+        finish: Callable[[], list[EtypeBlock]],
+        types: BlockTypes,
+        blanks: int,
+    ) -> None:
+        self._batch, self._nodes, self._finish, self._types = batch, nodes, finish, types
+        self._blanks = [self._blank() for _ in range(blanks)]
+
+    def __call__(self) -> Sampled | None:
+        """Input nodes, output nodes and blocks, as ``NeighborSampler.sample_blocks`` gives them;
+        None if weights are not those that are served here."""
+        hops = self.hops()
+        return None if hops is None else self.blocks_of(hops)
+
+    def blocks_of(self, hops: Sequence[EtypeBlock]) -> Sampled:
+        """The same, of the hops that were sampled."""
+        g = self._batch.g
+        blanks = self._blanks or [self._blank() for _ in hops]
+        filled = [
+            _filled(blank, each, self._types, g.ntypes, g.canonical_etypes, self._batch.seeds)
+            for blank, each in zip(blanks, hops, strict=True)
+        ]
+        if len(g.ntypes) == 1:
+            (inputs,) = hops[0].src_nodes.values()
+        else:
+            inputs = filled[0].srcdata[NID]
+        return inputs, self._nodes, filled
+
+    def hops(self) -> list[EtypeBlock] | None:
+        """Wait for what is sampled, once; None likewise."""
+        batch = self._batch
+        if _index_for(batch.g, batch.device) is not batch.index:
+            return None  # unpinned since
+        try:
+            return self._finish()
+        except InvalidWeightError:
+            return None  # DGL has no edges where all weights are zero
+        except InvalidInputError as error:
+            raise as_dgl_error(error) from error
+
+    def _blank(self) -> BlankBlock:
+        batch = self._batch
+        return self._types.blank(batch.index.idtype, batch.device, batch.g)
+
+
+class _Batch:
+    """The seeds of a mini-batch, and where they are sampled.
+
+    Attributes
+    ----------
+    g : DGLGraph
+    index : TensorIndex
+        On the device, or in host memory that it reads.
+    device : torch.device
+    seeds : dict of Tensor
+        By node type.
+    """
+
+    def __init__(
+        self, g: DGLGraph, index: TensorIndex, device: torch.device, seeds: dict[str, torch.Tensor]
+    ) -> None:
+        self.g, self.index, self.device, self.seeds = g, index, device, seeds
+
+    @classmethod
+    def of(cls, g: DGLGraph, nodes: Any) -> _Batch | None:
+        """None if the graph or the seeds are not what is sampled here."""
+        if isinstance(nodes, Mapping):
+            seeds = dict(nodes)
+        elif len(g.ntypes) == 1:
+            seeds = {g.ntypes[0]: nodes}
+        else:
+            return None
+        if not seeds or not all(isinstance(ids, torch.Tensor) for ids in seeds.values()):
+            return None
+        device = next(iter(seeds.values())).device
+        index = _index_for(g, device)
+        if index is None or not index.relations:
+            return None
+        served = all(
+            ntype in g.ntypes
+            and ids.device == device
+            and ids.dtype == index.idtype
+            and ids.dim() == 1
+            for ntype, ids in seeds.items()
+        )
+        return cls(g, index, device, seeds) if served else None
+
+    def weights(self, prob: str | None) -> dict[CanonicalEtype, RowView] | None:
+        """Weights by edge type, without those that have none; None if they are not served here."""
+        if prob is None:
+            return {}
+        weights = {}
+        for etype, frame in zip(self.g.canonical_etypes, self.g._edge_frames, strict=True):
+            if prob in frame:
+                column = frame[prob]
+                here = column.device == self.device or column.is_pinned()
+                if not here or column.dtype not in _WEIGHTS or column.dim() != 1:
+                    return None
+                weights[etype] = scalars_view(column.detach(), self.device)
+        return weights
+
+
+def _index_for(g: DGLGraph, device: torch.device) -> TensorIndex | None:
+    """The graph in memory that a device reads, if it is made of tensors there."""
+    index = g._graph
+    if not isinstance(index, TensorIndex):
+        if device.type == "cpu":
+            return None
+        index = pinned_tensors(index)
+    elif index.device != device:
+        return None
+    if index is None or any("csc" not in relation.formats for relation in index.relations):
+        return None
+    return index
+
+
+def _by_etype(g: DGLGraph, fanout: Fanout) -> dict[CanonicalEtype, int] | None:
+    """The fanout of each edge type; None if it is not one that is served here."""
+    if not isinstance(fanout, Mapping):
+        by_etype = dict.fromkeys(g.canonical_etypes, int(fanout))
+    else:
+        by_etype = {g.to_canonical_etype(etype): int(count) for etype, count in fanout.items()}
+    served = len(by_etype) == len(g.etypes) and min(by_etype.values()) >= -1
+    return by_etype if served else None

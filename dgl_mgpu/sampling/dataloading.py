@@ -1,0 +1,167 @@
+"""What DGL's DataLoader and NeighborSampler do differently for graphs of this package.
+
+DGL's own protocol (``sample_neighbors``, ``get_node_storage``, …) suffices for them to work.
+Three things it lacks: a store's graph is not told that an epoch begins, a mini-batch goes through
+a graph over all nodes at every hop, and a GPU waits while the host has the next one sampled.  For
+DGL's own graphs on the CPU both classes do what they always did.
+"""
+
+from __future__ import annotations
+
+import copy
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from dgl.dataloading.base import (
+    BlockSampler,
+    set_dst_lazy_features,
+    set_edge_lazy_features,
+    set_src_lazy_features,
+)
+from dgl.dataloading.dataloader import CollateWrapper, DataLoader
+from dgl.dataloading.neighbor_sampler import NeighborSampler
+from dgl.heterograph import DGLGraph
+from dgl.storages.tensor import BaseTensorStorage
+
+from dgl_mgpu.graph.dispatch import OnTensors
+from dgl_mgpu.sampling.loader_batches import Batches, Places, other_storages
+from dgl_mgpu.sampling.prefetch_safety import PURE_DATASETS, is_pure, says_so
+from dgl_mgpu.sampling.prefetcher import Ahead, Pace
+from dgl_mgpu.sampling.sample_future import (
+    begin_at_once,
+    handed_out,
+    has_blocks,
+    is_pinned,
+    require_layers,
+    weight_of,
+)
+from dgl_mgpu.sampling.side_stream import lane_of
+from dgl_mgpu.utils.fork_safe import freed_at_fork
+
+#: Mini-batches that are made ahead.  One is made while the model works on the one before, which is
+#: all the time there is in a step; each more would only take memory.
+DEPTH = 1
+#: What passes over a loader have shown, for the next ones.
+_paces: WeakKeyDictionary[Any, Pace] = WeakKeyDictionary()
+#: Held while a pass begins: a loader's function is another one meanwhile.
+#: Workers are forked meanwhile, too.
+_beginning = freed_at_fork(threading.RLock())
+
+
+def serve_dataloading() -> None:
+    """Teach DGL's classes to use what this package's graphs offer; once for all graphs."""
+    if getattr(DataLoader.__iter__, "serves_stores", False):
+        return
+    iterate, sample_blocks = DataLoader.__iter__, NeighborSampler.sample_blocks
+
+    def __iter__(self: Any) -> Iterator:
+        return _iterate(self, iterate)
+
+    def _sample_blocks(self: Any, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
+        finish = begin_at_once(self, g, seed_nodes, exclude_eids)
+        sampled = None if finish is None else finish()
+        if sampled is None:
+            return sample_blocks(self, g, seed_nodes, exclude_eids)
+        return handed_out(self, sampled)
+
+    def assign_lazy_features(self: Any, result: Any) -> Any:
+        require_layers(self)
+        _, _, blocks = result
+        first, last = blocks[0], blocks[-1]
+        # Each makes views of a block first, also where there is nothing to assign.
+        if self.prefetch_node_feats:
+            set_src_lazy_features(first, self.prefetch_node_feats)
+        if self.prefetch_labels:
+            set_dst_lazy_features(last, self.prefetch_labels)
+        if self.prefetch_edge_feats:
+            for block in blocks:
+                set_edge_lazy_features(block, self.prefetch_edge_feats)
+        return result
+
+    __iter__.serves_stores = True  # type: ignore[attr-defined]
+    __iter__.dgls = iterate  # type: ignore[attr-defined]
+    _sample_blocks.serves_stores = True  # type: ignore[attr-defined]
+    DataLoader.__iter__ = __iter__
+    NeighborSampler.sample_blocks = _sample_blocks
+    BlockSampler.assign_lazy_features = assign_lazy_features
+
+
+def batches_into(loader: Any, places: Places) -> Iterator:
+    """A pass over a loader whose mini-batches are put into places, where that can be done.
+
+    It can be for DGL's neighbour samplers, over a graph of this package and in this process, and
+    for a loader that is iterated as DGL's.
+
+    Returns
+    -------
+    iterator
+        Of what :meth:`Places.put` returns, and where that is None of what the loader gives.
+    """
+    dgls = getattr(type(loader).__iter__, "dgls", None)
+    return iter(loader) if dgls is None else _iterate(loader, dgls, places)
+
+
+def _iterate(loader: Any, dgls: Callable[[Any], Any], places: Places | None = None) -> Iterator:
+    """A pass over a loader; ``dgls`` is ``DataLoader.__iter__`` as DGL has it."""
+    with _beginning:
+        return _begun(loader, dgls, places)
+
+
+def _begun(loader: Any, dgls: Callable[[Any], Any], places: Places | None) -> Iterator:
+    shared = loader.graph
+    if has_blocks(type(shared)):
+        _begin_pass(loader)
+        prob = weight_of(loader.graph_sampler)
+        if prob is not None:
+            shared.check_weights(prob)
+    if not _samples_here(loader):
+        return dgls(loader)
+    lane = lane_of(loader.device) if _may_look_ahead(loader) else None
+    if lane is not None and lane.is_full:
+        lane = None
+    return Ahead(Batches(loader, dgls, places), lane, DEPTH, _paces.setdefault(loader, Pace()))
+
+
+def _begin_pass(loader: Any) -> None:
+    """Have a loader sample its graph's next epoch from now on, but not a pass that has begun."""
+    shared, collate = loader.graph, loader.collate_fn
+    if collate.g is not shared and loader.persistent_workers:
+        collate.g.begin_epoch(shared)  # of the pass before, which they have, and see
+        return
+    loader.collate_fn = copy.copy(collate)
+    loader.collate_fn.g = shared.for_pass()
+
+
+def _samples_here(loader: Any) -> bool:
+    """Whether a loader samples a graph of this package, in this thread."""
+    graph = loader.graph
+    is_on_tensors = type(graph) is DGLGraph and isinstance(graph._graph, OnTensors)
+    return (
+        (has_blocks(type(graph)) or is_on_tensors or is_pinned(loader))
+        and type(loader.collate_fn) is CollateWrapper
+        and loader.num_workers == 0
+        and not loader.use_prefetch_thread
+        and not loader.pin_memory
+    )
+
+
+def _may_look_ahead(loader: Any) -> bool:
+    """Whether batches of a loader are sure to be the same if they are made ahead.
+
+    ``DGL_MGPU_PREFETCH=0`` has them made one by one all the same.
+    """
+    caches = loader.graph._gpu_caches
+    return (
+        os.environ.get("DGL_MGPU_PREFETCH") != "0"
+        and (loader.graph.device == loader.device or is_pinned(loader))
+        and not loader.use_alternate_streams  # which is how the script wants it
+        # The code of others may look at anything, if it does not say that it does not.
+        and (type(loader.dataset) in PURE_DATASETS or says_so(loader.dataset))
+        and is_pure(loader.graph_sampler)
+        and all(isinstance(each, BaseTensorStorage) for each in other_storages(loader).values())
+        # Its rows may be another stream's to write.
+        and not (caches["node"] or caches["edge"])
+    )

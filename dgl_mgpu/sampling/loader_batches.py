@@ -1,0 +1,291 @@
+"""The mini-batches of a pass over a DataLoader, each of which can be made before its turn."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import torch
+from dgl.frame import Column, LazyFeature, _LazyIndex
+from dgl.heterograph import DGLGraph
+from dgl.utils import recursive_apply
+
+from dgl_mgpu.graph.random import BatchDraws
+from dgl_mgpu.sampling.prefetch_safety import PURE_DATASETS, State, VersionedTable
+from dgl_mgpu.sampling.sample_future import (
+    ToPlace,
+    begin_to_place,
+    beginner,
+    can_be_placed,
+    handed_out,
+    has_blocks,
+    weight_of,
+)
+from dgl_mgpu.utils.stages import stage
+
+if TYPE_CHECKING:
+    from dgl_mgpu.ops import EtypeBlock
+
+
+class Of(NamedTuple):
+    """What rows of a block are of.
+
+    Attributes
+    ----------
+    side : str
+        'src', 'dst' or 'edge'.
+    type : str or (str, str, str)
+        Of the nodes or the edges.
+    """
+
+    side: str
+    type: Any
+
+
+class Features(Protocol):
+    """Where the features of sampled hops are."""
+
+    def serves(self, is_first: bool, is_last: bool, of: Of, name: str, room: torch.Tensor) -> bool:
+        """Whether a block that is the first or the last one has this feature, fetched by now, in
+        rows as there is room for."""
+
+    def fetch(self, of: Of, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Write rows of a feature."""
+
+
+class Places(Protocol):
+    """Memory that mini-batches are put into as they are sampled."""
+
+    def put(self, hops: Sequence[EtypeBlock], features: Features) -> Any:
+        """What stands for a mini-batch that is there now; None if there is no place for it."""
+
+
+class Batches:
+    """The mini-batches of one pass over a DataLoader: the source of an :class:`Ahead`.
+
+    Parameters
+    ----------
+    loader : DataLoader
+    iterate : callable
+        DGL's ``DataLoader.__iter__``.
+    places : Places, optional
+        Where to put them.
+    """
+
+    def __init__(
+        self, loader: Any, iterate: Callable[[Any], Any], places: Places | None = None
+    ) -> None:
+        self._loader, self._collate = loader, loader.collate_fn
+        self._places = places
+        # DGL's iterator over torch's, which gives seeds instead of what is sampled from them.
+        loader.collate_fn = _unchanged
+        try:
+            self._rest = iterate(loader)
+        finally:
+            loader.collate_fn = self._collate
+        if type(loader.dataset) in PURE_DATASETS:
+            # Torch's iterator would take as long as all else that is done for seeds.  They are read
+            # on the host, which would wait for a GPU to give them, batch by batch.
+            self._seeds = iter(loader.dataset)
+            self._seeds.dataset = self._seeds.dataset.cpu()
+        else:
+            self._seeds = self._rest.dataloader_it
+        # Torch's iterator has drawn it, as it does for all loaders.
+        self._draws = BatchDraws(loader.device, self._rest.dataloader_it._base_seed)
+        self._left: set[int] = set()
+        #: Of a store, what batches have been made of so far, at its version then.
+        self._tables: dict[VersionedTable, int] = {}
+        prob = weight_of(loader.graph_sampler)
+        if prob is not None and has_blocks(type(loader.graph)):
+            for table in loader.graph.weight_tables(prob):
+                self._note(table)
+        # A pass that begins before this one ends gives the graph another epoch.
+        loader._passes = getattr(loader, "_passes", 0) + 1
+
+    def seeds(self) -> Any:
+        """The seeds of the next batch."""
+        return next(self._seeds)
+
+    def begin(self, number: int, seeds: Any) -> Callable[[], Any] | None:
+        """Begin to sample a batch; None where that is not of use."""
+        begin = beginner(self._collate.sample_func)
+        if begin is None:
+            return None
+        # Nothing here asks torch for numbers.
+        with self._draws.of_batch(number, with_torchs=False), stage("sample"):
+            nodes = recursive_apply(seeds, _to, self._loader.device)
+            if self._places is not None and can_be_placed(self._loader):
+                return begin_to_place(self._loader.graph_sampler, self._collate.g, nodes, seeds)
+            return begin(self._collate.g, nodes, on_host=seeds)
+
+    def make(self, number: int, seeds: Any, finish: Callable[[], Any] | None = None) -> Any:
+        """Sample a batch and fetch its features, as DGL does, or put it in its place."""
+        if finish is None:
+            finish = self.begin(number, seeds)
+        with self._reads_noted():
+            if isinstance(finish, ToPlace) and self._places is not None:
+                placed = self._placed(self._places, finish)
+                if placed is not None:
+                    return placed
+            with stage("sample"):
+                self._rest.dataloader_it = iter([self._sampled(number, seeds, finish)])
+            with stage("gather"):
+                return next(self._rest)
+
+    def _placed(self, places: Places, begun: ToPlace) -> Any:
+        """What stands for a batch that was begun, if there is a place for it."""
+        with stage("sample"):
+            hops = begun.hops()
+        if hops is None:
+            return None
+        with stage("gather"):
+            return places.put(hops, self)
+
+    def serves(self, is_first: bool, is_last: bool, of: Of, name: str, room: torch.Tensor) -> bool:
+        """As :class:`Features` says."""
+        sampler = self._loader.graph_sampler
+        names: Any = {
+            "src": sampler.prefetch_node_feats if is_first else None,
+            "dst": sampler.prefetch_labels if is_last else None,
+            "edge": sampler.prefetch_edge_feats,
+        }[of.side]
+        if isinstance(names, Mapping):
+            names = names.get(of.type, names.get(of.type[1]) if of.side == "edge" else None)
+        if name not in (names or ()):
+            return False
+        stored = self._storage(of, name)
+        if isinstance(stored, Column):
+            stored = stored.data
+            if stored.requires_grad:
+                return False
+        return stored.shape[1:] == room.shape[1:] and stored.dtype == room.dtype
+
+    def fetch(self, of: Of, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """As :class:`Features` says."""
+        storage, device = self._storage(of, name), self._loader.device
+        if not isinstance(storage, Column):
+            storage.fetch(ids, device, out=out)
+        elif storage.data.device == device:
+            torch.index_select(storage.data, 0, ids, out=out)
+        else:
+            out.copy_(storage.fetch(ids, device))
+
+    def _storage(self, of: Of, name: str) -> Any:
+        graph = self._loader.graph
+        get = graph.get_edge_storage if of.side == "edge" else graph.get_node_storage
+        return get(name, of.type)
+
+    def _sampled(self, number: int, seeds: Any, finish: Callable[[], Any] | None) -> Any:
+        sampled = None if finish is None else finish()
+        if sampled is None:
+            with self._draws.of_batch(number):
+                return self._collate(seeds)
+        sampler = self._collate.sample_func.__self__
+        return sampler.assign_lazy_features(handed_out(sampler, sampled))
+
+    @contextlib.contextmanager
+    def _reads_noted(self) -> Iterator[None]:
+        traffic = getattr(self._loader.graph, "traffic", None)
+        if traffic is None:
+            yield
+            return
+        traffic.watchers.append(self._note)
+        try:
+            yield
+        finally:
+            traffic.watchers.remove(self._note)
+
+    def _note(self, table: VersionedTable, ids: torch.Tensor | None = None) -> None:
+        self._tables.setdefault(table, table.version)
+
+    def state(self) -> State:
+        """What batches depend on but for seeds and draws."""
+        loader = self._loader
+        # They are sampled from the one, and their features fetched from the other.
+        graphs = [self._collate.g, loader.graph]
+        parts = [
+            (g._graph, *(each._columns for each in (*g._node_frames, *g._edge_frames)))
+            for g in map(_scripts, graphs[graphs[0] is graphs[1] :])
+            if isinstance(g, DGLGraph)
+        ]
+        writes = sum(table.version - version for table, version in self._tables.items())
+        return State(
+            graphs, parts, loader.graph_sampler, other_storages(loader), loader._passes, writes
+        )
+
+    def left_behind(self) -> list[torch.Tensor] | None:
+        """Formats of the graph that sampling, or the script, has made."""
+        tensors = list(_kept_tensors(self._collate.g))
+        left = [each for each in tensors if id(each) not in self._left]
+        self._left = {id(each) for each in tensors}
+        return left or None
+
+    def hand_over(self, *made: object) -> None:
+        """Let the current stream use batches, seeds and tensors."""
+        if self._loader.device.type != "cuda":
+            return
+        tensors: list[torch.Tensor] = []
+        recursive_apply(made, _collect, tensors)
+        # Many tensors of a batch are parts of one piece of memory, which has to be told once.
+        memory = {each.untyped_storage()._cdata: each for each in tensors if each.is_cuda}
+        stream = torch.cuda.current_stream(self._loader.device)
+        for each in memory.values():
+            each.record_stream(stream)
+
+
+def other_storages(loader: Any) -> Mapping[str, Any]:
+    """What a loader fetches from beside its graph."""
+    return getattr(loader, "other_storages", {})  # not of a loader that Lightning made anew
+
+
+def _scripts(g: Any) -> Any:
+    """The graph that the script holds, of one that is shared in its place."""
+    return getattr(g, "original", g)
+
+
+def _unchanged(seeds: Any) -> Any:
+    return seeds
+
+
+def _to(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
+    """Ids where a device has them.  Those of pageable memory would be there only when all is done
+    that is queued before: the model of the last batch, where this one is made at rest."""
+    if device.type == "cuda" and ids.device.type == "cpu":
+        ids = ids.pin_memory()
+    return ids.to(device, non_blocking=True)
+
+
+def _collect(made: Any, tensors: list[torch.Tensor]) -> None:
+    """Add the tensors of a part of a batch."""
+    if isinstance(made, torch.Tensor):
+        tensors.append(made)
+    elif isinstance(made, DGLGraph) and made.device.type == "cuda":
+        for relation in made._graph.relations:
+            tensors += relation.tensors()
+        for frame in (*made._node_frames, *made._edge_frames):
+            for column in frame._columns.values():
+                if isinstance(column, LazyFeature):
+                    continue
+                # Rows that are yet to be picked are not picked here.
+                picks = column.index
+                if picks is not None:
+                    tensors += picks._indices if isinstance(picks, _LazyIndex) else [picks]
+                tensors.append(column.storage)
+
+
+def _kept_tensors(g: Any) -> Iterable[torch.Tensor]:
+    """What a graph has of its structure, and views of it, on GPUs."""
+    g = _scripts(g)
+    if not isinstance(g, DGLGraph):
+        return  # a store's is made with the store
+    from dgl_mgpu.graph.index import TensorIndex
+    from dgl_mgpu.graph.pinning.pinned_graphs import pinned_tensors
+
+    index = g._graph if isinstance(g._graph, TensorIndex) else pinned_tensors(g._graph)
+    for relation in () if index is None else index.relations:
+        kept = relation.tensors()
+        for name in relation.created:
+            for view in relation.kept_with(name).values():
+                kept += [view.tiers, view.pointers, view.position, *view.owner]
+        yield from (each for each in kept if isinstance(each, torch.Tensor))

@@ -1,0 +1,277 @@
+"""Neighbour sampling on graphs of tensors: C functions of DGL's ``sampling``.
+
+What is drawn depends on ``dgl.seed``, on how many calls there were since then and on the nodes, and
+is the same on a GPU as for tensors on the CPU.  A node that is mentioned twice in a call gets one
+sample twice.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace as with_fields
+from typing import Any
+
+import torch
+from dgl.heterograph_index import HeteroGraphIndex
+
+from dgl_mgpu.graph.arrays import as_tensor, is_null
+from dgl_mgpu.graph.index import SubgraphIndex, TensorIndex
+from dgl_mgpu.ops import negative_edges
+from dgl_mgpu.sampling.labor import Variates, pick_labor, take_all
+from dgl_mgpu.sampling.seed_edges import (
+    Sample,
+    all_edges,
+    as_subgraph,
+    as_weights,
+    draw,
+    format_of,
+    keep,
+    new_key,
+    placed,
+    seeds_of,
+    staying,
+    values_at,
+)
+from dgl_mgpu.sampling.views import edges_view
+
+#: How many times the average pair's candidates a pair without an edge may try.
+_SPREAD = 4
+
+
+def sample_neighbors(
+    graph: HeteroGraphIndex,
+    nodes: Sequence[Any],
+    fanouts: Any,
+    edge_dir: str,
+    probs: Sequence[Any],
+    excluded: Sequence[Any],
+    replace: bool,
+) -> SubgraphIndex:
+    """Sample edges of nodes: ``_CAPI_DGLSampleNeighbors``.
+
+    Parameters
+    ----------
+    graph : HeteroGraphIndex
+    nodes : list of array
+        By node type; null for none.
+    fanouts : array, int64
+        By edge type; -1 for all edges, of a positive probability if there are any.
+    edge_dir : str
+        "in" or "out".
+    probs : list of array, float or mask, shape (num_edges,)
+        By edge type; null for equal ones.  A node whose edges all have 0 gets none.
+    excluded : list of array
+        Edge ids by edge type, which are left out of the sample, as DGL does it on the CPU and on
+        GPUs: a seed then has fewer edges.  Empty for none.
+    replace : bool
+
+    Returns
+    -------
+    SubgraphIndex
+        All nodes, and the sampled edges, one seed's after the other's.
+
+    Raises
+    ------
+    InvalidInputError, IdOutOfRangeError, InvalidWeightError
+    """
+    index, where = placed(graph, nodes)
+    key = new_key()
+    samples: list[Sample | None] = []
+    for etype, fanout in enumerate(as_tensor(fanouts).tolist()):
+        seeds = seeds_of(index, nodes, etype, edge_dir)
+        if seeds is None or fanout == 0:
+            samples.append(None)
+            continue
+        view = edges_view(index.relations[etype], format_of(edge_dir), where)
+        weights = as_weights(probs[etype])
+        etype_key = with_fields(key, etype=etype)
+        edges = draw(view, seeds, fanout, etype_key, replace, weights)
+        if excluded and not is_null(excluded[etype]):
+            edges = keep(edges, staying(edges, excluded[etype]))
+        samples.append(Sample(seeds, edges))
+    return as_subgraph(index, samples, edge_dir, where)
+
+
+def sample_neighbors_fused(
+    graph: HeteroGraphIndex,
+    nodes: Sequence[Any],
+    mapping: Sequence[Any],
+    fanouts: Any,
+    edge_dir: str,
+    probs: Sequence[Any],
+    excluded: Sequence[Any],
+    replace: bool,
+) -> tuple[TensorIndex, list[torch.Tensor], list[torch.Tensor]]:
+    """Sample edges of nodes into a block: ``_CAPI_DGLSampleNeighborsFused``.
+
+    DGL's Python asks for it for graphs and nodes on the CPU alone.
+
+    Parameters
+    ----------
+    mapping : list of array
+        Scratch memory of DGL's, left as it is.
+
+    Returns
+    -------
+    TensorIndex, list of Tensor, list of Tensor
+        The block, its source nodes by type and the ids of its edges.
+    """
+    from dgl_mgpu.graph.blocks import to_block
+
+    frontier = sample_neighbors(graph, nodes, fanouts, edge_dir, probs, excluded, replace)
+    idtype, where = frontier.graph.idtype, frontier.graph.device
+    targets = [
+        torch.empty(0, dtype=idtype, device=where) if is_null(each) else as_tensor(each)
+        for each in nodes
+    ]
+    block, sources, kept = to_block(frontier.graph, targets, True, [])
+    eids = [ids[places.long()] for ids, places in zip(frontier.induced_edges, kept, strict=True)]
+    return block, sources, eids
+
+
+def sample_labors(
+    graph: HeteroGraphIndex,
+    nodes: Sequence[Any],
+    fanouts: Any,
+    edge_dir: str,
+    probs: Sequence[Any],
+    excluded: Sequence[Any],
+    importance_sampling: int,
+    random_seed: Any,
+    seed2_contribution: float,
+    node_ids: Sequence[Any],
+) -> list[Any]:
+    """Layer-neighbour sampling: ``_CAPI_DGLSampleLabors``; see `dgl_mgpu.sampling.labor`.
+
+    Parameters
+    ----------
+    nodes, fanouts, edge_dir, probs, excluded
+        As in :func:`sample_neighbors`; fanouts are expectations.
+    importance_sampling : int
+        Optimisation steps; negative until convergence.
+    random_seed : array, int64, shape (1,) or (2,)
+        Equal seeds give a node equal variates in every call.
+    seed2_contribution : float
+        How far variates have moved from the first seed's to the second's.
+    node_ids : list of array
+        By node type, ids by which variates are drawn; null for the nodes' own.
+
+    Returns
+    -------
+    list
+        The subgraph, then for each edge type weights of the sampled edges, or an empty tensor where
+        all are equal.
+    """
+    index, where = placed(graph, nodes)
+    variates = Variates(as_tensor(random_seed).tolist(), seed2_contribution)
+    samples: list[Sample | None] = []
+    importances = []
+    for etype, fanout in enumerate(as_tensor(fanouts).tolist()):
+        seeds = seeds_of(index, nodes, etype, edge_dir)
+        importances.append(torch.empty(0, dtype=torch.float32, device=where))
+        if seeds is None or fanout == 0:
+            samples.append(None)
+            continue
+        edges = all_edges(edges_view(index.relations[etype], format_of(edge_dir), where), seeds)
+        weights = None if is_null(probs[etype]) else as_tensor(probs[etype]).reshape(-1)
+        weights = values_at(weights, edges.eids)
+        if fanout < 0:
+            picked = take_all(edges.indptr, len(edges.eids), weights, importance_sampling)
+        else:
+            source, target = index.schema.ends[etype]
+            names = node_ids[source if edge_dir == "in" else target]
+            named = edges.neighbors if is_null(names) else values_at(names, edges.neighbors)
+            picked = pick_labor(
+                edges.indptr,
+                edges.neighbors,
+                fanout,
+                variates.of(named),
+                weights,
+                importance_sampling,
+            )
+        edges = keep(edges, picked.places)
+        if picked.importances is not None:
+            importances[-1] = picked.importances
+        if excluded and not is_null(excluded[etype]):
+            stays = staying(edges, excluded[etype])
+            if len(importances[-1]):
+                importances[-1] = importances[-1][stays]
+            edges = keep(edges, stays)
+        samples.append(Sample(seeds, edges))
+    return [as_subgraph(index, samples, edge_dir, where), *importances]
+
+
+def global_uniform_negative_sampling(
+    graph: HeteroGraphIndex,
+    etype: int,
+    count: int,
+    trials: int,
+    exclude_self_loops: bool,
+    replace: bool,
+    redundancy: float,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw pairs of nodes that are no edges: ``_CAPI_DGLGlobalUniformNegativeSampling``.
+
+    Parameters
+    ----------
+    count : int
+        Pairs to draw at most.
+    trials : int
+    redundancy : float
+        DGL draws ``count * (1 + redundancy)`` candidates, ``trials`` times where they are edges.
+        Here each pair has candidates of its own, and may need more than the average pair.
+
+    Returns
+    -------
+    sources, destinations : Tensor, shape (n,)
+    """
+    index, where = placed(graph, [])
+    sources, destinations = negative_edges(
+        edges_view(index.relations[etype], "csc", where),
+        count,
+        new_key(),
+        replace=replace,
+        exclude_self_loops=exclude_self_loops,
+        max_tries=max(1, math.ceil(_SPREAD * trials * (1.0 + redundancy))),
+    )
+    return sources, destinations
+
+
+def select_pinsage_neighbors(
+    sources: Any, targets: Any, each: int, count: int
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Select the most visited nodes of each seed: ``_CAPI_DGLSamplingSelectPinSageNeighbors``.
+
+    Parameters
+    ----------
+    sources : array, int32 or int64, shape (n * each,)
+        Nodes visited from each of n seeds; -1 for none.
+    targets : array, same shape
+        The seeds.
+    each : int
+        Visits of a seed.
+    count : int
+        Nodes to select at most.
+
+    Returns
+    -------
+    sources, targets, counts : Tensor, shape (m,)
+        A seed's most visited nodes first, of equally visited ones that of the higher id, as in DGL.
+    """
+    visited = as_tensor(sources).reshape(-1, each).sort(dim=1, descending=True).values
+    seeds = as_tensor(targets).reshape(-1, each)[:, 0]
+    begins = torch.ones_like(visited, dtype=torch.bool)
+    begins[:, 1:] = visited[:, 1:] != visited[:, :-1]
+    run = begins.long().cumsum(dim=1) - 1
+    lengths = torch.zeros_like(run).scatter_add_(1, run, torch.ones_like(run))
+    # How often each node was visited, in the place of its first mention.
+    counts = torch.where(begins & (visited >= 0), lengths.gather(1, run), 0)
+    counts, order = counts.sort(dim=1, descending=True, stable=True)
+    counts, order = counts[:, :count], order[:, :count]
+    row, rank = counts.nonzero(as_tuple=True)
+    return (
+        visited[row, order[row, rank]],
+        seeds[row],
+        counts[row, rank].to(visited.dtype),
+    )

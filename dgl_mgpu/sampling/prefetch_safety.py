@@ -1,0 +1,95 @@
+"""What the mini-batches of a DataLoader depend on, and whether that is all known."""
+
+from __future__ import annotations
+
+from types import NoneType
+from typing import Any, Protocol
+
+import torch
+from dgl.dataloading.base import EdgePredictionSampler
+from dgl.dataloading.dataloader import DDPTensorizedDataset, TensorizedDataset
+from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
+from dgl.dataloading.neighbor_sampler import MultiLayerFullNeighborSampler, NeighborSampler
+from dgl.dataloading.shadow import ShaDowKHopSampler
+from dgl.storages.tensor import BaseTensorStorage
+
+#: Samplers whose samples depend on their attributes, the graph and random numbers alone, and that
+#: have no state that sampling changes.
+_PURE_SAMPLERS = NeighborSampler, MultiLayerFullNeighborSampler, ShaDowKHopSampler
+_PURE_NEGATIVES = PerSourceUniform, GlobalUniform
+#: Likewise, whose seeds depend on nothing else.
+PURE_DATASETS = TensorizedDataset, DDPTensorizedDataset
+_ATTRIBUTES_COUNT = frozenset({*_PURE_SAMPLERS, *_PURE_NEGATIVES, EdgePredictionSampler})
+#: Of what is compared by its value.
+_VALUES = frozenset({NoneType, bool, int, float, str, torch.device})
+
+
+class VersionedTable(Protocol):
+    """A table of a store, as a mini-batch depends on it.
+
+    Attributes
+    ----------
+    version : int
+        How often rows were written.
+    """
+
+    version: int
+
+
+def is_pure(sampler: Any) -> bool:
+    """Whether samples depend on a sampler's attributes, the graph and random numbers alone."""
+    if type(sampler) is EdgePredictionSampler:
+        negative, exclude = sampler.negative_sampler, sampler.exclude
+        return (
+            _is_pure_of_nodes(sampler.sampler)
+            and (negative is None or type(negative) in _PURE_NEGATIVES or says_so(negative))
+            and (exclude is None or isinstance(exclude, str) or says_so(exclude))
+        )
+    return _is_pure_of_nodes(sampler)
+
+
+def _is_pure_of_nodes(sampler: Any) -> bool:
+    return type(sampler) in _PURE_SAMPLERS or says_so(sampler)
+
+
+def says_so(thing: Any) -> bool:
+    """Whether a class of this package, or one that knows it, is sure of itself.
+
+    It does not speak for those that are derived from it.
+    """
+    return vars(type(thing)).get("may_be_made_ahead", False)
+
+
+class State:
+    """Things as they are now: equal to another if none was replaced, or written to, in between.
+
+    It holds on to them, so that what the script replaces stays as long as a batch may read it.
+    """
+
+    def __init__(self, *things: object) -> None:
+        self._held: list[object] = []
+        self._key = self._key_of(things)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, State) and self._key == other._key
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _key_of(self, thing: Any) -> Any:
+        kind = type(thing)
+        if kind in _VALUES:
+            return thing
+        if kind is list or kind is tuple:
+            return [self._key_of(each) for each in thing]
+        if kind is dict:
+            return [(name, self._key_of(each)) for name, each in thing.items()]
+        if isinstance(thing, BaseTensorStorage):
+            return self._key_of([thing.storage, getattr(thing, "index", None)])
+        self._held.append(thing)
+        if isinstance(thing, torch.Tensor):
+            # Torch does not count what is written in inference mode, or by a fused optimizer.
+            is_unknown = thing.is_inference() or thing.requires_grad
+            return id(thing), object() if is_unknown else thing._version
+        if kind in _ATTRIBUTES_COUNT or says_so(thing):
+            return id(thing), self._key_of(vars(thing))
+        return id(thing)

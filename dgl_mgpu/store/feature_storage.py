@@ -1,0 +1,228 @@
+"""Tables of the store as DGL feature storages, and the count of what was read from where."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable
+from numbers import Integral
+from typing import Any, NoReturn
+
+import torch
+from dgl.storages import FeatureStorage
+
+from dgl_mgpu.errors import UnsupportedByStoreError
+from dgl_mgpu.ops import count_tiers, gather_rows
+from dgl_mgpu.ops.device import current_stream, raise_faults
+from dgl_mgpu.ops.view import RowView
+from dgl_mgpu.store.memory import Table
+from dgl_mgpu.store.memory.format import RowFormat
+from dgl_mgpu.store.row_updates import replace_rows, write_rows
+from dgl_mgpu.utils.fork_safe import freed_at_fork
+
+
+class Traffic:
+    """Rows and bytes read from each kind of memory, and the time it took.
+
+    Attributes
+    ----------
+    rows, nbytes : Counter of (table, memory)
+        ``memory`` is 'device', 'peer', 'host' or 'disk'.  Filled in by :meth:`take`.
+    seconds : float
+        Wall time of the calls that gather.  For a store on GPUs that put the rows there too, it is
+        the time that launching takes: the GPU is not waited for.
+    watchers : list of callable
+        Called with the table and the ids of each gather.
+    """
+
+    def __init__(self) -> None:
+        self.watchers: list[Callable[[Table, torch.Tensor], None]] = []
+        self.rows: Counter[tuple[str, str]] = Counter()
+        self.nbytes: Counter[tuple[str, str]] = Counter()
+        self.seconds = 0.0
+        # Rows of tables that lie in one place.
+        self._whole: Counter[tuple[str, Table]] = Counter()
+        # Rows that each segment of a table served, on the device that read them: to look at
+        # them with every gather would be to wait for it.  For each stream of a GPU by itself, since
+        # nothing orders what streams add.
+        self._counts: dict[tuple[str, Table, int], torch.Tensor] = {}
+        self._lock = freed_at_fork(threading.Lock())
+
+    def add(self, name: str, table: Table, ids: torch.Tensor, begin: float) -> None:
+        """Count one gather of ``ids`` from ``table``, begun at ``begin`` by the clock."""
+        view, where = table.view, table.device
+        assert isinstance(view, RowView)
+        with self._lock:
+            if view.pointers.shape[0] == 1:
+                self._whole[name, table] += ids.shape[0]
+            else:
+                key = name, table, current_stream(where) if where.type == "cuda" else 0
+                self._counts[key] = count_tiers(view, ids, self._counts.get(key))
+            self.seconds += time.perf_counter() - begin
+            for watch in self.watchers:
+                watch(table, ids)
+
+    def take(self) -> Traffic:
+        """What was counted since the last time, leaving zero."""
+        taken = Traffic()
+        with self._lock:
+            whole, self._whole = self._whole, Counter()
+            counts, self._counts = self._counts, {}
+            taken.seconds, self.seconds = self.seconds, 0.0
+        for where in {table.device for _, table, _ in counts if table.device.type == "cuda"}:
+            torch.cuda.synchronize(where)
+        by_part = [(name, table, [rows]) for (name, table), rows in whole.items()]
+        by_part += [(name, table, rows.tolist()) for (name, table, _), rows in counts.items()]
+        for name, table, rows in by_part:
+            for (tier, part), count in zip(table.parts(), rows, strict=True):
+                if count:
+                    key = name, table.memory_of(tier, part)
+                    taken.rows[key] += count
+                    taken.nbytes[key] += count * table.row_bytes
+        return taken
+
+    def __reduce__(self):
+        # A worker counts for itself; what it fetches is not fetched by this process.
+        return Traffic, ()
+
+
+class TableStorage(FeatureStorage):
+    """One feature table behind DGL's ``FeatureStorage`` interface.
+
+    Parameters
+    ----------
+    name : str
+        Under which its traffic is counted.
+    table : Table
+    traffic : Traffic
+    """
+
+    def __init__(self, name: str, table: Table, traffic: Traffic) -> None:
+        self._name = name
+        self._table = table
+        self._traffic = traffic
+
+    @property
+    def shape(self) -> torch.Size:
+        """Shape of the whole table."""
+        return torch.Size((self.view.num_rows, *self.view.row_shape))
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Element type of what is fetched: that of the rows that the store was built from."""
+        assert isinstance(self._table.format, RowFormat)
+        return self._table.format.given
+
+    @property
+    def view(self) -> RowView:
+        """The table as operators and kernels take it (:mod:`dgl_mgpu.ops`)."""
+        assert isinstance(self._table.view, RowView)
+        return self._table.view
+
+    def __repr__(self) -> str:
+        return f"TableStorage({self._name!r}, {tuple(self.shape)}, {self.dtype})"
+
+    def __len__(self) -> int:
+        return self.view.num_rows
+
+    def __getitem__(self, indices: Any) -> torch.Tensor:
+        """Rows, as of a tensor: by ids (int32 or int64), a mask, a slice or one id.
+
+        Rows at ids on a device are put there, others where the store is.
+        """
+        if isinstance(indices, Integral):
+            return self[torch.tensor([int(indices)])][0]
+        ids = self._ids(indices)
+        return self.fetch(ids, ids.device)
+
+    def __setitem__(self, indices: Any, rows: Any) -> None:
+        """Replace rows, which are named as for reading; of all ranks together.
+
+        Each rank passes rows of its own, none if it has none; of all of a table (``[:]``) all pass
+        the same.  When the call returns all ranks read them.
+
+        Raises
+        ------
+        InvalidInputError
+            If rows are not of the table's :attr:`dtype` and shape, or some of the table are on
+            disk.
+        IdOutOfRangeError, StoreClosedError, RankFailedError
+            As :func:`dgl_mgpu.store.row_updates.write_rows`.
+        """
+        rows = torch.as_tensor(rows)
+        if isinstance(indices, Integral):
+            indices, rows = [int(indices)], rows if rows.dim() == 0 else rows[None]
+        if rows.dim() == 0:
+            rows = rows.to(self.dtype).expand(len(self._ids(indices)), *self.shape[1:])
+        if isinstance(indices, slice) and indices == slice(None) and len(rows) == len(self):
+            replace_rows(self._table, rows)
+        else:
+            write_rows(self._table, self._ids(indices), rows)
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if not name.startswith("__") and hasattr(torch.Tensor, name):
+            raise UnsupportedByStoreError(
+                f"use '{name}' of a stored feature",
+                "the feature is a table in the store, not a tensor",
+                "read rows of it first, storage[ids], or all of them, storage[:]",
+            )
+        raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
+
+    def _ids(self, indices: Any) -> torch.Tensor:
+        """Ids of rows that are named as those of a tensor are."""
+        if isinstance(indices, slice):
+            return torch.arange(*indices.indices(len(self)), device=self._table.device)
+        indices = torch.as_tensor(indices)
+        if indices.dtype == torch.bool and indices.shape == (len(self),):
+            return indices.nonzero().flatten()
+        return indices
+
+    def fetch(
+        self,
+        indices: torch.Tensor,
+        device: torch.device | str,
+        pin_memory: bool | None = False,
+        *,
+        dtype: torch.dtype | None = None,
+        out: torch.Tensor | None = None,
+        **kwargs: object,
+    ) -> torch.Tensor:
+        """Gather rows where the store is, and put them on ``device``.
+
+        Parameters
+        ----------
+        indices : Tensor, int32 or int64, shape (n,)
+        device : torch.device
+        pin_memory : bool
+            Gather into page-locked memory, so that the copy to a GPU is asynchronous; for a
+            store on GPUs, where rows need no such copy, it has no effect.
+        dtype : torch.dtype, optional
+            Cast on the way, as :func:`dgl_mgpu.ops.gather_rows` can; :attr:`dtype` by default.
+        out : Tensor, shape (n, *row_shape), optional
+            Where to gather them, on the store's device, as :func:`dgl_mgpu.ops.gather_rows` says.
+
+        Returns
+        -------
+        Tensor, ``dtype``, shape (n, *row_shape)
+
+        Raises
+        ------
+        InvalidInputError
+        IdOutOfRangeError
+            For rows that stay on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
+        """
+        begin = time.perf_counter()
+        view, where, dtype = self.view, self._table.device, dtype or self.dtype
+        indices = indices.to(where)
+        pin_memory = bool(pin_memory) and where.type == "cpu"
+        if pin_memory and out is None:
+            shape = (len(indices), *view.row_shape)
+            out = torch.empty(shape, dtype=dtype, pin_memory=True)
+        rows = gather_rows(view, indices, out=out, dtype=dtype)
+        rows = rows.to(device, non_blocking=pin_memory)
+        if where.type == "cuda" and rows.device.type == "cpu":
+            # The copy has waited for the gather.
+            raise_faults(where, wait=False)
+        self._traffic.add(self._name, self._table, indices, begin)
+        return rows

@@ -1,0 +1,451 @@
+"""The global store as users meet it: made from a DGLGraph or a data set, read by DGL."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NoReturn
+
+import dgl
+import numpy as np
+import torch
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.cuda_runtime import Runtime, Seat, choose_runtime
+from dgl_mgpu.data import Dataset, HeteroDataset
+from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreError, nearest
+from dgl_mgpu.machine import Topology, preset, probe_shared_memory
+from dgl_mgpu.machine.shared_memory import SharedMemory
+from dgl_mgpu.placement import Plan, expected_reads, load_accesses
+from dgl_mgpu.store.accesses import Accesses
+from dgl_mgpu.store.agreement import Data, require_agreement
+from dgl_mgpu.store.calibration import calibrate
+from dgl_mgpu.store.content import (
+    Content,
+    Embeddings,
+    Schema,
+    of_dataset,
+    with_ends,
+    with_learned_rows,
+    with_narrow_features,
+)
+from dgl_mgpu.store.embedding.layer import StoreEmbedding
+from dgl_mgpu.store.embedding.tables import STATES, unfolded
+from dgl_mgpu.store.graph import GRAPH_NAMES, StoreGraph
+from dgl_mgpu.store.hotness import degree_hotness, presample_hotness
+from dgl_mgpu.store.memory import Blueprint, Store, build
+from dgl_mgpu.store.memory.devices import topology_of_ranks
+from dgl_mgpu.store.memory.links import prove_access, with_access
+from dgl_mgpu.store.memory.tables import Source
+from dgl_mgpu.store.planning import StoreOptions, make_blueprint
+from dgl_mgpu.store.table_names import Nodes, node_table, state_table
+
+#: What stores are built with beside `StoreOptions`.
+_OWN_OPTIONS = ("topology", "seed", "seeds", "edges", "embeddings")
+
+
+class GlobalStore:
+    """Topology and features of one graph over GPU, peer, host and disk memory.
+
+    Everything is there once on the machine and read by all its ranks directly (XGNN's global
+    GNN memory store, section 4; WholeGraph, section III-B).
+
+    Examples
+    --------
+    >>> store = dgl_mgpu.GlobalStore.from_dgl(g)
+    >>> loader = dgl.dataloading.DataLoader(store.graph, train_ids, sampler, batch_size=1024)
+
+    Attributes
+    ----------
+    graph : StoreGraph
+        Takes a DGLGraph's place in DGL's DataLoader.
+    plan : Plan
+        Where every row is.
+    device : torch.device
+        Where its operators run and put what they return: a GPU, or the CPU when all of it is
+        in shared memory.
+    """
+
+    def __init__(self, store: Store, schema: Schema, seed: int) -> None:
+        self._store = store
+        self.plan: Plan = store.plan
+        self.device: torch.device = store.device
+        self.graph = StoreGraph(store, schema.num_nodes, schema.canonical_etypes, seed)
+        self._optimizers = schema.optimizers
+        self._embeddings: dict[tuple[str, str], StoreEmbedding] = {}
+
+    @classmethod
+    def from_dgl(
+        cls,
+        g: dgl.DGLGraph | None,
+        *,
+        seeds: Nodes | None = None,
+        seed: int = 0,
+        edges: bool = False,
+        embeddings: Embeddings | None = None,
+        **options: Any,
+    ) -> GlobalStore:
+        """Store a DGLGraph with all its node and edge features.
+
+        Collective where torch.distributed is initialised: every rank calls it.  The data is
+        read on the machine's first rank; the others pass the same, or None.
+
+        Parameters
+        ----------
+        g : DGLGraph
+            On the CPU, homogeneous or heterogeneous, with int32 or int64 ids.
+        seeds : Tensor or dict of Tensor, int32 or int64, shape (n,), optional
+            Nodes that mini-batches will start from, by node type in a heterogeneous graph, for
+            ``hotness='presample'``; all nodes by default.
+        seed : int
+            Which samples are drawn.
+        edges : bool
+            Whether edges can be found by their ids, as samplers of edges do for link prediction,
+            also where these are not in the order in which a CSC has the edges: then a table of
+            their ends is stored, two ids for each edge.
+        embeddings : dict, optional
+            Rows of numbers to be trained, by name: how many numbers each node has, or an
+            :class:`~dgl_mgpu.EmbeddingSpec`, ``{"emb": 64}``; of several node types by type,
+            ``{"paper": {"emb": 64}}``.  :meth:`embedding` looks them up.  As the data: the same
+            on all ranks, or None.
+        **options
+            As in :class:`~dgl_mgpu.store.planning.StoreOptions`, and ``topology``: a
+            :class:`~dgl_mgpu.machine.Topology`, a preset's name, or 'auto' for this machine.
+
+        Returns
+        -------
+        GlobalStore
+
+        Raises
+        ------
+        InvalidInputError
+            If the graph is none, or of a kind that a store does not take, or another one than on
+            the machine's first rank; or a feature cannot be kept in the type that
+            ``feature_dtypes`` names.
+        ConfigError
+            If an option is unknown or out of its range, or another one than on the machine's first
+            rank, or there are more ranks than GPUs.
+        PlanDoesNotFitError
+            If the memories that the options allow do not hold all rows.
+        SharedMemoryError
+            If shared memory or a file on the disk cannot be made or mapped.
+        PeerAccessError
+            If a rank cannot map the memory of another's GPU.
+        DeviceMemoryError
+            If a GPU has less free memory than the plan takes.
+        RankFailedError
+            If another rank failed.
+        """
+        data = None if g is None else Data.of_graph(g, seeds)
+        return cls._build(data, seed, edges, embeddings, options)
+
+    @classmethod
+    def from_dataset(
+        cls,
+        dataset: Dataset | HeteroDataset | None,
+        *,
+        seed: int = 0,
+        edges: bool = False,
+        embeddings: Embeddings | None = None,
+        **options: Any,
+    ) -> GlobalStore:
+        """Store a data set: its graph, features and, as node feature 'label', its labels.
+
+        Collective; what is not listed here, and errors, are as for :meth:`from_dgl`.
+
+        Parameters
+        ----------
+        dataset : Dataset or HeteroDataset
+            Its arrays may be memory maps: they are read in stretches.  Ranks other than the
+            machine's first pass the same, whose edges are read to be compared, or None.  Its
+            training nodes are the seeds of ``hotness='presample'``.
+        seed, edges, embeddings, **options
+            As for :meth:`from_dgl`.
+
+        Returns
+        -------
+        GlobalStore
+        """
+        data = None if dataset is None else Data.of_dataset(dataset)
+        return cls._build(data, seed, edges, embeddings, options)
+
+    @classmethod
+    def _build(
+        cls,
+        given: Data | None,
+        seed: int,
+        edges: bool,
+        embeddings: Embeddings | None,
+        options: Mapping[str, Any],
+    ) -> GlobalStore:
+        options = dict(options)
+        topology = options.pop("topology", "auto")
+        ranks = Ranks.of_this_machine()
+        checked = ranks.together("read the store's options", lambda: _checked(options, seed))
+        require_agreement(ranks, given, embeddings, checked, topology, seed, edges)
+        runtime = choose_runtime(checked.device, ranks)
+        access = seats = None
+        if runtime is not None:
+            access = prove_access(runtime, ranks)
+            seats = ranks.all_gather(ranks.together("look at the ranks' GPUs", runtime.seat))
+        blueprint: Blueprint | None = None
+
+        def plan() -> Schema:
+            nonlocal blueprint
+            assert given is not None  # as has been checked
+            data = with_narrow_features(with_ends(given.read(), edges), checked.narrow_features())
+            data = with_learned_rows(data, embeddings)
+            found = machine(topology, ranks.size, runtime, seats)
+            blueprint = make_blueprint(
+                data.sources,
+                _hotness(data, checked, seed, runtime),
+                found if access is None else with_access(found, access),
+                checked,
+                on_gpus=runtime is not None,
+                shared=SharedMemory.of_this_machine() if runtime is None else None,
+            )
+            blueprint = unfolded(blueprint, data.embeddings, seed)
+            return data.schema
+
+        schema = ranks.from_first("plan the store", plan)
+        store = build(blueprint, ranks, runtime)
+        try:
+            calibrate(store, checked, ranks)
+        except BaseException:
+            store.close()
+            raise
+        return cls(store, schema, seed)
+
+    def count_accesses(self) -> Accesses:
+        """Count how often each node's features are read, for a later store to be ordered by.
+
+        Examples
+        --------
+        >>> with store.count_accesses() as accesses:
+        ...     for input_nodes, output_nodes, blocks in loader:
+        ...         ...
+        >>> accesses.save("accesses.npz")
+        >>> store = dgl_mgpu.GlobalStore.from_dgl(g, hotness="accesses.npz")
+
+        Returns
+        -------
+        Accesses
+            Counts within ``with``, again each time it is entered.
+        """
+        tables = {
+            table: ntype
+            for ntype in self.graph.ntypes
+            for name, table in self._store.tables.items()
+            if name.startswith(node_table(ntype, ""))
+        }
+        num_nodes = {ntype: self.graph.num_nodes(ntype) for ntype in self.graph.ntypes}
+        return Accesses(self.graph.traffic, tables, num_nodes)
+
+    def embedding(self, name: str, ntype: str | None = None) -> StoreEmbedding:
+        """The embedding ``name`` of a node type, always the same module.
+
+        Parameters
+        ----------
+        name : str
+        ntype : str, optional
+            The only one by default.
+
+        Returns
+        -------
+        StoreEmbedding
+
+        Raises
+        ------
+        InvalidInputError
+            If the store was built without.
+        """
+        ntype = self.graph._only_ntype(ntype)
+        optimizer = self._optimizers.get((ntype, name))
+        if optimizer is None:
+            raise InvalidInputError(
+                f"find embedding '{name}' of '{ntype}'",
+                f"the store holds {[there for of, there in self._optimizers if of == ntype]}",
+                f"name one of these, or build the store with embeddings={{'{name}': 64}}",
+            )
+        found = self._embeddings.get((ntype, name))
+        if found is None:
+            tables = self._store.tables
+            found = self._embeddings[ntype, name] = StoreEmbedding(
+                name if self.graph.is_homogeneous else f"{ntype}.{name}",
+                self.graph.get_node_storage(name, ntype),
+                optimizer,
+                tables[node_table(ntype, name)],
+                [tables[state_table(ntype, name, state)] for state in STATES[optimizer]],
+            )
+        return found
+
+    def close(self) -> None:
+        """Give all memory back, on every GPU and of the host.
+
+        Every rank calls it.  The graph and its storages can no longer be read; what they
+        returned stays.  A store that is not closed goes with the last reference to it, or with
+        the process.  ``with GlobalStore.from_dgl(g) as store:`` closes it at the block's end.
+        """
+        self._store.close()
+
+    def __repr__(self) -> str:
+        features = self._store.tables.keys()
+        return f"GlobalStore({self.graph!r}, device={str(self.device)!r}, tables={[*features]})"
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name in GRAPH_NAMES:
+            raise UnsupportedByStoreError(
+                f"use '{name}' of a store",
+                "a store is not a graph",
+                "use its graph, store.graph, as in DataLoader(store.graph, …)",
+            )
+        raise AttributeError(f"'GlobalStore' object has no attribute '{name}'")
+
+    def __enter__(self) -> GlobalStore:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def gather(
+        self,
+        key: str,
+        ids: torch.Tensor,
+        ntype: str | None = None,
+        *,
+        dtype: torch.dtype | None = None,
+    ) -> torch.Tensor:
+        """Rows of a node feature, from wherever they are.
+
+        Parameters
+        ----------
+        key : str
+            The feature's name.
+        ids : Tensor, int32 or int64, shape (n,)
+            Nodes, on any device, in any order; some may be there several times.
+        ntype : str, optional
+            The only one by default.
+        dtype : torch.dtype, optional
+            A floating-point type to which rows are cast on the way, as
+            :func:`dgl_mgpu.ops.gather_rows` does; by default to the feature's own.
+
+        Returns
+        -------
+        Tensor, the feature's dtype or ``dtype``, shape (n, *row_shape)
+            On the ids' device.
+
+        Raises
+        ------
+        InvalidInputError
+            If there is no such feature or node type, or ids or dtype are of a wrong kind.
+        IdOutOfRangeError
+            Of ids on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
+        StoreClosedError
+            If the store was closed.
+
+        Examples
+        --------
+        >>> store.gather("feat", torch.tensor([3, 5])).shape
+        torch.Size([2, 64])
+        """
+        ids = torch.as_tensor(ids)
+        return self.graph.get_node_storage(key, ntype).fetch(ids, ids.device, dtype=dtype)
+
+
+def machine(
+    topology: Topology | str,
+    num_ranks: int,
+    runtime: Runtime | None = None,
+    seats: Sequence[Seat] | None = None,
+) -> Topology:
+    """The machine a plan is made for, with one GPU for each rank.
+
+    Parameters
+    ----------
+    topology : Topology or str
+        Or a preset's name, or 'auto' for this machine.
+    num_ranks : int
+    runtime : Runtime, optional
+    seats : sequence of Seat, optional
+        This rank's GPU and that of each rank; without them 'auto' is for shared memory.
+
+    Raises
+    ------
+    ConfigError
+        If there are more ranks than GPUs to hold their partitions.
+    """
+    if topology == "auto":
+        if runtime is None or seats is None:
+            return probe_shared_memory(num_ranks)
+        return topology_of_ranks(runtime.machine(), runtime.gpus(), seats)
+    if not isinstance(topology, str | Topology):
+        raise ConfigError(
+            "place a store on a machine",
+            f"topology={topology!r} does not name a machine",
+            "pass a Topology, a preset's name or 'auto'",
+        )
+    found = preset(topology, num_ranks) if isinstance(topology, str) else topology
+    if found.num_gpus < num_ranks:
+        raise ConfigError(
+            f"place a store for {num_ranks} ranks on '{found.name}'",
+            f"the machine has {found.num_gpus} GPUs, and each rank needs one of its own",
+            f"use at most {found.num_gpus} ranks",
+        )
+    return found if found.num_gpus == num_ranks else found.subset(range(num_ranks))
+
+
+def sources_of(
+    dataset: Dataset | HeteroDataset,
+    options: StoreOptions,
+    seed: int,
+    embeddings: Embeddings | None = None,
+    *,
+    hotness: dict[str, np.ndarray] | None = None,
+) -> tuple[dict[str, Source], dict[str, np.ndarray]]:
+    """A data set and embeddings as tables, and how hot the rows of each order are.
+
+    That is what the data say, where it is not given.
+    """
+    data = with_narrow_features(of_dataset(dataset), options.narrow_features())
+    data = with_learned_rows(data, embeddings)
+    return data.sources, _hotness(data, options, seed) if hotness is None else hotness
+
+
+def _checked(options: Mapping[str, Any], seed: int) -> StoreOptions:
+    unknown = sorted(options.keys() - StoreOptions.__dataclass_fields__.keys())
+    if unknown:
+        raise ConfigError(
+            f"build a store with {unknown}",
+            "there is no such option",
+            nearest(unknown[0], [*StoreOptions.__dataclass_fields__, *_OWN_OPTIONS]),
+        )
+    if type(seed) is not int or not 0 <= seed < 2**64:
+        raise InvalidInputError(
+            "build a store", f"the seed is {seed!r}", "use an integer in [0, 2**64)"
+        )
+    if isinstance(options.get("device"), torch.device):
+        options = {**options, "device": str(options["device"])}
+    checked = StoreOptions(**options)
+    if checked.disk_path is not None and not Path(checked.disk_path).is_dir():
+        raise ConfigError(
+            f"keep rows on disk in store.disk_path={checked.disk_path}",
+            "there is no such folder",
+            "create it, or name another one",
+        )
+    return checked
+
+
+def _hotness(
+    data: Content, options: StoreOptions, seed: int, runtime: Runtime | None = None
+) -> dict[str, np.ndarray]:
+    graph = (data.schema.num_nodes, data.schema.canonical_etypes, data.sources)
+    degrees = degree_hotness(*graph)
+    if options.hotness == "degree":
+        return degrees
+    if options.hotness == "presample":
+        counts = presample_hotness(
+            *graph, data.seeds, options.fanouts, options.batch_size, seed, runtime
+        )
+    else:
+        counts = load_accesses(options.hotness, data.schema.num_nodes)
+    return {ntype: expected_reads(counts[ntype], degrees[ntype]) for ntype in counts}

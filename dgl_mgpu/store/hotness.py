@@ -1,0 +1,200 @@
+"""How often sampling will read each node: by degree, or by sampling for a while and counting."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+
+from dgl_mgpu.comm.cuda_runtime import Runtime
+from dgl_mgpu.ops import workspace
+from dgl_mgpu.ops.view import GraphView
+from dgl_mgpu.store.accesses import add_accesses
+from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.store.memory import TopologySource
+from dgl_mgpu.store.memory.tables import Source
+from dgl_mgpu.store.table_names import CanonicalEtype, Nodes, topology_table
+
+log = logging.getLogger(__name__)
+
+# Edges counted at a time, at least, and copied at a time.
+_STRETCH = 1 << 23
+# Share of a GPU's free memory that topology may take for a pre-sampling pass; the rest is for
+# its samples.
+_TOPOLOGY_SHARE = 0.75
+# Mini-batches of a pre-sampling pass, from each node type: hot rows show within a few.
+_BATCHES = 64
+# Pre-sampling draws other samples than training does.
+_FIRST_EPOCH = 2**62
+
+
+def degree_hotness(
+    num_nodes: Mapping[str, int],
+    etypes: Sequence[CanonicalEtype],
+    sources: Mapping[str, Source],
+) -> dict[str, np.ndarray]:
+    """How often each node is another's neighbour: what sampling reads it in proportion to."""
+    counts = {ntype: np.zeros(num, np.int64) for ntype, num in num_nodes.items()}
+    for etype in etypes:
+        source = _topology(sources, etype)
+        # bincount makes 8 bytes of every id: in stretches, so that they are never all there.
+        stretch = max(_STRETCH, source.num_cols)
+        for begin in range(0, source.num_edges, stretch):
+            part = source.indices[begin : begin + stretch]
+            counts[etype[0]] += np.bincount(part, minlength=source.num_cols)
+    return counts
+
+
+def presample_hotness(
+    num_nodes: Mapping[str, int],
+    etypes: Sequence[CanonicalEtype],
+    sources: Mapping[str, Source],
+    seeds: Nodes,
+    fanouts: Sequence[int],
+    batch_size: int,
+    seed: int,
+    runtime: Runtime | None = None,
+) -> dict[str, np.ndarray]:
+    """How often each node was an input node of mini-batches sampled for the purpose.
+
+    GNNLab's pre-sampling, which XGNN uses too (XGNN, section 7).  Samples from the data as it
+    lies, before any store is built.
+
+    Parameters
+    ----------
+    num_nodes, etypes, sources
+        The graph.
+    seeds : Tensor or dict of Tensor
+        Nodes that mini-batches start from.
+    fanouts, batch_size
+        The mini-batches.
+    seed : int
+        Which samples are drawn.
+    runtime : Runtime, optional
+        A GPU to sample on.  The topology is copied there for the time being; if there is too
+        little room, the CPU samples instead, which is logged and gives the same counts.
+
+    Returns
+    -------
+    dict of ndarray, int64, shape (num_nodes,)
+    """
+    topologies = {topology_table(etype): _topology(sources, etype) for etype in etypes}
+
+    def sample(views: Mapping[str, GraphView], where: torch.device) -> dict[str, np.ndarray]:
+        tables = {name: SimpleNamespace(view=view) for name, view in views.items()}
+        graph = StoreGraph(SimpleNamespace(tables=tables), num_nodes, list(etypes), seed)  # type: ignore[arg-type]
+        return _count_input_nodes(graph, num_nodes, where, seeds, fanouts, batch_size, seed)
+
+    if runtime is not None and _has_room(runtime, topologies.values(), num_nodes):
+        try:
+            return sample(
+                {name: _copy_of(source, runtime.device) for name, source in topologies.items()},
+                runtime.device,
+            )
+        except torch.cuda.OutOfMemoryError as error:
+            log.warning("pre-sampling on the CPU: %s", str(error).splitlines()[0])
+        finally:
+            # What the store is built in has to be free, not kept by torch for later.
+            workspace.release()
+            runtime.trim()
+    return sample(
+        {name: _view_of(source) for name, source in topologies.items()}, torch.device("cpu")
+    )
+
+
+def _count_input_nodes(
+    graph: StoreGraph,
+    num_nodes: Mapping[str, int],
+    where: torch.device,
+    seeds: Nodes,
+    fanouts: Sequence[int],
+    batch_size: int,
+    seed: int,
+) -> dict[str, np.ndarray]:
+    counts = {
+        ntype: torch.zeros(num, dtype=torch.int64, device=where) for ntype, num in num_nodes.items()
+    }
+    by_type = seeds if isinstance(seeds, Mapping) else {graph.ntypes[0]: seeds}
+    for ntype, ids in graph._named(by_type).items():
+        key = [seed, graph.ntypes.index(ntype)]
+        random = np.random.Generator(np.random.Philox(key=key))
+        for number in range(_BATCHES):
+            graph.set_epoch(_FIRST_EPOCH + number)
+            chosen = torch.from_numpy(random.choice(len(ids), min(batch_size, len(ids)), False))
+            read = graph.input_nodes({ntype: ids[chosen]}, fanouts)
+            for other, nodes in read.items():
+                add_accesses(counts[other], nodes)
+    return {ntype: each.cpu().numpy() for ntype, each in counts.items()}
+
+
+def _has_room(
+    runtime: Runtime, topologies: Collection[TopologySource], num_nodes: Mapping[str, int]
+) -> bool:
+    """Whether a GPU has room for topologies, counts and samples."""
+    needed = 8 * sum(num_nodes.values()) + sum(
+        8 * (source.num_rows + 1) + source.idtype.itemsize * source.num_edges
+        for source in topologies
+    )
+    runtime.trim()
+    free = runtime.seat().free
+    if needed <= _TOPOLOGY_SHARE * free:
+        return True
+    log.warning(
+        "pre-sampling on the CPU: the topology takes %s bytes, more than %d %% of the %s that are "
+        "free on the GPU",
+        f"{needed:,}",
+        100 * _TOPOLOGY_SHARE,
+        f"{free:,}",
+    )
+    return False
+
+
+def _topology(sources: Mapping[str, Source], etype: CanonicalEtype) -> TopologySource:
+    source = sources[topology_table(etype)]
+    assert isinstance(source, TopologySource)
+    return source
+
+
+def _view_of(source: TopologySource) -> GraphView:
+    """The data itself as one segment."""
+    indptr = np.ascontiguousarray(source.indptr, np.int64)
+    ids = np.int32 if source.idtype == torch.int32 else np.int64
+    indices = np.ascontiguousarray(source.indices, ids)
+    addresses = [indptr.ctypes.data, indices.ctypes.data]
+    return _one_segment(source, addresses, torch.device("cpu"), (indptr, indices))
+
+
+def _copy_of(source: TopologySource, where: torch.device) -> GraphView:
+    """The same in a device's memory."""
+    indptr = _copied(source.indptr, torch.int64, where)
+    indices = _copied(source.indices, source.idtype, where)
+    addresses = [indptr.data_ptr(), indices.data_ptr()]
+    return _one_segment(source, addresses, where, (indptr, indices))
+
+
+def _one_segment(
+    source: TopologySource, addresses: list[int], where: torch.device, owner: object
+) -> GraphView:
+    # Which edges are sampled does not depend on edge ids: places do.
+    return GraphView(
+        torch.tensor([[0, source.num_rows, 1, 0]], device=where),
+        torch.tensor([[*addresses, 0]], device=where),
+        source.num_rows,
+        source.num_cols,
+        source.num_edges,
+        source.idtype,
+        torch.empty(0, dtype=torch.int64, device=where),
+        owner,
+    )
+
+
+def _copied(array: np.ndarray, dtype: torch.dtype, where: torch.device) -> torch.Tensor:
+    copy = torch.empty(len(array), dtype=dtype, device=where)
+    # In stretches: an array mapped from a file is then never in memory as a whole.
+    for begin in range(0, len(array), _STRETCH):
+        part = np.array(array[begin : begin + _STRETCH])
+        copy[begin : begin + len(part)] = torch.from_numpy(part).to(where)
+    return copy

@@ -1,0 +1,151 @@
+"""Which GPUs read each other: proved by reading, and hidden on request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.cuda_runtime import Runtime
+from dgl_mgpu.errors import ConfigError, PeerAccessError
+from dgl_mgpu.machine import Topology, preset
+from dgl_mgpu.store.memory.device import DeviceMemory
+from dgl_mgpu.store.memory.segment import Segment
+
+_PATTERN_BYTES = 4096
+_PROVE = "try which GPUs read each other"
+
+
+def prove_access(runtime: Runtime, ranks: Ranks) -> np.ndarray:
+    """Try which rank's GPU memory each rank reads.
+
+    Every rank leaves a pattern in its GPU's memory; each other maps it, has its own GPU copy it
+    over, and compares.  What drivers say of a pair is not asked: where a bus is virtualised they
+    may say yes and reads return something else.
+
+    Collective.
+
+    Parameters
+    ----------
+    runtime : Runtime
+    ranks : Ranks
+
+    Returns
+    -------
+    ndarray, bool, shape (ranks.size, ranks.size)
+        Entry (i, j): whether rank i reads the memory of rank j.
+
+    Raises
+    ------
+    DeviceMemoryError, RankFailedError
+    """
+    if ranks.size == 1:
+        return np.ones((1, 1), bool)
+    rank, board_bytes = ranks.rank, 8 * ranks.size
+    board: Segment | None = None
+    memory: DeviceMemory | None = None
+
+    def make_board() -> Path:
+        nonlocal board
+        board = Segment.create(board_bytes)
+        return board.path
+
+    path = ranks.from_first(_PROVE, make_board)
+
+    def leave_pattern() -> bytes:
+        nonlocal memory
+        memory = DeviceMemory(runtime, Segment.attach(path, board_bytes), rank)
+        memory.allocate(2 * _PATTERN_BYTES)
+        runtime.upload(memory.block, _pattern(rank))
+        try:
+            return memory.share()
+        except PeerAccessError:
+            return b""
+
+    def reads_others(handles: list[bytes]) -> list[bool]:
+        assert memory is not None
+        return [
+            owner == rank or (bool(handle) and _reads(runtime, memory, handle, _pattern(owner)))
+            for owner, handle in enumerate(handles)
+        ]
+
+    try:
+        handles = ranks.all_gather(ranks.together(_PROVE, leave_pattern))
+        mine = ranks.together(_PROVE, lambda: reads_others(handles))
+        return np.array(ranks.all_gather(mine), bool)
+    finally:
+        if memory is not None:
+            memory.close()
+
+
+def _pattern(rank: int) -> np.ndarray:
+    """Bytes that no other rank has."""
+    return np.random.default_rng([rank, 71]).integers(0, 256, _PATTERN_BYTES, np.uint8)
+
+
+def _reads(runtime: Runtime, memory: DeviceMemory, handle: bytes, expected: np.ndarray) -> bool:
+    scratch = memory.block + _PATTERN_BYTES
+    try:
+        runtime.upload(scratch, np.zeros_like(expected))
+        runtime.copy(scratch, memory.open(handle), _PATTERN_BYTES)
+        return bool(np.array_equal(runtime.download(scratch, _PATTERN_BYTES), expected))
+    except RuntimeError:  # not to be mapped, or to be mapped and not read
+        return False
+
+
+def linked(topology: Topology, links: str | Sequence[Sequence[int]]) -> Topology:
+    """A machine of which only some links are used.
+
+    Parameters
+    ----------
+    topology : Topology
+    links : 'auto', str or sequence of (int, int)
+        All links, those that a preset has too (its first GPUs), or these, both ways.
+
+    Raises
+    ------
+    ConfigError
+        If there is no such preset, it has fewer GPUs, or something else than pairs of GPUs is
+        given.
+    """
+    if links == "auto":
+        return topology
+    if isinstance(links, str):
+        return _restricted(topology, preset(links, topology.num_gpus).link_bandwidth > 0, links)
+    allowed = np.eye(topology.num_gpus, dtype=bool)
+    for one, other in _pairs(links, topology.num_gpus):
+        allowed[one, other] = allowed[other, one] = True
+    return _restricted(topology, allowed, "chosen links")
+
+
+def with_access(topology: Topology, access: np.ndarray) -> Topology:
+    """A machine without the links that could not be proved (:func:`prove_access`)."""
+    return _restricted(topology, access, "proved links")
+
+
+def _restricted(topology: Topology, allowed: np.ndarray, why: str) -> Topology:
+    kept = np.where(allowed, topology.link_bandwidth, 0.0)
+    if np.array_equal(kept, topology.link_bandwidth):
+        return topology
+    return Topology.from_dict(
+        {**topology.to_dict(), "name": f"{topology.name} ({why})", "link_bandwidth": kept.tolist()}
+    )
+
+
+def _pairs(links: Sequence[Sequence[int]], num_gpus: int) -> Iterable[tuple[int, int]]:
+    for pair in links if isinstance(links, Iterable) else (links,):
+        try:
+            one, other = pair
+        except (TypeError, ValueError):
+            one = other = -1
+        if not all(type(gpu) is int and 0 <= gpu < num_gpus for gpu in (one, other)) or (
+            one == other
+        ):
+            raise ConfigError(
+                f"use the links store.links={links!r}",
+                f"{pair!r} is not a pair of the {num_gpus} GPUs",
+                f"give 'auto', a preset's name or pairs of different numbers in [0, {num_gpus})",
+            )
+        yield one, other

@@ -1,0 +1,165 @@
+"""The segments of a store as one rank makes and maps them, in shared memory or on GPUs."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+import torch
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.cuda_runtime import Runtime, out_of_memory
+from dgl_mgpu.store.memory.device import DeviceMemory, DeviceSegment, sweep
+from dgl_mgpu.store.memory.format import Target
+from dgl_mgpu.store.memory.layout import Layout, PieceKey
+from dgl_mgpu.store.memory.segment import Segment
+from dgl_mgpu.store.memory.table import position_tensor
+from dgl_mgpu.store.memory.upload import Relay
+
+_MAKE = "make room for the store"
+
+
+class RankMemory:
+    """One rank's part in a store's memory, while it is built.
+
+    Parameters
+    ----------
+    layout : Layout
+    ranks : Ranks
+    runtime : Runtime or None
+        The GPU that takes what the plan calls GPU memory; None for shared memory.
+    """
+
+    def __init__(self, layout: Layout, ranks: Ranks, runtime: Runtime | None) -> None:
+        self._layout = layout
+        self._ranks = ranks
+        self._runtime = runtime
+        self._files: dict[PieceKey, Segment] = {}
+        self._paths: dict[PieceKey, Path] = {}
+        self._handles: list[bytes] = []
+        self._common: tuple[Segment, ...] = ()
+        self._window: Segment | None = None
+        #: What holds on to GPU memory; None for shared memory.
+        self.gpu: DeviceMemory | None = None
+
+    def make(self) -> None:
+        """Make the segments this rank holds, empty, and learn where those of others are.
+
+        Collective.
+
+        Raises
+        ------
+        SharedMemoryError, DeviceMemoryError
+        RankFailedError
+            If another rank failed.
+        """
+        self._require_gpu_memory()
+        own = self._ranks.together(_MAKE, self._make_files)
+        self._files.update(own)
+        found = self._ranks.all_gather({key: file.path for key, file in own.items()})
+        self._paths = {key: path for paths in found for key, path in paths.items()}
+        if self._runtime is not None:
+            common = self._ranks.from_first(_MAKE, self._make_common)
+            handle = self._ranks.together(_MAKE, partial(self._make_block, self._runtime, *common))
+            self._handles = self._ranks.all_gather(handle)
+
+    def fill(self, write: Callable[[Callable[[PieceKey], Target]], None] | None) -> None:
+        """Have the first rank call ``write`` with what gives it each piece to be written.
+
+        Collective; the other ranks pass None.
+        """
+        if self._runtime is None:
+            if write is not None:
+                write(self.file)
+            return
+        assert self.gpu is not None and self._window is not None
+        relay = Relay(self._ranks, self._runtime, self._window, self.gpu.block)
+
+        def target(key: PieceKey) -> Target:
+            rank = self._layout.gpu_of(key)
+            if rank is None:
+                return self.file(key)
+            return relay.target(rank, self._layout.offsets[key])
+
+        relay.run(partial(write, target) if write is not None else None)
+        self.gpu.unregister(self._window)
+        self._window, self._common = None, ()
+
+    def file(self, key: PieceKey) -> Segment:
+        """A segment in shared memory or on disk."""
+        if key not in self._files:
+            self._files[key] = Segment.attach(self._paths[key], self._layout.nbytes[key])
+        return self._files[key]
+
+    def map(self, key: PieceKey) -> Segment | DeviceSegment:
+        """A segment for this rank's operators to read."""
+        rank = self._layout.gpu_of(key)
+        if rank is None:
+            segment = self.file(key)
+            # Pages of a file cannot be pinned without reading all of it into memory.
+            if self.gpu is not None and not self._layout.is_on_disk(key):
+                self.gpu.register(segment)
+            return segment
+        assert self.gpu is not None and self._runtime is not None
+        nbytes = self._layout.nbytes[key]
+        if nbytes == 0:  # perhaps of a rank that holds nothing
+            return DeviceSegment(self._runtime, 0, 0)
+        mine = rank == self._ranks.rank
+        base = self.gpu.block if mine else self.gpu.open(self._handles[rank])
+        return DeviceSegment(self._runtime, base + self._layout.offsets[key], nbytes)
+
+    def positions(self, order: str, num_rows: int) -> Segment | torch.Tensor:
+        """The positions of an order: shared, or copied to the GPU."""
+        segment = self.file((order, None))
+        if self._runtime is None:
+            return segment
+        return position_tensor(segment, num_rows).to(self._runtime.device)
+
+    def release(self) -> None:
+        """Give everything back."""
+        self._files.clear()
+        self._window, self._common = None, ()
+        if self.gpu is not None:
+            self.gpu.close()
+
+    def _require_gpu_memory(self) -> None:
+        """Raise on every rank unless all GPUs have room; before anything is made."""
+        if self._runtime is None:
+            return
+        # All ranks are here: what they gave up before can go.
+        self._ranks.together(_MAKE, sweep)
+        mine = self._ranks.together(_MAKE, self._runtime.seat)
+        needed = self._layout.gpu_bytes(self._ranks.rank)
+        need: Counter[str] = Counter()
+        free: dict[str, int] = {}
+        for seat, nbytes in self._ranks.all_gather((mine, needed)):
+            need[seat.gpu] += nbytes
+            free[seat.gpu] = min(seat.free, free.get(seat.gpu, seat.free))
+        for gpu, nbytes in need.items():
+            if nbytes > free[gpu]:
+                raise out_of_memory(f"GPU {gpu}", nbytes, free[gpu])
+
+    def _make_files(self) -> dict[PieceKey, Segment]:
+        layout = self._layout
+        return {
+            key: Segment.create(layout.nbytes[key], layout.folder_of(key))
+            for key in layout.files_of(self._ranks.rank)
+        }
+
+    def _make_common(self) -> tuple[Path, Path]:
+        # Kept until the others have mapped them too.
+        self._common = Segment.create(8 * self._ranks.size), Segment.create(Relay.window_bytes)
+        return self._common[0].path, self._common[1].path
+
+    def _make_block(self, runtime: Runtime, board: Path, window: Path) -> bytes:
+        self.gpu = DeviceMemory(
+            runtime, Segment.attach(board, 8 * self._ranks.size), self._ranks.rank
+        )
+        self._window = Segment.attach(window, Relay.window_bytes)
+        self.gpu.register(self._window)
+        nbytes = self._layout.block_bytes(self._ranks.rank)
+        if nbytes:
+            self.gpu.allocate(nbytes)
+        return self.gpu.share() if self._layout.is_shared(self._ranks.rank) else b""

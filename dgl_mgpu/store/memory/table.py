@@ -1,0 +1,260 @@
+"""A table as one rank has it mapped: the pieces its plan has it read from."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from dgl_mgpu.errors import StoreClosedError
+from dgl_mgpu.ops.host_reads import HostReads
+from dgl_mgpu.ops.view import GraphView, RowView
+from dgl_mgpu.placement import HOST, TablePlan
+from dgl_mgpu.store.memory.device import DeviceMemory, DeviceSegment, not_in_workers
+from dgl_mgpu.store.memory.format import RowFormat, TableFormat, local_rows
+from dgl_mgpu.store.memory.segment import Segment
+from dgl_mgpu.store.memory.staging import StagedRows
+
+
+@dataclass(frozen=True)
+class Piece:
+    """Part ``part`` of tier ``tier`` of a table, in the memory of GPU ``holder``.
+
+    What lies in host memory or on disk has holder ``HOST`` and is made by the first rank.
+    """
+
+    tier: int
+    part: int
+    holder: int
+
+    @property
+    def maker(self) -> int:
+        """The rank that creates it."""
+        return 0 if self.holder == HOST else self.holder
+
+
+def all_pieces(plan: TablePlan) -> Iterator[Piece]:
+    """Every piece of a table, in an order that all ranks agree on."""
+    for index, tier in enumerate(plan.tiers):
+        for part in range(tier.parts):
+            for holder in tier.copies[part] if tier.memory == "gpu" else ():
+                yield Piece(index, part, holder)
+            # Also of a GPU's tier, where some other GPU reaches no copy.
+            if tier.memory == "disk" or tier.on_host(part):
+                yield Piece(index, part, HOST)
+
+
+def read_pieces(plan: TablePlan, rank: int) -> Iterator[Piece]:
+    """The pieces that ``rank`` reads, one for every tier and part, in pointer order."""
+    for index, tier in enumerate(plan.tiers):
+        for part in range(tier.parts):
+            yield Piece(index, part, tier.source[rank][part] if tier.memory == "gpu" else HOST)
+
+
+class Table:
+    """One table, mapped.
+
+    Parameters
+    ----------
+    format : TableFormat
+    plan : TablePlan
+    rank : int
+        Whose view this is.
+    segments : list of Segment or DeviceSegment
+        The pieces this rank reads, as :func:`read_pieces` lists them.
+    position : Segment, Tensor or None
+        Row id → position, when rows are not kept in the order of their ids.
+    gpu : DeviceMemory, optional
+        What holds on to the segments, for a store on GPUs.
+    staging_bytes : int
+        Bytes of the GPU's memory that cache rows on disk.
+    host_share : float
+        Part of its reads that are expected to go to host memory.
+
+    Attributes
+    ----------
+    device : torch.device
+        Where the view's tensors are, and operators run.
+    version : int
+        Counts the changes of its rows by :mod:`dgl_mgpu.store.row_updates`, and is the same on all
+        ranks.  What was read at another version may be out of date.
+    """
+
+    def __init__(
+        self,
+        format: TableFormat,
+        plan: TablePlan,
+        rank: int,
+        segments: Sequence[Segment | DeviceSegment],
+        position: Segment | torch.Tensor | None,
+        gpu: DeviceMemory | None = None,
+        staging_bytes: int = 0,
+        host_share: float = 1.0,
+    ) -> None:
+        self.format = format
+        self.plan = plan
+        self.rank = rank
+        self.device = torch.device("cpu") if gpu is None else gpu.runtime.device
+        self.version = 0
+        self._segments = segments
+        self._position = position
+        self._gpu = gpu
+        self._staging_bytes = staging_bytes
+        self._host_share = host_share
+        self._pid = os.getpid()
+        self._view: RowView | GraphView | None = self._mapped()
+
+    def _mapped(self) -> RowView | GraphView:
+        # Addresses hold in this process only: a table that reached a DataLoader worker by
+        # spawn maps its segments again.
+        pieces = list(read_pieces(self.plan, self.rank))
+        rows = [
+            self.format.pointers(segment, len(local_rows(self.plan.tiers[piece.tier], piece.part)))
+            for piece, segment in zip(pieces, self._segments, strict=True)
+        ]
+        position = self._position
+        if position is None:
+            position = torch.empty(0, dtype=torch.int64)
+        elif isinstance(position, Segment):
+            position = position_tensor(position, self.format.num_rows)
+        tiers, pointers = _tier_tensor(self.plan), torch.tensor(rows, dtype=torch.int64)
+        view = self.format.view(
+            tiers.to(self.device),
+            pointers.to(self.device),
+            position.to(self.device),
+            owner=(self._segments, self._gpu),
+        )
+        if self._gpu is None:
+            return view
+        if isinstance(view, GraphView):
+            on_host = any(self.memory_of(piece.tier, piece.part) == "host" for piece in pieces)
+            return dataclasses.replace(view, host_share=self._host_share if on_host else 0.0)
+        view = dataclasses.replace(
+            view, host_start=_host_start(self.plan), host_share=self._host_share
+        )
+        on_disk = [self.plan.tiers[piece.tier].memory == "disk" for piece in pieces]
+        if not any(on_disk) or view.row_bytes == 0:
+            return dataclasses.replace(view, host_reads=HostReads())
+        disk = RowView(
+            tiers, pointers[:, 0].contiguous(), view.num_rows, view.row_shape, view.dtype,
+            owner=self._segments,
+        )  # fmt: skip
+        num_rows = sum(tier.num_rows for tier in self.plan.tiers if tier.memory == "disk")
+        in_memory = pointers.masked_fill(torch.tensor(on_disk)[:, None], 0)[:, 0]
+        staged = StagedRows(disk, num_rows, self._staging_bytes, self.device)
+        # Another stream may be the first to read what this one has filled.
+        self._gpu.runtime.synchronize()
+        return dataclasses.replace(view, pointers=in_memory.to(self.device), disk=staged)
+
+    @property
+    def view(self) -> RowView | GraphView:
+        """The table as operators see it.
+
+        Raises
+        ------
+        StoreClosedError
+            If the store was closed, or is on GPUs and this process is a fork of its rank's.
+        """
+        view = self._view  # which another thread may close
+        if view is None:
+            raise _closed()
+        if self._gpu is not None and os.getpid() != self._pid:
+            raise not_in_workers()
+        return view
+
+    def use_sms(self, sms: int, host_sms: int) -> None:
+        """Have operators use as many of a GPU's multiprocessors as were found enough.
+
+        Parameters
+        ----------
+        sms, host_sms : int
+            As in :class:`~dgl_mgpu.ops.view.RowView`; ``host_sms`` has no meaning for topology.
+        """
+        if isinstance(self._view, RowView):
+            self._view = dataclasses.replace(self._view, sms=sms, host_sms=host_sms)
+        elif self._view is not None:
+            self._view = dataclasses.replace(self._view, sms=sms)
+
+    def close(self) -> None:
+        """Let go of the memory.
+
+        What holds a view keeps shared memory mapped, but not that of GPUs, which goes back when
+        the store is closed.
+        """
+        self._view, self._segments, self._position, self._gpu = None, (), None, None
+
+    @property
+    def row_bytes(self) -> int:
+        """Size of a row, of a table of rows of one size."""
+        assert isinstance(self.format, RowFormat)
+        return self.format.row_bytes
+
+    def parts(self) -> Iterator[tuple[int, int]]:
+        """Tier and part of each segment, in pointer order."""
+        for piece in read_pieces(self.plan, self.rank):
+            yield piece.tier, piece.part
+
+    def memory_of(self, tier: int, part: int) -> str:
+        """Where this rank reads a part from: 'device', 'peer', 'host' or 'disk'."""
+        where = self.plan.tiers[tier]
+        if where.memory != "gpu":
+            return where.memory
+        holder = where.source[self.rank][part]
+        if holder == HOST:
+            return "host"
+        return "device" if holder == self.rank else "peer"
+
+    def __getstate__(self) -> dict:
+        if self._view is None:
+            raise _closed()
+        if self._gpu is not None:
+            raise not_in_workers()
+        return {name: value for name, value in self.__dict__.items() if name != "_view"}
+
+    def __setstate__(self, state: dict) -> None:
+        self.__dict__.update(state)
+        self._view = self._mapped()
+
+
+def _closed() -> StoreClosedError:
+    return StoreClosedError(
+        "read a table", "its store was closed", "close a store when all is read, or build it anew"
+    )
+
+
+def position_dtype(num_rows: int) -> np.dtype:
+    """The smallest id type that holds ``num_rows`` positions."""
+    return np.dtype(np.int32 if num_rows <= np.iinfo(np.int32).max else np.int64)
+
+
+def position_array(segment: Segment, num_rows: int) -> np.ndarray:
+    """The positions kept in a segment."""
+    return segment.array(position_dtype(num_rows), (num_rows,))
+
+
+def position_tensor(segment: Segment, num_rows: int) -> torch.Tensor:
+    """The positions kept in a segment, without a copy."""
+    return torch.from_numpy(position_array(segment, num_rows))
+
+
+def _host_start(plan: TablePlan) -> int:
+    """The first position from which on all rows in memory are in the host's; -1 if none are."""
+    start = -1
+    for tier in reversed(plan.tiers):
+        if tier.memory == "gpu":
+            break
+        if tier.memory == "host":
+            start = tier.start
+    return start
+
+
+def _tier_tensor(plan: TablePlan) -> torch.Tensor:
+    rows, first = [], 0
+    for tier in plan.tiers:
+        rows.append((tier.start, tier.stop, tier.parts, first))
+        first += tier.parts
+    return torch.tensor(rows, dtype=torch.int64).reshape(-1, 4)

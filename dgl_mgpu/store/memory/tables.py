@@ -1,0 +1,287 @@
+"""The store: all tables of a data set, each once on the machine, read by all its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.cuda_runtime import Runtime
+from dgl_mgpu.errors import ConfigError, InvalidInputError
+from dgl_mgpu.ops import workspace
+from dgl_mgpu.placement import Plan, TablePlan
+from dgl_mgpu.store.memory.device import DeviceMemory
+from dgl_mgpu.store.memory.format import (
+    CSCWriter,
+    EdgeIds,
+    RowWriter,
+    TableWriter,
+    Target,
+    local_rows,
+)
+from dgl_mgpu.store.memory.layout import Layout, PieceKey
+from dgl_mgpu.store.memory.rank_memory import RankMemory
+from dgl_mgpu.store.memory.staging import STAGING_BYTES
+from dgl_mgpu.store.memory.table import (
+    Table,
+    all_pieces,
+    position_array,
+    position_dtype,
+    read_pieces,
+)
+from dgl_mgpu.store.sources import FeatureSource, TopologySource
+
+Source = FeatureSource | TopologySource
+
+_BUILD = "build the store"
+
+
+@dataclass(frozen=True)
+class Blueprint:
+    """What a store is to hold and where.
+
+    Attributes
+    ----------
+    sources : mapping of str to FeatureSource or TopologySource
+        The data, by table.
+    orders : mapping of str to ndarray
+        For each order that a source names, the row ids by position.
+    plan : Plan
+        One table for every source, for as many GPUs as there are ranks.
+    disk_path : Path, optional
+        Folder for what the plan keeps on disk.
+    staging_memory : int
+        Bytes of each GPU that cache rows on disk, where there are any and the store is on GPUs.
+    """
+
+    sources: Mapping[str, Source]
+    orders: Mapping[str, np.ndarray]
+    plan: Plan
+    disk_path: Path | None = None
+    staging_memory: int = STAGING_BYTES
+
+
+@dataclass(frozen=True)
+class Store:
+    """Mapped tables by name (XGNN's global GNN memory store, section 4).
+
+    Attributes
+    ----------
+    tables : dict of str to Table
+    plan : Plan
+        Where each row of each table is.
+    rank, num_ranks : int
+        This process among those that share the store.
+    device : torch.device
+        Where operators on its tables run.
+    gpu : DeviceMemory, optional
+        This rank's share of GPU memory; None where all is in shared memory or files.
+    """
+
+    tables: dict[str, Table]
+    plan: Plan
+    rank: int
+    num_ranks: int
+    device: torch.device = field(default=torch.device("cpu"))
+    gpu: DeviceMemory | None = None
+
+    def close(self) -> None:
+        """Give all memory back; what was read stays, the tables can no longer be read.
+
+        A view taken before, and whatever was made of it, holds on to shared memory but not to
+        that of GPUs: there it must not be used any more.
+
+        Every rank calls it, for a GPU's memory is freed once no other rank maps it; ranks wait
+        for each other for some seconds.  What is not closed goes back when nothing refers to
+        it any more, or with the process.  A fork of the process has nothing to give back.
+        """
+        for table in self.tables.values():
+            table.close()
+        if self.gpu is None or not self.gpu.is_mine:
+            return
+        try:
+            self.gpu.runtime.synchronize()
+            workspace.release()
+        finally:
+            self.gpu.close()
+
+
+def build(blueprint: Blueprint | None, ranks: Ranks, runtime: Runtime | None = None) -> Store:
+    """Lay a blueprint out in memory and map it on every rank.
+
+    Collective.  The machine's first rank has the data, reads it once and hands it on chunk by
+    chunk; the others make room for what the plan has them hold.
+
+    Parameters
+    ----------
+    blueprint : Blueprint
+        On the machine's first rank; the others' is not looked at.
+    ranks : Ranks
+    runtime : Runtime, optional
+        This rank's GPU, on every rank; without it, what the plan calls GPU memory is shared
+        memory.
+
+    Raises
+    ------
+    InvalidInputError
+        If the plan is not one for these sources and ranks.
+    ConfigError
+        If it keeps topology of a store on GPUs on disk.
+    SharedMemoryError, DeviceMemoryError
+        If a folder or a GPU has too little room; before anything is allocated.
+    PeerAccessError
+        If a rank cannot map memory that the plan has it read.
+    RankFailedError
+        If another rank failed.
+    """
+    on_gpus = runtime is not None
+    filler = ranks.together(_BUILD, lambda: _filler(blueprint, ranks, on_gpus))
+    layout = ranks.from_first(_BUILD, lambda: _checked_layout(filler))
+    memory = RankMemory(layout, ranks, runtime)
+    try:
+        memory.make()
+        write = partial(filler.fill, memory) if filler is not None else None
+        ranks.together(_BUILD, lambda: memory.fill(write))
+        # No rank goes on, and perhaps ends, before all have mapped what it holds.
+        tables = ranks.together(_BUILD, lambda: _map_tables(layout, ranks.rank, memory))
+    except BaseException:
+        memory.release()
+        raise
+    device = torch.device("cpu") if runtime is None else runtime.device
+    return Store(tables, layout.plan, ranks.rank, ranks.size, device, memory.gpu)
+
+
+def _host_share(plan: Plan, table: str) -> float:
+    """The part of a table's reads that goes to host memory; all, where nothing is expected."""
+    rates = plan.hit_rates.get(table, {})
+    return rates.get("host", 0.0) if any(rates.values()) else 1.0
+
+
+def _map_tables(layout: Layout, rank: int, memory: RankMemory) -> dict[str, Table]:
+    """Map what ``rank`` reads."""
+    plans = layout.plan.tables
+    positions = {
+        order: memory.positions(order, layout.formats[name].num_rows)
+        for name, order in layout.orders.items()
+        if order
+    }
+    return {
+        name: Table(
+            format,
+            plans[name],
+            rank,
+            [memory.map((name, piece)) for piece in read_pieces(plans[name], rank)],
+            positions.get(layout.orders[name]),
+            memory.gpu,
+            layout.staging.get(name, 0),
+            _host_share(layout.plan, name),
+        )
+        for name, format in layout.formats.items()
+    }
+
+
+def _filler(blueprint: Blueprint | None, ranks: Ranks, on_gpus: bool) -> _Filler | None:
+    if ranks.rank != 0:
+        return None
+    if blueprint is None:
+        raise InvalidInputError(
+            _BUILD, "the machine's first rank passed no data", "pass the data on that rank"
+        )
+    return _Filler(blueprint, ranks.size, on_gpus)
+
+
+def _checked_layout(filler: _Filler | None) -> Layout:
+    assert filler is not None  # the first rank has one
+    filler.layout.require_room()
+    return filler.layout
+
+
+class _Filler:
+    """Writes a blueprint's data into segments, on the machine's first rank."""
+
+    def __init__(self, blueprint: Blueprint, num_ranks: int, on_gpus: bool) -> None:
+        _check(blueprint, num_ranks, on_gpus)
+        plans = {name: blueprint.plan.tables[name] for name in blueprint.sources}
+        # An order matters only where tiers differ: within one tier every row is as near.
+        order_of = {
+            name: source.position if len(plans[name].tiers) > 1 else ""
+            for name, source in blueprint.sources.items()
+        }
+        self._orders = {name: blueprint.orders[name] for name in set(order_of.values()) if name}
+        self._writers = {
+            name: _writer(source, plans[name], self._orders.get(order_of[name]))
+            for name, source in blueprint.sources.items()
+        }
+        self._positions = {
+            (name, piece): local_rows(plan.tiers[piece.tier], piece.part)
+            for name, plan in plans.items()
+            for piece in all_pieces(plan)
+        }
+        nbytes: dict[PieceKey, int] = {
+            key: self._writers[key[0]].nbytes(rows) for key, rows in self._positions.items()
+        }
+        for name, order in self._orders.items():
+            nbytes[name, None] = position_dtype(len(order)).itemsize * len(order)
+        formats = {name: writer.format for name, writer in self._writers.items()}
+        self.layout = Layout(
+            blueprint.plan,
+            formats,
+            order_of,
+            nbytes,
+            blueprint.disk_path,
+            on_gpus,
+            blueprint.staging_memory,
+        )
+
+    def fill(self, memory: RankMemory, target: Callable[[PieceKey], Target]) -> None:
+        """Write every piece to its target, and the positions to their files."""
+        for (name, piece), rows in self._positions.items():
+            self._writers[name].fill(target((name, piece)), rows)
+        for name, order in self._orders.items():
+            position = position_array(memory.file((name, None)), len(order))
+            position[order] = np.arange(len(order), dtype=position.dtype)
+
+
+def _writer(source: Source, plan: TablePlan, order: np.ndarray | None) -> TableWriter:
+    if isinstance(source, FeatureSource):
+        return RowWriter(source, order)
+    if source.eids is not None:
+        return CSCWriter(source, order, EdgeIds.STORED)
+    one_piece = len(plan.tiers) == 1 and plan.tiers[0].parts == 1
+    return CSCWriter(source, order, EdgeIds.PLACES if one_piece else EdgeIds.FIRST)
+
+
+def _check(blueprint: Blueprint, num_ranks: int, on_gpus: bool) -> None:
+    for name, source in blueprint.sources.items():
+        table = blueprint.plan.tables.get(name)
+        covered = table.tiers[-1].stop if table is not None and table.tiers else 0
+        if table is None or covered != source.num_rows:
+            raise InvalidInputError(
+                f"place table '{name}' of {source.num_rows} rows",
+                "the plan has no such table" if table is None else f"the plan covers {covered}",
+                "solve the plan for the data that is stored",
+            )
+        for tier in table.tiers:
+            if tier.memory == "gpu" and len(tier.source) != num_ranks:
+                raise InvalidInputError(
+                    f"place table '{name}' for {num_ranks} ranks",
+                    f"the plan is for {len(tier.source)} ranks",
+                    "solve the plan for as many GPUs as there are ranks",
+                )
+            if tier.memory == "disk" and blueprint.disk_path is None:
+                raise InvalidInputError(
+                    f"place part of table '{name}' on disk",
+                    "there is no folder for it",
+                    "pass disk_path (store.disk_path)",
+                )
+            if tier.memory == "disk" and on_gpus and isinstance(source, TopologySource):
+                raise ConfigError(
+                    f"place part of table '{name}' on disk in a store on GPUs",
+                    "the kernels that sample read GPU and host memory only",
+                    "raise store.host_memory or store.gpu_memory, or use store.device=cpu",
+                )

@@ -1,0 +1,358 @@
+"""Random walks on a store's graph, and the neighbours that PinSAGE selects by them."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import pairwise
+from typing import NamedTuple
+
+import dgl
+import torch
+
+from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
+from dgl_mgpu.ops import begin_pinsage_blocks, gather_rows, pinsage_neighbors, random_walk
+from dgl_mgpu.ops.check import check_integer
+from dgl_mgpu.ops.view import GraphView
+from dgl_mgpu.sampling.block_sampling import dgl_blocks, visited_block
+from dgl_mgpu.sampling.walks import StepsByRow, period, walk_by_steps
+from dgl_mgpu.store.neighbor_sampling import Sampling
+from dgl_mgpu.store.reverses import Fingerprint, fingerprints
+from dgl_mgpu.store.table_names import CanonicalEtype, Nodes
+
+Metapath = Sequence[str | CanonicalEtype]
+
+#: Edge feature that says how often walks visited a neighbor.
+_VISITS = "visits"
+
+
+class _OutEdges(NamedTuple):
+    """An edge type's edges by source: the in-edges of another type.
+
+    ``have_its_ids`` says whether each edge has the same id there.
+    """
+
+    view: GraphView
+    have_its_ids: bool
+
+
+class Walks(Sampling):
+    """What a store's graph has of random walks.
+
+    A walk goes along edges, from sources to destinations, and a store has the edges of each
+    destination: it goes along those types of edges that another type has the other way round.
+    """
+
+    #: Of edge types that walks were to go along or back, and of these the other way round.
+    _fingerprints: dict[CanonicalEtype, tuple[Fingerprint, Fingerprint]]
+
+    def random_walk(
+        self,
+        nodes: torch.Tensor,
+        *,
+        metapath: Metapath | None = None,
+        length: int | None = None,
+        prob: str | None = None,
+        restart_prob: float | torch.Tensor | None = None,
+        return_eids: bool = False,
+    ) -> tuple[torch.Tensor, ...]:
+        """Walk at random from each node: ``dgl.sampling.random_walk`` of a store's graph.
+
+        The same walks for the same seed, epoch and nodes; see :meth:`set_epoch`.
+
+        Parameters
+        ----------
+        nodes : Tensor, int32 or int64, shape (n,)
+            Starts, of the type at which the metapath begins; one mentioned twice has two walks.
+        metapath : sequence of str or (str, str, str), optional
+            Edge types to go along, in turn.
+        length : int, optional
+            Steps, in place of a metapath in a homogeneous graph.
+        prob : str, optional
+            Edge feature of unnormalised probabilities.
+        restart_prob : float or Tensor, optional
+            Probability to end a walk before each step; of a tensor, shape (length,), by step.
+        return_eids : bool
+            Whether to return the ids of the edges taken.
+
+        Returns
+        -------
+        traces : Tensor, the graph's idtype, shape (n, length + 1)
+            -1 after the end of a walk, which comes early at a node without edges of positive
+            probability.
+        eids : Tensor, the graph's idtype, shape (n, length)
+            If asked for; -1 after the end of a walk.
+        types : Tensor, the graph's idtype, shape (length + 1,)
+            Node types, on the CPU.
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError, InvalidWeightError
+        UnsupportedByStoreError
+            If no edge type has the edges of one of the metapath the other way round; with
+            ``return_eids``, or probabilities of these edges, if none has them under the same ids.
+        """
+        path = self._path(metapath, length)
+        start = path[0][0] if path else self.ntypes[0]
+        starts = self._by_ntype({start: nodes})[start]
+        key = self._batch_keys.next_key({start: starts})
+        restart = _by_step(restart_prob, len(path))
+        weights = {etype: self._weights_of(etype, prob) for etype in path}
+        views = {
+            etype: self._out_edges(etype, return_eids or rows is not None)
+            for etype, rows in weights.items()
+        }
+        if path and not any(weights.values()):
+            edges = torch.empty((len(starts), len(path)), dtype=torch.int64, device=self.device)
+            traces = random_walk(
+                [views[etype] for etype in period(path)],
+                starts,
+                len(path),
+                key,
+                restart_prob=restart,
+                edges=edges,
+            )
+        else:
+            steps = [StepsByRow(views[etype], weights[etype]) for etype in path]
+            traces, edges = walk_by_steps(steps, starts.long(), restart, key)
+        types = [start, *(etype[2] for etype in path)]
+        numbers = torch.tensor([self.ntypes.index(ntype) for ntype in types], dtype=self.idtype)
+        traces, edges = traces.to(self.idtype), edges.to(self.idtype)
+        return (traces, edges, numbers) if return_eids else (traces, numbers)
+
+    def pinsage_neighbors(
+        self,
+        nodes: torch.Tensor,
+        num_walks: int,
+        walk_length: int,
+        num_neighbors: int,
+        metapath: Metapath | None = None,
+        termination_prob: float = 0.0,
+    ) -> dgl.DGLGraph:
+        """The nodes that random walks visit most, as edges to ``nodes``.
+
+        What DGL's ``RandomWalkNeighborSampler`` selects, all at once; of nodes that are visited
+        equally often those that are visited first, where DGL takes those of higher ids.
+
+        Parameters
+        ----------
+        nodes : Tensor, int32 or int64, shape (n,)
+        num_walks, walk_length : int
+            Walks from each node, and how often each goes through the metapath; visits count at the
+            end of it.
+        num_neighbors : int
+            Nodes selected for each node at most.
+        metapath : sequence of str or (str, str, str), optional
+            Edge types to go along in turn, back to the type of ``nodes``.  Without it walks go
+            from destinations to sources, in a homogeneous graph.
+        termination_prob : float
+            Probability to end a walk each time that it has gone through the metapath.
+
+        Returns
+        -------
+        DGLGraph
+            All nodes of the type and an edge from each selected node, with its visits in
+            ``edata['visits']``.
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError
+        UnsupportedByStoreError
+            As :meth:`random_walk`.
+        """
+        if metapath is None:
+            ntype, views = self.ntypes[0], [self.view(self._walked())]
+        else:
+            path = self._path(metapath, None)
+            if not path or path[0][0] != path[-1][2]:
+                raise InvalidInputError(
+                    "select PinSAGE neighbors",
+                    f"the metapath {list(metapath)} does not end at the node type where it begins",
+                    "pass edge types of which the last ends at the type where the first begins",
+                )
+            ntype, views = path[0][0], [self._out_edges(etype) for etype in path]
+        seeds = self._by_ntype({ntype: nodes})[ntype]
+        visited = pinsage_neighbors(
+            views,
+            seeds,
+            num_traversals=walk_length,
+            termination_prob=termination_prob,
+            num_random_walks=num_walks,
+            num_neighbors=num_neighbors,
+            key=self._batch_keys.next_key({ntype: seeds}),
+        )
+        frontier = dgl.heterograph(
+            {(ntype, "_E", ntype): (visited.neighbors, self._destinations(seeds, visited))},
+            {ntype: self.num_nodes(ntype)},
+            idtype=self.idtype,
+            device=self.device,
+        )
+        frontier.edata[_VISITS] = visited.counts
+        return frontier
+
+    def begin_pinsage_blocks(
+        self,
+        nodes: Nodes,
+        num_layers: int,
+        num_walks: int,
+        walk_length: int,
+        num_neighbors: int,
+        *,
+        on_host: Nodes | None = None,
+    ) -> Callable[[], tuple[Nodes, Nodes, list[dgl.DGLGraph]]]:
+        """Have a GPU begin with all layers of a mini-batch for PinSAGE.
+
+        The same edges as :meth:`pinsage_neighbors`, of a homogeneous graph, and ``dgl.to_block``
+        layer by layer, without the graph over all nodes in between.
+
+        Parameters
+        ----------
+        nodes, on_host
+            As in :meth:`begin_blocks`.
+        num_layers : int
+        num_walks, walk_length, num_neighbors
+            As in :meth:`pinsage_neighbors`, alike in all layers.
+
+        Returns
+        -------
+        callable
+            As :meth:`begin_blocks` returns it, of blocks with visits in ``edata['visits']``.
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError
+        """
+        etype = self._walked()
+        seeds = self._by_ntype(nodes)
+        finish = begin_pinsage_blocks(
+            self.view(etype),
+            seeds[etype[0]],
+            num_layers,
+            self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host)),
+            num_traversals=walk_length,
+            termination_prob=0.0,
+            num_random_walks=num_walks,
+            num_neighbors=num_neighbors,
+        )
+        blanks = self._blank_blocks(num_layers)
+
+        def blocks() -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
+            self.view(etype)  # raises if the store was closed since
+            visited = finish()
+            sampled = [visited_block(each, etype) for each in visited]
+            filled = dgl_blocks(sampled, self, seeds, blanks)
+            for block, each in zip(filled, visited, strict=True):
+                block.edata[_VISITS] = each.counts
+            return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
+
+        return blocks
+
+    def _path(self, metapath: Metapath | None, length: int | None) -> list[CanonicalEtype]:
+        """The edge types of a walk, of which each begins where the one before it ends."""
+        asked = "walk at random"
+        if metapath is None:
+            if not self.is_homogeneous or length is None:
+                raise InvalidInputError(
+                    asked,
+                    f"the graph has the edge types {self.etypes}, and length={length}",
+                    "pass metapath=, or length= with a homogeneous graph",
+                )
+            return self.canonical_etypes * check_integer(length, "length", 0, asked)
+        path = [self.to_canonical_etype(etype) for etype in metapath]
+        for before, after in pairwise(path):
+            if before[2] != after[0]:
+                raise InvalidInputError(
+                    asked,
+                    f"in the metapath {after} follows {before}, but does not begin where that one "
+                    "ends",
+                    "pass edge types of which each begins where the one before it ends",
+                )
+        return path
+
+    def _out_edges(self, etype: CanonicalEtype, needs_ids: bool = False) -> GraphView:
+        """An edge type's edges by source."""
+        found = self._reversed(etype)
+        if found is None:
+            source, name, target = etype
+            raise UnsupportedByStoreError(
+                f"walk along edges of type {etype}",
+                "the store has in-edges only, and no edge type has these the other way round",
+                f"build it from a graph with the reversed edges, too, as ({target!r}, "
+                f"'reverse-{name}', {source!r})",
+            )
+        if needs_ids and not found.have_its_ids:
+            raise UnsupportedByStoreError(
+                f"know the ids of edges of type {etype} on a walk",
+                "the edge type that has them the other way round has them under other ids",
+                "build the store from a graph whose edge i of one type is edge i of the other",
+            )
+        return found.view
+
+    def _reversed(self, etype: CanonicalEtype) -> _OutEdges | None:
+        """The edge type that has the edges of ``etype`` the other way round, best with its ids."""
+        its_view = self.view(etype)  # raises if the store was closed
+        found = None
+        for other in self.canonical_etypes:
+            view = self.view(other)
+            if (etype[2], etype[0]) != (other[0], other[2]) or view.num_edges != its_view.num_edges:
+                continue
+            mine, _ = self._fingerprints_of(etype)
+            _, theirs = self._fingerprints_of(other)
+            if mine == theirs:
+                return _OutEdges(view, True)
+            if mine.ends == theirs.ends and found is None:
+                found = _OutEdges(view, False)
+        return found
+
+    def _fingerprints_of(self, etype: CanonicalEtype) -> tuple[Fingerprint, Fingerprint]:
+        found = self._fingerprints.get(etype)
+        if found is None:
+            found = self._fingerprints[etype] = fingerprints(self.view(etype))
+        return found
+
+    def _weights_of(
+        self, etype: CanonicalEtype, prob: str | None
+    ) -> Callable[[torch.Tensor], torch.Tensor] | None:
+        """The probabilities of edges of a type by their ids, if they have any."""
+        rows = None if prob is None else self._weights(etype, prob)
+        return None if rows is None else partial(gather_rows, rows)
+
+    def _walked(self) -> CanonicalEtype:
+        """The edges that PinSAGE's walks go along."""
+        if not self.is_homogeneous:
+            raise InvalidInputError(
+                "select PinSAGE neighbors without a metapath",
+                f"the graph has several edge types, {self.etypes}",
+                "use a homogeneous graph, or pinsage_neighbors with metapath=",
+            )
+        return self.canonical_etypes[0]
+
+
+def _by_step(restart_prob: float | torch.Tensor | None, length: int) -> list[float]:
+    """The probability to end a walk before each step."""
+    asked = f"walk {length} steps"
+    if restart_prob is None:
+        return [0.0] * length
+    if isinstance(restart_prob, torch.Tensor):
+        by_step = restart_prob.tolist()
+        if restart_prob.shape != (length,):
+            raise InvalidInputError(
+                asked,
+                f"the restart probabilities have shape {tuple(restart_prob.shape)}",
+                "pass one for each step",
+            )
+    elif isinstance(restart_prob, numbers.Real):
+        by_step = [float(restart_prob)] * length
+    else:
+        raise InvalidInputError(
+            asked,
+            f"restart_prob={restart_prob!r} is not a number",
+            "pass a number, or a tensor with one number for each step",
+        )
+    for probability in by_step:
+        if not 0 <= probability <= 1:
+            raise InvalidInputError(
+                asked, f"a restart probability is {probability}", "pass a probability in [0, 1]"
+            )
+    return by_step

@@ -1,0 +1,425 @@
+"""Checkpoints: written whole or not at all, read without executing anything in them.
+
+A file is an archive as ``torch.save`` writes it.  What of a state dict is in files, learned rows,
+has members of its own there, which come and go in pieces: a checkpoint may be larger than memory.
+"""
+
+from __future__ import annotations
+
+import copy
+import json
+import logging
+import os
+import pickle
+import re
+import zipfile
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from dgl_mgpu.config.schema import config_of_run, flat
+from dgl_mgpu.errors import CheckpointError, ConfigError
+from dgl_mgpu.train.checkpoint.spilled_state import StateFile
+from dgl_mgpu.train.checkpoint.validation import MEMBER, wrong_field
+from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.checksums import DAMAGE, damaged_part
+
+log = logging.getLogger(__name__)
+
+_FORMAT = 3
+_JSON = ("reports", "config", "plan", "parts", "captured")
+_STATES = ("model", "best_model")
+_NAME = re.compile(r"epoch-(\d+)\.pt")
+
+
+class _Damaged(Exception):
+    """What is wrong with a file, to which an earlier one is preferred."""
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """Everything a run needs to go on as if it had never stopped.
+
+    Attributes
+    ----------
+    epoch : int
+        Epochs done; training goes on with the next.
+    model, optimizer : dict
+        State dicts.  What is too large for memory is a `StateFile` in them.
+    best_model : dict
+        State dict of the epoch of best validation accuracy.
+    random : list of Tensor, uint8
+        States of each rank's generators, that of the device its model is on and the CPU's.
+    reports : list of dict
+        The report of each epoch so far.
+    config : dict
+        The run's configuration.
+    plan : dict
+        Where the store kept what; empty where there was none.
+    batches : int
+        Batches of the next epoch that all ranks together have done already.
+    parts : list of dict
+        What each rank has to report of them.
+    captured : list of dict
+        What decides which of each rank's steps are CUDA graphs, empty for one without any.
+    """
+
+    epoch: int
+    model: dict[str, Any]
+    optimizer: dict[str, Any]
+    best_model: dict[str, Any]
+    random: list[torch.Tensor]
+    reports: list[dict]
+    config: dict
+    plan: dict
+    batches: int = 0
+    parts: list[dict] = field(default_factory=list)
+    captured: list[dict] = field(default_factory=list)
+
+    def save(self, folder: Path, keep: int = 1, best: int | None = None) -> Path:
+        """Write ``folder/epoch-NNNN.pt`` and drop what is not to be kept; return its path.
+
+        The file appears under its name only when it is complete and on disk, so a crash or a
+        full disk at any moment leaves the last good checkpoint as it was.  Those of later epochs,
+        which a run has that goes on from an earlier one, are dropped.
+
+        Parameters
+        ----------
+        folder : Path
+        keep : int
+            How many are kept, this one and those before it.
+        best : int, optional
+            The best epoch so far: the first checkpoint with its model is kept, too.
+
+        Raises
+        ------
+        CheckpointError
+            If it cannot be written.
+        """
+        path = folder / f"epoch-{self.epoch:04d}.pt"
+        content = {"format": _FORMAT} | {name: getattr(self, name) for name in _FIELDS}
+        # Tensors and plain containers only: this is what weights_only reads back.
+        for name in _JSON:
+            content[name] = json.dumps(content[name])
+        files: dict[StateFile, int] = {}  # the last and the best model may share some
+        for name in _STATES:
+            content[name] = _without_files(content[name], files)
+        try:
+            with written_whole(path) as file:
+                torch.save(content, file)
+                if files:
+                    _append(file, files)
+            _sync_folder(folder)
+            # A killed run leaves the part that it was writing.
+            for other in [*self._dropped(folder, keep, best), *folder.glob("epoch-*.partial")]:
+                other.unlink(missing_ok=True)
+        except (OSError, RuntimeError) as error:
+            # torch raises words of its own where the file did not take what it wrote.
+            cause = error.__context__ if isinstance(error.__context__, OSError) else error
+            raise CheckpointError(
+                f"write checkpoint {path}", str(cause), "free space there, or choose another folder"
+            ) from error
+        return path
+
+    def _dropped(self, folder: Path, keep: int, best: int | None) -> list[Path]:
+        found = checkpoints(folder)
+        so_far = [path for path in found if _epoch(path) <= self.epoch]
+        kept = so_far[-keep:]
+        if best is not None:
+            kept += [path for path in so_far if _epoch(path) >= best][:1]
+        return [path for path in found if path not in kept]
+
+    @classmethod
+    def load(cls, path: Path) -> Checkpoint:
+        """Read a checkpoint: a file, or the last one of a run's folder that is whole.
+
+        Of one that is damaged and has one before it in the folder, that is told as a warning.
+
+        Raises
+        ------
+        CheckpointError
+            If there is none, or it is truncated, corrupt or of another format, a field holds what
+            it cannot, or there is no space for what it has of files.
+        """
+        found = _find(Path(path))
+        damages = []
+        for each in found:
+            try:
+                checkpoint = cls._read(each)
+            except _Damaged as damage:
+                damages.append(str(damage))
+                continue
+            for bad, why in zip(found, damages, strict=False):
+                log.warning("%s is left out, %s; %s is taken instead", bad, why, each)
+            return checkpoint
+        others = f", and so are the {len(found) - 1} before it" if len(found) > 1 else ""
+        raise CheckpointError(f"resume from {found[0]}", damages[0] + others, _OTHER)
+
+    @classmethod
+    def _read(cls, path: Path) -> Checkpoint:
+        asked = f"resume from {path}"
+        try:
+            with zipfile.ZipFile(path) as archive:
+                part = damaged_part(archive)
+            if part:
+                raise _Damaged(f"its part {part} is damaged")
+            content = torch.load(path, "cpu", weights_only=True)
+        except pickle.UnpicklingError as error:
+            raise CheckpointError(
+                asked, "it holds something other than tensors and plain values", _OTHER
+            ) from error
+        except DAMAGE as error:
+            raise _Damaged(f"it is damaged ({error})") from error
+        # A tensor, as another file may have it there, cannot be compared with a number.
+        if not isinstance(content, Mapping) or repr(content.get("format")) != repr(_FORMAT):
+            raise CheckpointError(
+                asked, f"it is not a checkpoint of format {_FORMAT} of this package", _OTHER
+            )
+        # Runs of before any step was captured unless told so lack it, and captured none.
+        content = {"captured": "[]", **content}
+        missing = [name for name in _FIELDS if name not in content]
+        if missing:
+            raise CheckpointError(asked, f"it lacks {missing}", _OTHER)
+        values = {name: content[name] for name in _FIELDS}
+        try:
+            for name in _JSON:
+                values[name] = json.loads(values[name])
+        except (TypeError, ValueError, RecursionError) as error:
+            raise CheckpointError(
+                asked, f"its field {name} is not JSON ({error})", _OTHER
+            ) from error
+        if (wrong := wrong_field(values)) is not None:
+            name, found = wrong
+            raise CheckpointError(asked, f"its field {name} {found}", _OTHER)
+        try:
+            _take_files(path, [values[name] for name in _STATES])
+        except OSError as error:
+            raise CheckpointError(
+                asked,
+                f"its learned rows cannot be copied ({error})",
+                "free space there, or set TMPDIR to a folder that has it",
+            ) from error
+        except DAMAGE as error:
+            raise _Damaged(f"it is damaged ({error})") from error
+        return cls(**values)
+
+    def require_same_run(self, config: Mapping[str, Any]) -> None:
+        """Check that ``config`` continues the run this was saved by.
+
+        What a run may change when it resumes is how it is carried out: ranks, workers, where
+        the data lies and where the store keeps it, though not in which types, how ranks part and
+        exchange a graph, whether steps are captured, and the number of epochs.
+
+        Raises
+        ------
+        CheckpointError
+        """
+        _require_same_run(self.config, config)
+
+
+def require_resumable(path: Path, config: Mapping[str, Any]) -> None:
+    """Check that there is a checkpoint, of the run that ``config`` continues.
+
+    Raises
+    ------
+    CheckpointError
+    """
+    _require_same_run(saved_config(path), config)
+
+
+def saved_config(path: Path) -> dict[str, Any]:
+    """The configuration that a checkpoint has; nothing of its states is read for it.
+
+    Parameters
+    ----------
+    path : Path
+        A checkpoint, or a run's folder: the last one whose configuration is whole.
+
+    Raises
+    ------
+    CheckpointError
+        If it is damaged, or not plain values of a run of this package.
+    """
+    damage = None
+    for each in _find(path):
+        asked = f"resume from {each}"
+        try:
+            with zipfile.ZipFile(each) as archive:
+                for name in archive.namelist():
+                    if name.endswith("/data.pkl"):
+                        archive.read(name)  # torch checks no sums
+            # Tensors stay in the file.
+            content = torch.load(each, "cpu", weights_only=True, mmap=True)
+            saved = json.loads(content["config"])
+            config_of_run(saved)
+            return saved
+        except ConfigError as error:
+            raise CheckpointError(
+                asked, f"its field config does not do: {error.asked}: {error.found}", _OTHER
+            ) from error
+        except (pickle.UnpicklingError, *DAMAGE) as error:
+            damage = damage or CheckpointError(asked, f"it is damaged ({error})", _OTHER)
+    assert damage is not None  # a folder without a checkpoint is told of before
+    raise damage
+
+
+def _require_same_run(before: Mapping[str, Any], config: Mapping[str, Any]) -> None:
+    saved, asked = _identity(before), _identity(config)
+    differing = sorted(k for k in saved.keys() | asked.keys() if saved.get(k) != asked.get(k))
+    if differing:
+        name = differing[0]
+        raise CheckpointError(
+            f"resume with {name}={asked.get(name)}",
+            f"the checkpoint was saved with {name}={saved.get(name)}"
+            + (f" (and {differing[1:]} differ too)" if differing[1:] else ""),
+            "resume with the configuration of the run, or start a new run",
+        )
+
+
+_FIELDS = tuple(Checkpoint.__dataclass_fields__)
+_OTHER = "resume from another checkpoint, or start anew without trainer.resume"
+_FREE = re.compile(
+    r"topology|store\.(?!feature_dtypes\.).*|fullgraph\..*|data\.root|sampler\.num_workers"
+    r"|trainer\.(ranks|epochs|resume|max_restarts|hang_after|eval_every|checkpoint_every|keep_checkpoints"
+    r"|count_accesses|profile|terminate_on_nan|shard_optimizer|cuda_graphs)"
+)
+
+
+def checkpoints(folder: Path) -> list[Path]:
+    """Complete checkpoints in a folder, oldest first."""
+    found = (path for path in folder.glob("epoch-*.pt") if _NAME.fullmatch(path.name))
+    return sorted(found, key=_epoch)
+
+
+def _epoch(path: Path) -> int:
+    return int(_NAME.fullmatch(path.name)[1])  # type: ignore[index]
+
+
+class LastCheckpoint:
+    """The last checkpoint of a run that begins now, from which it can go on.
+
+    Parameters
+    ----------
+    folder : Path
+        The run's, which may have checkpoints of another one.
+    resumed : str, optional
+        What the run goes on from.
+    """
+
+    def __init__(self, folder: Path, resumed: str | None) -> None:
+        self._folder = folder / "checkpoints"
+        self._resumed = resumed
+        self._before = set(self._written())
+
+    @property
+    def path(self) -> Path | None:
+        """Where it is; None if the run has written none yet."""
+        written = [path for path, number in self._written() if (path, number) not in self._before]
+        return written[-1] if written else None
+
+    def told(self) -> str:
+        """The end of a sentence: which it is, and how to go on from there."""
+        if self.path is not None:
+            last = _from_here(self.path)
+            go_on = f"trainer.resume={_from_here(self._folder.parent)} goes on from there"
+            return f"; the last checkpoint is {last}: dgl-mgpu train {go_on}"
+        if self._resumed is None:
+            return " before the first checkpoint was written"
+        again = f"dgl-mgpu train trainer.resume={self._resumed} goes on from where this run did"
+        return f" before a checkpoint was written: {again}"
+
+    def _written(self) -> list[tuple[Path, int]]:
+        # One that is written anew is another file.
+        return [(path, path.stat().st_ino) for path in checkpoints(self._folder)]
+
+
+def _from_here(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def run_folder(resumed: str | os.PathLike[str]) -> Path:
+    """The folder of a run, which it names itself, or that of its checkpoints, or one of them."""
+    path = Path(resumed)
+    folder = path if path.is_dir() else path.parent
+    return folder.parent if folder.name == "checkpoints" else folder
+
+
+def goes_on_in(folder: Path, resumed: str | None) -> bool:
+    """Whether a run resumes in the folder it had, which is `folder` then."""
+    return resumed is not None and run_folder(resumed).resolve() == folder.resolve()
+
+
+def has_checkpoint(path: Path) -> bool:
+    """Whether it is a checkpoint, or the folder of a run that has one."""
+    if path.is_dir():
+        return bool(checkpoints(path) or checkpoints(path / "checkpoints"))
+    return path.exists()
+
+
+def _find(path: Path) -> list[Path]:
+    """A checkpoint, or all of a folder, the last one first."""
+    if path.is_dir():
+        found = checkpoints(path) or checkpoints(path / "checkpoints")
+        if not found:
+            raise CheckpointError(f"resume from {path}", "the folder holds no checkpoint", _OTHER)
+        return found[::-1]
+    if not path.exists():
+        raise CheckpointError(
+            f"resume from {path}", "there is no such file or folder", "check trainer.resume"
+        )
+    return [path]
+
+
+def _identity(config: Mapping[str, Any]) -> dict[str, str]:
+    """What makes a run that run, as JSON, which is how a checkpoint has it."""
+    keys = flat(config).items()
+    return {key: json.dumps(value) for key, value in keys if not _FREE.fullmatch(key)}
+
+
+def _without_files(state: dict[str, Any], files: dict[StateFile, int]) -> dict[str, Any]:
+    """The state with numbers in place of its files; ``files`` gets those that it has not yet."""
+    state = copy.copy(state)
+    for key, value in state.items():
+        if isinstance(value, StateFile):
+            state[key] = {MEMBER: files.setdefault(value, len(files))}
+    return state
+
+
+def _take_files(path: Path, states: list[dict[str, Any]]) -> None:
+    """Undo `_without_files`."""
+    files: dict[int, StateFile] = {}
+    with zipfile.ZipFile(path) as archive:
+        for state in states:
+            for key, value in state.items():
+                if isinstance(value, Mapping) and MEMBER in value:
+                    number = value[MEMBER]
+                    if number not in files:
+                        with archive.open(_member(archive, number)) as member:
+                            files[number] = StateFile.copy_of(member)
+                    state[key] = files[number]
+
+
+def _append(file: BinaryIO, files: Mapping[StateFile, int]) -> None:
+    """Add members to an archive."""
+    with zipfile.ZipFile(file, "a") as archive:
+        for each, number in files.items():
+            with archive.open(_member(archive, number), "w", force_zip64=True) as member:
+                each.copy_to(member)
+
+
+def _member(archive: zipfile.ZipFile, number: int) -> str:
+    # torch wants all members in one folder, and names it.
+    folder, _, _ = archive.namelist()[0].partition("/")
+    return f"{folder}/files/{number}"
+
+
+def _sync_folder(folder: Path) -> None:
+    fd = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)

@@ -1,0 +1,137 @@
+"""What the fields of a checkpoint may hold: its sums may be right and its contents odd.
+
+Each field is checked by itself and against the others; whether states are a model's and an
+optimizer's is theirs to say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import nn
+
+from dgl_mgpu.config.schema import config_of_run
+from dgl_mgpu.errors import ConfigError, DataFormatError, DGLMGPUError, InvalidInputError
+from dgl_mgpu.placement import Plan
+from dgl_mgpu.report import EpochReport
+
+#: In the place of what of a state is in a file, the number of the archive's member that has it.
+MEMBER = "member"
+#: What torch, and readers of plain values, raise of states that are another model's.
+OF_OTHER_STATES = (
+    RuntimeError, ValueError, LookupError, TypeError, AttributeError, ArithmeticError,
+)  # fmt: skip
+
+
+def wrong_field(values: Mapping[str, Any]) -> tuple[str, str] | None:
+    """The first field of a checkpoint that does not hold what it should, and what is wrong."""
+    for name, check in _CHECKS.items():
+        try:
+            found = check(values[name])
+        except (ConfigError, DataFormatError, InvalidInputError) as error:
+            found = _told(error)
+        except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
+            found = f"cannot be read ({type(error).__name__}: {error})"
+        except RecursionError:
+            found = "is nested too deeply"
+        if found is not None:
+            return name, found
+    epoch, numbers = values["epoch"], [each["epoch"] for each in values["reports"]]
+    if numbers != list(range(1, epoch + 1)):
+        return "reports", f"are of {len(numbers)} epochs, and {epoch} are done"
+    if bool(values["parts"]) != bool(values["batches"]):
+        return "parts", f"has {len(values['parts'])} entries for {values['batches']} batches"
+    return None
+
+
+def require_dtypes(model: nn.Module, state: Mapping[str, Any]) -> None:
+    """Check that the tensors of a state have the dtypes of a model's, to which torch would cast.
+
+    Raises
+    ------
+    TypeError
+    """
+    for name, own in (*model.named_parameters(), *model.named_buffers()):
+        found = state.get(name)
+        if isinstance(found, torch.Tensor) and found.dtype != own.dtype:
+            raise TypeError(f"{name} is {found.dtype}, and {own.dtype} in this model")
+
+
+def _told(error: DGLMGPUError) -> str:
+    return f"does not do: {error.asked}: {error.found}"
+
+
+def _count(value: Any) -> str | None:
+    is_count = type(value) is int and 0 <= value < 2**63
+    return None if is_count else f"is {value!r:.100}, not a number from 0 on"
+
+
+def _is_mapping(value: Any) -> str | None:
+    return None if isinstance(value, Mapping) else f"is a {type(value).__name__}, not a dictionary"
+
+
+def _list_of(each: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+    def check(value: Any) -> str | None:
+        if not isinstance(value, list):
+            return f"is a {type(value).__name__}, not a list"
+        return next((f"has an entry that {w}" for w in map(each, value) if w is not None), None)
+
+    return check
+
+
+def _generator(value: Any) -> str | None:
+    is_state = isinstance(value, torch.Tensor) and value.dtype == torch.uint8 and value.ndim == 1
+    return None if is_state else "is no tensor of bytes"
+
+
+def _report(value: Any) -> str | None:
+    EpochReport.from_dict(value)
+    return _count(value["epoch"])
+
+
+def _configuration(value: Any) -> None:
+    config_of_run(value)
+
+
+def _plan(value: Any) -> str | None:
+    if value:
+        Plan.from_dict(value)
+    return _is_mapping(value)
+
+
+def _model(value: Any) -> str | None:
+    if not isinstance(value, Mapping):
+        return _is_mapping(value)
+    for name, part in value.items():
+        is_file = isinstance(part, Mapping) and type(part.get(MEMBER)) is int
+        if not isinstance(name, str) or not (isinstance(part, torch.Tensor) or is_file):
+            return f"has {name!r:.100}, a {type(part).__name__}, which is no tensor"
+    return None
+
+
+def _optimizer(value: Any) -> str | None:
+    for state in value["state"].values():
+        for name, part in state.items():
+            if not isinstance(part, torch.Tensor | int | float) or isinstance(part, bool):
+                return f"has {name!r:.100}, a {type(part).__name__}, which is no tensor"
+    for group in value["param_groups"]:
+        if not all(type(number) is int for number in group["params"]):
+            return "has a parameter without a number"
+    return None
+
+
+_CHECKS: dict[str, Callable[[Any], str | None]] = {
+    "epoch": _count,
+    "batches": _count,
+    "config": _configuration,
+    "reports": _list_of(_report),
+    "parts": _list_of(_is_mapping),
+    "captured": _list_of(_is_mapping),
+    "random": _list_of(_generator),
+    "plan": _plan,
+    "model": _model,
+    "best_model": _model,
+    "optimizer": _optimizer,
+}

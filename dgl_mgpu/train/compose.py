@@ -1,0 +1,280 @@
+"""The configuration of a run: what is in ``configs/``, as the command line has it otherwise."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from dgl_mgpu.errors import ConfigError, nearest
+from dgl_mgpu.utils.resources import resource_folder
+from dgl_mgpu.utils.torchrun import under_torchrun
+
+#: Below these, keys are of one's own.
+_OPEN = ("data.options.", "store.feature_dtypes.")
+#: Keys that are lists.
+_LISTS = ("sampler.fanouts", "sampler.eval_fanouts")
+#: The name, in Hydra's own store, of the configuration of a run that goes on.
+_GOES_ON = "run_that_goes_on"
+
+
+def hydras_words(arguments: list[str]) -> list[str]:
+    """The command line of a run as Hydra takes it, checked.
+
+    Of a run that goes on, the configuration is that of the run before, but for what is said anew.
+
+    Raises
+    ------
+    ConfigError
+        For what is no key, group or flag.
+    CheckpointError
+        If the configuration of the run before cannot be read.
+    """
+    _check_flags(arguments)
+    flags, overrides = _parted(check_overrides(arguments))
+    if (before := _configuration_before(overrides)) is not None:
+        flags, overrides = _going_on(before, flags, overrides)
+    # Overrides have to stand in one place, before flags or after them.
+    return [*overrides, *_of_folder(), *flags]
+
+
+def compose(overrides: list[str]) -> Any:
+    """The :class:`~dgl_mgpu.config.schema.Config` of a command line; flags are left out.
+
+    Raises
+    ------
+    ConfigError
+    """
+    from dgl_mgpu.config.schema import to_config
+
+    words = [word for word in check_overrides(overrides) if not word.startswith("-")]
+    return to_config(_compose(words))
+
+
+def _check_flags(arguments: list[str]) -> None:
+    """Raise for a key that is written like an option; others may be Hydra's."""
+    from omegaconf import OmegaConf
+
+    flags = [word for word in arguments if word.startswith("--")]
+    for key in sorted(_keys(OmegaConf.to_container(_compose([])))) if flags else ():
+        for flag in flags:
+            if flag[2:].partition("=")[0].replace("-", "_") in (key, key.rpartition(".")[2]):
+                raise ConfigError(
+                    f"train with {flag}", "it is a key, not an option", f"write {key}=VALUE"
+                )
+
+
+def check_overrides(arguments: list[str]) -> list[str]:
+    """Check that every ``key=value`` names a key or group that is there; return all arguments.
+
+    Options of a data set are those of its loader, not listed in ``configs/``: they come back
+    in the form in which Hydra takes keys whether they are new or not.
+
+    Raises
+    ------
+    ConfigError
+        With the nearest name.
+    """
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+    from hydra.errors import HydraException
+    from omegaconf import OmegaConf
+
+    flags, words = _parted(arguments)
+    groups = _groups(flags)
+    overrides = []
+    for word in words:
+        try:
+            overrides.append(OverridesParser.create().parse_override(word))
+        except HydraException as error:
+            raise ConfigError(
+                f"read '{word}'", "it is not a key=value", "write key=value"
+            ) from error
+    _check_lists(overrides)
+    chosen = [each for each in overrides if each.key_or_group in groups]
+    for override in chosen:
+        options = groups[override.key_or_group]
+        if not override.is_sweep_override() and override.value() not in options:
+            raise ConfigError(
+                f"set {override.key_or_group}={override.value()}",
+                f"there is no {override.key_or_group} of this name",
+                nearest(str(override.value()), options),
+            )
+    known = _keys(
+        OmegaConf.to_container(
+            _compose(
+                [str(o.input_line) for o in chosen if not o.is_sweep_override()],
+                _own_folder(flags),
+            )
+        )
+    )
+    renamed: dict[str | None, str] = {}
+    for override in overrides:
+        key = override.key_or_group
+        if f"{key}.".startswith(_OPEN) and not override.is_delete():
+            # However often, one or all, and whether a file has it or not: the last one wins.
+            renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
+        elif key not in groups.keys() | known and not key.startswith(("hydra.", "hydra/", *_OPEN)):
+            raise ConfigError(
+                f"set {key}", "there is no such key", nearest(key, groups.keys() | known)
+            )
+    return [renamed.get(word, word) for word in arguments]
+
+
+def _check_lists(overrides: list[Any]) -> None:
+    """Raise for a list without brackets, which Hydra takes for several values to try."""
+    from hydra.core.override_parser.types import ChoiceSweep
+
+    for override in overrides:
+        value = override.value()
+        if override.key_or_group not in _LISTS or not isinstance(value, ChoiceSweep):
+            continue
+        if not any(isinstance(each, list) for each in value.list):
+            key, _, values = override.input_line.partition("=")
+            raise ConfigError(
+                f"set {override.input_line}",
+                f"{key} is a list, and commas without brackets separate values to try one by one",
+                f"write {key}=[{values}] (in quotes, where a shell takes brackets)",
+            )
+
+
+def _configuration_before(overrides: list[str]) -> dict[str, Any] | None:
+    """The configuration of the run that is to be resumed, as its checkpoint has it.
+
+    None if there is no checkpoint here: of a job's machines the first may be the only one that has
+    it, and tells if it has none either.
+    """
+    resume = _by_key(overrides).get("trainer.resume")
+    if resume is None or not (resume.is_sweep_override() or resume.value()):
+        return None
+    if resume.is_sweep_override():
+        raise ConfigError(
+            f"resume {resume.input_line}",
+            "it names several runs at once",
+            "resume each by a command of its own",
+        )
+    from dgl_mgpu.train.checkpoint.checkpoint import has_checkpoint, saved_config
+
+    resumed = Path(str(resume.value()))
+    return saved_config(resumed) if has_checkpoint(resumed) else None
+
+
+def _going_on(
+    before: dict[str, Any], flags: list[str], overrides: list[str]
+) -> tuple[list[str], list[str]]:
+    """Flags and overrides of a run that goes on: with its configuration, but for what is said anew.
+
+    The configuration is taken over whole, since the files that it was made of may be others by now.
+    A group that is chosen anew, store=mine, comes in place of the run's.  Options of Hydra's, which
+    may name code to call, come from this command line and the files that it names alone.
+    """
+    from hydra.core.config_store import ConfigStore
+    from omegaconf import OmegaConf
+
+    groups, own_folder = _groups(flags), _own_folder(flags)
+    chosen = {key: each for key, each in _by_key(overrides).items() if key in groups}
+    kept = {key: value for key, value in before.items() if key not in chosen}
+    base = {"defaults": [_of_hydra(flags).config_name or "config", "_self_"]}
+    ConfigStore.instance().store(_GOES_ON, base)
+    words = [str(each.input_line) for each in chosen.values() if not each.is_sweep_override()]
+    below = _keys(OmegaConf.to_container(_compose(words, own_folder, base=_GOES_ON)))
+    had = _keys(before)
+    ConfigStore.instance().store(_GOES_ON, {**base, **kept})
+    # Keys of one's own would be merged with those below, which the run has not had.
+    dropped = [
+        f"~{key}"
+        for key in sorted(below - had)
+        if key.startswith(_OPEN) and key.count(".") == 2 and key.partition(".")[0] in kept
+    ]
+    again = [*flags, f"--config-name={_GOES_ON}", *dropped, *overrides]
+    return _parted(check_overrides(again))
+
+
+def _of_folder() -> list[str]:
+    """What has Hydra ask before it makes a run's folder; or makes it keep from that.
+
+    Ranks of torchrun but the first, which read a command line each, have no folder and no log: the
+    run's folder is the first one's.
+    """
+    if not under_torchrun() or os.environ["RANK"] == "0":
+        return [
+            "++hydra.callbacks.run_folder._target_=dgl_mgpu.train.checkpoint.run_folder.FolderGuard"
+        ]
+    return ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
+
+
+def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
+    """Flags of Hydra's with their values, and overrides."""
+    flags: list[str] = []
+    overrides: list[str] = []
+    for before, word in itertools.pairwise(["", *arguments]):
+        is_value = before.startswith("-") and "=" not in before + word  # --cfg job
+        (flags if word.startswith("-") or is_value else overrides).append(word)
+    return flags, overrides
+
+
+def _by_key(overrides: list[str]) -> dict[str, Any]:
+    """The last override of each key or group."""
+    from hydra.core.override_parser.overrides_parser import OverridesParser
+
+    parsed = OverridesParser.create().parse_overrides(overrides)
+    return {each.key_or_group: each for each in parsed}
+
+
+def _of_hydra(flags: list[str]) -> Any:
+    """Hydra's flags and their values."""
+    from hydra.main import get_args_parser
+
+    return get_args_parser().parse_known_args(flags)[0]
+
+
+def _groups(flags: list[str]) -> dict[str, list[str]]:
+    """What there is to choose from: the options of each group, also those of ``--config-dir``."""
+    found: dict[str, set[str]] = {}
+    for folder in (resource_folder("configs"), *_own_folder(flags)):
+        for path in folder.glob("*/*.yaml"):
+            found.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(options) for group, options in found.items()}
+
+
+def _own_folder(flags: list[str]) -> list[Path]:
+    """What ``--config-dir`` names, if it does."""
+    folder = _of_hydra(flags).config_dir
+    return [] if folder is None else [Path(folder).absolute()]
+
+
+def _keys(node: Any, prefix: str = "") -> set[str]:
+    if not isinstance(node, dict):
+        return {prefix.rstrip(".")}
+    keys = {prefix.rstrip(".")} if prefix else set()
+    return keys.union(*(_keys(value, f"{prefix}{name}.") for name, value in node.items()))
+
+
+def _compose(overrides: list[str], own_folder: Sequence[Path] = (), base: str = "config") -> Any:
+    from hydra import compose as hydra_compose
+    from hydra import initialize_config_dir
+
+    with (
+        errors_of_hydra(f"compose the configuration with {overrides}"),
+        initialize_config_dir(str(resource_folder("configs")), version_base="1.3"),
+    ):
+        path = [f"hydra.searchpath=['file://{folder}']" for folder in own_folder]
+        return hydra_compose(base, [*overrides, *path])
+
+
+@contextlib.contextmanager
+def errors_of_hydra(asked: str) -> Iterator[None]:
+    """Raise what Hydra finds wrong with a configuration as ConfigError."""
+    from hydra.errors import HydraException
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        yield
+    except (HydraException, OmegaConfBaseException, ValueError) as error:
+        raise ConfigError(
+            asked,
+            str(error).partition("\n")[0].rstrip("."),
+            "see configs/ for what there is; several values of a key need --multirun",
+        ) from error

@@ -1,0 +1,601 @@
+"""Run one function on N ranks of this machine, and end them all when one of them fails."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import logging
+import math
+import multiprocessing as mp
+import os
+import pickle
+import secrets
+import signal
+import struct
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import timedelta
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+from torch.distributed.elastic.multiprocessing.errors import get_error_handler
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.loopback import connections_are_ours
+from dgl_mgpu.comm.signing import set_job_secret
+from dgl_mgpu.errors import DGLMGPUError, LimitError, RankFailedError
+from dgl_mgpu.machine.shared_memory import free_shared_bytes
+from dgl_mgpu.train.launch.hangs import HangMonitor, HangWatch
+from dgl_mgpu.train.launch.heartbeat import (
+    Heartbeat,
+    Heartbeats,
+    StageTracker,
+    own_heartbeat,
+    stage_of,
+)
+from dgl_mgpu.train.launch.peer_monitor import Watch
+from dgl_mgpu.train.launch.preemption import Stopped, Told, blocked
+from dgl_mgpu.train.launch.process_group import await_killed, children_of, kill_group, remove_shared
+from dgl_mgpu.train.launch.resource_limits import (
+    crash_reasons,
+    is_of_processes,
+    kill_reasons,
+    processes_limit,
+)
+from dgl_mgpu.train.launch.workers import worker_losses_typed
+from dgl_mgpu.utils import timeouts
+from dgl_mgpu.utils.temporary_folder import keep_together
+from dgl_mgpu.utils.torchrun import under_torchrun
+
+log = logging.getLogger(__name__)
+
+# How often ranks are looked at.  DataLoader workers have open what their rank had: while they live,
+# neither its pipe nor its connections to other ranks tell of its end.
+_LOOK_SECONDS = 1.0
+_PR_SET_PDEATHSIG = 1
+# Under torchrun all ranks look for one that hangs, the second so much later than the first; those
+# of a machine on which all wait leave the others this time to say whom they wait for.
+_TURN_SECONDS = 5.0
+_OTHER_MACHINES_SECONDS = 10.0
+# torchrun reports the rank that ended first, by the second.
+_EARLIEST_SECONDS = 1.5
+# Characters of an error that are passed on.
+_MAX_TEXT = 20_000
+# How many bytes a rank's last word has, which come next.
+_LENGTH = struct.Struct("!Q")
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """A rank's last word: that it is done, or why not."""
+
+    done: bool
+    stopped: bool = False
+    follows: bool = False
+    when: float = 0.0
+    error: Exception | str = ""
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A rank's process, and where its last word and its last stage are to be read."""
+
+    process: Any
+    report: Connection
+    heartbeat: Heartbeat
+    read: bytearray = field(default_factory=bytearray)
+
+    def hear(self) -> bool:
+        """Read what there is of its last word, without waiting for more; whether more may come.
+
+        A rank may be killed within its word while its children hold the pipe open.
+        """
+        os.set_blocking(self.report.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self.report.fileno(), 1 << 16):
+                self.read.extend(part)
+            return False
+        return True
+
+    def word(self) -> _Outcome | None:
+        """Its last word, if all of it has been read."""
+        start = _LENGTH.size
+        if len(self.read) < start or len(self.read) < start + _LENGTH.unpack_from(self.read)[0]:
+            return None
+        return pickle.loads(self.read[start:])
+
+    def has_ended(self, ready: list[Any]) -> bool:
+        """Whether it has, which its sentinel may not tell while its children hold that open."""
+        return self.process.sentinel in ready or self.process.exitcode is not None
+
+
+def launch(
+    work: Callable[..., None], num_ranks: int, *args: Any, hang_after: float | None = None
+) -> None:
+    """Call ``work(*args)`` on ``num_ranks`` ranks of a torch.distributed job.
+
+    One rank runs here, in this process and without torch.distributed.  Several are processes
+    of their own, joined by gloo (NCCL for CUDA tensors).  Under torchrun, which has made the
+    processes already, this process is the rank that its environment names.
+
+    SIGTERM, SIGHUP and Ctrl-C have ranks stop, by SIGTERM: they may raise `Stopped` within 25
+    seconds; then all end.  One that is told before it listens (`StopRequest`) ends at once.  A
+    second Ctrl-C ends all at once.
+
+    With ``hang_after``, a job ends in which no rank advances for so many seconds: in the steps of
+    an epoch none enters another `stage`, and before and between epochs none uses its cores, reads
+    or writes.  A rank that is this process, and hangs in C code that holds Python's lock, is not
+    noticed.
+
+    Raises
+    ------
+    RankFailedError
+        With the reason of the rank that failed first, and its stage; the others have been ended.
+        Also of one that was told to stop and did not, in time and well; and of one that hangs,
+        with its stack.  Where that is this process, the error is printed, and the process ends.
+        A typed error of this package that a rank raised is raised as it is, and so is any error
+        of a rank that runs here.
+    SharedMemoryError
+        If there is no shared memory for several ranks, or it is read-only.
+    WorkerFailedError
+        If a process that samples for a rank was killed.
+    OutputError
+        If there is no place for temporary files.
+    Stopped
+        After SIGTERM, SIGHUP or Ctrl-C.
+    KeyboardInterrupt
+        After a second Ctrl-C.
+    """
+    keep_together()
+    if under_torchrun():
+        rank = int(os.environ["RANK"])
+        with _told_to_torchrun(rank), _typed_losses():
+            _join_job(rank, int(os.environ["WORLD_SIZE"]), "env://", hang_after)
+            try:
+                with (
+                    _others_watched(hang_after) as heartbeat,
+                    worker_losses_typed(),
+                    StageTracker(heartbeat),
+                ):
+                    work(*args)
+            finally:
+                dist.destroy_process_group()
+    elif num_ranks == 1:
+        heartbeat = own_heartbeat()
+        monitor = None if hang_after is None else HangMonitor([heartbeat], hang_after)
+        with (
+            contextlib.nullcontext() if monitor is None else HangWatch(monitor, heartbeat, _leave),
+            worker_losses_typed(),
+            StageTracker(heartbeat),
+        ):
+            work(*args)
+    else:
+        _run_processes(work, num_ranks, args, hang_after)
+
+
+def _run_processes(
+    work: Callable[..., None], num_ranks: int, args: tuple, hang_after: float | None
+) -> None:
+    free_shared_bytes()  # what ranks and this process share has to lie somewhere
+    log.info("starting %d ranks", num_ranks)
+    context = mp.get_context("spawn")
+    ranks: list[_Rank] = []
+    heartbeats = Heartbeats(num_ranks)
+    monitor = None if hang_after is None else HangMonitor(heartbeats.ranks, hang_after)
+    with (
+        Told() as told,
+        tempfile.TemporaryFile() as file,
+        contextlib.ExitStack() as ending,
+    ):
+        ending.callback(_end, ranks)
+        # It has no name, so that nothing is left of it whatever ends this process.
+        meeting_point = f"file:///proc/{os.getpid()}/fd/{file.fileno()}"
+        # Over a pipe, so that nobody else can read the secret.
+        job = num_ranks, meeting_point, os.getpid(), secrets.token_bytes(32)
+        for rank in range(num_ranks):
+            receiver, sender = context.Pipe(duplex=False)
+            process = context.Process(
+                target=_rank_main,
+                args=(work, rank, *job, sender, heartbeats.path, hang_after, args),
+                name=f"rank {rank}",
+            )
+            told.check()
+            # Ctrl-C is for all processes of a terminal; a rank leaves it to this one, also while it
+            # imports what it runs.  The tracker's start, if it is yet to come, would end the block.
+            resource_tracker.ensure_running()
+            with blocked(signal.SIGINT):
+                process.start()
+            sender.close()
+            heartbeats.ranks[rank].process = process.pid or 0
+            ranks.append(_Rank(process, receiver, heartbeats.ranks[rank]))
+        words: dict[int, _Outcome | None] = {}
+        try:
+            end = _await(ranks, words, told, monitor)
+        except Stopped as stopped:
+            end = _let_stop(ranks, words, told) or stopped
+    if end is not None:
+        raise end
+
+
+def _let_stop(
+    ranks: list[_Rank], outcomes: dict[int, _Outcome | None], told: Told
+) -> DGLMGPUError | None:
+    """Have all ranks stop by themselves; the error of one that did not.
+
+    ``outcomes`` are the last words of those that have left before.
+    """
+    for each in ranks:
+        each.process.terminate()
+    _hear(ranks, outcomes, told, time.monotonic() + timeouts.STOP)
+    for rank, each in enumerate(ranks):
+        if rank in outcomes and outcomes[rank] is None:
+            each.process.join(timeouts.CAUSE)
+            # It did not listen yet, and there was nothing to keep; or it was done, and its word
+            # was being read when SIGTERM came.  SIGHUP may have been sent to all.
+            if each.process.exitcode in (-signal.SIGTERM, -signal.SIGHUP, 0):
+                outcomes[rank] = _Outcome(True, stopped=True)
+    if any(word is None or not (word.done or word.follows) for word in outcomes.values()):
+        return _cause(ranks, outcomes)
+    for rank, each in enumerate(ranks):
+        if rank not in outcomes:
+            where = each.heartbeat.last_stage()
+            return _rank_failed(rank, f"it ran on for {timeouts.STOP:g} s after SIGTERM{where}")
+    return None
+
+
+@contextlib.contextmanager
+def _others_watched(hang_after: float | None) -> Iterator[Heartbeat]:
+    """Leave at once when another machine is lost, or a rank hangs: nothing else ends the wait.
+
+    Yields
+    ------
+    Heartbeat
+        This rank's.
+    """
+    everyone, here = Ranks.of_all_machines(), Ranks.of_this_machine()
+    made: list[Heartbeats] = []
+
+    def make() -> Path:
+        made.append(Heartbeats(here.size))
+        return made[0].path
+
+    path = here.from_first("share heartbeats", make)
+    heartbeats = here.together(
+        "share heartbeats", lambda: made[0] if made else Heartbeats(here.size, path)
+    )
+    own = heartbeats.ranks[here.rank]
+    numbers = here.all_gather(everyone.rank)
+    others: Watch | None = None
+    with contextlib.ExitStack() as watching:
+        if here.size < everyone.size:
+            others = watching.enter_context(Watch(everyone, os.environ["MASTER_ADDR"], _leave))
+        if hang_after is not None:
+            # Another rank looks where the first itself hangs, with Python's lock say.
+            after = hang_after + _TURN_SECONDS * here.rank
+            monitor = HangMonitor(heartbeats.ranks, after, numbers)
+
+            def end_all(error: RankFailedError) -> None:
+                if others is not None and monitor.all_wait:
+                    time.sleep(_OTHER_MACHINES_SECONDS)  # they say who it is, and all leave
+                if others is not None:
+                    others.report(error)
+                mine = os.getpid()
+                # Where a rank is done, another process may have its number.
+                there = [each.process for each in heartbeats.ranks if each.stacks]
+                _leave(error, [process for process in there if process != mine])
+
+            watching.enter_context(HangWatch(monitor, own, end_all))
+        yield own
+
+
+@contextlib.contextmanager
+def _told_to_torchrun(rank: int) -> Iterator[None]:
+    """Raise what a rank raises as a typed error that names it, and have torchrun report it.
+
+    A rank that failed only because another did leaves the report to that one.
+    """
+    try:
+        yield
+    except RankFailedError:
+        raise
+    except DGLMGPUError as error:
+        _record(error)
+        raise
+    except Exception as error:
+        traceback.print_exc()  # the typed error is shown in a line
+        failure = _rank_failed(rank, f"it raised {_text(error)}")
+        _record(failure)
+        raise failure from error
+
+
+def _record(error: DGLMGPUError) -> None:
+    """Write an error where torchrun looks for it, if that has room."""
+    try:
+        raise error from None  # what is written is what is being handled
+    except DGLMGPUError:
+        with contextlib.suppress(OSError):
+            get_error_handler().record_exception(error)
+
+
+def _leave(error: RankFailedError, ranks: Sequence[int] = ()) -> NoReturn:
+    """End this process now, whatever its threads wait for, and the processes of other ranks."""
+    _record(error)
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    workers = children_of(os.getpid())
+    _kill_each(workers)
+    remove_shared(workers)
+    if ranks:
+        time.sleep(_EARLIEST_SECONDS)
+        # From here on no other thread runs: the main one would record that the others are gone.
+        sys.setswitchinterval(timeouts.END)
+        _kill_each(ranks)
+    os._exit(1)
+
+
+def _kill_each(processes: Iterable[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)
+
+
+@contextlib.contextmanager
+def _typed_losses() -> Iterator[None]:
+    """Raise what gloo and NCCL raise of a rank that is gone as the error that it is."""
+    try:
+        yield
+    except RuntimeError as error:
+        if isinstance(error, DGLMGPUError) or not _is_of_communication(error):
+            raise
+        raise RankFailedError(
+            "exchange with the other ranks",
+            f"one of them is gone, or does not answer ({str(error).partition(chr(10))[0]}"
+            f"{stage_of(error)})",
+            "see why it ended, and start the run again",
+        ) from error
+
+
+def _is_of_communication(error: RuntimeError) -> bool:
+    # gloo's have no type of their own, but name the file they are of.
+    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
+
+
+def _await(
+    ranks: list[_Rank],
+    outcomes: dict[int, _Outcome | None],
+    told: Told,
+    monitor: HangMonitor | None,
+) -> DGLMGPUError | Stopped | None:
+    """Wait for all ranks to end well, or for the first to fail; ``outcomes`` get their words."""
+    if (hang := _hear(ranks, outcomes, told, monitor=monitor)) is not None:
+        return hang
+    if len(outcomes) == len(ranks) and all(o is not None and o.done for o in outcomes.values()):
+        _await_ends(ranks, told)
+        return Stopped() if any(o is not None and o.stopped for o in outcomes.values()) else None
+    return _cause(ranks, outcomes)
+
+
+def _await_ends(ranks: list[_Rank], told: Told) -> None:
+    """Wait for the processes of ranks that are done; those that stay are killed later."""
+    running = {each.process.sentinel: (rank, each) for rank, each in enumerate(ranks)}
+    deadline = time.monotonic() + timeouts.LEAVE
+    while running and time.monotonic() < deadline:
+        ready = wait([*running, *told.sign], _LOOK_SECONDS)
+        told.check()
+        for sentinel, (_, each) in list(running.items()):
+            if each.has_ended(ready):
+                del running[sentinel]
+    for rank, each in running.values():
+        log.warning(
+            "rank %d (process %d) was done %g s ago and has not ended%s: it is killed",
+            rank, each.process.pid, timeouts.LEAVE, each.heartbeat.last_stage(),
+        )  # fmt: skip
+
+
+def _hear(
+    ranks: list[_Rank],
+    outcomes: dict[int, _Outcome | None],
+    told: Told,
+    deadline: float | None = None,
+    monitor: HangMonitor | None = None,
+) -> RankFailedError | None:
+    """Add the last words of ranks: None of one that left without, none of those that run on.
+
+    Returns
+    -------
+    RankFailedError or None
+        If ranks hang, instead of waiting on.
+    """
+    end = math.inf if deadline is None else deadline
+    while len(outcomes) < len(ranks):
+        running = {rank: each for rank, each in enumerate(ranks) if rank not in outcomes}
+        left = end - time.monotonic()
+        signs = [w for each in running.values() for w in (each.report, each.process.sentinel)]
+        ready = wait([*signs, *told.sign], min(max(left, 0.0), _LOOK_SECONDS))
+        told.check()
+        for rank, each in running.items():
+            # Asked first: all that a rank has written that has ended is there to be read.
+            has_ended = each.has_ended(ready)
+            # A rank's report is its last word: read at once, since it may fill the pipe.
+            if each.report in ready or has_ended:
+                may_say_more = each.hear() and not has_ended
+                word = each.word()
+                if word is not None or not may_say_more:
+                    outcomes[rank] = word
+        if not ready and left <= 0:
+            break
+        if monitor is not None and (hang := monitor.look()) is not None:
+            return hang
+        failed = [outcome for outcome in outcomes.values() if outcome is None or not outcome.done]
+        if deadline is None and failed:
+            # The others fail of it within moments; the cause is the earliest report, or a rank
+            # that was killed before it could write one.
+            is_known = any(outcome is None or not outcome.follows for outcome in failed)
+            more = timeouts.REPORTS if is_known else timeouts.CAUSE
+            end = min(end, time.monotonic() + more)
+    return None
+
+
+def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUError:
+    silent = {rank: ranks[rank] for rank, outcome in outcomes.items() if outcome is None}
+    for rank, each in silent.items():
+        each.process.join(timeouts.CAUSE)
+        code = each.process.exitcode
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name
+            hint = f" ({kill_reasons()})" if name == "SIGKILL" else crash_reasons()
+            return _rank_failed(rank, f"it was killed by {name}{each.heartbeat.last_stage()}{hint}")
+    for rank, each in silent.items():
+        code = each.process.exitcode
+        where = each.heartbeat.last_stage()
+        left = f"it left before its work was done{where}, with exit code {code}"
+        return _rank_failed(rank, left + crash_reasons())  # libgomp leaves so without a thread
+    failed = [(outcome, rank) for rank, outcome in outcomes.items() if outcome and not outcome.done]
+    # A rank that failed only because another did says so, and may be first to say it.
+    first, rank = min(failed, key=lambda item: (item[0].follows, item[0].when))
+    if isinstance(first.error, DGLMGPUError):
+        return first.error
+    if not first.follows:  # a typed error says it all
+        print(first.trace, file=sys.stderr, end="")
+    return _rank_failed(rank, f"it raised {first.error}")
+
+
+def _rank_failed(rank: int, found: str) -> RankFailedError:
+    return RankFailedError(
+        f"run rank {rank}",
+        found,
+        "mend the cause; training goes on from its last epoch with trainer.resume",
+    )
+
+
+def _end(ranks: list[_Rank]) -> None:
+    killed = [number for each in ranks if each.process.is_alive() for number in _kill(each.process)]
+    deadline = time.monotonic() + timeouts.END
+    for rank, each in enumerate(ranks):
+        await_killed(each.process, f"rank {rank}", deadline)
+    remove_shared(killed)
+
+
+def _kill(process: Any) -> list[int]:
+    # With its children: a DataLoader worker that is handing a batch to a rank just gone
+    # complains of the broken connection.
+    try:
+        return kill_group(process.pid)
+    except ProcessLookupError:  # it has not come to lead its group yet, and has no children
+        process.kill()
+        return []
+
+
+def _rank_main(
+    work: Callable[..., None],
+    rank: int,
+    num_ranks: int,
+    meeting_point: str,
+    parent: int,
+    secret: bytes,
+    sender: Connection,
+    heartbeats: Path,
+    hang_after: float | None,
+    args: tuple,
+) -> None:
+    # The parent hears Ctrl-C and ends its ranks; and they do not outlive it.
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        sys.exit(1)
+    # A rank's own children, DataLoader workers, start as they do anywhere else on Linux.
+    mp.set_start_method("fork", force=True)
+    stopped = False
+    try:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
+        with _typed_losses():
+            set_job_secret(secret)
+            # From here on it can say where it is, also of a rank that does not come to join.
+            with StageTracker(Heartbeats(num_ranks, heartbeats).ranks[rank]):
+                _join_job(rank, num_ranks, meeting_point, hang_after)
+                try:
+                    with worker_losses_typed():
+                        work(*args)
+                except Stopped:
+                    stopped = True
+                dist.destroy_process_group()
+    except Exception as error:
+        follows = isinstance(error, RankFailedError)
+        trace = traceback.format_exc()[-_MAX_TEXT:]
+        when = time.monotonic()
+        _say(sender, _Outcome(False, False, follows, when, _portable(error), trace))
+        sender.close()
+        # Without the interpreter's shutdown, which may wait for ranks that are gone.
+        os._exit(1)
+    _say(sender, _Outcome(True, stopped))
+
+
+def _say(sender: Connection, word: _Outcome) -> None:
+    content = pickle.dumps(word)
+    with open(sender.fileno(), "wb", closefd=False) as pipe:
+        pipe.write(_LENGTH.pack(len(content)) + content)
+
+
+def _portable(error: Exception) -> Exception | str:
+    """The error itself if it is one of ours and survives the trip, else its text."""
+    if isinstance(error, DGLMGPUError) and not isinstance(error, RankFailedError):
+        try:
+            return pickle.loads(pickle.dumps(error))
+        except (pickle.PicklingError, TypeError, AttributeError):
+            return str(error)
+    return _text(error)
+
+
+def _text(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:_MAX_TEXT] + stage_of(error)
+
+
+def _join_job(
+    rank: int, num_ranks: int, meeting_point: str, hang_after: float | None = None
+) -> None:
+    backend = "gloo"
+    # Who waits for a rank that hangs ends by the monitor's word, which names that one.
+    limit = max(timeouts.JOIN, 2 * (hang_after or 0.0))
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count())
+        backend = "cpu:gloo,cuda:nccl"
+    if meeting_point.startswith("file:"):
+        # All ranks are on this machine, whose name may not resolve.
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    try:
+        with connections_are_ours(num_ranks - 1):
+            dist.init_process_group(
+                backend,
+                init_method=meeting_point,
+                timeout=timedelta(seconds=limit),
+                rank=rank,
+                world_size=num_ranks,
+            )
+        # A rank that is done at once would close connections that others have yet to look at.
+        dist.all_reduce(torch.zeros(1, device="cpu"))
+    except RankFailedError:
+        raise
+    except RuntimeError as error:
+        if is_of_processes(error):  # gloo's threads
+            raise LimitError(
+                f"join {num_ranks} ranks as rank {rank}",
+                f"{str(error).partition(chr(10))[0]}; {processes_limit()}",
+                "raise it (ulimit -u, ulimit -v), or use fewer ranks",
+            ) from error
+        raise RankFailedError(
+            f"join {num_ranks} ranks as rank {rank}",
+            f"not all of them came within {limit:g} s, or one is gone "
+            f"({str(error).partition(chr(10))[0]})",
+            "see why the others did not start, and start the run again",
+        ) from error

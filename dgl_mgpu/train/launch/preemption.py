@@ -1,0 +1,193 @@
+"""Signals by which schedulers, terminals and people stop a run, after it wrote a checkpoint."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+import torch
+import torch.distributed as dist
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.utils.interrupts import STOPPING, Stopped, StopSignals
+from dgl_mgpu.utils.temporary_folder import note_sharing
+
+# How often a worker looks whether its rank is there.
+_LOOK_SECONDS = 1.0
+
+
+class StopRequest:
+    """Whether some rank was told to stop; all ranks learn of it at the same step.
+
+    Parameters
+    ----------
+    ranks : Ranks
+        All that stop together.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._signals = StopSignals(self._end_if_told_again)
+        self._asked: tuple[torch.Tensor, dist.Work] | None = None
+
+    @contextlib.contextmanager
+    def listening(self) -> Iterator[StopRequest]:
+        """Hear SIGTERM, SIGHUP and Ctrl-C, the first of maybe several.
+
+        Those that tell all processes of a job to stop, as schedulers do, tell a rank twice: its
+        launcher or torchrun's agent, which they tell too, passes it on, and ``timeout`` signals its
+        child and then the group.  So a repeated one is nobody's wish to lose the checkpoint, but
+        for Ctrl-C.
+        """
+        with self._signals:
+            yield self
+
+    def stopped(self) -> Stopped:
+        """What a rank ends with that has stopped."""
+        return Stopped(signal.SIGTERM if self._signals.first is None else self._signals.first)
+
+    def _end_if_told_again(self) -> None:
+        if self._signals.again:
+            raise KeyboardInterrupt
+
+    @property
+    def _heard(self) -> bool:
+        return self._signals.first is not None
+
+    def after_step(self) -> bool:
+        """Whether to stop after this step; all ranks ask after the same steps.
+
+        What is answered is what was known at the step before: nobody waits for the others' word.
+        """
+        if self._ranks.size == 1:
+            return self._heard
+        asked, self._asked = self._asked, self._ask()
+        if asked is None:
+            return False
+        count, under_way = asked
+        under_way.wait()
+        return bool(count)
+
+    def _ask(self) -> tuple[torch.Tensor, dist.Work]:
+        """How many ranks have heard it, once all have said so."""
+        count = torch.tensor(int(self._heard))
+        return count, dist.all_reduce(count, async_op=True)
+
+    def after_epoch(self) -> bool:
+        """Whether to stop after this epoch; here all wait for each other."""
+        self._asked = None
+        if self._ranks.size == 1:
+            return self._heard
+        count, under_way = self._ask()
+        under_way.wait()
+        return bool(count)
+
+
+class Told:
+    """Has signals to stop wait, within ``with``, until it is asked for them.
+
+    A handler that raises does so anywhere: between the start of a process and its place in the list
+    of those to be ended, or in a callback of ``fork``, where Python prints what is raised and drops
+    it.
+
+    Attributes
+    ----------
+    sign : list of int
+        For ``multiprocessing.connection.wait``: can be read when there is something to be asked
+        for.  Empty on another thread than the main one, which hears no signals.
+    """
+
+    def __init__(self) -> None:
+        self.sign: list[int] = []
+        self._signals = StopSignals(self._give_sign)
+        self._is_raised = False
+        self._restoring = contextlib.ExitStack()
+
+    def __enter__(self) -> Told:
+        if threading.current_thread() is not threading.main_thread():
+            return self
+        reader, self._writer = os.pipe()
+        for end in (reader, self._writer):
+            os.set_blocking(end, False)
+            self._restoring.callback(os.close, end)
+        self.sign = [reader]
+        self._restoring.enter_context(self._signals)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:
+        try:
+            if kind is None:
+                self.check()
+        finally:
+            self._restoring.close()
+
+    def check(self) -> None:
+        """Raise what was heard since, each once.
+
+        A repeated SIGTERM is to interrupt nothing: ranks stop, and then are cleared away.
+
+        Raises
+        ------
+        Stopped
+        KeyboardInterrupt
+            Of Ctrl-C while ranks stop.
+        """
+        for each in self.sign:
+            with contextlib.suppress(BlockingIOError):
+                os.read(each, 4096)
+        if self._signals.again:
+            self._signals.again = False
+            raise KeyboardInterrupt
+        if self._signals.first is not None and not self._is_raised:
+            self._is_raised = True
+            raise Stopped(self._signals.first)
+
+    def _give_sign(self) -> None:
+        with contextlib.suppress(BlockingIOError):  # it is full of signs already
+            os.write(self._writer, b".")
+
+
+@contextlib.contextmanager
+def blocked(*signals: signal.Signals) -> Iterator[None]:
+    """Within, these signals wait; they wait for ever in processes that are started here."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, signals)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+def outlive_sigterm(rank: int, worker: int) -> None:
+    """Have a DataLoader's worker, started with `STOPPING` blocked, end when its rank sends SIGTERM.
+
+    One that is sent to all processes is for the rank, which stops after a step and needs its
+    workers until then.  Its own is how torch ends a worker that does not end by itself.  The system
+    makes one signal of two that wait: the rank's is lost behind one that is not heard yet, and
+    multiprocessing sends it again at its end.
+
+    It ends, too, when its rank was killed, which torch's workers notice only if that happens after
+    they have begun.
+
+    Parameters
+    ----------
+    rank : int
+        The rank's process.
+    worker : int
+        The worker's number, with which a DataLoader calls its ``worker_init_fn``.
+    """
+    # Here, too: what a process starts with is not what it was started within, if it was spawned.
+    signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)
+    note_sharing()
+    threading.Thread(target=_end_when_told_by, args=(rank,), daemon=True).start()
+
+
+def _end_when_told_by(process: int) -> None:
+    while os.getppid() == process:
+        # Who waits for a signal learns who sent it.
+        told = signal.sigtimedwait({signal.SIGTERM}, _LOOK_SECONDS)
+        if told is not None and told.si_pid == process:
+            break
+    os._exit(0)

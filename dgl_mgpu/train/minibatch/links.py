@@ -1,0 +1,202 @@
+"""Link prediction on mini-batches: which edges are learned, and how their batches are sampled."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import dgl
+import numpy as np
+import torch
+from dgl.dataloading import BlockSampler, Sampler, as_edge_prediction_sampler
+
+from dgl_mgpu.config.schema import Config
+from dgl_mgpu.data.checks import SPLITS
+from dgl_mgpu.data.links import HeldOut, edges_to_learn, rings_of_edges
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.ops import SampleKey
+from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.train.minibatch.objective import LinkPrediction, Objective
+from dgl_mgpu.train.minibatch.task import Task, input_rows
+
+#: How often pairs that turn out to be edges are drawn anew.
+_ATTEMPTS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class LinkTask(Task):
+    """To tell the edges of a graph from pairs of nodes that are none.
+
+    Seeds are ids of edges in training; else their numbers among those held out.
+
+    Attributes
+    ----------
+    held_out : dict of Tensor, shape (2, n)
+        Sources and destinations of the edges of a split, in the graph's id type.
+    next_edge : Tensor, shape (num_edges,)
+    longest_ring : int
+        Edges between the same nodes (:class:`dgl_mgpu.data.links.Rings`).
+    negatives : int
+        Pairs that are compared with each edge.
+    seed : int
+        Which ones, of edges that are held out.
+    """
+
+    held_out: dict[str, torch.Tensor]
+    next_edge: torch.Tensor
+    longest_ring: int
+    negatives: int
+    seed: int
+
+    @classmethod
+    def of_links(cls, config: Config, links: HeldOut) -> LinkTask:
+        """To learn the edges that are left of a data set."""
+        rest = links.dataset
+        next_edge, longest_ring = rings_of_edges(rest)
+
+        def ids(of: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(of.astype(rest.id_dtype, copy=False))
+
+        held_out = {"valid": ids(links.valid), "test": ids(links.test)}
+        seeds = {name: torch.arange(edges.shape[1]) for name, edges in held_out.items()}
+        return cls(
+            seeds={"train": ids(edges_to_learn(rest)), **seeds},
+            num_outputs=config.model.hidden,
+            **input_rows(config, rest),
+            held_out=held_out,
+            next_edge=ids(next_edge),
+            longest_ring=longest_ring,
+            negatives=config.links.negatives,
+            seed=config.trainer.seed,
+        )
+
+    def prefetched(self, inputs: tuple[str, ...]) -> dict[str, Any]:
+        return {"prefetch_node_feats": super().prefetched(inputs)["prefetch_node_feats"]}
+
+    def objective(self, graph: StoreGraph) -> Objective:
+        return LinkPrediction()
+
+    def sampler(self, split: str, blocks: Sampler, graph: StoreGraph) -> Sampler:
+        if split == "train":
+            return as_edge_prediction_sampler(
+                blocks,
+                exclude=WithParallels(self.next_edge.to(graph.device), self.longest_ring),
+                negative_sampler=OtherDestinations(self.negatives),
+            )
+        edges = self.held_out[split].to(graph.device)
+        return HeldOutEdges(edges, self._others(split, edges[0], graph), blocks)
+
+    def _others(self, split: str, sources: torch.Tensor, graph: StoreGraph) -> torch.Tensor:
+        """Destinations to which the sources of a split have no edge, held out or not."""
+        ends = torch.cat(list(self.held_out.values()), 1).long().to(graph.device)
+        known, of = ends[0] * graph.num_nodes() + ends[1], sources.long()[:, None]
+
+        def drawn(attempt: int) -> torch.Tensor:
+            # No mini-batch's: numbers that a pass draws are of its epoch, and alike for all ranks.
+            key = SampleKey(self.seed, batch=SPLITS.index(split), hop=attempt)
+            return graph.negative_destinations(sources, self.negatives, key=key)
+
+        others = drawn(0)
+        for attempt in range(1, _ATTEMPTS):
+            is_edge = torch.isin(of * graph.num_nodes() + others, known)
+            if not is_edge.any():
+                return others
+            others = torch.where(is_edge, drawn(attempt), others)
+        raise InvalidInputError(
+            f"compare edges of the {split} split with pairs that are none",
+            f"the sources of {int(is_edge.any(1).sum())} edges seem to have edges to all nodes",
+            "choose a graph that is not nearly complete, or smaller links.valid and links.test",
+        )
+
+
+class WithParallels:
+    """For DGL's edge samplers: which edges a mini-batch must not see, its own and all beside them.
+
+    DGL's ``exclude="reverse_id"`` knows one edge beside each; a graph may have several between two
+    nodes, each of which tells of the others.
+
+    Parameters
+    ----------
+    next_edge : Tensor, the graph's idtype, shape (num_edges,)
+    longest_ring : int
+        As :class:`dgl_mgpu.data.links.Rings` has them.
+    """
+
+    #: For `dgl_mgpu.sampling.prefetch_safety`.
+    may_be_made_ahead = True
+
+    def __init__(self, next_edge: torch.Tensor, longest_ring: int) -> None:
+        self._next_edge, self._longest_ring = next_edge, longest_ring
+
+    def __call__(self, eids: torch.Tensor) -> torch.Tensor:
+        """Ids of the edges that join the same nodes as some edges, some of them repeated."""
+        found, begin, now = [eids], eids, self._next_edge[eids]
+        for turn in range(1, self._longest_ring):
+            if turn > 1:  # most rings have two edges, and few have many
+                goes_on = now != begin
+                begin, now = begin[goes_on], now[goes_on]
+                if not len(now):
+                    break
+            found.append(now)
+            now = self._next_edge[now]
+        return torch.cat(found)
+
+
+class OtherDestinations:
+    """For DGL's edge samplers: pairs of each edge's source and of nodes to which it has no edge.
+
+    Unlike those of DGL's ``negative_sampler.Uniform`` they depend on the store's seed, the epoch
+    and the batch alone: any number of ranks and workers draws the same, and a run that resumes.
+
+    Parameters
+    ----------
+    k : int
+        Pairs for each edge.
+    """
+
+    #: For `dgl_mgpu.sampling.prefetch_safety`.
+    may_be_made_ahead = True
+
+    def __init__(self, k: int) -> None:
+        self._k = k
+
+    def __call__(self, g: StoreGraph, eids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Sources and destinations, shape (k * len(eids),), an edge's one after another."""
+        sources, _ = g.find_edges(eids)
+        others = g.negative_destinations(sources, self._k)
+        return sources.repeat_interleave(self._k), others.flatten()
+
+
+class HeldOutEdges(Sampler):
+    """Mini-batches of edges that the graph does not have, by their numbers.
+
+    Parameters
+    ----------
+    edges : Tensor, the graph's idtype, shape (2, n)
+        Sources and destinations.
+    others : Tensor, the graph's idtype, shape (n, k)
+        For each edge, destinations that its source is compared with.
+    blocks : BlockSampler
+        Of what the model sees of their ends.
+    """
+
+    #: For `dgl_mgpu.sampling.prefetch_safety`.
+    may_be_made_ahead = True
+
+    def __init__(self, edges: torch.Tensor, others: torch.Tensor, blocks: BlockSampler) -> None:
+        super().__init__()
+        self._edges, self._others, self._blocks = edges, others, blocks
+
+    def sample(
+        self, g: StoreGraph, numbers: torch.Tensor
+    ) -> tuple[torch.Tensor, dgl.DGLGraph, dgl.DGLGraph, list[dgl.DGLGraph]]:
+        """Input nodes, the edges, the other pairs and blocks, as DGL's edge samplers give."""
+        (sources, destinations), others = self._edges[:, numbers], self._others[numbers]
+        pairs = (
+            (sources, destinations),
+            (sources.repeat_interleave(others.shape[1]), others.flatten()),
+        )
+        graphs = [dgl.graph(ends, num_nodes=g.num_nodes()) for ends in pairs]
+        edges, other_pairs = dgl.compact_graphs(graphs)
+        input_nodes, _, blocks = self._blocks.sample(g, edges.ndata[dgl.NID])
+        return input_nodes, edges, other_pairs, blocks

@@ -1,0 +1,60 @@
+"""PinSAGE's sampler: neighbours are the nodes that random walks visit most."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import dgl
+import torch
+from dgl.dataloading import BlockSampler
+
+from dgl_mgpu.sampling.block_sampling import Sampled
+from dgl_mgpu.sampling.sample_future import handed_out
+from dgl_mgpu.store.graph import StoreGraph
+
+
+class RandomWalkSampler(BlockSampler):
+    """Blocks of important neighbours (Ying et al., 2018; XGNN, section 6.1).
+
+    Parameters
+    ----------
+    num_layers : int
+    num_neighbors : int
+        Neighbours of a node in each layer.
+    num_walks : int
+        Walks from each node.
+    walk_length : int
+        Steps of a walk.
+    **prefetch
+        As in ``dgl.dataloading.BlockSampler``.
+    """
+
+    #: For `dgl_mgpu.sampling.prefetch_safety`: samples depend on attributes and the graph alone.
+    may_be_made_ahead = True
+
+    def __init__(
+        self,
+        num_layers: int,
+        num_neighbors: int,
+        num_walks: int,
+        walk_length: int,
+        **prefetch: object,
+    ) -> None:
+        super().__init__(**prefetch)
+        self._num_layers = num_layers
+        self._num_neighbors = num_neighbors
+        self._num_walks = num_walks
+        self._walk_length = walk_length
+
+    def begin_blocks(
+        self, g: StoreGraph, nodes: torch.Tensor, *, on_host: torch.Tensor | None = None
+    ) -> Callable[[], Sampled]:
+        """Have a GPU begin with what :meth:`sample_blocks` does; what is returned waits for it."""
+        walks = self._num_walks, self._walk_length, self._num_neighbors
+        return g.begin_pinsage_blocks(nodes, self._num_layers, *walks, on_host=on_host)
+
+    def sample_blocks(
+        self, g: StoreGraph, seed_nodes: torch.Tensor, exclude_eids: object = None
+    ) -> tuple[torch.Tensor, torch.Tensor, list[dgl.DGLGraph]]:
+        """Input nodes, ``seed_nodes`` and one block a layer, with visit counts as edge data."""
+        return handed_out(self, self.begin_blocks(g, seed_nodes)())

@@ -1,0 +1,138 @@
+"""Plans for a configuration whose data need not be there, on a machine that need not be there."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import NamedTuple
+
+import numpy as np
+
+from dgl_mgpu.config.schema import Config
+from dgl_mgpu.data import HETEROGENEOUS, Dataset, HeteroDataset
+from dgl_mgpu.data.outline import Outline, files_of, outline
+from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.machine import Topology, preset, probe, probe_shared_memory
+from dgl_mgpu.machine.shared_memory import SharedMemory
+from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES
+from dgl_mgpu.placement import Plan
+from dgl_mgpu.store.embedding.tables import read_specs, require_in_memory
+from dgl_mgpu.store.global_store import machine, sources_of
+from dgl_mgpu.store.planning import StoreOptions, make_blueprint
+from dgl_mgpu.train.minibatch.load import load
+from dgl_mgpu.train.minibatch.task import Task
+from dgl_mgpu.train.run import as_wanted
+
+
+class Planned(NamedTuple):
+    """A plan, and what it goes by.
+
+    Attributes
+    ----------
+    plan : Plan
+    origin : str
+        Where sizes are from, and whether hotness is counted or modelled, in a sentence.
+    """
+
+    plan: Plan
+    origin: str
+
+
+def plan_for(config: Config) -> Planned:
+    """Solve the placement of a configuration's topology and features.
+
+    Nothing is downloaded for it.  A real data set whose files are there is read and counted; of
+    others the published sizes count, and of a generated graph those that it would have, with
+    degrees by a model.
+    The machine is a preset (used whole when ``trainer.ranks`` is 1), or this one with its GPUs.
+    Unless ``store.device`` is 'cpu', GPUs hold the store, and what it has there beside its tables
+    counts as :class:`~dgl_mgpu.store.planning.StoreOptions` says.
+
+    Raises
+    ------
+    ConfigError
+        If rows are to be ordered by counts, for which the graph would have to be there; if
+        learned rows would go to disk; or if a whole graph is trained on, which no store keeps.
+    DGLMGPUError
+        As :func:`dgl_mgpu.train.minibatch.run.train`.
+    """
+    if config.mode == "fullgraph":
+        raise ConfigError(
+            "plan with mode=fullgraph",
+            "full-graph training has no store",
+            "leave mode out, for the plan of a mini-batch run's store",
+        )
+    options = StoreOptions(
+        batch_size=config.planned_seeds(),
+        fanouts=config.sampler.planned_fanouts(),
+        **dataclasses.asdict(config.store),
+    )
+    topology = _topology(config)
+    on_gpus = options.device != "cpu" and topology.name != "cpu"
+    # A machine known by name, or this one.
+    memory = topology.host_memory
+    shared = None if on_gpus else SharedMemory(memory, memory)
+    if not on_gpus and config.topology == "auto":
+        shared = SharedMemory.of_this_machine()
+    dataset: Dataset | HeteroDataset
+    known, origin = _known(config)
+    if known is None:
+        dataset, task = load(config)
+        hotness = None
+    else:
+        if options.hotness != "degree":
+            raise ConfigError(
+                f"plan for data={config.data.name} with store.hotness={options.hotness}",
+                "reads are counted in a graph, and this one is not here"
+                if not config.data.name.startswith("generated")
+                else "reads are counted in a graph, and none is generated for a plan",
+                "use store.hotness=degree, or look at the plan of a store that is built "
+                "(store.plan)",
+            )
+        dataset, hotness = _drawn(config, known)
+        task = Task.of(config, dataset)
+    tables, hotness = sources_of(
+        dataset, options, config.trainer.seed, task.embeddings, hotness=hotness
+    )
+    plan = make_blueprint(tables, hotness, topology, options, on_gpus=on_gpus, shared=shared).plan
+    require_in_memory(plan, read_specs(task.embeddings, list(task.embeddings)))
+    return Planned(plan, origin)
+
+
+def _known(config: Config) -> tuple[Outline | None, str]:
+    """The data in outline, or None where they are read; and what a plan then goes by."""
+    data = config.data
+    options = dict(data.options)
+    if config.model.self_loops and data.name not in HETEROGENEOUS:
+        options["self_loops"] = True
+    found = outline(data.name, options)
+    if found is None:
+        return None, "sizes, degrees and hotness are counted in the graph as it is generated"
+    if data.name.startswith("generated"):
+        return found, found.origin
+    files = files_of(data.name, data.root)
+    if files is not None:
+        return None, f"sizes, degrees and hotness are counted in the files in {files}"
+    return found, f"{data.name} is not in {data.root} (no plan downloads it): {found.origin}"
+
+
+def _drawn(config: Config, known: Outline) -> tuple[Dataset | HeteroDataset, dict[str, np.ndarray]]:
+    """A data set in outline, with the features and self-loops that its model wants."""
+    dataset, hotness = known.draw()
+    dataset = as_wanted(config, dataset)
+    if isinstance(dataset, HeteroDataset):
+        if config.model.self_loops:
+            hotness = {ntype: hot + 1 for ntype, hot in hotness.items()}
+    elif config.model.name == "gcn":
+        roots = np.broadcast_to(np.float32(0), (dataset.num_nodes, 2))
+        features = {**dataset.node_features, INV_SQRT_DEGREES: roots}
+        dataset = dataclasses.replace(dataset, node_features=features)
+    return dataset, hotness
+
+
+def _topology(config: Config) -> Topology:
+    if config.topology == "auto":
+        found = probe_shared_memory if config.store.device == "cpu" else probe
+        return found(config.trainer.ranks)
+    if config.trainer.ranks == 1:
+        return preset(config.topology)
+    return machine(config.topology, config.trainer.ranks)

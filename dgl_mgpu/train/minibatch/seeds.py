@@ -1,0 +1,119 @@
+"""The order in which nodes or edges are visited, the same for any number of ranks and workers."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, get_worker_info
+
+from dgl_mgpu.errors import InvalidInputError
+
+
+class SeedBatches(IterableDataset):
+    """One rank's mini-batches of seeds, for DGL's DataLoader.
+
+    An epoch is one sequence of batches, drawn from the seed and the epoch alone; rank ``r``
+    of ``n`` takes batches ``r``, ``r + n``, …, and its workers take those in turn.  An epoch that
+    was begun by another number of ranks can go on at any batch.
+
+    Parameters
+    ----------
+    seeds : Tensor, int32 or int64, shape (n,)
+        Distinct nodes, or edges.
+    batch_size : int
+    shuffle : bool
+        Whether epochs visit them in random order.
+    seed : int
+        Where that order comes from.
+    rank, num_ranks : int
+    ntype : str, optional
+        Their type in a heterogeneous graph, where batches are dicts.
+
+    Raises
+    ------
+    InvalidInputError
+        If there are none.
+    """
+
+    #: For `dgl_mgpu.sampling.prefetch_safety`: batches depend on nothing that goes on meanwhile.
+    may_be_made_ahead = True
+
+    def __init__(
+        self,
+        seeds: torch.Tensor,
+        batch_size: int,
+        *,
+        shuffle: bool,
+        seed: int = 0,
+        rank: int = 0,
+        num_ranks: int = 1,
+        ntype: str | None = None,
+    ) -> None:
+        if len(seeds) == 0:
+            raise InvalidInputError(
+                "iterate over seed nodes",
+                "there are no seed nodes",
+                "check the split of the data set",
+            )
+        self._seeds = seeds
+        self.batch_size = batch_size
+        self._shuffle = shuffle
+        self._seed = seed
+        self._rank = rank
+        self.ntype = ntype
+        self.num_ranks = num_ranks
+        # The epoch and its first batch; in shared memory: workers that live on see the next too.
+        self._at = torch.zeros(2, dtype=torch.int64).share_memory_()
+
+    def of_all(self, seeds: torch.Tensor) -> SeedBatches:
+        """Batches of this size of other seeds, in their order, which ranks take in turn."""
+        ranks = {"rank": self._rank, "num_ranks": self.num_ranks}
+        return SeedBatches(seeds, self.batch_size, shuffle=False, ntype=self.ntype, **ranks)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the seeds are (DGL's DataLoader asks)."""
+        return self._seeds.device
+
+    def set_epoch(self, epoch: int, first: int = 0) -> None:
+        """Choose the epoch that the next iteration is, and at which of its batches it begins."""
+        self._at.copy_(torch.tensor([epoch, first]))
+
+    def __len__(self) -> int:
+        """Batches of this rank in the epoch."""
+        return len(self._mine())
+
+    def rounds(self) -> list[int]:
+        """Seeds of all ranks together in each round of the epoch, one batch a rank.
+
+        In the last round, ranks may have smaller batches than others, or none.
+        """
+        whole, first = self.batch_size * self.num_ranks, int(self._at[1]) * self.batch_size
+        return [
+            min(whole, len(self._seeds) - start) for start in range(first, len(self._seeds), whole)
+        ]
+
+    @property
+    def num_batches(self) -> int:
+        """Batches of all ranks in an epoch."""
+        return -(-len(self._seeds) // self.batch_size)
+
+    def _mine(self) -> range:
+        """Numbers of this rank's batches."""
+        return range(int(self._at[1]) + self._rank, self.num_batches, self.num_ranks)
+
+    def __iter__(self) -> Iterator[torch.Tensor | dict[str, torch.Tensor]]:
+        order = None
+        if self._shuffle:
+            random = np.random.Generator(np.random.Philox(key=[self._seed, int(self._at[0])]))
+            order = torch.from_numpy(random.permutation(len(self._seeds)))
+        mine = self._mine()
+        worker = get_worker_info()
+        if worker is not None:
+            mine = mine[worker.id :: worker.num_workers]
+        for batch in mine:
+            span = slice(batch * self.batch_size, (batch + 1) * self.batch_size)
+            seeds = self._seeds[span] if order is None else self._seeds[order[span]]
+            yield seeds if self.ntype is None else {self.ntype: seeds}

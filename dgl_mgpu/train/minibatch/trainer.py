@@ -1,0 +1,460 @@
+"""Training on mini-batches: DGL's DataLoader over the store, one model on all ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal
+
+import dgl
+import torch
+from dgl.dataloading import DataLoader
+from torch import nn
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.inference import inference
+from dgl_mgpu.inference.group import Team
+from dgl_mgpu.models.homogeneous import NodeModel
+from dgl_mgpu.placement import Plan
+from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
+from dgl_mgpu.report.epoch import number, text, whole
+from dgl_mgpu.store.embedding.optimizers import EmbeddingOptimizer
+from dgl_mgpu.store.feature_storage import Traffic
+from dgl_mgpu.store.global_store import GlobalStore
+from dgl_mgpu.train.capture import CapturedStep, normalised_batch
+from dgl_mgpu.train.data_parallel import average_gradients, take_first_ranks
+from dgl_mgpu.train.launch.preemption import blocked, outlive_sigterm
+from dgl_mgpu.train.metrics.accumulator import Tally
+from dgl_mgpu.train.minibatch.evaluation import AllNodes
+from dgl_mgpu.train.minibatch.learned_inputs import LOOKUP
+from dgl_mgpu.train.minibatch.objective import Objective
+from dgl_mgpu.train.minibatch.pinsage_sampler import RandomWalkSampler
+from dgl_mgpu.train.minibatch.seeds import SeedBatches
+from dgl_mgpu.train.trainer import StepCallback, Trainer
+from dgl_mgpu.utils.interrupts import STOPPING
+from dgl_mgpu.utils.stages import StageTimes, stage
+
+#: Of :class:`~dgl_mgpu.report.StageSeconds`, those measured here.
+_STAGES = ("sample", "gather", "forward", "backward", "update")
+_CAPTURED_STAGES = ("sample", "gather", "compute", "update")
+
+
+@dataclass
+class Split:
+    """What one split is iterated with: its seeds and the sampler of their mini-batches."""
+
+    batches: SeedBatches
+    sampler: dgl.dataloading.Sampler
+    #: Evaluates it without blocks, where that takes less.
+    all_nodes: AllNodes | None = None
+
+
+@dataclass
+class _Sums:
+    """Sums over an epoch's steps so far, the seconds they took, and what was read for them."""
+
+    loss: float = 0.0
+    correct: float = 0.0
+    seeds: int = 0
+    steps: int = 0
+    #: By stage, as :class:`~dgl_mgpu.report.StageSeconds` has them.
+    seconds: dict[str, float] = field(default_factory=dict)
+    #: Rows and bytes of each table and memory.
+    tiers: list[tuple[str, str, int, int]] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, part: dict[str, Any]) -> _Sums:
+        """What a checkpoint has of some.
+
+        Raises
+        ------
+        TypeError, ValueError, KeyError
+            If it is none.
+        """
+        return cls(
+            loss=number(part["loss"]),
+            correct=number(part["correct"]),
+            seeds=whole(part["seeds"]),
+            steps=whole(part["steps"]),
+            seconds={name: number(spent) for name, spent in part["seconds"].items()},
+            tiers=[
+                (text(table), text(memory), whole(rows), whole(nbytes))
+                for table, memory, rows, nbytes in part["tiers"]
+            ],
+        )
+
+    def join(self, other: _Sums) -> None:
+        """Add what was done before, or by another rank."""
+        self.loss += other.loss
+        self.correct += other.correct
+        self.seeds += other.seeds
+        self.steps += other.steps
+        self.tiers += other.tiers
+        self.add_seconds(**other.seconds)
+
+    def add_seconds(self, **seconds: float) -> None:
+        """Add to what stages took."""
+        for name, spent in seconds.items():
+            self.seconds[name] = self.seconds.get(name, 0.0) + spent
+
+    def add_traffic(self, traffic: Traffic) -> None:
+        for (table, memory), rows in sorted(traffic.rows.items()):
+            self.tiers.append((table, memory, rows, traffic.nbytes[table, memory]))
+
+    def tier_traffic(self) -> tuple[TierTraffic, ...]:
+        totals: dict[tuple[str, str], tuple[int, int]] = {}
+        for table, memory, rows, nbytes in self.tiers:
+            before = totals.get((table, memory), (0, 0))
+            totals[table, memory] = before[0] + rows, before[1] + nbytes
+        return tuple(TierTraffic(memory, table, *sums) for (table, memory), sums in totals.items())
+
+    def add_steps(self, tally: Tally) -> None:
+        loss, correct, seeds = tally.sums()
+        self.join(_Sums(loss=loss, correct=correct, seeds=seeds, steps=tally.steps))
+
+    @property
+    def mean_loss(self) -> float:
+        return self.loss / self.seeds if self.seeds else float("nan")
+
+    @property
+    def accuracy(self) -> float:
+        return self.correct / self.seeds if self.seeds else float("nan")
+
+
+class MiniBatchTrainer(Trainer):
+    """Trains a model on mini-batches of a store's graph, where the model and the store are.
+
+    On a GPU nothing waits for a step's result: the host queues one after the other, batches are
+    made while the model works on those before, and what is shown of a step is some steps old.
+
+    Parameters
+    ----------
+    model : nn.Module
+        On the store's device; called with the blocks of a mini-batch and the data of its input
+        nodes, gives a row for each node that these end with; of nothing, no row and gradients of
+        zeros.
+    optimizer : torch.optim.Optimizer
+    store : GlobalStore
+    train, valid, test : Split
+    objective : Objective
+        What is asked of the model for the seeds.
+    embeddings : EmbeddingOptimizer, optional
+        Trains the store's rows that the model looks up.
+    num_workers : int
+        Processes that sample, for each rank; none for a store on GPUs, which sample themselves.
+    eval_every : int
+        Epochs between validations; the last epoch is always validated.
+    count_accesses : bool
+        Whether to count how often training reads each node.
+    precision : torch.dtype
+        float32, or bfloat16 for what autocast computes in it.
+    cuda_graphs : bool or 'auto'
+        Whether steps on a GPU are captured (:class:`dgl_mgpu.CapturedStep`); 'auto': where they can
+        be.
+
+    Attributes
+    ----------
+    accesses : Accesses or None
+        These counts.
+
+    Raises
+    ------
+    InvalidInputError
+        If workers are to read a store on GPUs, or steps cannot be captured.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        store: GlobalStore,
+        train: Split,
+        valid: Split,
+        test: Split,
+        *,
+        objective: Objective,
+        embeddings: EmbeddingOptimizer | None = None,
+        num_workers: int = 0,
+        eval_every: int = 1,
+        count_accesses: bool = False,
+        precision: torch.dtype = torch.float32,
+        cuda_graphs: bool | Literal["auto"] = "auto",
+    ) -> None:
+        super().__init__(model, optimizer, store.device, eval_every)
+        self._on_gpu = store.device.type == "cuda"
+        if num_workers and self._on_gpu:
+            raise InvalidInputError(
+                f"have {num_workers} workers sample",
+                "the store is on GPUs, which sample faster than processes on the CPU",
+                "use sampler.num_workers=0, or store.device=cpu",
+            )
+        if cuda_graphs is True and embeddings is not None:
+            raise InvalidInputError(
+                "capture training steps",
+                "the model learns rows, which the ranks look up and train together at every step",
+                "use trainer.cuda_graphs=false",
+            )
+        self.store = store
+        self.accesses = store.count_accesses() if count_accesses else None
+        self._train, self._valid, self._test_split = train, valid, test
+        self._objective = objective
+        self._embeddings = embeddings
+        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self._num_workers = num_workers
+        self._precision = precision
+        self._captured: CapturedStep | None = None
+        can_be_captured = (
+            self._on_gpu
+            and objective.can_be_captured
+            and embeddings is None
+            and normalised_batch(model) is None
+        )
+        #: Of the step before, where a captured one leaves it.
+        self._right = torch.zeros((), dtype=torch.float64, device=store.device)
+        if cuda_graphs is True or (cuda_graphs == "auto" and can_be_captured):
+            self._captured = CapturedStep(
+                model,
+                lambda blocks: self._outputs((blocks,)),
+                self._loss_and_right,
+                lambda blocks: objective.truth((blocks,)),
+                required=cuda_graphs is True,
+            )
+        else:
+            take_first_ranks((*model.parameters(), *model.buffers()))
+        self._loader = self._make_loader(train)
+        self._sums = _Sums()
+
+    @property
+    def figure(self) -> str:
+        return self._objective.figure
+
+    @property
+    def plan(self) -> Plan:
+        return self.store.plan
+
+    @property
+    def steps_per_epoch(self) -> int:
+        return len(self._train.batches.rounds())
+
+    @property
+    def _batches_per_epoch(self) -> int:
+        return self._train.batches.num_batches
+
+    def _part(self) -> dict[str, Any]:
+        return asdict(self._sums)
+
+    def _take_parts(self, parts: list[dict[str, Any]]) -> None:
+        self._sums = _Sums()
+        for part in parts:
+            self._sums.join(_Sums.read(part))
+        # These ranks worked at the same time.
+        self._sums.steps = max((part["steps"] for part in parts), default=0)
+        self._sums.seconds = {name: s / len(parts) for name, s in self._sums.seconds.items()}
+
+    def _captured_state(self) -> dict[str, Any]:
+        return {} if self._captured is None else self._captured.state_dict()
+
+    def _take_captured(self, state: dict[str, Any]) -> None:
+        if self._captured is not None and state:
+            self._captured.load_state_dict(state)
+
+    def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport | None:
+        begin = time.perf_counter()
+        sums = self._sums
+        with self.accesses or contextlib.nullcontext():
+            is_whole = self._train_epoch(sums, on_step)
+        evaluate = time.perf_counter()
+        sums.add_seconds(total=evaluate - begin)
+        if not is_whole:
+            return None
+        self._sums = _Sums()
+        with stage("evaluate"):
+            valid = self.evaluate(self._valid) if validate else None
+        end = time.perf_counter()
+        self.store.graph.traffic.take()  # evaluation's is no part of the epoch's
+        sums.add_seconds(total=end - evaluate, evaluate=end - evaluate)
+        return EpochReport(
+            epoch=number,
+            steps=sums.steps,
+            seeds=sums.seeds,
+            loss=sums.mean_loss,
+            train_accuracy=sums.accuracy,
+            valid_accuracy=valid,
+            test_accuracy=None,
+            seconds=StageSeconds(**sums.seconds),
+            tiers=sums.tier_traffic(),
+            ranks=1,
+            figure=self.figure,
+        )
+
+    def _test(self) -> float:
+        return self.evaluate(self._test_split)
+
+    def finish(self, folder: Path) -> None:
+        """Write ``accesses.npz``, where they were counted, and close the store."""
+        if self.accesses is not None:
+            self.accesses.save(folder / "accesses.npz")
+        self.store.close()
+
+    @torch.no_grad()
+    def evaluate(self, split: Split) -> float:
+        """The objective's figure of a split's seeds, over all ranks."""
+        self.model.eval()
+        self.store.graph.set_epoch(0)
+        with self._autocast():
+            answers = None if split.all_nodes is None else split.all_nodes.answers(split.batches)
+        if answers is None:
+            with _starting_workers():
+                batches = iter(self._make_loader(split))
+            answers = (
+                (self._evaluated_outputs(batch), self._objective.truth(batch)) for batch in batches
+            )
+        return self._objective.score(answers, self._device)
+
+    def _evaluated_outputs(self, batch: Any) -> torch.Tensor:
+        with stage("forward"):
+            return self._outputs(batch)
+
+    @torch.no_grad()
+    def predict(self) -> torch.Tensor:
+        """Of a machine's ranks in memory that they share."""
+        self.model.eval()
+        graph, split = self.store.graph, self._test_split
+        draws = isinstance(split.sampler, RandomWalkSampler)
+        if isinstance(self.model, NodeModel) and not draws:
+            with self._autocast():
+                return inference(self.model, graph, device=self._device).float()
+        nodes = torch.arange(graph.num_nodes(split.batches.ntype), dtype=graph.idtype)
+        graph.set_epoch(0)
+        seeds = split.batches.of_all(nodes)
+        with _starting_workers():
+            batches = iter(self._make_loader(replace(split, batches=seeds)))
+        rows = (self._evaluated_outputs(batch).float() for batch in batches)
+        return Team.of_job().collected(rows, len(nodes), seeds.batch_size)
+
+    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self._objective.predictions(rows)
+
+    def _train_epoch(self, sums: _Sums, on_step: StepCallback) -> bool:
+        """Train on what is left of the epoch; whether that was all of it."""
+        self.model.train()
+        self.store.graph.set_epoch(self.epoch)
+        self._train.batches.set_epoch(self.epoch, self._batches)
+        tally = Tally(self._device)
+        with StageTimes(self._device) as times:
+            is_whole = self._train_rounds(sums, tally, on_step)
+        sums.add_steps(tally)
+        traffic = self.store.graph.traffic.take()
+        sums.add_traffic(traffic)
+        spent = times.seconds()
+        looked_up = spent.get(LOOKUP, 0.0)
+        if self._on_gpu:
+            spent["gather"] = spent.get("gather", 0.0) + looked_up
+        else:
+            # Workers may have sampled, which is seen as the time that is waited for them.
+            loading = spent.get("load", 0.0) - (traffic.seconds - looked_up)
+            spent.update(gather=traffic.seconds, sample=max(0.0, loading))
+        stages = _STAGES if self._captured is None else _CAPTURED_STAGES
+        sums.add_seconds(**{name: spent.get(name, 0.0) for name in stages})
+        return is_whole
+
+    def _train_rounds(self, sums: _Sums, tally: Tally, on_step: StepCallback) -> bool:
+        captured = self._captured
+        begin = iter if captured is None else captured.batches
+        with _starting_workers():
+            batches = begin(self._loader)
+        for round_size in self._train.batches.rounds():
+            with stage("load"):
+                batch = next(batches, None)
+            if captured is None:
+                with stage("forward"):
+                    loss = self._loss(batch, round_size, tally)
+                self.optimizer.zero_grad()
+                with stage("backward"):
+                    loss.backward()
+                    average_gradients(self._parameters)
+                    # Of batch normalisation: running statistics of each rank's own mini-batches.
+                    take_first_ranks(self.model.buffers())
+            else:
+                with stage("compute"):
+                    self._compute_captured(captured, batch, round_size, tally)
+            with stage("update"):
+                self.optimizer.step()
+                if self._embeddings is not None:
+                    self._embeddings.step()
+            on_step(sums.steps + tally.steps, *tally.latest(), sums.seeds + tally.seeds)
+            self._batches += self._train.batches.num_ranks
+            if self.should_stop():
+                return False
+        return True
+
+    def _loss(self, batch: Any, round_size: int, tally: Tally) -> torch.Tensor:
+        """What this rank adds to the mean loss over the ``round_size`` seeds of all ranks."""
+        if batch is None:
+            # The last round has no batch for this rank: it takes part in what others look up,
+            # and its optimizer steps with theirs.
+            return self.model([], {}).sum()
+        truth = self._objective.truth(batch)
+        outputs = self._outputs(batch)
+        mean = self._mean_loss(outputs, truth)
+        tally.add(mean, self._objective.right(outputs.detach(), truth), len(truth))
+        return mean * self._weight(len(truth), round_size)
+
+    def _compute_captured(
+        self, captured: CapturedStep, batch: Any, round_size: int, tally: Tally
+    ) -> None:
+        """Have parameters the gradients of :meth:`_loss`, over all ranks."""
+        if batch is None:
+            captured.without_batch()
+            return
+        seeds = captured.num_seeds(batch)
+        mean = captured(batch, self._weight(seeds, round_size))
+        tally.add(mean, self._right, seeds)
+
+    def _loss_and_right(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        """The mean loss; how many are right is found in the same graph, where there is one."""
+        self._right.copy_(self._objective.right(outputs.detach(), truth))
+        return self._mean_loss(outputs, truth)
+
+    def _weight(self, seeds: int, round_size: int) -> float:
+        """What makes the mean over ranks of their means that over the seeds of the round."""
+        return seeds * self._train.batches.num_ranks / round_size
+
+    def _outputs(self, batch: Sequence[Any]) -> torch.Tensor:
+        with self._autocast():
+            return self._objective.outputs(self.model, batch)
+
+    def _mean_loss(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+        with self._autocast():
+            return self._objective.mean_loss(outputs, truth)
+
+    def _autocast(self) -> torch.autocast:
+        enabled = self._precision != torch.float32
+        return torch.autocast(self._device.type, self._precision, enabled=enabled)
+
+    def _make_loader(self, split: Split) -> DataLoader:
+        return DataLoader(
+            self.store.graph,
+            split.batches,
+            split.sampler,
+            device=self._device,
+            num_workers=self._num_workers,
+            worker_init_fn=partial(outlive_sigterm, os.getpid()),
+            persistent_workers=split is self._train and self._num_workers > 0,
+            # To make an iterator draws a number, which a run that resumes does once more.
+            generator=torch.Generator(),
+        )
+
+
+@contextlib.contextmanager
+def _starting_workers() -> Iterator[None]:
+    """Within, a DataLoader begins a pass, without DGL's advice on CPU affinity."""
+    with warnings.catch_warnings(), blocked(*STOPPING):
+        warnings.filterwarnings("ignore", message="Dataloader CPU affinity opt")
+        yield

@@ -1,0 +1,88 @@
+"""The optimizer of a run, whose states ranks may share, and its states in checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.config.schema import TrainerConfig
+
+
+def make_optimizer(
+    config: TrainerConfig, parameters: Iterable[nn.Parameter], device: torch.device | str
+) -> torch.optim.Optimizer:
+    """Adam as configured, of which several ranks may each hold a part; then collective."""
+    options: dict[str, Any] = {
+        "lr": config.lr,
+        "weight_decay": config.weight_decay,
+        "fused": torch.device(device).type == "cuda",  # one kernel in place of a dozen
+    }
+    if not config.shard_optimizer or Ranks.of_all_machines().size == 1:
+        return torch.optim.Adam(parameters, **options)
+    from torch.distributed.optim import ZeroRedundancyOptimizer  # takes long to import
+
+    return ZeroRedundancyOptimizer(parameters, torch.optim.Adam, **options)
+
+
+def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
+    """The state dict of an optimizer, as one that holds all would have it; collective.
+
+    Where ranks share it, that of the first rank: the others have an empty one.
+    """
+    if hasattr(optimizer, "consolidate_state_dict"):
+        optimizer.consolidate_state_dict(to=0)
+        if Ranks.of_all_machines().rank > 0:
+            return {}
+    return optimizer.state_dict()
+
+
+def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
+    """Give an optimizer the whole state that another had, and let it go on in its own way.
+
+    The other may have been fused, as on a GPU, or shared by ranks, where this one is not.
+    """
+    groups = [
+        # What it goes by is configured; of a checkpoint it may be another's.
+        {**own, "params": group["params"]}
+        for group, own in zip(saved["param_groups"], optimizer.param_groups, strict=True)
+    ]
+    _require_alike(optimizer, groups, saved["state"])
+    # A shared one takes out of the state what is not this rank's.
+    optimizer.load_state_dict({"state": dict(saved["state"]), "param_groups": groups})
+    own = getattr(optimizer, "optim", None)
+    if own is not None:
+        optimizer.state.clear()  # a second reference to this rank's part, which nobody looks at
+        for parameter, state in own.state.items():
+            # torch takes steps to the CPU on the way, where a fused kernel cannot count them.
+            if own.param_groups[0].get("fused"):
+                state["step"] = state["step"].to(parameter.device)
+
+
+def _require_alike(
+    optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: dict[int, Any]
+) -> None:
+    """Check that a state is that of these parameters: torch takes any, and fails later."""
+    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    numbers = [number for group in groups for number in group["params"]]
+    if numbers != list(range(len(parameters))):
+        raise ValueError(f"the optimizer's state is of parameters {numbers}")
+    is_adam = isinstance(getattr(optimizer, "optim", optimizer), torch.optim.Adam)
+    wanted = {"step", "exp_avg", "exp_avg_sq"} if is_adam else None
+    for number, parts in state.items():
+        if number not in numbers or wanted not in (None, parts.keys()):
+            raise ValueError(f"the optimizer has {[*parts]} of parameter {number}")
+        own = parameters[number]
+        for name, found in parts.items():
+            found = torch.as_tensor(found)
+            if name == "step":
+                if found.ndim or not (found >= 0 and found.isfinite()):
+                    raise ValueError(f"the optimizer took {found} steps of parameter {number}")
+            elif (found.shape, found.dtype) != (own.shape, own.dtype):
+                raise ValueError(
+                    f"{name} of parameter {number} has shape {tuple(found.shape)} and "
+                    f"{found.dtype}, not {tuple(own.shape)} and {own.dtype}"
+                )

@@ -1,0 +1,134 @@
+"""What the first rank shows and writes of a run."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+
+from dgl_mgpu.config.schema import Config, flat
+from dgl_mgpu.errors import DGLMGPUError, OutputError
+from dgl_mgpu.report import EpochReport, MetricsLog, TrainProgress, best_epoch, summary_table
+from dgl_mgpu.train.checkpoint.checkpoint import goes_on_in
+from dgl_mgpu.train.trainer import Trainer
+
+
+class RunReport:
+    """A run's progress on the screen; metrics, curves and summary in its folder.
+
+    Used as a context manager while epochs run.
+
+    Parameters
+    ----------
+    config : Config
+    folder : Path
+    trainer : Trainer
+        With the epochs of before, where it resumed.
+    restarts : int
+        How often the run was started again.
+
+    Raises
+    ------
+    OutputError
+        Here and in all methods, if the folder is full or cannot be written.
+    """
+
+    def __init__(self, config: Config, folder: Path, trainer: Trainer, restarts: int = 0) -> None:
+        self._config = config
+        self._restarts = restarts
+        self._folder = folder
+        self._plan = trainer.plan
+        self._console = Console()
+        # A run that resumes in its own folder, or is started again, writes its epochs anew.
+        with self._writing():
+            goes_on = goes_on_in(folder, config.trainer.resume) or restarts > 0
+            self._log = MetricsLog(folder, resume_epoch=0 if goes_on else None)
+            for earlier in trainer.reports:
+                self._log.append(earlier)
+        self._progress = TrainProgress(
+            config.trainer.epochs,
+            trainer.steps_per_epoch,
+            self._console,
+            first_epoch=trainer.epoch + 1,
+            figure=trainer.figure,
+        )
+        self._shown = contextlib.ExitStack()
+        self.on_step = self._progress.update
+
+    def __enter__(self) -> RunReport:
+        self._shown.enter_context(self._progress)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *exception: Any) -> None:
+        self._shown.close()
+        # A full disk is no second reason, where there is one.
+        with self._writing() if kind is None else contextlib.suppress(OSError):
+            self._log.close()
+
+    @contextlib.contextmanager
+    def _writing(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            if isinstance(error, DGLMGPUError):
+                raise
+            raise OutputError(
+                f"write metrics and curves to {self._folder}",
+                str(error),
+                "free space there, or choose another folder (hydra.run.dir); trainer.resume goes "
+                "on from the last checkpoint",
+            ) from error
+
+    def epoch(self, report: EpochReport) -> None:
+        """Show and write an epoch."""
+        self._progress.epoch_done(report)
+        with self._writing():
+            self._log.append(report)
+
+    def stopped(self) -> None:
+        """Write what there is of a run that was told to stop."""
+        self._shown.close()
+        self._write_page()
+
+    def finish(self, reports: list[EpochReport], test_accuracy: float) -> None:
+        """Show and write what the whole run came to."""
+        from dgl_mgpu.report.plots import plot_curves  # matplotlib takes a second to import
+
+        self._shown.close()  # the bars, so that they do not stand below the table
+        title = self._title
+        best = best_epoch(reports)
+        summary = {
+            "test_accuracy": test_accuracy,
+            "best_epoch": None if best is None else best.epoch,
+            "valid_accuracy": None if best is None else best.valid_accuracy,
+            "restarts": self._restarts,
+        }
+        with self._writing():
+            plot_curves(reports, self._folder / "curves.png", title)
+        self._write_page(summary)
+        with self._writing():
+            self._log.summary(summary)  # last: it says that the run is complete
+        self._console.print(summary_table(reports, title, test_accuracy))
+        self._console.print(
+            f"report.html, metrics and checkpoint: {self._folder}",
+            highlight=False,
+            soft_wrap=True,
+        )
+
+    @property
+    def _title(self) -> str:
+        return f"{self._config.model.name} on {self._config.data.name}"
+
+    def _write_page(self, summary: Mapping[str, Any] | None = None) -> None:
+        from dgl_mgpu.report.environment import environment
+        from dgl_mgpu.report.html import write_report
+
+        with self._writing():
+            configuration = flat(asdict(self._config))
+            write_report(
+                self._folder, self._title, configuration, environment(), self._plan, summary
+            )

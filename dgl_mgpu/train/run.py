@@ -1,0 +1,417 @@
+"""A run on all ranks: epochs, checkpoints and the report, whatever a trainer trains on."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.config.schema import Config, ModelConfig, flat
+from dgl_mgpu.config.sections import TrainerConfig
+from dgl_mgpu.data import (
+    HETEROGENEOUS,
+    Dataset,
+    HeteroDataset,
+    check_options,
+    load,
+    load_hetero,
+    require_labelled_split,
+    without_inputs,
+)
+from dgl_mgpu.data.hetero import with_self_loops
+from dgl_mgpu.errors import (
+    ConfigError,
+    DeviceMemoryError,
+    DGLMGPUError,
+    LimitError,
+    RankFailedError,
+    WorkerFailedError,
+)
+from dgl_mgpu.machine.shared_memory import lacks_shared_memory, unusable_shared_memory
+from dgl_mgpu.report import best_epoch
+from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
+from dgl_mgpu.report.profile import Profile
+from dgl_mgpu.store.planning import StoreOptions
+from dgl_mgpu.train.checkpoint.checkpoint import (
+    Checkpoint,
+    LastCheckpoint,
+    require_resumable,
+    run_folder,
+)
+from dgl_mgpu.train.launch.heartbeat import stage_of
+from dgl_mgpu.train.launch.launch import launch
+from dgl_mgpu.train.launch.preemption import StopRequest
+from dgl_mgpu.train.launch.resource_limits import (
+    files_limit,
+    is_of_files,
+    is_of_processes,
+    memory_limit,
+    processes_limit,
+    warn_of_time,
+)
+from dgl_mgpu.train.optimizer import make_optimizer
+from dgl_mgpu.train.report import RunReport
+from dgl_mgpu.train.trainer import StepCallback, Trainer
+from dgl_mgpu.utils.stages import stage
+from dgl_mgpu.utils.torchrun import under_torchrun
+
+log = logging.getLogger(__name__)
+
+Model = TypeVar("Model", bound=nn.Module)
+# Ranks that are started wherever they are asked for, and for each core beyond.
+_RANKS_ANYWHERE, _RANKS_PER_CORE = 16, 4
+# What may differ between the machines of a run.
+_OF_A_MACHINE = {
+    "data.root",
+    "sampler.num_workers",
+    "store.disk_path",
+    "topology",
+    "trainer.resume",
+}
+
+
+def ranks_of_job(config: Config) -> Config:
+    """The configuration with the number of ranks there are, where torchrun made them."""
+    if under_torchrun():
+        config.trainer.ranks = int(os.environ["WORLD_SIZE"])
+    return config
+
+
+def _as_told(config: Config) -> dict[str, Any]:
+    """The configuration for a run that goes on, on as many ranks as its own command line says.
+
+    How many torchrun made is no matter of the configuration's.
+    """
+    if under_torchrun():
+        trainer = replace(config.trainer, ranks=TrainerConfig().ranks)
+        config = replace(config, trainer=trainer)
+    return asdict(config)
+
+
+def ranks_of_this_machine(config: Config) -> int:
+    """How many of the job's ranks are on this machine."""
+    if under_torchrun():
+        return int(os.environ["LOCAL_WORLD_SIZE"])
+    return config.trainer.ranks
+
+
+def check_start(config: Config) -> None:
+    """Check what can be told without data and ranks, before there are any.
+
+    Raises
+    ------
+    DGLMGPUError
+    """
+    _check_restarts(config)
+    check_options(config.data.name, config.data.options)
+    if config.mode == "minibatch":
+        StoreOptions(
+            batch_size=config.planned_seeds(),
+            fanouts=config.sampler.planned_fanouts(),
+            **asdict(config.store),
+        )
+    if under_torchrun():
+        return  # which has made the ranks, and the checkpoint may be on the first one's machine
+    if config.topology == "auto":
+        require_room(config.trainer.ranks)
+    if config.trainer.resume is not None:
+        require_resumable(Path(config.trainer.resume), asdict(config))
+
+
+def _check_restarts(config: Config) -> None:
+    asked = f"trainer.max_restarts={config.trainer.max_restarts}"
+    if config.trainer.max_restarts and under_torchrun():
+        raise ConfigError(asked, "torchrun starts the ranks", "leave it out")
+    if config.trainer.max_restarts and config.trainer.ranks == 1:
+        raise ConfigError(
+            asked,
+            "the only rank is this process, and nothing is left to start it again",
+            "use two ranks or more, or run the command again with trainer.resume",
+        )
+
+
+def require_room(num_ranks: int) -> None:
+    """Refuse to start far more ranks than this machine has cores or GPUs for.
+
+    Raises
+    ------
+    ConfigError
+    """
+    cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
+    most = max(_RANKS_ANYWHERE, _RANKS_PER_CORE * cores, gpus)
+    if num_ranks > most:
+        raise ConfigError(
+            f"start {num_ranks} ranks",
+            f"each is a process, and this machine has {cores} cores and {gpus} GPUs",
+            f"use {most} or fewer, or start them yourself: torchrun --nproc-per-node={num_ranks} "
+            "-m dgl_mgpu.cli train …",
+        )
+
+
+def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path) -> None:
+    """Train on ``trainer.ranks`` ranks; metrics, curves and checkpoints go to ``folder``.
+
+    When a rank is lost, or one of its workers, all are started again ``trainer.max_restarts`` times
+    at most, and go on from the run's last checkpoint.
+
+    Parameters
+    ----------
+    make_trainer : callable
+        Makes a rank's trainer; collective, and a module's function, which other processes import.
+    config : Config
+    folder : Path
+
+    Raises
+    ------
+    DGLMGPUError
+    Stopped
+        After SIGTERM, SIGHUP or Ctrl-C; the checkpoint says where.
+    """
+    warn_of_time()
+    last = LastCheckpoint(folder, config.trainer.resume)
+    most = config.trainer.max_restarts
+    for restarts in range(most + 1):
+        try:
+            with typed_memory("start ranks", "use fewer ranks"):
+                launch(
+                    _run_rank, config.trainer.ranks, make_trainer, config, folder, restarts,
+                    hang_after=config.trainer.hang_after,
+                )  # fmt: skip
+            return
+        except (RankFailedError, WorkerFailedError) as error:
+            if restarts == most:
+                raise
+            resume = config.trainer.resume if last.path is None else str(last.path)
+            log.warning(
+                "cannot %s: %s; restart %d of %d goes on from %s",
+                error.asked, error.found, restarts + 1, most, resume or "the beginning",
+            )  # fmt: skip
+            config = replace(config, trainer=replace(config.trainer, resume=resume))
+
+
+def _run_rank(
+    make_trainer: Callable[[Config], Trainer], config: Config, folder: Path, restarts: int = 0
+) -> None:
+    negatives = "links.negatives, " if config.task == "link_prediction" else ""
+    fix = (
+        "use more ranks, a smaller model.hidden, or fullgraph.features=host"
+        if config.mode == "fullgraph"
+        else f"lower trainer.batch_size, {negatives}sampler.fanouts, model.hidden or "
+        "store.gpu_memory, or use trainer.cuda_graphs=false"
+    )
+    with typed_memory("train as configured", fix):
+        _train(make_trainer, config, folder, restarts)
+
+
+def _train(
+    make_trainer: Callable[[Config], Trainer], config: Config, folder: Path, restarts: int
+) -> None:
+    everyone = Ranks.of_all_machines()
+    _require_one_configuration(everyone, config)
+    first = everyone.rank == 0
+    # Under torchrun each rank was given a folder of its own: the first one's is the run's.
+    folder = everyone.from_first("choose the run's folder", lambda: folder)
+    # The folder it is in may be on the first one's machine alone.
+    checkpoint = everyone.from_first("read the checkpoint", partial(_checkpoint, config))
+    with stage("build"):
+        trainer = make_trainer(config)
+    if checkpoint is not None:
+        trainer.resume(checkpoint)
+        del checkpoint  # its states may take as much memory, or space, as the model itself
+    with (
+        StopRequest(everyone).listening() as stop,
+        RunReport(config, folder, trainer, restarts)
+        if first
+        else contextlib.nullcontext() as report,
+        Profile(config.trainer.profile if first else 0, folder) as profile,
+    ):
+        trainer.should_stop = stop.after_step
+        trainer.terminate_on_nan = config.trainer.terminate_on_nan
+
+        def save() -> None:
+            with stage("checkpoint"):
+                state = trainer.checkpoint(_as_told(config))
+                best = best_epoch(trainer.reports)
+                write = partial(
+                    state.save,
+                    folder / "checkpoints",
+                    config.trainer.keep_checkpoints,
+                    None if best is None else best.epoch,
+                )
+                everyone.from_first("write a checkpoint", write)
+
+        if trainer.epoch == config.trainer.epochs:
+            save()  # nothing is left to train, and the folder may be another one
+        for epoch in range(trainer.epoch + 1, config.trainer.epochs + 1):
+            on_step = _each_step(report.on_step if report else _no_report, profile)
+            last = epoch == config.trainer.epochs
+            done = trainer.run_epoch(last, on_step)
+            stops = done is None or (stop.after_epoch() and not last)
+            if stops or last:
+                profile.close()
+            if stops or last or epoch % config.trainer.checkpoint_every == 0:
+                save()
+            with stage("report"):
+                if report and done:
+                    report.epoch(done)
+                if report and stops:
+                    report.stopped()
+            if stops:
+                raise stop.stopped()
+        with stage("evaluate"):
+            test_accuracy = trainer.test()
+        with stage("report"):
+            trainer.finish(folder)
+            if report:
+                report.finish(trainer.reports, test_accuracy)
+
+
+def load_dataset(config: Config) -> Dataset | HeteroDataset:
+    """The configured data set, with the self-loops and input features that the model wants.
+
+    Raises
+    ------
+    DGLMGPUError
+        As :func:`dgl_mgpu.data.load`, and if a node of its split has no class that is learned.
+    """
+    return as_wanted(config, _load_dataset(config))
+
+
+def as_wanted(config: Config, dataset: Dataset | HeteroDataset) -> Dataset | HeteroDataset:
+    """A data set with the relations of self-loops and the input features that the model wants."""
+    if isinstance(dataset, HeteroDataset) and config.model.self_loops:
+        dataset = with_self_loops(dataset)
+    return without_inputs(dataset) if config.model.inputs == "learned" else dataset
+
+
+def _load_dataset(config: Config) -> Dataset | HeteroDataset:
+    options = dict(config.data.options)
+    if config.data.name in HETEROGENEOUS:
+        several = load_hetero(config.data.name, config.data.root, **options)
+        require_labelled_split(several)
+        return several
+    if config.model.self_loops:
+        options["self_loops"] = True
+    dataset = load(config.data.name, config.data.root, **options)
+    if config.task == "node_classification":
+        require_labelled_split(dataset)
+    return dataset
+
+
+def seeded_model(
+    config: Config,
+    build_model: Callable[[ModelConfig, int, int, int], Model],
+    num_features: int,
+    num_classes: int,
+    device: torch.device | str = "cpu",
+) -> tuple[Model, torch.optim.Optimizer]:
+    """The configured model, the same on every rank, and its optimizer.
+
+    ``build_model`` gets the model's configuration and the numbers of features, classes and layers.
+    Ranks go on with random numbers of their own, for dropout.
+    """
+    trainer = config.trainer
+    torch.manual_seed(trainer.seed)
+    # PinSAGE's and a full graph's layers are counted by fanouts as well.
+    model = build_model(config.model, num_features, num_classes, len(config.sampler.fanouts))
+    model = model.to(device)
+    torch.manual_seed(trainer.seed * 1_000_003 + Ranks.of_all_machines().rank)
+    return model, make_optimizer(trainer, model.parameters(), device)
+
+
+@contextlib.contextmanager
+def typed_memory(asked: str, fix: str) -> Iterator[None]:
+    """Raise what is raised where memory is too small as the error that says what to do.
+
+    So are open files and processes, of which there may be so many, and the semaphores by which
+    processes wait for each other.
+
+    Raises
+    ------
+    DeviceMemoryError, LimitError, SharedMemoryError
+    """
+    try:
+        yield
+    except (RuntimeError, MemoryError, OSError) as error:
+        if isinstance(error, DGLMGPUError):
+            raise
+        asked = f"{asked} on rank {dist.get_rank() if dist.is_initialized() else 0}"
+        found = (str(error).splitlines() or ["too little memory"])[0] + stage_of(error)
+        if is_of_files(error):
+            fix = "raise it (ulimit -n 65536), or use fewer ranks and sampler.num_workers"
+            raise LimitError(asked, f"{found}; {files_limit()}", fix) from error
+        if is_of_processes(error):
+            fix = "raise it (ulimit -u, ulimit -v), or use fewer ranks and sampler.num_workers"
+            raise LimitError(asked, f"{found}; {processes_limit()}", fix) from error
+        if lacks_shared_memory(error):
+            raise unusable_shared_memory(found) from error
+        if not _is_of_memory(error):
+            raise
+        raise DeviceMemoryError(asked, found + memory_limit(), fix) from error
+
+
+def _is_of_memory(error: Exception) -> bool:
+    # torch has a type for this only where it is a GPU's, and none for maps of files.
+    kinds = MemoryError, torch.OutOfMemoryError
+    words = "DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory"
+    return isinstance(error, kinds) or any(each in str(error) for each in words)
+
+
+def _require_one_configuration(ranks: Ranks, config: Config) -> None:
+    """Check that all ranks were told the same: those of torchrun read a command line each."""
+    told = ranks.all_gather(flat(asdict(config)))
+    for rank, other in enumerate(told):
+        for key in sorted((told[0].keys() | other.keys()) - _OF_A_MACHINE):
+            if told[0].get(key) != other.get(key):
+                raise ConfigError(
+                    f"train with {key}={told[0].get(key)} on every rank",
+                    f"rank {rank} has {key}={other.get(key)}",
+                    "give all ranks the same options; where a machine lacks the folder of the run"
+                    " that is resumed, give it that run's options too",
+                )
+
+
+def _checkpoint(config: Config) -> Checkpoint | None:
+    """The checkpoint to go on from, if any."""
+    if config.trainer.resume is None:
+        return None
+    checkpoint = Checkpoint.load(Path(config.trainer.resume))
+    checkpoint.require_same_run(asdict(config))
+    epochs = config.trainer.epochs
+    # A run that failed after its last epoch was yet to be tested and to be reported of.
+    ended = checkpoint.epoch == epochs == checkpoint.config["trainer"]["epochs"]
+    if checkpoint.epoch >= epochs and not (ended and not _is_complete(config.trainer.resume)):
+        raise ConfigError(
+            f"resume up to epoch {epochs}",
+            f"the checkpoint is of epoch {checkpoint.epoch}",
+            "raise trainer.epochs",
+        )
+    return checkpoint
+
+
+def _is_complete(resumed: str) -> bool:
+    """Whether the run that is to be resumed has written all that a run writes."""
+    file = run_folder(resumed) / METRICS_FILE
+    return file.exists() and read_metrics(file)[1] is not None
+
+
+def _each_step(report: StepCallback, profile: Profile) -> StepCallback:
+    def on_step(step: int, loss: float, accuracy: float, seeds: int) -> None:
+        report(step, loss, accuracy, seeds)
+        profile.step()
+
+    return on_step
+
+
+def _no_report(step: int, loss: float, accuracy: float, seeds: int) -> None:
+    pass

@@ -1,0 +1,228 @@
+"""What a run has trained, to be used."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.config.schema import Config, FullGraphConfig, config_of_run
+from dgl_mgpu.errors import (
+    CheckpointError,
+    DGLMGPUError,
+    InvalidInputError,
+    OutputError,
+    PlanDoesNotFitError,
+    RankFailedError,
+    UnavailableError,
+)
+from dgl_mgpu.machine.shared_memory import SharedMemory
+from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
+from dgl_mgpu.train.checkpoint.validation import OF_OTHER_STATES, require_dtypes
+from dgl_mgpu.train.trainer import Trainer
+from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.stages import stage
+
+
+@dataclass(frozen=True)
+class TrainedRun:
+    """A run's best model, with the data it was trained on.
+
+    Attributes
+    ----------
+    config : Config
+        What the run was configured with, but for what says how it was carried out: it is on
+        ``device``, and of the ranks that there are now.
+    model : nn.Module
+        Of the epoch that validated best; in eval mode, on ``device``.
+    """
+
+    config: Config
+    model: nn.Module
+    _trainer: Trainer = field(repr=False)
+
+    def predict(self) -> torch.Tensor:
+        """What the model gives for all nodes of its data set: logits, or of a run of link
+        prediction embeddings, of which the product of two is the score of a pair.
+
+        They are of all neighbours, by :func:`dgl_mgpu.inference`; those of PinSAGE and of models of
+        several types, which mini-batches give, of the neighbours that the run was tested with.
+        Edges that link prediction held out are not among them, as in the run's own test.
+
+        In a job of several ranks, all of them call it and share the work.
+
+        Returns
+        -------
+        Tensor, float32, shape (nodes, classes) or (nodes, ``model.hidden``)
+            In the host's memory, on every rank.  Of the type that is classified, if there are
+            several.
+
+        Raises
+        ------
+        DGLMGPUError
+            As :func:`dgl_mgpu.inference`.
+        """
+        return self._trainer.predict()
+
+
+def load_run(
+    folder: str | os.PathLike[str],
+    device: str = "cpu",
+    *,
+    root: str | os.PathLike[str] | None = None,
+) -> TrainedRun:
+    """The best model of a run of ``dgl-mgpu train``, with its data.
+
+    The data set says how many features and classes there are, and is read.  In a job of several
+    ranks, all of them call it with the same arguments; the first one reads the run and its data.
+
+    Parameters
+    ----------
+    folder : path
+        The run's folder, or one of its checkpoints.
+    device : {'cpu', 'cuda'}
+    root : path, optional
+        Where the data lies, if not where the run had it (``data.root``).
+
+    Raises
+    ------
+    CheckpointError
+        If there is no checkpoint, or a damaged one, or one of other data.
+    InvalidInputError
+        If the device is none of these.
+    UnavailableError
+        If there is no GPU, or no CuPy.
+    DGLMGPUError
+        If the data cannot be read, or does not fit.
+    RankFailedError
+        On the other ranks, if the first one raised any of these.
+    """
+    asked = f"load the run {folder}"
+    if device not in ("cpu", "cuda"):
+        raise InvalidInputError(asked, f"there is no device {device!r}", "pass 'cpu' or 'cuda'")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise UnavailableError(f"{asked} to a GPU", "torch sees no GPU", "use device 'cpu'")
+    everyone = Ranks.of_all_machines()
+    checkpoint = everyone.from_first(asked, partial(_checkpoint, asked, Path(folder)))
+    config = _carried_out_here(checkpoint.config, device, everyone.size)
+    if root is not None:
+        config.data.root = os.fspath(root)
+    gpus = [torch.cuda.current_device()] if device == "cuda" else []
+    try:
+        # The caller's random numbers are not the run's to draw.
+        with stage("build"), torch.random.fork_rng(gpus):
+            trainer = _restored(config, torch.device(device))
+    except PlanDoesNotFitError as error:
+        # What it says to do is for training: here, the run has said what memory there is.
+        had = checkpoint.config["trainer"]["ranks"]
+        fix = f"use more ranks than {everyone.size} (the run had {had})"
+        fix += ", whose memory counts together"
+        memory = SharedMemory.of_this_machine()
+        if error.needed > memory.room:
+            fix += f", or {memory.advice(error.needed)}"
+        raise PlanDoesNotFitError(
+            asked,
+            error.found,
+            fix,
+            error.needed,
+            error.available,
+        ) from error
+    try:
+        require_dtypes(trainer.model, checkpoint.best_model)
+        trainer.model.load_state_dict(checkpoint.best_model)
+    except OF_OTHER_STATES as error:  # ours, torch's, or of learned rows
+        if isinstance(error, RankFailedError):
+            raise
+        told = str(error).splitlines() or [type(error).__name__]
+        why = error.found if isinstance(error, CheckpointError) else told[-1]
+        raise CheckpointError(
+            asked,
+            f"its model does not fit this data ({why.strip()})",
+            "name the data that the run was trained on",
+        ) from error
+    return TrainedRun(config, trainer.model.eval(), trainer)
+
+
+def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "cpu") -> str:
+    """Write what a run's model gives for all nodes; return what that is, in words.
+
+    In a job of several ranks, all of them call it, and the first one writes.
+
+    Parameters
+    ----------
+    folder, device
+        As for :func:`load_run`.
+    out : path
+        A NumPy archive: ``classes``, int64, and ``logits``, float32, with a row for each node;
+        ``labels``, int8 of 1 and 0, in place of classes where nodes may have several; or
+        ``embeddings``, float32, of a run of link prediction.  It takes the place of a file of that
+        name.
+
+    Raises
+    ------
+    OutputError
+        If it cannot be written.
+    DGLMGPUError
+        As :func:`load_run` and :meth:`TrainedRun.predict`.
+    """
+    asked = f"write predictions to {out}"
+    if out.is_dir():
+        raise OutputError(asked, "it is a folder", "name a file")
+    run = load_run(folder, device)
+    is_first = Ranks.of_all_machines().rank == 0
+    try:
+        # What cannot be written is told before it is computed.
+        with written_whole(out) if is_first else contextlib.nullcontext() as file:
+            rows = run.predict()
+            found = run._trainer.predictions(rows)
+            if file is not None:
+                arrays: dict[str, Any] = {name: each.numpy() for name, each in found.items()}
+                with stage("report"):  # which may take as long as it writes
+                    np.savez(file, **arrays)
+    except OSError as error:
+        if isinstance(error, DGLMGPUError):
+            raise
+        raise OutputError(asked, str(error), "name a file that can be written") from error
+    return f"{' and '.join(found)} of {len(rows):,} nodes"
+
+
+def _checkpoint(asked: str, folder: Path) -> Checkpoint:
+    try:
+        checkpoint = Checkpoint.load(folder)
+    except CheckpointError as error:
+        raise CheckpointError(
+            asked, error.found, "name the folder of a run, or another of its checkpoints"
+        ) from error
+    return checkpoint
+
+
+def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> Config:
+    """A run's configuration for ranks that train nothing."""
+    config = config_of_run(saved)
+    config.topology = config.store.links = "auto"  # of the run's machine and its ranks
+    config.trainer.ranks, config.trainer.resume = num_ranks, None
+    config.trainer.count_accesses = config.trainer.cuda_graphs = False
+    config.sampler.num_workers = 0
+    config.store.device, config.store.hotness = device, "degree"
+    config.fullgraph.exchange = FullGraphConfig.exchange  # others may be for GPUs alone
+    return config
+
+
+def _restored(config: Config, device: torch.device) -> Trainer:
+    """What trained a run, with its model as it began."""
+    if config.mode == "fullgraph":
+        from dgl_mgpu.train.fullgraph.run import untrained
+
+        return untrained(config, device)
+    from dgl_mgpu.train.minibatch.run import untrained as of_minibatches
+
+    return of_minibatches(config)

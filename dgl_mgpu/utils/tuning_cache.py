@@ -1,0 +1,57 @@
+"""What was measured on a machine, kept in files for the next run."""
+
+from __future__ import annotations
+
+import json
+import os
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.checksums import with_sum, without_sum
+
+
+@dataclass(frozen=True)
+class Findings:
+    """A file of what was found, by what it was found for.
+
+    Attributes
+    ----------
+    name : str
+        The file's.
+    format : int
+        A higher number when older findings no longer hold.
+    kind : type
+        Of a finding; others in the file are left out.
+    """
+
+    name: str
+    format: int
+    kind: type
+
+    @property
+    def path(self) -> Path:
+        """Where it is, for all machines that share the folder."""
+        folder = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+        return folder / "dgl_mgpu" / self.name
+
+    def read(self) -> dict[str, Any]:
+        """What was found before; nothing where the file is missing, damaged or an older one."""
+        try:
+            kept = without_sum(json.loads(self.path.read_text()))
+            found = kept["found"] if kept["format"] == self.format else {}
+            return {case: value for case, value in found.items() if type(value) is self.kind}
+        except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
+            return {}
+
+    def keep(self, found: Mapping[str, Any]) -> None:
+        """Keep what was found, beside what others have found meanwhile."""
+        try:
+            whole = with_sum({"format": self.format, "found": {**self.read(), **found}})
+            with written_whole(self.path) as file:
+                file.write((json.dumps(whole, indent=1) + "\n").encode())
+        except (OSError, RuntimeError) as error:
+            warnings.warn(f"what was measured is not kept for the next time: {error}", stacklevel=2)

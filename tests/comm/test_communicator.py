@@ -1,0 +1,99 @@
+"""Tensors of all ranks on every rank; with GPUs, from one to the other."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from dgl_mgpu.comm import communicator as exchange_module
+from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.errors import RankFailedError
+from dgl_mgpu.train.launch.launch import launch
+from dgl_mgpu.utils import timeouts
+from tests.store.memory.gpu_runtimes import KINDS
+
+DTYPES = [torch.int64, torch.float32, torch.bfloat16, torch.uint8]
+
+
+def of_rank(rank: int, case: int) -> list[torch.Tensor]:
+    """Rows of several types; some ranks have none, and so have all in one case."""
+    random = torch.Generator().manual_seed(97 * rank + case)
+    count = 0 if case == 2 or (rank + case) % 3 == 0 else 3 + 5 * rank
+    rows = [torch.randint(100, (count, 3), generator=random).to(dtype) for dtype in DTYPES]
+    strided = torch.randint(100, (2, count + 1), generator=random).t()
+    # Of different lengths, shapes without extent, and not contiguous.
+    return [*rows, rows[0][:, 0], rows[1][:, :0], strided]
+
+
+def _joins(kind: str) -> None:
+    ranks = Ranks.of_all_machines()
+    where = torch.device("cuda" if kind == "cuda" else "cpu")
+    send, direct = exchange_module._send, []
+
+    def seen(sent, gpu_group, group) -> None:
+        direct.append(gpu_group is not None and sent.mine.is_cuda)
+        send(sent, gpu_group, group)
+
+    exchange_module._send = seen
+    for case in range(4):
+        mine = [tensor.to(where) for tensor in of_rank(ranks.rank, case)]
+        found = ranks.concatenated("join", mine)
+        for place, tensor in enumerate(found):
+            expected = torch.cat([of_rank(rank, case)[place] for rank in range(ranks.size)])
+            assert tensor.device.type == where.type
+            assert tensor.dtype == expected.dtype and torch.equal(tensor.cpu(), expected)
+    # Through the host where there are no GPUs, or ranks share one.
+    own_gpus = kind == "cuda" and torch.cuda.device_count() >= ranks.size
+    assert ranks.size == 1 or set(direct) == {own_gpus}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("num_ranks", [1, 2, 4])
+def test_every_rank_has_all_ranks_rows_in_their_order(kind, num_ranks, monkeypatch):
+    monkeypatch.setattr(exchange_module, "_send", exchange_module._send)  # one rank runs here
+    launch(_joins, num_ranks, kind)
+
+
+def _has_no_room() -> None:
+    ranks = Ranks.of_all_machines()
+    if ranks.rank == 1:
+        exchange_module._Sent.__init__ = _no_room  # type: ignore[method-assign]
+    with pytest.raises(
+        torch.OutOfMemoryError if ranks.rank == 1 else RankFailedError, match="full"
+    ):
+        ranks.concatenated("join", [torch.ones(5)])
+    assert ranks.all_gather(ranks.rank) == [0, 1]  # they still talk to each other
+
+
+def _no_room(*_: object) -> None:
+    raise torch.OutOfMemoryError("the GPU is full")
+
+
+def test_a_rank_without_room_is_told_on_all():
+    launch(_has_no_room, 2)
+
+
+def _one_does_not_come() -> None:
+    timeouts.BUILD = 0.5
+    if dist.get_rank() == 0:
+        with pytest.raises(
+            RankFailedError, match=r"connect to the other ranks: .* within 0\.5 s \(.*\)"
+        ):
+            Ranks.of_all_machines()
+    dist.barrier()
+
+
+def _one_does_not_answer() -> None:
+    timeouts.BUILD = 0.5
+    ranks = Ranks.of_all_machines()
+    if ranks.rank == 0:
+        with pytest.raises(RankFailedError, match=r"does not answer \(.*Timed out waiting 500ms"):
+            ranks.all_gather("here")
+    dist.barrier()
+
+
+@pytest.mark.usefixtures("forked_ranks")
+@pytest.mark.parametrize("work", [_one_does_not_come, _one_does_not_answer])
+def test_the_wait_for_a_rank_has_a_limit(work):
+    launch(work, 2)

@@ -1,0 +1,32 @@
+"""What a thread says of graphs on the CPU, and what others hear of it."""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+from dgl_mgpu.graph.dispatch import graphs_on_tensors, stays_tensor
+
+
+def test_a_thread_that_ends_late_changes_nothing_for_others():
+    """Threads that sample ahead are still at it when the graphs they sample are given up."""
+    rows = torch.zeros(1)
+    inside, end = threading.Event(), threading.Event()
+    stays = []
+
+    def work() -> None:
+        stays.append(stays_tensor(rows))
+        with graphs_on_tensors(False):
+            stays.append(stays_tensor(rows))
+            inside.set()
+            end.wait(60)
+        stays.append(stays_tensor(rows))
+
+    thread = threading.Thread(target=work)
+    with graphs_on_tensors():
+        thread.start()
+        assert inside.wait(60) and stays_tensor(rows)
+    end.set()
+    thread.join(60)
+    assert stays == [True, False, False] and not stays_tensor(rows)

@@ -1,0 +1,78 @@
+"""A lane without a GPU, which does its work at once and notes what it was asked, and poison."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+
+import torch
+
+from dgl_mgpu.sampling.side_stream import lane_of
+
+
+@dataclass(frozen=True, eq=False)
+class HostMark:
+    """A mark by its number, on the lane or on the script's stream."""
+
+    number: int
+    on_lane: bool
+    log: list = field(repr=False)
+    is_done: bool = False
+
+    def query(self) -> bool:
+        return self.is_done
+
+    def synchronize(self) -> None:
+        self.log.append(("host waits", self))
+
+
+class HostLane:
+    """Attributes: ``log`` of (what, mark), whether work ``is_inside`` now, and whether the GPU
+    ``is_idle``, having done all that the script has queued."""
+
+    def __init__(self) -> None:
+        self.log: list = []
+        self.is_idle = False
+        self.is_full = False
+        self.is_inside = False
+        self._marks = 0
+
+    @contextmanager
+    def work(self) -> Iterator[None]:
+        assert not self.is_inside
+        self.is_inside = True
+        try:
+            yield
+        finally:
+            self.is_inside = False
+
+    def mark(self) -> HostMark:
+        self._marks += 1
+        mark = HostMark(self._marks, self.is_inside, self.log, self.is_idle)
+        self.log.append(("marks", mark))
+        return mark
+
+    def follow(self) -> None:
+        assert not self.is_inside
+        self.log.append(("follows", None))
+
+    def wait(self, mark: HostMark) -> None:
+        assert not self.is_inside and mark.on_lane
+        self.log.append(("waits", mark))
+
+
+def poison(where: torch.device) -> None:
+    """Have memory of a GPU that nobody has written to read as NaN, on its lane and elsewhere."""
+
+    def fill_and_give_back() -> None:
+        sizes = [2**power for power in range(9, 25)] * 2
+        kept = [torch.full((size // 4,), torch.nan, device=where) for size in sizes]
+        torch.cuda.synchronize(where)
+        del kept
+
+    lane = lane_of(where)
+    assert lane is not None
+    with lane.work():
+        fill_and_give_back()
+    fill_and_give_back()

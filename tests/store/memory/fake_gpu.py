@@ -1,0 +1,152 @@
+"""GPUs that are not there: their memory is shared memory, so that every rank can map it."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from dgl_mgpu.comm import cuda_runtime
+from dgl_mgpu.errors import PeerAccessError
+from dgl_mgpu.machine import Topology, preset
+from dgl_mgpu.store.memory.device import _is_alive as is_alive
+from dgl_mgpu.store.memory.device import _mark_of as mark_of
+from dgl_mgpu.store.memory.segment import Segment
+
+#: After a block's bytes, eight for each rank: the process that has the block open, or 0.
+_MAPPERS = 8 * 8
+
+
+class FakeRuntime:
+    """One rank's GPU.
+
+    Parameters
+    ----------
+    rank : int
+    gpu : int
+        Which GPU it is; ranks may share one.
+    memory : int
+        Bytes of each GPU.
+    refused, garbled : set of (int, int)
+        Pairs (reader, owner) of ranks: mapping fails, or copies are something else.
+    unshared : set of int
+        Ranks whose memory gets no handle.
+    fail_upload : bool
+        Whether uploads larger than a page fail.
+    """
+
+    device = torch.device("cpu")
+
+    def __init__(
+        self,
+        rank,
+        num_gpus,
+        gpu=None,
+        memory=64 << 30,
+        refused=(),
+        garbled=(),
+        unshared=(),
+        fail_upload=False,
+    ) -> None:
+        self.rank = rank
+        self.gpu = rank if gpu is None else gpu
+        self.num_gpus = num_gpus
+        self.memory = memory
+        self.refused, self.garbled, self.unshared = set(refused), set(garbled), set(unshared)
+        self.fail_upload = fail_upload
+        self.blocks: dict[int, Segment] = {}
+        self.opened: dict[int, tuple[Segment, int]] = {}
+        self.registered: dict[int, int] = {}
+        self.most_bytes = 0
+
+    @property
+    def used(self) -> int:
+        return sum(block.nbytes - _MAPPERS for block in self.blocks.values())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is allocated, mapped or registered."""
+        return not (self.blocks or self.opened or self.registered)
+
+    def seat(self) -> cuda_runtime.Seat:
+        return cuda_runtime.Seat(f"fake-{self.gpu}", self.memory - self.used, self.memory)
+
+    def gpus(self) -> list[str]:
+        return [f"fake-{gpu}" for gpu in range(self.num_gpus)]
+
+    def machine(self) -> Topology:
+        return preset("hgx-h200", self.num_gpus)
+
+    def allocate(self, nbytes: int) -> int:
+        if nbytes > self.memory - self.used:
+            raise cuda_runtime.out_of_memory(f"fake-{self.gpu}", nbytes, self.memory - self.used)
+        block = Segment.create(nbytes + _MAPPERS)
+        block.bytes[:nbytes] = 0xA5  # a GPU's memory is not zero at first
+        self.blocks[block.address] = block
+        self.most_bytes = max(self.most_bytes, self.used)
+        return block.address
+
+    def free(self, address: int) -> None:
+        block = self.blocks.pop(address)
+        # The driver unmaps what a process had that was killed.
+        mappers = [mark for mark in self._mappers(block).tolist() if is_alive(mark)]
+        assert not mappers, "freed while another process has it mapped"
+
+    def share(self, address: int) -> bytes:
+        block = self.blocks[address]
+        if self.rank in self.unshared:
+            raise PeerAccessError("share", "refused", "do not")
+        return f"{self.rank}|{block.nbytes}|{block.path}".encode()
+
+    def open(self, handle: bytes) -> int:
+        owner, nbytes, path = handle.decode().split("|")
+        assert int(owner) != self.rank, "CUDA does not open a handle where it was made"
+        if (self.rank, int(owner)) in self.refused:
+            raise PeerAccessError("map", "refused", "do not")
+        block = Segment.attach(Path(path), int(nbytes))
+        self._mappers(block)[self.rank] = mark_of(os.getpid())
+        self.opened[block.address] = block, int(owner)
+        return block.address
+
+    def close(self, address: int) -> None:
+        self._mappers(self.opened.pop(address)[0])[self.rank] = 0
+
+    def register(self, address: int, nbytes: int) -> None:
+        assert address not in self.registered, "registered twice"
+        self.registered[address] = nbytes
+
+    def unregister(self, address: int) -> None:
+        del self.registered[address]
+
+    def upload(self, address: int, data: np.ndarray) -> None:
+        if self.fail_upload and data.nbytes > 4096:
+            raise RuntimeError("the bus is on fire")
+        self._at(address, data.nbytes)[:] = data.reshape(-1).view(np.uint8)
+
+    def download(self, address: int, nbytes: int) -> np.ndarray:
+        return self._at(address, nbytes).copy()
+
+    def copy(self, target: int, source: int, nbytes: int) -> None:
+        self._at(target, nbytes)[:] = self._at(source, nbytes)
+        for base, (block, owner) in self.opened.items():
+            if base <= source < base + block.nbytes and (self.rank, owner) in self.garbled:
+                self._at(target, nbytes)[-1] ^= 1
+
+    def synchronize(self) -> None:
+        pass
+
+    def trim(self) -> None:
+        pass
+
+    @staticmethod
+    def _mappers(block: Segment) -> np.ndarray:
+        return block.bytes[-_MAPPERS:].view(np.int64)
+
+    def _at(self, address: int, nbytes: int) -> np.ndarray:
+        for block in (*self.blocks.values(), *(block for block, _ in self.opened.values())):
+            offset = address - block.address
+            if offset >= 0 and offset + nbytes <= block.nbytes - _MAPPERS:
+                return block.bytes[offset : offset + nbytes]
+        raise AssertionError("no such GPU memory is mapped here")
