@@ -214,8 +214,10 @@ def _without_memory() -> None:
 
 def run_ranks_in_namespace(options: str, num_ranks: int, step: str, *arguments: Path) -> None:
     """Run a function above where /dev/shm is a file system of its own, mounted with options."""
-    script = "import sys, dgl_mgpu;"
+    script = (
+        "import sys, dgl_mgpu;"
         "from tests.store.memory.test_shared_memory import main; main(*sys.argv[1:])"
+    )
     command = [sys.executable, "-c", script, step, str(num_ranks), *map(str, arguments)]
     mount = f'mount -t tmpfs -o {options} tmpfs {SHARED_MEMORY} || exit 99; exec "$@"'
     try:
