@@ -32,7 +32,7 @@ import torch
 
 from benchmarks.figures import Figure, Report
 from benchmarks.gpu import window
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import Runtime, choose_runtime
 from dgl_mgpu.ops import RowView, gather_rows
 from dgl_mgpu.ops.device import cupy, source_text
@@ -89,7 +89,9 @@ class Blocks:
     Collective.  On a machine without GPUs they are in shared memory.
     """
 
-    def __init__(self, ranks: Ranks, runtime: Runtime | None, nbytes: int, host_bytes: int) -> None:
+    def __init__(
+        self, ranks: Communicator, runtime: Runtime | None, nbytes: int, host_bytes: int
+    ) -> None:
         self._ranks, self._runtime = ranks, runtime
         self._host = self._of_first(host_bytes)
         if runtime is None:
@@ -117,7 +119,7 @@ class Blocks:
             made.append(Segment.create(nbytes))
             return made[0].path
 
-        path = self._ranks.from_first("make shared memory", make)
+        path = self._ranks.broadcast_from_rank0("make shared memory", make)
         segment = Segment.attach(path, nbytes)
         self._ranks.all_gather(None)
         return segment
@@ -240,7 +242,7 @@ class Bench:
     """All kinds of memory in all sizes, on one rank."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._ranks, self._options = Ranks.of_this_machine(), options
+        self._ranks, self._options = Communicator.of_this_machine(), options
         about = {key: str(value) for key, value in vars(options).items()}
         self._report = Report(self._ranks, options.out, options=about, line_bytes=LINE_BYTES)
 
@@ -257,7 +259,9 @@ class Bench:
                 chain = Chain(case.nbytes // LINE_BYTES)
                 blocks.write(case.holders, chain)
                 view = blocks.view(case.holders, chain.lines)
-                spent = ranks.from_first(f"read {case.name}", partial(self._time, case, view))
+                spent = ranks.broadcast_from_rank0(
+                    f"read {case.name}", partial(self._time, case, view)
+                )
                 more = {**vars(case), "seconds": spent}
                 ours = 1e6 * statistics.median(spent)
                 self._report.add(Figure(case.name, "µs", ours, more=more))
@@ -286,10 +290,10 @@ class Bench:
         return spent
 
 
-def _room(runtime: Runtime | None, ranks: Ranks) -> int:
+def _room(runtime: Runtime | None, ranks: Communicator) -> int:
     """Bytes that this rank may take of its GPU, or of shared memory."""
     if runtime is not None:
-        return int(_SHARE * runtime.seat().free)
+        return int(_SHARE * runtime.device_info().free)
     return shutil.disk_usage(SHARED_MEMORY).free // (2 * ranks.size)
 
 

@@ -43,8 +43,8 @@ from benchmarks.gpu import this_device
 from benchmarks.layouts import LAYOUTS
 from benchmarks.timed_epochs import SPARE, WAYS, Case, case_options
 from benchmarks.timed_training import SETTINGS, WARM_UP, Network, medians
-from dgl_mgpu.comm.communicator import Ranks
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.report.profile import StepProfile
 from dgl_mgpu.store.planning import NARROW_DTYPES, parse_bytes
 from dgl_mgpu.train.launch.launch import launch
@@ -93,7 +93,7 @@ class Bench:
             self._failed = True
 
     def _shape(self, shape: str) -> None:
-        job, ranks = self._job, Ranks.of_this_machine()
+        job, ranks = self._job, Communicator.of_this_machine()
         begin = time.perf_counter()
         spec = self._setting.graphs[shape].scaled(self._options.scale)
         data = Data(spec, job.device, getattr(torch, self._options.feature_dtype))
@@ -117,7 +117,9 @@ class Bench:
                 self._layout(shape, layout, data, ranks, last=layout == layouts[-1])
             gc.collect()  # models and graphs refer to each other
 
-    def _layout(self, shape: str, layout: str, data: Data, ranks: Ranks, *, last: bool) -> None:
+    def _layout(
+        self, shape: str, layout: str, data: Data, ranks: Communicator, *, last: bool
+    ) -> None:
         """All networks on a graph that is placed as a system would."""
         job, setting = self._job, self._setting
         networks = [setting.networks[name] for name in self._options.models]
@@ -144,7 +146,7 @@ class Bench:
                     name += f", {layout}"
                 with self._part(name):
                     case = Case(job, name, network, data, graph)
-                    ranks.together("check a sample", case.check)
+                    ranks.run_all("check a sample", case.check)
                     cases.append((name, network, case))
             if last:
                 data.forget_edges()
@@ -152,7 +154,7 @@ class Bench:
                 with self._part(name):
                     self._keep(name, layout, data, network, case.measure())
 
-    def _memory(self, layout: str, data: Data, ranks: Ranks) -> dict[str, Any]:
+    def _memory(self, layout: str, data: Data, ranks: Communicator) -> dict[str, Any]:
         if self._options.gpu_memory is None:
             return all_in_gpu_memory(data, ranks)
         return LAYOUTS[layout].options(data, int(self._options.gpu_memory * self._options.scale))
@@ -217,7 +219,7 @@ class Bench:
 def work(options: argparse.Namespace) -> None:
     """All that a rank does."""
     # Without a GPU, enough to see that the program works.
-    with graphs_on_tensors() if this_device().type == "cpu" else contextlib.nullcontext():
+    with tensor_backed_graphs() if this_device().type == "cpu" else contextlib.nullcontext():
         if not Bench(options).run():
             sys.exit(1)
 

@@ -29,9 +29,9 @@ from benchmarks.fullgraph import (
 )
 from benchmarks.fullgraph_gpu import WIDTHS as WIDTHS_OF_SUMS
 from benchmarks.gpu import measure, window
-from dgl_mgpu.distributed.exchange.schedule import Rounds
-from dgl_mgpu.distributed.exchange.strategies import Ways
-from dgl_mgpu.distributed.exchange.strategy import Way
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule
+from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategies
+from dgl_mgpu.distributed.exchange.strategy import ExchangeStrategy
 from dgl_mgpu.distributed.exchange.tuner import Auto, Case
 from dgl_mgpu.train.launch.launch import launch
 
@@ -63,7 +63,7 @@ class Sweep:
                 for transposed in (False, True):
                     self._keep(shape=shape, **self._case(ways, width, transposed))
 
-    def _case(self, ways: Ways, width: int, transposed: bool) -> dict[str, Any]:
+    def _case(self, ways: ExchangeStrategies, width: int, transposed: bool) -> dict[str, Any]:
         part, repeats = ways.part, self._job.options.repeats
         count = part.num_own_dst if transposed else part.num_own_src
         rows = torch.randn(count, width, device=self._job.device)
@@ -101,7 +101,7 @@ class Sweep:
         }
 
     def _once(
-        self, rounds: Rounds, rows: torch.Tensor, transposed: bool, expected: torch.Tensor
+        self, rounds: CommSchedule, rows: torch.Tensor, transposed: bool, expected: torch.Tensor
     ) -> float:
         """Seconds of one call, after others, of the slowest rank: most ways are far behind.
 
@@ -118,16 +118,16 @@ class Sweep:
 
     def _slowest(
         self,
-        ways: Ways,
-        chosen: Iterable[Way],
+        ways: ExchangeStrategies,
+        chosen: Iterable[ExchangeStrategy],
         rows: torch.Tensor,
         transposed: bool,
         repeats: int,
         calls: int,
-    ) -> tuple[dict[Way, float], dict[str, list[list[float]]]]:
+    ) -> tuple[dict[ExchangeStrategy, float], dict[str, list[list[float]]]]:
         """Seconds that each way takes the slowest rank, and of each rank all that were measured."""
 
-        def call(way: Way) -> Callable[[Any], torch.Tensor]:
+        def call(way: ExchangeStrategy) -> Callable[[Any], torch.Tensor]:
             return lambda _: _call(ways[way], transposed)(rows)
 
         contenders = {str(way): call(way) for way in chosen}
@@ -147,11 +147,11 @@ class Sweep:
         self._job.keep(**figure)
 
 
-def _call(rounds: Rounds, transposed: bool) -> Callable[[torch.Tensor], torch.Tensor]:
+def _call(rounds: CommSchedule, transposed: bool) -> Callable[[torch.Tensor], torch.Tensor]:
     return rounds.transposed_sums if transposed else rounds.sums
 
 
-def _by_name(seconds: dict[Way, float]) -> dict[str, float]:
+def _by_name(seconds: dict[ExchangeStrategy, float]) -> dict[str, float]:
     return {str(way): 1e3 * spent for way, spent in seconds.items()}
 
 

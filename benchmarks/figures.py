@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.machine import describe_machine
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 
 #: Units of which less is better.
 LESS_IS_BETTER = ("ms", "MB")
@@ -70,7 +70,7 @@ class Figure:
 class Report:
     """Prints figures as they come and keeps them in a JSON file, on the first rank."""
 
-    def __init__(self, ranks: Ranks, out: Path | None, **about: Any) -> None:
+    def __init__(self, ranks: Communicator, out: Path | None, **about: Any) -> None:
         self._first = ranks.rank == 0
         self._out = out
         self._about = {"machine": describe_machine(), **about} if self._first else {}

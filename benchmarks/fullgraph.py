@@ -22,10 +22,10 @@ import dgl  # isort: skip
 
 from benchmarks.gpu import this_device
 from benchmarks.machine import describe_machine
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.exchange.chunks import Chunks
-from dgl_mgpu.distributed.exchange.schedule import Rounds
-from dgl_mgpu.distributed.exchange.strategies import Ways
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule
+from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategies
 from dgl_mgpu.distributed.exchange.tuner import Auto, Case
 from dgl_mgpu.distributed.exchange.window import Window, reaches_all
 from dgl_mgpu.distributed.graph import PartitionedGraph
@@ -158,7 +158,7 @@ class Job:
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options, self.device = options, this_device()
-        self.ranks = Ranks.of_all_machines()
+        self.ranks = Communicator.of_all_machines()
         self.group = dist.group.WORLD if self.ranks.size > 1 else None
         self.content: dict[str, Any] = {
             "machine": describe_machine(),
@@ -202,15 +202,15 @@ class Job:
             spent.append(time.perf_counter() - begin)
         return graph, spent
 
-    def ways(self, spread: PartitionedRelation) -> Ways:
+    def ways(self, spread: PartitionedRelation) -> ExchangeStrategies:
         """All ways of a part to exchange rows."""
         window = None
         if self.group is not None and reaches_all(self.group, self.device):
             window = Window(self.group, self.device)
-        return Ways(spread.part, self.group, window)
+        return ExchangeStrategies(spread.part, self.group, window)
 
 
-def exchanges(ways: Ways, messages: bool = False) -> dict[str, Rounds]:
+def exchanges(ways: ExchangeStrategies, messages: bool = False) -> dict[str, CommSchedule]:
     """Those that have rows sent or copied, by name.
 
     If ``messages``, also the halo in NCCL's messages, where copy engines would fetch it.

@@ -35,7 +35,7 @@ from benchmarks.fullgraph import (
 )
 from benchmarks.gpu import measure
 from dgl_mgpu.distributed.exchange.chunks import Chunks
-from dgl_mgpu.distributed.exchange.schedule import Rounds
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule
 from dgl_mgpu.distributed.exchange.strategy import BROADCAST
 from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.distributed.partition import Ownership
@@ -196,7 +196,7 @@ def _products_of_tiles(tiles: list[Relation], rows: torch.Tensor, _: Any) -> tor
     return _added_up(zip(tiles, rows_of, strict=True))
 
 
-def _one_after_the_other(rounds: Rounds, rows: torch.Tensor, _: Any) -> torch.Tensor:
+def _one_after_the_other(rounds: CommSchedule, rows: torch.Tensor, _: Any) -> torch.Tensor:
     """The sums of an exchange whose rounds begin when the product before is done."""
     return _added_up(
         (tile.relation, rounds.start(number, rows)()) for number, tile in enumerate(rounds.tiles)

@@ -47,7 +47,7 @@ from benchmarks.gpu import (
 )
 from benchmarks.mapped import host_rows, mapped
 from benchmarks.peers.wholegraph import WholeGraph, connect
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.ops import RowView, count_tiers, gather_rows
 from dgl_mgpu.ops.view import PARTS, START, STOP
 from dgl_mgpu.store.memory import FeatureSource, Table
@@ -113,7 +113,7 @@ class Bench:
     def __init__(self, options: argparse.Namespace, ceilings: dict[str, float]) -> None:
         self._options = options
         self._ceilings = ceilings
-        self._ranks = Ranks.of_this_machine()
+        self._ranks = Communicator.of_this_machine()
         self._device = this_device()
         self._wide = max(options.row_bytes)
         about = {key: str(value) if key == "out" else value for key, value in vars(options).items()}

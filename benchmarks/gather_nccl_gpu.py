@@ -28,7 +28,7 @@ from benchmarks.ceilings import measure_ceilings, print_ceilings
 from benchmarks.figures import Figure, Report
 from benchmarks.gather_gpu import numbering, refilled, rows_of
 from benchmarks.gpu import NumberedWords, built_store, measure, require_words, this_device
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.ops import RowView, gather_rows
 from dgl_mgpu.store.memory import FeatureSource
 from dgl_mgpu.train.launch.launch import launch
@@ -89,7 +89,7 @@ class Bench:
 
     def __init__(self, options: argparse.Namespace, ceilings: dict[str, float]) -> None:
         self._options, self._device = options, this_device()
-        self._ranks = Ranks.of_this_machine()
+        self._ranks = Communicator.of_this_machine()
         about = {key: str(value) for key, value in vars(options).items()}
         self._report = Report(self._ranks, options.out, options=about, ceilings=ceilings)
 

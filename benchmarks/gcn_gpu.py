@@ -48,7 +48,7 @@ _EDGE_BYTES = 48
 
 
 @dataclass
-class Findings:
+class TuningCache:
     """Of each contender: the loss before training, errors, the peak of memory, and times."""
 
     losses: dict[str, float] = field(default_factory=dict)
@@ -95,7 +95,7 @@ class Bench:
 
     def _measure(self, name: str, case: Case) -> None:
         names = tuple(each for each in case.contenders if each != ONE_D or self._job.ranks.size > 1)
-        findings = Findings()
+        findings = TuningCache()
         if case.fills_memory:
             small, _ = self._setting(case.scaled(_SMALL))
             self._compare({each: small.training(each) for each in names}, findings)
@@ -131,7 +131,7 @@ class Bench:
         del g  # before rows take the room
         return Setting.of(pg, case.shape, case.widths), spent
 
-    def _compare(self, trainings: Mapping[str, Training], findings: Findings) -> None:
+    def _compare(self, trainings: Mapping[str, Training], findings: TuningCache) -> None:
         """Raise ValueError where losses or gradients are too far from the peer's, the first."""
         wanted: list[torch.Tensor] = []
         for name, each in trainings.items():
@@ -153,7 +153,7 @@ class Bench:
             if not abs(loss - right) <= tolerance_of(contender) * abs(right):
                 raise ValueError(f"{name}: {contender} has a loss of {loss}, not {right}")
 
-    def _peak(self, name: str, training: Training, findings: Findings) -> None:
+    def _peak(self, name: str, training: Training, findings: TuningCache) -> None:
         """Bytes that torch's allocator gives out at most, on the worst rank."""
         training.epoch()
         if self._job.device.type != "cuda":
@@ -175,7 +175,7 @@ class Bench:
         return max(self._job.ranks.all_gather(float(total - free)))
 
     def _keep(
-        self, name: str, case: Case, findings: Findings, buffer: int, partitioning: list[float]
+        self, name: str, case: Case, findings: TuningCache, buffer: int, partitioning: list[float]
     ) -> None:
         ranks, slowest = self._job.ranks.size, findings.slowest_ms
         alone: dict[str, float] = next(

@@ -17,7 +17,7 @@ from dgl.nn import GraphConv  # isort: skip
 
 from benchmarks.fullgraph import Shape, random_rows
 from dgl_mgpu.distributed.exchange.broadcast import Broadcast
-from dgl_mgpu.distributed.exchange.schedule import Arriving, Returning, Rounds, nothing
+from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning, nothing
 from dgl_mgpu.distributed.index import PartitionedRelation
 from dgl_mgpu.models.gcn import GCN
 
@@ -87,7 +87,7 @@ class Setting:
     labels: torch.Tensor
     num_nodes: int
     widths: tuple[int, ...]
-    rounds: Rounds
+    rounds: CommSchedule
 
     @classmethod
     def of(cls, g: dgl.DGLGraph, shape: Shape, widths: tuple[int, ...]) -> Setting:
@@ -137,7 +137,9 @@ class Training:
         How rows are exchanged.
     """
 
-    def __init__(self, model: torch.nn.Module, precision: str, on: Setting, rounds: Rounds) -> None:
+    def __init__(
+        self, model: torch.nn.Module, precision: str, on: Setting, rounds: CommSchedule
+    ) -> None:
         self.model, self.precision, self.on, self._rounds = model, precision, on, rounds
         self._x = on.x.bfloat16() if precision == "bf16" else on.x
         self._optimizer = torch.optim.Adam(

@@ -19,7 +19,7 @@ import dgl  # isort: skip
 
 from benchmarks.fullgraph import random_rows
 from benchmarks.gpu import PowerLaw, built_store, why_not_possible
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.data.generate import GraphSpec
 from dgl_mgpu.graph.relation import ranges
 from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES
@@ -149,7 +149,7 @@ def on_host(rows: torch.Tensor) -> np.ndarray:
 
 @contextlib.contextmanager
 def stored(
-    data: Data, ranks: Ranks, options: Mapping[str, Any], *, by_hotness: bool = False
+    data: Data, ranks: Communicator, options: Mapping[str, Any], *, by_hotness: bool = False
 ) -> Iterator[StoreGraph]:
     """The graph in a store; collective.
 
@@ -162,7 +162,7 @@ def stored(
         yield StoreGraph(store, {_NTYPE: data.spec.num_nodes}, [_ETYPE], seed=0)
 
 
-def why_not_stored(data: Data, ranks: Ranks, options: Mapping[str, Any]) -> str:
+def why_not_stored(data: Data, ranks: Communicator, options: Mapping[str, Any]) -> str:
     """Why :func:`stored` could not place it by hotness; nothing, if it could.  Collective."""
     given = _sources(data, by_hotness=True) if ranks.rank == 0 else (None, {})
     return why_not_possible(*given, ranks, options)
@@ -183,7 +183,7 @@ def _sources(data: Data, by_hotness: bool) -> tuple[dict[str, Source], dict[str,
     return sources, {order: data.reads.cpu().numpy()} if by_hotness else {}
 
 
-def all_in_gpu_memory(data: Data, ranks: Ranks) -> dict[str, Any]:
+def all_in_gpu_memory(data: Data, ranks: Communicator) -> dict[str, Any]:
     """Options of a store that is dealt out over the GPUs."""
     memory = int(1.05 * data.nbytes / ranks.size) + (64 << 20)
     return {"policy": "partitioned", "gpu_memory": memory}

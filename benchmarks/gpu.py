@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import Runtime, choose_runtime
 from dgl_mgpu.errors import PlanDoesNotFitError, UnreachableError
 from dgl_mgpu.machine import Topology, probe_shared_memory
@@ -170,7 +170,7 @@ class Minibatches:
 def built_store(
     sources: Mapping[str, Source] | None,
     hotness: Mapping[str, np.ndarray],
-    ranks: Ranks,
+    ranks: Communicator,
     options: Mapping[str, Any],
     *,
     calibrated: bool = False,
@@ -197,7 +197,7 @@ def built_store(
 def why_not_possible(
     sources: Mapping[str, Source] | None,
     hotness: Mapping[str, np.ndarray],
-    ranks: Ranks,
+    ranks: Communicator,
     options: Mapping[str, Any],
 ) -> str:
     """Why :func:`built_store` could not place these tables; nothing, if it could.  Collective."""
@@ -211,7 +211,7 @@ def why_not_possible(
             return error.found
         return ""
 
-    return ranks.from_first("try a placement", why)
+    return ranks.broadcast_from_rank0("try a placement", why)
 
 
 def _blueprint(
@@ -225,11 +225,13 @@ def _blueprint(
     return make_blueprint(sources, hotness, topology, StoreOptions(**options), on_gpus=on_gpus)
 
 
-def machine_of(ranks: Ranks, runtime: Runtime | None) -> Topology:
+def machine_of(ranks: Communicator, runtime: Runtime | None) -> Topology:
     """The machine that a store is placed on; ranks may share its GPUs.  Collective."""
     if runtime is None:
         return probe_shared_memory(ranks.size)
-    return topology_of_ranks(runtime.machine(), runtime.gpus(), ranks.all_gather(runtime.seat()))
+    return topology_of_ranks(
+        runtime.machine(), runtime.gpus(), ranks.all_gather(runtime.device_info())
+    )
 
 
 class NumberedWords:
@@ -316,7 +318,7 @@ def measure(
     contenders: Mapping[str, Callable[[Any], Any]],
     new_batches: Callable[[int], Sequence[Any]],
     repeats: int,
-    ranks: Ranks,
+    ranks: Communicator,
 ) -> tuple[dict[str, list[float]], dict[str, list[list[float]]]]:
     """Seconds a batch, all ranks at once, contenders in turns.
 

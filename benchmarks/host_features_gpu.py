@@ -54,10 +54,10 @@ from benchmarks.timed_training import (
     network_model,
     require_same_losses,
 )
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.data import generate
 from dgl_mgpu.data.generate import GraphSpec
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.launch.launch import launch
 
@@ -289,7 +289,7 @@ class Bench:
                 self._shape(shape, replace(spec, num_features=width))
 
     def _shape(self, shape: str, spec: GraphSpec) -> None:
-        job, ranks = self._job, Ranks.of_this_machine()
+        job, ranks = self._job, Communicator.of_this_machine()
         name = f"{shape}, {spec.num_features} features"
         begin = time.perf_counter()
         data = Data(spec, job.device)
@@ -306,7 +306,7 @@ class Bench:
             job.wait()
             build_s = time.perf_counter() - begin
             case = Case(job, name, data, graph)
-            ranks.together("check batches", case.check)
+            ranks.run_all("check batches", case.check)
             found = case.measure()
         median = medians(found["each_rank_ms"])
         # Of the rank that reads most, in the time of a step.
@@ -339,7 +339,7 @@ class Bench:
 def work(options: argparse.Namespace, pinned_copy: float | None) -> None:
     """All that a rank does."""
     # Without a GPU, enough to see that the program works.
-    with graphs_on_tensors() if this_device().type == "cpu" else contextlib.nullcontext():
+    with tensor_backed_graphs() if this_device().type == "cpu" else contextlib.nullcontext():
         Bench(options, pinned_copy).run()
 
 

@@ -42,9 +42,9 @@ from benchmarks.minibatch_gpu import CLASSES, FEATURES, HIDDEN, GraphSAGE, hops_
 from benchmarks.peers.wholegraph import Loaded, WholeGraph, connect
 from benchmarks.sampling_gpu import Checker, Hop
 from benchmarks.timed_training import WARM_UP, Clock, Training, batches_of, loader_of, medians
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.data.generate import GraphSpec
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.launch.launch import launch
 
@@ -114,7 +114,7 @@ class Bench:
     """What is measured, on one rank."""
 
     def __init__(
-        self, options: argparse.Namespace, job: Job, ranks: Ranks, peer: WholeGraph | None
+        self, options: argparse.Namespace, job: Job, ranks: Communicator, peer: WholeGraph | None
     ) -> None:
         self._options, self._job, self._ranks, self._peer = options, job, ranks, peer
         self._clock = Clock(job)
@@ -295,10 +295,10 @@ class Bench:
 
 def work(options: argparse.Namespace) -> None:
     """All that a rank does."""
-    job, ranks = Job(argparse.Namespace(out=None)), Ranks.of_this_machine()
+    job, ranks = Job(argparse.Namespace(out=None)), Communicator.of_this_machine()
     peer = connect(ranks, not options.no_peer)
     # Without a GPU, enough to see that the program works.
-    with graphs_on_tensors() if this_device().type == "cpu" else contextlib.nullcontext():
+    with tensor_backed_graphs() if this_device().type == "cpu" else contextlib.nullcontext():
         Bench(options, job, ranks, peer).run()
     if peer is not None:
         peer.close()

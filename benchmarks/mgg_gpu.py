@@ -44,7 +44,7 @@ from benchmarks.fullgraph import (
 from benchmarks.gpu import measure
 from benchmarks.mgg_baselines import RemoteEntries, SeparateReads
 from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
-from dgl_mgpu.distributed.exchange.schedule import Rounds
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule
 from dgl_mgpu.distributed.exchange.tuner import Auto, Case
 from dgl_mgpu.distributed.graph import PartitionedGraph
 from dgl_mgpu.distributed.index import PartitionedRelation
@@ -181,7 +181,9 @@ class Bench:
             halo=job.ranks.all_gather(len(spread.part.halo)),
         )
 
-    def _rounds(self, spread: PartitionedRelation) -> tuple[dict[str, Rounds], dict[str, float]]:
+    def _rounds(
+        self, spread: PartitionedRelation
+    ) -> tuple[dict[str, CommSchedule], dict[str, float]]:
         """All ways by name, and the seconds to group edges for them."""
         ways = self._job.ways(spread)
         rounds = exchanges(ways)
@@ -197,7 +199,7 @@ class Bench:
             grouping[name] = max(self._job.ranks.all_gather(time.perf_counter() - begin))
         return rounds, grouping
 
-    def _baselines(self, reads: Rounds | None) -> dict[str, dict[str, Summing]]:
+    def _baselines(self, reads: CommSchedule | None) -> dict[str, dict[str, Summing]]:
         """Remote reads with and without what MGG's figure 9 leaves out, if GPUs read each other."""
         if not isinstance(reads, RemoteReads):
             return {}
@@ -283,7 +285,7 @@ def _layer(
     model: GCN,
     graph: PartitionedGraph,
     spread: PartitionedRelation,
-    rounds: Rounds,
+    rounds: CommSchedule,
     x: torch.Tensor,
 ) -> Callable[[Any], torch.Tensor]:
     """The model's forward pass by one way of exchanging rows."""

@@ -40,11 +40,11 @@ from dgl.nn import SAGEConv  # isort: skip
 from benchmarks.gpu import PowerLaw, this_device, window
 from benchmarks.machine import describe_machine
 from benchmarks.sampling_gpu import IDTYPES, Checker, Hop, new_seeds
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.ops import BlockEdges, EtypeBlock, SampleKey, sample_blocks
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.sampling.block_sampling import tensor_blocks
-from dgl_mgpu.sampling.side_stream import lane_of
+from dgl_mgpu.sampling.side_stream import side_stream_of
 from dgl_mgpu.sampling.views import edges_view
 from dgl_mgpu.train.capture import CapturedStep
 
@@ -59,7 +59,7 @@ BLOCK_LIMIT_US = 150.0
 Train = Callable[[Any], torch.Tensor]
 
 
-class Way(NamedTuple):
+class ExchangeStrategy(NamedTuple):
     """How steps are made: with batches made ahead ('1') or one by one ('0'), on how many
     multiprocessors, of what a pass gives, and by what."""
 
@@ -315,7 +315,7 @@ class Bench:
             g, ids, sampler, device=self._device, batch_size=case.batch, use_uva=pinned
         )
 
-    def _ways(self, loader: DataLoader, training: Training) -> dict[str, Way]:
+    def _ways(self, loader: DataLoader, training: Training) -> dict[str, ExchangeStrategy]:
         """Ways to train on a loader's batches; the last of them have blocks."""
 
         def all_blocks() -> Iterator[Sequence[dgl.DGLGraph]]:
@@ -323,21 +323,21 @@ class Bench:
 
         captured = partial(training.captured.batches, loader)
         ways = {
-            "one by one": Way("0", None, all_blocks, training.train),
-            "captured": Way("1", None, captured, training.train_captured),
-            "ahead": Way("1", None, all_blocks, training.train),
+            "one by one": ExchangeStrategy("0", None, all_blocks, training.train),
+            "captured": ExchangeStrategy("1", None, captured, training.train_captured),
+            "ahead": ExchangeStrategy("1", None, all_blocks, training.train),
         }
         for sms in self._options.sms:
-            ways[f"ahead on {sms}"] = Way("1", sms, all_blocks, training.train)
+            ways[f"ahead on {sms}"] = ExchangeStrategy("1", sms, all_blocks, training.train)
         return ways
 
-    def _timed_pass(self, how: Way) -> tuple[float, torch.Tensor, Any]:
+    def _timed_pass(self, how: ExchangeStrategy) -> tuple[float, torch.Tensor, Any]:
         """Seconds of a step, all losses, and the last batch."""
         losses, batch = [], None
         begin = 0.0
         with (
             patch.dict(os.environ, DGL_MGPU_PREFETCH=how.ahead),
-            patch.object(dataloading, "lane_of", partial(lane_of, sms=how.sms)),
+            patch.object(dataloading, "side_stream_of", partial(side_stream_of, sms=how.sms)),
         ):
             batches = iter(how.batches())
             first = next(batches)  # when the pass begins
@@ -438,7 +438,7 @@ def main() -> None:
     if options.nodes < most:
         parser.error(f"{batches} batches take {most} distinct seeds: say --nodes {most} or more")
     # Without a GPU, enough to see that the program works.
-    with graphs_on_tensors() if this_device().type == "cpu" else contextlib.nullcontext():
+    with tensor_backed_graphs() if this_device().type == "cpu" else contextlib.nullcontext():
         sys.exit(not Bench(options).run())
 
 

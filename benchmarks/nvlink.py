@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 
 _GPU = re.compile(r"^GPU \d+: .*\(UUID: GPU-(?P<uuid>[0-9a-f-]+)\)", re.MULTILINE)
 _RECEIVED = re.compile(r"Link \d+: Data Rx: (\d+) KiB")
@@ -47,13 +47,13 @@ class Counters:
         Why there are none; '' where there are.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
         mine = ""
         if torch.cuda.is_available():
             mine = str(torch.cuda.get_device_properties(torch.cuda.current_device()).uuid)
         self._gpus = ranks.all_gather(mine)
-        self.missing = ranks.from_first("find NVLink counters", self._why_missing)
+        self.missing = ranks.broadcast_from_rank0("find NVLink counters", self._why_missing)
 
     def _why_missing(self) -> str:
         if "" in self._gpus:
@@ -77,7 +77,7 @@ class Counters:
         torch.cuda.synchronize()
         self._ranks.all_gather(None)
         time.sleep(_SETTLE_SECONDS)
-        return self._ranks.from_first("read NVLink counters", self._read)
+        return self._ranks.broadcast_from_rank0("read NVLink counters", self._read)
 
     def bytes_a_call(self, call: Callable[[Any], Any], given: Sequence[Any], repeats: int) -> float:
         """What a rank's GPU receives in one call, the mean over ranks and what they are given."""

@@ -42,8 +42,8 @@ from benchmarks.gcn_cases import Case
 from benchmarks.gcn_training import PEER, Setting, tolerance_of
 from benchmarks.gpu import measure
 from dgl_mgpu.distributed.exchange.broadcast import Broadcast
-from dgl_mgpu.distributed.exchange.cost import Load
-from dgl_mgpu.distributed.exchange.schedule import Rounds
+from dgl_mgpu.distributed.exchange.cost import RankLoad
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule
 from dgl_mgpu.train.launch.launch import launch
 
 #: Columns of the product.
@@ -142,7 +142,7 @@ class Bench:
             parts[split] = {
                 "nodes": job.ranks.all_gather(len(own)),
                 # By the rank that has the sources.
-                "edges": job.ranks.all_gather(Load.of(spread.part).edges),
+                "edges": job.ranks.all_gather(RankLoad.of(spread.part).edges),
                 "halo": job.ranks.all_gather(len(spread.part.halo)),
             }
         # On the last split, which is as good as any.
@@ -181,7 +181,7 @@ class Bench:
         )
 
 
-def _sums(rounds: Rounds, rows: torch.Tensor, _: Any) -> torch.Tensor:
+def _sums(rounds: CommSchedule, rows: torch.Tensor, _: Any) -> torch.Tensor:
     return rounds.sums(rows)
 
 

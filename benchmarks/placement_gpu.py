@@ -49,7 +49,7 @@ from benchmarks.gpu import (
     why_not_possible,
 )
 from benchmarks.peers.wholegraph import WholeGraph, connect
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.machine import preset
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.placement.policies import POLICIES, cliques
@@ -67,7 +67,7 @@ class Bench:
     """One table under every policy, on one rank."""
 
     def __init__(self, options: argparse.Namespace) -> None:
-        self._options, self._ranks = options, Ranks.of_this_machine()
+        self._options, self._ranks = options, Communicator.of_this_machine()
         torch.manual_seed(self._ranks.rank)
         self._law = PowerLaw(options.nodes, options.edges, source_exponent=options.source_exponent)
         about = {**vars(options), "out": str(options.out)}

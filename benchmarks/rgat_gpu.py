@@ -44,7 +44,7 @@ from benchmarks.rgat_checks import (
 from benchmarks.rgat_training import Blocks, Rows, Training, graph_of
 from benchmarks.timed_training import batches_of
 from dgl_mgpu.data.igbh import NODE_TYPES, IgbhSpec, generate_igbh, largest_scale
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.models.rgat import RGAT
 from dgl_mgpu.report.profile import WARM_UP as UNPROFILED
 from dgl_mgpu.report.profile import Profile
@@ -341,7 +341,7 @@ def main() -> None:
     if options.width * FEATURE_TYPES[options.features].itemsize % 16:
         found.error("rows of features have to be a multiple of 16 bytes")
     # Without a GPU, enough to see that the program works.
-    with graphs_on_tensors() if this_device().type == "cpu" else contextlib.nullcontext():
+    with tensor_backed_graphs() if this_device().type == "cpu" else contextlib.nullcontext():
         sys.exit(not Bench(options).run())
 
 

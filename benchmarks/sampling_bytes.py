@@ -35,7 +35,7 @@ from benchmarks.gpu import PowerLaw, common_options, this_device
 from benchmarks.nvlink import Counters
 from benchmarks.peers.wholegraph import connect
 from benchmarks.sampling_gpu import IDTYPES, SETTINGS, Checker, new_seeds, our_hops, our_view
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.ops import GraphView, SampledBlock, SampleKey, sample_blocks, sample_neighbors
 from dgl_mgpu.train.launch.launch import launch
 
@@ -121,7 +121,7 @@ def sectors_of(layout: Layout, blocks: Sequence[SampledBlock]) -> Sectors:
 
 def work(options: argparse.Namespace) -> None:
     """All that a rank does."""
-    ranks, device = Ranks.of_this_machine(), this_device()
+    ranks, device = Communicator.of_this_machine(), this_device()
     torch.manual_seed(ranks.rank)
     counters = Counters(ranks)
     if counters.missing and ranks.rank == 0:
@@ -173,7 +173,7 @@ def _peer(sampler: Callable, fanouts: tuple[int, ...], seeds: torch.Tensor) -> N
     sampler(seeds, fanouts)
 
 
-def counted(name: str, batches: Sequence[Sectors], ranks: Ranks) -> Figure:
+def counted(name: str, batches: Sequence[Sectors], ranks: Communicator) -> Figure:
     """MB a batch, from the samples."""
     every = [sectors for mine in ranks.all_gather(list(batches)) for sectors in mine]
     total = sum(every, Sectors())

@@ -31,7 +31,7 @@ from benchmarks.gpu import (
     this_device,
 )
 from benchmarks.peers.wholegraph import Hop, connect, hops
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.ops import GraphView, SampledBlock, SampleKey, sample_blocks
 from dgl_mgpu.store.memory import TopologySource
 from dgl_mgpu.train.launch.launch import launch
@@ -131,7 +131,7 @@ def new_seeds(
 
 def work(options: argparse.Namespace) -> None:
     """All that a rank does."""
-    ranks, device = Ranks.of_this_machine(), this_device()
+    ranks, device = Communicator.of_this_machine(), this_device()
     torch.manual_seed(ranks.rank)
     peer = connect(ranks, not options.no_peer)
     law = PowerLaw(options.nodes, options.edges, source_exponent=options.source_exponent)
@@ -166,7 +166,7 @@ def our_view(
     indptr: torch.Tensor,
     indices: torch.Tensor,
     memory: str,
-    ranks: Ranks,
+    ranks: Communicator,
     calibrated: bool = False,
 ) -> Iterator[GraphView]:
     """The topology in a store, as this rank sees it; calibrated for the first setting."""
@@ -204,7 +204,7 @@ def compare(
     fanouts: tuple[int, ...],
     seeds: Callable[[int], Sequence[torch.Tensor]],
     repeats: int,
-    ranks: Ranks,
+    ranks: Communicator,
     times_peer: float,
 ) -> Figure:
     """Milliseconds a batch of one setting."""

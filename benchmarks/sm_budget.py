@@ -31,7 +31,7 @@ from benchmarks.gather_gpu import rows_of
 from benchmarks.gpu import NumberedWords, PowerLaw, built_store, require_words, this_device
 from benchmarks.machine import describe_machine
 from benchmarks.sampling_gpu import Checker, our_hops
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.ops import GraphView, SampleKey, gather_rows, sample_blocks
 from dgl_mgpu.store.calibration import calibrate, candidates
 from dgl_mgpu.store.memory import FeatureSource, Store, TopologySource
@@ -123,7 +123,7 @@ def overlapping(stamps: Sequence[Sequence[float]]) -> list[float]:
     return [float(stop - start) / (end - begin) for start, stop in done]
 
 
-def curve(subject: Subject, budgets: Sequence[int], ranks: Ranks) -> list[dict[str, Any]]:
+def curve(subject: Subject, budgets: Sequence[int], ranks: Communicator) -> list[dict[str, Any]]:
     """Speed and TFLOP/s for each budget, alone and together: means, and what each rank had."""
     shape, device = (SIDE, SIDE), this_device()
     left, right = (torch.randn(shape, device=device, dtype=torch.bfloat16) for _ in range(2))
@@ -163,7 +163,9 @@ def curve(subject: Subject, budgets: Sequence[int], ranks: Ranks) -> list[dict[s
 
 
 @contextlib.contextmanager
-def gather_subject(where: str, options: argparse.Namespace, ranks: Ranks) -> Iterator[Subject]:
+def gather_subject(
+    where: str, options: argparse.Namespace, ranks: Communicator
+) -> Iterator[Subject]:
     """A gather of rows in GPUs or in host memory."""
     nbytes = int(options.gb_per_gpu * 1e9) * ranks.size
     store_options: dict[str, Any] = {"policy": "partitioned"}
@@ -195,7 +197,7 @@ def gather_subject(where: str, options: argparse.Namespace, ranks: Ranks) -> Ite
 
 
 @contextlib.contextmanager
-def sampling_subject(options: argparse.Namespace, ranks: Ranks) -> Iterator[Subject]:
+def sampling_subject(options: argparse.Namespace, ranks: Communicator) -> Iterator[Subject]:
     """Sampling of mini-batches of the size that stores are planned for."""
     store_options, device = StoreOptions(policy="partitioned"), this_device()
     fanouts, batch = store_options.fanouts, store_options.batch_size
@@ -223,7 +225,7 @@ def sampling_subject(options: argparse.Namespace, ranks: Ranks) -> Iterator[Subj
         )
 
 
-def calibrated(store: Store, options: StoreOptions, ranks: Ranks) -> float:
+def calibrated(store: Store, options: StoreOptions, ranks: Communicator) -> float:
     """Calibrate a store by measuring; how long it took, with kernels compiled, in seconds."""
     calibrate(store, options, ranks, cached=False)
     begin = time.perf_counter()
@@ -233,7 +235,7 @@ def calibrated(store: Store, options: StoreOptions, ranks: Ranks) -> float:
 
 def work(options: argparse.Namespace) -> None:
     """All that a rank does."""
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     torch.manual_seed(ranks.rank)
     num_sms = multiprocessors()
     found: dict[str, dict[str, Any]] = {}

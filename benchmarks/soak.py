@@ -31,9 +31,9 @@ from benchmarks.fullgraph import Job, new_report, ranks_option
 from benchmarks.generated_graph import Data, all_in_gpu_memory, seeds_of, stored
 from benchmarks.gpu import this_device
 from benchmarks.timed_training import Network, Training, blocks_of, loader_of, network_model
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.data.generate import GraphSpec
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.train.launch.launch import launch
 
 NETWORK = Network("graphsage", (15, 10, 5), {})
@@ -93,12 +93,12 @@ def growing(rises: dict[str, float], limit_mb: float) -> dict[str, float]:
 def work(options: argparse.Namespace) -> None:
     """All that a rank does."""
     # Without a GPU, enough to see that the program works.
-    with graphs_on_tensors() if this_device().type == "cpu" else contextlib.nullcontext():
+    with tensor_backed_graphs() if this_device().type == "cpu" else contextlib.nullcontext():
         _soak(options)
 
 
 def _soak(options: argparse.Namespace) -> None:
-    job, ranks = Job(options), Ranks.of_this_machine()
+    job, ranks = Job(options), Communicator.of_this_machine()
     spec = GraphSpec(options.nodes, options.edges, FEATURES, CLASSES)
     data = Data(spec, job.device)
     ids = seeds_of(data, options.every * options.batch * ranks.size)

@@ -27,7 +27,7 @@ import dgl  # isort: skip
 from dgl.dataloading import DataLoader, NeighborSampler, Sampler  # isort: skip
 
 from benchmarks.fullgraph import Job
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import ModelConfig
 from dgl_mgpu.data.generate import SHAPES, GraphSpec
 from dgl_mgpu.models.homogeneous import build_model
@@ -157,7 +157,7 @@ def network_model(network: Network, spec: GraphSpec, hidden: int) -> torch.nn.Mo
 
 
 def loader_of(
-    graph: StoreGraph, ids: torch.Tensor, sampler: Sampler, batch: int, ranks: Ranks
+    graph: StoreGraph, ids: torch.Tensor, sampler: Sampler, batch: int, ranks: Communicator
 ) -> DataLoader:
     """What makes mini-batches of ``batch`` of a rank's share of the nodes ``ids``."""
     return DataLoader(

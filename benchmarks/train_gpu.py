@@ -25,7 +25,7 @@ import torch
 
 from benchmarks.figures import Figure, Report
 from dgl_mgpu.cli import main as dgl_mgpu
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.report import EpochReport, read_metrics
 
 MODELS = ("graphsage", "gcn", "gat", "gin", "rgcn", "pinsage")
@@ -96,7 +96,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, help="write the figures here, as JSON")
     options = parser.parse_args()
     about = {**vars(options), "models": list(options.models), "out": str(options.out)}
-    report = Report(Ranks.of_this_machine(), options.out, options=about)
+    report = Report(Communicator.of_this_machine(), options.out, options=about)
     with tempfile.TemporaryDirectory() as root:
         for model in options.models:
             report.add(compare(options, root, model))

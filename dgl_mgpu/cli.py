@@ -304,13 +304,13 @@ def _predict(arguments: list[str]) -> int:
 
 
 def _predict_on_rank(folder: str, out: Path, device: str) -> None:
-    from dgl_mgpu.comm.communicator import Ranks
+    from dgl_mgpu.comm.communicator import Communicator
     from dgl_mgpu.train.run import typed_memory
     from dgl_mgpu.train.trained_run import write_predictions
 
     with typed_memory(f"predict by {folder}", "use more ranks, or device=cpu"):
         written = write_predictions(folder, out, device)
-    if Ranks.of_all_machines().rank == 0:
+    if Communicator.of_all_machines().rank == 0:
         print(f"{written}: {out}", flush=True)
 
 

@@ -36,7 +36,7 @@ AGAIN = "python -m tests.test_public_api"
 NEEDS_GPUS = ("dgl_mgpu.ops.numba_cuda",)
 
 #: What public functions return for this package alone, and is handed on without a look inside.
-OPAQUE = ("PlacedBatch", "Reads", "Table")
+OPAQUE = ("SlotBatch", "Reads", "Table")
 
 _ATTRIBUTES = re.compile(r"^Attributes\n-+\n(.*?)(?:^\w+\n-+$|\Z)", re.M | re.S)
 _SHAPE = re.compile(r"\bshape")

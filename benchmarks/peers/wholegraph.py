@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 
 _CHUNK = 1 << 26
 
@@ -38,7 +38,7 @@ class Loaded(NamedTuple):
     sizes: list[int]
 
 
-def connect(ranks: Ranks, wanted: bool) -> WholeGraph | None:
+def connect(ranks: Communicator, wanted: bool) -> WholeGraph | None:
     """The peer, on every rank; None, and the first rank says so, where there is none."""
     reason = None
     if not wanted:
@@ -60,7 +60,7 @@ class WholeGraph:
     """Its memory over all ranks' GPUs ('cuda') or the host's ('cpu'), of type 'continuous':
     the fastest one, in which a rank reads the others' memory directly."""
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Communicator) -> None:
         import pylibwholegraph.torch as wholegraph
 
         self._wholegraph = wholegraph

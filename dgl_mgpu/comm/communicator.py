@@ -35,7 +35,7 @@ _UNSIGNED = (
 _NCCL_TIMEOUT = timedelta(seconds=30)
 
 
-class Ranks:
+class Communicator:
     """A group of ranks: those that share one store, or all of a job.
 
     Parameters
@@ -61,12 +61,12 @@ class Ranks:
             self._exchange(SignedGroup.agree)
 
     @classmethod
-    def of_all_machines(cls) -> Ranks:
+    def of_all_machines(cls) -> Communicator:
         """All ranks of the job; every one of them must call this."""
         return _known_groups()[0]
 
     @classmethod
-    def of_this_machine(cls) -> Ranks:
+    def of_this_machine(cls) -> Communicator:
         """The ranks of this process's machine, if torch.distributed is initialised.
 
         Every rank of the job must call this.  Each machine holds its own replica of the
@@ -75,7 +75,7 @@ class Ranks:
         return _known_groups()[1]
 
     @classmethod
-    def of_first_ranks(cls) -> Ranks:
+    def of_first_ranks(cls) -> Communicator:
         """The first rank of each machine; another rank gets a group of itself.
 
         Every rank of the job must call this.
@@ -99,7 +99,7 @@ class Ranks:
             return [value]
         return self._exchange(lambda group: group.all_gather(value))
 
-    def concatenated(self, asked: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def all_gather_cat(self, asked: str, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """Each tensor with those of the other ranks in its place, one rank after the other.
 
         From GPU to GPU (NCCL) where every rank's tensors are on a GPU of its own, else over the
@@ -131,7 +131,7 @@ class Ranks:
         gpus = {gpu for gpu, _ in found}
         direct = self._gpu_group is not None and "" not in gpus and len(gpus) == self.size
         lengths = list(zip(*(of_rank for _, of_rank in found), strict=True))
-        sent = self.together(
+        sent = self.run_all(
             asked,
             lambda: [
                 _Sent(tensor if direct else tensor.cpu(), counts)
@@ -143,7 +143,7 @@ class Ranks:
                 self._exchange(partial(_send, each, self._gpu_group if direct else None))
         return [each.joined().to(device) for each in sent]
 
-    def from_first(self, asked: str, step: Callable[[], T]) -> T:
+    def broadcast_from_rank0(self, asked: str, step: Callable[[], T]) -> T:
         """Run ``step`` on the first rank and return its result, plain data, on every rank.
 
         Raises
@@ -189,7 +189,7 @@ class Ranks:
                 lambda group: dist.broadcast(numbers, group=group.group, group_src=source)
             )
 
-    def together(self, asked: str, step: Callable[[], T]) -> T:
+    def run_all(self, asked: str, step: Callable[[], T]) -> T:
         """Run ``step`` on every rank and return this rank's result, or raise on every rank.
 
         A rank whose step raises still takes part in the exchange, so that the others learn
@@ -233,10 +233,10 @@ class Ranks:
         )
 
 
-_groups: tuple[object, Ranks, Ranks, Ranks] | None = None
+_groups: tuple[object, Communicator, Communicator, Communicator] | None = None
 
 
-def _known_groups() -> tuple[Ranks, Ranks, Ranks]:
+def _known_groups() -> tuple[Communicator, Communicator, Communicator]:
     """Groups of all ranks, of this machine's and of the first ones of machines.
 
     They are made once for a job: each costs connections.
@@ -244,30 +244,30 @@ def _known_groups() -> tuple[Ranks, Ranks, Ranks]:
     global _groups
     if not dist.is_initialized():
         _require_one_process()
-        return Ranks(), Ranks(), Ranks()
+        return Communicator(), Communicator(), Communicator()
     if dist.get_world_size() == 1:
-        return Ranks(), Ranks(), Ranks()
+        return Communicator(), Communicator(), Communicator()
     if _groups is None or _groups[0] is not dist.group.WORLD:
         group = _gloo_group(None)
-        everyone = Ranks(group)
-        here = everyone.together("find the ranks of one machine", _machine_id)
+        everyone = Communicator(group)
+        here = everyone.run_all("find the ranks of one machine", _machine_id)
         found = everyone.all_gather((here, _has_nccl()))
         machines = [machine for machine, _ in found]
         has_nccl = all(has for _, has in found)
         everyone._gpu_group = _nccl_group(None) if has_nccl else None
-        mine, firsts = Ranks(), Ranks()
+        mine, firsts = Communicator(), Communicator()
         for machine in dict.fromkeys(machines):
             members = [rank for rank, other in enumerate(machines) if other == machine]
             group = _gloo_group(members)
             gpu_group = _nccl_group(members) if has_nccl else None
             if machine == machines[dist.get_rank()]:
-                mine = Ranks(group, gpu_group)
+                mine = Communicator(group, gpu_group)
         members = [machines.index(machine) for machine in dict.fromkeys(machines)]
         if len(members) > 1:
             if everyone.rank == 0 and not job_secret():
                 log.warning(_UNSIGNED, SECRET)
             group = _gloo_group(members)
-            firsts = Ranks(group) if dist.get_rank() in members else firsts
+            firsts = Communicator(group) if dist.get_rank() in members else firsts
         _groups = dist.group.WORLD, everyone, mine, firsts
     return _groups[1:]
 

@@ -16,7 +16,7 @@ from typing import Protocol
 import numpy as np
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, PeerAccessError, UnavailableError
 from dgl_mgpu.machine import Topology, probe
 from dgl_mgpu.ops.device import cupy
@@ -34,7 +34,7 @@ _REGISTERED_ADDRESS_IS_DEVICE_ADDRESS = 91
 
 
 @dataclass(frozen=True)
-class Seat:
+class DeviceInfo:
     """A GPU as a rank finds it.
 
     Attributes
@@ -61,11 +61,11 @@ class Runtime(Protocol):
 
     device: torch.device
 
-    def seat(self) -> Seat:
+    def device_info(self) -> DeviceInfo:
         """The GPU of this rank."""
 
     def gpus(self) -> list[str]:
-        """All GPUs that this process sees, by what :attr:`Seat.gpu` is."""
+        """All GPUs that this process sees, by what :attr:`DeviceInfo.gpu` is."""
 
     def machine(self) -> Topology:
         """The machine they are in, numbered as :meth:`gpus`, with all memory that they have.
@@ -132,8 +132,8 @@ class CudaRuntime:
                 "use store.device=cpu",
             )
 
-    def seat(self) -> Seat:
-        return Seat(_name_of(self._index), *torch.cuda.mem_get_info(self._index))
+    def device_info(self) -> DeviceInfo:
+        return DeviceInfo(_name_of(self._index), *torch.cuda.mem_get_info(self._index))
 
     def gpus(self) -> list[str]:
         return [_name_of(index) for index in range(torch.cuda.device_count())]
@@ -250,7 +250,7 @@ def find_runtime() -> Runtime | None:
     return CudaRuntime() if torch.cuda.is_available() else None
 
 
-def choose_runtime(device: str, ranks: Ranks) -> Runtime | None:
+def choose_runtime(device: str, ranks: Communicator) -> Runtime | None:
     """The GPU memory that all ranks keep their part of a store in, or None for shared memory.
 
     Collective.
@@ -280,7 +280,7 @@ def choose_runtime(device: str, ranks: Ranks) -> Runtime | None:
             return None, str(error)
         return runtime, "" if runtime is not None else "torch sees no GPU"
 
-    runtime, missing = ranks.together("find the ranks' GPUs", look)
+    runtime, missing = ranks.run_all("find the ranks' GPUs", look)
     found = ranks.all_gather((device, missing))
     asked = {device for device, _ in found}
     if len(asked) > 1:

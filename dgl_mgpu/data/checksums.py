@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dgl_mgpu.errors import DataFormatError
-from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.checksums import with_sum, without_sum
 
 log = logging.getLogger(__name__)
@@ -73,7 +73,7 @@ def changed_file(folder: Path, sources: Iterable[Path] = ()) -> str | None:
         return f"there is no {os.path.relpath(error.filename, folder)}"
     if doubtful:
         # Where it cannot be remembered, it is done again.
-        with contextlib.suppress(OSError), written_whole(folder / _CHECKED) as file:
+        with contextlib.suppress(OSError), atomic_write(folder / _CHECKED) as file:
             file.write(json.dumps(found).encode())
     return None
 
@@ -113,7 +113,7 @@ def unchanged_since_first_read(record: Path, files: Iterable[Path]) -> Iterator[
     yield
     if expected is None:
         # Where they cannot be kept, as on a read-only disk, nothing is compared.
-        with contextlib.suppress(OSError), written_whole(record) as file:
+        with contextlib.suppress(OSError), atomic_write(record) as file:
             file.write(json.dumps(with_sum({"chunk": _CHUNK_BYTES, "files": found})).encode())
 
 

@@ -14,12 +14,12 @@ import torch
 import torch.distributed as dist
 from dgl import DGLGraph
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import PARTITIONS
 from dgl_mgpu.distributed.exchange.halo import Halo
-from dgl_mgpu.distributed.exchange.schedule import Rounds
-from dgl_mgpu.distributed.exchange.strategies import Ways
-from dgl_mgpu.distributed.exchange.strategy import AUTO, Way
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule
+from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategies
+from dgl_mgpu.distributed.exchange.strategy import AUTO, ExchangeStrategy
 from dgl_mgpu.distributed.exchange.tuner import Auto
 from dgl_mgpu.distributed.exchange.window import Window, reaches_all
 from dgl_mgpu.distributed.exchange.wire_format import sendable
@@ -34,8 +34,8 @@ from dgl_mgpu.distributed.partition import (
     shuffled,
 )
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.distributed import SpreadIndex, widths_of_none
-from dgl_mgpu.graph.index import Schema
+from dgl_mgpu.graph.distributed import DistributedGraphIndex, widths_of_none
+from dgl_mgpu.graph.index import GraphSchema
 from dgl_mgpu.ops.check import check_integer
 
 CanonicalEtype = tuple[str, str, str]
@@ -107,7 +107,7 @@ class PartitionedGraph(DGLGraph):
         RankFailedError
             If that is so on another rank.
         """
-        ranks = Ranks.of_all_machines()
+        ranks = Communicator.of_all_machines()
         ntype = self.ntypes[self.get_ntype_id(ntype)]
         owned = self.ownership[ntype]
         asked = f"gather rows of node type {ntype!r}"
@@ -123,7 +123,7 @@ class PartitionedGraph(DGLGraph):
                     "pass a row for each of this rank's nodes",
                 )
 
-        ranks.together(asked, check)
+        ranks.run_all(asked, check)
         kinds = ranks.all_gather((rows.shape[1:], rows.dtype))
         for rank, (shape, dtype) in enumerate(kinds):
             if (shape, dtype) != kinds[0]:
@@ -177,7 +177,7 @@ class PartitionedGraph(DGLGraph):
         RankFailedError
             If that is so on another rank.
         """
-        ranks = Ranks.of_all_machines()
+        ranks = Communicator.of_all_machines()
         ntype = self.ntypes[self.get_ntype_id(ntype)]
         owned = self.ownership[ntype]
         asked = f"scatter rows of node type {ntype!r}"
@@ -194,8 +194,8 @@ class PartitionedGraph(DGLGraph):
                     f"pass a row for each of the graph's {owned.num_nodes} nodes",
                 )
 
-        ranks.together(asked, check)
-        row_shape, dtype = ranks.from_first(asked, lambda: (rows.shape[1:], rows.dtype))  # type: ignore[union-attr]
+        ranks.run_all(asked, check)
+        row_shape, dtype = ranks.broadcast_from_rank0(asked, lambda: (rows.shape[1:], rows.dtype))  # type: ignore[union-attr]
         ids = owned.nodes(ranks.rank, self.device if device is None else device)
         return _dealt(ranks, rows, ids, row_shape, dtype)
 
@@ -287,16 +287,16 @@ def partition_graph(
     RankFailedError
         If another rank failed.
     """
-    ranks = Ranks.of_all_machines()
-    by = ranks.together(_ASKED, partial(_as_tensors, by))
-    asked, where = ranks.together(_ASKED, partial(_asked, g, by, exchange, seed, device))
+    ranks = Communicator.of_all_machines()
+    by = ranks.run_all(_ASKED, partial(_as_tensors, by))
+    asked, where = ranks.run_all(_ASKED, partial(_asked, g, by, exchange, seed, device))
     everyone = ranks.all_gather(asked)
     outlines = [outline for outline, _ in everyone]
     outline = outlines[0]
     _check(outlines, [options for _, options in everyone])
     assert outline is not None  # as has been checked
     source = _Source(None if None in outlines and ranks.rank else g, ranks, where)
-    owned = ranks.together(_ASKED, partial(_deal, source, outline, by, seed))
+    owned = ranks.run_all(_ASKED, partial(_deal, source, outline, by, seed))
     parts, fingerprints = {}, {}
     for etype in outline.num_edges:
         ends = source.ends(etype, outline)
@@ -310,7 +310,7 @@ def partition_graph(
         for etype, part in parts.items()
     }
     group = dist.group.WORLD if ranks.size > 1 else None
-    window = ranks.together(
+    window = ranks.run_all(
         "let GPUs read each other's memory", partial(_window, group, where, exchange)
     )
     spread = [_spread(part, group, window, exchange) for part in parts.values()]
@@ -348,7 +348,7 @@ def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str
         window = Window(group, device)
         window.turn(1)  # where that fails, let it be here
         return window
-    if exchange != AUTO and Way.named(exchange).pipeline is not None:
+    if exchange != AUTO and ExchangeStrategy.named(exchange).pipeline is not None:
         raise InvalidInputError(
             _ASKED,
             f"exchange={exchange!r} reads other ranks' memory, which these ranks cannot",
@@ -360,12 +360,12 @@ def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str
 def _spread(
     part: Part, group: dist.ProcessGroup | None, window: Window | None, exchange: str
 ) -> PartitionedRelation:
-    ways = Ways(part, group, window)
-    rounds: Rounds
+    ways = ExchangeStrategies(part, group, window)
+    rounds: CommSchedule
     if exchange == AUTO:
         rounds = Auto(ways)
     else:
-        way = Way.named(exchange)
+        way = ExchangeStrategy.named(exchange)
         # A rank alone has nobody to read from.
         rounds = ways[ways.default if way.pipeline is not None and window is None else way]
     again = partial(_spread, group=group, window=window, exchange=exchange)
@@ -402,13 +402,13 @@ def _asked(
 ) -> tuple[tuple[_Outline | None, _Options], torch.device]:
     """What a rank asks for, in few words that can be compared with other ranks', and its device."""
     if g is not None and (
-        not isinstance(g, DGLGraph) or g.is_block or isinstance(g._graph, SpreadIndex)
+        not isinstance(g, DGLGraph) or g.is_block or isinstance(g._graph, DistributedGraphIndex)
     ):
         block = isinstance(g, DGLGraph) and g.is_block
         found = "g is a block" if block else f"g is of type {type(g).__name__}"
         raise InvalidInputError(_ASKED, found, "pass a DGLGraph, the whole graph")
     if exchange != AUTO:
-        Way.named(exchange)
+        ExchangeStrategy.named(exchange)
     if g is not None and not g.canonical_etypes:
         raise InvalidInputError(_ASKED, "the graph has no edge types", "pass one with relations")
     seed = check_integer(seed, "seed", 0, _ASKED)
@@ -466,7 +466,7 @@ class _Source:
         None where it must be asked for; then all ranks but the first have none.
     """
 
-    def __init__(self, g: DGLGraph | None, ranks: Ranks, device: torch.device) -> None:
+    def __init__(self, g: DGLGraph | None, ranks: Communicator, device: torch.device) -> None:
         self.g = g
         self.device = device
         self.ranks = ranks
@@ -512,7 +512,7 @@ class _Source:
 
 
 def _dealt(
-    ranks: Ranks,
+    ranks: Communicator,
     features: torch.Tensor | None,
     ids: torch.Tensor,
     row_shape: torch.Size,
@@ -545,7 +545,7 @@ def _deal(source: _Source, outline: _Outline, by: _Assigned, seed: int) -> dict[
     """Which rank gets which nodes."""
     num_ranks, num_nodes = source.ranks.size, outline.num_nodes
     if by == "metis" and num_ranks > 1:  # METIS itself ends the process for one part
-        found = source.ranks.from_first(_ASKED, lambda: _metis(source.g, num_ranks))
+        found = source.ranks.broadcast_from_rank0(_ASKED, lambda: _metis(source.g, num_ranks))
         return {ntype: assigned(found[ntype], num_ranks) for ntype in num_nodes}
     if not isinstance(by, str):
         given = by if isinstance(by, dict) else dict.fromkeys(num_nodes, by)
@@ -608,7 +608,7 @@ def _as_graph(
     ntypes = list(outline.num_nodes)
     ends = [(ntypes.index(src), ntypes.index(dst)) for src, _, dst in etypes]
     index = PartitionedIndex(
-        Schema.of(len(ntypes), ends),
+        GraphSchema.of(len(ntypes), ends),
         [owned[ntype] for ntype in ntypes],
         parts,
     )

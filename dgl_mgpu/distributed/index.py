@@ -11,15 +11,15 @@ from dgl import DGLGraph
 from dgl import backend as F
 from dgl.heterograph_index import HeteroGraphIndex
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.exchange.halo import Fetch, GiveBack, Halo
 from dgl_mgpu.distributed.exchange.messages import Message
-from dgl_mgpu.distributed.exchange.schedule import Rounds, Sum
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Sum
 from dgl_mgpu.distributed.local_part import Part, loops, with_loops, without_loops
 from dgl_mgpu.distributed.partition import Ownership
 from dgl_mgpu.errors import UnsupportedByPartitionError
-from dgl_mgpu.graph.distributed import Features, SpreadIndex
-from dgl_mgpu.graph.index import Schema, TensorIndex, single_schema
+from dgl_mgpu.graph.distributed import DistributedGraphIndex, Features
+from dgl_mgpu.graph.index import GraphSchema, TensorIndex, single_schema
 from dgl_mgpu.graph.relation import Relation
 
 
@@ -41,7 +41,7 @@ class PartitionedRelation:
     """
 
     def __init__(
-        self, halo: Halo, rounds: Rounds, of: Callable[[Part], PartitionedRelation]
+        self, halo: Halo, rounds: CommSchedule, of: Callable[[Part], PartitionedRelation]
     ) -> None:
         self.part = halo.part
         self.halo = halo
@@ -99,7 +99,7 @@ def _is_sum_of_rows(op: str, reduce: str, lhs: Any, rhs: Any) -> bool:
     return all(of_edge in (1, of_node) for of_edge, of_node in sizes)
 
 
-class PartitionedIndex(SpreadIndex):
+class PartitionedIndex(DistributedGraphIndex):
     """A rank's part of a graph.
 
     Nodes are the rank's own, and edges the in-edges of these.  Both ends of edges cannot be asked
@@ -119,7 +119,7 @@ class PartitionedIndex(SpreadIndex):
 
     def __init__(
         self,
-        schema: Schema,
+        schema: GraphSchema,
         owned: Sequence[Ownership],
         parts: Sequence[PartitionedRelation],
         turned: bool = False,
@@ -244,7 +244,7 @@ class PartitionedIndex(SpreadIndex):
     def without_loops(self, etype: int) -> tuple[PartitionedIndex, torch.Tensor]:
         def change(part: Part) -> tuple[Part, torch.Tensor]:
             own = part.edges[loops(part)]
-            everyones = Ranks.of_all_machines().all_gather(own.cpu())
+            everyones = Communicator.of_all_machines().all_gather(own.cpu())
             return without_loops(part, torch.cat(everyones).sort().values.to(own.device))
 
         return self._with_another("without loops", etype, change)

@@ -14,9 +14,9 @@ from dgl.graph_index import GraphIndex
 from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.graph.arrays import as_tensor
-from dgl_mgpu.graph.dispatch import OnTensors
+from dgl_mgpu.graph.dispatch import TensorBacked
 from dgl_mgpu.graph.errors import InvalidCallError
-from dgl_mgpu.graph.index import Schema, TensorIndex
+from dgl_mgpu.graph.index import GraphSchema, TensorIndex
 from dgl_mgpu.graph.relation import Coo, Relation, ranges
 
 
@@ -40,7 +40,7 @@ def joint_union(metagraph: GraphIndex, indexes: Sequence[TensorIndex]) -> Tensor
         Relation(parts[0].num_src, parts[0].num_dst, coo=_joined(parts))
         for parts in zip(*(index.relations for index in indexes), strict=True)
     ]
-    return TensorIndex(Schema(metagraph), first._num_nodes, relations)
+    return TensorIndex(GraphSchema(metagraph), first._num_nodes, relations)
 
 
 def disjoint_union(metagraph: GraphIndex, indexes: Sequence[TensorIndex]) -> TensorIndex:
@@ -54,7 +54,7 @@ def disjoint_union(metagraph: GraphIndex, indexes: Sequence[TensorIndex]) -> Ten
         If graphs differ in the ids' dtype or in the device.
     """
     _check_alike("put graphs into a batch", indexes)
-    schema, device = Schema(metagraph), indexes[0].device
+    schema, device = GraphSchema(metagraph), indexes[0].device
     sizes = [index._num_nodes for index in indexes]
     totals = [sum(counts) for counts in zip(*sizes, strict=True)]
     before = torch.tensor(sizes, dtype=indexes[0].idtype).view(len(indexes), -1)
@@ -163,7 +163,7 @@ def _sliced(
 
 
 @dataclass
-class FlattenedIndex(OnTensors):
+class FlattenedIndex(TensorBacked):
     """Several relations as one, and where its nodes and edges come from.
 
     Attributes

@@ -18,7 +18,7 @@ from dgl.heterograph import DGLBlock, DGLGraph
 
 from dgl_mgpu.graph.arrays import as_tensor
 from dgl_mgpu.graph.errors import InvalidCallError
-from dgl_mgpu.graph.index import Schema, TensorIndex
+from dgl_mgpu.graph.index import GraphSchema, TensorIndex
 from dgl_mgpu.graph.relation import Compressed, Coo, Relation
 from dgl_mgpu.ops.unique import append_unique
 
@@ -204,7 +204,7 @@ class BlockTypes:
         numbers = {ntype: number for number, ntype in enumerate(ntypes)}
         #: The numbers of the node types that each edge type goes from and to.
         self.ends = [(numbers[src], numbers[dst]) for src, _, dst in canonical_etypes]
-        self._schema = Schema.of(len(ntypes), self.ends).block
+        self._schema = GraphSchema.of(len(ntypes), self.ends).block
         none = torch.empty(0, dtype=torch.int64)
         relations = [Relation(0, 0, coo=Coo(none, none)) for _ in self.ends]
         index = TensorIndex(self._schema, [0] * (2 * len(ntypes)), relations)
@@ -262,7 +262,7 @@ class BlockTypes:
 class BlankBlock:
     """A block but for its nodes and edges, which may take a GPU a while to find."""
 
-    def __init__(self, block: DGLBlock, schema: Schema, frames: Sequence[_BlankFrame]) -> None:
+    def __init__(self, block: DGLBlock, schema: GraphSchema, frames: Sequence[_BlankFrame]) -> None:
         self._block, self._schema = block, schema
         #: Of its node types, sources first, and of its edge types.
         self._frames = frames

@@ -12,7 +12,7 @@ from dgl.graph_index import GraphIndex
 from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.graph.errors import InvalidCallError
-from dgl_mgpu.graph.index import Schema, TensorIndex
+from dgl_mgpu.graph.index import GraphSchema, TensorIndex
 from dgl_mgpu.graph.relation import FORMATS, Compressed, Coo, Relation, Unnumbered
 
 
@@ -88,7 +88,7 @@ def create_heterograph(
     metagraph: GraphIndex, relations: Sequence[TensorIndex], num_nodes: Any = None
 ) -> TensorIndex:
     """An index of several relations; without ``num_nodes`` the relations say how many there are."""
-    schema = Schema(metagraph)
+    schema = GraphSchema(metagraph)
     parts = [index.relations[0] for index in relations]
     if num_nodes is not None:
         return TensorIndex(schema, as_tensor(num_nodes).tolist(), parts)

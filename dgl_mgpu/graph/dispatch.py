@@ -10,13 +10,13 @@ from typing import Any
 import torch
 
 
-class OnTensors:
+class TensorBacked:
     """Base of objects that stand for DGL's C++ objects and hold torch tensors."""
 
 
-def is_on_tensors(index: Any) -> bool:
+def is_tensor_backed(index: Any) -> bool:
     """Whether a graph's index is made of tensors."""
-    return isinstance(index, OnTensors)
+    return isinstance(index, TensorBacked)
 
 
 _on_cpu_too = False
@@ -26,7 +26,7 @@ _of_thread = threading.local()
 
 
 @contextmanager
-def graphs_on_tensors(on: bool = True) -> Iterator[None]:
+def tensor_backed_graphs(on: bool = True) -> Iterator[None]:
     """Have this package implement graphs on the CPU as well, as it does those on GPUs.
 
     For tests on machines without a GPU: graphs that any thread makes inside are made of tensors.
@@ -47,19 +47,19 @@ def graphs_on_tensors(on: bool = True) -> Iterator[None]:
             _on_cpu_too = before
 
 
-def stays_tensor(data: torch.Tensor) -> bool:
+def is_passed_as_tensor(data: torch.Tensor) -> bool:
     """Whether a tensor is handed to C functions as it is, and not as DGL's NDArray."""
     return data.is_cuda or (_on_cpu_too and not getattr(_of_thread, "off", False))
 
 
-#: Types of arguments that :func:`is_ours` has to look at.
-MAY_BE_OURS = (OnTensors, torch.Tensor, list, tuple)
+#: Types of arguments that :func:`is_tensor_backed_argument` has to look at.
+CHECKED_TYPES = (TensorBacked, torch.Tensor, list, tuple)
 
 
-def is_ours(argument: Any) -> bool:
+def is_tensor_backed_argument(argument: Any) -> bool:
     """Whether an argument makes a call one for this package."""
     if isinstance(argument, torch.Tensor):
-        return stays_tensor(argument)
+        return is_passed_as_tensor(argument)
     if isinstance(argument, list | tuple):
-        return any(map(is_ours, argument))
-    return isinstance(argument, OnTensors)
+        return any(map(is_tensor_backed_argument, argument))
+    return isinstance(argument, TensorBacked)

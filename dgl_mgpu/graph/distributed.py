@@ -21,7 +21,7 @@ from dgl_mgpu.graph.index import TensorIndex
 Features = torch.Tensor | None
 
 
-class SpreadIndex(TensorIndex):
+class DistributedGraphIndex(TensorIndex):
     """What DGL's message passing calls for a graph of which this process has a part.
 
     Operands have a row for each of this process's nodes or edges, as results do.  All methods are
@@ -55,11 +55,11 @@ class SpreadIndex(TensorIndex):
         """Of a relation's edges, in the whole graph."""
 
     @abstractmethod
-    def without_loops(self, etype: int) -> tuple[SpreadIndex, torch.Tensor]:
+    def without_loops(self, etype: int) -> tuple[DistributedGraphIndex, torch.Tensor]:
         """The graph without a relation's loops, and what each of its edges was."""
 
     @abstractmethod
-    def with_loops(self, etype: int) -> tuple[SpreadIndex, torch.Tensor]:
+    def with_loops(self, etype: int) -> tuple[DistributedGraphIndex, torch.Tensor]:
         """The graph with a loop more at each node, and what each of a relation's edges was.
 
         Loops are numbered behind all others of this process's edges.
@@ -229,7 +229,9 @@ def with_loops(graph: DGLGraph, data: Mapping[str, torch.Tensor], etype: Any) ->
     return _with_edges(graph, index, number, frame.subframe(order))
 
 
-def _with_edges(graph: DGLGraph, index: SpreadIndex, number: int, edges: Frame) -> DGLGraph:
+def _with_edges(
+    graph: DGLGraph, index: DistributedGraphIndex, number: int, edges: Frame
+) -> DGLGraph:
     """A graph of which one relation has other edges."""
     found = graph.local_var()
     edges.update_column(EID, index.edge_ids(number))

@@ -19,7 +19,7 @@ from dgl.graph_index import GraphIndex, from_coo
 from dgl.heterograph_index import HeteroGraphIndex
 from dgl.utils import to_dgl_context, toindex
 
-from dgl_mgpu.graph.dispatch import OnTensors, graphs_on_tensors
+from dgl_mgpu.graph.dispatch import TensorBacked, tensor_backed_graphs
 from dgl_mgpu.graph.errors import raising_dgl_errors
 from dgl_mgpu.graph.relation import FORMATS, Compressed, Coo, Relation, Unnumbered, ranges
 
@@ -27,7 +27,7 @@ _CPU = 1  # DGLContext's device type
 _context = cache(to_dgl_context)
 
 
-class Schema:
+class GraphSchema:
     """Node and edge types of an index, by number: DGL's metagraph and what is read from it often.
 
     Attributes
@@ -47,7 +47,7 @@ class Schema:
         ]
 
     @classmethod
-    def of(cls, num_ntypes: int, ends: Sequence[tuple[int, int]]) -> Schema:
+    def of(cls, num_ntypes: int, ends: Sequence[tuple[int, int]]) -> GraphSchema:
         """A schema from numbers."""
         return cls(from_coo(num_ntypes, [s for s, _ in ends], [d for _, d in ends], True))
 
@@ -57,29 +57,29 @@ class Schema:
         return {s for s, _ in self.ends}.isdisjoint(d for _, d in self.ends)
 
     @cached_property
-    def block(self) -> Schema:
+    def block(self) -> GraphSchema:
         """The schema of blocks made from graphs of this one: each type once on either side."""
         count = self.num_ntypes
-        return Schema.of(2 * count, [(s, count + d) for s, d in self.ends])
+        return GraphSchema.of(2 * count, [(s, count + d) for s, d in self.ends])
 
     @cached_property
-    def reverse(self) -> Schema:
-        turned = Schema.of(self.num_ntypes, [(d, s) for s, d in self.ends])
+    def reverse(self) -> GraphSchema:
+        turned = GraphSchema.of(self.num_ntypes, [(d, s) for s, d in self.ends])
         turned.__dict__["reverse"] = self
         return turned
 
 
-_SINGLE: list[Schema] = []
+_SINGLE: list[GraphSchema] = []
 
 
-def single_schema(num_ntypes: int) -> Schema:
+def single_schema(num_ntypes: int) -> GraphSchema:
     """The schema of one relation, within one node type or from one to another."""
     if not _SINGLE:
-        _SINGLE.extend((Schema.of(1, [(0, 0)]), Schema.of(2, [(0, 1)])))
+        _SINGLE.extend((GraphSchema.of(1, [(0, 0)]), GraphSchema.of(2, [(0, 1)])))
     return _SINGLE[num_ntypes - 1]
 
 
-class TensorIndex(HeteroGraphIndex, OnTensors):
+class TensorIndex(HeteroGraphIndex, TensorBacked):
     """A heterogeneous graph whose relations are tensors on one device.
 
     Parameters
@@ -95,7 +95,7 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
         return HeteroGraphIndex.__new__(cls)
 
     def __init__(
-        self, schema: Schema, num_nodes: Sequence[int], relations: Sequence[Relation]
+        self, schema: GraphSchema, num_nodes: Sequence[int], relations: Sequence[Relation]
     ) -> None:
         self.schema = schema
         self.relations = list(relations)
@@ -119,7 +119,7 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
             On the CPU.
         device : torch.device
         """
-        schema = Schema(index.metagraph)
+        schema = GraphSchema(index.metagraph)
         relations = [
             _from_unit_graph(index.get_relation_graph(etype), torch.device(device))
             for etype in range(len(schema.ends))
@@ -128,7 +128,7 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
 
     def to_dgl(self) -> HeteroGraphIndex:
         """Copy to DGL's C++ index on the CPU."""
-        with graphs_on_tensors(False):
+        with tensor_backed_graphs(False):
             units = [
                 _to_unit_graph(relation.to(torch.device("cpu")), 1 if src == dst else 2)
                 for relation, (src, dst) in zip(self.relations, self.schema.ends, strict=True)
@@ -286,7 +286,7 @@ class TensorIndex(HeteroGraphIndex, OnTensors):
         etypes: Sequence[str] | None = None,
         formats: Sequence[str] = ("coo", "csr", "csc"),
     ) -> HeteroGraphIndex:
-        with graphs_on_tensors(False):
+        with tensor_backed_graphs(False):
             return self.to_dgl().shared_memory(name, ntypes, etypes, formats)
 
     # -- formats -----------------------------------------------------------------------------------
@@ -462,10 +462,10 @@ def _rebuild(
             name: (Coo if name == "coo" else Compressed)(*tensors) for name, tensors in held.items()
         }
         relations.append(Relation(num_src, num_dst, formats=formats, **matrices))
-    return TensorIndex(Schema(metagraph), num_nodes, relations)
+    return TensorIndex(GraphSchema(metagraph), num_nodes, relations)
 
 
-class SubgraphIndex(OnTensors):
+class SubgraphIndex(TensorBacked):
     """A part of a graph, with the ids its nodes and edges had there.
 
     Attributes

@@ -13,7 +13,7 @@ from dgl.base import ALL, is_all
 from dgl.dataloading import NeighborSampler
 from dgl.heterograph import DGLBlock
 
-from dgl_mgpu.graph.dispatch import OnTensors
+from dgl_mgpu.graph.dispatch import TensorBacked
 from dgl_mgpu.inference.rows import Column, Graph
 from dgl_mgpu.store.graph import StoreGraph
 
@@ -60,7 +60,7 @@ class Blocks:
     def __init__(self, g: Graph, device: torch.device) -> None:
         self.g = g
         self.device = device
-        in_c = isinstance(g, DGLGraph) and not isinstance(g._graph, OnTensors)
+        in_c = isinstance(g, DGLGraph) and not isinstance(g._graph, TensorBacked)
         pinned = in_c and device.type == "cuda" and g.is_pinned()
         # DGL's C++ would shuffle the in-edges it samples, which some convolutions do not like.
         self._sampler = None if in_c and not pinned else NeighborSampler([-1])

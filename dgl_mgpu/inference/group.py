@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import InvalidInputError, OutputError, SharedMemoryError
 from dgl_mgpu.inference.rows import ASKED, Column
 from dgl_mgpu.machine.shared_memory import SHARED_MEMORY
@@ -23,7 +23,7 @@ from dgl_mgpu.store.memory.segment import Segment
 
 
 @dataclass(frozen=True)
-class Team:
+class InferenceGroup:
     """Ranks that infer the nodes of one graph together; by default this one alone.
 
     Attributes
@@ -37,17 +37,17 @@ class Team:
         Of each rank, the number of its machine, which is that of its first one in ``firsts``.
     """
 
-    everyone: Ranks = field(default_factory=Ranks)
-    machine: Ranks = field(default_factory=Ranks)
-    firsts: Ranks = field(default_factory=Ranks)
+    everyone: Communicator = field(default_factory=Communicator)
+    machine: Communicator = field(default_factory=Communicator)
+    firsts: Communicator = field(default_factory=Communicator)
     machines: tuple[int, ...] = (0,)
 
     @classmethod
-    def of_job(cls) -> Team:
+    def of_job(cls) -> InferenceGroup:
         """All ranks of the job, each of which must call this."""
-        everyone, machine = Ranks.of_all_machines(), Ranks.of_this_machine()
-        firsts = Ranks.of_first_ranks()
-        number = machine.from_first(ASKED, lambda: firsts.rank)
+        everyone, machine = Communicator.of_all_machines(), Communicator.of_this_machine()
+        firsts = Communicator.of_first_ranks()
+        number = machine.broadcast_from_rank0(ASKED, lambda: firsts.rank)
         return cls(everyone, machine, firsts, tuple(everyone.all_gather(number)))
 
     @property
@@ -81,9 +81,9 @@ class Team:
                 raise OutputError(f"keep results in {place}", error.found, fix) from error
             return made[0].path
 
-        path = self.machine.from_first(ASKED, make)
+        path = self.machine.broadcast_from_rank0(ASKED, make)
         attach = partial(Segment.attach, path, nbytes)
-        return self.machine.together(ASKED, lambda: made[0] if made else attach())
+        return self.machine.run_all(ASKED, lambda: made[0] if made else attach())
 
     def bring(self, rows: torch.Tensor, length: int, step: int) -> None:
         """Have on every machine what the ranks of all of them have written; all call this.
@@ -111,7 +111,7 @@ class Team:
         Tensor, float32, shape (length, width)
             In the host's memory, which the ranks of a machine share.
         """
-        first = self.everyone.together(ASKED, lambda: next(batches, None))
+        first = self.everyone.run_all(ASKED, lambda: next(batches, None))
         widths = self.everyone.all_gather(0 if first is None else first.shape[1])
         shape = length, max(widths)  # a rank may have no batch
         memory = None
@@ -127,9 +127,9 @@ class Team:
             for (low, high), of_batch in zip(ranges, given, strict=True):
                 rows[low:high] = of_batch
 
-        self.everyone.together(ASKED, fill)
+        self.everyone.run_all(ASKED, fill)
         # Others of a machine wait for its first rank, which is sent the rows.
-        self.everyone.together(ASKED, partial(self.bring, rows, length, step))
+        self.everyone.run_all(ASKED, partial(self.bring, rows, length, step))
         return Column("", rows, None, memory).own_rows()
 
     @contextmanager
@@ -143,8 +143,8 @@ class Team:
             return
         buffers = list(model.buffers())
         own = [each.clone() for each in buffers]
-        firsts = self.everyone.from_first(ASKED, lambda: [each.cpu() for each in buffers])
-        self.everyone.together(ASKED, partial(_check_alike, buffers, firsts))
+        firsts = self.everyone.broadcast_from_rank0(ASKED, lambda: [each.cpu() for each in buffers])
+        self.everyone.run_all(ASKED, partial(_check_alike, buffers, firsts))
         try:
             _set(buffers, firsts)
             yield

@@ -14,7 +14,7 @@ from torch import nn
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.inference.modules import meeting
-from dgl_mgpu.inference.probe_graph import ASKED_LAYERS, AT_ONCE, Pattern, cloned, recorded
+from dgl_mgpu.inference.probe_graph import ASKED_LAYERS, AT_ONCE, ProbeGraph, cloned, recorded
 from dgl_mgpu.inference.rows import Tree, leaves, mapped
 
 
@@ -37,7 +37,7 @@ class Call:
 
 
 @dataclass
-class Plan:
+class InferencePlan:
     """How a model is done layer by layer.
 
     Attributes
@@ -63,7 +63,7 @@ class Plan:
     call_readers: list[set[int]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, model: nn.Module, pattern: Pattern, num_layers: int) -> Plan:
+    def of(cls, model: nn.Module, pattern: ProbeGraph, num_layers: int) -> InferencePlan:
         records, found = recorded(model, pattern, num_layers)
         layers = [record.layer for record in records]
         in_order = None not in layers and layers == sorted(layers)  # type: ignore[type-var]
@@ -109,7 +109,7 @@ class Plan:
 
         return max(map(during, range(self.num_layers)))
 
-    def _find_readers(self, model: nn.Module, pattern: Pattern) -> None:
+    def _find_readers(self, model: nn.Module, pattern: ProbeGraph) -> None:
         """Find out which layers read what, by changing it and looking what else has changed."""
         inputs, given = pattern.inputs(), [call.given for call in self.calls]
         every = set(range(self.num_layers))
@@ -137,7 +137,7 @@ class Plan:
             self.call_readers.append(readers(leaves(call.given), changed) & later)
 
     def _seen(
-        self, model: nn.Module, pattern: Pattern, inputs: Tree, given: list[Tree]
+        self, model: nn.Module, pattern: ProbeGraph, inputs: Tree, given: list[Tree]
     ) -> dict[int, list[torch.Tensor]]:
         """What each layer's modules get, and the last one's model gives, if modules gave this."""
         seen: dict[int, list[torch.Tensor]] = {layer: [] for layer in range(self.num_layers)}

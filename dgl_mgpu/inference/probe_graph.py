@@ -28,7 +28,7 @@ class _OneGraphError(InvalidInputError, AttributeError):
     """A model takes one graph, where it is called with blocks."""
 
 
-class Offered(list):
+class TracedBlocks(list):
     """The blocks that a model is called with.
 
     Attributes
@@ -71,7 +71,7 @@ class Offered(list):
 
 
 @dataclass(frozen=True)
-class Pattern:
+class ProbeGraph:
     """A small graph with the types of another one, on which a model shows what it does.
 
     Every node has in-edges of every type that there is.  Features are rows of the other graph's.
@@ -91,7 +91,7 @@ class Pattern:
     blocks: Blocks
 
     @classmethod
-    def of(cls, g: Graph, columns: Tree, device: torch.device) -> Pattern:
+    def of(cls, g: Graph, columns: Tree, device: torch.device) -> ProbeGraph:
         # Different numbers of nodes tell the types apart; no more than the graph has, since a model
         # may look up what belongs to a node's id.
         counts = {
@@ -117,10 +117,10 @@ class Pattern:
         )
         return cls(graph, few, Blocks(graph, device))
 
-    def layers(self, num_layers: int) -> Offered:
+    def layers(self, num_layers: int) -> TracedBlocks:
         """The whole graph as a block of each layer."""
         whole = self.blocks.whole()
-        return Offered(self.blocks.for_layer(whole, layer) for layer in range(num_layers))
+        return TracedBlocks(self.blocks.for_layer(whole, layer) for layer in range(num_layers))
 
     def inputs(self) -> Tree:
         return mapped(lambda column: column.rows.clone(), self.columns)
@@ -178,7 +178,7 @@ class Record:
         return getattr(self.graph, "layer", None)
 
 
-def recorded(model: nn.Module, pattern: Pattern, num_layers: int) -> tuple[list[Record], Tree]:
+def recorded(model: nn.Module, pattern: ProbeGraph, num_layers: int) -> tuple[list[Record], Tree]:
     """What a model's modules and the model itself do on the pattern."""
     records: list[Record] = []
 
@@ -197,7 +197,7 @@ def cloned(tree: Tree) -> Tree:
     return mapped(torch.clone, tree)
 
 
-def widest(model: nn.Module, pattern: Pattern, num_layers: int) -> int:
+def widest(model: nn.Module, pattern: ProbeGraph, num_layers: int) -> int:
     """Bytes of the widest rows that the model takes or one of its modules gives."""
     records, found = recorded(model, pattern, num_layers)
     given = [record.given for record in records]
@@ -205,7 +205,7 @@ def widest(model: nn.Module, pattern: Pattern, num_layers: int) -> int:
     return max(sum(torch.atleast_1d(rows)[:1].nbytes for rows in each) for each in tensors if each)
 
 
-def count_layers(model: nn.Module, pattern: Pattern) -> int:
+def count_layers(model: nn.Module, pattern: ProbeGraph) -> int:
     """How many blocks a model uses of more than it needs.
 
     Raises

@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import nn
 
-from dgl_mgpu.inference.group import Team
+from dgl_mgpu.inference.group import InferenceGroup
 from dgl_mgpu.inference.modules import evaluating
-from dgl_mgpu.inference.plan import Plan
-from dgl_mgpu.inference.probe_graph import Pattern
+from dgl_mgpu.inference.plan import InferencePlan
+from dgl_mgpu.inference.probe_graph import ProbeGraph
 from dgl_mgpu.inference.rows import ASKED, Tree, as_columns
 from dgl_mgpu.inference.strategies import LayerByLayer, checked_plan
 from dgl_mgpu.machine.shared_memory import free_host_bytes, free_shared_bytes
@@ -44,8 +44,8 @@ class RepeatedInference:
         self._model, self._g, self._device = model, g, device
         self._num_layers = num_layers
         self._columns = as_columns(g, inputs)
-        self._team = Team.of_job()
-        self._plan: Plan | None = None
+        self._team = InferenceGroup.of_job()
+        self._plan: InferencePlan | None = None
 
     def __call__(self) -> Tree | None:
         """The model's result for all nodes; None if half of the free memory is too small for it.
@@ -59,7 +59,7 @@ class RepeatedInference:
         """
         model, everyone = self._model, self._team.everyone
         with evaluating(model), torch.no_grad(), self._team.first_ones_buffers(model):
-            plan = everyone.together(ASKED, self._planned)
+            plan = everyone.run_all(ASKED, self._planned)
             counts = {ntype: self._g.num_nodes(ntype) for ntype in self._g.ntypes}
             fits = plan.peak_bytes(counts) <= self._free_bytes() // 2
             if not all(everyone.all_gather(fits)):
@@ -67,9 +67,9 @@ class RepeatedInference:
             run = partial(LayerByLayer, model, self._g, self._columns, plan, self._device)
             return run(None, None, self._team).run()
 
-    def _planned(self) -> Plan:
+    def _planned(self) -> InferencePlan:
         if self._plan is None:
-            pattern = Pattern.of(self._g, self._columns, self._device)
+            pattern = ProbeGraph.of(self._g, self._columns, self._device)
             self._plan = checked_plan(self._model, pattern, self._num_layers)
         return self._plan
 

@@ -14,9 +14,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dgl_mgpu.distributed.graph import PartitionedGraph
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByPartitionError
-from dgl_mgpu.inference.group import Team
+from dgl_mgpu.inference.group import InferenceGroup
 from dgl_mgpu.inference.modules import evaluating
-from dgl_mgpu.inference.probe_graph import Pattern, count_layers, widest
+from dgl_mgpu.inference.probe_graph import ProbeGraph, count_layers, widest
 from dgl_mgpu.inference.rows import ASKED, Graph, Tree, as_columns, on_host
 from dgl_mgpu.inference.strategies import AtOnce, LayerByLayer, checked_plan, unless_out_of_memory
 from dgl_mgpu.store.graph import StoreGraph
@@ -110,8 +110,12 @@ def inference(
     """
     if isinstance(model, DistributedDataParallel):
         model = model.module  # ranks make different numbers of calls
-    team = Team.of_job() if isinstance(g, StoreGraph) and layerwise is not False else Team()
-    together = partial(team.everyone.together, ASKED)  # what is wrong on one rank ends all
+    team = (
+        InferenceGroup.of_job()
+        if isinstance(g, StoreGraph) and layerwise is not False
+        else InferenceGroup()
+    )
+    together = partial(team.everyone.run_all, ASKED)  # what is wrong on one rank ends all
 
     def read() -> tuple[torch.device, Tree]:
         where = _device(model, g, device)
@@ -119,8 +123,8 @@ def inference(
         _check(g, layerwise, batch_size, num_layers, folder)
         return where, columns
 
-    def look() -> tuple[Pattern, int]:
-        pattern = Pattern.of(g, columns, where)
+    def look() -> tuple[ProbeGraph, int]:
+        pattern = ProbeGraph.of(g, columns, where)
         return pattern, num_layers or count_layers(model, pattern)
 
     where, columns = together(read)

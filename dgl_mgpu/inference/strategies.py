@@ -21,10 +21,10 @@ from dgl_mgpu.distributed.memory import free_bytes
 from dgl_mgpu.errors import DeviceMemoryError, InvalidInputError, OutputError
 from dgl_mgpu.graph.pinning.pinning import pin_memory_inplace
 from dgl_mgpu.inference.blocks import Blocks
-from dgl_mgpu.inference.group import Team, share
+from dgl_mgpu.inference.group import InferenceGroup, share
 from dgl_mgpu.inference.modules import CallEnded, meeting
-from dgl_mgpu.inference.plan import Plan
-from dgl_mgpu.inference.probe_graph import ASKED_LAYERS, AT_ONCE, Offered, Pattern
+from dgl_mgpu.inference.plan import InferencePlan
+from dgl_mgpu.inference.probe_graph import ASKED_LAYERS, AT_ONCE, ProbeGraph, TracedBlocks
 from dgl_mgpu.inference.rows import Column, Graph, Outline, Tree, leaves, mapped
 from dgl_mgpu.machine.shared_memory import free_host_bytes
 from dgl_mgpu.utils.stages import stage
@@ -52,7 +52,7 @@ class AtOnce:
         if not isinstance(graph, PartitionedGraph):
             graph = Blocks(graph, self.device).whole()
         inputs = mapped(lambda column: column.all_rows(self.device), self.columns)
-        return self.model(Offered([graph] * self.num_layers), inputs)
+        return self.model(TracedBlocks([graph] * self.num_layers), inputs)
 
     def fits(self, row_bytes: int) -> bool:
         """Whether half of the memory that is free is likely to be enough."""
@@ -80,14 +80,14 @@ class LayerByLayer:
         model: nn.Module,
         g: Graph,
         columns: Tree,
-        plan: Plan,
+        plan: InferencePlan,
         device: torch.device,
         batch_size: int | None,
         folder: str | os.PathLike | None,
-        team: Team | None = None,
+        team: InferenceGroup | None = None,
     ) -> None:
         self.model, self.g, self.columns, self.plan = model, g, columns, plan
-        self.device, self.folder, self.team = device, folder, team or Team()
+        self.device, self.folder, self.team = device, folder, team or InferenceGroup()
         self.blocks = Blocks(g, device)
         self.counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
         #: Batches are ranges of it, and of every type the same share.
@@ -95,7 +95,7 @@ class LayerByLayer:
         self.may_shrink = batch_size is None
         # The same batches on every rank, and some for each.
         everyone = self.team.everyone
-        nodes = everyone.together(ASKED_LAYERS, lambda: batch_size or self._suitable_batch_size())
+        nodes = everyone.run_all(ASKED_LAYERS, lambda: batch_size or self._suitable_batch_size())
         nodes = min(everyone.all_gather(nodes))
         step = nodes * self.length // max(sum(self.counts.values()), 1)
         self.dealt = max(1, min(step, -(-self.length // self.team.size)))
@@ -105,7 +105,7 @@ class LayerByLayer:
         self.kept: list[Tree] = [call.outline for call in plan.calls]
 
     def run(self) -> Tree:
-        output, together = None, self.team.everyone.together
+        output, together = None, self.team.everyone.run_all
         for layer in range(self.plan.num_layers):
             output = together(ASKED_LAYERS, partial(self._make_room, layer))
             together(ASKED_LAYERS, partial(self._run_layer, layer, output))
@@ -192,7 +192,7 @@ class LayerByLayer:
         with meeting(meet), stage("forward"):
             try:
                 found = self.model(
-                    Offered(map(self.blocks.for_layer, of_layers, range(plan.num_layers))),
+                    TracedBlocks(map(self.blocks.for_layer, of_layers, range(plan.num_layers))),
                     inputs,
                 )
                 self._keep(output, found, ranges)
@@ -221,7 +221,7 @@ class LayerByLayer:
         # A file's pages are not to stay in memory.
         if self.device.type == "cpu" or self.folder is not None or rows.nbytes < _PINNED_BYTES:
             return Column(outline.ntype, rows, None, memory)
-        pin = self.team.machine.together(ASKED_LAYERS, lambda: pin_memory_inplace(rows))
+        pin = self.team.machine.run_all(ASKED_LAYERS, lambda: pin_memory_inplace(rows))
         return Column(outline.ntype, rows, pin, memory)
 
     def _suitable_batch_size(self) -> int:
@@ -268,12 +268,12 @@ def _free_memory(device: torch.device) -> int:
     return int(free_bytes(device)) if device.type == "cuda" else free_host_bytes()
 
 
-def checked_plan(model: nn.Module, pattern: Pattern, num_layers: int) -> Plan:
+def checked_plan(model: nn.Module, pattern: ProbeGraph, num_layers: int) -> InferencePlan:
     """A plan that gives on the pattern what the model gives at once; raises if there is none.
 
     What the model itself raises on the way comes out as it is, with a note.
     """
-    plan = Plan.of(model, pattern, num_layers)
+    plan = InferencePlan.of(model, pattern, num_layers)
     device = pattern.blocks.device
     fix = f"move message passing into modules that are called with a block, or {AT_ONCE}"
     runner = LayerByLayer(model, pattern.graph, pattern.columns, plan, device, 2, None)

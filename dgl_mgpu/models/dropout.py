@@ -19,9 +19,11 @@ class Dropout(nn.Dropout):
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
         """Rows with elements dropped out, of any shape."""
         taken = round(self.p * _CHANCES)
-        is_ours = rows.device.type == "cpu" and self.training and 0 < taken < _CHANCES
+        is_tensor_backed_argument = (
+            rows.device.type == "cpu" and self.training and 0 < taken < _CHANCES
+        )
         # Compilers do not know how these are drawn, and draw torch's by themselves.
-        if not is_ours or torch.compiler.is_compiling():
+        if not is_tensor_backed_argument or torch.compiler.is_compiling():
             return super().forward(rows)
         words = torch.empty(-(-rows.numel() // 4), dtype=torch.int64, device=rows.device)
         draws = words.random_(torch.iinfo(torch.int64).min, None).view(torch.int16)

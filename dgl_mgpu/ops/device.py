@@ -68,7 +68,7 @@ class Kernel:
         return driver.resident_blocks(self, device, threads)
 
 
-class Mark(Protocol):
+class Event(Protocol):
     """A point in the work of a stream."""
 
     def synchronize(self) -> None:
@@ -103,7 +103,7 @@ class Driver(Protocol):
     def synchronize(self, device: torch.device) -> None:
         """Wait for the device's current stream."""
 
-    def mark(self, device: torch.device) -> Mark:
+    def mark(self, device: torch.device) -> Event:
         """The end of what is queued on the device's current stream."""
 
     def host_buffer(self, count: int) -> torch.Tensor:
@@ -304,7 +304,7 @@ class _CuPyDriver:
             return
         cupy().cuda.runtime.streamSynchronize(self.current_stream(device))
 
-    def mark(self, device: torch.device) -> Mark:
+    def mark(self, device: torch.device) -> Event:
         return torch.cuda.current_stream(device).record_event()
 
     def host_buffer(self, count: int) -> torch.Tensor:

@@ -37,7 +37,7 @@ class Report:
     def __init__(self) -> None:
         self.words = device.driver.host_buffer(_REPORT_WORDS)
         self._numbers = self.words.numpy()
-        self._written: device.Mark | None = None
+        self._written: device.Event | None = None
 
     def expect(self, where: torch.device) -> None:
         """Note that what is queued on the device's current stream by now writes it."""

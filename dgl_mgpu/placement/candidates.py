@@ -14,7 +14,7 @@ import numpy as np
 
 from dgl_mgpu.machine.topology import Topology
 from dgl_mgpu.placement.cost import tier_bytes, tier_reads
-from dgl_mgpu.placement.patterns import Pattern, copy_sets, off_gpu, spread
+from dgl_mgpu.placement.patterns import ReplicationPattern, copy_sets, off_gpu, spread
 from dgl_mgpu.placement.plan import HOST
 
 #: Cost of what cannot be; finite, so that no access at all times it is 0.
@@ -67,14 +67,14 @@ class Candidates(Protocol):
         loads : ndarray, shape (c, r)
         """
 
-    def pattern(self, key: Key) -> Pattern:
+    def pattern(self, key: Key) -> ReplicationPattern:
         """What a key stands for."""
 
 
 class FixedPatterns:
     """The patterns of a named policy, the host and the disk."""
 
-    def __init__(self, patterns: Sequence[Pattern], num_gpus: int) -> None:
+    def __init__(self, patterns: Sequence[ReplicationPattern], num_gpus: int) -> None:
         self._patterns = [*patterns, off_gpu("host", num_gpus), off_gpu("disk", num_gpus)]
         # One row a part: a share of rows is then a share of parts.
         tiers = [entry.tier(0, len(entry.copies)) for entry in self._patterns]
@@ -90,7 +90,7 @@ class FixedPatterns:
         keys: list[Key] = [(index,) for index in choice.tolist()]
         return keys, (self._reads[choice][..., None] * loads[tables]).sum((1, 2))
 
-    def pattern(self, key: Key) -> Pattern:
+    def pattern(self, key: Key) -> ReplicationPattern:
         return self._patterns[key[0]]
 
 
@@ -138,7 +138,7 @@ class AllSets:
         keys = list(map(tuple, np.column_stack([choice, source]).tolist()))
         return keys, brought
 
-    def pattern(self, key: Key) -> Pattern:
+    def pattern(self, key: Key) -> ReplicationPattern:
         n = self._num_gpus
         index, *source = key
         if index >= 2 * self._count:

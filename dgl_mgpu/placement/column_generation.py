@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dgl_mgpu.placement.linear_program import NOWHERE, Programme, Proposal, Run
-from dgl_mgpu.placement.restricted_master import Master, Mixture
+from dgl_mgpu.placement.linear_program import NOWHERE, LinearProgram, Proposal, Run
+from dgl_mgpu.placement.restricted_master import Mixture, RestrictedMaster
 
 #: Relative distance from the lower bound at which a placement is good enough.
 GAP = 5e-3
@@ -53,7 +53,7 @@ class Solution:
     lower_bound: float
 
 
-def best_placement(programme: Programme, exact: bool, cell_rows: int) -> Solution:
+def best_placement(linear_program: LinearProgram, exact: bool, cell_rows: int) -> Solution:
     """Where the pieces go.
 
     Parameters
@@ -66,10 +66,10 @@ def best_placement(programme: Programme, exact: bool, cell_rows: int) -> Solutio
     cell_rows : int
         Rows that are mixed together, at least: fewer cannot be dealt out as shares ask.
     """
-    if not len(programme.tables):
+    if not len(linear_program.tables):
         return Solution([], 0, 0.0, 0.0)
-    columns = _Columns(programme)
-    for proposal in _first_proposals(programme):
+    columns = _Columns(linear_program)
+    for proposal in _first_proposals(linear_program):
         columns.add(proposal)
     bound, damped = -np.inf, None
     for _ in range(_MAX_ROUNDS):
@@ -79,45 +79,51 @@ def best_placement(programme: Programme, exact: bool, cell_rows: int) -> Solutio
         if damped is not None:
             asked.insert(0, _DAMPING * damped + (1 - _DAMPING) * mixture.prices)
         for prices in asked:
-            proposal = programme.cheapest(prices)
+            proposal = linear_program.cheapest(prices)
             fresh |= columns.add(proposal)
             if proposal.least > bound:
                 bound, damped = proposal.least, prices
         gap = _EXACT if exact else GAP * mixture.objective
         if mixture.objective - bound <= gap or not fresh:
             break
-    seconds, runs = _few_runs(programme, columns.used(mixture), cell_rows)
-    scale = programme.time_scale
+    seconds, runs = _few_runs(linear_program, columns.used(mixture), cell_rows)
+    scale = linear_program.time_scale
     overflow = sum(run.end - run.begin for run in runs if run.pattern == NOWHERE)
     return Solution(runs, overflow, seconds * scale, max(bound, 0.0) * scale)
 
 
-def _first_proposals(programme: Programme) -> list[Proposal]:
+def _first_proposals(linear_program: LinearProgram) -> list[Proposal]:
     """Everything in host memory, everything on disk, and what a few guessed prices make of it."""
-    times, memories = len(programme.times), len(programme.budget)
+    times, memories = len(linear_program.times), len(linear_program.budget)
     weights = np.ones(memories)
     weights[-2:] = _FIRST_WEIGHTS
     guesses = [
         np.concatenate([np.full(times, -1.0 / times), -price * weights]) for price in _FIRST_PRICES
     ]
-    return [programme.off_gpu(-2), programme.off_gpu(-1), *map(programme.cheapest, guesses)]
+    return [
+        linear_program.off_gpu(-2),
+        linear_program.off_gpu(-1),
+        *map(linear_program.cheapest, guesses),
+    ]
 
 
 class _Columns:
     """What was proposed so far, by block."""
 
-    def __init__(self, programme: Programme) -> None:
-        ends = programme.ranges.tolist()
+    def __init__(self, linear_program: LinearProgram) -> None:
+        ends = linear_program.ranges.tolist()
         self._starts = np.unique([
             start + step * (stop - start) // _BLOCKS
             for start, stop in itertools.pairwise(ends)
             for step in range(_BLOCKS)
         ])  # fmt: skip
-        self._stops = [*self._starts[1:].tolist(), len(programme.tables)]
+        self._stops = [*self._starts[1:].tolist(), len(linear_program.tables)]
         self._known: set[tuple[int, bytes]] = set()
         self._block: list[int] = []
         self._patterns: list[np.ndarray] = []
-        self._master = Master(programme, np.add.reduceat(programme.nowhere_costs, self._starts))
+        self._master = RestrictedMaster(
+            linear_program, np.add.reduceat(linear_program.nowhere_costs, self._starts)
+        )
 
     def add(self, proposal: Proposal) -> bool:
         """Let blocks be kept as proposed; whether any of it is new."""
@@ -163,7 +169,9 @@ class _Columns:
         ])  # fmt: skip
 
 
-def _few_runs(programme: Programme, used: np.ndarray, cell_rows: int) -> tuple[float, list[Run]]:
+def _few_runs(
+    linear_program: LinearProgram, used: np.ndarray, cell_rows: int
+) -> tuple[float, list[Run]]:
     """The time, and few runs of patterns that are used, beside each other in the order of rows.
 
     Pieces beside each other that all columns keep alike are one *cell*.  Cells are mixed once
@@ -171,12 +179,14 @@ def _few_runs(programme: Programme, used: np.ndarray, cell_rows: int) -> tuple[f
     whose rows are too different to be mixed are cut until shares are what they were taken for.
     """
     changes = (used[1:] != used[:-1]).any(1).nonzero()[0] + 1
-    starts = _of_enough_rows(programme, changes, cell_rows)
+    starts = _of_enough_rows(linear_program, changes, cell_rows)
     best: tuple[float, list[Run]] = (np.inf, [])
     for _ in range(_MAX_CUTS):
-        block, patterns = _cell_patterns(programme, used, starts)
-        taken, costs = programme.columns(starts, block, patterns)
-        master = Master(programme, np.add.reduceat(programme.nowhere_costs, starts))
+        block, patterns = _cell_patterns(linear_program, used, starts)
+        taken, costs = linear_program.columns(starts, block, patterns)
+        master = RestrictedMaster(
+            linear_program, np.add.reduceat(linear_program.nowhere_costs, starts)
+        )
         master.add(block, taken, costs)
         mixture = master.mixed()
         shares: list[dict[int, int]] = [{} for _ in starts]
@@ -184,26 +194,28 @@ def _few_runs(programme: Programme, used: np.ndarray, cell_rows: int) -> tuple[f
             shares[block[column]][int(patterns[column])] = int(mixture.shares[column])
         for cell in mixture.nowhere.nonzero()[0].tolist():
             shares[cell][NOWHERE] = int(mixture.nowhere[cell])
-        runs = programme.runs(starts, shares)
-        best = min(best, (programme.seconds(runs), runs), key=lambda found: found[0])
+        runs = linear_program.runs(starts, shares)
+        best = min(best, (linear_program.seconds(runs), runs), key=lambda found: found[0])
         stops = np.append(starts[1:], len(used))
         mixed = np.array([len(each) > 1 for each in shares]) & (stops > starts + 1)
         if best[0] <= mixture.objective * (1 + GAP / 2) or not mixed.any():
             break
         parts = np.arange(_PARTS)[:, None]
         cut = starts[mixed] + parts * (stops[mixed] - starts[mixed]) // _PARTS
-        finer = _of_enough_rows(programme, np.union1d(starts, cut), cell_rows)
+        finer = _of_enough_rows(linear_program, np.union1d(starts, cut), cell_rows)
         if np.array_equal(finer, starts):
             break
         starts = finer
     return best
 
 
-def _of_enough_rows(programme: Programme, starts: np.ndarray, cell_rows: int) -> np.ndarray:
+def _of_enough_rows(
+    linear_program: LinearProgram, starts: np.ndarray, cell_rows: int
+) -> np.ndarray:
     """Starts of cells, those of ranges among them, so far apart that rows can be dealt out."""
     kept = []
-    rows = programme.rows
-    for first, last in itertools.pairwise(programme.ranges.tolist()):
+    rows = linear_program.rows
+    for first, last in itertools.pairwise(linear_program.ranges.tolist()):
         kept.append(first)
         for start in starts[(starts > first) & (starts < last)].tolist():
             if min(rows[start] - rows[kept[-1]], rows[last] - rows[start]) >= cell_rows:
@@ -212,7 +224,7 @@ def _of_enough_rows(programme: Programme, starts: np.ndarray, cell_rows: int) ->
 
 
 def _cell_patterns(
-    programme: Programme, used: np.ndarray, starts: np.ndarray
+    linear_program: LinearProgram, used: np.ndarray, starts: np.ndarray
 ) -> tuple[np.ndarray, np.ndarray]:
     """Cells, and the patterns used in each and in those beside it in its range."""
     stops = [*starts[1:].tolist(), len(used)]
@@ -220,7 +232,7 @@ def _cell_patterns(
         set(used[start:stop].ravel().tolist()) - {NOWHERE}
         for start, stop in zip(starts.tolist(), stops, strict=True)
     ]
-    ranges = np.searchsorted(programme.ranges, starts, side="right")
+    ranges = np.searchsorted(linear_program.ranges, starts, side="right")
     block, patterns = [], []
     for cell, kind in enumerate(ranges.tolist()):
         beside = range(max(cell - 1, 0), min(cell + 2, len(here)))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError
-from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.atomic_write import atomic_write
 
 _VERSION = 1
 _PREFIX = "accesses/"
@@ -125,7 +125,7 @@ def save_accesses(path: str | Path, counts: Mapping[str, np.ndarray]) -> None:
         f"{_PREFIX}{ntype}": np.asarray(each, np.int64) for ntype, each in counts.items()
     }
     try:
-        with written_whole(path) as file:
+        with atomic_write(path) as file:
             np.savez(file, version=_VERSION, **arrays)
     except OSError as error:
         raise InvalidInputError(

@@ -80,7 +80,7 @@ class Proposal:
     least: float
 
 
-class Programme:
+class LinearProgram:
     """The linear programme of one machine, its tables and its budgets.
 
     Parameters

@@ -15,7 +15,7 @@ _ALL_SETS_UP_TO = 8
 
 
 @dataclass(frozen=True)
-class Pattern:
+class ReplicationPattern:
     """How one tier is kept; a :class:`Tier` without its rows.
 
     Attributes
@@ -34,9 +34,9 @@ class Pattern:
         return Tier(start, stop, self.memory, len(self.copies), self.copies, self.source)
 
 
-def off_gpu(memory: Memory, num_gpus: int) -> Pattern:
+def off_gpu(memory: Memory, num_gpus: int) -> ReplicationPattern:
     """Rows in host memory or on disk."""
-    return Pattern(memory, ((),), ((HOST,),) * num_gpus)
+    return ReplicationPattern(memory, ((),), ((HOST,),) * num_gpus)
 
 
 def symmetries(topology: Topology, budget: Sequence[float]) -> np.ndarray:
@@ -107,7 +107,9 @@ def copy_sets(num_gpus: int, moves: np.ndarray) -> np.ndarray:
     return np.array(every)
 
 
-def spread(holders: tuple[int, ...], source: tuple[int, ...], moves: np.ndarray) -> Pattern:
+def spread(
+    holders: tuple[int, ...], source: tuple[int, ...], moves: np.ndarray
+) -> ReplicationPattern:
     """One part and its readers, moved through all symmetries: each image is a part.
 
     Parameters
@@ -126,4 +128,6 @@ def spread(holders: tuple[int, ...], source: tuple[int, ...], moves: np.ndarray)
         images.add((tuple(sorted(move[gpu] for gpu in holders)), tuple(reads)))
     parts = sorted(images)
     copies = tuple(holders for holders, _ in parts)
-    return Pattern("gpu", copies, tuple(zip(*(reads for _, reads in parts), strict=True)))
+    return ReplicationPattern(
+        "gpu", copies, tuple(zip(*(reads for _, reads in parts), strict=True))
+    )

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from dgl_mgpu.errors import UnreachableError
 from dgl_mgpu.machine.topology import Topology
-from dgl_mgpu.placement.patterns import Pattern
+from dgl_mgpu.placement.patterns import ReplicationPattern
 from dgl_mgpu.placement.xgnn import xgnn_pattern
 
 Clique = tuple[int, ...]
@@ -24,7 +24,7 @@ POLICIES: dict[str, str] = {
 }
 
 
-def patterns_of(policy: str, topology: Topology) -> list[Pattern]:
+def patterns_of(policy: str, topology: Topology) -> list[ReplicationPattern]:
     """Patterns on GPUs that a policy other than ``auto`` chooses from.
 
     Raises
@@ -53,13 +53,13 @@ def patterns_of(policy: str, topology: Topology) -> list[Pattern]:
     return [clique_pattern([tuple(range(topology.num_gpus))], topology.num_gpus)]
 
 
-def replicated(topology: Topology) -> Pattern:
+def replicated(topology: Topology) -> ReplicationPattern:
     """A copy of every row on every GPU."""
     everyone = tuple(range(topology.num_gpus))
-    return Pattern("gpu", (everyone,), tuple((gpu,) for gpu in everyone))
+    return ReplicationPattern("gpu", (everyone,), tuple((gpu,) for gpu in everyone))
 
 
-def clique_pattern(groups: list[Clique], num_gpus: int) -> Pattern:
+def clique_pattern(groups: list[Clique], num_gpus: int) -> ReplicationPattern:
     """The same rows partitioned within each clique."""
     parts = math.lcm(*map(len, groups))
     copies = tuple(
@@ -69,7 +69,7 @@ def clique_pattern(groups: list[Clique], num_gpus: int) -> Pattern:
     for group in groups:
         for gpu in group:
             source[gpu] = tuple(group[part % len(group)] for part in range(parts))
-    return Pattern("gpu", copies, tuple(source))
+    return ReplicationPattern("gpu", copies, tuple(source))
 
 
 def cliques(topology: Topology) -> list[Clique]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import highspy
 import numpy as np
 
-from dgl_mgpu.placement.linear_program import Programme
+from dgl_mgpu.placement.linear_program import LinearProgram
 
 # What HiGHS may be off by, in shares and in costs; where less is asked, it gives up at times.
 # Costs are given in thousandths, so that those of memory are well above that.
@@ -56,7 +56,7 @@ class Mixture:
     nowhere: np.ndarray
 
 
-class Master:
+class RestrictedMaster:
     """Mixes columns, each of one block, so that the slowest GPU waits least.
 
     Rows are the programme's time rows and memory rows, then one for each block: the shares of its
@@ -69,18 +69,18 @@ class Master:
         What it costs to keep each block nowhere.
     """
 
-    def __init__(self, programme: Programme, nowhere_costs: np.ndarray) -> None:
-        times, waits = programme.times.shape
+    def __init__(self, linear_program: LinearProgram, nowhere_costs: np.ndarray) -> None:
+        times, waits = linear_program.times.shape
         self._waits, self._blocks = waits, len(nowhere_costs)
         whole = np.ones(self._blocks)
-        most = np.concatenate([np.zeros(times), programme.budget, whole])
+        most = np.concatenate([np.zeros(times), linear_program.budget, whole])
         least = np.concatenate([np.full(len(most) - self._blocks, -highspy.kHighsInf), whole])
         self._highs = highspy.Highs()
         for option, value in _OPTIONS.items():
             self._highs.setOptionValue(option, value)
         self._highs.addRows(len(most), least, most, 0, [], [], [])
         fixed = np.zeros((waits + self._blocks, len(most)))
-        fixed[:waits, :times] = programme.times.T
+        fixed[:waits, :times] = linear_program.times.T
         fixed[waits:, -self._blocks :] = np.eye(self._blocks)
         slowest = np.zeros(waits)
         slowest[-1] = 1.0

@@ -10,7 +10,7 @@ import numpy as np
 
 from dgl_mgpu.placement.candidates import Candidates
 from dgl_mgpu.placement.cost import over_tiers, tier_bytes
-from dgl_mgpu.placement.linear_program import NOWHERE, Programme, Run, run_accesses
+from dgl_mgpu.placement.linear_program import NOWHERE, LinearProgram, Run, run_accesses
 from dgl_mgpu.placement.patterns import off_gpu
 from dgl_mgpu.placement.plan import TablePlan, Tier
 from dgl_mgpu.placement.table_spec import TableSpec
@@ -22,7 +22,7 @@ _MAX_STEPS = 200
 
 def whole_rows(
     specs: Sequence[TableSpec],
-    programme: Programme,
+    linear_program: LinearProgram,
     runs: Sequence[Run],
     candidates: Candidates,
     more_copies: bool,
@@ -40,7 +40,7 @@ def whole_rows(
             for run, accesses in zip(here, run_accesses(spec, here), strict=True)
             if run.pattern != NOWHERE and not _is_sliver(spec, run, accesses)
         ]
-        keys = [programme.key(run.pattern) for run in mine]
+        keys = [linear_program.key(run.pattern) for run in mine]
         stored = [float(candidates.storage[key[0]].sum()) for key in keys]
         tiers: list[Tier] = []
         for place, run in enumerate(mine):

@@ -25,7 +25,7 @@ _CLOSE = 0.02
 _ROWS_PER_PART = 8
 
 
-def tidy(spec: TableSpec, tiers: Sequence[Tier]) -> list[Tier]:
+def simplify(spec: TableSpec, tiers: Sequence[Tier]) -> list[Tier]:
     """The tiers of one table, each kind of memory and number of copies once.
 
     Every kind keeps its bytes, up to whole rows; budgets and time have to be looked at again.

@@ -15,12 +15,12 @@ from dgl_mgpu.machine.topology import Topology
 from dgl_mgpu.placement.candidates import AllSets, Candidates, FixedPatterns
 from dgl_mgpu.placement.column_generation import Solution, best_placement
 from dgl_mgpu.placement.cost import Estimate, Resources, estimate, table_load
-from dgl_mgpu.placement.linear_program import Programme
+from dgl_mgpu.placement.linear_program import LinearProgram
 from dgl_mgpu.placement.patterns import symmetries
 from dgl_mgpu.placement.plan import Plan, TablePlan, Tier
 from dgl_mgpu.placement.policies import POLICIES, patterns_of
 from dgl_mgpu.placement.rounding import as_plans, fit, held_bytes, whole_rows
-from dgl_mgpu.placement.simplify import tidy
+from dgl_mgpu.placement.simplify import simplify
 from dgl_mgpu.placement.table_spec import TableSpec
 
 Ratio = float | Literal["auto"] | None
@@ -173,7 +173,7 @@ class _Problem:
         loads = {spec.name: table_load(self._resources, spec, tiers[spec.name]) for spec in specs}
         n = self._topology.num_gpus
         for spec in specs:
-            simple = {**tiers, spec.name: tidy(spec, tiers[spec.name])}
+            simple = {**tiers, spec.name: simplify(spec, tiers[spec.name])}
             if len(simple[spec.name]) >= len(tiers[spec.name]):
                 continue
             load = {
@@ -203,12 +203,12 @@ class _Problem:
         next_to_nothing = np.where(reserve < 1e-3 * budgets, reserve, 0.0)
         best, seconds = None, np.inf
         for keep in (next_to_nothing, 0.0, reserve, 8 * reserve, 64 * reserve, 512 * reserve):
-            specs, programme, solution = self._solve(np.maximum(budgets - keep, 0.0), ratios)
+            specs, linear_program, solution = self._solve(np.maximum(budgets - keep, 0.0), ratios)
             if solution.overflow <= _NOTHING * sum(spec.total_bytes for spec in specs):
                 may_leave = [ratios[spec.kind] is None for spec in specs]
                 for more_copies in (False, True):
                     tiers = whole_rows(
-                        specs, programme, solution.runs, self._candidates, more_copies
+                        specs, linear_program, solution.runs, self._candidates, more_copies
                     )
                     if fit(specs, tiers, budgets, may_leave):
                         taken = self._seconds(specs, tiers)
@@ -222,7 +222,7 @@ class _Problem:
 
     def _solve(
         self, budgets: np.ndarray, ratios: Mapping[str, float | None]
-    ) -> tuple[list[TableSpec], Programme, Solution]:
+    ) -> tuple[list[TableSpec], LinearProgram, Solution]:
         specs: list[TableSpec] = []
         cuts: list[int | None] = []
         for table in self._tables:
@@ -234,9 +234,11 @@ class _Problem:
             else:
                 cuts.append(None)
             specs.append(table)
-        programme = Programme(self._resources, specs, self._candidates, self._moves, budgets, cuts)
+        linear_program = LinearProgram(
+            self._resources, specs, self._candidates, self._moves, budgets, cuts
+        )
         exact = self._policy != "auto" or len(self._moves) == self._topology.num_gpus
-        return specs, programme, best_placement(programme, exact, self._cell_rows)
+        return specs, linear_program, best_placement(linear_program, exact, self._cell_rows)
 
     def _finished(self, tables: dict[str, TablePlan], found: Estimate) -> Plan:
         n = self._topology.num_gpus

@@ -10,7 +10,7 @@ import numpy as np
 
 from dgl_mgpu.errors import InvalidInputError
 
-Kind = Literal["topology", "features"]
+TableKind = Literal["topology", "features"]
 
 #: Points that a curve is kept at, whatever the number of rows.
 MAX_BREAKPOINTS = 256
@@ -48,7 +48,7 @@ class TableSpec:
     """
 
     name: str
-    kind: Kind
+    kind: TableKind
     positions: np.ndarray
     nbytes: np.ndarray
     accesses: np.ndarray
@@ -219,7 +219,7 @@ class TableSpec:
 
 def _spec(
     name: str,
-    kind: Kind,
+    kind: TableKind,
     sizes: np.ndarray,
     hotness: np.ndarray | None,
     accesses_per_step: float | None,

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from dgl_mgpu.machine.topology import Topology
-from dgl_mgpu.placement.patterns import Pattern
+from dgl_mgpu.placement.patterns import ReplicationPattern
 
 # Complete placements to compare by the third rule, at most; the 8 GPUs of a DGX-1 have 121.
 _MAX_PLACEMENTS = 256
@@ -23,7 +23,7 @@ _MAX_PLACEMENTS = 256
 Stored = tuple[frozenset[int], ...]
 
 
-def xgnn_pattern(topology: Topology) -> Pattern:
+def xgnn_pattern(topology: Topology) -> ReplicationPattern:
     """The placement that the three rules lead to."""
     best, best_rank = None, (-1.0, 0)
     for stored in _placements(topology):
@@ -38,7 +38,7 @@ def xgnn_pattern(topology: Topology) -> Pattern:
     stored, sources = best
     n = topology.num_gpus
     copies = tuple(tuple(gpu for gpu in range(n) if part in stored[gpu]) for part in range(n))
-    return Pattern("gpu", copies, tuple(sources))
+    return ReplicationPattern("gpu", copies, tuple(sources))
 
 
 def _reach(topology: Topology) -> list[frozenset[int]]:

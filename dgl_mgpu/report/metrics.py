@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 from dgl_mgpu.report.epoch import EpochReport
-from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.checksums import with_sum, without_sum
 
 if TYPE_CHECKING:
@@ -250,5 +250,5 @@ def _scalars(report: EpochReport) -> dict[str, float]:
 
 def replace_file(path: Path, text: str) -> None:
     """Write `text` to `path` so that a reader sees all of the old content or of the new."""
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write(text.encode())

@@ -16,7 +16,7 @@ from dgl.utils import toindex
 
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
 from dgl_mgpu.graph.blocks import BlankBlock, BlockTypes, block_types
-from dgl_mgpu.graph.dispatch import stays_tensor
+from dgl_mgpu.graph.dispatch import is_passed_as_tensor
 from dgl_mgpu.graph.errors import as_dgl_error
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.pinning.pinned_graphs import pinned_tensors
@@ -107,7 +107,7 @@ def dgl_blocks(
 
     Parameters are those of :func:`tensor_blocks`.
     """
-    if sampled and stays_tensor(next(iter(sampled[0].src_nodes.values()))):
+    if sampled and is_passed_as_tensor(next(iter(sampled[0].src_nodes.values()))):
         return tensor_blocks(sampled, graph.ntypes, graph.canonical_etypes, seeds, blanks)
     return [_block_on_cpu(each, graph, seeds) for each in sampled]
 

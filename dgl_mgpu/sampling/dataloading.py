@@ -26,10 +26,10 @@ from dgl.dataloading.neighbor_sampler import NeighborSampler
 from dgl.heterograph import DGLGraph
 from dgl.storages.tensor import BaseTensorStorage
 
-from dgl_mgpu.graph.dispatch import OnTensors
-from dgl_mgpu.sampling.loader_batches import Batches, Places, other_storages
-from dgl_mgpu.sampling.prefetch_safety import PURE_DATASETS, is_pure, says_so
-from dgl_mgpu.sampling.prefetcher import Ahead, Pace
+from dgl_mgpu.graph.dispatch import TensorBacked
+from dgl_mgpu.sampling.loader_batches import Batches, SlotPool, other_storages
+from dgl_mgpu.sampling.prefetch_safety import PURE_DATASETS, declares_prefetch_safe, is_pure
+from dgl_mgpu.sampling.prefetcher import Prefetcher, PrefetchTuner
 from dgl_mgpu.sampling.sample_future import (
     begin_at_once,
     handed_out,
@@ -38,14 +38,14 @@ from dgl_mgpu.sampling.sample_future import (
     require_layers,
     weight_of,
 )
-from dgl_mgpu.sampling.side_stream import lane_of
+from dgl_mgpu.sampling.side_stream import side_stream_of
 from dgl_mgpu.utils.fork_safe import freed_at_fork
 
 #: Mini-batches that are made ahead.  One is made while the model works on the one before, which is
 #: all the time there is in a step; each more would only take memory.
 DEPTH = 1
 #: What passes over a loader have shown, for the next ones.
-_paces: WeakKeyDictionary[Any, Pace] = WeakKeyDictionary()
+_paces: WeakKeyDictionary[Any, PrefetchTuner] = WeakKeyDictionary()
 #: Held while a pass begins: a loader's function is another one meanwhile.
 #: Workers are forked meanwhile, too.
 _beginning = freed_at_fork(threading.RLock())
@@ -89,7 +89,7 @@ def serve_dataloading() -> None:
     BlockSampler.assign_lazy_features = assign_lazy_features
 
 
-def batches_into(loader: Any, places: Places) -> Iterator:
+def batches_into(loader: Any, places: SlotPool) -> Iterator:
     """A pass over a loader whose mini-batches are put into places, where that can be done.
 
     It can be for DGL's neighbour samplers, over a graph of this package and in this process, and
@@ -98,19 +98,19 @@ def batches_into(loader: Any, places: Places) -> Iterator:
     Returns
     -------
     iterator
-        Of what :meth:`Places.put` returns, and where that is None of what the loader gives.
+        Of what :meth:`SlotPool.put` returns, and where that is None of what the loader gives.
     """
     dgls = getattr(type(loader).__iter__, "dgls", None)
     return iter(loader) if dgls is None else _iterate(loader, dgls, places)
 
 
-def _iterate(loader: Any, dgls: Callable[[Any], Any], places: Places | None = None) -> Iterator:
+def _iterate(loader: Any, dgls: Callable[[Any], Any], places: SlotPool | None = None) -> Iterator:
     """A pass over a loader; ``dgls`` is ``DataLoader.__iter__`` as DGL has it."""
     with _beginning:
         return _begun(loader, dgls, places)
 
 
-def _begun(loader: Any, dgls: Callable[[Any], Any], places: Places | None) -> Iterator:
+def _begun(loader: Any, dgls: Callable[[Any], Any], places: SlotPool | None) -> Iterator:
     shared = loader.graph
     if has_blocks(type(shared)):
         _begin_pass(loader)
@@ -119,10 +119,12 @@ def _begun(loader: Any, dgls: Callable[[Any], Any], places: Places | None) -> It
             shared.check_weights(prob)
     if not _samples_here(loader):
         return dgls(loader)
-    lane = lane_of(loader.device) if _may_look_ahead(loader) else None
+    lane = side_stream_of(loader.device) if _may_look_ahead(loader) else None
     if lane is not None and lane.is_full:
         lane = None
-    return Ahead(Batches(loader, dgls, places), lane, DEPTH, _paces.setdefault(loader, Pace()))
+    return Prefetcher(
+        Batches(loader, dgls, places), lane, DEPTH, _paces.setdefault(loader, PrefetchTuner())
+    )
 
 
 def _begin_pass(loader: Any) -> None:
@@ -138,9 +140,9 @@ def _begin_pass(loader: Any) -> None:
 def _samples_here(loader: Any) -> bool:
     """Whether a loader samples a graph of this package, in this thread."""
     graph = loader.graph
-    is_on_tensors = type(graph) is DGLGraph and isinstance(graph._graph, OnTensors)
+    is_tensor_backed = type(graph) is DGLGraph and isinstance(graph._graph, TensorBacked)
     return (
-        (has_blocks(type(graph)) or is_on_tensors or is_pinned(loader))
+        (has_blocks(type(graph)) or is_tensor_backed or is_pinned(loader))
         and type(loader.collate_fn) is CollateWrapper
         and loader.num_workers == 0
         and not loader.use_prefetch_thread
@@ -159,7 +161,7 @@ def _may_look_ahead(loader: Any) -> bool:
         and (loader.graph.device == loader.device or is_pinned(loader))
         and not loader.use_alternate_streams  # which is how the script wants it
         # The code of others may look at anything, if it does not say that it does not.
-        and (type(loader.dataset) in PURE_DATASETS or says_so(loader.dataset))
+        and (type(loader.dataset) in PURE_DATASETS or declares_prefetch_safe(loader.dataset))
         and is_pure(loader.graph_sampler)
         and all(isinstance(each, BaseTensorStorage) for each in other_storages(loader).values())
         # Its rows may be another stream's to write.

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from dgl_mgpu.graph.dispatch import OnTensors
+from dgl_mgpu.graph.dispatch import TensorBacked
 
 
-class IdFilter(OnTensors):
+class IdFilter(TensorBacked):
     """A set of ids.
 
     Parameters

@@ -54,7 +54,7 @@ class Features(Protocol):
         """Write rows of a feature."""
 
 
-class Places(Protocol):
+class SlotPool(Protocol):
     """Memory that mini-batches are put into as they are sampled."""
 
     def put(self, hops: Sequence[EtypeBlock], features: Features) -> Any:
@@ -62,7 +62,7 @@ class Places(Protocol):
 
 
 class Batches:
-    """The mini-batches of one pass over a DataLoader: the source of an :class:`Ahead`.
+    """The mini-batches of one pass over a DataLoader: the source of an :class:`Prefetcher`.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Batches:
     """
 
     def __init__(
-        self, loader: Any, iterate: Callable[[Any], Any], places: Places | None = None
+        self, loader: Any, iterate: Callable[[Any], Any], places: SlotPool | None = None
     ) -> None:
         self._loader, self._collate = loader, loader.collate_fn
         self._places = places
@@ -133,7 +133,7 @@ class Batches:
             with stage("gather"):
                 return next(self._rest)
 
-    def _placed(self, places: Places, begun: ToPlace) -> Any:
+    def _placed(self, places: SlotPool, begun: ToPlace) -> Any:
         """What stands for a batch that was begun, if there is a place for it."""
         with stage("sample"):
             hops = begun.hops()

@@ -42,22 +42,26 @@ def is_pure(sampler: Any) -> bool:
         negative, exclude = sampler.negative_sampler, sampler.exclude
         return (
             _is_pure_of_nodes(sampler.sampler)
-            and (negative is None or type(negative) in _PURE_NEGATIVES or says_so(negative))
-            and (exclude is None or isinstance(exclude, str) or says_so(exclude))
+            and (
+                negative is None
+                or type(negative) in _PURE_NEGATIVES
+                or declares_prefetch_safe(negative)
+            )
+            and (exclude is None or isinstance(exclude, str) or declares_prefetch_safe(exclude))
         )
     return _is_pure_of_nodes(sampler)
 
 
 def _is_pure_of_nodes(sampler: Any) -> bool:
-    return type(sampler) in _PURE_SAMPLERS or says_so(sampler)
+    return type(sampler) in _PURE_SAMPLERS or declares_prefetch_safe(sampler)
 
 
-def says_so(thing: Any) -> bool:
+def declares_prefetch_safe(thing: Any) -> bool:
     """Whether a class of this package, or one that knows it, is sure of itself.
 
     It does not speak for those that are derived from it.
     """
-    return vars(type(thing)).get("may_be_made_ahead", False)
+    return vars(type(thing)).get("prefetch_safe", False)
 
 
 class State:
@@ -90,6 +94,6 @@ class State:
             # Torch does not count what is written in inference mode, or by a fused optimizer.
             is_unknown = thing.is_inference() or thing.requires_grad
             return id(thing), object() if is_unknown else thing._version
-        if kind in _ATTRIBUTES_COUNT or says_so(thing):
+        if kind in _ATTRIBUTES_COUNT or declares_prefetch_safe(thing):
             return id(thing), self._key_of(vars(thing))
         return id(thing)

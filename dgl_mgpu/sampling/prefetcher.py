@@ -14,7 +14,7 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import torch
 
-from dgl_mgpu.sampling.side_stream import Lane, Mark
+from dgl_mgpu.sampling.side_stream import Event, SideStream
 
 #: Batches by which one way is compared with the other, those before them that do not count, and
 #: such windows at most until the other way is tried again.
@@ -70,12 +70,12 @@ class _Entry(Generic[Batch]):
     number: int
     seeds: Any
     begun: Any = None
-    mark: Mark | None = None
+    mark: Event | None = None
     batch: Batch | None = None
     error: Exception | None = None
 
 
-class Pace:
+class PrefetchTuner:
     """Whether a GPU that has nothing left to do gets its batches sooner if they are made ahead all
     the same, so that what reading them takes is beside the host's work for the model, or when they
     are asked for, where the script is, which spares the host some calls.
@@ -139,7 +139,7 @@ class Pace:
             self._kept, self._left = self.rests, self._stay
 
 
-class Ahead(Iterator[Batch]):
+class Prefetcher(Iterator[Batch]):
     """Hands out batches in order, and makes the next ones on a lane before it returns, while the
     GPU still works on what the script has queued.  The one after those is begun before, so that the
     lane has done by then what the host is to wait for.
@@ -149,8 +149,9 @@ class Ahead(Iterator[Batch]):
     memory of batches in use, does not get further ahead.
 
     A GPU that has nothing to do by then waits for the host.  It may be better then to make the next
-    batch when it is asked for, where the script is: whichever takes less time (:class:`Pace`).
-    After the first batch it is not made ahead: that one may be all that the script wants.
+    batch when it is asked for, where the script is: whichever takes less time
+    (:class:`PrefetchTuner`). After the first batch it is not made ahead: that one may be all that
+    the script wants.
 
     The first batch is made where the script is: caches that others use too are filled then.  If
     something changes later on which batches depend, what was made is dropped and made again, and
@@ -169,7 +170,11 @@ class Ahead(Iterator[Batch]):
     """
 
     def __init__(
-        self, source: Source[Batch], lane: Lane | None, depth: int, pace: Pace | None = None
+        self,
+        source: Source[Batch],
+        lane: SideStream | None,
+        depth: int,
+        pace: PrefetchTuner | None = None,
     ) -> None:
         self._queue: deque[_Entry[Batch]] = deque()
         #: The batch after those in the queue, if it has been begun on the lane.
@@ -183,8 +188,8 @@ class Ahead(Iterator[Batch]):
         #: Of the source when the first batch had been made.
         self._state: object = None
         #: What the script had queued when the last batch was asked for.
-        self._queued: Mark | None = None
-        self._pace = pace or Pace()
+        self._queued: Event | None = None
+        self._pace = pace or PrefetchTuner()
         self._pace.begin()
 
     def __next__(self) -> Batch:
@@ -224,7 +229,7 @@ class Ahead(Iterator[Batch]):
         self._taken += 1
         return entry
 
-    def _look_ahead(self, lane: Lane, queued: Mark, is_at_rest: bool) -> None:
+    def _look_ahead(self, lane: SideStream, queued: Event, is_at_rest: bool) -> None:
         """Make the next batches, if the GPU has work left or has them sooner that way."""
         is_first = self._state is None
         if is_first:
@@ -244,7 +249,7 @@ class Ahead(Iterator[Batch]):
             if not self._make_next(lane):
                 return
 
-    def _make_next(self, lane: Lane) -> bool:
+    def _make_next(self, lane: SideStream) -> bool:
         """Make a batch on the lane, if there is one more; whether there was."""
         if self._source.left_behind() is not None:
             lane.follow()  # the script's stream may still be making it
@@ -289,7 +294,7 @@ class Ahead(Iterator[Batch]):
         self._begins = False
         return self._source.make(entry.number, entry.seeds)
 
-    def _begin_next(self, lane: Lane) -> bool:
+    def _begin_next(self, lane: SideStream) -> bool:
         """On the lane, begin with one more batch; whether there was one."""
         try:
             entry = self._begun = self._take()

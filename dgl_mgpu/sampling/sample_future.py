@@ -13,8 +13,8 @@ from dgl.dataloading.neighbor_sampler import MultiLayerFullNeighborSampler, Neig
 from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.dispatch import OnTensors
-from dgl_mgpu.sampling.prefetch_safety import VersionedTable, says_so
+from dgl_mgpu.graph.dispatch import TensorBacked
+from dgl_mgpu.sampling.prefetch_safety import VersionedTable, declares_prefetch_safe
 
 if TYPE_CHECKING:
     from dgl_mgpu.ops import EtypeBlock
@@ -98,7 +98,7 @@ def begin_at_once(
         return g.begin_blocks(*what, exclude_eids, on_host=on_host)
     if not isinstance(g, DGLGraph) or exclude_eids is not None:
         return None
-    if not isinstance(g._graph, OnTensors) and not g.is_pinned():
+    if not isinstance(g._graph, TensorBacked) and not g.is_pinned():
         return None  # without importing operators that graphs on the CPU do not need
     from dgl_mgpu.sampling.block_sampling import begin_graph
 
@@ -118,7 +118,7 @@ def beginner(sample: Any) -> Callable[..., Callable[[], Any] | None] | None:
     if type(sampler) in (NeighborSampler, MultiLayerFullNeighborSampler):
         known = getattr(NeighborSampler.sample_blocks, "serves_stores", False)
         return functools.partial(begin_at_once, sampler) if known else None
-    return getattr(sampler, "begin_blocks", None) if says_so(sampler) else None
+    return getattr(sampler, "begin_blocks", None) if declares_prefetch_safe(sampler) else None
 
 
 def can_be_placed(loader: Any) -> bool:

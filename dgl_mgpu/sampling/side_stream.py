@@ -20,7 +20,7 @@ _GRANULE = 8
 _PRIORITY = -1
 
 
-class Mark(Protocol):
+class Event(Protocol):
     """A point in the work that is queued on a stream."""
 
     def query(self) -> bool:
@@ -30,7 +30,7 @@ class Mark(Protocol):
         """Have the host wait until the work is done up to here."""
 
 
-class Lane(Protocol):
+class SideStream(Protocol):
     """A queue of work beside the one that the script fills.
 
     Attributes
@@ -44,13 +44,13 @@ class Lane(Protocol):
     def work(self) -> AbstractContextManager[object]:
         """Within, what is queued goes on the lane."""
 
-    def mark(self) -> Mark:
+    def mark(self) -> Event:
         """The end of what is queued: on the script's stream, or within :meth:`work` on the lane."""
 
     def follow(self) -> None:
         """Have the lane wait for what is queued on the script's stream."""
 
-    def wait(self, mark: Mark) -> None:
+    def wait(self, mark: Event) -> None:
         """Have the script's stream wait for a mark on the lane."""
 
 
@@ -80,11 +80,11 @@ class _StreamLane:
 
 
 @functools.cache
-def _stream_lane(device: torch.device, sms: int | None) -> Lane:
+def _stream_lane(device: torch.device, sms: int | None) -> SideStream:
     return _StreamLane(device, sms)
 
 
-def lane_of(device: torch.device, sms: int | None = None) -> Lane | None:
+def side_stream_of(device: torch.device, sms: int | None = None) -> SideStream | None:
     """The lane of a GPU; None for another device.
 
     There is one a GPU: torch's allocator and operators keep memory for a stream, so whoever makes

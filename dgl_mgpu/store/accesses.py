@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.placement import save_accesses
 from dgl_mgpu.store.feature_storage import Traffic
@@ -111,7 +111,7 @@ class Accesses:
         RankFailedError
             On the other ranks, if so.
         """
-        ranks = Ranks.of_all_machines()
+        ranks = Communicator.of_all_machines()
         counts = {ntype: _sum(ranks, each) for ntype, each in self.counts().items()}
 
         def write() -> None:
@@ -123,10 +123,10 @@ class Accesses:
                 )
             save_accesses(path, counts)
 
-        ranks.from_first(f"save to {path} how often nodes were read", write)
+        ranks.broadcast_from_rank0(f"save to {path} how often nodes were read", write)
 
 
-def _sum(ranks: Ranks, counts: np.ndarray) -> np.ndarray:
+def _sum(ranks: Communicator, counts: np.ndarray) -> np.ndarray:
     total = np.empty(len(counts), np.int64)
     for begin in range(0, len(counts), _STRETCH):
         part = slice(begin, begin + _STRETCH)

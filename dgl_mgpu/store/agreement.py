@@ -14,7 +14,7 @@ import torch
 from dgl import DGLGraph
 from dgl.frame import Frame
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, InvalidInputError
 from dgl_mgpu.machine import Topology
@@ -62,7 +62,7 @@ class Data:
 
 
 def require_agreement(
-    ranks: Ranks,
+    ranks: Communicator,
     data: Data | None,
     embeddings: Embeddings | None,
     options: StoreOptions,
@@ -87,7 +87,7 @@ def require_agreement(
         learned = None if embeddings is None else dict(_embedding_facts(embeddings))
         return asked, None if data is None else data.facts(), learned
 
-    asked, facts, learned = zip(*ranks.all_gather(ranks.together(_ASKED, told)), strict=True)
+    asked, facts, learned = zip(*ranks.all_gather(ranks.run_all(_ASKED, told)), strict=True)
     require_same(_ASKED, asked, "pass the same on every rank", ConfigError)
     if facts[0] is None:
         raise InvalidInputError(
@@ -96,7 +96,7 @@ def require_agreement(
     require_same(_ASKED, facts, _SAME_DATA)
     require_same(_ASKED, learned, _SAME_DATA)
     if any(each is not None for each in facts[1:]):
-        mine = ranks.together(_ASKED, lambda: None if data is None else data.edges())
+        mine = ranks.run_all(_ASKED, lambda: None if data is None else data.edges())
         require_same(_ASKED, ranks.all_gather(mine), _SAME_DATA)
 
 

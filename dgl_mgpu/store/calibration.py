@@ -18,7 +18,7 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import DeviceMemoryError
 from dgl_mgpu.ops import GraphView, RowView, SampleKey, device, gather_rows, sample_blocks
 from dgl_mgpu.ops.view import HOST_SMS, LISTED_ROWS
@@ -27,7 +27,7 @@ from dgl_mgpu.store.memory.format import CSCFormat
 from dgl_mgpu.store.memory.table import Table
 from dgl_mgpu.store.memory.tables import Store
 from dgl_mgpu.store.planning import StoreOptions
-from dgl_mgpu.utils.tuning_cache import Findings
+from dgl_mgpu.utils.tuning_cache import TuningCache
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ _HOPELESS = 1.25
 #: How long a measurement lasts, and how many calls it takes at most.
 _WINDOW_SECONDS, _MOST_CALLS = 4e-3, 16
 #: Of the file; a higher number when kernels have changed and older measurements no longer hold.
-FOUND = Findings("multiprocessors.json", 1, int)
+FOUND = TuningCache("multiprocessors.json", 1, int)
 
 
 class Meter(Protocol):
@@ -117,7 +117,7 @@ class _Trial:
 def calibrate(
     store: Store,
     options: StoreOptions,
-    ranks: Ranks,
+    ranks: Communicator,
     meter: Meter | None = None,
     *,
     cached: bool = True,
@@ -155,7 +155,7 @@ def calibrate(
     """
     if store.gpu is None:
         return
-    options = ranks.from_first(_ASKED, lambda: options)
+    options = ranks.broadcast_from_rank0(_ASKED, lambda: options)
     if options.sms != "auto":
         for table in store.tables.values():
             table.use_sms(options.sms, min(options.sms or HOST_SMS, HOST_SMS))
@@ -165,9 +165,9 @@ def calibrate(
         return
     clock = meter
     if clock is None:
-        clock = ranks.together(_ASKED, lambda: CudaMeter(store.device))
-    machine, num_sms = ranks.from_first(_ASKED, lambda: (clock.machine, clock.num_sms))
-    known = ranks.from_first(_ASKED, lambda: FOUND.read() if cached else {})
+        clock = ranks.run_all(_ASKED, lambda: CudaMeter(store.device))
+    machine, num_sms = ranks.broadcast_from_rank0(_ASKED, lambda: (clock.machine, clock.num_sms))
+    known = ranks.broadcast_from_rank0(_ASKED, lambda: FOUND.read() if cached else {})
     found: dict[str, int] = {}
     for name, table in store.tables.items():
         chosen = {"sms": 0, "host_sms": HOST_SMS}
@@ -178,7 +178,7 @@ def calibrate(
             chosen[what] = known[key]
         table.use_sms(**chosen)
     if found and cached:
-        ranks.from_first(_ASKED, lambda: FOUND.keep(found))
+        ranks.broadcast_from_rank0(_ASKED, lambda: FOUND.keep(found))
     # What was gathered and sampled is not needed any more.
     store.gpu.runtime.trim()
 
@@ -189,7 +189,7 @@ def candidates(num_sms: int) -> list[int]:
     return sorted(halves | {3 * sms // 4 for sms in halves if sms > 1}, reverse=True)
 
 
-def _fewest(trial: _Trial, meter: Meter, num_sms: int, ranks: Ranks) -> int:
+def _fewest(trial: _Trial, meter: Meter, num_sms: int, ranks: Communicator) -> int:
     """The fewest multiprocessors with which an operation is as good as with any; 0 for all."""
 
     def prepare() -> Callable[[int], object]:
@@ -197,11 +197,11 @@ def _fewest(trial: _Trial, meter: Meter, num_sms: int, ranks: Ranks) -> int:
         operation(num_sms)  # compiles kernels
         return operation
 
-    operation = ranks.together(_ASKED, partial(_with_room, prepare))
+    operation = ranks.run_all(_ASKED, partial(_with_room, prepare))
 
     def seconds(sms: int) -> float:
         measure = partial(meter.seconds, partial(operation, sms))
-        return max(ranks.all_gather(ranks.together(_ASKED, partial(_with_room, measure))))
+        return max(ranks.all_gather(ranks.run_all(_ASKED, partial(_with_room, measure))))
 
     # What was held up by something else is measured once more.
     found: dict[int, float] = {}

@@ -34,7 +34,7 @@ _STRETCH = 1 << 24
 
 
 @dataclass(frozen=True)
-class Schema:
+class StoreSchema:
     """What is stored, beside the data."""
 
     num_nodes: dict[str, int]
@@ -47,7 +47,7 @@ class Schema:
 class Content:
     """A graph as tables."""
 
-    schema: Schema
+    schema: StoreSchema
     sources: dict[str, Source]
     #: Nodes that mini-batches start from; all of the first type where that is not known.
     seeds: Nodes
@@ -82,7 +82,7 @@ def _of_heterogeneous(dataset: HeteroDataset) -> Content:
             sources[node_table(ntype, name)] = FeatureSource(rows, ntype)
     sources[node_table(dataset.target, "label")] = FeatureSource(dataset.labels, dataset.target)
     seeds = {dataset.target: torch.tensor(dataset.train)}
-    return Content(Schema(num_nodes, list(edges)), sources, seeds)
+    return Content(StoreSchema(num_nodes, list(edges)), sources, seeds)
 
 
 def _of_homogeneous(dataset: Dataset) -> Content:
@@ -96,7 +96,7 @@ def _of_homogeneous(dataset: Dataset) -> Content:
         sources[node_table(_NTYPE, name)] = FeatureSource(rows, _NTYPE)
     for name, rows in dataset.edge_features.items():
         sources[edge_table(_ETYPE, name)] = FeatureSource(rows)
-    schema = Schema({_NTYPE: dataset.num_nodes}, [_ETYPE])
+    schema = StoreSchema({_NTYPE: dataset.num_nodes}, [_ETYPE])
     return Content(schema, sources, torch.tensor(dataset.train))
 
 
@@ -161,7 +161,7 @@ def of_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
     for ntype in g.ntypes:
         for name, rows in g.nodes[ntype].data.items():
             sources[node_table(ntype, name)] = _feature(name, rows, ntype)
-    schema = Schema({ntype: g.num_nodes(ntype) for ntype in g.ntypes}, g.canonical_etypes)
+    schema = StoreSchema({ntype: g.num_nodes(ntype) for ntype in g.ntypes}, g.canonical_etypes)
     if seeds is None:
         seeds = {ntype: g.nodes(ntype) for ntype in g.ntypes}
     return Content(schema, sources, seeds)

@@ -10,8 +10,8 @@ import dgl
 import numpy as np
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
-from dgl_mgpu.comm.cuda_runtime import Runtime, Seat, choose_runtime
+from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.comm.cuda_runtime import DeviceInfo, Runtime, choose_runtime
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreError, nearest
 from dgl_mgpu.machine import Topology, preset, probe_shared_memory
@@ -23,7 +23,7 @@ from dgl_mgpu.store.calibration import calibrate
 from dgl_mgpu.store.content import (
     Content,
     Embeddings,
-    Schema,
+    StoreSchema,
     of_dataset,
     with_ends,
     with_learned_rows,
@@ -66,7 +66,7 @@ class GlobalStore:
         in shared memory.
     """
 
-    def __init__(self, store: Store, schema: Schema, seed: int) -> None:
+    def __init__(self, store: Store, schema: StoreSchema, seed: int) -> None:
         self._store = store
         self.plan: Plan = store.plan
         self.device: torch.device = store.device
@@ -180,22 +180,24 @@ class GlobalStore:
     ) -> GlobalStore:
         options = dict(options)
         topology = options.pop("topology", "auto")
-        ranks = Ranks.of_this_machine()
-        checked = ranks.together("read the store's options", lambda: _checked(options, seed))
+        ranks = Communicator.of_this_machine()
+        checked = ranks.run_all("read the store's options", lambda: _checked(options, seed))
         require_agreement(ranks, given, embeddings, checked, topology, seed, edges)
         runtime = choose_runtime(checked.device, ranks)
-        access = seats = None
+        access = device_infos = None
         if runtime is not None:
             access = prove_access(runtime, ranks)
-            seats = ranks.all_gather(ranks.together("look at the ranks' GPUs", runtime.seat))
+            device_infos = ranks.all_gather(
+                ranks.run_all("look at the ranks' GPUs", runtime.device_info)
+            )
         blueprint: Blueprint | None = None
 
-        def plan() -> Schema:
+        def plan() -> StoreSchema:
             nonlocal blueprint
             assert given is not None  # as has been checked
             data = with_narrow_features(with_ends(given.read(), edges), checked.narrow_features())
             data = with_learned_rows(data, embeddings)
-            found = machine(topology, ranks.size, runtime, seats)
+            found = machine(topology, ranks.size, runtime, device_infos)
             blueprint = make_blueprint(
                 data.sources,
                 _hotness(data, checked, seed, runtime),
@@ -207,7 +209,7 @@ class GlobalStore:
             blueprint = unfolded(blueprint, data.embeddings, seed)
             return data.schema
 
-        schema = ranks.from_first("plan the store", plan)
+        schema = ranks.broadcast_from_rank0("plan the store", plan)
         store = build(blueprint, ranks, runtime)
         try:
             calibrate(store, checked, ranks)
@@ -356,7 +358,7 @@ def machine(
     topology: Topology | str,
     num_ranks: int,
     runtime: Runtime | None = None,
-    seats: Sequence[Seat] | None = None,
+    device_infos: Sequence[DeviceInfo] | None = None,
 ) -> Topology:
     """The machine a plan is made for, with one GPU for each rank.
 
@@ -375,9 +377,9 @@ def machine(
         If there are more ranks than GPUs to hold their partitions.
     """
     if topology == "auto":
-        if runtime is None or seats is None:
+        if runtime is None or device_infos is None:
             return probe_shared_memory(num_ranks)
-        return topology_of_ranks(runtime.machine(), runtime.gpus(), seats)
+        return topology_of_ranks(runtime.machine(), runtime.gpus(), device_infos)
     if not isinstance(topology, str | Topology):
         raise ConfigError(
             "place a store on a machine",

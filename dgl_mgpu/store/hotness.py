@@ -139,7 +139,7 @@ def _has_room(
         for source in topologies
     )
     runtime.trim()
-    free = runtime.seat().free
+    free = runtime.device_info().free
     if needed <= _TOPOLOGY_SHARE * free:
         return True
     log.warning(

@@ -20,7 +20,7 @@ from collections.abc import Callable
 
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks, error_text, rank_failed
+from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.check import check_ids, raise_at_bad_id
@@ -37,7 +37,7 @@ _STRETCH_BYTES = 32 << 20
 
 
 def write_rows(
-    table: Table, ids: torch.Tensor, rows: torch.Tensor, ranks: Ranks | None = None
+    table: Table, ids: torch.Tensor, rows: torch.Tensor, ranks: Communicator | None = None
 ) -> None:
     """Replace rows of a table, on all ranks together.
 
@@ -68,17 +68,17 @@ def write_rows(
     """
     asked = "write rows of a stored table"
     shares = torch.tensor(_shares(table.plan, table.rank, asked), dtype=torch.int64)
-    changes = _Changes([table], ranks or Ranks.of_all_machines(), asked)
+    changes = _Changes([table], ranks or Communicator.of_all_machines(), asked)
     every_id, every_row = changes.of_all_ranks(ids, rows, "new rows")
     changes.make(lambda: scatter_rows(_row_view(table, asked), every_id, every_row, shares))
 
 
-def replace_rows(table: Table, rows: torch.Tensor, ranks: Ranks | None = None) -> None:
+def replace_rows(table: Table, rows: torch.Tensor, ranks: Communicator | None = None) -> None:
     """Replace all rows of a table, on all ranks together.
 
     Parameters, but for the same rows on all ranks, and errors are those of :func:`write_rows`.
     """
-    ranks = ranks or Ranks.of_all_machines()
+    ranks = ranks or Communicator.of_all_machines()
     step = max(1, _STRETCH_BYTES // max(table.row_bytes, 1)) * ranks.size
     for begin in range(0, len(rows), step):
         # Each rank brings a share of them.
@@ -110,7 +110,9 @@ class SparseOptimizer(ABC):
         Steps taken; a checkpoint needs it beside the tables.
     """
 
-    def __init__(self, table: Table, states: list[Table], lr: float, ranks: Ranks | None) -> None:
+    def __init__(
+        self, table: Table, states: list[Table], lr: float, ranks: Communicator | None
+    ) -> None:
         asked = "train a stored table"
         for state in states:
             if state.plan.tiers != table.plan.tiers:
@@ -124,7 +126,7 @@ class SparseOptimizer(ABC):
             [_row_view(each, asked) for each in (table, *states)],
             torch.tensor(_shares(table.plan, table.rank, asked), dtype=torch.int64),
         )
-        self._changes = _Changes([table, *states], ranks or Ranks.of_all_machines(), asked)
+        self._changes = _Changes([table, *states], ranks or Communicator.of_all_machines(), asked)
         self.lr = lr
         self.steps = 0
 
@@ -156,7 +158,7 @@ class SparseOptimizer(ABC):
 class SparseSGD(SparseOptimizer):
     """``torch.optim.SGD`` on sparse gradients, without momentum."""
 
-    def __init__(self, table: Table, lr: float, ranks: Ranks | None = None) -> None:
+    def __init__(self, table: Table, lr: float, ranks: Communicator | None = None) -> None:
         super().__init__(table, [], lr, ranks)
 
     def _next_rule(self) -> Rule:
@@ -178,7 +180,7 @@ class SparseAdagrad(SparseOptimizer):
         state_sum: Table,
         lr: float = 1e-2,
         eps: float = 1e-10,
-        ranks: Ranks | None = None,
+        ranks: Communicator | None = None,
     ) -> None:
         super().__init__(table, [state_sum], lr, ranks)
         self.eps = eps
@@ -207,7 +209,7 @@ class SparseAdam(SparseOptimizer):
         lr: float = 1e-3,
         betas: tuple[float, float] = (0.9, 0.999),
         eps: float = 1e-8,
-        ranks: Ranks | None = None,
+        ranks: Communicator | None = None,
     ) -> None:
         super().__init__(table, [exp_avg, exp_avg_sq], lr, ranks)
         self.betas = betas
@@ -220,7 +222,7 @@ class SparseAdam(SparseOptimizer):
 class _Changes:
     """Brings the changes of all ranks to each, and has all make them."""
 
-    def __init__(self, tables: list[Table], ranks: Ranks, asked: str) -> None:
+    def __init__(self, tables: list[Table], ranks: Communicator, asked: str) -> None:
         self._tables = tables
         self._ranks = ranks
         self._asked = asked
@@ -251,7 +253,7 @@ class _Changes:
                     f"rank 0 has {found[0][0]}, but rank {rank} {other}",
                     "change the same tables in the same order on all ranks, in the same way",
                 )
-        every_id, every_value = self._ranks.concatenated(self._asked, mine)
+        every_id, every_value = self._ranks.all_gather_cat(self._asked, mine)
         return every_id, every_value
 
     def make(self, change: Callable[[], None]) -> None:
@@ -266,7 +268,7 @@ class _Changes:
             if self._device.type == "cuda":
                 device.driver.synchronize(self._device)
 
-        self._ranks.together(self._asked, finish)
+        self._ranks.run_all(self._asked, finish)
 
     def _checked(
         self, ids: torch.Tensor, values: torch.Tensor

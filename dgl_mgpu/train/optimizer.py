@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import TrainerConfig
 
 
@@ -21,7 +21,7 @@ def make_optimizer(
         "weight_decay": config.weight_decay,
         "fused": torch.device(device).type == "cuda",  # one kernel in place of a dozen
     }
-    if not config.shard_optimizer or Ranks.of_all_machines().size == 1:
+    if not config.shard_optimizer or Communicator.of_all_machines().size == 1:
         return torch.optim.Adam(parameters, **options)
     from torch.distributed.optim import ZeroRedundancyOptimizer  # takes long to import
 
@@ -35,7 +35,7 @@ def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     """
     if hasattr(optimizer, "consolidate_state_dict"):
         optimizer.consolidate_state_dict(to=0)
-        if Ranks.of_all_machines().rank > 0:
+        if Communicator.of_all_machines().rank > 0:
             return {}
     return optimizer.state_dict()
 

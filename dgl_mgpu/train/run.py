@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import Config, ModelConfig, flat
 from dgl_mgpu.config.sections import TrainerConfig
 from dgl_mgpu.data import (
@@ -50,7 +50,7 @@ from dgl_mgpu.train.checkpoint.checkpoint import (
 )
 from dgl_mgpu.train.launch.heartbeat import stage_of
 from dgl_mgpu.train.launch.launch import launch
-from dgl_mgpu.train.launch.preemption import StopRequest
+from dgl_mgpu.train.launch.preemption import PreemptionHandler
 from dgl_mgpu.train.launch.resource_limits import (
     files_limit,
     is_of_files,
@@ -216,20 +216,20 @@ def _run_rank(
 def _train(
     make_trainer: Callable[[Config], Trainer], config: Config, folder: Path, restarts: int
 ) -> None:
-    everyone = Ranks.of_all_machines()
+    everyone = Communicator.of_all_machines()
     _require_one_configuration(everyone, config)
     first = everyone.rank == 0
     # Under torchrun each rank was given a folder of its own: the first one's is the run's.
-    folder = everyone.from_first("choose the run's folder", lambda: folder)
+    folder = everyone.broadcast_from_rank0("choose the run's folder", lambda: folder)
     # The folder it is in may be on the first one's machine alone.
-    checkpoint = everyone.from_first("read the checkpoint", partial(_checkpoint, config))
+    checkpoint = everyone.broadcast_from_rank0("read the checkpoint", partial(_checkpoint, config))
     with stage("build"):
         trainer = make_trainer(config)
     if checkpoint is not None:
         trainer.resume(checkpoint)
         del checkpoint  # its states may take as much memory, or space, as the model itself
     with (
-        StopRequest(everyone).listening() as stop,
+        PreemptionHandler(everyone).listening() as stop,
         RunReport(config, folder, trainer, restarts)
         if first
         else contextlib.nullcontext() as report,
@@ -248,7 +248,7 @@ def _train(
                     config.trainer.keep_checkpoints,
                     None if best is None else best.epoch,
                 )
-                everyone.from_first("write a checkpoint", write)
+                everyone.broadcast_from_rank0("write a checkpoint", write)
 
         if trainer.epoch == config.trainer.epochs:
             save()  # nothing is left to train, and the folder may be another one
@@ -325,7 +325,7 @@ def seeded_model(
     # PinSAGE's and a full graph's layers are counted by fanouts as well.
     model = build_model(config.model, num_features, num_classes, len(config.sampler.fanouts))
     model = model.to(device)
-    torch.manual_seed(trainer.seed * 1_000_003 + Ranks.of_all_machines().rank)
+    torch.manual_seed(trainer.seed * 1_000_003 + Communicator.of_all_machines().rank)
     return model, make_optimizer(trainer, model.parameters(), device)
 
 
@@ -367,7 +367,7 @@ def _is_of_memory(error: Exception) -> bool:
     return isinstance(error, kinds) or any(each in str(error) for each in words)
 
 
-def _require_one_configuration(ranks: Ranks, config: Config) -> None:
+def _require_one_configuration(ranks: Communicator, config: Config) -> None:
     """Check that all ranks were told the same: those of torchrun read a command line each."""
     told = ranks.all_gather(flat(asdict(config)))
     for rank, other in enumerate(told):

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import Config, FullGraphConfig, config_of_run
 from dgl_mgpu.errors import (
     CheckpointError,
@@ -29,7 +29,7 @@ from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.checkpoint.validation import OF_OTHER_STATES, require_dtypes
 from dgl_mgpu.train.trainer import Trainer
-from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.stages import stage
 
 
@@ -111,8 +111,8 @@ def load_run(
         raise InvalidInputError(asked, f"there is no device {device!r}", "pass 'cpu' or 'cuda'")
     if device == "cuda" and not torch.cuda.is_available():
         raise UnavailableError(f"{asked} to a GPU", "torch sees no GPU", "use device 'cpu'")
-    everyone = Ranks.of_all_machines()
-    checkpoint = everyone.from_first(asked, partial(_checkpoint, asked, Path(folder)))
+    everyone = Communicator.of_all_machines()
+    checkpoint = everyone.broadcast_from_rank0(asked, partial(_checkpoint, asked, Path(folder)))
     config = _carried_out_here(checkpoint.config, device, everyone.size)
     if root is not None:
         config.data.root = os.fspath(root)
@@ -178,10 +178,10 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
     if out.is_dir():
         raise OutputError(asked, "it is a folder", "name a file")
     run = load_run(folder, device)
-    is_first = Ranks.of_all_machines().rank == 0
+    is_first = Communicator.of_all_machines().rank == 0
     try:
         # What cannot be written is told before it is computed.
-        with written_whole(out) if is_first else contextlib.nullcontext() as file:
+        with atomic_write(out) if is_first else contextlib.nullcontext() as file:
             rows = run.predict()
             found = run._trainer.predictions(rows)
             if file is not None:

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import CheckpointError, NonFiniteLossError
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import ACCURACY, EpochReport, best_epoch, merge
@@ -64,7 +64,7 @@ class Trainer(ABC):
         self.should_stop: Callable[[], bool] = lambda: False
         self.terminate_on_nan = False
         self._batches = 0  # of all ranks, done in the epoch begun
-        self._ranks = Ranks.of_all_machines()
+        self._ranks = Communicator.of_all_machines()
         self._device = device
         self._eval_every = eval_every
 

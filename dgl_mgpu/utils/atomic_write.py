@@ -16,7 +16,7 @@ _ENDING = ".partial"
 
 
 @contextlib.contextmanager
-def written_whole(path: Path) -> Iterator[BinaryIO]:
+def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A file to write, and read again, that appears under its name when it is complete and on disk.
 
     Its folder is made if need be.  If anything is raised within, nothing is left of it, and what

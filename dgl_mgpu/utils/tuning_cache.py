@@ -10,12 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.checksums import with_sum, without_sum
 
 
 @dataclass(frozen=True)
-class Findings:
+class TuningCache:
     """A file of what was found, by what it was found for.
 
     Attributes
@@ -51,7 +51,7 @@ class Findings:
         """Keep what was found, beside what others have found meanwhile."""
         try:
             whole = with_sum({"format": self.format, "found": {**self.read(), **found}})
-            with written_whole(self.path) as file:
+            with atomic_write(self.path) as file:
                 file.write((json.dumps(whole, indent=1) + "\n").encode())
         except (OSError, RuntimeError) as error:
             warnings.warn(f"what was measured is not kept for the next time: {error}", stacklevel=2)

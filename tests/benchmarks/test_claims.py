@@ -155,7 +155,10 @@ def test_issue_asks_for_these_tables_and_figures() -> None:
         (Place(["figures", "*", "ours"], take="min", times=0.5), 2.0),
         (Place(["figures", {"ranks": 2}, "ours"], over=["figures", {"ranks": 1}, "ours"]), 2.5),
         (Place(["figures", {"ranks": 1}, "peer"]), None),
-        (Place(["figures", {"ranks": 1}, "ours"], over=["figures", {"ranks": 1}, "peer"]), None),
+        (
+            Place(["figures", {"ranks": 1}, "ours"], over=["figures", {"ranks": 1}, "peer"]),
+            None,
+        ),
         (Place(["figures", {"ranks": 1}, "ours"], remote=True), 0.0),
         (Place(["figures", {"ranks": 2}, "ours"], remote=True, times=3.0), 15.0),
     ],

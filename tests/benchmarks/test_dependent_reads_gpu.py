@@ -11,7 +11,7 @@ import torch
 
 from benchmarks import dependent_reads_gpu
 from benchmarks.dependent_reads_gpu import HOST, LINE_BYTES, Blocks, Case, Chain, Walk, cases
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from tests.kernels.emulator import EmulatedDriver
 
 
@@ -29,7 +29,7 @@ def test_a_chain_comes_to_every_line_once():
 
 @pytest.fixture
 def blocks() -> Blocks:
-    return Blocks(Ranks(), None, 100 * LINE_BYTES, 70 * LINE_BYTES)
+    return Blocks(Communicator(), None, 100 * LINE_BYTES, 70 * LINE_BYTES)
 
 
 @pytest.mark.parametrize("holders", [(0,), (HOST,)])

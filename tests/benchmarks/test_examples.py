@@ -34,7 +34,7 @@ from benchmarks.examples import (
 from benchmarks.examples.common import Example
 from dgl_mgpu.data import load
 from dgl_mgpu.errors import DataFormatError, UnavailableError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 
 ROOT = Path(__file__).parents[2]
 NODES = {"num_nodes": 400, "num_edges": 4000, "num_classes": 4, "train": 0.2, "test": 0.6}
@@ -84,7 +84,7 @@ def test_graphs_on_tensors_learn_the_same(
     expected = example.run(small_data(example, root), 10, seed=0)
     # To the CPU means to DGL's own graphs, which the tensors are compared with here.
     monkeypatch.setattr(dgl.DGLGraph, "to", lambda g, device: g)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         assert example.run(small_data(example, root), 10, seed=0) == pytest.approx(
             expected, abs=0.02
         )

@@ -14,7 +14,7 @@ from benchmarks.generated_graph import (
     require_rows,
     stored,
 )
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.data.generate import GraphSpec
 from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES
 
@@ -40,7 +40,7 @@ def test_edges_and_rows_are_those_of_the_data():
 
 def test_a_store_holds_what_it_is_said_to():
     data = Data(SPEC, CPU)
-    with stored(data, Ranks(), all_in_gpu_memory(data, Ranks())) as graph:
+    with stored(data, Communicator(), all_in_gpu_memory(data, Communicator())) as graph:
         assert graph.num_edges() == data.num_edges
         ids = torch.tensor([299, 0, 5])
         for name, make in data.rows().items():

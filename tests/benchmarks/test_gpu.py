@@ -17,7 +17,7 @@ from benchmarks.gpu import NumberedWords, PowerLaw, built_store, require_words, 
 from benchmarks.nvlink import received_bytes
 from benchmarks.sampling_bytes import Layout, Sectors, sectors_of
 from benchmarks.sampling_gpu import Checker, our_hops
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.ops import GraphView, SampleKey, gather_rows, sample_blocks
 from dgl_mgpu.store.memory import FeatureSource
 from tests.benchmarks.fake_wholegraph import fake_peer
@@ -42,7 +42,7 @@ def test_a_figure_needs_every_target_and_all_to_compare_with() -> None:
 
 def test_a_report_keeps_what_it_prints(tmp_path, capsys) -> None:
     out = tmp_path / "found.json"
-    report = Report(Ranks(), out, ceilings={"ring_copy": 400.0})
+    report = Report(Communicator(), out, ceilings={"ring_copy": 400.0})
     report.add(Figure("rows of 512 B", "GB/s", 350.0, peer=300.0, times_peer=1.15))
     report.add(Figure("rows of 400 B", "GB/s", 300.0))
     found = json.loads(out.read_text())
@@ -66,7 +66,7 @@ def test_rows_of_any_width_are_checked(row_bytes: int, tiers: int) -> None:
     options = {"policy": "host"}
     if tiers == 2:
         options = {"policy": "auto", "gpu_memory": 300 * WIDE + 4000, "feature_ratio": 0.3}
-    with built_store({"rows": source}, hotness, Ranks(), options) as store:
+    with built_store({"rows": source}, hotness, Communicator(), options) as store:
         wide = rows_of(store.tables["rows"])
         assert len(wide.tiers) == tiers
         view = refilled(wide, row_bytes) if tiers == 1 else narrowed(wide, row_bytes)
@@ -138,14 +138,14 @@ def test_a_store_is_calibrated_if_asked_for(calibrated, monkeypatch) -> None:
 
     monkeypatch.setattr(gpu, "calibrate", calibrate)
     sources, options = {"rows": FeatureSource(torch.ones(10, 2))}, {"batch_size": 7}
-    with built_store(sources, {}, Ranks(), options, calibrated=calibrated):
+    with built_store(sources, {}, Communicator(), options, calibrated=calibrated):
         assert asked == ([({"rows"}, 7)] if calibrated else [])
 
 
 def test_every_window_but_the_first_is_kept_beside_the_medians(monkeypatch) -> None:
     spent = {"a": iter([9.0, 1.0, 5.0, 3.0]), "b": iter([9.0, 4.0, 6.0, 5.0])}
     monkeypatch.setattr(gpu, "window", lambda call, _, device: next(spent[call]))
-    medians, samples = gpu.measure({name: name for name in spent}, lambda _: [], 3, Ranks())
+    medians, samples = gpu.measure({name: name for name in spent}, lambda _: [], 3, Communicator())
     assert samples == {"a": [[1.0, 5.0, 3.0]], "b": [[4.0, 6.0, 5.0]]}
     assert medians == {"a": [3.0], "b": [5.0]}
 

@@ -9,7 +9,7 @@ import pytest
 
 from benchmarks import minibatch_gpu
 from benchmarks.minibatch_gpu import Bench, Case
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 
 
 @pytest.fixture
@@ -31,7 +31,7 @@ def small(monkeypatch, tmp_path):
 
 
 def test_every_part_is_measured_and_kept(small):
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         assert Bench(small).run()
     figures = {each["case"]: each for each in json.loads(small.out.read_text())["figures"]}
     sampled, step = figures["sample 20 at 3,2"], figures["step 20 at 3,2,2"]
@@ -48,7 +48,7 @@ def test_a_part_that_fails_is_told_and_others_are_measured(small, monkeypatch):
         raise RuntimeError("no model today")
 
     monkeypatch.setattr(minibatch_gpu, "GraphSAGE", no_model)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         assert not Bench(small).run()
     figures = json.loads(small.out.read_text())["figures"]
     assert figures[0]["ours"] > 0

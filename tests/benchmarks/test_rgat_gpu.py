@@ -10,7 +10,7 @@ import torch
 
 from benchmarks import rgat_gpu, rgat_training
 from benchmarks.rgat_gpu import Bench
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.report.profile import read_profile
 
 SMALL = [
@@ -46,7 +46,7 @@ def figures(options) -> dict[str, dict]:
 
 def test_every_part_is_measured_and_kept(options, tmp_path):
     options.profile = tmp_path / "profile"
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         assert Bench(options).run()
     found = figures(options)
     assert list(found) == ["sample", "gather", "model", "step", "model of DGL's modules"]
@@ -63,7 +63,7 @@ def test_every_part_is_measured_and_kept(options, tmp_path):
 
 def test_mixed_precision_and_float16_features(options):
     options.dtype, options.features, options.no_reference = "bfloat16", "float16", True
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         assert Bench(options).run()
     assert "model of DGL's modules" not in figures(options)
 
@@ -109,7 +109,7 @@ def spoil_model(monkeypatch):
 )
 def test_nothing_wrong_is_timed(options, monkeypatch, spoil, error):
     spoil(monkeypatch)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         assert not Bench(options).run()
     found = figures(options)
     assert all("failed" in each for each in found.values())

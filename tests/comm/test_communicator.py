@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.comm import communicator as exchange_module
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.utils import timeouts
@@ -27,7 +27,7 @@ def of_rank(rank: int, case: int) -> list[torch.Tensor]:
 
 
 def _joins(kind: str) -> None:
-    ranks = Ranks.of_all_machines()
+    ranks = Communicator.of_all_machines()
     where = torch.device("cuda" if kind == "cuda" else "cpu")
     send, direct = exchange_module._send, []
 
@@ -38,7 +38,7 @@ def _joins(kind: str) -> None:
     exchange_module._send = seen
     for case in range(4):
         mine = [tensor.to(where) for tensor in of_rank(ranks.rank, case)]
-        found = ranks.concatenated("join", mine)
+        found = ranks.all_gather_cat("join", mine)
         for place, tensor in enumerate(found):
             expected = torch.cat([of_rank(rank, case)[place] for rank in range(ranks.size)])
             assert tensor.device.type == where.type
@@ -56,13 +56,13 @@ def test_every_rank_has_all_ranks_rows_in_their_order(kind, num_ranks, monkeypat
 
 
 def _has_no_room() -> None:
-    ranks = Ranks.of_all_machines()
+    ranks = Communicator.of_all_machines()
     if ranks.rank == 1:
         exchange_module._Sent.__init__ = _no_room  # type: ignore[method-assign]
     with pytest.raises(
         torch.OutOfMemoryError if ranks.rank == 1 else RankFailedError, match="full"
     ):
-        ranks.concatenated("join", [torch.ones(5)])
+        ranks.all_gather_cat("join", [torch.ones(5)])
     assert ranks.all_gather(ranks.rank) == [0, 1]  # they still talk to each other
 
 
@@ -80,13 +80,13 @@ def _one_does_not_come() -> None:
         with pytest.raises(
             RankFailedError, match=r"connect to the other ranks: .* within 0\.5 s \(.*\)"
         ):
-            Ranks.of_all_machines()
+            Communicator.of_all_machines()
     dist.barrier()
 
 
 def _one_does_not_answer() -> None:
     timeouts.BUILD = 0.5
-    ranks = Ranks.of_all_machines()
+    ranks = Communicator.of_all_machines()
     if ranks.rank == 0:
         with pytest.raises(RankFailedError, match=r"does not answer \(.*Timed out waiting 500ms"):
             ranks.all_gather("here")

@@ -7,7 +7,7 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.comm import signing
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.signing import SignedGroup
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.train.launch.launch import launch
@@ -19,14 +19,16 @@ SIZES = (0, 1, 900, 951, 952, 953, 5000, 100_000)
 
 
 def _talk() -> None:
-    ranks = Ranks.of_all_machines()
+    ranks = Communicator.of_all_machines()
     for number, size in enumerate(SIZES):
         # Of all sizes at once, another rank's each time.
         sizes = [SIZES[(number + rank) % len(SIZES)] for rank in range(ranks.size)]
         found = ranks.all_gather((ranks.rank, bytes(sizes[ranks.rank])))
         assert found == [(rank, bytes(each)) for rank, each in enumerate(sizes)]
         sent = torch.arange(size)
-        assert torch.equal(ranks.from_first("send", lambda sent=sent: sent + ranks.rank), sent)
+        assert torch.equal(
+            ranks.broadcast_from_rank0("send", lambda sent=sent: sent + ranks.rank), sent
+        )
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -79,7 +81,7 @@ def test_what_is_not_a_ranks_own_next_message_is_refused(change):
 def _have_other_secrets() -> None:
     signing.set_job_secret(f"of rank {dist.get_rank()}".encode())
     with pytest.raises(RankFailedError, match=f"not signed .*{signing.SECRET}"):
-        Ranks.of_all_machines()
+        Communicator.of_all_machines()
 
 
 def test_ranks_with_other_secrets_do_not_talk():

@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import dgl_mgpu
-from dgl_mgpu.distributed.exchange.strategy import Way
+from dgl_mgpu.distributed.exchange.strategy import ExchangeStrategy
 from dgl_mgpu.distributed.graph import PartitionedGraph
 from dgl_mgpu.errors import (
     DGLMGPUError,
@@ -491,12 +491,12 @@ def test_ways_have_names_in_full(ranks):
     "name", ["halo in 2", "halo at first", "broadcast", "remote reads, ps=4 dist=2 wpb=1"]
 )
 def test_names_of_ways_are_read_as_they_are_written(name):
-    assert str(Way.named(name)) == name
+    assert str(ExchangeStrategy.named(name)) == name
 
 
 def test_short_names_of_ways():
-    assert Way.named("halo") == Way(chunks=2)
-    assert Way.named("remote") == Way(pipeline=Pipeline())
+    assert ExchangeStrategy.named("halo") == ExchangeStrategy(chunks=2)
+    assert ExchangeStrategy.named("remote") == ExchangeStrategy(pipeline=Pipeline())
     for name in ("halo in two", "halo in 0", "remote reads, ps=4", "post", 3):
         with pytest.raises(InvalidInputError, match="in full"):
-            Way.named(name)
+            ExchangeStrategy.named(name)

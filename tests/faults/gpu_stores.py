@@ -5,21 +5,21 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import DGLMGPUError
 from dgl_mgpu.store.memory import build
 from dgl_mgpu.train.launch.launch import launch
-from dgl_mgpu.train.launch.preemption import StopRequest
+from dgl_mgpu.train.launch.preemption import PreemptionHandler
 from dgl_mgpu.utils.interrupts import Stopped
 from tests.store.memory.gpu_runtimes import make_runtime
 from tests.store.memory.test_faults_gpu import gathered, numbered
 
 
 def _read(folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store = build(numbered(ranks), ranks, make_runtime("cuda", ranks))
     turn = 0
-    with StopRequest(Ranks.of_all_machines()).listening() as stop:
+    with PreemptionHandler(Communicator.of_all_machines()).listening() as stop:
         while not stop.after_step():
             gathered(store, turn)
             if turn == 10:

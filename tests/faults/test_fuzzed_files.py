@@ -45,7 +45,7 @@ from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.compose import compose, hydras_words
 from dgl_mgpu.train.minibatch.run import _make_trainer
 from dgl_mgpu.utils.checksums import with_sum
-from dgl_mgpu.utils.tuning_cache import Findings
+from dgl_mgpu.utils.tuning_cache import TuningCache
 from tests.data import test_ogb, test_ogb_hetero
 from tests.data.test_facebook import write_pages
 from tests.data.test_planetoid import write_citeseer
@@ -188,9 +188,9 @@ def is_beginning(found: Any, expected: Any) -> bool:
     return digest(reports) == digest(expected[0][: len(reports)]) and summary is None
 
 
-def findings(folder: Path) -> Findings:
+def findings(folder: Path) -> TuningCache:
     os.environ["XDG_CACHE_HOME"] = str(folder)
-    return Findings("found.json", 3, int)
+    return TuningCache("found.json", 3, int)
 
 
 def write_messages(folder: Path) -> None:
@@ -449,8 +449,8 @@ def other_message(content: bytes, rng: random.Random) -> bytes:
     head = json.loads(content[8 : 8 + size])
     names = [
         ["os", "system"], ["dgl_mgpu.cli", "main"], ["builtins", "eval"],
-        ["dgl_mgpu.utils.tuning_cache", "Findings"],
-        ["dgl_mgpu.train.checkpoint.spilled_state", "StateFile"],
+        ["dgl_mgpu.utils.tuning_cache", "TuningCache"],
+        ["dgl_mgpu.train.checkpoint.spilled_state", "SpilledState"],
     ]  # fmt: skip
     odd = [{form: [rng.choice(names), "touch x"]} for form in ("object", "enum", "record")]
     odd += [{"tensor": [0, "torch.int64", [2**62, 4]]}, {"array": [0, "O", [1]]}, *_JSON_ODD]

@@ -16,7 +16,7 @@ import torch
 from dgl import backend as F
 from dgl import ndarray as nd
 
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 
 IDTYPES = (torch.int32, torch.int64)
 PLACES = (
@@ -179,7 +179,7 @@ def assert_same(found: Any, expected: Any, at: str = "result") -> None:
 @contextmanager
 def graphs_at(place: str) -> Iterator[str]:
     """Graphs made inside are made of tensors; yields the device to make them on."""
-    with graphs_on_tensors() if place == "tensors" else nullcontext():
+    with tensor_backed_graphs() if place == "tensors" else nullcontext():
         yield "cpu" if place == "tensors" else place
 
 

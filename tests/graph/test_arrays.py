@@ -10,7 +10,7 @@ from dgl.utils import Filter
 from dgl.utils.checks import is_sorted_srcdst
 
 from dgl_mgpu.graph.arrays import as_tensor, cast_to_signed, is_null
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 
 IDTYPES = [torch.int32, torch.int64]
 
@@ -22,7 +22,7 @@ def test_a_filter_tells_ids_of_its_set_from_others(size, tested, idtype):
     torch.manual_seed(0)
     ids = torch.randperm(100)[:size].to(idtype)
     test = torch.randint(-5, 120, (tested,)).to(idtype)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         found = Filter(ids)
         included, excluded = found.find_included_indices(test), found.find_excluded_indices(test)
     inside = np.isin(test.numpy(), ids.numpy())
@@ -46,7 +46,7 @@ ORDERS = {
 def test_edges_are_sorted_where_dgl_says_so(row, col, idtype):
     row, col = (torch.tensor(x, dtype=idtype) for x in (row, col))
     expected = is_sorted_srcdst(row, col, 6, 6)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         assert is_sorted_srcdst(row, col, 6, 6) == expected
 
 
@@ -56,12 +56,12 @@ def test_random_edges_are_sorted_where_dgl_says_so(seed):
     row = torch.randint(0, 3, (4,)).sort().values
     col = torch.randint(0, 3, (4,))
     expected = is_sorted_srcdst(row, col, 6, 6)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         assert is_sorted_srcdst(row, col, 6, 6) == expected
 
 
 def test_unsigned_arrays_become_signed_ones_of_the_same_memory():
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         for unsigned, signed in (
             (torch.uint32, torch.int32),
             (torch.uint64, torch.int64),

@@ -13,7 +13,7 @@ from dgl.dataloading import DataLoader, NeighborSampler, dataloader
 from dgl.frame import LazyFeature
 from dgl.utils import recursive_apply, recursive_apply_pair
 
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.originals import originals
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -76,7 +76,7 @@ def test_a_function_of_every_pair_of_parts(data):
 @pytest.mark.parametrize("workers", [0, 2])
 def test_features_that_nobody_fetched_are_there(workers):
     """They are taken out of what a worker sends, and put back."""
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         g = dgl.rand_graph(60, 400)
         g.ndata["feat"] = torch.rand(60, 3)
         g.edata["weight"] = torch.rand(400)

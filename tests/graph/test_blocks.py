@@ -17,7 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.ops import begin_sample_blocks
 from tests.environment import search_path
@@ -28,7 +28,7 @@ IDTYPES = [torch.int32, torch.int64]
 
 @pytest.fixture(autouse=True)
 def on_tensors():
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         yield
 
 
@@ -100,7 +100,7 @@ def both(make, convert):
     threads = get_num_threads()
     set_num_threads(1)  # more of them number nodes in the order in which they come
     try:
-        with graphs_on_tensors(False):
+        with tensor_backed_graphs(False):
             expected = convert(make())
     finally:
         set_num_threads(threads)
@@ -147,7 +147,7 @@ def test_to_block_of_any_edges(data):
         ends = torch.tensor(edges, dtype=torch.int64).reshape(-1, 2)
         return dgl.graph((ends[:, 0].contiguous(), ends[:, 1].contiguous()), num_nodes=num_nodes)
 
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         assert_same(*both(make, lambda g: dgl.to_block(g, seeds)))
 
 

@@ -6,7 +6,7 @@ import threading
 
 import torch
 
-from dgl_mgpu.graph.dispatch import graphs_on_tensors, stays_tensor
+from dgl_mgpu.graph.dispatch import is_passed_as_tensor, tensor_backed_graphs
 
 
 def test_a_thread_that_ends_late_changes_nothing_for_others():
@@ -16,17 +16,17 @@ def test_a_thread_that_ends_late_changes_nothing_for_others():
     stays = []
 
     def work() -> None:
-        stays.append(stays_tensor(rows))
-        with graphs_on_tensors(False):
-            stays.append(stays_tensor(rows))
+        stays.append(is_passed_as_tensor(rows))
+        with tensor_backed_graphs(False):
+            stays.append(is_passed_as_tensor(rows))
             inside.set()
             end.wait(60)
-        stays.append(stays_tensor(rows))
+        stays.append(is_passed_as_tensor(rows))
 
     thread = threading.Thread(target=work)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         thread.start()
-        assert inside.wait(60) and stays_tensor(rows)
+        assert inside.wait(60) and is_passed_as_tensor(rows)
     end.set()
     thread.join(60)
-    assert stays == [True, False, False] and not stays_tensor(rows)
+    assert stays == [True, False, False] and not is_passed_as_tensor(rows)

@@ -12,7 +12,7 @@ from dgl.random import choice
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph import random
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 
 NULL = torch.empty(0)
 CPU = torch.device("cpu")
@@ -82,7 +82,7 @@ def test_all_that_weigh_something_can_be_drawn_without_replacement():
 
 
 def test_dgls_python_draws_from_tensors():
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         drawn = choice(torch.tensor([5, 6, 7]), (2, 3), prob=torch.tensor([0.0, 1.0, 0.0]))
     assert drawn.tolist() == [[6] * 3] * 2
 

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from dgl_mgpu.comm import communicator as exchange
 from dgl_mgpu.errors import RankFailedError
-from dgl_mgpu.inference.group import Team
+from dgl_mgpu.inference.group import InferenceGroup
 
 MACHINES = ["aaa", "aab", "aba", "abc"]
 
@@ -20,14 +20,14 @@ def _on(machines: str, check) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(exchange, "_groups", None)
         patch.setattr(exchange, "_machine_id", lambda: machines[dist.get_rank()])
-        check(Team.of_job())
+        check(InferenceGroup.of_job())
 
 
 def _batches(expected: torch.Tensor, step: int, rank: int, size: int) -> Iterator[torch.Tensor]:
     return iter(list(expected.split(step))[rank::size])
 
 
-def _are_together(team: Team) -> None:
+def _are_together(team: InferenceGroup) -> None:
     rank, size = team.everyone.rank, team.size
     # In whole rounds, in rounds that leave ranks without a batch, and with batches for one alone.
     for length, step in ((12, 2), (13, 2), (7, 3), (2, 5)):
@@ -46,10 +46,10 @@ def test_all_ranks_get_all_rows(ranks, machines):
 
 def test_one_rank_gets_its_own():
     expected = torch.rand(7, 2)
-    assert torch.equal(Team().collected(_batches(expected, 3, 0, 1), 7, 3), expected)
+    assert torch.equal(InferenceGroup().collected(_batches(expected, 3, 0, 1), 7, 3), expected)
 
 
-def _fails(team: Team, at: int) -> None:
+def _fails(team: InferenceGroup, at: int) -> None:
     expected = torch.rand(12, 2)
     rank, size = team.everyone.rank, team.size
 
@@ -63,11 +63,11 @@ def _fails(team: Team, at: int) -> None:
         team.collected(batches(), 12, 2)
 
 
-def _the_first_fails(team: Team) -> None:
+def _the_first_fails(team: InferenceGroup) -> None:
     _fails(team, 0)
 
 
-def _a_later_one_fails(team: Team) -> None:
+def _a_later_one_fails(team: InferenceGroup) -> None:
     _fails(team, 1)
 
 

@@ -16,7 +16,7 @@ from dgl_mgpu.config.schema import ModelConfig
 from dgl_mgpu.errors import (
     OutputError,
 )
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.inference import strategies as ways
 from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES, build_model
 from tests.distributed.graphs import heterogeneous, homogeneous
@@ -173,7 +173,7 @@ def test_graphs_of_tensors():
     model = made(MODELS["gat"])
     g = homogeneous()
     expected = expected_of(model, g, g.ndata["x"], 2)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         g = homogeneous()
         for options in ({}, {"batch_size": 6}):
             assert_equal(dgl_mgpu.inference(model, g, g.ndata["x"], **options), expected)

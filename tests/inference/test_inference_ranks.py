@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dgl_mgpu
 from dgl_mgpu.comm import communicator as exchange
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import (
     InvalidInputError,
     OutputError,
@@ -85,7 +85,7 @@ def _shared_out(machines: str, folder: Path) -> None:
 
 
 def _assert_shared_out(folder: Path) -> None:
-    ranks = Ranks.of_all_machines()
+    ranks = Communicator.of_all_machines()
     for g, make, num_layers in (
         (homogeneous(), MODELS["graphsage"], 3),
         (homogeneous(), MODELS["jumping"], 3),
@@ -123,7 +123,7 @@ def test_ranks_of_several_machines_share_a_stores_nodes_out(ranks, machines, tmp
 
 
 def _each_node_once() -> None:
-    ranks = Ranks.of_all_machines()
+    ranks = Communicator.of_all_machines()
     model = Stack(
         Counting(SAGEConv(WIDTH, HIDDEN, "mean")), Counting(SAGEConv(HIDDEN, CLASSES, "mean"))
     ).double()
@@ -158,7 +158,7 @@ class _FailsOnOne(SAGEConv):
 
 
 def _one_fails() -> None:
-    mine = Ranks.of_all_machines().rank == 1
+    mine = Communicator.of_all_machines().rank == 1
     g = homogeneous()
     model = Stack(_FailsOnOne(WIDTH, HIDDEN, "mean"), SAGEConv(HIDDEN, CLASSES, "mean")).double()
     with dgl_mgpu.GlobalStore.from_dgl(g) as store:

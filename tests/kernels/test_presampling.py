@@ -78,9 +78,9 @@ def test_presampling_gives_all_memory_back():
     runtime = CudaRuntime()
     presampled(*GRAPHS[0], [3, 4], runtime)  # kernels are loaded at the first use, and stay
     runtime.synchronize()
-    free = runtime.seat().free
+    free = runtime.device_info().free
     presampled(*GRAPHS[0], [3, 4], runtime)
-    assert runtime.seat().free == free
+    assert runtime.device_info().free == free
 
 
 @needs_gpu

@@ -9,7 +9,7 @@ from dgl.dataloading import NeighborSampler
 from dgl.nn import GATConv, HeteroGraphConv
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.models import rgat as hetero
 from dgl_mgpu.models.rgat import RGAT, RelationalAttention, RelationEdges
 
@@ -121,7 +121,7 @@ def assert_same(ours: RGAT, theirs: Reference, graphs, rows: dict) -> None:
 @pytest.mark.parametrize("num_layers", [1, 3])
 def test_on_blocks_it_is_what_dgls_modules_give(on_tensors, num_layers):
     ours, theirs = pair(num_layers)
-    with graphs_on_tensors(on_tensors):
+    with tensor_backed_graphs(on_tensors):
         g = random_graph()
         seeds = {"paper": torch.arange(0, 80, 7)}
         inputs, _, blocks = NeighborSampler([3] * num_layers).sample_blocks(g, seeds)
@@ -132,7 +132,7 @@ def test_on_blocks_it_is_what_dgls_modules_give(on_tensors, num_layers):
 @pytest.mark.parametrize("on_tensors", [False, True])
 def test_on_a_graph_it_is_what_dgls_modules_give(on_tensors):
     ours, theirs = pair(2)
-    with graphs_on_tensors(on_tensors):
+    with tensor_backed_graphs(on_tensors):
         assert_same(ours, theirs, random_graph(), features())
 
 
@@ -158,7 +158,7 @@ def test_many_rows_are_multiplied_in_pieces(monkeypatch):
 
 def test_ids_become_wide_where_they_must(monkeypatch):
     ours, theirs = pair(2)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         g = random_graph().int()
         assert RelationEdges.of(g, g.ntypes, g.canonical_etypes).indices.dtype == torch.int32
         assert_same(ours, theirs, g, features())
@@ -186,7 +186,7 @@ def test_ids_become_wide_where_they_must(monkeypatch):
 
 def test_seeds_without_in_edges():
     ours, theirs = pair(1)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         nothing = torch.empty(0, dtype=torch.int64)
         g = dgl.heterograph({each: (nothing, nothing) for each in ETYPES}, COUNTS)
         assert_same(ours, theirs, g, features())

@@ -5,7 +5,7 @@ import pytest
 
 from dgl_mgpu.machine import preset
 from dgl_mgpu.placement import TableSpec, Tier, solve
-from dgl_mgpu.placement.simplify import tidy
+from dgl_mgpu.placement.simplify import simplify
 
 
 def gpu(start: int, stop: int, *copies: tuple[int, ...]) -> Tier:
@@ -27,7 +27,7 @@ def test_a_patchwork_becomes_one_tier_for_each_kind_of_memory():
         off_gpu(550, 700, "host"),
         gpu(700, 1000, (0,), (1,)),
     ]
-    tiers = tidy(TableSpec.features("f", 1000, 64), patchwork)
+    tiers = simplify(TableSpec.features("f", 1000, 64), patchwork)
     assert [(t.start, t.stop, t.memory, t.copies) for t in tiers] == [
         (0, 100, "gpu", ((0, 1),)),
         (100, 700, "gpu", ((0,), (1,))),
@@ -39,7 +39,7 @@ def test_a_patchwork_becomes_one_tier_for_each_kind_of_memory():
 def test_kinds_keep_their_bytes_where_rows_differ_in_size():
     degrees = np.arange(1000, 0, -1)
     spec = TableSpec.topology("t", degrees)
-    tiers = tidy(spec, [off_gpu(0, 300, "host"), gpu(300, 1000, (0,), (1,))])
+    tiers = simplify(spec, [off_gpu(0, 300, "host"), gpu(300, 1000, (0,), (1,))])
     assert [tier.memory for tier in tiers] == ["gpu", "host"]
     kept = float(spec.bytes_before(tiers[0].stop))
     asked = float(spec.total_bytes - spec.bytes_before(300))
@@ -48,7 +48,7 @@ def test_kinds_keep_their_bytes_where_rows_differ_in_size():
 
 def test_patterns_of_as_many_copies_are_mixed_by_their_share():
     runs = [gpu(0, 600, (0,)), gpu(600, 900, (1,)), gpu(900, 1000, (0,))]
-    (tier,) = tidy(TableSpec.features("f", 1000, 64), runs)
+    (tier,) = simplify(TableSpec.features("f", 1000, 64), runs)
     assert (tier.start, tier.stop) == (0, 1000)
     share = tier.copies.count((0,)) / tier.parts
     assert share == pytest.approx(0.7, abs=0.02)

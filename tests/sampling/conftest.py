@@ -9,7 +9,7 @@ import dgl  # noqa: F401  (first: its import needs what the next line imports)
 import pytest
 import torch
 
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 
 
 @pytest.fixture(autouse=True)
@@ -25,7 +25,7 @@ def one_thread() -> Iterator[None]:
 def device(request: pytest.FixtureRequest) -> Iterator[torch.device]:
     """A device on which this package samples; graphs that a test makes there are of tensors."""
     if request.param == "tensors":
-        with graphs_on_tensors():
+        with tensor_backed_graphs():
             yield torch.device("cpu")
         return
     if not torch.cuda.is_available() or importlib.util.find_spec("cupy") is None:

@@ -58,9 +58,9 @@ def regular(device: torch.device, num_nodes: int, degree: int) -> dgl.DGLGraph:
 
 def on_cpp(make: Any, *arguments: Any) -> dgl.DGLGraph:
     """The same graph as DGL's C++ has it."""
-    from dgl_mgpu.graph.dispatch import graphs_on_tensors
+    from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         return make(torch.device("cpu"), *arguments)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from dgl_mgpu.sampling.side_stream import lane_of
+from dgl_mgpu.sampling.side_stream import side_stream_of
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,7 +71,7 @@ def poison(where: torch.device) -> None:
         torch.cuda.synchronize(where)
         del kept
 
-    lane = lane_of(where)
+    lane = side_stream_of(where)
     assert lane is not None
     with lane.work():
         fill_and_give_back()

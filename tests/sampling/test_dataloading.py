@@ -17,7 +17,7 @@ from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 import dgl_mgpu
 from dgl_mgpu.errors import WorkerFailedError
 from dgl_mgpu.graph import random
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.train.launch.launch import launch
 from tests.sampling.loaders import (
@@ -34,7 +34,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
 
 @pytest.fixture(autouse=True)
 def on_tensors():
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         yield
 
 
@@ -69,7 +69,7 @@ def test_edges(exclude, negative):
 
 
 def _loads_its_share(folder) -> None:
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         g = node_graph("cpu", torch.int64)
         seen = []
         loader = DataLoader(
@@ -97,7 +97,7 @@ def test_ranks_share_an_epoch(tmp_path):
 
 def stored(make):
     """A graph of DGL's own, and a store of it."""
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         g = make()
         return g, dgl_mgpu.GlobalStore.from_dgl(g, device="cpu").graph
 
@@ -112,7 +112,7 @@ def stored(make):
 )
 def test_a_stores_blocks_are_the_same_whatever_they_are_made_of(idtype, make, seeds):
     g, graph = stored(lambda: make().astype(idtype))
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         expected_inputs, _, expected = graph.sample_blocks(seeds, [3, 4])
     inputs, outputs, found = graph.sample_blocks(seeds, [3, 4])
     assert outputs is seeds
@@ -123,7 +123,7 @@ def test_a_stores_blocks_are_the_same_whatever_they_are_made_of(idtype, make, se
         assert block.idtype == reference.idtype == idtype
         for etype in g.canonical_etypes:
             ends = block.edges(etype=etype, order="eid")
-            with graphs_on_tensors(False):
+            with tensor_backed_graphs(False):
                 expected_ends = reference.edges(etype=etype, order="eid")
             assert torch.equal(torch.stack(ends), torch.stack(expected_ends))
             eids = block.edges[etype].data
@@ -148,7 +148,7 @@ def test_a_store_samples_hop_by_hop_into_graphs_of_tensors():
     frontier = graph.sample_neighbors(seeds, 4)
     assert isinstance(frontier._graph, TensorIndex)
     src, dst = frontier.edges()
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         true_src, true_dst = g.find_edges(frontier.edata[dgl.EID])
         degrees = g.in_degrees(seeds)
     assert torch.equal(src, true_src) and torch.equal(dst, true_dst)

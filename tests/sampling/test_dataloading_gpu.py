@@ -18,7 +18,7 @@ from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 from dgl.utils import recursive_apply
 
 import dgl_mgpu
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
 from tests.sampling.loaders import (
     assert_blocks_are_right,
@@ -130,7 +130,7 @@ def test_samples_are_those_of_the_cpu_bit_for_bit(idtype, pinned):
         (lambda device: typed_graph(device).astype(idtype), {"user": seeds[:10]}, {}),
     ):
         sampler = NeighborSampler([3, -1, 4] if not options.get("replace") else [3, 2], **options)
-        with graphs_on_tensors():
+        with tensor_backed_graphs():
             dgl.seed(5)
             inputs, _, expected = sampler.sample(make("cpu"), nodes)
         g = make("cpu").pin_memory_() if pinned else make("cuda")

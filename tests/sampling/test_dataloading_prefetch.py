@@ -24,9 +24,9 @@ from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 import dgl_mgpu
 from dgl_mgpu.errors import StoreClosedError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.sampling import dataloading
-from dgl_mgpu.sampling.prefetcher import Ahead
+from dgl_mgpu.sampling.prefetcher import Prefetcher
 from dgl_mgpu.store.row_updates import write_rows
 from dgl_mgpu.train.minibatch.pinsage_sampler import RandomWalkSampler
 from tests.docs.pages import ROOT
@@ -41,7 +41,7 @@ DEPTHS = [0, 1, 3]
 
 @pytest.fixture(autouse=True)
 def on_tensors():
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         yield
 
 
@@ -51,12 +51,14 @@ def lanes(monkeypatch):
     made = []
 
     def use(depth):
-        def lane_of(device):
+        def side_stream_of(device):
             made.append(HostLane())
             return made[-1]
 
         monkeypatch.setattr(dataloading, "DEPTH", depth)
-        monkeypatch.setattr(dataloading, "lane_of", lane_of if depth else lambda device: None)
+        monkeypatch.setattr(
+            dataloading, "side_stream_of", side_stream_of if depth else lambda device: None
+        )
         return made
 
     return use
@@ -127,13 +129,13 @@ def pairs(negative, exclude):
 
 
 def stored():
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         g, ids, sampler = homogeneous()
         return dgl_mgpu.GlobalStore.from_dgl(g, device="cpu").graph, ids, sampler
 
 
 def walks():
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         g, ids, _ = homogeneous()
         graph = dgl_mgpu.GlobalStore.from_dgl(g, device="cpu").graph
     features = {"prefetch_node_feats": ["feat"], "prefetch_labels": ["label"]}
@@ -388,7 +390,7 @@ class _Own(NeighborSampler):
 
 
 class _Sure(NeighborSampler):
-    may_be_made_ahead = True
+    prefetch_safe = True
 
 
 class _Derived(_Sure):
@@ -432,7 +434,7 @@ def test_what_may_depend_on_more_is_made_when_it_is_asked_for(case, lanes, monke
     g, ids, sampler, options = list(_impure())[case]
     loader = DataLoader(g, ids, sampler, batch_size=20, **options)
     batches = iter(loader)
-    assert isinstance(batches, Ahead)
+    assert isinstance(batches, Prefetcher)
     assert len(list(batches)) == -(-len(ids) // 20)
     # A list of ids becomes a tensor, and a class may say that it depends on no more.
     assert bool(made) == (case in (3, 7, 8))
@@ -442,7 +444,7 @@ def samplers_of_the_page() -> list[type]:
     """The classes that docs/howto/migrating.md says may be called ahead."""
     names = {"dgl": dgl, "torch": torch}
     for block in blocks_of(ROOT / "docs" / "howto" / "migrating.md"):
-        if block.language == "python" and "may_be_made_ahead" in block.code:
+        if block.language == "python" and "prefetch_safe" in block.code:
             exec(block.code.partition("\n\n\nloader")[0], names)
     return [each for each in names.values() if isinstance(each, type)]
 
@@ -470,7 +472,7 @@ def test_the_pages_sampler_is_called_ahead_and_gives_the_same(lanes):
 @pytest.mark.parametrize("prob", [None, "weight"])
 def test_rows_that_are_written_to_the_store_are_in_the_next_batch(prob, lanes):
     made = lanes(1)
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         g, ids, _ = homogeneous()
         store = dgl_mgpu.GlobalStore.from_dgl(g, device="cpu")
     sampler = NeighborSampler([3, 4], prob=prob, prefetch_node_feats=["feat"])
@@ -502,7 +504,7 @@ def test_the_environment_turns_it_off(lanes, monkeypatch):
 
 def test_dgls_own_graphs_on_the_cpu_and_workers_keep_dgls_iterator(lanes):
     made = lanes(1)
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         assert type(iter(DataLoader(*homogeneous()))) is _PrefetchingIter
     assert type(iter(DataLoader(*homogeneous(), num_workers=1))) is _PrefetchingIter
     g, ids, sampler = stored()
@@ -514,7 +516,7 @@ def test_dgls_own_graphs_on_the_cpu_and_workers_keep_dgls_iterator(lanes):
 def test_a_full_gpu_is_not_tried_again(lanes, monkeypatch):
     lanes(1)
     lane = HostLane()
-    monkeypatch.setattr(dataloading, "lane_of", lambda device: lane)
+    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: lane)
     g, ids, sampler = homogeneous()
     sample = NeighborSampler.sample_blocks
 
@@ -657,7 +659,7 @@ def test_a_sampler_begins_with_its_blocks_itself(lanes):
 )
 def test_a_store_that_was_closed_is_not_sampled(lanes, sampler):
     lanes(1)
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         g, ids, _ = homogeneous()
         store = dgl_mgpu.GlobalStore.from_dgl(g, device="cpu")
     batches = iter(DataLoader(store.graph, ids, sampler, batch_size=20))

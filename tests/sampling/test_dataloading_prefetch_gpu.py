@@ -21,10 +21,10 @@ from dgl.dataloading import (
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
 import dgl_mgpu
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.random import BatchDraws
-from dgl_mgpu.sampling.prefetcher import Ahead
-from dgl_mgpu.sampling.side_stream import lane_of
+from dgl_mgpu.sampling.prefetcher import Prefetcher
+from dgl_mgpu.sampling.side_stream import side_stream_of
 from dgl_mgpu.train.minibatch.pinsage_sampler import RandomWalkSampler
 from tests.sampling.loaders import link_graph, node_graph, typed_graph
 from tests.sampling.side_streams import poison
@@ -132,7 +132,7 @@ def where():
 @pytest.fixture
 def lane_is_late(monkeypatch, where):
     """The lane takes its time between sampling and fetching."""
-    with lane_of(where).work():
+    with side_stream_of(where).work():
         lanes = torch.cuda.current_stream(where)
     assign = BlockSampler.assign_lazy_features
 
@@ -162,7 +162,7 @@ def train(make, *, ahead=True, late=0, stop=None, change=None):
     seen, dropped = [], []
     for _ in range(2):
         batches = iter(DataLoader(g, ids, sampler, device="cuda", batch_size=20, **options))
-        assert isinstance(batches, Ahead) and (batches._lane is not None) == ahead
+        assert isinstance(batches, Prefetcher) and (batches._lane is not None) == ahead
         for number, batch in enumerate(batches):
             torch.cuda._sleep(late)
             seen.append(copies(batch))
@@ -232,7 +232,7 @@ def test_samples_are_those_of_the_cpu():
     dgl.seed(5)
     g, ids, sampler, _ = on_gpu()
     found = [batch[2] for batch in DataLoader(g, ids, sampler, device="cuda", batch_size=20)]
-    with graphs_on_tensors(), pytest.warns(dgl.base.DGLWarning, match="affinity"):
+    with tensor_backed_graphs(), pytest.warns(dgl.base.DGLWarning, match="affinity"):
         dgl.seed(5)
         loader = DataLoader(node_graph("cpu"), ids.cpu(), sampler, batch_size=20)
         expected = [batch[2] for batch in loader]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from dgl.sampling import sample_labors
 
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.sampling.labor import Variates
 from tests.sampling.graphs import check_edges, edges_of, is_like, multigraph, on_cpp, regular, shop
 
@@ -64,7 +64,7 @@ def test_the_same_distribution_as_dgl(device, steps, prob):
         frontier, weights = sampled(g, nodes.to(device), 4, random_seed=seed(number), **options)
         src = np.array(edges_of(frontier)[0])
         found[0, number] = len(src), len(np.unique(src)), float(weights[0].double().square().sum())
-        with graphs_on_tensors(False):
+        with tensor_backed_graphs(False):
             frontier, weights = sampled(cpp, nodes, 4, random_seed=seed(number), **options)
             src = np.array(edges_of(frontier)[0])
         found[1, number] = len(src), len(np.unique(src)), float(weights[0].double().square().sum())
@@ -127,7 +127,7 @@ def test_all_edges_have_the_weights_that_dgl_gives_them(device, prob, steps):
 
     nodes = torch.arange(3, 17)
     options = dict(prob=prob, importance_sampling=steps)
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         frontier, (expected,) = sample_labors(on_cpp(make), nodes, -1, **options)
     found, (weights,) = sample_labors(make(device), nodes.to(device), -1, **options)
     assert edges_of(found) == edges_of(frontier)

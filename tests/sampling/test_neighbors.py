@@ -19,7 +19,7 @@ from dgl.sampling import (
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
 from dgl_mgpu.graph import random
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
 from tests.sampling.graphs import check_edges, edges_of, is_like, multigraph, on_cpp, regular, shop
 
@@ -46,7 +46,7 @@ def test_counts_are_those_of_dgl_and_edges_those_of_seeds(
     check_edges(sample, g)
     ends = own_ends(sample, edge_dir)
     assert [seed for seed, _ in groupby(ends)] == [seed for seed in SEEDS if seed in ends]
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         expected = sample_neighbors(cpp, seeds, fanout, **options)
     assert Counter(ends) == Counter(own_ends(expected, edge_dir))
     eids = sample.edata[dgl.EID]
@@ -68,7 +68,7 @@ def test_edge_types(device, edge_dir, prob):
     for nodes, others in ((here, seeds), ({"user": here["user"]}, {"user": seeds["user"]})):
         sample = sample_neighbors(g, nodes, fanouts, edge_dir=edge_dir, prob=prob)
         check_edges(sample, g)
-        with graphs_on_tensors(False):
+        with tensor_backed_graphs(False):
             expected = sample_neighbors(cpp, others, fanouts, edge_dir=edge_dir, prob=prob)
         for etype in g.canonical_etypes:
             side = 1 if edge_dir == "in" else 0
@@ -162,7 +162,7 @@ def test_as_many_edges_are_left_out_as_in_dgl(device):
     seeds, excluded = torch.arange(20_000), torch.arange(100_000)
     excluded = excluded[excluded % 5 < 2]
     sample = sample_neighbors(g, seeds.to(device), 2, exclude_edges=excluded.to(device))
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         expected = sample_neighbors(cpp, seeds, 2, exclude_edges=excluded)
     for each in (sample, expected):
         counts = np.bincount(np.bincount(edges_of(each)[1], minlength=20_000))
@@ -212,7 +212,7 @@ def test_samples_are_the_same_on_a_gpu_as_on_the_cpu(device):
         pytest.skip("needs a GPU")
     found = {}
     for where in (device, torch.device("cpu")):
-        with graphs_on_tensors():
+        with tensor_backed_graphs():
             g, seeds = multigraph(where), torch.arange(90, device=where)
             dgl.seed(5)
             found[where.type] = [
@@ -281,7 +281,7 @@ def test_etypes_of_one_graph(device, fanouts, replace, edge_dir, offsets):
     found = [*zip(ends, etype_of(eids).tolist(), strict=True)]
     order = [(seed, etype) for seed in SEEDS for etype in range(3)]
     assert [pair for pair, _ in groupby(found)] == [pair for pair in order if pair in found]
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         expected = sample_etype_neighbors(cpp, nodes, OFFSETS, fanout, **options)
     theirs = zip(
         own_ends(expected, edge_dir), etype_of(edges_of(expected)[2]).tolist(), strict=True
@@ -371,7 +371,7 @@ def test_topk_is_that_of_dgl(device, count, ascending, edge_dir):
     g.edata["w"], cpp.edata["w"] = distinct.to(device), distinct
     options = dict(edge_dir=edge_dir, ascending=ascending)
     nodes = torch.tensor(SEEDS)
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         expected = [select_topk(cpp, count, "w", seeds, **options) for seeds in (nodes, None)]
     found = [select_topk(g, count, "w", s, **options) for s in (nodes.to(device), None)]
     for sample, other in zip(found, expected, strict=True):
@@ -387,7 +387,7 @@ def test_topk_of_edge_types(device, dtype):
             numbers = (torch.arange(graph.num_edges(etype)) * 89) % 211
             graph.edges[etype].data["w"] = numbers.to(dtype).to(graph.device)
     counts = {"follows": 2, "buys": -1, "bought": 1}
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         expected = select_topk(cpp, counts, "w")
     found = select_topk(g, counts, "w")
     for etype in g.canonical_etypes:
@@ -398,7 +398,7 @@ def test_topk_of_edge_types(device, dtype):
 
 
 def test_fused_sampling_gives_a_block():
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         g = shop(torch.device("cpu"))
         seeds = {"user": torch.tensor([3, 1, 7]), "item": torch.tensor([24, 0])}
         block = sample_neighbors_fused(g, seeds, 2, mapping={})

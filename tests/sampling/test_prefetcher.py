@@ -11,8 +11,8 @@ import pytest
 import torch
 
 from dgl_mgpu.sampling import prefetcher as ahead
-from dgl_mgpu.sampling.prefetcher import Ahead, Pace
-from dgl_mgpu.sampling.side_stream import lane_of
+from dgl_mgpu.sampling.prefetcher import Prefetcher, PrefetchTuner
+from dgl_mgpu.sampling.side_stream import side_stream_of
 from tests.sampling.side_streams import HostLane
 
 CPU = torch.device("cpu")
@@ -95,7 +95,7 @@ class Numbers:
 
 def over(lane, depth=1, **options):
     source = Numbers(lane, **options)
-    return source, Ahead(source, lane, depth)
+    return source, Prefetcher(source, lane, depth)
 
 
 def made(log, where):
@@ -124,7 +124,7 @@ def test_without_a_lane_a_batch_is_made_when_it_is_asked_for():
     for number, batch in enumerate(batches):
         assert batch.number == number
         assert made(source.log, "here") == list(range(number + 1))
-    assert lane_of(CPU) is None
+    assert side_stream_of(CPU) is None
 
 
 def test_the_lane_follows_the_script_once_the_first_batch_is_made():
@@ -271,17 +271,17 @@ def test_what_counts_is_the_time_from_one_batch_to_the_next(clock):
 
 
 def test_what_passes_have_shown_is_known_to_the_next_but_not_the_time_between_them(clock):
-    lane, pace = HostLane(), Pace()
+    lane, pace = HostLane(), PrefetchTuner()
     lane.is_idle = True
     for count, expected in ((12, (2, 9)), (8, (0, -1)), (16, (13, 15))):
         lane.log.clear()
-        list(Ahead(Numbers(lane, count), lane, 1, pace))
+        list(Prefetcher(Numbers(lane, count), lane, 1, pace))
         clock.now += 1000.0
         assert made(lane.log, "ahead") == windows(expected)
 
 
 def test_how_a_pass_begins_does_not_count(clock):
-    pace, at_rest = Pace(), []
+    pace, at_rest = PrefetchTuner(), []
     for _ in range(20):
         pace.begin()
         for step in range(15):
@@ -295,7 +295,7 @@ def test_how_a_pass_begins_does_not_count(clock):
 
 @pytest.mark.parametrize("late", [0, 2, 4])
 def test_a_gpu_that_mostly_has_work_left_has_its_batches_made_ahead(clock, late):
-    pace = Pace()
+    pace = PrefetchTuner()
     for step in range(41):
         clock.now += 1.0
         pace.after_step(step % 8 < late)
@@ -308,7 +308,7 @@ def test_a_gpu_that_mostly_has_work_left_has_its_batches_made_ahead(clock, late)
 
 
 def test_the_pace_is_that_of_all_steps_and_not_only_of_those_where_the_gpu_was_idle(clock):
-    pace = Pace()
+    pace = PrefetchTuner()
     for step in range(17):
         # Where the GPU still has work left, ahead, the host was in time.
         is_late = pace.rests or step % 4 != 0
@@ -316,7 +316,7 @@ def test_the_pace_is_that_of_all_steps_and_not_only_of_those_where_the_gpu_was_i
         clock.now -= 0.5 if pace.rests else 0.0
         pace.after_step(is_late)
     assert pace.rests
-    pace = Pace()
+    pace = PrefetchTuner()
     for step in range(17):
         is_late = pace.rests or step % 8 < 5
         clock.now += (2.5 if pace.rests else 4.0) if is_late and step % 8 < 2 else 2.0

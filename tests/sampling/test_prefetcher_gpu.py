@@ -7,8 +7,8 @@ import gc
 import pytest
 import torch
 
-from dgl_mgpu.sampling.prefetcher import Ahead
-from dgl_mgpu.sampling.side_stream import lane_of
+from dgl_mgpu.sampling.prefetcher import Prefetcher
+from dgl_mgpu.sampling.side_stream import side_stream_of
 from tests.sampling.side_streams import poison
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU")
@@ -27,7 +27,7 @@ def where():
 def poisoned(where):
     poison(where)
     yield
-    assert not lane_of(where).is_full
+    assert not side_stream_of(where).is_full
 
 
 class Rows:
@@ -80,8 +80,8 @@ def assert_right(source, sums):
 
 
 def test_there_is_one_lane_a_gpu_and_it_comes_first(where):
-    lane = lane_of(where)
-    assert lane is lane_of(torch.device("cuda", where.index))
+    lane = side_stream_of(where)
+    assert lane is side_stream_of(torch.device("cuda", where.index))
     with lane.work():
         stream = torch.cuda.current_stream(where)
     assert stream != torch.cuda.current_stream(where)
@@ -100,7 +100,7 @@ def test_batches_are_right_whichever_stream_is_late(
     stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
     sums = []
     with torch.cuda.stream(stream):
-        for batch in Ahead(source, lane_of(where), depth):
+        for batch in Prefetcher(source, side_stream_of(where), depth):
             if used_slowly:
                 torch.cuda._sleep(LONG // 4)
             sums.append(batch.clone())
@@ -113,7 +113,7 @@ def test_batches_are_right_whichever_stream_is_late(
 def test_batches_made_again_are_right(changes, where):
     source = Rows(where, sleeps=LONG // 4)
     sums = []
-    for number, batch in enumerate(Ahead(source, lane_of(where), 2)):
+    for number, batch in enumerate(Prefetcher(source, side_stream_of(where), 2)):
         torch.cuda._sleep(LONG // 4)
         sums.append(batch.clone())
         del batch
@@ -136,14 +136,14 @@ def test_the_lane_waits_for_what_was_written_before_it_began(where):
     source.later = source.table + 1
     source.copy += 1
     torch.cuda.synchronize()
-    assert_right(source, [batch.clone() for batch in Ahead(source, lane_of(where), 1)])
+    assert_right(source, [batch.clone() for batch in Prefetcher(source, side_stream_of(where), 1)])
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_host_is_two_models_ahead_and_no_more(depth, where):
     source = Rows(where)
     ends = []
-    for number, batch in enumerate(Ahead(source, lane_of(where), depth)):
+    for number, batch in enumerate(Prefetcher(source, side_stream_of(where), depth)):
         if 2 <= number < COUNT - depth:
             assert ends[number - 2].query()
             # It did not wait for this one, which takes longer than all the rest.
@@ -155,7 +155,7 @@ def test_the_host_is_two_models_ahead_and_no_more(depth, where):
 
 def test_a_pass_that_is_left_leaves_nothing_running(where):
     source = Rows(where, sleeps=LONG)
-    batches = Ahead(source, lane_of(where), 2)
+    batches = Prefetcher(source, side_stream_of(where), 2)
     torch.cuda._sleep(LONG)  # a GPU that has nothing left to do gets its first batch at once
     next(batches)
     last = batches._queue[-1].mark
@@ -173,7 +173,7 @@ def test_memory_is_bounded(where):
     source = Rows(where, count=60)
     source.table = source.table.repeat(1, 16)  # batches of 16 MB
     reserved = []
-    for number, batch in enumerate(Ahead(source, lane_of(where), 1)):
+    for number, batch in enumerate(Prefetcher(source, side_stream_of(where), 1)):
         torch.cuda._sleep(LONG // 20)
         batch.sum()
         if number in (20, 59):
@@ -185,7 +185,7 @@ def test_no_batch_is_kept(where):
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(where)
     source = Rows(where, count=5)
-    for batch in Ahead(source, lane_of(where), 1):
+    for batch in Prefetcher(source, side_stream_of(where), 1):
         batch.sum()
     del batch, source
     assert torch.cuda.memory_allocated(where) == before
@@ -198,7 +198,7 @@ def test_without_memory_for_two_batches_one_is_made_at_a_time(where):
             room[: seeds.numel()] = number
             return room
 
-    lane = lane_of(where)
+    lane = side_stream_of(where)
     gc.collect()
     torch.cuda.empty_cache()
     source = Large(where)
@@ -209,7 +209,7 @@ def test_without_memory_for_two_batches_one_is_made_at_a_time(where):
     try:
         with pytest.warns(UserWarning, match="does not fit into the GPU's memory"):
             seen = []
-            for batch in Ahead(source, lane, 1):
+            for batch in Prefetcher(source, lane, 1):
                 seen.append(int(batch[0]))
                 torch.cuda._sleep(LONG)  # else the next is made when this one is asked for
         assert seen == list(range(COUNT))

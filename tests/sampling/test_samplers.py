@@ -149,9 +149,9 @@ def test_clusters(device, tmp_path):
     if device.type == "cuda":
         pytest.skip("DGL keeps clusters on the CPU, and refuses them for a graph on a GPU")
     g = multigraph(torch.device("cpu"))
-    from dgl_mgpu.graph.dispatch import graphs_on_tensors
+    from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         cpp = dgl.to_bidirected(multigraph(torch.device("cpu")))
         sampler = ClusterGCNSampler(cpp, 5, cache_path=str(tmp_path / "parts.pkl"))
     g = dgl.graph(tuple(end.to(device) for end in cpp.edges()), num_nodes=90)

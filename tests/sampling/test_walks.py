@@ -19,7 +19,7 @@ from dgl.sampling import (
 from dgl.sampling.pinsage import _select_pinsage_neighbors
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError, InvalidWeightError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.sampling import walks
 from dgl_mgpu.sampling.views import edges_view
 from tests.sampling.graphs import is_like, multigraph, on_cpp, shop
@@ -91,7 +91,7 @@ def test_metapaths(device, metapath, prob):
         g, starts.to(device), metapath=metapath, prob=prob, return_eids=True
     )
     check_walks(g, traces, eids, metapath)
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         expected = random_walk(cpp, starts, metapath=metapath)[1]
     assert types.tolist() == expected.tolist()
 
@@ -197,7 +197,7 @@ def test_one_seed_gives_one_sequence_of_walks(device):
 def test_packed_walks_are_those_of_dgl(device, idtype):
     traces = torch.tensor([[1, 2, -1], [3, -1, -1], [4, 5, 6], [-1, -1, -1]], dtype=idtype)
     types = torch.tensor([0, 1, 0], dtype=idtype)
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         expected = pack_traces(traces, types)
     for found, theirs in zip(pack_traces(traces.to(device), types), expected, strict=True):
         assert found.device == device and torch.equal(found.cpu(), theirs)
@@ -245,7 +245,7 @@ def test_node2vec_has_the_distribution_of_dgl(device):
     g, cpp = multigraph(device), on_cpp(multigraph)
     starts = torch.full((30_000,), 2)
     found = node2vec_random_walk(g, starts.to(device), 0.3, 3.0, 3).cpu()
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         expected = node2vec_random_walk(cpp, starts, 0.3, 3.0, 3)
     for step in (1, 2, 3):
         ours, theirs = (
@@ -271,7 +271,7 @@ def test_selected_neighbors_are_those_of_dgl(device, count, idtype):
     random = torch.Generator().manual_seed(1)
     src = torch.randint(-1, 9, (60 * 12,), generator=random).to(idtype)
     dst = torch.randperm(60, generator=random).repeat_interleave(12).to(idtype)
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         expected = _select_pinsage_neighbors(src, dst, 12, count)
     found = _select_pinsage_neighbors(src.to(device), dst.to(device), 12, count)
     for ours, theirs in zip(found, expected, strict=True):

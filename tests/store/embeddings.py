@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dgl_mgpu
 from dgl_mgpu import EmbeddingSpec, GlobalStore, StoreEmbedding
 from dgl_mgpu.comm import cuda_runtime
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.ops import gather_rows
 from tests.store.memory.fake_gpu import FakeRuntime
 
@@ -41,7 +41,7 @@ def ring(num_nodes: int = NODES) -> dgl.DGLGraph:
 
 def make_store(kind: str, optimizer: str, dim: int = DIM, **options) -> GlobalStore:
     """On a ``kind`` of device: 'cpu', 'cuda', or 'fake', GPUs that are not there."""
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     if kind == "fake":
         runtime = FakeRuntime(ranks.rank, ranks.size)
         cuda_runtime.find_runtime = lambda: runtime  # the caller puts it back
@@ -73,7 +73,7 @@ def every_table(store: GlobalStore) -> dict[str, torch.Tensor]:
 def assert_same_on_all_ranks(store: GlobalStore) -> None:
     mine = {name: rows.numpy().tobytes() for name, rows in every_table(store).items()}
     versions = [table.version for table in store._store.tables.values()]
-    for other in Ranks.of_this_machine().all_gather((mine, versions)):
+    for other in Communicator.of_this_machine().all_gather((mine, versions)):
         assert other == (mine, versions)
 
 
@@ -125,7 +125,7 @@ def trains_as_torch(kind: str, name: str, over_ranks: str = "mean") -> None:
     Rows are kept and trained in float32, of numbers around 1: each step rounds by 1e-7 of them,
     and of the step, which is at most some 0.1; after 50 steps that is less than 1e-5.
     """
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store = make_store(kind, name)
     embedding = store.embedding("emb")
     memories = {memory for tier, part in embedding._rows.parts()
@@ -177,7 +177,7 @@ class Classifier(nn.Module):
 
 def trains_in_ddp(kind: str) -> None:
     """Within DistributedDataParallel, embeddings and parameters are trained as on one process."""
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store = make_store(kind, "sgd")  # unlike the others it tells a gradient from its multiple
     embedding = store.embedding("emb")
     reference = Classifier(nn.Embedding(NODES, DIM, sparse=True, dtype=torch.float64),
@@ -226,7 +226,7 @@ def trains_in_ddp(kind: str) -> None:
 
 def saves(kind: str, folder: Path) -> None:
     """Train, save, train on; what is saved and what comes of it goes to files."""
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store = make_store(kind, "adam")
     embedding = store.embedding("emb")
     optimizer = dgl_mgpu.SparseAdam([embedding], lr=0.05)
@@ -243,7 +243,7 @@ def saves(kind: str, folder: Path) -> None:
 
 def restores(kind: str, folder: Path, same_ranks: bool, **options) -> None:
     """Load what another number of ranks saved, and with the same one train on to the same bits."""
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store = make_store(kind, "adam", seed=99, **options)
     embedding = store.embedding("emb")
     saved = torch.load(folder / "saved.pt")

@@ -13,7 +13,7 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu import EmbeddingSpec, GlobalStore
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.data import Dataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError, RankFailedError
 from dgl_mgpu.machine import preset
@@ -74,7 +74,7 @@ OTHER_OPTIONS = {
 
 
 def _with_options(here: dict, there: dict, what: str) -> None:
-    first = Ranks.of_this_machine().rank == 0
+    first = Communicator.of_this_machine().rank == 0
     with pytest.raises(ConfigError, match=f"{what} is .* on rank 1 of it; pass the same on every"):
         GlobalStore.from_dgl(graph() if first else None, device="cpu", **(here if first else there))
 
@@ -96,7 +96,7 @@ OTHER_DATA: dict[str, tuple[Callable[[], Any], str]] = {
 
 def _with_data(what: str) -> None:
     other, told = OTHER_DATA[what]
-    g = graph() if Ranks.of_this_machine().rank == 0 else other()
+    g = graph() if Communicator.of_this_machine().rank == 0 else other()
     with pytest.raises(InvalidInputError, match=rf"{told}.* on rank 1 .*None on all but the mach"):
         GlobalStore.from_dgl(g, device="cpu")
 
@@ -107,7 +107,7 @@ def test_another_graph_is_told_on_all_ranks(what):
 
 
 def _with_datasets() -> None:
-    first = Ranks.of_this_machine().rank == 0
+    first = Communicator.of_this_machine().rank == 0
     turned = dataset().indices[::-1].copy()
     for changes, told in (
         ({"indices": turned}, "ends of edges of "),
@@ -127,7 +127,7 @@ def test_another_data_set_is_told_on_all_ranks():
 
 
 def _with_embeddings() -> None:
-    first = Ranks.of_this_machine().rank == 0
+    first = Communicator.of_this_machine().rank == 0
     for here, there in (
         ({"emb": 4}, {"emb": 5}),
         ({"emb": 4}, {"emb": EmbeddingSpec(4, "sgd")}),
@@ -143,7 +143,7 @@ def test_other_embeddings_are_told_on_all_ranks():
 
 
 def _the_same() -> None:
-    first = Ranks.of_this_machine().rank == 0
+    first = Communicator.of_this_machine().rank == 0
     machine = preset("cpu", 2)
     for here, there in (
         ({"gpu_memory": "1MiB"}, {"gpu_memory": 1 << 20}),
@@ -166,7 +166,7 @@ def test_what_is_said_in_other_words_is_the_same():
 
 
 def _without_data() -> None:
-    first = Ranks.of_this_machine().rank == 0
+    first = Communicator.of_this_machine().rank == 0
     with pytest.raises(InvalidInputError, match="the machine's first rank passed no graph"):
         GlobalStore.from_dgl(None if first else graph(), device="cpu")
     with pytest.raises(RankFailedError if first else InvalidInputError, match="a block"):

@@ -15,7 +15,7 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.comm import cuda_runtime
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import CudaRuntime
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, RankFailedError
 from dgl_mgpu.ops import gather_rows
@@ -103,7 +103,7 @@ def shrink(set_value=setattr) -> None:
     set_value(calibration, "_BATCH_BYTES", 20_000 * 4 * WIDTH)
 
 
-def build_store(ranks: Ranks, tables=("rows", "graph"), cuts=CUTS, gpu=True):
+def build_store(ranks: Communicator, tables=("rows", "graph"), cuts=CUTS, gpu=True):
     """A store whose tables are in tiers of the GPUs and the host's, and the feature rows."""
     rng = np.random.default_rng(1)
     rows = rng.standard_normal((ROWS, WIDTH)).astype(np.float32)
@@ -138,8 +138,8 @@ def used(store) -> list[int]:
 
 
 def test_as_few_as_fill_the_link() -> None:
-    store, rows = build_store(Ranks())
-    calibrate(store, OPTIONS, Ranks(), Model())
+    store, rows = build_store(Communicator())
+    calibrate(store, OPTIONS, Communicator(), Model())
     assert used(store) == [16, 4, 49]
     ids = torch.arange(ROWS)
     assert torch.equal(gather_rows(store.tables["rows"].view, ids), torch.from_numpy(rows))
@@ -155,8 +155,8 @@ def test_as_few_as_fill_the_link() -> None:
     ],
 )
 def test_how_few_are_enough(gather, expected) -> None:
-    store, _ = build_store(Ranks())
-    calibrate(store, OPTIONS, Ranks(), Model({**TIMES, "sms": gather}))
+    store, _ = build_store(Communicator())
+    calibrate(store, OPTIONS, Communicator(), Model({**TIMES, "sms": gather}))
     assert used(store)[0] == expected
 
 
@@ -170,16 +170,16 @@ def test_a_measurement_that_was_held_up_counts_for_nothing(held_up, by) -> None:
         return late * TIMES["sms"](sms)
 
     model.times = {**TIMES, "sms": sometimes}
-    store, _ = build_store(Ranks())
-    calibrate(store, OPTIONS, Ranks(), model)
+    store, _ = build_store(Communicator())
+    calibrate(store, OPTIONS, Communicator(), model)
     assert used(store)[0] == 16
 
 
 def test_what_is_measured_is_what_training_reads() -> None:
-    store, rows = build_store(Ranks())
+    store, rows = build_store(Communicator())
     model = Model()
     before = torch.get_rng_state()
-    calibrate(store, OPTIONS, Ranks(), model)
+    calibrate(store, OPTIONS, Communicator(), model)
     assert torch.equal(torch.get_rng_state(), before)
     gathers = [call for call in model.calls if call[0] != "sample"]
     for kind, _, view, ids in gathers:
@@ -205,46 +205,46 @@ def test_what_is_measured_is_what_training_reads() -> None:
 
 def test_nothing_is_measured_on_small_tables(monkeypatch) -> None:
     monkeypatch.setattr(calibration, "SMALLEST_BYTES", 1 << 20)
-    store, _ = build_store(Ranks())
+    store, _ = build_store(Communicator())
     model = Model()
-    calibrate(store, OPTIONS, Ranks(), model)
+    calibrate(store, OPTIONS, Communicator(), model)
     assert model.calls == [] and used(store) == [0, HOST_SMS, 0]
     assert not FOUND.path.exists()
     # 160 kB in GPUs and 128 kB in host memory.
     monkeypatch.setattr(calibration, "SMALLEST_BYTES", 140_000)
-    calibrate(store, OPTIONS, Ranks(), model)
+    calibrate(store, OPTIONS, Communicator(), model)
     assert model.counts()["host_sms"] == set() and used(store) == [16, HOST_SMS, 49]
 
 
 def test_all_neighbours_are_not_sampled_for_it() -> None:
-    store, _ = build_store(Ranks())
+    store, _ = build_store(Communicator())
     model = Model()
-    calibrate(store, StoreOptions(batch_size=50, fanouts=(-1, 2)), Ranks(), model)
+    calibrate(store, StoreOptions(batch_size=50, fanouts=(-1, 2)), Communicator(), model)
     assert model.counts()["sample"] == set() and used(store) == [16, 4, 0]
 
 
 def test_a_table_all_in_host_memory() -> None:
-    store, _ = build_store(Ranks(), ["rows"], (0, 0, 0, ROWS))
+    store, _ = build_store(Communicator(), ["rows"], (0, 0, 0, ROWS))
     model = Model()
-    calibrate(store, OPTIONS, Ranks(), model)
+    calibrate(store, OPTIONS, Communicator(), model)
     assert model.counts()["sms"] == set() and used(store) == [0, 4]
 
 
 def test_what_was_found_is_used_again() -> None:
-    store, _ = build_store(Ranks())
-    calibrate(store, OPTIONS, Ranks(), Model())
-    again, _ = build_store(Ranks())
+    store, _ = build_store(Communicator())
+    calibrate(store, OPTIONS, Communicator(), Model())
+    again, _ = build_store(Communicator())
     model = Model()
-    calibrate(again, OPTIONS, Ranks(), model)
+    calibrate(again, OPTIONS, Communicator(), model)
     assert model.calls == [] and used(again) == used(store)
-    calibrate(again, OPTIONS, Ranks(), model, cached=False)
+    calibrate(again, OPTIONS, Communicator(), model, cached=False)
     assert model.calls
 
 
 @pytest.mark.parametrize("what", ["machine", "links", "batch_size", "shares"])
 def test_another_machine_or_another_use_is_measured_anew(what) -> None:
-    store, _ = build_store(Ranks())
-    calibrate(store, OPTIONS, Ranks(), Model())
+    store, _ = build_store(Communicator())
+    calibrate(store, OPTIONS, Communicator(), Model())
     text = FOUND.path.read_text()
     options, slow = OPTIONS, {kind: lambda sms: 1 / sms for kind in TIMES}
     model = Model(slow, "other" if what == "machine" else "fake")
@@ -257,7 +257,7 @@ def test_another_machine_or_another_use_is_measured_anew(what) -> None:
     if what == "batch_size":
         options = dataclasses.replace(OPTIONS, fanouts=[2, 3])
         calibration.sample_blocks = lambda *args, sms: model.calls.append(("sample", sms))
-    calibrate(store, options, Ranks(), model)
+    calibrate(store, options, Communicator(), model)
     measured = {kind for kind, tried in model.counts().items() if tried}
     assert measured == {"batch_size": {"sample"}, "shares": {"sample"}}.get(what, set(TIMES))
     assert used(store)[2] == 0
@@ -281,12 +281,12 @@ def test_another_machine_or_another_use_is_measured_anew(what) -> None:
     ],
 )
 def test_a_damaged_or_older_file_is_made_anew(damage) -> None:
-    store, _ = build_store(Ranks())
-    calibrate(store, OPTIONS, Ranks(), Model())
+    store, _ = build_store(Communicator())
+    calibrate(store, OPTIONS, Communicator(), Model())
     text = FOUND.path.read_text()
     FOUND.path.write_text(damage(json.loads(text)))
     model = Model()
-    calibrate(store, OPTIONS, Ranks(), model)
+    calibrate(store, OPTIONS, Communicator(), model)
     assert model.calls and used(store) == [16, 4, 49]
     assert FOUND.path.read_text() == text
     assert [path.name for path in FOUND.path.parent.iterdir()] == [FOUND.path.name]
@@ -295,9 +295,9 @@ def test_a_damaged_or_older_file_is_made_anew(damage) -> None:
 def test_a_folder_that_takes_no_file_is_told(tmp_path, monkeypatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
-    store, _ = build_store(Ranks())
+    store, _ = build_store(Communicator())
     with pytest.warns(UserWarning, match="not kept for the next time"):
-        calibrate(store, OPTIONS, Ranks(), Model())
+        calibrate(store, OPTIONS, Communicator(), Model())
     assert used(store) == [16, 4, 49]
 
 
@@ -311,11 +311,11 @@ def test_the_file_is_in_the_users_cache(monkeypatch) -> None:
     ("sms", "expected"), [(0, [0, HOST_SMS, 0]), (40, [40, HOST_SMS, 40]), (2, [2, 2, 2])]
 )
 def test_a_number_is_taken_as_it_is(sms, expected) -> None:
-    store, _ = build_store(Ranks())
+    store, _ = build_store(Communicator())
     model = Model()
-    calibrate(store, dataclasses.replace(OPTIONS, sms=sms), Ranks(), model)
+    calibrate(store, dataclasses.replace(OPTIONS, sms=sms), Communicator(), model)
     assert used(store) == expected and model.calls == []
-    calibrate(store, OPTIONS, Ranks(), model)
+    calibrate(store, OPTIONS, Communicator(), model)
     assert used(store) == [16, 4, 49]
 
 
@@ -326,27 +326,27 @@ def test_numbers_that_are_none(sms) -> None:
 
 
 def test_shared_memory_is_left_as_it_is() -> None:
-    store, _ = build_store(Ranks(), gpu=False)
+    store, _ = build_store(Communicator(), gpu=False)
     model = Model()
     for sms in ("auto", 16):
-        calibrate(store, dataclasses.replace(OPTIONS, sms=sms), Ranks(), model)
+        calibrate(store, dataclasses.replace(OPTIONS, sms=sms), Communicator(), model)
     assert used(store) == [0, HOST_SMS, 0] and model.calls == []
 
 
 def test_too_little_memory_is_told() -> None:
-    store, _ = build_store(Ranks())
+    store, _ = build_store(Communicator())
 
     def no_room(*args):
         raise torch.cuda.OutOfMemoryError("1 GiB is not there")
 
     calibration.gather_rows = no_room
     with pytest.raises(DeviceMemoryError, match=r"1 GiB.*store\.gpu_memory"):
-        calibrate(store, OPTIONS, Ranks(), type("M", (), {"machine": "", "num_sms": SMS})())
+        calibrate(store, OPTIONS, Communicator(), type("M", (), {"machine": "", "num_sms": SMS})())
 
 
 def _agrees(folder: str) -> None:
     shrink()
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store, _ = build_store(ranks)
     times = dict(TIMES)
     if ranks.rank == 1:  # which has a slower way to its peer, and a faster one to the host
@@ -367,7 +367,7 @@ def _agrees(folder: str) -> None:
     with pytest.raises(RankFailedError if ranks.rank == 0 else RuntimeError, match="off the bus"):
         calibrate(store, OPTIONS, ranks, Breaks(machine="broken"))
     assert FOUND.path.read_text() == kept
-    ranks.together("go on", lambda: None)
+    ranks.run_all("go on", lambda: None)
     store.close()
 
 
@@ -412,8 +412,8 @@ def test_on_a_gpu(monkeypatch, tmp_path) -> None:
     blueprint = Blueprint(
         {"rows": FeatureSource(rows, "node")}, {"node": order}, plan_of(1, {"rows": tiers})
     )
-    store = build(blueprint, Ranks(), CudaRuntime())
-    calibrate(store, OPTIONS, Ranks())
+    store = build(blueprint, Communicator(), CudaRuntime())
+    calibrate(store, OPTIONS, Communicator())
     view = store.tables["rows"].view
     num_sms = torch.cuda.get_device_properties(store.device).multi_processor_count
     assert 0 <= view.sms < num_sms and 0 < view.host_sms < num_sms

@@ -26,7 +26,7 @@ from dgl_mgpu.errors import (
     StoreClosedError,
     UnsupportedByStoreError,
 )
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.ops import SampleKey
 from dgl_mgpu.ops.view import EIDS, PAIRED
 from dgl_mgpu.train.launch.launch import launch
@@ -277,7 +277,7 @@ def test_pairs_and_blocks_are_the_graphs(exclude, negative, where):
     sampler = as_edge_prediction_sampler(
         NeighborSampler([4, 4]), exclude=exclude, negative_sampler=negative, **options
     )
-    with graphs_on_tensors(where == "on tensors"):
+    with tensor_backed_graphs(where == "on tensors"):
         assert_pairs_are_right(
             g,
             reverse,
@@ -395,7 +395,7 @@ def test_typed_negatives(negative, on_tensors):
     graph = dgl_mgpu.GlobalStore.from_dgl(g, edges=True).graph
     if not on_tensors:
         return assert_typed_batches_are_right(graph, g, negative)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         assert_typed_batches_are_right(graph, bought_graph(), negative)
 
 
@@ -443,7 +443,7 @@ def test_blocks_without_edges_are_those_of_sampling_hop_by_hop(with_types, optio
     if with_types:
         seeds = {"user": torch.arange(0, 60, 9), "item": torch.arange(4)}
         nothing, some = {"buys": nothing}, {"buys": torch.arange(0, 400, 3), "follows": left_out}
-    with graphs_on_tensors(on_tensors):
+    with tensor_backed_graphs(on_tensors):
         whole = graph.sample_blocks(seeds, [3, 4, 5], **options)[2]
         assert_same_blocks(
             graph.sample_blocks(seeds, [3, 4, 5], **options, exclude_edges=nothing)[2], whole

@@ -23,7 +23,7 @@ from torch.nn.parallel import DistributedDataParallel
 import dgl_mgpu
 from dgl_mgpu import EmbeddingSpec, GlobalStore
 from dgl_mgpu.comm import cuda_runtime
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.data import load
 from dgl_mgpu.errors import (
     CheckpointError,
@@ -144,7 +144,7 @@ def test_versions_count_changes(store):
 
 def _steps_apart() -> None:
     """Ranks that do not do the same are told so, and change nothing."""
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store = GlobalStore.from_dgl(ring(), embeddings={"a": DIM, "b": DIM}, device="cpu")
     a, b = store.embedding("a"), store.embedding("b")
     mine = [a, b] if ranks.rank == 0 else [b, a]
@@ -172,7 +172,7 @@ def test_ranks_that_step_apart_are_told():
 
 
 def _looks_up_what_is_not_there() -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store = make_store("cpu", "adam")
     embedding = store.embedding("emb")
     optimizer = dgl_mgpu.SparseAdam([embedding])
@@ -259,7 +259,7 @@ def test_a_featureless_graph_is_learned_as_with_dgls_embedding(cora):
 
 
 def _learns_cora(g: dgl.DGLGraph, labels: torch.Tensor, train: torch.Tensor, folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store = GlobalStore.from_dgl(g, embeddings={"emb": 16}, device="cpu")
     embedding = store.embedding("emb")
     model = DistributedDataParallel(GraphSAGE(16, 7))
@@ -359,7 +359,7 @@ def test_relational_model_with_an_embedding_for_each_type_learns_as_torchs_do():
 
 def _keeps_rows(folder: Path, options: dict) -> None:
     store = GlobalStore.from_dgl(ring(), embeddings={"emb": 7, "other": 7}, device="cpu", **options)
-    rank = Ranks.of_this_machine().rank
+    rank = Communicator.of_this_machine().rank
     torch.save([every_row(store.embedding(name)) for name in ("emb", "other")], folder / f"{rank}")
 
 
@@ -535,7 +535,7 @@ def test_a_file_that_cannot_be_written_leaves_the_last_one(store, tmp_path, monk
 
 
 def _loads_what_is_missing(folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     embedding = make_store("cpu", "adam").embedding("emb")
     expected = CheckpointError if ranks.rank == 0 else RankFailedError
     with pytest.raises(expected, match="no such file"):
@@ -549,7 +549,7 @@ def test_all_ranks_are_told_of_a_bad_file(tmp_path):
 
 
 def _loads_what_goes_away(folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     embedding, path = make_store("cpu", "adam").embedding("emb"), folder / "emb"
     embedding.save(path)
     check = files._checked

@@ -24,7 +24,7 @@ from dgl_mgpu.errors import (
     StoreClosedError,
     UnsupportedByStoreError,
 )
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.train.launch.launch import launch
 from tests.sampling.loaders import node_graph, typed_graph
 
@@ -75,7 +75,7 @@ def test_blocks_have_the_features_of_the_store(options, prefetched):
 @pytest.mark.parametrize("on_tensors", [False, True])
 def test_blocks_of_several_types_have_their_features(idtype, on_tensors):
     g = typed_graph("cpu").astype(idtype)
-    with dgl_mgpu.GlobalStore.from_dgl(g) as store, graphs_on_tensors(on_tensors):
+    with dgl_mgpu.GlobalStore.from_dgl(g) as store, tensor_backed_graphs(on_tensors):
         seeds = {"user": torch.arange(20).to(idtype), "item": torch.arange(9).to(idtype)}
         for sampler in (NeighborSampler([4, 3]), MultiLayerFullNeighborSampler(2)):
             for _, _, blocks in DataLoader(store.graph, seeds, sampler, batch_size=10):
@@ -165,7 +165,10 @@ def test_types_can_change_before_rows_are_read():
 def test_rows_of_rows():
     g = node_graph("cpu")
     for on_tensors in (False, True):
-        with dgl_mgpu.GlobalStore.from_dgl(g, edges=True) as store, graphs_on_tensors(on_tensors):
+        with (
+            dgl_mgpu.GlobalStore.from_dgl(g, edges=True) as store,
+            tensor_backed_graphs(on_tensors),
+        ):
             part = store.graph.edge_subgraph(torch.arange(50, 90))
             fewer = dgl.node_subgraph(part, torch.arange(3, 9))
             ids = part.ndata[dgl.NID][fewer.ndata[dgl.NID]]
@@ -271,7 +274,7 @@ def test_blocks_that_are_made_of_a_frontier(on_tensors):
         (node_graph("cpu"), torch.arange(30)),
         (typed_graph("cpu"), {"user": torch.arange(9), "item": torch.arange(4)}),
     ):
-        with dgl_mgpu.GlobalStore.from_dgl(g) as store, graphs_on_tensors(on_tensors):
+        with dgl_mgpu.GlobalStore.from_dgl(g) as store, tensor_backed_graphs(on_tensors):
             frontier = store.graph.sample_neighbors(seeds, 3)
             eids = {etype: frontier.edges[etype].data[dgl.EID] for etype in g.canonical_etypes}
             block = dgl.to_block(frontier, seeds)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import (
     IdOutOfRangeError,
     InvalidInputError,
@@ -53,7 +53,7 @@ def first_weights() -> torch.Tensor:
     return torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(0))
 
 
-def make_store(ranks: Ranks, kind: str = "shared") -> Store:
+def make_store(ranks: Communicator, kind: str = "shared") -> Store:
     blueprint = None
     if ranks.rank == 0:
         weights = first_weights()
@@ -85,7 +85,7 @@ def every_row(store: Store, name: str) -> torch.Tensor:
 
 
 def train(store: Store, name: str, steps: int = 3) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     weights = torch.nn.Parameter(first_weights())
     weight, first, second = (store.tables[table] for table in TABLES)
     if name == "sgd":
@@ -115,7 +115,7 @@ def train(store: Store, name: str, steps: int = 3) -> None:
 
 
 def write(store: Store) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     expected = first_weights()
     for rank in range(ranks.size):
         ids, rows = gradients_of(rank, 1)
@@ -127,7 +127,7 @@ def write(store: Store) -> None:
 
 
 def _writes_and_trains(kind: str) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     for work in (write, *(partial(train, name=name) for name in ("sgd", "adagrad", "adam"))):
         store = make_store(ranks, kind)
         work(store)
@@ -142,7 +142,7 @@ def test_ranks_write_in_turn_and_train_as_torch_does(kind, num_ranks):
 
 
 def _one_rank_has_a_bad_id(folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store = make_store(ranks)
     optimizer = SparseSGD(store.tables["weight"], lr=0.1)
     ids = torch.tensor([3, ROWS if ranks.rank == 1 else 4])
@@ -163,7 +163,7 @@ def test_a_mistake_on_one_rank_is_told_on_all_and_changes_nothing(tmp_path):
 
 
 def _changes_differ(folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store = make_store(ranks)
     ids, rows = torch.arange(3), torch.ones(3, WIDTH)
     mine = store.tables[TABLES[ranks.rank]]
@@ -190,7 +190,7 @@ def test_ranks_that_change_different_things_are_told(tmp_path):
 
 
 def test_versions_count_what_may_have_changed(monkeypatch):
-    store = make_store(Ranks())
+    store = make_store(Communicator())
     weight, first, second = (store.tables[table] for table in TABLES)
     optimizer = SparseAdagrad(weight, first)
     ids, rows = torch.arange(3), torch.ones(3, WIDTH)
@@ -211,7 +211,7 @@ def test_versions_count_what_may_have_changed(monkeypatch):
 
 
 def _trains_a_closed_store(kind: str, folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store = make_store(ranks, kind)
     weight, first, second = (store.tables[table] for table in TABLES)
     optimizer = SparseAdam(weight, first, second)
@@ -247,7 +247,7 @@ def test_a_bad_id_of_another_thread_leaves_no_rank_behind(emulated, monkeypatch,
     where = torch.device("cpu")
     for name in ("scatter_rows", "update_rows"):
         monkeypatch.setattr(torch.ops.dgl_mgpu, name, getattr(cuda, f"_{name}"))
-    store = make_store(Ranks())
+    store = make_store(Communicator())
     ids, rows = torch.arange(7), torch.ones(7, WIDTH)
     # Found by another thread's gather when this one's ids had been checked.
     device.fault_record(where).copy_(torch.tensor([1, 999, 10]))
@@ -264,7 +264,7 @@ def test_a_bad_id_of_another_thread_leaves_no_rank_behind(emulated, monkeypatch,
 
 
 def test_steps_that_failed_are_not_counted(monkeypatch):
-    store = make_store(Ranks())
+    store = make_store(Communicator())
     optimizer = SparseAdam(*(store.tables[table] for table in TABLES))
 
     def fails(*_: object) -> None:
@@ -293,7 +293,7 @@ def test_what_cannot_be_trained_is_refused(tmp_path):
     places = dict.fromkeys(sources, whole)
     places["elsewhere"] = [single(0, ROWS, "host", 1)]
     places["on disk"] = [single(0, ROWS, "disk", 1)]
-    tables = build(Blueprint(sources, {}, plan_of(1, places), tmp_path), Ranks()).tables
+    tables = build(Blueprint(sources, {}, plan_of(1, places), tmp_path), Communicator()).tables
     with pytest.raises(InvalidInputError, match="'elsewhere' are placed differently"):
         SparseAdagrad(tables["weight"], tables["elsewhere"])
     with pytest.raises(InvalidInputError, match="211 rows of table 'on disk' are on disk"):

@@ -20,7 +20,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.data import load
 from dgl_mgpu.errors import (
     CheckpointError,
@@ -491,9 +491,9 @@ def test_torchrun_passes_sigterm_on(tmp_path, data, mode):
 
 def _one_ends(folder: Path) -> None:
     watch._OWN_WORD_SECONDS = 0.5
-    ranks = Ranks.of_all_machines()
+    ranks = Communicator.of_all_machines()
     heard: queue.Queue[Exception] = queue.Queue()
-    with contextlib.suppress(KeyError), watch.Watch(ranks, "127.0.0.1", heard.put):
+    with contextlib.suppress(KeyError), watch.PeerMonitor(ranks, "127.0.0.1", heard.put):
         ranks.all_gather(None)
         if ranks.rank == 1:
             raise KeyError("lost")
@@ -512,7 +512,7 @@ def test_all_hear_of_a_rank_that_ended_too_early(tmp_path):
 
 
 def _are_told(folder: Path) -> None:
-    ranks = Ranks.of_all_machines()
+    ranks = Communicator.of_all_machines()
     for name, options in (
         ("alike", [f"data.root=there-{ranks.rank}"]),
         ("otherwise", [f"model.hidden={32 + ranks.rank}"]),

@@ -6,12 +6,12 @@ import sys
 
 import pytest
 
-from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.atomic_write import atomic_write
 
 
 def partial_of(path) -> str:
     """What a file is called while this process writes it."""
-    with written_whole(path):
+    with atomic_write(path):
         (name,) = (each for each in os.listdir(path.parent) if each != path.name)
     return name
 
@@ -26,7 +26,7 @@ def test_what_killed_processes_leave_is_removed(tmp_path):
     other_file = gone.replace("report", "a report")
     for name in (gone, alive, elsewhere, other_file):
         (tmp_path / name).write_text("a part")
-    with written_whole(path) as file:
+    with atomic_write(path) as file:
         file.write(b"all")
     assert path.read_bytes() == b"all"
     assert {each.name for each in tmp_path.iterdir()} == {path.name, alive, elsewhere, other_file}
@@ -40,7 +40,7 @@ def test_nobody_can_know_the_name_of_a_part(tmp_path):
 def test_a_failure_leaves_what_was_there(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"before")
-    with pytest.raises(KeyError), written_whole(path) as file:
+    with pytest.raises(KeyError), atomic_write(path) as file:
         file.write(b"after")
         raise KeyError
     assert path.read_bytes() == b"before" and os.listdir(tmp_path) == ["file"]
@@ -51,6 +51,6 @@ def test_what_is_no_file_is_left_as_it_is(tmp_path):
     (tmp_path / "folder").mkdir()
     for name in ("device", "folder"):
         path = tmp_path / name
-        with pytest.raises(FileExistsError, match="no regular file"), written_whole(path):
+        with pytest.raises(FileExistsError, match="no regular file"), atomic_write(path):
             pytest.fail("it is told before anything is done")
     assert (tmp_path / "device").is_fifo() and len(list(tmp_path.iterdir())) == 2

@@ -21,7 +21,7 @@ from dgl_mgpu.dgl.capi.ids import CHECKS
 from dgl_mgpu.dgl.capi.libxsmm import make_safe
 from dgl_mgpu.dgl.capi.table import TAKE_HOST_GRAPHS, Place, find_entry
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.dispatch import MAY_BE_OURS, is_ours
+from dgl_mgpu.graph.dispatch import CHECKED_TYPES, is_tensor_backed_argument
 from dgl_mgpu.graph.errors import as_dgl_error
 from dgl_mgpu.graph.originals import originals
 
@@ -36,7 +36,7 @@ class Dispatcher(Function):
 
     def __call__(self, *arguments: Any) -> Any:
         for argument in arguments:
-            if isinstance(argument, MAY_BE_OURS) and is_ours(argument):
+            if isinstance(argument, CHECKED_TYPES) and is_tensor_backed_argument(argument):
                 return self._ours(arguments)
         if self._check is not None:
             self._check(*arguments)

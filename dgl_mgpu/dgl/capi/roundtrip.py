@@ -13,7 +13,7 @@ from dgl.heterograph_index import HeteroGraphIndex, HeteroSubgraphIndex
 from dgl_mgpu.dgl.capi import record
 from dgl_mgpu.dgl.capi.table import Entry
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors, is_ours
+from dgl_mgpu.graph.dispatch import is_tensor_backed_argument, tensor_backed_graphs
 from dgl_mgpu.graph.index import SubgraphIndex, TensorIndex
 
 
@@ -23,7 +23,7 @@ def through_cpu(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     def call(*arguments: Any) -> Any:
         record.warn_of_round_trip(name)
         device = _device(arguments)
-        with graphs_on_tensors(False):
+        with tensor_backed_graphs(False):
             return _back(function(*map(_to_cpu, arguments)), device)
 
     return call
@@ -69,7 +69,7 @@ def _device(arguments: Any) -> torch.device:
     for argument in arguments:
         if isinstance(argument, torch.Tensor | TensorIndex):
             return argument.device
-        if isinstance(argument, list | tuple) and is_ours(argument):
+        if isinstance(argument, list | tuple) and is_tensor_backed_argument(argument):
             return _device(argument)
     return torch.device("cpu")
 

@@ -16,18 +16,18 @@ _TENSOR = "dgl.backend.pytorch.tensor:"
 
 def zerocopy_to_dgl_ndarray(data: torch.Tensor) -> Any:
     """DGL's array of a tensor on the CPU; a tensor on a GPU itself."""
-    from dgl_mgpu.graph.dispatch import stays_tensor
+    from dgl_mgpu.graph.dispatch import is_passed_as_tensor
 
-    if stays_tensor(data):
+    if is_passed_as_tensor(data):
         return data.byte() if data.dtype == torch.bool else data.contiguous()
     return originals[_TENSOR + "zerocopy_to_dgl_ndarray"](data)
 
 
 def zerocopy_to_dgl_ndarray_for_write(input: torch.Tensor) -> Any:  # DGL's name
     """The same, for an array that is written to."""
-    from dgl_mgpu.graph.dispatch import stays_tensor
+    from dgl_mgpu.graph.dispatch import is_passed_as_tensor
 
-    if stays_tensor(input):
+    if is_passed_as_tensor(input):
         return input
     return originals[_TENSOR + "zerocopy_to_dgl_ndarray_for_write"](input)
 

@@ -22,11 +22,11 @@ def gated_gcn(self: Any, graph: Any, feat: Any, edge_feat: Any) -> Any:
 
 
 def _forward(name: str, module: Any, graph: Any, *features: Any) -> Any:
-    from dgl_mgpu.graph.distributed import SpreadIndex
+    from dgl_mgpu.graph.distributed import DistributedGraphIndex
 
     original = originals[f"dgl.nn.pytorch.conv.{name}.forward"]
     index = graph._graph
-    if not (module.batch_norm and module.training and isinstance(index, SpreadIndex)):
+    if not (module.batch_norm and module.training and isinstance(index, DistributedGraphIndex)):
         return original(module, graph, *features)
     with _OverAllRows(index):
         return original(module, graph, *features)

@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.graph.dispatch import is_on_tensors
+from dgl_mgpu.graph.dispatch import is_tensor_backed
 from dgl_mgpu.graph.originals import originals
 
 
@@ -35,7 +35,7 @@ def clone_column(self: Any) -> Any:
 def set_node_features(self: Any, ntid: int, u: Any, data: Any) -> None:
     """In place of ``DGLGraph._set_n_repr``."""
     index = self._graph
-    if is_on_tensors(index) and _fit(u, data, index.num_nodes(ntid), index.device):
+    if is_tensor_backed(index) and _fit(u, data, index.num_nodes(ntid), index.device):
         _update(self._node_frames[ntid], data)
     else:
         originals["dgl.heterograph:DGLGraph._set_n_repr"](self, ntid, u, data)
@@ -44,7 +44,7 @@ def set_node_features(self: Any, ntid: int, u: Any, data: Any) -> None:
 def set_edge_features(self: Any, etid: int, edges: Any, data: Any) -> None:
     """In place of ``DGLGraph._set_e_repr``."""
     index = self._graph
-    if is_on_tensors(index) and _fit(edges, data, index.num_edges(etid), index.device):
+    if is_tensor_backed(index) and _fit(edges, data, index.num_edges(etid), index.device):
         _update(self._edge_frames[etid], data)
     else:
         originals["dgl.heterograph:DGLGraph._set_e_repr"](self, etid, edges, data)

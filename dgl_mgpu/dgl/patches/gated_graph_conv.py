@@ -9,9 +9,9 @@ from dgl_mgpu.graph.originals import originals
 
 def forward(self: Any, graph: Any, feat: Any, etypes: Any = None) -> Any:
     """In place of ``GatedGraphConv.forward``: a sum for each edge type, on every rank."""
-    from dgl_mgpu.graph.distributed import SpreadIndex
+    from dgl_mgpu.graph.distributed import DistributedGraphIndex
 
-    if not isinstance(graph._graph, SpreadIndex) or etypes is None:
+    if not isinstance(graph._graph, DistributedGraphIndex) or etypes is None:
         original = originals["dgl.nn.pytorch.conv.gatedgraphconv:GatedGraphConv.forward"]
         return original(self, graph, feat, etypes)
     from dgl.ops import u_mul_e_sum

@@ -9,9 +9,9 @@ from dgl_mgpu.graph.originals import originals
 
 def _spread(graph: Any) -> Any:
     """The graph's index, if other processes have parts of the graph."""
-    from dgl_mgpu.graph.distributed import SpreadIndex
+    from dgl_mgpu.graph.distributed import DistributedGraphIndex
 
-    return graph._graph if isinstance(graph._graph, SpreadIndex) else None
+    return graph._graph if isinstance(graph._graph, DistributedGraphIndex) else None
 
 
 def _weighted(data: Any, feat: str, weight: str | None) -> Any:

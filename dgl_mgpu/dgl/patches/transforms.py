@@ -32,21 +32,21 @@ def reverse(
     share_edata: bool | None = None,
 ) -> Any:
     """In place of ``dgl.reverse``: a part of a graph is one of the reversed graph."""
-    from dgl_mgpu.graph.distributed import SpreadIndex
+    from dgl_mgpu.graph.distributed import DistributedGraphIndex
 
     found = originals[_FUNCTIONS + "reverse"](
         g, copy_ndata, copy_edata, share_ndata=share_ndata, share_edata=share_edata
     )
-    if isinstance(g._graph, SpreadIndex):
+    if isinstance(g._graph, DistributedGraphIndex):
         found.__class__ = type(g)
     return found
 
 
 def remove_self_loop(g: Any, etype: Any = None) -> Any:
     """In place of ``dgl.remove_self_loop``: a part of a graph has all loops of its nodes."""
-    from dgl_mgpu.graph.distributed import SpreadIndex, without_loops
+    from dgl_mgpu.graph.distributed import DistributedGraphIndex, without_loops
 
-    if isinstance(g._graph, SpreadIndex) and _may_have_loops(g, etype):
+    if isinstance(g._graph, DistributedGraphIndex) and _may_have_loops(g, etype):
         return without_loops(g, etype)
     return originals[_FUNCTIONS + "remove_self_loop"](g, etype)
 
@@ -57,9 +57,9 @@ def add_self_loop(
     """In place of ``dgl.add_self_loop``: which edge it is, a part of a graph knows by itself."""
     from dgl.base import EID
 
-    from dgl_mgpu.graph.distributed import SpreadIndex
+    from dgl_mgpu.graph.distributed import DistributedGraphIndex
 
-    if isinstance(g._graph, SpreadIndex) and edge_feat_names is None:
+    if isinstance(g._graph, DistributedGraphIndex) and edge_feat_names is None:
         edge_feat_names = [name for name in g.edges[etype].data if name != EID]
     return originals[_FUNCTIONS + "add_self_loop"](g, edge_feat_names, fill_data, etype)
 
@@ -68,14 +68,14 @@ def add_edges(g: Any, u: Any, v: Any, data: Any = None, etype: Any = None) -> An
     """In place of ``dgl.add_edges``: what ``add_self_loop`` adds, a part of a graph takes, too."""
     import torch
 
-    from dgl_mgpu.comm.communicator import Ranks
-    from dgl_mgpu.graph.distributed import SpreadIndex, with_loops
+    from dgl_mgpu.comm.communicator import Communicator
+    from dgl_mgpu.graph.distributed import DistributedGraphIndex, with_loops
 
-    if isinstance(g._graph, SpreadIndex) and _may_have_loops(g, etype):
+    if isinstance(g._graph, DistributedGraphIndex) and _may_have_loops(g, etype):
         nodes = g.nodes(g.to_canonical_etype(etype)[0])
         are_loops = all(isinstance(end, torch.Tensor) and torch.equal(end, nodes) for end in (u, v))
         # No edges are those of a rank without nodes, whatever the others add.
-        if all(Ranks.of_all_machines().all_gather(are_loops)):
+        if all(Communicator.of_all_machines().all_gather(are_loops)):
             return with_loops(g, data or {}, etype)
     return originals[_FUNCTIONS + "add_edges"](g, u, v, data, etype)
 

@@ -17,7 +17,7 @@ from dgl.dataloading.shadow import ShaDowKHopSampler
 from dgl.frame import Column
 from dgl.heterograph import DGLGraph
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.dgl import runner_options
 from dgl_mgpu.dgl.shared_graphs.columns import Passes, Snapshot, Stored, is_watched, stored_of
 from dgl_mgpu.dgl.shared_graphs.graph import SharedGraph
@@ -165,12 +165,12 @@ def _options(loader: Any, batch_size: int) -> dict[str, Any]:
 def _store(graph: DGLGraph, options: dict[str, Any], indices: Any, device: torch.device) -> Stored:
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         # A machine's ranks build a store of their own.
-        ranks = Ranks.of_this_machine()
-        kept = ranks.together(_ASKED, lambda: _storable(graph))
+        ranks = Communicator.of_this_machine()
+        kept = ranks.run_all(_ASKED, lambda: _storable(graph))
         fix = f"load the same graph on all ranks, or {_OFF}"
         require_same(_ASKED, ranks.all_gather(graph_facts(kept)), fix)
         # What is said to the first rank holds for all, as its data do.
-        seed, options = ranks.from_first(_ASKED, lambda: (next_key()[0], options))
+        seed, options = ranks.broadcast_from_rank0(_ASKED, lambda: (next_key()[0], options))
         if options.get("hotness") == "presample" and not options["edges"]:
             options["seeds"] = _seeds(indices)
         store = GlobalStore.from_dgl(kept if ranks.rank == 0 else None, seed=seed, **options)

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.distributed.exchange.messages import Message
-from dgl_mgpu.distributed.exchange.schedule import Arriving, Returning, Rounds, nothing
+from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning, nothing
 from dgl_mgpu.distributed.exchange.wire_format import sendable
 from dgl_mgpu.distributed.local_part import Part
 
 
-class Broadcast(Rounds):
+class Broadcast(CommSchedule):
     """A round for each rank, whose rows it has."""
 
     def __init__(self, part: Part, group: dist.ProcessGroup | None) -> None:

@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 
 from dgl_mgpu.distributed.exchange.messages import Message
-from dgl_mgpu.distributed.exchange.schedule import Arriving, Returning, Rounds, nothing
+from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning, nothing
 from dgl_mgpu.distributed.exchange.wire_format import sendable
 from dgl_mgpu.distributed.local_part import Part
 
 
-class Chunks(Rounds):
+class Chunks(CommSchedule):
     """First the rank's own rows, then those of the ranks behind it, some ranks a round.
 
     Parameters
@@ -66,7 +66,7 @@ class Chunks(Rounds):
         return rounds, places, sizes
 
     def start(self, number: int, rows: torch.Tensor, room: torch.Tensor | None = None) -> Arriving:
-        """As `Rounds.start`; a round's rows may be put into some ``room``."""
+        """As `CommSchedule.start`; a round's rows may be put into some ``room``."""
         if number == 0:
             own = rows.contiguous()
             return lambda: own

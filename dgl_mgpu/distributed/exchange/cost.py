@@ -12,8 +12,8 @@ from typing import NamedTuple
 
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
-from dgl_mgpu.distributed.exchange.strategy import BROADCAST, HALO_AT_FIRST, Way
+from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.distributed.exchange.strategy import BROADCAST, HALO_BLOCKING, ExchangeStrategy
 from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.machine import probe
 from dgl_mgpu.machine.topology import GB
@@ -51,7 +51,7 @@ class Rates(NamedTuple):
         """As far as they are known without timing anything."""
         machine = probe(free_memory=False)
         link = float(machine.ports().min())
-        spread = Ranks.of_this_machine().size < Ranks.of_all_machines().size
+        spread = Communicator.of_this_machine().size < Communicator.of_all_machines().size
         if spread or not machine.fully_linked or math.isinf(link):
             link = min(link, float(machine.host_bandwidth.min()))
         memory = float(machine.link_bandwidth.diagonal().min())
@@ -60,7 +60,7 @@ class Rates(NamedTuple):
         return cls(link * GB, memory * GB, _LATENCY, device.driver.num_sms(where))
 
 
-class Load(NamedTuple):
+class RankLoad(NamedTuple):
     """What sums take of one rank.
 
     Attributes
@@ -82,7 +82,7 @@ class Load(NamedTuple):
     sending: int
 
     @classmethod
-    def of(cls, part: Part) -> Load:
+    def of(cls, part: Part) -> RankLoad:
         _, indices, _ = part.relation.csc()
         reads = torch.bincount(indices, minlength=part.relation.num_src)
         of_owner = reads[part.num_own_src :].split_with_sizes(part.wanted)
@@ -110,15 +110,15 @@ class Model:
         Of the graph's ids.
     """
 
-    def __init__(self, loads: Sequence[Load], rates: Rates, id_bytes: int) -> None:
+    def __init__(self, loads: Sequence[RankLoad], rates: Rates, id_bytes: int) -> None:
         self._loads, self._rates, self._id_bytes = loads, rates, id_bytes
 
-    def seconds(self, way: Way, row_bytes: int) -> float:
+    def seconds(self, way: ExchangeStrategy, row_bytes: int) -> float:
         """How long sums should take the slowest rank; their transposes move as much."""
         of_rank = self._reading if way.pipeline is not None else self._in_rounds
         return max(of_rank(way, rank, row_bytes) for rank in range(len(self._loads)))
 
-    def extra_bytes(self, way: Way, row_bytes: int) -> int:
+    def extra_bytes(self, way: ExchangeStrategy, row_bytes: int) -> int:
         """What a way takes of a rank's memory, beside the part: tiles, and two rounds' rows.
 
         Also what it lends to others, in both halves of its window, and the parts of rows that a
@@ -129,9 +129,9 @@ class Model:
             rounds = self._rounds(way, rank)
             rows = sum(sorted(each.rows for each in rounds)[-2:])
             rows += 0 if way == BROADCAST else 2 * load.sending
-            rows += load.own_src if way == HALO_AT_FIRST else 0
+            rows += load.own_src if way == HALO_BLOCKING else 0
             # Tiles and their transposes; where the part is the only tile, its transpose.
-            ids_of_edge = 1 if way == HALO_AT_FIRST else 2
+            ids_of_edge = 1 if way == HALO_BLOCKING else 2
             tiles = (2 * ids_of_edge * self._id_bytes + _BYTES_OF_EDGE) * sum(load.edges)
             ends = 2 * self._id_bytes * (load.own_dst + load.own_src) * len(rounds)
             if way.pipeline is not None:
@@ -150,14 +150,14 @@ class Model:
             blocks.append(pairs // (pipeline.dist * pipeline.wpb))
         return min(blocks) >= self._rates.multiprocessors
 
-    def _reading(self, way: Way, rank: int, row_bytes: int) -> float:
+    def _reading(self, way: ExchangeStrategy, rank: int, row_bytes: int) -> float:
         load, rates = self._loads[rank], self._rates
         remote = sum(load.edges) - load.edges[rank]
         adding = (load.edges[rank] + load.own_dst) * row_bytes / rates.memory
         lending = 2 * load.own_src * row_bytes / rates.memory
         return rates.latency + lending + max(adding, remote * row_bytes / rates.link)
 
-    def _in_rounds(self, way: Way, rank: int, row_bytes: int) -> float:
+    def _in_rounds(self, way: ExchangeStrategy, rank: int, row_bytes: int) -> float:
         """While a round's rows are added up, the next one's arrive."""
         load, rates = self._loads[rank], self._rates
         rounds = self._rounds(way, rank)
@@ -171,16 +171,16 @@ class Model:
             for number, each in enumerate(rounds)
         ]
         picked = 0 if way == BROADCAST else load.sending
-        picked += load.own_src if way == HALO_AT_FIRST else 0
+        picked += load.own_src if way == HALO_BLOCKING else 0
         picking = 2 * picked * row_bytes / rates.memory
         overlapped = map(max, adding, [*arriving[1:], 0.0])
         return picking + arriving[0] + sum(overlapped)
 
-    def _rounds(self, way: Way, rank: int) -> list[_Round]:
+    def _rounds(self, way: ExchangeStrategy, rank: int) -> list[_Round]:
         load, ranks = self._loads[rank], range(len(self._loads))
         if way == BROADCAST:
             return [_Round(self._loads[owner].own_src, load.edges[owner]) for owner in ranks]
-        if way == HALO_AT_FIRST:
+        if way == HALO_BLOCKING:
             return [_Round(sum(load.wanted), sum(load.edges))]
         chunks, steps = way.chunks or 1, len(self._loads) - 1
         rounds = [_Round(0, load.edges[rank])] + [_Round(0, 0)] * chunks

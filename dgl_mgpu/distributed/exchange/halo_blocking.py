@@ -5,10 +5,10 @@ from __future__ import annotations
 import torch
 
 from dgl_mgpu.distributed.exchange.chunks import Chunks
-from dgl_mgpu.distributed.exchange.schedule import Arriving, Returning, Rounds, Tile
+from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning, Tile
 
 
-class WholeHalo(Rounds):
+class WholeHalo(CommSchedule):
     """One round, with own rows and the halo's behind them.
 
     Its tile is the part itself.  Where rows are narrow their way is short, and a product over all

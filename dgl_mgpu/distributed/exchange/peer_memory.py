@@ -10,7 +10,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.exchange.chunks import Chunks
 from dgl_mgpu.distributed.exchange.schedule import Arriving, Returning
 from dgl_mgpu.distributed.exchange.window import Window
@@ -44,7 +44,9 @@ class PeerChunks(Chunks):
     ) -> None:
         super().__init__(part, window.group, num_chunks)
         self._window = window
-        everyone = Ranks.of_all_machines().all_gather((part.sending, part.wanted, part.num_own_src))
+        everyone = Communicator.of_all_machines().all_gather(
+            (part.sending, part.wanted, part.num_own_src)
+        )
         most = _MOST if lend_all else math.inf
         lent = [_Lent(sending, own, most) for sending, _, own in everyone]
         self._lent = lent[part.rank]

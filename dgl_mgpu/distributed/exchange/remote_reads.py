@@ -12,14 +12,14 @@ from functools import cached_property
 import torch
 
 from dgl_mgpu.distributed.exchange.chunks import Chunks
-from dgl_mgpu.distributed.exchange.schedule import Arriving, Returning, Rounds
+from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning
 from dgl_mgpu.distributed.exchange.window import Window
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.spmm_remote import Entries, Pairs, Pipeline, Sources, pair_up, spmm_remote
 from dgl_mgpu.utils.stages import stage
 
 
-class RemoteReads(Rounds):
+class RemoteReads(CommSchedule):
     """Two rounds: the rank's own rows and the halo's, which one kernel reads at the same time.
 
     Sums back to the sources, and those with weights that are not of whole columns, are no matter of

@@ -69,7 +69,7 @@ class Tile:
         return weights.index_select(0, self.entries)
 
 
-class Rounds(ABC):
+class CommSchedule(ABC):
     """One way to exchange rows for sums over in-edges.
 
     All methods are collective: every rank of ``group`` calls them, in the same order.
@@ -192,12 +192,12 @@ def _summed(
 
 
 class Sum(torch.autograd.Function):
-    """`Rounds.sums`, or its transpose, differentiable any number of times."""
+    """`CommSchedule.sums`, or its transpose, differentiable any number of times."""
 
     @staticmethod
     def forward(
         ctx: Any,
-        rounds: Rounds,
+        rounds: CommSchedule,
         transposed: bool,
         weights: torch.Tensor | None,
         rows: torch.Tensor,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Generator, Sequence
 from dataclasses import replace
 
-from dgl_mgpu.distributed.exchange.strategy import STEPS, Way
+from dgl_mgpu.distributed.exchange.strategy import STEPS, ExchangeStrategy
 from dgl_mgpu.ops.spmm_remote import Pipeline
 
 #: How often a way is timed at first, and when it is one of the fastest.
@@ -20,13 +20,13 @@ _HOPELESS = 2.0
 
 #: Yields a way and how often to time it, is sent the least seconds of a call; returns the fastest
 #: way.
-Search = Generator[tuple[Way, int], float, Way]
+Search = Generator[tuple[ExchangeStrategy, int], float, ExchangeStrategy]
 
 
 Condition = Callable[[Pipeline], bool]
 
 
-def search(ways: Sequence[Way], fills: Condition, fits: Condition) -> Search:
+def search(ways: Sequence[ExchangeStrategy], fills: Condition, fits: Condition) -> Search:
     """Time each way; the parameters of remote reads one by one; the fastest ways once more.
 
     Parameters
@@ -36,7 +36,7 @@ def search(ways: Sequence[Way], fills: Condition, fits: Condition) -> Search:
     fills, fits : callable
         Whether a pipeline has work for the whole GPU, and whether there is memory for it.
     """
-    seconds: dict[Way, float] = {}
+    seconds: dict[ExchangeStrategy, float] = {}
     for way in ways:
         seconds[way] = yield from _timed(way)
     for way in ways:
@@ -53,7 +53,7 @@ def search(ways: Sequence[Way], fills: Condition, fits: Condition) -> Search:
     return min(finalists, key=seconds.__getitem__)
 
 
-def _timed(way: Way) -> Generator[tuple[Way, int], float, float]:
+def _timed(way: ExchangeStrategy) -> Generator[tuple[ExchangeStrategy, int], float, float]:
     seconds = yield way, _CALLS
     if seconds < _SHORT:
         seconds = min(seconds, (yield way, _MORE_CALLS))
@@ -61,8 +61,8 @@ def _timed(way: Way) -> Generator[tuple[Way, int], float, float]:
 
 
 def _climb(
-    best: Pipeline, seconds: dict[Way, float], fills: Condition, fits: Condition
-) -> Generator[tuple[Way, int], float, None]:
+    best: Pipeline, seconds: dict[ExchangeStrategy, float], fills: Condition, fits: Condition
+) -> Generator[tuple[ExchangeStrategy, int], float, None]:
     """MGG's cross-iteration optimisation (section 4), one parameter after the other.
 
     It begins in the middle of the ranges rather than at ones, and where more of a parameter does
@@ -81,9 +81,9 @@ def _climb(
                     tried = replace(best, **{name: steps[place]})
                     if (direction > 0 and not fills(tried)) or not fits(tried):
                         break
-                    way = Way(pipeline=tried)
+                    way = ExchangeStrategy(pipeline=tried)
                     if way not in seconds:
                         seconds[way] = yield from _timed(way)
-                    if seconds[way] >= seconds[Way(pipeline=best)]:
+                    if seconds[way] >= seconds[ExchangeStrategy(pipeline=best)]:
                         break
                     best = tried

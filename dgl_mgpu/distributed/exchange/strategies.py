@@ -13,8 +13,8 @@ from dgl_mgpu.distributed.exchange.chunks import Chunks
 from dgl_mgpu.distributed.exchange.halo_blocking import WholeHalo
 from dgl_mgpu.distributed.exchange.peer_memory import halo_in_chunks
 from dgl_mgpu.distributed.exchange.remote_reads import RemoteReads
-from dgl_mgpu.distributed.exchange.schedule import Rounds
-from dgl_mgpu.distributed.exchange.strategy import BROADCAST, HALO_AT_FIRST, STEPS, Way
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule
+from dgl_mgpu.distributed.exchange.strategy import BROADCAST, HALO_BLOCKING, STEPS, ExchangeStrategy
 from dgl_mgpu.distributed.exchange.window import Window
 from dgl_mgpu.distributed.local_part import Part
 from dgl_mgpu.ops.spmm_remote import Pipeline
@@ -23,7 +23,7 @@ from dgl_mgpu.ops.spmm_remote import Pipeline
 _CHUNKS = (1, 2, 4)
 
 
-class Ways:
+class ExchangeStrategies:
     """Those of one part of a graph.
 
     Parameters
@@ -51,21 +51,25 @@ class Ways:
         self._window = window
         most = max(1, part.num_ranks - 1)
         chunks = sorted({count for count in (*_CHUNKS, most) if count <= most})
-        self.default = Way(chunks=min(2, most))
-        self.candidates = [BROADCAST, HALO_AT_FIRST, *(Way(chunks=count) for count in chunks)]
+        self.default = ExchangeStrategy(chunks=min(2, most))
+        self.candidates = [
+            BROADCAST,
+            HALO_BLOCKING,
+            *(ExchangeStrategy(chunks=count) for count in chunks),
+        ]
         every = list(self.candidates)
         if window is not None:
-            self.candidates.append(Way(pipeline=Pipeline()))
+            self.candidates.append(ExchangeStrategy(pipeline=Pipeline()))
             every += [
-                Way(pipeline=Pipeline(*parameters))
+                ExchangeStrategy(pipeline=Pipeline(*parameters))
                 for parameters in itertools.product(*STEPS.values())
             ]
         self.by_name = {str(way): way for way in every}
-        self._made: dict[Way, Rounds] = {}
+        self._made: dict[ExchangeStrategy, CommSchedule] = {}
         #: By the size of partitions: their pairs are costly to make, the rest is shared.
         self._readers: dict[int, RemoteReads] = {}
 
-    def __getitem__(self, way: Way) -> Rounds:
+    def __getitem__(self, way: ExchangeStrategy) -> CommSchedule:
         """What carries a way out; collective where it has not been made yet."""
         if way.pipeline is not None:
             reader = self._reader(way.pipeline.ps)
@@ -75,17 +79,17 @@ class Ways:
             self._made[way] = self._make(way)
         return self._made[way]
 
-    def keep(self, wanted: Iterable[Way]) -> None:
+    def keep(self, wanted: Iterable[ExchangeStrategy]) -> None:
         """Forget all that is made but some ways, with their tiles."""
         wanted = set(wanted)
         self._made = {way: made for way, made in self._made.items() if way in wanted}
         if all(way.pipeline is None for way in wanted):
             self._readers = {}
 
-    def _make(self, way: Way) -> Rounds:
+    def _make(self, way: ExchangeStrategy) -> CommSchedule:
         if way == BROADCAST:
             return Broadcast(self.part, self.group)
-        if way == HALO_AT_FIRST:
+        if way == HALO_BLOCKING:
             return WholeHalo(self._halo())
         return halo_in_chunks(self.part, self.group, self._window, way.chunks)
 

@@ -19,7 +19,7 @@ AUTO = "auto"
 
 
 @dataclass(frozen=True)
-class Way:
+class ExchangeStrategy:
     """Broadcast; or the halo, before all sums or in chunks; or remote reads with some pipeline.
 
     Attributes
@@ -44,7 +44,7 @@ class Way:
         return f"halo in {self.chunks}" if self.chunks else "broadcast"
 
     @classmethod
-    def named(cls, name: str) -> Way:
+    def named(cls, name: str) -> ExchangeStrategy:
         """The way of a name: 'halo', 'broadcast', 'remote', or one in full, as ``str`` writes it.
 
         Raises
@@ -53,7 +53,7 @@ class Way:
             If a pipeline's parameter is out of its range, or there is no such way.
         """
         short = {"halo": cls(chunks=_CHUNKS), "remote": cls(pipeline=Pipeline())}
-        others = {str(BROADCAST): BROADCAST, str(HALO_AT_FIRST): HALO_AT_FIRST}
+        others = {str(BROADCAST): BROADCAST, str(HALO_BLOCKING): HALO_BLOCKING}
         if found := {**short, **others}.get(str(name)):
             return found
         if chunks := _HALO.fullmatch(str(name)):
@@ -68,5 +68,5 @@ class Way:
         )
 
 
-BROADCAST = Way()
-HALO_AT_FIRST = Way(at_first=True)
+BROADCAST = ExchangeStrategy()
+HALO_BLOCKING = ExchangeStrategy(at_first=True)

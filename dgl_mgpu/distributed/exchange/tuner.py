@@ -14,17 +14,17 @@ from typing import NamedTuple, Protocol
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.comm.communicator import Ranks
-from dgl_mgpu.distributed.exchange.cost import Load, Model, Rates
-from dgl_mgpu.distributed.exchange.schedule import Arriving, Returning, Rounds
+from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.distributed.exchange.cost import Model, RankLoad, Rates
+from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning
 from dgl_mgpu.distributed.exchange.search import Search, search
-from dgl_mgpu.distributed.exchange.strategies import Ways
-from dgl_mgpu.distributed.exchange.strategy import Way
+from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategies
+from dgl_mgpu.distributed.exchange.strategy import ExchangeStrategy
 from dgl_mgpu.distributed.memory import free_bytes
 from dgl_mgpu.ops.spmm_remote import Pipeline
 from dgl_mgpu.ops.spmm_remote.op import DTYPES
 from dgl_mgpu.utils.stages import StageClock
-from dgl_mgpu.utils.tuning_cache import Findings
+from dgl_mgpu.utils.tuning_cache import TuningCache
 
 #: Ways that are estimated to take so many times as long as the fastest are not tried.
 _WORTH_TRYING = 1.5
@@ -32,7 +32,7 @@ _WORTH_TRYING = 1.5
 _CALLS = 4
 _ASKED = "choose how to exchange rows"
 #: Which way was the fastest.
-FOUND = Findings("exchanges.json", 1, str)
+FOUND = TuningCache("exchanges.json", 1, str)
 
 
 class Case(NamedTuple):
@@ -56,7 +56,7 @@ class Case(NamedTuple):
         what = "transposed sums" if self.transposed else "sums"
         return f"{what} of {self.row_bytes} B, {self.dtype}, {self.num_weights} weights"
 
-    def allows(self, way: Way) -> bool:
+    def allows(self, way: ExchangeStrategy) -> bool:
         """Whether a way is one of its own: not all sums are a matter of reading rows."""
         may_be_read = not self.transposed and self.num_weights <= 1 and self.dtype in DTYPES
         return way.pipeline is None or may_be_read
@@ -85,7 +85,7 @@ class _Trials:
         self._steps = steps
         self._begin(next(steps))
 
-    def _begin(self, asked: tuple[Way, int]) -> None:
+    def _begin(self, asked: tuple[ExchangeStrategy, int]) -> None:
         self.way, self._calls = asked
         self.watches: list[Stopwatch] = []
 
@@ -93,7 +93,7 @@ class _Trials:
     def enough(self) -> bool:
         return len(self.watches) == self._calls
 
-    def go_on(self, seconds: float) -> Way | None:
+    def go_on(self, seconds: float) -> ExchangeStrategy | None:
         """Go on to the next way, after one that takes so long; the fastest if that was all."""
         try:
             self._begin(self._steps.send(seconds))
@@ -102,7 +102,7 @@ class _Trials:
         return None
 
 
-class Auto(Rounds):
+class Auto(CommSchedule):
     """Takes each way to exchange rows for some calls, and then the one that was the fastest.
 
     Each width and type of rows, with weights or without, forwards and backwards, has its own.
@@ -131,24 +131,26 @@ class Auto(Rounds):
 
     def __init__(
         self,
-        ways: Ways,
+        ways: ExchangeStrategies,
         *,
         stopwatch: Callable[[], Stopwatch] | None = None,
         cached: bool = True,
     ) -> None:
         super().__init__(ways.part, ways.group)
-        self.found: dict[Case, Way] = {}
+        self.found: dict[Case, ExchangeStrategy] = {}
         self._ways = ways
         self._trials: dict[Case, _Trials] = {}
         self._device = ways.part.halo.device
         self._stopwatch = stopwatch or partial(StageClock, self._device)
         self._cached = cached
-        self._ranks = Ranks.of_all_machines()
-        loads = self._ranks.all_gather(Load.of(ways.part))
-        rates = self._ranks.from_first(_ASKED, lambda: Rates.of_this_machine(self._device))
+        self._ranks = Communicator.of_all_machines()
+        loads = self._ranks.all_gather(RankLoad.of(ways.part))
+        rates = self._ranks.broadcast_from_rank0(
+            _ASKED, lambda: Rates.of_this_machine(self._device)
+        )
         self.model = Model(loads, rates, ways.part.relation.idtype.itemsize)
         self._about = f"{_graph(loads)}; {_machine(self._ranks, self._device)}"
-        self._known = self._ranks.from_first(_ASKED, FOUND.read) if cached else {}
+        self._known = self._ranks.broadcast_from_rank0(_ASKED, FOUND.read) if cached else {}
 
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
         return self._ways[self._ways.default].columns()
@@ -174,7 +176,7 @@ class Auto(Rounds):
         num_weights = 0 if weights is None else math.prod(weights.shape[1:])
         case = Case(transposed, row_bytes, rows.dtype, num_weights)
 
-        def by(way: Way) -> torch.Tensor:
+        def by(way: ExchangeStrategy) -> torch.Tensor:
             rounds = self._ways[way]
             return (rounds.transposed_sums if transposed else rounds.sums)(rows, weights)
 
@@ -200,9 +202,9 @@ class Auto(Rounds):
             self._trials[case] = _Trials(search(ways, self.model.fills, fits))
 
     def _fits(self, row_bytes: int, room: float, pipeline: Pipeline) -> bool:
-        return self.model.extra_bytes(Way(pipeline=pipeline), row_bytes) <= room
+        return self.model.extra_bytes(ExchangeStrategy(pipeline=pipeline), row_bytes) <= room
 
-    def _worth_trying(self, case: Case, room: float) -> list[Way]:
+    def _worth_trying(self, case: Case, room: float) -> list[ExchangeStrategy]:
         """Ways that may be the fastest and have room, the most promising first."""
         allowed = [way for way in self._ways.candidates if case.allows(way)]
         needs = {way: self.model.extra_bytes(way, case.row_bytes) for way in allowed}
@@ -214,7 +216,7 @@ class Auto(Rounds):
         limit = _WORTH_TRYING * seconds[in_order[0]]
         return [way for way in in_order if seconds[way] <= limit]
 
-    def _tried(self, case: Case, by: Callable[[Way], torch.Tensor]) -> torch.Tensor:
+    def _tried(self, case: Case, by: Callable[[ExchangeStrategy], torch.Tensor]) -> torch.Tensor:
         trials = self._trials[case]
         # Once before it is timed: that makes tiles and kernels, and keeps the GPU busy while the
         # host prepares what is timed, as it does in a training.
@@ -252,7 +254,7 @@ class Auto(Rounds):
         return f"{self._about}; {case}"
 
 
-def _graph(loads: list[Load]) -> str:
+def _graph(loads: list[RankLoad]) -> str:
     """What tells graphs and their partitions apart."""
     nodes = sum(load.own_src for load in loads)
     edges = sum(sum(load.edges) for load in loads)
@@ -260,12 +262,12 @@ def _graph(loads: list[Load]) -> str:
     return f"{nodes} nodes, {edges} edges, parts {digest}"
 
 
-def _machine(ranks: Ranks, where: torch.device) -> str:
+def _machine(ranks: Communicator, where: torch.device) -> str:
     """All of the ranks' machines that times depend on."""
     if where.type == "cuda":
         name = f"{torch.cuda.get_device_name(where)}, CUDA {torch.version.cuda}"
     else:
         name = f"CPU with {torch.get_num_threads()} threads"
-    name += f", torch {torch.__version__}, {Ranks.of_this_machine().size} on a machine"
+    name += f", torch {torch.__version__}, {Communicator.of_this_machine().size} on a machine"
     names = sorted(set(ranks.all_gather(name)))
     return f"{ranks.size} x {' and '.join(names)}"

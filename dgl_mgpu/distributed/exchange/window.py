@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import DeviceMemoryError
 from dgl_mgpu.utils.stages import stage
 
@@ -114,7 +114,9 @@ class Window:
         torch.cuda.empty_cache()
         self._bytes = -(-nbytes // _SLACK) * _SLACK
         # All ranks learn that one has no room: the others would wait for it to lend its own.
-        room = Ranks.of_all_machines().together(_ASKED, partial(self._allocate, symmetric.empty))
+        room = Communicator.of_all_machines().run_all(
+            _ASKED, partial(self._allocate, symmetric.empty)
+        )
         handle = symmetric.rendezvous(room, self.group)
         ranks = [
             handle.get_buffer(rank, (2 * self._bytes,), torch.uint8)
@@ -149,8 +151,8 @@ def reaches_all(group: dist.ProcessGroup, device: torch.device) -> bool:
     Every process must see all of these GPUs (``CUDA_VISIBLE_DEVICES``), no two ranks use theirs by
     the same number.  Collective.
     """
-    everyone = Ranks.of_all_machines()
-    machine = Ranks.of_this_machine()
+    everyone = Communicator.of_all_machines()
+    machine = Communicator.of_this_machine()
     mine = None
     if device.type == "cuda":
         own = torch.cuda.current_device() if device.index is None else device.index

@@ -6,7 +6,7 @@ import logging
 
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.memory import free_bytes
 
 #: Share of a GPU's free memory that features may take.  Sums of them, where they are kept, take as
@@ -31,7 +31,7 @@ def are_for_host(place: str, nbytes: int, device: torch.device) -> bool:
     """
     if place != "auto":
         return place == "host"
-    ranks = Ranks.of_all_machines()
+    ranks = Communicator.of_all_machines()
     everyone = ranks.all_gather((nbytes, free_bytes(device)))
     found = any(needed > _MOST * free for needed, free in everyone)
     if found and ranks.rank == 0:

@@ -12,7 +12,7 @@ import torch
 from dgl_mgpu.graph.errors import InvalidCallError
 from dgl_mgpu.graph.index import TensorIndex, single_schema
 from dgl_mgpu.graph.relation import Compressed, Relation
-from dgl_mgpu.graph.sparse.pattern import Pattern
+from dgl_mgpu.graph.sparse.pattern import SparsityPattern
 from dgl_mgpu.graph.sparse.spspmm import multiply
 
 
@@ -139,14 +139,14 @@ def _check_weights(
         )
 
 
-def _pattern(relation: Relation) -> Pattern:
-    return Pattern((relation.num_src, relation.num_dst), relation)
+def _pattern(relation: Relation) -> SparsityPattern:
+    return SparsityPattern((relation.num_src, relation.num_dst), relation)
 
 
 def _from_keys(
     keys: torch.Tensor, shape: tuple[int, int], idtype: torch.dtype, num_ntypes: int
 ) -> TensorIndex:
-    """The index of the edges at ascending places of a matrix, see `Pattern.keys`."""
+    """The index of the edges at ascending places of a matrix, see `SparsityPattern.keys`."""
     rows, cols = shape
     starts = torch.arange(rows + 1, device=keys.device) * cols
     indptr = torch.searchsorted(keys, starts).to(idtype)

@@ -17,7 +17,7 @@ from dgl.function.message import CopyMessageFunction, MessageFunction
 from dgl.function.reducer import SimpleReduceFunction
 from dgl.heterograph import DGLGraph
 
-from dgl_mgpu.graph.distributed import SpreadIndex
+from dgl_mgpu.graph.distributed import DistributedGraphIndex
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.message_passing import sparse_ops as message_passing
 from dgl_mgpu.graph.message_passing.aggregation import aggregate
@@ -79,7 +79,7 @@ def _operands(graph: DGLGraph, message: MessageFunction) -> tuple[Any, ...]:
 def gspmm(graph: DGLGraph, op: str, reduce: str, lhs: Any, rhs: Any) -> Any:
     """``dgl.ops.gspmm``: the sum or mean of neighbours is one operator."""
     index = graph._graph
-    if isinstance(index, SpreadIndex):
+    if isinstance(index, DistributedGraphIndex):
         lhs, rhs = _cast_if_autocast_enabled(lhs, rhs)
         with _disable_autocast_if_enabled():
             return index.gspmm(op, reduce, lhs, rhs)
@@ -102,7 +102,7 @@ def gsddmm(
 ) -> Any:
     """``dgl.ops.gsddmm``: operands of sources may be on other ranks."""
     index = graph._graph
-    if isinstance(index, SpreadIndex):
+    if isinstance(index, DistributedGraphIndex):
         lhs, rhs = _cast_if_autocast_enabled(lhs, rhs)
         with _disable_autocast_if_enabled():
             return index.gsddmm(op, lhs, rhs, lhs_target, rhs_target)
@@ -114,7 +114,7 @@ def edge_softmax(index: TensorIndex, logits: torch.Tensor, eids: Any, norm_by: s
     (logits,) = _cast_if_autocast_enabled(logits)
     with _disable_autocast_if_enabled():
         if is_all(eids):
-            if isinstance(index, SpreadIndex):
+            if isinstance(index, DistributedGraphIndex):
                 return index.edge_softmax(logits, norm_by)
         else:
             index = index.edge_subgraph([eids], True).graph
@@ -122,7 +122,7 @@ def edge_softmax(index: TensorIndex, logits: torch.Tensor, eids: Any, norm_by: s
 
 
 def edge_softmax_hetero(
-    index: SpreadIndex, eids: Any, norm_by: str, *logits: torch.Tensor
+    index: DistributedGraphIndex, eids: Any, norm_by: str, *logits: torch.Tensor
 ) -> tuple[torch.Tensor, ...]:
     """``edge_softmax_hetero`` of DGL's backend, of several relations."""
     if not is_all(eids):

@@ -5,9 +5,9 @@ finds in ``torch.ops.dgl_sparse``.  This module has the same names with the same
 stands there in the library's place (`dgl_mgpu.dgl`): every function of `dgl.sparse` and
 ``DGLGraph.adj`` then work on every device of torch, and their documentation is DGL's.
 
-A matrix is a `Pattern`, where its non-zeros are, and a tensor of values, so that autograd sees
-values as ordinary tensors.  Matrices that differ in values alone share the pattern, and with it
-every format that was made of it.
+A matrix is a `SparsityPattern`, where its non-zeros are, and a tensor of values, so that autograd
+sees values as ordinary tensors.  Matrices that differ in values alone share the pattern, and with
+it every format that was made of it.
 """
 
 from dgl_mgpu.graph.sparse.compaction import compact

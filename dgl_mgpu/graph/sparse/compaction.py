@@ -6,7 +6,7 @@ import torch
 
 from dgl_mgpu.graph.sparse.check import check_dim, check_indices, check_range
 from dgl_mgpu.graph.sparse.matrix import SparseMatrix
-from dgl_mgpu.graph.sparse.pattern import Pattern
+from dgl_mgpu.graph.sparse.pattern import SparsityPattern
 
 
 def compact(
@@ -51,9 +51,9 @@ def compact(
     new[old.long()] = torch.arange(old.numel(), dtype=ids.dtype, device=ids.device)
     renumbered = new[ids.long()]
     if dim == 0:
-        pattern = Pattern.from_coo(renumbered, col, (old.numel(), mat.shape()[1]))
+        pattern = SparsityPattern.from_coo(renumbered, col, (old.numel(), mat.shape()[1]))
     else:
-        pattern = Pattern.from_coo(row, renumbered, (mat.shape()[0], old.numel()))
+        pattern = SparsityPattern.from_coo(row, renumbered, (mat.shape()[0], old.numel()))
     return SparseMatrix(pattern, mat.val()), old
 
 

@@ -9,7 +9,7 @@ import torch
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.sparse.check import check_indices, check_range, check_value, outside
 from dgl_mgpu.graph.sparse.matrix import SparseMatrix
-from dgl_mgpu.graph.sparse.pattern import Pattern
+from dgl_mgpu.graph.sparse.pattern import SparsityPattern
 
 
 def from_coo(indices: torch.Tensor, value: torch.Tensor, shape: Sequence[int]) -> SparseMatrix:
@@ -33,7 +33,7 @@ def from_coo(indices: torch.Tensor, value: torch.Tensor, shape: Sequence[int]) -
     check_indices(asked, row=indices[0], col=indices[1])
     check_value(asked, value, indices.shape[1], indices.device)
     check_range(asked, (indices[0], rows), (indices[1], cols))
-    return SparseMatrix(Pattern.from_indices(indices, (rows, cols)), value)
+    return SparseMatrix(SparsityPattern.from_indices(indices, (rows, cols)), value)
 
 
 def from_csr(
@@ -81,7 +81,7 @@ def from_diag(value: torch.Tensor, shape: Sequence[int]) -> SparseMatrix:
     asked = "make a diagonal sparse matrix"
     rows, cols = _shape(asked, shape)
     check_value(asked, value, min(rows, cols), value.device)
-    return SparseMatrix(Pattern.from_diag((rows, cols), value.device), value)
+    return SparseMatrix(SparsityPattern.from_diag((rows, cols), value.device), value)
 
 
 def val_like(mat: SparseMatrix, value: torch.Tensor) -> SparseMatrix:
@@ -109,7 +109,7 @@ def _compressed(
     indices: torch.Tensor,
     value: torch.Tensor,
     shape: tuple[int, int],
-) -> Pattern:
+) -> SparsityPattern:
     check_indices(asked, indptr=indptr, indices=indices)
     check_value(asked, value, indices.numel(), indices.device)
     if indptr.numel() != shape[0] + 1:
@@ -128,4 +128,4 @@ def _compressed(
             "indptr does not rise from 0 to the number of non-zeros",
             "pass the running sum of how many non-zeros each row or column has",
         )
-    return Pattern.from_csr(indptr, indices, shape)
+    return SparsityPattern.from_csr(indptr, indices, shape)

@@ -7,7 +7,7 @@ import torch
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.sparse.check import check_same
 from dgl_mgpu.graph.sparse.matrix import SparseMatrix
-from dgl_mgpu.graph.sparse.pattern import Pattern
+from dgl_mgpu.graph.sparse.pattern import SparsityPattern
 from dgl_mgpu.graph.sparse.selection import coalesce
 
 
@@ -22,7 +22,7 @@ def spsp_add(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
     _check("add", lhs, rhs)
     if lhs.is_diag() and rhs.is_diag():
         return SparseMatrix(lhs.pattern, lhs.val() + rhs.val())
-    both = Pattern.from_indices(torch.cat([lhs.indices(), rhs.indices()], 1), lhs.shape())
+    both = SparsityPattern.from_indices(torch.cat([lhs.indices(), rhs.indices()], 1), lhs.shape())
     return SparseMatrix(*coalesce(both, torch.cat([lhs.val(), rhs.val()])))
 
 
@@ -43,7 +43,9 @@ def spsp_mul(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
     place = torch.searchsorted(other_keys, keys)
     in_both = torch.cat([other_keys, other_keys.new_full((1,), -1)])[place] == keys
     values = lhs.val()[order[in_both]], rhs.val()[other_order[place[in_both]]]
-    return SparseMatrix(Pattern.from_keys(keys[in_both], lhs.shape()), values[0] * values[1])
+    return SparseMatrix(
+        SparsityPattern.from_keys(keys[in_both], lhs.shape()), values[0] * values[1]
+    )
 
 
 def spsp_div(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from dgl_mgpu.graph.sparse import selection
-from dgl_mgpu.graph.sparse.pattern import Pattern
+from dgl_mgpu.graph.sparse.pattern import SparsityPattern
 from dgl_mgpu.graph.sparse.sampling import sample
 
 
@@ -21,7 +21,7 @@ class SparseMatrix:
     The methods are those of DGL's C++ class, which `dgl.sparse.SparseMatrix` documents.
     """
 
-    def __init__(self, pattern: Pattern, value: torch.Tensor) -> None:
+    def __init__(self, pattern: SparsityPattern, value: torch.Tensor) -> None:
         self.pattern = pattern
         self._value = value
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import torch
 
-from dgl_mgpu.graph.sparse.pattern import Pattern
+from dgl_mgpu.graph.sparse.pattern import SparsityPattern
 from dgl_mgpu.ops import edge_softmax, edge_softmax_backward, sddmm, spmm
 
 
-def multiply(pattern: Pattern, value: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+def multiply(pattern: SparsityPattern, value: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
     """Matrix times dense matrix.
 
     Parameters
@@ -28,7 +28,7 @@ def multiply(pattern: Pattern, value: torch.Tensor, dense: torch.Tensor) -> torc
     return spmm(indptr, indices, places, dense, value.unsqueeze(1), "mul", "sum")[0]
 
 
-def dot(pattern: Pattern, lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+def dot(pattern: SparsityPattern, lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """``lhs`` times the transpose of ``rhs``, at the non-zeros alone.
 
     Parameters
@@ -46,7 +46,7 @@ def dot(pattern: Pattern, lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     return sddmm(row, col, lhs, rhs, "dot", "u", "v").squeeze(-1)
 
 
-def row_sums(pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
+def row_sums(pattern: SparsityPattern, value: torch.Tensor) -> torch.Tensor:
     """Sums of the non-zeros of each row.
 
     Parameters
@@ -61,7 +61,7 @@ def row_sums(pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
     return spmm(indptr, None, places, None, value, "copy_rhs", "sum")[0]
 
 
-def softmax(pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
+def softmax(pattern: SparsityPattern, value: torch.Tensor) -> torch.Tensor:
     """Softmax over the non-zeros of each row.
 
     Parameters
@@ -72,7 +72,9 @@ def softmax(pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
     return edge_softmax(indptr, places, value)
 
 
-def softmax_backward(pattern: Pattern, out: torch.Tensor, grad: torch.Tensor) -> torch.Tensor:
+def softmax_backward(
+    pattern: SparsityPattern, out: torch.Tensor, grad: torch.Tensor
+) -> torch.Tensor:
     """Gradient of `softmax` for its ``value``, all of one shape."""
     indptr, _, places = pattern.relation.csr()
     return edge_softmax_backward(indptr, places, out, grad)

@@ -10,7 +10,7 @@ from dgl_mgpu.graph.relation import Compressed, Coo, Relation
 from dgl_mgpu.graph.sparse.check import check_places
 
 
-class Pattern:
+class SparsityPattern:
     """Rows and columns of the non-zeros, in the order of the values that go with them.
 
     The formats are those of a relation from rows to columns whose edges are the non-zeros: made
@@ -40,28 +40,30 @@ class Pattern:
         self._indices = indices
 
     @classmethod
-    def from_coo(cls, row: torch.Tensor, col: torch.Tensor, shape: tuple[int, int]) -> Pattern:
+    def from_coo(
+        cls, row: torch.Tensor, col: torch.Tensor, shape: tuple[int, int]
+    ) -> SparsityPattern:
         return cls(shape, Relation(*shape, coo=Coo(row, col)))
 
     @classmethod
-    def from_indices(cls, indices: torch.Tensor, shape: tuple[int, int]) -> Pattern:
+    def from_indices(cls, indices: torch.Tensor, shape: tuple[int, int]) -> SparsityPattern:
         row, col = (ids.contiguous() for ids in indices)
         return cls(shape, Relation(*shape, coo=Coo(row, col)), indices)
 
     @classmethod
     def from_csr(
         cls, indptr: torch.Tensor, indices: torch.Tensor, shape: tuple[int, int]
-    ) -> Pattern:
+    ) -> SparsityPattern:
         csr = Compressed(indptr.contiguous(), indices.contiguous(), None)
         return cls(shape, Relation(*shape, csr=csr))
 
     @classmethod
-    def from_diag(cls, shape: tuple[int, int], device: torch.device) -> Pattern:
+    def from_diag(cls, shape: tuple[int, int], device: torch.device) -> SparsityPattern:
         numbers = torch.arange(min(shape), device=device)
         return cls(shape, Relation(*shape, coo=Coo(numbers, numbers)), is_diag=True)
 
     @classmethod
-    def from_keys(cls, keys: torch.Tensor, shape: tuple[int, int]) -> Pattern:
+    def from_keys(cls, keys: torch.Tensor, shape: tuple[int, int]) -> SparsityPattern:
         """Non-zeros at the places that `keys` gave."""
         row = keys.div(shape[1], rounding_mode="floor")
         return cls.from_coo(row, keys - row * shape[1], shape)
@@ -110,7 +112,7 @@ class Pattern:
         keys = self.keys().sort().values
         return bool((keys[1:] == keys[:-1]).any())
 
-    def transpose(self) -> Pattern:
+    def transpose(self) -> SparsityPattern:
         """The pattern with rows and columns exchanged, and the non-zeros in the same order."""
         rows, cols = self.shape
-        return Pattern((cols, rows), self.relation.reverse(), is_diag=self.is_diag)
+        return SparsityPattern((cols, rows), self.relation.reverse(), is_diag=self.is_diag)

@@ -11,13 +11,13 @@ from typing import Any
 import torch
 
 from dgl_mgpu.graph.sparse import operators
-from dgl_mgpu.graph.sparse.pattern import Pattern
+from dgl_mgpu.graph.sparse.pattern import SparsityPattern
 
 
 class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, pattern: Pattern, value: torch.Tensor, dense: torch.Tensor
+        ctx: Any, pattern: SparsityPattern, value: torch.Tensor, dense: torch.Tensor
     ) -> torch.Tensor:
         ctx.pattern = pattern
         ctx.save_for_backward(
@@ -37,7 +37,9 @@ class _Multiply(torch.autograd.Function):
 
 class _Dot(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pattern: Pattern, lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+    def forward(
+        ctx: Any, pattern: SparsityPattern, lhs: torch.Tensor, rhs: torch.Tensor
+    ) -> torch.Tensor:
         ctx.pattern = pattern
         ctx.save_for_backward(
             lhs if ctx.needs_input_grad[2] else None, rhs if ctx.needs_input_grad[1] else None
@@ -54,11 +56,11 @@ class _Dot(torch.autograd.Function):
         )
 
 
-def multiply(pattern: Pattern, value: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
+def multiply(pattern: SparsityPattern, value: torch.Tensor, dense: torch.Tensor) -> torch.Tensor:
     """`operators.multiply` with gradients."""
     return _Multiply.apply(pattern, value, dense)
 
 
-def dot(pattern: Pattern, lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
+def dot(pattern: SparsityPattern, lhs: torch.Tensor, rhs: torch.Tensor) -> torch.Tensor:
     """`operators.dot` with gradients."""
     return _Dot.apply(pattern, lhs, rhs)

@@ -10,7 +10,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.sparse import operators
 from dgl_mgpu.graph.sparse.check import check_dim
 from dgl_mgpu.graph.sparse.matrix import SparseMatrix
-from dgl_mgpu.graph.sparse.pattern import Pattern
+from dgl_mgpu.graph.sparse.pattern import SparsityPattern
 
 # What torch calls the reductions of dgl.sparse.
 _REDUCTIONS = {"sum": "sum", "smin": "amin", "smax": "amax", "smean": "mean", "sprod": "prod"}
@@ -58,7 +58,7 @@ class RowSums(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, pattern: SparsityPattern, value: torch.Tensor) -> torch.Tensor:
         ctx.pattern = pattern
         return operators.row_sums(pattern, value)
 
@@ -74,7 +74,7 @@ class OfRows(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, pattern: Pattern, rows: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, pattern: SparsityPattern, rows: torch.Tensor) -> torch.Tensor:
         ctx.pattern = pattern
         return rows[pattern.row]
 
@@ -83,7 +83,7 @@ class OfRows(torch.autograd.Function):
         return None, RowSums.apply(ctx.pattern, grad.contiguous())
 
 
-def _counts(pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
+def _counts(pattern: SparsityPattern, value: torch.Tensor) -> torch.Tensor:
     """How many non-zeros each row has, at least 1: to divide what has the shape of row sums."""
     counts = pattern.relation.csr().indptr.diff().clamp(min=1).to(value.dtype)
     return counts.view(-1, *[1] * (value.dim() - 1))

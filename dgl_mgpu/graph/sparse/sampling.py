@@ -8,12 +8,12 @@ from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
 from dgl_mgpu.graph.random import generator
 from dgl_mgpu.graph.relation import Compressed
 from dgl_mgpu.graph.sparse.check import check_dim
-from dgl_mgpu.graph.sparse.pattern import Pattern
+from dgl_mgpu.graph.sparse.pattern import SparsityPattern
 from dgl_mgpu.graph.sparse.selection import index_select
 
 
 def sample(
-    pattern: Pattern,
+    pattern: SparsityPattern,
     value: torch.Tensor,
     dim: int,
     fanout: int,
@@ -21,7 +21,7 @@ def sample(
     *,
     replace: bool,
     bias: bool,
-) -> tuple[Pattern, torch.Tensor]:
+) -> tuple[SparsityPattern, torch.Tensor]:
     """Draw non-zeros from each of the rows (``dim=0``) or columns (``dim=1``) `ids`.
 
     ``dgl.seed`` repeats a sample.
@@ -64,7 +64,7 @@ def sample(
         picks = _with_replacement(csr, fanout, weight)
     else:
         picks = _without_replacement(csr, fanout, weight)
-    drawn = Pattern.from_coo(csr.owners()[picks], csr.indices[picks], rows.shape)
+    drawn = SparsityPattern.from_coo(csr.owners()[picks], csr.indices[picks], rows.shape)
     return drawn, value.index_select(0, picks)
 
 

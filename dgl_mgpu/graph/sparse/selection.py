@@ -6,7 +6,7 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.sparse.check import check_indices, check_range
-from dgl_mgpu.graph.sparse.pattern import Pattern
+from dgl_mgpu.graph.sparse.pattern import SparsityPattern
 
 
 def wide(value: torch.Tensor) -> torch.Tensor:
@@ -16,17 +16,17 @@ def wide(value: torch.Tensor) -> torch.Tensor:
     return value.to(torch.promote_types(value.dtype, torch.float32))
 
 
-def coalesce(pattern: Pattern, value: torch.Tensor) -> tuple[Pattern, torch.Tensor]:
+def coalesce(pattern: SparsityPattern, value: torch.Tensor) -> tuple[SparsityPattern, torch.Tensor]:
     """One non-zero a place, sorted by row and column, with the sum of the values there."""
     keys, place = pattern.keys().unique(return_inverse=True)
     terms = wide(value)
     total = terms.new_zeros(keys.numel(), *value.shape[1:]).index_add(0, place, terms)
-    return Pattern.from_keys(keys, pattern.shape), total.to(value.dtype)
+    return SparsityPattern.from_keys(keys, pattern.shape), total.to(value.dtype)
 
 
 def index_select(
-    pattern: Pattern, value: torch.Tensor, dim: int, ids: torch.Tensor
-) -> tuple[Pattern, torch.Tensor]:
+    pattern: SparsityPattern, value: torch.Tensor, dim: int, ids: torch.Tensor
+) -> tuple[SparsityPattern, torch.Tensor]:
     """The rows (``dim=0``) or columns (``dim=1``) `ids`, in this order.
 
     Raises
@@ -47,8 +47,8 @@ def index_select(
 
 
 def range_select(
-    pattern: Pattern, value: torch.Tensor, dim: int, start: int, end: int | None
-) -> tuple[Pattern, torch.Tensor]:
+    pattern: SparsityPattern, value: torch.Tensor, dim: int, start: int, end: int | None
+) -> tuple[SparsityPattern, torch.Tensor]:
     """The rows (``dim=0``) or columns (``dim=1``) from `start` up to `end`, or to the last.
 
     Raises
@@ -68,14 +68,16 @@ def range_select(
 
 
 def _select(
-    pattern: Pattern, value: torch.Tensor, dim: int, ids: torch.Tensor
-) -> tuple[Pattern, torch.Tensor]:
+    pattern: SparsityPattern, value: torch.Tensor, dim: int, ids: torch.Tensor
+) -> tuple[SparsityPattern, torch.Tensor]:
     if dim == 1:
         selected, value = _select(pattern.transpose(), value, 0, ids)
         return selected.transpose(), value
     csr = pattern.relation.csr()
     entries, counts = csr.entries(ids)
     indptr = torch.cat([counts.new_zeros(1), counts.cumsum(0)]).to(csr.indptr.dtype)
-    selected = Pattern.from_csr(indptr, csr.indices[entries], (ids.numel(), pattern.shape[1]))
+    selected = SparsityPattern.from_csr(
+        indptr, csr.indices[entries], (ids.numel(), pattern.shape[1])
+    )
     places = entries if csr.eids is None else csr.eids[entries].long()
     return selected, value.index_select(0, places)

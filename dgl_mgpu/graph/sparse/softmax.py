@@ -10,13 +10,13 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.sparse import operators
 from dgl_mgpu.graph.sparse.check import check_dim
 from dgl_mgpu.graph.sparse.matrix import SparseMatrix
-from dgl_mgpu.graph.sparse.pattern import Pattern
+from dgl_mgpu.graph.sparse.pattern import SparsityPattern
 from dgl_mgpu.graph.sparse.reduction import OfRows, RowSums
 
 
 class _Softmax(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: Any, pattern: Pattern, value: torch.Tensor) -> torch.Tensor:
+    def forward(ctx: Any, pattern: SparsityPattern, value: torch.Tensor) -> torch.Tensor:
         ctx.pattern = pattern
         out = operators.softmax(pattern, value)
         ctx.save_for_backward(out)

@@ -11,7 +11,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.relation import ranges
 from dgl_mgpu.graph.sparse.check import check_places, check_same
 from dgl_mgpu.graph.sparse.matrix import SparseMatrix
-from dgl_mgpu.graph.sparse.pattern import Pattern
+from dgl_mgpu.graph.sparse.pattern import SparsityPattern
 from dgl_mgpu.graph.sparse.reduction import OfRows
 from dgl_mgpu.graph.sparse.selection import wide
 
@@ -28,7 +28,7 @@ class _Products(NamedTuple):
     lhs, rhs : Tensor, int64
         Which non-zeros.
     keys : Tensor, int64
-        `Pattern.keys` of their places in the result.
+        `SparsityPattern.keys` of their places in the result.
     """
 
     lhs: torch.Tensor
@@ -67,7 +67,7 @@ def spspmm(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
         common = min(lhs.nnz(), rhs.nnz())
         diagonal = lhs.val()[:common] * rhs.val()[:common]
         diagonal = torch.nn.functional.pad(diagonal, (0, min(shape) - common))
-        return SparseMatrix(Pattern.from_diag(shape, lhs.device()), diagonal)
+        return SparseMatrix(SparsityPattern.from_diag(shape, lhs.device()), diagonal)
     if lhs.is_diag() and _is_square(lhs):
         return SparseMatrix(rhs.pattern, OfRows.apply(rhs.pattern, lhs.val()) * rhs.val())
     if rhs.is_diag() and _is_square(rhs):
@@ -81,13 +81,13 @@ def spspmm(lhs: SparseMatrix, rhs: SparseMatrix) -> SparseMatrix:
         )
     check_places(asked, shape)
     keys, value = multiply(lhs.pattern, rhs.pattern, lhs.val(), rhs.val())
-    return SparseMatrix(Pattern.from_keys(keys, shape), value)
+    return SparseMatrix(SparsityPattern.from_keys(keys, shape), value)
 
 
 def multiply(
-    lhs: Pattern, rhs: Pattern, lhs_value: torch.Tensor, rhs_value: torch.Tensor
+    lhs: SparsityPattern, rhs: SparsityPattern, lhs_value: torch.Tensor, rhs_value: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Where the product of two matrices is non-zero, as ascending `Pattern.keys`, and its values.
+    """Non-zeros of a product of matrices, as ascending `SparsityPattern.keys`, and their values.
 
     Differentiable in the values; non-zeros at the same place add up.
     """
@@ -98,7 +98,7 @@ def _is_square(mat: SparseMatrix) -> bool:
     return mat.shape()[0] == mat.shape()[1]
 
 
-def _products(lhs: Pattern, rhs: Pattern) -> Iterator[_Products]:
+def _products(lhs: SparsityPattern, rhs: SparsityPattern) -> Iterator[_Products]:
     """All products, some rows of ``lhs`` at a time."""
     left, right = lhs.relation.csr(), rhs.relation.csr()
     row, col = left.owners().long(), left.indices.long()
@@ -123,7 +123,11 @@ def _products(lhs: Pattern, rhs: Pattern) -> Iterator[_Products]:
 class _Multiply(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: Any, lhs: Pattern, rhs: Pattern, lhs_value: torch.Tensor, rhs_value: torch.Tensor
+        ctx: Any,
+        lhs: SparsityPattern,
+        rhs: SparsityPattern,
+        lhs_value: torch.Tensor,
+        rhs_value: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         keys, sums = [], []
         wide_lhs, wide_rhs = wide(lhs_value), wide(rhs_value)

@@ -8,9 +8,9 @@ from typing import Any
 import torch
 from dgl import DGLGraph
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.distributed.host_features import HostRows
-from dgl_mgpu.graph.distributed import SpreadIndex
+from dgl_mgpu.graph.distributed import DistributedGraphIndex
 from dgl_mgpu.graph.errors import InvalidCallError
 from dgl_mgpu.models.gcn.passes import Passes
 
@@ -79,7 +79,7 @@ def _require_in_edges(g: DGLGraph) -> None:
                 "add self-loops (dgl.add_self_loop), or pass allow_zero_in_degree=True",
             )
 
-    if isinstance(g._graph, SpreadIndex):
-        Ranks.of_all_machines().together("run a GCN", check)
+    if isinstance(g._graph, DistributedGraphIndex):
+        Communicator.of_all_machines().run_all("run a GCN", check)
     else:
         check()

@@ -26,7 +26,7 @@ from dgl._sparse_ops import _gspmm
 from dgl.heterograph_index import HeteroGraphIndex
 
 from dgl_mgpu.distributed.host_features import HostRows
-from dgl_mgpu.graph.distributed import SpreadIndex
+from dgl_mgpu.graph.distributed import DistributedGraphIndex
 from dgl_mgpu.models.gcn.dropout import drop_
 from dgl_mgpu.ops.once import differentiable_once
 from dgl_mgpu.ops.philox import SampleKey
@@ -293,7 +293,7 @@ class Layers(torch.autograd.Function):
 def _sums(index: HeteroGraphIndex, rows: torch.Tensor) -> torch.Tensor:
     """For each node the sum of its in-edges' sources."""
     rows = rows.contiguous()
-    if isinstance(index, SpreadIndex):
+    if isinstance(index, DistributedGraphIndex):
         return index.gspmm("copy_lhs", "sum", rows, None)
     return _gspmm(index, "copy_lhs", "sum", rows, None)[0]
 

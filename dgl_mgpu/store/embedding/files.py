@@ -19,13 +19,13 @@ import numpy as np
 import torch
 from numpy.lib import format as npy
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import CheckpointError
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store.memory import Table
 from dgl_mgpu.store.row_updates import write_rows
-from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.atomic_write import atomic_write
 
 _CHUNK_BYTES = 32 << 20
 _STEPS = "steps"
@@ -34,7 +34,7 @@ _OTHER = "load another file"
 _DAMAGE = (zipfile.BadZipFile, zlib.error, OSError, EOFError, ValueError, KeyError, SyntaxError)
 
 
-def save_tables(path: Path, tables: Mapping[str, Table], steps: int, ranks: Ranks) -> None:
+def save_tables(path: Path, tables: Mapping[str, Table], steps: int, ranks: Communicator) -> None:
     """Write tables to a file, which appears under its name when it is complete and on disk.
 
     Collective; the first rank writes.
@@ -46,10 +46,10 @@ def save_tables(path: Path, tables: Mapping[str, Table], steps: int, ranks: Rank
     RankFailedError
         On the other ranks, if so.
     """
-    ranks.from_first(f"save rows to {path}", lambda: _write(path, tables, steps))
+    ranks.broadcast_from_rank0(f"save rows to {path}", lambda: _write(path, tables, steps))
 
 
-def load_tables(path: Path, tables: Mapping[str, Table], ranks: Ranks) -> int:
+def load_tables(path: Path, tables: Mapping[str, Table], ranks: Communicator) -> int:
     """Read tables from a file that :func:`save_tables` wrote, and return its ``steps``.
 
     Collective; the first rank reads.  Nothing is changed unless the whole file is sound.
@@ -62,7 +62,7 @@ def load_tables(path: Path, tables: Mapping[str, Table], ranks: Ranks) -> int:
         On the other ranks, if so.
     """
     asked = f"load rows from {path}"
-    steps = ranks.from_first(asked, lambda: _checked(path, tables))
+    steps = ranks.broadcast_from_rank0(asked, lambda: _checked(path, tables))
     with contextlib.ExitStack() as stack:
 
         def rows_of(name: str) -> IO[bytes] | None:
@@ -74,9 +74,9 @@ def load_tables(path: Path, tables: Mapping[str, Table], ranks: Ranks) -> int:
             return file
 
         for name, table in tables.items():
-            file = ranks.together(asked, partial(rows_of, name))
+            file = ranks.run_all(asked, partial(rows_of, name))
             for run in _chunks(table):
-                rows = ranks.together(asked, partial(_read, file, table, run, path))
+                rows = ranks.run_all(asked, partial(_read, file, table, run, path))
                 ids = torch.arange(run.start, run.start + len(rows))
                 write_rows(table, ids, rows, ranks)
     return steps
@@ -95,7 +95,7 @@ def _chunks(table: Table) -> Iterator[range]:
 
 def _write(path: Path, tables: Mapping[str, Table], steps: int) -> None:
     try:
-        with written_whole(path) as file, zipfile.ZipFile(file, "w") as archive:
+        with atomic_write(path) as file, zipfile.ZipFile(file, "w") as archive:
             for name, table in tables.items():
                 with archive.open(f"{name}.npy", "w", force_zip64=True) as target:
                     _write_table(target, table)

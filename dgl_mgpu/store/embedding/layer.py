@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.autograd.function import once_differentiable
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids
 from dgl_mgpu.store.embedding import files
@@ -121,7 +121,7 @@ class StoreEmbedding(nn.Module):
         InvalidInputError, IdOutOfRangeError, StoreClosedError, RankFailedError
             As :func:`dgl_mgpu.store.row_updates.write_rows`.
         """
-        write_rows(self._rows, ids, rows, Ranks.of_all_machines())
+        write_rows(self._rows, ids, rows, Communicator.of_all_machines())
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forget the gradients that backward passes have left since the last step."""
@@ -162,7 +162,7 @@ class StoreEmbedding(nn.Module):
             On the other ranks, if so.
         """
         tables = self._tables(rows_only=False)
-        files.save_tables(Path(path), tables, self.steps, Ranks.of_all_machines())
+        files.save_tables(Path(path), tables, self.steps, Communicator.of_all_machines())
 
     def load(self, path: str | Path, *, rows_only: bool = False) -> None:
         """Read what :meth:`save` wrote, bit for bit; collective, between steps.
@@ -184,7 +184,9 @@ class StoreEmbedding(nn.Module):
         RankFailedError
             On the other ranks, if so.
         """
-        steps = files.load_tables(Path(path), self._tables(rows_only), Ranks.of_all_machines())
+        steps = files.load_tables(
+            Path(path), self._tables(rows_only), Communicator.of_all_machines()
+        )
         self.zero_grad()
         if not rows_only:
             self.steps = steps

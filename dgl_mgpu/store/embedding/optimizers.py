@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from numbers import Real
 from typing import Any, ClassVar, Literal
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.store import row_updates as of_tables
 from dgl_mgpu.store.embedding.layer import StoreEmbedding
@@ -85,7 +85,7 @@ class EmbeddingOptimizer:
             )
         _check(asked, "lr", lr, math.inf)
         self.lr = lr
-        self._ranks = Ranks.of_all_machines()
+        self._ranks = Communicator.of_all_machines()
         self._scale = 1 / self._ranks.size if over_ranks == "mean" else 1.0
         self._optimizers = [
             self.of_table(each._rows, *each._states, lr=lr, ranks=self._ranks, **settings)

@@ -4,9 +4,17 @@ Knows nothing of DGL.  A :class:`Store` gives operators their views; where rows 
 by :mod:`dgl_mgpu.placement`.
 """
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.store.memory.table import Table
 from dgl_mgpu.store.memory.tables import Blueprint, Store, build
 from dgl_mgpu.store.sources import FeatureSource, TopologySource
 
-__all__ = ["Blueprint", "FeatureSource", "Ranks", "Store", "Table", "TopologySource", "build"]
+__all__ = [
+    "Blueprint",
+    "Communicator",
+    "FeatureSource",
+    "Store",
+    "Table",
+    "TopologySource",
+    "build",
+]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from dgl_mgpu.comm.cuda_runtime import Seat
+from dgl_mgpu.comm.cuda_runtime import DeviceInfo
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.machine import HostGroup, Topology
 
@@ -16,7 +16,9 @@ _SHARE_FOR_TRAINING = 0.25
 _LEAST_FOR_TRAINING = 4 << 30
 
 
-def topology_of_ranks(machine: Topology, seen: Sequence[str], seats: Sequence[Seat]) -> Topology:
+def topology_of_ranks(
+    machine: Topology, seen: Sequence[str], device_infos: Sequence[DeviceInfo]
+) -> Topology:
     """A machine's GPUs in the order of the ranks that use them.
 
     Ranks may share a GPU.  Each then has an equal part of its memory, reads the others' parts
@@ -38,15 +40,15 @@ def topology_of_ranks(machine: Topology, seen: Sequence[str], seats: Sequence[Se
         If a rank's GPU is not among those seen.
     """
     known = {gpu: index for index, gpu in enumerate(seen)}
-    for rank, seat in enumerate(seats):
-        if seat.gpu not in known:
+    for rank, device_info in enumerate(device_infos):
+        if device_info.gpu not in known:
             raise ConfigError(
                 "build a store on the GPUs of all ranks",
-                f"GPU {seat.gpu} of rank {rank} is not visible to the first rank",
+                f"GPU {device_info.gpu} of rank {rank} is not visible to the first rank",
                 "let every rank see all GPUs (CUDA_VISIBLE_DEVICES) and choose its own with "
                 "torch.cuda.set_device",
             )
-    gpus = [known[seat.gpu] for seat in seats]
+    gpus = [known[device_info.gpu] for device_info in device_infos]
     sharers = Counter(gpus)
     groups = [
         HostGroup(ranks, group.bandwidth)
@@ -60,7 +62,12 @@ def topology_of_ranks(machine: Topology, seen: Sequence[str], seats: Sequence[Se
     return Topology(
         machine.name,
         machine.link_bandwidth[np.ix_(gpus, gpus)],
-        np.array([_for_store(seat) // sharers[gpu] for seat, gpu in zip(seats, gpus, strict=True)]),
+        np.array(
+            [
+                _for_store(device_info) // sharers[gpu]
+                for device_info, gpu in zip(device_infos, gpus, strict=True)
+            ]
+        ),
         machine.host_bandwidth[gpus],
         machine.host_memory,
         tuple(groups),
@@ -71,6 +78,6 @@ def topology_of_ranks(machine: Topology, seen: Sequence[str], seats: Sequence[Se
     )
 
 
-def _for_store(seat: Seat) -> int:
-    kept = max(int(seat.total * _SHARE_FOR_TRAINING), _LEAST_FOR_TRAINING)
-    return max(seat.free - kept, 0)
+def _for_store(device_info: DeviceInfo) -> int:
+    kept = max(int(device_info.total * _SHARE_FOR_TRAINING), _LEAST_FOR_TRAINING)
+    return max(device_info.free - kept, 0)

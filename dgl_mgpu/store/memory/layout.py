@@ -11,10 +11,10 @@ from dgl_mgpu.machine.shared_memory import SHARED_MEMORY
 from dgl_mgpu.placement import HOST, Plan
 from dgl_mgpu.store.memory.format import TableFormat, aligned
 from dgl_mgpu.store.memory.segment import require_room
-from dgl_mgpu.store.memory.table import Piece
+from dgl_mgpu.store.memory.table import Shard
 
 #: A piece of a table by the table's name, or (with None) the positions of an order by its.
-PieceKey = tuple[str, Piece | None]
+PieceKey = tuple[str, Shard | None]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.errors import ConfigError, PeerAccessError
 from dgl_mgpu.machine import Topology, preset
@@ -18,7 +18,7 @@ _PATTERN_BYTES = 4096
 _PROVE = "try which GPUs read each other"
 
 
-def prove_access(runtime: Runtime, ranks: Ranks) -> np.ndarray:
+def prove_access(runtime: Runtime, ranks: Communicator) -> np.ndarray:
     """Try which rank's GPU memory each rank reads.
 
     Every rank leaves a pattern in its GPU's memory; each other maps it, has its own GPU copy it
@@ -52,7 +52,7 @@ def prove_access(runtime: Runtime, ranks: Ranks) -> np.ndarray:
         board = Segment.create(board_bytes)
         return board.path
 
-    path = ranks.from_first(_PROVE, make_board)
+    path = ranks.broadcast_from_rank0(_PROVE, make_board)
 
     def leave_pattern() -> bytes:
         nonlocal memory
@@ -72,8 +72,8 @@ def prove_access(runtime: Runtime, ranks: Ranks) -> np.ndarray:
         ]
 
     try:
-        handles = ranks.all_gather(ranks.together(_PROVE, leave_pattern))
-        mine = ranks.together(_PROVE, lambda: reads_others(handles))
+        handles = ranks.all_gather(ranks.run_all(_PROVE, leave_pattern))
+        mine = ranks.run_all(_PROVE, lambda: reads_others(handles))
         return np.array(ranks.all_gather(mine), bool)
     finally:
         if memory is not None:

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import Runtime, out_of_memory
 from dgl_mgpu.store.memory.device import DeviceMemory, DeviceSegment, sweep
 from dgl_mgpu.store.memory.format import Target
 from dgl_mgpu.store.memory.layout import Layout, PieceKey
 from dgl_mgpu.store.memory.segment import Segment
 from dgl_mgpu.store.memory.table import position_tensor
-from dgl_mgpu.store.memory.upload import Relay
+from dgl_mgpu.store.memory.upload import UploadChannel
 
 _MAKE = "make room for the store"
 
@@ -32,7 +32,7 @@ class RankMemory:
         The GPU that takes what the plan calls GPU memory; None for shared memory.
     """
 
-    def __init__(self, layout: Layout, ranks: Ranks, runtime: Runtime | None) -> None:
+    def __init__(self, layout: Layout, ranks: Communicator, runtime: Runtime | None) -> None:
         self._layout = layout
         self._ranks = ranks
         self._runtime = runtime
@@ -56,13 +56,13 @@ class RankMemory:
             If another rank failed.
         """
         self._require_gpu_memory()
-        own = self._ranks.together(_MAKE, self._make_files)
+        own = self._ranks.run_all(_MAKE, self._make_files)
         self._files.update(own)
         found = self._ranks.all_gather({key: file.path for key, file in own.items()})
         self._paths = {key: path for paths in found for key, path in paths.items()}
         if self._runtime is not None:
-            common = self._ranks.from_first(_MAKE, self._make_common)
-            handle = self._ranks.together(_MAKE, partial(self._make_block, self._runtime, *common))
+            common = self._ranks.broadcast_from_rank0(_MAKE, self._make_common)
+            handle = self._ranks.run_all(_MAKE, partial(self._make_block, self._runtime, *common))
             self._handles = self._ranks.all_gather(handle)
 
     def fill(self, write: Callable[[Callable[[PieceKey], Target]], None] | None) -> None:
@@ -75,7 +75,7 @@ class RankMemory:
                 write(self.file)
             return
         assert self.gpu is not None and self._window is not None
-        relay = Relay(self._ranks, self._runtime, self._window, self.gpu.block)
+        relay = UploadChannel(self._ranks, self._runtime, self._window, self.gpu.block)
 
         def target(key: PieceKey) -> Target:
             rank = self._layout.gpu_of(key)
@@ -129,14 +129,16 @@ class RankMemory:
         if self._runtime is None:
             return
         # All ranks are here: what they gave up before can go.
-        self._ranks.together(_MAKE, sweep)
-        mine = self._ranks.together(_MAKE, self._runtime.seat)
+        self._ranks.run_all(_MAKE, sweep)
+        mine = self._ranks.run_all(_MAKE, self._runtime.device_info)
         needed = self._layout.gpu_bytes(self._ranks.rank)
         need: Counter[str] = Counter()
         free: dict[str, int] = {}
-        for seat, nbytes in self._ranks.all_gather((mine, needed)):
-            need[seat.gpu] += nbytes
-            free[seat.gpu] = min(seat.free, free.get(seat.gpu, seat.free))
+        for device_info, nbytes in self._ranks.all_gather((mine, needed)):
+            need[device_info.gpu] += nbytes
+            free[device_info.gpu] = min(
+                device_info.free, free.get(device_info.gpu, device_info.free)
+            )
         for gpu, nbytes in need.items():
             if nbytes > free[gpu]:
                 raise out_of_memory(f"GPU {gpu}", nbytes, free[gpu])
@@ -150,14 +152,17 @@ class RankMemory:
 
     def _make_common(self) -> tuple[Path, Path]:
         # Kept until the others have mapped them too.
-        self._common = Segment.create(8 * self._ranks.size), Segment.create(Relay.window_bytes)
+        self._common = (
+            Segment.create(8 * self._ranks.size),
+            Segment.create(UploadChannel.window_bytes),
+        )
         return self._common[0].path, self._common[1].path
 
     def _make_block(self, runtime: Runtime, board: Path, window: Path) -> bytes:
         self.gpu = DeviceMemory(
             runtime, Segment.attach(board, 8 * self._ranks.size), self._ranks.rank
         )
-        self._window = Segment.attach(window, Relay.window_bytes)
+        self._window = Segment.attach(window, UploadChannel.window_bytes)
         self.gpu.register(self._window)
         nbytes = self._layout.block_bytes(self._ranks.rank)
         if nbytes:

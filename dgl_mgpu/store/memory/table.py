@@ -21,7 +21,7 @@ from dgl_mgpu.store.memory.staging import StagedRows
 
 
 @dataclass(frozen=True)
-class Piece:
+class Shard:
     """Part ``part`` of tier ``tier`` of a table, in the memory of GPU ``holder``.
 
     What lies in host memory or on disk has holder ``HOST`` and is made by the first rank.
@@ -37,22 +37,22 @@ class Piece:
         return 0 if self.holder == HOST else self.holder
 
 
-def all_pieces(plan: TablePlan) -> Iterator[Piece]:
+def all_shards(plan: TablePlan) -> Iterator[Shard]:
     """Every piece of a table, in an order that all ranks agree on."""
     for index, tier in enumerate(plan.tiers):
         for part in range(tier.parts):
             for holder in tier.copies[part] if tier.memory == "gpu" else ():
-                yield Piece(index, part, holder)
+                yield Shard(index, part, holder)
             # Also of a GPU's tier, where some other GPU reaches no copy.
             if tier.memory == "disk" or tier.on_host(part):
-                yield Piece(index, part, HOST)
+                yield Shard(index, part, HOST)
 
 
-def read_pieces(plan: TablePlan, rank: int) -> Iterator[Piece]:
+def read_shards(plan: TablePlan, rank: int) -> Iterator[Shard]:
     """The pieces that ``rank`` reads, one for every tier and part, in pointer order."""
     for index, tier in enumerate(plan.tiers):
         for part in range(tier.parts):
-            yield Piece(index, part, tier.source[rank][part] if tier.memory == "gpu" else HOST)
+            yield Shard(index, part, tier.source[rank][part] if tier.memory == "gpu" else HOST)
 
 
 class Table:
@@ -65,7 +65,7 @@ class Table:
     rank : int
         Whose view this is.
     segments : list of Segment or DeviceSegment
-        The pieces this rank reads, as :func:`read_pieces` lists them.
+        The pieces this rank reads, as :func:`read_shards` lists them.
     position : Segment, Tensor or None
         Row id → position, when rows are not kept in the order of their ids.
     gpu : DeviceMemory, optional
@@ -111,7 +111,7 @@ class Table:
     def _mapped(self) -> RowView | GraphView:
         # Addresses hold in this process only: a table that reached a DataLoader worker by
         # spawn maps its segments again.
-        pieces = list(read_pieces(self.plan, self.rank))
+        pieces = list(read_shards(self.plan, self.rank))
         rows = [
             self.format.pointers(segment, len(local_rows(self.plan.tiers[piece.tier], piece.part)))
             for piece, segment in zip(pieces, self._segments, strict=True)
@@ -195,7 +195,7 @@ class Table:
 
     def parts(self) -> Iterator[tuple[int, int]]:
         """Tier and part of each segment, in pointer order."""
-        for piece in read_pieces(self.plan, self.rank):
+        for piece in read_shards(self.plan, self.rank):
             yield piece.tier, piece.part
 
     def memory_of(self, tier: int, part: int) -> str:

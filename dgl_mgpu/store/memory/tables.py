@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.ops import workspace
@@ -29,10 +29,10 @@ from dgl_mgpu.store.memory.rank_memory import RankMemory
 from dgl_mgpu.store.memory.staging import STAGING_BYTES
 from dgl_mgpu.store.memory.table import (
     Table,
-    all_pieces,
+    all_shards,
     position_array,
     position_dtype,
-    read_pieces,
+    read_shards,
 )
 from dgl_mgpu.store.sources import FeatureSource, TopologySource
 
@@ -111,7 +111,9 @@ class Store:
             self.gpu.close()
 
 
-def build(blueprint: Blueprint | None, ranks: Ranks, runtime: Runtime | None = None) -> Store:
+def build(
+    blueprint: Blueprint | None, ranks: Communicator, runtime: Runtime | None = None
+) -> Store:
     """Lay a blueprint out in memory and map it on every rank.
 
     Collective.  The machine's first rank has the data, reads it once and hands it on chunk by
@@ -140,15 +142,15 @@ def build(blueprint: Blueprint | None, ranks: Ranks, runtime: Runtime | None = N
         If another rank failed.
     """
     on_gpus = runtime is not None
-    filler = ranks.together(_BUILD, lambda: _filler(blueprint, ranks, on_gpus))
-    layout = ranks.from_first(_BUILD, lambda: _checked_layout(filler))
+    filler = ranks.run_all(_BUILD, lambda: _filler(blueprint, ranks, on_gpus))
+    layout = ranks.broadcast_from_rank0(_BUILD, lambda: _checked_layout(filler))
     memory = RankMemory(layout, ranks, runtime)
     try:
         memory.make()
         write = partial(filler.fill, memory) if filler is not None else None
-        ranks.together(_BUILD, lambda: memory.fill(write))
+        ranks.run_all(_BUILD, lambda: memory.fill(write))
         # No rank goes on, and perhaps ends, before all have mapped what it holds.
-        tables = ranks.together(_BUILD, lambda: _map_tables(layout, ranks.rank, memory))
+        tables = ranks.run_all(_BUILD, lambda: _map_tables(layout, ranks.rank, memory))
     except BaseException:
         memory.release()
         raise
@@ -175,7 +177,7 @@ def _map_tables(layout: Layout, rank: int, memory: RankMemory) -> dict[str, Tabl
             format,
             plans[name],
             rank,
-            [memory.map((name, piece)) for piece in read_pieces(plans[name], rank)],
+            [memory.map((name, piece)) for piece in read_shards(plans[name], rank)],
             positions.get(layout.orders[name]),
             memory.gpu,
             layout.staging.get(name, 0),
@@ -185,7 +187,7 @@ def _map_tables(layout: Layout, rank: int, memory: RankMemory) -> dict[str, Tabl
     }
 
 
-def _filler(blueprint: Blueprint | None, ranks: Ranks, on_gpus: bool) -> _Filler | None:
+def _filler(blueprint: Blueprint | None, ranks: Communicator, on_gpus: bool) -> _Filler | None:
     if ranks.rank != 0:
         return None
     if blueprint is None:
@@ -220,7 +222,7 @@ class _Filler:
         self._positions = {
             (name, piece): local_rows(plan.tiers[piece.tier], piece.part)
             for name, plan in plans.items()
-            for piece in all_pieces(plan)
+            for piece in all_shards(plan)
         }
         nbytes: dict[PieceKey, int] = {
             key: self._writers[key[0]].nbytes(rows) for key, rows in self._positions.items()

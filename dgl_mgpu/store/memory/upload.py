@@ -12,7 +12,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from dgl_mgpu.comm.communicator import Ranks, error_text, rank_failed
+from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
 from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.store.memory.segment import Segment
 
@@ -24,7 +24,7 @@ _OWN = 2
 _Order = tuple[int, int, int, int] | None
 
 
-class Relay:
+class UploadChannel:
     """Fills all ranks' blocks of GPU memory.
 
     Parameters
@@ -39,7 +39,7 @@ class Relay:
 
     window_bytes = 3 * _PART_BYTES
 
-    def __init__(self, ranks: Ranks, runtime: Runtime, window: Segment, block: int) -> None:
+    def __init__(self, ranks: Communicator, runtime: Runtime, window: Segment, block: int) -> None:
         self._ranks = ranks
         self._runtime = runtime
         self._block = block
@@ -60,9 +60,9 @@ class Relay:
             if not self._failed:
                 self._exchange(None)
 
-    def target(self, rank: int, offset: int) -> RelayTarget:
+    def target(self, rank: int, offset: int) -> UploadTarget:
         """Memory at ``offset`` of a rank's block, to be written on the first rank."""
-        return RelayTarget(self, rank, offset)
+        return UploadTarget(self, rank, offset)
 
     def write(self, rank: int, offset: int, data: np.ndarray) -> None:
         """Copy an array's bytes to ``offset`` of a rank's block."""
@@ -103,10 +103,10 @@ class Relay:
         self._runtime.upload(self._block + offset, self._parts[part, :nbytes])
 
 
-class RelayTarget:
+class UploadTarget:
     """A run of bytes in a rank's block."""
 
-    def __init__(self, relay: Relay, rank: int, offset: int) -> None:
+    def __init__(self, relay: UploadChannel, rank: int, offset: int) -> None:
         self._relay = relay
         self._rank = rank
         self._offset = offset

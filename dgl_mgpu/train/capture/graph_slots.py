@@ -15,14 +15,14 @@ from dgl_mgpu.ops import EtypeBlock
 from dgl_mgpu.sampling.dataloading import batches_into
 from dgl_mgpu.sampling.loader_batches import Features
 from dgl_mgpu.train.capture.capture import Point, point, wait_for
-from dgl_mgpu.train.capture.static_buffers import Room, Sizes
+from dgl_mgpu.train.capture.static_buffers import Sizes, StaticBuffers
 
 
 def _nothing() -> None:
     return None
 
 
-class Kind(NamedTuple):
+class ShapeKey(NamedTuple):
     """What mini-batches must have in common for one place.
 
     Attributes
@@ -60,7 +60,7 @@ class Results:
 
 
 @dataclass(eq=False)
-class Place:
+class GraphSlot:
     """Where a mini-batch is put, and what computes there.
 
     Attributes
@@ -81,16 +81,16 @@ class Place:
     """
 
     owner: object
-    kind: Kind
-    room: Room
+    kind: ShapeKey
+    room: StaticBuffers
     num_seeds: int
     replay: Callable[[], Results]
-    taken: Callable[[], PlacedBatch | None] = _nothing
+    taken: Callable[[], SlotBatch | None] = _nothing
     left: Point = None
 
 
 @dataclass(eq=False)
-class PlacedBatch:
+class SlotBatch:
     """A mini-batch that is in place until the next one is asked for.
 
     Raises
@@ -99,11 +99,11 @@ class PlacedBatch:
         When its place is asked for later.
     """
 
-    _place: Place
+    _place: GraphSlot
     _sizes: Sizes
 
     @property
-    def place(self) -> Place:
+    def place(self) -> GraphSlot:
         if self._place.taken() is not self:
             raise InvalidInputError(
                 "compute a mini-batch",
@@ -117,12 +117,12 @@ class PlacedBatch:
         return self.place.room.blocks(self._sizes)
 
 
-def free_place(every: Sequence[Place]) -> Place | None:
+def free_place(every: Sequence[GraphSlot]) -> GraphSlot | None:
     """A place without a mini-batch, if there is one."""
     return next((each for each in every if each.taken() is None), None)
 
 
-class Places:
+class SlotPool:
     """The places of a step, into which a loader's mini-batches go.
 
     Parameters
@@ -136,13 +136,13 @@ class Places:
 
     def __init__(
         self,
-        every: Callable[[], Sequence[Place]],
+        every: Callable[[], Sequence[GraphSlot]],
         modes: Callable[[], tuple[bool, ...]],
         device: torch.device,
     ) -> None:
         self._every, self._modes, self._device = every, modes, device
 
-    def put(self, hops: Sequence[EtypeBlock], features: Features) -> PlacedBatch | None:
+    def put(self, hops: Sequence[EtypeBlock], features: Features) -> SlotBatch | None:
         """Put a mini-batch into a place that is free, if it fits there.
 
         Of one place alone nothing is gained: others would find it taken.
@@ -155,11 +155,11 @@ class Places:
         if not room.types.are_of(hops) or not room.is_served_by(features):
             return None
         sizes = Sizes.of_hops(hops, room.types)
-        if place.kind != Kind(sizes.kind, self._modes()) or not room.sizes.hold(sizes):
+        if place.kind != ShapeKey(sizes.kind, self._modes()) or not room.sizes.hold(sizes):
             return None
         wait_for(place.left, self._device)
         room.load_hops(hops, features)
-        batch = PlacedBatch(place, sizes)
+        batch = SlotBatch(place, sizes)
         # One that the loader makes anew frees its place by that.
         place.taken = weakref.ref(batch)
         return batch
@@ -170,11 +170,11 @@ class Places:
 
     def _handed_out(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
-            if not isinstance(batch, PlacedBatch):
+            if not isinstance(batch, SlotBatch):
                 *_, blocks = batch
                 yield blocks
                 continue
-            place: Place | None = batch.place
+            place: GraphSlot | None = batch.place
             try:
                 yield batch
                 assert place is not None

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from dgl_mgpu.train.capture.graph_slots import Kind
+from dgl_mgpu.train.capture.graph_slots import ShapeKey
 from dgl_mgpu.train.capture.static_buffers import Sizes
 
 #: Batches of a kind before one is captured: what is prepared once is then, and their sizes say how
@@ -14,7 +14,7 @@ from dgl_mgpu.train.capture.static_buffers import Sizes
 WARM_UP = 3
 
 
-class Choice:
+class CapturePolicy:
     """What is chosen of the mini-batches so far.
 
     Attributes
@@ -26,21 +26,21 @@ class Choice:
     """
 
     def __init__(self) -> None:
-        self.kind: Kind | None = None
+        self.kind: ShapeKey | None = None
         self.room: Sizes | None = None
         #: By kind: mini-batches so far, and the largest sizes of those that were not in place.
-        self._counts: Counter[Kind] = Counter()
-        self._largest: dict[Kind, Sizes] = {}
+        self._counts: Counter[ShapeKey] = Counter()
+        self._largest: dict[ShapeKey, Sizes] = {}
 
-    def count(self, kind: Kind) -> None:
+    def count(self, kind: ShapeKey) -> None:
         """Note a mini-batch."""
         self._counts[kind] += 1
 
-    def holds(self, kind: Kind, sizes: Sizes) -> bool:
+    def holds(self, kind: ShapeKey, sizes: Sizes) -> bool:
         """Whether a mini-batch is of those that are chosen."""
         return kind == self.kind and self.room is not None and self.room.hold(sizes)
 
-    def choose(self, kind: Kind, sizes: Sizes) -> bool:
+    def choose(self, kind: ShapeKey, sizes: Sizes) -> bool:
         """Choose a mini-batch that is counted and not of the chosen, if it is time for that."""
         largest = self._largest[kind] = self._largest.get(kind, sizes).joined(sizes)
         # So that kinds which take turns are not captured in turns.
@@ -71,13 +71,13 @@ def _of_sizes(sizes: Sizes) -> tuple[Any, Any]:
     return sizes.nodes, sizes.edges
 
 
-def _kind_and_sizes(kind: Any, nodes: Any, edges: Any) -> tuple[Kind, Sizes]:
+def _kind_and_sizes(kind: Any, nodes: Any, edges: Any) -> tuple[ShapeKey, Sizes]:
     return _kind(*kind), Sizes(tuple(map(_ints, nodes)), tuple(map(_ints, edges)))
 
 
-def _kind(sizes: Any, modes: Any) -> Kind:
+def _kind(sizes: Any, modes: Any) -> ShapeKey:
     seeds, types = sizes
-    return Kind((_ints(seeds), _ints(types)), tuple(map(bool, modes)))
+    return ShapeKey((_ints(seeds), _ints(types)), tuple(map(bool, modes)))
 
 
 def _ints(numbers: Any) -> tuple[int, ...]:

@@ -19,7 +19,7 @@ from dgl.frame import Column, Frame, Scheme
 from dgl.heterograph import DGLBlock
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.index import Schema, TensorIndex
+from dgl_mgpu.graph.index import GraphSchema, TensorIndex
 from dgl_mgpu.graph.relation import Compressed, Relation
 from dgl_mgpu.ops import EtypeBlock
 from dgl_mgpu.sampling.loader_batches import Features, Of
@@ -204,7 +204,7 @@ class _Hop:
         return None
 
 
-class Room:
+class StaticBuffers:
     """Memory for mini-batches, and blocks that are in it.
 
     Parameters
@@ -296,7 +296,7 @@ class _BlockRoom:
 
     def __init__(self, block: DGLBlock, nodes: Sequence[int], edges: Sequence[int]) -> None:
         index: TensorIndex = block._graph
-        self._schema: Schema = index.schema
+        self._schema: GraphSchema = index.schema
         kept = {"_graph", "_node_frames", "_edge_frames"}
         self._attributes = {name: it for name, it in vars(block).items() if name not in kept}
         ids = torch.empty(0, dtype=index.idtype, device=index.device)

@@ -22,10 +22,17 @@ from dgl_mgpu.train.capture.capture import (
     wait_for,
     waits_refused,
 )
-from dgl_mgpu.train.capture.graph_slots import Kind, Place, PlacedBatch, Places, Results, free_place
+from dgl_mgpu.train.capture.graph_slots import (
+    GraphSlot,
+    Results,
+    ShapeKey,
+    SlotBatch,
+    SlotPool,
+    free_place,
+)
 from dgl_mgpu.train.capture.passes import Blocks, Pass, normalised_batch
-from dgl_mgpu.train.capture.policy import Choice
-from dgl_mgpu.train.capture.static_buffers import Room, Sizes
+from dgl_mgpu.train.capture.policy import CapturePolicy
+from dgl_mgpu.train.capture.static_buffers import Sizes, StaticBuffers
 from dgl_mgpu.train.data_parallel import average_gradients, flattened_gradients, take_first_ranks
 
 #: One is computed while the next one is put in its place.  A third one changed no step's time by
@@ -121,17 +128,17 @@ class CapturedStep:
         self._modules = list(model.modules())
         learned = {name: each for name, each in self._pass.named_parameters() if each.requires_grad}
         self._names, self._parameters = list(learned), list(learned.values())
-        self._places: list[Place] = []
+        self._places: list[GraphSlot] = []
         #: To be made, and as many as there is memory for.
         self._num_places, self._most_places = 1, PLACES
-        self._choice = Choice()
+        self._choice = CapturePolicy()
         self._weight: torch.Tensor | None = None
         self._weight_now = 1.0
         #: Rows for the last mini-batch's seeds and their labels; of a captured one until the next
         #: is asked for.
         self.outputs = self.labels = torch.empty(0)
 
-    def batches(self, loader: Any) -> Iterator[Blocks | PlacedBatch]:
+    def batches(self, loader: Any) -> Iterator[Blocks | SlotBatch]:
         """The mini-batches of a pass over a loader, to be passed to the step one by one.
 
         They are those that the loader gives, in its order.  On a GPU, neighbours that DGL's own
@@ -146,7 +153,7 @@ class CapturedStep:
 
         Returns
         -------
-        iterator of list of DGLBlock, or of PlacedBatch
+        iterator of list of DGLBlock, or of SlotBatch
             Each to be used before the next one is asked for.
 
         Raises
@@ -166,7 +173,7 @@ class CapturedStep:
             # One is put in its place while another is computed.
             self._num_places = self._most_places
             self._drop_places()
-        return Places(lambda: self._places, self._modes, loader.device).batches(loader)
+        return SlotPool(lambda: self._places, self._modes, loader.device).batches(loader)
 
     def state_dict(self) -> dict[str, Any]:
         """What decides which mini-batches are computed by a graph, and with how much room.
@@ -199,7 +206,7 @@ class CapturedStep:
         self._captures = captures or self._required
         self._drop_places()
 
-    def num_seeds(self, batch: Blocks | PlacedBatch) -> int:
+    def num_seeds(self, batch: Blocks | SlotBatch) -> int:
         """Seeds of a mini-batch, of those that have labels.
 
         Parameters
@@ -211,11 +218,11 @@ class CapturedStep:
         InvalidInputError
             If the next one has been asked for since.
         """
-        if isinstance(batch, PlacedBatch):
+        if isinstance(batch, SlotBatch):
             return batch.place.num_seeds
         return len(self._labels(batch))
 
-    def __call__(self, batch: Blocks | PlacedBatch, weight: float = 1.0) -> torch.Tensor:
+    def __call__(self, batch: Blocks | SlotBatch, weight: float = 1.0) -> torch.Tensor:
         """The loss of a mini-batch; its parameters' gradients are those of ``weight`` times that.
 
         Parameters
@@ -236,7 +243,7 @@ class CapturedStep:
         UnavailableError
             If what is computed cannot be captured, and that is required.
         """
-        if isinstance(batch, PlacedBatch):
+        if isinstance(batch, SlotBatch):
             place = batch.place
             if place.owner is not self._pass:
                 raise InvalidInputError(
@@ -266,7 +273,7 @@ class CapturedStep:
         self.labels = self._labels(blocks)
         return loss
 
-    def _replay(self, place: Place, weight: float) -> torch.Tensor:
+    def _replay(self, place: GraphSlot, weight: float) -> torch.Tensor:
         """The loss of what is in a place."""
         if weight != self._weight_now:
             assert self._weight is not None
@@ -335,7 +342,7 @@ class CapturedStep:
         """Which modules are training."""
         return tuple(each.training for each in self._modules)
 
-    def _place_for(self, blocks: Blocks) -> Place | None:
+    def _place_for(self, blocks: Blocks) -> GraphSlot | None:
         """Where a batch has been put, to be computed by a graph; None if it is not to be."""
         sizes = Sizes.of(blocks)
         try:
@@ -347,9 +354,9 @@ class CapturedStep:
             self._give_up(error)
             return None
 
-    def _put(self, blocks: Blocks, sizes: Sizes) -> Place | None:
+    def _put(self, blocks: Blocks, sizes: Sizes) -> GraphSlot | None:
         """As :meth:`_place_for`; raises what keeps them from being captured."""
-        kind = Kind(sizes.kind, self._modes())
+        kind = ShapeKey(sizes.kind, self._modes())
         self._choice.count(kind)
         is_chosen = self._choice.holds(kind, sizes) and all(
             each.room.takes(blocks) for each in self._places[:1]
@@ -391,10 +398,10 @@ class CapturedStep:
                     return False
         return True
 
-    def _capture(self, blocks: Blocks, pool: Any) -> Place:
+    def _capture(self, blocks: Blocks, pool: Any) -> GraphSlot:
         kind, sizes, where = self._choice.kind, self._choice.room, blocks[0].device
         assert kind is not None and sizes is not None
-        room = Room(blocks, sizes)
+        room = StaticBuffers(blocks, sizes)
         seeds = len(self._labels(blocks))
         if self._weight is None:
             self._weight = torch.full((), self._weight_now, device=where)
@@ -417,7 +424,7 @@ class CapturedStep:
         room.forget()
         with waits_refused():
             run()
-        return Place(self._pass, kind, room, seeds, captured(run, where, pool))
+        return GraphSlot(self._pass, kind, room, seeds, captured(run, where, pool))
 
 
 def _dropped() -> Results:

@@ -22,9 +22,9 @@ import torch
 
 from dgl_mgpu.config.schema import config_of_run, flat
 from dgl_mgpu.errors import CheckpointError, ConfigError
-from dgl_mgpu.train.checkpoint.spilled_state import StateFile
+from dgl_mgpu.train.checkpoint.spilled_state import SpilledState
 from dgl_mgpu.train.checkpoint.validation import MEMBER, wrong_field
-from dgl_mgpu.utils.atomic_write import written_whole
+from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.checksums import DAMAGE, damaged_part
 
 log = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Checkpoint:
     epoch : int
         Epochs done; training goes on with the next.
     model, optimizer : dict
-        State dicts.  What is too large for memory is a `StateFile` in them.
+        State dicts.  What is too large for memory is a `SpilledState` in them.
     best_model : dict
         State dict of the epoch of best validation accuracy.
     random : list of Tensor, uint8
@@ -104,11 +104,11 @@ class Checkpoint:
         # Tensors and plain containers only: this is what weights_only reads back.
         for name in _JSON:
             content[name] = json.dumps(content[name])
-        files: dict[StateFile, int] = {}  # the last and the best model may share some
+        files: dict[SpilledState, int] = {}  # the last and the best model may share some
         for name in _STATES:
             content[name] = _without_files(content[name], files)
         try:
-            with written_whole(path) as file:
+            with atomic_write(path) as file:
                 torch.save(content, file)
                 if files:
                     _append(file, files)
@@ -380,18 +380,18 @@ def _identity(config: Mapping[str, Any]) -> dict[str, str]:
     return {key: json.dumps(value) for key, value in keys if not _FREE.fullmatch(key)}
 
 
-def _without_files(state: dict[str, Any], files: dict[StateFile, int]) -> dict[str, Any]:
+def _without_files(state: dict[str, Any], files: dict[SpilledState, int]) -> dict[str, Any]:
     """The state with numbers in place of its files; ``files`` gets those that it has not yet."""
     state = copy.copy(state)
     for key, value in state.items():
-        if isinstance(value, StateFile):
+        if isinstance(value, SpilledState):
             state[key] = {MEMBER: files.setdefault(value, len(files))}
     return state
 
 
 def _take_files(path: Path, states: list[dict[str, Any]]) -> None:
     """Undo `_without_files`."""
-    files: dict[int, StateFile] = {}
+    files: dict[int, SpilledState] = {}
     with zipfile.ZipFile(path) as archive:
         for state in states:
             for key, value in state.items():
@@ -399,11 +399,11 @@ def _take_files(path: Path, states: list[dict[str, Any]]) -> None:
                     number = value[MEMBER]
                     if number not in files:
                         with archive.open(_member(archive, number)) as member:
-                            files[number] = StateFile.copy_of(member)
+                            files[number] = SpilledState.copy_of(member)
                     state[key] = files[number]
 
 
-def _append(file: BinaryIO, files: Mapping[StateFile, int]) -> None:
+def _append(file: BinaryIO, files: Mapping[SpilledState, int]) -> None:
     """Add members to an archive."""
     with zipfile.ZipFile(file, "a") as archive:
         for each, number in files.items():

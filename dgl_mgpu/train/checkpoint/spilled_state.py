@@ -14,7 +14,7 @@ from dgl_mgpu.utils.temporary_folder import temporary_folder
 _PIECE_BYTES = 16 << 20
 
 
-class StateFile:
+class SpilledState:
     """A part of a state dict, in a file without a name, which goes with the last reference to it.
 
     Copies of the state dict share it.  It lies in ``TMPDIR``, or else in ``/var/tmp``: ``/tmp`` may
@@ -30,7 +30,7 @@ class StateFile:
         self._file = file
 
     @classmethod
-    def written_by(cls, write: Callable[[Path], None]) -> StateFile:
+    def written_by(cls, write: Callable[[Path], None]) -> SpilledState:
         """What ``write`` writes to the path that it is given; empty if it makes no file there.
 
         Raises
@@ -44,7 +44,7 @@ class StateFile:
             return cls(open(path, "rb") if path.exists() else None)
 
     @classmethod
-    def copy_of(cls, source: IO[bytes]) -> StateFile:
+    def copy_of(cls, source: IO[bytes]) -> SpilledState:
         """What is left to read of a file.
 
         Raises
@@ -73,8 +73,8 @@ class StateFile:
         with open(self.path, "rb") as source:
             shutil.copyfileobj(source, target, _PIECE_BYTES)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> StateFile:
+    def __deepcopy__(self, memo: dict[int, Any]) -> SpilledState:
         return self
 
 
-register(StateFile, lambda state: None, lambda _: StateFile())
+register(SpilledState, lambda state: None, lambda _: SpilledState())

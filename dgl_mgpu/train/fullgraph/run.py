@@ -12,10 +12,10 @@ import dgl
 import torch
 from torch import nn
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.config.schema import Config, ModelConfig
 from dgl_mgpu.data import Dataset, HeteroDataset
-from dgl_mgpu.distributed.exchange.strategy import AUTO, Way
+from dgl_mgpu.distributed.exchange.strategy import AUTO, ExchangeStrategy
 from dgl_mgpu.distributed.graph import PartitionedGraph, partition_graph
 from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.distributed.host_features.placement import are_for_host
@@ -48,7 +48,7 @@ def train(config: Config, folder: Path) -> None:
     config.check()
     check_start(config)
     if config.fullgraph.exchange != AUTO:
-        Way.named(config.fullgraph.exchange)
+        ExchangeStrategy.named(config.fullgraph.exchange)
     _check_gpus(ranks_of_this_machine(config))
     run(_make_trainer, config, folder)
 
@@ -56,7 +56,7 @@ def train(config: Config, folder: Path) -> None:
 def untrained(config: Config, device: torch.device) -> FullGraphTrainer:
     """What trains a run's model, as it begins; collective."""
     if device.type == "cuda":
-        _check_gpus(Ranks.of_this_machine().size)
+        _check_gpus(Communicator.of_this_machine().size)
     return _make_trainer(config, device)
 
 
@@ -109,11 +109,13 @@ class _Content:
 
 
 def _make_trainer(config: Config, device: torch.device | None = None) -> FullGraphTrainer:
-    ranks = Ranks.of_all_machines()
-    dataset = ranks.together(
+    ranks = Communicator.of_all_machines()
+    dataset = ranks.run_all(
         "load the data", lambda: load_dataset(config) if ranks.rank == 0 else None
     )
-    content = ranks.from_first("count features and classes", partial(_Content.of, dataset))
+    content = ranks.broadcast_from_rank0(
+        "count features and classes", partial(_Content.of, dataset)
+    )
     whole = None if dataset is None else dataset.to_dgl()
     del dataset
     features = {

@@ -28,7 +28,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.elastic.multiprocessing.errors import get_error_handler
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.loopback import connections_are_ours
 from dgl_mgpu.comm.signing import set_job_secret
 from dgl_mgpu.errors import DGLMGPUError, LimitError, RankFailedError
@@ -41,8 +41,8 @@ from dgl_mgpu.train.launch.heartbeat import (
     own_heartbeat,
     stage_of,
 )
-from dgl_mgpu.train.launch.peer_monitor import Watch
-from dgl_mgpu.train.launch.preemption import Stopped, Told, blocked
+from dgl_mgpu.train.launch.peer_monitor import PeerMonitor
+from dgl_mgpu.train.launch.preemption import DeferredSignals, Stopped, blocked
 from dgl_mgpu.train.launch.process_group import await_killed, children_of, kill_group, remove_shared
 from dgl_mgpu.train.launch.resource_limits import (
     crash_reasons,
@@ -128,8 +128,8 @@ def launch(
     processes already, this process is the rank that its environment names.
 
     SIGTERM, SIGHUP and Ctrl-C have ranks stop, by SIGTERM: they may raise `Stopped` within 25
-    seconds; then all end.  One that is told before it listens (`StopRequest`) ends at once.  A
-    second Ctrl-C ends all at once.
+    seconds; then all end.  One that is told before it listens (`PreemptionHandler`) ends at once.
+    A second Ctrl-C ends all at once.
 
     With ``hang_after``, a job ends in which no rank advances for so many seconds: in the steps of
     an epoch none enters another `stage`, and before and between epochs none uses its cores, reads
@@ -192,7 +192,7 @@ def _run_processes(
     heartbeats = Heartbeats(num_ranks)
     monitor = None if hang_after is None else HangMonitor(heartbeats.ranks, hang_after)
     with (
-        Told() as told,
+        DeferredSignals() as told,
         tempfile.TemporaryFile() as file,
         contextlib.ExitStack() as ending,
     ):
@@ -227,7 +227,7 @@ def _run_processes(
 
 
 def _let_stop(
-    ranks: list[_Rank], outcomes: dict[int, _Outcome | None], told: Told
+    ranks: list[_Rank], outcomes: dict[int, _Outcome | None], told: DeferredSignals
 ) -> DGLMGPUError | None:
     """Have all ranks stop by themselves; the error of one that did not.
 
@@ -261,23 +261,25 @@ def _others_watched(hang_after: float | None) -> Iterator[Heartbeat]:
     Heartbeat
         This rank's.
     """
-    everyone, here = Ranks.of_all_machines(), Ranks.of_this_machine()
+    everyone, here = Communicator.of_all_machines(), Communicator.of_this_machine()
     made: list[Heartbeats] = []
 
     def make() -> Path:
         made.append(Heartbeats(here.size))
         return made[0].path
 
-    path = here.from_first("share heartbeats", make)
-    heartbeats = here.together(
+    path = here.broadcast_from_rank0("share heartbeats", make)
+    heartbeats = here.run_all(
         "share heartbeats", lambda: made[0] if made else Heartbeats(here.size, path)
     )
     own = heartbeats.ranks[here.rank]
     numbers = here.all_gather(everyone.rank)
-    others: Watch | None = None
+    others: PeerMonitor | None = None
     with contextlib.ExitStack() as watching:
         if here.size < everyone.size:
-            others = watching.enter_context(Watch(everyone, os.environ["MASTER_ADDR"], _leave))
+            others = watching.enter_context(
+                PeerMonitor(everyone, os.environ["MASTER_ADDR"], _leave)
+            )
         if hang_after is not None:
             # Another rank looks where the first itself hangs, with Python's lock say.
             after = hang_after + _TURN_SECONDS * here.rank
@@ -371,7 +373,7 @@ def _is_of_communication(error: RuntimeError) -> bool:
 def _await(
     ranks: list[_Rank],
     outcomes: dict[int, _Outcome | None],
-    told: Told,
+    told: DeferredSignals,
     monitor: HangMonitor | None,
 ) -> DGLMGPUError | Stopped | None:
     """Wait for all ranks to end well, or for the first to fail; ``outcomes`` get their words."""
@@ -383,7 +385,7 @@ def _await(
     return _cause(ranks, outcomes)
 
 
-def _await_ends(ranks: list[_Rank], told: Told) -> None:
+def _await_ends(ranks: list[_Rank], told: DeferredSignals) -> None:
     """Wait for the processes of ranks that are done; those that stay are killed later."""
     running = {each.process.sentinel: (rank, each) for rank, each in enumerate(ranks)}
     deadline = time.monotonic() + timeouts.LEAVE
@@ -403,7 +405,7 @@ def _await_ends(ranks: list[_Rank], told: Told) -> None:
 def _hear(
     ranks: list[_Rank],
     outcomes: dict[int, _Outcome | None],
-    told: Told,
+    told: DeferredSignals,
     deadline: float | None = None,
     monitor: HangMonitor | None = None,
 ) -> RankFailedError | None:

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.signing import job_secret
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.train.launch.handshake import accept, connect, listen
@@ -35,7 +35,7 @@ _GOODBYE = b".\n"
 _QUOTED_BYTES = 80
 
 
-class Watch:
+class PeerMonitor:
     """Watches the ranks of the job on other machines, while it is used as a context manager.
 
     Collective.
@@ -57,19 +57,19 @@ class Watch:
     """
 
     def __init__(
-        self, ranks: Ranks, address: str, on_loss: Callable[[RankFailedError], Any]
+        self, ranks: Communicator, address: str, on_loss: Callable[[RankFailedError], Any]
     ) -> None:
         self._on_loss = on_loss
         self._is_first = ranks.rank == 0
         self._is_closed = False
         listener = listen() if self._is_first else None
-        port, token = ranks.from_first(
+        port, token = ranks.broadcast_from_rank0(
             "watch the other ranks",
             lambda: (listener.getsockname()[1], secrets.token_bytes(32)),  # type: ignore[union-attr]
         )
         # The token has crossed the network; what only ranks have, if they have it, has not.
         key = hmac.digest(job_secret(), token, "sha256")
-        self._peers = ranks.together(
+        self._peers = ranks.run_all(
             "connect to the first rank",
             lambda: (
                 {connect(address, port, key, ranks.rank): 0}
@@ -81,7 +81,7 @@ class Watch:
             _probe(peer)
         threading.Thread(target=self._look, name="watch", daemon=True).start()
 
-    def __enter__(self) -> Watch:
+    def __enter__(self) -> PeerMonitor:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *exception: object) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.utils.interrupts import STOPPING, Stopped, StopSignals
 from dgl_mgpu.utils.temporary_folder import note_sharing
 
@@ -19,7 +19,7 @@ from dgl_mgpu.utils.temporary_folder import note_sharing
 _LOOK_SECONDS = 1.0
 
 
-class StopRequest:
+class PreemptionHandler:
     """Whether some rank was told to stop; all ranks learn of it at the same step.
 
     Parameters
@@ -28,13 +28,13 @@ class StopRequest:
         All that stop together.
     """
 
-    def __init__(self, ranks: Ranks) -> None:
+    def __init__(self, ranks: Communicator) -> None:
         self._ranks = ranks
         self._signals = StopSignals(self._end_if_told_again)
         self._asked: tuple[torch.Tensor, dist.Work] | None = None
 
     @contextlib.contextmanager
-    def listening(self) -> Iterator[StopRequest]:
+    def listening(self) -> Iterator[PreemptionHandler]:
         """Hear SIGTERM, SIGHUP and Ctrl-C, the first of maybe several.
 
         Those that tell all processes of a job to stop, as schedulers do, tell a rank twice: its
@@ -86,7 +86,7 @@ class StopRequest:
         return bool(count)
 
 
-class Told:
+class DeferredSignals:
     """Has signals to stop wait, within ``with``, until it is asked for them.
 
     A handler that raises does so anywhere: between the start of a process and its place in the list
@@ -106,7 +106,7 @@ class Told:
         self._is_raised = False
         self._restoring = contextlib.ExitStack()
 
-    def __enter__(self) -> Told:
+    def __enter__(self) -> DeferredSignals:
         if threading.current_thread() is not threading.main_thread():
             return self
         reader, self._writer = os.pipe()

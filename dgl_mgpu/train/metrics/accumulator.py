@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 
-class Tally:
+class MetricAccumulator:
     """Loss and right answers of the steps so far.
 
     Parameters

@@ -7,7 +7,7 @@ from torch import nn
 
 from dgl_mgpu.errors import CheckpointError, OutputError
 from dgl_mgpu.store.embedding.layer import StoreEmbedding
-from dgl_mgpu.train.checkpoint.spilled_state import StateFile
+from dgl_mgpu.train.checkpoint.spilled_state import SpilledState
 from dgl_mgpu.utils.stages import stage
 
 #: The stage, within a model's, in which it reads rows; those of features have been gathered.
@@ -29,14 +29,14 @@ class LearnedRows(nn.Module):
     def __init__(self, embedding: StoreEmbedding) -> None:
         super().__init__()
         self.embedding = embedding
-        self._saved: tuple[int, StateFile] | None = None
+        self._saved: tuple[int, SpilledState] | None = None
 
     def forward(self, nodes: torch.Tensor) -> torch.Tensor:
         """Rows of nodes, float32, shape (n, embedding_dim)."""
         with stage(LOOKUP):
             return self.embedding(nodes)
 
-    def get_extra_state(self) -> StateFile:
+    def get_extra_state(self) -> SpilledState:
         """The embedding's state, the same file until that changes.
 
         Raises
@@ -47,7 +47,7 @@ class LearnedRows(nn.Module):
         version = self.embedding.version
         if self._saved is None or self._saved[0] != version:
             try:
-                self._saved = version, StateFile.written_by(self.embedding.save)
+                self._saved = version, SpilledState.written_by(self.embedding.save)
             except (OSError, CheckpointError) as error:
                 raise OutputError(
                     "keep learned rows in a file",
@@ -56,7 +56,7 @@ class LearnedRows(nn.Module):
                 ) from error
         return self._saved[1]
 
-    def set_extra_state(self, state: StateFile) -> None:
+    def set_extra_state(self, state: SpilledState) -> None:
         """Take the embedding's state; that of ranks but the first is not looked at."""
         self.embedding.load(state.path)
         self._saved = self.embedding.version, state

@@ -123,7 +123,7 @@ class WithParallels:
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`.
-    may_be_made_ahead = True
+    prefetch_safe = True
 
     def __init__(self, next_edge: torch.Tensor, longest_ring: int) -> None:
         self._next_edge, self._longest_ring = next_edge, longest_ring
@@ -155,7 +155,7 @@ class OtherDestinations:
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`.
-    may_be_made_ahead = True
+    prefetch_safe = True
 
     def __init__(self, k: int) -> None:
         self._k = k
@@ -181,7 +181,7 @@ class HeldOutEdges(Sampler):
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`.
-    may_be_made_ahead = True
+    prefetch_safe = True
 
     def __init__(self, edges: torch.Tensor, others: torch.Tensor, blocks: BlockSampler) -> None:
         super().__init__()

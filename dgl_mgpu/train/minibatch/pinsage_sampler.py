@@ -30,7 +30,7 @@ class RandomWalkSampler(BlockSampler):
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`: samples depend on attributes and the graph alone.
-    may_be_made_ahead = True
+    prefetch_safe = True
 
     def __init__(
         self,

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from dgl.dataloading import NeighborSampler, Sampler
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import choose_runtime
 from dgl_mgpu.config.schema import Config, ModelConfig
 from dgl_mgpu.data import Dataset, HeteroDataset
@@ -50,7 +50,7 @@ def untrained(config: Config) -> MiniBatchTrainer:
 
 
 def _make_trainer(config: Config) -> MiniBatchTrainer:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     if config.store.device == "cuda":
         choose_runtime("cuda", ranks)  # raises without GPUs, before data is read or generated
     dataset: Dataset | HeteroDataset | None = None
@@ -60,7 +60,7 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
         dataset, task = load(config)
         return task
 
-    task = ranks.from_first("load the data", read)
+    task = ranks.broadcast_from_rank0("load the data", read)
     store = _make_store(config, dataset, task)
     del dataset  # all of it is in the store
     model, optimizer = _make_model(config, store, task)
@@ -113,7 +113,7 @@ def _split(
 ) -> Split:
     sampler = config.sampler
     training = name == "train"
-    everyone = Ranks.of_all_machines()
+    everyone = Communicator.of_all_machines()
     batches = SeedBatches(
         task.seeds[name],
         config.trainer.batch_size,

@@ -38,7 +38,7 @@ class SeedBatches(IterableDataset):
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`: batches depend on nothing that goes on meanwhile.
-    may_be_made_ahead = True
+    prefetch_safe = True
 
     def __init__(
         self,

@@ -19,7 +19,7 @@ from torch import nn
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.inference import inference
-from dgl_mgpu.inference.group import Team
+from dgl_mgpu.inference.group import InferenceGroup
 from dgl_mgpu.models.homogeneous import NodeModel
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
@@ -30,7 +30,7 @@ from dgl_mgpu.store.global_store import GlobalStore
 from dgl_mgpu.train.capture import CapturedStep, normalised_batch
 from dgl_mgpu.train.data_parallel import average_gradients, take_first_ranks
 from dgl_mgpu.train.launch.preemption import blocked, outlive_sigterm
-from dgl_mgpu.train.metrics.accumulator import Tally
+from dgl_mgpu.train.metrics.accumulator import MetricAccumulator
 from dgl_mgpu.train.minibatch.evaluation import AllNodes
 from dgl_mgpu.train.minibatch.learned_inputs import LOOKUP
 from dgl_mgpu.train.minibatch.objective import Objective
@@ -114,7 +114,7 @@ class _Sums:
             totals[table, memory] = before[0] + rows, before[1] + nbytes
         return tuple(TierTraffic(memory, table, *sums) for (table, memory), sums in totals.items())
 
-    def add_steps(self, tally: Tally) -> None:
+    def add_steps(self, tally: MetricAccumulator) -> None:
         loss, correct, seeds = tally.sums()
         self.join(_Sums(loss=loss, correct=correct, seeds=seeds, steps=tally.steps))
 
@@ -336,7 +336,7 @@ class MiniBatchTrainer(Trainer):
         with _starting_workers():
             batches = iter(self._make_loader(replace(split, batches=seeds)))
         rows = (self._evaluated_outputs(batch).float() for batch in batches)
-        return Team.of_job().collected(rows, len(nodes), seeds.batch_size)
+        return InferenceGroup.of_job().collected(rows, len(nodes), seeds.batch_size)
 
     def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         return self._objective.predictions(rows)
@@ -346,7 +346,7 @@ class MiniBatchTrainer(Trainer):
         self.model.train()
         self.store.graph.set_epoch(self.epoch)
         self._train.batches.set_epoch(self.epoch, self._batches)
-        tally = Tally(self._device)
+        tally = MetricAccumulator(self._device)
         with StageTimes(self._device) as times:
             is_whole = self._train_rounds(sums, tally, on_step)
         sums.add_steps(tally)
@@ -364,7 +364,7 @@ class MiniBatchTrainer(Trainer):
         sums.add_seconds(**{name: spent.get(name, 0.0) for name in stages})
         return is_whole
 
-    def _train_rounds(self, sums: _Sums, tally: Tally, on_step: StepCallback) -> bool:
+    def _train_rounds(self, sums: _Sums, tally: MetricAccumulator, on_step: StepCallback) -> bool:
         captured = self._captured
         begin = iter if captured is None else captured.batches
         with _starting_workers():
@@ -394,7 +394,7 @@ class MiniBatchTrainer(Trainer):
                 return False
         return True
 
-    def _loss(self, batch: Any, round_size: int, tally: Tally) -> torch.Tensor:
+    def _loss(self, batch: Any, round_size: int, tally: MetricAccumulator) -> torch.Tensor:
         """What this rank adds to the mean loss over the ``round_size`` seeds of all ranks."""
         if batch is None:
             # The last round has no batch for this rank: it takes part in what others look up,
@@ -407,7 +407,7 @@ class MiniBatchTrainer(Trainer):
         return mean * self._weight(len(truth), round_size)
 
     def _compute_captured(
-        self, captured: CapturedStep, batch: Any, round_size: int, tally: Tally
+        self, captured: CapturedStep, batch: Any, round_size: int, tally: MetricAccumulator
     ) -> None:
         """Have parameters the gradients of :meth:`_loss`, over all ranks."""
         if batch is None:

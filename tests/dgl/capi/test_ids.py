@@ -16,7 +16,7 @@ from dgl.dataloading import (
 )
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 
 
 def _graph():
@@ -67,7 +67,7 @@ _OF_EDGES = {
 @pytest.mark.parametrize("bad", [-1, 3, -(10**6), 10**9])
 @pytest.mark.parametrize("use", _OF_NODES.values(), ids=_OF_NODES)
 def test_nodes_that_are_none(use, bad, idtype):
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         g = _graph().astype(idtype)
         use(g, torch.tensor([0, 2], dtype=idtype))
         with pytest.raises(
@@ -80,7 +80,7 @@ def test_nodes_that_are_none(use, bad, idtype):
 @pytest.mark.parametrize("bad", [-1, 4, -(10**6), 10**9])
 @pytest.mark.parametrize("use", _OF_EDGES.values(), ids=_OF_EDGES)
 def test_edges_that_are_none(use, bad):
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         g = _graph()
         use(g, torch.tensor([0, 3]))
         with pytest.raises(
@@ -90,7 +90,7 @@ def test_edges_that_are_none(use, bad):
 
 
 def test_nodes_of_a_type_are_counted_by_themselves():
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         g = dgl.heterograph({("user", "buys", "item"): ([0, 1], [4, 2])}, {"user": 2, "item": 6})
         assert dgl.sampling.sample_neighbors(g, {"item": [5, 4]}, 1).num_edges() == 1
         assert g.in_degrees(5, "buys") == 0 and g.out_degrees(1, "buys") == 1
@@ -104,12 +104,12 @@ def test_nodes_of_a_type_are_counted_by_themselves():
 
 
 def test_a_workers_loader_tells_them_too():
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         loader = DataLoader(_graph(), torch.tensor([3]), NeighborSampler([2]), num_workers=1)
         with pytest.raises(IdOutOfRangeError, match="node 3 is not among the graph's 3 nodes"):
             next(iter(loader))
 
 
 def test_walks_of_no_steps_are_refused():
-    with graphs_on_tensors(False), pytest.raises(InvalidInputError, match="no steps"):
+    with tensor_backed_graphs(False), pytest.raises(InvalidInputError, match="no steps"):
         dgl.sampling.random_walk(_graph(), [0], length=0)

@@ -13,13 +13,13 @@ import torch
 import dgl_mgpu
 from dgl_mgpu.dgl.capi import record
 from dgl_mgpu.dgl.capi.table import Place
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
 
 
 @pytest.fixture
 def graph():
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         yield dgl.graph((torch.tensor([0, 1, 2, 3]), torch.tensor([1, 2, 3, 0])))
 
 
@@ -88,8 +88,8 @@ def test_what_is_not_made_for_gpus_says_so(graph):
 def test_calls_are_logged_when_asked_for():
     script = """
 import dgl_mgpu, dgl, torch
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
-with graphs_on_tensors():
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
+with tensor_backed_graphs():
     dgl.graph((torch.tensor([0]), torch.tensor([1]))).out_edges(torch.tensor([0]))
 """
     for value, logged in (("1", True), ("0", False)):

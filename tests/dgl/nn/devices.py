@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.overrides import TorchFunctionMode
 
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 
 #: Of an element and of the largest element: sums are added up in another order than in DGL's C++.
 TOLERANCES = {
@@ -24,7 +24,7 @@ DEVICES = ["cpu", pytest.param("cuda", marks=NO_GPU)]
 
 def on_tensors(device: str) -> AbstractContextManager[None]:
     """Where graphs that are made on `device` are made of tensors."""
-    return graphs_on_tensors() if device == "cpu" else nullcontext()
+    return tensor_backed_graphs() if device == "cpu" else nullcontext()
 
 
 @contextmanager

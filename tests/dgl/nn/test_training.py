@@ -20,7 +20,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
 from tests.dgl.nn.cases import IN, OUT, hetero, ring, seed
 from tests.dgl.nn.devices import DEVICES, NO_GPU, close, floats, on_tensors
@@ -106,7 +106,7 @@ def test_under_autocast_on_a_gpu(kind):
 @pytest.mark.parametrize("kind", [dglnn.GATConv, dglnn.GATv2Conv, dglnn.GraphConv])
 @pytest.mark.parametrize("tensors", [False, True])
 def test_operands_of_several_types_under_autocast_on_a_cpu(kind, tensors):
-    with graphs_on_tensors(tensors):
+    with tensor_backed_graphs(tensors):
         g = dgl.add_self_loop(dgl.rand_graph(100, 600))
         x, weights = torch.randn(100, 16), torch.rand(g.num_edges())
         is_weighted = kind is dglnn.GraphConv

@@ -7,7 +7,7 @@ import pytest
 from dgl_mgpu.comm import cuda_runtime
 from dgl_mgpu.dgl import runner_options
 from dgl_mgpu.dgl.runner_options import RunnerOptions
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.pinning import pinning
 
 
@@ -32,5 +32,5 @@ def told(monkeypatch):
 
 @pytest.fixture(params=[False, True], ids=["DGL's graphs", "graphs of tensors"])
 def both_kinds(request):
-    with graphs_on_tensors(request.param):
+    with tensor_backed_graphs(request.param):
         yield

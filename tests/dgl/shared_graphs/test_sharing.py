@@ -31,7 +31,7 @@ from dgl_mgpu.dgl.runner_options import RunnerOptions
 from dgl_mgpu.dgl.shared_graphs import SharedGraph, share
 from dgl_mgpu.dgl.shared_graphs.columns import stored_of
 from dgl_mgpu.errors import ConfigError, InvalidInputError, UnavailableError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.pinning import pinning
 from dgl_mgpu.store.feature_storage import TableStorage
 from dgl_mgpu.store.global_store import GlobalStore
@@ -261,7 +261,7 @@ def _layer(block: dgl.DGLGraph, x: torch.Tensor, weight: torch.Tensor) -> torch.
 def _trains(folder: Path, with_tensors: bool) -> None:
     """As DGL's examples do it: loaders for training and validation, then inference layer-wise."""
     cuda_runtime.find_runtime = pinning.find_runtime = lambda: None  # this is a process of its own
-    with graphs_on_tensors(with_tensors):
+    with tensor_backed_graphs(with_tensors):
         before = mapped()
         g = node_graph("cpu")
         y = torch.from_file(str(folder / "y"), shared=True, size=2 * 300 * 5).view(2, 300, 5)

@@ -22,7 +22,7 @@ from dgl.dataloading import (
 )
 from dgl.dataloading.negative_sampler import GlobalUniform, PerSourceUniform
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.dgl import runner_options
 from dgl_mgpu.dgl.runner_options import RunnerOptions
 from dgl_mgpu.dgl.shared_graphs import SharedGraph
@@ -205,7 +205,7 @@ def test_a_store_goes_with_its_graph():
 
 
 def _trains(folder) -> None:
-    everyone = Ranks.of_all_machines()
+    everyone = Communicator.of_all_machines()
     rank = everyone.rank
     torch.cuda.set_device(rank % torch.cuda.device_count())
     device = torch.device("cuda", torch.cuda.current_device())

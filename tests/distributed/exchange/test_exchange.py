@@ -9,7 +9,7 @@ from dgl_mgpu.distributed.exchange.chunks import Chunks
 from dgl_mgpu.distributed.exchange.halo import Fetch, Halo
 from dgl_mgpu.distributed.exchange.halo_blocking import WholeHalo
 from dgl_mgpu.distributed.exchange.peer_memory import PeerChunks
-from dgl_mgpu.distributed.exchange.schedule import Rounds, Sum
+from dgl_mgpu.distributed.exchange.schedule import CommSchedule, Sum
 from dgl_mgpu.distributed.exchange.window import Window
 from dgl_mgpu.distributed.local_part import Part, cut
 from dgl_mgpu.distributed.partition import Ownership, assigned, ranges, shuffled
@@ -90,8 +90,8 @@ class _Whole:
         return empty.index_put_((self.dst, self.src), values, accumulate=True)
 
 
-def _every_way(whole: _Whole) -> list[tuple[str, Rounds]]:
-    ways: list[tuple[str, Rounds]] = [
+def _every_way(whole: _Whole) -> list[tuple[str, CommSchedule]]:
+    ways: list[tuple[str, CommSchedule]] = [
         ("broadcast", Broadcast(whole.part, whole.group)),
         ("halo at first", WholeHalo(Chunks(whole.part, whole.group, 1))),
     ]

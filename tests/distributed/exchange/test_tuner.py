@@ -14,11 +14,11 @@ import torch.distributed as dist
 
 from dgl_mgpu.distributed.exchange import tuner as auto
 from dgl_mgpu.distributed.exchange.chunks import Chunks
-from dgl_mgpu.distributed.exchange.cost import Load, Model, Rates
+from dgl_mgpu.distributed.exchange.cost import Model, RankLoad, Rates
 from dgl_mgpu.distributed.exchange.schedule import Sum
 from dgl_mgpu.distributed.exchange.search import search
-from dgl_mgpu.distributed.exchange.strategies import Ways
-from dgl_mgpu.distributed.exchange.strategy import BROADCAST, HALO_AT_FIRST, STEPS, Way
+from dgl_mgpu.distributed.exchange.strategies import ExchangeStrategies
+from dgl_mgpu.distributed.exchange.strategy import BROADCAST, HALO_BLOCKING, STEPS, ExchangeStrategy
 from dgl_mgpu.distributed.exchange.tuner import Auto, Case
 from dgl_mgpu.distributed.local_part import Part, cut
 from dgl_mgpu.distributed.partition import ranges
@@ -27,19 +27,26 @@ from tests.distributed.exchange.test_exchange import _Whole
 from tests.distributed.exchange.windows import MappedWindow
 from tests.distributed.graphs import KINDS, edges
 
-HALF, WHOLE = Way(chunks=2), Way(chunks=1)
-REMOTE = Way(pipeline=Pipeline())
-PIPELINES = [Way(pipeline=Pipeline(*each)) for each in itertools.product(*STEPS.values())]
+HALF, WHOLE = ExchangeStrategy(chunks=2), ExchangeStrategy(chunks=1)
+REMOTE = ExchangeStrategy(pipeline=Pipeline())
+PIPELINES = [
+    ExchangeStrategy(pipeline=Pipeline(*each)) for each in itertools.product(*STEPS.values())
+]
 FLOAT64 = torch.float64
 
-Cost = Callable[[Way, int], float]
+Cost = Callable[[ExchangeStrategy, int], float]
 
 
 def _always(pipeline: Pipeline) -> bool:
     return True
 
 
-def _searched(candidates: list[Way], cost: Callable[[Way], float], fills=_always, fits=_always):
+def _searched(
+    candidates: list[ExchangeStrategy],
+    cost: Callable[[ExchangeStrategy], float],
+    fills=_always,
+    fits=_always,
+):
     """What a search ends with, and what it has tried."""
     steps, tried = search(candidates, fills, fits), []
     asked = next(steps)
@@ -55,7 +62,7 @@ def _searched(candidates: list[Way], cost: Callable[[Way], float], fills=_always
 
 
 def test_a_search_finds_the_fastest_of_all():
-    candidates = [BROADCAST, WHOLE, HALF, Way(chunks=4), Way(chunks=7)]
+    candidates = [BROADCAST, WHOLE, HALF, ExchangeStrategy(chunks=4), ExchangeStrategy(chunks=7)]
     for seed in range(50):
         draw = random.Random(seed)
         cost = {way: draw.uniform(1, 2) for way in candidates}
@@ -69,19 +76,19 @@ def test_a_search_of_pipelines_is_as_good_as_trying_all():
         draw = random.Random(seed)
         best_at = {name: draw.choice(steps) for name, steps in STEPS.items()}
 
-        def cost(way: Way, best_at=best_at) -> float:
+        def cost(way: ExchangeStrategy, best_at=best_at) -> float:
             if way.pipeline is None:
                 return 1e3
             ratios = (getattr(way.pipeline, name) / best for name, best in best_at.items())
             return sum(max(ratio, 1 / ratio) for ratio in ratios)
 
         best, tried = _searched([HALF, REMOTE], cost)
-        assert best == Way(pipeline=Pipeline(**best_at)) == min(PIPELINES, key=cost)
+        assert best == ExchangeStrategy(pipeline=Pipeline(**best_at)) == min(PIPELINES, key=cost)
         assert len(set(tried)) <= len(PIPELINES) / 6
 
 
 def test_with_parameters_that_depend_on_each_other_the_best_is_come_close_to():
-    def cost(way: Way) -> float:  # best at a product of 64, and then with a large ps
+    def cost(way: ExchangeStrategy) -> float:  # best at a product of 64, and then with a large ps
         if way.pipeline is None:
             return 100.0
         product = way.pipeline.ps * way.pipeline.dist * way.pipeline.wpb
@@ -94,9 +101,9 @@ def test_with_parameters_that_depend_on_each_other_the_best_is_come_close_to():
 def test_what_comes_close_is_timed_once_more():
     first = {BROADCAST: 1.0, WHOLE: 1.05, HALF: 1.5}
     later = {BROADCAST: 1.1, WHOLE: 1.05}
-    found: dict[Way, float] = {}
+    found: dict[ExchangeStrategy, float] = {}
 
-    def cost(way: Way) -> float:
+    def cost(way: ExchangeStrategy) -> float:
         seconds = later[way] if way in found else first[way]
         found[way] = seconds
         return seconds
@@ -131,7 +138,7 @@ def test_pipelines_that_leave_multiprocessors_idle_are_not_tried():
 @pytest.mark.parametrize("kind", KINDS)
 def test_loads_count_edges_and_rows(kind):
     for part in _three_parts(kind):
-        load = Load.of(part)
+        load = RankLoad.of(part)
         indptr, columns, _ = part.relation.csc()
         positions = torch.cat(
             [torch.arange(part.num_own_src) + part.src.bounds[part.rank], part.halo]
@@ -151,7 +158,7 @@ def _three_parts(kind: str) -> list[Part]:
 def _model(edges_from_others: int, wanted: int, rank_size: int = 10**6, ranks: int = 4) -> Model:
     """All ranks have as much, and all other ranks' rows are as wanted."""
     loads = [
-        Load(
+        RankLoad(
             rank_size,
             rank_size,
             [10 * rank_size if owner == rank else edges_from_others for owner in range(ranks)],
@@ -176,9 +183,9 @@ def test_reading_a_row_for_each_edge_costs_more_than_once():
 
 def test_more_chunks_overlap_better_but_begin_more_often():
     model = _model(10**7, 10**6)
-    assert model.seconds(Way(chunks=3), 1024) < model.seconds(WHOLE, 1024)
+    assert model.seconds(ExchangeStrategy(chunks=3), 1024) < model.seconds(WHOLE, 1024)
     empty = _model(10**2, 10**2, rank_size=10**3)
-    assert empty.seconds(Way(chunks=3), 4) > empty.seconds(WHOLE, 4)
+    assert empty.seconds(ExchangeStrategy(chunks=3), 4) > empty.seconds(WHOLE, 4)
 
 
 def test_estimates_are_of_the_slowest_rank():
@@ -199,7 +206,7 @@ def test_a_broadcast_needs_room_for_whole_ranks():
 
 def test_rows_shared_by_warps_need_room():
     model = _model(10**6, 10**5)
-    many = Way(pipeline=Pipeline(ps=1, dist=1))
+    many = ExchangeStrategy(pipeline=Pipeline(ps=1, dist=1))
     assert model.extra_bytes(many, 512) > model.extra_bytes(REMOTE, 512) + 2 * 10**6 * 512
 
 
@@ -207,7 +214,7 @@ def test_a_pipeline_without_room_is_not_tried():
     def fits(pipeline: Pipeline) -> bool:
         return pipeline.ps >= REMOTE.pipeline.ps and pipeline.dist >= REMOTE.pipeline.dist
 
-    def cost(way: Way) -> float:  # the smaller the faster
+    def cost(way: ExchangeStrategy) -> float:  # the smaller the faster
         return way.pipeline.ps + way.pipeline.dist + way.pipeline.wpb
 
     found, tried = _searched([REMOTE], cost, fits=fits)
@@ -232,11 +239,11 @@ def test_rates_are_known_without_timing():
 
 def test_names_tell_ways_apart():
     part = _three_parts("random")[0]
-    of_gpus = Ways(part, None, object())  # type: ignore[arg-type]
+    of_gpus = ExchangeStrategies(part, None, object())  # type: ignore[arg-type]
     assert len(of_gpus.by_name) == 4 + len(PIPELINES)
     assert all(of_gpus.by_name[str(way)] == way for way in [*of_gpus.candidates, *PIPELINES])
-    without = Ways(part, None)
-    expected = [BROADCAST, HALO_AT_FIRST, WHOLE, HALF]
+    without = ExchangeStrategies(part, None)
+    expected = [BROADCAST, HALO_BLOCKING, WHOLE, HALF]
     assert without.candidates == expected == list(without.by_name.values())
     assert without.default == HALF
 
@@ -244,11 +251,15 @@ def test_names_tell_ways_apart():
 def _readers() -> None:
     whole = _Whole("skewed", "shuffled")
     windows = MappedWindow(whole.group)
-    kinds = Ways(whole.part, whole.group, windows)  # type: ignore[arg-type]
+    kinds = ExchangeStrategies(whole.part, whole.group, windows)  # type: ignore[arg-type]
     x = whole.rows(whole.of_src.num_nodes, 4)
     expected = whole.own_dst(whole.matrix() @ x)
     made = []
-    for way in (REMOTE, Way(pipeline=Pipeline(ps=2, dist=1)), Way(pipeline=Pipeline(ps=2))):
+    for way in (
+        REMOTE,
+        ExchangeStrategy(pipeline=Pipeline(ps=2, dist=1)),
+        ExchangeStrategy(pipeline=Pipeline(ps=2)),
+    ):
         assert torch.equal(kinds[way].sums(whole.own_src(x)), expected)
         assert kinds[way].pipeline == way.pipeline
         made.append(kinds[way])
@@ -282,7 +293,7 @@ class _Clock:
     now = 0.0
 
 
-class _TimedWays(Ways):
+class _TimedWays(ExchangeStrategies):
     """Ways that take as long as is said, by way and rank; and what was taken."""
 
     def __init__(self, whole: _Whole, cost: Cost, window: MappedWindow | None) -> None:
@@ -291,7 +302,7 @@ class _TimedWays(Ways):
         self.alive = weakref.WeakSet()
         self._cost = cost
 
-    def __getitem__(self, way: Way):
+    def __getitem__(self, way: ExchangeStrategy):
         self.taken.append(way)
         self.clock.now += self._cost(way, self.part.rank)
         made = super().__getitem__(way)
@@ -309,7 +320,7 @@ def _auto(
     return rounds, timed
 
 
-def _until_found(rounds: Auto, rows: torch.Tensor, transposed: bool = False) -> Way:
+def _until_found(rounds: Auto, rows: torch.Tensor, transposed: bool = False) -> ExchangeStrategy:
     for _ in range(50):
         (rounds.transposed_sums if transposed else rounds.sums)(rows)
         case = Case(transposed, rows.shape[1] * rows.element_size(), rows.dtype, 0)
@@ -332,15 +343,15 @@ def _in_folder(folder: str, check: Callable[[], None]) -> None:
 def _slowest_decides() -> None:
     # By each rank's own clock another way is the fastest; by the slowest's it is the halo whole.
     own = [
-        {BROADCAST: 1.0, WHOLE: 3.0, HALF: 2.0, HALO_AT_FIRST: 4.0},
-        {BROADCAST: 3.0, WHOLE: 3.5, HALF: 3.0, HALO_AT_FIRST: 2.0},
-        {BROADCAST: 9.0, WHOLE: 3.0, HALF: 5.0, HALO_AT_FIRST: 3.8},
+        {BROADCAST: 1.0, WHOLE: 3.0, HALF: 2.0, HALO_BLOCKING: 4.0},
+        {BROADCAST: 3.0, WHOLE: 3.5, HALF: 3.0, HALO_BLOCKING: 2.0},
+        {BROADCAST: 9.0, WHOLE: 3.0, HALF: 5.0, HALO_BLOCKING: 3.8},
     ]
     whole = _Whole("random", "shuffled")
     rounds, timed = _auto(whole, lambda way, rank: own[rank][way])
     rows = whole.own_src(whole.rows(whole.of_src.num_nodes, 3))
     assert _until_found(rounds, rows) == WHOLE
-    found: list[list[Way]] = [None] * 3  # type: ignore[list-item]
+    found: list[list[ExchangeStrategy]] = [None] * 3  # type: ignore[list-item]
     dist.all_gather_object(found, timed.taken)
     assert found[0] == found[1] == found[2] and set(found[0]) >= set(own[0])
 
@@ -383,7 +394,7 @@ def _equal_sums(kind: str) -> None:
     all_x = whole.rows(whole.of_src.num_nodes, 2).requires_grad_()
     cubes = ((matrix @ all_x) ** 3).sum()
     (expected,) = torch.autograd.grad(cubes, all_x)
-    rounds = Auto(Ways(whole.part, whole.group), cached=False)
+    rounds = Auto(ExchangeStrategies(whole.part, whole.group), cached=False)
     mine = weights[whole.part.edges]
     for _ in range(80):
         x = whole.own_src(all_x.detach()).requires_grad_()
@@ -401,9 +412,9 @@ def test_sums_and_gradients_are_right_from_the_first_call(ranks, kind):
 
 def _remote() -> None:
     whole = _Whole("skewed", "shuffled")
-    best = Way(pipeline=Pipeline(ps=8, dist=4, wpb=4))
+    best = ExchangeStrategy(pipeline=Pipeline(ps=8, dist=4, wpb=4))
 
-    def cost(way: Way, _: int) -> float:
+    def cost(way: ExchangeStrategy, _: int) -> float:
         if way.pipeline is None:
             return 8.0
         ratios = (getattr(way.pipeline, name) / getattr(best.pipeline, name) for name in STEPS)
@@ -499,7 +510,7 @@ def test_without_room_for_any_way_the_one_that_needs_least_is_taken(ranks):
 def _hopeless_estimates() -> None:
     whole = _Whole("random", "shuffled")
     rounds, timed = _auto(whole, lambda way, _: 1.0)
-    estimates = {BROADCAST: 1.6, WHOLE: 1.4, HALF: 1.0, HALO_AT_FIRST: 1.6}
+    estimates = {BROADCAST: 1.6, WHOLE: 1.4, HALF: 1.0, HALO_BLOCKING: 1.6}
     rounds.model.seconds = lambda way, _: estimates[way]  # type: ignore[method-assign]
     _until_found(rounds, whole.own_src(whole.rows(whole.of_src.num_nodes, 3)))
     assert list(dict.fromkeys(timed.taken)) == [HALF, WHOLE]
@@ -523,7 +534,7 @@ def test_remote_reads_are_for_sums_of_rows():
 # -- what is kept -------------------------------------------------------------------------------
 
 
-def _prefer(fast: Way) -> Cost:
+def _prefer(fast: ExchangeStrategy) -> Cost:
     return lambda way, _: 1.0 if way == fast else 2.0
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from dgl.geometry.capi import _neighbor_matching
 
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.message_passing import geometry
 
 SEGMENTS = {
@@ -22,7 +22,7 @@ SEGMENTS = {
 
 
 def ours(function):
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         return function()
 
 

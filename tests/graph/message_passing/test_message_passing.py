@@ -14,7 +14,7 @@ import torch
 from dgl import _sparse_ops
 
 from dgl_mgpu.graph import relation
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.originals import originals
 
@@ -32,7 +32,7 @@ def place(request: pytest.FixtureRequest) -> str:
 
 @contextmanager
 def tensors(place: str) -> Iterator[None]:
-    with graphs_on_tensors() if place == "cpu" else nullcontext():
+    with tensor_backed_graphs() if place == "cpu" else nullcontext():
         yield
 
 
@@ -468,4 +468,4 @@ def test_different_dtypes_are_refused(place):
 def inside() -> bool:
     from dgl_mgpu.graph import dispatch as ours
 
-    return ours.stays_tensor(torch.zeros(0))
+    return ours.is_passed_as_tensor(torch.zeros(0))

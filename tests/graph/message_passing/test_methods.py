@@ -12,7 +12,7 @@ import pytest
 import torch
 from dgl.frame import Column, LazyFeature
 
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
 
 Graph = Callable[[], dgl.DGLGraph]
@@ -47,7 +47,7 @@ def on_both(graph: Graph, run: Callable[[dgl.DGLGraph], Any]) -> tuple[Any, Any]
     """What `run` returns or raises on DGL's graph and on one of tensors."""
     results = []
     for on_tensors in (False, True):
-        with graphs_on_tensors(on_tensors):
+        with tensor_backed_graphs(on_tensors):
             g = filled(graph)
             assert isinstance(g._graph, TensorIndex) == on_tensors
             try:
@@ -180,7 +180,7 @@ def test_rows_of_features_are_set(graph):
 
 
 def test_a_local_scope_keeps_what_was_there():
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         whole = filled(homogeneous)
         part = whole.subgraph([1, 2, 3])  # whose features are taken of the whole's when looked at
         part.ndata["later"] = LazyFeature("later")
@@ -218,7 +218,7 @@ SUMS = {
 
 @pytest.mark.parametrize("name", ["u_mul_e_sum", "u_add_v", "u_dot_v"])
 def test_gradients_of_gradients(name):
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         g = homogeneous()
     u = torch.randn(5, 3, dtype=torch.float64, requires_grad=True)
     e = torch.randn(5, 1, dtype=torch.float64, requires_grad=True)
@@ -229,7 +229,7 @@ def test_gradients_of_gradients(name):
 @pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")  # torch's own
 @pytest.mark.parametrize("name", SUMS)
 def test_forward_derivatives_and_transforms_are_refused_not_lost(name):
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         g = homogeneous()
     u, e = torch.randn(5, 3), torch.randn(5, 1)
     with torch.autograd.forward_ad.dual_level():

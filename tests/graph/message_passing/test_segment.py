@@ -9,7 +9,7 @@ from dgl import backend as F
 from dgl.backend.pytorch import sparse
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.message_passing import segment
 
 NULL = torch.empty(0, dtype=torch.int64)
@@ -40,7 +40,7 @@ def assert_close(found: torch.Tensor, expected: torch.Tensor) -> None:
 def both(function):
     """What DGL's C++ gives, and what this package does."""
     expected = function()
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         return expected, function()
 
 
@@ -77,7 +77,7 @@ def test_segment_reduce_of_every_element_type(op, dtype):
     torch.manual_seed(0)
     feat = torch.randn(600, 5).to(dtype)
     lengths = [0, 500, 99, 1]
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         out, arg = sparse._segment_reduce(op, feat, offsets_of(lengths))
     parts = feat.double().split(lengths)
     worst = {"sum": 0.0, "max": -float("inf"), "min": float("inf")}[op]
@@ -112,7 +112,7 @@ def test_gradients_of_segment_reduce_are_those_of_dgl(reducer):
 @pytest.mark.parametrize("lengths", [[2, 3], [4], [4, -1], [-1, 4], [0, 0, 9]], ids=str)
 @pytest.mark.parametrize("reducer", ["sum", "mean", "max"])
 def test_segments_beyond_the_rows_are_refused(lengths, reducer):
-    with graphs_on_tensors(), pytest.raises(dgl.DGLError, match="lengths") as raised:
+    with tensor_backed_graphs(), pytest.raises(dgl.DGLError, match="lengths") as raised:
         dgl.ops.segment_reduce(torch.tensor(lengths), torch.ones(3, 2), reducer)
     assert isinstance(raised.value, InvalidInputError)
 
@@ -139,7 +139,7 @@ def test_an_unknown_reducer_is_refused():
 def test_scatter_add_sums_rows_of_one_index(dtype):
     torch.manual_seed(0)
     x, idx = torch.randn(2000, 3).to(dtype), torch.randint(0, 4, (2000,))
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         out = sparse._scatter_add(x, idx, 6)
     assert_close(out, torch.zeros(6, 3, dtype=torch.float64).index_add_(0, idx, x.double()))
 
@@ -175,7 +175,7 @@ def test_segment_mm_and_its_gradients_are_those_of_a_product_a_segment(
     expected = torch.cat([*parts, wide_a[:0] @ wide_a.new_empty(5, 7)])
     assert_close(out, expected)
     weights = torch.randn(out.shape).to(dtype)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         out.backward(weights)
     expected.backward(weights.double())
     assert_close(a.grad, wide_a.grad)
@@ -184,7 +184,7 @@ def test_segment_mm_and_its_gradients_are_those_of_a_product_a_segment(
 
 
 def sparse_on_tensors(function, *arguments):
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         return function.apply(*arguments)
 
 
@@ -220,7 +220,7 @@ def test_gather_mm_and_its_gradients_are_those_of_a_product_a_row(count, matrice
     expected = torch.einsum("nk,nkm->nm", wide_a, wide_b[idx_b])
     assert_close(out, expected)
     weights = torch.randn(out.shape).to(dtype)
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         out.backward(weights)
     expected.backward(weights.double())
     assert_close(a.grad, wide_a.grad)
@@ -239,7 +239,7 @@ def test_gather_mm_takes_rows_by_index_too(with_b, idtype):
     wide_a, wide_b = (x.detach().clone().requires_grad_() for x in (a, b))
     expected = torch.bmm(wide_a[idx_a.long()][:, None], wide_b if idx_b is None else wide_b[idx_b])
     assert_close(out, expected[:, 0])
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         out.square().sum().backward()
     expected.square().sum().backward()
     assert_close(a.grad, wide_a.grad)

@@ -20,7 +20,7 @@ import dgl  # isort: skip  (the ranks' processes import nothing else before)
 from dgl.nn import GraphConv  # isort: skip
 
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.models.gcn import GCN, passes
 from dgl_mgpu.models.gcn.dropout import drop_
 from tests.distributed.graphs import homogeneous
@@ -117,7 +117,7 @@ def test_graphs_of_tensors_give_the_same() -> None:
     gcn, stack = _pair((5, 7, 3))
     g = homogeneous("skewed")
     wanted = _results(stack, g, g.ndata["x"], _weights(g, 3))
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         g = homogeneous("skewed")
         _require_same(_results(gcn, g, g.ndata["x"], _weights(g, 3)), wanted)
 
@@ -298,7 +298,7 @@ def test_dropout_follows_the_random_state_and_is_off_in_evaluation() -> None:
 
 
 def test_half_activations_stay_close_to_exact_ones() -> None:
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         g = homogeneous("skewed", torch.float32)
         exact, _ = _pair((5, 16, 3))
         args = g, g.ndata["x"].double(), _weights(g, 3)
@@ -368,7 +368,7 @@ def _most_buffers(
 ) -> float:
     """Of the widest kind, of a forward and a backward pass and the loss between them, without the
     input."""
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         torch.manual_seed(0)
         ends = torch.randint(500, (2, 4000))
         g = dgl.add_self_loop(dgl.graph((ends[0], ends[1]), num_nodes=500))

@@ -18,7 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import dgl_mgpu
 from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.distributed.host_features import host_rows as host
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.models.gcn import GCN
 from dgl_mgpu.models.gcn.dropout import dropped
 from tests.distributed.graphs import homogeneous
@@ -150,7 +150,7 @@ def test_the_input_is_dropped_out_alike_forward_and_backward(widths: tuple[int, 
 
 
 def test_half_activations_stay_close_to_exact_ones() -> None:
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         g = homogeneous("skewed", torch.float32)
         for widths in ((5, 16, 3), (5, 4, 3)):
             exact, _ = _pair(widths)
@@ -213,7 +213,7 @@ NODES = 500
 
 def _epoch(widths: tuple[int, ...], keep: bool, slab_width: int | None) -> _Made:
     """What an epoch makes; the input and what the model has found out once are there before."""
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         ends = torch.randint(NODES, (2, 4000), generator=torch.Generator().manual_seed(0))
         g = dgl.add_self_loop(dgl.graph((ends[0], ends[1]), num_nodes=NODES))
         g.create_formats_()

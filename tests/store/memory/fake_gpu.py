@@ -70,8 +70,8 @@ class FakeRuntime:
         """Whether nothing is allocated, mapped or registered."""
         return not (self.blocks or self.opened or self.registered)
 
-    def seat(self) -> cuda_runtime.Seat:
-        return cuda_runtime.Seat(f"fake-{self.gpu}", self.memory - self.used, self.memory)
+    def device_info(self) -> cuda_runtime.DeviceInfo:
+        return cuda_runtime.DeviceInfo(f"fake-{self.gpu}", self.memory - self.used, self.memory)
 
     def gpus(self) -> list[str]:
         return [f"fake-{gpu}" for gpu in range(self.num_gpus)]

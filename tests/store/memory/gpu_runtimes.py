@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import CudaRuntime
 from tests.store.memory.fake_gpu import FakeRuntime
 
@@ -97,7 +97,9 @@ class _Blind:
         raise self._runtime.CUDARuntimeError(_INVALID_RESOURCE_HANDLE)
 
 
-def make_runtime(kind: str, ranks: Ranks, blind: bool = False) -> FakeRuntime | CountingRuntime:
+def make_runtime(
+    kind: str, ranks: Communicator, blind: bool = False
+) -> FakeRuntime | CountingRuntime:
     """This rank's GPU, of one of :data:`KINDS`; a ``blind`` one maps no other's memory."""
     if kind == "cuda":
         return CountingRuntime(blind)

@@ -18,7 +18,7 @@ import torch.distributed as dist
 
 import dgl_mgpu
 from dgl_mgpu.comm import cuda_runtime
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import IdOutOfRangeError, PeerAccessError, RankFailedError
 from dgl_mgpu.ops import (
     SampleKey,
@@ -52,7 +52,7 @@ def patient_launch(monkeypatch):
     return launch
 
 
-def numbered(ranks: Ranks) -> Blueprint | None:
+def numbered(ranks: Communicator) -> Blueprint | None:
     """Rows that hold their number, dealt out over all ranks."""
     if ranks.rank != 0:
         return None
@@ -68,7 +68,7 @@ def gathered(store: Store, seed: int = 0) -> None:
     assert torch.equal(rows.cpu(), ids.float()[:, None].expand(-1, 16))
 
 
-def builds_and_reads(ranks: Ranks, runtime) -> None:
+def builds_and_reads(ranks: Communicator, runtime) -> None:
     """A store, of which nothing is left."""
     store = build(numbered(ranks), ranks, runtime)
     gathered(store, ranks.rank)
@@ -84,7 +84,7 @@ def require_all_is_well(kind: str, runtime) -> None:
     gc.collect()
     assert runtime.is_empty
     assert mapped_segments() == 0
-    alone = Ranks()
+    alone = Communicator()
     builds_and_reads(alone, make_runtime(kind, alone))
 
 
@@ -93,7 +93,7 @@ def die(*_: object) -> None:
 
 
 def _one_dies_while_it_is_built(kind: str, dying: int, at: str, folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     runtime = make_runtime(kind, ranks)
     builds_and_reads(ranks, runtime)  # so that all is loaded
     if ranks.rank == dying:
@@ -116,7 +116,7 @@ def test_a_rank_killed_while_a_store_is_built(kind, dying, at, tmp_path, patient
 
 
 def _one_dies_while_all_gather(kind: str, dying: int, folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     runtime = make_runtime(kind, ranks)
     store = build(numbered(ranks), ranks, runtime)
     gathered(store, ranks.rank)
@@ -147,7 +147,7 @@ def test_a_rank_killed_while_others_gather(kind, dying, tmp_path, patient_launch
 
 
 def _one_dies_and_nobody_asks(kind: str) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     if kind == "cuda":
         dist.all_reduce(torch.ones(1, device="cuda"))
         torch.cuda.synchronize()
@@ -171,7 +171,7 @@ def test_ranks_that_hear_of_nothing_are_ended(kind):
 
 
 def _cannot_map_what_the_plan_has_it_read(kind: str) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     blind = 1
     runtime = make_runtime(kind, ranks, blind=ranks.rank == blind)
     error = PeerAccessError if ranks.rank == blind else RankFailedError
@@ -188,7 +188,7 @@ def test_a_rank_that_maps_no_others_memory_as_its_plan_says(kind):
 
 
 def _is_planned_without(kind: str) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     blind = 1
     runtime = make_runtime(kind, ranks, blind=ranks.rank == blind)
     cuda_runtime.find_runtime = lambda: runtime
@@ -212,7 +212,7 @@ def test_a_rank_that_maps_no_others_memory_is_planned_for(kind):
 
 
 def _asks_for_what_is_not_there() -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     runtime = make_runtime("cuda", ranks)
     torch.manual_seed(0)
     blueprint = make_blueprint(ranks.size, three_tiers(ranks.size), Path("/none"))

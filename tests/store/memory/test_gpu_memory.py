@@ -8,7 +8,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import CudaRuntime
 from dgl_mgpu.train.launch.launch import launch
 from tests.store.memory.test_store_gpu import RANKS, SCENARIOS, reads_all_rows
@@ -22,18 +22,18 @@ pytestmark = [
 ]
 
 
-def _free_bytes(ranks: Ranks) -> int:
+def _free_bytes(ranks: Communicator) -> int:
     """Of this rank's GPU, while no rank allocates or frees."""
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
-    ranks.together("come to rest", lambda: None)
+    ranks.run_all("come to rest", lambda: None)
     free = torch.cuda.mem_get_info()[0]
-    ranks.together("measure", lambda: None)
+    ranks.run_all("measure", lambda: None)
     return free
 
 
-def _frees_all_after(scenario: Callable[[Ranks, CudaRuntime], None]) -> None:
-    ranks = Ranks.of_this_machine()
+def _frees_all_after(scenario: Callable[[Communicator, CudaRuntime], None]) -> None:
+    ranks = Communicator.of_this_machine()
     reads_all_rows(ranks, CudaRuntime())  # contexts and kernels are loaded at the first use
     before = _free_bytes(ranks)
     scenario(ranks, CudaRuntime())

@@ -19,7 +19,7 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.comm import cuda_runtime
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import (
     ConfigError,
     DeviceMemoryError,
@@ -47,7 +47,9 @@ def _restored(monkeypatch) -> None:
     """A single rank's work runs in this process; what it replaces is put back."""
     monkeypatch.setattr(cuda_runtime, "find_runtime", cuda_runtime.find_runtime)
     monkeypatch.setattr(relay_module, "_PART_BYTES", relay_module._PART_BYTES)
-    monkeypatch.setattr(relay_module.Relay, "window_bytes", relay_module.Relay.window_bytes)
+    monkeypatch.setattr(
+        relay_module.UploadChannel, "window_bytes", relay_module.UploadChannel.window_bytes
+    )
 
 
 def three_tiers(num_ranks: int):
@@ -59,7 +61,7 @@ def three_tiers(num_ranks: int):
     ]
 
 
-def build_here(ranks: Ranks, runtime: FakeRuntime, idtype=torch.int64):
+def build_here(ranks: Communicator, runtime: FakeRuntime, idtype=torch.int64):
     torch.manual_seed(0)  # every rank makes the same data to compare with
     blueprint = make_blueprint(ranks.size, three_tiers(ranks.size), Path("/none"), idtype)
     return build(blueprint if ranks.rank == 0 else None, ranks, runtime), blueprint
@@ -67,8 +69,8 @@ def build_here(ranks: Ranks, runtime: FakeRuntime, idtype=torch.int64):
 
 def _reads_everything(part_bytes: int) -> None:
     relay_module._PART_BYTES = part_bytes
-    relay_module.Relay.window_bytes = 3 * part_bytes
-    ranks = Ranks.of_this_machine()
+    relay_module.UploadChannel.window_bytes = 3 * part_bytes
+    ranks = Communicator.of_this_machine()
     runtime = FakeRuntime(ranks.rank, ranks.size)
     for idtype in (torch.int32, torch.int64):
         store, blueprint = build_here(ranks, runtime, idtype)
@@ -107,7 +109,7 @@ def test_tables_know_how_many_of_their_reads_go_to_the_host(rates, share):
         plan = dataclasses.replace(
             blueprint.plan, hit_rates={name: rates for name in blueprint.plan.tables}
         )
-        store = build(dataclasses.replace(blueprint, plan=plan), Ranks(), FakeRuntime(0, 1))
+        store = build(dataclasses.replace(blueprint, plan=plan), Communicator(), FakeRuntime(0, 1))
         graphs, rows = [], []
         for table in store.tables.values():
             (rows if isinstance(table.view, RowView) else graphs).append(table.view.host_share)
@@ -116,7 +118,7 @@ def test_tables_know_how_many_of_their_reads_go_to_the_host(rates, share):
 
 
 def _leaves_without_closing() -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     runtime = FakeRuntime(ranks.rank, ranks.size)
     store, _ = build_here(ranks, runtime)
     if ranks.rank == 0:
@@ -124,12 +126,12 @@ def _leaves_without_closing() -> None:
         gc.collect()
         # Mapped by the other, its memory is not to be freed yet.
         assert runtime.used and not runtime.opened and not runtime.registered
-    ranks.together("wait", lambda: None)
+    ranks.run_all("wait", lambda: None)
     if ranks.rank == 1:
         del store
         gc.collect()
         assert runtime.is_empty
-    ranks.together("wait", lambda: None)
+    ranks.run_all("wait", lambda: None)
     store, blueprint = build_here(ranks, runtime)  # frees what was left
     assert_equal_to_sources(store, blueprint)
     assert len(runtime.blocks) == 1
@@ -142,7 +144,7 @@ def test_what_nothing_refers_to_is_freed_once_no_rank_maps_it():
 
 
 def _fails_while_filling(where: str) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     runtime = FakeRuntime(ranks.rank, ranks.size)
     runtime.fail_upload = where == "upload" and ranks.rank == 1
     before = {os.readlink(f"/proc/self/fd/{fd}") for fd in _open_files()}
@@ -165,7 +167,7 @@ def _fails_while_filling(where: str) -> None:
     assert runtime.is_empty
     after = {os.readlink(f"/proc/self/fd/{fd}") for fd in _open_files()}
     assert not {name for name in after - before if "/dev/shm" in name}
-    ranks.together("go on", lambda: None)  # the ranks still talk to each other
+    ranks.run_all("go on", lambda: None)  # the ranks still talk to each other
 
 
 class _Fragile:
@@ -196,7 +198,7 @@ def test_a_failure_half_way_leaves_nothing(where, num_ranks):
 
 
 def _runs_out_of_memory(share: bool) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     gpu = 0 if share else ranks.rank
     # Enough for each alone where they share one GPU; too little on rank 1 where they do not.
     memory = 40_000 if share or ranks.rank == 1 else 1 << 20
@@ -217,7 +219,7 @@ def test_too_little_gpu_memory_is_told_on_all_ranks_before_anything_is_made(shar
 
 
 def test_no_other_process_reads_it():
-    store, _ = build_here(Ranks(), FakeRuntime(0, 1))
+    store, _ = build_here(Communicator(), FakeRuntime(0, 1))
     table = store.tables["label"]
     with pytest.raises(StoreClosedError, match="num_workers=0"):
         pickle.dumps(table)
@@ -240,7 +242,7 @@ def test_no_other_process_reads_it():
 
 
 def _one_is_killed(folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     ranks.all_gather(0)  # all have found each other: else some would not get as far as here
     if ranks.rank == 2:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -258,7 +260,7 @@ def test_a_killed_rank_is_told_to_all(tmp_path):
 
 
 def _proves(refused, garbled, unshared) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     runtime = FakeRuntime(
         ranks.rank, ranks.size, refused=refused, garbled=garbled, unshared=unshared
     )
@@ -304,7 +306,7 @@ def test_memory_that_cuda_does_not_share_is_a_typed_error():
 
 
 def _reads_what_has_no_handle() -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     runtime = FakeRuntime(ranks.rank, ranks.size, unshared=[1])
     rows = np.ones((100, 4), np.float32)
     blueprint = Blueprint(
@@ -326,15 +328,15 @@ def test_a_plan_that_needs_a_handle_that_is_refused():
 
 
 def _one_gpu_is_not_there(fails: str) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     runtime = FakeRuntime(ranks.rank, ranks.size)
 
     def broken():
         raise RuntimeError("the GPU has fallen off the bus")
 
     if ranks.rank == 1:
-        setattr(runtime if fails == "seat" else cuda_runtime, fails, broken)
-    if fails == "seat":
+        setattr(runtime if fails == "device_info" else cuda_runtime, fails, broken)
+    if fails == "device_info":
         cuda_runtime.find_runtime = lambda: runtime
     g = power_law_graph(20, 30)
     with pytest.raises(RuntimeError, match="fallen off the bus"):
@@ -344,10 +346,10 @@ def _one_gpu_is_not_there(fails: str) -> None:
             cuda_runtime.choose_runtime("auto", ranks)
         else:
             build_here(ranks, runtime)
-    ranks.together("go on", lambda: None)  # the ranks still talk to each other
+    ranks.run_all("go on", lambda: None)  # the ranks still talk to each other
 
 
-@pytest.mark.parametrize("fails", ["find_runtime", "seat"])
+@pytest.mark.parametrize("fails", ["find_runtime", "device_info"])
 def test_a_gpu_that_fails_before_anything_is_made_is_told_to_all(fails):
     launch(_one_gpu_is_not_there, 2, fails)
 
@@ -358,12 +360,12 @@ def test_positions_count_before_anything_is_made():
     tiers = [partitioned(0, 10, 1), single(10, 100, "host", 1)]
     blueprint = Blueprint({"f": FeatureSource(rows, "n")}, {"n": order}, plan_of(1, {"f": tiers}))
     with pytest.raises(DeviceMemoryError) as caught:
-        build(blueprint, Ranks(), runtime)
+        build(blueprint, Communicator(), runtime)
     assert caught.value.needed == 128 + 4 * 100 and runtime.most_bytes == 0
 
 
 def _holds_rows_of_no_bytes() -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     runtime = FakeRuntime(ranks.rank, ranks.size)
     sources = {"f": FeatureSource(np.empty((10, 0), np.float32))}
     blueprint = Blueprint(sources, {}, plan_of(2, {"f": [partitioned(0, 10, 2)]}))
@@ -386,7 +388,7 @@ def power_law_graph(num_nodes: int = 600, num_edges: int = 6000) -> dgl.DGLGraph
 
 
 def _builds_from_dgl(options: dict, fake: dict, hidden: list) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     settings = {name: value for name, value in fake.items() if name != "gpus"}
     gpus = fake.get("gpus", list(range(ranks.size)))
     runtime = FakeRuntime(ranks.rank, max(gpus) + 1, gpus[ranks.rank], **settings)
@@ -446,7 +448,7 @@ def test_links_that_are_none():
 def test_topology_on_disk_is_refused_on_gpus(tmp_path):
     blueprint = make_blueprint(1, [single(0, ROWS, "disk", 1)], tmp_path)
     with pytest.raises(ConfigError, match=r"host_memory.*store\.device=cpu"):
-        build(blueprint, Ranks(), FakeRuntime(0, 1))
+        build(blueprint, Communicator(), FakeRuntime(0, 1))
 
 
 def test_which_device(monkeypatch):
@@ -475,20 +477,23 @@ def test_which_device(monkeypatch):
 
 def test_training_keeps_its_share_of_a_gpu():
     gib = 1 << 30
-    seats = [
-        cuda_runtime.Seat(f"{i}", free, 100 * gib) for i, free in enumerate((90 * gib, 20 * gib))
+    device_infos = [
+        cuda_runtime.DeviceInfo(f"{i}", free, 100 * gib)
+        for i, free in enumerate((90 * gib, 20 * gib))
     ]
     seen = ["0", "1"]
-    found = topology_of_ranks(preset("hgx-h200", 2), seen, [seats[1], seats[0], seats[0]])
+    found = topology_of_ranks(
+        preset("hgx-h200", 2), seen, [device_infos[1], device_infos[0], device_infos[0]]
+    )
     assert found.gpu_memory.tolist() == [0, 65 * gib // 2, 65 * gib // 2]
     local, link = (preset("hgx-h200").link_bandwidth[0, gpu] for gpu in (0, 1))
     assert found.link_bandwidth.tolist() == [
         [local, link, link], [link, local, local], [link, local, local]
     ]  # fmt: skip
-    small = [cuda_runtime.Seat("0", 8 * gib, 8 * gib)]
+    small = [cuda_runtime.DeviceInfo("0", 8 * gib, 8 * gib)]
     assert topology_of_ranks(preset("single"), ["0"], small).gpu_memory.tolist() == [4 * gib]
     with pytest.raises(ConfigError, match="CUDA_VISIBLE_DEVICES"):
-        topology_of_ranks(preset("single"), ["0"], seats[1:])
+        topology_of_ranks(preset("single"), ["0"], device_infos[1:])
 
 
 def test_a_process_that_ended_has_nothing_mapped():
@@ -589,7 +594,7 @@ def test_threads_that_sweep_free_each_block_once():
 def test_a_fork_that_closes_a_store_does_nothing(monkeypatch):
     monkeypatch.setattr(device_module, "_WAIT_SECONDS", 100.0)
     runtime = FakeRuntime(0, 1)
-    store, blueprint = build_here(Ranks(), runtime)
+    store, blueprint = build_here(Communicator(), runtime)
 
     def close() -> None:
         def fails() -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 import torch
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.ops import SampleKey, gather_rows, sample_neighbors
 from dgl_mgpu.placement import order_by_hotness
 from dgl_mgpu.store.memory import Blueprint, FeatureSource, TopologySource, build
@@ -87,8 +87,8 @@ def _blueprint(folder: Path, num_ranks: int, nodes: int) -> Blueprint:
 def _builds(kind: str, folder: Path) -> None:
     part = (1 if kind == "fake" else 4) << 20
     relay_module._PART_BYTES = format_module._CHUNK_BYTES = part
-    relay_module.Relay.window_bytes = 3 * part
-    ranks, nodes = Ranks.of_this_machine(), NODES[kind]
+    relay_module.UploadChannel.window_bytes = 3 * part
+    ranks, nodes = Communicator.of_this_machine(), NODES[kind]
     blueprint = _blueprint(folder, ranks.size, nodes) if ranks.rank == 0 else None
     if kind == "cuda":  # contexts take memory of the host, too
         build(blueprint, ranks, make_runtime(kind, ranks)).close()

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import dgl_mgpu
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import PlanDoesNotFitError, RankFailedError, SharedMemoryError
 from dgl_mgpu.machine import shared_memory
 from dgl_mgpu.machine.shared_memory import SHARED_MEMORY, SharedMemory
@@ -190,7 +190,7 @@ def test_no_shared_memory_is_a_typed_error(monkeypatch, code):
 
 
 def _in_little_memory(folder: Path) -> None:
-    first = Ranks.of_this_machine().rank == 0
+    first = Communicator.of_this_machine().rank == 0
     free = shared_memory.free_shared_bytes()
     g = graph() if first else None
     told = PlanDoesNotFitError if first else RankFailedError
@@ -198,11 +198,11 @@ def _in_little_memory(folder: Path) -> None:
         dgl_mgpu.GlobalStore.from_dgl(g)
     for options in ({}, {"gpu_memory": "1MiB"}, {"host_memory": "1MiB"}, {"policy": "replicated"}):
         with dgl_mgpu.GlobalStore.from_dgl(g, disk_path=folder, **options) as store:
-            Ranks.of_this_machine().all_gather(None)
+            Communicator.of_this_machine().all_gather(None)
             left = shared_memory.free_shared_bytes()
             assert 0 < left < free - 2 * MIB
             assert gathers(store)
-            Ranks.of_this_machine().all_gather(None)
+            Communicator.of_this_machine().all_gather(None)
 
 
 def _without_memory() -> None:

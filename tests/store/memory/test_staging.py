@@ -14,7 +14,7 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.comm import cuda_runtime
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.machine import preset
 from dgl_mgpu.ops import count_tiers, device, gather_rows
@@ -71,7 +71,7 @@ def _restored(monkeypatch) -> None:
 
 
 def _gathers_everything(kind: str, folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     staging._CHUNK_BYTES = 1000
     for memory in (0, 5_000, 1 << 20):
         runtime = make_runtime(kind, ranks)
@@ -211,7 +211,7 @@ def test_a_bad_id(where):
 
 
 def _writes(folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     store = build(make_blueprint(1, folder, 1000), ranks, FakeRuntime(0, 1))
     with pytest.raises(InvalidInputError, match="on disk"):
         write_rows(store.tables["label"], torch.tensor([1]), torch.tensor([1]))
@@ -226,7 +226,9 @@ def test_the_cache_counts_as_the_stores(tmp_path):
     every = [single(0, ROWS, "disk", 1)]
     with pytest.raises(DeviceMemoryError) as caught:
         build(
-            make_blueprint(1, tmp_path, 1 << 20, every), Ranks(), FakeRuntime(0, 1, memory=1 << 19)
+            make_blueprint(1, tmp_path, 1 << 20, every),
+            Communicator(),
+            FakeRuntime(0, 1, memory=1 << 19),
         )
     assert (1 << 20) - 10 < caught.value.needed <= 1 << 20
     assert not files_in(tmp_path)
@@ -251,7 +253,7 @@ def test_the_cache_takes_no_more_than_the_stores_share(tmp_path, monkeypatch):
 
 
 def _trains(kind: str, folder: str) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     runtime = make_runtime(kind, ranks)
     cuda_runtime.find_runtime = lambda: runtime
     g = power_law_graph()

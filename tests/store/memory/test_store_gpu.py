@@ -17,7 +17,7 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.comm import cuda_runtime
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import CudaRuntime
 from dgl_mgpu.errors import DeviceMemoryError, RankFailedError
 from dgl_mgpu.ops import gather_rows
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 RANKS = [1, 2, 4]
 
 
-def reads_all_rows(ranks: Ranks, runtime: CudaRuntime) -> None:
+def reads_all_rows(ranks: Communicator, runtime: CudaRuntime) -> None:
     torch.manual_seed(0)
     blueprint = make_blueprint(ranks.size, three_tiers(ranks.size), Path("/none"))
     store = build(blueprint if ranks.rank == 0 else None, ranks, runtime)
@@ -54,7 +54,7 @@ def reads_all_rows(ranks: Ranks, runtime: CudaRuntime) -> None:
     store.close()
 
 
-def asks_for_more_than_there_is(ranks: Ranks, runtime: CudaRuntime) -> None:
+def asks_for_more_than_there_is(ranks: Communicator, runtime: CudaRuntime) -> None:
     num_rows = torch.cuda.mem_get_info()[1] // (1 << 20) * ranks.size
     rows = np.broadcast_to(np.zeros(1, np.uint8), (num_rows, 1 << 20))
     blueprint = Blueprint(
@@ -67,11 +67,13 @@ def asks_for_more_than_there_is(ranks: Ranks, runtime: CudaRuntime) -> None:
     assert caught.value.needed > caught.value.available > 0
 
 
-def is_told_late_that_memory_is_short(ranks: Ranks, runtime: CudaRuntime) -> None:
+def is_told_late_that_memory_is_short(ranks: Communicator, runtime: CudaRuntime) -> None:
     """Another process takes the memory between the store's look at it and its allocation."""
-    seat = runtime.seat()
-    runtime.seat = lambda: cuda_runtime.Seat(seat.gpu, seat.total * 2**8, seat.total)  # type: ignore[method-assign]
-    num_rows = (seat.total >> 20) + 1
+    device_info = runtime.device_info()
+    runtime.device_info = lambda: cuda_runtime.DeviceInfo(
+        device_info.gpu, device_info.total * 2**8, device_info.total
+    )  # type: ignore[method-assign]
+    num_rows = (device_info.total >> 20) + 1
     last = ranks.size - 1  # the others have little to allocate
     rows = np.broadcast_to(np.zeros(1, np.uint8), (num_rows, 1 << 20))
     tier = Tier(0, num_rows, "gpu", 1, ((last,),), ((last,),) * ranks.size)
@@ -80,7 +82,7 @@ def is_told_late_that_memory_is_short(ranks: Ranks, runtime: CudaRuntime) -> Non
         build(blueprint if ranks.rank == 0 else None, ranks, runtime)
 
 
-def fails_half_way(ranks: Ranks, runtime: CudaRuntime) -> None:
+def fails_half_way(ranks: Communicator, runtime: CudaRuntime) -> None:
     if ranks.rank == ranks.size - 1:
         runtime.upload = fail  # type: ignore[method-assign]
     rows = np.ones((100_000, 16), np.float32)
@@ -101,8 +103,8 @@ SCENARIOS = [
 ]
 
 
-def _holds_nothing_after(scenario: Callable[[Ranks, CudaRuntime], None]) -> None:
-    ranks = Ranks.of_this_machine()
+def _holds_nothing_after(scenario: Callable[[Communicator, CudaRuntime], None]) -> None:
+    ranks = Communicator.of_this_machine()
     reads_all_rows(ranks, CountingRuntime())  # what kernels keep is allocated at the first use
     gc.collect()
     before = torch.cuda.memory_allocated(), mapped_segments()
@@ -121,7 +123,7 @@ def test_nothing_is_held_after_a_store_that(scenario, num_ranks):
 
 
 def _trains_from_dgl() -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     runtime = CountingRuntime()
     cuda_runtime.find_runtime = lambda: runtime  # of a process that ends after this
     g = power_law_graph()
@@ -149,7 +151,7 @@ def test_a_store_is_built_for_this_machine(num_ranks, monkeypatch):
 
 
 def _proves() -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     runtime = CountingRuntime()
     access = prove_access(runtime, ranks)
     assert runtime.is_empty

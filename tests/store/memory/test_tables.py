@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import InvalidInputError, RankFailedError, SharedMemoryError, StoreClosedError
 from dgl_mgpu.ops import SampleKey, gather_rows, sample_neighbors
 from dgl_mgpu.placement import order_by_hotness
@@ -70,7 +70,7 @@ def assert_equal_to_sources(store, blueprint: Blueprint) -> None:
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
 def test_every_tier_returns_the_source_rows(tmp_path, idtype):
     blueprint = make_blueprint(1, four_tiers(ROWS, 1), tmp_path, idtype)
-    assert_equal_to_sources(build(blueprint, Ranks()), blueprint)
+    assert_equal_to_sources(build(blueprint, Communicator()), blueprint)
 
 
 class _Written:
@@ -104,7 +104,7 @@ def test_of_a_hub_no_more_is_copied_at_a_time_than_of_others(monkeypatch, edge_i
 
 def test_ids_need_no_map_where_rows_lie_in_one_tier(tmp_path):
     blueprint = make_blueprint(1, [partitioned(0, ROWS, 1)], tmp_path)
-    store = build(blueprint, Ranks())
+    store = build(blueprint, Communicator())
     assert all(len(table.view.position) == 0 for table in store.tables.values())
     assert_equal_to_sources(store, blueprint)
 
@@ -115,7 +115,7 @@ def test_edge_ids_are_not_stored_where_they_are_places(tmp_path):
         tiers = [partitioned(0, ROWS, 1)] if parts == 1 else four_tiers(ROWS, 1)
         source = TopologySource(indptr, indices, None, ROWS, torch.int64)
         blueprint = Blueprint({"g": source}, {}, plan_of(1, {"g": tiers}), tmp_path)
-        view = build(blueprint, Ranks()).tables["g"].view
+        view = build(blueprint, Communicator()).tables["g"].view
         assert bool(view.pointers[:, 2].any()) == kept
         every = torch.arange(ROWS)
         eids = sample_neighbors(view, every, -1, SampleKey(0)).eids
@@ -129,7 +129,7 @@ def _read_label(table, answers) -> None:
 @pytest.mark.parametrize("method", ["fork", "spawn"])
 def test_a_table_reaches_a_worker_process(tmp_path, method):
     blueprint = make_blueprint(1, four_tiers(ROWS, 1), tmp_path)
-    table = build(blueprint, Ranks()).tables["label"]
+    table = build(blueprint, Communicator()).tables["label"]
     context = mp.get_context(method)
     answers = context.Queue()
     process = context.Process(target=_read_label, args=(table, answers))
@@ -140,11 +140,11 @@ def test_a_table_reaches_a_worker_process(tmp_path, method):
 
 
 def _rank_reads_everything(folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     blueprint = make_blueprint(ranks.size, four_tiers(ROWS, ranks.size), folder)
     torch.manual_seed(0)
     store = build(blueprint if ranks.rank == 0 else None, ranks)
-    reference = ranks.from_first(
+    reference = ranks.broadcast_from_rank0(
         "share the reference",
         lambda: {
             name: torch.as_tensor(blueprint.sources[name].rows)
@@ -163,7 +163,7 @@ def _rank_reads_everything(folder: Path) -> None:
 
 
 def test_a_closed_table_does_not_reach_a_worker(tmp_path):
-    table = build(make_blueprint(1, four_tiers(ROWS, 1), tmp_path), Ranks()).tables["label"]
+    table = build(make_blueprint(1, four_tiers(ROWS, 1), tmp_path), Communicator()).tables["label"]
     table.close()
     with pytest.raises(StoreClosedError):
         pickle.dumps(table)
@@ -174,13 +174,13 @@ def test_several_ranks_read_one_copy(tmp_path):
 
 
 def _rank_one_fails(folder: Path) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
 
     def step() -> None:
         if ranks.rank == 1:
             raise ValueError("no luck")
 
-    ranks.together("try", step)
+    ranks.run_all("try", step)
 
 
 def test_a_failure_on_one_rank_is_told_on_all(tmp_path):
@@ -192,13 +192,13 @@ def test_plan_for_other_data_or_ranks_is_refused(tmp_path):
     blueprint = make_blueprint(1, [partitioned(0, ROWS, 1)], tmp_path)
     short = plan_of(1, {name: [partitioned(0, ROWS - 1, 1)] for name in blueprint.sources})
     with pytest.raises(InvalidInputError, match="covers 1008"):
-        build(Blueprint(blueprint.sources, blueprint.orders, short), Ranks())
+        build(Blueprint(blueprint.sources, blueprint.orders, short), Communicator())
     two = plan_of(2, {name: [partitioned(0, ROWS, 2)] for name in blueprint.sources})
     with pytest.raises(InvalidInputError, match="the plan is for 2 ranks"):
-        build(Blueprint(blueprint.sources, blueprint.orders, two), Ranks())
+        build(Blueprint(blueprint.sources, blueprint.orders, two), Communicator())
     disk = plan_of(1, {name: [single(0, ROWS, "disk", 1)] for name in blueprint.sources})
     with pytest.raises(InvalidInputError, match="disk_path"):
-        build(Blueprint(blueprint.sources, blueprint.orders, disk), Ranks())
+        build(Blueprint(blueprint.sources, blueprint.orders, disk), Communicator())
 
 
 def test_no_room_is_told_before_anything_is_made(tmp_path, monkeypatch):
@@ -212,12 +212,12 @@ def test_no_room_is_told_before_anything_is_made(tmp_path, monkeypatch):
     monkeypatch.setattr(os, "statvfs", lambda folder: Full)
     monkeypatch.setattr(os, "open", None)  # nothing may be created
     with pytest.raises(SharedMemoryError, match=f"in {SHARED_MEMORY}"):
-        build(blueprint, Ranks())
+        build(blueprint, Communicator())
 
 
 def test_no_data_on_the_first_rank():
     with pytest.raises(InvalidInputError, match="first rank"):
-        build(None, Ranks())
+        build(None, Communicator())
 
 
 @pytest.mark.parametrize(
@@ -251,7 +251,7 @@ def test_sources_say_what_is_wrong_with_them():
 
 
 def _rank_counts_memory(folder: Path, num_rows: int) -> None:
-    ranks = Ranks.of_this_machine()
+    ranks = Communicator.of_this_machine()
     blueprint = None
     if ranks.rank == 0:
         rows = np.ones((num_rows, 64), np.float32)

@@ -18,10 +18,10 @@ from torch.nn.parallel import DistributedDataParallel
 
 import dgl_mgpu
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.train.capture import capture, step
 from dgl_mgpu.train.capture import policy as choice
-from dgl_mgpu.train.capture.static_buffers import Room, Sizes
+from dgl_mgpu.train.capture.static_buffers import Sizes, StaticBuffers
 from dgl_mgpu.train.launch.launch import launch
 
 CLASSES = 5
@@ -29,7 +29,7 @@ CLASSES = 5
 
 @pytest.fixture(autouse=True)
 def on_tensors():
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         yield
 
 
@@ -39,13 +39,13 @@ def capturing(monkeypatch):
     rooms = []
     monkeypatch.setattr(step, "captures", lambda device: True)
     monkeypatch.setattr(step, "captured", lambda run, device, pool: run)
-    make = step.Room
+    make = step.StaticBuffers
 
     def noted(*arguments):
         rooms.append(make(*arguments))
         return rooms[-1]
 
-    monkeypatch.setattr(step, "Room", noted)
+    monkeypatch.setattr(step, "StaticBuffers", noted)
     return rooms
 
 
@@ -127,7 +127,7 @@ def test_in_place_a_batch_gives_what_it_gives_elsewhere(name, idtype):
     sizes = Sizes.of(batches[0])
     for blocks in batches:
         sizes = sizes.joined(Sizes.of(blocks))
-    room = Room(batches[0], sizes.with_spare())
+    room = StaticBuffers(batches[0], sizes.with_spare())
     for blocks in batches:
         expected = computed(model, blocks, 32)
         room.load(blocks)
@@ -137,7 +137,7 @@ def test_in_place_a_batch_gives_what_it_gives_elsewhere(name, idtype):
 def test_what_is_beyond_a_batch_does_not_matter():
     model = MODELS["mean"]()
     small, large = batches_of(graph(), 2)
-    room = Room(small, Sizes.of(small).joined(Sizes.of(large)).with_spare())
+    room = StaticBuffers(small, Sizes.of(small).joined(Sizes.of(large)).with_spare())
     expected = computed(model, small, 32)
     results = []
     for before in (small, large):
@@ -151,7 +151,7 @@ def test_what_is_beyond_a_batch_does_not_matter():
 
 def test_edges_left_over_are_spread_over_rows_left_over():
     for blocks in batches_of(graph(), 3, fanouts=(3, 4)):
-        room = Room(blocks, Sizes.of(blocks).with_spare())
+        room = StaticBuffers(blocks, Sizes.of(blocks).with_spare())
         for own, block in zip(blocks, room.blocks(), strict=True):
             found, expected = block.in_degrees(), own.in_degrees()
             assert torch.equal(found[: len(expected)], expected)
@@ -165,7 +165,7 @@ def test_edges_left_over_are_spread_over_rows_left_over():
 
 def test_only_features_that_are_read_have_a_place():
     (blocks,) = batches_of(graph(), 1)
-    room = Room(blocks, Sizes.of(blocks).with_spare())
+    room = StaticBuffers(blocks, Sizes.of(blocks).with_spare())
     room.load(blocks)
     computed(MODELS["mean"](), room.blocks(), 32)
     room.forget()
@@ -230,7 +230,7 @@ def test_several_types_of_nodes_and_edges():
     sizes = Sizes.of(batches[0])
     for blocks in batches:
         sizes = sizes.joined(Sizes.of(blocks))
-    room = Room(batches[0], sizes.with_spare())
+    room = StaticBuffers(batches[0], sizes.with_spare())
     for blocks in batches:
         room.load(blocks)
         assert_close(outcome(room.blocks()), outcome(blocks))
@@ -455,7 +455,7 @@ class Scaled(nn.Module):
 
 def average_on_rank(capture):
     """A step of each rank, one of which has no batch, against DDP's."""
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         torch.manual_seed(dist.get_rank())
         if capture:
             step.captures = lambda device: True

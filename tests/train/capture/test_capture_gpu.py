@@ -14,7 +14,7 @@ from dgl.dataloading import DataLoader, NeighborSampler
 
 import dgl_mgpu
 from dgl_mgpu.errors import UnavailableError
-from dgl_mgpu.train.capture.graph_slots import PlacedBatch
+from dgl_mgpu.train.capture.graph_slots import SlotBatch
 from dgl_mgpu.train.capture.step import PLACES
 from dgl_mgpu.train.launch.launch import launch
 from tests.train.capture.test_capture import MODELS, Model, assert_close, computed, graph, step_of
@@ -96,7 +96,7 @@ def test_in_place_training_is_that_of_the_loaders_blocks(name, idtype):
             optimizers[1].step()
         store.graph.set_epoch(epoch)
         for batch, (results, labels) in zip(take.batches(loader), expected, strict=True):
-            placed += isinstance(batch, PlacedBatch)
+            placed += isinstance(batch, SlotBatch)
             loss = take(batch)
             assert torch.equal(take.labels, labels)
             optimizers[0].step()

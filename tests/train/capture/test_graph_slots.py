@@ -16,14 +16,14 @@ from dgl.dataloading import DataLoader, MultiLayerFullNeighborSampler, NeighborS
 import dgl_mgpu
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph import dispatch as ours
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.store.row_updates import write_rows
 from dgl_mgpu.train.capture import graph_slots as places
 from dgl_mgpu.train.capture import policy as choice
 from dgl_mgpu.train.capture import step
-from dgl_mgpu.train.capture.graph_slots import PlacedBatch
-from dgl_mgpu.train.capture.static_buffers import Room
+from dgl_mgpu.train.capture.graph_slots import SlotBatch
+from dgl_mgpu.train.capture.static_buffers import StaticBuffers
 from tests.sampling.side_streams import HostLane
 from tests.train.capture.test_capture import (
     CLASSES,
@@ -42,7 +42,7 @@ FEATURES = {"prefetch_node_feats": ["feat"], "prefetch_labels": ["label"]}
 
 @pytest.fixture(autouse=True)
 def on_tensors():
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         yield
 
 
@@ -50,7 +50,9 @@ def on_tensors():
 def ahead(request, monkeypatch):
     """With a lane, which works at once, batches are put while the one before is computed."""
     is_ahead = request.param == "ahead"
-    monkeypatch.setattr(dataloading, "lane_of", lambda device: HostLane() if is_ahead else None)
+    monkeypatch.setattr(
+        dataloading, "side_stream_of", lambda device: HostLane() if is_ahead else None
+    )
     return is_ahead
 
 
@@ -76,7 +78,7 @@ def assert_same_training(begin, loader, model, take, seeds=32, epochs=2):
         begin(epoch)
         model.zero_grad()
         for batch, (results, blocks) in zip(take.batches(loader), expected, strict=True):
-            placed += isinstance(batch, PlacedBatch)
+            placed += isinstance(batch, SlotBatch)
             assert take.num_seeds(batch) == seeds
             loss = take(batch)
             assert torch.equal(take.labels, blocks[-1].dstdata["label"])
@@ -142,7 +144,7 @@ def test_a_feature_of_another_width_or_dtype_is_not_put(ahead, capturing):
             if number == 7:
                 assert isinstance(batch, list)
                 assert_close([loss], [computed(model, batch, 32)[0]])
-        assert PlacedBatch in seen[:7] and PlacedBatch in seen[8:]
+        assert SlotBatch in seen[:7] and SlotBatch in seen[8:]
 
 
 def test_weights_that_dgl_alone_samples_by(ahead, capturing):
@@ -157,7 +159,7 @@ def test_weights_that_dgl_alone_samples_by(ahead, capturing):
         assert take(batch).isfinite()
         if number == 6:
             g.edata["weight"][:] = 0.0
-    assert PlacedBatch in kinds and kinds[-1] is list
+    assert SlotBatch in kinds and kinds[-1] is list
 
 
 def test_features_of_edges_and_ids(store, ahead, capturing):
@@ -178,7 +180,7 @@ def test_features_of_edges_and_ids(store, ahead, capturing):
     for batch, blocks in zip(take.batches(loader), blocks_of, strict=True):
         loss, *_ = computed(model, blocks, 32)
         assert_close([take(batch)], [loss])
-        if isinstance(batch, PlacedBatch):
+        if isinstance(batch, SlotBatch):
             placed += 1
             seeds = blocks[1].dstdata[dgl.NID]
             expected = blocks[0].srcdata[dgl.NID], seeds, blocks[1].edata[dgl.EID]
@@ -219,7 +221,7 @@ def test_several_types(ahead, capturing):
             expected = [blocks for *_, blocks in loader]
             store.graph.set_epoch(epoch)
             for batch, blocks in zip(take.batches(loader), expected, strict=True):
-                placed += isinstance(batch, PlacedBatch)
+                placed += isinstance(batch, SlotBatch)
                 labels = blocks[-1].dstnodes["a"].data["label"]
                 model.zero_grad()
                 expected_loss = F.cross_entropy(forward(blocks), labels)
@@ -253,7 +255,7 @@ def test_a_batch_whose_place_was_given_on_is_refused(store, ahead, capturing):
     with pytest.raises(InvalidInputError, match="given to another"):
         for batch in take.batches(loader_of(store)):
             take(batch)
-            if isinstance(batch, PlacedBatch):
+            if isinstance(batch, SlotBatch):
                 kept.append(batch)
                 take(kept[0])
 
@@ -292,7 +294,7 @@ def test_two_loops_and_blocks_in_turns(store, ahead, capturing):
     for blocks, *both in zip(batches, *loops, strict=True):
         loss, *_ = computed(model, blocks, 32)
         for batch in (*both, blocks):
-            placed += isinstance(batch, PlacedBatch)
+            placed += isinstance(batch, SlotBatch)
             assert_close([take(batch)], [loss])
     assert placed
 
@@ -311,7 +313,7 @@ def test_a_model_that_is_switched_after_a_batch_was_put(store, ahead, capturing)
     store.graph.set_epoch(0)
     placed = 0
     for batch, loss in zip(take.batches(loader), expected, strict=True):
-        if isinstance(batch, PlacedBatch):
+        if isinstance(batch, SlotBatch):
             placed += 1
             assert not torch.allclose(take(batch), loss)
             model.eval()
@@ -356,14 +358,14 @@ class Streams:
         monkeypatch.setattr(step, "point", self.point)
         monkeypatch.setattr(places, "wait_for", self.wait_for)
         monkeypatch.setattr(step, "wait_for", self.wait_for)
-        load = Room.load_hops
+        load = StaticBuffers.load_hops
 
         def load_hops(room, hops, features):
             if lane.is_inside and self._computed.get(id(room), 0) > self._seen:
                 self.overwritten.append(id(room))
             load(room, hops, features)
 
-        monkeypatch.setattr(Room, "load_hops", load_hops)
+        monkeypatch.setattr(StaticBuffers, "load_hops", load_hops)
 
     def point(self, device):
         self._now += 1
@@ -380,7 +382,7 @@ class Streams:
 
 def test_no_place_is_written_to_before_it_was_computed(store, capturing, monkeypatch):
     lane = HostLane()
-    monkeypatch.setattr(dataloading, "lane_of", lambda device: lane)
+    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: lane)
     streams = Streams(monkeypatch, lane)
     take = step_of(MODELS["mean"]())
     replay = take._replay
@@ -391,7 +393,7 @@ def test_no_place_is_written_to_before_it_was_computed(store, capturing, monkeyp
 
     monkeypatch.setattr(take, "_replay", replayed)
     for _ in range(2):
-        placed = [isinstance(b, PlacedBatch) for b in take.batches(loader_of(store)) if [take(b)]]
+        placed = [isinstance(b, SlotBatch) for b in take.batches(loader_of(store)) if [take(b)]]
     assert any(placed) and len(streams._computed) == step.PLACES
     assert not streams.overwritten
 
@@ -448,7 +450,7 @@ def test_without_memory_for_two_places_there_is_one(store, ahead, capturing, mon
 def test_a_loop_found_to_be_left_while_the_lane_works(store, capturing, monkeypatch):
     """Its place was left when the step had computed it, and not on the lane."""
     lane = HostLane()
-    monkeypatch.setattr(dataloading, "lane_of", lambda device: lane)
+    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: lane)
     streams = Streams(monkeypatch, lane)
     points, point = [], streams.point
     for module in (places, step):
@@ -503,7 +505,7 @@ def test_a_sampler_that_is_changed_and_a_step_of_another_graph(store, ahead, cap
         if number == 6:
             loader.graph_sampler.output_device = "cpu"
             break
-    assert PlacedBatch in kinds
+    assert SlotBatch in kinds
     assert all(isinstance(batch, list) for batch in take.batches(loader))
 
     g = graph()
@@ -549,7 +551,7 @@ def capture_here(folder, trainer):
     ours._on_cpu_too = True  # beyond this function, as the test takes it back
     step.captures = lambda device: True
     step.captured = lambda run, device, pool: run
-    put, rank = places.Places.put, dist.get_rank() if dist.is_initialized() else 0
+    put, rank = places.SlotPool.put, dist.get_rank() if dist.is_initialized() else 0
 
     def counted(self, hops, features):
         found = put(self, hops, features)
@@ -558,13 +560,13 @@ def capture_here(folder, trainer):
                 file.write(".")
         return found
 
-    places.Places.put = counted
+    places.SlotPool.put = counted
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_training_runs_put_their_batches_in_place(ranks, tmp_path, monkeypatch):
     replaced = (
-        (step, "captures"), (step, "captured"), (places.Places, "put"), (ours, "_on_cpu_too"),
+        (step, "captures"), (step, "captured"), (places.SlotPool, "put"), (ours, "_on_cpu_too"),
     )  # fmt: skip
     for owner, name in replaced:
         # One rank is this process, which gets them back.

@@ -16,7 +16,7 @@ from torch import nn
 
 import dgl_mgpu
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.train.capture import step
 from dgl_mgpu.train.capture.policy import WARM_UP
@@ -34,7 +34,7 @@ from tests.train.capture.test_capture import (
 
 @pytest.fixture(autouse=True)
 def on_tensors():
-    with graphs_on_tensors():
+    with tensor_backed_graphs():
         yield
 
 
@@ -69,7 +69,7 @@ class Run:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_step_that_takes_anothers_state_goes_on_as_that(ahead, monkeypatch, capturing):
-    monkeypatch.setattr(dataloading, "lane_of", lambda device: HostLane() if ahead else None)
+    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: HostLane() if ahead else None)
     torch.manual_seed(0)
     g = graph()
     for before in range(3):  # also none
@@ -94,12 +94,12 @@ def test_steps_are_the_same_whether_mini_batches_are_made_ahead(monkeypatch, cap
     """Also of one that was put in place before there was another place for it."""
     torch.manual_seed(0)
     g, found, moved = graph(), [], []
-    blocks_of = step.PlacedBatch.blocks
+    blocks_of = step.SlotBatch.blocks
     monkeypatch.setattr(
-        step.PlacedBatch, "blocks", lambda batch: moved.append(batch) or blocks_of(batch)
+        step.SlotBatch, "blocks", lambda batch: moved.append(batch) or blocks_of(batch)
     )
     for lane in (None, HostLane()):
-        monkeypatch.setattr(dataloading, "lane_of", lambda device, lane=lane: lane)
+        monkeypatch.setattr(dataloading, "side_stream_of", lambda device, lane=lane: lane)
         run = Run(g)
         torch.manual_seed(2)
         # Sizes that go up and down, so that one fits the room that the next one is too large for.
@@ -282,7 +282,7 @@ def epochs_of_changing_sizes(take, g):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_old_graphs_are_given_up_before_there_are_new_ones(ahead, monkeypatch, capturing):
     """Also where a mini-batch is in place for one, and with what they computed last."""
-    monkeypatch.setattr(dataloading, "lane_of", lambda device: HostLane() if ahead else None)
+    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: HostLane() if ahead else None)
     monkeypatch.setattr(Graph, "every", [])
     numbers = iter(range(100))
     monkeypatch.setattr(step, "new_pool", lambda device: next(numbers))
@@ -314,7 +314,7 @@ def test_old_graphs_are_given_up_before_there_are_new_ones(ahead, monkeypatch, c
 @pytest.mark.parametrize("ahead", [False, True])
 def test_after_giving_up_no_graph_is_alive_and_results_are_right(ahead, monkeypatch, capturing):
     """Also of a mini-batch that was in place by then."""
-    monkeypatch.setattr(dataloading, "lane_of", lambda device: HostLane() if ahead else None)
+    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: HostLane() if ahead else None)
     monkeypatch.setattr(Graph, "every", [])
 
     def captured(run, device, pool):
@@ -337,7 +337,7 @@ def test_after_giving_up_no_graph_is_alive_and_results_are_right(ahead, monkeypa
     outdated = 0
     with pytest.warns(UserWarning, match="too full"):
         for batch, blocks, labels in epochs_of_changing_sizes(take, graph()):
-            is_placed = isinstance(batch, step.PlacedBatch)
+            is_placed = isinstance(batch, step.SlotBatch)
             loss = take(batch)
             assert torch.equal(take.labels, labels)
             gradients = [each.grad.clone() for each in model.parameters()]

@@ -19,7 +19,7 @@ from dgl_mgpu.errors import CheckpointError
 from dgl_mgpu.report import EpochReport, StageSeconds
 from dgl_mgpu.train.checkpoint import spilled_state as statefile
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint, checkpoints, require_resumable
-from dgl_mgpu.train.checkpoint.spilled_state import StateFile
+from dgl_mgpu.train.checkpoint.spilled_state import SpilledState
 from dgl_mgpu.train.trainer import Trainer
 
 CONFIG = {
@@ -321,7 +321,7 @@ def test_an_optimizer_of_other_groups_is_refused():
 
 def with_files(**content: bytes) -> Checkpoint:
     """A checkpoint whose states have files with what is given for them."""
-    files = {each: StateFile.copy_of(io.BytesIO(each)) for each in set(content.values())}
+    files = {each: SpilledState.copy_of(io.BytesIO(each)) for each in set(content.values())}
     saved = make()
     states = {
         name: {**getattr(saved, name), "rows._extra_state": files[each]}
@@ -362,7 +362,7 @@ def test_files_take_little_memory(tmp_path, monkeypatch):
     size = 32 << 20
     with open(tmp_path / "large", "w+b") as file:
         file.truncate(size)
-        state = {"rows._extra_state": StateFile(file)}
+        state = {"rows._extra_state": SpilledState(file)}
         checkpoint = dataclasses.replace(make(), model=state)
         tracemalloc.start()
         try:
@@ -392,7 +392,7 @@ def test_without_space_for_files(tmp_path, monkeypatch):
 
 
 def test_a_state_that_is_written_to_no_file_is_empty():
-    nothing = StateFile.written_by(lambda path: None)
+    nothing = SpilledState.written_by(lambda path: None)
     assert nothing.path.read_bytes() == b""
-    written = StateFile.written_by(lambda path: path.write_bytes(b"rows"))
+    written = SpilledState.written_by(lambda path: path.write_bytes(b"rows"))
     assert written.path.read_bytes() == b"rows"

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, Dataset
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import ConfigError, RankFailedError
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.launch import hangs
@@ -359,7 +359,7 @@ def test_ranks_that_wait_for_each_other_are_told_of_all():
 
 def _hangs_while_others_wait() -> None:
     with stage("checkpoint"):
-        Ranks.of_all_machines().from_first("write a checkpoint", sleeps_forever)
+        Communicator.of_all_machines().broadcast_from_rank0("write a checkpoint", sleeps_forever)
 
 
 def test_who_hangs_in_what_others_wait_for_does_not_wait_itself():

@@ -23,7 +23,7 @@ from dgl_mgpu.store.global_store import GlobalStore
 from dgl_mgpu.train.launch import launch as launching
 from dgl_mgpu.train.launch import process_group as group
 from dgl_mgpu.train.launch.launch import launch
-from dgl_mgpu.train.launch.preemption import Told
+from dgl_mgpu.train.launch.preemption import DeferredSignals
 from dgl_mgpu.utils import timeouts
 from tests.forkserver import forkserver
 from tests.train.jobs import fork_ranks, until
@@ -284,14 +284,14 @@ def test_a_signal_at_any_moment_ends_all(tmp_path, how):
 
 
 def _says_that_it_launches(folder: Path) -> None:
-    asked_told = Told.__enter__
+    asked_told = DeferredSignals.__enter__
 
-    def says(told: Told) -> Told:
+    def says(told: DeferredSignals) -> DeferredSignals:
         asked_told(told)
         (folder / "launches").touch()
         return told
 
-    Told.__enter__ = says
+    DeferredSignals.__enter__ = says
     _launches(_waits, folder)
 
 

@@ -17,7 +17,7 @@ import pytest
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.train.launch import handshake as hello
 from dgl_mgpu.train.launch import peer_monitor as watch
-from dgl_mgpu.train.launch.peer_monitor import Watch
+from dgl_mgpu.train.launch.peer_monitor import PeerMonitor
 
 LOSS = json.dumps(["train", "rank 7 is silent", "see to it"]).encode() + b"\n"
 GOODBYE = b".\n"
@@ -31,11 +31,11 @@ class FirstOfTwo:
     def __init__(self, connect: Callable[[tuple[str, int], bytes], None]) -> None:
         self._connect = connect
 
-    def from_first(self, asked: str, step: Callable[[], Any]) -> Any:
+    def broadcast_from_rank0(self, asked: str, step: Callable[[], Any]) -> Any:
         self._told = step()
         return self._told
 
-    def together(self, asked: str, step: Callable[[], Any]) -> Any:
+    def run_all(self, asked: str, step: Callable[[], Any]) -> Any:
         port, token = self._told
         key = hmac.digest(b"", token, "sha256")
         other = threading.Thread(target=self._connect, args=(("127.0.0.1", port), key))
@@ -79,10 +79,10 @@ def in_parts(peer: socket.socket, *parts: bytes) -> None:
     threading.Thread(target=send).start()
 
 
-def watching(connect: Callable[[tuple[str, int], bytes], None]) -> tuple[Watch, queue.Queue]:
+def watching(connect: Callable[[tuple[str, int], bytes], None]) -> tuple[PeerMonitor, queue.Queue]:
     """The first rank's watch, and what it has told of."""
     heard: queue.Queue[RankFailedError] = queue.Queue()
-    return Watch(FirstOfTwo(connect), "127.0.0.1", heard.put), heard  # type: ignore[arg-type]
+    return PeerMonitor(FirstOfTwo(connect), "127.0.0.1", heard.put), heard  # type: ignore[arg-type]
 
 
 def is_over() -> None:
@@ -191,7 +191,7 @@ def test_what_one_rank_reports_the_first_passes_on_to_the_others(monkeypatch):
             others.append(peer)
 
     heard: queue.Queue[RankFailedError] = queue.Queue()
-    Watch(FirstOfThree(connect), "127.0.0.1", heard.put)  # type: ignore[arg-type]
+    PeerMonitor(FirstOfThree(connect), "127.0.0.1", heard.put)  # type: ignore[arg-type]
     try:
         others[0].sendall(LOSS)
         assert "rank 7 is silent" in str(heard.get())

@@ -18,12 +18,12 @@ from pathlib import Path
 import psutil
 import pytest
 
-from dgl_mgpu.comm.communicator import Ranks
+from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.data import load
 from dgl_mgpu.errors import CheckpointError, RankFailedError
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.launch.launch import launch
-from dgl_mgpu.train.launch.preemption import Stopped, StopRequest, blocked, outlive_sigterm
+from dgl_mgpu.train.launch.preemption import PreemptionHandler, Stopped, blocked, outlive_sigterm
 from dgl_mgpu.utils import timeouts
 from tests.train.jobs import (
     SMALL,
@@ -161,7 +161,7 @@ def test_sigterm_in_the_last_epoch_of_a_full_graph_lets_it_end(tmp_path, data):
 def _ends_before_others(folder: Path) -> None:
     if _everyone().rank == 1:
         return
-    with StopRequest(Ranks()).listening() as request:
+    with PreemptionHandler(Communicator()).listening() as request:
         (folder / "listens").touch()
         while not request.after_step():
             time.sleep(0.01)
@@ -182,18 +182,18 @@ def test_a_rank_that_was_done_before_is_no_failure(tmp_path):
 
 
 def _cannot_write(folder: Path) -> None:
-    with StopRequest(_everyone()).listening() as request:
+    with PreemptionHandler(_everyone()).listening() as request:
         (folder / str(os.getpid())).touch()
         while not request.after_step():
             time.sleep(0.01)
-        _everyone().from_first("write a checkpoint", _full_disk)
+        _everyone().broadcast_from_rank0("write a checkpoint", _full_disk)
         raise Stopped
 
 
 def _everyone():
-    from dgl_mgpu.comm.communicator import Ranks
+    from dgl_mgpu.comm.communicator import Communicator
 
-    return Ranks.of_all_machines()
+    return Communicator.of_all_machines()
 
 
 def _full_disk() -> None:
@@ -214,7 +214,7 @@ def test_a_checkpoint_that_fails_on_the_way_out_is_what_is_raised(tmp_path):
 
 def _keeps(folder: Path) -> None:
     rank = _everyone().rank
-    with StopRequest(_everyone()).listening() as request:
+    with PreemptionHandler(_everyone()).listening() as request:
         (folder / f"runs-{os.getpid()}").touch()
         while not request.after_step():
             time.sleep(0.01)
@@ -259,7 +259,7 @@ def test_a_single_rank_may_be_told_again(tmp_path, data):
 
 
 def _one_does_not_stop(folder: Path, end: Callable[[], None]) -> None:
-    with StopRequest(_everyone()).listening() as request:
+    with PreemptionHandler(_everyone()).listening() as request:
         (folder / str(os.getpid())).touch()
         while not request.after_step():
             time.sleep(0.01)

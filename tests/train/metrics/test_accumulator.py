@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.nn.functional import cross_entropy
 
-from dgl_mgpu.train.metrics.accumulator import Tally
+from dgl_mgpu.train.metrics.accumulator import MetricAccumulator
 
 CPU = torch.device("cpu")
 
@@ -22,7 +22,7 @@ def steps(dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_are_those_of_all_seeds(dtype):
-    tally, logits, labels = Tally(CPU), [], []
+    tally, logits, labels = MetricAccumulator(CPU), [], []
     assert all(math.isnan(each) for each in tally.latest())
     for number, (each, of) in enumerate(steps(dtype), 1):
         tally.add(cross_entropy(each, of), (each.argmax(1) == of).sum(), len(of))

@@ -8,7 +8,7 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
-from dgl_mgpu.graph.dispatch import graphs_on_tensors
+from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.train.minibatch.pinsage_sampler import RandomWalkSampler
 from tests.store.test_graph import hetero_graph, power_law_graph
@@ -71,7 +71,7 @@ def test_blocks_are_those_of_dgl(layers, idtype, on_tensors):
         graph.set_epoch(epoch)
         expected_inputs, blocks = layer_by_layer(graph, seeds.to(idtype), layers)
         expected = [contents(block) for block in blocks]
-        with graphs_on_tensors(on_tensors):
+        with tensor_backed_graphs(on_tensors):
             inputs, outputs, blocks = sampler.sample_blocks(graph, seeds)
             assert all(isinstance(block._graph, TensorIndex) == on_tensors for block in blocks)
             found = [contents(block) for block in blocks]
@@ -84,7 +84,7 @@ def test_gradients_go_back_through_the_blocks(on_tensors):
     graph, seeds = store_of(power_law_graph()), torch.arange(0, 800, 70)
     inputs, blocks = layer_by_layer(graph, seeds, 2)
     expected = gradient(blocks, len(inputs))
-    with graphs_on_tensors(on_tensors):
+    with tensor_backed_graphs(on_tensors):
         sampler = RandomWalkSampler(2, NEIGHBORS, WALKS, LENGTH)
         _, _, blocks = sampler.sample_blocks(graph, seeds)
         found = gradient(blocks, len(inputs))
