@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 
+from dgl_mgpu.utils.fork_safe import freed_at_fork
+
 
 class TensorBacked:
     """Base of objects that stand for DGL's C++ objects and hold torch tensors."""
@@ -19,7 +21,9 @@ def is_tensor_backed(index: Any) -> bool:
     return isinstance(index, TensorBacked)
 
 
-_on_cpu_too = False
+# How many uses of `tensor_backed_graphs` there are at the moment, which may end in any order.
+_num_on = 0
+_lock = freed_at_fork(threading.Lock())
 # A thread's own word counts for that thread alone: threads that sample ahead end when they like,
 # and what they put back must not undo what another one has said meanwhile.
 _of_thread = threading.local()
@@ -33,23 +37,25 @@ def tensor_backed_graphs(on: bool = True) -> Iterator[None]:
     With ``on=False``, graphs on the CPU that this thread makes are DGL's own, as they are without
     this.
     """
-    global _on_cpu_too
     off_before = getattr(_of_thread, "off", False)
-    before = _on_cpu_too
     _of_thread.off = not on
-    if on:
-        _on_cpu_too = True
+    _count(on)
     try:
         yield
     finally:
         _of_thread.off = off_before
-        if on:
-            _on_cpu_too = before
+        _count(-on)
+
+
+def _count(change: int) -> None:
+    global _num_on
+    with _lock:
+        _num_on += change
 
 
 def is_passed_as_tensor(data: torch.Tensor) -> bool:
     """Whether a tensor is handed to C functions as it is, and not as DGL's NDArray."""
-    return data.is_cuda or (_on_cpu_too and not getattr(_of_thread, "off", False))
+    return data.is_cuda or (_num_on > 0 and not getattr(_of_thread, "off", False))
 
 
 #: Types of arguments that :func:`is_tensor_backed_argument` has to look at.

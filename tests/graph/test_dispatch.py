@@ -30,3 +30,14 @@ def test_a_thread_that_ends_late_changes_nothing_for_others():
     end.set()
     thread.join(60)
     assert stays == [True, False, False] and not is_passed_as_tensor(rows)
+
+
+def test_uses_may_end_in_any_order():
+    rows = torch.zeros(1)
+    first, second = tensor_backed_graphs(), tensor_backed_graphs()
+    first.__enter__()
+    second.__enter__()
+    first.__exit__(None, None, None)
+    assert is_passed_as_tensor(rows)
+    second.__exit__(None, None, None)
+    assert not is_passed_as_tensor(rows)

@@ -33,22 +33,6 @@ def on_tensors():
         yield
 
 
-@pytest.fixture
-def capturing(monkeypatch):
-    """What a GPU would capture is computed again; gives the rooms that were captured in."""
-    rooms = []
-    monkeypatch.setattr(step, "captures", lambda device: True)
-    monkeypatch.setattr(step, "captured", lambda run, device, pool: run)
-    make = step.StaticBuffers
-
-    def noted(*arguments):
-        rooms.append(make(*arguments))
-        return rooms[-1]
-
-    monkeypatch.setattr(step, "StaticBuffers", noted)
-    return rooms
-
-
 def graph(idtype=torch.int64):
     ends = torch.randint(0, 400, (2, 3000)) ** 2 // 400  # some nodes have many edges, some none
     g = dgl.graph(tuple(ends), num_nodes=400, idtype=idtype)
