@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from dgl_mgpu.data import Dataset, load
     from dgl_mgpu.dgl.capi.watch import profile_calls
     from dgl_mgpu.distributed.graph import PartitionedGraph, partition_graph
-    from dgl_mgpu.inference import inference
+    from dgl_mgpu.layerwise_inference import inference
     from dgl_mgpu.machine import Topology, preset, probe
     from dgl_mgpu.ops import (
         SampleKey,
@@ -54,7 +54,7 @@ _HOME = {
     "load": "data",
     "PartitionedGraph": "distributed.graph",
     "partition_graph": "distributed.graph",
-    "inference": "inference",
+    "inference": "layerwise_inference",
     "CapturedStep": "train.capture",
     "SampleKey": "ops",
     "append_unique": "ops",

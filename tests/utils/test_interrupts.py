@@ -29,7 +29,7 @@ def waiting(waits: str, limit: float) -> subprocess.Popen:
     """A process that waits, and hears signals."""
     code = (
         "import ctypes, os, sys, time\n"
-        "from dgl_mgpu import limits\n"
+        "from dgl_mgpu.utils import timeouts\n"
         "from dgl_mgpu.utils.interrupts import Interrupts, StopSignals\n"
         f"timeouts.INTERRUPT = {limit}\n"
         "with Interrupts(lambda signum: f'last words of {signum}'):\n"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from dgl_mgpu.inference import RepeatedInference
+from dgl_mgpu.layerwise_inference import RepeatedInference
 from dgl_mgpu.models.homogeneous import NodeModel
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.minibatch.seeds import SeedBatches

@@ -18,8 +18,8 @@ from dgl.dataloading import DataLoader
 from torch import nn
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.inference import inference
-from dgl_mgpu.inference.group import InferenceGroup
+from dgl_mgpu.layerwise_inference import inference
+from dgl_mgpu.layerwise_inference.group import InferenceGroup
 from dgl_mgpu.models.homogeneous import NodeModel
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic

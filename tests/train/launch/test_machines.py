@@ -31,7 +31,7 @@ import sys
 import time
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 from dgl_mgpu.cli import main
-from dgl_mgpu.train import watch
+from dgl_mgpu.train.launch import peer_monitor
 
 def hang(optimizer, *arguments):
     optimizer.steps = getattr(optimizer, "steps", 0) + 1
@@ -40,8 +40,8 @@ def hang(optimizer, *arguments):
 
 register_optimizer_step_pre_hook(hang)
 if __name__ == "__main__":
-    watch._IDLE_SECONDS, watch._BETWEEN_SECONDS, watch._PROBES = 1, 1, 2
-    watch._CONNECT_SECONDS = watch._OWN_WORD_SECONDS = 100  # ranks have what time they need
+    peer_monitor._IDLE_SECONDS, peer_monitor._BETWEEN_SECONDS, peer_monitor._PROBES = 1, 1, 2
+    peer_monitor._CONNECT_SECONDS = peer_monitor._OWN_WORD_SECONDS = 100  # ranks have what time they need
     sys.exit(main(["train", *sys.argv[1:]]))
 """
 PORT = 29517

@@ -13,9 +13,15 @@ from dgl import DGLGraph
 from torch import nn
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.inference.modules import meeting
-from dgl_mgpu.inference.probe_graph import ASKED_LAYERS, AT_ONCE, ProbeGraph, cloned, recorded
-from dgl_mgpu.inference.rows import Tree, leaves, mapped
+from dgl_mgpu.layerwise_inference.modules import meeting
+from dgl_mgpu.layerwise_inference.probe_graph import (
+    ASKED_LAYERS,
+    AT_ONCE,
+    ProbeGraph,
+    cloned,
+    recorded,
+)
+from dgl_mgpu.layerwise_inference.rows import Tree, leaves, mapped
 
 
 @dataclass

@@ -16,7 +16,7 @@ from dgl_mgpu.errors import (
     InvalidInputError,
 )
 from tests.distributed.graphs import homogeneous
-from tests.inference.inference_models import (
+from tests.layerwise_inference.inference_models import (
     CLASSES,
     HIDDEN,
     MODELS,

@@ -10,7 +10,7 @@ import torch.distributed as dist
 
 from dgl_mgpu.comm import communicator as exchange
 from dgl_mgpu.errors import RankFailedError
-from dgl_mgpu.inference.group import InferenceGroup
+from dgl_mgpu.layerwise_inference.group import InferenceGroup
 
 MACHINES = ["aaa", "aab", "aba", "abc"]
 

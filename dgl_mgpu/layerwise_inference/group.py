@@ -17,7 +17,7 @@ from torch import nn
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import InvalidInputError, OutputError, SharedMemoryError
-from dgl_mgpu.inference.rows import ASKED, Column
+from dgl_mgpu.layerwise_inference.rows import ASKED, Column
 from dgl_mgpu.machine.shared_memory import SHARED_MEMORY
 from dgl_mgpu.store.memory.segment import Segment
 

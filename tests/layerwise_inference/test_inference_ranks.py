@@ -22,10 +22,10 @@ from dgl_mgpu.errors import (
     SharedMemoryError,
     UnsupportedByPartitionError,
 )
-from dgl_mgpu.inference import group as team
-from dgl_mgpu.inference.rows import leaves
+from dgl_mgpu.layerwise_inference import group as team
+from dgl_mgpu.layerwise_inference.rows import leaves
 from tests.distributed.graphs import heterogeneous, homogeneous
-from tests.inference.inference_models import (
+from tests.layerwise_inference.inference_models import (
     CLASSES,
     HIDDEN,
     MODELS,

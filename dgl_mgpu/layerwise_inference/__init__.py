@@ -1,6 +1,6 @@
 """Inference on all nodes of a graph with a model for mini-batches: at once, or layer by layer."""
 
-from dgl_mgpu.inference.repeated_blocks import RepeatedInference
-from dgl_mgpu.inference.run import inference
+from dgl_mgpu.layerwise_inference.repeated_blocks import RepeatedInference
+from dgl_mgpu.layerwise_inference.run import inference
 
 __all__ = ["RepeatedInference", "inference"]

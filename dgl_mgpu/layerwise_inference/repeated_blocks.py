@@ -7,12 +7,12 @@ from functools import partial
 import torch
 from torch import nn
 
-from dgl_mgpu.inference.group import InferenceGroup
-from dgl_mgpu.inference.modules import evaluating
-from dgl_mgpu.inference.plan import InferencePlan
-from dgl_mgpu.inference.probe_graph import ProbeGraph
-from dgl_mgpu.inference.rows import ASKED, Tree, as_columns
-from dgl_mgpu.inference.strategies import LayerByLayer, checked_plan
+from dgl_mgpu.layerwise_inference.group import InferenceGroup
+from dgl_mgpu.layerwise_inference.modules import evaluating
+from dgl_mgpu.layerwise_inference.plan import InferencePlan
+from dgl_mgpu.layerwise_inference.probe_graph import ProbeGraph
+from dgl_mgpu.layerwise_inference.rows import ASKED, Tree, as_columns
+from dgl_mgpu.layerwise_inference.strategies import LayerByLayer, checked_plan
 from dgl_mgpu.machine.shared_memory import free_host_bytes, free_shared_bytes
 from dgl_mgpu.store.graph import StoreGraph
 

@@ -11,7 +11,7 @@ from typing import Any
 from dgl import DGLGraph
 from torch import nn
 
-from dgl_mgpu.inference.rows import Tree
+from dgl_mgpu.layerwise_inference.rows import Tree
 
 
 @contextmanager

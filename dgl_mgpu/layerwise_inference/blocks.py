@@ -14,7 +14,7 @@ from dgl.dataloading import NeighborSampler
 from dgl.heterograph import DGLBlock
 
 from dgl_mgpu.graph.dispatch import TensorBacked
-from dgl_mgpu.inference.rows import Column, Graph
+from dgl_mgpu.layerwise_inference.rows import Column, Graph
 from dgl_mgpu.store.graph import StoreGraph
 
 CanonicalEtype = tuple[str, str, str]

@@ -14,11 +14,16 @@ from torch.nn.parallel import DistributedDataParallel
 
 from dgl_mgpu.distributed.graph import PartitionedGraph
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByPartitionError
-from dgl_mgpu.inference.group import InferenceGroup
-from dgl_mgpu.inference.modules import evaluating
-from dgl_mgpu.inference.probe_graph import ProbeGraph, count_layers, widest
-from dgl_mgpu.inference.rows import ASKED, Graph, Tree, as_columns, on_host
-from dgl_mgpu.inference.strategies import AtOnce, LayerByLayer, checked_plan, unless_out_of_memory
+from dgl_mgpu.layerwise_inference.group import InferenceGroup
+from dgl_mgpu.layerwise_inference.modules import evaluating
+from dgl_mgpu.layerwise_inference.probe_graph import ProbeGraph, count_layers, widest
+from dgl_mgpu.layerwise_inference.rows import ASKED, Graph, Tree, as_columns, on_host
+from dgl_mgpu.layerwise_inference.strategies import (
+    AtOnce,
+    LayerByLayer,
+    checked_plan,
+    unless_out_of_memory,
+)
 from dgl_mgpu.store.graph import StoreGraph
 
 

@@ -20,12 +20,12 @@ from dgl_mgpu.distributed.graph import PartitionedGraph
 from dgl_mgpu.distributed.memory import free_bytes
 from dgl_mgpu.errors import DeviceMemoryError, InvalidInputError, OutputError
 from dgl_mgpu.graph.pinning.pinning import pin_memory_inplace
-from dgl_mgpu.inference.blocks import Blocks
-from dgl_mgpu.inference.group import InferenceGroup, share
-from dgl_mgpu.inference.modules import CallEnded, meeting
-from dgl_mgpu.inference.plan import InferencePlan
-from dgl_mgpu.inference.probe_graph import ASKED_LAYERS, AT_ONCE, ProbeGraph, TracedBlocks
-from dgl_mgpu.inference.rows import Column, Graph, Outline, Tree, leaves, mapped
+from dgl_mgpu.layerwise_inference.blocks import Blocks
+from dgl_mgpu.layerwise_inference.group import InferenceGroup, share
+from dgl_mgpu.layerwise_inference.modules import CallEnded, meeting
+from dgl_mgpu.layerwise_inference.plan import InferencePlan
+from dgl_mgpu.layerwise_inference.probe_graph import ASKED_LAYERS, AT_ONCE, ProbeGraph, TracedBlocks
+from dgl_mgpu.layerwise_inference.rows import Column, Graph, Outline, Tree, leaves, mapped
 from dgl_mgpu.machine.shared_memory import free_host_bytes
 from dgl_mgpu.utils.stages import stage
 

@@ -12,9 +12,9 @@ from dgl import DGLGraph
 from torch import nn
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
-from dgl_mgpu.inference.blocks import Blocks
-from dgl_mgpu.inference.modules import meeting
-from dgl_mgpu.inference.rows import ASKED, Column, Graph, Outline, Tree, leaves, mapped
+from dgl_mgpu.layerwise_inference.blocks import Blocks
+from dgl_mgpu.layerwise_inference.modules import meeting
+from dgl_mgpu.layerwise_inference.rows import ASKED, Column, Graph, Outline, Tree, leaves, mapped
 from dgl_mgpu.store.feature_storage import TableStorage
 
 ASKED_LAYERS = "infer all nodes layer by layer"

@@ -17,10 +17,10 @@ from dgl_mgpu.errors import (
     OutputError,
 )
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
-from dgl_mgpu.inference import strategies as ways
+from dgl_mgpu.layerwise_inference import strategies as ways
 from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES, build_model
 from tests.distributed.graphs import heterogeneous, homogeneous
-from tests.inference.inference_models import (
+from tests.layerwise_inference.inference_models import (
     CLASSES,
     HIDDEN,
     MODELS,
