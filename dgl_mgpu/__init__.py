@@ -14,9 +14,25 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from dgl_mgpu.dgl import install
+from dgl_mgpu.utils.deprecation import RenamedModules
 from dgl_mgpu.version import __version__ as __version__
 
 install()
+RenamedModules(
+    {
+        "dgl_mgpu.backend": "dgl_mgpu.dgl",
+        "dgl_mgpu.fullgraph": "dgl_mgpu.distributed",
+        "dgl_mgpu.fullgraph.features": "dgl_mgpu.distributed.host_features",
+        "dgl_mgpu.fullgraph.gcn": "dgl_mgpu.models.gcn",
+        "dgl_mgpu.fullgraph.ownership": "dgl_mgpu.distributed.partition",
+        "dgl_mgpu.minibatch": "dgl_mgpu.train.minibatch",
+        "dgl_mgpu.minibatch.captured": "dgl_mgpu.train.capture",
+        "dgl_mgpu.resources": "dgl_mgpu.utils.resources",
+        "dgl_mgpu.store.optimizer": "dgl_mgpu.store.row_updates",
+        "dgl_mgpu.topology": "dgl_mgpu.machine",
+    },
+    until="0.2",
+).install()
 
 if TYPE_CHECKING:
     from dgl_mgpu.data import Dataset, load

@@ -41,7 +41,8 @@ def hang(optimizer, *arguments):
 register_optimizer_step_pre_hook(hang)
 if __name__ == "__main__":
     peer_monitor._IDLE_SECONDS, peer_monitor._BETWEEN_SECONDS, peer_monitor._PROBES = 1, 1, 2
-    peer_monitor._CONNECT_SECONDS = peer_monitor._OWN_WORD_SECONDS = 100  # ranks have what time they need
+    # Ranks have what time they need.
+    peer_monitor._CONNECT_SECONDS = peer_monitor._OWN_WORD_SECONDS = 100
     sys.exit(main(["train", *sys.argv[1:]]))
 """
 PORT = 29517

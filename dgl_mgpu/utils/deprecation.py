@@ -1,0 +1,63 @@
+"""Old names that go on working for one minor version, with a warning that names the new one."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Mapping, Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import ModuleType
+from typing import Any
+
+
+class RenamedModules(MetaPathFinder, Loader):
+    """Imports modules by the names that they had before.
+
+    Parameters
+    ----------
+    names : mapping of str to str
+        Old to new full names.
+    until : str
+        The version that no longer has the old names.
+    """
+
+    def __init__(self, names: Mapping[str, str], until: str) -> None:
+        self._names, self._until = names, until
+
+    def install(self) -> None:
+        """Take part in imports, after all others."""
+        sys.meta_path.append(self)
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if fullname not in self._names:
+            return None
+        return ModuleSpec(fullname, self, is_package=True)
+
+    def create_module(self, spec: ModuleSpec) -> ModuleType:
+        new = self._names[spec.name]
+        warnings.warn(
+            f"{spec.name} is now {new}; the old name goes in version {self._until}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return _Renamed(spec.name, new)
+
+    def exec_module(self, module: ModuleType) -> None:
+        """Nothing: its names are the new module's."""
+
+
+class _Renamed(ModuleType):
+    """A module whose names are another one's."""
+
+    def __init__(self, name: str, new: str) -> None:
+        super().__init__(name, f"Now `{new}`.")
+        self.__dict__["_new"] = new
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # the import system's
+            raise AttributeError(name)
+        return getattr(importlib.import_module(self.__dict__["_new"]), name)
