@@ -1,6 +1,6 @@
 # Everything starts from a bare machine with Python 3.11 or 3.12 and pip.
 #   make train   the main job: GraphSAGE on a generated graph, through the global store
-#   make test    the tests; make test-all, the long ones among them
+#   make test    the tests that any change can break; make test-rest, the others; make test-all, the long ones too
 #   make test-gpu sanitize-gpu bench-gpu    what needs GPUs
 #   make faults    processes killed, stopped and starved at random, hundreds of times
 #   make lint type docs wheel bench clean
@@ -13,7 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-all test-gpu sanitize-gpu faults lint type docs wheel bench bench-gpu clean setup
+.PHONY: train test test-rest test-all test-gpu sanitize-gpu faults lint type docs wheel bench bench-gpu clean setup
 .DEFAULT_GOAL := train
 
 setup: $(VENV)/.ready
@@ -28,15 +28,32 @@ $(VENV)/.ready: pyproject.toml .ci/constraints.txt
 train: setup
 	$(BIN)/dgl-mgpu train $(ARGS)
 
-# A worker for each core: with threads of OpenMP beside, they would keep each other waiting. All is
-# tested as on a machine without a GPU; what needs some is test-gpu's. What is marked as slow tries
-# once more, at length, what shorter tests try; test-all runs it as well.
-TEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n auto --maxprocesses 4 --dist loadgroup
+# Four workers keep two cores busy, since many tests wait for processes; without threads of OpenMP,
+# which would keep each other waiting. All is
+# tested as on a machine without a GPU; what needs some is test-gpu's.
+PYTEST := CUDA_VISIBLE_DEVICES= OMP_NUM_THREADS=1 $(BIN)/python -m pytest -q -n 4 --dist loadgroup
+# What test leaves out and test-rest runs: whole training runs and commands, faults of several
+# processes, emulated kernels, solver's proofs, pages that train, the benchmarks' own tests.
+REST := $(addprefix tests/, benchmarks kernels faults train/launch train/fullgraph test_main.py test_cli.py \
+	test_doctor.py docs/test_code.py docs/test_pictures.py comm/test_communicator.py utils/test_interrupts.py \
+	dgl/shared_graphs dgl/test_import.py dgl/test_shared_memory.py dgl/nn/test_training.py \
+	models/gcn distributed/test_message_functions.py ops/test_large.py report/test_placement.py \
+	$(addprefix placement/test_, same_plans.py optimality.py) \
+	$(addprefix store/, test_embedding.py $(addprefix memory/test_, shared_memory.py segment.py faults_gpu.py gpu_store.py)) \
+	$(addprefix train/, test_faults.py test_trained_run.py test_going_on.py test_optimizer.py) \
+	$(addprefix train/checkpoint/test_, validation.py run_folder.py) \
+	$(addprefix train/minibatch/test_, run.py links.py hetero.py accesses.py evaluation.py multilabel.py learned_inputs.py))
+
+# Minutes: what any change can break.
 test: setup
-	$(TEST) -m "not slow" $(ARGS)
+	$(PYTEST) -m "not slow" $(addprefix --ignore=, $(REST)) $(ARGS)
+
+# What is marked as slow tries at length what shorter tests try.
+test-rest: setup
+	$(PYTEST) -m "not slow" $(REST) $(ARGS)
 
 test-all: setup
-	$(TEST) $(ARGS)
+	$(PYTEST) $(ARGS)
 
 # Needs CuPy beside what setup installs: pip install -e '.[cuda13]'. GPU_PYTHON names another
 # environment to run in. Several tests may share the GPUs (with pytest-xdist,
