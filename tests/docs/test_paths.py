@@ -1,0 +1,32 @@
+"""Files that pages name are there."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from tests.docs.pages import PAGES, ROOT
+
+_PATH = re.compile(r"`((?:[\w.-]+/)*[\w-]+\.(?:py|cu|cuh|yaml))`")
+#: Examples, which readers are to write.
+_EXAMPLES = {"script.py", "train.py", "my_kernels.py", "whole.py", "kernels/degree.cu"}
+
+
+def named() -> list[tuple[str, str]]:
+    return [
+        (page.relative_to(ROOT).as_posix(), path)
+        for page in PAGES
+        if page.name != "CHANGELOG.md"
+        for path in dict.fromkeys(_PATH.findall(page.read_text()))
+        if path not in _EXAMPLES and not path.startswith("FOLDER/")
+    ]
+
+
+@pytest.mark.parametrize(("page", "path"), named())
+def test_a_file_is_where_a_page_says(page, path):
+    if "/" in path:
+        assert any((base / path).is_file() for base in (ROOT, ROOT / "dgl_mgpu")), path
+    else:
+        folders = ("dgl_mgpu", "kernels", "tests", "benchmarks", "configs", "docs")
+        assert any(any((ROOT / folder).rglob(path)) for folder in folders), path
