@@ -44,6 +44,21 @@ def _starts(graph: Any, nodes: Any, metapath: Any, *_: Any) -> None:
     _check(nodes, graph.number_of_nodes(ntype), "walk at random", "node")
 
 
+def _sources(graph: Any, nodes: Any, *_: Any) -> None:
+    _check(nodes, graph.number_of_nodes(0), "traverse a graph", "node")
+
+
+def _ends(_: Any, num_src: int, num_dst: int, sources: Any, destinations: Any, *__: Any) -> None:
+    # DGL's Python looks for the highest ones alone.
+    _check(sources, num_src, _MAKE, "node")
+    _check(destinations, num_dst, _MAKE, "node")
+
+
+def _indices(_: Any, num_src: int, num_dst: int, *matrix: Any) -> None:
+    __, indices, ___, ____, is_csc = matrix
+    _check(indices, num_src if is_csc else num_dst, _MAKE, "node")
+
+
 def _check(ids: Any, count: int, asked: str, what: str) -> None:
     if is_null(ids):
         return
@@ -57,6 +72,7 @@ def _check(ids: Any, count: int, asked: str, what: str) -> None:
 
 
 _SAMPLE = _nodes_by_type("sample neighbors")
+_MAKE = "make a graph of edges"
 
 #: By a C function's name, a check of what it is called with for a graph on the CPU.
 CHECKS: dict[str, Callable[..., None]] = {
@@ -80,6 +96,11 @@ CHECKS: dict[str, Callable[..., None]] = {
         _starts,
     ),
     "DGLSamplingNode2vec": _nodes_by_type("walk at random"),
+    **dict.fromkeys(
+        ("DGLBFSNodes_v2", "DGLBFSEdges_v2", "DGLDFSEdges_v2", "DGLDFSLabeledEdges_v2"), _sources
+    ),
+    "DGLHeteroCreateUnitGraphFromCOO": _ends,
+    "DGLHeteroCreateUnitGraphFromCSR": _indices,
     "DGLInSubgraph": _nodes_by_type("take the in-edges of nodes"),
     "DGLOutSubgraph": _nodes_by_type("take the out-edges of nodes"),
     "DGLHeteroEdgeSubgraph": _edges_by_type,
