@@ -299,7 +299,7 @@ def _predict(arguments: list[str]) -> int:
     from dgl_mgpu.training.run import require_room
 
     if not under_torchrun():
-        require_room(ranks)
+        require_room(ranks, "predict")
     launch(_predict_on_rank, ranks, folder, out, device, hang_after=hang_after)
     return 0
 
