@@ -114,6 +114,28 @@ def test_ends_of_edges_that_are_none(make, idtype):
         assert isinstance(e.value, DGLError)
 
 
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda g, ids, fanout: dgl.sampling.sample_neighbors(g, ids, fanout),
+        lambda g, ids, fanout: dgl.sampling.sample_neighbors_fused(g, ids, fanout, mapping={}),
+        lambda g, ids, fanout: dgl.sampling.select_topk(g, fanout, "w", ids),
+        lambda g, ids, fanout: dgl.sampling.sample_labors(g, ids, fanout)[0],
+        lambda g, ids, fanout: dgl.sampling.sample_etype_neighbors(
+            g, ids, [0, 4], torch.tensor([fanout])
+        ),
+    ],
+    ids=["neighbors", "fused", "topk", "labors", "etypes"],
+)
+def test_fanouts_that_are_none(sample):
+    with graphs_on_tensors(False):
+        g, ids = _graph(), torch.arange(3)
+        assert [sample(g, ids, fanout).num_edges() for fanout in (-1, 0)] == [4, 0]
+        with pytest.raises(InvalidInputError, match=r"a fanout is -5; pass 0 or more") as e:
+            sample(g, ids, -5)
+        assert isinstance(e.value, DGLError)
+
+
 def test_nodes_of_a_type_are_counted_by_themselves():
     with graphs_on_tensors(False):
         g = dgl.heterograph({("user", "buys", "item"): ([0, 1], [4, 2])}, {"user": 2, "item": 6})
