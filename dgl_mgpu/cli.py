@@ -298,7 +298,7 @@ def _predict(arguments: list[str]) -> int:
     from dgl_mgpu.utils.torchrun import under_torchrun
 
     if not under_torchrun():
-        require_room(ranks)
+        require_room(ranks, "predict")
     launch(_predict_on_rank, ranks, folder, out, device, hang_after=hang_after)
     return 0
 

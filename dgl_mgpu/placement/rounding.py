@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
 import numpy as np
 
@@ -81,7 +82,7 @@ def held_bytes(
     for spec in specs:
         tiers = tables[spec.name]
         for tier, nbytes in zip(tiers, over_tiers(spec.bytes_before, tiers), strict=True):
-            held += tier_bytes(tier, nbytes)
+            held += _tier_bytes(tier, nbytes)
     return held
 
 
@@ -135,11 +136,11 @@ def _hand_on(
         shares = [*(_shares(tier)[memory] for tier in tiers), float(memory == n + 1)]
         if tiers and tiers[-1].memory == "gpu" and not may:
             shares[-1] = shares[-2]
-        for index, tier in enumerate(tiers):
+        edges = [(max(tier.stop - 4 * n, tier.start), tier.stop) for tier in tiers]
+        nbytes = np.diff(spec.bytes_before(edges))[:, 0] if tiers else np.zeros(0)
+        accesses = np.diff(spec.accesses_before(edges))[:, 0] if tiers else np.zeros(0)
+        for index, heat in enumerate((accesses / np.maximum(nbytes, 1e-300)).tolist()):
             relief = shares[index] - shares[index + 1]
-            edge = (max(tier.stop - 4 * n, tier.start), tier.stop)
-            nbytes = float(np.diff(spec.bytes_before(edge))[0])
-            heat = float(np.diff(spec.accesses_before(edge))[0]) / max(nbytes, 1e-300)
             if relief > 0 and (coldest is None or heat <= coldest[0]):
                 coldest = heat, spec, index, relief
     if coldest is None:
@@ -163,7 +164,11 @@ def _hand_on(
 
 def _shares(tier: Tier) -> np.ndarray:
     """Share of a tier's rows that each GPU, the host and the disk hold."""
-    return tier_bytes(replace(tier, start=0, stop=tier.parts), 1.0)
+    return _tier_bytes(replace(tier, start=0, stop=tier.parts), 1.0)
+
+
+# Handing rows on changes two tiers of many, and asks for all of them again.
+_tier_bytes = lru_cache(maxsize=4096)(tier_bytes)
 
 
 def as_plans(tables: Mapping[str, Sequence[Tier]]) -> dict[str, TablePlan]:

@@ -315,7 +315,7 @@ def require_policy(policy: str) -> None:
     if policy not in POLICIES:
         raise ConfigError(
             f"use the placement policy '{policy}'",
-            f"there is no policy of this name, only {', '.join(POLICIES)}",
+            "there is no policy of this name",
             nearest(policy, POLICIES),
         )
 

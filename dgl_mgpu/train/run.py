@@ -140,8 +140,8 @@ def _check_restarts(config: Config) -> None:
         )
 
 
-def require_room(num_ranks: int) -> None:
-    """Refuse to start far more ranks than this machine has cores or GPUs for.
+def require_room(num_ranks: int, command: str = "train") -> None:
+    """Refuse to start far more ranks for a command than this machine has cores or GPUs for.
 
     Raises
     ------
@@ -154,7 +154,7 @@ def require_room(num_ranks: int) -> None:
             f"start {num_ranks} ranks",
             f"each is a process, and this machine has {cores} cores and {gpus} GPUs",
             f"use {most} or fewer, or start them yourself: torchrun --nproc-per-node={num_ranks} "
-            "-m dgl_mgpu.cli train …",
+            f"-m dgl_mgpu.cli {command} …",
         )
 
 

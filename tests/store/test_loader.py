@@ -88,11 +88,13 @@ def test_workers_that_live_on_go_on_with_the_passes_of_their_store():
         assert [_drawn(each) for each in (living, living, loader(), living)] == expected
 
 
-@pytest.mark.parametrize("batch_size", [0, -1, 0.5])
+@pytest.mark.parametrize("batch_size", [0, -1, 0.5, 2.5, "4"])
 def test_batches_of_no_seeds_are_refused(batch_size):
     g = power_law_graph()
     for graph in (g, dgl_mgpu.GlobalStore.from_dgl(g).graph):
-        with pytest.raises(InvalidInputError, match=f"batch_size is {batch_size}; pass a positive"):
+        with pytest.raises(
+            InvalidInputError, match=f"batch_size is {batch_size!r}; pass a positive"
+        ):
             DataLoader(graph, torch.arange(9), NeighborSampler([3]), batch_size=batch_size)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any
 
 from dgl.heterograph import DGLGraph
@@ -81,9 +81,10 @@ def init_loader(
 def _check_batches(sampler: Any, batch_size: Any) -> None:
     from dgl_mgpu.sampling.sample_future import require_layers
 
-    if isinstance(batch_size, Real) and batch_size < 1:
+    is_count = isinstance(batch_size, Integral) and batch_size > 0
+    if isinstance(batch_size, Real | str) and not is_count:
         raise InvalidInputError(
-            "make a DataLoader", f"batch_size is {batch_size}", "pass a positive number of seeds"
+            "make a DataLoader", f"batch_size is {batch_size!r}", "pass a positive number of seeds"
         )
     require_layers(sampler)
 

@@ -48,6 +48,10 @@ _OF_NODES = {
     "in_subgraph": lambda g, ids: dgl.in_subgraph(g, ids),
     "out_subgraph": lambda g, ids: dgl.out_subgraph(g, ids),
     "khop": lambda g, ids: dgl.khop_in_subgraph(g, ids, 1),
+    "bfs": lambda g, ids: dgl.bfs_nodes_generator(g, ids),
+    "bfs edges": lambda g, ids: dgl.bfs_edges_generator(g, ids),
+    "dfs": lambda g, ids: dgl.dfs_edges_generator(g, ids),
+    "dfs labels": lambda g, ids: dgl.dfs_labeled_edges_generator(g, ids),
     "in_degrees": lambda g, ids: g.in_degrees(ids),
     "in_edges": lambda g, ids: g.in_edges(ids),
     "NeighborSampler": _loaded(NeighborSampler([2])),
@@ -87,6 +91,49 @@ def test_edges_that_are_none(use, bad):
             IdOutOfRangeError, match=rf"edge {bad} is not among .* 4 edges; pass ids in \[0, 4\)"
         ):
             use(g, torch.tensor([0, bad]))
+
+
+@pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda ids, other: dgl.graph((ids, other)),
+        lambda ids, other: dgl.graph((other, ids)),
+        lambda ids, other: dgl.graph(("csr", (torch.arange(3).to(ids), ids, [])), num_nodes=2),
+        lambda ids, other: dgl.graph(("csc", (torch.arange(3).to(ids), ids, [])), num_nodes=2),
+        lambda ids, other: dgl.create_block((ids, other), 2, 2),
+    ],
+    ids=["from", "to", "csr", "csc", "block"],
+)
+def test_ends_of_edges_that_are_none(make, idtype):
+    with graphs_on_tensors(False):
+        ids = torch.tensor([0, 1], dtype=idtype)
+        assert make(ids, ids).num_edges() == 2
+        with pytest.raises(IdOutOfRangeError, match=r"node -7 is not among .* 2 nodes") as e:
+            make(torch.tensor([1, -7], dtype=idtype), ids)
+        assert isinstance(e.value, DGLError)
+
+
+@pytest.mark.parametrize(
+    "sample",
+    [
+        lambda g, ids, fanout: dgl.sampling.sample_neighbors(g, ids, fanout),
+        lambda g, ids, fanout: dgl.sampling.sample_neighbors_fused(g, ids, fanout, mapping={}),
+        lambda g, ids, fanout: dgl.sampling.select_topk(g, fanout, "w", ids),
+        lambda g, ids, fanout: dgl.sampling.sample_labors(g, ids, fanout)[0],
+        lambda g, ids, fanout: dgl.sampling.sample_etype_neighbors(
+            g, ids, [0, 4], torch.tensor([fanout])
+        ),
+    ],
+    ids=["neighbors", "fused", "topk", "labors", "etypes"],
+)
+def test_fanouts_that_are_none(sample):
+    with graphs_on_tensors(False):
+        g, ids = _graph(), torch.arange(3)
+        assert [sample(g, ids, fanout).num_edges() for fanout in (-1, 0)] == [4, 0]
+        with pytest.raises(InvalidInputError, match=r"a fanout is -5; pass 0 or more") as e:
+            sample(g, ids, -5)
+        assert isinstance(e.value, DGLError)
 
 
 def test_nodes_of_a_type_are_counted_by_themselves():
