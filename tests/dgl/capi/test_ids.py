@@ -106,7 +106,7 @@ def test_edges_that_are_none(use, bad):
     ids=["from", "to", "csr", "csc", "block"],
 )
 def test_ends_of_edges_that_are_none(make, idtype):
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         ids = torch.tensor([0, 1], dtype=idtype)
         assert make(ids, ids).num_edges() == 2
         with pytest.raises(IdOutOfRangeError, match=r"node -7 is not among .* 2 nodes") as e:
@@ -128,7 +128,7 @@ def test_ends_of_edges_that_are_none(make, idtype):
     ids=["neighbors", "fused", "topk", "labors", "etypes"],
 )
 def test_fanouts_that_are_none(sample):
-    with graphs_on_tensors(False):
+    with tensor_backed_graphs(False):
         g, ids = _graph(), torch.arange(3)
         assert [sample(g, ids, fanout).num_edges() for fanout in (-1, 0)] == [4, 0]
         with pytest.raises(InvalidInputError, match=r"a fanout is -5; pass 0 or more") as e:
