@@ -9,11 +9,12 @@ import shutil
 import stat
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from multiprocessing import util
 from pathlib import Path
 
 from dgl_mgpu.errors import OutputError
+from dgl_mgpu.utils import timeouts
 from dgl_mgpu.utils.file_lock import killed_holder, locked
 
 _PREFIX = "dgl-mgpu-"
@@ -45,7 +46,7 @@ def temporary_folder(place: Path) -> Iterator[Path]:
     owner = os.getpid()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     try:
-        with locked(folder / _LOCK, _looked_at):
+        with locked(folder / _LOCK, _waiting_for_lookers()):
             yield folder
     finally:
         if os.getpid() == owner:  # not in a process that it has forked
@@ -116,6 +117,13 @@ def _is_own_folder(path: Path) -> bool:
     return False
 
 
-def _looked_at(holder: str) -> None:
-    """Let another process look whether the owner of a new folder lives, which takes the lock."""
-    time.sleep(_LOOK_SECONDS)
+def _waiting_for_lookers() -> Callable[[str], None]:
+    """Let other processes look whether the owner of a new folder lives: each takes the lock."""
+    deadline = time.monotonic() + timeouts.END
+
+    def wait(holder: str) -> None:
+        if time.monotonic() > deadline:  # the one that looks is stopped
+            raise TimeoutError(f"another process keeps a new folder locked for {timeouts.END:g} s")
+        time.sleep(_LOOK_SECONDS)
+
+    return wait

@@ -137,3 +137,22 @@ def test_a_new_folder_may_be_looked_at_by_another_process(tmp_path, monkeypatch)
     with temporary_folder(tmp_path) as folder:
         assert (folder / "owner").read_text().startswith(f"process {os.getpid()} on ")
     assert not looking
+
+
+def test_a_process_that_is_stopped_while_it_looks_is_not_waited_for(tmp_path, monkeypatch):
+    make = tempfile.mkdtemp
+
+    def made(**options) -> str:
+        folder = make(**options)
+        file = os.open(Path(folder) / "owner", os.O_CREAT | os.O_RDWR)
+        fcntl.flock(file, fcntl.LOCK_SH)
+        return folder
+
+    monkeypatch.setattr(tempfolder.tempfile, "mkdtemp", made)
+    monkeypatch.setattr(tempfolder.timeouts, "END", 0.02)
+    with (
+        pytest.raises(TimeoutError, match=r"locked for 0\.02 s"),
+        temporary_folder(tmp_path),
+    ):
+        pass
+    assert not any(tmp_path.iterdir())
