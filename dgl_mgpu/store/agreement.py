@@ -22,7 +22,8 @@ from dgl_mgpu.store.content import Content, Embeddings, of_dataset, of_dgl, requ
 from dgl_mgpu.store.embedding.tables import EmbeddingSpec
 from dgl_mgpu.store.memory import TopologySource
 from dgl_mgpu.store.planning import StoreOptions, parse_bytes
-from dgl_mgpu.store.table_names import CanonicalEtype, Nodes
+from dgl_mgpu.store.table_names import Nodes
+from dgl_mgpu.utils.types import CanonicalEtype
 
 #: By what they are of.
 Facts = dict[str, str]

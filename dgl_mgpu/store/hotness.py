@@ -16,7 +16,8 @@ from dgl_mgpu.store.accesses import add_accesses
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.store.memory import TopologySource
 from dgl_mgpu.store.memory.tables import Source
-from dgl_mgpu.store.table_names import CanonicalEtype, Nodes, topology_table
+from dgl_mgpu.store.table_names import Nodes, topology_table
+from dgl_mgpu.utils.types import CanonicalEtype
 
 log = logging.getLogger(__name__)
 
@@ -118,7 +119,7 @@ def _count_input_nodes(
         ntype: torch.zeros(num, dtype=torch.int64, device=where) for ntype, num in num_nodes.items()
     }
     by_type = seeds if isinstance(seeds, Mapping) else {graph.ntypes[0]: seeds}
-    for ntype, ids in graph._named(by_type).items():
+    for ntype, ids in graph._structure.nodes_by_ntype(by_type).items():
         key = [seed, graph.ntypes.index(ntype)]
         random = np.random.Generator(np.random.Philox(key=key))
         for number in range(_BATCHES):
