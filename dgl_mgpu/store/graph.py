@@ -242,6 +242,9 @@ class StoreGraph:
     check_weights = _delegate("_features", GraphFeatures.check_weights)
     weight_tables = _delegate("_features", GraphFeatures.weight_tables)
 
+    def _add_block_rows(self, block: dgl.DGLGraph) -> None:
+        self._features.add_to_block(block)
+
     def _restore_rows(self, column: RowsLater) -> None:
         self._features.reattach(column)
 
