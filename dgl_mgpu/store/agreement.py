@@ -117,8 +117,8 @@ def require_same(
             if expected != actual:
                 raise error(
                     action,
-                    f"{name} is {expected} on the machine's first rank, but {actual} on rank {rank} "
-                    "of it",
+                    f"{name} is {expected} on the machine's first rank, but {actual} on rank "
+                    f"{rank} of it",
                     fix,
                 )
 
