@@ -22,7 +22,7 @@ from dgl_mgpu.utils.types import CanonicalEtype
 log = logging.getLogger(__name__)
 
 # Edges counted at a time, at least, and copied at a time.
-_STRETCH = 1 << 23
+_CHUNK = 1 << 23
 # Share of a GPU's free memory that topology may take for a pre-sampling pass; the rest is for
 # its samples.
 _TOPOLOGY_SHARE = 0.75
@@ -41,10 +41,10 @@ def degree_hotness(
     counts = {ntype: np.zeros(num, np.int64) for ntype, num in num_nodes.items()}
     for etype in etypes:
         source = _topology(sources, etype)
-        # bincount makes 8 bytes of every id: in stretches, so that they are never all there.
-        stretch = max(_STRETCH, source.num_cols)
-        for begin in range(0, source.num_edges, stretch):
-            part = source.indices[begin : begin + stretch]
+        # bincount makes 8 bytes of every id: in chunks, so that they never all exist.
+        chunk = max(_CHUNK, source.num_cols)
+        for begin in range(0, source.num_edges, chunk):
+            part = source.indices[begin : begin + chunk]
             counts[etype[0]] += np.bincount(part, minlength=source.num_cols)
     return counts
 
@@ -195,8 +195,8 @@ def _one_segment(
 
 def _copied(array: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
     copy = torch.empty(len(array), dtype=dtype, device=device)
-    # In stretches: an array mapped from a file is then never in memory as a whole.
-    for begin in range(0, len(array), _STRETCH):
-        part = np.array(array[begin : begin + _STRETCH])
+    # In chunks: an array mapped from a file is then never in memory as a whole.
+    for begin in range(0, len(array), _CHUNK):
+        part = np.array(array[begin : begin + _CHUNK])
         copy[begin : begin + len(part)] = torch.from_numpy(part).to(device)
     return copy

@@ -514,7 +514,7 @@ def test_a_process_that_ended_has_nothing_mapped():
     assert not device_module._is_alive(0)
 
 
-class _Board:
+class _CountedMemory:
     """A store's memory on a GPU that is not there, of two ranks of which this is the first."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
@@ -526,43 +526,43 @@ class _Board:
 
 def test_a_killed_ranks_number_taken_by_another_process_keeps_no_block():
     runtime = FakeRuntime(0, 2)
-    board = _Board(runtime)
+    counted = _CountedMemory(runtime)
     # As a rank would have left it that was started before this process, which has its number now.
-    board.marks[1] = device_module._process_stamp(os.getpid()) - (1 << device_module._PID_BITS)
-    board.memory.close()
+    counted.marks[1] = device_module._process_stamp(os.getpid()) - (1 << device_module._PID_BITS)
+    counted.memory.close()
     assert runtime.is_empty
 
 
 def test_a_failing_gpu_does_not_keep_others_waiting(monkeypatch):
     runtime = FakeRuntime(0, 2)
-    board = _Board(runtime)
+    counted = _CountedMemory(runtime)
 
     def fails() -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(runtime, "synchronize", fails)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        board.memory.close()
-    assert not board.marks.any()
+        counted.memory.close()
+    assert not counted.marks.any()
 
 
 def test_a_finalizer_that_runs_while_blocks_are_freed(monkeypatch):
     runtime = FakeRuntime(0, 2)
-    boards = [_Board(runtime) for _ in range(3)]
-    for board in boards:
+    counted_memories = [_CountedMemory(runtime) for _ in range(3)]
+    for counted in counted_memories:
         # Another rank has all of them mapped for now.
-        board.marks[1] = device_module._process_stamp(os.getpid())
-        board.memory._finalizer()
+        counted.marks[1] = device_module._process_stamp(os.getpid())
+        counted.memory._finalizer()
     assert len(runtime.blocks) == 3
-    garbage = [_Board(runtime)]
+    garbage = [_CountedMemory(runtime)]
     is_alive = device_module._is_alive
 
     def collects(mark: int) -> bool:
         garbage.clear()  # which sweeps, as the garbage collector may at any time
         return is_alive(mark)
 
-    for board in boards:
-        board.marks[1] = 0
+    for counted in counted_memories:
+        counted.marks[1] = 0
     monkeypatch.setattr(device_module, "_is_alive", collects)
     device_module.sweep()
     assert runtime.is_empty
@@ -570,11 +570,11 @@ def test_a_finalizer_that_runs_while_blocks_are_freed(monkeypatch):
 
 def test_threads_that_sweep_free_each_block_once():
     runtime = FakeRuntime(0, 2)
-    boards = [_Board(runtime) for _ in range(50)]
-    for board in boards:
-        board.marks[1] = device_module._process_stamp(os.getpid())
-        board.memory._finalizer()
-        board.marks[1] = 0
+    counted_memories = [_CountedMemory(runtime) for _ in range(50)]
+    for counted in counted_memories:
+        counted.marks[1] = device_module._process_stamp(os.getpid())
+        counted.memory._finalizer()
+        counted.marks[1] = 0
     errors = []
 
     def sweeps() -> None:
