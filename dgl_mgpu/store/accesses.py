@@ -1,4 +1,4 @@
-"""How often nodes are read while a store is used: what a later store is ordered by."""
+"""Counts how often nodes are read while a store is used, to order the rows of a later store."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from dgl_mgpu.store.feature_storage import Traffic
 from dgl_mgpu.store.memory import Table
 
 # Counts that ranks exchange at a time.
-_STRETCH = 1 << 22
+_CHUNK_COUNTS = 1 << 22
 
 
 def add_accesses(counts: torch.Tensor, ids: torch.Tensor) -> None:
-    """Add one for each id, where the counts are; nobody waits for it."""
+    """Add one for each id, on the device of the counts, without a wait."""
     counts.index_add_(0, ids, counts.new_ones(1).expand(len(ids)))
 
 
@@ -28,19 +28,19 @@ class Accesses:
 
     Counts within ``with``, which may be entered again: then counts add up.
 
-    What counts is each row of a node feature that this process gets through ``store.graph`` or
-    :meth:`GlobalStore.gather`: the input nodes of every mini-batch of a DataLoader, no matter
-    which process sampled it, and rows that a script asks for itself.  A node counts as often as
-    the one of its features that was read most, so that a label read for the seeds alone does not
-    count them twice.  Edge features, and topology, which is read for the same nodes, do not count;
-    nor does what a DataLoader's worker fetches itself, or an operator called without the graph.
+    Counts each row of a node feature that this process reads through ``store.graph`` or
+    :meth:`GlobalStore.gather`: the input nodes of every mini-batch of a DataLoader, whichever
+    process sampled it, and rows that a script reads itself.  The count of a node is that of its
+    feature that was read most, so that a label read for the seeds does not count them twice.
+    Edge features and topology do not count, nor do rows that a DataLoader's worker or an operator
+    called without the graph reads.
 
-    It takes 4 bytes a node on the store's device for each feature that is read.
+    Takes 4 bytes a node on the store's device for each feature that is read.
 
     Parameters
     ----------
     traffic : Traffic
-        Hears of every gather.
+        Calls this for every gather.
     tables : mapping of Table to str
         The node type of each table of node features.
     num_nodes : mapping of str to int
@@ -74,7 +74,7 @@ class Accesses:
         if not len(counts):
             return
         if ids.is_cuda:
-            # The gather tells of ids that are no rows later; here they must do no harm.
+            # The gather reports ids out of range later; here they must do no harm.
             ids = ids.clamp(0, len(counts) - 1)
         add_accesses(counts, ids)
 
@@ -86,13 +86,13 @@ class Accesses:
         dict of ndarray, int32, shape (num_nodes,)
             By node type.
         """
-        found = {ntype: np.zeros(num, np.int32) for ntype, num in self._num_nodes.items()}
+        by_type = {ntype: np.zeros(num, np.int32) for ntype, num in self._num_nodes.items()}
         for table, counts in list(self._counts.items()):
             if counts.is_cuda:
                 torch.cuda.synchronize(counts.device)  # streams that still add
-            most = found[self._tables[table]]
-            np.maximum(most, counts.cpu().numpy(), out=most)
-        return found
+            largest = by_type[self._tables[table]]
+            np.maximum(largest, counts.cpu().numpy(), out=largest)
+        return by_type
 
     def save(self, path: str | Path) -> None:
         """Write the sum of all ranks' counts to a file that ``hotness`` of a store can name.
@@ -112,10 +112,10 @@ class Accesses:
             On the other ranks, if so.
         """
         ranks = Communicator.of_all_machines()
-        counts = {ntype: _sum(ranks, each) for ntype, each in self.counts().items()}
+        counts = {ntype: _sum(ranks, local) for ntype, local in self.counts().items()}
 
         def write() -> None:
-            if not any(each.any() for each in counts.values()):
+            if not any(total.any() for total in counts.values()):
                 raise InvalidInputError(
                     f"save to {path} how often nodes were read",
                     "no node feature was read while counting",
@@ -128,7 +128,7 @@ class Accesses:
 
 def _sum(ranks: Communicator, counts: np.ndarray) -> np.ndarray:
     total = np.empty(len(counts), np.int64)
-    for begin in range(0, len(counts), _STRETCH):
-        part = slice(begin, begin + _STRETCH)
+    for begin in range(0, len(counts), _CHUNK_COUNTS):
+        part = slice(begin, begin + _CHUNK_COUNTS)
         total[part] = np.sum(ranks.all_gather(counts[part]), axis=0, dtype=np.int64)
     return total

@@ -1,4 +1,4 @@
-"""What the ranks that build one store pass, in few words that can be compared."""
+"""Checks that all ranks of a machine ask for the same store, by short descriptions of it."""
 
 from __future__ import annotations
 
@@ -22,27 +22,28 @@ from dgl_mgpu.store.content import Content, Embeddings, of_dataset, of_dgl, requ
 from dgl_mgpu.store.embedding.tables import EmbeddingSpec
 from dgl_mgpu.store.memory import TopologySource
 from dgl_mgpu.store.planning import StoreOptions, parse_bytes
-from dgl_mgpu.store.table_names import CanonicalEtype, Nodes
+from dgl_mgpu.store.table_names import Nodes
+from dgl_mgpu.utils.types import CanonicalEtype
 
-#: By what they are of.
+#: Values to be compared, by what they describe.
 Facts = dict[str, str]
 
-_ASKED = "build a store"
+_ACTION = "build a store"
 _SAME_DATA = "pass the same on every rank, or None on all but the machine's first"
 
 
 @dataclass(frozen=True)
-class Data:
-    """What a store is to hold, as a rank passes it.
+class StoreInput:
+    """A graph or data set that a rank passes for a store.
 
     Attributes
     ----------
     read : callable
-        Gives it as tables.
+        Returns it as tables.
     facts : callable
-        What is quickly said of it.
+        Returns what can be compared without reading the edges.
     edges : callable
-        What differs where edges or their order do; reads all of them.
+        Returns checksums of the edges in their order; reads all of them.
     """
 
     read: Callable[[], Content]
@@ -50,20 +51,20 @@ class Data:
     edges: Callable[[], Facts]
 
     @classmethod
-    def of_graph(cls, g: DGLGraph, seeds: Nodes | None) -> Data:
-        """A DGLGraph; on asking, InvalidInputError if it is none that a store takes."""
+    def of_graph(cls, g: DGLGraph, seeds: Nodes | None) -> StoreInput:
+        """A DGLGraph; reading it raises InvalidInputError if a store cannot take it."""
         return cls(partial(of_dgl, g, seeds), partial(graph_facts, g), partial(_edges_of_graph, g))
 
     @classmethod
-    def of_dataset(cls, dataset: Dataset | HeteroDataset) -> Data:
-        """A data set; on asking, InvalidInputError if it is none."""
+    def of_dataset(cls, dataset: Dataset | HeteroDataset) -> StoreInput:
+        """A data set; reading it raises InvalidInputError if it is not one."""
         read = partial(of_dataset, dataset)
         return cls(read, lambda: _facts_of(read()), lambda: _edges_of(read()))
 
 
 def require_agreement(
     ranks: Communicator,
-    data: Data | None,
+    data: StoreInput | None,
     embeddings: Embeddings | None,
     options: StoreOptions,
     topology: Topology | str,
@@ -82,51 +83,54 @@ def require_agreement(
         On the other ranks, if one passes what no store takes.
     """
 
-    def told() -> tuple[Facts, Facts | None, Facts | None]:
-        asked = {**_option_facts(options, topology), "seed": str(seed), "edges": str(bool(edges))}
-        learned = None if embeddings is None else dict(_embedding_facts(embeddings))
-        return asked, None if data is None else data.facts(), learned
+    def described() -> tuple[Facts, Facts | None, Facts | None]:
+        passed = {**_option_facts(options, topology), "seed": str(seed), "edges": str(bool(edges))}
+        specs = None if embeddings is None else dict(_embedding_facts(embeddings))
+        return passed, None if data is None else data.facts(), specs
 
-    asked, facts, learned = zip(*ranks.all_gather(ranks.run_all(_ASKED, told)), strict=True)
-    require_same(_ASKED, asked, "pass the same on every rank", ConfigError)
+    option_facts, facts, embedding_facts = zip(
+        *ranks.all_gather(ranks.run_all(_ACTION, described)), strict=True
+    )
+    require_same(_ACTION, option_facts, "pass the same on every rank", ConfigError)
     if facts[0] is None:
         raise InvalidInputError(
-            _ASKED, "the machine's first rank passed no graph", "pass the graph on that rank"
+            _ACTION, "the machine's first rank passed no graph", "pass the graph on that rank"
         )
-    require_same(_ASKED, facts, _SAME_DATA)
-    require_same(_ASKED, learned, _SAME_DATA)
-    if any(each is not None for each in facts[1:]):
-        mine = ranks.run_all(_ASKED, lambda: None if data is None else data.edges())
-        require_same(_ASKED, ranks.all_gather(mine), _SAME_DATA)
+    require_same(_ACTION, facts, _SAME_DATA)
+    require_same(_ACTION, embedding_facts, _SAME_DATA)
+    if any(other is not None for other in facts[1:]):
+        checksums = ranks.run_all(_ACTION, lambda: None if data is None else data.edges())
+        require_same(_ACTION, ranks.all_gather(checksums), _SAME_DATA)
 
 
 def require_same(
-    asked: str,
-    told: Sequence[Mapping[str, str] | None],
+    action: str,
+    facts: Sequence[Mapping[str, str] | None],
     fix: str,
     error: type[DGLMGPUError] = InvalidInputError,
 ) -> None:
-    """Raise ``error`` unless all ranks, of those that tell anything, tell what the first does."""
-    first = told[0] or {}
-    for rank, other in enumerate(told):
-        for what in {**first, **other} if other is not None else ():
-            mine, its = first.get(what, "missing"), (other or {}).get(what, "missing")
-            if mine != its:
+    """Raise ``error`` unless the facts of all ranks that have some are those of the first rank."""
+    first = facts[0] or {}
+    for rank, other in enumerate(facts):
+        for name in {**first, **other} if other is not None else ():
+            expected, actual = first.get(name, "missing"), (other or {}).get(name, "missing")
+            if expected != actual:
                 raise error(
-                    asked,
-                    f"{what} is {mine} on the machine's first rank, but {its} on rank {rank} of it",
+                    action,
+                    f"{name} is {expected} on the machine's first rank, but {actual} on rank "
+                    f"{rank} of it",
                     fix,
                 )
 
 
 def frames(g: DGLGraph) -> Iterator[tuple[str | CanonicalEtype, Frame]]:
-    """What holds the features of each node type, and of each edge type."""
+    """The frames of features of each node type and edge type."""
     yield from zip(g.ntypes, g._node_frames, strict=True)
     yield from zip(g.canonical_etypes, g._edge_frames, strict=True)
 
 
 def graph_facts(g: DGLGraph) -> Facts:
-    """What is quickly said of a graph, or InvalidInputError if it is none that a store takes."""
+    """Facts of a graph without its edges, or InvalidInputError if a store cannot take it."""
     require_storable(g)
     facts = {"the dtype of ids": str(g.idtype)}
     for ntype in g.ntypes:
@@ -143,7 +147,7 @@ def graph_facts(g: DGLGraph) -> Facts:
 
 def _edges_of_graph(g: DGLGraph) -> Facts:
     return {
-        f"ends of edges of type {etype}": _mark(
+        f"ends of edges of type {etype}": _checksum(
             *(ends.numpy() for ends in g.edges(etype=etype, order="eid"))
         )
         for etype in g.canonical_etypes
@@ -157,29 +161,29 @@ def _facts_of(data: Content) -> Facts:
             facts[f"edges of {name}"] = f"{len(source.indices):,} with ids of {source.idtype}"
         else:
             rows = source.rows
-            facts[f"rows of {name}"] = f"{source.given} of shape {tuple(rows.shape)}"
+            facts[f"rows of {name}"] = f"{source.source_dtype} of shape {tuple(rows.shape)}"
     return facts
 
 
 def _edges_of(data: Content) -> Facts:
     return {
-        f"ends of edges of {name}": _mark(source.indptr, source.indices, source.eids)
+        f"ends of edges of {name}": _checksum(source.indptr, source.indices, source.eids)
         for name, source in data.sources.items()
         if isinstance(source, TopologySource)
     }
 
 
-def _mark(*arrays: np.ndarray | None) -> str:
-    """What differs where numbers or their order do."""
-    mark = 0
+def _checksum(*arrays: np.ndarray | None) -> str:
+    """A checksum of arrays in their order."""
+    checksum = 0
     for array in arrays:
         if array is not None:
-            mark = zlib.crc32(np.ascontiguousarray(array).data, mark)
-    return f"checksum {mark:08x}"
+            checksum = zlib.crc32(np.ascontiguousarray(array).data, checksum)
+    return f"checksum {checksum:08x}"
 
 
 def _option_facts(options: StoreOptions, topology: Topology | str) -> Facts:
-    facts = {each.name: _said(getattr(options, each.name)) for each in fields(options)}
+    facts = {option.name: _as_text(getattr(options, option.name)) for option in fields(options)}
     for name in ("gpu_memory", "host_memory", "staging_memory"):
         facts[name] = str(parse_bytes(getattr(options, name), f"store.{name}") or "auto")
     if isinstance(topology, Topology):
@@ -187,23 +191,23 @@ def _option_facts(options: StoreOptions, topology: Topology | str) -> Facts:
     return {**facts, "topology": str(topology)}
 
 
-def _said(value: Any) -> str:
+def _as_text(value: Any) -> str:
     """An option's value: the same for a list and a tuple, a path and its name, a dtype and its."""
     if isinstance(value, Mapping):
-        return str({str(name): _said(each) for name, each in sorted(value.items(), key=str)})
+        return str({str(name): _as_text(item) for name, item in sorted(value.items(), key=str)})
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return str([_said(each) for each in value])
+        return str([_as_text(item) for item in value])
     return str(value).removeprefix("torch.")
 
 
 def _embedding_facts(embeddings: Embeddings, of: str = "") -> Iterator[tuple[str, str]]:
-    # What is no mapping is told where it is read.
-    for name, given in embeddings.items() if isinstance(embeddings, Mapping) else ():
-        if isinstance(given, Mapping):
-            yield from _embedding_facts(given, f"{name}.")
+    # read_specs raises if it is not a mapping.
+    for name, value in embeddings.items() if isinstance(embeddings, Mapping) else ():
+        if isinstance(value, Mapping):
+            yield from _embedding_facts(value, f"{name}.")
             continue
-        spec = EmbeddingSpec(given) if isinstance(given, int) else given
-        told = str(spec)
+        spec = EmbeddingSpec(value) if isinstance(value, int) else value
+        text = str(spec)
         if isinstance(spec, EmbeddingSpec) and isinstance(spec.init, torch.Tensor | np.ndarray):
-            told = f"{spec.dim} numbers for {spec.optimizer}, begun with given rows"
-        yield f"embedding '{of}{name}'", told
+            text = f"{spec.dim} numbers for {spec.optimizer}, begun with given rows"
+        yield f"embedding '{of}{name}'", text

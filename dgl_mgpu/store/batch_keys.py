@@ -1,4 +1,4 @@
-"""How a store's graph knows which random experiment a call is part of."""
+"""Keys of the random numbers that a store's graph draws."""
 
 from __future__ import annotations
 
@@ -13,20 +13,25 @@ from dgl_mgpu.ops import SampleKey
 
 
 class BatchKeys:
-    """Which random experiment the next call of ``sample_neighbors`` is.
+    """Makes the keys of samples: the seed, the epoch, the mini-batch and the hop.
 
-    A sample depends on the seed, the epoch, the mini-batch, the hop and the node, and on
-    nothing else: not on the number of ranks or workers, nor on which of them does the work.
-    A batch is known by its seed nodes.  Who samples hop by hop tells a graph neither the batch
-    nor the hop: a call whose seed nodes begin with those of the call before it, in the same
-    epoch, is that call's next hop (DGL keeps seeds first when it relabels).
+    A sample depends on its key and the node, and on nothing else: not on the number of ranks or
+    workers, nor on which of them does the work.  A mini-batch is identified by its seed nodes.
+    Samplers that go hop by hop pass neither the batch nor the hop: a call whose seed nodes begin
+    with those of the previous call, in the same epoch, is the next hop of that call (DGL keeps
+    seeds first when it relabels).
 
-    The epoch is set by :meth:`StoreGraph.set_epoch`; otherwise passes over a store's DataLoaders
-    are counted.
+    :meth:`StoreGraph.set_epoch` sets the epoch; otherwise passes over a store's DataLoaders are
+    counted.
+
+    Parameters
+    ----------
+    seed : int
+        In [0, 2**64).
     """
 
     def __init__(self, seed: int) -> None:
-        # The epoch and the seed, in shared memory: workers that live on see the next ones too.
+        # The epoch and the seed, in shared memory: persistent workers see the next ones, too.
         self._state = torch.zeros(2, dtype=torch.int64).share_memory_()
         self._calls = threading.local()
         self.seed = seed
@@ -52,7 +57,7 @@ class BatchKeys:
     def batch_key(self, seeds: Mapping[str, torch.Tensor]) -> SampleKey:
         """The key of the first hop of a mini-batch of ``seeds``, by node type.
 
-        Of seeds on a GPU the host waits for their ids.
+        If seeds are on a GPU, the host waits for their ids.
         """
         self._calls.last = None
         return SampleKey(self.seed, self.epoch, _digest(seeds), 0)
@@ -69,12 +74,12 @@ class BatchKeys:
         self._calls.last = epoch, batch, hop, dict(seeds)
         return SampleKey(self.seed, epoch, batch, hop)
 
-    def begin_edges(self, edges: Mapping[str, torch.Tensor]) -> None:
-        """Note the edges, by type, that a mini-batch begins with."""
+    def start_edges(self, edges: Mapping[str, torch.Tensor]) -> None:
+        """Begin a mini-batch of edges, by type."""
         self._calls.edges = dict(edges), 0
 
     def negative_key(self, etype: int) -> SampleKey:
-        """The key of a call that draws negative edges, for those that were noted last."""
+        """The key of a call that draws negative edges for the last mini-batch of edges."""
         edges, calls = getattr(self._calls, "edges", ({}, 0))
         self._calls.edges = edges, calls + 1
         return SampleKey(self.seed, self.epoch, _digest(edges), calls, etype)
@@ -88,18 +93,18 @@ class BatchKeys:
 
 
 def _begins_with(seeds: Mapping[str, torch.Tensor], earlier: Mapping[str, torch.Tensor]) -> bool:
-    found = [
+    matches = [
         ntype in seeds and torch.equal(seeds[ntype][: len(nodes)], nodes)
         for ntype, nodes in earlier.items()
         if len(nodes)
     ]
-    return bool(found) and all(found)
+    return bool(matches) and all(matches)
 
 
 def _digest(seeds: Mapping[str, torch.Tensor]) -> int:
-    """A number of the seeds, their order and their types.
+    """A hash of the seeds, their order and their types.
 
-    Of each type a sum of the ids, each times a random number of its place: a cryptographic digest
+    Sums the ids of each type, each times the random number of its position: a cryptographic hash
     of all ids takes the host longer than a GPU takes to sample them.
     """
     digest = hashlib.blake2b(digest_size=8)
@@ -110,13 +115,13 @@ def _digest(seeds: Mapping[str, torch.Tensor]) -> int:
     return int.from_bytes(digest.digest(), "little")
 
 
-_known_weights = np.empty(0, dtype=np.uint64)
+_cached_weights = np.empty(0, dtype=np.uint64)
 
 
 def _weights(count: int) -> np.ndarray:
-    """Random numbers, the same ones always; of more, the first are those of fewer."""
-    global _known_weights
-    found = _known_weights
-    if len(found) < count:
-        found = _known_weights = np.random.Philox(key=0).random_raw(2 * count)
-    return found[:count]
+    """The first random numbers of a fixed sequence."""
+    global _cached_weights
+    weights = _cached_weights
+    if len(weights) < count:
+        weights = _cached_weights = np.random.Philox(key=0).random_raw(2 * count)
+    return weights[:count]

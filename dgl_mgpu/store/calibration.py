@@ -35,7 +35,7 @@ T = TypeVar("T")
 #: into a GPU's cache, and reading it takes microseconds.
 SMALLEST_BYTES = 256 << 20
 
-_ASKED = "measure how many multiprocessors the store's operators need"
+_ACTION = "measure how many multiprocessors the store's operators need"
 #: What a gather that is timed reads: several times a GPU's cache, as a mini-batch does, ...
 _BATCH_BYTES = 128 << 20
 #: ... in no more rows than a mini-batch has, and no fewer than gathers list host rows of.
@@ -155,7 +155,7 @@ def calibrate(
     """
     if store.gpu is None:
         return
-    options = ranks.broadcast_from_rank0(_ASKED, lambda: options)
+    options = ranks.broadcast_from_rank0(_ACTION, lambda: options)
     if options.sms != "auto":
         for table in store.tables.values():
             table.use_sms(options.sms, min(options.sms or HOST_SMS, HOST_SMS))
@@ -165,9 +165,9 @@ def calibrate(
         return
     clock = meter
     if clock is None:
-        clock = ranks.run_all(_ASKED, lambda: CudaMeter(store.device))
-    machine, num_sms = ranks.broadcast_from_rank0(_ASKED, lambda: (clock.machine, clock.num_sms))
-    known = ranks.broadcast_from_rank0(_ASKED, lambda: FOUND.read() if cached else {})
+        clock = ranks.run_all(_ACTION, lambda: CudaMeter(store.device))
+    machine, num_sms = ranks.broadcast_from_rank0(_ACTION, lambda: (clock.machine, clock.num_sms))
+    known = ranks.broadcast_from_rank0(_ACTION, lambda: FOUND.read() if cached else {})
     found: dict[str, int] = {}
     for name, table in store.tables.items():
         chosen = {"sms": 0, "host_sms": HOST_SMS}
@@ -178,7 +178,7 @@ def calibrate(
             chosen[what] = known[key]
         table.use_sms(**chosen)
     if found and cached:
-        ranks.broadcast_from_rank0(_ASKED, lambda: FOUND.keep(found))
+        ranks.broadcast_from_rank0(_ACTION, lambda: FOUND.keep(found))
     # What was gathered and sampled is not needed any more.
     store.gpu.runtime.trim()
 
@@ -197,11 +197,11 @@ def _fewest(trial: _Trial, meter: Meter, num_sms: int, ranks: Communicator) -> i
         operation(num_sms)  # compiles kernels
         return operation
 
-    operation = ranks.run_all(_ASKED, partial(_with_room, prepare))
+    operation = ranks.run_all(_ACTION, partial(_with_room, prepare))
 
     def seconds(sms: int) -> float:
         measure = partial(meter.seconds, partial(operation, sms))
-        return max(ranks.all_gather(ranks.run_all(_ASKED, partial(_with_room, measure))))
+        return max(ranks.all_gather(ranks.run_all(_ACTION, partial(_with_room, measure))))
 
     # What was held up by something else is measured once more.
     found: dict[int, float] = {}
@@ -225,7 +225,7 @@ def _with_room(step: Callable[[], T]) -> T:
         return step()
     except torch.cuda.OutOfMemoryError as error:
         raise DeviceMemoryError(
-            _ASKED,
+            _ACTION,
             f"a gather or a mini-batch does not fit beside the store ({error})",
             "lower store.gpu_memory, or set store.sms to a number",
         ) from error

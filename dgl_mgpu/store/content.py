@@ -1,4 +1,4 @@
-"""What a store is to hold: a DGLGraph or a data set as tables."""
+"""The content of a store: a DGLGraph or a data set as tables."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ from dgl_mgpu.store.embedding.tables import EmbeddingSpec, Specs, read_specs, wi
 from dgl_mgpu.store.memory import FeatureSource, TopologySource
 from dgl_mgpu.store.memory.tables import Source
 from dgl_mgpu.store.table_names import (
-    CanonicalEtype,
     Nodes,
     edge_table,
     ends_table,
     node_table,
     topology_table,
 )
+from dgl_mgpu.utils.types import CanonicalEtype
 
 # DGL's names in a homogeneous graph.
 _NTYPE = "_N"
 _ETYPE = (_NTYPE, "_E", _NTYPE)
 #: By name, or by node type and name.
 Embeddings = Mapping[str, int | EmbeddingSpec | Mapping[str, int | EmbeddingSpec]]
-# Edge ids looked at together.
-_STRETCH = 1 << 24
+# Edge ids compared at a time.
+_CHUNK_IDS = 1 << 24
 
 
 @dataclass(frozen=True)
 class StoreSchema:
-    """What is stored, beside the data."""
+    """Node and edge types of a store, and the optimizers of its embeddings."""
 
     num_nodes: dict[str, int]
     canonical_etypes: list[CanonicalEtype]
-    #: What trains each embedding, by node type and name.
+    #: The optimizer of each embedding, by node type and name.
     optimizers: dict[tuple[str, str], str] = field(default_factory=dict)
 
 
@@ -142,7 +142,7 @@ def of_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
     """A graph on the CPU with its node and edge features, or InvalidInputError."""
     require_storable(g)
     sources: dict[str, Source] = {}
-    # A graph may be restricted to formats that have no in-edges, by node.
+    # A graph may be restricted to formats without in-edges by node.
     formats = g.formats()
     known = {name for names in formats.values() for name in names}
     in_edges = g if "csc" in known else g.formats(["csc"])
@@ -151,7 +151,7 @@ def of_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
         sources[topology_table(etype)] = TopologySource(
             indptr.to(torch.int64).numpy(),
             indices.numpy(),
-            None if _are_places(eids) else eids.numpy(),
+            None if _are_positions(eids) else eids.numpy(),
             g.num_nodes(etype[0]),
             g.idtype,
             etype[2],
@@ -167,17 +167,17 @@ def of_dgl(g: dgl.DGLGraph, seeds: Nodes | None) -> Content:
     return Content(schema, sources, seeds)
 
 
-def _are_places(eids: torch.Tensor) -> bool:
-    """Whether edges are numbered as they lie, so that a store need not keep their ids."""
-    stretches = enumerate(eids.split(_STRETCH))
+def _are_positions(eids: torch.Tensor) -> bool:
+    """Whether edge ids are positions in the CSC, so that a store need not keep them."""
+    starts = range(0, len(eids), _CHUNK_IDS)
     return all(
-        torch.equal(some, torch.arange(at * _STRETCH, at * _STRETCH + len(some), dtype=some.dtype))
-        for at, some in stretches
+        torch.equal(ids, torch.arange(start, start + len(ids), dtype=ids.dtype))
+        for start, ids in zip(starts, eids.split(_CHUNK_IDS), strict=False)
     )
 
 
 def with_ends(data: Content, edges: bool) -> Content:
-    """The same with a table of ends for edges that are not numbered as they lie, if asked for."""
+    """The same with tables of ends for edges whose ids are not their positions, if ``edges``."""
     sources = dict(data.sources)
     for etype in data.schema.canonical_etypes if edges else ():
         topology = sources[topology_table(etype)]
@@ -190,29 +190,29 @@ def with_narrow_features(data: Content, dtypes: Mapping[str, torch.dtype]) -> Co
     """The same with node features kept in these types, or InvalidInputError if they cannot be."""
     sources = dict(data.sources)
     for name, dtype in dtypes.items():
-        called = f"node feature '{name}'"
-        asked = f"keep {called} as {dtype}"
-        there = [
+        label = f"node feature '{name}'"
+        action = f"keep {label} as {dtype}"
+        tables = [
             table
             for ntype in data.schema.num_nodes
             if (table := node_table(ntype, name)) in sources
         ]
-        if not there:
+        if not tables:
             nodes = (table.split("/", 2) for table in sources)
             known = sorted({rest[-1] for kind, *rest in nodes if kind == "node"})
             fix = nearest(name, known) if known else "leave it out: the nodes have no features"
-            raise InvalidInputError(asked, "the graph has no such feature", fix)
-        for table in there:
+            raise InvalidInputError(action, "the graph has no such feature", fix)
+        for table in tables:
             source = sources[table]
             assert isinstance(source, FeatureSource)
-            given = source.given
-            if not given.is_floating_point or given.itemsize <= dtype.itemsize:
+            source_dtype = source.source_dtype
+            if not source_dtype.is_floating_point or source_dtype.itemsize <= dtype.itemsize:
                 raise InvalidInputError(
-                    asked,
-                    f"its rows have dtype {given}, which cannot be narrowed to {dtype}",
+                    action,
+                    f"its rows have dtype {source_dtype}, which cannot be narrowed to {dtype}",
                     "name features of a wider floating-point type alone",
                 )
-            sources[table] = replace(source, stored=dtype, name=called)
+            sources[table] = replace(source, stored=dtype, name=label)
     return replace(data, sources=sources)
 
 

@@ -1,4 +1,4 @@
-"""Tables of the store as DGL feature storages, and the count of what was read from where."""
+"""Tables of the store as DGL feature storages, and counts of what was read from each memory."""
 
 from __future__ import annotations
 
@@ -41,38 +41,37 @@ class Traffic:
         self.rows: Counter[tuple[str, str]] = Counter()
         self.nbytes: Counter[tuple[str, str]] = Counter()
         self.seconds = 0.0
-        # Rows of tables that lie in one place.
-        self._whole: Counter[tuple[str, Table]] = Counter()
-        # Rows that each segment of a table served, on the device that read them: to look at
-        # them with every gather would be to wait for it.  For each stream of a GPU by itself, since
-        # nothing orders what streams add.
+        # Rows of tables with one segment.
+        self._single: Counter[tuple[str, Table]] = Counter()
+        # Rows read from each segment of a table, on the device that read them: copying them with
+        # every gather would wait for it.  By stream, since nothing orders what streams add.
         self._counts: dict[tuple[str, Table, int], torch.Tensor] = {}
         self._lock = freed_at_fork(threading.Lock())
 
     def add(self, name: str, table: Table, ids: torch.Tensor, begin: float) -> None:
         """Count one gather of ``ids`` from ``table``, begun at ``begin`` by the clock."""
-        view, where = table.view, table.device
+        view, device = table.view, table.device
         assert isinstance(view, RowView)
         with self._lock:
             if view.pointers.shape[0] == 1:
-                self._whole[name, table] += ids.shape[0]
+                self._single[name, table] += ids.shape[0]
             else:
-                key = name, table, current_stream(where) if where.type == "cuda" else 0
+                key = name, table, current_stream(device) if device.type == "cuda" else 0
                 self._counts[key] = count_tiers(view, ids, self._counts.get(key))
             self.seconds += time.perf_counter() - begin
             for watch in self.watchers:
                 watch(table, ids)
 
     def take(self) -> Traffic:
-        """What was counted since the last time, leaving zero."""
+        """Return what was counted since the last call, and reset the counts."""
         taken = Traffic()
         with self._lock:
-            whole, self._whole = self._whole, Counter()
+            single, self._single = self._single, Counter()
             counts, self._counts = self._counts, {}
             taken.seconds, self.seconds = self.seconds, 0.0
-        for where in {table.device for _, table, _ in counts if table.device.type == "cuda"}:
-            torch.cuda.synchronize(where)
-        by_part = [(name, table, [rows]) for (name, table), rows in whole.items()]
+        for device in {table.device for _, table, _ in counts if table.device.type == "cuda"}:
+            torch.cuda.synchronize(device)
+        by_part = [(name, table, [rows]) for (name, table), rows in single.items()]
         by_part += [(name, table, rows.tolist()) for (name, table, _), rows in counts.items()]
         for name, table, rows in by_part:
             for (tier, part), count in zip(table.parts(), rows, strict=True):
@@ -83,7 +82,7 @@ class Traffic:
         return taken
 
     def __reduce__(self):
-        # A worker counts for itself; what it fetches is not fetched by this process.
+        # A worker counts what it reads itself.
         return Traffic, ()
 
 
@@ -112,7 +111,7 @@ class TableStorage(FeatureStorage):
     def dtype(self) -> torch.dtype:
         """Element type of what is fetched: that of the rows that the store was built from."""
         assert isinstance(self._table.format, RowFormat)
-        return self._table.format.given
+        return self._table.format.source_dtype
 
     @property
     def view(self) -> RowView:
@@ -170,7 +169,7 @@ class TableStorage(FeatureStorage):
         raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
 
     def _ids(self, indices: Any) -> torch.Tensor:
-        """Ids of rows that are named as those of a tensor are."""
+        """Ids of the rows that an index of a tensor selects."""
         if isinstance(indices, slice):
             return torch.arange(*indices.indices(len(self)), device=self._table.device)
         indices = torch.as_tensor(indices)
@@ -213,16 +212,16 @@ class TableStorage(FeatureStorage):
             For rows that stay on a GPU by a later call, as :func:`dgl_mgpu.ops.gather_rows` says.
         """
         begin = time.perf_counter()
-        view, where, dtype = self.view, self._table.device, dtype or self.dtype
-        indices = indices.to(where)
-        pin_memory = bool(pin_memory) and where.type == "cpu"
+        view, store_device, dtype = self.view, self._table.device, dtype or self.dtype
+        indices = indices.to(store_device)
+        pin_memory = bool(pin_memory) and store_device.type == "cpu"
         if pin_memory and out is None:
             shape = (len(indices), *view.row_shape)
             out = torch.empty(shape, dtype=dtype, pin_memory=True)
         rows = gather_rows(view, indices, out=out, dtype=dtype)
         rows = rows.to(device, non_blocking=pin_memory)
-        if where.type == "cuda" and rows.device.type == "cpu":
+        if store_device.type == "cuda" and rows.device.type == "cpu":
             # The copy has waited for the gather.
-            raise_faults(where, wait=False)
+            raise_faults(store_device, wait=False)
         self._traffic.add(self._name, self._table, indices, begin)
         return rows

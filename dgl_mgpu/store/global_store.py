@@ -1,4 +1,4 @@
-"""The global store as users meet it: made from a DGLGraph or a data set, read by DGL."""
+"""The global store: built from a DGLGraph or a data set, and read by DGL."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dgl_mgpu.machine import Topology, preset, probe_shared_memory
 from dgl_mgpu.machine.shared_memory import SharedMemory
 from dgl_mgpu.placement import Plan, expected_reads, load_accesses
 from dgl_mgpu.store.accesses import Accesses
-from dgl_mgpu.store.agreement import Data, require_agreement
+from dgl_mgpu.store.agreement import StoreInput, require_agreement
 from dgl_mgpu.store.calibration import calibrate
 from dgl_mgpu.store.content import (
     Content,
@@ -136,7 +136,7 @@ class GlobalStore:
         RankFailedError
             If another rank failed.
         """
-        data = None if g is None else Data.of_graph(g, seeds)
+        data = None if g is None else StoreInput.of_graph(g, seeds)
         return cls._build(data, seed, edges, embeddings, options)
 
     @classmethod
@@ -166,13 +166,13 @@ class GlobalStore:
         -------
         GlobalStore
         """
-        data = None if dataset is None else Data.of_dataset(dataset)
+        data = None if dataset is None else StoreInput.of_dataset(dataset)
         return cls._build(data, seed, edges, embeddings, options)
 
     @classmethod
     def _build(
         cls,
-        given: Data | None,
+        data: StoreInput | None,
         seed: int,
         edges: bool,
         embeddings: Embeddings | None,
@@ -182,7 +182,7 @@ class GlobalStore:
         topology = options.pop("topology", "auto")
         ranks = Communicator.of_this_machine()
         checked = ranks.run_all("read the store's options", lambda: _checked(options, seed))
-        require_agreement(ranks, given, embeddings, checked, topology, seed, edges)
+        require_agreement(ranks, data, embeddings, checked, topology, seed, edges)
         runtime = choose_runtime(checked.device, ranks)
         access = device_infos = None
         if runtime is not None:
@@ -194,20 +194,21 @@ class GlobalStore:
 
         def plan() -> StoreSchema:
             nonlocal blueprint
-            assert given is not None  # as has been checked
-            data = with_narrow_features(with_ends(given.read(), edges), checked.narrow_features())
-            data = with_learned_rows(data, embeddings)
-            found = machine(topology, ranks.size, runtime, device_infos)
+            assert data is not None  # as require_agreement has checked
+            content = with_ends(data.read(), edges)
+            content = with_narrow_features(content, checked.narrow_features())
+            content = with_learned_rows(content, embeddings)
+            planned_for = machine(topology, ranks.size, runtime, device_infos)
             blueprint = make_blueprint(
-                data.sources,
-                _hotness(data, checked, seed, runtime),
-                found if access is None else with_access(found, access),
+                content.sources,
+                _hotness(content, checked, seed, runtime),
+                planned_for if access is None else with_access(planned_for, access),
                 checked,
                 on_gpus=runtime is not None,
                 shared=SharedMemory.of_this_machine() if runtime is None else None,
             )
-            blueprint = unfolded(blueprint, data.embeddings, seed)
-            return data.schema
+            blueprint = unfolded(blueprint, content.embeddings, seed)
+            return content.schema
 
         schema = ranks.broadcast_from_rank0("plan the store", plan)
         store = build(blueprint, ranks, runtime)
@@ -261,25 +262,25 @@ class GlobalStore:
         InvalidInputError
             If the store was built without.
         """
-        ntype = self.graph._only_ntype(ntype)
+        ntype = self.graph._structure.only_ntype(ntype)
         optimizer = self._optimizers.get((ntype, name))
         if optimizer is None:
             raise InvalidInputError(
                 f"find embedding '{name}' of '{ntype}'",
-                f"the store holds {[there for of, there in self._optimizers if of == ntype]}",
+                f"the store holds {[other for of, other in self._optimizers if of == ntype]}",
                 f"name one of these, or build the store with embeddings={{'{name}': 64}}",
             )
-        found = self._embeddings.get((ntype, name))
-        if found is None:
+        embedding = self._embeddings.get((ntype, name))
+        if embedding is None:
             tables = self._store.tables
-            found = self._embeddings[ntype, name] = StoreEmbedding(
+            embedding = self._embeddings[ntype, name] = StoreEmbedding(
                 name if self.graph.is_homogeneous else f"{ntype}.{name}",
                 self.graph.get_node_storage(name, ntype),
                 optimizer,
                 tables[node_table(ntype, name)],
                 [tables[state_table(ntype, name, state)] for state in STATES[optimizer]],
             )
-        return found
+        return embedding
 
     def close(self) -> None:
         """Give all memory back, on every GPU and of the host.
@@ -368,7 +369,7 @@ def machine(
         Or a preset's name, or 'auto' for this machine.
     num_ranks : int
     runtime : Runtime, optional
-    seats : sequence of Seat, optional
+    device_infos : sequence of DeviceInfo, optional
         This rank's GPU and that of each rank; without them 'auto' is for shared memory.
 
     Raises
@@ -386,14 +387,14 @@ def machine(
             f"topology={topology!r} does not name a machine",
             "pass a Topology, a preset's name or 'auto'",
         )
-    found = preset(topology, num_ranks) if isinstance(topology, str) else topology
-    if found.num_gpus < num_ranks:
+    named = preset(topology, num_ranks) if isinstance(topology, str) else topology
+    if named.num_gpus < num_ranks:
         raise ConfigError(
-            f"place a store for {num_ranks} ranks on '{found.name}'",
-            f"the machine has {found.num_gpus} GPUs, and each rank needs one of its own",
-            f"use at most {found.num_gpus} ranks",
+            f"place a store for {num_ranks} ranks on '{named.name}'",
+            f"the machine has {named.num_gpus} GPUs, and each rank needs one of its own",
+            f"use at most {named.num_gpus} ranks",
         )
-    return found if found.num_gpus == num_ranks else found.subset(range(num_ranks))
+    return named if named.num_gpus == num_ranks else named.subset(range(num_ranks))
 
 
 def sources_of(

@@ -2,25 +2,95 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn
+import functools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Concatenate, NoReturn, ParamSpec, TypeVar
 
 import dgl
+import torch
 
 from dgl_mgpu.errors import StoreClosedError, UnsupportedByStoreError
 from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.sampling.dataloading import serve_dataloading
 from dgl_mgpu.store.batch_keys import BatchKeys
+from dgl_mgpu.store.edge_sampling import EdgeSampler
+from dgl_mgpu.store.edges import EdgeQueries
 from dgl_mgpu.store.feature_storage import Traffic
-from dgl_mgpu.store.graph_data import FeatureViews
+from dgl_mgpu.store.graph_data import StoredData, StoredEdges, StoredNodes
+from dgl_mgpu.store.graph_features import GraphFeatures
+from dgl_mgpu.store.graph_structure import GraphStructure
+from dgl_mgpu.store.lazy_rows import RowsLater
 from dgl_mgpu.store.memory import Store
-from dgl_mgpu.store.table_names import CanonicalEtype
+from dgl_mgpu.store.neighbor_sampling import StoreSampler
+from dgl_mgpu.store.random_walks import RandomWalker
+from dgl_mgpu.store.reversed_edges import ReversedEdges
+from dgl_mgpu.utils.deprecation import renamed_method
+from dgl_mgpu.utils.types import CanonicalEtype
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 #: What DGL's samplers and users look for on a graph.
 GRAPH_NAMES = frozenset(dir(dgl.DGLGraph)) | {"_graph", "_node_frames", "_edge_frames"}
 
 
-class StoreGraph(FeatureViews):
+def _no_gpu_caches() -> dict[str, dict]:
+    return {"node": {}, "edge": {}}
+
+
+@dataclass(frozen=True)
+class GraphParts:
+    """What all copies of a store's graph share: everything but the random numbers they draw.
+
+    Attributes
+    ----------
+    structure : GraphStructure
+    features : GraphFeatures
+    edges : EdgeQueries
+    reversed_edges : ReversedEdges
+    traffic : Traffic
+    gpu_caches : dict
+        DGL's caches of features, as its DataLoader looks for them.
+    """
+
+    structure: GraphStructure
+    features: GraphFeatures
+    edges: EdgeQueries
+    reversed_edges: ReversedEdges
+    traffic: Traffic
+    gpu_caches: dict[str, dict] = field(default_factory=_no_gpu_caches)
+
+    @classmethod
+    def of_store(
+        cls, store: Store, num_nodes: Mapping[str, int], canonical_etypes: list[CanonicalEtype]
+    ) -> GraphParts:
+        """The parts of a store's own graph."""
+        structure, traffic = GraphStructure(store, num_nodes, canonical_etypes), Traffic()
+        return cls(
+            structure,
+            GraphFeatures(store, structure, traffic),
+            EdgeQueries(store, structure),
+            ReversedEdges(structure),
+            traffic,
+        )
+
+
+def _delegate(
+    part: str, method: Callable[Concatenate[Any, P], R]
+) -> Callable[Concatenate[Any, P], R]:
+    """A method of the graph that calls a method of one of its parts."""
+    name = method.__name__
+
+    @functools.wraps(method)
+    def delegated(self: StoreGraph, *arguments: P.args, **options: P.kwargs) -> R:
+        return getattr(getattr(self, part), name)(*arguments, **options)
+
+    delegated.__qualname__ = f"StoreGraph.{name}"
+    return delegated
+
+
+class StoreGraph:
     """A graph whose topology and features live in a store.
 
     Implements the part of DGL's graph interface that its DataLoader, neighbour samplers, samplers
@@ -36,7 +106,11 @@ class StoreGraph(FeatureViews):
         Where it is sampled and its blocks are: the store's.
     traffic : Traffic
         Rows and bytes read through it since the last ``traffic.take()``, by tier.
+    features_are_stored : bool
+        Whether all features of blocks are the store's.
     """
+
+    features_are_stored = True
 
     def __init__(
         self,
@@ -45,27 +119,44 @@ class StoreGraph(FeatureViews):
         canonical_etypes: list[CanonicalEtype],
         seed: int,
     ) -> None:
-        super().__init__(store, num_nodes, canonical_etypes)
-        self.traffic = Traffic()
-        self._batch_keys = BatchKeys(seed)
-        self._epoch_is_set = False
-        #: Over DataLoaders, whose epochs were not set.
-        self._num_passes = 0
-        self._checked_weights = {}
-        self._places = {}
-        self._features = {}
-        self._fingerprints = {}
-        self.device = self.view(canonical_etypes[0]).tiers.device
-        # DGL's DataLoader looks here before it asks for a storage.
-        self._gpu_caches: dict[str, dict] = {"node": {}, "edge": {}}
+        self._store = store
+        self._assemble(GraphParts.of_store(store, num_nodes, canonical_etypes), BatchKeys(seed))
         serve_dataloading()
+
+    def _assemble(self, parts: GraphParts, batch_keys: BatchKeys) -> None:
+        """Set all attributes but the store."""
+        self._parts, self._batch_keys = parts, batch_keys
+        self._structure, self._features = parts.structure, parts.features
+        self._edge_queries = parts.edges
+        self._sampler = StoreSampler(parts.structure, parts.features, batch_keys)
+        self._walker = RandomWalker(
+            parts.structure, parts.features, parts.reversed_edges, self._sampler, batch_keys
+        )
+        self._edge_sampler = EdgeSampler(parts.structure, parts.features, parts.edges, batch_keys)
+        self.ntypes = parts.structure.ntypes
+        self.canonical_etypes = parts.structure.canonical_etypes
+        self.device, self.traffic = parts.structure.device, parts.traffic
+        # DGL's DataLoader looks here before it asks for a storage.
+        self._gpu_caches = parts.gpu_caches
+        self._epoch_is_set = False
+        #: Of DataLoaders while the epoch is not set.
+        self._num_passes = 0
+
+    def _copy(self, batch_keys: BatchKeys) -> StoreGraph:
+        """A graph of the same parts that draws random numbers of its own."""
+        copied = object.__new__(type(self))
+        copied._store = self._store
+        copied._assemble(self._parts, batch_keys)
+        copied._epoch_is_set, copied._num_passes = self._epoch_is_set, self._num_passes
+        return copied
 
     def __repr__(self) -> str:
         try:
             num_edges: Any = {etype: self.num_edges(etype) for etype in self.canonical_etypes}
         except StoreClosedError:
             num_edges = "closed"
-        return f"StoreGraph(num_nodes={self._num_nodes}, num_edges={num_edges})"
+        num_nodes = self._structure.num_nodes_by_type
+        return f"StoreGraph(num_nodes={num_nodes}, num_edges={num_edges})"
 
     def __getattr__(self, name: str) -> NoReturn:
         if name in GRAPH_NAMES:
@@ -79,28 +170,121 @@ class StoreGraph(FeatureViews):
             )
         raise AttributeError(f"'StoreGraph' object has no attribute '{name}'")
 
+    # -- epochs ---------------------------------------------------------------------------
+
     def set_epoch(self, epoch: int) -> None:
         """Choose the epoch whose samples are drawn from now on, until it is set again.
 
         Without it each pass over a DataLoader of the store is the next epoch, whichever loader it
-        is, from 0 on.  A run that resumes, several loaders that should agree, and ranks of which
-        some make passes of their own, set it before each epoch.
+        is, from 0 on.  Set it before each epoch if a run resumes, if several loaders should draw
+        the same samples, or if some ranks make more passes than others.
         """
         self._batch_keys.epoch = check_integer(epoch, "epoch", 0, "choose an epoch")
         self._epoch_is_set = True
 
     def for_pass(self) -> StoreGraph:
-        """This graph for one pass over a DataLoader, which begins now."""
-        twin = object.__new__(type(self))
-        twin.__dict__.update(self.__dict__)
-        twin._batch_keys = BatchKeys(self._batch_keys.seed)
-        twin.begin_epoch(self)
-        return twin
+        """A copy of this graph for one pass over a DataLoader, which starts now."""
+        copied = self._copy(BatchKeys(self._batch_keys.seed))
+        copied.start_epoch(self)
+        return copied
 
-    def begin_epoch(self, shared: StoreGraph) -> None:
+    def start_epoch(self, shared: StoreGraph) -> None:
         """Go to the epoch set on ``shared``, the graph the user holds, or to its next one."""
         if shared._epoch_is_set:
             self._batch_keys.epoch = shared._batch_keys.epoch
         else:
             self._batch_keys.epoch = shared._num_passes
             shared._num_passes += 1
+
+    # -- structure ------------------------------------------------------------------------
+
+    @property
+    def etypes(self) -> list[str]:
+        """Edge type names, in the order of ``canonical_etypes``."""
+        return self._structure.etypes
+
+    @property
+    def idtype(self) -> torch.dtype:
+        """int32 or int64."""
+        return self._structure.idtype
+
+    @property
+    def is_homogeneous(self) -> bool:
+        """Whether there is one node type and one edge type."""
+        return self._structure.is_homogeneous
+
+    def is_pinned(self) -> bool:
+        """True: as with a pinned DGLGraph, node ids may be on another device than the graph's."""
+        return True
+
+    to_canonical_etype = _delegate("_structure", GraphStructure.to_canonical_etype)
+    metagraph = _delegate("_structure", GraphStructure.metagraph)
+    num_nodes = number_of_nodes = _delegate("_structure", GraphStructure.num_nodes)
+    num_edges = number_of_edges = _delegate("_structure", GraphStructure.num_edges)
+    view = _delegate("_structure", GraphStructure.view)
+
+    # -- edges ----------------------------------------------------------------------------
+
+    find_edges = _delegate("_edge_queries", EdgeQueries.find_edges)
+    in_degrees = _delegate("_edge_queries", EdgeQueries.in_degrees)
+    has_edges_between = _delegate("_edge_queries", EdgeQueries.has_edges_between)
+    edge_subgraph = _delegate("_edge_sampler", EdgeSampler.edge_subgraph)
+    global_uniform_negative_sampling = _delegate(
+        "_edge_sampler", EdgeSampler.global_uniform_negative_sampling
+    )
+    negative_destinations = _delegate("_edge_sampler", EdgeSampler.negative_destinations)
+
+    # -- features -------------------------------------------------------------------------
+
+    get_node_storage = _delegate("_features", GraphFeatures.get_node_storage)
+    get_edge_storage = _delegate("_features", GraphFeatures.get_edge_storage)
+    has_feature = _delegate("_features", GraphFeatures.has_feature)
+    check_weights = _delegate("_features", GraphFeatures.check_weights)
+    weight_tables = _delegate("_features", GraphFeatures.weight_tables)
+
+    def _add_block_rows(self, block: dgl.DGLGraph) -> None:
+        self._features.add_to_block(block)
+
+    def _restore_rows(self, column: RowsLater) -> None:
+        self._features.reattach(column)
+
+    @property
+    def ndata(self) -> StoredData:
+        """Features of nodes by name."""
+        return StoredData(self, self.ntypes)
+
+    @property
+    def edata(self) -> StoredData:
+        """Features of edges by name."""
+        return StoredData(self, self.canonical_etypes)
+
+    @property
+    def nodes(self) -> StoredNodes:
+        """Ids of nodes, ``nodes()``, and features of a type, ``nodes["user"].data``."""
+        return StoredNodes(self)
+
+    @property
+    def edges(self) -> StoredEdges:
+        """Features of a type, ``edges["follows"].data``."""
+        return StoredEdges(self)
+
+    # Sources and destinations of edges are all nodes.
+    srcdata = dstdata = ndata
+    srcnodes = dstnodes = nodes
+
+    # -- sampling -------------------------------------------------------------------------
+
+    sample_neighbors = _delegate("_sampler", StoreSampler.sample_neighbors)
+    sample_blocks = _delegate("_sampler", StoreSampler.sample_blocks)
+    sample_blocks_async = _delegate("_sampler", StoreSampler.sample_blocks_async)
+    sample_hops_async = _delegate("_sampler", StoreSampler.sample_hops_async)
+    blocks_of = _delegate("_sampler", StoreSampler.blocks_of)
+    input_nodes = _delegate("_sampler", StoreSampler.input_nodes)
+    random_walk = _delegate("_walker", RandomWalker.random_walk)
+    pinsage_neighbors = _delegate("_walker", RandomWalker.pinsage_neighbors)
+    pinsage_blocks_async = _delegate("_walker", RandomWalker.pinsage_blocks_async)
+
+    begin_epoch = renamed_method("begin_epoch", start_epoch, until="0.2")
+    begin_blocks = renamed_method("begin_blocks", sample_blocks_async, until="0.2")
+    begin_hops = renamed_method("begin_hops", sample_hops_async, until="0.2")
+    begin_pinsage_blocks = renamed_method("begin_pinsage_blocks", pinsage_blocks_async, until="0.2")

@@ -1,16 +1,18 @@
-"""A store's features as a DGLGraph shows its own: ``ndata``, ``edata``, ``nodes[…].data``."""
+"""Features of a store's graph as a DGLGraph has them: ``ndata``, ``edata``, ``nodes[…].data``."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, KeysView, Mapping, MutableMapping, Sequence
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import torch
 from dgl.view import EdgeSpace, NodeSpace
 
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.store.lazy_rows import Type
-from dgl_mgpu.store.random_walks import Walks
+
+if TYPE_CHECKING:
+    from dgl_mgpu.store.graph import StoreGraph
 
 
 class StoredData(MutableMapping[str, Any]):
@@ -28,15 +30,16 @@ class StoredData(MutableMapping[str, Any]):
         Of the nodes or edges.
     """
 
-    def __init__(self, graph: Walks, types: Sequence[Type]) -> None:
+    def __init__(self, graph: StoreGraph, types: Sequence[Type]) -> None:
         self._graph, self._types = graph, list(types)
+        self._features = graph._features
 
     def __getitem__(self, name: str) -> Any:
         """A feature: a ``TableStorage``, or those of all types that have it, by type."""
         if len(self._types) == 1:
-            return self._graph._storage(name, self._types[0])
-        found = {of: self._graph._find_storage(of, name) for of in self._types}
-        return {of: storage for of, storage in found.items() if storage is not None}
+            return self._features.storage(self._types[0], name)
+        storages = {of: self._features.find_storage(of, name) for of in self._types}
+        return {of: storage for of, storage in storages.items() if storage is not None}
 
     def __setitem__(self, name: str, rows: Any) -> None:
         """Replace all rows of a feature; collective, with the same rows on all ranks."""
@@ -49,18 +52,18 @@ class StoredData(MutableMapping[str, Any]):
                 f"the rows are of type {type(rows).__name__}, not a dict",
                 "pass a dict of rows by type",
             )
-        for of, each in by_type.items():
+        for of, new_rows in by_type.items():
             full = of if of in self._types else self._graph.to_canonical_etype(of)
-            storage = self._graph._find_storage(full, name)
+            storage = self._features.find_storage(full, name)
             if storage is None:
                 raise UnsupportedByStoreError(
                     f"add feature '{name}' to a store's graph",
-                    f"the store was built for the features {self._graph._feature_names(full)} and "
+                    f"the store was built for the features {self._features.names(full)} and "
                     "has no memory for more",
                     "give the graph the feature before from_dgl, or keep its rows beside the store "
                     "and look them up by blocks[0].srcdata[dgl.NID]",
                 )
-            storage[:] = each
+            storage[:] = new_rows
 
     def __delitem__(self, name: str) -> NoReturn:
         raise UnsupportedByStoreError(
@@ -86,30 +89,31 @@ class StoredData(MutableMapping[str, Any]):
         return repr({name: self[name] for name in self})
 
     def _names(self) -> dict[str, None]:
-        return dict.fromkeys(name for of in self._types for name in self._graph._feature_names(of))
+        return dict.fromkeys(name for of in self._types for name in self._features.names(of))
 
 
 class StoredNodes:
     """``store.graph.nodes``: ids of nodes by a call, and features by type."""
 
-    def __init__(self, graph: Walks) -> None:
+    def __init__(self, graph: StoreGraph) -> None:
         self._graph = graph
 
     def __call__(self, ntype: str | None = None) -> torch.Tensor:
         """Ids of all nodes of a type, the graph's idtype, shape (n,), on the store's device."""
         graph = self._graph
-        count = graph.num_nodes(graph._only_ntype(ntype))
+        count = graph.num_nodes(graph._structure.only_ntype(ntype))
         return torch.arange(count, dtype=graph.idtype, device=graph.device)
 
     def __getitem__(self, ntype: str | None) -> NodeSpace:
         """Features of a type, as ``.data``."""
-        return NodeSpace(data=StoredData(self._graph, [self._graph._only_ntype(ntype)]))
+        ntype = self._graph._structure.only_ntype(ntype)
+        return NodeSpace(data=StoredData(self._graph, [ntype]))
 
 
 class StoredEdges:
     """``store.graph.edges``: features of edges by type."""
 
-    def __init__(self, graph: Walks) -> None:
+    def __init__(self, graph: StoreGraph) -> None:
         self._graph = graph
 
     def __call__(self, *arguments: Any, **options: Any) -> NoReturn:
@@ -122,31 +126,3 @@ class StoredEdges:
     def __getitem__(self, etype: Any) -> EdgeSpace:
         """Features of a type, as ``.data``."""
         return EdgeSpace(data=StoredData(self._graph, [self._graph.to_canonical_etype(etype)]))
-
-
-class FeatureViews(Walks):
-    """What a store's graph has of its features, in DGL's words."""
-
-    @property
-    def ndata(self) -> StoredData:
-        """Features of nodes by name."""
-        return StoredData(self, self.ntypes)
-
-    @property
-    def edata(self) -> StoredData:
-        """Features of edges by name."""
-        return StoredData(self, self.canonical_etypes)
-
-    @property
-    def nodes(self) -> StoredNodes:
-        """Ids of nodes, ``nodes()``, and features of a type, ``nodes["user"].data``."""
-        return StoredNodes(self)
-
-    @property
-    def edges(self) -> StoredEdges:
-        """Features of a type, ``edges["follows"].data``."""
-        return StoredEdges(self)
-
-    # Sources and destinations of edges are all nodes.
-    srcdata = dstdata = ndata
-    srcnodes = dstnodes = nodes

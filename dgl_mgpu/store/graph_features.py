@@ -1,26 +1,108 @@
-"""Features of a store's graph: their storages, and those that samples are weighted by."""
+"""Features of a store's graph: their storages, their rows in samples, sampling weights."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import replace
+
+import torch
+from dgl.base import EID, NID
+from dgl.frame import Frame, Scheme
+from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.errors import nearest
 from dgl_mgpu.graph.errors import UnknownFeatureError
 from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
-from dgl_mgpu.store.edges import EdgeQueries
-from dgl_mgpu.store.feature_storage import TableStorage
-from dgl_mgpu.store.lazy_rows import Type
-from dgl_mgpu.store.memory import Table
-from dgl_mgpu.store.table_names import CanonicalEtype, edge_table, feature_of
+from dgl_mgpu.store.feature_storage import TableStorage, Traffic
+from dgl_mgpu.store.graph_structure import GraphStructure
+from dgl_mgpu.store.lazy_rows import RowsLater, Type
+from dgl_mgpu.store.memory import Store, Table
+from dgl_mgpu.store.table_names import edge_table, feature_of, node_table
+from dgl_mgpu.utils.types import CanonicalEtype
 
 
-class Features(EdgeQueries):
-    """What a store's graph has of features, as DGL's DataLoader asks for it."""
+class _Feature:
+    """A feature in the store; makes the columns of sampled graphs.
 
-    #: Edge features that were found to be weights, as they were then.
-    _checked_weights: dict[str, list[int]]
+    Parameters
+    ----------
+    storage : TableStorage
+    table : str
+        Name of its table.
+    """
+
+    def __init__(self, storage: TableStorage, table: str) -> None:
+        self._storage, self.table = storage, table
+        # On the meta device: nobody can mistake its contents for rows.
+        self.like = torch.empty(storage.shape, dtype=storage.dtype, device="meta")
+        self._scheme = Scheme(tuple(storage.shape[1:]), storage.dtype)
+
+    def column(self, ids: torch.Tensor | None) -> RowsLater:
+        """A column of rows ``ids``, all if None, read when they are first looked at."""
+        return RowsLater.of(self.like, self._scheme, ids, self.read, self.table)
+
+    def read(self, ids: torch.Tensor | None) -> torch.Tensor:
+        if ids is None:
+            return self._storage[:]
+        return self._storage.fetch(ids, ids.device)
+
+
+class GraphFeatures:
+    """Node and edge features of a graph in a store.
+
+    Parameters
+    ----------
+    store : Store
+    structure : GraphStructure
+    traffic : Traffic
+        Counts what is read.
+    """
+
+    def __init__(self, store: Store, structure: GraphStructure, traffic: Traffic) -> None:
+        self._store, self._structure, self._traffic = store, structure, traffic
+        #: By type, of those types that were looked up, and by name.
+        self._features: dict[Type, dict[str, _Feature]] = {}
+        #: Table versions of the edge features that are valid weights.
+        self._valid_weights: dict[str, list[int]] = {}
+
+    def names(self, of: Type) -> list[str]:
+        """Names of the features of a node type or of a canonical edge type."""
+        prefix = _prefix(of)
+        return [name.removeprefix(prefix) for name in self._store.tables if name.startswith(prefix)]
+
+    def has_feature(self, key: object) -> bool:
+        """Whether nodes or edges of some type have a feature of this name."""
+        return any(feature_of(name) == key for name in self._store.tables)
+
+    def find_storage(self, of: Type, name: str) -> TableStorage | None:
+        """The storage of a feature of a type; None if there is no such feature."""
+        table = self._store.tables.get(_prefix(of) + name)
+        if table is None:
+            return None
+        shown = of if isinstance(of, str) else of[1]
+        name = name if self._structure.is_homogeneous else f"{shown}.{name}"
+        return TableStorage(name, table, self._traffic)
+
+    def storage(self, of: Type, name: str) -> TableStorage:
+        """The storage of a feature of a type.
+
+        Raises
+        ------
+        UnknownFeatureError
+        """
+        storage = self.find_storage(of, name)
+        if storage is None:
+            names = self.names(of)
+            kind, shown = ("nodes", of) if isinstance(of, str) else ("edges", of[1])
+            raise UnknownFeatureError(
+                f"find feature '{name}' of {kind} of type '{shown}'",
+                f"the store holds {names}" if names else "the store holds none of theirs",
+                (f"{nearest(name, names)} " if names else "")
+                + "(a store has the features that its graph had when it was built)",
+            )
+        return storage
 
     def get_node_storage(self, key: str, ntype: str | None = None) -> TableStorage:
         """The storage of node feature ``key``.
@@ -41,7 +123,7 @@ class Features(EdgeQueries):
         InvalidInputError
             If there is no such feature or node type.
         """
-        return self._storage(key, self._only_ntype(ntype))
+        return self.storage(self._structure.only_ntype(ntype), key)
 
     def get_edge_storage(self, key: str, etype: str | CanonicalEtype | None = None) -> TableStorage:
         """The storage of edge feature ``key``.
@@ -62,11 +144,92 @@ class Features(EdgeQueries):
         InvalidInputError
             If there is no such feature or edge type.
         """
-        return self._storage(key, self.to_canonical_etype(etype))
+        return self.storage(self._structure.to_canonical_etype(etype), key)
 
-    def has_feature(self, key: object) -> bool:
-        """Whether nodes or edges of some type have a feature of this name."""
-        return any(feature_of(name) == key for name in self._store.tables)
+    # -- rows of sampled graphs -----------------------------------------------------------
+
+    def add_columns(self, frame: Frame, of: Type, ids_name: str | None = None) -> None:
+        """Give a frame the features of a type.
+
+        Parameters
+        ----------
+        frame : Frame
+            Keeps the columns that it has.
+        of : str or (str, str, str)
+        ids_name : str, optional
+            The frame's column of row ids; without it the frame has all rows.
+        """
+        columns = frame._columns
+        ids = None if ids_name is None else columns[ids_name].data
+        added = {
+            name: feature.column(ids)
+            for name, feature in self._features_of(of).items()
+            if name not in columns
+        }
+        frame._columns = {**added, **columns}
+
+    def add_to_graph(self, graph: DGLGraph, ndata: bool = True, edata: bool = True) -> None:
+        """Give a graph of all nodes the features of its nodes, and of its edges by their ids."""
+        if ndata:
+            ntypes: list[str] = graph.ntypes
+            for ntype, frame in zip(ntypes, graph._node_frames, strict=True):
+                self.add_columns(frame, ntype)
+        if edata:
+            for etype, frame in zip(graph.canonical_etypes, graph._edge_frames, strict=True):
+                self.add_columns(frame, etype, EID)
+
+    def add_to_block(self, block: DGLGraph) -> None:
+        """Give a block the features of its nodes and edges, by their ids."""
+        ntypes: list[str] = [*block.srctypes, *block.dsttypes]
+        for ntype, frame in zip(ntypes, block._node_frames, strict=True):
+            self.add_columns(frame, ntype, NID)
+        for etype, frame in zip(block.canonical_etypes, block._edge_frames, strict=True):
+            self.add_columns(frame, etype, EID)
+
+    def reattach(self, column: RowsLater) -> None:
+        """Have a column that came from another process read its rows here."""
+        types: list[Type] = [*self._structure.ntypes, *self._structure.canonical_etypes]
+        for of in types:
+            for feature in self._features_of(of).values():
+                if feature.table == column.table:
+                    column.storage, column.read = feature.like, feature.read
+
+    def _features_of(self, of: Type) -> Mapping[str, _Feature]:
+        features = self._features.get(of)
+        if features is None:
+            features = self._features[of] = {
+                name: _Feature(self.storage(of, name), _prefix(of) + name)
+                for name in self.names(of)
+            }
+        return features
+
+    # -- sampling weights -----------------------------------------------------------------
+
+    def weights(self, etype: CanonicalEtype, prob: str) -> RowView | None:
+        """Edge feature ``prob`` of a type as weights; None, as in DGL, for a type without it.
+
+        Raises
+        ------
+        UnknownFeatureError
+            If the graph's only edge type does not have it.
+        """
+        table = self._store.tables.get(edge_table(etype, prob))
+        if table is None:
+            if self._structure.is_homogeneous:
+                self.get_edge_storage(prob)  # raises, and names the features that there are
+            return None
+        view = table.view
+        assert isinstance(view, RowView)
+        if view.row_shape and math.prod(view.row_shape) == 1:
+            return replace(view, row_shape=())  # DGL takes (edges, 1) for a vector
+        return view
+
+    def weights_by_etype(self, prob: str | None) -> dict[CanonicalEtype, RowView]:
+        """Edge feature ``prob`` of the edge types that have it; none if it is None."""
+        if prob is None:
+            return {}
+        weights = {etype: self.weights(etype, prob) for etype in self._structure.canonical_etypes}
+        return {etype: rows for etype, rows in weights.items() if rows is not None}
 
     def check_weights(self, prob: str) -> None:
         """Check edge feature ``prob`` of the whole graph as sampling weights, once.
@@ -77,41 +240,17 @@ class Features(EdgeQueries):
             If a weight is NaN, infinite or negative, or all are zero at some node.
         """
         versions = [table.version for table in self.weight_tables(prob)]
-        if self._checked_weights.get(prob) == versions:
+        if self._valid_weights.get(prob) == versions:
             return
-        for etype in self.canonical_etypes:
-            weights = self._weights(etype, prob)
-            if weights is not None:
-                check_weights(self.view(etype), weights)
-        self._checked_weights[prob] = versions
+        for etype, weights in self.weights_by_etype(prob).items():
+            check_weights(self._structure.view(etype), weights)
+        self._valid_weights[prob] = versions
 
     def weight_tables(self, prob: str) -> list[Table]:
-        """Where edge feature ``prob`` is, of the edge types that have it."""
-        names = (edge_table(etype, prob) for etype in self.canonical_etypes)
+        """The tables of edge feature ``prob``, of the edge types that have it."""
+        names = (edge_table(etype, prob) for etype in self._structure.canonical_etypes)
         return [self._store.tables[name] for name in names if name in self._store.tables]
 
-    def _storage(self, key: str, of: Type) -> TableStorage:
-        found = self._find_storage(of, key)
-        if found is None:
-            there = self._feature_names(of)
-            kind, shown = ("nodes", of) if isinstance(of, str) else ("edges", of[1])
-            raise UnknownFeatureError(
-                f"find feature '{key}' of {kind} of type '{shown}'",
-                f"the store holds {there}" if there else "the store holds none of theirs",
-                (f"{nearest(key, there)} " if there else "")
-                + "(a store has the features that its graph had when it was built)",
-            )
-        return found
 
-    def _weights(self, etype: CanonicalEtype, prob: str) -> RowView | None:
-        """Weights of an edge type; None, as in DGL, for one that has no such feature."""
-        table = self._store.tables.get(edge_table(etype, prob))
-        if table is None:
-            if self.is_homogeneous:
-                self.get_edge_storage(prob)  # raises, and says which features there are
-            return None
-        view = table.view
-        assert isinstance(view, RowView)
-        if view.row_shape and math.prod(view.row_shape) == 1:
-            return replace(view, row_shape=())  # (edges, 1) is a vector, as it is to DGL
-        return view
+def _prefix(of: Type) -> str:
+    return node_table(of, "") if isinstance(of, str) else edge_table(of, "")

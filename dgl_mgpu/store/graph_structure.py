@@ -1,4 +1,4 @@
-"""What a store's graph is made of: types, how many nodes and edges, and where edges are."""
+"""The structure of a store's graph: its types, its numbers of nodes and edges, its edges."""
 
 from __future__ import annotations
 
@@ -8,30 +8,41 @@ from typing import Any
 import networkx as nx
 import torch
 
-from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.store.memory import Store
-from dgl_mgpu.store.table_names import CanonicalEtype, topology_table
+from dgl_mgpu.store.memory.format import CSCFormat, EdgeIds
+from dgl_mgpu.store.table_names import Nodes, topology_table
+from dgl_mgpu.utils.types import CanonicalEtype
 
 
-class StoredTopology:
-    """Node and edge types of a graph whose topology is in a store.
+class GraphStructure:
+    """Node and edge types of a graph in a store, and the views of its edges.
+
+    Parameters
+    ----------
+    store : Store
+    num_nodes : mapping of str to int
+        By node type.
+    canonical_etypes : sequence of (str, str, str)
 
     Attributes
     ----------
     ntypes : list of str
     canonical_etypes : list of (str, str, str)
-    idtype : torch.dtype
+    device : torch.device
+        The store's.
     """
 
     def __init__(
         self, store: Store, num_nodes: Mapping[str, int], canonical_etypes: Sequence[CanonicalEtype]
     ) -> None:
         self._store = store
-        self._num_nodes = dict(num_nodes)
+        self.num_nodes_by_type = dict(num_nodes)
         self.ntypes = list(num_nodes)
         self.canonical_etypes = list(canonical_etypes)
         self._topology_tables = {etype: topology_table(etype) for etype in canonical_etypes}
+        self.device = self.view(canonical_etypes[0]).tiers.device
 
     @property
     def etypes(self) -> list[str]:
@@ -47,10 +58,6 @@ class StoredTopology:
     def is_homogeneous(self) -> bool:
         """Whether there is one node type and one edge type."""
         return len(self.ntypes) == 1 and len(self.canonical_etypes) == 1
-
-    def is_pinned(self) -> bool:
-        """True: as of a pinned DGLGraph, nodes may be named on another device than the graph's."""
-        return True
 
     def to_canonical_etype(self, etype: str | CanonicalEtype | None) -> CanonicalEtype:
         """The full triple of an edge type; ``None`` names the only one.
@@ -74,7 +81,7 @@ class StoredTopology:
         return matches[0]
 
     def metagraph(self) -> nx.MultiDiGraph:
-        """Node types, and for each edge type an edge that has its name for a key, as DGL's."""
+        """Node types as nodes and edge types as edges, keyed by name, as in DGL."""
         types = nx.MultiDiGraph()
         types.add_edges_from(
             (source, target, name) for source, name, target in self.canonical_etypes
@@ -84,20 +91,16 @@ class StoredTopology:
     def num_nodes(self, ntype: str | None = None) -> int:
         """Nodes of type ``ntype``, or of all types."""
         if ntype is None:
-            return sum(self._num_nodes.values())
-        return self._num_nodes[self._only_ntype(ntype)]
-
-    number_of_nodes = num_nodes
+            return sum(self.num_nodes_by_type.values())
+        return self.num_nodes_by_type[self.only_ntype(ntype)]
 
     def num_edges(self, etype: str | CanonicalEtype | None = None) -> int:
         """Edges of type ``etype``, or of all types."""
         etypes = self.canonical_etypes if etype is None else [self.to_canonical_etype(etype)]
         return sum(self.view(full).num_edges for full in etypes)
 
-    number_of_edges = num_edges
-
     def view(self, etype: str | CanonicalEtype | None = None) -> GraphView:
-        """An edge type's topology as operators and kernels take it (:mod:`dgl_mgpu.ops`).
+        """The edges of a type as operators and kernels read them (:mod:`dgl_mgpu.ops`).
 
         Parameters
         ----------
@@ -122,10 +125,31 @@ class StoredTopology:
         assert isinstance(view, GraphView)
         return view
 
-    def _only_ntype(self, ntype: str | None) -> str:
+    def views(self) -> dict[CanonicalEtype, GraphView]:
+        """The view of each edge type.
+
+        Raises
+        ------
+        StoreClosedError
+        """
+        return {etype: self.view(etype) for etype in self.canonical_etypes}
+
+    def edge_id_format(self, etype: CanonicalEtype) -> EdgeIds:
+        """How the store keeps the ids of an edge type's edges."""
+        table_format = self._store.tables[self._topology_tables[etype]].format
+        assert isinstance(table_format, CSCFormat)
+        return table_format.edge_ids
+
+    def only_ntype(self, ntype: str | None) -> str:
+        """A node type of the graph; ``None`` names the only one.
+
+        Raises
+        ------
+        InvalidInputError
+        """
         if ntype is None and len(self.ntypes) == 1:
             return self.ntypes[0]
-        if ntype not in self._num_nodes:
+        if ntype not in self.num_nodes_by_type:
             raise InvalidInputError(
                 f"find node type {ntype!r}",
                 f"the graph has several node types, {self.ntypes}",
@@ -133,10 +157,63 @@ class StoredTopology:
             )
         return ntype
 
-    def _by_etype(self, fanout: int | Mapping) -> dict[CanonicalEtype, int]:
+    def no_ids(self) -> torch.Tensor:
+        """An empty vector of ids on the store's device."""
+        return torch.empty(0, dtype=self.idtype, device=self.device)
+
+    def nodes_by_ntype(self, nodes: Nodes) -> dict[str, torch.Tensor]:
+        """Node ids by node type, neither checked nor converted."""
+        by_type = nodes if isinstance(nodes, Mapping) else {None: nodes}
+        return {
+            self.only_ntype(ntype): torch.atleast_1d(torch.as_tensor(ids))
+            for ntype, ids in by_type.items()
+        }
+
+    def seeds_by_ntype(self, nodes: Nodes) -> dict[str, torch.Tensor]:
+        """Seed nodes by node type, checked, on the store's device and in the graph's idtype.
+
+        Raises
+        ------
+        InvalidInputError, IdOutOfRangeError
+        """
+        return {
+            ntype: self._checked_seeds(ids, self.num_nodes_by_type[ntype])
+            for ntype, ids in self.nodes_by_ntype(nodes).items()
+        }
+
+    def _checked_seeds(self, ids: torch.Tensor, num_nodes: int) -> torch.Tensor:
+        # Before any conversion, which would make ids of a float or of a mask.
+        if not len(ids):
+            return ids.to(self.device, self.idtype)
+        if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
+            raise InvalidInputError(
+                "sample neighbors",
+                f"the seed nodes have dtype {ids.dtype} and shape {tuple(ids.shape)}",
+                f"pass a vector of int32 or int64 node ids{mask_hint(ids)}",
+            )
+        if ids.is_cuda:
+            return ids.to(self.device)  # operators check them without a wait of the host
+        low, high = (int(bound) for bound in ids.aminmax())
+        if low < 0 or high >= num_nodes:
+            raise IdOutOfRangeError(
+                "sample neighbors",
+                f"there is no seed node {low if low < 0 else high}, the graph has {num_nodes} "
+                "nodes",
+                f"pass node ids in [0, {num_nodes})",
+            )
+        return ids.to(self.device, self.idtype)
+
+    def fanouts_by_etype(self, fanout: int | Mapping) -> dict[CanonicalEtype, int]:
+        """The fanout of each edge type.
+
+        Raises
+        ------
+        InvalidInputError
+            If some edge types have no fanout.
+        """
         if not isinstance(fanout, Mapping):
-            return dict.fromkeys(self.canonical_etypes, _integral(fanout))
-        fanouts = {self.to_canonical_etype(etype): _integral(n) for etype, n in fanout.items()}
+            return dict.fromkeys(self.canonical_etypes, _as_integer(fanout))
+        fanouts = {self.to_canonical_etype(etype): _as_integer(n) for etype, n in fanout.items()}
         missing = [etype for etype in self.canonical_etypes if etype not in fanouts]
         if missing:
             raise InvalidInputError(
@@ -147,8 +224,13 @@ class StoredTopology:
         return fanouts
 
 
-def _integral(fanout: Any) -> Any:
-    """A number as DGL takes it: 3.0 and ``torch.tensor(3)`` are 3; others are refused later."""
+def mask_hint(ids: torch.Tensor) -> str:
+    """What an error adds where a mask was passed in place of ids."""
+    return "; of a mask, mask.nonzero().flatten()" if ids.dtype == torch.bool else ""
+
+
+def _as_integer(fanout: Any) -> Any:
+    """A fanout as DGL takes it: 3.0 and ``torch.tensor(3)`` are 3; operators refuse the rest."""
     if isinstance(fanout, bool):
         return fanout
     try:

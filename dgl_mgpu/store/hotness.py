@@ -16,12 +16,13 @@ from dgl_mgpu.store.accesses import add_accesses
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.store.memory import TopologySource
 from dgl_mgpu.store.memory.tables import Source
-from dgl_mgpu.store.table_names import CanonicalEtype, Nodes, topology_table
+from dgl_mgpu.store.table_names import Nodes, topology_table
+from dgl_mgpu.utils.types import CanonicalEtype
 
 log = logging.getLogger(__name__)
 
 # Edges counted at a time, at least, and copied at a time.
-_STRETCH = 1 << 23
+_CHUNK = 1 << 23
 # Share of a GPU's free memory that topology may take for a pre-sampling pass; the rest is for
 # its samples.
 _TOPOLOGY_SHARE = 0.75
@@ -40,10 +41,10 @@ def degree_hotness(
     counts = {ntype: np.zeros(num, np.int64) for ntype, num in num_nodes.items()}
     for etype in etypes:
         source = _topology(sources, etype)
-        # bincount makes 8 bytes of every id: in stretches, so that they are never all there.
-        stretch = max(_STRETCH, source.num_cols)
-        for begin in range(0, source.num_edges, stretch):
-            part = source.indices[begin : begin + stretch]
+        # bincount makes 8 bytes of every id: in chunks, so that they never all exist.
+        chunk = max(_CHUNK, source.num_cols)
+        for begin in range(0, source.num_edges, chunk):
+            part = source.indices[begin : begin + chunk]
             counts[etype[0]] += np.bincount(part, minlength=source.num_cols)
     return counts
 
@@ -83,10 +84,10 @@ def presample_hotness(
     """
     topologies = {topology_table(etype): _topology(sources, etype) for etype in etypes}
 
-    def sample(views: Mapping[str, GraphView], where: torch.device) -> dict[str, np.ndarray]:
+    def sample(views: Mapping[str, GraphView], device: torch.device) -> dict[str, np.ndarray]:
         tables = {name: SimpleNamespace(view=view) for name, view in views.items()}
         graph = StoreGraph(SimpleNamespace(tables=tables), num_nodes, list(etypes), seed)  # type: ignore[arg-type]
-        return _count_input_nodes(graph, num_nodes, where, seeds, fanouts, batch_size, seed)
+        return _count_input_nodes(graph, num_nodes, device, seeds, fanouts, batch_size, seed)
 
     if runtime is not None and _has_room(runtime, topologies.values(), num_nodes):
         try:
@@ -108,17 +109,18 @@ def presample_hotness(
 def _count_input_nodes(
     graph: StoreGraph,
     num_nodes: Mapping[str, int],
-    where: torch.device,
+    device: torch.device,
     seeds: Nodes,
     fanouts: Sequence[int],
     batch_size: int,
     seed: int,
 ) -> dict[str, np.ndarray]:
     counts = {
-        ntype: torch.zeros(num, dtype=torch.int64, device=where) for ntype, num in num_nodes.items()
+        ntype: torch.zeros(num, dtype=torch.int64, device=device)
+        for ntype, num in num_nodes.items()
     }
     by_type = seeds if isinstance(seeds, Mapping) else {graph.ntypes[0]: seeds}
-    for ntype, ids in graph._named(by_type).items():
+    for ntype, ids in graph._structure.nodes_by_ntype(by_type).items():
         key = [seed, graph.ntypes.index(ntype)]
         random = np.random.Generator(np.random.Philox(key=key))
         for number in range(_BATCHES):
@@ -127,7 +129,7 @@ def _count_input_nodes(
             read = graph.input_nodes({ntype: ids[chosen]}, fanouts)
             for other, nodes in read.items():
                 add_accesses(counts[other], nodes)
-    return {ntype: each.cpu().numpy() for ntype, each in counts.items()}
+    return {ntype: reads.cpu().numpy() for ntype, reads in counts.items()}
 
 
 def _has_room(
@@ -167,34 +169,34 @@ def _view_of(source: TopologySource) -> GraphView:
     return _one_segment(source, addresses, torch.device("cpu"), (indptr, indices))
 
 
-def _copy_of(source: TopologySource, where: torch.device) -> GraphView:
+def _copy_of(source: TopologySource, device: torch.device) -> GraphView:
     """The same in a device's memory."""
-    indptr = _copied(source.indptr, torch.int64, where)
-    indices = _copied(source.indices, source.idtype, where)
+    indptr = _copied(source.indptr, torch.int64, device)
+    indices = _copied(source.indices, source.idtype, device)
     addresses = [indptr.data_ptr(), indices.data_ptr()]
-    return _one_segment(source, addresses, where, (indptr, indices))
+    return _one_segment(source, addresses, device, (indptr, indices))
 
 
 def _one_segment(
-    source: TopologySource, addresses: list[int], where: torch.device, owner: object
+    source: TopologySource, addresses: list[int], device: torch.device, owner: object
 ) -> GraphView:
     # Which edges are sampled does not depend on edge ids: places do.
     return GraphView(
-        torch.tensor([[0, source.num_rows, 1, 0]], device=where),
-        torch.tensor([[*addresses, 0]], device=where),
+        torch.tensor([[0, source.num_rows, 1, 0]], device=device),
+        torch.tensor([[*addresses, 0]], device=device),
         source.num_rows,
         source.num_cols,
         source.num_edges,
         source.idtype,
-        torch.empty(0, dtype=torch.int64, device=where),
+        torch.empty(0, dtype=torch.int64, device=device),
         owner,
     )
 
 
-def _copied(array: np.ndarray, dtype: torch.dtype, where: torch.device) -> torch.Tensor:
-    copy = torch.empty(len(array), dtype=dtype, device=where)
-    # In stretches: an array mapped from a file is then never in memory as a whole.
-    for begin in range(0, len(array), _STRETCH):
-        part = np.array(array[begin : begin + _STRETCH])
-        copy[begin : begin + len(part)] = torch.from_numpy(part).to(where)
+def _copied(array: np.ndarray, dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    copy = torch.empty(len(array), dtype=dtype, device=device)
+    # In chunks: an array mapped from a file is then never in memory as a whole.
+    for begin in range(0, len(array), _CHUNK):
+        part = np.array(array[begin : begin + _CHUNK])
+        copy[begin : begin + len(part)] = torch.from_numpy(part).to(device)
     return copy

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from dgl.base import EID, NID
-from dgl.frame import Column, Frame, Scheme, _LazyIndex
-from dgl.heterograph import DGLGraph
+from dgl.frame import Column, Scheme, _LazyIndex
 
-from dgl_mgpu.store.feature_storage import TableStorage, Traffic
-from dgl_mgpu.store.graph_structure import StoredTopology
-from dgl_mgpu.store.table_names import CanonicalEtype, edge_table, node_table
+from dgl_mgpu.utils.types import CanonicalEtype
 
 #: A node type or a canonical edge type.
 Type = str | CanonicalEtype
@@ -116,93 +112,3 @@ class RowsLater(Column):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**super().__getstate__(), "read": None}
-
-
-class _Feature:
-    """A feature of a store, of which graphs have rows."""
-
-    def __init__(self, storage: TableStorage, table: str) -> None:
-        self._storage, self._table = storage, table
-        # It has no memory, so that nobody can take what is in it for rows.
-        self.like = torch.empty(storage.shape, dtype=storage.dtype, device="meta")
-        self._scheme = Scheme(tuple(storage.shape[1:]), storage.dtype)
-
-    def rows(self, ids: torch.Tensor | None) -> RowsLater:
-        return RowsLater.of(self.like, self._scheme, ids, self.read, self._table)
-
-    def read(self, ids: torch.Tensor | None) -> torch.Tensor:
-        if ids is None:
-            return self._storage[:]
-        return self._storage.fetch(ids, ids.device)
-
-
-class LateRows(StoredTopology):
-    """A graph in a store that gives what is sampled of it rows of its features."""
-
-    traffic: Traffic
-    #: Features by type, of those types that were asked for, and by table.
-    _features: dict[Type, dict[str, _Feature]]
-
-    def _feature_names(self, of: Type) -> list[str]:
-        """Names of the features of a node type or of an edge type, in full."""
-        prefix = self._prefix(of)
-        return [name.removeprefix(prefix) for name in self._store.tables if name.startswith(prefix)]
-
-    def _find_storage(self, of: Type, name: str) -> TableStorage | None:
-        """The storage of a feature; None if there is no such feature."""
-        table = self._store.tables.get(self._prefix(of) + name)
-        if table is None:
-            return None
-        shown = of if isinstance(of, str) else of[1]
-        return TableStorage(name if self.is_homogeneous else f"{shown}.{name}", table, self.traffic)
-
-    def _restore_rows(self, rows: RowsLater) -> None:
-        """Have rows that came from another process read here."""
-        types: list[Type] = [*self.ntypes, *self.canonical_etypes]
-        for of in types:
-            for feature in self._features_of(of).values():
-                if feature._table == rows.table:
-                    rows.storage, rows.read = feature.like, feature.read
-
-    def _add_rows(self, frame: Frame, of: Type, ids_name: str | None = None) -> None:
-        """Give a frame the features of a type, of the rows that it names or of all."""
-        mine = frame._columns
-        ids = None if ids_name is None else mine[ids_name].data
-        rows = {
-            name: feature.rows(ids)
-            for name, feature in self._features_of(of).items()
-            if name not in mine
-        }
-        frame._columns = {**rows, **mine}
-
-    def _add_all_rows(self, graph: DGLGraph, ndata: bool = True, edata: bool = True) -> None:
-        """Give a graph of all nodes the features of nodes, and of edges by their ids."""
-        if ndata:
-            ntypes: list[str] = graph.ntypes
-            for ntype, frame in zip(ntypes, graph._node_frames, strict=True):
-                self._add_rows(frame, ntype)
-        if edata:
-            for etype, frame in zip(graph.canonical_etypes, graph._edge_frames, strict=True):
-                self._add_rows(frame, etype, EID)
-
-    def _add_block_rows(self, block: DGLGraph) -> None:
-        """Give a block the features of its nodes and edges, by their ids."""
-        ntypes: list[str] = [*block.srctypes, *block.dsttypes]
-        for ntype, frame in zip(ntypes, block._node_frames, strict=True):
-            self._add_rows(frame, ntype, NID)
-        for etype, frame in zip(block.canonical_etypes, block._edge_frames, strict=True):
-            self._add_rows(frame, etype, EID)
-
-    def _features_of(self, of: Type) -> Mapping[str, _Feature]:
-        found = self._features.get(of)
-        if found is None:
-            found = {}
-            for name in self._feature_names(of):
-                storage = self._find_storage(of, name)
-                assert storage is not None
-                found[name] = _Feature(storage, self._prefix(of) + name)
-            self._features[of] = found
-        return found
-
-    def _prefix(self, of: Type) -> str:
-        return node_table(of, "") if isinstance(of, str) else edge_table(of, "")

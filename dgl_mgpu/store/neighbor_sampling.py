@@ -1,47 +1,64 @@
-"""What is sampled from a store's graph: neighbours and mini-batches."""
+"""Neighbours and mini-batches sampled from a store's graph."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import dgl
 import torch
 
-from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.blocks import BlankBlock
 from dgl_mgpu.ops import (
+    BlockEdges,
     EtypeBlock,
+    GraphView,
+    RowView,
     SampledNeighbors,
     SampleKey,
     VisitedNeighbors,
+    append_unique,
     sample_neighbors,
 )
+from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.sampling.block_sampling import begin_hops, blank_blocks, dgl_blocks
 from dgl_mgpu.sampling.filter import IdFilter
+from dgl_mgpu.sampling.seed_edges import keep
+from dgl_mgpu.store.batch_keys import BatchKeys
 from dgl_mgpu.store.edges import Edges
-from dgl_mgpu.store.excluded_edges import sample_hops_without, without
-from dgl_mgpu.store.graph_features import Features
-from dgl_mgpu.store.table_names import CanonicalEtype, Nodes
+from dgl_mgpu.store.graph_features import GraphFeatures
+from dgl_mgpu.store.graph_structure import GraphStructure
+from dgl_mgpu.store.table_names import Nodes
+from dgl_mgpu.utils.types import CanonicalEtype
+
+Fanout = int | Mapping[str | CanonicalEtype, int]
+#: Input nodes, output nodes and blocks.
+SampledBlocks = tuple[Nodes, Nodes, list[dgl.DGLGraph]]
 
 
-class Sampling(Features):
-    """What DGL's samplers ask of a store's graph.
+class StoreSampler:
+    """Samples neighbours and mini-batches of a store's graph.
 
-    Attributes
+    Parameters
     ----------
-    features_are_stored : bool
-        Features of blocks are the store's, all of them.
+    structure : GraphStructure
+    features : GraphFeatures
+        Whose rows and weights samples have.
+    batch_keys : BatchKeys
+        Which random numbers are drawn.
     """
 
-    features_are_stored = True
+    def __init__(
+        self, structure: GraphStructure, features: GraphFeatures, batch_keys: BatchKeys
+    ) -> None:
+        self._structure, self._features, self._batch_keys = structure, features, batch_keys
 
     def sample_neighbors(
         self,
         nodes: Nodes,
-        fanout: int | Mapping[str | CanonicalEtype, int],
+        fanout: Fanout,
         edge_dir: str = "in",
         prob: str | None = None,
         replace: bool = False,
@@ -85,30 +102,37 @@ class Sampling(Features):
                 "the store keeps in-edges only",
                 "build the store from dgl.reverse(g) and sample its in-edges",
             )
-        seeds = self._by_ntype(nodes)
+        structure = self._structure
+        seeds = structure.seeds_by_ntype(nodes)
         sampled = self._sample(
-            seeds, self._by_etype(fanout), prob, replace, self._batch_keys.next_key(seeds)
+            seeds,
+            structure.fanouts_by_etype(fanout),
+            prob,
+            replace,
+            self._batch_keys.next_key(seeds),
         )
-        for etype, left_out in self._left_out(exclude_edges).items():
-            sampled[etype] = without(sampled[etype], left_out)
+        for etype, excluded in self._excluded(exclude_edges).items():
+            sampled[etype] = _without(sampled[etype], excluded)
         edges = {
-            etype: (sample.neighbors, self._destinations(seeds[etype[2]], sample))
+            etype: (sample.neighbors, destinations(seeds[etype[2]], sample, structure))
             for etype, sample in sampled.items()
         }
-        frontier = dgl.heterograph(edges, self._num_nodes, idtype=self.idtype, device=self.device)
+        frontier = dgl.heterograph(
+            edges, structure.num_nodes_by_type, idtype=structure.idtype, device=structure.device
+        )
         for etype, sample in sampled.items():
             frontier.edges[etype].data[dgl.EID] = sample.eids
-        self._add_all_rows(frontier, copy_ndata, copy_edata)
+        self._features.add_to_graph(frontier, copy_ndata, copy_edata)
         return frontier if output_device is None else frontier.to(output_device)
 
     def sample_blocks(
         self,
         nodes: Nodes,
-        fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
+        fanouts: Sequence[Fanout],
         prob: str | None = None,
         replace: bool = False,
         exclude_edges: Edges | None = None,
-    ) -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
+    ) -> SampledBlocks:
         """Sample all hops of a mini-batch into blocks.
 
         The same edges as :meth:`sample_neighbors` and ``dgl.to_block`` hop by hop, without the
@@ -132,85 +156,102 @@ class Sampling(Features):
         ------
         InvalidInputError, IdOutOfRangeError, InvalidWeightError
         """
-        return self.begin_blocks(nodes, fanouts, prob, replace, exclude_edges)()
+        return self.sample_blocks_async(nodes, fanouts, prob, replace, exclude_edges).result()
 
-    def begin_blocks(
+    def sample_blocks_async(
         self,
         nodes: Nodes,
-        fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
+        fanouts: Sequence[Fanout],
         prob: str | None = None,
         replace: bool = False,
         exclude_edges: Edges | None = None,
         *,
         on_host: Nodes | None = None,
-    ) -> Callable[[], tuple[Nodes, Nodes, list[dgl.DGLGraph]]]:
-        """Have a GPU begin with what :meth:`sample_blocks` does, where one kernel does it all.
+    ) -> SampleFuture[SampledBlocks]:
+        """Start :meth:`sample_blocks` on a GPU without a wait for its result.
 
-        Parameters and errors are those of :meth:`sample_blocks`; what is returned is to be called
-        once, on the stream on which it was begun, waits for the GPU and returns what that does.
-        ``on_host`` are the same nodes in host memory, if they are there: a mini-batch is known by
-        their ids, and for those of a GPU the host waits.
-        """
-        finish = self.begin_hops(nodes, fanouts, prob, replace, exclude_edges, on_host=on_host)
-        blanks = self._blank_blocks(len(fanouts))
-        return lambda: self.blocks_of(finish(), nodes, blanks)
+        Parameters and errors are those of :meth:`sample_blocks`.
 
-    def begin_hops(
-        self,
-        nodes: Nodes,
-        fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
-        prob: str | None = None,
-        replace: bool = False,
-        exclude_edges: Edges | None = None,
-        *,
-        on_host: Nodes | None = None,
-    ) -> Callable[[], list[EtypeBlock]]:
-        """Have a GPU begin with the hops of a mini-batch, of which no blocks are made yet.
-
-        Parameters and errors are those of :meth:`begin_blocks`.
+        Parameters
+        ----------
+        on_host : Tensor or dict of Tensor, optional
+            The same nodes in host memory.  The key of a mini-batch depends on their ids, for which
+            the host otherwise waits if ``nodes`` are on a GPU.
 
         Returns
         -------
-        callable
-            To be called once, on the stream on which it was begun; waits for the hops as
-            :func:`dgl_mgpu.ops.sample_etype_blocks` returns them.
+        SampleFuture
+            Of what :meth:`sample_blocks` returns.  Await it on the stream that was current here.
         """
-        seeds = self._by_ntype(nodes)
-        key = self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host))
-        finish = self._begin_hops(seeds, key, fanouts, prob, replace, exclude_edges)
+        hops = self.sample_hops_async(nodes, fanouts, prob, replace, exclude_edges, on_host=on_host)
+        blanks = self.blank_blocks(len(fanouts))
+        return hops.then(lambda hops: self.blocks_of(hops, nodes, blanks))
 
-        def hops() -> list[EtypeBlock]:
-            for etype in self.canonical_etypes:
-                self.view(etype)  # raises if the store was closed since
-            return finish()
+    def sample_hops_async(
+        self,
+        nodes: Nodes,
+        fanouts: Sequence[Fanout],
+        prob: str | None = None,
+        replace: bool = False,
+        exclude_edges: Edges | None = None,
+        *,
+        on_host: Nodes | None = None,
+    ) -> SampleFuture[list[EtypeBlock]]:
+        """Start to sample the hops of a mini-batch, of which no blocks are made yet.
 
-        return hops
+        Parameters and errors are those of :meth:`sample_blocks_async`.
+
+        Returns
+        -------
+        SampleFuture
+            Of the hops as :func:`dgl_mgpu.ops.sample_etype_blocks` returns them.  Await it on the
+            stream that was current here.
+        """
+        seeds = self._structure.seeds_by_ntype(nodes)
+        key = self._batch_keys.batch_key(
+            self._structure.nodes_by_ntype(nodes if on_host is None else on_host)
+        )
+        hops = self._start_hops(seeds, key, fanouts, prob, replace, exclude_edges)
+
+        def result() -> list[EtypeBlock]:
+            self._structure.views()  # raises if the store was closed since
+            return hops.result()
+
+        return SampleFuture(result)
 
     def blocks_of(
         self, hops: Sequence[EtypeBlock], nodes: Nodes, blanks: Sequence[BlankBlock] = ()
-    ) -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
+    ) -> SampledBlocks:
         """Make blocks of sampled hops.
 
         Parameters
         ----------
         hops : sequence of EtypeBlock
-            Of :meth:`begin_hops`.
+            From :meth:`sample_hops_async`.
         nodes : Tensor or dict of Tensor, shape (n,)
             The seed nodes that it was called with.
         blanks : sequence of BlankBlock
-            Blocks that were prepared meanwhile, if any.
+            Blocks to fill, if some were prepared while the GPU sampled.
 
         Returns
         -------
         input nodes, output nodes, blocks
             As :meth:`sample_blocks` returns them.
         """
-        filled = self._dgl_blocks(hops, self._by_ntype(nodes), blanks)
-        return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
+        seeds = self._structure.seeds_by_ntype(nodes)
+        blocks = dgl_blocks(hops, self._structure, seeds, blanks)
+        for block in blocks:
+            self._features.add_to_block(block)
+        return blocks[0].srcdata[dgl.NID] if blocks else nodes, nodes, blocks
 
-    def input_nodes(
-        self, nodes: Nodes, fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]]
-    ) -> dict[str, torch.Tensor]:
+    def blank_blocks(self, count: int) -> list[BlankBlock]:
+        """Blocks to be filled with what a GPU samples meanwhile; none on a CPU."""
+        structure = self._structure
+        if structure.device.type != "cuda":
+            return []
+        return blank_blocks(count, structure, structure.idtype, structure.device)
+
+    def input_nodes(self, nodes: Nodes, fanouts: Sequence[Fanout]) -> dict[str, torch.Tensor]:
         """The input nodes of a mini-batch: those of :meth:`sample_blocks`, without the blocks.
 
         Parameters
@@ -227,35 +268,34 @@ class Sampling(Features):
         ------
         InvalidInputError, IdOutOfRangeError
         """
-        seeds = self._by_ntype(nodes)
-        key = self._batch_keys.batch_key(self._named(nodes))
-        sampled = self._begin_hops(seeds, key, fanouts, None, False)()
+        seeds = self._structure.seeds_by_ntype(nodes)
+        key = self._batch_keys.batch_key(self._structure.nodes_by_ntype(nodes))
+        hops = self._start_hops(seeds, key, fanouts, None, False).result()
         # Seeds of types without edges are their own sources.
-        return {**seeds, **sampled[0].src_nodes} if sampled else seeds
+        return {**seeds, **hops[0].src_nodes} if hops else seeds
 
-    def _begin_hops(
+    def _start_hops(
         self,
         seeds: dict[str, torch.Tensor],
         key: SampleKey,
-        fanouts: Sequence[int | Mapping[str | CanonicalEtype, int]],
+        fanouts: Sequence[Fanout],
         prob: str | None,
         replace: bool,
         exclude_edges: Edges | None = None,
-    ) -> Callable[[], list[EtypeBlock]]:
-        """Begin with all hops of a mini-batch where the store is."""
-        weights = {}
-        if prob is not None:
-            found = {etype: self._weights(etype, prob) for etype in self.canonical_etypes}
-            weights = {etype: rows for etype, rows in found.items() if rows is not None}
-        left_out = self._left_out(exclude_edges)
-        begin = partial(partial, sample_hops_without, left_out) if left_out else begin_hops
-        return begin(
-            {etype: self.view(etype) for etype in self.canonical_etypes},
+    ) -> SampleFuture[list[EtypeBlock]]:
+        arguments = (
+            self._structure.views(),
             seeds,
-            [self._by_etype(fanout) for fanout in fanouts],
+            [self._structure.fanouts_by_etype(fanout) for fanout in fanouts],
             key,
-            replace=replace,
-            weights=weights,
+        )
+        weights = self._features.weights_by_etype(prob)
+        excluded = self._excluded(exclude_edges)
+        if not excluded:
+            return SampleFuture(begin_hops(*arguments, replace=replace, weights=weights))
+        # No operator excludes edges: the hops are sampled one by one when they are awaited.
+        return SampleFuture(
+            lambda: _sample_hops_without(excluded, *arguments, replace=replace, weights=weights)
         )
 
     def _sample(
@@ -267,95 +307,41 @@ class Sampling(Features):
         key: SampleKey,
     ) -> dict[CanonicalEtype, SampledNeighbors]:
         """Sample every edge type; adds empty seeds for node types that have none."""
-        empty = torch.empty(0, dtype=self.idtype, device=self.device)
+        no_seeds = self._structure.no_ids()
         sampled = {}
-        for index, etype in enumerate(self.canonical_etypes):
-            seeds.setdefault(etype[2], empty)
+        for index, (etype, view) in enumerate(self._structure.views().items()):
             sampled[etype] = sample_neighbors(
-                self.view(etype),
-                seeds[etype[2]],
+                view,
+                seeds.setdefault(etype[2], no_seeds),
                 fanouts[etype],
                 dataclasses.replace(key, etype=index),
                 replace=replace,
-                weights=None if prob is None else self._weights(etype, prob),
+                weights=None if prob is None else self._features.weights(etype, prob),
             )
         return sampled
 
-    def _blank_blocks(self, count: int) -> list[BlankBlock]:
-        """Blocks to be filled, if a GPU samples meanwhile."""
-        if self.device.type != "cuda":
-            return []
-        return blank_blocks(count, self, self.idtype, self.device)
-
-    def _dgl_blocks(
-        self,
-        sampled: Sequence[EtypeBlock],
-        seeds: Mapping[str, torch.Tensor],
-        blanks: Sequence[BlankBlock] = (),
-    ) -> list[dgl.DGLGraph]:
-        """Blocks of what was sampled, with the features of their nodes and edges."""
-        blocks = dgl_blocks(sampled, self, seeds, blanks)
-        for block in blocks:
-            self._add_block_rows(block)
-        return blocks
-
-    def _destinations(
-        self, seeds: torch.Tensor, sampled: SampledNeighbors | VisitedNeighbors
-    ) -> torch.Tensor:
-        """The seed of each sampled edge."""
-        seeds = seeds.to(self.device, self.idtype)
-        return seeds.repeat_interleave(sampled.indptr.diff(), output_size=len(sampled.neighbors))
-
-    def _by_ntype(self, nodes: Nodes) -> dict[str, torch.Tensor]:
-        """Seed nodes by type, checked, where the graph is and in its id type."""
-        return {
-            ntype: self._checked_ids(ids, self._num_nodes[ntype])
-            for ntype, ids in self._named(nodes).items()
-        }
-
-    def _named(self, nodes: Nodes) -> dict[str, torch.Tensor]:
-        """Nodes by type, as they are."""
-        by_type = nodes if isinstance(nodes, Mapping) else {None: nodes}
-        return {
-            self._only_ntype(ntype): torch.atleast_1d(torch.as_tensor(ids))
-            for ntype, ids in by_type.items()
-        }
-
-    def _checked_ids(self, ids: torch.Tensor, num_nodes: int) -> torch.Tensor:
-        # Before any conversion: a float or a mask would become ids that nobody asked for.
-        if not len(ids):
-            return ids.to(self.device, self.idtype)
-        if ids.dtype not in (torch.int32, torch.int64) or ids.dim() != 1:
-            hint = "; of a mask, mask.nonzero().flatten()" if ids.dtype == torch.bool else ""
-            raise InvalidInputError(
-                "sample neighbors",
-                f"the seed nodes have dtype {ids.dtype} and shape {tuple(ids.shape)}",
-                f"pass a vector of int32 or int64 node ids{hint}",
-            )
-        if ids.is_cuda:
-            return ids.to(self.device)  # operators check them, and need not wait for it
-        low, high = (int(bound) for bound in ids.aminmax())
-        if low < 0 or high >= num_nodes:
-            raise IdOutOfRangeError(
-                "sample neighbors",
-                f"there is no seed node {low if low < 0 else high}, the graph has {num_nodes} "
-                "nodes",
-                f"pass node ids in [0, {num_nodes})",
-            )
-        return ids.to(self.device, self.idtype)
-
-    def _left_out(self, edges: Edges | None) -> dict[CanonicalEtype, IdFilter]:
-        """Edges to leave out, by their type."""
+    def _excluded(self, edges: Edges | None) -> dict[CanonicalEtype, IdFilter]:
+        """Filters of the edges to leave out, by edge type."""
         if edges is None:
             return {}
         by_type = edges if isinstance(edges, Mapping) else {None: edges}
         return {
-            self.to_canonical_etype(etype): IdFilter(_edge_ids(eids, self.device))
+            self._structure.to_canonical_etype(etype): IdFilter(
+                _excluded_ids(eids, self._structure.device)
+            )
             for etype, eids in by_type.items()
         }
 
 
-def _edge_ids(edges: Any, device: torch.device) -> torch.Tensor:
+def destinations(
+    seeds: torch.Tensor, sampled: SampledNeighbors | VisitedNeighbors, structure: GraphStructure
+) -> torch.Tensor:
+    """The seed of each sampled edge."""
+    seeds = seeds.to(structure.device, structure.idtype)
+    return seeds.repeat_interleave(sampled.indptr.diff(), output_size=len(sampled.neighbors))
+
+
+def _excluded_ids(edges: Any, device: torch.device) -> torch.Tensor:
     eids = torch.atleast_1d(torch.as_tensor(edges))
     if len(eids) and (eids.dtype not in (torch.int32, torch.int64) or eids.dim() != 1):
         raise InvalidInputError(
@@ -364,3 +350,62 @@ def _edge_ids(edges: Any, device: torch.device) -> torch.Tensor:
             "pass a vector of int32 or int64 edge ids",
         )
     return eids.to(device)
+
+
+def _without(edges: SampledNeighbors, excluded: IdFilter | None) -> SampledNeighbors:
+    """The sampled edges that are not excluded."""
+    if excluded is None:
+        return edges
+    return keep(edges, excluded.holds(edges.eids).logical_not_().nonzero()[:, 0])
+
+
+def _sample_hops_without(
+    excluded: Mapping[CanonicalEtype, IdFilter],
+    views: Mapping[CanonicalEtype, GraphView],
+    seeds: Mapping[str, torch.Tensor],
+    fanouts: Sequence[Mapping[CanonicalEtype, int]],
+    key: SampleKey,
+    *,
+    replace: bool,
+    weights: Mapping[CanonicalEtype, RowView],
+) -> list[EtypeBlock]:
+    """Sample the hops of a mini-batch one by one, without some edges.
+
+    As in DGL, edges are sampled first and excluded then: a node may have fewer than its fanout.
+    Parameters but ``excluded`` are those of :func:`dgl_mgpu.ops.sample_etype_blocks`, whose result
+    this is where no edge is excluded.
+    """
+    first = next(iter(views.values()))
+    none = torch.empty(0, dtype=first.idtype, device=first.tiers.device)
+    ends = dict.fromkeys(ntype for source, _, target in views for ntype in (source, target))
+    nodes = {ntype: seeds.get(ntype, none) for ntype in ends}
+    blocks = []
+    for hop, fanout in enumerate(reversed(fanouts), start=key.hop):
+        sampled = {}
+        for number, (etype, view) in enumerate(views.items()):
+            edges = sample_neighbors(
+                view,
+                nodes[etype[2]],
+                fanout[etype],
+                dataclasses.replace(key, hop=hop, etype=number),
+                replace=replace,
+                weights=weights.get(etype),
+            )
+            sampled[etype] = _without(edges, excluded.get(etype))
+        sources: dict[str, torch.Tensor] = {}
+        positions: dict[CanonicalEtype, torch.Tensor] = {}
+        for ntype, ids in nodes.items():
+            etypes = [etype for etype in views if etype[0] == ntype]
+            neighbors = [sampled[etype].neighbors for etype in etypes]
+            sources[ntype], local = append_unique(ids, torch.cat([none, *neighbors]))
+            lengths = [len(ids) for ids in neighbors]
+            positions.update(zip(etypes, local.split(lengths), strict=True))
+        edges_of = {
+            etype: BlockEdges(edges.indptr, positions[etype], edges.eids)
+            for etype, edges in sampled.items()
+        }
+        blocks.append(
+            EtypeBlock(edges_of, sources, {ntype: len(ids) for ntype, ids in nodes.items()})
+        )
+        nodes = sources
+    return blocks[::-1]

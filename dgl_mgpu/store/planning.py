@@ -46,27 +46,27 @@ _LEAST_SAID, _LEAST_COUNTED = 2**20, 2**10
 _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*", re.IGNORECASE)
 
 
-def parse_bytes(text: str | int, asked: str) -> int | None:
+def parse_bytes(text: str | int, action: str) -> int | None:
     """A number of bytes: ``16GiB``, ``512MB`` (powers of 1024 both), or None for ``auto``.
 
     Raises
     ------
     ConfigError
         If it is no size, or a number without a unit that is too small to be one of bytes;
-        ``asked`` says of what.
+        ``action`` says of what.
     """
     if text == "auto":
         return None
     match = _SIZE.fullmatch(str(text))
     if match is None or isinstance(text, bool):
         raise ConfigError(
-            f"{asked}={text}", "it is not a size", "write it like 16GiB, 512MiB or auto"
+            f"{action}={text}", "it is not a size", "write it like 16GiB, 512MiB or auto"
         )
     nbytes = float(match[1]) * _UNITS[match[2].upper()]
     least = _LEAST_SAID if isinstance(text, str) else _LEAST_COUNTED
     if str(text).rstrip()[-1].isdigit() and 0 < nbytes < least:
         raise ConfigError(
-            f"{asked}={text}",
+            f"{action}={text}",
             f"that would be {text} bytes, without a unit",
             f"write it with one, like 16GiB, or {text}B if it is bytes",
         )
@@ -187,17 +187,17 @@ class StoreOptions:
     def narrow_features(self) -> dict[str, torch.dtype]:
         """What ``feature_dtypes`` says, as torch's types."""
         named = self.feature_dtypes
-        asked = f"keep features as store.feature_dtypes={named!r}"
+        action = f"keep features as store.feature_dtypes={named!r}"
         if not isinstance(named, Mapping):
             raise ConfigError(
-                asked, "it does not give types by name", "write them like {feat: float16}"
+                action, "it does not give types by name", "write them like {feat: float16}"
             )
         found = {}
         for name, dtype in named.items():
             word = str(dtype).removeprefix("torch.")
             if word not in NARROW_DTYPES:
                 raise ConfigError(
-                    asked, f"'{name}' cannot be kept as {word}", nearest(word, NARROW_DTYPES)
+                    action, f"'{name}' cannot be kept as {word}", nearest(word, NARROW_DTYPES)
                 )
             found[str(name)] = getattr(torch, word)  # also of a number, as YAML has keys
         return found
@@ -360,8 +360,8 @@ def _in_shared_memory(
 
     ranks = np.minimum(ranks, shared.room // len(ranks))
     has_disk = options.disk_path is not None
-    asked = attempt(ranks, min(host, shared.room), has_disk)
-    taken = ranks if asked is None else np.array(asked.gpu_bytes)
+    action = attempt(ranks, min(host, shared.room), has_disk)
+    taken = ranks if action is None else np.array(action.gpu_bytes)
     for disk in (False, True)[: 1 + has_disk]:
         if found:
             break
@@ -405,9 +405,9 @@ def _order_bytes(order_rows: Sequence[int]) -> int:
 def _staging_bytes(options: StoreOptions, order_rows: Sequence[int]) -> int:
     """Bytes of each GPU that cache rows on disk: what its share has beside orders, if that is less
     than what was asked for."""
-    asked = parse_bytes(options.staging_memory, _STAGING) or 0
+    action = parse_bytes(options.staging_memory, _STAGING) or 0
     limit = parse_bytes(options.gpu_memory, _GPU_MEMORY)
-    return asked if limit is None else min(asked, max(0, limit - _order_bytes(order_rows)))
+    return action if limit is None else min(action, max(0, limit - _order_bytes(order_rows)))
 
 
 def _graphs(specs: list[TableSpec]) -> list[TableSpec]:

@@ -6,20 +6,23 @@ import numbers
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import pairwise
-from typing import NamedTuple
 
 import dgl
 import torch
 
-from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
+from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import begin_pinsage_blocks, gather_rows, pinsage_neighbors, random_walk
 from dgl_mgpu.ops.check import check_integer
-from dgl_mgpu.ops.view import GraphView
+from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.sampling.block_sampling import dgl_blocks, visited_block
 from dgl_mgpu.sampling.walks import StepsByRow, period, walk_by_steps
-from dgl_mgpu.store.neighbor_sampling import Sampling
-from dgl_mgpu.store.reverses import Fingerprint, fingerprints
-from dgl_mgpu.store.table_names import CanonicalEtype, Nodes
+from dgl_mgpu.store.batch_keys import BatchKeys
+from dgl_mgpu.store.graph_features import GraphFeatures
+from dgl_mgpu.store.graph_structure import GraphStructure
+from dgl_mgpu.store.neighbor_sampling import SampledBlocks, StoreSampler, destinations
+from dgl_mgpu.store.reversed_edges import ReversedEdges
+from dgl_mgpu.store.table_names import Nodes
+from dgl_mgpu.utils.types import CanonicalEtype
 
 Metapath = Sequence[str | CanonicalEtype]
 
@@ -27,25 +30,31 @@ Metapath = Sequence[str | CanonicalEtype]
 _VISITS = "visits"
 
 
-class _OutEdges(NamedTuple):
-    """An edge type's edges by source: the in-edges of another type.
+class RandomWalker:
+    """Walks on a store's graph, from sources of edges to their destinations.
 
-    ``have_its_ids`` says whether each edge has the same id there.
+    Parameters
+    ----------
+    structure : GraphStructure
+    features : GraphFeatures
+        Whose weights edges have.
+    reversed_edges : ReversedEdges
+    sampler : StoreSampler
+    batch_keys : BatchKeys
+        Which random numbers are drawn.
     """
 
-    view: GraphView
-    have_its_ids: bool
-
-
-class Walks(Sampling):
-    """What a store's graph has of random walks.
-
-    A walk goes along edges, from sources to destinations, and a store has the edges of each
-    destination: it goes along those types of edges that another type has the other way round.
-    """
-
-    #: Of edge types that walks were to go along or back, and of these the other way round.
-    _fingerprints: dict[CanonicalEtype, tuple[Fingerprint, Fingerprint]]
+    def __init__(
+        self,
+        structure: GraphStructure,
+        features: GraphFeatures,
+        reversed_edges: ReversedEdges,
+        sampler: StoreSampler,
+        batch_keys: BatchKeys,
+    ) -> None:
+        self._structure, self._features = structure, features
+        self._reversed_edges, self._sampler = reversed_edges, sampler
+        self._batch_keys = batch_keys
 
     def random_walk(
         self,
@@ -94,17 +103,18 @@ class Walks(Sampling):
             ``return_eids``, or probabilities of these edges, if none has them under the same ids.
         """
         path = self._path(metapath, length)
-        start = path[0][0] if path else self.ntypes[0]
-        starts = self._by_ntype({start: nodes})[start]
+        start = path[0][0] if path else self._structure.ntypes[0]
+        starts = self._structure.seeds_by_ntype({start: nodes})[start]
         key = self._batch_keys.next_key({start: starts})
         restart = _by_step(restart_prob, len(path))
         weights = {etype: self._weights_of(etype, prob) for etype in path}
         views = {
-            etype: self._out_edges(etype, return_eids or rows is not None)
+            etype: self._reversed_edges.of(etype, return_eids or rows is not None)
             for etype, rows in weights.items()
         }
         if path and not any(weights.values()):
-            edges = torch.empty((len(starts), len(path)), dtype=torch.int64, device=self.device)
+            shape, device = (len(starts), len(path)), self._structure.device
+            edges = torch.empty(shape, dtype=torch.int64, device=device)
             traces = random_walk(
                 [views[etype] for etype in period(path)],
                 starts,
@@ -117,8 +127,9 @@ class Walks(Sampling):
             steps = [StepsByRow(views[etype], weights[etype]) for etype in path]
             traces, edges = walk_by_steps(steps, starts.long(), restart, key)
         types = [start, *(etype[2] for etype in path)]
-        numbers = torch.tensor([self.ntypes.index(ntype) for ntype in types], dtype=self.idtype)
-        traces, edges = traces.to(self.idtype), edges.to(self.idtype)
+        idtype = self._structure.idtype
+        numbers = torch.tensor([self._structure.ntypes.index(ntype) for ntype in types]).to(idtype)
+        traces, edges = traces.to(idtype), edges.to(idtype)
         return (traces, edges, numbers) if return_eids else (traces, numbers)
 
     def pinsage_neighbors(
@@ -162,7 +173,7 @@ class Walks(Sampling):
             As :meth:`random_walk`.
         """
         if metapath is None:
-            ntype, views = self.ntypes[0], [self.view(self._walked())]
+            ntype, views = self._structure.ntypes[0], [self._structure.view(self._only_etype())]
         else:
             path = self._path(metapath, None)
             if not path or path[0][0] != path[-1][2]:
@@ -171,8 +182,8 @@ class Walks(Sampling):
                     f"the metapath {list(metapath)} does not end at the node type where it begins",
                     "pass edge types of which the last ends at the type where the first begins",
                 )
-            ntype, views = path[0][0], [self._out_edges(etype) for etype in path]
-        seeds = self._by_ntype({ntype: nodes})[ntype]
+            ntype, views = path[0][0], [self._reversed_edges.of(etype) for etype in path]
+        seeds = self._structure.seeds_by_ntype({ntype: nodes})[ntype]
         visited = pinsage_neighbors(
             views,
             seeds,
@@ -182,16 +193,17 @@ class Walks(Sampling):
             num_neighbors=num_neighbors,
             key=self._batch_keys.next_key({ntype: seeds}),
         )
+        structure = self._structure
         frontier = dgl.heterograph(
-            {(ntype, "_E", ntype): (visited.neighbors, self._destinations(seeds, visited))},
-            {ntype: self.num_nodes(ntype)},
-            idtype=self.idtype,
-            device=self.device,
+            {(ntype, "_E", ntype): (visited.neighbors, destinations(seeds, visited, structure))},
+            {ntype: structure.num_nodes(ntype)},
+            idtype=structure.idtype,
+            device=structure.device,
         )
         frontier.edata[_VISITS] = visited.counts
         return frontier
 
-    def begin_pinsage_blocks(
+    def pinsage_blocks_async(
         self,
         nodes: Nodes,
         num_layers: int,
@@ -200,8 +212,8 @@ class Walks(Sampling):
         num_neighbors: int,
         *,
         on_host: Nodes | None = None,
-    ) -> Callable[[], tuple[Nodes, Nodes, list[dgl.DGLGraph]]]:
-        """Have a GPU begin with all layers of a mini-batch for PinSAGE.
+    ) -> SampleFuture[SampledBlocks]:
+        """Start to sample all layers of a mini-batch for PinSAGE, on a GPU without a wait.
 
         The same edges as :meth:`pinsage_neighbors`, of a homogeneous graph, and ``dgl.to_block``
         layer by layer, without the graph over all nodes in between.
@@ -209,136 +221,98 @@ class Walks(Sampling):
         Parameters
         ----------
         nodes, on_host
-            As in :meth:`begin_blocks`.
+            As in :meth:`sample_blocks_async`.
         num_layers : int
         num_walks, walk_length, num_neighbors
             As in :meth:`pinsage_neighbors`, alike in all layers.
 
         Returns
         -------
-        callable
-            As :meth:`begin_blocks` returns it, of blocks with visits in ``edata['visits']``.
+        SampleFuture
+            As :meth:`sample_blocks_async` returns it, of blocks with visits in
+            ``edata['visits']``.
 
         Raises
         ------
         InvalidInputError, IdOutOfRangeError
         """
-        etype = self._walked()
-        seeds = self._by_ntype(nodes)
-        finish = begin_pinsage_blocks(
-            self.view(etype),
+        etype = self._only_etype()
+        seeds = self._structure.seeds_by_ntype(nodes)
+        visited = begin_pinsage_blocks(
+            self._structure.view(etype),
             seeds[etype[0]],
             num_layers,
-            self._batch_keys.batch_key(self._named(nodes if on_host is None else on_host)),
+            self._batch_keys.batch_key(
+                self._structure.nodes_by_ntype(nodes if on_host is None else on_host)
+            ),
             num_traversals=walk_length,
             termination_prob=0.0,
             num_random_walks=num_walks,
             num_neighbors=num_neighbors,
         )
-        blanks = self._blank_blocks(num_layers)
+        blanks = self._sampler.blank_blocks(num_layers)
 
-        def blocks() -> tuple[Nodes, Nodes, list[dgl.DGLGraph]]:
-            self.view(etype)  # raises if the store was closed since
-            visited = finish()
-            sampled = [visited_block(each, etype) for each in visited]
-            filled = dgl_blocks(sampled, self, seeds, blanks)
-            for block, each in zip(filled, visited, strict=True):
-                block.edata[_VISITS] = each.counts
+        def blocks() -> SampledBlocks:
+            self._structure.view(etype)  # raises if the store was closed since
+            layers = visited()
+            sampled = [visited_block(layer, etype) for layer in layers]
+            filled = dgl_blocks(sampled, self._structure, seeds, blanks)
+            for block, layer in zip(filled, layers, strict=True):
+                block.edata[_VISITS] = layer.counts
             return filled[0].srcdata[dgl.NID] if filled else nodes, nodes, filled
 
-        return blocks
+        return SampleFuture(blocks)
 
     def _path(self, metapath: Metapath | None, length: int | None) -> list[CanonicalEtype]:
         """The edge types of a walk, of which each begins where the one before it ends."""
-        asked = "walk at random"
+        action = "walk at random"
         if metapath is None:
-            if not self.is_homogeneous or length is None:
+            if not self._structure.is_homogeneous or length is None:
                 raise InvalidInputError(
-                    asked,
-                    f"the graph has the edge types {self.etypes}, and length={length}",
+                    action,
+                    f"the graph has the edge types {self._structure.etypes}, and length={length}",
                     "pass metapath=, or length= with a homogeneous graph",
                 )
-            return self.canonical_etypes * check_integer(length, "length", 0, asked)
-        path = [self.to_canonical_etype(etype) for etype in metapath]
+            return self._structure.canonical_etypes * check_integer(length, "length", 0, action)
+        path = [self._structure.to_canonical_etype(etype) for etype in metapath]
         for before, after in pairwise(path):
             if before[2] != after[0]:
                 raise InvalidInputError(
-                    asked,
+                    action,
                     f"in the metapath {after} follows {before}, but does not begin where that one "
                     "ends",
                     "pass edge types of which each begins where the one before it ends",
                 )
         return path
 
-    def _out_edges(self, etype: CanonicalEtype, needs_ids: bool = False) -> GraphView:
-        """An edge type's edges by source."""
-        found = self._reversed(etype)
-        if found is None:
-            source, name, target = etype
-            raise UnsupportedByStoreError(
-                f"walk along edges of type {etype}",
-                "the store has in-edges only, and no edge type has these the other way round",
-                f"build it from a graph with the reversed edges, too, as ({target!r}, "
-                f"'reverse-{name}', {source!r})",
-            )
-        if needs_ids and not found.have_its_ids:
-            raise UnsupportedByStoreError(
-                f"know the ids of edges of type {etype} on a walk",
-                "the edge type that has them the other way round has them under other ids",
-                "build the store from a graph whose edge i of one type is edge i of the other",
-            )
-        return found.view
-
-    def _reversed(self, etype: CanonicalEtype) -> _OutEdges | None:
-        """The edge type that has the edges of ``etype`` the other way round, best with its ids."""
-        its_view = self.view(etype)  # raises if the store was closed
-        found = None
-        for other in self.canonical_etypes:
-            view = self.view(other)
-            if (etype[2], etype[0]) != (other[0], other[2]) or view.num_edges != its_view.num_edges:
-                continue
-            mine, _ = self._fingerprints_of(etype)
-            _, theirs = self._fingerprints_of(other)
-            if mine == theirs:
-                return _OutEdges(view, True)
-            if mine.ends == theirs.ends and found is None:
-                found = _OutEdges(view, False)
-        return found
-
-    def _fingerprints_of(self, etype: CanonicalEtype) -> tuple[Fingerprint, Fingerprint]:
-        found = self._fingerprints.get(etype)
-        if found is None:
-            found = self._fingerprints[etype] = fingerprints(self.view(etype))
-        return found
-
     def _weights_of(
         self, etype: CanonicalEtype, prob: str | None
     ) -> Callable[[torch.Tensor], torch.Tensor] | None:
         """The probabilities of edges of a type by their ids, if they have any."""
-        rows = None if prob is None else self._weights(etype, prob)
+        rows = None if prob is None else self._features.weights(etype, prob)
         return None if rows is None else partial(gather_rows, rows)
 
-    def _walked(self) -> CanonicalEtype:
-        """The edges that PinSAGE's walks go along."""
-        if not self.is_homogeneous:
+    def _only_etype(self) -> CanonicalEtype:
+        """The edge type that PinSAGE's walks follow."""
+        if not self._structure.is_homogeneous:
             raise InvalidInputError(
                 "select PinSAGE neighbors without a metapath",
-                f"the graph has several edge types, {self.etypes}",
+                f"the graph has several edge types, {self._structure.etypes}",
                 "use a homogeneous graph, or pinsage_neighbors with metapath=",
             )
-        return self.canonical_etypes[0]
+        return self._structure.canonical_etypes[0]
 
 
 def _by_step(restart_prob: float | torch.Tensor | None, length: int) -> list[float]:
     """The probability to end a walk before each step."""
-    asked = f"walk {length} steps"
+    action = f"walk {length} steps"
     if restart_prob is None:
         return [0.0] * length
     if isinstance(restart_prob, torch.Tensor):
         by_step = restart_prob.tolist()
         if restart_prob.shape != (length,):
             raise InvalidInputError(
-                asked,
+                action,
                 f"the restart probabilities have shape {tuple(restart_prob.shape)}",
                 "pass one for each step",
             )
@@ -346,13 +320,13 @@ def _by_step(restart_prob: float | torch.Tensor | None, length: int) -> list[flo
         by_step = [float(restart_prob)] * length
     else:
         raise InvalidInputError(
-            asked,
+            action,
             f"restart_prob={restart_prob!r} is not a number",
             "pass a number, or a tensor with one number for each step",
         )
     for probability in by_step:
         if not 0 <= probability <= 1:
             raise InvalidInputError(
-                asked, f"a restart probability is {probability}", "pass a probability in [0, 1]"
+                action, f"a restart probability is {probability}", "pass a probability in [0, 1]"
             )
     return by_step

@@ -66,11 +66,11 @@ def write_rows(
     RankFailedError
         If another rank's arguments are wrong; as with the errors above, nothing is changed.
     """
-    asked = "write rows of a stored table"
-    shares = torch.tensor(_shares(table.plan, table.rank, asked), dtype=torch.int64)
-    changes = _Changes([table], ranks or Communicator.of_all_machines(), asked)
+    action = "write rows of a stored table"
+    shares = torch.tensor(_shares(table.plan, table.rank, action), dtype=torch.int64)
+    changes = _Changes([table], ranks or Communicator.of_all_machines(), action)
     every_id, every_row = changes.of_all_ranks(ids, rows, "new rows")
-    changes.make(lambda: scatter_rows(_row_view(table, asked), every_id, every_row, shares))
+    changes.make(lambda: scatter_rows(_row_view(table, action), every_id, every_row, shares))
 
 
 def replace_rows(table: Table, rows: torch.Tensor, ranks: Communicator | None = None) -> None:
@@ -113,20 +113,20 @@ class SparseOptimizer(ABC):
     def __init__(
         self, table: Table, states: list[Table], lr: float, ranks: Communicator | None
     ) -> None:
-        asked = "train a stored table"
+        action = "train a stored table"
         for state in states:
             if state.plan.tiers != table.plan.tiers:
                 raise InvalidInputError(
-                    asked,
+                    action,
                     f"the tables '{table.plan.name}' and '{state.plan.name}' are placed "
                     "differently",
                     "place the optimizer's state as its table is placed",
                 )
         self._tables = AlignedTables.of(
-            [_row_view(each, asked) for each in (table, *states)],
-            torch.tensor(_shares(table.plan, table.rank, asked), dtype=torch.int64),
+            [_row_view(each, action) for each in (table, *states)],
+            torch.tensor(_shares(table.plan, table.rank, action), dtype=torch.int64),
         )
-        self._changes = _Changes([table, *states], ranks or Communicator.of_all_machines(), asked)
+        self._changes = _Changes([table, *states], ranks or Communicator.of_all_machines(), action)
         self.lr = lr
         self.steps = 0
 
@@ -222,10 +222,10 @@ class SparseAdam(SparseOptimizer):
 class _Changes:
     """Brings the changes of all ranks to each, and has all make them."""
 
-    def __init__(self, tables: list[Table], ranks: Communicator, asked: str) -> None:
+    def __init__(self, tables: list[Table], ranks: Communicator, action: str) -> None:
         self._tables = tables
         self._ranks = ranks
-        self._asked = asked
+        self._asked = action
         self._device = tables[0].device
 
     def of_all_ranks(
@@ -281,14 +281,14 @@ class _Changes:
         shape = (len(ids), *view.row_shape)
         layout = self._tables[0].format
         assert isinstance(layout, RowFormat)
-        if tuple(values.shape) != shape or values.dtype != layout.given:
+        if tuple(values.shape) != shape or values.dtype != layout.source_dtype:
             raise InvalidInputError(
                 self._asked,
                 f"there are {len(ids)} ids, but the values have shape {tuple(values.shape)} and "
                 f"dtype {values.dtype}",
-                f"pass values of shape {shape} and {layout.given}",
+                f"pass values of shape {shape} and {layout.source_dtype}",
             )
-        if layout.dtype != layout.given:
+        if layout.dtype != layout.source_dtype:
             values = narrowed(values.detach(), layout.dtype, "rows")
         bad = ((ids < 0) | (ids >= view.num_rows)).nonzero()
         if len(bad):
@@ -296,15 +296,15 @@ class _Changes:
         return ids.long(), values.detach().to(self._device).contiguous()
 
 
-def _row_view(table: Table, asked: str) -> RowView:
+def _row_view(table: Table, action: str) -> RowView:
     if not isinstance(table.view, RowView):
         raise InvalidInputError(
-            asked, f"'{table.plan.name}' is a graph's topology", "pass a table of rows"
+            action, f"'{table.plan.name}' is a graph's topology", "pass a table of rows"
         )
     return table.view
 
 
-def _shares(plan: TablePlan, rank: int, asked: str) -> list[tuple[int, int]]:
+def _shares(plan: TablePlan, rank: int, action: str) -> list[tuple[int, int]]:
     """For each part in pointer order, how many ranks write its copy that ``rank`` reads, and
     this one's place among them.
 
@@ -315,7 +315,7 @@ def _shares(plan: TablePlan, rank: int, asked: str) -> list[tuple[int, int]]:
     for tier in plan.tiers:
         if tier.memory == "disk":
             raise InvalidInputError(
-                asked,
+                action,
                 f"{tier.num_rows} rows of table '{plan.name}' are on disk",
                 "place tables that change in GPU or host memory: build the store with more of it, "
                 "or without disk_path",

@@ -1,4 +1,4 @@
-"""What a store is built from: arrays in memory, in shared memory or mapped from files."""
+"""Data that a store is built from: arrays in memory, in shared memory or mapped from files."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ class FeatureSource:
     @property
     def dtype(self) -> torch.dtype:
         """Element type as stored."""
-        return self.stored or self.given
+        return self.stored or self.source_dtype
 
     @property
-    def given(self) -> torch.dtype:
+    def source_dtype(self) -> torch.dtype:
         """Element type of the rows."""
         if isinstance(self.rows, torch.Tensor):
             return self.rows.dtype
@@ -77,16 +77,16 @@ class FeatureSource:
         Raises
         ------
         InvalidInputError
-            If the type in which they are kept has no such numbers.
+            If a number is out of the range of the type in which they are kept.
         """
-        is_narrowed = self.dtype != self.given
+        is_narrowed = self.dtype != self.source_dtype
         if isinstance(self.rows, torch.Tensor):
             rows = self.rows[torch.from_numpy(ids)].contiguous()
         else:
-            found = np.ascontiguousarray(self.rows[ids])
+            array = np.ascontiguousarray(self.rows[ids])
             if not is_narrowed:
-                return found.reshape(-1).view(np.uint8)
-            rows = torch.from_numpy(found)
+                return array.reshape(-1).view(np.uint8)
+            rows = torch.from_numpy(array)
         if is_narrowed:
             rows = narrowed(rows, self.dtype, self.name)
         # NumPy lacks bfloat16 and float8; as bytes every type is the same.
@@ -139,33 +139,33 @@ class TopologySource:
     position: str = ""
 
     def __post_init__(self) -> None:
-        asked = "store a graph in CSC"
+        action = "store a graph in CSC"
         if self.idtype not in (torch.int32, torch.int64):
             raise InvalidInputError(
-                asked, f"the ids have dtype {self.idtype}", "use int32 or int64 ids"
+                action, f"the ids have dtype {self.idtype}", "use int32 or int64 ids"
             )
         most = torch.iinfo(self.idtype).max + 1
         if len(self.indices) > most:
             raise InvalidInputError(
-                asked,
+                action,
                 f"it has {len(self.indices):,} edges, more than {self.idtype} can count",
                 f"use int64 ids for more than {most:,} edges (with DGL: g.long())",
             )
         if self.indptr.ndim != 1 or len(self.indptr) < 1 or self.indptr[0] != 0:
             raise InvalidInputError(
-                asked, "indptr does not start with 0", "pass num_rows + 1 offsets"
+                action, "indptr does not start with 0", "pass num_rows + 1 offsets"
             )
         if int(self.indptr[-1]) != len(self.indices):
             raise InvalidInputError(
-                asked,
+                action,
                 f"indptr ends at {int(self.indptr[-1])}, but there are {len(self.indices)} indices",
                 "pass indptr and indices of the same graph",
             )
         if np.any(np.diff(self.indptr) < 0):
-            raise InvalidInputError(asked, "indptr decreases", "pass offsets in ascending order")
+            raise InvalidInputError(action, "indptr decreases", "pass offsets in ascending order")
         if self.eids is not None and len(self.eids) != len(self.indices):
             raise InvalidInputError(
-                asked,
+                action,
                 f"there are {len(self.eids)} edge ids for {len(self.indices)} edges",
                 "pass one id for each edge, or eids=None",
             )
@@ -173,7 +173,7 @@ class TopologySource:
             low, high = int(self.indices.min()), int(self.indices.max())
             if low < 0 or high >= self.num_cols:
                 raise IdOutOfRangeError(
-                    asked,
+                    action,
                     f"there is no source node {low if low < 0 else high}, there are "
                     f"{self.num_cols}",
                     f"pass node ids in [0, {self.num_cols})",

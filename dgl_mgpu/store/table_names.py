@@ -10,7 +10,8 @@ from collections.abc import Mapping
 
 import torch
 
-CanonicalEtype = tuple[str, str, str]
+from dgl_mgpu.utils.types import CanonicalEtype
+
 #: Node ids, by node type in a heterogeneous graph.
 Nodes = torch.Tensor | Mapping[str, torch.Tensor]
 

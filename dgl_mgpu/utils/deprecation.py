@@ -2,14 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
-from typing import Any
+from typing import Any, TypeVar
+
+R = TypeVar("R")
+
+
+def renamed_method(old: str, method: Callable[..., R], until: str) -> Callable[..., R]:
+    """A method under its old name: warns, and calls what has the new name.
+
+    Parameters
+    ----------
+    old : str
+    method : callable
+        The method of the same class; subclasses may override it.
+    until : str
+        The version that no longer has the old name.
+    """
+    new = method.__name__
+
+    @functools.wraps(method)
+    def renamed(self: Any, *arguments: Any, **options: Any) -> R:
+        warnings.warn(
+            f"{old} is now {new}; the old name goes in version {until}",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        return getattr(self, new)(*arguments, **options)
+
+    renamed.__name__ = old
+    renamed.__qualname__ = method.__qualname__.rpartition(".")[0] + "." + old
+    renamed.__doc__ = f"Deprecated: call :meth:`{new}`."
+    return renamed
 
 
 class RenamedModules(MetaPathFinder, Loader):

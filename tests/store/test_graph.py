@@ -30,6 +30,7 @@ from dgl_mgpu.errors import (
     StoreClosedError,
     UnsupportedByStoreError,
 )
+from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.view import EIDS, PAIRED
 from dgl_mgpu.train.launch.launch import launch
 from tests.environment import search_path
@@ -644,3 +645,30 @@ def test_features_of_a_relation_without_edges():
         rows = torch.tensor(ids, dtype=torch.int64)
         found = graph.get_edge_storage("w", etype).fetch(rows, "cpu")
         assert torch.equal(found, g.edges[etype].data["w"][rows])
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "arguments"),
+    [
+        ("begin_blocks", "sample_blocks_async", ([2, 2],)),
+        ("begin_hops", "sample_hops_async", ([2, 2],)),
+        ("begin_pinsage_blocks", "pinsage_blocks_async", (1, 3, 2, 2)),
+    ],
+)
+def test_old_names_of_methods_that_start_samples(old, new, arguments):
+    g = dgl.rand_graph(30, 90)
+    with dgl_mgpu.GlobalStore.from_dgl(g, device="cpu") as store:
+        future = getattr(store.graph, new)(torch.arange(5), *arguments)
+        assert isinstance(future, SampleFuture)
+        with pytest.warns(DeprecationWarning, match=f"{old} is now {new}"):
+            renamed = getattr(store.graph, old)(torch.arange(5), *arguments)
+        assert len(renamed.result()) == len(future.result())
+
+
+def test_the_old_name_of_start_epoch():
+    with dgl_mgpu.GlobalStore.from_dgl(dgl.rand_graph(9, 9), device="cpu") as store:
+        copied = store.graph.for_pass()
+        store.graph.set_epoch(7)
+        with pytest.warns(DeprecationWarning, match="begin_epoch is now start_epoch"):
+            copied.begin_epoch(store.graph)
+        assert copied._batch_keys.epoch == 7

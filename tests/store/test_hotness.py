@@ -125,7 +125,7 @@ def test_presampling_on_a_gpu_gives_the_same_counts(monkeypatch, caplog):
     expected, gpu = _presampled(), _Gpu()
     views = []
     copy = hotness_module._copy_of
-    monkeypatch.setattr(hotness_module, "_STRETCH", 1000)  # copied in several stretches
+    monkeypatch.setattr(hotness_module, "_CHUNK", 1000)  # copied in several stretches
     monkeypatch.setattr(
         hotness_module, "_copy_of", lambda *args: views.append(copy(*args)) or views[-1]
     )

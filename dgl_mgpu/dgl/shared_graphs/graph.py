@@ -1,7 +1,8 @@
-"""The graph that DataLoaders are given in place of a script's."""
+"""The graph that DataLoaders get in place of a script's."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -17,12 +18,17 @@ from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
 from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.sampling.views import scalars_view
-from dgl_mgpu.store.feature_storage import TableStorage
+from dgl_mgpu.store.batch_keys import BatchKeys
+from dgl_mgpu.store.edges import EdgeQueries
 from dgl_mgpu.store.graph import GRAPH_NAMES, StoreGraph
+from dgl_mgpu.store.graph_features import GraphFeatures
+from dgl_mgpu.store.graph_structure import GraphStructure
 from dgl_mgpu.store.lazy_rows import RowsLater, Type
-from dgl_mgpu.store.table_names import CanonicalEtype, Nodes, edge_table
+from dgl_mgpu.store.memory import Store
+from dgl_mgpu.store.table_names import Nodes, edge_table
+from dgl_mgpu.utils.types import CanonicalEtype
 
-#: What is read of a DGLGraph without its memory being pinned for a GPU.
+#: What can be read of a DGLGraph without pinning its memory for a GPU.
 _NEEDS_NO_PINNING = {"_node_frames", "_edge_frames", "node_attr_schemes", "edge_attr_schemes"} | {
     "get_ntype_id",
     "get_etype_id",
@@ -39,11 +45,184 @@ def _of_original(name: str) -> Any:
 FrameOrColumn = TypeVar("FrameOrColumn", Frame, Column)
 
 
-class SharedGraph(StoreGraph):
-    """A script's graph of which topology and features are in the store.
+class ScriptGraph:
+    """A script's graph, pinned where a GPU is to read it.
 
-    What the store does not serve is asked of the script's graph, which is pinned then, if it is
-    sampled on a GPU: other methods, edges by source, weights that the store refuses and DGL takes.
+    Parameters
+    ----------
+    graph : DGLGraph
+    device : torch.device
+        Where the graph is sampled.
+    """
+
+    def __init__(self, graph: DGLGraph, device: torch.device) -> None:
+        self.graph, self._device = graph, device
+
+    def pinned(self) -> DGLGraph:
+        """The graph as GPUs can use it."""
+        graph = self.graph
+        if self._device.type == "cuda" and not graph.is_pinned():
+            graph.create_formats_()
+            graph.pin_memory_()
+        return graph
+
+    def pin(self, features: FrameOrColumn) -> FrameOrColumn:
+        """Features of the graph where they are, as GPUs can read them."""
+        if self._device.type == "cuda":
+            features.pin_memory_()
+        return features
+
+    def frame(self, of: Type) -> Frame:
+        """The features of a node type or of a canonical edge type."""
+        if isinstance(of, str):
+            return self.graph._node_frames[self.graph.get_ntype_id(of)]
+        return self.graph._edge_frames[self.graph.get_etype_id(of)]
+
+    def columns(self, of: Type) -> dict[str, Any]:
+        """The columns of a type by name, as they are now."""
+        return self.frame(of)._columns
+
+
+class SharedFeatures(GraphFeatures):
+    """Features of a script's graph: the store's, where its columns are still those of the store.
+
+    Parameters
+    ----------
+    store : Store
+    structure : GraphStructure
+    stored : Stored
+    script : ScriptGraph
+    """
+
+    def __init__(
+        self, store: Store, structure: GraphStructure, stored: Stored, script: ScriptGraph
+    ) -> None:
+        super().__init__(store, structure, stored.store.graph.traffic)
+        self._stored, self._script = stored, script
+        #: For each name of weights, the tensors that were checked and whether the store can use
+        #: them.
+        self._weights_seen: dict[str, tuple[list[Snapshot | None], bool]] = {}
+
+    def get_node_storage(self, key: str, ntype: str | None = None) -> Any:
+        """The storage of a node feature: the store's, or the column that is the feature now."""
+        return self._storage_of(self._structure.only_ntype(ntype), key)
+
+    def get_edge_storage(self, key: str, etype: str | CanonicalEtype | None = None) -> Any:
+        """The storage of an edge feature, likewise."""
+        return self._storage_of(self._structure.to_canonical_etype(etype), key)
+
+    def _storage_of(self, of: Type, key: str) -> Any:
+        column = self._script.columns(of)[key]
+        name = self._stored.name_of(of, column)
+        return self._script.pin(column) if name is None else self.storage(of, name)
+
+    def add_columns(self, frame: Frame, of: Type, ids_name: str | None = None) -> None:
+        """Give a frame the features that the graph has now, of the rows that it names or of all."""
+        original = self._script.frame(of)
+        frame._initializers = original._initializers
+        frame._default_initializer = original._default_initializer
+        columns = frame._columns
+        ids = None if ids_name is None else columns[ids_name].data
+        added = {
+            name: RowsLater.of(column.storage, column.scheme, ids, partial(self._rows, of, column))
+            for name, column in original._columns.items()
+            if name not in columns
+        }
+        frame._columns = {**added, **columns}
+
+    def _rows(self, of: Type, column: Column, ids: torch.Tensor | None) -> torch.Tensor:
+        """Rows of a column of the script's graph, on the device of ``ids``; its own if None."""
+        if ids is None:
+            return column.data
+        name = self._stored.name_of(of, column)
+        if name is not None:
+            return self.storage(of, name).fetch(ids, ids.device)
+        rows = self._script.pin(column).data
+        return gather_pinned_tensor_rows(rows, ids) if ids.is_cuda else F.gather_row(rows, ids)
+
+    def weights(self, etype: CanonicalEtype, prob: str) -> RowView | None:
+        """Edge feature ``prob`` of a type as weights; None, as in DGL, for a type without it."""
+        column = self._script.columns(etype).get(prob)
+        if column is None:
+            return None
+        name = self._stored.name_of(etype, column)
+        if name is None:
+            values = self._script.pin(column).data
+            if values.dim() != 1:
+                raise InvalidInputError(
+                    f"sample by edge feature '{prob}'",
+                    f"it has shape {tuple(values.shape)}",
+                    "give it one number for each edge",
+                )
+            return scalars_view(values.detach(), self._structure.device)
+        view = self._store.tables[edge_table(etype, name)].view
+        assert isinstance(view, RowView)
+        return view
+
+    def check_weights(self, prob: str) -> None:
+        """Check whether the store can sample by an edge feature; if not, DGL does."""
+        self.can_weigh(prob)
+
+    def can_weigh(self, prob: str | None) -> bool:
+        """Whether the store can sample by an edge feature as it is now.
+
+        It refuses weights that are all zero at some node, where DGL takes no edge.
+        """
+        if prob is None:
+            return True
+        columns = [self._script.columns(etype) for etype in self._structure.canonical_etypes]
+        tensors = [by_name[prob].data for by_name in columns if prob in by_name]
+        snapshots, can_weigh = self._weights_seen.get(prob, ([], False))
+        is_known = len(snapshots) == len(tensors) and all(
+            snapshot is not None and snapshot.is_of(tensor)
+            for snapshot, tensor in zip(snapshots, tensors, strict=True)
+        )
+        if not (is_known and tensors):
+            can_weigh = bool(tensors) and all(map(is_watched, tensors)) and self._are_valid(prob)
+            snapshots = [Snapshot(tensor) if is_watched(tensor) else None for tensor in tensors]
+            self._weights_seen[prob] = snapshots, can_weigh
+        return can_weigh
+
+    def _are_valid(self, prob: str) -> bool:
+        try:
+            for etype, weights in self.weights_by_etype(prob).items():
+                check_weights(self._structure.view(etype), weights)
+        except InvalidInputError:
+            return False
+        return True
+
+
+class SharedEdgeQueries(EdgeQueries):
+    """Edges of a script's graph: the store's, or else the graph's own.
+
+    Parameters
+    ----------
+    store : Store
+    structure : GraphStructure
+    script : ScriptGraph
+    """
+
+    def __init__(self, store: Store, structure: GraphStructure, script: ScriptGraph) -> None:
+        super().__init__(store, structure)
+        self._script = script
+
+    def find_edges(self, eid: Any, etype: str | CanonicalEtype | None = None) -> Any:
+        """The ends of edges, from the store if it can find them."""
+        try:
+            return super().find_edges(eid, etype)
+        except UnsupportedByStoreError:  # it was built for a loader that needs none
+            return self._script.pinned().find_edges(eid, etype=etype)
+
+    def in_degrees(self, *arguments: Any, **options: Any) -> Any:
+        """The in-degrees of the script's graph."""
+        return self._script.pinned().in_degrees(*arguments, **options)
+
+
+class SharedGraph(StoreGraph):
+    """A script's graph whose topology and features are in the store.
+
+    The script's graph answers what the store does not serve: other methods, edges by source,
+    weights that the store refuses and DGL takes.  It is pinned then, if it is sampled on a GPU.
 
     Parameters
     ----------
@@ -54,21 +233,37 @@ class SharedGraph(StoreGraph):
     Attributes
     ----------
     features_are_stored : bool
-        They are not: blocks have rows of what features the script's graph has.
+        False: blocks have rows of the features that the script's graph has.
     """
 
     features_are_stored = False
 
     def __init__(self, stored: Stored, original: DGLGraph) -> None:
-        self.__dict__.update(vars(stored.store.graph))
-        self.original = original
-        self._stored, self._index = stored, original._graph
-        # DGL keeps the caches of features with a graph.
-        self._gpu_caches = original._gpu_caches
-        # For each name of weights, what they were when they were looked at, and what was found.
-        self._weights_seen: dict[str, tuple[list[Snapshot | None], bool]] = {}
+        graph = stored.store.graph
+        store, structure = graph._store, graph._structure
+        script = ScriptGraph(original, graph.device)
+        parts = replace(
+            graph._parts,
+            features=SharedFeatures(store, structure, stored, script),
+            edges=SharedEdgeQueries(store, structure, script),
+            # DGL keeps the caches of features with a graph.
+            gpu_caches=original._gpu_caches,
+        )
+        self._store = store
+        self._assemble(parts, graph._batch_keys)
+        self._share(stored, script, original._graph)
 
-    # What a store's graph has itself, and a script's has otherwise.
+    def _share(self, stored: Stored, script: ScriptGraph, index: Any) -> None:
+        """Set the attributes that a store's own graph does not have."""
+        self._stored, self._script, self._index = stored, script, index
+        self.original = script.graph
+
+    def _copy(self, batch_keys: BatchKeys) -> SharedGraph:
+        copied: Any = super()._copy(batch_keys)
+        copied._share(self._stored, self._script, self._index)
+        return copied
+
+    # What a store's graph would answer from the store.
     ndata, edata, nodes, edges, srcdata, dstdata, srcnodes, dstnodes = (
         _of_original(name)
         for name in (
@@ -76,17 +271,13 @@ class SharedGraph(StoreGraph):
         )
     )  # fmt: skip
 
-    def in_degrees(self, *arguments: Any, **options: Any) -> Any:
-        """As the script's graph says."""
-        return self._pinned().in_degrees(*arguments, **options)
-
     def __getattr__(self, name: str) -> Any:  # type: ignore[override]
         if name not in GRAPH_NAMES:
             raise AttributeError(f"'{type(self).__name__}' object has no attribute '{name}'")
-        return getattr(self.original if name in _NEEDS_NO_PINNING else self._pinned(), name)
+        return getattr(self.original if name in _NEEDS_NO_PINNING else self._script.pinned(), name)
 
-    def begin_epoch(self, shared: StoreGraph) -> None:
-        """Go to what has not been sampled yet, by whatever loader, since ``dgl.seed``.
+    def start_epoch(self, shared: StoreGraph) -> None:
+        """Go to the next epoch since ``dgl.seed``, of all loaders of the script's graph.
 
         Raises
         ------
@@ -99,73 +290,19 @@ class SharedGraph(StoreGraph):
                 "its nodes or edges have changed since the DataLoader was made",
                 "make the DataLoader when the graph is complete",
             )
-        mine = self._batch_keys
-        mine.seed, mine.epoch = self._stored.passes.next()
-
-    # -- features -----------------------------------------------------------------------
-
-    def get_node_storage(self, key: str, ntype: str | None = None) -> Any:
-        """The storage of a node feature: the store's, or the column that is the feature now."""
-        return self._storage_of(self._only_ntype(ntype), key)
-
-    def get_edge_storage(self, key: str, etype: str | CanonicalEtype | None = None) -> Any:
-        """The storage of an edge feature, likewise."""
-        return self._storage_of(self.to_canonical_etype(etype), key)
-
-    def _storage_of(self, of: Type, key: str) -> Any:
-        column = self._columns_of(of)[key]
-        name = self._stored.name_of(of, column)
-        return self._on_host(column) if name is None else self._stored_as(of, name)
-
-    def _stored_as(self, of: Type, name: str) -> TableStorage:
-        if isinstance(of, str):
-            return super().get_node_storage(name, of)
-        return super().get_edge_storage(name, of)
-
-    def _columns_of(self, of: Type) -> dict[str, Any]:
-        return self._frame_of(of)._columns
-
-    def _frame_of(self, of: Type) -> Frame:
-        g = self.original
-        if isinstance(of, str):
-            return g._node_frames[g.get_ntype_id(of)]
-        return g._edge_frames[g.get_etype_id(of)]
-
-    def _rows(self, of: Type, column: Column, ids: torch.Tensor | None) -> torch.Tensor:
-        """Rows of a column of the script's graph, on the device of ``ids``; its own if None."""
-        if ids is None:
-            return column.data
-        name = self._stored.name_of(of, column)
-        if name is not None:
-            return self._stored_as(of, name).fetch(ids, ids.device)
-        rows = self._on_host(column).data
-        return gather_pinned_tensor_rows(rows, ids) if ids.is_cuda else F.gather_row(rows, ids)
-
-    def _on_host(self, features: FrameOrColumn) -> FrameOrColumn:
-        """Features where they are, as GPUs can read them."""
-        if self.device.type == "cuda":
-            features.pin_memory_()
-        return features
-
-    def _pinned(self) -> DGLGraph:
-        """The script's graph, as GPUs can use it."""
-        g = self.original
-        if self.device.type == "cuda" and not g.is_pinned():
-            g.create_formats_()
-            g.pin_memory_()
-        return g
-
-    # -- sampling -----------------------------------------------------------------------
+        keys = self._batch_keys
+        keys.seed, keys.epoch = self._stored.passes.next()
 
     def is_pinned(self) -> bool:
         """Whether the script's graph is."""
         return self.original.is_pinned()
 
-    def check_weights(self, prob: str) -> None:
-        """See whether the store can sample by an edge feature; if not, DGL does."""
-        self._serves(prob)
+    def _can_weigh(self, prob: str | None) -> bool:
+        features = self._features
+        assert isinstance(features, SharedFeatures)
+        return features.can_weigh(prob)
 
-    def begin_blocks(  # type: ignore[override]
+    def sample_blocks_async(  # type: ignore[override]
         self,
         nodes: Nodes,
         fanouts: Any,
@@ -175,10 +312,12 @@ class SharedGraph(StoreGraph):
         *,
         on_host: Nodes | None = None,
     ) -> Any:
-        """As :meth:`StoreGraph.begin_blocks`, with features; None where DGL is to do it."""
-        if not self._serves(prob):
+        """As :meth:`StoreGraph.sample_blocks_async`; None where DGL is to sample."""
+        if not self._can_weigh(prob):
             return None
-        return super().begin_blocks(nodes, fanouts, prob, replace, exclude_edges, on_host=on_host)
+        return super().sample_blocks_async(
+            nodes, fanouts, prob, replace, exclude_edges, on_host=on_host
+        )
 
     def sample_neighbors(
         self,
@@ -195,32 +334,25 @@ class SharedGraph(StoreGraph):
     ) -> DGLGraph:
         """As ``dgl.sampling.sample_neighbors`` of the script's graph."""
         rest = prob, replace, copy_ndata, copy_edata, _dist_training, exclude_edges, output_device
-        if edge_dir != "in" or not self._serves(prob):
-            return self._pinned().sample_neighbors(nodes, fanout, edge_dir, *rest)
+        if edge_dir != "in" or not self._can_weigh(prob):
+            return self._script.pinned().sample_neighbors(nodes, fanout, edge_dir, *rest)
         frontier = super().sample_neighbors(
             nodes, fanout, edge_dir, prob, replace, False, False, exclude_edges=exclude_edges
         )
-        # Blocks are made of rows of these, by what knows tensors in the host's memory alone.
+        # DGL makes blocks of rows of these, and reads tensors in host memory only.
         if copy_ndata:
-            frames = [self._on_host(frame).clone() for frame in self.original._node_frames]
+            frames = [self._script.pin(frame).clone() for frame in self.original._node_frames]
             set_new_frames(frontier, node_frames=frames)
         if copy_edata:
             eids = [frame[EID] for frame in frontier._edge_frames]
             frames = [
-                self._on_host(frame).subframe(ids)
+                self._script.pin(frame).subframe(ids)
                 for frame, ids in zip(self.original._edge_frames, eids, strict=True)
             ]
             set_new_frames(frontier, edge_frames=frames)
             for frame, ids in zip(frames, eids, strict=True):
                 frame[EID] = ids
         return frontier if output_device is None else frontier.to(output_device)
-
-    def find_edges(self, eid: Any, etype: str | CanonicalEtype | None = None) -> Any:
-        """The ends of edges, from the store if it can tell."""
-        try:
-            return super().find_edges(eid, etype)
-        except UnsupportedByStoreError:  # it was built by a loader that asked for none
-            return self._pinned().find_edges(eid, etype=etype)
 
     def edge_subgraph(
         self,
@@ -230,74 +362,9 @@ class SharedGraph(StoreGraph):
         store_ids: bool = True,
         output_device: Any = None,
     ) -> DGLGraph:
-        """The graph of given edges, as ``dgl.edge_subgraph`` of the script's graph."""
+        """The subgraph of edges, as ``dgl.edge_subgraph`` makes it of the script's graph."""
         if relabel_nodes or not store_ids:
-            return self._pinned().edge_subgraph(
+            return self._script.pinned().edge_subgraph(
                 edges, relabel_nodes=relabel_nodes, store_ids=store_ids, output_device=output_device
             )
         return super().edge_subgraph(edges, relabel_nodes=False, output_device=output_device)
-
-    def _add_rows(self, frame: Frame, of: Type, ids_name: str | None = None) -> None:
-        """Give a frame the features that the graph's has, of the rows that it names or of all."""
-        whole = self._frame_of(of)
-        frame._initializers = whole._initializers
-        frame._default_initializer = whole._default_initializer
-        mine = frame._columns
-        ids = None if ids_name is None else mine[ids_name].data
-        rows = {
-            name: RowsLater.of(column.storage, column.scheme, ids, partial(self._rows, of, column))
-            for name, column in whole._columns.items()
-            if name not in mine
-        }
-        frame._columns = {**rows, **mine}
-
-    def _weights(self, etype: CanonicalEtype, prob: str) -> RowView | None:
-        column = self._columns_of(etype).get(prob)
-        if column is None:
-            return None  # as in DGL, this edge type is sampled evenly
-        name = self._stored.name_of(etype, column)
-        if name is None:
-            values = self._on_host(column).data
-            if values.dim() != 1:
-                raise InvalidInputError(
-                    f"sample by edge feature '{prob}'",
-                    f"it has shape {tuple(values.shape)}",
-                    "give it one number for each edge",
-                )
-            return scalars_view(values.detach(), self.device)
-        view = self._store.tables[edge_table(etype, name)].view
-        assert isinstance(view, RowView)
-        return view
-
-    def _serves(self, prob: str | None) -> bool:
-        """Whether the store can sample by an edge feature as it is now.
-
-        It refuses weights that are all zero at some node, where DGL takes no edge.
-        """
-        if prob is None:
-            return True
-        columns = {
-            etype: columns[prob]
-            for etype in self.canonical_etypes
-            if prob in (columns := self._columns_of(etype))
-        }
-        tensors = [column.data for column in columns.values()]
-        seen, serves = self._weights_seen.get(prob, ([], False))
-        is_known = len(seen) == len(tensors) and all(
-            old is not None and old.is_of(now) for old, now in zip(seen, tensors, strict=True)
-        )
-        if not (is_known and tensors):
-            serves = bool(tensors) and all(map(is_watched, tensors)) and self._can_weigh(prob)
-            seen = [Snapshot(each) if is_watched(each) else None for each in tensors]
-            self._weights_seen[prob] = seen, serves
-        return serves
-
-    def _can_weigh(self, prob: str) -> bool:
-        try:
-            for etype in self.canonical_etypes:
-                weights = self._weights(etype, prob)
-                if weights is not None:
-                    check_weights(self.view(etype), weights)
-        except InvalidInputError:
-            return False
-        return True

@@ -61,8 +61,8 @@ def load_tables(path: Path, tables: Mapping[str, Table], ranks: Communicator) ->
     RankFailedError
         On the other ranks, if so.
     """
-    asked = f"load rows from {path}"
-    steps = ranks.broadcast_from_rank0(asked, lambda: _checked(path, tables))
+    action = f"load rows from {path}"
+    steps = ranks.broadcast_from_rank0(action, lambda: _checked(path, tables))
     with contextlib.ExitStack() as stack:
 
         def rows_of(name: str) -> IO[bytes] | None:
@@ -74,9 +74,9 @@ def load_tables(path: Path, tables: Mapping[str, Table], ranks: Communicator) ->
             return file
 
         for name, table in tables.items():
-            file = ranks.run_all(asked, partial(rows_of, name))
+            file = ranks.run_all(action, partial(rows_of, name))
             for run in _chunks(table):
-                rows = ranks.run_all(asked, partial(_read, file, table, run, path))
+                rows = ranks.run_all(action, partial(_read, file, table, run, path))
                 ids = torch.arange(run.start, run.start + len(rows))
                 write_rows(table, ids, rows, ranks)
     return steps
@@ -122,28 +122,28 @@ def _write_table(target: IO[bytes], table: Table) -> None:
 
 def _checked(path: Path, tables: Mapping[str, Table]) -> int:
     """Look at all of a file, and return the steps in it."""
-    asked = f"load rows from {path}"
+    action = f"load rows from {path}"
     if not path.is_file():
-        raise CheckpointError(asked, "there is no such file", "check the path")
+        raise CheckpointError(action, "there is no such file", "check the path")
     try:
         with zipfile.ZipFile(path) as archive:
             there = {name.removesuffix(".npy") for name in archive.namelist()}
             if not there >= {*tables, _STEPS}:
                 raise CheckpointError(
-                    asked,
+                    action,
                     f"it holds {sorted(there)}, not {sorted({*tables, _STEPS})}",
                     "load it into an embedding for the same optimizer, or its rows alone",
                 )
             damaged = archive.testzip()
             if damaged:
-                raise CheckpointError(asked, f"its part {damaged} is damaged", _OTHER)
+                raise CheckpointError(action, f"its part {damaged} is damaged", _OTHER)
             for name, table in tables.items():
                 shape = _view(table).num_rows, *_view(table).row_shape
                 with _opened(archive, name) as file:
                     found = _header(file)
                 if found != (shape, False, np.dtype(np.float32)):
                     raise CheckpointError(
-                        asked,
+                        action,
                         f"'{name}' has shape {found[0]} and {found[2]}, not {shape} and float32",
                         "load it into an embedding of the same nodes and dim",
                     )
@@ -152,7 +152,7 @@ def _checked(path: Path, tables: Mapping[str, Table]) -> int:
     except CheckpointError:
         raise
     except _DAMAGE as error:
-        raise CheckpointError(asked, f"it is damaged ({error})", _OTHER) from error
+        raise CheckpointError(action, f"it is damaged ({error})", _OTHER) from error
 
 
 def _opened(archive: zipfile.ZipFile, name: str) -> IO[bytes]:

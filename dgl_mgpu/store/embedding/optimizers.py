@@ -56,18 +56,18 @@ class EmbeddingOptimizer:
         over_ranks: OverRanks = "mean",
         **settings: Any,
     ) -> None:
-        asked = f"train with {type(self).__name__}"
+        action = f"train with {type(self).__name__}"
         self._embeddings = [params] if isinstance(params, StoreEmbedding) else list(params)
         for embedding in self._embeddings:
             if not isinstance(embedding, StoreEmbedding):
                 raise InvalidInputError(
-                    asked,
+                    action,
                     f"one is of type {type(embedding).__name__}, not an embedding of a store",
                     "pass what store.embedding(name) gives",
                 )
             if embedding.optimizer != self.kind:
                 raise InvalidInputError(
-                    asked,
+                    action,
                     f"embedding '{embedding.name}' was built for the optimizer "
                     f"'{embedding.optimizer}'",
                     "build the store with "
@@ -75,15 +75,15 @@ class EmbeddingOptimizer:
                 )
         if not self._embeddings or len({*map(id, self._embeddings)}) != len(self._embeddings):
             raise InvalidInputError(
-                asked,
+                action,
                 f"one of the embeddings {[each.name for each in self._embeddings]} is given twice",
                 "pass each one once",
             )
         if over_ranks not in ("mean", "sum"):
             raise InvalidInputError(
-                asked, f"there is no over_ranks={over_ranks!r}", "use 'mean' or 'sum'"
+                action, f"there is no over_ranks={over_ranks!r}", "use 'mean' or 'sum'"
             )
-        _check(asked, "lr", lr, math.inf)
+        _check(action, "lr", lr, math.inf)
         self.lr = lr
         self._ranks = Communicator.of_all_machines()
         self._scale = 1 / self._ranks.size if over_ranks == "mean" else 1.0
@@ -171,19 +171,19 @@ class SparseAdam(EmbeddingOptimizer):
         *,
         over_ranks: OverRanks = "mean",
     ) -> None:
-        asked = "train with SparseAdam"
+        action = "train with SparseAdam"
         if not (isinstance(betas, Sequence) and len(betas) == 2):
             raise InvalidInputError(
-                asked, f"betas={betas!r} is not a pair of numbers", "pass two of them"
+                action, f"betas={betas!r} is not a pair of numbers", "pass two of them"
             )
         for beta in betas:
-            _check(asked, "betas", beta, 1.0)
-        _check(asked, "eps", eps, math.inf)
+            _check(action, "betas", beta, 1.0)
+        _check(action, "eps", eps, math.inf)
         super().__init__(params, lr, over_ranks, betas=betas, eps=eps)
 
 
-def _check(asked: str, name: str, value: float, below: float) -> None:
+def _check(action: str, name: str, value: float, below: float) -> None:
     if not (isinstance(value, Real) and 0 <= value < below):
         raise InvalidInputError(
-            asked, f"{name}={value!r} is out of range", f"use a number in [0, {below})"
+            action, f"{name}={value!r} is out of range", f"use a number in [0, {below})"
         )

@@ -57,11 +57,11 @@ class EmbeddingSpec:
     init: str | float | torch.Tensor | np.ndarray = "xavier"
 
     def __post_init__(self) -> None:
-        asked = "keep an embedding in a store"
-        check_integer(self.dim, "dim", 1, asked)
+        action = "keep an embedding in a store"
+        check_integer(self.dim, "dim", 1, action)
         if self.optimizer not in list(STATES):  # which also asks for what has no hash
             raise InvalidInputError(
-                asked,
+                action,
                 f"there is no optimizer {self.optimizer!r}",
                 f"name one of {', '.join(STATES)}",
             )
@@ -73,7 +73,7 @@ class EmbeddingSpec:
             is_known = self.init == "xavier"
         if not is_known:
             raise InvalidInputError(
-                asked,
+                action,
                 f"init={self.init!r} is none of the ways to fill the first rows",
                 "pass 'xavier', a bound of 0 or more, or the rows themselves",
             )
@@ -102,10 +102,10 @@ def read_specs(embeddings: Mapping[str, Any] | None, ntypes: list[str]) -> Specs
     ------
     InvalidInputError
     """
-    asked = "keep embeddings in a store"
+    action = "keep embeddings in a store"
     if not isinstance(embeddings, Mapping | None):
         raise InvalidInputError(
-            asked, f"embeddings={embeddings!r} is not a dict", "pass a dict, such as {'emb': 64}"
+            action, f"embeddings={embeddings!r} is not a dict", "pass a dict, such as {'emb': 64}"
         )
     specs: Specs = {}
     for first, given in (embeddings or {}).items():
@@ -115,13 +115,13 @@ def read_specs(embeddings: Mapping[str, Any] | None, ntypes: list[str]) -> Specs
             ntype, named = ntypes[0], {first: given}
         else:
             raise InvalidInputError(
-                asked,
+                action,
                 f"the graph has the node types {ntypes}, and '{first}' does not say of which it is",
                 "name embeddings by node type: {'paper': {'emb': 64}}",
             )
         if ntype not in ntypes:
             raise InvalidInputError(
-                asked, f"the graph has no node type '{ntype}'", f"name one of {ntypes}"
+                action, f"the graph has no node type '{ntype}'", f"name one of {ntypes}"
             )
         for name, spec in named.items():
             specs[ntype, name] = spec if isinstance(spec, EmbeddingSpec) else EmbeddingSpec(spec)
@@ -140,17 +140,17 @@ def with_embeddings(
     """
     found = dict(sources)
     for (ntype, name), spec in specs.items():
-        table, asked = node_table(ntype, name), f"keep embedding '{name}' of '{ntype}' in a store"
+        table, action = node_table(ntype, name), f"keep embedding '{name}' of '{ntype}' in a store"
         if table in sources:
             raise InvalidInputError(
-                asked, "there is a feature of this name", "give one of them another name"
+                action, "there is a feature of this name", "give one of them another name"
             )
         shape = num_nodes[ntype], spec.dim
         if not isinstance(spec.init, str | int | float):
             rows = FeatureSource(spec.init)
             if (rows.num_rows, *rows.row_shape) != shape or rows.dtype != torch.float32:
                 raise InvalidInputError(
-                    asked,
+                    action,
                     f"the first rows have shape {(rows.num_rows, *rows.row_shape)} and dtype "
                     f"{rows.dtype}",
                     f"pass rows of shape {shape} and dtype torch.float32",

@@ -1,10 +1,9 @@
 """GPU memory that the ranks of one store share: allocated by one, mapped by others, freed last.
 
-A rank allocates one block for all it holds; another maps the whole of it.  Memory that some
-process still maps must not be freed, so every store has a board in shared memory on which each
-rank stands with its process until it has unmapped what it read.  A rank frees its block when it
-is the last on the board; processes that were killed do not count, for the driver has unmapped
-what they had.  A process is told from a later one of the same number by when it was started.
+A rank allocates one block for all of its shards; other ranks map the whole block.  Memory that a
+process still maps must not be freed, so every store counts its users in shared memory: a rank is
+counted until it has unmapped what it read, and frees its block when no other rank is counted.
+Killed processes do not count: the driver has unmapped their memory.
 """
 
 from __future__ import annotations
@@ -68,28 +67,28 @@ class DeviceMemory:
     Parameters
     ----------
     runtime : Runtime
-    board : Segment
-        int64, one entry a rank, all zero at first.
+    ref_counts : Segment
+        What :class:`RefCounts` counts in.
     rank : int
     """
 
-    def __init__(self, runtime: Runtime, board: Segment, rank: int) -> None:
+    def __init__(self, runtime: Runtime, ref_counts: Segment, rank: int) -> None:
         self.runtime = runtime
-        self._held = _Held(runtime, board, rank)
-        _all_held.append(self._held)
-        self._finalizer = weakref.finalize(self, _Held.release, self._held)
-        # At exit the others are waited for, see below.
+        self._allocations = _Allocations(runtime, RefCounts(ref_counts, rank))
+        _unreleased.append(self._allocations)
+        self._finalizer = weakref.finalize(self, _Allocations.release, self._allocations)
+        # _at_exit also waits for the other ranks.
         self._finalizer.atexit = False
 
     @property
     def block(self) -> int:
         """Address of this rank's own memory; 0 while there is none."""
-        return self._held.block
+        return self._allocations.block
 
     @property
     def is_mine(self) -> bool:
         """Whether this is the process it was made in and not a fork of it."""
-        return self._held.is_mine
+        return self._allocations.is_mine
 
     def allocate(self, nbytes: int) -> None:
         """Allocate this rank's block.
@@ -98,7 +97,7 @@ class DeviceMemory:
         ------
         DeviceMemoryError
         """
-        self._held.block = self.runtime.allocate(nbytes)
+        self._allocations.block = self.runtime.allocate(nbytes)
 
     def share(self) -> bytes:
         """The handle of this rank's block for other processes.
@@ -107,7 +106,7 @@ class DeviceMemory:
         ------
         PeerAccessError
         """
-        return self.runtime.share(self._held.block)
+        return self.runtime.share(self._allocations.block)
 
     def open(self, handle: bytes) -> int:
         """Map another rank's block and return its address here.
@@ -116,9 +115,9 @@ class DeviceMemory:
         ------
         PeerAccessError
         """
-        if handle not in self._held.opened:
-            self._held.opened[handle] = self.runtime.open(handle)
-        return self._held.opened[handle]
+        if handle not in self._allocations.opened:
+            self._allocations.opened[handle] = self.runtime.open(handle)
+        return self._allocations.opened[handle]
 
     def register(self, segment: Segment) -> None:
         """Let kernels use a segment of host memory at its address.
@@ -129,40 +128,71 @@ class DeviceMemory:
         """
         if segment.nbytes:
             self.runtime.register(segment.address, segment.nbytes)
-            self._held.registered.append(segment)
+            self._allocations.registered.append(segment)
 
     def unregister(self, segment: Segment) -> None:
-        """Take that back for one segment."""
-        if segment in self._held.registered:
+        """Undo :meth:`register`."""
+        if segment in self._allocations.registered:
             self.runtime.synchronize()
-            self._held.registered.remove(segment)
+            self._allocations.registered.remove(segment)
             self.runtime.unregister(segment.address)
 
     def close(self) -> None:
-        """Unmap all, and free this rank's block once the others did the same.
+        """Unmap all, and free this rank's block once the other ranks have unmapped it.
 
-        Where they do not for some seconds, it is freed later or when the process ends.  In a fork
-        of this process there is nothing to give back.
+        If they do not within some seconds, the block is freed later or when the process ends.  In
+        a fork of this process this does nothing.
         """
         if not self.is_mine:
             return
         self._finalizer()
-        _await(self._held)
+        _await(self._allocations)
         self.runtime.trim()
 
 
-class _Held:
-    """What has to be given back, apart from who refers to it."""
+class RefCounts:
+    """The processes that use the GPU memory of a store, in shared memory.
 
-    def __init__(self, runtime: Runtime, board: Segment, rank: int) -> None:
-        self._runtime = runtime
-        self._pid = os.getpid()
-        self._entries = board.array(np.int64, (board.nbytes // 8,))
+    Each rank has an entry: the stamp of its process while it uses the memory, else 0.  Entries of
+    processes that have ended do not count.
+
+    Parameters
+    ----------
+    segment : Segment
+        int64, one entry a rank, all zero at first.
+    rank : int
+        This process's, which is counted from now on.
+    """
+
+    def __init__(self, segment: Segment, rank: int) -> None:
+        self._stamps = segment.array(np.int64, (segment.nbytes // 8,))
         self._rank = rank
+        self._stamps[rank] = _process_stamp(os.getpid())
+
+    @property
+    def counts_this_rank(self) -> bool:
+        """Whether :meth:`drop` was not called yet."""
+        return bool(self._stamps[self._rank])
+
+    def drop(self) -> None:
+        """Count this rank no longer."""
+        self._stamps[self._rank] = 0
+
+    @property
+    def is_used(self) -> bool:
+        """Whether some running process is counted."""
+        return any(_is_alive(stamp) for stamp in self._stamps.tolist())
+
+
+class _Allocations:
+    """The memory that one rank has to give back; outlives the :class:`DeviceMemory`."""
+
+    def __init__(self, runtime: Runtime, ref_counts: RefCounts) -> None:
+        self._runtime, self._ref_counts = runtime, ref_counts
+        self._pid = os.getpid()
         self.block = 0
         self.opened: dict[bytes, int] = {}
         self.registered: list[Segment] = []
-        self._entries[rank] = _mark_of(self._pid)
 
     @property
     def is_mine(self) -> bool:
@@ -170,8 +200,8 @@ class _Held:
         return os.getpid() == self._pid
 
     def release(self) -> None:
-        """Unmap what other ranks hold, then free what can be freed."""
-        if not self.is_mine or not self._entries[self._rank]:
+        """Unmap the blocks of other ranks, then free what no other rank maps."""
+        if not self.is_mine or not self._ref_counts.counts_this_rank:
             return
         try:
             self._runtime.synchronize()
@@ -180,62 +210,60 @@ class _Held:
             while self.registered:
                 self._runtime.unregister(self.registered.pop().address)
         finally:
-            # Also when the GPU fails, and with it every kernel that would read: the others need
-            # not wait for it.
-            self._entries[self._rank] = 0
+            # Also if the GPU fails: no kernel of this rank reads any more, so others need not wait.
+            self._ref_counts.drop()
         sweep()
 
     @property
     def is_mapped(self) -> bool:
-        """Whether some process has not unmapped the own block yet."""
-        return any(_is_alive(mark) for mark in self._entries.tolist())
+        """Whether some process may still map this rank's block."""
+        return self._ref_counts.is_used
 
     def free(self) -> None:
-        """Free the own block."""
+        """Free this rank's block."""
         if self.block:
             block, self.block = self.block, 0
             self._runtime.free(block)
 
 
-#: What has not been given back yet, in this process.
-_all_held: list[_Held] = []
-# A finalizer may run at any time, also while its own thread sweeps.
+#: Blocks of this process that are not freed yet.
+_unreleased: list[_Allocations] = []
+# Reentrant: a finalizer may run while its own thread sweeps.
 _sweeping = freed_at_fork(threading.RLock())
 
-os.register_at_fork(after_in_child=_all_held.clear)  # nothing of a fork's is its own
+os.register_at_fork(after_in_child=_unreleased.clear)  # a fork owns no GPU memory
 
 
 def sweep() -> None:
-    """Free the blocks of stores given up earlier that other ranks no longer map."""
+    """Free the blocks of closed stores that other ranks no longer map."""
     with _sweeping:
-        for held in list(_all_held):
-            if held.is_mapped:
+        for allocations in list(_unreleased):
+            if allocations.is_mapped:
                 continue
             try:
-                _all_held.remove(held)
-            except ValueError:  # a finalizer has run meanwhile and freed it
+                _unreleased.remove(allocations)
+            except ValueError:  # a finalizer has freed it in the meantime
                 continue
-            held.free()
+            allocations.free()
 
 
-def _await(held: _Held) -> None:
+def _await(allocations: _Allocations) -> None:
     deadline = time.monotonic() + _WAIT_SECONDS
-    while held in _all_held and time.monotonic() < deadline:
+    while allocations in _unreleased and time.monotonic() < deadline:
         time.sleep(_POLL_SECONDS)
         sweep()
 
 
 @atexit.register
 def _at_exit() -> None:
-    # The memory of a process that has ended is not there for others to read.
-    for held in list(_all_held):
-        held.release()
-        _await(held)
+    # Other ranks cannot read the memory of a process that has ended.
+    for allocations in list(_unreleased):
+        allocations.release()
+        _await(allocations)
 
 
-def _mark_of(pid: int) -> int:
-    """What tells a process from all others, also from a later one with its number; 0 if it has
-    ended."""
+def _process_stamp(pid: int) -> int:
+    """A number of the process, and of no later one with the same pid; 0 if it has ended."""
     try:
         status = Path(f"/proc/{pid}/stat").read_text()
     except (FileNotFoundError, ProcessLookupError):
@@ -243,17 +271,17 @@ def _mark_of(pid: int) -> int:
     # From the third field on: the second is a name and may hold anything.
     fields = status.rpartition(")")[2].split()
     state, started = fields[0], int(fields[19])
-    # What has ended may still be listed until its parent looks.
+    # A process that has ended is listed until its parent waits for it.
     return 0 if state in "ZX" else started << _PID_BITS | pid
 
 
-def _is_alive(mark: int) -> bool:
-    """Whether the process with a mark runs."""
-    return mark != 0 and _mark_of(mark % (1 << _PID_BITS)) == mark
+def _is_alive(stamp: int) -> bool:
+    """Whether the process with this stamp runs."""
+    return stamp != 0 and _process_stamp(stamp % (1 << _PID_BITS)) == stamp
 
 
 def not_in_workers() -> StoreClosedError:
-    """What to raise where another process is to read a store in GPU memory."""
+    """The error for a store in GPU memory that another process is to read."""
     return StoreClosedError(
         "read a store in GPU memory from another process, such as a DataLoader's worker",
         "GPU memory is mapped in the rank that built the store only",

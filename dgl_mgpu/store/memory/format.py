@@ -1,4 +1,4 @@
-"""How the rows of a table lie in a segment, and how operators see them there."""
+"""The format of a table's rows in a segment, and the view that operators get of it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from dgl_mgpu.ops.view import PAIRED, GraphView, RowView
 from dgl_mgpu.placement import Tier
 from dgl_mgpu.store.sources import FeatureSource, TopologySource
 
-# What a build copies at a time; a few times this is all that it needs beside the data itself.
+# Bytes copied at a time; building a store needs a few times this much memory beside the data.
 _CHUNK_BYTES = 32 << 20
 # Start of each array in a segment: a GPU's memory transactions are 128 bytes.
 _ALIGNMENT = 128
@@ -74,7 +74,7 @@ class TableFormat(Protocol):
 
 
 class TableWriter(Protocol):
-    """What a rank needs to make the pieces it holds."""
+    """What a rank needs to make the shards it holds."""
 
     @property
     def format(self) -> TableFormat:
@@ -93,14 +93,14 @@ class RowFormat:
 
     Attributes
     ----------
-    dtype, given : torch.dtype
+    dtype, source_dtype : torch.dtype
         Element type as stored, and of the rows that the table was built from.
     """
 
     num_rows: int
     row_shape: tuple[int, ...]
     dtype: torch.dtype
-    given: torch.dtype
+    source_dtype: torch.dtype
 
     @property
     def row_bytes(self) -> int:
@@ -121,7 +121,7 @@ class RowFormat:
 class EdgeIds(Enum):
     """How the edge ids of a segment are known; see ``GraphView.pointers``."""
 
-    PLACES = "an edge's id is its place"
+    POSITIONS = "an edge's id is its position"
     FIRST = "each row has the id of its first edge"
     STORED = "each edge has its id"
 
@@ -157,7 +157,7 @@ class CSCFormat:
         edges = int(segment.read(rows * self.bound_bytes, np.int64, 1)[0])
         indices, eids, _ = self.offsets(rows, edges)
         base = segment.address
-        third = {EdgeIds.PLACES: 0, EdgeIds.FIRST: PAIRED, EdgeIds.STORED: base + eids}
+        third = {EdgeIds.POSITIONS: 0, EdgeIds.FIRST: PAIRED, EdgeIds.STORED: base + eids}
         return [base, base + indices, third[self.edge_ids]]
 
     def view(
@@ -165,7 +165,7 @@ class CSCFormat:
     ) -> GraphView:
         return GraphView(
             tiers,
-            pointers.reshape(-1, 3),  # of no rows they are no lists of three
+            pointers.reshape(-1, 3),  # a tensor of no pointers has no second dimension
             self.num_rows,
             self.num_cols,
             self.num_edges,
@@ -181,7 +181,9 @@ class RowWriter:
     def __init__(self, source: FeatureSource, order: np.ndarray | None) -> None:
         self._source = source
         self._order = order
-        self.format = RowFormat(source.num_rows, source.row_shape, source.dtype, source.given)
+        self.format = RowFormat(
+            source.num_rows, source.row_shape, source.dtype, source.source_dtype
+        )
 
     def nbytes(self, positions: range) -> int:
         return len(positions) * self._source.row_bytes
@@ -221,7 +223,7 @@ class CSCWriter:
             degrees = self._source.degrees(ids)
             ends = written + np.cumsum(degrees)
             target.write(begin * self.format.bound_bytes, self._bounds(ends - degrees, ids))
-            for first, counts in _stretches(self._source.indptr[ids], degrees):
+            for first, counts in _edge_chunks(self._source.indptr[ids], degrees):
                 places = self._source.edge_places(first, counts)
                 target.write(indices_at + written * width, self._ids(self._source.indices[places]))
                 if self.format.edge_ids is EdgeIds.STORED:
@@ -240,23 +242,23 @@ class CSCWriter:
         return np.ascontiguousarray(values, self.format.id_dtype)
 
 
-def _stretches(first: np.ndarray, counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Rows of edges by the first and their number, no more of them together than a chunk.
+def _edge_chunks(first: np.ndarray, counts: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Rows of edges in chunks, as the first edge of each row and the number of its edges.
 
-    Most are as many rows as that is; a row that has more edges comes in parts.
+    A chunk has as many rows as fit; a row with more edges than fit is split.
     """
-    most = _CHUNK_BYTES // 8
+    chunk_edges = _CHUNK_BYTES // 8
     ends = np.cumsum(counts)
     row = 0
     while row < len(ends):
         before = int(ends[row] - counts[row])
-        stop = int(np.searchsorted(ends, before + most, side="right"))
+        stop = int(np.searchsorted(ends, before + chunk_edges, side="right"))
         if stop > row:
             yield first[row:stop], counts[row:stop]
         else:
             stop = row + 1
-            for part in range(0, int(counts[row]), most):
-                yield first[row:stop] + part, np.minimum(counts[row:stop] - part, most)
+            for part in range(0, int(counts[row]), chunk_edges):
+                yield first[row:stop] + part, np.minimum(counts[row:stop] - part, chunk_edges)
         row = stop
 
 

@@ -1,4 +1,4 @@
-"""Which pieces there are, how large, and in whose memory: what every rank knows of a store."""
+"""The shards of a store, their sizes and the memory that each is in, as every rank knows them."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dgl_mgpu.store.memory.format import TableFormat, aligned
 from dgl_mgpu.store.memory.segment import require_room
 from dgl_mgpu.store.memory.table import Shard
 
-#: A piece of a table by the table's name, or (with None) the positions of an order by its.
-PieceKey = tuple[str, Shard | None]
+#: A table's name and a shard of it, or an order's name and None: the positions of the order.
+ShardKey = tuple[str, Shard | None]
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What a rank needs to know to make and map its part.
+class StoreLayout:
+    """What a rank needs to allocate and map its part of a store.
 
     Attributes
     ----------
@@ -28,10 +28,10 @@ class Layout:
     orders : dict of str to str
         By table, the name of the order its rows are kept in; '' for the order of their ids.
     nbytes : dict of PieceKey to int
-        Every piece and its size, in an order that all ranks agree on.
+        Every shard and its size, in an order that all ranks agree on.
     disk_path : Path or None
     on_gpus : bool
-        Whether what the plan calls GPU memory is that, or shared memory.
+        Whether the plan's GPU memory is on GPUs; otherwise it is shared memory.
     staging_memory : int
         Bytes of each GPU that may cache rows on disk.
     """
@@ -39,30 +39,30 @@ class Layout:
     plan: Plan
     formats: dict[str, TableFormat]
     orders: dict[str, str]
-    nbytes: dict[PieceKey, int]
+    nbytes: dict[ShardKey, int]
     disk_path: Path | None
     on_gpus: bool
     staging_memory: int
 
-    def gpu_of(self, key: PieceKey) -> int | None:
-        """The rank on whose GPU a piece lies; None for host memory and disk."""
-        piece = key[1]
-        return piece.holder if self.on_gpus and piece is not None and piece.holder != HOST else None
+    def gpu_of(self, key: ShardKey) -> int | None:
+        """The rank whose GPU has a shard; None for host memory and disk."""
+        shard = key[1]
+        return shard.holder if self.on_gpus and shard is not None and shard.holder != HOST else None
 
-    def folder_of(self, key: PieceKey) -> Path:
-        """Where the file lies that a piece off the GPUs is."""
+    def folder_of(self, key: ShardKey) -> Path:
+        """The folder of the file of a shard that is not on a GPU."""
         if self.disk_path is not None and self.is_on_disk(key):
             return self.disk_path
         return SHARED_MEMORY
 
-    def is_on_disk(self, key: PieceKey) -> bool:
-        """Whether a piece is a file on disk."""
-        name, piece = key
-        return piece is not None and self.plan.tables[name].tiers[piece.tier].memory == "disk"
+    def is_on_disk(self, key: ShardKey) -> bool:
+        """Whether a shard is a file on disk."""
+        name, shard = key
+        return shard is not None and self.plan.tables[name].tiers[shard.tier].memory == "disk"
 
     @cached_property
     def staging(self) -> dict[str, int]:
-        """Bytes of each GPU that cache a table's rows on disk: as its share of all on disk."""
+        """By table, bytes of each GPU that cache its rows on disk, in proportion to their size."""
         on_disk: Counter[str] = Counter()
         for key, nbytes in self.nbytes.items():
             if self.on_gpus and self.is_on_disk(key):
@@ -73,8 +73,8 @@ class Layout:
             if nbytes
         }
 
-    def files_of(self, rank: int) -> list[PieceKey]:
-        """The pieces off the GPUs that ``rank`` makes."""
+    def files_of(self, rank: int) -> list[ShardKey]:
+        """The shards that ``rank`` creates as files."""
         return [
             key
             for key in self.nbytes
@@ -82,8 +82,8 @@ class Layout:
         ]
 
     @cached_property
-    def offsets(self) -> dict[PieceKey, int]:
-        """Where in its rank's block a piece on a GPU begins."""
+    def offsets(self) -> dict[ShardKey, int]:
+        """Offset of each shard on a GPU in its rank's block."""
         return self._blocks[0]
 
     def block_bytes(self, rank: int) -> int:
@@ -91,12 +91,12 @@ class Layout:
         return self._blocks[1][rank]
 
     def gpu_bytes(self, rank: int) -> int:
-        """What ``rank`` takes of its GPU: its block, the orders and the caches of rows on disk."""
-        orders = sum(nbytes for (_, piece), nbytes in self.nbytes.items() if piece is None)
+        """GPU memory that ``rank`` needs: its block, the orders and the caches of rows on disk."""
+        orders = sum(nbytes for (_, shard), nbytes in self.nbytes.items() if shard is None)
         return self.block_bytes(rank) + orders + sum(self.staging.values())
 
     def is_shared(self, rank: int) -> bool:
-        """Whether another rank reads some of the block that ``rank`` holds."""
+        """Whether another rank reads from the block of ``rank``."""
         return self.block_bytes(rank) > 0 and any(
             rank in holders
             for name in self.formats
@@ -107,8 +107,8 @@ class Layout:
         )
 
     @cached_property
-    def _blocks(self) -> tuple[dict[PieceKey, int], Counter[int]]:
-        offsets: dict[PieceKey, int] = {}
+    def _blocks(self) -> tuple[dict[ShardKey, int], Counter[int]]:
+        offsets: dict[ShardKey, int] = {}
         ends: Counter[int] = Counter()
         for key, nbytes in self.nbytes.items():
             rank = self.gpu_of(key)
@@ -118,15 +118,15 @@ class Layout:
         return offsets, ends
 
     def require_room(self) -> None:
-        """Raise unless every folder can take what is to be placed in it.
+        """Raise unless every folder has enough free space for its files.
 
         Raises
         ------
         SharedMemoryError
         """
-        need: Counter[Path] = Counter()
+        needed: Counter[Path] = Counter()
         for key, nbytes in self.nbytes.items():
             if self.gpu_of(key) is None:
-                need[self.folder_of(key)] += nbytes
-        for folder, nbytes in need.items():
+                needed[self.folder_of(key)] += nbytes
+        for folder, nbytes in needed.items():
             require_room(nbytes, folder)

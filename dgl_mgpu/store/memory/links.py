@@ -1,4 +1,4 @@
-"""Which GPUs read each other: proved by reading, and hidden on request."""
+"""Which GPUs can read each other's memory: found out by reading, or restricted by an option."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _PROVE = "try which GPUs read each other"
 
 
 def prove_access(runtime: Runtime, ranks: Communicator) -> np.ndarray:
-    """Try which rank's GPU memory each rank reads.
+    """Find out whose GPU memory each rank can read.
 
-    Every rank leaves a pattern in its GPU's memory; each other maps it, has its own GPU copy it
-    over, and compares.  What drivers say of a pair is not asked: where a bus is virtualised they
-    may say yes and reads return something else.
+    Every rank writes a pattern to its GPU's memory; each other rank maps it, copies it with its own
+    GPU and compares.  Drivers are not asked: on a virtualised bus they may confirm access although
+    reads return other bytes.
 
     Collective.
 
     Parameters
     ----------
     runtime : Runtime
-    ranks : Ranks
+    ranks : Communicator
 
     Returns
     -------
@@ -43,20 +43,20 @@ def prove_access(runtime: Runtime, ranks: Communicator) -> np.ndarray:
     """
     if ranks.size == 1:
         return np.ones((1, 1), bool)
-    rank, board_bytes = ranks.rank, 8 * ranks.size
-    board: Segment | None = None
+    rank, ref_counts_bytes = ranks.rank, 8 * ranks.size
+    ref_counts: Segment | None = None
     memory: DeviceMemory | None = None
 
-    def make_board() -> Path:
-        nonlocal board
-        board = Segment.create(board_bytes)
-        return board.path
+    def make_ref_counts() -> Path:
+        nonlocal ref_counts
+        ref_counts = Segment.create(ref_counts_bytes)
+        return ref_counts.path
 
-    path = ranks.broadcast_from_rank0(_PROVE, make_board)
+    path = ranks.broadcast_from_rank0(_PROVE, make_ref_counts)
 
     def leave_pattern() -> bytes:
         nonlocal memory
-        memory = DeviceMemory(runtime, Segment.attach(path, board_bytes), rank)
+        memory = DeviceMemory(runtime, Segment.attach(path, ref_counts_bytes), rank)
         memory.allocate(2 * _PATTERN_BYTES)
         runtime.upload(memory.block, _pattern(rank))
         try:
@@ -81,7 +81,7 @@ def prove_access(runtime: Runtime, ranks: Communicator) -> np.ndarray:
 
 
 def _pattern(rank: int) -> np.ndarray:
-    """Bytes that no other rank has."""
+    """Bytes that differ by rank."""
     return np.random.default_rng([rank, 71]).integers(0, 256, _PATTERN_BYTES, np.uint8)
 
 
@@ -91,12 +91,12 @@ def _reads(runtime: Runtime, memory: DeviceMemory, handle: bytes, expected: np.n
         runtime.upload(scratch, np.zeros_like(expected))
         runtime.copy(scratch, memory.open(handle), _PATTERN_BYTES)
         return bool(np.array_equal(runtime.download(scratch, _PATTERN_BYTES), expected))
-    except RuntimeError:  # not to be mapped, or to be mapped and not read
+    except RuntimeError:  # the memory cannot be mapped, or cannot be read
         return False
 
 
 def linked(topology: Topology, links: str | Sequence[Sequence[int]]) -> Topology:
-    """A machine of which only some links are used.
+    """A machine with only some of its links.
 
     Parameters
     ----------
@@ -107,8 +107,7 @@ def linked(topology: Topology, links: str | Sequence[Sequence[int]]) -> Topology
     Raises
     ------
     ConfigError
-        If there is no such preset, it has fewer GPUs, or something else than pairs of GPUs is
-        given.
+        If there is no such preset, if it has fewer GPUs, or if ``links`` are not pairs of GPUs.
     """
     if links == "auto":
         return topology
@@ -125,12 +124,16 @@ def with_access(topology: Topology, access: np.ndarray) -> Topology:
     return _restricted(topology, access, "proved links")
 
 
-def _restricted(topology: Topology, allowed: np.ndarray, why: str) -> Topology:
-    kept = np.where(allowed, topology.link_bandwidth, 0.0)
-    if np.array_equal(kept, topology.link_bandwidth):
+def _restricted(topology: Topology, allowed: np.ndarray, reason: str) -> Topology:
+    bandwidth = np.where(allowed, topology.link_bandwidth, 0.0)
+    if np.array_equal(bandwidth, topology.link_bandwidth):
         return topology
     return Topology.from_dict(
-        {**topology.to_dict(), "name": f"{topology.name} ({why})", "link_bandwidth": kept.tolist()}
+        {
+            **topology.to_dict(),
+            "name": f"{topology.name} ({reason})",
+            "link_bandwidth": bandwidth.tolist(),
+        }
     )
 
 

@@ -1,4 +1,4 @@
-"""The segments of a store as one rank makes and maps them, in shared memory or on GPUs."""
+"""One rank's segments of a store, allocated and mapped in shared memory or on GPUs."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import Runtime, out_of_memory
 from dgl_mgpu.store.memory.device import DeviceMemory, DeviceSegment, sweep
 from dgl_mgpu.store.memory.format import Target
-from dgl_mgpu.store.memory.layout import Layout, PieceKey
+from dgl_mgpu.store.memory.layout import ShardKey, StoreLayout
 from dgl_mgpu.store.memory.segment import Segment
 from dgl_mgpu.store.memory.table import position_tensor
 from dgl_mgpu.store.memory.upload import UploadChannel
 
-_MAKE = "make room for the store"
+_ALLOCATE = "allocate the store"
 
 
 class RankMemory:
-    """One rank's part in a store's memory, while it is built.
+    """One rank's part of a store's memory, while the store is built.
 
     Parameters
     ----------
     layout : Layout
-    ranks : Ranks
+    ranks : Communicator
     runtime : Runtime or None
-        The GPU that takes what the plan calls GPU memory; None for shared memory.
+        Of the GPU for the plan's GPU memory; None for shared memory.
     """
 
-    def __init__(self, layout: Layout, ranks: Communicator, runtime: Runtime | None) -> None:
+    def __init__(self, layout: StoreLayout, ranks: Communicator, runtime: Runtime | None) -> None:
         self._layout = layout
         self._ranks = ranks
         self._runtime = runtime
-        self._files: dict[PieceKey, Segment] = {}
-        self._paths: dict[PieceKey, Path] = {}
+        self._files: dict[ShardKey, Segment] = {}
+        self._paths: dict[ShardKey, Path] = {}
         self._handles: list[bytes] = []
-        self._common: tuple[Segment, ...] = ()
+        self._shared: tuple[Segment, ...] = ()
         self._window: Segment | None = None
-        #: What holds on to GPU memory; None for shared memory.
+        #: Owns the GPU memory; None for shared memory.
         self.gpu: DeviceMemory | None = None
 
     def make(self) -> None:
-        """Make the segments this rank holds, empty, and learn where those of others are.
+        """Create this rank's segments, empty, and learn where the others' are.
 
         Collective.
 
@@ -56,17 +56,19 @@ class RankMemory:
             If another rank failed.
         """
         self._require_gpu_memory()
-        own = self._ranks.run_all(_MAKE, self._make_files)
+        own = self._ranks.run_all(_ALLOCATE, self._make_files)
         self._files.update(own)
-        found = self._ranks.all_gather({key: file.path for key, file in own.items()})
-        self._paths = {key: path for paths in found for key, path in paths.items()}
+        all_paths = self._ranks.all_gather({key: file.path for key, file in own.items()})
+        self._paths = {key: path for paths in all_paths for key, path in paths.items()}
         if self._runtime is not None:
-            common = self._ranks.broadcast_from_rank0(_MAKE, self._make_common)
-            handle = self._ranks.run_all(_MAKE, partial(self._make_block, self._runtime, *common))
+            shared = self._ranks.broadcast_from_rank0(_ALLOCATE, self._make_shared)
+            handle = self._ranks.run_all(
+                _ALLOCATE, partial(self._make_block, self._runtime, *shared)
+            )
             self._handles = self._ranks.all_gather(handle)
 
-    def fill(self, write: Callable[[Callable[[PieceKey], Target]], None] | None) -> None:
-        """Have the first rank call ``write`` with what gives it each piece to be written.
+    def fill(self, write: Callable[[Callable[[ShardKey], Target]], None] | None) -> None:
+        """Call ``write`` on the first rank, with a function that returns the target of a shard.
 
         Collective; the other ranks pass None.
         """
@@ -75,25 +77,25 @@ class RankMemory:
                 write(self.file)
             return
         assert self.gpu is not None and self._window is not None
-        relay = UploadChannel(self._ranks, self._runtime, self._window, self.gpu.block)
+        channel = UploadChannel(self._ranks, self._runtime, self._window, self.gpu.block)
 
-        def target(key: PieceKey) -> Target:
+        def target(key: ShardKey) -> Target:
             rank = self._layout.gpu_of(key)
             if rank is None:
                 return self.file(key)
-            return relay.target(rank, self._layout.offsets[key])
+            return channel.target(rank, self._layout.offsets[key])
 
-        relay.run(partial(write, target) if write is not None else None)
+        channel.run(partial(write, target) if write is not None else None)
         self.gpu.unregister(self._window)
-        self._window, self._common = None, ()
+        self._window, self._shared = None, ()
 
-    def file(self, key: PieceKey) -> Segment:
+    def file(self, key: ShardKey) -> Segment:
         """A segment in shared memory or on disk."""
         if key not in self._files:
             self._files[key] = Segment.attach(self._paths[key], self._layout.nbytes[key])
         return self._files[key]
 
-    def map(self, key: PieceKey) -> Segment | DeviceSegment:
+    def map(self, key: ShardKey) -> Segment | DeviceSegment:
         """A segment for this rank's operators to read."""
         rank = self._layout.gpu_of(key)
         if rank is None:
@@ -104,7 +106,7 @@ class RankMemory:
             return segment
         assert self.gpu is not None and self._runtime is not None
         nbytes = self._layout.nbytes[key]
-        if nbytes == 0:  # perhaps of a rank that holds nothing
+        if nbytes == 0:  # its rank may have no block
             return DeviceSegment(self._runtime, 0, 0)
         mine = rank == self._ranks.rank
         base = self.gpu.block if mine else self.gpu.open(self._handles[rank])
@@ -120,47 +122,47 @@ class RankMemory:
     def release(self) -> None:
         """Give everything back."""
         self._files.clear()
-        self._window, self._common = None, ()
+        self._window, self._shared = None, ()
         if self.gpu is not None:
             self.gpu.close()
 
     def _require_gpu_memory(self) -> None:
-        """Raise on every rank unless all GPUs have room; before anything is made."""
+        """Raise on every rank unless all GPUs have enough memory, before anything is allocated."""
         if self._runtime is None:
             return
-        # All ranks are here: what they gave up before can go.
-        self._ranks.run_all(_MAKE, sweep)
-        mine = self._ranks.run_all(_MAKE, self._runtime.device_info)
-        needed = self._layout.gpu_bytes(self._ranks.rank)
-        need: Counter[str] = Counter()
+        # All ranks are here, so blocks of closed stores can be freed.
+        self._ranks.run_all(_ALLOCATE, sweep)
+        own_gpu = self._ranks.run_all(_ALLOCATE, self._runtime.device_info)
+        own_bytes = self._layout.gpu_bytes(self._ranks.rank)
+        needed: Counter[str] = Counter()
         free: dict[str, int] = {}
-        for device_info, nbytes in self._ranks.all_gather((mine, needed)):
-            need[device_info.gpu] += nbytes
+        for device_info, nbytes in self._ranks.all_gather((own_gpu, own_bytes)):
+            needed[device_info.gpu] += nbytes
             free[device_info.gpu] = min(
                 device_info.free, free.get(device_info.gpu, device_info.free)
             )
-        for gpu, nbytes in need.items():
+        for gpu, nbytes in needed.items():
             if nbytes > free[gpu]:
                 raise out_of_memory(f"GPU {gpu}", nbytes, free[gpu])
 
-    def _make_files(self) -> dict[PieceKey, Segment]:
+    def _make_files(self) -> dict[ShardKey, Segment]:
         layout = self._layout
         return {
             key: Segment.create(layout.nbytes[key], layout.folder_of(key))
             for key in layout.files_of(self._ranks.rank)
         }
 
-    def _make_common(self) -> tuple[Path, Path]:
-        # Kept until the others have mapped them too.
-        self._common = (
+    def _make_shared(self) -> tuple[Path, Path]:
+        # Kept until all ranks have mapped them.
+        self._shared = (
             Segment.create(8 * self._ranks.size),
             Segment.create(UploadChannel.window_bytes),
         )
-        return self._common[0].path, self._common[1].path
+        return self._shared[0].path, self._shared[1].path
 
-    def _make_block(self, runtime: Runtime, board: Path, window: Path) -> bytes:
+    def _make_block(self, runtime: Runtime, ref_counts: Path, window: Path) -> bytes:
         self.gpu = DeviceMemory(
-            runtime, Segment.attach(board, 8 * self._ranks.size), self._ranks.rank
+            runtime, Segment.attach(ref_counts, 8 * self._ranks.size), self._ranks.rank
         )
         self._window = Segment.attach(window, UploadChannel.window_bytes)
         self.gpu.register(self._window)

@@ -89,12 +89,12 @@ class Segment:
         SharedMemoryError
             If it cannot be reached or has another size.
         """
-        asked = f"map the shared segment {path} of {nbytes} bytes"
+        action = f"map the shared segment {path} of {nbytes} bytes"
         try:
             fd = os.open(path, os.O_RDWR | os.O_CLOEXEC)
         except OSError as error:
             raise SharedMemoryError(
-                asked,
+                action,
                 error.strerror or str(error),
                 "run the ranks as one user in one container (one PID namespace), and see why "
                 "the rank that owned it ended",
@@ -103,7 +103,7 @@ class Segment:
         if found != max(nbytes, 1):
             os.close(fd)
             raise SharedMemoryError(
-                asked,
+                action,
                 f"the segment has {found} bytes",
                 "build the store with the same plan on every rank",
             )

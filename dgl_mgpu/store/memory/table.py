@@ -1,4 +1,4 @@
-"""A table as one rank has it mapped: the pieces its plan has it read from."""
+"""A table as one rank has it mapped: the shards its plan has it read from."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Shard:
 
 
 def all_shards(plan: TablePlan) -> Iterator[Shard]:
-    """Every piece of a table, in an order that all ranks agree on."""
+    """Every shard of a table, in an order that all ranks agree on."""
     for index, tier in enumerate(plan.tiers):
         for part in range(tier.parts):
             for holder in tier.copies[part] if tier.memory == "gpu" else ():
@@ -49,7 +49,7 @@ def all_shards(plan: TablePlan) -> Iterator[Shard]:
 
 
 def read_shards(plan: TablePlan, rank: int) -> Iterator[Shard]:
-    """The pieces that ``rank`` reads, one for every tier and part, in pointer order."""
+    """The shards that ``rank`` reads, one for every tier and part, in pointer order."""
     for index, tier in enumerate(plan.tiers):
         for part in range(tier.parts):
             yield Shard(index, part, tier.source[rank][part] if tier.memory == "gpu" else HOST)
@@ -65,7 +65,7 @@ class Table:
     rank : int
         Whose view this is.
     segments : list of Segment or DeviceSegment
-        The pieces this rank reads, as :func:`read_shards` lists them.
+        The shards this rank reads, as :func:`read_shards` lists them.
     position : Segment, Tensor or None
         Row id → position, when rows are not kept in the order of their ids.
     gpu : DeviceMemory, optional
@@ -111,10 +111,10 @@ class Table:
     def _mapped(self) -> RowView | GraphView:
         # Addresses hold in this process only: a table that reached a DataLoader worker by
         # spawn maps its segments again.
-        pieces = list(read_shards(self.plan, self.rank))
+        shards = list(read_shards(self.plan, self.rank))
         rows = [
-            self.format.pointers(segment, len(local_rows(self.plan.tiers[piece.tier], piece.part)))
-            for piece, segment in zip(pieces, self._segments, strict=True)
+            self.format.pointers(segment, len(local_rows(self.plan.tiers[shard.tier], shard.part)))
+            for shard, segment in zip(shards, self._segments, strict=True)
         ]
         position = self._position
         if position is None:
@@ -131,12 +131,12 @@ class Table:
         if self._gpu is None:
             return view
         if isinstance(view, GraphView):
-            on_host = any(self.memory_of(piece.tier, piece.part) == "host" for piece in pieces)
+            on_host = any(self.memory_of(shard.tier, shard.part) == "host" for shard in shards)
             return dataclasses.replace(view, host_share=self._host_share if on_host else 0.0)
         view = dataclasses.replace(
             view, host_start=_host_start(self.plan), host_share=self._host_share
         )
-        on_disk = [self.plan.tiers[piece.tier].memory == "disk" for piece in pieces]
+        on_disk = [self.plan.tiers[shard.tier].memory == "disk" for shard in shards]
         if not any(on_disk) or view.row_bytes == 0:
             return dataclasses.replace(view, host_reads=HostReads())
         disk = RowView(
@@ -195,8 +195,8 @@ class Table:
 
     def parts(self) -> Iterator[tuple[int, int]]:
         """Tier and part of each segment, in pointer order."""
-        for piece in read_shards(self.plan, self.rank):
-            yield piece.tier, piece.part
+        for shard in read_shards(self.plan, self.rank):
+            yield shard.tier, shard.part
 
     def memory_of(self, tier: int, part: int) -> str:
         """Where this rank reads a part from: 'device', 'peer', 'host' or 'disk'."""

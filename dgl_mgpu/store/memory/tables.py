@@ -1,4 +1,4 @@
-"""The store: all tables of a data set, each once on the machine, read by all its ranks."""
+"""The store: all tables of a data set, once on the machine, which all of its ranks read."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from dgl_mgpu.store.memory.format import (
     Target,
     local_rows,
 )
-from dgl_mgpu.store.memory.layout import Layout, PieceKey
+from dgl_mgpu.store.memory.layout import ShardKey, StoreLayout
 from dgl_mgpu.store.memory.rank_memory import RankMemory
 from dgl_mgpu.store.memory.staging import STAGING_BYTES
 from dgl_mgpu.store.memory.table import (
@@ -43,7 +43,7 @@ _BUILD = "build the store"
 
 @dataclass(frozen=True)
 class Blueprint:
-    """What a store is to hold and where.
+    """The data of a store and the memory that each part goes to.
 
     Attributes
     ----------
@@ -114,19 +114,18 @@ class Store:
 def build(
     blueprint: Blueprint | None, ranks: Communicator, runtime: Runtime | None = None
 ) -> Store:
-    """Lay a blueprint out in memory and map it on every rank.
+    """Allocate and fill the tables of a blueprint, and map them on every rank.
 
-    Collective.  The machine's first rank has the data, reads it once and hands it on chunk by
-    chunk; the others make room for what the plan has them hold.
+    Collective.  The machine's first rank has the data, reads it once and passes it on chunk by
+    chunk; the others allocate their shards.
 
     Parameters
     ----------
     blueprint : Blueprint
-        On the machine's first rank; the others' is not looked at.
-    ranks : Ranks
+        On the machine's first rank; ignored on the others.
+    ranks : Communicator
     runtime : Runtime, optional
-        This rank's GPU, on every rank; without it, what the plan calls GPU memory is shared
-        memory.
+        Of this rank's GPU, on every rank; without it, the plan's GPU memory is shared memory.
 
     Raises
     ------
@@ -149,7 +148,7 @@ def build(
         memory.make()
         write = partial(filler.fill, memory) if filler is not None else None
         ranks.run_all(_BUILD, lambda: memory.fill(write))
-        # No rank goes on, and perhaps ends, before all have mapped what it holds.
+        # No rank may end before all others have mapped its memory.
         tables = ranks.run_all(_BUILD, lambda: _map_tables(layout, ranks.rank, memory))
     except BaseException:
         memory.release()
@@ -159,12 +158,12 @@ def build(
 
 
 def _host_share(plan: Plan, table: str) -> float:
-    """The part of a table's reads that goes to host memory; all, where nothing is expected."""
+    """The share of a table's reads that goes to host memory; 1 if no reads are expected."""
     rates = plan.hit_rates.get(table, {})
     return rates.get("host", 0.0) if any(rates.values()) else 1.0
 
 
-def _map_tables(layout: Layout, rank: int, memory: RankMemory) -> dict[str, Table]:
+def _map_tables(layout: StoreLayout, rank: int, memory: RankMemory) -> dict[str, Table]:
     """Map what ``rank`` reads."""
     plans = layout.plan.tables
     positions = {
@@ -177,7 +176,7 @@ def _map_tables(layout: Layout, rank: int, memory: RankMemory) -> dict[str, Tabl
             format,
             plans[name],
             rank,
-            [memory.map((name, piece)) for piece in read_shards(plans[name], rank)],
+            [memory.map((name, shard)) for shard in read_shards(plans[name], rank)],
             positions.get(layout.orders[name]),
             memory.gpu,
             layout.staging.get(name, 0),
@@ -197,7 +196,7 @@ def _filler(blueprint: Blueprint | None, ranks: Communicator, on_gpus: bool) -> 
     return _Filler(blueprint, ranks.size, on_gpus)
 
 
-def _checked_layout(filler: _Filler | None) -> Layout:
+def _checked_layout(filler: _Filler | None) -> StoreLayout:
     assert filler is not None  # the first rank has one
     filler.layout.require_room()
     return filler.layout
@@ -209,7 +208,7 @@ class _Filler:
     def __init__(self, blueprint: Blueprint, num_ranks: int, on_gpus: bool) -> None:
         _check(blueprint, num_ranks, on_gpus)
         plans = {name: blueprint.plan.tables[name] for name in blueprint.sources}
-        # An order matters only where tiers differ: within one tier every row is as near.
+        # An order matters only with several tiers: all rows of a tier are equally fast to read.
         order_of = {
             name: source.position if len(plans[name].tiers) > 1 else ""
             for name, source in blueprint.sources.items()
@@ -220,17 +219,17 @@ class _Filler:
             for name, source in blueprint.sources.items()
         }
         self._positions = {
-            (name, piece): local_rows(plan.tiers[piece.tier], piece.part)
+            (name, shard): local_rows(plan.tiers[shard.tier], shard.part)
             for name, plan in plans.items()
-            for piece in all_shards(plan)
+            for shard in all_shards(plan)
         }
-        nbytes: dict[PieceKey, int] = {
+        nbytes: dict[ShardKey, int] = {
             key: self._writers[key[0]].nbytes(rows) for key, rows in self._positions.items()
         }
         for name, order in self._orders.items():
             nbytes[name, None] = position_dtype(len(order)).itemsize * len(order)
         formats = {name: writer.format for name, writer in self._writers.items()}
-        self.layout = Layout(
+        self.layout = StoreLayout(
             blueprint.plan,
             formats,
             order_of,
@@ -240,10 +239,10 @@ class _Filler:
             blueprint.staging_memory,
         )
 
-    def fill(self, memory: RankMemory, target: Callable[[PieceKey], Target]) -> None:
-        """Write every piece to its target, and the positions to their files."""
-        for (name, piece), rows in self._positions.items():
-            self._writers[name].fill(target((name, piece)), rows)
+    def fill(self, memory: RankMemory, target: Callable[[ShardKey], Target]) -> None:
+        """Write every shard to its target, and the positions to their files."""
+        for (name, shard), rows in self._positions.items():
+            self._writers[name].fill(target((name, shard)), rows)
         for name, order in self._orders.items():
             position = position_array(memory.file((name, None)), len(order))
             position[order] = np.arange(len(order), dtype=position.dtype)
@@ -254,8 +253,8 @@ def _writer(source: Source, plan: TablePlan, order: np.ndarray | None) -> TableW
         return RowWriter(source, order)
     if source.eids is not None:
         return CSCWriter(source, order, EdgeIds.STORED)
-    one_piece = len(plan.tiers) == 1 and plan.tiers[0].parts == 1
-    return CSCWriter(source, order, EdgeIds.PLACES if one_piece else EdgeIds.FIRST)
+    is_one_shard = len(plan.tiers) == 1 and plan.tiers[0].parts == 1
+    return CSCWriter(source, order, EdgeIds.POSITIONS if is_one_shard else EdgeIds.FIRST)
 
 
 def _check(blueprint: Blueprint, num_ranks: int, on_gpus: bool) -> None:

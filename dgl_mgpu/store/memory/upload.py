@@ -1,9 +1,9 @@
-"""The way of data from the first rank, which reads it, into every rank's GPU memory.
+"""Uploads data that the first rank reads into every rank's GPU memory.
 
-The first rank puts a run of bytes into a window in shared memory, registered with every GPU, and
-says whose it is; that rank uploads it from there while the first fills the window's other half.
-So every rank writes to its own GPU only, whether or not others reach it, each byte crosses the
-bus once, and the window is all the memory this takes, however many ranks there are.
+The first rank copies a run of bytes into a window in shared memory, which is registered with every
+GPU, and announces the rank that they are for.  That rank uploads them while the first rank fills
+the other half of the window.  So every rank writes to its own GPU only, each byte crosses the bus
+once, and the window is all the memory that this takes, for any number of ranks.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from dgl_mgpu.comm.communicator import Communicator, error_text, rank_failed
 from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.store.memory.segment import Segment
 
-# Two parts for others' data in turn and one for the first rank's own.
+# Two parts for other ranks' data, used in turn, and one for the first rank's own.
 _PART_BYTES = 16 << 20
 _OWN = 2
 
-#: Whose, at what offset of its block, how many bytes, in which part; None at the end.
+#: Rank, offset in its block, number of bytes and part of the window; None at the end.
 _Order = tuple[int, int, int, int] | None
 
 
@@ -29,7 +29,7 @@ class UploadChannel:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
     runtime : Runtime
     window : Segment
         Of :attr:`window_bytes`, registered.
@@ -48,7 +48,7 @@ class UploadChannel:
         self._failed = False
 
     def run(self, fill: Callable[[], None] | None) -> None:
-        """Call ``fill`` on the first rank, which writes to targets, and serve it on the others.
+        """Call ``fill``, which writes to targets, on the first rank; upload for it on the others.
 
         Collective; raises on every rank when an upload fails on one.
         """
@@ -61,7 +61,7 @@ class UploadChannel:
                 self._exchange(None)
 
     def target(self, rank: int, offset: int) -> UploadTarget:
-        """Memory at ``offset`` of a rank's block, to be written on the first rank."""
+        """Memory at ``offset`` of a rank's block, for the first rank to write to."""
         return UploadTarget(self, rank, offset)
 
     def write(self, rank: int, offset: int, data: np.ndarray) -> None:
@@ -74,8 +74,8 @@ class UploadChannel:
             if rank == 0:
                 self._upload(offset + begin, len(run), part)
             else:
-                # A rank comes to this exchange when it has uploaded what the last one told of:
-                # the other part is free then.
+                # A rank comes to this exchange once it has uploaded the previous run, so the other
+                # part of the window is free then.
                 self._exchange((rank, offset + begin, len(run), part))
                 self._turn = 1 - self._turn
 
@@ -92,12 +92,12 @@ class UploadChannel:
     def _exchange(self, order: _Order, failure: Exception | None = None) -> _Order:
         """Send the first rank's order and every rank's failure; raise if there is one."""
         reason = "" if failure is None else error_text(failure)
-        found = self._ranks.all_gather((order, reason))
-        for rank, (_, told) in enumerate(found):
-            if told:
+        exchanged = self._ranks.all_gather((order, reason))
+        for rank, (_, rank_reason) in enumerate(exchanged):
+            if rank_reason:
                 self._failed = True
-                raise failure or rank_failed("fill GPU memory", rank, told)
-        return found[0][0]
+                raise failure or rank_failed("fill GPU memory", rank, rank_reason)
+        return exchanged[0][0]
 
     def _upload(self, offset: int, nbytes: int, part: int) -> None:
         self._runtime.upload(self._block + offset, self._parts[part, :nbytes])
@@ -106,11 +106,11 @@ class UploadChannel:
 class UploadTarget:
     """A run of bytes in a rank's block."""
 
-    def __init__(self, relay: UploadChannel, rank: int, offset: int) -> None:
-        self._relay = relay
+    def __init__(self, channel: UploadChannel, rank: int, offset: int) -> None:
+        self._channel = channel
         self._rank = rank
         self._offset = offset
 
     def write(self, offset: int, data: np.ndarray) -> None:
         """Copy an array's bytes to ``offset``."""
-        self._relay.write(self._rank, self._offset + offset, data)
+        self._channel.write(self._rank, self._offset + offset, data)

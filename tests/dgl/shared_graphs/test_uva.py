@@ -407,7 +407,7 @@ def test_features_through_a_cache():
             assert_blocks_are_right(g, blocks, fetched=True)
 
 
-@pytest.mark.parametrize("name", ["begin_blocks", "sample_neighbors", "sample_blocks"])
+@pytest.mark.parametrize("name", ["sample_blocks_async", "sample_neighbors", "sample_blocks"])
 def test_a_shared_graph_takes_the_arguments_of_a_stores(name):
     """It stands in a store's place on GPUs alone, and what calls it is the same."""
     shared, stores = (

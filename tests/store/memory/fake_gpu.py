@@ -12,7 +12,7 @@ from dgl_mgpu.comm import cuda_runtime
 from dgl_mgpu.errors import PeerAccessError
 from dgl_mgpu.machine import Topology, preset
 from dgl_mgpu.store.memory.device import _is_alive as is_alive
-from dgl_mgpu.store.memory.device import _mark_of as mark_of
+from dgl_mgpu.store.memory.device import _process_stamp as process_stamp
 from dgl_mgpu.store.memory.segment import Segment
 
 #: After a block's bytes, eight for each rank: the process that has the block open, or 0.
@@ -106,7 +106,7 @@ class FakeRuntime:
         if (self.rank, int(owner)) in self.refused:
             raise PeerAccessError("map", "refused", "do not")
         block = Segment.attach(Path(path), int(nbytes))
-        self._mappers(block)[self.rank] = mark_of(os.getpid())
+        self._mappers(block)[self.rank] = process_stamp(os.getpid())
         self.opened[block.address] = block, int(owner)
         return block.address
 

@@ -32,7 +32,7 @@ from dgl_mgpu.machine import preset
 from dgl_mgpu.ops import RowView, gather_rows
 from dgl_mgpu.store.memory import Blueprint, FeatureSource, build
 from dgl_mgpu.store.memory import device as device_module
-from dgl_mgpu.store.memory import upload as relay_module
+from dgl_mgpu.store.memory import upload as upload_module
 from dgl_mgpu.store.memory.devices import topology_of_ranks
 from dgl_mgpu.store.memory.links import linked, prove_access
 from dgl_mgpu.store.memory.segment import Segment
@@ -46,9 +46,9 @@ from tests.store.memory.test_tables import ROWS, assert_equal_to_sources, make_b
 def _restored(monkeypatch) -> None:
     """A single rank's work runs in this process; what it replaces is put back."""
     monkeypatch.setattr(cuda_runtime, "find_runtime", cuda_runtime.find_runtime)
-    monkeypatch.setattr(relay_module, "_PART_BYTES", relay_module._PART_BYTES)
+    monkeypatch.setattr(upload_module, "_PART_BYTES", upload_module._PART_BYTES)
     monkeypatch.setattr(
-        relay_module.UploadChannel, "window_bytes", relay_module.UploadChannel.window_bytes
+        upload_module.UploadChannel, "window_bytes", upload_module.UploadChannel.window_bytes
     )
 
 
@@ -68,8 +68,8 @@ def build_here(ranks: Communicator, runtime: FakeRuntime, idtype=torch.int64):
 
 
 def _reads_everything(part_bytes: int) -> None:
-    relay_module._PART_BYTES = part_bytes
-    relay_module.UploadChannel.window_bytes = 3 * part_bytes
+    upload_module._PART_BYTES = part_bytes
+    upload_module.UploadChannel.window_bytes = 3 * part_bytes
     ranks = Communicator.of_this_machine()
     runtime = FakeRuntime(ranks.rank, ranks.size)
     for idtype in (torch.int32, torch.int64):
@@ -500,7 +500,7 @@ def test_a_process_that_ended_has_nothing_mapped():
     go_on = mp.get_context("fork").Event()
     process = mp.get_context("fork").Process(target=go_on.wait)
     process.start()
-    mark = device_module._mark_of(process.pid)
+    mark = device_module._process_stamp(process.pid)
     assert device_module._is_alive(mark)
     # Another process with this number is not this process.
     assert not device_module._is_alive(mark - (1 << device_module._PID_BITS))
@@ -510,11 +510,11 @@ def test_a_process_that_ended_has_nothing_mapped():
     assert not device_module._is_alive(mark)  # though it is still listed
     process.join()
     assert not device_module._is_alive(mark)
-    assert device_module._is_alive(device_module._mark_of(os.getpid()))
+    assert device_module._is_alive(device_module._process_stamp(os.getpid()))
     assert not device_module._is_alive(0)
 
 
-class _Board:
+class _CountedMemory:
     """A store's memory on a GPU that is not there, of two ranks of which this is the first."""
 
     def __init__(self, runtime: FakeRuntime) -> None:
@@ -526,43 +526,43 @@ class _Board:
 
 def test_a_killed_ranks_number_taken_by_another_process_keeps_no_block():
     runtime = FakeRuntime(0, 2)
-    board = _Board(runtime)
+    counted = _CountedMemory(runtime)
     # As a rank would have left it that was started before this process, which has its number now.
-    board.marks[1] = device_module._mark_of(os.getpid()) - (1 << device_module._PID_BITS)
-    board.memory.close()
+    counted.marks[1] = device_module._process_stamp(os.getpid()) - (1 << device_module._PID_BITS)
+    counted.memory.close()
     assert runtime.is_empty
 
 
 def test_a_failing_gpu_does_not_keep_others_waiting(monkeypatch):
     runtime = FakeRuntime(0, 2)
-    board = _Board(runtime)
+    counted = _CountedMemory(runtime)
 
     def fails() -> None:
         raise RuntimeError("an illegal memory access was encountered")
 
     monkeypatch.setattr(runtime, "synchronize", fails)
     with pytest.raises(RuntimeError, match="illegal memory access"):
-        board.memory.close()
-    assert not board.marks.any()
+        counted.memory.close()
+    assert not counted.marks.any()
 
 
 def test_a_finalizer_that_runs_while_blocks_are_freed(monkeypatch):
     runtime = FakeRuntime(0, 2)
-    boards = [_Board(runtime) for _ in range(3)]
-    for board in boards:
+    counted_memories = [_CountedMemory(runtime) for _ in range(3)]
+    for counted in counted_memories:
         # Another rank has all of them mapped for now.
-        board.marks[1] = device_module._mark_of(os.getpid())
-        board.memory._finalizer()
+        counted.marks[1] = device_module._process_stamp(os.getpid())
+        counted.memory._finalizer()
     assert len(runtime.blocks) == 3
-    garbage = [_Board(runtime)]
+    garbage = [_CountedMemory(runtime)]
     is_alive = device_module._is_alive
 
     def collects(mark: int) -> bool:
         garbage.clear()  # which sweeps, as the garbage collector may at any time
         return is_alive(mark)
 
-    for board in boards:
-        board.marks[1] = 0
+    for counted in counted_memories:
+        counted.marks[1] = 0
     monkeypatch.setattr(device_module, "_is_alive", collects)
     device_module.sweep()
     assert runtime.is_empty
@@ -570,11 +570,11 @@ def test_a_finalizer_that_runs_while_blocks_are_freed(monkeypatch):
 
 def test_threads_that_sweep_free_each_block_once():
     runtime = FakeRuntime(0, 2)
-    boards = [_Board(runtime) for _ in range(50)]
-    for board in boards:
-        board.marks[1] = device_module._mark_of(os.getpid())
-        board.memory._finalizer()
-        board.marks[1] = 0
+    counted_memories = [_CountedMemory(runtime) for _ in range(50)]
+    for counted in counted_memories:
+        counted.marks[1] = device_module._process_stamp(os.getpid())
+        counted.memory._finalizer()
+        counted.marks[1] = 0
     errors = []
 
     def sweeps() -> None:

@@ -187,7 +187,7 @@ def test_a_failed_read_leaves_no_tags_of_rows_that_did_not_come(where, monkeypat
     rows = FEATURES["wide"]
     view, reader, _ = staged(rows, 1 << 20, where)
     ids = some_ids(500, 0)
-    keep, calls = reader._keep, []
+    keep, calls = reader._cache_rows, []
 
     def fails(positions, read):
         calls.append(len(positions))
@@ -196,10 +196,10 @@ def test_a_failed_read_leaves_no_tags_of_rows_that_did_not_come(where, monkeypat
             raise MemoryError("no room")
         keep(positions, read)
 
-    monkeypatch.setattr(reader, "_keep", fails)
+    monkeypatch.setattr(reader, "_cache_rows", fails)
     with pytest.raises(MemoryError):
         gather_rows(view, ids.to(where))
-    monkeypatch.setattr(reader, "_keep", keep)
+    monkeypatch.setattr(reader, "_cache_rows", keep)
     assert torch.equal(gather_rows(view, ids.to(where)).cpu(), rows[ids])
 
 
