@@ -136,9 +136,10 @@ def _hand_on(
         shares = [*(_shares(tier)[memory] for tier in tiers), float(memory == n + 1)]
         if tiers and tiers[-1].memory == "gpu" and not may:
             shares[-1] = shares[-2]
-        edges = [(max(tier.stop - 4 * n, tier.start), tier.stop) for tier in tiers]
-        nbytes = np.diff(spec.bytes_before(edges))[:, 0] if tiers else np.zeros(0)
-        accesses = np.diff(spec.accesses_before(edges))[:, 0] if tiers else np.zeros(0)
+        bounds = [(max(tier.stop - 4 * n, tier.start), tier.stop) for tier in tiers]
+        edges = np.array(bounds, dtype=np.int64).reshape(-1, 2)
+        nbytes = np.diff(spec.bytes_before(edges))[:, 0]
+        accesses = np.diff(spec.accesses_before(edges))[:, 0]
         for index, heat in enumerate((accesses / np.maximum(nbytes, 1e-300)).tolist()):
             relief = shares[index] - shares[index + 1]
             if relief > 0 and (coldest is None or heat <= coldest[0]):

@@ -81,7 +81,7 @@ def init_loader(
 def _check_batches(sampler: Any, batch_size: Any) -> None:
     from dgl_mgpu.sampling.sample_future import require_layers
 
-    is_count = isinstance(batch_size, Integral) and batch_size > 0
+    is_count = isinstance(batch_size, Integral) and int(batch_size) > 0
     if isinstance(batch_size, Real | str) and not is_count:
         raise InvalidInputError(
             "make a DataLoader", f"batch_size is {batch_size!r}", "pass a positive number of seeds"
