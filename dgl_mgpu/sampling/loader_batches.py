@@ -12,23 +12,23 @@ from dgl.heterograph import DGLGraph
 from dgl.utils import recursive_apply
 
 from dgl_mgpu.graph.random import BatchDraws
-from dgl_mgpu.sampling.prefetch_safety import PURE_DATASETS, State, VersionedTable
-from dgl_mgpu.sampling.sample_future import (
-    ToPlace,
-    begin_to_place,
-    beginner,
-    can_be_placed,
-    handed_out,
-    has_blocks,
+from dgl_mgpu.sampling.async_blocks import (
+    async_sampling_of,
+    can_use_slots,
+    finish_blocks,
+    sample_hops_async,
+    samples_blocks,
     weight_of,
 )
+from dgl_mgpu.sampling.prefetch_safety import PURE_DATASETS, DependencySnapshot, VersionedTable
 from dgl_mgpu.utils.stages import stage
 
 if TYPE_CHECKING:
     from dgl_mgpu.ops import EtypeBlock
+    from dgl_mgpu.ops.sample_future import SampleFuture
 
 
-class Of(NamedTuple):
+class FrameKey(NamedTuple):
     """What rows of a block are of.
 
     Attributes
@@ -43,21 +43,23 @@ class Of(NamedTuple):
     type: Any
 
 
-class Features(Protocol):
+class FeatureSource(Protocol):
     """Where the features of sampled hops are."""
 
-    def serves(self, is_first: bool, is_last: bool, of: Of, name: str, room: torch.Tensor) -> bool:
+    def serves(
+        self, is_first: bool, is_last: bool, of: FrameKey, name: str, room: torch.Tensor
+    ) -> bool:
         """Whether a block that is the first or the last one has this feature, fetched by now, in
         rows as there is room for."""
 
-    def fetch(self, of: Of, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
+    def fetch(self, of: FrameKey, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
         """Write rows of a feature."""
 
 
-class SlotPool(Protocol):
+class BatchSlots(Protocol):
     """Memory that mini-batches are put into as they are sampled."""
 
-    def put(self, hops: Sequence[EtypeBlock], features: Features) -> Any:
+    def put(self, hops: Sequence[EtypeBlock], features: FeatureSource) -> Any:
         """What stands for a mini-batch that is there now; None if there is no place for it."""
 
 
@@ -74,10 +76,10 @@ class Batches:
     """
 
     def __init__(
-        self, loader: Any, iterate: Callable[[Any], Any], places: SlotPool | None = None
+        self, loader: Any, iterate: Callable[[Any], Any], slots: BatchSlots | None = None
     ) -> None:
         self._loader, self._collate = loader, loader.collate_fn
-        self._places = places
+        self._slots = slots
         # DGL's iterator over torch's, which gives seeds instead of what is sampled from them.
         loader.collate_fn = _unchanged
         try:
@@ -97,7 +99,7 @@ class Batches:
         #: Of a store, what batches have been made of so far, at its version then.
         self._tables: dict[VersionedTable, int] = {}
         prob = weight_of(loader.graph_sampler)
-        if prob is not None and has_blocks(type(loader.graph)):
+        if prob is not None and samples_blocks(type(loader.graph)):
             for table in loader.graph.weight_tables(prob):
                 self._note(table)
         # A pass that begins before this one ends gives the graph another epoch.
@@ -107,43 +109,49 @@ class Batches:
         """The seeds of the next batch."""
         return next(self._seeds)
 
-    def begin(self, number: int, seeds: Any) -> Callable[[], Any] | None:
-        """Begin to sample a batch; None where that is not of use."""
-        begin = beginner(self._collate.sample_func)
-        if begin is None:
+    def start(self, number: int, seeds: Any) -> SampleFuture[Any] | None:
+        """Start sampling a batch; None if it can only be sampled when it is made."""
+        start = async_sampling_of(self._collate.sample_func)
+        if start is None:
             return None
         # Nothing here asks torch for numbers.
         with self._draws.of_batch(number, with_torchs=False), stage("sample"):
             nodes = recursive_apply(seeds, _to, self._loader.device)
-            if self._places is not None and can_be_placed(self._loader):
-                return begin_to_place(self._loader.graph_sampler, self._collate.g, nodes, seeds)
-            return begin(self._collate.g, nodes, on_host=seeds)
+            if self._slots is not None and can_use_slots(self._loader):
+                return sample_hops_async(self._loader.graph_sampler, self._collate.g, nodes, seeds)
+            return start(self._collate.g, nodes, on_host=seeds)
 
-    def make(self, number: int, seeds: Any, finish: Callable[[], Any] | None = None) -> Any:
-        """Sample a batch and fetch its features, as DGL does, or put it in its place."""
-        if finish is None:
-            finish = self.begin(number, seeds)
+    def make(self, number: int, seeds: Any, future: SampleFuture[Any] | None = None) -> Any:
+        """Sample a batch and fetch its features, as DGL does or into a slot."""
+        if future is None:
+            future = self.start(number, seeds)
         with self._reads_noted():
-            if isinstance(finish, ToPlace) and self._places is not None:
-                placed = self._placed(self._places, finish)
-                if placed is not None:
-                    return placed
+            if self._slots is not None and future is not None:
+                slot_batch = self._put(self._slots, future)
+                if slot_batch is not None:
+                    return slot_batch
             with stage("sample"):
-                self._rest.dataloader_it = iter([self._sampled(number, seeds, finish)])
+                self._rest.dataloader_it = iter([self._sampled(number, seeds, future)])
             with stage("gather"):
                 return next(self._rest)
 
-    def _placed(self, places: SlotPool, begun: ToPlace) -> Any:
-        """What stands for a batch that was begun, if there is a place for it."""
+    def _put(self, slots: BatchSlots, future: SampleFuture[Any]) -> Any:
+        """The batch in a slot; None if it is not to go into one, or if none is free."""
+        from dgl_mgpu.ops.sample_future import HopsFuture
+
+        if not isinstance(future, HopsFuture):
+            return None
         with stage("sample"):
-            hops = begun.hops()
+            hops = future.hops.result()
         if hops is None:
             return None
         with stage("gather"):
-            return places.put(hops, self)
+            return slots.put(hops, self)
 
-    def serves(self, is_first: bool, is_last: bool, of: Of, name: str, room: torch.Tensor) -> bool:
-        """As :class:`Features` says."""
+    def serves(
+        self, is_first: bool, is_last: bool, of: FrameKey, name: str, room: torch.Tensor
+    ) -> bool:
+        """As :class:`FeatureSource` says."""
         sampler = self._loader.graph_sampler
         names: Any = {
             "src": sampler.prefetch_node_feats if is_first else None,
@@ -161,8 +169,8 @@ class Batches:
                 return False
         return stored.shape[1:] == room.shape[1:] and stored.dtype == room.dtype
 
-    def fetch(self, of: Of, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
-        """As :class:`Features` says."""
+    def fetch(self, of: FrameKey, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """As :class:`FeatureSource` says."""
         storage, device = self._storage(of, name), self._loader.device
         if not isinstance(storage, Column):
             storage.fetch(ids, device, out=out)
@@ -171,18 +179,18 @@ class Batches:
         else:
             out.copy_(storage.fetch(ids, device))
 
-    def _storage(self, of: Of, name: str) -> Any:
+    def _storage(self, of: FrameKey, name: str) -> Any:
         graph = self._loader.graph
         get = graph.get_edge_storage if of.side == "edge" else graph.get_node_storage
         return get(name, of.type)
 
-    def _sampled(self, number: int, seeds: Any, finish: Callable[[], Any] | None) -> Any:
-        sampled = None if finish is None else finish()
+    def _sampled(self, number: int, seeds: Any, future: SampleFuture[Any] | None) -> Any:
+        sampled = None if future is None else future.result()
         if sampled is None:
             with self._draws.of_batch(number):
                 return self._collate(seeds)
         sampler = self._collate.sample_func.__self__
-        return sampler.assign_lazy_features(handed_out(sampler, sampled))
+        return sampler.assign_lazy_features(finish_blocks(sampler, sampled))
 
     @contextlib.contextmanager
     def _reads_noted(self) -> Iterator[None]:
@@ -199,7 +207,7 @@ class Batches:
     def _note(self, table: VersionedTable, ids: torch.Tensor | None = None) -> None:
         self._tables.setdefault(table, table.version)
 
-    def state(self) -> State:
+    def dependencies(self) -> DependencySnapshot:
         """What batches depend on but for seeds and draws."""
         loader = self._loader
         # They are sampled from the one, and their features fetched from the other.
@@ -210,11 +218,11 @@ class Batches:
             if isinstance(g, DGLGraph)
         ]
         writes = sum(table.version - version for table, version in self._tables.items())
-        return State(
+        return DependencySnapshot(
             graphs, parts, loader.graph_sampler, other_storages(loader), loader._passes, writes
         )
 
-    def left_behind(self) -> list[torch.Tensor] | None:
+    def new_shared_state(self) -> list[torch.Tensor] | None:
         """Formats of the graph that sampling, or the script, has made."""
         tensors = list(_kept_tensors(self._collate.g))
         left = [each for each in tensors if id(each) not in self._left]

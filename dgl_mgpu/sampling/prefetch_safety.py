@@ -64,7 +64,7 @@ def declares_prefetch_safe(thing: Any) -> bool:
     return vars(type(thing)).get("prefetch_safe", False)
 
 
-class State:
+class DependencySnapshot:
     """Things as they are now: equal to another if none was replaced, or written to, in between.
 
     It holds on to them, so that what the script replaces stays as long as a batch may read it.
@@ -75,7 +75,7 @@ class State:
         self._key = self._key_of(things)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, State) and self._key == other._key
+        return isinstance(other, DependencySnapshot) and self._key == other._key
 
     __hash__ = None  # type: ignore[assignment]
 

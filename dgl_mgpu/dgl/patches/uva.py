@@ -79,7 +79,7 @@ def init_loader(
 
 
 def _check_batches(sampler: Any, batch_size: Any) -> None:
-    from dgl_mgpu.sampling.sample_future import require_layers
+    from dgl_mgpu.sampling.async_blocks import require_layers
 
     if isinstance(batch_size, Real) and batch_size < 1:
         raise InvalidInputError(

@@ -12,8 +12,8 @@ from dgl.heterograph import DGLBlock
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import EtypeBlock
-from dgl_mgpu.sampling.dataloading import batches_into
-from dgl_mgpu.sampling.loader_batches import Features
+from dgl_mgpu.sampling.dataloading import batches_into_slots
+from dgl_mgpu.sampling.loader_batches import FeatureSource
 from dgl_mgpu.train.capture.capture import Point, point, wait_for
 from dgl_mgpu.train.capture.static_buffers import Sizes, StaticBuffers
 
@@ -142,7 +142,7 @@ class SlotPool:
     ) -> None:
         self._every, self._modes, self._device = every, modes, device
 
-    def put(self, hops: Sequence[EtypeBlock], features: Features) -> SlotBatch | None:
+    def put(self, hops: Sequence[EtypeBlock], features: FeatureSource) -> SlotBatch | None:
         """Put a mini-batch into a place that is free, if it fits there.
 
         Of one place alone nothing is gained: others would find it taken.
@@ -166,7 +166,7 @@ class SlotPool:
 
     def batches(self, loader: Any) -> Iterator[Any]:
         """A pass over a loader, which begins now: mini-batches in place, or blocks."""
-        return self._handed_out(batches_into(loader, self))
+        return self._handed_out(batches_into_slots(loader, self))
 
     def _handed_out(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:

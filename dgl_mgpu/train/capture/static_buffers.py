@@ -22,7 +22,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex
 from dgl_mgpu.graph.relation import Compressed, Relation
 from dgl_mgpu.ops import EtypeBlock
-from dgl_mgpu.sampling.loader_batches import Features, Of
+from dgl_mgpu.sampling.loader_batches import FeatureSource, FrameKey
 
 #: Share of the largest batch so far that there is room for beside it, and rows: batches of random
 #: seeds differ by less.
@@ -48,10 +48,10 @@ class Types:
     edges: tuple[tuple[str, str, str], ...]
 
     @cached_property
-    def frames(self) -> list[Of]:
+    def frames(self) -> list[FrameKey]:
         """What a block has features of, in its order."""
-        ends = [Of(side, ntype) for side in ("src", "dst") for ntype in self.nodes]
-        return [*ends, *(Of("edge", etype) for etype in self.edges)]
+        ends = [FrameKey(side, ntype) for side in ("src", "dst") for ntype in self.nodes]
+        return [*ends, *(FrameKey("edge", etype) for etype in self.edges)]
 
     def are_of(self, hops: Sequence[EtypeBlock]) -> bool:
         """Whether hops have these types: those of graphs may lack node types without edges."""
@@ -183,7 +183,7 @@ class _Block:
 class _Hop:
     """A hop as it was sampled, and the features that are fetched for it."""
 
-    def __init__(self, hop: EtypeBlock, types: Types, features: Features) -> None:
+    def __init__(self, hop: EtypeBlock, types: Types, features: FeatureSource) -> None:
         self._hop, self._types, self._features = hop, types, features
 
     def edges(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
@@ -236,7 +236,7 @@ class StaticBuffers:
         """Put a batch here, for which there is room."""
         self._load([_Block(block) for block in batch])
 
-    def load_hops(self, hops: Sequence[EtypeBlock], features: Features) -> None:
+    def load_hops(self, hops: Sequence[EtypeBlock], features: FeatureSource) -> None:
         """Put a batch here as it was sampled, and fetch those of its features that are read."""
         self._load([_Hop(hop, self.types, features) for hop in hops])
 
@@ -252,7 +252,7 @@ class StaticBuffers:
             if name in found._columns
         )
 
-    def is_served_by(self, features: Features) -> bool:
+    def is_served_by(self, features: FeatureSource) -> bool:
         """Whether all features that are read, but for ids, are fetched from there."""
         last = len(self._parts) - 1
         return all(

@@ -24,7 +24,7 @@ from dgl_mgpu.train.capture import policy as choice
 from dgl_mgpu.train.capture import step
 from dgl_mgpu.train.capture.graph_slots import SlotBatch
 from dgl_mgpu.train.capture.static_buffers import StaticBuffers
-from tests.sampling.side_streams import HostLane
+from tests.sampling.side_streams import HostStream
 from tests.train.capture.test_capture import (
     CLASSES,
     MODELS,
@@ -51,7 +51,7 @@ def ahead(request, monkeypatch):
     """With a lane, which works at once, batches are put while the one before is computed."""
     is_ahead = request.param == "ahead"
     monkeypatch.setattr(
-        dataloading, "side_stream_of", lambda device: HostLane() if is_ahead else None
+        dataloading, "side_stream_of", lambda device: HostStream() if is_ahead else None
     )
     return is_ahead
 
@@ -350,8 +350,8 @@ def test_without_capturing_a_loader_is_as_it_is(store):
 class Streams:
     """Notes which of what is queued has been waited for, as streams of a GPU would."""
 
-    def __init__(self, monkeypatch, lane):
-        self._lane, self._now, self._seen = lane, 0, 0
+    def __init__(self, monkeypatch, side_stream):
+        self._side_stream, self._now, self._seen = side_stream, 0, 0
         self._computed: dict[int, int] = {}
         self.overwritten: list[int] = []
         monkeypatch.setattr(places, "point", self.point)
@@ -361,7 +361,7 @@ class Streams:
         load = StaticBuffers.load_hops
 
         def load_hops(room, hops, features):
-            if lane.is_inside and self._computed.get(id(room), 0) > self._seen:
+            if side_stream.is_inside and self._computed.get(id(room), 0) > self._seen:
                 self.overwritten.append(id(room))
             load(room, hops, features)
 
@@ -372,7 +372,7 @@ class Streams:
         return self._now
 
     def wait_for(self, queued, device):
-        if queued is not None and self._lane.is_inside:
+        if queued is not None and self._side_stream.is_inside:
             self._seen = max(self._seen, queued)
 
     def computing(self, room):
@@ -381,9 +381,9 @@ class Streams:
 
 
 def test_no_place_is_written_to_before_it_was_computed(store, capturing, monkeypatch):
-    lane = HostLane()
-    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: lane)
-    streams = Streams(monkeypatch, lane)
+    side_stream = HostStream()
+    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: side_stream)
+    streams = Streams(monkeypatch, side_stream)
     take = step_of(MODELS["mean"]())
     replay = take._replay
 
@@ -449,13 +449,13 @@ def test_without_memory_for_two_places_there_is_one(store, ahead, capturing, mon
 
 def test_a_loop_found_to_be_left_while_the_lane_works(store, capturing, monkeypatch):
     """Its place was left when the step had computed it, and not on the lane."""
-    lane = HostLane()
-    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: lane)
-    streams = Streams(monkeypatch, lane)
+    side_stream = HostStream()
+    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: side_stream)
+    streams = Streams(monkeypatch, side_stream)
     points, point = [], streams.point
     for module in (places, step):
         monkeypatch.setattr(
-            module, "point", lambda device: points.append(lane.is_inside) or point(device)
+            module, "point", lambda device: points.append(side_stream.is_inside) or point(device)
         )
     take = step_of(MODELS["mean"]())
     replay = take._replay
@@ -468,7 +468,7 @@ def test_a_loop_found_to_be_left_while_the_lane_works(store, capturing, monkeypa
     held = take.batches(loader_of(store))
     for _ in range(7):
         take(next(held))
-    with lane.work():
+    with side_stream.use():
         del held
     assert points and not any(points)
     assert all(each.taken() is None for each in take._places)
