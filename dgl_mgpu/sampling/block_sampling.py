@@ -1,4 +1,4 @@
-"""All hops of a mini-batch by one operator, and the blocks that DGL's samplers make of them."""
+"""Sampling all hops of a mini-batch by one operator, and making DGL's blocks of them."""
 
 from __future__ import annotations
 
@@ -86,16 +86,16 @@ def sample_hops_async(
 
 
 def visited_block(block: VisitedBlock, etype: CanonicalEtype) -> EtypeBlock:
-    """A block of walks as one of sampled edges, with their places as ids: walks are no edges."""
-    places = torch.arange(len(block.src), dtype=block.src.dtype, device=block.src.device)
-    edges = BlockEdges(block.indptr, block.src, places)
+    """A block of walks as one of sampled edges, whose ids are their positions in the block."""
+    positions = torch.arange(len(block.src), dtype=block.src.dtype, device=block.src.device)
+    edges = BlockEdges(block.indptr, block.src, positions)
     return EtypeBlock({etype: edges}, {etype[0]: block.src_nodes}, {etype[0]: block.num_dst})
 
 
 def blank_blocks(
     count: int, graph: Any, idtype: torch.dtype, device: torch.device
 ) -> list[BlankBlock]:
-    """Blocks of a graph for :func:`tensor_blocks`, made while the GPU still samples."""
+    """Blocks to fill by :func:`tensor_blocks`, prepared while the GPU samples."""
     types = block_types(graph.ntypes, graph.canonical_etypes)
     return [types.blank(idtype, device) for _ in range(count)]
 
@@ -106,7 +106,7 @@ def dgl_blocks(
     seeds: Mapping[str, torch.Tensor],
     blanks: Sequence[BlankBlock] = (),
 ) -> list[DGLGraph]:
-    """What was sampled of a graph as DGL's blocks: its C++ has those on the CPU.
+    """Sampled hops as DGL's blocks; on the CPU DGL's C++ library holds them.
 
     Parameters are those of :func:`tensor_blocks`.
     """
@@ -154,8 +154,8 @@ def _metagraph(num_ntypes: int, ends: tuple[tuple[int, int], ...]) -> Any:
 
 
 def _csc(edges: BlockEdges, idtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    # Edge ids are places, which DGL would take for granted; but its CPU kernels for edge features
-    # refuse a graph that does not spell them out.
+    # Edge ids are positions, which DGL would assume; but its CPU kernels for edge features refuse a
+    # graph without explicit ids.
     count = len(edges.src)
     indptr = narrow_indptr(edges.indptr, count, idtype, "make a block")
     return indptr, edges.src, torch.arange(count, dtype=idtype)
@@ -168,7 +168,7 @@ def tensor_blocks(
     seeds: Mapping[str, torch.Tensor],
     blanks: Sequence[BlankBlock] = (),
 ) -> list[DGLBlock]:
-    """What was sampled as DGL's blocks, on the same device, in graph indexes made of tensors.
+    """Sampled hops as DGL's blocks on the same device, in graph indexes made of tensors.
 
     Parameters
     ----------
@@ -177,7 +177,7 @@ def tensor_blocks(
     seeds : dict of node type to Tensor
         Those of types without edges are their own sources.
     blanks : sequence of BlankBlock
-        One for each, where they have been made.
+        One for each hop, if they have been prepared.
     """
     types = block_types(ntypes, canonical_etypes)
     ids = next(iter(sampled[0].edges.values())).src
@@ -196,7 +196,7 @@ def _filled(
     canonical_etypes: Sequence[CanonicalEtype],
     seeds: Mapping[str, torch.Tensor],
 ) -> DGLBlock:
-    """The block of what was sampled."""
+    """A prepared block, filled with a sampled hop."""
     edges = [sampled.edges[etype] for etype in canonical_etypes]
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
@@ -292,7 +292,7 @@ def _start(
 
 
 class _Batch:
-    """The seeds of a mini-batch, and where they are sampled.
+    """The seeds of a mini-batch and the graph to sample.
 
     Attributes
     ----------
@@ -317,7 +317,7 @@ class _Batch:
 
     @classmethod
     def of(cls, g: DGLGraph, nodes: Any) -> _Batch | None:
-        """None if the graph or the seeds are not what is sampled here."""
+        """None if the graph or the seeds are not supported here."""
         if isinstance(nodes, Mapping):
             seeds = dict(nodes)
         elif len(g.ntypes) == 1:
@@ -369,7 +369,7 @@ class _Batch:
         return inputs, self._nodes, filled
 
     def weights(self, prob: str | None) -> dict[CanonicalEtype, RowView] | None:
-        """Weights by edge type, without those that have none; None if they are not served here."""
+        """Weights by edge type, without types that have none; None if they are not supported."""
         if prob is None:
             return {}
         weights = {}

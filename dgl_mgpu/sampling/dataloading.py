@@ -1,9 +1,9 @@
-"""What DGL's DataLoader and NeighborSampler do differently for graphs of this package.
+"""How DGL's DataLoader and NeighborSampler work on graphs of this package.
 
-DGL's own protocol (``sample_neighbors``, ``get_node_storage``, …) suffices for them to work.
-Three things it lacks: a store's graph is not told that an epoch begins, a mini-batch goes through
-a graph over all nodes at every hop, and a GPU waits while the host has the next one sampled.  For
-DGL's own graphs on the CPU both classes do what they always did.
+DGL's own protocol (``sample_neighbors``, ``get_node_storage``, …) is enough for them to work, but
+it does not tell a store's graph when an epoch starts, builds a graph over all nodes at every hop,
+and lets the GPU wait while the host samples the next mini-batch.  For DGL's own graphs on the CPU
+both classes are unchanged.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ from dgl_mgpu.sampling.prefetcher import Prefetcher, PrefetchTuner
 from dgl_mgpu.sampling.side_stream import side_stream_of
 from dgl_mgpu.utils.fork_safe import freed_at_fork
 
-#: Mini-batches that are made ahead.  One is made while the model works on the one before, which is
-#: all the time there is in a step; each more would only take memory.
+#: Mini-batches to prefetch.  One is made while the model works on the one before, which fills the
+#: whole step; more would only take memory.
 DEPTH = 1
-#: What passes over a loader have shown, for the next ones.
+#: Tuners of loaders, kept from pass to pass.
 _tuners: WeakKeyDictionary[Any, PrefetchTuner] = WeakKeyDictionary()
-#: Held while a pass begins: a loader's function is another one meanwhile.
-#: Workers are forked meanwhile, too.
+#: Held while a pass starts: its loader's collate function is replaced meanwhile, and workers are
+#: forked.
 _start_lock = freed_at_fork(threading.RLock())
 
 
 def serve_dataloading() -> None:
-    """Teach DGL's classes to use what this package's graphs offer; once for all graphs."""
+    """Make DGL's classes use what this package's graphs offer; idempotent."""
     if getattr(DataLoader.__iter__, "serves_stores", False):
         return
     iterate, sample_blocks = DataLoader.__iter__, NeighborSampler.sample_blocks
@@ -90,10 +90,10 @@ def serve_dataloading() -> None:
 
 
 def batches_into_slots(loader: Any, slots: BatchSlots) -> Iterator:
-    """A pass over a loader whose mini-batches are put into places, where that can be done.
+    """A pass over a loader that puts mini-batches into slots where it can.
 
-    It can be for DGL's neighbour samplers, over a graph of this package and in this process, and
-    for a loader that is iterated as DGL's.
+    It can for DGL's neighbour samplers over a graph of this package, in this process, and for a
+    loader that does not override ``__iter__``.
 
     Returns
     -------
@@ -131,7 +131,7 @@ def _start_pass(loader: Any, dgls: Callable[[Any], Any], slots: BatchSlots | Non
 
 
 def _start_epoch(loader: Any) -> None:
-    """Have a loader sample its graph's next epoch from now on, but not a pass that has begun."""
+    """Make a loader sample its graph's next epoch, but not passes that have started."""
     shared, collate = loader.graph, loader.collate_fn
     if collate.g is not shared and loader.persistent_workers:
         collate.g.start_epoch(shared)  # of the pass before, which they have, and see
@@ -154,19 +154,19 @@ def _samples_here(loader: Any) -> bool:
 
 
 def _may_prefetch(loader: Any) -> bool:
-    """Whether batches of a loader are sure to be the same if they are made ahead.
+    """Whether prefetching is certain not to change a loader's batches.
 
-    ``DGL_MGPU_PREFETCH=0`` has them made one by one all the same.
+    ``DGL_MGPU_PREFETCH=0`` turns prefetching off.
     """
     caches = loader.graph._gpu_caches
     return (
         os.environ.get("DGL_MGPU_PREFETCH") != "0"
         and (loader.graph.device == loader.device or is_pinned(loader))
         and not loader.use_alternate_streams  # which is how the script wants it
-        # The code of others may look at anything, if it does not say that it does not.
+        # Other code may depend on anything, unless it declares that it does not.
         and (type(loader.dataset) in PURE_DATASETS or declares_prefetch_safe(loader.dataset))
         and is_pure(loader.graph_sampler)
         and all(isinstance(each, BaseTensorStorage) for each in other_storages(loader).values())
-        # Its rows may be another stream's to write.
+        # Another stream may write to a cache.
         and not (caches["node"] or caches["edge"])
     )

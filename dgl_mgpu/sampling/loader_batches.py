@@ -1,4 +1,4 @@
-"""The mini-batches of a pass over a DataLoader, each of which can be made before its turn."""
+"""The mini-batches of a pass over a DataLoader, which can be made before they are due."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class FrameKey(NamedTuple):
-    """What rows of a block are of.
+    """The frame of a block: its side and its node or edge type.
 
     Attributes
     ----------
@@ -44,35 +44,35 @@ class FrameKey(NamedTuple):
 
 
 class FeatureSource(Protocol):
-    """Where the features of sampled hops are."""
+    """The features of sampled hops."""
 
     def serves(
-        self, is_first: bool, is_last: bool, of: FrameKey, name: str, room: torch.Tensor
+        self, is_first: bool, is_last: bool, of: FrameKey, name: str, buffer: torch.Tensor
     ) -> bool:
         """Whether a block that is the first or the last one has this feature, fetched by now, in
         rows as there is room for."""
 
     def fetch(self, of: FrameKey, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
-        """Write rows of a feature."""
+        """Write rows of a feature to ``out``."""
 
 
 class BatchSlots(Protocol):
-    """Memory that mini-batches are put into as they are sampled."""
+    """Slots of static buffers that mini-batches are loaded into as they are sampled."""
 
     def put(self, hops: Sequence[EtypeBlock], features: FeatureSource) -> Any:
-        """What stands for a mini-batch that is there now; None if there is no place for it."""
+        """Load a mini-batch; returns a handle, or None if no slot takes it."""
 
 
 class Batches:
-    """The mini-batches of one pass over a DataLoader: the source of an :class:`Prefetcher`.
+    """The mini-batches of one pass over a DataLoader: the source of a :class:`Prefetcher`.
 
     Parameters
     ----------
     loader : DataLoader
     iterate : callable
         DGL's ``DataLoader.__iter__``.
-    places : Places, optional
-        Where to put them.
+    slots : BatchSlots, optional
+        Where to load them.
     """
 
     def __init__(
@@ -80,15 +80,15 @@ class Batches:
     ) -> None:
         self._loader, self._collate = loader, loader.collate_fn
         self._slots = slots
-        # DGL's iterator over torch's, which gives seeds instead of what is sampled from them.
+        # DGL's iterator over torch's, which yields the seeds and does not sample.
         loader.collate_fn = _unchanged
         try:
             self._rest = iterate(loader)
         finally:
             loader.collate_fn = self._collate
         if type(loader.dataset) in PURE_DATASETS:
-            # Torch's iterator would take as long as all else that is done for seeds.  They are read
-            # on the host, which would wait for a GPU to give them, batch by batch.
+            # Torch's iterator would take as long as all other work for seeds.  They are read on the
+            # host, which would wait for a GPU at every batch.
             self._seeds = iter(loader.dataset)
             self._seeds.dataset = self._seeds.dataset.cpu()
         else:
@@ -96,13 +96,13 @@ class Batches:
         # Torch's iterator has drawn it, as it does for all loaders.
         self._draws = BatchDraws(loader.device, self._rest.dataloader_it._base_seed)
         self._left: set[int] = set()
-        #: Of a store, what batches have been made of so far, at its version then.
+        #: A store's tables that batches were made of, with their versions then.
         self._tables: dict[VersionedTable, int] = {}
         prob = weight_of(loader.graph_sampler)
         if prob is not None and samples_blocks(type(loader.graph)):
             for table in loader.graph.weight_tables(prob):
                 self._note(table)
-        # A pass that begins before this one ends gives the graph another epoch.
+        # A pass that starts before this one ends moves the graph to another epoch.
         loader._passes = getattr(loader, "_passes", 0) + 1
 
     def seeds(self) -> Any:
@@ -149,7 +149,7 @@ class Batches:
             return slots.put(hops, self)
 
     def serves(
-        self, is_first: bool, is_last: bool, of: FrameKey, name: str, room: torch.Tensor
+        self, is_first: bool, is_last: bool, of: FrameKey, name: str, buffer: torch.Tensor
     ) -> bool:
         """As :class:`FeatureSource` says."""
         sampler = self._loader.graph_sampler
@@ -167,7 +167,7 @@ class Batches:
             stored = stored.data
             if stored.requires_grad:
                 return False
-        return stored.shape[1:] == room.shape[1:] and stored.dtype == room.dtype
+        return stored.shape[1:] == buffer.shape[1:] and stored.dtype == buffer.dtype
 
     def fetch(self, of: FrameKey, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
         """As :class:`FeatureSource` says."""
@@ -208,9 +208,9 @@ class Batches:
         self._tables.setdefault(table, table.version)
 
     def dependencies(self) -> DependencySnapshot:
-        """What batches depend on but for seeds and draws."""
+        """A snapshot of what batches depend on apart from seeds and random numbers."""
         loader = self._loader
-        # They are sampled from the one, and their features fetched from the other.
+        # The first is sampled, and the second has the features.
         graphs = [self._collate.g, loader.graph]
         parts = [
             (g._graph, *(each._columns for each in (*g._node_frames, *g._edge_frames)))
@@ -223,7 +223,7 @@ class Batches:
         )
 
     def new_shared_state(self) -> list[torch.Tensor] | None:
-        """Formats of the graph that sampling, or the script, has made."""
+        """Formats of the graph that sampling or the script has added."""
         tensors = list(_kept_tensors(self._collate.g))
         left = [each for each in tensors if id(each) not in self._left]
         self._left = {id(each) for each in tensors}
@@ -235,7 +235,7 @@ class Batches:
             return
         tensors: list[torch.Tensor] = []
         recursive_apply(made, _collect, tensors)
-        # Many tensors of a batch are parts of one piece of memory, which has to be told once.
+        # Many tensors of a batch share one allocation; recording it once is enough.
         memory = {each.untyped_storage()._cdata: each for each in tensors if each.is_cuda}
         stream = torch.cuda.current_stream(self._loader.device)
         for each in memory.values():
@@ -243,12 +243,12 @@ class Batches:
 
 
 def other_storages(loader: Any) -> Mapping[str, Any]:
-    """What a loader fetches from beside its graph."""
+    """The storages that a loader fetches from beside its graph."""
     return getattr(loader, "other_storages", {})  # not of a loader that Lightning made anew
 
 
 def _scripts(g: Any) -> Any:
-    """The graph that the script holds, of one that is shared in its place."""
+    """The script's own graph, if it is shared between processes in its place."""
     return getattr(g, "original", g)
 
 
@@ -257,8 +257,8 @@ def _unchanged(seeds: Any) -> Any:
 
 
 def _to(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Ids where a device has them.  Those of pageable memory would be there only when all is done
-    that is queued before: the model of the last batch, where this one is made at rest."""
+    """Ids on a device.  A copy from pageable memory would wait for all work queued before it, such
+    as the model's of the last batch."""
     if device.type == "cuda" and ids.device.type == "cpu":
         ids = ids.pin_memory()
     return ids.to(device, non_blocking=True)
@@ -275,7 +275,7 @@ def _collect(made: Any, tensors: list[torch.Tensor]) -> None:
             for column in frame._columns.values():
                 if isinstance(column, LazyFeature):
                     continue
-                # Rows that are yet to be picked are not picked here.
+                # Do not gather rows that are gathered lazily.
                 picks = column.index
                 if picks is not None:
                     tensors += picks._indices if isinstance(picks, _LazyIndex) else [picks]
@@ -283,7 +283,7 @@ def _collect(made: Any, tensors: list[torch.Tensor]) -> None:
 
 
 def _kept_tensors(g: Any) -> Iterable[torch.Tensor]:
-    """What a graph has of its structure, and views of it, on GPUs."""
+    """The tensors and views of a graph's structure."""
     g = _scripts(g)
     if not isinstance(g, DGLGraph):
         return  # a store's is made with the store

@@ -37,7 +37,7 @@ class Source(Protocol[BatchOut]):
         """
 
     def start(self, number: int, seeds: Any) -> Any:
-        """A future of the samples of batch ``number``; None if nothing can start without waiting."""
+        """A future of the samples of batch ``number``; None if nothing can start now."""
 
     def make(self, number: int, seeds: Any, future: Any = None) -> BatchOut:
         """Batch ``number``, the same however often and whenever it is made.
@@ -216,8 +216,8 @@ class Prefetcher(Iterator[Batch]):
             self._prefetch(self._side_stream, queued, is_unprefetched)
         if side_stream is not None and self._side_stream is None:
             warnings.warn(
-                "The next mini-batch does not fit into the GPU's memory beside this one: prefetching "
-                "stops, and mini-batches are made one at a time.",
+                "The next mini-batch does not fit into the GPU's memory beside this one: "
+                "prefetching stops, and mini-batches are made one at a time.",
                 stacklevel=3,
             )
         return batch

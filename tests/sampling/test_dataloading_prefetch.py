@@ -482,11 +482,11 @@ def test_rows_that_are_written_to_the_store_are_in_the_next_batch(prob, with_sid
     ):
         assert torch.equal(blocks[0].srcdata["feat"], features[inputs])
         if number == 2:
-            assert any(what == "marks" and mark.on_side_stream for what, mark in made[0].log)
+            assert any(what == "records" and event.on_side_stream for what, event in made[0].log)
             made[0].log.clear()
             write_rows(store.graph._store.tables["node/_N/label"], every, g.ndata["label"])
         elif number == 4:  # what no batch reads may change
-            assert any(what == "marks" and mark.on_side_stream for what, mark in made[0].log)
+            assert any(what == "records" and event.on_side_stream for what, event in made[0].log)
             features = features + 1
             write_rows(store.graph._store.tables["node/_N/feat"], every, features)
     assert number == 7
@@ -560,8 +560,8 @@ def test_a_format_that_a_batch_makes_is_waited_for(with_side_stream):
     assert g._graph.relations[1].created == ("coo",)
     next(batches)  # and the second one, which is of the other type
     assert g._graph.relations[1].created == ("coo", "csc")
-    *_, (marks, mark), (waits, waited) = made[0].log
-    assert (marks, waits) == ("marks", "waits") and waited is mark
+    *_, (records, event), (waits, waited) = made[0].log
+    assert (records, waits) == ("records", "waits") and waited is event
 
 
 def test_a_format_that_the_script_makes_is_waited_for(with_side_stream):
@@ -579,7 +579,9 @@ def test_a_format_that_the_script_makes_is_waited_for(with_side_stream):
     order = [what for what, _ in made[0].log]
     assert order.count("follows") == 1
     on_side_stream = next(
-        i for i, (what, mark) in enumerate(made[0].log) if what == "marks" and mark.on_side_stream
+        i
+        for i, (what, event) in enumerate(made[0].log)
+        if what == "records" and event.on_side_stream
     )
     assert order.index("follows") < on_side_stream
 

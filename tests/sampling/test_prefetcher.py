@@ -24,7 +24,7 @@ class Clock:
     def __init__(self):
         self.now = 0.0
         #: Of a batch, by where it is made.
-        self.seconds = {"prefetcher": 2.0, "here": 1.0}
+        self.seconds = {"ahead": 2.0, "here": 1.0}
 
 
 @pytest.fixture(autouse=True)
@@ -68,12 +68,10 @@ class NumberSource:
 
     def make(self, number, seeds, future=None):
         assert seeds == 100 + number
-        where = (
-            "prefetcher" if self.side_stream is not None and self.side_stream.is_inside else "here"
-        )
+        where = "ahead" if self.side_stream is not None and self.side_stream.is_inside else "here"
         assert future is None or future == ("started", number)
         if future is not None:
-            assert where == "prefetcher"
+            assert where == "ahead"
             self.log.append(("finishes", number))
         self.log.append((f"makes {where}", number))
         self.clock.now += self.clock.seconds[where]
@@ -112,10 +110,10 @@ def test_batches_come_in_order_and_no_more_than_depth_are_made_ahead(depth, coun
     found = []
     for batch in batches:
         found.append((batch.number, batch.seeds))
-        assert len(made(side_stream.log, "prefetcher")) == min(depth + len(found), count) - 1
+        assert len(made(side_stream.log, "ahead")) == min(depth + len(found), count) - 1
     assert found == [(n, (100 + n, 0)) for n in range(count)]
     assert made(side_stream.log, "here") == list(range(min(1, count)))
-    assert made(side_stream.log, "prefetcher") == list(range(1, count))
+    assert made(side_stream.log, "ahead") == list(range(1, count))
     with pytest.raises(StopIteration):
         next(batches)
 
@@ -177,7 +175,7 @@ def test_what_beginning_raises_is_raised_in_its_turn_and_no_memory_for_it_is_no_
     with pytest.raises(ValueError, match="begin 3"):
         next(batches)
     assert [batch.number for batch in batches] == [4, 5]
-    assert made(side_stream.log, "prefetcher") == [1, 2, 4, 5]
+    assert made(side_stream.log, "ahead") == [1, 2, 4, 5]
     assert [n for what, n in side_stream.log if what == "finishes"] == [1, 4, 5]
 
 
@@ -243,7 +241,7 @@ def test_an_idle_gpu_has_batches_made_when_they_are_asked_for_if_that_is_faster(
     # Windows of 8: one ahead, one at rest, and one more of these as they are faster. Ahead is tried
     # again after 1, 2 and 4 of them. What is begun or made by then is handed out first.
     more = depth
-    assert made(side_stream.log, "prefetcher") == windows(
+    assert made(side_stream.log, "ahead") == windows(
         (2, 8 + more), (25, 32 + more), (49, 56 + more), (89, min(96 + more, 99))
     )
 
@@ -267,7 +265,7 @@ def test_an_idle_gpu_makes_nothing_ahead_for_who_wants_one_batch():
     side_stream.is_idle = True
     for _ in range(3):
         next(over(side_stream)[1])
-    assert not made(side_stream.log, "prefetcher") and made(side_stream.log, "here") == [0] * 3
+    assert not made(side_stream.log, "ahead") and made(side_stream.log, "here") == [0] * 3
 
 
 def test_what_counts_is_the_time_from_one_batch_to_the_next(clock):
@@ -287,7 +285,7 @@ def test_what_passes_have_shown_is_known_to_the_next_but_not_the_time_between_th
         side_stream.log.clear()
         list(Prefetcher(NumberSource(side_stream, count), side_stream, 1, tuner))
         clock.now += 1000.0
-        assert made(side_stream.log, "prefetcher") == windows(expected)
+        assert made(side_stream.log, "ahead") == windows(expected)
 
 
 def test_how_a_pass_begins_does_not_count(clock):
@@ -354,7 +352,7 @@ def test_a_batch_that_is_made_at_rest_may_fail_and_be_stale():
     source.version = 1
     found += batches
     assert [b.seeds for b in found] == [(100 + n, int(n > 11)) for n in range(14) if n != 11]
-    assert made(side_stream.log, "prefetcher") == list(range(2, 10))
+    assert made(side_stream.log, "ahead") == list(range(2, 10))
 
 
 @pytest.mark.parametrize("depth", [1, 2])
@@ -401,7 +399,7 @@ def test_what_a_change_makes_stale_is_made_again():
         (103,),
         (104,),
     ]
-    assert made(side_stream.log, "here") == [2, 3, 4, 5] and not made(side_stream.log, "prefetcher")
+    assert made(side_stream.log, "here") == [2, 3, 4, 5] and not made(side_stream.log, "ahead")
 
 
 def test_without_memory_for_it_nothing_is_made_ahead_any_more():
@@ -418,7 +416,7 @@ def test_without_memory_for_it_nothing_is_made_ahead_any_more():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [batch.number for batch in batches] == [2, 3, 4, 5]
-    assert made(side_stream.log, "prefetcher") == [1, 2, 2]
+    assert made(side_stream.log, "ahead") == [1, 2, 2]
     assert made(side_stream.log, "here") == [0, 2, 3, 4, 5]
 
 

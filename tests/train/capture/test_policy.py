@@ -113,7 +113,7 @@ def test_steps_are_the_same_whether_mini_batches_are_made_ahead(monkeypatch, cap
                 g, order, run.loader.graph_sampler, batch_size=8, drop_last=True
             )
             found += run.epoch(epoch)
-        assert len(capturing) > 2 * step.PLACES  # some are captured anew
+        assert len(capturing) > 2 * step.NUM_SLOTS  # some are captured anew
         capturing.clear()
         assert bool(moved) == (side_stream is not None)
     half = len(found) // 2
@@ -162,7 +162,7 @@ def test_where_captures_are_not_required_they_may_fail(error, monkeypatch, captu
         else:
             loss = take(blocks)  # and nothing is said again
         assert_close([loss, take.outputs], expected)
-    assert len(capturing) == 1 and not take._places
+    assert len(capturing) == 1 and not take._slots
     take = dgl_mgpu.CapturedStep(model, forward, F.cross_entropy)
     with pytest.raises(error, match="the cause"):
         for blocks in batches:
@@ -184,7 +184,7 @@ def test_steps_that_lack_the_memory_of_graphs_get_it(required, capturing):
     (whole,), (part,) = batches_of(g, 1, size=32), batches_of(g, 1, size=7)
     for _ in range(WARM_UP + 1):
         take(whole)
-    rooms += [weakref.ref(each.room) for each in take._places]
+    rooms += [weakref.ref(each.buffers) for each in take._slots]
     capturing.clear()
     if required:
         with pytest.raises(torch.OutOfMemoryError):
@@ -245,7 +245,7 @@ def test_a_run_goes_on_without_captures_where_they_were_given_up(capturing):
         forward = run.step._pass._functions[0]
 
         def full(blocks):
-            if blocks[-1].num_dst_nodes() < 32 and run.step._places:
+            if blocks[-1].num_dst_nodes() < 32 and run.step._slots:
                 raise torch.OutOfMemoryError("too full")
             return forward(blocks)
 
@@ -326,7 +326,7 @@ def test_after_giving_up_no_graph_is_alive_and_results_are_right(ahead, monkeypa
     monkeypatch.setattr(Graph, "every", [])
 
     def captured(run, device, pool):
-        if len(Graph.every) == step.PLACES:
+        if len(Graph.every) == step.NUM_SLOTS:
             raise torch.OutOfMemoryError("too full")
 
         made = Graph(run, pool)
