@@ -24,7 +24,7 @@ from dgl_mgpu.ops.gather import count_tiers, gather_rows, pick_rows
 from dgl_mgpu.ops.negative import NegativeEdges, negative_destinations, negative_edges
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample import SampledNeighbors, sample_etype_neighbors, sample_neighbors
-from dgl_mgpu.ops.sample_future import SampleFuture
+from dgl_mgpu.ops.sample_future import SampleFuture, returning_wait
 from dgl_mgpu.ops.sample_weighted import EdgeTimes, check_weights
 from dgl_mgpu.ops.scatter import SGD, Adagrad, Adam, AlignedTables, scatter_rows, update_rows
 from dgl_mgpu.ops.sddmm import sddmm
@@ -38,15 +38,19 @@ from dgl_mgpu.ops.walk_blocks import VisitedBlock, pinsage_blocks, pinsage_block
 from dgl_mgpu.utils.deprecation import deprecated_alias
 
 begin_sample_blocks = deprecated_alias(
-    "dgl_mgpu.ops.begin_sample_blocks", sample_blocks_async, "dgl_mgpu.ops.sample_blocks_async"
+    "dgl_mgpu.ops.begin_sample_blocks",
+    returning_wait(sample_blocks_async),
+    "dgl_mgpu.ops.sample_blocks_async",
 )
 begin_sample_etype_blocks = deprecated_alias(
     "dgl_mgpu.ops.begin_sample_etype_blocks",
-    sample_etype_blocks_async,
+    returning_wait(sample_etype_blocks_async),
     "dgl_mgpu.ops.sample_etype_blocks_async",
 )
 begin_pinsage_blocks = deprecated_alias(
-    "dgl_mgpu.ops.begin_pinsage_blocks", pinsage_blocks_async, "dgl_mgpu.ops.pinsage_blocks_async"
+    "dgl_mgpu.ops.begin_pinsage_blocks",
+    returning_wait(pinsage_blocks_async),
+    "dgl_mgpu.ops.pinsage_blocks_async",
 )
 
 __all__ = [

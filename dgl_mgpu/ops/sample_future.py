@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 T = TypeVar("T")
 U = TypeVar("U")
+P = ParamSpec("P")
 
 
 class SampleFuture(Generic[T]):
@@ -39,9 +41,6 @@ class SampleFuture(Generic[T]):
         """A future of ``function`` of the result, called when that future is waited for."""
         return SampleFuture(lambda: function(self.result()))
 
-    def __call__(self) -> T:
-        return self.result()
-
 
 class HopsFuture(SampleFuture[Any]):
     """A mini-batch's blocks, or None; its hops can be taken instead, without making blocks.
@@ -61,3 +60,16 @@ class HopsFuture(SampleFuture[Any]):
             lambda: None if (sampled := hops.result()) is None else make_blocks(sampled)
         )
         self.hops = hops
+
+
+def returning_wait(start: Callable[P, SampleFuture[T]]) -> Callable[P, Callable[[], T]]:
+    """A function that starts sampling, as it was before futures: it returns a callable that waits.
+
+    Only deprecated names use it.
+    """
+
+    @functools.wraps(start)
+    def started(*args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
+        return start(*args, **kwargs).result
+
+    return started
