@@ -1,23 +1,28 @@
-"""Samples in flight: what was queued on a GPU, and is waited for where its result is needed."""
+"""Samples in flight: queued on a GPU, and waited for where the result is needed."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, ParamSpec, TypeVar
 
 T = TypeVar("T")
+U = TypeVar("U")
+P = ParamSpec("P")
 
 
 class SampleFuture(Generic[T]):
-    """The result of sampling that a GPU has begun.
+    """The result of sampling that has been started on a GPU.
 
-    Meanwhile the host can do other things, and queue them on the stream that samples.  Wait on that
-    stream: it is the one that the result is there for.
+    Until the result is needed the host can do other work, and queue more on the stream on which
+    sampling was started.  Ask for the result on that same stream.  Dropping a future without asking
+    for its result is allowed.
 
     Parameters
     ----------
     wait : callable
-        Waits for the result, or makes it now where nothing could be begun.  It is called once.
+        Waits for the result, or computes it where nothing could be started.  Called once, at the
+        first :meth:`result`.
     """
 
     __slots__ = ("_result", "_wait")
@@ -27,14 +32,44 @@ class SampleFuture(Generic[T]):
         self._result: Any = None
 
     def result(self) -> T:
-        """The result, waited for at the first call."""
+        """The result; the first call waits for it."""
         if self._wait is not None:
             self._result, self._wait = self._wait(), None
         return self._result
 
-    def then(self, function: Callable[[T], Any]) -> SampleFuture[Any]:
-        """A future of what a function makes of the result, called when that is waited for."""
+    def then(self, function: Callable[[T], U]) -> SampleFuture[U]:
+        """A future of ``function`` of the result, called when that future is waited for."""
         return SampleFuture(lambda: function(self.result()))
 
-    def __call__(self) -> T:
-        return self.result()
+
+class HopsFuture(SampleFuture[Any]):
+    """A mini-batch's blocks, or None; its hops can be taken instead, without making blocks.
+
+    Parameters
+    ----------
+    hops : SampleFuture
+        The sampled hops; None if this package cannot sample them and DGL has to.
+    make_blocks : callable
+        Makes input nodes, output nodes and blocks of the hops.
+    """
+
+    __slots__ = ("hops",)
+
+    def __init__(self, hops: SampleFuture[Any], make_blocks: Callable[[Any], Any]) -> None:
+        super().__init__(
+            lambda: None if (sampled := hops.result()) is None else make_blocks(sampled)
+        )
+        self.hops = hops
+
+
+def returning_wait(start: Callable[P, SampleFuture[T]]) -> Callable[P, Callable[[], T]]:
+    """A function that starts sampling, as it was before futures: it returns a callable that waits.
+
+    Only deprecated names use it.
+    """
+
+    @functools.wraps(start)
+    def started(*args: P.args, **kwargs: P.kwargs) -> Callable[[], T]:
+        return start(*args, **kwargs).result
+
+    return started

@@ -1,9 +1,10 @@
-"""All hops of a mini-batch by one operator, and the blocks that DGL's samplers make of them."""
+"""Sampling all hops of a mini-batch by one operator, and making DGL's blocks of them."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,10 +29,11 @@ from dgl_mgpu.ops import (
     RowView,
     SampleKey,
     VisitedBlock,
-    begin_sample_blocks,
-    begin_sample_etype_blocks,
+    sample_blocks_async,
+    sample_etype_blocks_async,
 )
 from dgl_mgpu.ops.check import narrow_indptr
+from dgl_mgpu.ops.sample_future import HopsFuture, SampleFuture
 from dgl_mgpu.sampling.seed_edges import new_key
 from dgl_mgpu.sampling.views import edges_view, scalars_view
 
@@ -45,7 +47,7 @@ _FORMATS = ["coo", "csr", "csc"]
 _WEIGHTS = (torch.float32, torch.float64, torch.bool, torch.uint8)
 
 
-def begin_hops(
+def sample_hops_async(
     views: Mapping[CanonicalEtype, GraphView],
     seeds: Mapping[str, torch.Tensor],
     fanouts: Sequence[Mapping[CanonicalEtype, int]],
@@ -53,22 +55,21 @@ def begin_hops(
     *,
     replace: bool,
     weights: Mapping[CanonicalEtype, RowView],
-) -> Callable[[], list[EtypeBlock]]:
-    """Begin with the message-flow graphs of a mini-batch, of one edge type or of several.
+) -> SampleFuture[list[EtypeBlock]]:
+    """Start sampling the message-flow graphs of a mini-batch, of one edge type or of several.
 
-    Parameters and errors are those of :func:`dgl_mgpu.ops.sample_etype_blocks`, but that seeds may
-    be of types without edges, which hops do not tell of; what is returned is to be called as that
-    of :func:`dgl_mgpu.ops.begin_sample_etype_blocks`.
+    Parameters and errors are those of :func:`dgl_mgpu.ops.sample_etype_blocks_async`, except that
+    seeds may be of types without edges, which the hops then leave out.
     """
     joined = {ntype for source, _, destination in views for ntype in (source, destination)}
     seeds = {ntype: nodes for ntype, nodes in seeds.items() if ntype in joined}
     (etype, view), *others = views.items()
     ntype = etype[0]
     if others or etype[2] != ntype or ntype not in seeds:
-        return begin_sample_etype_blocks(
+        return sample_etype_blocks_async(
             views, seeds, fanouts, key, replace=replace, weights=weights
         )
-    finish = begin_sample_blocks(
+    future = sample_blocks_async(
         view,
         seeds[ntype],
         [fanout[etype] for fanout in fanouts],
@@ -76,23 +77,25 @@ def begin_hops(
         replace=replace,
         weights=weights.get(etype),
     )
-    return lambda: [
-        EtypeBlock({etype: BlockEdges(*block[:3])}, {ntype: block[3]}, {ntype: block[4]})
-        for block in finish()
-    ]
+    return future.then(
+        lambda blocks: [
+            EtypeBlock({etype: BlockEdges(*block[:3])}, {ntype: block[3]}, {ntype: block[4]})
+            for block in blocks
+        ]
+    )
 
 
 def visited_block(block: VisitedBlock, etype: CanonicalEtype) -> EtypeBlock:
-    """A block of walks as one of sampled edges, with their places as ids: walks are no edges."""
-    places = torch.arange(len(block.src), dtype=block.src.dtype, device=block.src.device)
-    edges = BlockEdges(block.indptr, block.src, places)
+    """A block of walks as one of sampled edges, whose ids are their positions in the block."""
+    positions = torch.arange(len(block.src), dtype=block.src.dtype, device=block.src.device)
+    edges = BlockEdges(block.indptr, block.src, positions)
     return EtypeBlock({etype: edges}, {etype[0]: block.src_nodes}, {etype[0]: block.num_dst})
 
 
 def blank_blocks(
     count: int, graph: Any, idtype: torch.dtype, device: torch.device
 ) -> list[BlankBlock]:
-    """Blocks of a graph for :func:`tensor_blocks`, made while the GPU still samples."""
+    """Blocks to fill by :func:`tensor_blocks`, prepared while the GPU samples."""
     types = block_types(graph.ntypes, graph.canonical_etypes)
     return [types.blank(idtype, device) for _ in range(count)]
 
@@ -103,7 +106,7 @@ def dgl_blocks(
     seeds: Mapping[str, torch.Tensor],
     blanks: Sequence[BlankBlock] = (),
 ) -> list[DGLGraph]:
-    """What was sampled of a graph as DGL's blocks: its C++ has those on the CPU.
+    """Sampled hops as DGL's blocks; on the CPU DGL's C++ library holds them.
 
     Parameters are those of :func:`tensor_blocks`.
     """
@@ -151,8 +154,8 @@ def _metagraph(num_ntypes: int, ends: tuple[tuple[int, int], ...]) -> Any:
 
 
 def _csc(edges: BlockEdges, idtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    # Edge ids are places, which DGL would take for granted; but its CPU kernels for edge features
-    # refuse a graph that does not spell them out.
+    # Edge ids are positions, which DGL would assume; but its CPU kernels for edge features refuse a
+    # graph without explicit ids.
     count = len(edges.src)
     indptr = narrow_indptr(edges.indptr, count, idtype, "make a block")
     return indptr, edges.src, torch.arange(count, dtype=idtype)
@@ -165,7 +168,7 @@ def tensor_blocks(
     seeds: Mapping[str, torch.Tensor],
     blanks: Sequence[BlankBlock] = (),
 ) -> list[DGLBlock]:
-    """What was sampled as DGL's blocks, on the same device, in graph indexes made of tensors.
+    """Sampled hops as DGL's blocks on the same device, in graph indexes made of tensors.
 
     Parameters
     ----------
@@ -174,7 +177,7 @@ def tensor_blocks(
     seeds : dict of node type to Tensor
         Those of types without edges are their own sources.
     blanks : sequence of BlankBlock
-        One for each, where they have been made.
+        One for each hop, if they have been prepared.
     """
     types = block_types(ntypes, canonical_etypes)
     ids = next(iter(sampled[0].edges.values())).src
@@ -193,7 +196,7 @@ def _filled(
     canonical_etypes: Sequence[CanonicalEtype],
     seeds: Mapping[str, torch.Tensor],
 ) -> DGLBlock:
-    """The block of what was sampled."""
+    """A prepared block, filled with a sampled hop."""
     edges = [sampled.edges[etype] for etype in canonical_etypes]
     sources: list[torch.Tensor] = []
     targets: list[torch.Tensor] = []
@@ -212,18 +215,13 @@ def _filled(
     return blank.filled(relations, sources, targets, [of.eids for of in edges])
 
 
-def begin_graph(
-    g: DGLGraph,
-    nodes: Nodes,
-    fanouts: Sequence[Fanout],
-    prob: str | None,
-    replace: bool,
-    blanks: bool = True,
-) -> BegunGraph | None:
-    """Begin with all hops of a mini-batch of a graph made of tensors, or pinned for a GPU.
+def sample_graph_async(
+    g: DGLGraph, nodes: Nodes, fanouts: Sequence[Fanout], prob: str | None, replace: bool
+) -> SampleFuture[Sampled | None] | None:
+    """Start sampling a mini-batch of a graph made of tensors, or pinned for a GPU.
 
     The same distribution as ``dgl.sampling.sample_neighbors`` and ``dgl.to_block`` hop by hop,
-    reproducible by ``dgl.seed``.
+    reproducible by ``dgl.seed``.  Blocks are prepared while a GPU samples.
 
     Parameters
     ----------
@@ -235,19 +233,42 @@ def begin_graph(
     prob : str, optional
         Edge feature of unnormalised probabilities, or of booleans as a mask.
     replace : bool
-    blanks : bool
-        Whether to prepare blocks while a GPU samples.
 
     Returns
     -------
-    BegunGraph
-        None if the graph or another argument is not one that is served here.
+    SampleFuture
+        Of input nodes, output nodes and blocks, as ``NeighborSampler.sample_blocks`` returns them;
+        of None for weights that DGL has to sample by.  None if the graph or another argument is
+        not supported here.
 
     Raises
     ------
     UnknownIdError
-        Also when it is called.
+        Here, or where the result is waited for.
     """
+    started = _start(g, nodes, fanouts, prob, replace)
+    if started is None:
+        return None
+    batch, hops = started
+    blanks = [batch.blank() for _ in fanouts]
+    return hops.then(lambda sampled: None if sampled is None else batch.blocks_of(sampled, blanks))
+
+
+def sample_graph_hops_async(
+    g: DGLGraph, nodes: Nodes, fanouts: Sequence[Fanout], prob: str | None, replace: bool
+) -> HopsFuture | None:
+    """As :func:`sample_graph_async`, without preparing blocks: the hops may be used instead."""
+    started = _start(g, nodes, fanouts, prob, replace)
+    if started is None:
+        return None
+    batch, hops = started
+    return HopsFuture(hops, batch.blocks_of)
+
+
+def _start(
+    g: DGLGraph, nodes: Nodes, fanouts: Sequence[Fanout], prob: str | None, replace: bool
+) -> tuple[_Batch, SampleFuture[list[EtypeBlock] | None]] | None:
+    """A mini-batch and its hops in flight."""
     batch = _Batch.of(g, nodes)
     if batch is None or len(fanouts) == 0:
         return None
@@ -263,67 +284,15 @@ def begin_graph(
     # Types without edges have nothing to sample.
     ends = {ntype for src, _, dst in views for ntype in (src, dst)}
     seeds = {ntype: ids for ntype, ids in batch.seeds.items() if ntype in ends}
-    types = block_types(g.ntypes, g.canonical_etypes)
     try:
-        finish = begin_hops(views, seeds, hops, key, replace=replace, weights=weights)
+        future = sample_hops_async(views, seeds, hops, key, replace=replace, weights=weights)
     except InvalidInputError as error:
         raise as_dgl_error(error) from error
-    return BegunGraph(batch, nodes, finish, types, len(hops) if blanks else 0)
-
-
-class BegunGraph:
-    """A mini-batch that is being sampled, to be waited for on the stream on which it was begun."""
-
-    def __init__(
-        self,
-        batch: _Batch,
-        nodes: Nodes,
-        finish: Callable[[], list[EtypeBlock]],
-        types: BlockTypes,
-        blanks: int,
-    ) -> None:
-        self._batch, self._nodes, self._finish, self._types = batch, nodes, finish, types
-        self._blanks = [self._blank() for _ in range(blanks)]
-
-    def __call__(self) -> Sampled | None:
-        """Input nodes, output nodes and blocks, as ``NeighborSampler.sample_blocks`` gives them;
-        None if weights are not those that are served here."""
-        hops = self.hops()
-        return None if hops is None else self.blocks_of(hops)
-
-    def blocks_of(self, hops: Sequence[EtypeBlock]) -> Sampled:
-        """The same, of the hops that were sampled."""
-        g = self._batch.g
-        blanks = self._blanks or [self._blank() for _ in hops]
-        filled = [
-            _filled(blank, each, self._types, g.ntypes, g.canonical_etypes, self._batch.seeds)
-            for blank, each in zip(blanks, hops, strict=True)
-        ]
-        if len(g.ntypes) == 1:
-            (inputs,) = hops[0].src_nodes.values()
-        else:
-            inputs = filled[0].srcdata[NID]
-        return inputs, self._nodes, filled
-
-    def hops(self) -> list[EtypeBlock] | None:
-        """Wait for what is sampled, once; None likewise."""
-        batch = self._batch
-        if _index_for(batch.g, batch.device) is not batch.index:
-            return None  # unpinned since
-        try:
-            return self._finish()
-        except InvalidWeightError:
-            return None  # DGL has no edges where all weights are zero
-        except InvalidInputError as error:
-            raise as_dgl_error(error) from error
-
-    def _blank(self) -> BlankBlock:
-        batch = self._batch
-        return self._types.blank(batch.index.idtype, batch.device, batch.g)
+    return batch, SampleFuture(partial(batch.wait, future))
 
 
 class _Batch:
-    """The seeds of a mini-batch, and where they are sampled.
+    """The seeds of a mini-batch and the graph to sample.
 
     Attributes
     ----------
@@ -336,13 +305,19 @@ class _Batch:
     """
 
     def __init__(
-        self, g: DGLGraph, index: TensorIndex, device: torch.device, seeds: dict[str, torch.Tensor]
+        self,
+        g: DGLGraph,
+        index: TensorIndex,
+        device: torch.device,
+        seeds: dict[str, torch.Tensor],
+        nodes: Nodes,
     ) -> None:
         self.g, self.index, self.device, self.seeds = g, index, device, seeds
+        self._nodes, self._types = nodes, block_types(g.ntypes, g.canonical_etypes)
 
     @classmethod
     def of(cls, g: DGLGraph, nodes: Any) -> _Batch | None:
-        """None if the graph or the seeds are not what is sampled here."""
+        """None if the graph or the seeds are not supported here."""
         if isinstance(nodes, Mapping):
             seeds = dict(nodes)
         elif len(g.ntypes) == 1:
@@ -362,10 +337,39 @@ class _Batch:
             and ids.dim() == 1
             for ntype, ids in seeds.items()
         )
-        return cls(g, index, device, seeds) if served else None
+        return cls(g, index, device, seeds, nodes) if served else None
+
+    def blank(self) -> BlankBlock:
+        """A block to be filled."""
+        return self._types.blank(self.index.idtype, self.device, self.g)
+
+    def wait(self, future: SampleFuture[list[EtypeBlock]]) -> list[EtypeBlock] | None:
+        """The sampled hops; None if DGL has to sample them."""
+        if _index_for(self.g, self.device) is not self.index:
+            return None  # unpinned since
+        try:
+            return future.result()
+        except InvalidWeightError:
+            return None  # DGL has no edges where all weights are zero
+        except InvalidInputError as error:
+            raise as_dgl_error(error) from error
+
+    def blocks_of(self, hops: Sequence[EtypeBlock], blanks: Sequence[BlankBlock] = ()) -> Sampled:
+        """Input nodes, output nodes and blocks of sampled hops."""
+        g = self.g
+        blanks = blanks or [self.blank() for _ in hops]
+        filled = [
+            _filled(blank, hop, self._types, g.ntypes, g.canonical_etypes, self.seeds)
+            for blank, hop in zip(blanks, hops, strict=True)
+        ]
+        if len(g.ntypes) == 1:
+            (inputs,) = hops[0].src_nodes.values()
+        else:
+            inputs = filled[0].srcdata[NID]
+        return inputs, self._nodes, filled
 
     def weights(self, prob: str | None) -> dict[CanonicalEtype, RowView] | None:
-        """Weights by edge type, without those that have none; None if they are not served here."""
+        """Weights by edge type, without types that have none; None if they are not supported."""
         if prob is None:
             return {}
         weights = {}

@@ -1,9 +1,9 @@
-"""What DGL's DataLoader and NeighborSampler do differently for graphs of this package.
+"""How DGL's DataLoader and NeighborSampler work on graphs of this package.
 
-DGL's own protocol (``sample_neighbors``, ``get_node_storage``, …) suffices for them to work.
-Three things it lacks: a store's graph is not told that an epoch begins, a mini-batch goes through
-a graph over all nodes at every hop, and a GPU waits while the host has the next one sampled.  For
-DGL's own graphs on the CPU both classes do what they always did.
+DGL's own protocol (``sample_neighbors``, ``get_node_storage``, …) is enough for them to work, but
+it does not tell a store's graph when an epoch starts, builds a graph over all nodes at every hop,
+and lets the GPU wait while the host samples the next mini-batch.  For DGL's own graphs on the CPU
+both classes are unchanged.
 """
 
 from __future__ import annotations
@@ -27,32 +27,32 @@ from dgl.heterograph import DGLGraph
 from dgl.storages.tensor import BaseTensorStorage
 
 from dgl_mgpu.graph.dispatch import TensorBacked
-from dgl_mgpu.sampling.loader_batches import Batches, SlotPool, other_storages
-from dgl_mgpu.sampling.prefetch_safety import PURE_DATASETS, declares_prefetch_safe, is_pure
-from dgl_mgpu.sampling.prefetcher import Prefetcher, PrefetchTuner
-from dgl_mgpu.sampling.sample_future import (
-    begin_at_once,
-    handed_out,
-    has_blocks,
+from dgl_mgpu.sampling.async_blocks import (
+    finish_blocks,
     is_pinned,
     require_layers,
+    sample_all_hops_async,
+    samples_blocks,
     weight_of,
 )
+from dgl_mgpu.sampling.loader_batches import Batches, BatchSlots, other_storages
+from dgl_mgpu.sampling.prefetch_safety import PURE_DATASETS, declares_prefetch_safe, is_pure
+from dgl_mgpu.sampling.prefetcher import Prefetcher, PrefetchTuner
 from dgl_mgpu.sampling.side_stream import side_stream_of
 from dgl_mgpu.utils.fork_safe import freed_at_fork
 
-#: Mini-batches that are made ahead.  One is made while the model works on the one before, which is
-#: all the time there is in a step; each more would only take memory.
+#: Mini-batches to prefetch.  One is made while the model works on the one before, which fills the
+#: whole step; more would only take memory.
 DEPTH = 1
-#: What passes over a loader have shown, for the next ones.
-_paces: WeakKeyDictionary[Any, PrefetchTuner] = WeakKeyDictionary()
-#: Held while a pass begins: a loader's function is another one meanwhile.
-#: Workers are forked meanwhile, too.
-_beginning = freed_at_fork(threading.RLock())
+#: Tuners of loaders, kept from pass to pass.
+_tuners: WeakKeyDictionary[Any, PrefetchTuner] = WeakKeyDictionary()
+#: Held while a pass starts: its loader's collate function is replaced meanwhile, and workers are
+#: forked.
+_start_lock = freed_at_fork(threading.RLock())
 
 
 def serve_dataloading() -> None:
-    """Teach DGL's classes to use what this package's graphs offer; once for all graphs."""
+    """Make DGL's classes use what this package's graphs offer; idempotent."""
     if getattr(DataLoader.__iter__, "serves_stores", False):
         return
     iterate, sample_blocks = DataLoader.__iter__, NeighborSampler.sample_blocks
@@ -61,11 +61,11 @@ def serve_dataloading() -> None:
         return _iterate(self, iterate)
 
     def _sample_blocks(self: Any, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
-        finish = begin_at_once(self, g, seed_nodes, exclude_eids)
-        sampled = None if finish is None else finish()
+        future = sample_all_hops_async(self, g, seed_nodes, exclude_eids)
+        sampled = None if future is None else future.result()
         if sampled is None:
             return sample_blocks(self, g, seed_nodes, exclude_eids)
-        return handed_out(self, sampled)
+        return finish_blocks(self, sampled)
 
     def assign_lazy_features(self: Any, result: Any) -> Any:
         require_layers(self)
@@ -89,49 +89,52 @@ def serve_dataloading() -> None:
     BlockSampler.assign_lazy_features = assign_lazy_features
 
 
-def batches_into(loader: Any, places: SlotPool) -> Iterator:
-    """A pass over a loader whose mini-batches are put into places, where that can be done.
+def batches_into_slots(loader: Any, slots: BatchSlots) -> Iterator:
+    """A pass over a loader that puts mini-batches into slots where it can.
 
-    It can be for DGL's neighbour samplers, over a graph of this package and in this process, and
-    for a loader that is iterated as DGL's.
+    It can for DGL's neighbour samplers over a graph of this package, in this process, and for a
+    loader that does not override ``__iter__``.
 
     Returns
     -------
     iterator
-        Of what :meth:`SlotPool.put` returns, and where that is None of what the loader gives.
+        Of what :meth:`BatchSlots.put` returns, and where that is None of what the loader gives.
     """
     dgls = getattr(type(loader).__iter__, "dgls", None)
-    return iter(loader) if dgls is None else _iterate(loader, dgls, places)
+    return iter(loader) if dgls is None else _iterate(loader, dgls, slots)
 
 
-def _iterate(loader: Any, dgls: Callable[[Any], Any], places: SlotPool | None = None) -> Iterator:
+def _iterate(loader: Any, dgls: Callable[[Any], Any], slots: BatchSlots | None = None) -> Iterator:
     """A pass over a loader; ``dgls`` is ``DataLoader.__iter__`` as DGL has it."""
-    with _beginning:
-        return _begun(loader, dgls, places)
+    with _start_lock:
+        return _start_pass(loader, dgls, slots)
 
 
-def _begun(loader: Any, dgls: Callable[[Any], Any], places: SlotPool | None) -> Iterator:
+def _start_pass(loader: Any, dgls: Callable[[Any], Any], slots: BatchSlots | None) -> Iterator:
     shared = loader.graph
-    if has_blocks(type(shared)):
-        _begin_pass(loader)
+    if samples_blocks(type(shared)):
+        _start_epoch(loader)
         prob = weight_of(loader.graph_sampler)
         if prob is not None:
             shared.check_weights(prob)
     if not _samples_here(loader):
         return dgls(loader)
-    lane = side_stream_of(loader.device) if _may_look_ahead(loader) else None
-    if lane is not None and lane.is_full:
-        lane = None
+    side_stream = side_stream_of(loader.device) if _may_prefetch(loader) else None
+    if side_stream is not None and side_stream.is_full:
+        side_stream = None
     return Prefetcher(
-        Batches(loader, dgls, places), lane, DEPTH, _paces.setdefault(loader, PrefetchTuner())
+        Batches(loader, dgls, slots),
+        side_stream,
+        DEPTH,
+        _tuners.setdefault(loader, PrefetchTuner()),
     )
 
 
-def _begin_pass(loader: Any) -> None:
-    """Have a loader sample its graph's next epoch from now on, but not a pass that has begun."""
+def _start_epoch(loader: Any) -> None:
+    """Make a loader sample its graph's next epoch, but not passes that have started."""
     shared, collate = loader.graph, loader.collate_fn
     if collate.g is not shared and loader.persistent_workers:
-        collate.g.begin_epoch(shared)  # of the pass before, which they have, and see
+        collate.g.start_epoch(shared)  # of the pass before, which they have, and see
         return
     loader.collate_fn = copy.copy(collate)
     loader.collate_fn.g = shared.for_pass()
@@ -142,7 +145,7 @@ def _samples_here(loader: Any) -> bool:
     graph = loader.graph
     is_tensor_backed = type(graph) is DGLGraph and isinstance(graph._graph, TensorBacked)
     return (
-        (has_blocks(type(graph)) or is_tensor_backed or is_pinned(loader))
+        (samples_blocks(type(graph)) or is_tensor_backed or is_pinned(loader))
         and type(loader.collate_fn) is CollateWrapper
         and loader.num_workers == 0
         and not loader.use_prefetch_thread
@@ -150,20 +153,20 @@ def _samples_here(loader: Any) -> bool:
     )
 
 
-def _may_look_ahead(loader: Any) -> bool:
-    """Whether batches of a loader are sure to be the same if they are made ahead.
+def _may_prefetch(loader: Any) -> bool:
+    """Whether prefetching is certain not to change a loader's batches.
 
-    ``DGL_MGPU_PREFETCH=0`` has them made one by one all the same.
+    ``DGL_MGPU_PREFETCH=0`` turns prefetching off.
     """
     caches = loader.graph._gpu_caches
     return (
         os.environ.get("DGL_MGPU_PREFETCH") != "0"
         and (loader.graph.device == loader.device or is_pinned(loader))
         and not loader.use_alternate_streams  # which is how the script wants it
-        # The code of others may look at anything, if it does not say that it does not.
+        # Other code may depend on anything, unless it declares that it does not.
         and (type(loader.dataset) in PURE_DATASETS or declares_prefetch_safe(loader.dataset))
         and is_pure(loader.graph_sampler)
         and all(isinstance(each, BaseTensorStorage) for each in other_storages(loader).values())
-        # Its rows may be another stream's to write.
+        # Another stream may write to a cache.
         and not (caches["node"] or caches["edge"])
     )

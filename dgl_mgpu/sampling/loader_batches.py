@@ -1,4 +1,4 @@
-"""The mini-batches of a pass over a DataLoader, each of which can be made before its turn."""
+"""The mini-batches of a pass over a DataLoader, which can be made before they are due."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from dgl.heterograph import DGLGraph
 from dgl.utils import recursive_apply
 
 from dgl_mgpu.graph.random import BatchDraws
-from dgl_mgpu.sampling.prefetch_safety import PURE_DATASETS, State, VersionedTable
-from dgl_mgpu.sampling.sample_future import (
-    ToPlace,
-    begin_to_place,
-    beginner,
-    can_be_placed,
-    handed_out,
-    has_blocks,
+from dgl_mgpu.sampling.async_blocks import (
+    async_sampling_of,
+    can_use_slots,
+    finish_blocks,
+    sample_hops_async,
+    samples_blocks,
     weight_of,
 )
+from dgl_mgpu.sampling.prefetch_safety import PURE_DATASETS, DependencySnapshot, VersionedTable
 from dgl_mgpu.utils.stages import stage
 
 if TYPE_CHECKING:
     from dgl_mgpu.ops import EtypeBlock
+    from dgl_mgpu.ops.sample_future import SampleFuture
 
 
-class Of(NamedTuple):
-    """What rows of a block are of.
+class FrameKey(NamedTuple):
+    """The frame of a block: its side and its node or edge type.
 
     Attributes
     ----------
@@ -43,50 +43,52 @@ class Of(NamedTuple):
     type: Any
 
 
-class Features(Protocol):
-    """Where the features of sampled hops are."""
+class FeatureSource(Protocol):
+    """The features of sampled hops."""
 
-    def serves(self, is_first: bool, is_last: bool, of: Of, name: str, room: torch.Tensor) -> bool:
+    def serves(
+        self, is_first: bool, is_last: bool, of: FrameKey, name: str, buffer: torch.Tensor
+    ) -> bool:
         """Whether a block that is the first or the last one has this feature, fetched by now, in
         rows as there is room for."""
 
-    def fetch(self, of: Of, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
-        """Write rows of a feature."""
+    def fetch(self, of: FrameKey, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """Write rows of a feature to ``out``."""
 
 
-class SlotPool(Protocol):
-    """Memory that mini-batches are put into as they are sampled."""
+class BatchSlots(Protocol):
+    """Slots of static buffers that mini-batches are loaded into as they are sampled."""
 
-    def put(self, hops: Sequence[EtypeBlock], features: Features) -> Any:
-        """What stands for a mini-batch that is there now; None if there is no place for it."""
+    def put(self, hops: Sequence[EtypeBlock], features: FeatureSource) -> Any:
+        """Load a mini-batch; returns a handle, or None if no slot takes it."""
 
 
 class Batches:
-    """The mini-batches of one pass over a DataLoader: the source of an :class:`Prefetcher`.
+    """The mini-batches of one pass over a DataLoader: the source of a :class:`Prefetcher`.
 
     Parameters
     ----------
     loader : DataLoader
     iterate : callable
         DGL's ``DataLoader.__iter__``.
-    places : Places, optional
-        Where to put them.
+    slots : BatchSlots, optional
+        Where to load them.
     """
 
     def __init__(
-        self, loader: Any, iterate: Callable[[Any], Any], places: SlotPool | None = None
+        self, loader: Any, iterate: Callable[[Any], Any], slots: BatchSlots | None = None
     ) -> None:
         self._loader, self._collate = loader, loader.collate_fn
-        self._places = places
-        # DGL's iterator over torch's, which gives seeds instead of what is sampled from them.
+        self._slots = slots
+        # DGL's iterator over torch's, which yields the seeds and does not sample.
         loader.collate_fn = _unchanged
         try:
             self._rest = iterate(loader)
         finally:
             loader.collate_fn = self._collate
         if type(loader.dataset) in PURE_DATASETS:
-            # Torch's iterator would take as long as all else that is done for seeds.  They are read
-            # on the host, which would wait for a GPU to give them, batch by batch.
+            # Torch's iterator would take as long as all other work for seeds.  They are read on the
+            # host, which would wait for a GPU at every batch.
             self._seeds = iter(loader.dataset)
             self._seeds.dataset = self._seeds.dataset.cpu()
         else:
@@ -94,56 +96,62 @@ class Batches:
         # Torch's iterator has drawn it, as it does for all loaders.
         self._draws = BatchDraws(loader.device, self._rest.dataloader_it._base_seed)
         self._left: set[int] = set()
-        #: Of a store, what batches have been made of so far, at its version then.
+        #: A store's tables that batches were made of, with their versions then.
         self._tables: dict[VersionedTable, int] = {}
         prob = weight_of(loader.graph_sampler)
-        if prob is not None and has_blocks(type(loader.graph)):
+        if prob is not None and samples_blocks(type(loader.graph)):
             for table in loader.graph.weight_tables(prob):
                 self._note(table)
-        # A pass that begins before this one ends gives the graph another epoch.
+        # A pass that starts before this one ends moves the graph to another epoch.
         loader._passes = getattr(loader, "_passes", 0) + 1
 
     def seeds(self) -> Any:
         """The seeds of the next batch."""
         return next(self._seeds)
 
-    def begin(self, number: int, seeds: Any) -> Callable[[], Any] | None:
-        """Begin to sample a batch; None where that is not of use."""
-        begin = beginner(self._collate.sample_func)
-        if begin is None:
+    def start(self, number: int, seeds: Any) -> SampleFuture[Any] | None:
+        """Start sampling a batch; None if it can only be sampled when it is made."""
+        start = async_sampling_of(self._collate.sample_func)
+        if start is None:
             return None
         # Nothing here asks torch for numbers.
         with self._draws.of_batch(number, with_torchs=False), stage("sample"):
             nodes = recursive_apply(seeds, _to, self._loader.device)
-            if self._places is not None and can_be_placed(self._loader):
-                return begin_to_place(self._loader.graph_sampler, self._collate.g, nodes, seeds)
-            return begin(self._collate.g, nodes, on_host=seeds)
+            if self._slots is not None and can_use_slots(self._loader):
+                return sample_hops_async(self._loader.graph_sampler, self._collate.g, nodes, seeds)
+            return start(self._collate.g, nodes, on_host=seeds)
 
-    def make(self, number: int, seeds: Any, finish: Callable[[], Any] | None = None) -> Any:
-        """Sample a batch and fetch its features, as DGL does, or put it in its place."""
-        if finish is None:
-            finish = self.begin(number, seeds)
+    def make(self, number: int, seeds: Any, future: SampleFuture[Any] | None = None) -> Any:
+        """Sample a batch and fetch its features, as DGL does or into a slot."""
+        if future is None:
+            future = self.start(number, seeds)
         with self._reads_noted():
-            if isinstance(finish, ToPlace) and self._places is not None:
-                placed = self._placed(self._places, finish)
-                if placed is not None:
-                    return placed
+            if self._slots is not None and future is not None:
+                slot_batch = self._put(self._slots, future)
+                if slot_batch is not None:
+                    return slot_batch
             with stage("sample"):
-                self._rest.dataloader_it = iter([self._sampled(number, seeds, finish)])
+                self._rest.dataloader_it = iter([self._sampled(number, seeds, future)])
             with stage("gather"):
                 return next(self._rest)
 
-    def _placed(self, places: SlotPool, begun: ToPlace) -> Any:
-        """What stands for a batch that was begun, if there is a place for it."""
+    def _put(self, slots: BatchSlots, future: SampleFuture[Any]) -> Any:
+        """The batch in a slot; None if it is not to go into one, or if none is free."""
+        from dgl_mgpu.ops.sample_future import HopsFuture
+
+        if not isinstance(future, HopsFuture):
+            return None
         with stage("sample"):
-            hops = begun.hops()
+            hops = future.hops.result()
         if hops is None:
             return None
         with stage("gather"):
-            return places.put(hops, self)
+            return slots.put(hops, self)
 
-    def serves(self, is_first: bool, is_last: bool, of: Of, name: str, room: torch.Tensor) -> bool:
-        """As :class:`Features` says."""
+    def serves(
+        self, is_first: bool, is_last: bool, of: FrameKey, name: str, buffer: torch.Tensor
+    ) -> bool:
+        """As :class:`FeatureSource` says."""
         sampler = self._loader.graph_sampler
         names: Any = {
             "src": sampler.prefetch_node_feats if is_first else None,
@@ -159,10 +167,10 @@ class Batches:
             stored = stored.data
             if stored.requires_grad:
                 return False
-        return stored.shape[1:] == room.shape[1:] and stored.dtype == room.dtype
+        return stored.shape[1:] == buffer.shape[1:] and stored.dtype == buffer.dtype
 
-    def fetch(self, of: Of, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
-        """As :class:`Features` says."""
+    def fetch(self, of: FrameKey, name: str, ids: torch.Tensor, out: torch.Tensor) -> None:
+        """As :class:`FeatureSource` says."""
         storage, device = self._storage(of, name), self._loader.device
         if not isinstance(storage, Column):
             storage.fetch(ids, device, out=out)
@@ -171,18 +179,18 @@ class Batches:
         else:
             out.copy_(storage.fetch(ids, device))
 
-    def _storage(self, of: Of, name: str) -> Any:
+    def _storage(self, of: FrameKey, name: str) -> Any:
         graph = self._loader.graph
         get = graph.get_edge_storage if of.side == "edge" else graph.get_node_storage
         return get(name, of.type)
 
-    def _sampled(self, number: int, seeds: Any, finish: Callable[[], Any] | None) -> Any:
-        sampled = None if finish is None else finish()
+    def _sampled(self, number: int, seeds: Any, future: SampleFuture[Any] | None) -> Any:
+        sampled = None if future is None else future.result()
         if sampled is None:
             with self._draws.of_batch(number):
                 return self._collate(seeds)
         sampler = self._collate.sample_func.__self__
-        return sampler.assign_lazy_features(handed_out(sampler, sampled))
+        return sampler.assign_lazy_features(finish_blocks(sampler, sampled))
 
     @contextlib.contextmanager
     def _reads_noted(self) -> Iterator[None]:
@@ -199,10 +207,10 @@ class Batches:
     def _note(self, table: VersionedTable, ids: torch.Tensor | None = None) -> None:
         self._tables.setdefault(table, table.version)
 
-    def state(self) -> State:
-        """What batches depend on but for seeds and draws."""
+    def dependencies(self) -> DependencySnapshot:
+        """A snapshot of what batches depend on apart from seeds and random numbers."""
         loader = self._loader
-        # They are sampled from the one, and their features fetched from the other.
+        # The first is sampled, and the second has the features.
         graphs = [self._collate.g, loader.graph]
         parts = [
             (g._graph, *(each._columns for each in (*g._node_frames, *g._edge_frames)))
@@ -210,12 +218,12 @@ class Batches:
             if isinstance(g, DGLGraph)
         ]
         writes = sum(table.version - version for table, version in self._tables.items())
-        return State(
+        return DependencySnapshot(
             graphs, parts, loader.graph_sampler, other_storages(loader), loader._passes, writes
         )
 
-    def left_behind(self) -> list[torch.Tensor] | None:
-        """Formats of the graph that sampling, or the script, has made."""
+    def new_shared_state(self) -> list[torch.Tensor] | None:
+        """Formats of the graph that sampling or the script has added."""
         tensors = list(_kept_tensors(self._collate.g))
         left = [each for each in tensors if id(each) not in self._left]
         self._left = {id(each) for each in tensors}
@@ -227,7 +235,7 @@ class Batches:
             return
         tensors: list[torch.Tensor] = []
         recursive_apply(made, _collect, tensors)
-        # Many tensors of a batch are parts of one piece of memory, which has to be told once.
+        # Many tensors of a batch share one allocation; recording it once is enough.
         memory = {each.untyped_storage()._cdata: each for each in tensors if each.is_cuda}
         stream = torch.cuda.current_stream(self._loader.device)
         for each in memory.values():
@@ -235,12 +243,12 @@ class Batches:
 
 
 def other_storages(loader: Any) -> Mapping[str, Any]:
-    """What a loader fetches from beside its graph."""
+    """The storages that a loader fetches from beside its graph."""
     return getattr(loader, "other_storages", {})  # not of a loader that Lightning made anew
 
 
 def _scripts(g: Any) -> Any:
-    """The graph that the script holds, of one that is shared in its place."""
+    """The script's own graph, if it is shared between processes in its place."""
     return getattr(g, "original", g)
 
 
@@ -249,8 +257,8 @@ def _unchanged(seeds: Any) -> Any:
 
 
 def _to(ids: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Ids where a device has them.  Those of pageable memory would be there only when all is done
-    that is queued before: the model of the last batch, where this one is made at rest."""
+    """Ids on a device.  A copy from pageable memory would wait for all work queued before it, such
+    as the model's of the last batch."""
     if device.type == "cuda" and ids.device.type == "cpu":
         ids = ids.pin_memory()
     return ids.to(device, non_blocking=True)
@@ -267,7 +275,7 @@ def _collect(made: Any, tensors: list[torch.Tensor]) -> None:
             for column in frame._columns.values():
                 if isinstance(column, LazyFeature):
                     continue
-                # Rows that are yet to be picked are not picked here.
+                # Do not gather rows that are gathered lazily.
                 picks = column.index
                 if picks is not None:
                     tensors += picks._indices if isinstance(picks, _LazyIndex) else [picks]
@@ -275,7 +283,7 @@ def _collect(made: Any, tensors: list[torch.Tensor]) -> None:
 
 
 def _kept_tensors(g: Any) -> Iterable[torch.Tensor]:
-    """What a graph has of its structure, and views of it, on GPUs."""
+    """The tensors and views of a graph's structure."""
     g = _scripts(g)
     if not isinstance(g, DGLGraph):
         return  # a store's is made with the store

@@ -1,4 +1,4 @@
-"""What the mini-batches of a DataLoader depend on, and whether that is all known."""
+"""What the mini-batches of a DataLoader depend on, and whether all of it is known."""
 
 from __future__ import annotations
 
@@ -13,24 +13,24 @@ from dgl.dataloading.neighbor_sampler import MultiLayerFullNeighborSampler, Neig
 from dgl.dataloading.shadow import ShaDowKHopSampler
 from dgl.storages.tensor import BaseTensorStorage
 
-#: Samplers whose samples depend on their attributes, the graph and random numbers alone, and that
-#: have no state that sampling changes.
+#: Samplers whose samples depend on their attributes, the graph and random numbers alone, and whose
+#: state sampling does not change.
 _PURE_SAMPLERS = NeighborSampler, MultiLayerFullNeighborSampler, ShaDowKHopSampler
 _PURE_NEGATIVES = PerSourceUniform, GlobalUniform
-#: Likewise, whose seeds depend on nothing else.
+#: Datasets whose seeds depend on nothing else.
 PURE_DATASETS = TensorizedDataset, DDPTensorizedDataset
 _ATTRIBUTES_COUNT = frozenset({*_PURE_SAMPLERS, *_PURE_NEGATIVES, EdgePredictionSampler})
-#: Of what is compared by its value.
+#: Types that are compared by value.
 _VALUES = frozenset({NoneType, bool, int, float, str, torch.device})
 
 
 class VersionedTable(Protocol):
-    """A table of a store, as a mini-batch depends on it.
+    """A table of a store, with a version.
 
     Attributes
     ----------
     version : int
-        How often rows were written.
+        Number of writes to rows so far.
     """
 
     version: int
@@ -57,17 +57,14 @@ def _is_pure_of_nodes(sampler: Any) -> bool:
 
 
 def declares_prefetch_safe(thing: Any) -> bool:
-    """Whether a class of this package, or one that knows it, is sure of itself.
-
-    It does not speak for those that are derived from it.
-    """
+    """Whether a class declares ``prefetch_safe``; the declaration is not inherited."""
     return vars(type(thing)).get("prefetch_safe", False)
 
 
-class State:
-    """Things as they are now: equal to another if none was replaced, or written to, in between.
+class DependencySnapshot:
+    """A snapshot of objects; two are equal if no object was replaced or written to in between.
 
-    It holds on to them, so that what the script replaces stays as long as a batch may read it.
+    It keeps the objects alive, so that a batch may still read what the script replaces.
     """
 
     def __init__(self, *things: object) -> None:
@@ -75,7 +72,7 @@ class State:
         self._key = self._key_of(things)
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, State) and self._key == other._key
+        return isinstance(other, DependencySnapshot) and self._key == other._key
 
     __hash__ = None  # type: ignore[assignment]
 

@@ -1,4 +1,4 @@
-"""Batches that are made before they are asked for, and are what they would have been then."""
+"""Prefetching: mini-batches made before they are asked for, with the same contents."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ import torch
 
 from dgl_mgpu.sampling.side_stream import Event, SideStream
 
-#: Batches by which one way is compared with the other, those before them that do not count, and
-#: such windows at most until the other way is tried again.
+#: Batches in a timing window, batches skipped before each window, and the most windows before the
+#: slower mode is tried again.
 _WINDOW, _SETTLING, _MOST = 5, 3, 32
 
 Batch = TypeVar("Batch")
@@ -25,10 +25,10 @@ BatchOut = TypeVar("BatchOut", covariant=True)
 
 
 class Source(Protocol[BatchOut]):
-    """What batches are made of."""
+    """Makes mini-batches, in order."""
 
     def seeds(self) -> Any:
-        """What the next batch is made from; each is taken once.
+        """The seeds of the next batch.
 
         Raises
         ------
@@ -36,233 +36,231 @@ class Source(Protocol[BatchOut]):
             After the last.
         """
 
-    def begin(self, number: int, seeds: Any) -> Any:
-        """Queue what can be queued of batch ``number`` without waiting; None if that is nothing."""
+    def start(self, number: int, seeds: Any) -> Any:
+        """A future of the samples of batch ``number``; None if nothing can start now."""
 
-    def make(self, number: int, seeds: Any, begun: Any = None) -> BatchOut:
+    def make(self, number: int, seeds: Any, future: Any = None) -> BatchOut:
         """Batch ``number``, the same however often and whenever it is made.
 
-        ``begun`` is what :meth:`begin` has returned, on the same stream, if that was called.
+        ``future`` is what :meth:`start` returned on the same stream, if it was called.
         """
 
-    def state(self) -> object:
-        """What else batches depend on, which the script may change; holds on to it."""
+    def dependencies(self) -> object:
+        """A snapshot of what else batches depend on and the script may change; keeps it alive."""
 
-    def left_behind(self) -> object:
-        """What is new, since the last call, in what batches and others share; or None."""
+    def new_shared_state(self) -> object:
+        """Additions to state shared by batches and others since the last call; None without any."""
 
     def hand_over(self, *made: object) -> None:
-        """Let the script's stream use what was made on the lane: it may free it while in use."""
+        """Let the script's stream use what the side stream made; the script may free it in use."""
 
 
 @dataclass
 class _Entry(Generic[Batch]):
-    """A batch that is to be handed out, or what making it has raised; neither if it is to be made.
+    """A batch to hand out, or the error of making it; neither if it is made on demand.
 
     Attributes
     ----------
-    begun : object, optional
-        What the source has begun of it.
-    mark : Mark, optional
-        On the lane, if it or its seeds come by it.
+    future : object, optional
+        Its samples in flight.
+    event : Event, optional
+        On the side stream, if the batch or its seeds were made there.
     """
 
     number: int
     seeds: Any
-    begun: Any = None
-    mark: Event | None = None
+    future: Any = None
+    event: Event | None = None
     batch: Batch | None = None
     error: Exception | None = None
 
 
 class PrefetchTuner:
-    """Whether a GPU that has nothing left to do gets its batches sooner if they are made ahead all
-    the same, so that what reading them takes is beside the host's work for the model, or when they
-    are asked for, where the script is, which spares the host some calls.
+    """Decides how an idle GPU gets its batches sooner: prefetched, or made on demand.
 
-    Told by the time from one batch to the next.  Both ways are tried for some batches; the faster
-    one is kept to for twice as long each time, up to a limit, before the other is tried again.
-    While the GPU mostly has work left nothing is tried: a host that is late once in a while would
-    have only the steps compared in which it was.
+    Prefetching overlaps reading a batch with the host's work for the model.  Making it on demand,
+    on the script's stream, saves the host some calls.  The tuner compares the time between batches:
+    it tries both modes for a few batches and keeps to the faster one, for twice as long each time
+    up to a limit, before it tries the other again.  While the GPU mostly has work left it tries
+    nothing, because only the steps in which the host happened to be late would be compared.
 
     Attributes
     ----------
-    rests : bool
-        Whether batches are to be made when they are asked for.
+    is_on_demand : bool
+        Whether batches are to be made on demand.
     """
 
     def __init__(self) -> None:
-        self.rests = False
-        self._kept = False
-        #: Windows for which the faster way is still kept to, and was the last time.
-        self._left, self._stay = 0, 1
-        self._at = math.nan
-        #: Batches that do not count: they were still made, or waited for, in the other way, or as
-        #: the first of a pass.
+        self.is_on_demand = False
+        self._faster = False
+        #: Windows left in the faster mode, and how many there were the last time.
+        self._windows_left, self._windows_to_stay = 0, 1
+        self._last_step = math.nan
+        #: Batches still to skip: made or waited for in the other mode, or the first of a pass.
         self._settling = _SETTLING
         self._window: list[float] = []
-        #: Of these, how many found the GPU with nothing left to do.
+        #: How many of these found the GPU idle.
         self._idle = 0
-        #: Of a step, by whether batches are made at rest.
+        #: Median seconds of a step, by ``is_on_demand``.
         self._seconds = {False: math.nan, True: math.nan}
 
-    def begin(self) -> None:
-        """Begin a pass: what was before it is not timed."""
-        self._at, self._settling = math.nan, _SETTLING
+    def start_pass(self) -> None:
+        """Start a pass over the loader; the time before it does not count."""
+        self._last_step, self._settling = math.nan, _SETTLING
 
     def after_step(self, is_idle: bool) -> None:
-        """Note that a batch is handed out, and whether the GPU has nothing left to do by now."""
-        before, self._at = self._at, perf_counter()
+        """Note that a batch is handed out, and whether the GPU is idle."""
+        before, self._last_step = self._last_step, perf_counter()
         if math.isnan(before):
             return
         if self._settling:
             self._settling -= 1
             return
-        self._window.append(self._at - before)
+        self._window.append(self._last_step - before)
         self._idle += is_idle
         if len(self._window) == _WINDOW:
-            self._seconds[self.rests] = median(self._window)
+            self._seconds[self.is_on_demand] = median(self._window)
             was_idle = 2 * self._idle > _WINDOW
             self._window, self._idle, self._settling = [], 0, _SETTLING
             if was_idle:
                 self._choose()
 
     def _choose(self) -> None:
-        if self._left > 1:
-            self._left -= 1
-        elif self._left == 1 or math.isnan(self._seconds[not self.rests]):
-            self._left = 0
-            self.rests = not self.rests
+        if self._windows_left > 1:
+            self._windows_left -= 1
+        elif self._windows_left == 1 or math.isnan(self._seconds[not self.is_on_demand]):
+            self._windows_left = 0
+            self.is_on_demand = not self.is_on_demand
         else:
-            self.rests = self._seconds[True] < self._seconds[False]
-            self._stay = min(2 * self._stay, _MOST) if self.rests == self._kept else 1
-            self._kept, self._left = self.rests, self._stay
+            self.is_on_demand = self._seconds[True] < self._seconds[False]
+            self._windows_to_stay = (
+                min(2 * self._windows_to_stay, _MOST) if self.is_on_demand == self._faster else 1
+            )
+            self._faster, self._windows_left = self.is_on_demand, self._windows_to_stay
 
 
 class Prefetcher(Iterator[Batch]):
-    """Hands out batches in order, and makes the next ones on a lane before it returns, while the
-    GPU still works on what the script has queued.  The one after those is begun before, so that the
-    lane has done by then what the host is to wait for.
+    """Hands out batches in order, and makes the next ones on a side stream before it returns.
 
-    The host waits for the lane there and not for the model, which goes on meanwhile.  That wait
-    ends with the model of two batches ago at the earliest, so that the host, and with it the
-    memory of batches in use, does not get further ahead.
+    Meanwhile the GPU still works on what the script has queued.  Sampling of the batch after those
+    is started first, so that the side stream has finished it when the host needs its sizes.  The
+    host waits for the side stream there, not for the model.  It also waits for the script's work
+    before the previous batch, which bounds how far ahead it runs and how many batches are in use.
 
-    A GPU that has nothing to do by then waits for the host.  It may be better then to make the next
-    batch when it is asked for, where the script is: whichever takes less time
-    (:class:`PrefetchTuner`). After the first batch it is not made ahead: that one may be all that
-    the script wants.
+    When the GPU is idle by then, making the next batch on demand may be faster:
+    :class:`PrefetchTuner` decides.  After the first batch an idle GPU gets no prefetched one, as
+    the script may want no more.
 
-    The first batch is made where the script is: caches that others use too are filled then.  If
-    something changes later on which batches depend, what was made is dropped and made again, and
-    nothing is made ahead any more; likewise if there is no memory for it.  What making a batch
-    raises is raised when it is its turn.
+    The first batch is made on the script's stream, and fills caches that others use too.  If
+    something that batches depend on changes later, prefetched batches are dropped and made again,
+    and prefetching ends; likewise if memory runs out.  What making a batch raises is raised when
+    that batch is due.
 
     Parameters
     ----------
     source : Source
-    lane : Lane, optional
-        Without one, batches are made when they are asked for.
+    side_stream : SideStream, optional
+        Without one, batches are made on demand.
     depth : int
-        Batches to make ahead.
-    pace : Pace, optional
-        Of earlier passes over the same.
+        Batches to prefetch.
+    tuner : PrefetchTuner, optional
+        Of earlier passes over the same loader.
     """
 
     def __init__(
         self,
         source: Source[Batch],
-        lane: SideStream | None,
+        side_stream: SideStream | None,
         depth: int,
-        pace: PrefetchTuner | None = None,
+        tuner: PrefetchTuner | None = None,
     ) -> None:
         self._queue: deque[_Entry[Batch]] = deque()
-        #: The batch after those in the queue, if it has been begun on the lane.
-        self._begun: _Entry[Batch] | None = None
-        #: Whether there is memory for it beside a batch that is made.
-        self._begins = True
-        self._source, self._lane, self._depth = source, lane, depth
-        #: Threads that share a pass get its batches one after the other.
-        self._turn = threading.Lock()
-        self._taken = 0
-        #: Of the source when the first batch had been made.
-        self._state: object = None
+        #: The batch after those in the queue, if its sampling has started on the side stream.
+        self._started: _Entry[Batch] | None = None
+        #: Whether there is memory for its samples beside a batch.
+        self._starts_early = True
+        self._source, self._side_stream, self._depth = source, side_stream, depth
+        #: Threads may share a pass; each batch goes to one of them.
+        self._lock = threading.Lock()
+        self._num_taken = 0
+        #: The source's, when the first batch had been made.
+        self._dependencies: object = None
         #: What the script had queued when the last batch was asked for.
         self._queued: Event | None = None
-        self._pace = pace or PrefetchTuner()
-        self._pace.begin()
+        self._tuner = tuner or PrefetchTuner()
+        self._tuner.start_pass()
 
     def __next__(self) -> Batch:
-        with self._turn:
+        with self._lock:
             return self._next()
 
     def _next(self) -> Batch:
-        if self._state is not None and self._source.state() != self._state:
+        if self._dependencies is not None and self._source.dependencies() != self._dependencies:
             self._stop()
-        lane = self._lane
+        side_stream = self._side_stream
         # The end of what the script has queued so far.
-        queued = None if lane is None else lane.mark()
-        if lane is not None and self._begun is not None and not self._queue:
-            self._make_next(lane)
-        is_at_rest = self._state is not None and not self._queue
+        queued = None if side_stream is None else side_stream.record_event()
+        if side_stream is not None and self._started is not None and not self._queue:
+            self._make_next(side_stream)
+        is_unprefetched = self._dependencies is not None and not self._queue
         entry = self._queue.popleft() if self._queue else self._take()
-        if entry.mark is not None and self._lane is not None:
-            self._lane.wait(entry.mark)
+        if entry.event is not None and self._side_stream is not None:
+            self._side_stream.make_script_wait(entry.event)
             self._source.hand_over(entry.seeds, entry.batch)
         if entry.error is not None:
             raise entry.error
         batch = entry.batch
         if batch is None:
             batch = self._source.make(entry.number, entry.seeds)
-        if self._lane is not None and queued is not None:
-            self._look_ahead(self._lane, queued, is_at_rest)
-        if lane is not None and self._lane is None:
+        if self._side_stream is not None and queued is not None:
+            self._prefetch(self._side_stream, queued, is_unprefetched)
+        if side_stream is not None and self._side_stream is None:
             warnings.warn(
-                "The next mini-batch does not fit into the GPU's memory beside this one: from here "
-                "on they are made one by one, when they are asked for.",
+                "The next mini-batch does not fit into the GPU's memory beside this one: "
+                "prefetching stops, and mini-batches are made one at a time.",
                 stacklevel=3,
             )
         return batch
 
     def _take(self) -> _Entry[Batch]:
-        entry: _Entry[Batch] = _Entry(self._taken, self._source.seeds())
-        self._taken += 1
+        entry: _Entry[Batch] = _Entry(self._num_taken, self._source.seeds())
+        self._num_taken += 1
         return entry
 
-    def _look_ahead(self, lane: SideStream, queued: Event, is_at_rest: bool) -> None:
-        """Make the next batches, if the GPU has work left or has them sooner that way."""
-        is_first = self._state is None
+    def _prefetch(self, side_stream: SideStream, queued: Event, is_unprefetched: bool) -> None:
+        """Make the next batches, if the GPU is busy or the tuner says that it is faster."""
+        is_first = self._dependencies is None
         if is_first:
-            self._state = self._source.state()
+            self._dependencies = self._source.dependencies()
         before, self._queued = self._queued, queued
-        is_idle = is_at_rest or queued.query()
-        self._pace.after_step(is_idle)
-        if is_idle and (self._pace.rests or is_first):
+        is_idle = is_unprefetched or queued.query()
+        self._tuner.after_step(is_idle)
+        if is_idle and (self._tuner.is_on_demand or is_first):
             return
-        if is_first or is_at_rest:
-            # The lane is to see what was made where the script is.
-            self._source.left_behind()
-            lane.follow()
+        if is_first or is_unprefetched:
+            # The side stream is to see what was made on the script's stream.
+            self._source.new_shared_state()
+            side_stream.wait_for_script()
         if before is not None and not is_idle:
             before.synchronize()
-        while self._lane is not None and len(self._queue) < self._depth:
-            if not self._make_next(lane):
+        while self._side_stream is not None and len(self._queue) < self._depth:
+            if not self._make_next(side_stream):
                 return
 
-    def _make_next(self, lane: SideStream) -> bool:
-        """Make a batch on the lane, if there is one more; whether there was."""
-        if self._source.left_behind() is not None:
-            lane.follow()  # the script's stream may still be making it
+    def _make_next(self, side_stream: SideStream) -> bool:
+        """Make a batch on the side stream; False if there are no more."""
+        if self._source.new_shared_state() is not None:
+            side_stream.wait_for_script()  # the script's stream may still be making it
         is_full = False
-        with lane.work():
-            if self._begun is None and not self._begin_next(lane):
+        with side_stream.use():
+            if self._started is None and not self._start_next(side_stream):
                 return False
-            entry, self._begun = self._begun, None
+            entry, self._started = self._started, None
             assert entry is not None
             self._queue.append(entry)
-            # First what the lane is to do while the host waits for it no longer.
-            if self._begins and not self._pace.rests:
-                self._begin_next(lane)
+            # Queued first, so that the side stream is not idle after the host's wait.
+            if self._starts_early and not self._tuner.is_on_demand:
+                self._start_next(side_stream)
             try:
                 if entry.error is None:
                     entry.batch = self._made(entry)
@@ -272,63 +270,63 @@ class Prefetcher(Iterator[Batch]):
                 # Kept also if the batch is made again: it may tell of other work on the GPU.
                 entry.error = error
             finally:
-                entry.begun = None
-                entry.mark = lane.mark()
-        left = self._source.left_behind()
-        if left is not None:
-            lane.wait(entry.mark)
-            self._source.hand_over(left)
+                entry.future = None
+                entry.event = side_stream.record_event()
+        added = self._source.new_shared_state()
+        if added is not None:
+            side_stream.make_script_wait(entry.event)
+            self._source.hand_over(added)
         if is_full:
-            lane.is_full = True
+            side_stream.is_full = True
             self._stop()
         return True
 
     def _made(self, entry: _Entry[Batch]) -> Batch:
         try:
-            return self._source.make(entry.number, entry.seeds, entry.begun)
+            return self._source.make(entry.number, entry.seeds, entry.future)
         except torch.OutOfMemoryError:
-            if self._begun is None or self._begun.begun is None:
+            if self._started is None or self._started.future is None:
                 raise
-        # What is begun takes as much as the largest sample: from here on it waits for its turn.
-        self._begun.begun = entry.begun = None
-        self._begins = False
+        # Samples in flight take as much as the largest sample: start no more of them early.
+        self._started.future = entry.future = None
+        self._starts_early = False
         return self._source.make(entry.number, entry.seeds)
 
-    def _begin_next(self, lane: SideStream) -> bool:
-        """On the lane, begin with one more batch; whether there was one."""
+    def _start_next(self, side_stream: SideStream) -> bool:
+        """Start sampling one more batch on the side stream; False if there are no more."""
         try:
-            entry = self._begun = self._take()
+            entry = self._started = self._take()
         except StopIteration:
             return False
         try:
-            entry.begun = self._source.begin(entry.number, entry.seeds)
+            entry.future = self._source.start(entry.number, entry.seeds)
         except torch.OutOfMemoryError:
-            pass  # there may be memory for it when it is its turn
+            pass  # there may be memory when the batch is due
         except Exception as error:
             entry.error = error
         finally:
-            entry.mark = lane.mark()
+            entry.event = side_stream.record_event()
         return True
 
-    def _to_be_made(self, entry: _Entry[Batch]) -> None:
-        """Have a batch made when it is asked for, where the script is."""
-        if entry.mark is not None and self._lane is not None:
-            self._lane.wait(entry.mark)
+    def _drop(self, entry: _Entry[Batch]) -> None:
+        """Drop what was made of a batch, so that it is made on demand."""
+        if entry.event is not None and self._side_stream is not None:
+            self._side_stream.make_script_wait(entry.event)
             self._source.hand_over(entry.seeds)
-        entry.begun = entry.mark = entry.batch = None
+        entry.future = entry.event = entry.batch = None
 
     def _stop(self) -> None:
-        """Make the batches to come when they are asked for."""
-        if self._begun is not None:
-            self._queue.append(self._begun)
-            self._begun = None
+        """Make all batches to come on demand."""
+        if self._started is not None:
+            self._queue.append(self._started)
+            self._started = None
         for entry in self._queue:
-            self._to_be_made(entry)
-        self._lane = self._state = self._queued = None
+            self._drop(entry)
+        self._side_stream = self._dependencies = self._queued = None
 
     def __del__(self) -> None:
-        # What the lane still reads may be freed next, for others to write there.
-        marks = [each.mark for each in (self._begun, *self._queue) if each is not None]
-        for mark in marks:
-            if mark is not None:
-                mark.synchronize()
+        # Memory that the side stream still reads may be freed and reused next.
+        events = [each.event for each in (self._started, *self._queue) if each is not None]
+        for event in events:
+            if event is not None:
+                event.synchronize()

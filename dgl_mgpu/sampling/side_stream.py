@@ -1,4 +1,4 @@
-"""Where batches are made beside the script's own work: a stream of their own."""
+"""The side stream: where mini-batches are made beside the script's own work."""
 
 from __future__ import annotations
 
@@ -11,50 +11,50 @@ import torch
 from dgl_mgpu.errors import UnavailableError
 from dgl_mgpu.sampling.sm_partition import partition_stream
 
-#: Of a GPU's multiprocessors, those that make batches, while the model has the others for itself.
-#: Fewer were too slow, more took too much from the model (docs/decisions.md).
+#: Share of a GPU's multiprocessors that make batches; the model has the others to itself.  Fewer
+#: were too slow, more took too much from the model (docs/decisions.md).
 _SHARE = 1 / 4
-#: The driver gives them out by so many.
+#: The driver partitions them in multiples of this.
 _GRANULE = 8
-#: Comes first: its kernels are short, and the next step waits for them.
+#: High: its kernels are short, and the next step waits for them.
 _PRIORITY = -1
 
 
 class Event(Protocol):
-    """A point in the work that is queued on a stream."""
+    """A point in the work queued on a stream."""
 
     def query(self) -> bool:
-        """Whether the work is done up to here."""
+        """Whether the work up to here is done."""
 
     def synchronize(self) -> None:
-        """Have the host wait until the work is done up to here."""
+        """Block the host until the work up to here is done."""
 
 
 class SideStream(Protocol):
-    """A queue of work beside the one that the script fills.
+    """A stream beside the one that the script uses.
 
     Attributes
     ----------
     is_full : bool
-        Whether a batch that was made here has been too much for the GPU's memory.
+        Whether a batch made here has exceeded the GPU's memory.
     """
 
     is_full: bool
 
-    def work(self) -> AbstractContextManager[object]:
-        """Within, what is queued goes on the lane."""
+    def use(self) -> AbstractContextManager[object]:
+        """Within, work is queued on this stream."""
 
-    def mark(self) -> Event:
-        """The end of what is queued: on the script's stream, or within :meth:`work` on the lane."""
+    def record_event(self) -> Event:
+        """Record an event on the script's stream, or within :meth:`use` on this one."""
 
-    def follow(self) -> None:
-        """Have the lane wait for what is queued on the script's stream."""
+    def wait_for_script(self) -> None:
+        """Make this stream wait for what is queued on the script's stream."""
 
-    def wait(self, mark: Event) -> None:
-        """Have the script's stream wait for a mark on the lane."""
+    def wait(self, record_event: Event) -> None:
+        """Make the script's stream wait for an event on this one."""
 
 
-class _StreamLane:
+class _CudaSideStream:
     def __init__(self, device: torch.device, sms: int | None) -> None:
         if sms is None:
             every = torch.cuda.get_device_properties(device).multi_processor_count
@@ -66,34 +66,34 @@ class _StreamLane:
         self._device = device
         self.is_full = False
 
-    def work(self) -> AbstractContextManager[object]:
+    def use(self) -> AbstractContextManager[object]:
         return torch.cuda.stream(self._stream)
 
-    def mark(self) -> torch.cuda.Event:
+    def record_event(self) -> torch.cuda.Event:
         return torch.cuda.current_stream(self._device).record_event()
 
-    def follow(self) -> None:
+    def wait_for_script(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
-    def wait(self, mark: Any) -> None:
-        torch.cuda.current_stream(self._device).wait_event(mark)
+    def wait(self, record_event: Any) -> None:
+        torch.cuda.current_stream(self._device).wait_event(record_event)
 
 
 @functools.cache
-def _stream_lane(device: torch.device, sms: int | None) -> SideStream:
-    return _StreamLane(device, sms)
+def _cuda_side_stream(device: torch.device, sms: int | None) -> SideStream:
+    return _CudaSideStream(device, sms)
 
 
 def side_stream_of(device: torch.device, sms: int | None = None) -> SideStream | None:
-    """The lane of a GPU; None for another device.
+    """The side stream of a GPU; None for another device.
 
-    There is one a GPU: torch's allocator and operators keep memory for a stream, so whoever makes
-    batches reuses what others have used.
+    Each GPU has one: torch's allocator and operators keep memory per stream, so all loaders reuse
+    the same memory.
 
     Parameters
     ----------
     device : torch.device
     sms : int, optional
-        The multiprocessors it is kept to, where another lane is wanted than the one that is used.
+        Number of multiprocessors to restrict it to; by default a quarter of them.
     """
-    return _stream_lane(device, sms) if device.type == "cuda" else None
+    return _cuda_side_stream(device, sms) if device.type == "cuda" else None

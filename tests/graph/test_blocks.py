@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
-from dgl_mgpu.ops import begin_sample_blocks
+from dgl_mgpu.ops import sample_blocks_async
 from tests.environment import search_path
 from tests.sampling.loaders import assert_blocks_are_right
 
@@ -369,9 +369,9 @@ def test_what_is_not_sampled_at_once_takes_dgls_own_way(monkeypatch):
 
     def count(*arguments, **options):
         calls.append(1)
-        return begin_sample_blocks(*arguments, **options)
+        return sample_blocks_async(*arguments, **options)
 
-    monkeypatch.setattr("dgl_mgpu.sampling.block_sampling.begin_sample_blocks", count)
+    monkeypatch.setattr("dgl_mgpu.sampling.block_sampling.sample_blocks_async", count)
     g = homogeneous()
     seeds = torch.arange(5)
     sampled_hops(g, seeds, [2, 2])

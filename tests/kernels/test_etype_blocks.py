@@ -12,10 +12,10 @@ from dgl_mgpu.errors import IdOutOfRangeError, InvalidWeightError
 from dgl_mgpu.ops import (
     EdgeTimes,
     SampleKey,
-    begin_sample_etype_blocks,
     library,
     sample_blocks,
     sample_etype_blocks,
+    sample_etype_blocks_async,
     workspace,
 )
 from dgl_mgpu.ops import view as view_module
@@ -68,8 +68,8 @@ def on_gpu(where, monkeypatch):
     def call(function, *args, **kwargs):
         with monkeypatch.context() as patch:
             if where.type == "cpu":
-                begin = cuda.begin_sample_etype_hops
-                patch.setitem(library._direct, ("begin_sample_etype_hops", "cpu"), begin)
+                start = cuda.sample_etype_hops_async
+                patch.setitem(library._direct, ("sample_etype_hops_async", "cpu"), start)
             waits.count = 0
             found = function(*args, **kwargs)
             assert waits.count == 1
@@ -174,8 +174,8 @@ def test_what_has_no_bound_is_sampled_hop_by_hop(where, monkeypatch):
     if where.type == "cpu":
         called = []
         monkeypatch.setattr(cuda, "hop_by_hop", lambda *a: called.append(a) or cpu.hop_by_hop(*a))
-        begin = cuda.begin_sample_etype_hops
-        monkeypatch.setitem(library._direct, ("begin_sample_etype_hops", "cpu"), begin)
+        start = cuda.sample_etype_hops_async
+        monkeypatch.setitem(library._direct, ("sample_etype_hops_async", "cpu"), start)
     found = sample_etype_blocks(
         {etype: on_device(view, where) for etype, view in views.items()},
         {ntype: ids.to(where) for ntype, ids in seeds.items()},
@@ -186,19 +186,19 @@ def test_what_has_no_bound_is_sampled_hop_by_hop(where, monkeypatch):
     assert where.type != "cpu" or called
 
 
-def test_samples_are_begun_before_others_are_finished(where, monkeypatch):
+def test_samples_start_before_others_are_finished(where, monkeypatch):
     if where.type == "cpu":
-        begin = cuda.begin_sample_etype_hops
-        monkeypatch.setitem(library._direct, ("begin_sample_etype_hops", "cpu"), begin)
+        start = cuda.sample_etype_hops_async
+        monkeypatch.setitem(library._direct, ("sample_etype_hops_async", "cpu"), start)
     views, seeds, _ = hetero_case("uniform", torch.int64)
     there = {etype: on_device(view, where) for etype, view in views.items()}
     keys = [SampleKey(3, 1, batch) for batch in range(3)]
-    begun = [
-        begin_sample_etype_blocks(there, {n: ids.to(where) for n, ids in seeds.items()}, [2, 3], k)
+    futures = [
+        sample_etype_blocks_async(there, {n: ids.to(where) for n, ids in seeds.items()}, [2, 3], k)
         for k in keys
     ]
-    del begun[1]  # given up
-    found = [finish() for finish in reversed(begun)]
+    del futures[1]  # given up
+    found = [future.result() for future in reversed(futures)]
     monkeypatch.undo()
     for key, blocks in zip((keys[2], keys[0]), found, strict=True):
         assert same(blocks, sample_etype_blocks(views, seeds, [2, 3], key))
@@ -258,7 +258,7 @@ def test_what_torch_gets_is_memory_of_its_own(where, monkeypatch):
     operator, given = torch.ops.dgl_mgpu.sample_etype_hops, []
     views, seeds, _ = hetero_case("uniform", torch.int64)
     monkeypatch.setattr(operator, "default", lambda *arguments: given.append(arguments))
-    monkeypatch.delitem(library._direct, ("begin_sample_etype_hops", "cuda"))
+    monkeypatch.delitem(library._direct, ("sample_etype_hops_async", "cuda"))
     # The operator gets addresses of what is in it.
     placed = {etype: on_device(view, where) for etype, view in views.items()}
     with pytest.raises(TypeError):
@@ -269,7 +269,7 @@ def test_what_torch_gets_is_memory_of_its_own(where, monkeypatch):
             KEY,
         )
     found = cuda._sample_etype_hops(*given[0])
-    expected = cuda.begin_sample_etype_hops(*given[0])()
+    expected = cuda.sample_etype_hops_async(*given[0]).result()
     pieces = [each for of_kind in found[:-1] for each in of_kind]
     assert same(pieces, [each.cpu() for of_kind in expected[:-1] for each in of_kind])
     assert {each.data_ptr() % 16 for each in pieces} == {0}

@@ -13,13 +13,14 @@ import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import (
+    SampleFuture,
     SampleKey,
     append_unique,
-    begin_sample_blocks,
     buckets,
     device,
     library,
     sample_blocks,
+    sample_blocks_async,
     sample_neighbors,
     workspace,
 )
@@ -124,12 +125,12 @@ def test_append_unique_raises_what_a_gather_found(where):
         unique_cuda._append_unique(seeds, seeds)
 
 
-def hops(view, seeds, fanouts, replace=False, begin=blocks_cuda.begin_sample_hops, **more):
+def hops(view, seeds, fanouts, replace=False, start=blocks_cuda.sample_hops_async, **more):
     keys = [SampleKey(3, 1, 4, hop).fold() for hop in range(len(fanouts))]
-    return begin(
+    return start(
         seeds, view.tiers, view.pointers, view.position, view.num_rows, view.num_cols,
         view.idtype, fanouts, replace, keys, **more,
-    )()  # fmt: skip
+    ).result()  # fmt: skip
 
 
 def test_all_hops(where):
@@ -226,7 +227,7 @@ def test_a_seed_that_is_no_node_among_those_in_order(where):
 
 @pytest.mark.parametrize(("share", "ordered"), [(0.0, False), (0.02, False), (0.1, True)])
 def test_nodes_are_put_in_order_where_many_are_read_from_the_host(
-    where, begun_at_once, monkeypatch, share, ordered
+    where, started_at_once, monkeypatch, share, ordered
 ):
     monkeypatch.setattr(view_module, "LISTED_ROWS", 20)
     kernels = []
@@ -236,9 +237,9 @@ def test_nodes_are_put_in_order_where_many_are_read_from_the_host(
     view = power_law_graph(3000, 30000, seed=7).view(idtype=torch.int32)
     seeds = torch.arange(40, dtype=torch.int32)
     workspace.release()
-    begin_sample_blocks(
+    sample_blocks_async(
         on_device(with_fields(view, host_share=share), where), seeds.to(where), [5, 5], KEY
-    )()
+    ).result()
     assert [kernel.expression.endswith("true>") for kernel, _ in kernels] == [ordered]
 
 
@@ -256,14 +257,14 @@ def test_all_hops_into_a_table_that_was_too_small(where):
 
 
 @pytest.fixture
-def begun_at_once(where, monkeypatch):
+def started_at_once(where, monkeypatch):
     """Where kernels are emulated, operators on CPU tensors take the way of a GPU, too."""
-    begin = blocks_cuda.begin_sample_hops
-    monkeypatch.setitem(library._direct, ("begin_sample_hops", where.type), begin)
+    start = blocks_cuda.sample_hops_async
+    monkeypatch.setitem(library._direct, ("sample_hops_async", where.type), start)
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
-def test_samples_are_begun_before_others_are_finished(where, begun_at_once, order):
+def test_samples_start_before_others_are_finished(where, started_at_once, order):
     view = power_law_graph(3000, 30000, seed=7).view(idtype=torch.int32)
     there = on_device(view, where)
     batches = [torch.arange(first, 3000, 75, dtype=torch.int32) for first in (0, 20, 50)]
@@ -272,28 +273,28 @@ def test_samples_are_begun_before_others_are_finished(where, begun_at_once, orde
     few = torch.zeros(40, dtype=torch.int32, device=where)
     for _ in range(2):  # a sample of few nodes shrinks the table, which is too small for the others
         sample_blocks(there, few, [30, 30], KEY)
-    begun = [
-        begin_sample_blocks(there, seeds.to(where), [30, 30], key)
+    futures = [
+        sample_blocks_async(there, seeds.to(where), [30, 30], key)
         for seeds, key in zip(batches, keys, strict=True)
     ]
-    found = {number: begun[number]() for number in order}
+    found = {number: futures[number].result() for number in order}
     for number, (seeds, key) in enumerate(zip(batches, keys, strict=True)):
         for block, expected in zip(found[number], cpu_blocks(view, seeds, key), strict=True):
             assert same(block[:4], expected[:4]) and block.num_dst == expected.num_dst
 
 
 @pytest.mark.parametrize("by", ["larger samples", "a release"])
-def test_working_memory_made_anew_between_beginning_and_finishing(where, begun_at_once, by):
+def test_working_memory_made_anew_between_start_and_result(where, started_at_once, by):
     view = power_law_graph(3000, 30000, seed=7).view(idtype=torch.int32)
     there = on_device(view, where)
     few = torch.zeros(40, dtype=torch.int32, device=where)
     workspace.release()
-    begun = begin_sample_blocks(there, few, [5, 5], KEY)
+    future = sample_blocks_async(there, few, [5, 5], KEY)
     if by == "a release":
         workspace.workspace(where).release()
     else:
         sample_blocks(there, torch.arange(2000, dtype=torch.int32, device=where), [30, 30], KEY)
-    begun()  # makes the table smaller
+    future.result()  # makes the table smaller
     seeds = torch.arange(40, dtype=torch.int32)
     found = sample_blocks(there, seeds.to(where), [5, 5], KEY)
     for block, expected in zip(found, cpu_blocks(view, seeds, KEY, [5, 5]), strict=True):
@@ -303,29 +304,29 @@ def test_working_memory_made_anew_between_beginning_and_finishing(where, begun_a
     assert held <= {int(word) for word in np.frombuffer(arguments.tobytes(), np.int64)}
 
 
-def test_a_sample_that_is_given_up_leaves_nothing(where, begun_at_once):
+def test_a_sample_that_is_given_up_leaves_nothing(where, started_at_once):
     view = power_law_graph(3000, 30000, seed=7).view(idtype=torch.int32)
     there, seeds = on_device(view, where), torch.arange(40, dtype=torch.int32)
     workspace.release()
     space = workspace.workspace(where)
     for number in range(5):
-        given_up = begin_sample_blocks(there, seeds.to(where) + number, [5, 5], KEY)
+        given_up = sample_blocks_async(there, seeds.to(where) + number, [5, 5], KEY)
         assert not space.reports
         del given_up
         assert len(space.reports) == 1
-    found = begin_sample_blocks(there, seeds.to(where), [5, 5], KEY)()
+    found = sample_blocks_async(there, seeds.to(where), [5, 5], KEY).result()
     for block, expected in zip(found, cpu_blocks(view, seeds, KEY, [5, 5]), strict=True):
         assert same(block[:4], expected[:4])
     assert len(space.reports) == 1
 
 
-def test_what_is_wrong_with_a_sample_is_raised_where_it_is_finished(where, begun_at_once):
+def test_what_is_wrong_with_a_sample_is_raised_where_it_is_finished(where, started_at_once):
     there = on_device(GRAPHS["power law"].view(), where)
-    bad = begin_sample_blocks(there, torch.tensor([5, 200, 3], device=where), [3, 3], KEY)
-    good = begin_sample_blocks(there, torch.tensor([5, 3], device=where), [3, 3], KEY)
+    bad = sample_blocks_async(there, torch.tensor([5, 200, 3], device=where), [3, 3], KEY)
+    good = sample_blocks_async(there, torch.tensor([5, 3], device=where), [3, 3], KEY)
     with pytest.raises(IdOutOfRangeError, match="id 200 at place 1"):
-        bad()
-    assert good()[1].num_dst == 2
+        bad.result()
+    assert good.result()[1].num_dst == 2
 
 
 def cpu_blocks(view, seeds, key, fanouts=(30, 30)):
@@ -408,7 +409,12 @@ def test_what_torch_gets_is_memory_of_its_own(where):
     view = on_device(power_law_graph(3000, 20000, seed=8).view(), where)
     seeds = torch.arange(29, device=where)
     expected = hops(view, seeds, [3, 5])
-    found = hops(view, seeds, [3, 5], begin=partial(partial, blocks_cuda._sample_hops))
+    found = hops(
+        view,
+        seeds,
+        [3, 5],
+        start=lambda *arguments: SampleFuture(partial(blocks_cuda._sample_hops, *arguments)),
+    )
     assert torch.equal(found[0], expected[0])
     for left, right in zip(found[1:], expected[1:], strict=True):
         assert same(left, [each.cpu() for each in right])

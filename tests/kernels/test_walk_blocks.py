@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
-from dgl_mgpu.ops import SampleKey, begin_pinsage_blocks, library, pinsage_blocks, workspace
+from dgl_mgpu.ops import SampleKey, library, pinsage_blocks, pinsage_blocks_async, workspace
 from dgl_mgpu.ops.walk.op import check_traversals, graphs
 from dgl_mgpu.ops.walk_blocks import cpu, cuda
 from dgl_mgpu.ops.walk_blocks.op import _blocks
@@ -39,8 +39,8 @@ def expected(views, seeds, layers, key=KEY, **walks):
 @pytest.fixture(autouse=True)
 def on_gpu(where, monkeypatch):
     """Operators on tensors of ``where`` take the way of a GPU, and count the waits."""
-    begin = cuda.begin_pinsage_hops
-    monkeypatch.setitem(library._direct, ("begin_pinsage_hops", where.type), begin)
+    start = cuda.pinsage_hops_async
+    monkeypatch.setitem(library._direct, ("pinsage_hops_async", where.type), start)
     waits = Waits(cuda.device.driver)
     monkeypatch.setattr(cuda.device, "driver", waits)
     return waits
@@ -103,23 +103,23 @@ def test_walks_that_visit_few_nodes_again_and_again(where, no_way_back):
 
 
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 0, 1]])
-def test_samples_are_begun_before_others_are_finished(where, no_way_back, order):
+def test_samples_start_before_others_are_finished(where, no_way_back, order):
     view = power_law_graph(3000, 30000, seed=7).view(idtype=torch.int32)
     there = on_device(view, where)
     # The working memory of the last one does not suffice for the others.
     seeds = [torch.arange(first, 3000, step) for first, step in ((0, 20), (20, 30), (50, 500))]
     keys = [SampleKey(3, 1, batch) for batch in range(3)]
     workspace.release()
-    begin_pinsage_blocks(there, seeds[2].to(where), 2, KEY, **WALKS)()
-    begun = [
-        begin_pinsage_blocks(there, each.to(where), 2, key, **WALKS)
+    pinsage_blocks_async(there, seeds[2].to(where), 2, KEY, **WALKS).result()
+    futures = [
+        pinsage_blocks_async(there, each.to(where), 2, key, **WALKS)
         for each, key in zip(seeds, keys, strict=True)
     ]
-    given_up = begin_pinsage_blocks(there, seeds[0].to(where), 2, KEY, **WALKS)
+    given_up = pinsage_blocks_async(there, seeds[0].to(where), 2, KEY, **WALKS)
     workspace.workspace(where).release()
     del given_up
     for number in order:
-        blocks = begun[number]()
+        blocks = futures[number].result()
         assert same(blocks, expected(view, seeds[number], 2, keys[number]))
 
 
@@ -129,11 +129,11 @@ def test_a_seed_that_is_no_node_is_told_of_where_the_sample_is_finished(where, i
     view = GRAPHS["power law"].view(idtype=idtype)
     there = on_device(view, where)
     seeds = torch.tensor([5, bad, 3, -7], device=where)
-    wrong = begin_pinsage_blocks(there, seeds, 3, KEY, **WALKS)
-    right = begin_pinsage_blocks(there, torch.tensor([5, 3], device=where), 3, KEY, **WALKS)
+    wrong = pinsage_blocks_async(there, seeds, 3, KEY, **WALKS)
+    right = pinsage_blocks_async(there, torch.tensor([5, 3], device=where), 3, KEY, **WALKS)
     with pytest.raises(IdOutOfRangeError, match=r"at place 1 is not among the 200 rows"):
-        wrong()
-    assert same(right(), expected(view, torch.tensor([5, 3]), 3))
+        wrong.result()
+    assert same(right.result(), expected(view, torch.tensor([5, 3]), 3))
 
 
 @pytest.mark.parametrize("lacking", ["a bound", "memory"])

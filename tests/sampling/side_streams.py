@@ -12,11 +12,11 @@ from dgl_mgpu.sampling.side_stream import side_stream_of
 
 
 @dataclass(frozen=True, eq=False)
-class HostMark:
-    """A mark by its number, on the lane or on the script's stream."""
+class HostEvent:
+    """A event by its number, on the lane or on the script's stream."""
 
     number: int
-    on_lane: bool
+    on_side_stream: bool
     log: list = field(repr=False)
     is_done: bool = False
 
@@ -27,8 +27,8 @@ class HostMark:
         self.log.append(("host waits", self))
 
 
-class HostLane:
-    """Attributes: ``log`` of (what, mark), whether work ``is_inside`` now, and whether the GPU
+class HostStream:
+    """Attributes: ``log`` of (what, event), whether work ``is_inside`` now, and whether the GPU
     ``is_idle``, having done all that the script has queued."""
 
     def __init__(self) -> None:
@@ -36,10 +36,10 @@ class HostLane:
         self.is_idle = False
         self.is_full = False
         self.is_inside = False
-        self._marks = 0
+        self._num_events = 0
 
     @contextmanager
-    def work(self) -> Iterator[None]:
+    def use(self) -> Iterator[None]:
         assert not self.is_inside
         self.is_inside = True
         try:
@@ -47,19 +47,19 @@ class HostLane:
         finally:
             self.is_inside = False
 
-    def mark(self) -> HostMark:
-        self._marks += 1
-        mark = HostMark(self._marks, self.is_inside, self.log, self.is_idle)
-        self.log.append(("marks", mark))
-        return mark
+    def record_event(self) -> HostEvent:
+        self._num_events += 1
+        event = HostEvent(self._num_events, self.is_inside, self.log, self.is_idle)
+        self.log.append(("records", event))
+        return event
 
-    def follow(self) -> None:
+    def wait_for_script(self) -> None:
         assert not self.is_inside
         self.log.append(("follows", None))
 
-    def wait(self, mark: HostMark) -> None:
-        assert not self.is_inside and mark.on_lane
-        self.log.append(("waits", mark))
+    def make_script_wait(self, event: HostEvent) -> None:
+        assert not self.is_inside and event.on_side_stream
+        self.log.append(("waits", event))
 
 
 def poison(where: torch.device) -> None:
@@ -71,8 +71,8 @@ def poison(where: torch.device) -> None:
         torch.cuda.synchronize(where)
         del kept
 
-    lane = side_stream_of(where)
-    assert lane is not None
-    with lane.work():
+    side_stream = side_stream_of(where)
+    assert side_stream is not None
+    with side_stream.use():
         fill_and_give_back()
     fill_and_give_back()

@@ -32,7 +32,7 @@ from dgl_mgpu.train.minibatch.pinsage_sampler import RandomWalkSampler
 from tests.docs.pages import ROOT
 from tests.docs.pages import blocks as blocks_of
 from tests.sampling.loaders import link_graph, node_graph, typed_graph
-from tests.sampling.side_streams import HostLane
+from tests.sampling.side_streams import HostStream
 
 pytestmark = pytest.mark.filterwarnings("ignore:Dataloader CPU affinity")
 
@@ -46,13 +46,13 @@ def on_tensors():
 
 
 @pytest.fixture
-def lanes(monkeypatch):
+def with_side_stream(monkeypatch):
     """Has loaders look ahead on the CPU, to a depth; the lanes that they asked for so far."""
     made = []
 
     def use(depth):
         def side_stream_of(device):
-            made.append(HostLane())
+            made.append(HostStream())
             return made[-1]
 
         monkeypatch.setattr(dataloading, "DEPTH", depth)
@@ -82,9 +82,9 @@ def contents(thing):
     return [contents(each) for each in thing]
 
 
-def given_up(lane):
+def given_up(side_stream):
     """How many batches were: one that was made and one that was begun, if it was once."""
-    return [what for what, _ in lane.log].count("waits")
+    return [what for what, _ in side_stream.log].count("waits")
 
 
 def homogeneous():
@@ -156,9 +156,9 @@ PURE = [
 ]
 
 
-def run(make, lanes, depth, *, stop=None, **options):
+def run(make, with_side_stream, depth, *, stop=None, **options):
     """Two epochs with dropout in between, and one after the script's own draws."""
-    found = lanes(depth)
+    found = with_side_stream(depth)
     del found[:]
     dgl.seed(3)
     torch.manual_seed(3)
@@ -173,22 +173,22 @@ def run(make, lanes, depth, *, stop=None, **options):
             if number == 1 and isinstance(g, dgl.DGLGraph):
                 seen.append(contents(dgl.sampling.sample_neighbors(g, {g.ntypes[0]: [1, 2]}, 2)))
     assert bool(found) == bool(depth)
-    for lane in found:
-        assert [what for what, _ in lane.log].count("follows") == 1
+    for side_stream in found:
+        assert [what for what, _ in side_stream.log].count("follows") == 1
     return seen, dropped
 
 
 @pytest.mark.parametrize("make", PURE)
 @pytest.mark.parametrize("stop", [None, 2])
-def test_batches_are_the_same(make, stop, lanes):
-    expected = run(make, lanes, 0, stop=stop, shuffle=True)
+def test_batches_are_the_same(make, stop, with_side_stream):
+    expected = run(make, with_side_stream, 0, stop=stop, shuffle=True)
     for depth in DEPTHS[1:]:
-        assert run(make, lanes, depth, stop=stop, shuffle=True) == expected
+        assert run(make, with_side_stream, depth, stop=stop, shuffle=True) == expected
 
 
-def test_draws_of_the_script_are_those_without_a_loader(lanes):
+def test_draws_of_the_script_are_those_without_a_loader(with_side_stream):
     """Sampling negative edges takes nothing of torch's generator."""
-    _, dropped = run(pairs(PerSourceUniform(3), None), lanes, 1)
+    _, dropped = run(pairs(PerSourceUniform(3), None), with_side_stream, 1)
     torch.manual_seed(3)
     drawn = []
     for _ in range(2):
@@ -197,8 +197,8 @@ def test_draws_of_the_script_are_those_without_a_loader(lanes):
     assert dropped == drawn
 
 
-def test_every_batch_and_epoch_has_draws_of_its_own(lanes):
-    lanes(1)
+def test_every_batch_and_epoch_has_draws_of_its_own(with_side_stream):
+    with_side_stream(1)
     g, _, sampler = pairs(PerSourceUniform(3), None)()
     loader = DataLoader(g, torch.arange(40).repeat(2), sampler, batch_size=40)
     for what in (
@@ -209,10 +209,10 @@ def test_every_batch_and_epoch_has_draws_of_its_own(lanes):
         assert len({tuple(each) for each in found}) == 4
 
 
-def test_two_loaders_interleaved(lanes):
+def test_two_loaders_interleaved(with_side_stream):
     results = []
     for depth in DEPTHS:
-        lanes(depth)
+        with_side_stream(depth)
         dgl.seed(1)
         (g, ids, sampler), (other, others, edges) = homogeneous(), pairs(GlobalUniform(2), None)()
         first = DataLoader(g, ids, sampler, batch_size=20)
@@ -225,10 +225,10 @@ def test_two_loaders_interleaved(lanes):
 
 
 @pytest.mark.parametrize("make", [homogeneous, stored])
-def test_two_passes_of_one_loader(make, lanes):
+def test_two_passes_of_one_loader(make, with_side_stream):
     results = []
     for depth in DEPTHS:
-        lanes(depth)
+        with_side_stream(depth)
         dgl.seed(1)
         g, ids, sampler = make()
         loader = DataLoader(g, ids, sampler, batch_size=20)
@@ -298,10 +298,10 @@ def _attached(g, sampler, loader):
         _another_graph, _features_of_another_graph, _fanouts, _replace, _prefetched, _attached,
     ],
 )  # fmt: skip
-def test_what_the_script_changes_counts_from_the_next_batch_on(change, lanes):
+def test_what_the_script_changes_counts_from_the_next_batch_on(change, with_side_stream):
     results = []
     for depth in DEPTHS:
-        made = lanes(depth)
+        made = with_side_stream(depth)
         dgl.seed(1)
         torch.manual_seed(1)
         g, ids, sampler = homogeneous()
@@ -323,8 +323,8 @@ def test_what_the_script_changes_counts_from_the_next_batch_on(change, lanes):
 
 
 @pytest.mark.parametrize("kind", ["inference", "fused optimizer"])
-def test_features_whose_changes_torch_does_not_count_are_not_fetched_ahead(kind, lanes):
-    made = lanes(1)
+def test_features_whose_changes_torch_does_not_count_are_not_fetched_ahead(kind, with_side_stream):
+    made = with_side_stream(1)
     g, ids, sampler = homogeneous()
     with torch.inference_mode() if kind == "inference" else torch.no_grad():
         g.ndata["feat"] = rows = torch.nn.Parameter(torch.rand(300, 2))
@@ -336,8 +336,8 @@ def test_features_whose_changes_torch_does_not_count_are_not_fetched_ahead(kind,
     assert given_up(made[0]) == 2
 
 
-def test_edges_without_features_count_too(lanes):
-    made = lanes(1)
+def test_edges_without_features_count_too(with_side_stream):
+    made = with_side_stream(1)
     ends = torch.arange(100)
     g = dgl.graph((ends, ends))
     batches = iter(DataLoader(g, ends, NeighborSampler([-1]), batch_size=20))
@@ -348,8 +348,8 @@ def test_edges_without_features_count_too(lanes):
     assert given_up(made[0]) == 2
 
 
-def test_features_of_another_graph_than_is_sampled_count_too(lanes):
-    made = lanes(1)
+def test_features_of_another_graph_than_is_sampled_count_too(with_side_stream):
+    made = with_side_stream(1)
     g, ids, sampler = homogeneous()
     loader = DataLoader(g, ids, sampler, batch_size=20)
     loader.graph = other = node_graph("cpu")
@@ -362,8 +362,8 @@ def test_features_of_another_graph_than_is_sampled_count_too(lanes):
     assert given_up(made[0]) == 2
 
 
-def test_another_stores_graph_counts(lanes):
-    made = lanes(1)
+def test_another_stores_graph_counts(with_side_stream):
+    made = with_side_stream(1)
     g, ids, sampler = stored()
     loader = DataLoader(g, ids, sampler, batch_size=20)
     batches = iter(loader)
@@ -373,8 +373,8 @@ def test_another_stores_graph_counts(lanes):
     assert given_up(made[0]) == 2
 
 
-def test_what_is_replaced_lives_as_long_as_the_lane_may_read_it(lanes):
-    lanes(1)
+def test_what_is_replaced_lives_as_long_as_the_lane_may_read_it(with_side_stream):
+    with_side_stream(1)
     g, ids, sampler = homogeneous()
     batches = iter(DataLoader(g, ids, sampler, batch_size=20))
     next(batches)
@@ -424,13 +424,13 @@ def test_passes_over_a_loader_share_what_is_known_of_its_pace():
     g, ids, sampler = homogeneous()
     loader, other = (DataLoader(g, ids, sampler, batch_size=20) for _ in range(2))
     first, again, others = map(iter, (loader, loader, other))
-    assert first._pace is again._pace is not others._pace
+    assert first._tuner is again._tuner is not others._tuner
 
 
 @pytest.mark.parametrize("case", range(10))
-def test_what_may_depend_on_more_is_made_when_it_is_asked_for(case, lanes, monkeypatch):
+def test_what_may_depend_on_more_is_made_when_it_is_asked_for(case, with_side_stream, monkeypatch):
     monkeypatch.setattr(dgl.dataloading.dataloader, "is_tensor_adaptor_enabled", lambda: True)
-    made = lanes(1)
+    made = with_side_stream(1)
     g, ids, sampler, options = list(_impure())[case]
     loader = DataLoader(g, ids, sampler, batch_size=20, **options)
     batches = iter(loader)
@@ -449,11 +449,11 @@ def samplers_of_the_page() -> list[type]:
     return [each for each in names.values() if isinstance(each, type)]
 
 
-def test_the_pages_sampler_is_called_ahead_and_gives_the_same(lanes):
+def test_the_pages_sampler_is_called_ahead_and_gives_the_same(with_side_stream):
     (kind,) = samplers_of_the_page()
     results = []
     for depth in DEPTHS:
-        made = lanes(depth)
+        made = with_side_stream(depth)
         dgl.seed(1)
         torch.manual_seed(1)
         g, ids, _ = homogeneous()
@@ -470,8 +470,8 @@ def test_the_pages_sampler_is_called_ahead_and_gives_the_same(lanes):
 
 
 @pytest.mark.parametrize("prob", [None, "weight"])
-def test_rows_that_are_written_to_the_store_are_in_the_next_batch(prob, lanes):
-    made = lanes(1)
+def test_rows_that_are_written_to_the_store_are_in_the_next_batch(prob, with_side_stream):
+    made = with_side_stream(1)
     with tensor_backed_graphs(False):
         g, ids, _ = homogeneous()
         store = dgl_mgpu.GlobalStore.from_dgl(g, device="cpu")
@@ -482,18 +482,18 @@ def test_rows_that_are_written_to_the_store_are_in_the_next_batch(prob, lanes):
     ):
         assert torch.equal(blocks[0].srcdata["feat"], features[inputs])
         if number == 2:
-            assert any(what == "marks" and mark.on_lane for what, mark in made[0].log)
+            assert any(what == "records" and event.on_side_stream for what, event in made[0].log)
             made[0].log.clear()
             write_rows(store.graph._store.tables["node/_N/label"], every, g.ndata["label"])
         elif number == 4:  # what no batch reads may change
-            assert any(what == "marks" and mark.on_lane for what, mark in made[0].log)
+            assert any(what == "records" and event.on_side_stream for what, event in made[0].log)
             features = features + 1
             write_rows(store.graph._store.tables["node/_N/feat"], every, features)
     assert number == 7
 
 
-def test_the_environment_turns_it_off(lanes, monkeypatch):
-    made = lanes(1)
+def test_the_environment_turns_it_off(with_side_stream, monkeypatch):
+    made = with_side_stream(1)
     loader = DataLoader(*homogeneous(), batch_size=20)
     monkeypatch.setenv("DGL_MGPU_PREFETCH", "0")
     expected = [contents(batch) for batch in loader]
@@ -502,8 +502,8 @@ def test_the_environment_turns_it_off(lanes, monkeypatch):
     assert len(list(loader)) == 8 and made
 
 
-def test_dgls_own_graphs_on_the_cpu_and_workers_keep_dgls_iterator(lanes):
-    made = lanes(1)
+def test_dgls_own_graphs_on_the_cpu_and_workers_keep_dgls_iterator(with_side_stream):
+    made = with_side_stream(1)
     with tensor_backed_graphs(False):
         assert type(iter(DataLoader(*homogeneous()))) is _PrefetchingIter
     assert type(iter(DataLoader(*homogeneous(), num_workers=1))) is _PrefetchingIter
@@ -513,15 +513,15 @@ def test_dgls_own_graphs_on_the_cpu_and_workers_keep_dgls_iterator(lanes):
     assert not made
 
 
-def test_a_full_gpu_is_not_tried_again(lanes, monkeypatch):
-    lanes(1)
-    lane = HostLane()
-    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: lane)
+def test_a_full_gpu_is_not_tried_again(with_side_stream, monkeypatch):
+    with_side_stream(1)
+    side_stream = HostStream()
+    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: side_stream)
     g, ids, sampler = homogeneous()
     sample = NeighborSampler.sample_blocks
 
     def short_of_memory(self, *arguments, **options):
-        if lane.is_inside:
+        if side_stream.is_inside:
             raise torch.OutOfMemoryError("CUDA out of memory.")
         return sample(self, *arguments, **options)
 
@@ -534,12 +534,12 @@ def test_a_full_gpu_is_not_tried_again(lanes, monkeypatch):
         found = [contents(batch) for _ in range(2) for batch in loader]
     assert found == expected
     assert sum("does not fit" in str(each.message) for each in warned) == 1
-    assert lane.is_full
+    assert side_stream.is_full
 
 
-def test_what_is_wrong_with_seeds_is_told_in_their_turn(lanes):
+def test_what_is_wrong_with_seeds_is_told_in_their_turn(with_side_stream):
     for depth in DEPTHS:
-        lanes(depth)
+        with_side_stream(depth)
         g, ids, sampler = homogeneous()
         ids[70] = 1000  # in the fourth batch
         batches = iter(DataLoader(g, ids, sampler, batch_size=20))
@@ -550,8 +550,8 @@ def test_what_is_wrong_with_seeds_is_told_in_their_turn(lanes):
         assert len(list(batches)) == 4
 
 
-def test_a_format_that_a_batch_makes_is_waited_for(lanes):
-    made = lanes(1)
+def test_a_format_that_a_batch_makes_is_waited_for(with_side_stream):
+    made = with_side_stream(1)
     ends = torch.arange(50)
     g = dgl.heterograph({("a", "x", "a"): (ends, ends), ("b", "y", "b"): (ends, ends)})
     edges = {("a", "x", "a"): torch.arange(20), ("b", "y", "b"): torch.arange(20)}
@@ -560,12 +560,12 @@ def test_a_format_that_a_batch_makes_is_waited_for(lanes):
     assert g._graph.relations[1].created == ("coo",)
     next(batches)  # and the second one, which is of the other type
     assert g._graph.relations[1].created == ("coo", "csc")
-    *_, (marks, mark), (waits, waited) = made[0].log
-    assert (marks, waits) == ("marks", "waits") and waited is mark
+    *_, (records, event), (waits, waited) = made[0].log
+    assert (records, waits) == ("records", "waits") and waited is event
 
 
-def test_a_format_that_the_script_makes_is_waited_for(lanes):
-    made = lanes(1)
+def test_a_format_that_the_script_makes_is_waited_for(with_side_stream):
+    made = with_side_stream(1)
     ends = torch.arange(50)
     g = dgl.heterograph({("a", "x", "a"): (ends, ends), ("b", "y", "b"): (ends, ends)})
     batches = iter(DataLoader(g, {"a": torch.arange(40)}, NeighborSampler([2]), batch_size=10))
@@ -578,14 +578,16 @@ def test_a_format_that_the_script_makes_is_waited_for(lanes):
     next(batches)
     order = [what for what, _ in made[0].log]
     assert order.count("follows") == 1
-    on_lane = next(
-        i for i, (what, mark) in enumerate(made[0].log) if what == "marks" and mark.on_lane
+    on_side_stream = next(
+        i
+        for i, (what, event) in enumerate(made[0].log)
+        if what == "records" and event.on_side_stream
     )
-    assert order.index("follows") < on_lane
+    assert order.index("follows") < on_side_stream
 
 
-def test_nothing_lives_on_after_a_pass_that_is_left(lanes):
-    lanes(1)
+def test_nothing_lives_on_after_a_pass_that_is_left(with_side_stream):
+    with_side_stream(1)
     g, ids, sampler = homogeneous()
     loader = DataLoader(g, ids, sampler, batch_size=20)
     batches = iter(loader)
@@ -601,10 +603,10 @@ def test_nothing_lives_on_after_a_pass_that_is_left(lanes):
         gc.enable()
 
 
-def test_a_loader_made_of_anothers_attributes_as_lightning_does_it(lanes):
+def test_a_loader_made_of_anothers_attributes_as_lightning_does_it(with_side_stream):
     results = []
     for depth in DEPTHS:
-        lanes(depth)
+        with_side_stream(depth)
         dgl.seed(1)
         loader = DataLoader(*homogeneous(), batch_size=20)
         names = (
@@ -618,7 +620,7 @@ def test_a_loader_made_of_anothers_attributes_as_lightning_does_it(lanes):
     assert results[1:] == results[:1] * 2
 
 
-def test_what_is_begun_is_sampled_by_what_dgl_samples_with(lanes, monkeypatch):
+def test_what_is_begun_is_sampled_by_what_dgl_samples_with(with_side_stream, monkeypatch):
     """The sampler that a loader was made with, and a method that a script has put in its place."""
     sample, calls = BlockSampler.sample, []
 
@@ -626,7 +628,7 @@ def test_what_is_begun_is_sampled_by_what_dgl_samples_with(lanes, monkeypatch):
         calls.append(self)
         return sample(self, *arguments, **options)
 
-    lanes(1)
+    with_side_stream(1)
     g, ids, sampler = homogeneous()
     loader = DataLoader(g, ids, sampler, batch_size=20)
     loader.graph_sampler = NeighborSampler([1])
@@ -635,30 +637,52 @@ def test_what_is_begun_is_sampled_by_what_dgl_samples_with(lanes, monkeypatch):
     assert len(list(DataLoader(g, ids, sampler, batch_size=20))) == len(calls) == 8
 
 
-def test_a_sampler_begins_with_its_blocks_itself(lanes):
-    made = lanes(1)
+def test_a_sampler_starts_sampling_itself(with_side_stream):
+    made = with_side_stream(1)
     g, ids, sampler = walks()
     log = []
 
-    def begin_blocks(g, nodes, *, on_host=None):
-        finish = RandomWalkSampler.begin_blocks(sampler, g, nodes, on_host=on_host)
-        log.append(("begins", nodes[0].item()))
-        return lambda: log.append(("finishes", nodes[0].item())) or finish()
+    def sample_blocks_async(g, nodes, *, on_host=None):
+        future = RandomWalkSampler.sample_blocks_async(sampler, g, nodes, on_host=on_host)
+        log.append(("starts", nodes[0].item()))
+        return future.then(lambda blocks: log.append(("finishes", nodes[0].item())) or blocks)
 
-    sampler.begin_blocks = begin_blocks
+    sampler.sample_blocks_async = sample_blocks_async
     assert len(list(DataLoader(g, ids, sampler, batch_size=20))) == 8 and made
     # The first two come before there is something ahead of them.
     assert log[2:7] == [
-        ("begins", 40), ("begins", 80), ("finishes", 40), ("begins", 120), ("finishes", 80)
+        ("starts", 40), ("starts", 80), ("finishes", 40), ("starts", 120), ("finishes", 80)
     ]  # fmt: skip
     assert len(log) == 16
+
+
+def test_a_sampler_may_have_begin_blocks_until_0_2(with_side_stream):
+    """The old name of ``sample_blocks_async``, which returned a callable."""
+
+    class OldSampler(BlockSampler):
+        prefetch_safe = True
+
+        def begin_blocks(self, g, nodes, *, on_host=None):
+            return lambda: calls.append(on_host) or g.sample_blocks(nodes, [3])
+
+        def sample_blocks(self, g, seed_nodes, exclude_eids=None):
+            raise AssertionError("it is to be started")
+
+    calls = []
+    with_side_stream(1)
+    with tensor_backed_graphs(False):
+        g, ids, _ = homogeneous()
+        store = dgl_mgpu.GlobalStore.from_dgl(g, device="cpu")
+    with pytest.warns(DeprecationWarning, match=r"OldSampler\.begin_blocks .* sample_blocks_async"):
+        batches = list(DataLoader(store.graph, ids, OldSampler(), batch_size=20))
+    assert len(batches) == len(calls) == 8
 
 
 @pytest.mark.parametrize(
     "sampler", [NeighborSampler([3, 4]), NeighborSampler([-1, -1]), RandomWalkSampler(2, 3, 4, 2)]
 )
-def test_a_store_that_was_closed_is_not_sampled(lanes, sampler):
-    lanes(1)
+def test_a_store_that_was_closed_is_not_sampled(with_side_stream, sampler):
+    with_side_stream(1)
     with tensor_backed_graphs(False):
         g, ids, _ = homogeneous()
         store = dgl_mgpu.GlobalStore.from_dgl(g, device="cpu")

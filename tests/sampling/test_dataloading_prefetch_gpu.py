@@ -132,12 +132,12 @@ def where():
 @pytest.fixture
 def lane_is_late(monkeypatch, where):
     """The lane takes its time between sampling and fetching."""
-    with side_stream_of(where).work():
-        lanes = torch.cuda.current_stream(where)
+    with side_stream_of(where).use():
+        with_side_stream = torch.cuda.current_stream(where)
     assign = BlockSampler.assign_lazy_features
 
     def slow(self, result):
-        if torch.cuda.current_stream(where) == lanes:
+        if torch.cuda.current_stream(where) == with_side_stream:
             torch.cuda._sleep(LATE)
         return assign(self, result)
 

@@ -10,10 +10,10 @@ import weakref
 import pytest
 import torch
 
-from dgl_mgpu.sampling import prefetcher as ahead
+from dgl_mgpu.sampling import prefetcher as prefetcher
 from dgl_mgpu.sampling.prefetcher import Prefetcher, PrefetchTuner
 from dgl_mgpu.sampling.side_stream import side_stream_of
-from tests.sampling.side_streams import HostLane
+from tests.sampling.side_streams import HostStream
 
 CPU = torch.device("cpu")
 
@@ -30,8 +30,8 @@ class Clock:
 @pytest.fixture(autouse=True)
 def clock(monkeypatch):
     clock = Clock()
-    monkeypatch.setattr(ahead, "perf_counter", lambda: clock.now)
-    monkeypatch.setattr(Numbers, "clock", clock, raising=False)
+    monkeypatch.setattr(prefetcher, "perf_counter", lambda: clock.now)
+    monkeypatch.setattr(NumberSource, "clock", clock, raising=False)
     return clock
 
 
@@ -40,37 +40,37 @@ class Batch:
         self.number, self.seeds = number, seeds
 
 
-class Numbers:
+class NumberSource:
     """Makes batches of numbers, and notes which, where and when."""
 
     clock: Clock
 
-    def __init__(self, lane, count=6, fails=None):
-        self.lane, self.fails = lane, dict(fails or {})
-        self.log = [] if lane is None else lane.log
+    def __init__(self, side_stream, count=6, fails=None):
+        self.side_stream, self.fails = side_stream, dict(fails or {})
+        self.log = [] if side_stream is None else side_stream.log
         self._seeds = iter(range(100, 100 + count))
         self.version, self.left = 0, None
         #: What beginning a batch raises, by its number.
-        self.fails_to_begin = {}
+        self.fails_to_start = {}
         #: What making a batch leaves, by its number.
         self.leaves = {}
 
     def seeds(self):
         return next(self._seeds)
 
-    def begin(self, number, seeds):
-        assert self.lane.is_inside and seeds == 100 + number
-        self.log.append(("begins", number))
-        errors = self.fails_to_begin.get(number)
+    def start(self, number, seeds):
+        assert self.side_stream.is_inside and seeds == 100 + number
+        self.log.append(("starts", number))
+        errors = self.fails_to_start.get(number)
         if errors:
             raise errors.pop(0)
-        return "begun", number
+        return "started", number
 
-    def make(self, number, seeds, begun=None):
+    def make(self, number, seeds, future=None):
         assert seeds == 100 + number
-        where = "ahead" if self.lane is not None and self.lane.is_inside else "here"
-        assert begun is None or begun == ("begun", number)
-        if begun is not None:
+        where = "ahead" if self.side_stream is not None and self.side_stream.is_inside else "here"
+        assert future is None or future == ("started", number)
+        if future is not None:
             assert where == "ahead"
             self.log.append(("finishes", number))
         self.log.append((f"makes {where}", number))
@@ -81,21 +81,21 @@ class Numbers:
             raise errors.pop(0)
         return Batch(number, (seeds, self.version))
 
-    def state(self):
+    def dependencies(self):
         return self.version
 
-    def left_behind(self):
+    def new_shared_state(self):
         left, self.left = self.left, None
         return left
 
     def hand_over(self, *made):
-        assert not self.lane.is_inside
+        assert not self.side_stream.is_inside
         self.log.append(("hands over", made))
 
 
-def over(lane, depth=1, **options):
-    source = Numbers(lane, **options)
-    return source, Prefetcher(source, lane, depth)
+def over(side_stream, depth=1, **options):
+    source = NumberSource(side_stream, **options)
+    return source, Prefetcher(source, side_stream, depth)
 
 
 def made(log, where):
@@ -105,15 +105,15 @@ def made(log, where):
 @pytest.mark.parametrize("depth", [1, 2, 3, 9])
 @pytest.mark.parametrize("count", [0, 1, 2, 6])
 def test_batches_come_in_order_and_no_more_than_depth_are_made_ahead(depth, count):
-    lane = HostLane()
-    _, batches = over(lane, depth, count=count)
+    side_stream = HostStream()
+    _, batches = over(side_stream, depth, count=count)
     found = []
     for batch in batches:
         found.append((batch.number, batch.seeds))
-        assert len(made(lane.log, "ahead")) == min(depth + len(found), count) - 1
+        assert len(made(side_stream.log, "ahead")) == min(depth + len(found), count) - 1
     assert found == [(n, (100 + n, 0)) for n in range(count)]
-    assert made(lane.log, "here") == list(range(min(1, count)))
-    assert made(lane.log, "ahead") == list(range(1, count))
+    assert made(side_stream.log, "here") == list(range(min(1, count)))
+    assert made(side_stream.log, "ahead") == list(range(1, count))
     with pytest.raises(StopIteration):
         next(batches)
 
@@ -128,96 +128,104 @@ def test_without_a_lane_a_batch_is_made_when_it_is_asked_for():
 
 
 def test_the_lane_follows_the_script_once_the_first_batch_is_made():
-    lane = HostLane()
-    _, batches = over(lane)
+    side_stream = HostStream()
+    _, batches = over(side_stream)
     list(batches)
-    order = [what for what, _ in lane.log]
+    order = [what for what, _ in side_stream.log]
     assert order.count("follows") == 1
     assert order.index("makes here") < order.index("follows") < order.index("makes ahead")
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_the_script_waits_for_a_batch_before_it_has_it(depth):
-    lane = HostLane()
-    _, batches = over(lane, depth)
+    side_stream = HostStream()
+    _, batches = over(side_stream, depth)
     ends = {}
     for batch in batches:
-        for before, (what, mark) in itertools.pairwise(lane.log):
-            if what == "marks" and mark.on_lane:
-                assert before[0] in ("makes ahead", "begins")
-                ends[before[1]] = mark  # the later one: it is begun first
+        for before, (what, event) in itertools.pairwise(side_stream.log):
+            if what == "records" and event.on_side_stream:
+                assert before[0] in ("makes ahead", "starts")
+                ends[before[1]] = event  # the later one: it is begun first
         if batch.number:
-            waits = lane.log.index(("waits", ends[batch.number]))
-            assert ("hands over", (batch.seeds[0], batch)) in lane.log[waits:]
+            waits = side_stream.log.index(("waits", ends[batch.number]))
+            assert ("hands over", (batch.seeds[0], batch)) in side_stream.log[waits:]
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_a_batch_is_begun_before_the_one_before_it_is_made(depth):
-    lane = HostLane()
-    _, batches = over(lane, depth, count=8)
+    side_stream = HostStream()
+    _, batches = over(side_stream, depth, count=8)
     for batch in batches:
-        begun = [number for what, number in lane.log if what == "begins"]
-        assert begun == list(range(1, min(batch.number + depth + 2, 8)))
-    order = [(what, n) for what, n in lane.log if what in ("begins", "finishes", "makes ahead")]
-    assert order[0] == ("begins", 1)
+        started = [number for what, number in side_stream.log if what == "starts"]
+        assert started == list(range(1, min(batch.number + depth + 2, 8)))
+    order = [
+        (what, n) for what, n in side_stream.log if what in ("starts", "finishes", "makes ahead")
+    ]
+    assert order[0] == ("starts", 1)
     for number in range(1, 7):
-        begins = order.index(("begins", number + 1))
+        begins = order.index(("starts", number + 1))
         assert order[begins + 1 : begins + 3] == [("finishes", number), ("makes ahead", number)]
 
 
 def test_what_beginning_raises_is_raised_in_its_turn_and_no_memory_for_it_is_no_error():
-    lane = HostLane()
-    source, batches = over(lane)
-    source.fails_to_begin = {2: [torch.OutOfMemoryError()], 3: [ValueError("begin 3")]}
+    side_stream = HostStream()
+    source, batches = over(side_stream)
+    source.fails_to_start = {2: [torch.OutOfMemoryError()], 3: [ValueError("begin 3")]}
     assert [next(batches).number for _ in range(3)] == [0, 1, 2]
     with pytest.raises(ValueError, match="begin 3"):
         next(batches)
     assert [batch.number for batch in batches] == [4, 5]
-    assert made(lane.log, "ahead") == [1, 2, 4, 5]
-    assert [n for what, n in lane.log if what == "finishes"] == [1, 4, 5]
+    assert made(side_stream.log, "ahead") == [1, 2, 4, 5]
+    assert [n for what, n in side_stream.log if what == "finishes"] == [1, 4, 5]
 
 
 def test_what_is_begun_is_made_on_the_lane_before_it_rests():
-    lane = HostLane()
-    lane.is_idle = True
-    list(over(lane, count=30)[1])
-    events = [event for event in lane.log if event[0] in ("begins", "finishes", "makes here")]
-    begun = [number for what, number in events if what == "begins"]
-    assert begun == [number for what, number in events if what == "finishes"]
-    assert sorted(begun + made(lane.log, "here")) == list(range(30))
+    side_stream = HostStream()
+    side_stream.is_idle = True
+    list(over(side_stream, count=30)[1])
+    events = [
+        event for event in side_stream.log if event[0] in ("starts", "finishes", "makes here")
+    ]
+    started = [number for what, number in events if what == "starts"]
+    assert started == [number for what, number in events if what == "finishes"]
+    assert sorted(started + made(side_stream.log, "here")) == list(range(30))
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
 def test_without_memory_for_what_is_begun_it_is_given_up_and_no_more_is_begun(is_idle):
-    lane = HostLane()
-    lane.is_idle = is_idle
-    _, batches = over(lane, fails={2: [torch.OutOfMemoryError()]})
+    side_stream = HostStream()
+    side_stream.is_idle = is_idle
+    _, batches = over(side_stream, fails={2: [torch.OutOfMemoryError()]})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [batch.number for batch in batches] == list(range(6))
     first = 2 if is_idle else 1
-    assert [n for what, n in lane.log if what == "begins"][:3] == [first, first + 1, first + 2]
-    assert not lane.is_full
+    assert [n for what, n in side_stream.log if what == "starts"][:3] == [
+        first,
+        first + 1,
+        first + 2,
+    ]
+    assert not side_stream.is_full
     # Each begins when it is made: none was before the one before it was made.
-    order = [(what, n) for what, n in lane.log if what in ("begins", "makes ahead")]
+    order = [(what, n) for what, n in side_stream.log if what in ("starts", "makes ahead")]
     later = [number for what, number in order[order.index(("makes ahead", 2)) + 1 :]]
     assert later == sorted(later)
 
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_the_host_waits_for_the_model_of_two_batches_ago(depth):
-    lane = HostLane()
-    _, batches = over(lane, depth, count=8)
+    side_stream = HostStream()
+    _, batches = over(side_stream, depth, count=8)
     queued = []
     for batch in batches:
-        asked = [m for what, m in lane.log if what == "marks" and not m.on_lane]
+        asked = [m for what, m in side_stream.log if what == "records" and not m.on_side_stream]
         queued.append(asked[-1])
-        waited = [m for what, m in lane.log if what == "host waits"]
+        waited = [m for what, m in side_stream.log if what == "host waits"]
         # What was queued when the batch before was asked for, and nothing later.
         assert waited == queued[:-1]
         if batch.number and batch.number + depth < 8:
-            waits = lane.log.index(("host waits", queued[-2]))
-            assert ("makes ahead", batch.number + depth) in lane.log[waits:]
+            waits = side_stream.log.index(("host waits", queued[-2]))
+            assert ("makes ahead", batch.number + depth) in side_stream.log[waits:]
 
 
 def windows(*first_and_last):
@@ -226,134 +234,134 @@ def windows(*first_and_last):
 
 @pytest.mark.parametrize("depth", [1, 3])
 def test_an_idle_gpu_has_batches_made_when_they_are_asked_for_if_that_is_faster(depth):
-    lane = HostLane()
-    lane.is_idle = True
-    _, batches = over(lane, depth, count=100)
+    side_stream = HostStream()
+    side_stream.is_idle = True
+    _, batches = over(side_stream, depth, count=100)
     assert [batch.number for batch in batches] == list(range(100))
     # Windows of 8: one ahead, one at rest, and one more of these as they are faster. Ahead is tried
     # again after 1, 2 and 4 of them. What is begun or made by then is handed out first.
     more = depth
-    assert made(lane.log, "ahead") == windows(
+    assert made(side_stream.log, "ahead") == windows(
         (2, 8 + more), (25, 32 + more), (49, 56 + more), (89, min(96 + more, 99))
     )
 
 
 @pytest.mark.parametrize("is_busy_later", [False, True])
 def test_an_idle_gpu_has_batches_made_ahead_if_that_is_faster(clock, is_busy_later):
-    lane = HostLane()
-    lane.is_idle = True
+    side_stream = HostStream()
+    side_stream.is_idle = True
     clock.seconds["here"] = 3.0
-    _, batches = over(lane, count=100)
+    _, batches = over(side_stream, count=100)
     for batch in batches:
-        lane.is_idle = not (is_busy_later and batch.number >= 20)
+        side_stream.is_idle = not (is_busy_later and batch.number >= 20)
     # Where the script is in a second window, and then after 2, 4 and 8 windows: of a GPU that has
     # work left nothing else is tried.
     expected = windows((0, 1), (10, 16), (34, 40), (74, 80))
-    assert made(lane.log, "here") == (expected[:9] if is_busy_later else expected)
+    assert made(side_stream.log, "here") == (expected[:9] if is_busy_later else expected)
 
 
 def test_an_idle_gpu_makes_nothing_ahead_for_who_wants_one_batch():
-    lane = HostLane()
-    lane.is_idle = True
+    side_stream = HostStream()
+    side_stream.is_idle = True
     for _ in range(3):
-        next(over(lane)[1])
-    assert not made(lane.log, "ahead") and made(lane.log, "here") == [0] * 3
+        next(over(side_stream)[1])
+    assert not made(side_stream.log, "ahead") and made(side_stream.log, "here") == [0] * 3
 
 
 def test_what_counts_is_the_time_from_one_batch_to_the_next(clock):
-    lane = HostLane()
-    lane.is_idle = True
-    _, batches = over(lane, count=60)
+    side_stream = HostStream()
+    side_stream.is_idle = True
+    _, batches = over(side_stream, count=60)
     for batch in batches:
-        if batch.number in made(lane.log, "here"):
+        if batch.number in made(side_stream.log, "here"):
             clock.now += 2.0  # what is read then is waited for
-    assert made(lane.log, "here") == windows((0, 1), (10, 16), (34, 40))
+    assert made(side_stream.log, "here") == windows((0, 1), (10, 16), (34, 40))
 
 
 def test_what_passes_have_shown_is_known_to_the_next_but_not_the_time_between_them(clock):
-    lane, pace = HostLane(), PrefetchTuner()
-    lane.is_idle = True
+    side_stream, tuner = HostStream(), PrefetchTuner()
+    side_stream.is_idle = True
     for count, expected in ((12, (2, 9)), (8, (0, -1)), (16, (13, 15))):
-        lane.log.clear()
-        list(Prefetcher(Numbers(lane, count), lane, 1, pace))
+        side_stream.log.clear()
+        list(Prefetcher(NumberSource(side_stream, count), side_stream, 1, tuner))
         clock.now += 1000.0
-        assert made(lane.log, "ahead") == windows(expected)
+        assert made(side_stream.log, "ahead") == windows(expected)
 
 
 def test_how_a_pass_begins_does_not_count(clock):
-    pace, at_rest = PrefetchTuner(), []
+    tuner, at_rest = PrefetchTuner(), []
     for _ in range(20):
-        pace.begin()
+        tuner.start_pass()
         for step in range(15):
-            at_rest.append(pace.rests)
+            at_rest.append(tuner.is_on_demand)
             # At rest takes longer, and so do the first batches of a pass, however they are made.
-            clock.now += 9.0 if step < 4 else 3.0 if pace.rests else 2.0
-            pace.after_step(True)
+            clock.now += 9.0 if step < 4 else 3.0 if tuner.is_on_demand else 2.0
+            tuner.after_step(True)
     # Tried it is, in one window of 8 after 1, 2, 4, … others.
     assert 0 < sum(at_rest) < 0.2 * len(at_rest)
 
 
 @pytest.mark.parametrize("late", [0, 2, 4])
 def test_a_gpu_that_mostly_has_work_left_has_its_batches_made_ahead(clock, late):
-    pace = PrefetchTuner()
+    tuner = PrefetchTuner()
     for step in range(41):
         clock.now += 1.0
-        pace.after_step(step % 8 < late)
-        assert not pace.rests
+        tuner.after_step(step % 8 < late)
+        assert not tuner.is_on_demand
     for _ in range(8):
-        assert not pace.rests
+        assert not tuner.is_on_demand
         clock.now += 1.0
-        pace.after_step(True)
-    assert pace.rests  # as the other way is tried
+        tuner.after_step(True)
+    assert tuner.is_on_demand  # as the other way is tried
 
 
 def test_the_pace_is_that_of_all_steps_and_not_only_of_those_where_the_gpu_was_idle(clock):
-    pace = PrefetchTuner()
+    tuner = PrefetchTuner()
     for step in range(17):
         # Where the GPU still has work left, ahead, the host was in time.
-        is_late = pace.rests or step % 4 != 0
+        is_late = tuner.is_on_demand or step % 4 != 0
         clock.now += 3.0 if is_late else 1.0
-        clock.now -= 0.5 if pace.rests else 0.0
-        pace.after_step(is_late)
-    assert pace.rests
-    pace = PrefetchTuner()
+        clock.now -= 0.5 if tuner.is_on_demand else 0.0
+        tuner.after_step(is_late)
+    assert tuner.is_on_demand
+    tuner = PrefetchTuner()
     for step in range(17):
-        is_late = pace.rests or step % 8 < 5
-        clock.now += (2.5 if pace.rests else 4.0) if is_late and step % 8 < 2 else 2.0
-        pace.after_step(is_late)
-    assert not pace.rests
+        is_late = tuner.is_on_demand or step % 8 < 5
+        clock.now += (2.5 if tuner.is_on_demand else 4.0) if is_late and step % 8 < 2 else 2.0
+        tuner.after_step(is_late)
+    assert not tuner.is_on_demand
 
 
 def test_the_lane_follows_the_script_when_it_is_used_again():
-    lane = HostLane()
-    lane.is_idle = True
-    list(over(lane, count=60)[1])
-    order = [(what, of if what.startswith("makes") else None) for what, of in lane.log]
+    side_stream = HostStream()
+    side_stream.is_idle = True
+    list(over(side_stream, count=60)[1])
+    order = [(what, of if what.startswith("makes") else None) for what, of in side_stream.log]
     for looked in (25, 49):
         before = order.index(("makes here", looked - 1))
         assert ("follows", None) in order[before : order.index(("makes ahead", looked))]
 
 
 def test_a_batch_that_is_made_at_rest_may_fail_and_be_stale():
-    lane = HostLane()
-    lane.is_idle = True
-    source, batches = over(lane, count=14, fails={11: [ValueError("told once")]})
+    side_stream = HostStream()
+    side_stream.is_idle = True
+    source, batches = over(side_stream, count=14, fails={11: [ValueError("told once")]})
     found = [next(batches) for _ in range(11)]
     with pytest.raises(ValueError, match="told once"):
         next(batches)
     source.version = 1
     found += batches
     assert [b.seeds for b in found] == [(100 + n, int(n > 11)) for n in range(14) if n != 11]
-    assert made(lane.log, "ahead") == list(range(2, 10))
+    assert made(side_stream.log, "ahead") == list(range(2, 10))
 
 
 @pytest.mark.parametrize("depth", [1, 2])
 @pytest.mark.parametrize("bad", [0, 1, 3, 5])
 @pytest.mark.parametrize("changes", [False, True])
 def test_what_a_batch_raises_comes_once_and_in_its_turn(depth, bad, changes):
-    lane = HostLane()
+    side_stream = HostStream()
     error = ValueError("told once")
-    source, batches = over(lane, depth, fails={bad: [error]})
+    source, batches = over(side_stream, depth, fails={bad: [error]})
     for number in range(bad):
         assert next(batches).number == number
     if changes:
@@ -365,50 +373,56 @@ def test_what_a_batch_raises_comes_once_and_in_its_turn(depth, bad, changes):
 
 
 def test_a_batch_whose_making_was_interrupted_is_made_in_its_turn():
-    lane = HostLane()
-    _, batches = over(lane, fails={2: [KeyboardInterrupt()]})
+    side_stream = HostStream()
+    _, batches = over(side_stream, fails={2: [KeyboardInterrupt()]})
     assert next(batches).number == 0
     with pytest.raises(KeyboardInterrupt):
         next(batches)
     assert [batch.number for batch in batches] == [2, 3, 4, 5]
-    assert made(lane.log, "here") == [0, 2]
+    assert made(side_stream.log, "here") == [0, 2]
     # Its seeds had come by the lane.
-    assert ("hands over", (102, None)) in lane.log
+    assert ("hands over", (102, None)) in side_stream.log
 
 
 def test_what_a_change_makes_stale_is_made_again():
-    lane = HostLane()
-    source, batches = over(lane, 2)
+    side_stream = HostStream()
+    source, batches = over(side_stream, 2)
     found = [next(batches), next(batches)]
     source.version = 1
-    lane.log.clear()
+    side_stream.log.clear()
     found += batches
     assert [(b.number, b.seeds) for b in found] == [(n, (100 + n, int(n >= 2))) for n in range(6)]
     # Two were made ahead and one begun: the script waits for the lane before it uses their seeds.
-    assert [what for what, _ in lane.log[:6]] == ["waits", "hands over"] * 3
-    assert [things for what, things in lane.log if what == "hands over"] == [(102,), (103,), (104,)]
-    assert made(lane.log, "here") == [2, 3, 4, 5] and not made(lane.log, "ahead")
+    assert [what for what, _ in side_stream.log[:6]] == ["waits", "hands over"] * 3
+    assert [things for what, things in side_stream.log if what == "hands over"] == [
+        (102,),
+        (103,),
+        (104,),
+    ]
+    assert made(side_stream.log, "here") == [2, 3, 4, 5] and not made(side_stream.log, "ahead")
 
 
 def test_without_memory_for_it_nothing_is_made_ahead_any_more():
-    lane = HostLane()
+    side_stream = HostStream()
     # Also not when what is begun is given up.
-    _, batches = over(lane, fails={2: [torch.OutOfMemoryError("none left") for _ in range(2)]})
+    _, batches = over(
+        side_stream, fails={2: [torch.OutOfMemoryError("none left") for _ in range(2)]}
+    )
     assert next(batches).number == 0
     with pytest.warns(UserWarning, match="does not fit into the GPU's memory") as told:
         assert next(batches).number == 1
     assert told[0].filename == __file__
-    assert lane.is_full
+    assert side_stream.is_full
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         assert [batch.number for batch in batches] == [2, 3, 4, 5]
-    assert made(lane.log, "ahead") == [1, 2, 2]
-    assert made(lane.log, "here") == [0, 2, 3, 4, 5]
+    assert made(side_stream.log, "ahead") == [1, 2, 2]
+    assert made(side_stream.log, "here") == [0, 2, 3, 4, 5]
 
 
 def test_memory_that_is_short_in_its_turn_too_is_an_error():
     errors = [torch.OutOfMemoryError("none left") for _ in range(3)]
-    _, batches = over(HostLane(), fails={1: errors})
+    _, batches = over(HostStream(), fails={1: errors})
     with pytest.warns(UserWarning, match="does not fit"):
         next(batches)
     with pytest.raises(torch.OutOfMemoryError):
@@ -416,59 +430,61 @@ def test_memory_that_is_short_in_its_turn_too_is_an_error():
 
 
 def test_what_a_batch_leaves_with_others_is_theirs_at_once():
-    lane = HostLane()
-    source, batches = over(lane)
+    side_stream = HostStream()
+    source, batches = over(side_stream)
     source.leaves = {0: "of the first batch, which is made where the script is", 2: "format"}
     next(batches)
-    assert "hands over" not in [what for what, _ in lane.log]
-    lane.log.clear()
+    assert "hands over" not in [what for what, _ in side_stream.log]
+    side_stream.log.clear()
     next(batches)
-    *_, (marks, mark), (waits, waited), handed = lane.log
-    assert (marks, waits, waited) == ("marks", "waits", mark) and mark.on_lane
+    *_, (records, event), (waits, waited), handed = side_stream.log
+    assert (records, waits, waited) == ("records", "waits", event) and event.on_side_stream
     assert handed == ("hands over", ("format",))
-    assert "follows" not in [what for what, _ in lane.log]
+    assert "follows" not in [what for what, _ in side_stream.log]
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
 def test_the_lane_follows_the_script_that_has_left_something_with_batches(is_idle):
-    lane = HostLane()
-    lane.is_idle = is_idle
-    source, batches = over(lane)
+    side_stream = HostStream()
+    side_stream.is_idle = is_idle
+    source, batches = over(side_stream)
     next(batches)
-    lane.log.clear()
+    side_stream.log.clear()
     source.left = "format"
     next(batches)
-    order = [what for what, _ in lane.log]
+    order = [what for what, _ in side_stream.log]
     assert order.count("follows") == 1
     assert order.index("follows") < order.index("makes ahead")
-    assert ("hands over", ("format",)) not in lane.log
+    assert ("hands over", ("format",)) not in side_stream.log
 
 
 def test_what_is_begun_is_waited_for_too_when_it_is_given_up():
-    lane = HostLane()
-    source, batches = over(lane)
-    source.fails_to_begin = {3: [KeyboardInterrupt()]}
+    side_stream = HostStream()
+    source, batches = over(side_stream)
+    source.fails_to_start = {3: [KeyboardInterrupt()]}
     next(batches)
     with pytest.raises(KeyboardInterrupt):
         next(batches)
-    (*_, last) = [mark for what, mark in lane.log if what == "marks" and mark.on_lane]
+    (*_, last) = [
+        event for what, event in side_stream.log if what == "records" and event.on_side_stream
+    ]
     del batches
     gc.collect()
-    assert ("host waits", last) in lane.log
+    assert ("host waits", last) in side_stream.log
 
 
 def test_batches_that_are_given_up_are_waited_for_and_freed():
-    lane = HostLane()
-    source, batches = over(lane, 2)
+    side_stream = HostStream()
+    source, batches = over(side_stream, 2)
     next(batches)
     refs = [weakref.ref(entry.batch) for entry in batches._queue]
     refs.append(weakref.ref(source))
-    last = [mark for what, mark in lane.log if what == "marks"][-1]
-    assert len(refs) == 3 and last.on_lane
+    last = [event for what, event in side_stream.log if what == "records"][-1]
+    assert len(refs) == 3 and last.on_side_stream
     gc.disable()
     try:
         del batches, source
         assert [ref() for ref in refs] == [None] * 3
     finally:
         gc.enable()
-    assert lane.log[-1] == ("host waits", last)
+    assert side_stream.log[-1] == ("host waits", last)

@@ -30,7 +30,7 @@ def poisoned(where):
     assert not side_stream_of(where).is_full
 
 
-class Rows:
+class RowSource:
     """Batches are rows of a table; making one takes as long as it is told to."""
 
     def __init__(self, where, *, sleeps=0, count=COUNT, first=None):
@@ -46,21 +46,21 @@ class Rows:
     def seeds(self):
         return next(self._left).clone()
 
-    def begin(self, number, seeds):
+    def start(self, number, seeds):
         torch.cuda._sleep(self._sleeps)
         return seeds.clone()
 
-    def make(self, number, seeds, begun=None):
+    def make(self, number, seeds, future=None):
         if number == 0 and self._first is not None:
             self._first(self)
         if number:
             torch.cuda._sleep(self._sleeps)
-        return self.table[seeds if begun is None else begun]
+        return self.table[seeds if future is None else future]
 
-    def state(self):
+    def dependencies(self):
         return self.version
 
-    def left_behind(self):
+    def new_shared_state(self):
         return None
 
     def hand_over(self, *made):
@@ -80,9 +80,9 @@ def assert_right(source, sums):
 
 
 def test_there_is_one_lane_a_gpu_and_it_comes_first(where):
-    lane = side_stream_of(where)
-    assert lane is side_stream_of(torch.device("cuda", where.index))
-    with lane.work():
+    side_stream = side_stream_of(where)
+    assert side_stream is side_stream_of(torch.device("cuda", where.index))
+    with side_stream.use():
         stream = torch.cuda.current_stream(where)
     assert stream != torch.cuda.current_stream(where)
     assert stream.priority < 0
@@ -95,7 +95,7 @@ def test_there_is_one_lane_a_gpu_and_it_comes_first(where):
 def test_batches_are_right_whichever_stream_is_late(
     depth, made_slowly, used_slowly, own_stream, where
 ):
-    source = Rows(where, sleeps=LONG // 4 if made_slowly else 0)
+    source = RowSource(where, sleeps=LONG // 4 if made_slowly else 0)
     torch.cuda.synchronize()
     stream = torch.cuda.Stream() if own_stream else torch.cuda.current_stream()
     sums = []
@@ -111,7 +111,7 @@ def test_batches_are_right_whichever_stream_is_late(
 
 @pytest.mark.parametrize("changes", [2, 3])
 def test_batches_made_again_are_right(changes, where):
-    source = Rows(where, sleeps=LONG // 4)
+    source = RowSource(where, sleeps=LONG // 4)
     sums = []
     for number, batch in enumerate(Prefetcher(source, side_stream_of(where), 2)):
         torch.cuda._sleep(LONG // 4)
@@ -132,7 +132,7 @@ def test_the_lane_waits_for_what_was_written_before_it_began(where):
         torch.cuda._sleep(LONG)
         source.table.copy_(source.later)
 
-    source = Rows(where, first=write)
+    source = RowSource(where, first=write)
     source.later = source.table + 1
     source.copy += 1
     torch.cuda.synchronize()
@@ -141,7 +141,7 @@ def test_the_lane_waits_for_what_was_written_before_it_began(where):
 
 @pytest.mark.parametrize("depth", [1, 2])
 def test_the_host_is_two_models_ahead_and_no_more(depth, where):
-    source = Rows(where)
+    source = RowSource(where)
     ends = []
     for number, batch in enumerate(Prefetcher(source, side_stream_of(where), depth)):
         if 2 <= number < COUNT - depth:
@@ -154,11 +154,11 @@ def test_the_host_is_two_models_ahead_and_no_more(depth, where):
 
 
 def test_a_pass_that_is_left_leaves_nothing_running(where):
-    source = Rows(where, sleeps=LONG)
+    source = RowSource(where, sleeps=LONG)
     batches = Prefetcher(source, side_stream_of(where), 2)
     torch.cuda._sleep(LONG)  # a GPU that has nothing left to do gets its first batch at once
     next(batches)
-    last = batches._queue[-1].mark
+    last = batches._queue[-1].event
     assert not last.query()
     gc.disable()
     try:
@@ -170,7 +170,7 @@ def test_a_pass_that_is_left_leaves_nothing_running(where):
 
 
 def test_memory_is_bounded(where):
-    source = Rows(where, count=60)
+    source = RowSource(where, count=60)
     source.table = source.table.repeat(1, 16)  # batches of 16 MB
     reserved = []
     for number, batch in enumerate(Prefetcher(source, side_stream_of(where), 1)):
@@ -184,7 +184,7 @@ def test_memory_is_bounded(where):
 def test_no_batch_is_kept(where):
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated(where)
-    source = Rows(where, count=5)
+    source = RowSource(where, count=5)
     for batch in Prefetcher(source, side_stream_of(where), 1):
         batch.sum()
     del batch, source
@@ -192,13 +192,13 @@ def test_no_batch_is_kept(where):
 
 
 def test_without_memory_for_two_batches_one_is_made_at_a_time(where):
-    class Large(Rows):
-        def make(self, number, seeds, begun=None):
+    class Large(RowSource):
+        def make(self, number, seeds, future=None):
             room = torch.empty(1 << 30, dtype=torch.uint8, device=where)
             room[: seeds.numel()] = number
             return room
 
-    lane = side_stream_of(where)
+    side_stream = side_stream_of(where)
     gc.collect()
     torch.cuda.empty_cache()
     source = Large(where)
@@ -209,12 +209,12 @@ def test_without_memory_for_two_batches_one_is_made_at_a_time(where):
     try:
         with pytest.warns(UserWarning, match="does not fit into the GPU's memory"):
             seen = []
-            for batch in Prefetcher(source, lane, 1):
+            for batch in Prefetcher(source, side_stream, 1):
                 seen.append(int(batch[0]))
                 torch.cuda._sleep(LONG)  # else the next is made when this one is asked for
         assert seen == list(range(COUNT))
-        assert lane.is_full
+        assert side_stream.is_full
     finally:
         torch.cuda.set_per_process_memory_fraction(1.0, where)
-        lane.is_full = False
+        side_stream.is_full = False
         torch.cuda.empty_cache()

@@ -16,7 +16,7 @@ from dgl.dataloading import DataLoader, NeighborSampler
 
 import dgl_mgpu
 from dgl_mgpu.ops import SampleKey
-from dgl_mgpu.ops.blocks import begin_sample_blocks
+from dgl_mgpu.ops.blocks import sample_blocks_async
 from dgl_mgpu.sampling import loader_batches
 from tests.store.test_graph import power_law_graph
 
@@ -26,15 +26,15 @@ pytestmark = pytest.mark.usefixtures("in_shared_memory")
 def test_what_is_being_sampled_keeps_its_memory_when_the_store_is_closed():
     key, seeds = SampleKey(0, 0, 0, 0), torch.arange(50)
     store = dgl_mgpu.GlobalStore.from_dgl(power_law_graph())
-    expected = begin_sample_blocks(store.graph.view(), seeds, [3, 3], key)()
-    finish = begin_sample_blocks(store.graph.view(), seeds, [3, 3], key)
+    expected = sample_blocks_async(store.graph.view(), seeds, [3, 3], key).result()
+    future = sample_blocks_async(store.graph.view(), seeds, [3, 3], key)
     memory = weakref.ref(store.graph.view().owner[0][0])
     store.close()
     gc.collect()
     assert memory() is not None
-    for one, other in zip(finish(), expected, strict=True):
+    for one, other in zip(future.result(), expected, strict=True):
         assert torch.equal(one.eids, other.eids)
-    del finish
+    del future
     gc.collect()
     assert memory() is None
 

@@ -79,7 +79,7 @@ def init_loader(
 
 
 def _check_batches(sampler: Any, batch_size: Any) -> None:
-    from dgl_mgpu.sampling.sample_future import require_layers
+    from dgl_mgpu.sampling.async_blocks import require_layers
 
     is_count = isinstance(batch_size, Integral) and int(batch_size) > 0
     if isinstance(batch_size, Real | str) and not is_count:

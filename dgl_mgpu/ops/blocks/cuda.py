@@ -22,6 +22,7 @@ from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.library import cuda_kernel, direct_cuda, library
 from dgl_mgpu.ops.sample.cuda import NO_ORDER, found_buffers, seed_order
+from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.unique.cuda import hash_table, table_size
 from dgl_mgpu.ops.workspace import Report, Workspace, cut_to_size, workspace
 
@@ -101,8 +102,8 @@ def _arguments(
     )
 
 
-@direct_cuda("begin_sample_hops")
-def begin_sample_hops(
+@direct_cuda("sample_hops_async")
+def sample_hops_async(
     seeds: torch.Tensor,
     tiers: torch.Tensor,
     pointers: torch.Tensor,
@@ -115,8 +116,8 @@ def begin_sample_hops(
     keys: Sequence[int],
     sms: int = 0,
     ordered_from: int = 0,
-) -> Callable[[], _Hops]:
-    """Have the GPU begin with what ``sample_hops`` does; what is returned waits for it."""
+) -> SampleFuture[_Hops]:
+    """Launch ``sample_hops`` without waiting for it."""
     where, count = seeds.device, seeds.numel()
     device.raise_faults(where, wait=False)
     graph = (tiers, pointers, position, num_rows, num_cols, idtype, fanouts, replace)
@@ -133,15 +134,17 @@ def begin_sample_hops(
         one_by_one = partial(hop_by_hop, seeds, *graph, keys, sms)
         if prepared.fits:
             try:
-                return _Begun(prepared, space, seeds, keys, one_by_one).finish
+                return SampleFuture(
+                    _LaunchedSample(prepared, space, seeds, keys, one_by_one).finish
+                )
             except torch.cuda.OutOfMemoryError:
                 space.release()
-    return one_by_one
+    return SampleFuture(one_by_one)
 
 
 @cuda_kernel("sample_hops")
 def _sample_hops(*arguments: Any) -> _Hops:
-    nodes, *found = begin_sample_hops(*arguments)()
+    nodes, *found = sample_hops_async(*arguments).result()
     # What an operator returns must not share memory.
     indptrs, sources, eids = ([each.clone() for each in of_hops] for of_hops in found)
     return nodes.clone(), indptrs, sources, eids
@@ -230,7 +233,7 @@ class _Prepared:
         self._words = self._arguments.data.cast("B").cast("q")
         self._generation = space.generation
 
-    def launch(self, sample: _Begun) -> None:
+    def launch(self, sample: _LaunchedSample) -> None:
         """Launch a sample, with a hash table of the size that is taken for enough now."""
         space = sample.space
         if self._generation != space.generation:
@@ -264,7 +267,7 @@ class _Prepared:
         self._generation = -1
 
 
-class _Begun:
+class _LaunchedSample:
     """A sample that has been launched.
 
     Others may be launched on its stream before it is finished, or it may be given up.

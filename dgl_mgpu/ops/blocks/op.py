@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,9 +10,10 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_integer, narrow_indptr
-from dgl_mgpu.ops.etype_blocks.op import TypedEdges, begin_typed_hops, to_idtype
+from dgl_mgpu.ops.etype_blocks.op import SampledHops, TypedEdges, to_idtype, typed_hops_async
 from dgl_mgpu.ops.library import direct, library
 from dgl_mgpu.ops.philox import SampleKey
+from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.sample_weighted.op import EdgeTimes
 from dgl_mgpu.ops.view import GraphView, RowView
 
@@ -139,12 +140,12 @@ def sample_blocks(
     beginnings; where that is unknown (a fanout of -1) or too much, the hops are sampled one by
     one.
     """
-    return begin_sample_blocks(
+    return sample_blocks_async(
         view, seeds, fanouts, key, replace=replace, weights=weights, times=times, sms=sms
-    )()
+    ).result()
 
 
-def begin_sample_blocks(
+def sample_blocks_async(
     view: GraphView,
     seeds: torch.Tensor,
     fanouts: Sequence[int],
@@ -154,36 +155,39 @@ def begin_sample_blocks(
     weights: RowView | None = None,
     times: EdgeTimes | None = None,
     sms: int = 0,
-) -> Callable[[], list[SampledBlock]]:
-    """Have a GPU begin with what :func:`sample_blocks` does, where one kernel does it all.
+) -> SampleFuture[list[SampledBlock]]:
+    """Start :func:`sample_blocks` on the GPU without waiting for the result.
 
     Parameters and errors are those of :func:`sample_blocks`.
 
     Returns
     -------
-    callable
-        Waits for the blocks, or samples them now; to be called once, on the stream on which it was
-        begun.  Until then the host can do other things, and queue them on that stream.
+    SampleFuture of list of SampledBlock
+        Waits for the blocks.  Where one kernel cannot sample all hops, it samples them when the
+        result is asked for.  Call ``result()`` on the stream that was current at the start; until
+        then the host can queue other work on it.
     """
     check_one_node_type(view, ASKED)
     seeds = to_idtype(seeds, view, view.num_rows)
     sms = check_integer(sms, "sms", 0, ASKED) or view.sms
     hops = [check_integer(fanout, "fanout", -1, ASKED) for fanout in reversed(fanouts)]
     if not hops:
-        return list
+        return SampleFuture(list)
     if weights is not None or times is not None:
-        return _begin_weighted(view, seeds, hops, key, replace, weights, times, sms)
+        return _weighted_async(view, seeds, hops, key, replace, weights, times, sms)
     tensors = (seeds, view.tiers, view.pointers, view.position)
     keys = key.fold_hops(len(hops))
     others = (
         view.num_rows, view.num_cols, view.idtype, hops, replace, keys, sms, view.ordered_from
     )  # fmt: skip
-    begin = direct("begin_sample_hops", tensors, even_profiled=True)
-    if begin is None:
-        finish = partial(torch.ops.dgl_mgpu.sample_hops.default, *tensors, *others)
+    start = direct("sample_hops_async", tensors, even_profiled=True)
+    if start is None:
+        hops_future = SampleFuture(
+            partial(torch.ops.dgl_mgpu.sample_hops.default, *tensors, *others)
+        )
     else:
-        finish = begin(*tensors, *others)
-    return lambda: _blocks(*finish())
+        hops_future = start(*tensors, *others)
+    return hops_future.then(lambda sampled: _blocks(*sampled))
 
 
 def _blocks(
@@ -202,7 +206,7 @@ def _blocks(
     return blocks
 
 
-def _begin_weighted(
+def _weighted_async(
     view: GraphView,
     seeds: torch.Tensor,
     fanouts: Sequence[int],
@@ -211,14 +215,13 @@ def _begin_weighted(
     weights: RowView | None,
     times: EdgeTimes | None,
     sms: int,
-) -> Callable[[], list[SampledBlock]]:
+) -> SampleFuture[list[SampledBlock]]:
     edges = TypedEdges(0, 0, view, weights, None if times is None else times.edges, key)
     until = None if times is None else [times.until]
     by_type = [[fanout] for fanout in fanouts]
-    finish = begin_typed_hops([seeds], until, [edges], by_type, replace, sms)
 
-    def blocks() -> list[SampledBlock]:
-        nodes, found, indptrs, sources, eids, sizes = finish()
+    def blocks(sampled: SampledHops) -> list[SampledBlock]:
+        nodes, src_times, indptrs, sources, eids, sizes = sampled
         return [
             SampledBlock(
                 narrow_indptr(indptrs[hop], len(sources[hop]), view.idtype, ASKED),
@@ -226,9 +229,9 @@ def _begin_weighted(
                 eids[hop],
                 nodes[0][: sizes[hop + 1][0]],
                 sizes[hop][0],
-                None if found is None else found[0][: sizes[hop + 1][0]],
+                None if src_times is None else src_times[0][: sizes[hop + 1][0]],
             )
             for hop in reversed(range(len(fanouts)))
         ]
 
-    return blocks
+    return typed_hops_async([seeds], until, [edges], by_type, replace, sms).then(blocks)

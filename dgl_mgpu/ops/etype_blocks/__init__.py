@@ -7,8 +7,8 @@ from dgl_mgpu.ops.etype_blocks import cuda as _cuda  # noqa: F401  (registers th
 from dgl_mgpu.ops.etype_blocks.op import (
     BlockEdges,
     EtypeBlock,
-    begin_sample_etype_blocks,
     sample_etype_blocks,
+    sample_etype_blocks_async,
 )
 
-__all__ = ["BlockEdges", "EtypeBlock", "begin_sample_etype_blocks", "sample_etype_blocks"]
+__all__ = ["BlockEdges", "EtypeBlock", "sample_etype_blocks", "sample_etype_blocks_async"]

@@ -7,7 +7,7 @@ of all edge types with one source type follow each other in one buffer, numbered
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,6 +20,7 @@ from dgl_mgpu.ops.etype_blocks.cpu import hop_by_hop
 from dgl_mgpu.ops.etype_blocks.schema import EdgeType, Hops, at_moments, edge_types, num_nodes
 from dgl_mgpu.ops.library import direct_cuda, library
 from dgl_mgpu.ops.sample.cuda import sample_hop
+from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.sample_weighted.cuda import (
     CONTROL,
     END,
@@ -38,8 +39,8 @@ _MOST_EDGES = 1 << 25
 _UNIFORM_END, _NUMBERED, _NODES = 1, 3, 2
 
 
-@direct_cuda("begin_sample_etype_hops")
-def begin_sample_etype_hops(
+@direct_cuda("sample_etype_hops_async")
+def sample_etype_hops_async(
     seeds: list[torch.Tensor],
     moments: list[torch.Tensor],
     until: torch.Tensor | None,
@@ -55,10 +56,10 @@ def begin_sample_etype_hops(
     keys: list[int],
     sms: int = 0,
     ordered_from: Sequence[int] = (),
-) -> Callable[[], Hops]:
-    """Launch what ``sample_etype_hops`` does; what is returned waits for it.
+) -> SampleFuture[Hops]:
+    """Launch ``sample_etype_hops`` without waiting for it.
 
-    It is to be called once, on the same stream, or not at all.
+    Ask for the result on the same stream, or drop the future.
     """
     device.raise_faults(seeds[0].device, wait=False)
     types = edge_types(ends, graphs, num_rows, num_cols, weights, times, ordered_from)
@@ -69,20 +70,21 @@ def begin_sample_etype_hops(
         space = workspace(seeds[0].device)
         with space.lock:
             try:
-                return _launched(
+                batch = _launched(
                     space, seeds, moments, until, types, idtype, replace, sms, draws, rooms
-                ).finish
+                )
+                return SampleFuture(batch.finish)
             except torch.cuda.OutOfMemoryError:
                 space.release()
-    return partial(
+    return SampleFuture(partial(
         hop_by_hop, seeds, moments, until, ends, graphs, num_rows, num_cols, idtype, weights, times,
         fanouts, replace, keys, sms,
-    )  # fmt: skip
+    ))  # fmt: skip
 
 
 @torch.library.impl(library, "sample_etype_hops", "CUDA")
 def _sample_etype_hops(*arguments: Any) -> Hops:
-    nodes, indptrs, sources, eids, sizes = begin_sample_etype_hops(*arguments)()
+    nodes, indptrs, sources, eids, sizes = sample_etype_hops_async(*arguments).result()
     # What an operator returns must not share memory, as the edges of types from one do.
     sources, eids = ([each.clone() for each in of_types] for of_types in (sources, eids))
     return nodes, indptrs, sources, eids, sizes

@@ -8,7 +8,7 @@ those of as many batches of one seed, put together where they are the same.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace as with_fields
 from functools import partial
 from typing import Any, NamedTuple
@@ -17,9 +17,10 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids, check_integer
-from dgl_mgpu.ops.etype_blocks import schema  # noqa: F401  (defines the operator)
+from dgl_mgpu.ops.etype_blocks.schema import Hops  # also defines the operator
 from dgl_mgpu.ops.library import direct
 from dgl_mgpu.ops.philox import SampleKey
+from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.sample_weighted.op import EdgeTimes, weighting
 from dgl_mgpu.ops.view import GraphView, RowView
 
@@ -61,17 +62,17 @@ class SampledHops(NamedTuple):
     sizes: list[list[int]]
 
 
-def begin_typed_hops(
+def typed_hops_async(
     seeds: list[torch.Tensor],
     until: list[torch.Tensor] | None,
     types: Sequence[TypedEdges],
     fanouts: Sequence[Sequence[int]],
     replace: bool,
     sms: int,
-) -> Callable[[], SampledHops]:
-    """Have a GPU begin with the operator for seeds, by node type, in the graph's id type.
+) -> SampleFuture[SampledHops]:
+    """Start the operator for seeds, by node type, in the graph's id type.
 
-    What is returned waits for it, or calls it; it is to be called once, on the same stream.
+    Ask for the result on the stream that was current at the start.
 
     Parameters
     ----------
@@ -117,14 +118,14 @@ def begin_typed_hops(
         sms,
         [each.view.ordered_from for each in types],
     )
-    begin = direct("begin_sample_etype_hops", tuple(seeds), even_profiled=True)
-    if begin is None:
-        finish = partial(torch.ops.dgl_mgpu.sample_etype_hops.default, *arguments)
+    start = direct("sample_etype_hops_async", tuple(seeds), even_profiled=True)
+    if start is None:
+        future = SampleFuture(partial(torch.ops.dgl_mgpu.sample_etype_hops.default, *arguments))
     else:
-        finish = begin(*arguments)
+        future = start(*arguments)
 
-    def sampled() -> SampledHops:
-        nodes, indptrs, sources, eids, sizes = finish()
+    def sampled(hops: Hops) -> SampledHops:
+        nodes, indptrs, sources, eids, sizes = hops
         found = None
         if table is not None:
             counts: dict[int, int] = {}
@@ -134,7 +135,7 @@ def begin_typed_hops(
             nodes = [(ids % counts[number]).to(seeds[0].dtype) for number, ids in enumerate(nodes)]
         return SampledHops(nodes, found, indptrs, sources, eids, sizes.tolist())
 
-    return sampled
+    return future.then(sampled)
 
 
 def _operands(view: list[torch.Tensor], dtype: torch.dtype | None) -> Sequence[torch.Tensor | None]:
@@ -252,7 +253,7 @@ def sample_etype_blocks(
     from the GPU how many there are.  Where that bound is unknown (a fanout of -1) or too large,
     and for edge types without times in a batch with times, hops are sampled one by one.
     """
-    return begin_sample_etype_blocks(
+    return sample_etype_blocks_async(
         views,
         seeds,
         fanouts,
@@ -262,10 +263,10 @@ def sample_etype_blocks(
         times=times,
         until=until,
         sms=sms,
-    )()
+    ).result()
 
 
-def begin_sample_etype_blocks(
+def sample_etype_blocks_async(
     views: Mapping[tuple[str, str, str], GraphView],
     seeds: Mapping[str, torch.Tensor],
     fanouts: Sequence[int | Mapping[tuple[str, str, str], int]],
@@ -276,15 +277,15 @@ def begin_sample_etype_blocks(
     times: Mapping[tuple[str, str, str], RowView] | None = None,
     until: Mapping[str, torch.Tensor] | None = None,
     sms: int = 0,
-) -> Callable[[], list[EtypeBlock]]:
-    """Have a GPU begin with what :func:`sample_etype_blocks` does, where bounds are known.
+) -> SampleFuture[list[EtypeBlock]]:
+    """Start :func:`sample_etype_blocks` on the GPU without waiting for the result.
 
     Parameters and errors are those of :func:`sample_etype_blocks`.
 
     Returns
     -------
-    callable
-        As :func:`dgl_mgpu.ops.begin_sample_blocks` returns it.
+    SampleFuture of list of EtypeBlock
+        As that of :func:`dgl_mgpu.ops.sample_blocks_async`.
     """
     first = _check_types(views)
     ntypes = list(dict.fromkeys(ntype for etype in views for ntype in (etype[0], etype[2])))
@@ -310,8 +311,8 @@ def begin_sample_etype_blocks(
     if times or until:
         moments = _check_until(ntypes, given, times or {}, until or {})
     if not hops:
-        return list
-    finish = begin_typed_hops(
+        return SampleFuture(list)
+    future = typed_hops_async(
         given,
         moments,
         [
@@ -330,11 +331,10 @@ def begin_sample_etype_blocks(
         sms or first.sms,
     )
 
-    def blocks() -> list[EtypeBlock]:
-        sampled = finish()
+    def blocks(sampled: SampledHops) -> list[EtypeBlock]:
         return [_block(sampled, hop, list(views), ntypes) for hop in reversed(range(len(hops)))]
 
-    return blocks
+    return future.then(blocks)
 
 
 def _block(

@@ -6,7 +6,7 @@ many there are they read from the GPU, where the kernels before them have left i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
@@ -16,6 +16,7 @@ from dgl_mgpu.ops import device
 from dgl_mgpu.ops.blocks.padded import rooms
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.library import direct_cuda, library
+from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.unique.cuda import number_nodes
 from dgl_mgpu.ops.walk.cuda import Walks
 from dgl_mgpu.ops.walk_blocks.cpu import hop_by_hop
@@ -30,8 +31,8 @@ _MOST_STEPS = 1 << 26
 _TOLD = 4
 
 
-@direct_cuda("begin_pinsage_hops")
-def begin_pinsage_hops(
+@direct_cuda("pinsage_hops_async")
+def pinsage_hops_async(
     seeds: torch.Tensor,
     tiers: Sequence[torch.Tensor],
     pointers: Sequence[torch.Tensor],
@@ -42,10 +43,10 @@ def begin_pinsage_hops(
     num_walks: int,
     num_neighbors: int,
     keys: Sequence[int],
-) -> Callable[[], VisitedHops]:
-    """Launch what ``pinsage_hops`` does; what is returned waits for it.
+) -> SampleFuture[VisitedHops]:
+    """Launch ``pinsage_hops`` without waiting for it.
 
-    It is to be called once, on the same stream, or not at all.
+    Ask for the result on the same stream, or drop the future.
     """
     where = seeds.device
     device.raise_faults(where, wait=False)
@@ -58,15 +59,15 @@ def begin_pinsage_hops(
             try:
                 walks = Walks(where, *graphs)
                 batch = _Batch(space, seeds, walks, num_walks, neighbors, keys, nodes)
-                return batch.finish
+                return SampleFuture(batch.finish)
             except torch.cuda.OutOfMemoryError:
                 space.release()
-    return partial(hop_by_hop, seeds, *graphs, num_walks, num_neighbors, keys)
+    return SampleFuture(partial(hop_by_hop, seeds, *graphs, num_walks, num_neighbors, keys))
 
 
 @torch.library.impl(library, "pinsage_hops", "CUDA")
 def _pinsage_hops(*arguments: Any) -> VisitedHops:
-    return begin_pinsage_hops(*arguments)()
+    return pinsage_hops_async(*arguments).result()
 
 
 class _Batch:

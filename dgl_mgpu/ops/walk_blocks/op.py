@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -12,6 +12,7 @@ from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.ops.etype_blocks.op import to_idtype
 from dgl_mgpu.ops.library import direct, library
 from dgl_mgpu.ops.philox import SampleKey
+from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.view import GraphView
 from dgl_mgpu.ops.walk.op import check_traversals, graphs
 
@@ -114,7 +115,7 @@ def pinsage_blocks(
     allows and returned as their beginnings; where that, or room for the walks, is too much, layers
     are sampled one by one.
     """
-    return begin_pinsage_blocks(
+    return pinsage_blocks_async(
         views,
         seeds,
         num_layers,
@@ -123,10 +124,10 @@ def pinsage_blocks(
         termination_prob=termination_prob,
         num_random_walks=num_random_walks,
         num_neighbors=num_neighbors,
-    )()
+    ).result()
 
 
-def begin_pinsage_blocks(
+def pinsage_blocks_async(
     views: GraphView | Sequence[GraphView],
     seeds: torch.Tensor,
     num_layers: int,
@@ -136,30 +137,30 @@ def begin_pinsage_blocks(
     termination_prob: float,
     num_random_walks: int,
     num_neighbors: int,
-) -> Callable[[], list[VisitedBlock]]:
-    """Have a GPU begin with what :func:`pinsage_blocks` does, where there is room for it.
+) -> SampleFuture[list[VisitedBlock]]:
+    """Start :func:`pinsage_blocks` on the GPU without waiting for the result.
 
     Parameters and errors are those of :func:`pinsage_blocks`.
 
     Returns
     -------
-    callable
-        As :func:`dgl_mgpu.ops.begin_sample_blocks` returns it.
+    SampleFuture of list of VisitedBlock
+        As that of :func:`dgl_mgpu.ops.sample_blocks_async`.
     """
     path, stops = check_traversals(
         views, _ASKED, num_traversals, termination_prob, num_random_walks, num_neighbors
     )
     seeds = to_idtype(seeds, path[0], path[0].num_rows)
     if check_integer(num_layers, "num_layers", 0, _ASKED) == 0:
-        return list
+        return SampleFuture(list)
     keys = key.fold_hops(num_layers)
     arguments = (seeds, *graphs(path), stops, num_random_walks, num_neighbors, keys)
-    begin = direct("begin_pinsage_hops", (seeds,), even_profiled=True)
-    if begin is None:
-        finish = partial(torch.ops.dgl_mgpu.pinsage_hops.default, *arguments)
+    start = direct("pinsage_hops_async", (seeds,), even_profiled=True)
+    if start is None:
+        future = SampleFuture(partial(torch.ops.dgl_mgpu.pinsage_hops.default, *arguments))
     else:
-        finish = begin(*arguments)
-    return lambda: _blocks(*finish())
+        future = start(*arguments)
+    return future.then(lambda hops: _blocks(*hops))
 
 
 def _blocks(

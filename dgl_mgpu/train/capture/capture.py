@@ -1,4 +1,4 @@
-"""What is queued for a GPU, captured as a CUDA graph that queues it again at once."""
+"""Capturing work for a GPU as a CUDA graph, which replays it with one launch."""
 
 from __future__ import annotations
 
@@ -20,42 +20,43 @@ def captures(device: torch.device) -> bool:
     return device.type == "cuda"
 
 
-#: Of a point in what is queued for a device; none for one that queues nothing.
-Point = torch.cuda.Event | None
+#: An event on a stream; None on a device without streams.
+StreamEvent = torch.cuda.Event | None
 
 
-def point(device: torch.device) -> Point:
-    """The end of what is queued on the current stream."""
+def record_event(device: torch.device) -> StreamEvent:
+    """Record an event on the current stream."""
     return torch.cuda.current_stream(device).record_event() if device.type == "cuda" else None
 
 
-def wait_for(queued: Point, device: torch.device) -> None:
-    """Have the current stream wait for what was queued on another one."""
+def wait_event(queued: StreamEvent, device: torch.device) -> None:
+    """Make the current stream wait for an event."""
     if queued is not None:
         torch.cuda.current_stream(device).wait_event(queued)
 
 
 def new_pool(device: torch.device) -> Any:
-    """Memory for what is captured that several can share."""
+    """A memory pool that several captured graphs can share."""
     return torch.cuda.graph_pool_handle() if device.type == "cuda" else None
 
 
 def captured(
     run: Callable[[], Result], device: torch.device, pool: Any = None
 ) -> Callable[[], Result]:
-    """Capture what a function queues, and return what queues that again and has its result.
+    """Capture the work that a function queues; return a function that replays it.
 
     Parameters
     ----------
     run : callable
     device : torch.device
     pool : optional
-        Of :func:`new_pool`: others that share it run on the same stream, and overwrite results.
+        Of :func:`new_pool`: graphs that share it run on one stream and overwrite each other's
+        results.
 
     Raises
     ------
     UnavailableError
-        If the host waits for the GPU in it.
+        If the function makes the host wait for the GPU.
     """
     from dgl_mgpu.ops.workspace import captured_with
 
@@ -64,7 +65,7 @@ def captured(
     state = generator.get_state()
     causes: list[tuple[str, bool]] = []
     try:
-        # Other threads, NCCL's among them, may do meanwhile what none can that is captured.
+        # Other threads, such as NCCL's, may meanwhile make calls that a capture forbids.
         with (
             torch.cuda.device(device),
             captured_with(device, stream.cuda_stream) as space,
@@ -73,11 +74,11 @@ def captured(
             try:
                 result = run()
             except RuntimeError as error:
-                # What the end of the capture raises then tells of that alone.
+                # The end of the capture raises an error of its own, without this cause.
                 causes.append((str(error), isinstance(error, torch.OutOfMemoryError)))
                 raise
     except RuntimeError as error:
-        # It would wait for the capture to go on.
+        # Otherwise the generator would wait for the capture to continue.
         fresh = torch.Generator(device)
         fresh.set_state(state)
         generator.graphsafe_set_state(fresh)
@@ -95,13 +96,13 @@ def captured(
 
 @functools.cache
 def _capturing_stream(device: torch.device) -> torch.cuda.Stream:
-    """Always the same one: libraries keep working memory for each that they have seen."""
+    """The stream to capture on; one per device, as libraries keep workspaces per stream."""
     return torch.cuda.Stream(device)
 
 
 @contextlib.contextmanager
-def told_as_not_captured() -> Iterator[None]:
-    """Within, what a model raises of rows to spare is told as what keeps it from being captured."""
+def errors_as_not_captured() -> Iterator[None]:
+    """Within, errors that a model raises on padded blocks become UnavailableError."""
     try:
         yield
     except (DGLMGPUError, torch.OutOfMemoryError):
@@ -111,14 +112,14 @@ def told_as_not_captured() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def waits_refused() -> Iterator[None]:
-    """Within, torch raises where the host would wait for a GPU, before a capture breaks at it."""
+def host_waits_refused() -> Iterator[None]:
+    """Within, torch raises where the host would wait for a GPU, instead of breaking a capture."""
     if not torch.cuda.is_initialized():
         yield
         return
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        # That it may miss some: the capture itself finds those.
+        # The warning says that it may miss some waits; the capture itself finds those.
         warnings.filterwarnings("ignore", message="Synchronization debug mode")
         torch.cuda.set_sync_debug_mode("error")
     try:
@@ -135,6 +136,6 @@ def _not_captured(cause: str) -> UnavailableError:
     return UnavailableError(
         "capture a training step as a CUDA graph",
         cause.splitlines()[0],
-        "leave out what waits for the GPU (GraphConv and others look for nodes without in-edges "
-        "unless allow_zero_in_degree=True), or train without capturing steps",
+        "remove operations that wait for the GPU (GraphConv and others look for nodes without "
+        "in-edges unless allow_zero_in_degree=True), or train without capturing steps",
     )

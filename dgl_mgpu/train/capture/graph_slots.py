@@ -1,4 +1,4 @@
-"""Mini-batches that are sampled where a CUDA graph expects them, without being blocks before."""
+"""Slots of CUDA graphs: mini-batches are sampled straight into a graph's static buffers."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dgl.heterograph import DGLBlock
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import EtypeBlock
-from dgl_mgpu.sampling.dataloading import batches_into
-from dgl_mgpu.sampling.loader_batches import Features
-from dgl_mgpu.train.capture.capture import Point, point, wait_for
+from dgl_mgpu.sampling.dataloading import batches_into_slots
+from dgl_mgpu.sampling.loader_batches import FeatureSource
+from dgl_mgpu.train.capture.capture import StreamEvent, record_event, wait_event
 from dgl_mgpu.train.capture.static_buffers import Sizes, StaticBuffers
 
 
@@ -23,12 +23,12 @@ def _nothing() -> None:
 
 
 class ShapeKey(NamedTuple):
-    """What mini-batches must have in common for one place.
+    """What mini-batches must have in common to share a slot.
 
     Attributes
     ----------
     sizes : hashable
-        :attr:`Sizes.kind`.
+        :attr:`Sizes.shape`.
     modes : tuple of bool
         Which modules are training.
     """
@@ -39,7 +39,7 @@ class ShapeKey(NamedTuple):
 
 @dataclass
 class Results:
-    """Of what was computed in a place.
+    """What a graph computed.
 
     Attributes
     ----------
@@ -49,7 +49,7 @@ class Results:
     gradients : list of Tensor or None
         By parameter.
     flat : Tensor or None
-        All of them one after another, where ranks take their mean.
+        All gradients concatenated, where ranks average them.
     """
 
     loss: torch.Tensor
@@ -61,112 +61,112 @@ class Results:
 
 @dataclass(eq=False)
 class GraphSlot:
-    """Where a mini-batch is put, and what computes there.
+    """A CUDA graph and the static buffers that hold its mini-batch.
 
     Attributes
     ----------
     owner : object
-        The step that has it.
-    kind : Kind
-        Of the mini-batches that it is for.
-    room : Room
+        The step that it belongs to.
+    shape_key : ShapeKey
+        Of the mini-batches that fit.
+    buffers : StaticBuffers
     num_seeds : int
         Rows of the outputs.
     replay : callable
-        Computes the one that is there.
-    taken : callable
-        Gives that one, until the script is done with it, and None then.
-    left : Point or None
-        On the script's stream, after the last one was computed.
+        Computes the mini-batch in the buffers.
+    current_batch : callable
+        Returns that mini-batch, or None once the script is done with it.
+    last_use : StreamEvent
+        On the script's stream, after the last mini-batch was computed.
     """
 
     owner: object
-    kind: ShapeKey
-    room: StaticBuffers
+    shape_key: ShapeKey
+    buffers: StaticBuffers
     num_seeds: int
     replay: Callable[[], Results]
-    taken: Callable[[], SlotBatch | None] = _nothing
-    left: Point = None
+    current_batch: Callable[[], SlotBatch | None] = _nothing
+    last_use: StreamEvent = None
 
 
 @dataclass(eq=False)
 class SlotBatch:
-    """A mini-batch that is in place until the next one is asked for.
+    """A mini-batch in a slot, valid until the next one is asked for.
 
     Raises
     ------
     InvalidInputError
-        When its place is asked for later.
+        If it is used later.
     """
 
-    _place: GraphSlot
+    _slot: GraphSlot
     _sizes: Sizes
 
     @property
-    def place(self) -> GraphSlot:
-        if self._place.taken() is not self:
+    def slot(self) -> GraphSlot:
+        if self._slot.current_batch() is not self:
             raise InvalidInputError(
                 "compute a mini-batch",
-                "its place has been given to another mini-batch",
+                "its slot has been given to another mini-batch",
                 "pass each mini-batch to the step before asking for the next one",
             )
-        return self._place
+        return self._slot
 
     def blocks(self) -> list[DGLBlock]:
-        """Blocks of the mini-batch, in its place's memory."""
-        return self.place.room.blocks(self._sizes)
+        """Blocks of the mini-batch, in the slot's memory."""
+        return self.slot.buffers.blocks(self._sizes)
 
 
-def free_place(every: Sequence[GraphSlot]) -> GraphSlot | None:
-    """A place without a mini-batch, if there is one."""
-    return next((each for each in every if each.taken() is None), None)
+def free_slot(slots: Sequence[GraphSlot]) -> GraphSlot | None:
+    """A slot without a mini-batch, if there is one."""
+    return next((each for each in slots if each.current_batch() is None), None)
 
 
 class SlotPool:
-    """The places of a step, into which a loader's mini-batches go.
+    """The slots of a step, which a loader's mini-batches go into.
 
     Parameters
     ----------
-    every : callable
-        Gives all that there are now.
+    slots : callable
+        Returns the current slots.
     modes : callable
-        Gives which modules are training.
+        Returns which modules are training.
     device : torch.device
     """
 
     def __init__(
         self,
-        every: Callable[[], Sequence[GraphSlot]],
+        slots: Callable[[], Sequence[GraphSlot]],
         modes: Callable[[], tuple[bool, ...]],
         device: torch.device,
     ) -> None:
-        self._every, self._modes, self._device = every, modes, device
+        self._slots, self._modes, self._device = slots, modes, device
 
-    def put(self, hops: Sequence[EtypeBlock], features: Features) -> SlotBatch | None:
-        """Put a mini-batch into a place that is free, if it fits there.
+    def put(self, hops: Sequence[EtypeBlock], features: FeatureSource) -> SlotBatch | None:
+        """Load a mini-batch into a free slot; None if there is none or it does not fit.
 
-        Of one place alone nothing is gained: others would find it taken.
+        A single slot is not used: it would never be free while another batch is computed.
         """
-        every = self._every()
-        place = free_place(every) if len(every) > 1 else None
-        if place is None:
+        slots = self._slots()
+        slot = free_slot(slots) if len(slots) > 1 else None
+        if slot is None:
             return None
-        room = place.room
-        if not room.types.are_of(hops) or not room.is_served_by(features):
+        buffers = slot.buffers
+        if not buffers.types.are_of(hops) or not buffers.is_served_by(features):
             return None
-        sizes = Sizes.of_hops(hops, room.types)
-        if place.kind != ShapeKey(sizes.kind, self._modes()) or not room.sizes.hold(sizes):
+        sizes = Sizes.of_hops(hops, buffers.types)
+        if slot.shape_key != ShapeKey(sizes.shape, self._modes()) or not buffers.sizes.hold(sizes):
             return None
-        wait_for(place.left, self._device)
-        room.load_hops(hops, features)
-        batch = SlotBatch(place, sizes)
-        # One that the loader makes anew frees its place by that.
-        place.taken = weakref.ref(batch)
+        wait_event(slot.last_use, self._device)
+        buffers.load_hops(hops, features)
+        batch = SlotBatch(slot, sizes)
+        # A batch that the loader makes again frees its slot when it is dropped.
+        slot.current_batch = weakref.ref(batch)
         return batch
 
     def batches(self, loader: Any) -> Iterator[Any]:
-        """A pass over a loader, which begins now: mini-batches in place, or blocks."""
-        return self._handed_out(batches_into(loader, self))
+        """A pass over a loader that starts now: mini-batches in slots, or blocks."""
+        return self._handed_out(batches_into_slots(loader, self))
 
     def _handed_out(self, batches: Iterator[Any]) -> Iterator[Any]:
         for batch in batches:
@@ -174,16 +174,16 @@ class SlotPool:
                 *_, blocks = batch
                 yield blocks
                 continue
-            place: GraphSlot | None = batch.place
+            slot: GraphSlot | None = batch.slot
             try:
                 yield batch
-                assert place is not None
-                # What the script has done with the results counts, too.
-                place.left = point(self._device)
+                assert slot is not None
+                # After what the script has done with the results, too.
+                slot.last_use = record_event(self._device)
             finally:
-                # Also where the loop was left, whenever that is found: the step has noted when the
-                # place was.
-                if place is not None:
-                    place.taken = _nothing
-                # The place's memory is given up before others are captured.
-                batch = place = None
+                # Also if the script left the loop, at whatever time that is noticed: the step has
+                # recorded the slot's last use.
+                if slot is not None:
+                    slot.current_batch = _nothing
+                # So that the slot's memory is free before others are captured.
+                batch = slot = None

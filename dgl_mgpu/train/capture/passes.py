@@ -13,7 +13,7 @@ Blocks = Sequence[DGLBlock]
 
 
 class Pass(nn.Module):
-    """What is computed of a mini-batch, as a module that has the model's parameters."""
+    """The computation of a training step, as a module with the model's parameters."""
 
     def __init__(
         self,
@@ -24,19 +24,19 @@ class Pass(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        # Together, or those that are modules would be registered.
+        # In a tuple: modules among them must not be registered.
         self._functions = forward, loss, labels
 
     def forward(
         self, blocks: Blocks, seeds: int | None = None
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """The loss, outputs and labels for the seeds; of how many says ``seeds``, if not of all."""
+        """The loss, outputs and labels of the first ``seeds`` seeds, by default of all."""
         forward, loss, labels = self._functions
         outputs, classes = forward(blocks)[:seeds], labels(blocks)[:seeds]
         return loss(outputs, classes), outputs.detach(), classes.detach()
 
 
 def normalised_batch(model: nn.Module) -> str | None:
-    """The name of a module that normalises rows by all of a mini-batch, if there is one."""
+    """The name of a batch normalisation module, if there is one."""
     names = (name for name, each in model.named_modules() if isinstance(each, _BatchNorm))
     return next(names, None)

@@ -1,9 +1,8 @@
-"""Mini-batches in memory that stays where it is, so that one CUDA graph serves them all.
+"""Static buffers for mini-batches, so that one CUDA graph can compute them all.
 
-A graph's kernels have fixed addresses and sizes.  So batches are put into larger blocks, in which
-rows and edges beyond a batch's own harm nothing: the edges that are left over go from the last
-source of their type to destinations that are none of the batch's, some to each, and nothing looks
-at what comes out there.
+The kernels of a CUDA graph have fixed addresses and sizes.  So batches are copied into larger
+blocks, whose padding does not change the batch's results: padding edges go from the last source of
+their type to padding destinations, evenly distributed, and nothing reads what comes out there.
 """
 
 from __future__ import annotations
@@ -22,13 +21,13 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex
 from dgl_mgpu.graph.relation import Compressed, Relation
 from dgl_mgpu.ops import EtypeBlock
-from dgl_mgpu.sampling.loader_batches import Features, Of
+from dgl_mgpu.sampling.loader_batches import FeatureSource, FrameKey
 
-#: Share of the largest batch so far that there is room for beside it, and rows: batches of random
+#: Spare capacity beside the largest batch so far, as a share of it and in rows: batches of random
 #: seeds differ by less.
 _SHARE, _ROWS = 1 / 64, 32
 
-#: Under which a block's own ids are.
+#: Names of the features that hold ids in the whole graph.
 _IDS = {"src": NID, "dst": NID, "edge": EID}
 
 Counts = tuple[tuple[int, ...], ...]
@@ -36,7 +35,7 @@ Counts = tuple[tuple[int, ...], ...]
 
 @dataclass(frozen=True)
 class Types:
-    """Of a batch's nodes and edges, as the graph has them.
+    """Node and edge types of a batch, in the graph's order.
 
     Attributes
     ----------
@@ -48,13 +47,13 @@ class Types:
     edges: tuple[tuple[str, str, str], ...]
 
     @cached_property
-    def frames(self) -> list[Of]:
-        """What a block has features of, in its order."""
-        ends = [Of(side, ntype) for side in ("src", "dst") for ntype in self.nodes]
-        return [*ends, *(Of("edge", etype) for etype in self.edges)]
+    def frames(self) -> list[FrameKey]:
+        """The frames of a block, in its order."""
+        ends = [FrameKey(side, ntype) for side in ("src", "dst") for ntype in self.nodes]
+        return [*ends, *(FrameKey("edge", etype) for etype in self.edges)]
 
     def are_of(self, hops: Sequence[EtypeBlock]) -> bool:
-        """Whether hops have these types: those of graphs may lack node types without edges."""
+        """Whether hops have these types; they lack node types without edges."""
         return all(
             hop.num_dst.keys() == set(self.nodes) and hop.edges.keys() == set(self.edges)
             for hop in hops
@@ -63,7 +62,7 @@ class Types:
 
 @dataclass(frozen=True)
 class Sizes:
-    """Of a mini-batch's blocks.
+    """Numbers of nodes and edges in the blocks of a mini-batch.
 
     Attributes
     ----------
@@ -78,7 +77,7 @@ class Sizes:
 
     @classmethod
     def of(cls, blocks: Sequence[DGLBlock]) -> Sizes:
-        """Those of a batch.
+        """The sizes of a batch.
 
         Raises
         ------
@@ -90,7 +89,7 @@ class Sizes:
         for number, (ends, begins) in enumerate(zip(targets, sources[1:], strict=False)):
             if ends != begins:
                 raise InvalidInputError(
-                    "keep a mini-batch in place",
+                    "copy a mini-batch into static buffers",
                     f"block {number} has {', '.join(map(str, ends))} destinations, "
                     f"but the next has {', '.join(map(str, begins))} sources",
                     "pass the blocks of one mini-batch, the one nearest the input first",
@@ -100,19 +99,19 @@ class Sizes:
 
     @classmethod
     def of_hops(cls, hops: Sequence[EtypeBlock], types: Types) -> Sizes:
-        """Those of a batch as it is sampled, which has nodes of all types."""
+        """The sizes of sampled hops that have nodes of all types."""
         sources = [tuple(len(hop.src_nodes[ntype]) for ntype in types.nodes) for hop in hops]
         seeds = tuple(hops[-1].num_dst[ntype] for ntype in types.nodes)
         edges = (tuple(len(hop.edges[etype].src) for etype in types.edges) for hop in hops)
         return cls((*sources, seeds), tuple(edges))
 
     @property
-    def kind(self) -> Hashable:
-        """What batches must have in common for one room: numbers of seeds, blocks and types."""
+    def shape(self) -> Hashable:
+        """What batches must share to use the same buffers: numbers of seeds, blocks and types."""
         return self.nodes[-1], tuple(map(len, self.edges))
 
     def joined(self, other: Sizes) -> Sizes:
-        """The larger counts of two."""
+        """The elementwise maximum of two sizes."""
         return Sizes(
             *(
                 tuple(tuple(map(max, *pair)) for pair in zip(mine, its, strict=True))
@@ -121,16 +120,16 @@ class Sizes:
         )
 
     def with_spare(self) -> Sizes:
-        """Room for batches of as many seeds, which may be somewhat larger otherwise."""
+        """A capacity for batches of as many seeds that are otherwise somewhat larger."""
         *nodes, seeds = self.nodes
         return Sizes(
-            # Also for a node that the edges left over can begin or end at.
+            # One more node, for the ends of padding edges.
             (*(tuple(map(_more, counts)) for counts in nodes), tuple(n + 1 for n in seeds)),
             tuple(tuple(_more(count) if count else 0 for count in counts) for counts in self.edges),
         )
 
     def hold(self, batch: Sizes) -> bool:
-        """Whether this is room for a batch."""
+        """Whether a batch fits this capacity."""
         *nodes, seeds = batch.nodes
         return (
             tuple(n + 1 for n in seeds) == self.nodes[-1]
@@ -149,17 +148,17 @@ def _pairs(some: Sequence[Sequence[int]], others: Counts) -> Iterator[tuple[int,
 
 
 class _Contents(Protocol):
-    """One block of a batch that is to be put in a room."""
+    """One block of a batch to be copied into static buffers."""
 
     def edges(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """Of each type, where those into each destination begin, and their sources."""
+        """The indptr and the sources of each edge type."""
 
-    def rows(self, frame: int, name: str, room: torch.Tensor) -> torch.Tensor | None:
-        """A feature by its frame's number (:attr:`Types.frames`); None if it has been written."""
+    def rows(self, frame: int, name: str, out: torch.Tensor) -> torch.Tensor | None:
+        """A feature of a frame, by number (:attr:`Types.frames`); None if it was written to out."""
 
 
 class _Block:
-    """A block of DGL's, and the features that it has."""
+    """A DGL block and its features."""
 
     def __init__(self, block: DGLBlock) -> None:
         self._relations = block._graph.relations
@@ -170,27 +169,27 @@ class _Block:
             found = relation.csc()
             if found.eids is not None:
                 raise InvalidInputError(
-                    "keep a mini-batch in place",
+                    "copy a mini-batch into static buffers",
                     "the edges of a block are not in the order of their destinations",
                     "use blocks as DGL's neighbour samplers make them",
                 )
             yield found.indptr, found.indices
 
-    def rows(self, frame: int, name: str, room: torch.Tensor) -> torch.Tensor:
+    def rows(self, frame: int, name: str, out: torch.Tensor) -> torch.Tensor:
         return _read(self._frames[frame], name)
 
 
 class _Hop:
-    """A hop as it was sampled, and the features that are fetched for it."""
+    """A sampled hop and the features to fetch for it."""
 
-    def __init__(self, hop: EtypeBlock, types: Types, features: Features) -> None:
+    def __init__(self, hop: EtypeBlock, types: Types, features: FeatureSource) -> None:
         self._hop, self._types, self._features = hop, types, features
 
     def edges(self) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
         for etype in self._types.edges:
             yield self._hop.edges[etype][:2]
 
-    def rows(self, frame: int, name: str, room: torch.Tensor) -> torch.Tensor | None:
+    def rows(self, frame: int, name: str, out: torch.Tensor) -> torch.Tensor | None:
         hop, of = self._hop, self._types.frames[frame]
         if of.side == "edge":
             ids = hop.edges[of.type].eids
@@ -200,19 +199,19 @@ class _Hop:
                 ids = ids[: hop.num_dst[of.type]]
         if name == _IDS[of.side]:
             return ids
-        self._features.fetch(of, name, ids, room[: len(ids)])
+        self._features.fetch(of, name, ids, out[: len(ids)])
         return None
 
 
 class StaticBuffers:
-    """Memory for mini-batches, and blocks that are in it.
+    """Memory for a mini-batch at fixed addresses, and blocks in it.
 
     Parameters
     ----------
     batch : list of DGLBlock
-        The first of them, which is put here.
+        The first batch, which is loaded.
     sizes : Sizes
-        Of the room.
+        The capacity.
 
     Attributes
     ----------
@@ -225,7 +224,7 @@ class StaticBuffers:
         self.sizes = sizes
         self.types = Types(tuple(batch[0].srctypes), tuple(batch[0].canonical_etypes))
         self._parts = [
-            _BlockRoom(block, (*sources, *targets), edges)
+            _BlockBuffers(block, (*sources, *targets), edges)
             for block, sources, targets, edges in zip(
                 batch, sizes.nodes, sizes.nodes[1:], sizes.edges, strict=False
             )
@@ -233,27 +232,27 @@ class StaticBuffers:
         self.load(batch)
 
     def load(self, batch: Sequence[DGLBlock]) -> None:
-        """Put a batch here, for which there is room."""
+        """Load a batch that fits."""
         self._load([_Block(block) for block in batch])
 
-    def load_hops(self, hops: Sequence[EtypeBlock], features: Features) -> None:
-        """Put a batch here as it was sampled, and fetch those of its features that are read."""
+    def load_hops(self, hops: Sequence[EtypeBlock], features: FeatureSource) -> None:
+        """Load sampled hops, and fetch the features that the model reads."""
         self._load([_Hop(hop, self.types, features) for hop in hops])
 
     def takes(self, batch: Sequence[DGLBlock]) -> bool:
-        """Whether the features of a batch have the shapes and dtypes that there is room for."""
+        """Whether the features of a batch have the shapes and dtypes of the buffers."""
         return all(
             (column.shape[1:], column.dtype) == tuple(found._columns[name].scheme)
             for part, block in zip(self._parts, batch, strict=True)
-            for room, found in zip(
+            for buffers, found in zip(
                 part.frames, (*block._node_frames, *block._edge_frames), strict=True
             )
-            for name, column in room.columns.items()
+            for name, column in buffers.columns.items()
             if name in found._columns
         )
 
-    def is_served_by(self, features: Features) -> bool:
-        """Whether all features that are read, but for ids, are fetched from there."""
+    def is_served_by(self, features: FeatureSource) -> bool:
+        """Whether a source has all features that the model reads, apart from ids."""
         last = len(self._parts) - 1
         return all(
             name == _IDS[of.side] or features.serves(number == 0, number == last, of, name, column)
@@ -272,10 +271,9 @@ class StaticBuffers:
         torch._foreach_copy_(into, what)
 
     def blocks(self, sizes: Sizes | None = None) -> list[DGLBlock]:
-        """The batch that is here, with nothing computed of it yet, and all that is to spare; or
-        without that, if its sizes are given.
+        """Blocks of the loaded batch with padding; without it if the batch's sizes are given.
 
-        Of the features of nodes and edges there is room for those that are read the first time.
+        Buffers for features are allocated when the model first reads them.
         """
         nodes, edges = (sizes or self.sizes).nodes, (sizes or self.sizes).edges
         return [
@@ -286,13 +284,13 @@ class StaticBuffers:
         ]
 
     def forget(self) -> None:
-        """Hold on to the first batch no longer: all features that are read have been."""
+        """Release the first batch, once the model has read all features that it reads."""
         for part in self._parts:
             part.forget()
 
 
-class _BlockRoom:
-    """Memory for one block of a mini-batch: its numbers of nodes, sources first, and of edges."""
+class _BlockBuffers:
+    """Static buffers of one block; ``nodes`` counts its sources, then its destinations."""
 
     def __init__(self, block: DGLBlock, nodes: Sequence[int], edges: Sequence[int]) -> None:
         index: TensorIndex = block._graph
@@ -310,12 +308,12 @@ class _BlockRoom:
             for (src, _), indptr, sources in zip(ends, self._indptrs, self._sources, strict=True)
         ]
         frames = (*block._node_frames, *block._edge_frames)
-        self.frames = [*map(_FrameRoom, frames, (*nodes, *edges))]
+        self.frames = [*map(_FrameBuffers, frames, (*nodes, *edges))]
 
     def load(self, contents: _Contents) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """What is to be copied, and to where."""
-        rooms = zip(contents.edges(), self._indptrs, self._sources, self._tails, strict=True)
-        for (starts, indices), indptr, sources, (no_starts, no_indices) in rooms:
+        """Pairs of a destination and the tensor to copy there."""
+        parts = zip(contents.edges(), self._indptrs, self._sources, self._tails, strict=True)
+        for (starts, indices), indptr, sources, (no_starts, no_indices) in parts:
             rows, edges = len(starts), len(indices)
             yield indptr[:rows], starts
             torch.clamp(no_starts[rows:], min=edges, out=indptr[rows:])
@@ -328,7 +326,7 @@ class _BlockRoom:
                     yield column[: len(data)], data
 
     def block(self, nodes: Sequence[int], edges: Sequence[int]) -> DGLBlock:
-        """What is here of so many nodes, sources first, and edges."""
+        """A block of the first ``nodes``, sources before destinations, and ``edges``."""
         relations = [
             Relation(
                 nodes[src],
@@ -340,7 +338,7 @@ class _BlockRoom:
             )
         ]
         frames = [
-            room.frame(rows) for room, rows in zip(self.frames, (*nodes, *edges), strict=True)
+            buffers.frame(rows) for buffers, rows in zip(self.frames, (*nodes, *edges), strict=True)
         ]
         block = DGLBlock.__new__(DGLBlock)
         block.__dict__ = {
@@ -352,39 +350,39 @@ class _BlockRoom:
         return block
 
     def forget(self) -> None:
-        for room in self.frames:
-            room.forget()
+        for buffers in self.frames:
+            buffers.forget()
 
 
 def _even_starts(indptr: torch.Tensor, edges: int) -> torch.Tensor:
-    """Where edges begin, counted from the last one, if all destinations have as many.
+    """An indptr, counted from its end, that distributes edges evenly over destinations.
 
-    Where one had all that are left over, sums by atomics would wait for each other there.
+    If one destination had all padding edges, atomic additions would serialise there.
     """
     last = len(indptr) - 1
     places = torch.arange(-last, 1, dtype=indptr.dtype, device=indptr.device)
     return edges + -(-edges // last) * places
 
 
-class _FrameRoom:
-    """Memory for the features of some nodes or edges, first for those of a frame."""
+class _FrameBuffers:
+    """Static buffers for the features of a frame."""
 
     def __init__(self, frame: Frame, rows: int) -> None:
         self.rows = rows
         self._first: Frame | None = frame
         self._schemes = {name: column.scheme for name, column in frame._columns.items()}
-        #: Those that have been read.
+        #: Those that the model has read.
         self.columns: dict[str, torch.Tensor] = {}
 
     def forget(self) -> None:
         self._first = None
 
     def frame(self, rows: int) -> Frame:
-        columns = {name: _RoomColumn(self, rows, name, it) for name, it in self._schemes.items()}
+        columns = {name: _BufferColumn(self, rows, name, it) for name, it in self._schemes.items()}
         return Frame(columns, num_rows=rows)
 
     def column(self, name: str) -> torch.Tensor:
-        """Memory for a feature, which is found if there is none yet."""
+        """The buffer of a feature, allocated at the first call."""
         found = self.columns.get(name)
         if found is None:
             if self._first is None:
@@ -394,7 +392,7 @@ class _FrameRoom:
                     "read the same features for every mini-batch",
                 )
             data = _read(self._first, name)
-            # Beyond a batch's rows, numbers that may be divided by, classes and ids there are.
+            # Padding rows get numbers that can be divided by, and classes and ids that exist.
             fill = data.new_ones if data.is_floating_point() else data.new_zeros
             found = fill((self.rows, *data.shape[1:]))
             found[: len(data)].copy_(data)
@@ -406,7 +404,7 @@ def _read(frame: Frame, name: str) -> torch.Tensor:
     data = frame[name]
     if data.requires_grad:
         raise InvalidInputError(
-            "keep a mini-batch in place",
+            "copy a mini-batch into static buffers",
             f"feature '{name}' requires a gradient, which would not reach what it was computed "
             "from",
             "compute it in the forward pass, from parameters of the model",
@@ -414,16 +412,16 @@ def _read(frame: Frame, name: str) -> torch.Tensor:
     return data
 
 
-class _RoomColumn(Column):
-    """A column whose memory is found when it is first read."""
+class _BufferColumn(Column):
+    """A column whose buffer is allocated when it is first read."""
 
-    def __init__(self, room: _FrameRoom, rows: int, name: str, scheme: Scheme) -> None:
-        self._room, self._rows, self._name = room, rows, name
+    def __init__(self, buffers: _FrameBuffers, rows: int, name: str, scheme: Scheme) -> None:
+        self._buffers, self._rows, self._name = buffers, rows, name
         super().__init__(None, scheme)
 
     @property
     def storage(self) -> torch.Tensor:
-        return self._room.column(self._name)[: self._rows] if self._own is None else self._own
+        return self._buffers.column(self._name)[: self._rows] if self._own is None else self._own
 
     @storage.setter
     def storage(self, data: torch.Tensor | None) -> None:
@@ -433,7 +431,7 @@ class _RoomColumn(Column):
         return self._rows
 
     def clone(self) -> Column:
-        """Another one of the same memory, which is not read for that."""
-        twin = _RoomColumn(self._room, self._rows, self._name, self.scheme)
+        """A column of the same buffer; does not read it."""
+        twin = _BufferColumn(self._buffers, self._rows, self._name, self.scheme)
         twin._own, twin.deferred_dtype = self._own, self.deferred_dtype
         return twin

@@ -16,11 +16,11 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.train.capture.capture import (
     captured,
     captures,
+    errors_as_not_captured,
+    host_waits_refused,
     new_pool,
-    point,
-    told_as_not_captured,
-    wait_for,
-    waits_refused,
+    record_event,
+    wait_event,
 )
 from dgl_mgpu.train.capture.graph_slots import (
     GraphSlot,
@@ -28,16 +28,16 @@ from dgl_mgpu.train.capture.graph_slots import (
     ShapeKey,
     SlotBatch,
     SlotPool,
-    free_place,
+    free_slot,
 )
 from dgl_mgpu.train.capture.passes import Blocks, Pass, normalised_batch
 from dgl_mgpu.train.capture.policy import CapturePolicy
 from dgl_mgpu.train.capture.static_buffers import Sizes, StaticBuffers
 from dgl_mgpu.train.data_parallel import average_gradients, flattened_gradients, take_first_ranks
 
-#: One is computed while the next one is put in its place.  A third one changed no step's time by
-#: more than runs differ, also where mini-batches wait for the host's memory.
-PLACES = 2
+#: One slot computes while the next mini-batch is loaded into the other.  A third one changed no
+#: step's time by more than runs differ, also where mini-batches wait for host memory.
+NUM_SLOTS = 2
 
 
 def _label(blocks: Blocks) -> torch.Tensor:
@@ -54,23 +54,23 @@ def _label(blocks: Blocks) -> torch.Tensor:
 class CapturedStep:
     """Computes a mini-batch's loss and gradients, on a GPU by one CUDA graph.
 
-    To queue a small model kernel by kernel takes the host longer than it takes the GPU.  Here a
-    mini-batch is put where the graph expects it, and the host launches that.  :meth:`batches` has
-    a loader's sampled and fetched there while the GPU computes the one before; those that are
-    passed as blocks are copied.  The first ones are computed as always; then one is captured, with
-    room for others of as many seeds.  What turns out larger is captured anew, and a mini-batch of
-    another number of seeds is computed as always, until there are twice as many of those.  On a CPU
-    all are.
+    Launching a small model kernel by kernel takes the host longer than the GPU computes.  Here a
+    mini-batch is loaded into the static buffers of a CUDA graph, and the host launches the graph.
+    :meth:`batches` samples a loader's mini-batches and fetches their features into them while
+    the GPU computes the one before; mini-batches passed as blocks are copied.  The first ones are
+    computed without a graph; then one is captured, with room to spare for others of as many seeds.
+    A larger one is captured anew.  One with another number of seeds is computed without a graph,
+    until there have been twice as many of those.  On a CPU nothing is captured.
 
-    What is computed must be the same for all mini-batches, and rows of nodes must not depend on
-    others but through edges: blocks have some more of both, which no edge joins to those of the
-    mini-batch.  The host must not look at results in between (as ``GraphConv`` does without
-    ``allow_zero_in_degree``), nor are changes seen of what is no tensor, like a dropout's rate, but
-    for ``model.train()`` and ``model.eval()``.
+    The computation must be the same for all mini-batches, and rows of nodes may depend on each
+    other through edges only: blocks have padding nodes and edges, which are not connected to the
+    mini-batch.  The host must not read results in between (as ``GraphConv`` does without
+    ``allow_zero_in_degree``).  Changes of anything but tensors, such as a dropout's rate, have no
+    effect, except for ``model.train()`` and ``model.eval()``.
 
     Where ``torch.distributed`` is initialised, parameters and buffers become those of the first
-    rank, and gradients are the mean over all ranks, zeros where none has any.  That is in place of
-    ``DistributedDataParallel``; every rank makes one of these, and calls it as often.
+    rank, and gradients are the mean over all ranks, zeros where none has any.  This replaces
+    ``DistributedDataParallel``; every rank creates a step and calls it equally often.
 
     Parameters
     ----------
@@ -128,10 +128,10 @@ class CapturedStep:
         self._modules = list(model.modules())
         learned = {name: each for name, each in self._pass.named_parameters() if each.requires_grad}
         self._names, self._parameters = list(learned), list(learned.values())
-        self._places: list[GraphSlot] = []
+        self._slots: list[GraphSlot] = []
         #: To be made, and as many as there is memory for.
-        self._num_places, self._most_places = 1, PLACES
-        self._choice = CapturePolicy()
+        self._num_slots, self._max_slots = 1, NUM_SLOTS
+        self._policy = CapturePolicy()
         self._weight: torch.Tensor | None = None
         self._weight_now = 1.0
         #: Rows for the last mini-batch's seeds and their labels; of a captured one until the next
@@ -169,14 +169,14 @@ class CapturedStep:
             )
         if not captures(torch.device(loader.device)):
             return (blocks for *_, blocks in loader)
-        if self._num_places < self._most_places:
-            # One is put in its place while another is computed.
-            self._num_places = self._most_places
-            self._drop_places()
-        return SlotPool(lambda: self._places, self._modes, loader.device).batches(loader)
+        if self._num_slots < self._max_slots:
+            # One slot is loaded while another computes.
+            self._num_slots = self._max_slots
+            self._drop_slots()
+        return SlotPool(lambda: self._slots, self._modes, loader.device).batches(loader)
 
     def state_dict(self) -> dict[str, Any]:
-        """What decides which mini-batches are computed by a graph, and with how much room.
+        """What decides which mini-batches a graph computes, and its capacity.
 
         A step that takes it computes the mini-batches to come as this one will, bit for bit, if the
         generators of random numbers go on from the same states, too, and there is memory for as
@@ -187,7 +187,7 @@ class CapturedStep:
         dict
             Of plain values, which may be kept as JSON.
         """
-        return {**self._choice.state(), "captures": self._captures}
+        return {**self._policy.state(), "captures": self._captures}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Go on as the step whose :meth:`state_dict` it is.
@@ -202,9 +202,9 @@ class CapturedStep:
             If it is none.
         """
         captures = bool(state["captures"])
-        self._choice.take(state)
+        self._policy.load_state(state)
         self._captures = captures or self._required
-        self._drop_places()
+        self._drop_slots()
 
     def num_seeds(self, batch: Blocks | SlotBatch) -> int:
         """Seeds of a mini-batch, of those that have labels.
@@ -219,7 +219,7 @@ class CapturedStep:
             If the next one has been asked for since.
         """
         if isinstance(batch, SlotBatch):
-            return batch.place.num_seeds
+            return batch.slot.num_seeds
         return len(self._labels(batch))
 
     def __call__(self, batch: Blocks | SlotBatch, weight: float = 1.0) -> torch.Tensor:
@@ -244,42 +244,42 @@ class CapturedStep:
             If what is computed cannot be captured, and that is required.
         """
         if isinstance(batch, SlotBatch):
-            place = batch.place
-            if place.owner is not self._pass:
+            slot = batch.slot
+            if slot.owner is not self._pass:
                 raise InvalidInputError(
                     "compute a mini-batch",
                     "it was made for another step",
                     "pass each step what its own batches() gives, or the loader's blocks",
                 )
-            if place in self._places and place.kind.modes == self._modes():
-                self._choice.count(place.kind)
-                loss = self._replay(place, weight)
+            if slot in self._slots and slot.shape_key.modes == self._modes():
+                self._policy.count(slot.shape_key)
+                loss = self._replay(slot, weight)
             else:
-                # The place was given up since, or the model switched: as the loader's blocks are.
+                # The slot was dropped since, or the model changed modes: compute it as blocks.
                 loss = self._compute_blocks(batch.blocks(), weight)
-            place.left = point(loss.device)
+            slot.last_use = record_event(loss.device)
             return loss
         return self._compute_blocks(batch, weight)
 
     def _compute_blocks(self, blocks: Blocks, weight: float) -> torch.Tensor:
         """The loss of blocks, by a graph or not."""
         is_captured = self._captures and captures(blocks[0].device)
-        place = self._place_for(blocks) if is_captured else None
-        if place is None:
+        slot = self._slot_for(blocks) if is_captured else None
+        if slot is None:
             return self._compute(blocks, weight)
-        loss = self._replay(place, weight)
+        loss = self._replay(slot, weight)
         # From here on it is free, and another stream may put a mini-batch there.
-        place.left = point(loss.device)
+        slot.last_use = record_event(loss.device)
         self.labels = self._labels(blocks)
         return loss
 
-    def _replay(self, place: GraphSlot, weight: float) -> torch.Tensor:
-        """The loss of what is in a place."""
+    def _replay(self, slot: GraphSlot, weight: float) -> torch.Tensor:
+        """The loss of the mini-batch in a slot."""
         if weight != self._weight_now:
             assert self._weight is not None
             self._weight.fill_(weight)
             self._weight_now = weight
-        results = place.replay()
+        results = slot.replay()
         for parameter, gradient in zip(self._parameters, results.gradients, strict=True):
             parameter.grad = gradient
         average_gradients(self._parameters, results.flat)
@@ -293,7 +293,7 @@ class CapturedStep:
         average_gradients(self._parameters)
 
     def _compute(self, blocks: Blocks, weight: float) -> torch.Tensor:
-        """As always: the loss, and no gradients left of the last mini-batch."""
+        """Compute without a graph; clears the gradients of the last mini-batch."""
         loss = self._computed(blocks, weight)
         if loss is None:
             loss = self._computed(blocks, weight)
@@ -302,21 +302,21 @@ class CapturedStep:
         return loss
 
     def _computed(self, blocks: Blocks, weight: float) -> torch.Tensor | None:
-        """The loss; None if graphs left too little memory, which they have given up now."""
+        """The loss; None if graphs left too little memory, which is now freed."""
         for parameter in self._parameters:
             parameter.grad = None
         try:
             loss, self.outputs, self.labels = self._pass(blocks)
             (weight * loss).backward()
         except torch.OutOfMemoryError as error:
-            if self._required or not self._places:
+            if self._required or not self._slots:
                 raise
             self._give_up(error)
             return None
         return loss.detach()
 
     def _give_up(self, error: Exception) -> None:
-        """Capture nothing from here on."""
+        """Stop capturing."""
         self._captures = False
         self._free()
         warnings.warn(
@@ -326,106 +326,105 @@ class CapturedStep:
         )
 
     def _free(self) -> None:
-        """Give up the memory of graphs, and of what they computed last."""
-        self._drop_places()
+        """Free the memory of graphs and of their last results."""
+        self._drop_slots()
         for parameter in self._parameters:
             parameter.grad = None
         self.outputs = self.labels = torch.empty(0)
 
-    def _drop_places(self) -> None:
-        for place in self._places:
-            # There may be a mini-batch, of which blocks are made then; the graph is not kept.
-            place.replay = _dropped
-        self._places = []
+    def _drop_slots(self) -> None:
+        for slot in self._slots:
+            # A mini-batch in it can still be read as blocks; the graph is dropped.
+            slot.replay = _dropped
+        self._slots = []
 
     def _modes(self) -> tuple[bool, ...]:
         """Which modules are training."""
         return tuple(each.training for each in self._modules)
 
-    def _place_for(self, blocks: Blocks) -> GraphSlot | None:
-        """Where a batch has been put, to be computed by a graph; None if it is not to be."""
+    def _slot_for(self, blocks: Blocks) -> GraphSlot | None:
+        """The slot into which a batch was loaded; None to compute it without a graph."""
         sizes = Sizes.of(blocks)
         try:
             return self._put(blocks, sizes)
         except Exception as error:
-            # Models may raise anything; if it is not for the capture, they do so as always, too.
+            # Models may raise anything; an error not due to the capture comes again without it.
             if self._required:
                 raise
             self._give_up(error)
             return None
 
     def _put(self, blocks: Blocks, sizes: Sizes) -> GraphSlot | None:
-        """As :meth:`_place_for`; raises what keeps them from being captured."""
-        kind = ShapeKey(sizes.kind, self._modes())
-        self._choice.count(kind)
-        is_chosen = self._choice.holds(kind, sizes) and all(
-            each.room.takes(blocks) for each in self._places[:1]
+        """As :meth:`_slot_for`; raises what prevents the capture."""
+        shape_key = ShapeKey(sizes.shape, self._modes())
+        self._policy.count(shape_key)
+        fits = self._policy.holds(shape_key, sizes) and all(
+            each.buffers.takes(blocks) for each in self._slots[:1]
         )
-        if not is_chosen:
-            if not self._choice.choose(kind, sizes):
+        if not fits:
+            if not self._policy.choose(shape_key, sizes):
                 return None
-            self._drop_places()
-        if not self._places:
+            self._drop_slots()
+        if not self._slots:
             self._free()
-            while not self._capture_places(blocks):
-                # A capture that fails leaves the generator in another state than those before know.
-                self._num_places = self._most_places = len(self._places)
-        place = free_place(self._places)
-        if place is not None:
-            wait_for(place.left, blocks[0].device)
-            place.room.load(blocks)
-        return place
+            while not self._capture_slots(blocks):
+                # A failed capture leaves the generator in a state that other graphs do not expect.
+                self._num_slots = self._max_slots = len(self._slots)
+        slot = free_slot(self._slots)
+        if slot is not None:
+            wait_event(slot.last_use, blocks[0].device)
+            slot.buffers.load(blocks)
+        return slot
 
-    def _capture_places(self, blocks: Blocks) -> bool:
-        """Make the places for what is chosen, beginning with none; whether there is memory for all.
+    def _capture_slots(self, blocks: Blocks) -> bool:
+        """Capture all slots anew for the policy's shape; False if memory does not suffice for all.
 
         Raises
         ------
         OutOfMemoryError
             If there is none for the first one.
         """
-        self._drop_places()
+        self._drop_slots()
         where = blocks[0].device
         pool = new_pool(where)
-        # What is computed here is no step: those to come draw as if it had not been.
+        # Captures must not advance the random numbers of the steps to come.
         with torch.random.fork_rng([where] if where.type == "cuda" else []):
-            for _ in range(self._num_places):
+            for _ in range(self._num_slots):
                 try:
-                    self._places.append(self._capture(blocks, pool))
+                    self._slots.append(self._capture(blocks, pool))
                 except torch.OutOfMemoryError:
-                    if not self._places:
+                    if not self._slots:
                         raise
                     return False
         return True
 
     def _capture(self, blocks: Blocks, pool: Any) -> GraphSlot:
-        kind, sizes, where = self._choice.kind, self._choice.room, blocks[0].device
-        assert kind is not None and sizes is not None
-        room = StaticBuffers(blocks, sizes)
+        shape_key, sizes, where = self._policy.shape_key, self._policy.capacity, blocks[0].device
+        assert shape_key is not None and sizes is not None
+        buffers = StaticBuffers(blocks, sizes)
         seeds = len(self._labels(blocks))
         if self._weight is None:
             self._weight = torch.full((), self._weight_now, device=where)
         weight = self._weight
 
         def run() -> Results:
-            # In the parameters' memory, and known to nothing that was computed before, which
-            # autograd would wait for.
+            # Share the parameters' memory but no autograd history, which autograd would wait for.
             leaves = [each.detach().requires_grad_() for each in self._parameters]
             loss, outputs, labels = functional_call(
-                self._pass, dict(zip(self._names, leaves, strict=True)), (room.blocks(), seeds)
+                self._pass, dict(zip(self._names, leaves, strict=True)), (buffers.blocks(), seeds)
             )
             (weight * loss).backward()
             flat = flattened_gradients(leaves) if dist.is_initialized() else None
             gradients = [each.grad for each in leaves]
             return Results(loss.detach(), outputs, labels, gradients, flat)
 
-        with told_as_not_captured():
-            run()  # finds the features that it reads
-        room.forget()
-        with waits_refused():
+        with errors_as_not_captured():
+            run()  # allocates buffers of the features that it reads
+        buffers.forget()
+        with host_waits_refused():
             run()
-        return GraphSlot(self._pass, kind, room, seeds, captured(run, where, pool))
+        return GraphSlot(self._pass, shape_key, buffers, seeds, captured(run, where, pool))
 
 
 def _dropped() -> Results:
-    raise AssertionError("a mini-batch is not computed in a place that was given up")
+    raise AssertionError("a mini-batch was computed in a slot that has been dropped")

@@ -8,8 +8,8 @@ import dgl
 import torch
 from dgl.dataloading import BlockSampler
 
+from dgl_mgpu.sampling.async_blocks import finish_blocks
 from dgl_mgpu.sampling.block_sampling import Sampled
-from dgl_mgpu.sampling.sample_future import handed_out
 from dgl_mgpu.store.graph import StoreGraph
 
 
@@ -57,4 +57,4 @@ class RandomWalkSampler(BlockSampler):
         self, g: StoreGraph, seed_nodes: torch.Tensor, exclude_eids: object = None
     ) -> tuple[torch.Tensor, torch.Tensor, list[dgl.DGLGraph]]:
         """Input nodes, ``seed_nodes`` and one block a layer, with visit counts as edge data."""
-        return handed_out(self, self.begin_blocks(g, seed_nodes)())
+        return finish_blocks(self, self.begin_blocks(g, seed_nodes)())

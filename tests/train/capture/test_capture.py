@@ -111,32 +111,32 @@ def test_in_place_a_batch_gives_what_it_gives_elsewhere(name, idtype):
     sizes = Sizes.of(batches[0])
     for blocks in batches:
         sizes = sizes.joined(Sizes.of(blocks))
-    room = StaticBuffers(batches[0], sizes.with_spare())
+    buffers = StaticBuffers(batches[0], sizes.with_spare())
     for blocks in batches:
         expected = computed(model, blocks, 32)
-        room.load(blocks)
-        assert_close(computed(model, room.blocks(), 32), expected)
+        buffers.load(blocks)
+        assert_close(computed(model, buffers.blocks(), 32), expected)
 
 
 def test_what_is_beyond_a_batch_does_not_matter():
     model = MODELS["mean"]()
     small, large = batches_of(graph(), 2)
-    room = StaticBuffers(small, Sizes.of(small).joined(Sizes.of(large)).with_spare())
+    buffers = StaticBuffers(small, Sizes.of(small).joined(Sizes.of(large)).with_spare())
     expected = computed(model, small, 32)
     results = []
     for before in (small, large):
-        room.load(before)
-        computed(model, room.blocks(), 32)
-        room.load(small)
-        results.append(computed(model, room.blocks(), 32))
+        buffers.load(before)
+        computed(model, buffers.blocks(), 32)
+        buffers.load(small)
+        results.append(computed(model, buffers.blocks(), 32))
     assert_close(results[0], expected)
     assert_close(results[1], expected)
 
 
 def test_edges_left_over_are_spread_over_rows_left_over():
     for blocks in batches_of(graph(), 3, fanouts=(3, 4)):
-        room = StaticBuffers(blocks, Sizes.of(blocks).with_spare())
-        for own, block in zip(blocks, room.blocks(), strict=True):
+        buffers = StaticBuffers(blocks, Sizes.of(blocks).with_spare())
+        for own, block in zip(blocks, buffers.blocks(), strict=True):
             found, expected = block.in_degrees(), own.in_degrees()
             assert torch.equal(found[: len(expected)], expected)
             assert found.sum() == block.num_edges() > own.num_edges()
@@ -149,13 +149,13 @@ def test_edges_left_over_are_spread_over_rows_left_over():
 
 def test_only_features_that_are_read_have_a_place():
     (blocks,) = batches_of(graph(), 1)
-    room = StaticBuffers(blocks, Sizes.of(blocks).with_spare())
-    room.load(blocks)
-    computed(MODELS["mean"](), room.blocks(), 32)
-    room.forget()
+    buffers = StaticBuffers(blocks, Sizes.of(blocks).with_spare())
+    buffers.load(blocks)
+    computed(MODELS["mean"](), buffers.blocks(), 32)
+    buffers.forget()
     with pytest.raises(InvalidInputError, match="feature 'unread'"):
-        room.blocks()[0].srcdata["unread"]
-    assert room.blocks()[0].srcdata["feat"].shape[0] == room.sizes.nodes[0][0]
+        buffers.blocks()[0].srcdata["unread"]
+    assert buffers.blocks()[0].srcdata["feat"].shape[0] == buffers.sizes.nodes[0][0]
 
 
 def test_blocks_of_several_batches_are_refused():
@@ -166,15 +166,15 @@ def test_blocks_of_several_batches_are_refused():
 
 def test_a_room_holds_what_is_not_larger_in_anything():
     batch = Sizes(nodes=((900,), (300,), (32,)), edges=((2000,), (400,)))
-    room = batch.with_spare()
-    assert room.hold(batch)
+    buffers = batch.with_spare()
+    assert buffers.hold(batch)
     for larger in (
-        Sizes(room.nodes[:1] + batch.nodes[1:], batch.edges),  # no node is left for spare edges
+        Sizes(buffers.nodes[:1] + batch.nodes[1:], batch.edges),  # no node is left for spare edges
         Sizes((*batch.nodes[:2], (33,)), batch.edges),
         Sizes((*batch.nodes[:2], (31,)), batch.edges),
-        Sizes(batch.nodes, (batch.edges[0], (room.edges[1][0] + 1,))),
+        Sizes(batch.nodes, (batch.edges[0], (buffers.edges[1][0] + 1,))),
     ):
-        assert not room.hold(larger)
+        assert not buffers.hold(larger)
 
 
 def typed_graph_and_layers():
@@ -214,10 +214,10 @@ def test_several_types_of_nodes_and_edges():
     sizes = Sizes.of(batches[0])
     for blocks in batches:
         sizes = sizes.joined(Sizes.of(blocks))
-    room = StaticBuffers(batches[0], sizes.with_spare())
+    buffers = StaticBuffers(batches[0], sizes.with_spare())
     for blocks in batches:
-        room.load(blocks)
-        assert_close(outcome(room.blocks()), outcome(blocks))
+        buffers.load(blocks)
+        assert_close(outcome(buffers.blocks()), outcome(blocks))
 
 
 def step_of(model):
@@ -293,7 +293,7 @@ def test_on_a_cpu_nothing_is_captured():
     for blocks in batches_of(graph(), 6):
         expected = computed(model, blocks, 32)
         assert_close([take(blocks), take.outputs], expected[:2])
-    assert not take._places
+    assert not take._slots
 
 
 def test_labels_that_were_not_fetched_are_missed():

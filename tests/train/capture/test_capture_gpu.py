@@ -15,7 +15,7 @@ from dgl.dataloading import DataLoader, NeighborSampler
 import dgl_mgpu
 from dgl_mgpu.errors import UnavailableError
 from dgl_mgpu.train.capture.graph_slots import SlotBatch
-from dgl_mgpu.train.capture.step import PLACES
+from dgl_mgpu.train.capture.step import NUM_SLOTS
 from dgl_mgpu.train.launch.launch import launch
 from tests.train.capture.test_capture import MODELS, Model, assert_close, computed, graph, step_of
 
@@ -48,7 +48,7 @@ def test_training_is_that_of_steps_that_are_not_captured(name, idtype):
         expected = computed(twin, blocks, 32)
         optimizers[1].step()
         assert_close([loss, take.outputs], expected[:2])
-    assert take._places
+    assert take._slots
     for one, other in zip(model.parameters(), twin.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4)
 
@@ -69,7 +69,7 @@ def test_over_a_store_and_with_others_captured_beside():
                 loss, outputs, *gradients = computed(model, blocks, 32)
                 assert_close([take(blocks), take.outputs], [loss, outputs])
                 assert_close([each.grad for each in model.parameters()], gradients)
-    assert all(take._places for take in steps)
+    assert all(take._slots for take in steps)
     store.close()
 
 
@@ -124,7 +124,7 @@ def test_a_place_is_not_written_to_while_a_slow_model_reads_it():
         expected = [computed(model, blocks, 32)[0] for *_, blocks in loader]
         store.graph.set_epoch(epoch)
         assert_close([take(batch) for batch in take.batches(loader)], expected)
-    assert len(take._places) == PLACES
+    assert len(take._slots) == NUM_SLOTS
     store.close()
 
 
@@ -180,7 +180,7 @@ def test_what_waits_for_the_gpu_is_refused_with_a_hint():
     for *_, blocks in loader_of(g):
         loss, *_ = computed(model, blocks, 32)
         assert_close([other(blocks)], [loss])
-    assert other._places
+    assert other._slots
 
 
 def train_on_rank():
@@ -197,7 +197,7 @@ def train_on_rank():
             parameter.grad /= dist.get_world_size()
         take(batches[(number + dist.get_rank()) % 9])
         assert_close([p.grad for p in model.parameters()], [p.grad for p in twin.parameters()])
-    assert take._places
+    assert take._slots
     take.without_batch() if dist.get_rank() else take(batches[0])
 
 
@@ -245,7 +245,7 @@ def test_what_is_gone_on_with_from_a_state_is_the_same_bit_for_bit(prefetch, mon
     expected = list(steps(model, take, range(2, 4)))
     torch.cuda.set_rng_state(drawn)
     found = list(steps(other, goes_on, range(2, 4)))
-    assert goes_on._places and torch.equal(torch.stack(found), torch.stack(expected))
+    assert goes_on._slots and torch.equal(torch.stack(found), torch.stack(expected))
     for one, its in zip(other.parameters(), model.parameters(), strict=True):
         assert torch.equal(one, its)
 
@@ -267,4 +267,4 @@ def test_a_model_that_waits_for_the_gpu_is_computed_as_always_unless_captures_ar
         for *_, blocks in loader_of(on_gpu()):
             loss = take(blocks)
             assert_close([loss], computed(model, blocks, 32)[:1])
-    assert not take._places
+    assert not take._slots

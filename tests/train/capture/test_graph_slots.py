@@ -19,12 +19,12 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.store.row_updates import write_rows
-from dgl_mgpu.train.capture import graph_slots as places
+from dgl_mgpu.train.capture import graph_slots as graph_slots
 from dgl_mgpu.train.capture import policy as choice
 from dgl_mgpu.train.capture import step
 from dgl_mgpu.train.capture.graph_slots import SlotBatch
 from dgl_mgpu.train.capture.static_buffers import StaticBuffers
-from tests.sampling.side_streams import HostLane
+from tests.sampling.side_streams import HostStream
 from tests.train.capture.test_capture import (
     CLASSES,
     MODELS,
@@ -51,7 +51,7 @@ def ahead(request, monkeypatch):
     """With a lane, which works at once, batches are put while the one before is computed."""
     is_ahead = request.param == "ahead"
     monkeypatch.setattr(
-        dataloading, "side_stream_of", lambda device: HostLane() if is_ahead else None
+        dataloading, "side_stream_of", lambda device: HostStream() if is_ahead else None
     )
     return is_ahead
 
@@ -95,11 +95,11 @@ def test_batches_are_those_of_the_loader(name, store, ahead, capturing):
     # But those before the capture; ahead, the one that was made by then is of blocks, too.
     torch.manual_seed(0)
     placed = assert_same_training(store.graph.set_epoch, loader, model, take)
-    captures = len(capturing) // step.PLACES
+    captures = len(capturing) // step.NUM_SLOTS
     # As what turned out larger did; the one that was in place by then stays a mini-batch in place.
     assert placed == 18 - (choice.WARM_UP + 1 + ahead) - (captures - 1) * (1 + ahead)
-    assert len({id(each.room) for each in take._places}) == step.PLACES
-    assert all(each.taken() is None for each in take._places)
+    assert len({id(each.buffers) for each in take._slots}) == step.NUM_SLOTS
+    assert all(each.current_batch() is None for each in take._slots)
 
 
 def test_batches_of_a_graph_of_dgls(ahead, capturing):
@@ -243,7 +243,7 @@ def test_a_last_batch_and_larger_ones_come_as_blocks(store, ahead, capturing):
     for batch in take.batches(loader):
         kind = type(batch)
         take(batch)
-    assert kind is list and len(capturing) == step.PLACES
+    assert kind is list and len(capturing) == step.NUM_SLOTS
     larger = loader_of(store, NeighborSampler([9, 9], **FEATURES))
     assert assert_same_training(store.graph.set_epoch, larger, model, take)
     assert len(capturing) in (4, 6)
@@ -277,7 +277,7 @@ def test_a_loop_that_is_left_gives_its_places_back(store, ahead, capturing):
             if number == 6:
                 break
         del batch
-    assert all(each.taken() is None for each in take._places)
+    assert all(each.current_batch() is None for each in take._slots)
     assert len(capturing) <= 4
 
 
@@ -344,57 +344,57 @@ def test_other_loaders_give_blocks(store, capturing):
 def test_without_capturing_a_loader_is_as_it_is(store):
     take = step_of(MODELS["mean"]())
     assert all(isinstance(batch, list) for batch in take.batches(loader_of(store)))
-    assert not take._places
+    assert not take._slots
 
 
 class Streams:
     """Notes which of what is queued has been waited for, as streams of a GPU would."""
 
-    def __init__(self, monkeypatch, lane):
-        self._lane, self._now, self._seen = lane, 0, 0
+    def __init__(self, monkeypatch, side_stream):
+        self._side_stream, self._now, self._seen = side_stream, 0, 0
         self._computed: dict[int, int] = {}
         self.overwritten: list[int] = []
-        monkeypatch.setattr(places, "point", self.point)
-        monkeypatch.setattr(step, "point", self.point)
-        monkeypatch.setattr(places, "wait_for", self.wait_for)
-        monkeypatch.setattr(step, "wait_for", self.wait_for)
+        monkeypatch.setattr(graph_slots, "record_event", self.record_event)
+        monkeypatch.setattr(step, "record_event", self.record_event)
+        monkeypatch.setattr(graph_slots, "wait_event", self.wait_event)
+        monkeypatch.setattr(step, "wait_event", self.wait_event)
         load = StaticBuffers.load_hops
 
-        def load_hops(room, hops, features):
-            if lane.is_inside and self._computed.get(id(room), 0) > self._seen:
-                self.overwritten.append(id(room))
-            load(room, hops, features)
+        def load_hops(buffers, hops, features):
+            if side_stream.is_inside and self._computed.get(id(buffers), 0) > self._seen:
+                self.overwritten.append(id(buffers))
+            load(buffers, hops, features)
 
         monkeypatch.setattr(StaticBuffers, "load_hops", load_hops)
 
-    def point(self, device):
+    def record_event(self, device):
         self._now += 1
         return self._now
 
-    def wait_for(self, queued, device):
-        if queued is not None and self._lane.is_inside:
+    def wait_event(self, queued, device):
+        if queued is not None and self._side_stream.is_inside:
             self._seen = max(self._seen, queued)
 
-    def computing(self, room):
+    def computing(self, buffers):
         self._now += 1
-        self._computed[id(room)] = self._now
+        self._computed[id(buffers)] = self._now
 
 
 def test_no_place_is_written_to_before_it_was_computed(store, capturing, monkeypatch):
-    lane = HostLane()
-    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: lane)
-    streams = Streams(monkeypatch, lane)
+    side_stream = HostStream()
+    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: side_stream)
+    streams = Streams(monkeypatch, side_stream)
     take = step_of(MODELS["mean"]())
     replay = take._replay
 
-    def replayed(place, weight):
-        streams.computing(place.room)
-        return replay(place, weight)
+    def replayed(slot, weight):
+        streams.computing(slot.buffers)
+        return replay(slot, weight)
 
     monkeypatch.setattr(take, "_replay", replayed)
     for _ in range(2):
         placed = [isinstance(b, SlotBatch) for b in take.batches(loader_of(store)) if [take(b)]]
-    assert any(placed) and len(streams._computed) == step.PLACES
+    assert any(placed) and len(streams._computed) == step.NUM_SLOTS
     assert not streams.overwritten
 
 
@@ -449,30 +449,32 @@ def test_without_memory_for_two_places_there_is_one(store, ahead, capturing, mon
 
 def test_a_loop_found_to_be_left_while_the_lane_works(store, capturing, monkeypatch):
     """Its place was left when the step had computed it, and not on the lane."""
-    lane = HostLane()
-    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: lane)
-    streams = Streams(monkeypatch, lane)
-    points, point = [], streams.point
-    for module in (places, step):
+    side_stream = HostStream()
+    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: side_stream)
+    streams = Streams(monkeypatch, side_stream)
+    points, record_event = [], streams.record_event
+    for module in (graph_slots, step):
         monkeypatch.setattr(
-            module, "point", lambda device: points.append(lane.is_inside) or point(device)
+            module,
+            "record_event",
+            lambda device: points.append(side_stream.is_inside) or record_event(device),
         )
     take = step_of(MODELS["mean"]())
     replay = take._replay
 
-    def replayed(place, weight):
-        streams.computing(place.room)
-        return replay(place, weight)
+    def replayed(slot, weight):
+        streams.computing(slot.buffers)
+        return replay(slot, weight)
 
     monkeypatch.setattr(take, "_replay", replayed)
     held = take.batches(loader_of(store))
     for _ in range(7):
         take(next(held))
-    with lane.work():
+    with side_stream.use():
         del held
     assert points and not any(points)
-    assert all(each.taken() is None for each in take._places)
-    assert all(each.left > streams._computed[id(each.room)] for each in take._places)
+    assert all(each.current_batch() is None for each in take._slots)
+    assert all(each.last_use > streams._computed[id(each.buffers)] for each in take._slots)
 
 
 def test_labels_may_depend_on_edges(store, ahead, capturing):
@@ -492,7 +494,7 @@ def test_labels_may_depend_on_edges(store, ahead, capturing):
         for batch, labels in zip(take.batches(loader), expected, strict=True):
             take(batch)
             assert torch.equal(take.labels, labels)
-    assert take._places
+    assert take._slots
 
 
 def test_a_sampler_that_is_changed_and_a_step_of_another_graph(store, ahead, capturing):
@@ -539,11 +541,11 @@ def test_old_places_are_given_up_before_new_ones_are_captured(store, ahead, capt
     take = step_of(MODELS["mean"]())
     for batch in take.batches(loader_of(store, NeighborSampler([1, 1], **FEATURES))):
         take(batch)
-    old = [weakref.ref(each) for each in take._places]
+    old = [weakref.ref(each) for each in take._slots]
     for batch in take.batches(loader_of(store, NeighborSampler([9, 9], **FEATURES))):
         take(batch)
         del batch
-    assert len(old) == step.PLACES and not any(each() for each in old)
+    assert len(old) == step.NUM_SLOTS and not any(each() for each in old)
 
 
 _until_the_end = contextlib.ExitStack()
@@ -555,7 +557,7 @@ def capture_here(folder, trainer):
         _until_the_end.enter_context(tensor_backed_graphs())
     step.captures = lambda device: True
     step.captured = lambda run, device, pool: run
-    put, rank = places.SlotPool.put, dist.get_rank() if dist.is_initialized() else 0
+    put, rank = graph_slots.SlotPool.put, dist.get_rank() if dist.is_initialized() else 0
 
     def counted(self, hops, features):
         found = put(self, hops, features)
@@ -564,13 +566,13 @@ def capture_here(folder, trainer):
                 file.write(".")
         return found
 
-    places.SlotPool.put = counted
+    graph_slots.SlotPool.put = counted
 
 
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_training_runs_put_their_batches_in_place(ranks, tmp_path, monkeypatch):
     replaced = (
-        (step, "captures"), (step, "captured"), (places.SlotPool, "put"),
+        (step, "captures"), (step, "captured"), (graph_slots.SlotPool, "put"),
     )  # fmt: skip
     for owner, name in replaced:
         # One rank is this process, which gets them back.

@@ -20,7 +20,7 @@ from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.train.capture import step
 from dgl_mgpu.train.capture.policy import WARM_UP
-from tests.sampling.side_streams import HostLane
+from tests.sampling.side_streams import HostStream
 from tests.train.capture.test_capture import (
     CLASSES,
     MODELS,
@@ -69,7 +69,9 @@ class Run:
 
 @pytest.mark.parametrize("ahead", [False, True])
 def test_a_step_that_takes_anothers_state_goes_on_as_that(ahead, monkeypatch, capturing):
-    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: HostLane() if ahead else None)
+    monkeypatch.setattr(
+        dataloading, "side_stream_of", lambda device: HostStream() if ahead else None
+    )
     torch.manual_seed(0)
     g = graph()
     for before in range(3):  # also none
@@ -98,8 +100,10 @@ def test_steps_are_the_same_whether_mini_batches_are_made_ahead(monkeypatch, cap
     monkeypatch.setattr(
         step.SlotBatch, "blocks", lambda batch: moved.append(batch) or blocks_of(batch)
     )
-    for lane in (None, HostLane()):
-        monkeypatch.setattr(dataloading, "side_stream_of", lambda device, lane=lane: lane)
+    for side_stream in (None, HostStream()):
+        monkeypatch.setattr(
+            dataloading, "side_stream_of", lambda device, side_stream=side_stream: side_stream
+        )
         run = Run(g)
         torch.manual_seed(2)
         # Sizes that go up and down, so that one fits the room that the next one is too large for.
@@ -109,9 +113,9 @@ def test_steps_are_the_same_whether_mini_batches_are_made_ahead(monkeypatch, cap
                 g, order, run.loader.graph_sampler, batch_size=8, drop_last=True
             )
             found += run.epoch(epoch)
-        assert len(capturing) > 2 * step.PLACES  # some are captured anew
+        assert len(capturing) > 2 * step.NUM_SLOTS  # some are captured anew
         capturing.clear()
-        assert bool(moved) == (lane is not None)
+        assert bool(moved) == (side_stream is not None)
     half = len(found) // 2
     assert torch.equal(torch.stack(found[:half]), torch.stack(found[half:]))
 
@@ -158,7 +162,7 @@ def test_where_captures_are_not_required_they_may_fail(error, monkeypatch, captu
         else:
             loss = take(blocks)  # and nothing is said again
         assert_close([loss, take.outputs], expected)
-    assert len(capturing) == 1 and not take._places
+    assert len(capturing) == 1 and not take._slots
     take = dgl_mgpu.CapturedStep(model, forward, F.cross_entropy)
     with pytest.raises(error, match="the cause"):
         for blocks in batches:
@@ -180,7 +184,7 @@ def test_steps_that_lack_the_memory_of_graphs_get_it(required, capturing):
     (whole,), (part,) = batches_of(g, 1, size=32), batches_of(g, 1, size=7)
     for _ in range(WARM_UP + 1):
         take(whole)
-    rooms += [weakref.ref(each.room) for each in take._places]
+    rooms += [weakref.ref(each.buffers) for each in take._slots]
     capturing.clear()
     if required:
         with pytest.raises(torch.OutOfMemoryError):
@@ -241,7 +245,7 @@ def test_a_run_goes_on_without_captures_where_they_were_given_up(capturing):
         forward = run.step._pass._functions[0]
 
         def full(blocks):
-            if blocks[-1].num_dst_nodes() < 32 and run.step._places:
+            if blocks[-1].num_dst_nodes() < 32 and run.step._slots:
                 raise torch.OutOfMemoryError("too full")
             return forward(blocks)
 
@@ -282,7 +286,9 @@ def epochs_of_changing_sizes(take, g):
 @pytest.mark.parametrize("ahead", [False, True])
 def test_old_graphs_are_given_up_before_there_are_new_ones(ahead, monkeypatch, capturing):
     """Also where a mini-batch is in place for one, and with what they computed last."""
-    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: HostLane() if ahead else None)
+    monkeypatch.setattr(
+        dataloading, "side_stream_of", lambda device: HostStream() if ahead else None
+    )
     monkeypatch.setattr(Graph, "every", [])
     numbers = iter(range(100))
     monkeypatch.setattr(step, "new_pool", lambda device: next(numbers))
@@ -314,11 +320,13 @@ def test_old_graphs_are_given_up_before_there_are_new_ones(ahead, monkeypatch, c
 @pytest.mark.parametrize("ahead", [False, True])
 def test_after_giving_up_no_graph_is_alive_and_results_are_right(ahead, monkeypatch, capturing):
     """Also of a mini-batch that was in place by then."""
-    monkeypatch.setattr(dataloading, "side_stream_of", lambda device: HostLane() if ahead else None)
+    monkeypatch.setattr(
+        dataloading, "side_stream_of", lambda device: HostStream() if ahead else None
+    )
     monkeypatch.setattr(Graph, "every", [])
 
     def captured(run, device, pool):
-        if len(Graph.every) == step.PLACES:
+        if len(Graph.every) == step.NUM_SLOTS:
             raise torch.OutOfMemoryError("too full")
 
         made = Graph(run, pool)

@@ -1,8 +1,9 @@
-"""What begins with a mini-batch of a DataLoader, where all that its sampler does is known."""
+"""Starting to sample the blocks of a mini-batch, where the sampler's work is fully known."""
 
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
@@ -18,25 +19,26 @@ from dgl_mgpu.sampling.prefetch_safety import VersionedTable, declares_prefetch_
 
 if TYPE_CHECKING:
     from dgl_mgpu.ops import EtypeBlock
+    from dgl_mgpu.ops.sample_future import HopsFuture, SampleFuture
 
 #: DGL's own, which samples blocks and assigns lazy features to them.
-_SAMPLE = BlockSampler.sample
+_DGL_SAMPLE = BlockSampler.sample
 
 
 @runtime_checkable
-class ServesBlocks(Protocol):
-    """What `dgl_mgpu.StoreGraph` offers beyond DGL's protocol."""
+class BlockSamplingGraph(Protocol):
+    """What `dgl_mgpu.StoreGraph` offers beyond the graph protocol of DGL's samplers."""
 
-    def for_pass(self) -> ServesBlocks:
-        """This graph for a pass over a DataLoader, which begins now."""
+    def for_pass(self) -> BlockSamplingGraph:
+        """This graph for a pass over a DataLoader that starts now."""
 
-    def begin_epoch(self, shared: ServesBlocks) -> None:
+    def start_epoch(self, shared: BlockSamplingGraph) -> None:
         """Go to the epoch set on ``shared``, the graph the user holds, or to the next one."""
 
     def check_weights(self, prob: str) -> None:
-        """Raise if edge feature ``prob`` cannot be sampled by."""
+        """Raise if edge feature ``prob`` cannot serve as sampling weights."""
 
-    def begin_blocks(
+    def sample_blocks_async(
         self,
         nodes: Any,
         fanouts: Any,
@@ -45,23 +47,37 @@ class ServesBlocks(Protocol):
         exclude_edges: Any,
         *,
         on_host: Any,
-    ) -> Callable[[], Any] | None:
-        """Begin to sample all hops of a mini-batch; what is returned waits for the blocks."""
+    ) -> SampleFuture[Any] | None:
+        """Start sampling the blocks of a mini-batch; None if DGL has to sample them."""
+
+    def sample_hops_async(
+        self, nodes: Any, fanouts: Any, prob: str | None, replace: bool, *, on_host: Any
+    ) -> SampleFuture[list[EtypeBlock]]:
+        """Start sampling all hops of a mini-batch."""
+
+    def pinsage_blocks_async(
+        self,
+        nodes: Any,
+        num_layers: int,
+        num_walks: int,
+        walk_length: int,
+        num_neighbors: int,
+        *,
+        on_host: Any,
+    ) -> SampleFuture[Any]:
+        """Start sampling the blocks of a PinSAGE mini-batch."""
 
     def weight_tables(self, prob: str) -> Sequence[VersionedTable]:
-        """Where edge feature ``prob`` is."""
-
-    def begin_hops(
-        self, nodes: Any, fanouts: Any, prob: str | None, replace: bool, *, on_host: Any
-    ) -> Callable[[], list[EtypeBlock]]:
-        """Begin to sample all hops of a mini-batch; what is returned waits for them."""
+        """The tables that hold edge feature ``prob``."""
 
     def blocks_of(self, hops: Sequence[EtypeBlock], nodes: Any) -> Any:
         """Input nodes, output nodes and blocks of sampled hops."""
 
 
-#: Whether a class :class:`ServesBlocks`; to ask takes microseconds each time.
-has_blocks: Callable[[Any], bool] = functools.cache(lambda kind: issubclass(kind, ServesBlocks))
+#: Whether a class is a :class:`BlockSamplingGraph`; cached because the check takes microseconds.
+samples_blocks: Callable[[Any], bool] = functools.cache(
+    lambda graph_class: issubclass(graph_class, BlockSamplingGraph)
+)
 
 
 def weight_of(sampler: Any) -> str | None:
@@ -87,41 +103,77 @@ def require_layers(sampler: Any) -> None:
         )
 
 
-def begin_at_once(
+def sample_all_hops_async(
     sampler: Any, g: Any, nodes: Any, exclude_eids: Any = None, *, on_host: Any = None
-) -> Callable[[], Any] | None:
-    """Begin with all hops of a mini-batch of a graph that can; what it returns may give None."""
+) -> SampleFuture[Any] | None:
+    """Start sampling all hops of a mini-batch.
+
+    None, at once or as the result, if DGL has to sample them.
+    """
     if sampler.edge_dir != "in":
         return None
-    what = nodes, sampler.fanouts, sampler.prob, sampler.replace
-    if has_blocks(type(g)):
-        return g.begin_blocks(*what, exclude_eids, on_host=on_host)
+    arguments = nodes, sampler.fanouts, sampler.prob, sampler.replace
+    if samples_blocks(type(g)):
+        return g.sample_blocks_async(*arguments, exclude_eids, on_host=on_host)
     if not isinstance(g, DGLGraph) or exclude_eids is not None:
         return None
     if not isinstance(g._graph, TensorBacked) and not g.is_pinned():
         return None  # without importing operators that graphs on the CPU do not need
-    from dgl_mgpu.sampling.block_sampling import begin_graph
+    from dgl_mgpu.sampling.block_sampling import sample_graph_async
 
-    return begin_graph(g, *what)
+    return sample_graph_async(g, *arguments)
 
 
-def beginner(sample: Any) -> Callable[..., Callable[[], Any] | None] | None:
-    """What begins with the blocks of a loader's function, if all that it does is known.
+def sample_hops_async(sampler: Any, graph: Any, nodes: Any, on_host: Any) -> HopsFuture | None:
+    """Start sampling hops that need not become blocks; None if DGL has to sample them."""
+    arguments = nodes, sampler.fanouts, sampler.prob, sampler.replace
+    if samples_blocks(type(graph)):
+        from dgl_mgpu.ops.sample_future import HopsFuture
 
-    A sampler that says that its batches may be made ahead may itself have ``begin_blocks``, which
-    takes the graph, the nodes and, ``on_host``, the same nodes in host memory.  What that returns
-    waits for what ``sample_blocks`` returns, but for :func:`handed_out`.
+        hops = graph.sample_hops_async(*arguments, on_host=on_host)
+        return HopsFuture(hops, lambda sampled: graph.blocks_of(sampled, nodes))
+    from dgl_mgpu.sampling.block_sampling import sample_graph_hops_async
+
+    return sample_graph_hops_async(graph, *arguments)
+
+
+def async_sampling_of(sample: Any) -> Callable[..., SampleFuture[Any] | None] | None:
+    """The function that starts sampling for a loader's sample function; None if its work is not
+    fully known.
+
+    A sampler that declares itself prefetch-safe may define ``sample_blocks_async``.  It takes the
+    graph, the nodes and, as ``on_host``, the same nodes in host memory, and returns a
+    :class:`SampleFuture` of what ``sample_blocks`` returns before :func:`finish_blocks`.
     """
     sampler = getattr(sample, "__self__", None)
-    if sampler is None or sample.__func__ is not _SAMPLE or "sample_blocks" in vars(sampler):
+    if sampler is None or sample.__func__ is not _DGL_SAMPLE or "sample_blocks" in vars(sampler):
         return None
     if type(sampler) in (NeighborSampler, MultiLayerFullNeighborSampler):
-        known = getattr(NeighborSampler.sample_blocks, "serves_stores", False)
-        return functools.partial(begin_at_once, sampler) if known else None
-    return getattr(sampler, "begin_blocks", None) if declares_prefetch_safe(sampler) else None
+        is_served = getattr(NeighborSampler.sample_blocks, "serves_stores", False)
+        return functools.partial(sample_all_hops_async, sampler) if is_served else None
+    if not declares_prefetch_safe(sampler):
+        return None
+    start = getattr(sampler, "sample_blocks_async", None)
+    if start is None and hasattr(sampler, "begin_blocks"):
+        return functools.partial(_call_begin_blocks, sampler)
+    return start
 
 
-def can_be_placed(loader: Any) -> bool:
+def _call_begin_blocks(sampler: Any, *args: Any, **kwargs: Any) -> SampleFuture[Any] | None:
+    """``sample_blocks_async`` of a sampler that defines it under its old name."""
+    warnings.warn(
+        f"{type(sampler).__name__}.begin_blocks is deprecated and will not be called from 0.2 on; "
+        "name it sample_blocks_async and return a dgl_mgpu.ops.SampleFuture",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    from dgl_mgpu.ops.sample_future import SampleFuture
+
+    wait = sampler.begin_blocks(*args, **kwargs)
+    return SampleFuture(wait) if callable(wait) else wait
+
+
+def can_use_slots(loader: Any) -> bool:
     """Whether a loader's sampler does nothing but sample hops of its graph."""
     graph, sampler = loader.graph, loader.graph_sampler
     sample = loader.collate_fn.sample_func
@@ -131,7 +183,7 @@ def can_be_placed(loader: Any) -> bool:
         is_here = getattr(graph, "features_are_stored", False) and graph.device == loader.device
     return (
         is_here
-        and getattr(sample, "__func__", None) is _SAMPLE
+        and getattr(sample, "__func__", None) is _DGL_SAMPLE
         and getattr(NeighborSampler.sample_blocks, "serves_stores", False)
         and type(sampler) in (NeighborSampler, MultiLayerFullNeighborSampler)
         and "sample_blocks" not in vars(sampler)
@@ -141,42 +193,7 @@ def can_be_placed(loader: Any) -> bool:
     )
 
 
-class ToPlace:
-    """Hops that are being sampled, to be put somewhere; they may become blocks all the same.
-
-    Parameters
-    ----------
-    hops : callable
-        Waits for them; gives None if DGL is to sample.
-    blocks : callable
-        Makes input nodes, output nodes and blocks of them.
-    """
-
-    def __init__(
-        self,
-        hops: Callable[[], Sequence[EtypeBlock] | None],
-        blocks: Callable[[Sequence[EtypeBlock]], Any],
-    ) -> None:
-        self.hops, self._blocks = functools.cache(hops), blocks
-
-    def __call__(self) -> Any:
-        hops = self.hops()
-        return None if hops is None else self._blocks(hops)
-
-
-def begin_to_place(sampler: Any, graph: Any, nodes: Any, on_host: Any) -> ToPlace | None:
-    """Begin with hops of a graph; None if DGL is to sample."""
-    what = nodes, sampler.fanouts, sampler.prob, sampler.replace
-    if has_blocks(type(graph)):
-        finish = graph.begin_hops(*what, on_host=on_host)
-        return ToPlace(finish, lambda hops: graph.blocks_of(hops, nodes))
-    from dgl_mgpu.sampling.block_sampling import begin_graph
-
-    begun = begin_graph(graph, *what, blanks=False)
-    return None if begun is None else ToPlace(begun.hops, begun.blocks_of)
-
-
-def handed_out(sampler: Any, sampled: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
+def finish_blocks(sampler: Any, sampled: tuple[Any, Any, Any]) -> tuple[Any, Any, Any]:
     """What was sampled, with what else a sampler is to give it."""
     inputs, outputs, blocks = sampled
     require_layers(sampler)
