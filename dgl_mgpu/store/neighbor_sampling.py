@@ -23,7 +23,7 @@ from dgl_mgpu.ops import (
     sample_neighbors,
 )
 from dgl_mgpu.ops.sample_future import SampleFuture
-from dgl_mgpu.sampling.block_sampling import begin_hops, blank_blocks, dgl_blocks
+from dgl_mgpu.sampling.block_sampling import sample_hops_async, blank_blocks, dgl_blocks
 from dgl_mgpu.sampling.filter import IdFilter
 from dgl_mgpu.sampling.seed_edges import keep
 from dgl_mgpu.store.batch_keys import BatchKeys
@@ -292,7 +292,7 @@ class StoreSampler:
         weights = self._features.weights_by_etype(prob)
         excluded = self._excluded(exclude_edges)
         if not excluded:
-            return SampleFuture(begin_hops(*arguments, replace=replace, weights=weights))
+            return SampleFuture(sample_hops_async(*arguments, replace=replace, weights=weights))
         # No operator excludes edges: the hops are sampled one by one when they are awaited.
         return SampleFuture(
             lambda: _sample_hops_without(excluded, *arguments, replace=replace, weights=weights)

@@ -11,7 +11,7 @@ import dgl
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops import begin_pinsage_blocks, gather_rows, pinsage_neighbors, random_walk
+from dgl_mgpu.ops import pinsage_blocks_async, gather_rows, pinsage_neighbors, random_walk
 from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.sampling.block_sampling import dgl_blocks, visited_block
@@ -238,7 +238,7 @@ class RandomWalker:
         """
         etype = self._only_etype()
         seeds = self._structure.seeds_by_ntype(nodes)
-        visited = begin_pinsage_blocks(
+        visited = pinsage_blocks_async(
             self._structure.view(etype),
             seeds[etype[0]],
             num_layers,

@@ -46,15 +46,15 @@ class RandomWalkSampler(BlockSampler):
         self._num_walks = num_walks
         self._walk_length = walk_length
 
-    def begin_blocks(
+    def sample_blocks_async(
         self, g: StoreGraph, nodes: torch.Tensor, *, on_host: torch.Tensor | None = None
     ) -> Callable[[], Sampled]:
         """Have a GPU begin with what :meth:`sample_blocks` does; what is returned waits for it."""
         walks = self._num_walks, self._walk_length, self._num_neighbors
-        return g.begin_pinsage_blocks(nodes, self._num_layers, *walks, on_host=on_host)
+        return g.pinsage_blocks_async(nodes, self._num_layers, *walks, on_host=on_host)
 
     def sample_blocks(
         self, g: StoreGraph, seed_nodes: torch.Tensor, exclude_eids: object = None
     ) -> tuple[torch.Tensor, torch.Tensor, list[dgl.DGLGraph]]:
         """Input nodes, ``seed_nodes`` and one block a layer, with visit counts as edge data."""
-        return finish_blocks(self, self.begin_blocks(g, seed_nodes)())
+        return finish_blocks(self, self.sample_blocks_async(g, seed_nodes)())
