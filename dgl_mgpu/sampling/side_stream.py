@@ -50,7 +50,7 @@ class SideStream(Protocol):
     def wait_for_script(self) -> None:
         """Make this stream wait for what is queued on the script's stream."""
 
-    def wait(self, record_event: Event) -> None:
+    def make_script_wait(self, event: Event) -> None:
         """Make the script's stream wait for an event on this one."""
 
 
@@ -75,8 +75,8 @@ class _CudaSideStream:
     def wait_for_script(self) -> None:
         self._stream.wait_stream(torch.cuda.current_stream(self._device))
 
-    def wait(self, record_event: Any) -> None:
-        torch.cuda.current_stream(self._device).wait_event(record_event)
+    def make_script_wait(self, event: Any) -> None:
+        torch.cuda.current_stream(self._device).wait_event(event)
 
 
 @functools.cache
