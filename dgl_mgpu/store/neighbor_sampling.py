@@ -292,7 +292,7 @@ class StoreSampler:
         weights = self._features.weights_by_etype(prob)
         excluded = self._excluded(exclude_edges)
         if not excluded:
-            return SampleFuture(sample_hops_async(*arguments, replace=replace, weights=weights))
+            return sample_hops_async(*arguments, replace=replace, weights=weights)
         # No operator excludes edges: the hops are sampled one by one when they are awaited.
         return SampleFuture(
             lambda: _sample_hops_without(excluded, *arguments, replace=replace, weights=weights)

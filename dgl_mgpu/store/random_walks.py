@@ -254,7 +254,7 @@ class RandomWalker:
 
         def blocks() -> SampledBlocks:
             self._structure.view(etype)  # raises if the store was closed since
-            layers = visited()
+            layers = visited.result()
             sampled = [visited_block(layer, etype) for layer in layers]
             filled = dgl_blocks(sampled, self._structure, seeds, blanks)
             for block, layer in zip(filled, layers, strict=True):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import dgl
 import torch
 from dgl.dataloading import BlockSampler
 
+from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.sampling.async_blocks import finish_blocks
 from dgl_mgpu.sampling.block_sampling import Sampled
 from dgl_mgpu.store.graph import StoreGraph
@@ -48,8 +47,8 @@ class RandomWalkSampler(BlockSampler):
 
     def sample_blocks_async(
         self, g: StoreGraph, nodes: torch.Tensor, *, on_host: torch.Tensor | None = None
-    ) -> Callable[[], Sampled]:
-        """Have a GPU begin with what :meth:`sample_blocks` does; what is returned waits for it."""
+    ) -> SampleFuture[Sampled]:
+        """Start what :meth:`sample_blocks` does on a GPU."""
         walks = self._num_walks, self._walk_length, self._num_neighbors
         return g.pinsage_blocks_async(nodes, self._num_layers, *walks, on_host=on_host)
 
@@ -57,4 +56,4 @@ class RandomWalkSampler(BlockSampler):
         self, g: StoreGraph, seed_nodes: torch.Tensor, exclude_eids: object = None
     ) -> tuple[torch.Tensor, torch.Tensor, list[dgl.DGLGraph]]:
         """Input nodes, ``seed_nodes`` and one block a layer, with visit counts as edge data."""
-        return finish_blocks(self, self.sample_blocks_async(g, seed_nodes)())
+        return finish_blocks(self, self.sample_blocks_async(g, seed_nodes).result())
