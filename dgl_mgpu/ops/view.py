@@ -20,11 +20,12 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from dgl_mgpu.ops.host_reads import HostReads
+from dgl_mgpu.ops.library import Size
 
 #: Columns of ``tiers``.
 START, STOP, PARTS, FIRST = range(4)
@@ -70,6 +71,26 @@ def _keep_mapped(pointers: torch.Tensor, owner: object) -> None:
         pointers.owner = owner  # type: ignore[attr-defined]
 
 
+class TieredRows(NamedTuple):
+    """What operators take of a view: attributes of :class:`RowView` and :class:`GraphView`."""
+
+    tiers: torch.Tensor
+    pointers: torch.Tensor
+    position: torch.Tensor
+    num_rows: Size
+
+
+class TieredGraph(NamedTuple):
+    """What operators that need both ends of edges take of a :class:`GraphView`."""
+
+    tiers: torch.Tensor
+    pointers: torch.Tensor
+    position: torch.Tensor
+    num_rows: Size
+    num_cols: Size
+    idtype: torch.dtype
+
+
 class DiskRows(Protocol):
     """Rows of a table that are on disk, where a GPU cannot read them, and a cache of some.
 
@@ -88,14 +109,14 @@ class DiskRows(Protocol):
     tags: torch.Tensor
     cache: torch.Tensor
 
-    def fetch(self, out: torch.Tensor, aside: torch.Tensor) -> None:
+    def fetch(self, out: torch.Tensor, miss_positions: torch.Tensor) -> None:
         """Read rows from disk into their places of a gather's output, and into the cache.
 
         Parameters
         ----------
         out : Tensor, shape (n, *row_shape)
             Contiguous, of the table's element type or another to cast to.
-        aside : Tensor, int64, shape (n,)
+        miss_positions : Tensor, int64, shape (n,)
             For each place in ``out``, the position of the row it still lacks, or -1.
         """
 
@@ -154,6 +175,11 @@ class RowView:
         _keep_mapped(self.pointers, self.owner)
 
     @property
+    def rows(self) -> TieredRows:
+        """What operators take of this view."""
+        return TieredRows(self.tiers, self.pointers, self.position, self.num_rows)
+
+    @property
     def row_bytes(self) -> int:
         """Size of one row in bytes."""
         return math.prod(self.row_shape) * self.dtype.itemsize
@@ -204,6 +230,18 @@ class GraphView:
 
     def __post_init__(self) -> None:
         _keep_mapped(self.pointers, self.owner)
+
+    @property
+    def rows(self) -> TieredRows:
+        """What operators that read in-edges alone take of this view, beside ``idtype``."""
+        return TieredRows(self.tiers, self.pointers, self.position, self.num_rows)
+
+    @property
+    def graph(self) -> TieredGraph:
+        """What operators that need both ends of edges take of this view."""
+        return TieredGraph(
+            self.tiers, self.pointers, self.position, self.num_rows, self.num_cols, self.idtype
+        )
 
     @property
     def ordered_from(self) -> int:

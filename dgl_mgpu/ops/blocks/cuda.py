@@ -15,14 +15,14 @@ import numpy as np
 import torch
 
 from dgl_mgpu.ops import device
-from dgl_mgpu.ops.blocks import op  # noqa: F401  (defines the schema)
 from dgl_mgpu.ops.blocks.cpu import hop_by_hop
-from dgl_mgpu.ops.blocks.padded import MOST_HOPS, PaddedHops, rooms
+from dgl_mgpu.ops.blocks.op import sample_hops_op
+from dgl_mgpu.ops.blocks.padded import MOST_HOPS, PaddedHops, rooms, sample_hops_padded_op
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.library import cuda_kernel, direct_cuda, library
 from dgl_mgpu.ops.sample.cuda import NO_ORDER, found_buffers, seed_order
 from dgl_mgpu.ops.unique.cuda import hash_table, table_size
+from dgl_mgpu.ops.view import TieredGraph
 from dgl_mgpu.ops.workspace import Report, Workspace, cut_to_size, workspace
 
 _THREADS = 256
@@ -101,25 +101,20 @@ def _arguments(
     )
 
 
-@direct_cuda("begin_sample_hops")
+@sample_hops_op.begin
 def begin_sample_hops(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
+    graph: TieredGraph,
     fanouts: Sequence[int],
     replace: bool,
     keys: Sequence[int],
-    sms: int = 0,
-    ordered_from: int = 0,
+    sms: int,
+    ordered_from: int,
 ) -> Callable[[], _Hops]:
     """Have the GPU begin with what ``sample_hops`` does; what is returned waits for it."""
+    tiers, pointers, position, num_rows, num_cols, idtype = graph
     where, count = seeds.device, seeds.numel()
     device.raise_faults(where, wait=False)
-    graph = (tiers, pointers, position, num_rows, num_cols, idtype, fanouts, replace)
     call = (
         tiers.data_ptr(), pointers.data_ptr(), position.data_ptr(), num_rows, num_cols, idtype,
         count, *fanouts, replace, sms, ordered_from,
@@ -128,9 +123,9 @@ def begin_sample_hops(
     with space.lock:
         prepared: _Prepared | None = space.prepared(call)
         if prepared is None or not prepared.is_for(tiers, pointers, position):
-            prepared = _Prepared(where, count, *graph, sms, ordered_from)
+            prepared = _Prepared(where, count, *graph, fanouts, replace, sms, ordered_from)
             space.keep(call, prepared)
-        one_by_one = partial(hop_by_hop, seeds, *graph, keys, sms)
+        one_by_one = partial(hop_by_hop, seeds, *graph, fanouts, replace, keys, sms)
         if prepared.fits:
             try:
                 return _Begun(prepared, space, seeds, keys, one_by_one).finish
@@ -139,7 +134,7 @@ def begin_sample_hops(
     return one_by_one
 
 
-@cuda_kernel("sample_hops")
+@sample_hops_op.cuda
 def _sample_hops(*arguments: Any) -> _Hops:
     nodes, *found = begin_sample_hops(*arguments)()
     # What an operator returns must not share memory.
@@ -330,20 +325,16 @@ class _Begun:
         return nodes, found[2 * hops :], found[:hops], found[hops : 2 * hops]
 
 
-@torch.library.impl(library, "sample_hops_padded", "CUDA")
+@sample_hops_padded_op.cuda
 def _sample_hops_padded(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
+    graph: TieredGraph,
     fanouts: Sequence[int],
     replace: bool,
     keys: Sequence[int],
-    sms: int = 0,
+    sms: int,
 ) -> PaddedHops:
+    tiers, pointers, position, num_rows, num_cols, idtype = graph
     where, count = seeds.device, seeds.numel()
     device.raise_faults(where, wait=False)
     most_nodes, most_edges = rooms(count, fanouts, num_cols)

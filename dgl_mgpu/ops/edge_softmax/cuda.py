@@ -8,8 +8,7 @@ import torch
 
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.edge_softmax import op  # noqa: F401  (defines the schemas)
-from dgl_mgpu.ops.library import cuda_kernel
+from dgl_mgpu.ops.edge_softmax.op import edge_softmax_backward_op, edge_softmax_op
 
 _THREADS, _FINISH_THREADS = 256, 128
 _WARPS = _THREADS // 32
@@ -36,14 +35,14 @@ def _kernels(
     return reduce, merge, finish
 
 
-@cuda_kernel("edge_softmax")
+@edge_softmax_op.cuda
 def _edge_softmax(
     indptr: torch.Tensor, eids: torch.Tensor | None, scores: torch.Tensor
 ) -> torch.Tensor:
     return _launch(indptr, eids, scores, None)
 
 
-@cuda_kernel("edge_softmax_backward")
+@edge_softmax_backward_op.cuda
 def _edge_softmax_backward(
     indptr: torch.Tensor, eids: torch.Tensor | None, out: torch.Tensor, grad: torch.Tensor
 ) -> torch.Tensor:

@@ -17,8 +17,15 @@ import torch
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.etype_blocks.cpu import hop_by_hop
-from dgl_mgpu.ops.etype_blocks.schema import EdgeType, Hops, at_moments, edge_types, num_nodes
-from dgl_mgpu.ops.library import direct_cuda, library
+from dgl_mgpu.ops.etype_blocks.schema import (
+    EdgeType,
+    EdgeTypeArguments,
+    Hops,
+    at_moments,
+    edge_types,
+    num_nodes,
+    sample_etype_hops_op,
+)
 from dgl_mgpu.ops.sample.cuda import sample_hop
 from dgl_mgpu.ops.sample_weighted.cuda import (
     CONTROL,
@@ -38,30 +45,24 @@ _MOST_EDGES = 1 << 25
 _UNIFORM_END, _NUMBERED, _NODES = 1, 3, 2
 
 
-@direct_cuda("begin_sample_etype_hops")
+@sample_etype_hops_op.begin
 def begin_sample_etype_hops(
-    seeds: list[torch.Tensor],
-    moments: list[torch.Tensor],
+    seeds: Sequence[torch.Tensor],
+    moments: Sequence[torch.Tensor],
     until: torch.Tensor | None,
-    ends: list[int],
-    graphs: list[torch.Tensor],
-    num_rows: list[int],
-    num_cols: list[int],
-    idtype: torch.dtype,
-    weights: list[torch.Tensor | None],
-    times: list[torch.Tensor | None],
-    fanouts: list[int],
+    etypes: EdgeTypeArguments,
+    fanouts: Sequence[int],
     replace: bool,
-    keys: list[int],
-    sms: int = 0,
-    ordered_from: Sequence[int] = (),
+    keys: Sequence[int],
+    sms: int,
+    ordered_from: Sequence[int],
 ) -> Callable[[], Hops]:
     """Launch what ``sample_etype_hops`` does; what is returned waits for it.
 
     It is to be called once, on the same stream, or not at all.
     """
     device.raise_faults(seeds[0].device, wait=False)
-    types = edge_types(ends, graphs, num_rows, num_cols, weights, times, ordered_from)
+    types = edge_types(etypes, ordered_from)
     by_type = list(zip(fanouts, keys, strict=True))
     draws = [by_type[first : first + len(types)] for first in range(0, len(keys), len(types))]
     rooms = _rooms(types, draws, [len(each) for each in seeds], until is not None)
@@ -70,17 +71,14 @@ def begin_sample_etype_hops(
         with space.lock:
             try:
                 return _launched(
-                    space, seeds, moments, until, types, idtype, replace, sms, draws, rooms
+                    space, seeds, moments, until, types, etypes.idtype, replace, sms, draws, rooms
                 ).finish
             except torch.cuda.OutOfMemoryError:
                 space.release()
-    return partial(
-        hop_by_hop, seeds, moments, until, ends, graphs, num_rows, num_cols, idtype, weights, times,
-        fanouts, replace, keys, sms,
-    )  # fmt: skip
+    return partial(hop_by_hop, seeds, moments, until, *etypes, fanouts, replace, keys, sms)
 
 
-@torch.library.impl(library, "sample_etype_hops", "CUDA")
+@sample_etype_hops_op.cuda
 def _sample_etype_hops(*arguments: Any) -> Hops:
     nodes, indptrs, sources, eids, sizes = begin_sample_etype_hops(*arguments)()
     # What an operator returns must not share memory, as the edges of types from one do.
@@ -261,14 +259,14 @@ class _Batch:
         if of.is_uniform:
             indptr = torch.empty(most + 1, dtype=torch.int64, device=self._where)
             sample_hop(
-                self._space, seeds, most, known, of.graph, fanout, self._replace, key, indptr,
+                self._space, seeds, most, known, of.rows, fanout, self._replace, key, indptr,
                 start, found.neighbors, found.eids, report, self._sms, of.ordered_from,
             )  # fmt: skip
             return _Sampled(of, most, indptr, report)
-        weights = edge_weights(of.weights, of.weight_dtype, of.times, of.time_dtype, self._until)
-        targets, sources = (0, 0) if self._until is None else (of.graph[3], of.num_sources)
+        weights = edge_weights(of.weighting._replace(until=self._until))
+        targets, sources = (0, 0) if self._until is None else (of.rows.num_rows, of.num_sources)
         weighed = Weighed(
-            seeds, most, known, of.graph, self._idtype, weights, targets, fanout, self._replace,
+            seeds, most, known, of.rows, self._idtype, weights, targets, fanout, self._replace,
             report, self._sms,
         )  # fmt: skip
         weighed.fill(key, False, sources, start, found.neighbors, found.eids)
@@ -320,7 +318,7 @@ class _Batch:
         return nodes, indptrs, sources, eids, torch.tensor(sizes, device="cpu")
 
     def _raise_if_bad(self, sampled: _Sampled, words: list[int], hop: int) -> None:
-        of, rows = sampled.of, sampled.of.graph[3]
+        of, rows = sampled.of, sampled.of.rows.num_rows
         if sampled.weighed is None:
             raise_at_bad_id([words[0]], self._seeds[of.target], rows, "look up the edges of nodes")
         elif words[0] or words[1]:

@@ -137,7 +137,9 @@ def begin_typed_hops(
     return sampled
 
 
-def _operands(view: list[torch.Tensor], dtype: torch.dtype | None) -> Sequence[torch.Tensor | None]:
+def _operands(
+    view: Sequence[torch.Tensor], dtype: torch.dtype | None
+) -> Sequence[torch.Tensor | None]:
     return [None] * 4 if dtype is None else [*view, torch.empty(0, dtype=dtype)]
 
 

@@ -11,9 +11,9 @@ import torch
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.buckets import buckets_of
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.gather import op  # noqa: F401  (defines the schemas)
-from dgl_mgpu.ops.library import cuda_kernel
-from dgl_mgpu.ops.view import HOST_SMS, LISTED_ROWS
+from dgl_mgpu.ops.gather.op import DiskCache, GatherTuning, count_tiers_op, gather_rows_op
+from dgl_mgpu.ops.host_reads import HostCounters
+from dgl_mgpu.ops.view import LISTED_ROWS, TieredRows
 
 THREADS = 256
 _WARPS = THREADS // 32
@@ -72,25 +72,18 @@ def _gather_kernel(
     return _kernel("gather_cast", seed, position, *types, str(elements), str(UNROLL))
 
 
-@cuda_kernel("gather_rows")
+@gather_rows_op.cuda
 def _gather_rows(
     out: torch.Tensor,
     ids: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    host_start: int = -1,
-    sms: int = 0,
-    host_sms: int = HOST_SMS,
-    host_share: float = 1.0,
-    stored: torch.dtype | None = None,
-    tags: torch.Tensor | None = None,
-    cache: torch.Tensor | None = None,
-    aside: torch.Tensor | None = None,
-    counted: torch.Tensor | None = None,
-    told: torch.Tensor | None = None,
+    table: TieredRows,
+    tuning: GatherTuning,
+    stored: torch.dtype | None,
+    disk: DiskCache | None,
+    counters: HostCounters | None,
 ) -> None:
+    tiers, pointers, position, num_rows = table
+    host_start, sms, host_sms, host_share = tuning
     where = out.device
     device.raise_faults(where, wait=False)
     count = ids.numel()
@@ -104,7 +97,7 @@ def _gather_rows(
     blocks, warp_rows = launch_shape(kernel, count, where, sms)
     host_blocks, host_rows = 0, (host_start, *_NOT_LISTED)
     # Rows on disk lie behind those in host memory: with them these are read as they come.
-    worth = 0 <= host_start < num_rows and tags is None and LISTED_ROWS <= count < _TOO_MANY_ROWS
+    worth = 0 <= host_start < num_rows and disk is None and LISTED_ROWS <= count < _TOO_MANY_ROWS
     listed = worth and host_share * count >= LISTED_ROWS
     if listed:
         host_rows = _host_rows(count, host_start, num_rows, where)
@@ -129,11 +122,8 @@ def _gather_rows(
         warp_rows,
         *host_rows,
         host_blocks,
-        *((counted, told) if worth else (None, None)),
-        tags,
-        cache,
-        0 if tags is None else tags.shape[0],
-        aside,
+        *(counters if counters is not None and worth else (None, None)),
+        *((None, None, 0, None) if disk is None else _disk_cache(disk)),
         device.fault_record(where),
     )
     if listed:
@@ -143,6 +133,11 @@ def _gather_rows(
         counter(some, THREADS, request, device=where)
         lister(some, THREADS, request, device=where)
     kernel(blocks, THREADS, request, device=where)
+
+
+def _disk_cache(disk: DiskCache) -> tuple[Any, ...]:
+    """The kernels' ``DiskCache``."""
+    return disk.tags, disk.cache, disk.tags.shape[0], disk.miss_positions
 
 
 def _host_rows(count: int, start: int, num_rows: int, where: torch.device) -> tuple[Any, ...]:
@@ -180,7 +175,7 @@ def launch_shape(kernel: Kernel, count: int, where: torch.device, sms: int) -> t
     return max(1, min(most, -(-count // (warp_rows * _WARPS)))), warp_rows
 
 
-@cuda_kernel("count_tiers")
+@count_tiers_op.cuda
 def _count_tiers(
     counts: torch.Tensor,
     ids: torch.Tensor,

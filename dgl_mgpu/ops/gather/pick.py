@@ -11,13 +11,11 @@ from dgl_mgpu.ops import device
 from dgl_mgpu.ops.check import check_ids, raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.gather.cuda import THREADS, UNROLL, VECTORS, launch_shape, row_slots
-from dgl_mgpu.ops.library import call, cuda_kernel, library
-
-library.define("pick_rows(Tensor(a!) out, Tensor rows, Tensor ids) -> ()")
+from dgl_mgpu.ops.library import Operator, Written, call
 
 
-@torch.library.register_fake("dgl_mgpu::pick_rows", lib=library)
-def _pick_rows_fake(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
+@Operator
+def pick_rows_op(out: Written, rows: torch.Tensor, ids: torch.Tensor) -> None:
     return None
 
 
@@ -56,14 +54,14 @@ def pick_rows(rows: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
     call("pick_rows", (out, rows, ids))
 
 
-@torch.library.impl(library, "pick_rows", "CPU")
+@pick_rows_op.cpu
 def _pick_rows_cpu(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
     bad = ((ids < 0) | (ids >= len(rows))).nonzero()[:1].flatten()
     raise_at_bad_id(bad.tolist(), ids, len(rows), "pick rows")
     torch.index_select(rows, 0, ids, out=out)
 
 
-@cuda_kernel("pick_rows")
+@pick_rows_op.cuda
 def _pick_rows(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
     """See ``kernels/gather.cu``."""
     where, count = out.device, len(ids)

@@ -7,28 +7,19 @@ import torch
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type, position_pointer, position_type
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.negative import op  # noqa: F401  (defines the schemas)
+from dgl_mgpu.ops.negative.op import negative_destinations_op, negative_edges_op
+from dgl_mgpu.ops.view import TieredGraph
 from dgl_mgpu.ops.workspace import workspace
 
 _THREADS = 256
 _WARPS = _THREADS // 32
 
 
-@torch.library.impl(library, "negative_edges", "CUDA")
+@negative_edges_op.cuda
 def _negative_edges(
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
-    num: int,
-    replace: bool,
-    exclude_self_loops: bool,
-    max_tries: int,
-    key: int,
+    graph: TieredGraph, num: int, replace: bool, exclude_self_loops: bool, max_tries: int, key: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
+    tiers, pointers, position, num_rows, num_cols, idtype = graph
     where = tiers.device
     device.raise_faults(where, wait=False)
     kernel = Kernel(
@@ -72,22 +63,18 @@ def _negative_edges(
     return sources[:total], destinations[:total]
 
 
-@torch.library.impl(library, "negative_destinations", "CUDA")
+@negative_destinations_op.cuda
 def _negative_destinations(
     sources: torch.Tensor,
     numbers: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
+    graph: TieredGraph,
     k: int,
     avoid_existing: bool,
     exclude_self_loops: bool,
     max_tries: int,
     key: int,
 ) -> torch.Tensor:
+    tiers, pointers, position, num_rows, num_cols, idtype = graph
     where, count = sources.device, sources.numel()
     device.raise_faults(where, wait=False)
     destinations = torch.empty((count, k), dtype=idtype, device=where)

@@ -11,8 +11,8 @@ from dgl_mgpu.ops import device
 from dgl_mgpu.ops.buckets import buckets_of
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.sample import op  # noqa: F401  (defines the schema)
+from dgl_mgpu.ops.sample.op import sample_neighbors_op
+from dgl_mgpu.ops.view import TieredRows
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
 _THREADS = 256
@@ -60,7 +60,7 @@ def sample_hop(
     seeds: torch.Tensor,
     count: int,
     exact: torch.Tensor | None,
-    graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int],
+    rows: TieredRows,
     fanout: int,
     replace: bool,
     key: int,
@@ -76,7 +76,7 @@ def sample_hop(
 
     So many as ``ordered_from`` are taken in the order of their edges' addresses; 0 for none.
     """
-    tiers, pointers, position, num_rows = graph
+    tiers, pointers, position, num_rows = rows
     ordered = 0 < ordered_from <= count
     types = f"{c_type(seeds.dtype)}, {c_type(eids.dtype)}, {position_type(position)}"
     types += f", {'true' if ordered else 'false'}"
@@ -99,19 +99,17 @@ def _blocks(kernel: Kernel, count: int, where: torch.device, sms: int) -> int:
     return device.blocks_within(kernel, _THREADS, -(-8 * count // _THREADS), where, sms)
 
 
-@torch.library.impl(library, "sample_neighbors", "CUDA")
+@sample_neighbors_op.cuda
 def _sample_neighbors(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
+    rows: TieredRows,
     idtype: torch.dtype,
     fanout: int,
     replace: bool,
     key: int,
-    sms: int = 0,
+    sms: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    tiers, pointers, position, num_rows = rows
     where, count, space = seeds.device, seeds.numel(), workspace(seeds.device)
     device.raise_faults(where, wait=False)
     indptr = torch.empty(count + 1, dtype=torch.int64, device=where)
@@ -132,9 +130,8 @@ def _sample_neighbors(
             except torch.cuda.OutOfMemoryError:
                 pass  # the sample itself may be much smaller
             else:
-                graph = (tiers, pointers, position, num_rows)
                 sample_hop(
-                    space, seeds, count, None, graph, fanout, replace, key, indptr, None,
+                    space, seeds, count, None, rows, fanout, replace, key, indptr, None,
                     neighbors, eids, space.report, sms,
                 )  # fmt: skip
                 total = read_report()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,13 @@ import torch
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type, position_pointer, position_type
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.sample_weighted.op import raise_bad_weight
+from dgl_mgpu.ops.sample_weighted.op import (
+    Weighting,
+    check_weights_op,
+    raise_bad_weight,
+    sample_neighbors_weighted_op,
+)
+from dgl_mgpu.ops.view import TieredRows
 
 _THREADS = 512
 #: Of what the kernels know of a seed, ``Found``: the int64 in it, and which is ``positive``.
@@ -35,22 +41,17 @@ _STORED = {
 }
 
 
-def edge_weights(
-    weights: list[torch.Tensor],
-    weight_dtype: torch.dtype | None,
-    times: list[torch.Tensor],
-    time_dtype: torch.dtype | None,
-    until: torch.Tensor | None,
-) -> np.ndarray:
+def edge_weights(weighting: Weighting) -> np.ndarray:
     """The kernels' struct ``EdgeWeights``: of two views of scalars, and the times of seeds.
 
     It has their addresses, so the tensors must be kept until the launch.
     """
+    weights, weight_dtype, times, time_dtype, until = weighting
     values = (*_edge_values(weights, weight_dtype), *_edge_values(times, time_dtype))
     return device.struct(*values, until)
 
 
-def _edge_values(view: list[torch.Tensor], dtype: torch.dtype | None) -> tuple[Any, ...]:
+def _edge_values(view: Sequence[torch.Tensor], dtype: torch.dtype | None) -> tuple[Any, ...]:
     """The struct ``EdgeValues`` in it, of a view's tiers, pointers and position."""
     if dtype is None:
         return None, 0, None, None, 0, 0
@@ -87,7 +88,7 @@ class Weighed:
         seeds: torch.Tensor,
         count: int,
         exact: torch.Tensor | None,
-        graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int],
+        rows: TieredRows,
         idtype: torch.dtype,
         weights: np.ndarray,
         num_nodes: int,
@@ -96,7 +97,7 @@ class Weighed:
         control: torch.Tensor,
         sms: int = 0,
     ) -> None:
-        tiers, pointers, position, num_rows = graph
+        tiers, pointers, position, num_rows = rows
         where = seeds.device
         self._seeds, self._count, self._exact, self._num_nodes = seeds, count, exact, num_nodes
         self._pointers, self._weights, self._where, self._sms = pointers, weights, where, sms
@@ -175,7 +176,7 @@ def raise_if_bad(
 
 def _weigh(
     seeds: torch.Tensor,
-    graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int],
+    rows: TieredRows,
     idtype: torch.dtype,
     weights: np.ndarray,
     fanout: int,
@@ -185,38 +186,30 @@ def _weigh(
     """Weigh the edges of seeds, and wait for the size of the sample and whether it is far."""
     where, count = seeds.device, seeds.numel()
     control = torch.zeros(CONTROL, dtype=torch.int64, device=where)
-    weighed = Weighed(seeds, count, None, graph, idtype, weights, 0, fanout, replace, control, sms)
+    weighed = Weighed(seeds, count, None, rows, idtype, weights, 0, fanout, replace, control, sms)
     report = device.driver.host_buffer(CONTROL)
     report.copy_(control, non_blocking=True)
     device.driver.synchronize(where)
     found = report.tolist()
-    raise_if_bad(found, count, seeds, graph[3], weighed.found)
+    raise_if_bad(found, count, seeds, rows.num_rows, weighed.found)
     return weighed, found[_TOTAL], bool(found[_FAR])
 
 
-@torch.library.impl(library, "sample_neighbors_weighted", "CUDA")
+@sample_neighbors_weighted_op.cuda
 def _sample_neighbors_weighted(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
+    rows: TieredRows,
     idtype: torch.dtype,
-    weights: list[torch.Tensor],
-    weight_dtype: torch.dtype | None,
-    times: list[torch.Tensor],
-    time_dtype: torch.dtype | None,
-    until: torch.Tensor | None,
+    weighting: Weighting,
     fanout: int,
     replace: bool,
     key: int,
-    sms: int = 0,
+    sms: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     device.raise_faults(seeds.device, wait=False)
     replace = replace and fanout >= 0
-    values = edge_weights(weights, weight_dtype, times, time_dtype, until)
-    graph = (tiers, pointers, position, num_rows)
-    weighed, total, far = _weigh(seeds, graph, idtype, values, fanout, replace, sms)
+    values = edge_weights(weighting)
+    weighed, total, far = _weigh(seeds, rows, idtype, values, fanout, replace, sms)
     neighbors = torch.empty(total, dtype=idtype, device=seeds.device)
     eids = torch.empty_like(neighbors)
     if total:
@@ -224,19 +217,17 @@ def _sample_neighbors_weighted(
     return weighed.indptr, neighbors, eids
 
 
-@torch.library.impl(library, "check_weights", "CUDA")
+@check_weights_op.cuda
 def _check_weights(
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
+    rows: TieredRows,
     idtype: torch.dtype,
-    weights: list[torch.Tensor],
+    weights: Sequence[torch.Tensor],
     weight_dtype: torch.dtype,
 ) -> None:
-    device.raise_faults(tiers.device, wait=False)
-    values = edge_weights(weights, weight_dtype, [], None, None)
-    for start in range(0, num_rows, _CHECKED_TOGETHER):
-        stop = min(start + _CHECKED_TOGETHER, num_rows)
-        nodes = torch.arange(start, stop, device=tiers.device)
-        _weigh(nodes, (tiers, pointers, position, num_rows), idtype, values, -1, False)
+    where = rows.tiers.device
+    device.raise_faults(where, wait=False)
+    values = edge_weights(Weighting(weights, weight_dtype, [], None, None))
+    for start in range(0, rows.num_rows, _CHECKED_TOGETHER):
+        stop = min(start + _CHECKED_TOGETHER, rows.num_rows)
+        nodes = torch.arange(start, stop, device=where)
+        _weigh(nodes, rows, idtype, values, -1, False)

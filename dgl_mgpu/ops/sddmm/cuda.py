@@ -10,8 +10,8 @@ import torch
 
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import cuda_kernel
 from dgl_mgpu.ops.sddmm import op as contract
+from dgl_mgpu.ops.sddmm.op import sddmm_op
 
 _THREADS = 256
 #: What a block has under way at once: vectors of the output of a thread, dot products of lanes.
@@ -77,7 +77,7 @@ class _Plan:
     block_edges: int
 
 
-@cuda_kernel("sddmm")
+@sddmm_op.cuda
 def _sddmm(
     src: torch.Tensor,
     dst: torch.Tensor,

@@ -10,7 +10,6 @@ import torch
 
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import cuda_kernel
 from dgl_mgpu.ops.spmm import op as contract
 from dgl_mgpu.ops.spmm.layout import (
     ELEMENTS,
@@ -24,6 +23,7 @@ from dgl_mgpu.ops.spmm.layout import (
     shares,
     shares_in_room,
 )
+from dgl_mgpu.ops.spmm.op import MessageOperands, add_spmm_op, spmm_op, spmm_shares_op
 
 _THREADS = 256
 _WARPS = _THREADS // 32
@@ -67,36 +67,22 @@ class _Plan:
     share_bytes: int
 
 
-@cuda_kernel("spmm")
+@spmm_op.cuda
 def _spmm(
-    indptr: torch.Tensor,
-    indices: torch.Tensor | None,
-    eids: torch.Tensor | None,
-    u: torch.Tensor | None,
-    e: torch.Tensor | None,
-    shape: list[int],
-    op: str,
-    reduce: str,
+    messages: MessageOperands, shape: Sequence[int], op: str, reduce: str
 ) -> list[torch.Tensor]:
+    indptr, _, _, u, e = messages
     out, arg_u, arg_e = contract.outputs(indptr, u, e, shape, reduce)
-    _multiply(indptr, indices, eids, u, e, shape, op, _REDUCTIONS[reduce], out, arg_u, arg_e)
+    _multiply(*messages, shape, op, _REDUCTIONS[reduce], out, arg_u, arg_e)
     return [found for found in (out, arg_u, arg_e) if found is not None]
 
 
-@cuda_kernel("add_spmm")
-def _add_spmm(
-    out: torch.Tensor,
-    indptr: torch.Tensor,
-    indices: torch.Tensor | None,
-    eids: torch.Tensor | None,
-    u: torch.Tensor | None,
-    e: torch.Tensor | None,
-    op: str,
-) -> None:
-    _multiply(indptr, indices, eids, u, e, list(out.shape[1:]), op, _ADDED, out)
+@add_spmm_op.cuda
+def _add_spmm(out: torch.Tensor, messages: MessageOperands, op: str) -> None:
+    _multiply(*messages, list(out.shape[1:]), op, _ADDED, out)
 
 
-@cuda_kernel("spmm_shares")
+@spmm_shares_op.cuda
 def _spmm_shares(
     indptr: torch.Tensor, indices: torch.Tensor, bounds: torch.Tensor, u: torch.Tensor
 ) -> torch.Tensor:

@@ -8,22 +8,18 @@ import torch
 
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import cuda_kernel
 from dgl_mgpu.ops.spmm.layout import ELEMENTS, VECTOR_BYTES, joining_blocks
 from dgl_mgpu.ops.spmm_remote import op as contract
+from dgl_mgpu.ops.spmm_remote.op import LocalEntries, RemoteEntries, spmm_remote_op
 
 _WARP = 32
 _JOINING_THREADS = 256
 
 
-@cuda_kernel("spmm_remote")
+@spmm_remote_op.cuda
 def _spmm_remote(
-    local_indptr: torch.Tensor,
-    local_columns: torch.Tensor,
-    local_weights: torch.Tensor | None,
-    remote_indptr: torch.Tensor,
-    remote_columns: torch.Tensor,
-    remote_weights: torch.Tensor | None,
+    local: LocalEntries,
+    remote: RemoteEntries,
     rows: torch.Tensor,
     bases: torch.Tensor,
     starts: torch.Tensor,
@@ -34,6 +30,8 @@ def _spmm_remote(
     wpb: int,
     alignment: int,
 ) -> torch.Tensor:
+    local_indptr, local_columns, local_weights = local
+    remote_indptr, remote_columns, remote_weights = remote
     out = contract.output(local_indptr, rows)
     if out.numel() == 0:
         return out

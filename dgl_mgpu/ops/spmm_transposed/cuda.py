@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import cuda_kernel
 from dgl_mgpu.ops.spmm.layout import ELEMENTS, VECTOR_BYTES, Layout, expanded, make_layout, shares
-from dgl_mgpu.ops.spmm_transposed import op  # noqa: F401  (defines the schema)
+from dgl_mgpu.ops.spmm_transposed.op import spmm_transposed_op
 
 _THREADS = 256
 _WARPS = _THREADS // 32
 
 
-@cuda_kernel("spmm_transposed")
+@spmm_transposed_op.cuda
 def _spmm_transposed(
     indptr: torch.Tensor,
     indices: torch.Tensor,
@@ -24,7 +24,7 @@ def _spmm_transposed(
     v: torch.Tensor | None,
     e: torch.Tensor | None,
     num_cols: int,
-    shape: list[int],
+    shape: Sequence[int],
 ) -> torch.Tensor:
     example: torch.Tensor = e if v is None else v  # type: ignore[assignment]
     number = torch.float64 if example.dtype == torch.float64 else torch.float32

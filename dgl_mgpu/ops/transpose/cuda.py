@@ -9,8 +9,7 @@ import torch
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import cuda_kernel
-from dgl_mgpu.ops.transpose.op import outputs
+from dgl_mgpu.ops.transpose.op import outputs, transpose_op
 from dgl_mgpu.ops.workspace import workspace
 
 #: A block's threads, and entries of a piece.
@@ -23,7 +22,7 @@ def _kernel(dtype: torch.dtype) -> Kernel:
     return Kernel("transpose.cu", f"dgl_mgpu::transpose<{c_type(dtype)}>", cooperative=True)
 
 
-@cuda_kernel("transpose")
+@transpose_op.cuda
 def _transpose(
     indptr: torch.Tensor, indices: torch.Tensor, eids: torch.Tensor | None, num_cols: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

@@ -6,19 +6,14 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids, check_integer
-from dgl_mgpu.ops.library import call, library
-
-library.define(
-    "transpose(Tensor indptr, Tensor indices, Tensor? eids, SymInt num_cols)"
-    " -> (Tensor, Tensor, Tensor)"
-)
+from dgl_mgpu.ops.library import Operator, Size, call
 
 _ASKED = "group edges by their other ends"
 
 
-@torch.library.register_fake("dgl_mgpu::transpose", lib=library)
-def _transpose_fake(
-    indptr: torch.Tensor, indices: torch.Tensor, eids: torch.Tensor | None, num_cols: int
+@Operator
+def transpose_op(
+    indptr: torch.Tensor, indices: torch.Tensor, eids: torch.Tensor | None, num_cols: Size
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return outputs(indices, num_cols)
 

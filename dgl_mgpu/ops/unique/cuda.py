@@ -9,8 +9,7 @@ import torch
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.unique import op  # noqa: F401  (defines the schema)
+from dgl_mgpu.ops.unique.op import append_unique_op
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
 _THREADS = 512
@@ -94,7 +93,7 @@ def raise_at_negative_id(id: int, place: int) -> None:
     )
 
 
-@torch.library.impl(library, "append_unique", "CUDA")
+@append_unique_op.cuda
 def _append_unique(
     seeds: torch.Tensor, neighbors: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -9,8 +9,7 @@ import torch
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.walk import op  # noqa: F401  (defines the schemas)
+from dgl_mgpu.ops.walk.op import TieredPath, pinsage_neighbors_op, random_walk_op
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
 _THREADS, _SELECTORS = 128, 512
@@ -124,39 +123,31 @@ class Walks:
         return found
 
 
-@torch.library.impl(library, "random_walk", "CUDA")
+@random_walk_op.cuda
 def _random_walk(
     starts: torch.Tensor,
     walks: torch.Tensor,
-    tiers: list[torch.Tensor],
-    pointers: list[torch.Tensor],
-    positions: list[torch.Tensor],
-    num_rows: list[int],
-    idtype: torch.dtype,
-    stops: list[int],
+    path: TieredPath,
+    stops: Sequence[int],
     key: int,
-    edges: torch.Tensor | None = None,
+    edges: torch.Tensor | None,
 ) -> torch.Tensor:
     where = starts.device
     device.raise_faults(where, wait=False)
     bad = torch.full((1,), -1, dtype=torch.int64, device=where)
-    all_walks = Walks(where, tiers, pointers, positions, num_rows, idtype, stops)
+    all_walks = Walks(where, *path, stops)
     traces = all_walks.trace(starts, len(starts), None, walks, 1, key, edges, bad)
     report = device.driver.host_buffer(1).copy_(bad, non_blocking=True)
     device.driver.synchronize(where)
-    raise_at_bad_id(report.tolist(), starts, num_rows[0], "walk")
+    raise_at_bad_id(report.tolist(), starts, path.num_rows[0], "walk")
     return traces
 
 
-@torch.library.impl(library, "pinsage_neighbors", "CUDA")
+@pinsage_neighbors_op.cuda
 def _pinsage_neighbors(
     seeds: torch.Tensor,
-    tiers: list[torch.Tensor],
-    pointers: list[torch.Tensor],
-    positions: list[torch.Tensor],
-    num_rows: list[int],
-    idtype: torch.dtype,
-    stops: list[int],
+    path: TieredPath,
+    stops: Sequence[int],
     num_walks: int,
     num_neighbors: int,
     key: int,
@@ -164,7 +155,7 @@ def _pinsage_neighbors(
     where = seeds.device
     device.raise_faults(where, wait=False)
     told = torch.full((2,), -1, dtype=torch.int64, device=where)
-    walks = Walks(where, tiers, pointers, positions, num_rows, idtype, stops)
+    walks = Walks(where, *path, stops)
     space = workspace(where)
     with space.lock:
         indptr, neighbors, counts = walks.visited_neighbors(
@@ -173,5 +164,5 @@ def _pinsage_neighbors(
     report = device.driver.host_buffer(2).copy_(told, non_blocking=True)
     device.driver.synchronize(where)
     bad, total = report.tolist()
-    raise_at_bad_id([bad], seeds, num_rows[0], "walk")
+    raise_at_bad_id([bad], seeds, path.num_rows[0], "walk")
     return indptr, beginning(neighbors, total), beginning(counts, total)

@@ -15,11 +15,11 @@ import torch
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.blocks.padded import rooms
 from dgl_mgpu.ops.check import raise_at_bad_id
-from dgl_mgpu.ops.library import direct_cuda, library
 from dgl_mgpu.ops.unique.cuda import number_nodes
 from dgl_mgpu.ops.walk.cuda import Walks
+from dgl_mgpu.ops.walk.op import TieredPath
 from dgl_mgpu.ops.walk_blocks.cpu import hop_by_hop
-from dgl_mgpu.ops.walk_blocks.op import VisitedHops
+from dgl_mgpu.ops.walk_blocks.op import VisitedHops, pinsage_hops_op
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
 #: Nodes on the walks of all layers up to which room for the largest possible sample is made in
@@ -30,14 +30,10 @@ _MOST_STEPS = 1 << 26
 _TOLD = 4
 
 
-@direct_cuda("begin_pinsage_hops")
+@pinsage_hops_op.begin
 def begin_pinsage_hops(
     seeds: torch.Tensor,
-    tiers: Sequence[torch.Tensor],
-    pointers: Sequence[torch.Tensor],
-    positions: Sequence[torch.Tensor],
-    num_rows: Sequence[int],
-    idtype: torch.dtype,
+    path: TieredPath,
     stops: Sequence[int],
     num_walks: int,
     num_neighbors: int,
@@ -49,22 +45,21 @@ def begin_pinsage_hops(
     """
     where = seeds.device
     device.raise_faults(where, wait=False)
-    graphs = (tiers, pointers, positions, num_rows, idtype, stops)
-    neighbors = min(num_neighbors, num_walks * (len(stops) // len(tiers)))
-    nodes, _ = rooms(len(seeds), [neighbors] * len(keys), num_rows[0])
+    neighbors = min(num_neighbors, num_walks * (len(stops) // len(path.tiers)))
+    nodes, _ = rooms(len(seeds), [neighbors] * len(keys), path.num_rows[0])
     if sum(nodes[:-1]) * num_walks * (len(stops) + 1) <= _MOST_STEPS:
         space = workspace(where)
         with space.lock:
             try:
-                walks = Walks(where, *graphs)
+                walks = Walks(where, *path, stops)
                 batch = _Batch(space, seeds, walks, num_walks, neighbors, keys, nodes)
                 return batch.finish
             except torch.cuda.OutOfMemoryError:
                 space.release()
-    return partial(hop_by_hop, seeds, *graphs, num_walks, num_neighbors, keys)
+    return partial(hop_by_hop, seeds, *path, stops, num_walks, num_neighbors, keys)
 
 
-@torch.library.impl(library, "pinsage_hops", "CUDA")
+@pinsage_hops_op.cuda
 def _pinsage_hops(*arguments: Any) -> VisitedHops:
     return begin_pinsage_hops(*arguments)()
 
