@@ -8,6 +8,7 @@ to one compiled version (the branch is the same for a whole call and costs nothi
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -39,7 +40,7 @@ intrinsic: Callable[..., Any] = numba.extending.intrinsic
 #: State of the files whose functions are inlined into kernels of other files.
 _SHARED_STAMP = tuple(
     (Path(__file__).with_name(name).stat().st_mtime, Path(__file__).with_name(name).stat().st_size)
-    for name in ("memory.py", "philox.py", "view.py")
+    for name in ("edges.py", "memory.py", "philox.py", "view.py")
 )
 
 
@@ -185,3 +186,20 @@ def rows_argument(tiers: torch.Tensor, pointers: torch.Tensor, position: torch.T
     """Put the tensors of a view into the form in which kernels take them."""
     width = position.element_size() if position.numel() else 0
     return tiers.numpy(), pointers.numpy(), position.data_ptr(), width
+
+
+# Fresh pages cost more than the work done in them, as the operating system clears each at first
+# touch. A buffer that a thread keeps costs nothing the second time.
+_scratch = threading.local()
+
+
+def scratch(name: str, size: int) -> np.ndarray:
+    """An uninitialised int64 array of ``size``, overwritten by the next call with ``name``.
+
+    It belongs to the calling thread: pass it to kernels, never return it to a user.
+    """
+    buffer = getattr(_scratch, name, None)
+    if buffer is None or len(buffer) < size:
+        buffer = np.empty(size + size // 4, dtype=np.int64)
+        setattr(_scratch, name, buffer)
+    return buffer[:size]

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from dgl_mgpu.ops import device
-from dgl_mgpu.ops.buckets import buckets_of
-from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
+from dgl_mgpu.ops.device import Kernel, buckets_of, c_type, position_pointer, position_type
 from dgl_mgpu.ops.gather.op import DiskCache, GatherTuning, count_tiers_op, gather_rows_op
 from dgl_mgpu.ops.host_reads import HostCounters
 from dgl_mgpu.ops.view import LISTED_ROWS, TieredRows

@@ -8,9 +8,8 @@ from collections.abc import Callable
 import torch
 
 from dgl_mgpu.ops import device
-from dgl_mgpu.ops.buckets import buckets_of
 from dgl_mgpu.ops.check import raise_at_bad_id
-from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
+from dgl_mgpu.ops.device import Kernel, buckets_of, c_type, position_pointer, position_type
 from dgl_mgpu.ops.sample.op import sample_neighbors_op
 from dgl_mgpu.ops.view import TieredRows
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace

@@ -5,8 +5,7 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dgl_mgpu.ops.memory import kernel, load_id, store_id
-from dgl_mgpu.ops.scratch import scratch
+from dgl_mgpu.ops.memory import kernel, load_id, scratch, store_id
 from dgl_mgpu.ops.transpose.op import outputs, transpose_op
 
 

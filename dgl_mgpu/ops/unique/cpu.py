@@ -14,8 +14,7 @@ import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.memory import count_bits, inline, kernel, load_id, store_id
-from dgl_mgpu.ops.scratch import scratch
+from dgl_mgpu.ops.memory import count_bits, inline, kernel, load_id, scratch, store_id
 from dgl_mgpu.ops.unique.op import append_unique_op
 
 #: Ids that are worth waking a thread for.
