@@ -12,9 +12,9 @@ ID_DTYPES = (torch.int32, torch.int64)
 _LARGEST = torch.iinfo(torch.int64).max
 
 
-def check_ids(ids: torch.Tensor, asked: str, where: torch.device | None = None) -> torch.Tensor:
+def check_ids(ids: torch.Tensor, asked: str, device: torch.device | None = None) -> torch.Tensor:
     """Return ``ids`` contiguous, or raise InvalidInputError if they are not a vector of ids, or
-    not on the device ``where``."""
+    not on the device ``device``."""
     if not isinstance(ids, torch.Tensor):
         raise InvalidInputError(
             asked, f"the ids are of type {type(ids).__name__}", "pass a tensor of int32 or int64"
@@ -27,11 +27,11 @@ def check_ids(ids: torch.Tensor, asked: str, where: torch.device | None = None) 
         raise InvalidInputError(
             asked, f"the ids have shape {tuple(ids.shape)}", "pass a tensor of one dimension"
         )
-    if where is not None and ids.device != where:
+    if device is not None and ids.device != device:
         raise InvalidInputError(
             asked,
-            f"the ids are on '{ids.device}', but the data is on '{where}'",
-            f"move them: ids.to('{where}')",
+            f"the ids are on '{ids.device}', but the data is on '{device}'",
+            f"move them: ids.to('{device}')",
         )
     return ids.contiguous()
 

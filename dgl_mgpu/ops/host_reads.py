@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import torch
 
-from dgl_mgpu.ops import device as devices
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.library import Written
 
 #: Tables that counters are allocated for at a time.
@@ -57,7 +57,7 @@ class HostReads:
                 free = _free.setdefault(device, [])
                 if not free:
                     on_device = torch.zeros(_AT_ONCE, dtype=torch.int64, device=device)
-                    on_host = devices.driver.host_buffer(_AT_ONCE).zero_()
+                    on_host = gpu.driver.host_buffer(_AT_ONCE).zero_()
                     free += map(HostCounters, on_device.split(1), on_host.split(1))
                 self._counters = free.pop()
             self._seen = self._count()

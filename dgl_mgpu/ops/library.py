@@ -16,7 +16,8 @@ from typing import Annotated, Any
 
 import torch
 
-library = torch.library.Library("dgl_mgpu", "FRAGMENT")
+NAMESPACE = "dgl_mgpu"
+library = torch.library.Library(NAMESPACE, "FRAGMENT")
 
 #: Annotations of a specification: a tensor that the operator writes to, and integers that may be
 #: symbolic while a graph is compiled, as sizes of tensors are.  Others are constants of the graph.
@@ -64,7 +65,7 @@ class Operator:
         ]
         self.schema = f"{self.name}({', '.join(arguments)}) -> {returns}"
         library.define(self.schema)
-        torch.library.register_fake(f"dgl_mgpu::{self.name}", self.flat(function), lib=library)
+        torch.library.register_fake(f"{NAMESPACE}::{self.name}", self.flat(function), lib=library)
 
     def cpu(self, function: _Function) -> _Function:
         """Register the implementation for tensors on the CPU; returns it as :meth:`flat` does."""

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 
 #: Words of a control block before the sums of blocks; see ``kernels/grid.cuh``.
 _CONTROL_WORDS = 4
@@ -35,13 +35,13 @@ class Report:
     """
 
     def __init__(self) -> None:
-        self.words = device.driver.host_buffer(_REPORT_WORDS)
+        self.words = gpu.driver.host_buffer(_REPORT_WORDS)
         self._numbers = self.words.numpy()
-        self._written: device.Event | None = None
+        self._written: gpu.Event | None = None
 
-    def expect(self, where: torch.device) -> None:
+    def expect(self, device: torch.device) -> None:
         """Note that what is queued on the device's current stream by now writes it."""
-        self._written = device.driver.mark(where)
+        self._written = gpu.driver.mark(device)
 
     def read(self, count: int) -> list[int]:
         """Wait until it is written, and return its first ``count`` numbers."""
@@ -68,11 +68,11 @@ class Workspace:
         Changes when a buffer is made anew, and with it its address.
     """
 
-    def __init__(self, where: torch.device) -> None:
-        self._where = where
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
         self._buffers: dict[str, torch.Tensor] = {}
         self.lock = threading.Lock()
-        self.report = device.driver.host_buffer(_REPORT_WORDS)
+        self.report = gpu.driver.host_buffer(_REPORT_WORDS)
         self._report = self.report.numpy()
         self.kept: OrderedDict[Hashable, Any] = OrderedDict()
         self.reports: list[Report] = []
@@ -95,7 +95,7 @@ class Workspace:
         """At least ``count`` elements, uninitialised."""
         buffer = self._buffers.get(name)
         if buffer is None or buffer.numel() < count:
-            buffer = torch.empty(count + count // 4 + 1, dtype=dtype, device=self._where)
+            buffer = torch.empty(count + count // 4 + 1, dtype=dtype, device=self._device)
             self._buffers[name] = buffer
             self.generation += 1
         return buffer
@@ -105,7 +105,7 @@ class Workspace:
         words = _CONTROL_WORDS + 2 * blocks
         buffer = self._buffers.get("control")
         if buffer is None or buffer.numel() < words:
-            buffer = torch.full((2 * words,), -1, dtype=torch.int64, device=self._where)
+            buffer = torch.full((2 * words,), -1, dtype=torch.int64, device=self._device)
             self._buffers["control"] = buffer
             self.generation += 1
         return buffer
@@ -117,31 +117,31 @@ class Workspace:
 
     def read_report(self, count: int) -> list[int]:
         """Wait for the stream, and return the first ``count`` numbers of the report."""
-        device.driver.synchronize(self._where)
+        gpu.driver.synchronize(self._device)
         return self._report[:count].tolist()
 
 
 _workspaces: dict[tuple[torch.device, int], Workspace] = {}
 
 
-def workspace(where: torch.device) -> Workspace:
+def workspace(device: torch.device) -> Workspace:
     """The working memory of a device's current stream."""
-    key = where, device.current_stream(where)
+    key = device, gpu.current_stream(device)
     found = _workspaces.get(key)
     if found is None:
-        found = _workspaces.setdefault(key, Workspace(where))
+        found = _workspaces.setdefault(key, Workspace(device))
     return found
 
 
 @contextmanager
-def captured_with(where: torch.device, stream: int) -> Iterator[Workspace]:
+def captured_with(device: torch.device, stream: int) -> Iterator[Workspace]:
     """Within, calls on a stream have working memory of their own, which is no one's afterwards.
 
     So that what a CUDA graph captures there is not given to others: who keeps the graph keeps it.
     """
-    key = where, stream
+    key = device, stream
     before = _workspaces.pop(key, None)
-    own = _workspaces[key] = Workspace(where)
+    own = _workspaces[key] = Workspace(device)
     try:
         yield own
     finally:

@@ -27,10 +27,10 @@ def hop_by_hop(
     indptrs, sources, eids = [], [], []
     rows, idtype = graph[:4], graph.idtype
     for fanout, key in zip(fanouts, keys, strict=True):
-        sampled = torch.ops.dgl_mgpu.sample_neighbors(
+        sampled = torch.ops.dgl_mgpu.sample_neighbors.default(
             nodes, *rows, idtype, fanout, replace, key, sms
         )
-        nodes, local = torch.ops.dgl_mgpu.append_unique(nodes, sampled[1])
+        nodes, local = torch.ops.dgl_mgpu.append_unique.default(nodes, sampled[1])
         indptrs.append(narrow_indptr(sampled[0], len(local), idtype, op.ASKED))
         sources.append(local)
         eids.append(sampled[2])

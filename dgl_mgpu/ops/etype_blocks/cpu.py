@@ -56,7 +56,7 @@ def hop_by_hop(
             if mine:
                 found = [neighbors[n] for n in mine]
                 all_found = found[0] if len(found) == 1 else torch.cat(found)
-                joined[ntype], local = torch.ops.dgl_mgpu.append_unique(known, all_found)
+                joined[ntype], local = torch.ops.dgl_mgpu.append_unique.default(known, all_found)
                 parts = local.to(idtype).split([len(each) for each in found])
                 # What an operator returns must not share memory.
                 parts = parts if len(found) == 1 else tuple(each.clone() for each in parts)
@@ -86,14 +86,14 @@ def _sample(
     """One hop of an edge type; the neighbors are at the nodes' times."""
     draw = (fanout, replace, key, sms)
     if of.is_uniform:
-        indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors(
+        indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors.default(
             nodes, *of.rows, idtype, *draw
         )
     else:
         weighting = of.weighting
         if until is not None and weighting.time_dtype is not None:
             weighting = weighting._replace(until=until[moments])
-        indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors_weighted(
+        indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors_weighted.default(
             nodes, *of.rows, idtype, *weighting, *draw
         )
     if moments is not None:

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.etype_blocks.cpu import hop_by_hop
 from dgl_mgpu.ops.etype_blocks.schema import (
@@ -61,7 +61,7 @@ def begin_sample_etype_hops(
 
     It is to be called once, on the same stream, or not at all.
     """
-    device.raise_faults(seeds[0].device, wait=False)
+    gpu.raise_faults(seeds[0].device, wait=False)
     types = edge_types(etypes, ordered_from)
     by_type = list(zip(fanouts, keys, strict=True))
     draws = [by_type[first : first + len(types)] for first in range(0, len(keys), len(types))]
@@ -183,13 +183,13 @@ class _Batch:
     ) -> None:
         self._space, self._seeds, self._until, self._types = space, seeds, until, types
         self._idtype, self._replace, self._sms = idtype, replace, sms
-        self._where = seeds[0].device
+        self._device = seeds[0].device
         counts = num_nodes(types)
         self._nodes = []
         for ntype, ids in enumerate(seeds):
             if until is not None:
                 ids = at_moments(ids, moments[ntype], counts[ntype])
-            nodes = torch.empty(room[ntype], dtype=ids.dtype, device=self._where)
+            nodes = torch.empty(room[ntype], dtype=ids.dtype, device=self._device)
             nodes[: len(ids)] = ids
             self._nodes.append(nodes)
         # How many there are, on the device; None where the host knows it.
@@ -207,15 +207,15 @@ class _Batch:
         most : sequence of int
             Of each node type, how many nodes are known at most.
         """
-        report = torch.zeros(self._words, dtype=torch.int64, device=self._where)
+        report = torch.zeros(self._words, dtype=torch.int64, device=self._device)
         self._reports.append(report)
         room = dict.fromkeys((each.source for each in self._types), 0)
         for each, (fanout, _) in zip(self._types, draw, strict=True):
             room[each.source] += most[each.target] * fanout
         found = {}
         for ntype, edges in room.items():
-            neighbors = torch.empty(edges, dtype=self._nodes[ntype].dtype, device=self._where)
-            eids = torch.empty(edges, dtype=self._idtype, device=self._where)
+            neighbors = torch.empty(edges, dtype=self._nodes[ntype].dtype, device=self._device)
+            eids = torch.empty(edges, dtype=self._idtype, device=self._device)
             first = len(self._types) * CONTROL + ntype * _NUMBERED
             found[ntype] = _Found(neighbors, eids, report[first : first + _NUMBERED])
         sampled = []
@@ -255,9 +255,11 @@ class _Batch:
     ) -> _Sampled:
         seeds, known = self._nodes[of.target], self._known[of.target]
         if most == 0:
-            return _Sampled(of, most, torch.zeros(1, dtype=torch.int64, device=self._where), report)
+            return _Sampled(
+                of, most, torch.zeros(1, dtype=torch.int64, device=self._device), report
+            )
         if of.is_uniform:
-            indptr = torch.empty(most + 1, dtype=torch.int64, device=self._where)
+            indptr = torch.empty(most + 1, dtype=torch.int64, device=self._device)
             sample_hop(
                 self._space, seeds, most, known, of.rows, fanout, self._replace, key, indptr,
                 start, found.neighbors, found.eids, report, self._sms, of.ordered_from,
@@ -275,9 +277,9 @@ class _Batch:
     def expect_reports(self) -> None:
         """Have the GPU tell the host what it found, after the last hop."""
         on_device = torch.cat(self._reports)
-        self._told = device.driver.host_buffer(len(on_device))
+        self._told = gpu.driver.host_buffer(len(on_device))
         self._told.copy_(on_device, non_blocking=True)
-        self._is_told = device.driver.mark(self._where)
+        self._is_told = gpu.driver.mark(self._device)
 
     def finish(self) -> Hops:
         """Wait for the GPU, and cut what it found to size."""

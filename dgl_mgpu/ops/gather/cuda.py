@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.device import Kernel, buckets_of, c_type, position_pointer, position_type
 from dgl_mgpu.ops.gather.op import DiskCache, GatherTuning, count_tiers_op, gather_rows_op
 from dgl_mgpu.ops.host_reads import HostCounters
@@ -83,8 +83,8 @@ def _gather_rows(
 ) -> None:
     tiers, pointers, position, num_rows = table
     host_start, sms, host_sms, host_share = tuning
-    where = out.device
-    device.raise_faults(where, wait=False)
+    device = out.device
+    gpu.raise_faults(device, wait=False)
     count = ids.numel()
     if out.numel() == 0:
         return
@@ -93,21 +93,21 @@ def _gather_rows(
     vector = _vector(out, elements, stored)
     types = ids.dtype, position_type(position)
     kernel = _gather_kernel(*types, stored, out.dtype, vector)
-    blocks, warp_rows = launch_shape(kernel, count, where, sms)
+    blocks, warp_rows = launch_shape(kernel, count, device, sms)
     host_blocks, host_rows = 0, (host_start, *_NOT_LISTED)
     # Rows on disk lie behind those in host memory: with them these are read as they come.
     worth = 0 <= host_start < num_rows and disk is None and LISTED_ROWS <= count < _TOO_MANY_ROWS
     listed = worth and host_share * count >= LISTED_ROWS
     if listed:
-        host_rows = _host_rows(count, host_start, num_rows, where)
-        host_blocks = min(blocks, device.blocks_within(kernel, THREADS, count, where, host_sms))
+        host_rows = _host_rows(count, host_start, num_rows, device)
+        host_blocks = min(blocks, gpu.blocks_within(kernel, THREADS, count, device, host_sms))
         if host_start == 0:  # nobody has anything else to read
             blocks = host_blocks
         else:
             # All are there at once, or some would begin when others end.
             host_blocks = min(host_blocks, max(1, blocks // 2))
             blocks = max(blocks, host_blocks + 1)
-    request = device.struct(
+    request = gpu.struct(
         out,
         ids,
         count,
@@ -123,15 +123,15 @@ def _gather_rows(
         host_blocks,
         *(counters if counters is not None and worth else (None, None)),
         *((None, None, 0, None) if disk is None else _disk_cache(disk)),
-        device.fault_record(where),
+        gpu.fault_record(device),
     )
     if listed:
         counter, lister = _kernel("count_host_rows", *types), _kernel("list_host_rows", *types)
         wanted = -(-count // (_LOOKUPS * THREADS))
-        some = device.blocks_within(lister, THREADS, wanted, where, sms)
-        counter(some, THREADS, request, device=where)
-        lister(some, THREADS, request, device=where)
-    kernel(blocks, THREADS, request, device=where)
+        some = gpu.blocks_within(lister, THREADS, wanted, device, sms)
+        counter(some, THREADS, request, device=device)
+        lister(some, THREADS, request, device=device)
+    kernel(blocks, THREADS, request, device=device)
 
 
 def _disk_cache(disk: DiskCache) -> tuple[Any, ...]:
@@ -139,12 +139,12 @@ def _disk_cache(disk: DiskCache) -> tuple[Any, ...]:
     return disk.tags, disk.cache, disk.tags.shape[0], disk.miss_positions
 
 
-def _host_rows(count: int, start: int, num_rows: int, where: torch.device) -> tuple[Any, ...]:
+def _host_rows(count: int, start: int, num_rows: int, device: torch.device) -> tuple[Any, ...]:
     """Room for a list of a gather's rows in host memory: the kernels' ``HostRows``."""
     shift, buckets = buckets_of(num_rows - start)
-    counts = torch.zeros(buckets + 2, dtype=torch.int32, device=where)
+    counts = torch.zeros(buckets + 2, dtype=torch.int32, device=device)
     # Positions, of eight bytes, and behind them places, of four.
-    listed = torch.empty(3 * count, dtype=torch.int32, device=where)
+    listed = torch.empty(3 * count, dtype=torch.int32, device=device)
     return start, shift, buckets, counts, listed, listed.data_ptr() + 8 * count
 
 
@@ -167,9 +167,9 @@ def row_slots(row_bytes: int, vector: int) -> int:
     return lines * _LINE // vector
 
 
-def launch_shape(kernel: Kernel, count: int, where: torch.device, sms: int) -> tuple[int, int]:
+def launch_shape(kernel: Kernel, count: int, device: torch.device, sms: int) -> tuple[int, int]:
     """Blocks, and rows for a warp at a time: fewer where that keeps more warps busy."""
-    most = device.blocks_within(kernel, THREADS, count, where, sms)
+    most = gpu.blocks_within(kernel, THREADS, count, device, sms)
     warp_rows = min(32, max(1, count // (most * _WARPS)))
     return max(1, min(most, -(-count // (warp_rows * _WARPS)))), warp_rows
 
@@ -182,9 +182,9 @@ def _count_tiers(
     position: torch.Tensor,
     num_rows: int,
 ) -> None:
-    where, count = ids.device, ids.numel()
+    device, count = ids.device, ids.numel()
     kernel = _kernel("count_tiers", ids.dtype, position_type(position))
-    blocks = device.blocks_within(kernel, THREADS, -(-count // (4 * THREADS)), where)
+    blocks = gpu.blocks_within(kernel, THREADS, -(-count // (4 * THREADS)), device)
     kernel(
         blocks if count else 0,
         THREADS,
@@ -196,6 +196,6 @@ def _count_tiers(
         num_rows,
         len(counts),
         counts,
-        device.fault_record(where),
-        device=where,
+        gpu.fault_record(device),
+        device=device,
     )

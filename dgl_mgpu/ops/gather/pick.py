@@ -7,7 +7,7 @@ import math
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import check_ids, raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.gather.cuda import THREADS, UNROLL, VECTORS, launch_shape, row_slots
@@ -64,17 +64,17 @@ def _pick_rows_cpu(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> 
 @pick_rows_op.cuda
 def _pick_rows(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
     """See ``kernels/gather.cu``."""
-    where, count = out.device, len(ids)
-    device.raise_faults(where, wait=False)
+    device, count = out.device, len(ids)
+    gpu.raise_faults(device, wait=False)
     if not out.numel():
         return
     row_bytes = out.numel() // count * out.element_size()
     vector = math.gcd(row_bytes, out.data_ptr(), rows.data_ptr(), 16)
     types = f"{c_type(ids.dtype)}, {VECTORS[vector]}, {UNROLL}"
     kernel = Kernel("gather.cu", f"dgl_mgpu::pick<{types}>")
-    blocks, warp_rows = launch_shape(kernel, count, where, 0)
+    blocks, warp_rows = launch_shape(kernel, count, device, 0)
     slots = row_slots(row_bytes, vector)
     kernel(
         blocks, THREADS, out, rows, ids.contiguous(), count, len(rows), row_bytes, slots,
-        warp_rows, device.fault_record(where), device=where,
+        warp_rows, gpu.fault_record(device), device=device,
     )  # fmt: skip

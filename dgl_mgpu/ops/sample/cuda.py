@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, buckets_of, c_type, position_pointer, position_type
 from dgl_mgpu.ops.sample.op import sample_neighbors_op
@@ -51,7 +51,7 @@ def seed_order(
 
 #: The same where seeds are taken as they come, and as a kernel's parameter.
 NO_ORDER = (0,) * 5
-_NO_ORDER_STRUCT = device.struct(*NO_ORDER)
+_NO_ORDER_STRUCT = gpu.struct(*NO_ORDER)
 
 
 def sample_hop(
@@ -81,7 +81,7 @@ def sample_hop(
     types += f", {'true' if ordered else 'false'}"
     order = _NO_ORDER_STRUCT
     if ordered:
-        order = device.struct(*seed_order(space.buffer, count, num_rows, ordered_from))
+        order = gpu.struct(*seed_order(space.buffer, count, num_rows, ordered_from))
     kernel = _kernel("sample_hop", types)
     blocks = _blocks(kernel, count, seeds.device, sms)
     kernel(
@@ -93,9 +93,9 @@ def sample_hop(
     )  # fmt: skip
 
 
-def _blocks(kernel: Kernel, count: int, where: torch.device, sms: int) -> int:
+def _blocks(kernel: Kernel, count: int, device: torch.device, sms: int) -> int:
     # A few lanes a seed.
-    return device.blocks_within(kernel, _THREADS, -(-8 * count // _THREADS), where, sms)
+    return gpu.blocks_within(kernel, _THREADS, -(-8 * count // _THREADS), device, sms)
 
 
 @sample_neighbors_op.cuda
@@ -109,12 +109,12 @@ def _sample_neighbors(
     sms: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     tiers, pointers, position, num_rows = rows
-    where, count, space = seeds.device, seeds.numel(), workspace(seeds.device)
-    device.raise_faults(where, wait=False)
-    indptr = torch.empty(count + 1, dtype=torch.int64, device=where)
+    device, count, space = seeds.device, seeds.numel(), workspace(seeds.device)
+    gpu.raise_faults(device, wait=False)
+    indptr = torch.empty(count + 1, dtype=torch.int64, device=device)
 
     def room(edges: int) -> tuple[torch.Tensor, torch.Tensor]:
-        neighbors = torch.empty(edges, dtype=idtype, device=where)
+        neighbors = torch.empty(edges, dtype=idtype, device=device)
         return neighbors, torch.empty_like(neighbors)
 
     def read_report() -> int:
@@ -137,17 +137,17 @@ def _sample_neighbors(
                 return indptr, beginning(neighbors, total), beginning(eids, total)
         types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
         kernel = _kernel("count_edges", types)
-        blocks = _blocks(kernel, count, where, sms)
+        blocks = _blocks(kernel, count, device, sms)
         found = (*found_buffers(space.buffer, count), indptr)
         kernel(
             blocks, _THREADS, seeds, count, tiers, len(tiers), pointers,
             position_pointer(position), num_rows, fanout, replace, *found, space.control(blocks),
             space.report,
-            device=where,
+            device=device,
         )  # fmt: skip
         neighbors, eids = room(read_report())
         _kernel("fill_edges", types)(
             blocks, _THREADS, seeds, count, pointers, fanout, replace, key, *found, neighbors,
-            eids, device=where,
+            eids, device=device,
         )  # fmt: skip
     return indptr, neighbors, eids

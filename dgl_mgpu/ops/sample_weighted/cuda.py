@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type, position_pointer, position_type
 from dgl_mgpu.ops.sample_weighted.op import (
@@ -48,7 +48,7 @@ def edge_weights(weighting: Weighting) -> np.ndarray:
     """
     weights, weight_dtype, times, time_dtype, until = weighting
     values = (*_edge_values(weights, weight_dtype), *_edge_values(times, time_dtype))
-    return device.struct(*values, until)
+    return gpu.struct(*values, until)
 
 
 def _edge_values(view: Sequence[torch.Tensor], dtype: torch.dtype | None) -> tuple[Any, ...]:
@@ -98,30 +98,30 @@ class Weighed:
         sms: int = 0,
     ) -> None:
         tiers, pointers, position, num_rows = rows
-        where = seeds.device
+        device = seeds.device
         self._seeds, self._count, self._exact, self._num_nodes = seeds, count, exact, num_nodes
-        self._pointers, self._weights, self._where, self._sms = pointers, weights, where, sms
+        self._pointers, self._weights, self._device, self._sms = pointers, weights, device, sms
         self._fanout, self._replace, self._control = fanout, replace, control
-        self.found = torch.empty((count, _FOUND), dtype=torch.int64, device=where)
-        self._hubs = torch.empty(count, dtype=torch.int64, device=where)
-        self.indptr = torch.zeros(count + 1, dtype=torch.int64, device=where)
+        self.found = torch.empty((count, _FOUND), dtype=torch.int64, device=device)
+        self._hubs = torch.empty(count, dtype=torch.int64, device=device)
+        self.indptr = torch.zeros(count + 1, dtype=torch.int64, device=device)
         types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
         find = Kernel("weigh.cu", f"dgl_mgpu::find<{types}>")
         find(
-            blocks_within(find, _THREADS, -(-count // _THREADS), where, sms),
+            blocks_within(find, _THREADS, -(-count // _THREADS), device, sms),
             _THREADS,
             *(seeds, count, exact, num_nodes, tiers, len(tiers), pointers),
             *(position_pointer(position), num_rows, fanout, replace, self.found, self._hubs),
             control,
-            device=where,
+            device=device,
         )
         weigh = Kernel("weigh.cu", f"dgl_mgpu::weigh<{c_type(idtype)}>")
         weigh(
-            blocks_within(weigh, _THREADS, -(-32 * count // _THREADS), where, sms),
+            blocks_within(weigh, _THREADS, -(-32 * count // _THREADS), device, sms),
             _THREADS,
             *(count, exact, pointers, weights, fanout, replace, self.found, self._hubs),
             *(self.indptr, control),
-            device=where,
+            device=device,
         )
         self.indptr.cumsum_(0)
 
@@ -144,13 +144,13 @@ class Weighed:
         types = ", ".join(map(c_type, (self._seeds.dtype, eids.dtype, neighbors.dtype)))
         fill = Kernel("sample_weighted.cu", f"dgl_mgpu::fill<{types}>")
         wanted = -(-32 * self._count // _THREADS)
-        blocks = blocks_within(fill, _THREADS, wanted, self._where, self._sms)
+        blocks = blocks_within(fill, _THREADS, wanted, self._device, self._sms)
         candidates, room = None, 0
         if far:
             room = 1 << (self._fanout + _EDGES_TOGETHER - 1).bit_length()
             blocks = max(1, min(blocks, _MOST_CANDIDATES // (room * _CANDIDATE)))
             candidates = torch.empty(
-                blocks * room * _CANDIDATE, dtype=torch.uint8, device=self._where
+                blocks * room * _CANDIDATE, dtype=torch.uint8, device=self._device
             )
         fill(
             blocks,
@@ -158,7 +158,7 @@ class Weighed:
             *(self._seeds, self._count, self._exact, self._num_nodes, num_sources),
             *(self._pointers, self._weights, self._fanout, self._replace, key, self.found),
             *(self._hubs, self.indptr, candidates, room, start, neighbors, eids, self._control),
-            device=self._where,
+            device=self._device,
         )
 
 
@@ -184,12 +184,12 @@ def _weigh(
     sms: int = 0,
 ) -> tuple[Weighed, int, bool]:
     """Weigh the edges of seeds, and wait for the size of the sample and whether it is far."""
-    where, count = seeds.device, seeds.numel()
-    control = torch.zeros(CONTROL, dtype=torch.int64, device=where)
+    device, count = seeds.device, seeds.numel()
+    control = torch.zeros(CONTROL, dtype=torch.int64, device=device)
     weighed = Weighed(seeds, count, None, rows, idtype, weights, 0, fanout, replace, control, sms)
-    report = device.driver.host_buffer(CONTROL)
+    report = gpu.driver.host_buffer(CONTROL)
     report.copy_(control, non_blocking=True)
-    device.driver.synchronize(where)
+    gpu.driver.synchronize(device)
     found = report.tolist()
     raise_if_bad(found, count, seeds, rows.num_rows, weighed.found)
     return weighed, found[_TOTAL], bool(found[_FAR])
@@ -206,7 +206,7 @@ def _sample_neighbors_weighted(
     key: int,
     sms: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    device.raise_faults(seeds.device, wait=False)
+    gpu.raise_faults(seeds.device, wait=False)
     replace = replace and fanout >= 0
     values = edge_weights(weighting)
     weighed, total, far = _weigh(seeds, rows, idtype, values, fanout, replace, sms)
@@ -224,10 +224,10 @@ def _check_weights(
     weights: Sequence[torch.Tensor],
     weight_dtype: torch.dtype,
 ) -> None:
-    where = rows.tiers.device
-    device.raise_faults(where, wait=False)
+    device = rows.tiers.device
+    gpu.raise_faults(device, wait=False)
     values = edge_weights(Weighting(weights, weight_dtype, [], None, None))
     for start in range(0, rows.num_rows, _CHECKED_TOGETHER):
         stop = min(start + _CHECKED_TOGETHER, rows.num_rows)
-        nodes = torch.arange(start, stop, device=where)
+        nodes = torch.arange(start, stop, device=device)
         _weigh(nodes, rows, idtype, values, -1, False)

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
 from dgl_mgpu.ops.scatter import op
 from dgl_mgpu.ops.scatter.op import WrittenRows, scatter_rows_op, update_rows_op
@@ -70,11 +70,11 @@ def _launch(
     *arguments: float,
 ) -> None:
     tiers, pointers, position, shares, num_rows = table
-    where, count = ids.device, ids.numel()
+    device, count = ids.device, ids.numel()
     found, order = torch.sort(ids, stable=True)
     kernel = Kernel("scatter.cu", f"dgl_mgpu::{expression}")
     kernel(
-        device.blocks_within(kernel, _THREADS, -(-count // _WARPS), where),
+        gpu.blocks_within(kernel, _THREADS, -(-count // _WARPS), device),
         _THREADS,
         found,
         order,
@@ -86,7 +86,7 @@ def _launch(
         position_pointer(position),
         shares if len(shares) else None,
         num_rows,
-        device.fault_record(where),
+        gpu.fault_record(device),
         *arguments,
-        device=where,
+        device=device,
     )

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.spmm import op as contract
 from dgl_mgpu.ops.spmm.layout import (
     ELEMENTS,
     VECTOR_BYTES,
-    Layout,
+    OperandLayout,
     at_lines,
     columns_in_cache,
     expanded,
@@ -50,7 +50,7 @@ class _Plan:
     Attributes
     ----------
     product, join : Kernel
-    layout : Layout
+    layout : OperandLayout
     row_bytes : int
         Of the result.
     part_bytes : int
@@ -61,7 +61,7 @@ class _Plan:
 
     product: Kernel
     join: Kernel
-    layout: Layout
+    layout: OperandLayout
     row_bytes: int
     part_bytes: int
     share_bytes: int
@@ -143,14 +143,14 @@ def _multiply(
         left = at_lines(left, row_bytes)
     if bounds is not None:
         right = bounds.contiguous()
-    where, num_rows = out.device, out.shape[0]
+    device, num_rows = out.device, out.shape[0]
     length = num_rows + entries
     most = shares_in_room(plan.share_bytes, num_rows * plan.row_bytes)
-    share, num_shares = shares(length, plan.row_bytes, where, in_cache, most)
-    room = torch.empty(num_shares * plan.share_bytes, dtype=torch.uint8, device=where)
+    share, num_shares = shares(length, plan.row_bytes, device, in_cache, most)
+    room = torch.empty(num_shares * plan.share_bytes, dtype=torch.uint8, device=device)
     open_rows = room.data_ptr()
     parts = open_rows + 8 * num_shares
-    request = device.struct(
+    request = gpu.struct(
         indptr.data_ptr(),
         _address(left_ids),
         _address(right_ids),
@@ -167,9 +167,9 @@ def _multiply(
         num_shares,
         then=plan.layout.numbers,
     )
-    plan.product(-(-num_shares * plan.layout.tiles // _WARPS), _THREADS, request, device=where)
+    plan.product(-(-num_shares * plan.layout.tiles // _WARPS), _THREADS, request, device=device)
     blocks = joining_blocks(num_shares, plan.layout.width, _THREADS)
-    plan.join(blocks, _THREADS, request, device=where)
+    plan.join(blocks, _THREADS, request, device=device)
 
 
 def _address(tensor: torch.Tensor | None) -> int:

@@ -7,7 +7,7 @@ import functools
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.unique.op import append_unique_op
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
@@ -61,9 +61,9 @@ def number_nodes(
 
     See ``kernels/unique.cu``.
     """
-    where, num_neighbors = nodes.device, local.numel()
+    device, num_neighbors = nodes.device, local.numel()
     kernel = _kernel(nodes.dtype, exact_neighbors is not None)
-    blocks = device.blocks_within(kernel, _THREADS, -(-num_neighbors // _THREADS), where)
+    blocks = gpu.blocks_within(kernel, _THREADS, -(-num_neighbors // _THREADS), device)
     table, mask = hash_table(space, room, nodes.dtype)
     kernel(
         blocks,
@@ -80,7 +80,7 @@ def number_nodes(
         table,
         mask,
         report,
-        device=where,
+        device=device,
     )
 
 
@@ -97,11 +97,11 @@ def raise_at_negative_id(id: int, place: int) -> None:
 def _append_unique(
     seeds: torch.Tensor, neighbors: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    where, num_seeds, space = seeds.device, seeds.numel(), workspace(seeds.device)
-    device.raise_faults(where, wait=False)
+    device, num_seeds, space = seeds.device, seeds.numel(), workspace(seeds.device)
+    gpu.raise_faults(device, wait=False)
     total = num_seeds + neighbors.numel()
     table_size(total, seeds.dtype)  # raises before anything is allocated
-    nodes = torch.empty(total, dtype=seeds.dtype, device=where)
+    nodes = torch.empty(total, dtype=seeds.dtype, device=device)
     room, full = total, True
     while full:
         nodes[:num_seeds] = seeds

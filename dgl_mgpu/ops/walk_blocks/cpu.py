@@ -23,10 +23,10 @@ def hop_by_hop(
     nodes = seeds
     indptrs, sources, counts = [], [], []
     for key in keys:
-        visited = torch.ops.dgl_mgpu.pinsage_neighbors(
+        visited = torch.ops.dgl_mgpu.pinsage_neighbors.default(
             nodes, *path, stops, num_walks, num_neighbors, key
         )
-        nodes, local = torch.ops.dgl_mgpu.append_unique(nodes, visited[1])
+        nodes, local = torch.ops.dgl_mgpu.append_unique.default(nodes, visited[1])
         indptrs.append(visited[0])
         sources.append(local)
         counts.append(visited[2])

@@ -12,11 +12,11 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.blocks.padded import rooms
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.unique.cuda import number_nodes
-from dgl_mgpu.ops.walk.cuda import Walks
+from dgl_mgpu.ops.walk.cuda import WalkLauncher
 from dgl_mgpu.ops.walk.op import TieredPath
 from dgl_mgpu.ops.walk_blocks.cpu import hop_by_hop
 from dgl_mgpu.ops.walk_blocks.op import VisitedHops, pinsage_hops_op
@@ -43,15 +43,15 @@ def begin_pinsage_hops(
 
     It is to be called once, on the same stream, or not at all.
     """
-    where = seeds.device
-    device.raise_faults(where, wait=False)
+    device = seeds.device
+    gpu.raise_faults(device, wait=False)
     neighbors = min(num_neighbors, num_walks * (len(stops) // len(path.tiers)))
     nodes, _ = rooms(len(seeds), [neighbors] * len(keys), path.num_rows[0])
     if sum(nodes[:-1]) * num_walks * (len(stops) + 1) <= _MOST_STEPS:
-        space = workspace(where)
+        space = workspace(device)
         with space.lock:
             try:
-                walks = Walks(where, *path, stops)
+                walks = WalkLauncher(device, *path, stops)
                 batch = _Batch(space, seeds, walks, num_walks, neighbors, keys, nodes)
                 return batch.finish
             except torch.cuda.OutOfMemoryError:
@@ -72,7 +72,7 @@ class _Batch:
         self,
         space: Workspace,
         seeds: torch.Tensor,
-        walks: Walks,
+        walks: WalkLauncher,
         num_walks: int,
         num_neighbors: int,
         keys: Sequence[int],
@@ -95,8 +95,8 @@ class _Batch:
             number_nodes(space, self._nodes, most, known, found[1], end, room, numbered)
             self._layers.append(found)
             known = after
-        self._told = device.driver.host_buffer(words).copy_(told, non_blocking=True)
-        self._is_told = device.driver.mark(seeds.device)
+        self._told = gpu.driver.host_buffer(words).copy_(told, non_blocking=True)
+        self._is_told = gpu.driver.mark(seeds.device)
 
     def finish(self) -> VisitedHops:
         """Wait for the GPU, and cut what it found to size.
