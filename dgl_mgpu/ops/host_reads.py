@@ -39,7 +39,7 @@ _making = threading.Lock()
 
 
 class HostReads:
-    """The share of a table's latest gathers that was read from host memory.
+    """Measures the share of a table's gathered rows that were read from host memory.
 
     It changes with the program's phase: training reads what a plan expects, inference over all
     nodes does not.  The host never waits for the GPU, so the share is some gathers old.

@@ -1,4 +1,4 @@
-"""What a Numba kernel needs to see the store: raw addresses, and rows behind tiers.
+"""Access to the store from Numba kernels: raw addresses, and rows behind tiers.
 
 A segment is an address and nothing else, so kernels load and store through addresses.  An id
 may be 4 or 8 bytes wide; the width is an argument and not a type, which keeps every kernel
@@ -24,8 +24,8 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from dgl_mgpu.ops.view import FIRST, PARTS, START, STOP
 
-# A fork waits for a kernel that another thread compiles: a child would find Numba's lock taken, for
-# ever, and LLVM in the middle of something.
+# A fork waits until no other thread compiles a kernel: the child would find Numba's lock taken for
+# ever, and LLVM in an inconsistent state.
 os.register_at_fork(
     before=global_compiler_lock.acquire,
     after_in_parent=global_compiler_lock.release,
@@ -34,7 +34,7 @@ os.register_at_fork(
 
 #: Decorator of the parts of a kernel: always inlined, so that a call costs nothing.
 inline: Callable[..., Any] = numba.njit(nogil=True, forceinline=True)
-#: Decorator of a function whose machine code is spelled out; typed, which Numba's is not.
+#: Decorator of a function that emits LLVM code; typed, unlike Numba's.
 intrinsic: Callable[..., Any] = numba.extending.intrinsic
 
 #: State of the files whose functions are inlined into kernels of other files.
@@ -109,7 +109,7 @@ def copy_bytes(typing_context, target, source, count):  # type: ignore[no-untype
 
 @intrinsic
 def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
-    """Ask for the cache line at an address; any address may be asked for."""
+    """Prefetch the cache line at an address, which need not be valid."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         int32, byte_pointer = ir.IntType(32), ir.IntType(8).as_pointer()
@@ -183,7 +183,7 @@ def segment_of(place: int, tiers: np.ndarray) -> tuple[int, int]:
 
 
 def rows_argument(tiers: torch.Tensor, pointers: torch.Tensor, position: torch.Tensor) -> Rows:
-    """Put the tensors of a view into the form in which kernels take them."""
+    """The tensors of a view as kernels take them."""
     width = position.element_size() if position.numel() else 0
     return tiers.numpy(), pointers.numpy(), position.data_ptr(), width
 

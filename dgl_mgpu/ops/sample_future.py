@@ -9,7 +9,7 @@ T = TypeVar("T")
 
 
 class SampleFuture(Generic[T]):
-    """The result of sampling that a GPU has begun.
+    """The result of sampling that a GPU has started.
 
     Meanwhile the host can do other things, and queue them on the stream that samples.  Wait on that
     stream: it is the one that the result is there for.
@@ -17,7 +17,7 @@ class SampleFuture(Generic[T]):
     Parameters
     ----------
     wait : callable
-        Waits for the result, or makes it now where nothing could be begun.  It is called once.
+        Waits for the result, or computes it where nothing was started.  It is called once.
     """
 
     __slots__ = ("_result", "_wait")
@@ -33,7 +33,7 @@ class SampleFuture(Generic[T]):
         return self._result
 
     def then(self, function: Callable[[T], Any]) -> SampleFuture[Any]:
-        """A future of what a function makes of the result, called when that is waited for."""
+        """A future of a function of the result; the function runs when the future is waited for."""
         return SampleFuture(lambda: function(self.result()))
 
     def __call__(self) -> T:

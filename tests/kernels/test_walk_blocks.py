@@ -41,8 +41,8 @@ def on_gpu(where, monkeypatch):
     """Operators on tensors of ``where`` take the way of a GPU, and count the waits."""
     begin = cuda.begin_pinsage_hops
     monkeypatch.setitem(library._direct, ("begin_pinsage_hops", where.type), begin)
-    waits = Waits(cuda.device.driver)
-    monkeypatch.setattr(cuda.device, "driver", waits)
+    waits = Waits(cuda.gpu.driver)
+    monkeypatch.setattr(cuda.gpu, "driver", waits)
     return waits
 
 

@@ -54,7 +54,7 @@ def _launch(
 def _scratch(
     buffer: Callable[[str, int, torch.dtype], torch.Tensor], seeds: int, edges: int
 ) -> tuple[torch.Tensor, ...]:
-    """Working memory for hops of so many seeds and edges."""
+    """Working memory for hops of a number of seeds and edges."""
     return (
         *found_buffers(buffer, seeds),
         buffer("slots", edges, torch.int32),
@@ -111,7 +111,7 @@ def begin_sample_hops(
     sms: int,
     ordered_from: int,
 ) -> Callable[[], _Hops]:
-    """Have the GPU begin with what ``sample_hops`` does; what is returned waits for it."""
+    """Launch ``sample_hops``; the function returned waits for the result."""
     tiers, pointers, position, num_rows, num_cols, idtype = graph
     device, count = seeds.device, seeds.numel()
     gpu.raise_faults(device, wait=False)
@@ -178,7 +178,7 @@ class _Prepared:
         self.hops, self.num_rows, self.idtype, self._device = len(fanouts), num_rows, idtype, device
         self._seeds, self._edges = rooms(count, fanouts, num_cols)
         self._all_edges = sum(self._edges)
-        # 0 where no hop has so many nodes.
+        # 0 where every hop has fewer nodes.
         self._ordered_from = ordered_from if ordered_from <= max(self._seeds[:-1], default=0) else 0
         # Of the results in the tensor that has them: nodes, sources, edge ids and indptrs.
         starts = [count + 1 for count in self._seeds[:-1]]

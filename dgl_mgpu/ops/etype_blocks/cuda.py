@@ -57,9 +57,9 @@ def begin_sample_etype_hops(
     sms: int,
     ordered_from: Sequence[int],
 ) -> Callable[[], Hops]:
-    """Launch what ``sample_etype_hops`` does; what is returned waits for it.
+    """Launch ``sample_etype_hops``; the function returned waits for the result.
 
-    It is to be called once, on the same stream, or not at all.
+    Call it at most once, on the same stream.
     """
     gpu.raise_faults(seeds[0].device, wait=False)
     types = edge_types(etypes, ordered_from)

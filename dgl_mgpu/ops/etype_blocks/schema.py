@@ -85,7 +85,7 @@ class EdgeType:
     weighting : Weighting
         Without ``until``, which all edge types share.
     ordered_from : int
-        So many nodes a GPU takes in the order of their edges' addresses; 0 for none.
+        Number of nodes from which a GPU takes them in the order of addresses; 0 for never.
     """
 
     source: int

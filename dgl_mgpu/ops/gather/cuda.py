@@ -95,13 +95,13 @@ def _gather_rows(
     kernel = _gather_kernel(*types, stored, out.dtype, vector)
     blocks, warp_rows = launch_shape(kernel, count, device, sms)
     host_blocks, host_rows = 0, (host_start, *_NOT_LISTED)
-    # Rows on disk lie behind those in host memory: with them these are read as they come.
+    # Rows on disk follow those in host memory: with them, host rows are read unordered.
     worth = 0 <= host_start < num_rows and disk is None and LISTED_ROWS <= count < _TOO_MANY_ROWS
     listed = worth and host_share * count >= LISTED_ROWS
     if listed:
         host_rows = _host_rows(count, host_start, num_rows, device)
         host_blocks = min(blocks, gpu.blocks_within(kernel, THREADS, count, device, host_sms))
-        if host_start == 0:  # nobody has anything else to read
+        if host_start == 0:  # no block reads anything else
             blocks = host_blocks
         else:
             # All are there at once, or some would begin when others end.
@@ -140,7 +140,7 @@ def _disk_cache(disk: DiskCache) -> tuple[Any, ...]:
 
 
 def _host_rows(count: int, start: int, num_rows: int, device: torch.device) -> tuple[Any, ...]:
-    """Room for a list of a gather's rows in host memory: the kernels' ``HostRows``."""
+    """The kernels' ``HostRows``: buffers for a list of a gather's rows in host memory."""
     shift, buckets = buckets_of(num_rows - start)
     counts = torch.zeros(buckets + 2, dtype=torch.int32, device=device)
     # Positions, of eight bytes, and behind them places, of four.
@@ -168,7 +168,7 @@ def row_slots(row_bytes: int, vector: int) -> int:
 
 
 def launch_shape(kernel: Kernel, count: int, device: torch.device, sms: int) -> tuple[int, int]:
-    """Blocks, and rows for a warp at a time: fewer where that keeps more warps busy."""
+    """Number of blocks, and of rows per warp: fewer where that keeps more warps busy."""
     most = gpu.blocks_within(kernel, THREADS, count, device, sms)
     warp_rows = min(32, max(1, count // (most * _WARPS)))
     return max(1, min(most, -(-count // (warp_rows * _WARPS)))), warp_rows

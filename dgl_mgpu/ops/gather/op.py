@@ -1,4 +1,4 @@
-"""Row gather over tiers: the contract."""
+"""Row gather over tiers: specifications and public functions."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def gather_rows(
         cannot be cast to ``dtype``.
     IdOutOfRangeError
         If an id is negative or not smaller than ``view.num_rows``; it names the first one.  On a
-        GPU, which nobody waits for here, the row is zero and the error is raised by the next
+        GPU, which the host does not wait for, the row is zero and the error is raised by the next
         operator call on that device or by :func:`dgl_mgpu.ops.device.raise_faults`.
 
     Notes

@@ -218,7 +218,7 @@ def _sample_neighbors(
     indptr = torch.zeros(seeds.numel() + 1, dtype=torch.int64)
     largest = _count(found, fanout, replace, indptr.numpy())
     if not replace and largest < fanout:
-        largest = 0  # nobody draws
+        largest = 0  # no seed draws
     total = int(indptr[-1])
     neighbors = torch.empty(total, dtype=idtype)
     eids = torch.empty(total, dtype=idtype)

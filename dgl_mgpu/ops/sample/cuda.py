@@ -15,7 +15,7 @@ from dgl_mgpu.ops.view import TieredRows
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
 _THREADS = 256
-#: Edges up to which room for the largest possible sample is made in advance.
+#: Edges up to which the largest possible sample is allocated in advance.
 _MOST_EDGES = 1 << 27
 
 
@@ -27,7 +27,7 @@ def _kernel(name: str, types: str) -> Kernel:
 def found_buffers(
     buffer: Callable[[str, int, torch.dtype], torch.Tensor], count: int
 ) -> tuple[torch.Tensor, ...]:
-    """Where the kernels keep what they found of each seed's edges, their ``Found``."""
+    """The kernels' struct ``Found``: buffers for the location of each seed's edges."""
     return (
         buffer("first", count, torch.int64),
         buffer("degree", count, torch.int64),
@@ -49,7 +49,7 @@ def seed_order(
     return seeds, shift, number, counts, ordered_from
 
 
-#: The same where seeds are taken as they come, and as a kernel's parameter.
+#: The same for unordered seeds, and as a kernel parameter.
 NO_ORDER = (0,) * 5
 _NO_ORDER_STRUCT = gpu.struct(*NO_ORDER)
 
@@ -73,7 +73,8 @@ def sample_hop(
 ) -> None:
     """Launch the sampling of one hop of at most ``count`` seeds; see ``kernels/sample.cu``.
 
-    So many as ``ordered_from`` are taken in the order of their edges' addresses; 0 for none.
+    From ``ordered_from`` seeds on, they are taken in the order of their edges' addresses; 0 for
+    never.
     """
     tiers, pointers, position, num_rows = rows
     ordered = 0 < ordered_from <= count

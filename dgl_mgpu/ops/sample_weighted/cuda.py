@@ -67,7 +67,7 @@ def _edge_values(view: Sequence[torch.Tensor], dtype: torch.dtype | None) -> tup
 
 
 class Weighed:
-    """What is known of seeds whose edges have been weighed, all of it on the device.
+    """Seeds whose edges have been weighed; all results are on the device.
 
     Parameters
     ----------
@@ -165,7 +165,7 @@ class Weighed:
 def raise_if_bad(
     control: list[int], count: int, seeds: torch.Tensor, num_rows: int, found: torch.Tensor
 ) -> None:
-    """Raise what the kernels have found wrong with one of at most ``count`` seeds."""
+    """Raise the error that the kernels reported for one of at most ``count`` seeds."""
     bad_seed, bad_weight = control[:2]
     if bad_seed:
         raise_at_bad_id([count - bad_seed], seeds, num_rows, "look up the edges of nodes")

@@ -127,7 +127,7 @@ def _spmm_shares_cpu(
     indptr: torch.Tensor, indices: torch.Tensor, bounds: torch.Tensor, u: torch.Tensor
 ) -> torch.Tensor:
     number = torch.float64 if u.dtype == torch.float64 else torch.float32
-    # Sources without entries have shares that nobody looks at.
+    # The shares of sources without entries are never read.
     shares = bounds.diff().to(number).reciprocal().view(-1, *[1] * (u.dim() - 1))
     rows, shape = u.detach().to(number) * shares, list(u.shape[1:])
     (out,) = _spmm_cpu(indptr, indices, None, rows, None, shape, "copy_lhs", "sum")

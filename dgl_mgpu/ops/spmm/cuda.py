@@ -45,7 +45,7 @@ _ADDED = "Added"
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a product's types and shapes decide.
+    """The kernels and sizes of a product, as its types and shapes decide them.
 
     Attributes
     ----------
@@ -106,7 +106,7 @@ def _multiply(
     arg_e: torch.Tensor | None = None,
     bounds: torch.Tensor | None = None,
 ) -> None:
-    """Fill ``out``, and what was chosen where the reduction chooses.
+    """Fill ``out``, and the choices of a reduction that chooses.
 
     For a mini-batch this takes the host longer than the GPU takes.
     """

@@ -52,7 +52,7 @@ ELEMENTS = {
 
 @dataclass(frozen=True)
 class OperandLayout:
-    """What the types and shapes of a product decide.
+    """How a product's kernel lays out rows, as types and shapes decide it.
 
     Attributes
     ----------
@@ -191,7 +191,7 @@ def _in_vectors(row_bytes: int) -> int:
 
 
 def at_lines(rows: torch.Tensor, row_bytes: int) -> torch.Tensor:
-    """A copy of rows, so many bytes from one to the next."""
+    """A copy of rows with a given stride in bytes."""
     count = len(rows)
     flat = rows.view(count, -1)
     copied = flat.new_empty(count, row_bytes // flat.element_size())
@@ -232,7 +232,7 @@ def shares_in_room(part_bytes: int, result_bytes: int) -> int:
 
 
 def joining_blocks(num_shares: int, width: int, threads: int) -> int:
-    """Blocks of so many threads that join what several shares have of a row."""
+    """Number of blocks that join the parts of rows that several shares have."""
     if num_shares < 2:
         return 0
     turns = min(_MOST_TURNS, -(-width // _LANES))

@@ -28,7 +28,7 @@ def outputs(
     shape: Sequence[int],
     reduce: str,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """What the operator is to fill, and returns without the choices that there are not."""
+    """Allocate the operator's outputs; a choice is None where the reduction makes none."""
     out_shape = (indptr.shape[0] - 1, *shape)
     example: torch.Tensor = e if u is None else u  # type: ignore[assignment]
     out = example.new_empty(out_shape)
@@ -232,7 +232,7 @@ RowType = tuple[torch.dtype, tuple[int, ...]]
 
 
 def row_type(operand: torch.Tensor | None) -> RowType | None:
-    """What checks of an operand go by; a program has few of these, so results are kept."""
+    """What checks of an operand depend on: a cache key, of which a program has few."""
     if operand is None:
         return None
     if not isinstance(operand, torch.Tensor) or operand.dim() == 0:

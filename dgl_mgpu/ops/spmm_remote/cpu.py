@@ -67,7 +67,7 @@ def _fetched(
 
 
 def _matrix_at(address: int, count: int, like: torch.Tensor) -> torch.Tensor:
-    """So many rows like others, which begin at an address of this process."""
+    """The rows at an address of this process, of the type and width of others."""
     num_bytes = count * like.shape[1] * like.element_size()
     memory = (ctypes.c_char * num_bytes).from_address(address)
     return torch.frombuffer(memory, dtype=like.dtype).view(count, like.shape[1])

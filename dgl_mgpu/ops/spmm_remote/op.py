@@ -152,7 +152,7 @@ def spmm_remote_op(
 
 
 def output(indptr: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """What the operator is to fill."""
+    """Allocate the operator's output."""
     return rows.new_empty(indptr.shape[0] - 1, rows.shape[1])
 
 

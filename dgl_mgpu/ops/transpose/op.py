@@ -21,7 +21,7 @@ def transpose_op(
 def outputs(
     indices: torch.Tensor, num_cols: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the operator is to fill."""
+    """Allocate the operator's outputs."""
     count = indices.shape[0]
     return indices.new_empty(num_cols + 1), indices.new_empty(count), indices.new_empty(count)
 
@@ -57,7 +57,7 @@ def transpose(
 
     Notes
     -----
-    The same bits on every run, those of a stable sort; nobody waits for a GPU.  While it works, it
+    The same bits on every run, those of a stable sort; no wait for a GPU.  While it works, it
     takes 24 bytes an entry there, and 16 on the CPU.
 
     What ``indptr``, ``indices`` and ``eids`` hold is not checked: with ids out of range it writes

@@ -24,7 +24,7 @@ def _kernel(dtype: torch.dtype, ample: bool) -> Kernel:
 
 
 def table_size(nodes: int, dtype: torch.dtype) -> tuple[int, int]:
-    """How many words a hash table of so many nodes has, and the mask of its slots.
+    """Number of words of a hash table for a number of nodes, and the mask of its slots.
 
     Raises
     ------
@@ -42,7 +42,7 @@ def table_size(nodes: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def hash_table(space: Workspace, nodes: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-    """Room for a hash table of so many nodes: its words, and the mask of its slots."""
+    """Allocate a hash table for a number of nodes: its words, and the mask of its slots."""
     words, mask = table_size(nodes, dtype)
     return space.buffer("table", words, torch.int64), mask
 
@@ -57,7 +57,7 @@ def number_nodes(
     room: int,
     report: torch.Tensor,
 ) -> None:
-    """Launch the numbering of ``local``, with a hash table of room for so many nodes.
+    """Launch the numbering of ``local``, with a hash table for at most this many nodes.
 
     See ``kernels/unique.cu``.
     """

@@ -16,13 +16,13 @@ _THREADS, _SELECTORS = 128, 512
 
 
 def _launch(kernel: Kernel, items: int, *arguments: object, device: torch.device) -> None:
-    """Launch with a thread an item."""
+    """Launch a kernel with one thread per item."""
     blocks = blocks_within(kernel, _THREADS, -(-items // _THREADS), device) if items else 0
     kernel(blocks, _THREADS, *arguments, device=device)
 
 
 class WalkLauncher:
-    """What all walks of a call go along, on the device.
+    """Launches walks along one metapath on a device.
 
     Parameters are those of the operators.
     """

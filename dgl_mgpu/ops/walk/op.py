@@ -118,7 +118,7 @@ def _check_probability(value: float, name: str, asked: str) -> float:
 
 
 def occurrences(ids: torch.Tensor) -> torch.Tensor:
-    """How many equal ids come before each."""
+    """Number of equal ids before each id."""
     ordered, order = torch.sort(ids, stable=True)
     place = torch.arange(ids.numel(), device=ids.device)
     begins = torch.ones_like(place, dtype=torch.bool)

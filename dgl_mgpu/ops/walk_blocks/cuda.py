@@ -39,9 +39,9 @@ def begin_pinsage_hops(
     num_neighbors: int,
     keys: Sequence[int],
 ) -> Callable[[], VisitedHops]:
-    """Launch what ``pinsage_hops`` does; what is returned waits for it.
+    """Launch ``pinsage_hops``; the function returned waits for the result.
 
-    It is to be called once, on the same stream, or not at all.
+    Call it at most once, on the same stream.
     """
     device = seeds.device
     gpu.raise_faults(device, wait=False)
