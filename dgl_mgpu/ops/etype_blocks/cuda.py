@@ -221,12 +221,12 @@ class _Batch:
         sampled = []
         end: dict[int, torch.Tensor] = {}
         for number, (each, (fanout, key)) in enumerate(zip(self._types, draw, strict=True)):
-            told = report[number * CONTROL : (number + 1) * CONTROL]
+            part = report[number * CONTROL : (number + 1) * CONTROL]
             one = self._sample(
-                each, most[each.target], fanout, key, end.get(each.source), found[each.source], told
+                each, most[each.target], fanout, key, end.get(each.source), found[each.source], part
             )
             if one.most:
-                end[each.source] = told[one.end :]
+                end[each.source] = part[one.end :]
             sampled.append(one)
         for ntype, of_type in found.items():
             if ntype in end:
@@ -277,14 +277,14 @@ class _Batch:
     def expect_reports(self) -> None:
         """Have the GPU tell the host what it found, after the last hop."""
         on_device = torch.cat(self._reports)
-        self._told = gpu.driver.host_buffer(len(on_device))
-        self._told.copy_(on_device, non_blocking=True)
-        self._is_told = gpu.driver.mark(self._device)
+        self._host_report = gpu.driver.host_buffer(len(on_device))
+        self._host_report.copy_(on_device, non_blocking=True)
+        self._reported = gpu.driver.mark(self._device)
 
     def finish(self) -> Hops:
         """Wait for the GPU, and cut what it found to size."""
-        self._is_told.synchronize()
-        told = self._told.tolist()
+        self._reported.synchronize()
+        numbers = self._host_report.tolist()
         sizes = [[len(each) for each in self._seeds]]
         indptrs, sources, eids = [], [], []
         for hop, (sampled, found) in enumerate(self._hops):
@@ -292,7 +292,7 @@ class _Batch:
             end = dict.fromkeys(found, 0)
             spans = []
             for number, each in enumerate(sampled):
-                of, words = each.of, told[first + number * CONTROL :][:CONTROL]
+                of, words = each.of, numbers[first + number * CONTROL :][:CONTROL]
                 start = end[of.source]
                 if each.most:
                     self._raise_if_bad(each, words, hop)
@@ -310,7 +310,7 @@ class _Batch:
             first += len(sampled) * CONTROL
             known = list(sizes[-1])
             for ntype, ids in enumerate(self._nodes):
-                bad, _, count = told[first + ntype * _NUMBERED :][:_NUMBERED]
+                bad, _, count = numbers[first + ntype * _NUMBERED :][:_NUMBERED]
                 if count:
                     if bad >= 0:
                         raise_at_negative_id(int(ids[bad]), bad)

@@ -154,15 +154,15 @@ def _pinsage_neighbors(
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     device = seeds.device
     gpu.raise_faults(device, wait=False)
-    told = torch.full((2,), -1, dtype=torch.int64, device=device)
+    report = torch.full((2,), -1, dtype=torch.int64, device=device)
     walks = WalkLauncher(device, *path, stops)
     space = workspace(device)
     with space.lock:
         indptr, neighbors, counts = walks.visited_neighbors(
-            space, seeds, len(seeds), None, num_walks, num_neighbors, key, told, told[1:]
+            space, seeds, len(seeds), None, num_walks, num_neighbors, key, report, report[1:]
         )
-    report = gpu.driver.host_buffer(2).copy_(told, non_blocking=True)
+    host_report = gpu.driver.host_buffer(2).copy_(report, non_blocking=True)
     gpu.driver.synchronize(device)
-    bad, total = report.tolist()
+    bad, total = host_report.tolist()
     raise_at_bad_id([bad], seeds, path.num_rows[0], "walk")
     return indptr, beginning(neighbors, total), beginning(counts, total)

@@ -25,9 +25,9 @@ from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 #: Nodes on the walks of all layers up to which room for the largest possible sample is made in
 #: advance; there are more of them than of edges and of nodes of the sample.
 _MOST_STEPS = 1 << 26
-#: Of what kernels tell of a layer, the number of words: edges, then the first bad place, overflow
-#: and nodes of numbering.
-_TOLD = 4
+#: Words of the kernels' report on a layer: edges, then the first bad index, the overflow and the
+#: nodes of the numbering.
+_REPORT_WORDS = 4
 
 
 @pinsage_hops_op.begin
@@ -79,24 +79,24 @@ class _Batch:
         rooms: Sequence[int],
     ) -> None:
         self._seeds, self._num_rows = seeds, walks.num_rows
-        words = 1 + _TOLD * len(keys)
-        told = torch.full((words,), -1, dtype=torch.int64, device=seeds.device)
+        words = 1 + _REPORT_WORDS * len(keys)
+        report = torch.full((words,), -1, dtype=torch.int64, device=seeds.device)
         self._nodes = torch.empty(rooms[-1], dtype=seeds.dtype, device=seeds.device)
         self._nodes[: len(seeds)] = seeds
         self._layers: list[tuple[torch.Tensor, ...]] = []
         known = None
         for layer, (key, most) in enumerate(zip(keys, rooms, strict=False)):
-            first = 1 + _TOLD * layer
-            end, numbered, after = told[first:], told[first + 1 :], told[first + 3 :]
+            first = 1 + _REPORT_WORDS * layer
+            end, numbered, after = report[first:], report[first + 1 :], report[first + 3 :]
             found = walks.visited_neighbors(
-                space, self._nodes, most, known, num_walks, num_neighbors, key, told, end
+                space, self._nodes, most, known, num_walks, num_neighbors, key, report, end
             )
             room = rooms[layer + 1]
             number_nodes(space, self._nodes, most, known, found[1], end, room, numbered)
             self._layers.append(found)
             known = after
-        self._told = gpu.driver.host_buffer(words).copy_(told, non_blocking=True)
-        self._is_told = gpu.driver.mark(seeds.device)
+        self._host_report = gpu.driver.host_buffer(words).copy_(report, non_blocking=True)
+        self._reported = gpu.driver.mark(seeds.device)
 
     def finish(self) -> VisitedHops:
         """Wait for the GPU, and cut what it found to size.
@@ -105,10 +105,11 @@ class _Batch:
         ------
         IdOutOfRangeError
         """
-        self._is_told.synchronize()
-        bad, *told = self._told.tolist()
+        self._reported.synchronize()
+        bad, *numbers = self._host_report.tolist()
         raise_at_bad_id([bad], self._seeds, self._num_rows, "walk")
-        num_edges, num_nodes = told[0::_TOLD], [len(self._seeds), *told[3::_TOLD]]
+        num_edges = numbers[0::_REPORT_WORDS]
+        num_nodes = [len(self._seeds), *numbers[3::_REPORT_WORDS]]
         indptrs, sources, counts = [], [], []
         for found, known, edges in zip(self._layers, num_nodes, num_edges, strict=False):
             indptrs.append(beginning(found[0], known + 1))
