@@ -175,11 +175,6 @@ class RowView:
         _keep_mapped(self.pointers, self.owner)
 
     @property
-    def rows(self) -> TieredRows:
-        """What operators take of this view."""
-        return TieredRows(self.tiers, self.pointers, self.position, self.num_rows)
-
-    @property
     def row_bytes(self) -> int:
         """Size of one row in bytes."""
         return math.prod(self.row_shape) * self.dtype.itemsize
@@ -232,20 +227,18 @@ class GraphView:
         _keep_mapped(self.pointers, self.owner)
 
     @property
-    def rows(self) -> TieredRows:
-        """What operators that read in-edges alone take of this view, beside ``idtype``."""
-        return TieredRows(self.tiers, self.pointers, self.position, self.num_rows)
-
-    @property
-    def graph(self) -> TieredGraph:
-        """What operators that need both ends of edges take of this view."""
-        return TieredGraph(
-            self.tiers, self.pointers, self.position, self.num_rows, self.num_cols, self.idtype
-        )
-
-    @property
     def ordered_from(self) -> int:
         """Number of nodes from which a hop takes them in the order of addresses; 0 for never."""
         if self.host_share * _MOST_NODES >= LISTED_ROWS:
             return math.ceil(LISTED_ROWS / self.host_share)
         return 0
+
+
+def tiered_rows(view: RowView | GraphView) -> TieredRows:
+    """A view's arguments for operators."""
+    return TieredRows(view.tiers, view.pointers, view.position, view.num_rows)
+
+
+def tiered_graph(view: GraphView) -> TieredGraph:
+    """A view's arguments for operators that need both ends of edges."""
+    return TieredGraph(*tiered_rows(view), view.num_cols, view.idtype)

@@ -14,7 +14,7 @@ from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.ops.etype_blocks.op import to_idtype
 from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.philox import SampleKey
-from dgl_mgpu.ops.view import GraphView, TieredGraph
+from dgl_mgpu.ops.view import GraphView, TieredGraph, tiered_graph
 
 _ASKED = "sample padded blocks"
 #: As many hops as the kernel has parameters for, and edges that its 32-bit numbers can count.
@@ -180,7 +180,7 @@ def sample_padded_blocks(
     if not hops:
         return []
     nodes, indptr, sources, eids, counts = torch.ops.dgl_mgpu.sample_hops_padded.default(
-        seeds, *view.graph, hops, replace, key.fold_hops(len(hops)), sms
+        seeds, *tiered_graph(view), hops, replace, key.fold_hops(len(hops)), sms
     )
     known = [counts.new_full((), len(seeds)), *counts[3::2].unbind()]
     starts = indptr.split_with_sizes([most + 1 for most in most_nodes[:-1]])

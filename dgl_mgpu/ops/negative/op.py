@@ -15,7 +15,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids, check_integer
 from dgl_mgpu.ops.library import Operator, Size
 from dgl_mgpu.ops.philox import NEGATIVE_EDGE_STREAM, SampleKey
-from dgl_mgpu.ops.view import GraphView, TieredGraph
+from dgl_mgpu.ops.view import GraphView, TieredGraph, tiered_graph
 from dgl_mgpu.ops.walk.op import occurrences
 
 
@@ -122,7 +122,7 @@ def negative_edges(
     max_tries = _check_tries(view, max_tries, exclude_self_loops, asked)
     return NegativeEdges(
         *torch.ops.dgl_mgpu.negative_edges(
-            *view.graph, num, replace, exclude_self_loops, max_tries, key.fold()
+            *tiered_graph(view), num, replace, exclude_self_loops, max_tries, key.fold()
         )
     )
 
@@ -183,7 +183,7 @@ def negative_destinations(
     return torch.ops.dgl_mgpu.negative_destinations(
         sources,
         occurrences(sources),
-        *view.graph,
+        *tiered_graph(view),
         k,
         avoid_existing,
         exclude_self_loops,

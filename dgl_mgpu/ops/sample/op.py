@@ -13,7 +13,7 @@ from dgl_mgpu.ops.check import check_ids, check_integer
 from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_weighted.op import EdgeTimes, weighting
-from dgl_mgpu.ops.view import GraphView, RowView, TieredRows
+from dgl_mgpu.ops.view import GraphView, RowView, TieredRows, tiered_rows
 
 
 @Operator
@@ -114,7 +114,7 @@ def sample_neighbors(
     asked = f"sample {fanout} neighbors"
     seeds = check_ids(seeds, asked, view.tiers.device)
     fanout = check_integer(fanout, "fanout", -1, asked)
-    graph = (seeds, *view.rows, view.idtype)
+    graph = (seeds, *tiered_rows(view), view.idtype)
     draw = (fanout, replace, key.fold(), view.sms)
     if weights is None and times is None:
         return SampledNeighbors(*torch.ops.dgl_mgpu.sample_neighbors(*graph, *draw))

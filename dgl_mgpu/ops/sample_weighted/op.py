@@ -31,7 +31,7 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
 from dgl_mgpu.ops.library import Operator
-from dgl_mgpu.ops.view import GraphView, RowView, TieredRows
+from dgl_mgpu.ops.view import GraphView, RowView, TieredRows, tiered_rows
 
 _MASK_DTYPES = (torch.bool, torch.uint8)
 _WEIGHT_DTYPES = (torch.float32, torch.float64, *_MASK_DTYPES)
@@ -236,4 +236,6 @@ def check_weights(view: GraphView, weights: RowView) -> None:
         are all zero; it names the first such node.
     """
     check_weight_view(view, weights)
-    torch.ops.dgl_mgpu.check_weights(*view.rows, view.idtype, _tensors(weights), weights.dtype)
+    torch.ops.dgl_mgpu.check_weights(
+        *tiered_rows(view), view.idtype, _tensors(weights), weights.dtype
+    )
