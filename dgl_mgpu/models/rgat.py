@@ -30,7 +30,7 @@ from torch import nn
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.models.dropout import Dropout
 from dgl_mgpu.ops import add_spmm, edge_softmax, edge_softmax_backward, sddmm, spmm
-from dgl_mgpu.ops.once import differentiable_once
+from dgl_mgpu.ops.autograd import differentiable_once
 
 CanonicalEtype = tuple[str, str, str]
 

@@ -1,7 +1,7 @@
-"""What is computed on graphs and features in the store, wherever they are kept.
+"""Operators on graphs and features in the store, in whichever memory these are kept.
 
-Each operator is a folder: ``op.py`` has the public function, its contract and its
-``torch.library`` schema; ``cpu.py`` has the kernels of the CPU.
+Each operator is a folder: ``op.py`` has the public function and the specification
+(:class:`dgl_mgpu.ops.library.Operator`), ``cpu.py`` and ``cuda.py`` have the implementations.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Checks of arguments that more than one operator takes."""
+"""Checks of arguments that several operators share."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ ID_DTYPES = (torch.int32, torch.int64)
 _LARGEST = torch.iinfo(torch.int64).max
 
 
-def check_ids(ids: torch.Tensor, asked: str, where: torch.device | None = None) -> torch.Tensor:
-    """Return ``ids`` contiguous, or raise InvalidInputError if they are not a vector of ids, or
-    not on the device ``where``."""
+def check_ids(ids: torch.Tensor, asked: str, device: torch.device | None = None) -> torch.Tensor:
+    """Return ``ids`` contiguous; raise InvalidInputError if they are not a vector of ids on
+    ``device``."""
     if not isinstance(ids, torch.Tensor):
         raise InvalidInputError(
             asked, f"the ids are of type {type(ids).__name__}", "pass a tensor of int32 or int64"
@@ -27,11 +27,11 @@ def check_ids(ids: torch.Tensor, asked: str, where: torch.device | None = None) 
         raise InvalidInputError(
             asked, f"the ids have shape {tuple(ids.shape)}", "pass a tensor of one dimension"
         )
-    if where is not None and ids.device != where:
+    if device is not None and ids.device != device:
         raise InvalidInputError(
             asked,
-            f"the ids are on '{ids.device}', but the data is on '{where}'",
-            f"move them: ids.to('{where}')",
+            f"the ids are on '{ids.device}', but the data is on '{device}'",
+            f"move them: ids.to('{device}')",
         )
     return ids.contiguous()
 
@@ -42,9 +42,9 @@ _MOST_EDGES = {torch.int32: (1 << 31) - 1, torch.int64: (1 << 63) - 1}
 def narrow_indptr(
     indptr: torch.Tensor, num_edges: int, idtype: torch.dtype, asked: str
 ) -> torch.Tensor:
-    """A hop's ``indptr`` as a graph of ``idtype`` has it, or raise InvalidInputError if that type
-    cannot count its edges."""
-    # Not while a graph is compiled, where there are no numbers yet.
+    """Cast a hop's ``indptr`` to ``idtype``; raise InvalidInputError if it cannot count the
+    edges."""
+    # Not while torch compiles a graph: the number is unknown then.
     if not torch.compiler.is_compiling() and num_edges > _MOST_EDGES[idtype]:
         raise InvalidInputError(
             asked,
@@ -55,12 +55,12 @@ def narrow_indptr(
 
 
 def raise_at_bad_id(places: list[int], ids: torch.Tensor, num_rows: int, asked: str) -> None:
-    """Raise IdOutOfRangeError for the first place that a kernel found bad, if any did.
+    """Raise IdOutOfRangeError for the first bad id that a kernel found, if any.
 
     Parameters
     ----------
     places : list of int
-        For each range of ids in order, the first bad place in it or -1.
+        For each range of ids in order, the index of its first bad id, or -1.
     """
     for place in places:
         if place >= 0:
@@ -72,9 +72,9 @@ def raise_at_bad_id(places: list[int], ids: torch.Tensor, num_rows: int, asked: 
 
 
 def check_integer(value: int, name: str, smallest: int, asked: str) -> int:
-    """Return ``value``, or raise InvalidInputError if it is no integer >= ``smallest`` of int64."""
+    """Return ``value``; raise InvalidInputError if it is not an int64 of at least ``smallest``."""
     if type(value) is int and smallest <= value <= _LARGEST:
-        return value  # without asking the other integers' class, which takes longer
+        return value  # the common case, without the slower check of the abstract class
     is_integer = isinstance(value, Integral) and not isinstance(value, bool)
     if not is_integer or not smallest <= value <= _LARGEST:
         most = f" and at most {_LARGEST}" if is_integer and value > _LARGEST else ""

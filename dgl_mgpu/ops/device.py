@@ -1,13 +1,13 @@
-"""The CUDA kernels in ``kernels/``: compiled for the device at hand, launched on torch's stream.
+"""Compiles the CUDA kernels in ``kernels/`` and launches them on torch's current stream.
 
 An operator's ``cuda.py`` names a kernel by its file and a C++ expression and calls it::
 
     kernel = Kernel("scatter.cu", "dgl_mgpu::check_rows<int>")
     kernel(blocks, threads, ids, len(ids), num_rows, fault, device=ids.device)
 
-Tensors arrive as pointers, integers as ``int64``, floats as ``double``, None as a null pointer, and
-what :func:`struct` makes of many such values as one struct, which costs the host much less.
-Nothing here is imported by a process that uses no GPU: CuPy is, at the first launch.
+A kernel gets tensors as pointers, integers as ``int64``, floats as ``double`` and None as a null
+pointer.  :func:`struct` packs many such values into one struct, which costs the host much less.
+CuPy is imported at the first launch, so that processes without a GPU do not need it.
 """
 
 from __future__ import annotations
@@ -36,19 +36,19 @@ class Kernel:
     expression : str
         As in ``dgl_mgpu::check_rows<int>``.
     cooperative : bool
-        Whether its blocks wait for each other, so that all must be resident at once.
+        Whether its blocks wait for each other, so that all must be resident.
     """
 
     _all: ClassVar[dict[tuple[str, str, bool], Kernel]] = {}
 
     def __new__(cls, source: str, expression: str, cooperative: bool = False) -> Kernel:
-        # The same kernel is the same object, so that it is compiled once.
+        # One object per kernel, so that it is compiled once.
         kernel = cls._all.get((source, expression, cooperative))
         if kernel is None:
             kernel = super().__new__(cls)
             kernel.source, kernel.expression = source, expression
             kernel.cooperative = cooperative
-            #: What the driver keeps of it, by device.
+            #: The driver's compiled functions, by device.
             kernel.loaded = {}
             cls._all[source, expression, cooperative] = kernel
         return kernel
@@ -64,19 +64,19 @@ class Kernel:
             driver.launch(self, device, blocks, threads, arguments)
 
     def resident_blocks(self, threads: int, device: torch.device) -> int:
-        """How many blocks the whole device holds at once."""
+        """Number of blocks that the whole device holds."""
         return driver.resident_blocks(self, device, threads)
 
 
 class Event(Protocol):
-    """A point in the work of a stream."""
+    """A point in a stream's work, as a CUDA event records it."""
 
     def synchronize(self) -> None:
-        """Have the host wait until the work is done up to here."""
+        """Block the host until the stream has reached this point."""
 
 
 class Driver(Protocol):
-    """What runs kernels."""
+    """Launches kernels; tests replace it to run them without a GPU."""
 
     def launch(
         self,
@@ -89,13 +89,13 @@ class Driver(Protocol):
         """Launch a kernel on the device's current stream."""
 
     def resident_blocks(self, kernel: Kernel, device: torch.device, threads: int) -> int:
-        """How many blocks of a kernel the device holds at once."""
+        """Number of blocks of a kernel that the device holds."""
 
     def num_sms(self, device: torch.device) -> int:
         """Multiprocessors of a device."""
 
     def cache_bytes(self, device: torch.device) -> int:
-        """Size of the cache that its multiprocessors share."""
+        """Size of the L2 cache in bytes."""
 
     def current_stream(self, device: torch.device) -> int:
         """Address of the device's current stream."""
@@ -104,16 +104,16 @@ class Driver(Protocol):
         """Wait for the device's current stream."""
 
     def mark(self, device: torch.device) -> Event:
-        """The end of what is queued on the device's current stream."""
+        """Record an event on the device's current stream."""
 
     def host_buffer(self, count: int) -> torch.Tensor:
-        """An int64 vector that the host and every device write at one address."""
+        """An int64 vector that the host and every device can access at the same address."""
 
 
 def source_text(name: str) -> str:
     """A file of ``kernels/`` with its includes in place.
 
-    One text is what the compiler's cache goes by: a change in a header is a change.
+    The compiler's cache is keyed by this text, so a change in a header recompiles the kernel.
     """
     folder = resource_folder("kernels")
     seen: set[str] = set()
@@ -137,7 +137,7 @@ def c_type(dtype: torch.dtype) -> str:
 
 
 def position_type(position: torch.Tensor) -> str:
-    """C++ type of a view's positions; any, where ids are positions."""
+    """C++ type of a view's positions; arbitrary where ids are positions."""
     return _TYPES[position.dtype if position.numel() else torch.int32]
 
 
@@ -149,14 +149,14 @@ def position_pointer(position: torch.Tensor) -> torch.Tensor | None:
 def blocks_within(
     kernel: Kernel, threads: int, wanted: int, device: torch.device, sms: int = 0
 ) -> int:
-    """At least one of the blocks ``wanted``, no more than the device holds.
+    """Number of blocks to launch: ``wanted``, but at least one and no more than the device holds.
 
     Parameters
     ----------
     sms : int
-        No more than fill this many multiprocessors, which leaves room to kernels that run
-        meanwhile; 0 for all of them, or all that the current stream is kept to.  It is a number of
-        blocks: the GPU spreads them over more multiprocessors than they would fill.
+        Limit to as many blocks as fill this many multiprocessors, which leaves room for concurrent
+        kernels; 0 for all of them, or all in the current stream's partition.  It limits the number
+        of blocks only: the GPU may spread them over more multiprocessors.
     """
     most, all_sms = kernel.resident_blocks(threads, device), driver.num_sms(device)
     part = _partitions.get(driver.current_stream(device), all_sms) if _partitions else all_sms
@@ -166,22 +166,43 @@ def blocks_within(
     return max(1, min(most, wanted))
 
 
-# Multiprocessors that streams are kept to, by address.
+#: Most buckets, runs of addresses, by which kernels list rows in the order of their addresses
+#: (``kernels/buckets.cuh``).  More do not bring rows that are read together closer to each other,
+#: and one thread block sums how many rows each has.
+MOST_BUCKETS = 1 << 13
+#: Their number is a multiple of what that block sums at a time: four for each of 256 threads.
+_ADDED = 1 << 10
+
+
+def buckets_of(num_rows: int) -> tuple[int, int]:
+    """Buckets for rows at ``num_rows`` positions.
+
+    Returns
+    -------
+    shift : int
+        Each has ``2 ** shift`` positions.
+    number : int
+    """
+    shift = max(0, (num_rows - 1).bit_length() - (MOST_BUCKETS.bit_length() - 1))
+    return shift, -(-((num_rows - 1 >> shift) + 1) // _ADDED) * _ADDED
+
+
+# Multiprocessors in the partitions of streams, by the streams' addresses.
 _partitions: dict[int, int] = {}
 
 
 def note_partition(stream: int, sms: int) -> None:
-    """Have operators know that what a stream runs is kept to ``sms`` multiprocessors."""
+    """Tell operators that a stream is limited to a partition of ``sms`` multiprocessors."""
     _partitions[stream] = sms
 
 
 class _Faults:
-    """What kernels that nobody waits for found wrong: {whether, the id, the number of rows}."""
+    """Error record of kernels that the host does not wait for: {is_bad, id, number of rows}."""
 
     __slots__ = ("numbers", "words")
 
     def __init__(self, words: torch.Tensor) -> None:
-        #: For kernels, and the same memory for the host, which looks at it with every call.
+        #: For kernels; and the same memory for the host, which checks it at every call.
         self.words, self.numbers = words, words.numpy()
 
 
@@ -189,7 +210,7 @@ _faults: dict[torch.device, _Faults] = {}
 
 
 def fault_record(device: torch.device) -> torch.Tensor:
-    """Where kernels of a device that nobody waits for write which id was no row."""
+    """Record in which kernels that the host does not wait for store an id out of range."""
     record = _faults.get(device)
     if record is None:
         record = _faults.setdefault(device, _Faults(driver.host_buffer(3).zero_()))
@@ -197,15 +218,15 @@ def fault_record(device: torch.device) -> torch.Tensor:
 
 
 def raise_faults(device: torch.device, *, wait: bool) -> None:
-    """Raise what kernels of a device have found wrong since the last time.
+    """Raise the error that kernels of a device have recorded since the last call.
 
-    Gathers do not wait for the GPU, so an id that is no row gives a row of zeros at first and
-    its error here: at the device's next operator call, or at once with ``wait``.
+    Gathers do not wait for the GPU: an id out of range first gives a row of zeros, and its error is
+    raised here, at the device's next operator call, or immediately with ``wait``.
 
     Parameters
     ----------
     wait : bool
-        Whether to wait for all kernels of the current stream first.
+        Wait for all kernels of the current stream first.
 
     Raises
     ------
@@ -216,7 +237,7 @@ def raise_faults(device: torch.device, *, wait: bool) -> None:
     record = _faults.get(device)
     if record is None or not record.numbers[0]:
         return
-    # What runs still may find the same ids: they are told of once.
+    # Kernels still running may record the same ids, which are reported once.
     driver.synchronize(device)
     _, bad, num_rows = record.numbers.tolist()
     record.numbers[:] = 0
@@ -246,7 +267,7 @@ class _CuPyDriver:
         arguments: tuple[Any, ...],
     ) -> None:
         index = device.index
-        # torch's own functions, below those that see first whether CUDA is there: a tensor is.
+        # torch's low-level functions: the public ones first check for CUDA, which a tensor proves.
         if torch._C._cuda_getDevice() != index:
             with torch.cuda.device(device):
                 self.launch(kernel, device, blocks, threads, arguments)
@@ -293,11 +314,11 @@ class _CuPyDriver:
         return torch.cuda.get_device_properties(device).L2_cache_size
 
     def current_stream(self, device: torch.device) -> int:
-        # What torch.cuda.current_stream() asks, without making an object of it.
+        # As torch.cuda.current_stream(), without creating a Stream object.
         return torch._C._cuda_getCurrentRawStream(device.index)
 
     def synchronize(self, device: torch.device) -> None:
-        # The default stream, number 0, is that of whichever device is current.
+        # The default stream, 0, belongs to whichever device is current.
         if torch.cuda.current_device() != device.index:
             with torch.cuda.device(device):
                 self.synchronize(device)
@@ -331,19 +352,19 @@ def _argument(value: Any) -> Any:
 
 
 def struct(*values: int | torch.Tensor | None, then: bytes = b"") -> np.ndarray:
-    """A kernel's parameter that is a struct of pointers and 64-bit integers.
+    """Pack a kernel parameter: a struct of pointers and 64-bit integers.
 
     Parameters
     ----------
     then : bytes
-        The struct's end: that of another one, made before.
+        Another packed struct to append.
     """
     layout, element = _words(len(values), len(then))
     words = [
         value if isinstance(value, int) else 0 if value is None else value.data_ptr()
         for value in values
     ]
-    # As one element, which CuPy passes by value.
+    # One element, which CuPy passes by value.
     return np.frombuffer(bytearray(layout.pack(*words) + then), element)  # may be changed
 
 

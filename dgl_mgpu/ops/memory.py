@@ -1,4 +1,4 @@
-"""What a Numba kernel needs to see the store: raw addresses, and rows behind tiers.
+"""Access to the store from Numba kernels: raw addresses, and rows behind tiers.
 
 A segment is an address and nothing else, so kernels load and store through addresses.  An id
 may be 4 or 8 bytes wide; the width is an argument and not a type, which keeps every kernel
@@ -8,6 +8,7 @@ to one compiled version (the branch is the same for a whole call and costs nothi
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -23,8 +24,8 @@ from numba.core.compiler_lock import global_compiler_lock
 
 from dgl_mgpu.ops.view import FIRST, PARTS, START, STOP
 
-# A fork waits for a kernel that another thread compiles: a child would find Numba's lock taken, for
-# ever, and LLVM in the middle of something.
+# A fork waits until no other thread compiles a kernel: the child would find Numba's lock taken for
+# ever, and LLVM in an inconsistent state.
 os.register_at_fork(
     before=global_compiler_lock.acquire,
     after_in_parent=global_compiler_lock.release,
@@ -33,13 +34,13 @@ os.register_at_fork(
 
 #: Decorator of the parts of a kernel: always inlined, so that a call costs nothing.
 inline: Callable[..., Any] = numba.njit(nogil=True, forceinline=True)
-#: Decorator of a function whose machine code is spelled out; typed, which Numba's is not.
+#: Decorator of a function that emits LLVM code; typed, unlike Numba's.
 intrinsic: Callable[..., Any] = numba.extending.intrinsic
 
 #: State of the files whose functions are inlined into kernels of other files.
 _SHARED_STAMP = tuple(
     (Path(__file__).with_name(name).stat().st_mtime, Path(__file__).with_name(name).stat().st_size)
-    for name in ("memory.py", "philox.py", "view.py")
+    for name in ("edges.py", "memory.py", "philox.py", "view.py")
 )
 
 
@@ -108,7 +109,7 @@ def copy_bytes(typing_context, target, source, count):  # type: ignore[no-untype
 
 @intrinsic
 def prefetch(typing_context, address):  # type: ignore[no-untyped-def]
-    """Ask for the cache line at an address; any address may be asked for."""
+    """Prefetch the cache line at an address, which need not be valid."""
 
     def codegen(context, builder, signature, args):  # type: ignore[no-untyped-def]
         int32, byte_pointer = ir.IntType(32), ir.IntType(8).as_pointer()
@@ -182,6 +183,23 @@ def segment_of(place: int, tiers: np.ndarray) -> tuple[int, int]:
 
 
 def rows_argument(tiers: torch.Tensor, pointers: torch.Tensor, position: torch.Tensor) -> Rows:
-    """Put the tensors of a view into the form in which kernels take them."""
+    """The tensors of a view as kernels take them."""
     width = position.element_size() if position.numel() else 0
     return tiers.numpy(), pointers.numpy(), position.data_ptr(), width
+
+
+# Fresh pages cost more than the work done in them, as the operating system clears each at first
+# touch. A buffer that a thread keeps costs nothing the second time.
+_scratch = threading.local()
+
+
+def scratch(name: str, size: int) -> np.ndarray:
+    """An uninitialised int64 array of ``size``, overwritten by the next call with ``name``.
+
+    It belongs to the calling thread: pass it to kernels, never return it to a user.
+    """
+    buffer = getattr(_scratch, name, None)
+    if buffer is None or len(buffer) < size:
+        buffer = np.empty(size + size // 4, dtype=np.int64)
+        setattr(_scratch, name, buffer)
+    return buffer[:size]

@@ -1,4 +1,4 @@
-"""The store inside a kernel of one's own, written in Python with ``numba.cuda.jit``.
+"""Access to the store from your own kernels, written in Python with ``numba.cuda.jit``.
 
 The three accessors of XGNN's global GNN memory store (section 3, figure 5) as device functions::
 
@@ -43,9 +43,9 @@ from dgl_mgpu.ops.view import (
 
 
 def _import_numba_cuda() -> Any:
-    # NumPy 2.5 took `row_stack` away, which numba-cuda names while it is imported.
-    mend = not hasattr(np, "row_stack")
-    if mend:
+    # numba-cuda uses `row_stack` at import, which NumPy 2.5 removed.
+    is_missing = not hasattr(np, "row_stack")
+    if is_missing:
         np.row_stack = np.vstack  # type: ignore[attr-defined]
     try:
         cuda = importlib.import_module("numba.cuda")
@@ -59,7 +59,7 @@ def _import_numba_cuda() -> Any:
             f"pip install '.[cuda{major}]'",
         ) from error
     finally:
-        if mend:
+        if is_missing:
             del np.row_stack  # type: ignore[attr-defined]
     return cuda
 
@@ -152,7 +152,7 @@ def _places(view: GraphView | RowView) -> tuple[Any, Any, Any]:
 
 
 def _typed(dtype: torch.dtype, view: GraphView | RowView) -> Any:
-    """An array that tells a kernel a type; its element is never read."""
+    """An array that passes a type to a kernel; its element is never read."""
     return cuda.as_cuda_array(torch.zeros(1, dtype=dtype, device=view.tiers.device))
 
 

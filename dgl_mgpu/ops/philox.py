@@ -25,6 +25,7 @@ import functools
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from llvmlite import ir
 from numba import types
 
@@ -198,3 +199,51 @@ def exponential(random: np.uint64) -> float:
 def below(random: np.uint64, bound: int) -> np.int64:
     """Map a uint64 draw to [0, bound), with a bias of at most bound / 2**64."""
     return np.int64(mulhi64(random, np.uint64(bound)))
+
+
+# The same for tensors of counters on any device, made of torch's functions.
+_MULTIPLIERS = int(_MULTIPLIER_0), int(_MULTIPLIER_1)
+_WEYLS = int(_WEYL_0), int(_WEYL_1)
+_LOW_WORD = int(_LOW)
+
+
+def draw_blocks(
+    nodes: torch.Tensor, blocks: torch.Tensor | int, streams: torch.Tensor | int, key: int
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The two draws of counter blocks, as int64 with the bits of `philox`.
+
+    Parameters
+    ----------
+    nodes, blocks, streams : Tensor, int64, or int
+        The counters' words, of shapes that broadcast.
+    key : int
+        A folded `SampleKey`.
+    """
+    nodes, block, stream = torch.broadcast_tensors(
+        nodes,
+        torch.as_tensor(blocks, device=nodes.device),
+        torch.as_tensor(streams, device=nodes.device),
+    )
+    c0, c1 = nodes & _LOW_WORD, _high(nodes)
+    c2, c3 = block & _LOW_WORD, stream & _LOW_WORD
+    k0, k1 = key & _LOW_WORD, (key >> 32) & _LOW_WORD
+    for _ in range(10):
+        product_0, product_1 = c0 * _MULTIPLIERS[0], c2 * _MULTIPLIERS[1]
+        c0, c2 = _high(product_1) ^ c1 ^ k0, _high(product_0) ^ c3 ^ k1
+        c1, c3 = product_1 & _LOW_WORD, product_0 & _LOW_WORD
+        k0, k1 = (k0 + _WEYLS[0]) & _LOW_WORD, (k1 + _WEYLS[1]) & _LOW_WORD
+    return c0 | (c1 << 32), c2 | (c3 << 32)
+
+
+def _high(products: torch.Tensor) -> torch.Tensor:
+    return (products >> 32) & _LOW_WORD
+
+
+def as_uniform(draws: torch.Tensor) -> torch.Tensor:
+    """Draws as multiples of 2**-53 in [0, 1), float64."""
+    return top_bits(draws).double() * 2.0**-53
+
+
+def top_bits(draws: torch.Tensor) -> torch.Tensor:
+    """The 53 highest bits of draws, int64."""
+    return (draws >> 11) & ((1 << 53) - 1)

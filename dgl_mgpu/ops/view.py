@@ -20,11 +20,12 @@ from __future__ import annotations
 import math
 import threading
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 
 from dgl_mgpu.ops.host_reads import HostReads
+from dgl_mgpu.ops.library import Size
 
 #: Columns of ``tiers``.
 START, STOP, PARTS, FIRST = range(4)
@@ -37,9 +38,9 @@ PAIRED = 1
 #: Multiprocessors that keep the host's link busy. With more, rows that are read at the same time
 #: lie further apart, and more addresses have to be translated for them.
 HOST_SMS = 4
-#: So many rows in host memory are worth being listed first, to be read in order.
+#: From this number of rows in host memory on, listing them first, to read them in order, pays.
 LISTED_ROWS = 1 << 14
-#: More nodes than are sampled at a time.
+#: More nodes than are ever sampled in one hop.
 _MOST_NODES = 1 << 31
 
 
@@ -65,9 +66,29 @@ def _identity() -> torch.Tensor:
 
 
 def _keep_mapped(pointers: torch.Tensor, owner: object) -> None:
-    """Have addresses keep mapped what they are of: operators are given tensors, and no view."""
+    """Tie the owner of mapped memory to the addresses, which operators get without the view."""
     if owner is not None:
         pointers.owner = owner  # type: ignore[attr-defined]
+
+
+class TieredRows(NamedTuple):
+    """What operators take of a view: attributes of :class:`RowView` and :class:`GraphView`."""
+
+    tiers: torch.Tensor
+    pointers: torch.Tensor
+    position: torch.Tensor
+    num_rows: Size
+
+
+class TieredGraph(NamedTuple):
+    """What operators that need both ends of edges take of a :class:`GraphView`."""
+
+    tiers: torch.Tensor
+    pointers: torch.Tensor
+    position: torch.Tensor
+    num_rows: Size
+    num_cols: Size
+    idtype: torch.dtype
 
 
 class DiskRows(Protocol):
@@ -88,14 +109,14 @@ class DiskRows(Protocol):
     tags: torch.Tensor
     cache: torch.Tensor
 
-    def fetch(self, out: torch.Tensor, aside: torch.Tensor) -> None:
+    def fetch(self, out: torch.Tensor, miss_positions: torch.Tensor) -> None:
         """Read rows from disk into their places of a gather's output, and into the cache.
 
         Parameters
         ----------
         out : Tensor, shape (n, *row_shape)
             Contiguous, of the table's element type or another to cast to.
-        aside : Tensor, int64, shape (n,)
+        miss_positions : Tensor, int64, shape (n,)
             For each place in ``out``, the position of the row it still lacks, or -1.
         """
 
@@ -120,18 +141,18 @@ class RowView:
     position : Tensor, int32 or int64, shape (num_rows,) or (0,)
         Row id → position; empty when ids are positions already.
     owner : object
-        Whatever keeps the addressed memory mapped.
+        Object that keeps the addressed memory mapped.
     host_start : int
         First position from which on no row lies in a GPU's memory, and some lie in the host's; -1
         where there is none.  A GPU reads host rows in the order of their addresses.
     sms, host_sms : int
-        Multiprocessors of a GPU that were found to fill its way to the rows in GPUs, and to those
-        in host memory: gathers use so many where nothing else is asked for.  0 for all.
+        Multiprocessors of a GPU that were measured to saturate its links to rows in GPUs, and to
+        rows in host memory: the default limits of a gather.  0 for all.
     host_share : float
-        Part of the reads that is expected to go to host memory: where that are fewer than
-        ``LISTED_ROWS`` of a gather, they are read as they come.
+        Expected fraction of reads that go to host memory.  A gather with fewer than
+        ``LISTED_ROWS`` of them reads them unordered.
     host_reads : HostReads, optional
-        Counts what is read of it on a GPU, which is then expected in place of ``host_share``.
+        Counts these reads on a GPU, and so replaces ``host_share`` by the fraction measured.
     disk : DiskRows, optional
         What reads the rows that kernels cannot.
     """
@@ -182,7 +203,7 @@ class GraphView:
     position : Tensor, int32 or int64, shape (num_rows,) or (0,)
         Destination node id → position; empty when ids are positions already.
     owner : object
-        Whatever keeps the addressed memory mapped.
+        Object that keeps the addressed memory mapped.
     sms : int
         Multiprocessors of a GPU that were found to sample as fast as all of them; 0 for all.
     host_share : float
@@ -207,7 +228,17 @@ class GraphView:
 
     @property
     def ordered_from(self) -> int:
-        """So many nodes of a hop are taken in the order of addresses; 0 if no hop has so many."""
+        """Number of nodes from which a hop takes them in the order of addresses; 0 for never."""
         if self.host_share * _MOST_NODES >= LISTED_ROWS:
             return math.ceil(LISTED_ROWS / self.host_share)
         return 0
+
+
+def tiered_rows(view: RowView | GraphView) -> TieredRows:
+    """A view's arguments for operators."""
+    return TieredRows(view.tiers, view.pointers, view.position, view.num_rows)
+
+
+def tiered_graph(view: GraphView) -> TieredGraph:
+    """A view's arguments for operators that need both ends of edges."""
+    return TieredGraph(*tiered_rows(view), view.num_cols, view.idtype)

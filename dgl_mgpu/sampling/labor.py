@@ -17,7 +17,7 @@ from typing import NamedTuple
 import torch
 
 from dgl_mgpu.ops import SampleKey
-from dgl_mgpu.ops.draws import as_uniform, draw_blocks
+from dgl_mgpu.ops.philox import as_uniform, draw_blocks
 
 #: Fourth counter word of the variates, which no operator uses.
 _STREAM = 1 << 28

@@ -61,8 +61,8 @@ class Waits:
 @pytest.fixture
 def on_gpu(where, monkeypatch):
     """Call a public function as if its tensors lay on the device, and count the waits."""
-    waits = Waits(cuda.device.driver)
-    monkeypatch.setattr(cuda.device, "driver", waits)
+    waits = Waits(cuda.gpu.driver)
+    monkeypatch.setattr(cuda.gpu, "driver", waits)
     monkeypatch.setattr(cuda, "hop_by_hop", None)  # nothing here falls back to it
 
     def call(function, *args, **kwargs):
@@ -161,7 +161,7 @@ def test_edge_types(where, on_gpu, monkeypatch, case, idtype):
                 **given | timed,
             )
             assert same(found, expected)
-    kernels = getattr(cuda.device.driver, "launched", ())
+    kernels = getattr(cuda.gpu.driver, "launched", ())
     assert not in_order or where.type != "cpu" or any(
         "sample_hop<" in kernel.expression and kernel.expression.endswith("true>")
         for kernel in kernels

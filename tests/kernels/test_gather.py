@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
-from dgl_mgpu.ops import buckets as ops_buckets
 from dgl_mgpu.ops import count_tiers, device, gather_rows, host_reads, pick_rows
 from dgl_mgpu.ops.gather import cuda, pick
 from dgl_mgpu.ops.gather.op import CASTS_FROM, CASTS_TO
@@ -164,14 +163,14 @@ def test_many_host_rows(where, monkeypatch):
     view = on_device(view, where, host_segments=True)
     ids = some_ids(cuda.LISTED_ROWS, len(rows))
     for buckets in (1 << 8, 1 << 13):
-        monkeypatch.setattr(ops_buckets, "MOST", buckets)
+        monkeypatch.setattr(device, "MOST_BUCKETS", buckets)
         assert torch.equal(gather(view, ids.to(where), 100), rows[ids])
 
 
 @pytest.mark.parametrize(("host_share", "listed"), [(0.099, False), (0.1, True)])
 def test_host_rows_are_put_in_order_where_many_are_expected(where, monkeypatch, host_share, listed):
     monkeypatch.setattr(cuda, "LISTED_ROWS", 50)
-    monkeypatch.setattr(ops_buckets, "MOST", 1 << 4)
+    monkeypatch.setattr(device, "MOST_BUCKETS", 1 << 4)
     lists = []
 
     def noted(*asked, make=cuda._host_rows):
@@ -205,7 +204,7 @@ def test_rows_read_from_host_memory_are_counted(where, monkeypatch, host_share):
     rows, reads = table(1003, 5), HostReads()
     view = row_view(rows, [(100, 2), (0, 1)], np.random.default_rng(0))
     view = on_device(view, where, host_segments=True)
-    words = reads.words(torch.device(where))
+    words = reads.counters(torch.device(where))
     by_position = view.position.cpu().argsort()
     assert reads.share(0.25) == 0.25
     for count, of_host in ((500, 0.1), (49, 1.0), (2000, 0.7), (50, 0.0)):
@@ -224,7 +223,7 @@ def test_rows_read_from_host_memory_are_counted(where, monkeypatch, host_share):
 @pytest.mark.usefixtures("own_words")
 def test_what_blocks_have_not_told_yet_is_told_later(where):
     reads, other = HostReads(), HostReads()
-    words = reads.words(torch.device(where))
+    words = reads.counters(torch.device(where))
     for more, share in (
         ((1000 << 32) + 250, 0.25),
         (150, 0.25),  # the rest of the same gather
@@ -232,13 +231,13 @@ def test_what_blocks_have_not_told_yet_is_told_later(where):
         (-100, 0.5),  # a block that had counted before others
         (100 + (2000 << 32) + 400, 0.25),
     ):
-        words.told.add_(more)
+        words.host_counter.add_(more)
         assert reads.share(1.0) == share
     assert other.share(0.75) == 0.75
     del reads
     gc.collect()
     late = HostReads()
-    assert late.words(torch.device(where)) is words  # which what still runs may write
+    assert late.counters(torch.device(where)) is words  # which what still runs may write
     assert late.share(0.75) == 0.75
 
 

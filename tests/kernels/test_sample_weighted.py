@@ -180,7 +180,7 @@ def test_nodes_are_checked_in_groups(where, monkeypatch):
 
 def test_a_check_raises_what_a_gather_found(where):
     weights = row_view(torch.ones(len(HUBS.indices)))
-    record = cuda.device.fault_record(on_device(weights, where).tiers.device)
+    record = cuda.gpu.fault_record(on_device(weights, where).tiers.device)
     record.copy_(torch.tensor([1, 7, 5]))
     with pytest.raises(IdOutOfRangeError, match="id 7 is not among the 5 rows"):
         check(where, HUBS.view(), weights)

@@ -156,7 +156,7 @@ def test_rows_that_begin_anywhere_in_a_line(product, dtype, shape, op, reduce, m
     monkeypatch.setattr(
         cuda, "at_lines", lambda *rows: copied.append(original(*rows)) or copied[-1]
     )
-    monkeypatch.setattr(cuda.device.driver, "cache_bytes", lambda _: 6400)
+    monkeypatch.setattr(cuda.gpu.driver, "cache_bytes", lambda _: 6400)
     degrees = np.random.default_rng(3).integers(0, 30, 80)
     indptr, indices, eids = graph(degrees.tolist())
     u, e = rows_for(len(indices), shape, (1,), dtype, whole=reduce == "max")
@@ -169,7 +169,7 @@ def test_rows_that_begin_anywhere_in_a_line(product, dtype, shape, op, reduce, m
 def test_rows_that_are_expanded_begin_where_they_did(product, monkeypatch):
     """Of too many dimensions, and so wide that a copy would have them begin at lines."""
     monkeypatch.setattr(cuda, "at_lines", None)
-    monkeypatch.setattr(cuda.device.driver, "cache_bytes", lambda _: 1 << 14)
+    monkeypatch.setattr(cuda.gpu.driver, "cache_bytes", lambda _: 1 << 14)
     indptr, indices, eids = graph([30] * 80)
     u, e = rows_for(len(indices), (2, 3, 2, 3, 7), (2, 1, 2, 1, 7), torch.float32)
     assert layout.columns_in_cache(u, len(indices), False) == (256, True, 1024)  # of 1008

@@ -41,8 +41,8 @@ def on_gpu(where, monkeypatch):
     """Operators on tensors of ``where`` take the way of a GPU, and count the waits."""
     start = cuda.pinsage_hops_async
     monkeypatch.setitem(library._direct, ("pinsage_hops_async", where.type), start)
-    waits = Waits(cuda.device.driver)
-    monkeypatch.setattr(cuda.device, "driver", waits)
+    waits = Waits(cuda.gpu.driver)
+    monkeypatch.setattr(cuda.gpu, "driver", waits)
     return waits
 
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from dgl_mgpu.ops import SampleKey
-from dgl_mgpu.ops.draws import as_uniform, draw_blocks, top_bits
+from dgl_mgpu.ops.philox import as_uniform, draw_blocks, top_bits
 from tests.ops import reference
 
 KEY = SampleKey(seed=3, epoch=9).fold()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
+
 import pytest
 import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -105,3 +108,61 @@ def test_a_profiler_sees_what_goes_past_the_dispatcher(monkeypatch):
         assert double(three) == 6
     (mine,) = [event for event in profile.events() if event.name == "dgl_mgpu::double"]
     assert [child.name for child in mine.cpu_children] == ["aten::mul"]
+
+
+class Pair(NamedTuple):
+    first: torch.Tensor
+    size: library.Size = 3
+
+
+class Output(NamedTuple):
+    out: library.Written
+    scale: float
+
+
+def scaled_op(
+    values: torch.Tensor, pair: Pair, fanouts: Sequence[int] = (), output: Output | None = None
+) -> torch.Tensor:
+    return values.new_empty(pair.size)
+
+
+@pytest.fixture
+def operator(monkeypatch: pytest.MonkeyPatch) -> Iterator[library.Operator]:
+    """An operator of this test's namespace."""
+    own = torch.library.Library("dgl_mgpu_test", "FRAGMENT")
+    monkeypatch.setattr(library, "library", own)
+    monkeypatch.setattr(library, "NAMESPACE", "dgl_mgpu_test")
+    yield library.Operator(scaled_op)
+    own._destroy()
+
+
+def test_a_schema_has_the_fields_of_groups(operator):
+    assert operator.schema == (
+        "scaled(Tensor values, Tensor first, SymInt size=3, int[] fanouts=[], Tensor(a!)? out=None,"
+        " float? scale=None) -> Tensor"
+    )
+
+
+def test_an_implementation_gets_groups(operator):
+    calls = []
+
+    @operator.cpu
+    def scaled(values, pair, fanouts, output):
+        calls.append((pair, list(fanouts), output))
+        return values.new_zeros(pair.size)
+
+    ones = torch.ones(2)
+    call = torch.ops.dgl_mgpu_test.scaled.default
+    assert call(ones, ones).shape == (3,)
+    assert scaled(ones, ones, 4, [2], ones, 2.0).shape == (4,)
+    (pair, fanouts, output), (other, other_fanouts, given) = calls
+    assert isinstance(pair, Pair) and pair.size == 3 and fanouts == [] and output is None
+    assert other.size == 4 and other_fanouts == [2]
+    assert isinstance(given, Output) and given.out is ones and given.scale == 2.0
+    with FakeTensorMode():
+        assert call(torch.empty(2), torch.empty(2), 5).shape == (5,)
+
+
+def test_an_implementation_has_the_parameters_of_the_specification(operator):
+    with pytest.raises(TypeError, match="other parameters than the operator scaled"):
+        operator.cpu(lambda values, pair, fanouts: values)

@@ -33,7 +33,7 @@ from dgl_mgpu.errors import (
     RankFailedError,
     StoreClosedError,
 )
-from dgl_mgpu.ops.draws import draw_blocks
+from dgl_mgpu.ops.philox import draw_blocks
 from dgl_mgpu.store.embedding import files
 from dgl_mgpu.store.embedding.tables import UniformRows
 from dgl_mgpu.train.launch.launch import launch

@@ -28,7 +28,7 @@ from dgl.heterograph_index import HeteroGraphIndex
 from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.graph.distributed import DistributedGraphIndex
 from dgl_mgpu.models.gcn.dropout import drop_
-from dgl_mgpu.ops.once import differentiable_once
+from dgl_mgpu.ops.autograd import differentiable_once
 from dgl_mgpu.ops.philox import SampleKey
 
 Input = torch.Tensor | HostRows

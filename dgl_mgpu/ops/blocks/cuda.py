@@ -14,16 +14,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from dgl_mgpu.ops import device
-from dgl_mgpu.ops.blocks import op  # noqa: F401  (defines the schema)
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.blocks.cpu import hop_by_hop
-from dgl_mgpu.ops.blocks.padded import MOST_HOPS, PaddedHops, rooms
+from dgl_mgpu.ops.blocks.op import sample_hops_op
+from dgl_mgpu.ops.blocks.padded import MOST_HOPS, PaddedHops, rooms, sample_hops_padded_op
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.library import cuda_kernel, direct_cuda, library
 from dgl_mgpu.ops.sample.cuda import NO_ORDER, found_buffers, seed_order
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.unique.cuda import hash_table, table_size
+from dgl_mgpu.ops.view import TieredGraph
 from dgl_mgpu.ops.workspace import Report, Workspace, cut_to_size, workspace
 
 _THREADS = 256
@@ -39,7 +39,7 @@ def _launch(
     idtype: torch.dtype,
     position: torch.Tensor,
     edges: int,
-    where: torch.device,
+    device: torch.device,
     sms: int,
     *,
     padded: bool = False,
@@ -49,13 +49,13 @@ def _launch(
     flags = ", ".join(str(flag).lower() for flag in (padded, ordered))
     types = f"{c_type(idtype)}, {position_type(position)}, {flags}"
     kernel = Kernel("sample.cu", f"dgl_mgpu::sample_hops<{types}>", cooperative=True)
-    return kernel, device.blocks_within(kernel, _THREADS, -(-edges // _THREADS), where, sms)
+    return kernel, gpu.blocks_within(kernel, _THREADS, -(-edges // _THREADS), device, sms)
 
 
 def _scratch(
     buffer: Callable[[str, int, torch.dtype], torch.Tensor], seeds: int, edges: int
 ) -> tuple[torch.Tensor, ...]:
-    """Working memory for hops of so many seeds and edges."""
+    """Working memory for hops of a number of seeds and edges."""
     return (
         *found_buffers(buffer, seeds),
         buffer("slots", edges, torch.int32),
@@ -79,7 +79,7 @@ def _arguments(
     """The kernel's struct ``Hops``; ``order`` is its ``SeedOrder``."""
     tiers, pointers, position, num_rows, num_cols = graph
     padding = [0] * (MOST_HOPS - len(fanouts))
-    return device.struct(
+    return gpu.struct(
         *seeds,
         tiers,
         len(tiers),
@@ -102,47 +102,41 @@ def _arguments(
     )
 
 
-@direct_cuda("sample_hops_async")
+@sample_hops_op.start
 def sample_hops_async(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
+    graph: TieredGraph,
     fanouts: Sequence[int],
     replace: bool,
     keys: Sequence[int],
-    sms: int = 0,
-    ordered_from: int = 0,
+    sms: int,
+    ordered_from: int,
 ) -> SampleFuture[_Hops]:
     """Launch ``sample_hops`` without waiting for it."""
-    where, count = seeds.device, seeds.numel()
-    device.raise_faults(where, wait=False)
-    graph = (tiers, pointers, position, num_rows, num_cols, idtype, fanouts, replace)
+    tiers, pointers, position, num_rows, num_cols, idtype = graph
+    device, count = seeds.device, seeds.numel()
+    gpu.raise_faults(device, wait=False)
     call = (
         tiers.data_ptr(), pointers.data_ptr(), position.data_ptr(), num_rows, num_cols, idtype,
         count, *fanouts, replace, sms, ordered_from,
     )  # fmt: skip
-    space = workspace(where)
+    space = workspace(device)
     with space.lock:
         prepared: _Prepared | None = space.prepared(call)
         if prepared is None or not prepared.is_for(tiers, pointers, position):
-            prepared = _Prepared(where, count, *graph, sms, ordered_from)
+            prepared = _Prepared(device, count, *graph, fanouts, replace, sms, ordered_from)
             space.keep(call, prepared)
-        one_by_one = partial(hop_by_hop, seeds, *graph, keys, sms)
+        one_by_one = partial(hop_by_hop, seeds, *graph, fanouts, replace, keys, sms)
         if prepared.fits:
             try:
-                return SampleFuture(
-                    _LaunchedSample(prepared, space, seeds, keys, one_by_one).finish
-                )
+                batch = _BatchInFlight(prepared, space, seeds, keys, one_by_one)
+                return SampleFuture(batch.finish)
             except torch.cuda.OutOfMemoryError:
                 space.release()
     return SampleFuture(one_by_one)
 
 
-@cuda_kernel("sample_hops")
+@sample_hops_op.cuda
 def _sample_hops(*arguments: Any) -> _Hops:
     nodes, *found = sample_hops_async(*arguments).result()
     # What an operator returns must not share memory.
@@ -165,7 +159,7 @@ class _Prepared:
 
     def __init__(
         self,
-        where: torch.device,
+        device: torch.device,
         count: int,
         tiers: torch.Tensor,
         pointers: torch.Tensor,
@@ -183,10 +177,10 @@ class _Prepared:
         self._tensors = [weakref.ref(each) for each in (tiers, pointers, position)]
         self._sizes = (num_rows, num_cols)
         self._count, self._fanouts, self._replace, self._sms = count, fanouts, replace, sms
-        self.hops, self.num_rows, self.idtype, self._where = len(fanouts), num_rows, idtype, where
+        self.hops, self.num_rows, self.idtype, self._device = len(fanouts), num_rows, idtype, device
         self._seeds, self._edges = rooms(count, fanouts, num_cols)
         self._all_edges = sum(self._edges)
-        # 0 where no hop has so many nodes.
+        # 0 where every hop has fewer nodes.
         self._ordered_from = ordered_from if ordered_from <= max(self._seeds[:-1], default=0) else 0
         # Of the results in the tensor that has them: nodes, sources, edge ids and indptrs.
         starts = [count + 1 for count in self._seeds[:-1]]
@@ -208,7 +202,7 @@ class _Prepared:
         tiers, pointers, position = (kept() for kept in self._tensors)
         assert tiers is not None and pointers is not None and position is not None  # the caller's
         launch = _launch(
-            self.idtype, position, self._all_edges, self._where, self._sms,
+            self.idtype, position, self._all_edges, self._device, self._sms,
             ordered=self._ordered_from > 0,
         )  # fmt: skip
         self._kernel, self._blocks = launch
@@ -233,7 +227,7 @@ class _Prepared:
         self._words = self._arguments.data.cast("B").cast("q")
         self._generation = space.generation
 
-    def launch(self, sample: _LaunchedSample) -> None:
+    def launch(self, sample: _BatchInFlight) -> None:
         """Launch a sample, with a hash table of the size that is taken for enough now."""
         space = sample.space
         if self._generation != space.generation:
@@ -249,12 +243,12 @@ class _Prepared:
         for hop, key in enumerate(sample.keys, _KEYS):
             words[hop] = key
         sample.room = self.room
-        self._kernel(self._blocks, _THREADS, self._arguments, device=self._where)
-        sample.report.expect(self._where)
+        self._kernel(self._blocks, _THREADS, self._arguments, device=self._device)
+        sample.report.expect(self._device)
 
     def room_of_results(self) -> torch.Tensor:
         """Memory for nodes, sources, edge ids and indptrs."""
-        return torch.empty(self._all_rooms, dtype=self.idtype, device=self._where)
+        return torch.empty(self._all_rooms, dtype=self.idtype, device=self._device)
 
     def split(self, results: torch.Tensor) -> Sequence[torch.Tensor]:
         """The room of each result in this memory."""
@@ -267,7 +261,7 @@ class _Prepared:
         self._generation = -1
 
 
-class _LaunchedSample:
+class _BatchInFlight:
     """A sample that has been launched.
 
     Others may be launched on its stream before it is finished, or it may be given up.
@@ -333,32 +327,28 @@ class _LaunchedSample:
         return nodes, found[2 * hops :], found[:hops], found[hops : 2 * hops]
 
 
-@torch.library.impl(library, "sample_hops_padded", "CUDA")
+@sample_hops_padded_op.cuda
 def _sample_hops_padded(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
+    graph: TieredGraph,
     fanouts: Sequence[int],
     replace: bool,
     keys: Sequence[int],
-    sms: int = 0,
+    sms: int,
 ) -> PaddedHops:
-    where, count = seeds.device, seeds.numel()
-    device.raise_faults(where, wait=False)
+    tiers, pointers, position, num_rows, num_cols, idtype = graph
+    device, count = seeds.device, seeds.numel()
+    gpu.raise_faults(device, wait=False)
     most_nodes, most_edges = rooms(count, fanouts, num_cols)
     edges = sum(most_edges)
-    kernel, blocks = _launch(idtype, position, edges, where, sms, padded=True)
+    kernel, blocks = _launch(idtype, position, edges, device, sms, padded=True)
 
     def new(name: str, count: int, dtype: torch.dtype) -> torch.Tensor:
-        return torch.empty(count, dtype=dtype, device=where)
+        return torch.empty(count, dtype=dtype, device=device)
 
-    nodes = torch.zeros(most_nodes[-1], dtype=idtype, device=where)
+    nodes = torch.zeros(most_nodes[-1], dtype=idtype, device=device)
     indptr = new("indptr", sum(most_nodes[:-1]) + len(fanouts), idtype)
-    sources = torch.zeros(edges, dtype=idtype, device=where)
+    sources = torch.zeros(edges, dtype=idtype, device=device)
     eids = torch.zeros_like(sources)
     counts = new("counts", 2 + 2 * len(fanouts), torch.int64)
     words, mask = table_size(most_nodes[-1], idtype)
@@ -366,7 +356,7 @@ def _sample_hops_padded(
     # addresses alone, so the names keep what they name until the launch.
     scratch = (
         *_scratch(new, most_nodes[-2], max(most_edges)),
-        torch.full((4 + 2 * blocks,), -1, dtype=torch.int64, device=where),
+        torch.full((4 + 2 * blocks,), -1, dtype=torch.int64, device=device),
     )
     table = new("table", words, torch.int64)
     arguments = _arguments(
@@ -379,7 +369,7 @@ def _sample_hops_padded(
         counts,
         fanouts,
         keys,
-        device.fault_record(where),
+        gpu.fault_record(device),
     )
-    kernel(blocks, _THREADS, arguments, device=where)
+    kernel(blocks, _THREADS, arguments, device=device)
     return nodes, indptr, sources, eids, counts

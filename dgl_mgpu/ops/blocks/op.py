@@ -11,37 +11,26 @@ import torch
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_integer, narrow_indptr
 from dgl_mgpu.ops.etype_blocks.op import SampledHops, TypedEdges, to_idtype, typed_hops_async
-from dgl_mgpu.ops.library import direct, library
+from dgl_mgpu.ops.library import Operator, direct
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.sample_weighted.op import EdgeTimes
-from dgl_mgpu.ops.view import GraphView, RowView
+from dgl_mgpu.ops.view import GraphView, RowView, TieredGraph
 
 ASKED = "sample blocks"
 
-library.define(
-    "sample_hops(Tensor seeds, Tensor tiers, Tensor pointers, Tensor position, SymInt num_rows,"
-    " SymInt num_cols, ScalarType idtype, int[] fanouts, bool replace, int[] keys, int sms=0,"
-    " int ordered_from=0) -> (Tensor nodes, Tensor[] indptrs, Tensor[] sources, Tensor[] eids)"
-)
 
-
-@torch.library.register_fake("dgl_mgpu::sample_hops", lib=library)
-def _sample_hops_fake(
+@Operator
+def sample_hops_op(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
+    graph: TieredGraph,
     fanouts: Sequence[int],
     replace: bool,
     keys: Sequence[int],
     sms: int = 0,
     ordered_from: int = 0,
 ) -> tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]:
-    context = torch.library.get_ctx()
+    context, idtype = torch.library.get_ctx(), graph.idtype
     # Sizes have to be those of tensors: an ``indptr`` has one, the number of its nodes is none.
     starts: list[Any] = [seeds.shape[0] + 1, *(context.new_dynamic_size() for _ in fanouts[1:])]
     num_edges: list[Any] = [context.new_dynamic_size() for _ in fanouts]

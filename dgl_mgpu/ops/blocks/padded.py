@@ -12,9 +12,9 @@ from dgl_mgpu.ops.blocks.cpu import hop_by_hop
 from dgl_mgpu.ops.blocks.op import check_one_node_type
 from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.ops.etype_blocks.op import to_idtype
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.philox import SampleKey
-from dgl_mgpu.ops.view import GraphView
+from dgl_mgpu.ops.view import GraphView, TieredGraph, tiered_graph
 
 _ASKED = "sample padded blocks"
 #: As many hops as the kernel has parameters for, and edges that its 32-bit numbers can count.
@@ -22,12 +22,6 @@ MOST_HOPS, _MOST_EDGES = 6, 1 << 28
 
 # The hops' `indptr`, `sources` and `eids` one after another, each in its room (`rooms`). `counts`
 # has two numbers of no meaning and then edges and nodes of each hop.
-library.define(
-    "sample_hops_padded(Tensor seeds, Tensor tiers, Tensor pointers, Tensor position,"
-    " SymInt num_rows, SymInt num_cols, ScalarType idtype, int[] fanouts, bool replace, int[] keys,"
-    " int sms=0) -> (Tensor nodes, Tensor indptr, Tensor sources, Tensor eids, Tensor counts)"
-)
-
 #: What the operator returns.
 PaddedHops = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 
@@ -41,21 +35,17 @@ def rooms(count: int, fanouts: Sequence[int], num_cols: int) -> tuple[list[int],
     return nodes, edges
 
 
-@torch.library.register_fake("dgl_mgpu::sample_hops_padded", lib=library)
-def _sample_hops_padded_fake(
+@Operator
+def sample_hops_padded_op(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
+    graph: TieredGraph,
     fanouts: Sequence[int],
     replace: bool,
     keys: Sequence[int],
     sms: int = 0,
 ) -> PaddedHops:
-    nodes, edges = rooms(seeds.shape[0], fanouts, num_cols)
+    idtype = graph.idtype
+    nodes, edges = rooms(seeds.shape[0], fanouts, graph.num_cols)
     return (
         seeds.new_empty(nodes[-1], dtype=idtype),
         seeds.new_empty(sum(nodes[:-1]) + len(fanouts), dtype=idtype),
@@ -65,23 +55,17 @@ def _sample_hops_padded_fake(
     )
 
 
-@torch.library.impl(library, "sample_hops_padded", "CPU")
+@sample_hops_padded_op.cpu
 def _sample_hops_padded(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
+    graph: TieredGraph,
     fanouts: Sequence[int],
     replace: bool,
     keys: Sequence[int],
-    sms: int = 0,
+    sms: int,
 ) -> PaddedHops:
-    graph = (tiers, pointers, position, num_rows, num_cols, idtype)
     nodes, indptrs, sources, eids = hop_by_hop(seeds, *graph, fanouts, replace, keys)
-    most_nodes, most_edges = rooms(len(seeds), fanouts, num_cols)
+    most_nodes, most_edges = rooms(len(seeds), fanouts, graph.num_cols)
     counts = [-1, -1]
     for hop, each in enumerate(sources):
         after = indptrs[hop + 1] if hop + 1 < len(indptrs) else None
@@ -196,17 +180,7 @@ def sample_padded_blocks(
     if not hops:
         return []
     nodes, indptr, sources, eids, counts = torch.ops.dgl_mgpu.sample_hops_padded.default(
-        seeds,
-        view.tiers,
-        view.pointers,
-        view.position,
-        view.num_rows,
-        view.num_cols,
-        view.idtype,
-        hops,
-        replace,
-        key.fold_hops(len(hops)),
-        sms,
+        seeds, *tiered_graph(view), hops, replace, key.fold_hops(len(hops)), sms
     )
     known = [counts.new_full((), len(seeds)), *counts[3::2].unbind()]
     starts = indptr.split_with_sizes([most + 1 for most in most_nodes[:-1]])

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.edge_softmax import op  # noqa: F401  (defines the schemas)
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.edge_softmax.op import edge_softmax_backward_op, edge_softmax_op
 
 
 class _Rows:
@@ -46,7 +45,7 @@ class _Rows:
         return out
 
 
-@torch.library.impl(library, "edge_softmax", "CPU")
+@edge_softmax_op.cpu
 def _edge_softmax(
     indptr: torch.Tensor, eids: torch.Tensor | None, scores: torch.Tensor
 ) -> torch.Tensor:
@@ -58,7 +57,7 @@ def _edge_softmax(
     return rows.edges(powers / rows.reduced(powers, "sum"))
 
 
-@torch.library.impl(library, "edge_softmax_backward", "CPU")
+@edge_softmax_backward_op.cpu
 def _edge_softmax_backward(
     indptr: torch.Tensor, eids: torch.Tensor | None, out: torch.Tensor, grad: torch.Tensor
 ) -> torch.Tensor:

@@ -6,10 +6,9 @@ import functools
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.edge_softmax import op  # noqa: F401  (defines the schemas)
-from dgl_mgpu.ops.library import cuda_kernel
+from dgl_mgpu.ops.edge_softmax.op import edge_softmax_backward_op, edge_softmax_op
 
 _THREADS, _FINISH_THREADS = 256, 128
 _WARPS = _THREADS // 32
@@ -36,14 +35,14 @@ def _kernels(
     return reduce, merge, finish
 
 
-@cuda_kernel("edge_softmax")
+@edge_softmax_op.cuda
 def _edge_softmax(
     indptr: torch.Tensor, eids: torch.Tensor | None, scores: torch.Tensor
 ) -> torch.Tensor:
     return _launch(indptr, eids, scores, None)
 
 
-@cuda_kernel("edge_softmax_backward")
+@edge_softmax_backward_op.cuda
 def _edge_softmax_backward(
     indptr: torch.Tensor, eids: torch.Tensor | None, out: torch.Tensor, grad: torch.Tensor
 ) -> torch.Tensor:
@@ -59,7 +58,7 @@ def _launch(
     out = torch.empty_like(scores)
     if scores.numel() == 0:
         return out
-    where, num_rows, num_entries = scores.device, indptr.numel() - 1, scores.shape[0]
+    device, num_rows, num_entries = scores.device, indptr.numel() - 1, scores.shape[0]
     columns = scores.numel() // num_entries
     together = min(_MOST_COLUMNS, 1 << (columns - 1).bit_length())
     groups = -(-columns // together)
@@ -67,14 +66,14 @@ def _launch(
     shares = -(-(num_rows + num_entries) // share)
     # First rows of the shares, and two partial results for each share and column.
     words = shares + 1 + 2 * shares * columns * (2 if scores.dtype == torch.float64 else 1)
-    room = torch.empty(words, dtype=torch.int64, device=where)
-    request = device.struct(
+    room = torch.empty(words, dtype=torch.int64, device=device)
+    request = gpu.struct(
         indptr, num_rows, eids, num_entries, scores, gradients, out, columns, share, shares,
         room, room.data_ptr() + 8 * (shares + 1),
     )  # fmt: skip
     reduce, merge, finish = _kernels(indptr.dtype, scores.dtype, together, gradients is not None)
-    reduce(shares * groups, _THREADS, request, device=where)
+    reduce(shares * groups, _THREADS, request, device=device)
     if shares > 1:
-        merge(-(-shares * groups // _WARPS), _THREADS, request, device=where)
-        finish(shares * groups, _FINISH_THREADS, request, device=where)
+        merge(-(-shares * groups // _WARPS), _THREADS, request, device=device)
+        finish(shares * groups, _FINISH_THREADS, request, device=device)
     return out

@@ -10,25 +10,20 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import ID_DTYPES
-from dgl_mgpu.ops.library import call, library
-
-library.define("edge_softmax(Tensor indptr, Tensor? eids, Tensor scores) -> Tensor")
-library.define(
-    "edge_softmax_backward(Tensor indptr, Tensor? eids, Tensor out, Tensor grad) -> Tensor"
-)
+from dgl_mgpu.ops.library import Operator, call
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-@torch.library.register_fake("dgl_mgpu::edge_softmax", lib=library)
-def _edge_softmax_fake(
+@Operator
+def edge_softmax_op(
     indptr: torch.Tensor, eids: torch.Tensor | None, scores: torch.Tensor
 ) -> torch.Tensor:
     return torch.empty_like(scores)
 
 
-@torch.library.register_fake("dgl_mgpu::edge_softmax_backward", lib=library)
-def _edge_softmax_backward_fake(
+@Operator
+def edge_softmax_backward_op(
     indptr: torch.Tensor, eids: torch.Tensor | None, out: torch.Tensor, grad: torch.Tensor
 ) -> torch.Tensor:
     return torch.empty_like(out)

@@ -6,30 +6,31 @@ from collections.abc import Sequence
 
 import torch
 
-from dgl_mgpu.ops.etype_blocks.schema import EdgeType, Hops, at_moments, edge_types, num_nodes
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.etype_blocks.schema import (
+    EdgeType,
+    EdgeTypeArguments,
+    Hops,
+    at_moments,
+    edge_types,
+    num_nodes,
+    sample_etype_hops_op,
+)
 
 
-@torch.library.impl(library, "sample_etype_hops", "CPU")
+@sample_etype_hops_op.cpu
 def hop_by_hop(
-    seeds: list[torch.Tensor],
-    moments: list[torch.Tensor],
+    seeds: Sequence[torch.Tensor],
+    moments: Sequence[torch.Tensor],
     until: torch.Tensor | None,
-    ends: list[int],
-    graphs: list[torch.Tensor],
-    num_rows: list[int],
-    num_cols: list[int],
-    idtype: torch.dtype,
-    weights: list[torch.Tensor | None],
-    times: list[torch.Tensor | None],
-    fanouts: list[int],
+    etypes: EdgeTypeArguments,
+    fanouts: Sequence[int],
     replace: bool,
-    keys: list[int],
-    sms: int = 0,
-    ordered_from: Sequence[int] = (),
+    keys: Sequence[int],
+    sms: int,
+    ordered_from: Sequence[int],
 ) -> Hops:
     """``sample_etype_hops`` on the device of the seeds, whatever it is."""
-    types = edge_types(ends, graphs, num_rows, num_cols, weights, times)
+    types, idtype = edge_types(etypes), etypes.idtype
     counts = num_nodes(types)
     # Nodes by type and their times, and what they are numbered by.
     nodes, ids = seeds, seeds
@@ -55,7 +56,7 @@ def hop_by_hop(
             if mine:
                 found = [neighbors[n] for n in mine]
                 all_found = found[0] if len(found) == 1 else torch.cat(found)
-                joined[ntype], local = torch.ops.dgl_mgpu.append_unique(known, all_found)
+                joined[ntype], local = torch.ops.dgl_mgpu.append_unique.default(known, all_found)
                 parts = local.to(idtype).split([len(each) for each in found])
                 # What an operator returns must not share memory.
                 parts = parts if len(found) == 1 else tuple(each.clone() for each in parts)
@@ -85,14 +86,15 @@ def _sample(
     """One hop of an edge type; the neighbors are at the nodes' times."""
     draw = (fanout, replace, key, sms)
     if of.is_uniform:
-        indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors(
-            nodes, *of.graph, idtype, *draw
+        indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors.default(
+            nodes, *of.rows, idtype, *draw
         )
     else:
-        weighed = (of.weights, of.weight_dtype, of.times, of.time_dtype)
-        latest = None if until is None or of.time_dtype is None else until[moments]
-        indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors_weighted(
-            nodes, *of.graph, idtype, *weighed, latest, *draw
+        weighting = of.weighting
+        if until is not None and weighting.time_dtype is not None:
+            weighting = weighting._replace(until=until[moments])
+        indptr, neighbors, eids = torch.ops.dgl_mgpu.sample_neighbors_weighted.default(
+            nodes, *of.rows, idtype, *weighting, *draw
         )
     if moments is not None:
         at = moments.repeat_interleave(indptr.diff(), output_size=len(neighbors))

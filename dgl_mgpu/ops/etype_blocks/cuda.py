@@ -14,11 +14,18 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.etype_blocks.cpu import hop_by_hop
-from dgl_mgpu.ops.etype_blocks.schema import EdgeType, Hops, at_moments, edge_types, num_nodes
-from dgl_mgpu.ops.library import direct_cuda, library
+from dgl_mgpu.ops.etype_blocks.schema import (
+    EdgeType,
+    EdgeTypeArguments,
+    Hops,
+    at_moments,
+    edge_types,
+    num_nodes,
+    sample_etype_hops_op,
+)
 from dgl_mgpu.ops.sample.cuda import sample_hop
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.sample_weighted.cuda import (
@@ -39,30 +46,24 @@ _MOST_EDGES = 1 << 25
 _UNIFORM_END, _NUMBERED, _NODES = 1, 3, 2
 
 
-@direct_cuda("sample_etype_hops_async")
+@sample_etype_hops_op.start
 def sample_etype_hops_async(
-    seeds: list[torch.Tensor],
-    moments: list[torch.Tensor],
+    seeds: Sequence[torch.Tensor],
+    moments: Sequence[torch.Tensor],
     until: torch.Tensor | None,
-    ends: list[int],
-    graphs: list[torch.Tensor],
-    num_rows: list[int],
-    num_cols: list[int],
-    idtype: torch.dtype,
-    weights: list[torch.Tensor | None],
-    times: list[torch.Tensor | None],
-    fanouts: list[int],
+    etypes: EdgeTypeArguments,
+    fanouts: Sequence[int],
     replace: bool,
-    keys: list[int],
-    sms: int = 0,
-    ordered_from: Sequence[int] = (),
+    keys: Sequence[int],
+    sms: int,
+    ordered_from: Sequence[int],
 ) -> SampleFuture[Hops]:
     """Launch ``sample_etype_hops`` without waiting for it.
 
     Ask for the result on the same stream, or drop the future.
     """
-    device.raise_faults(seeds[0].device, wait=False)
-    types = edge_types(ends, graphs, num_rows, num_cols, weights, times, ordered_from)
+    gpu.raise_faults(seeds[0].device, wait=False)
+    types = edge_types(etypes, ordered_from)
     by_type = list(zip(fanouts, keys, strict=True))
     draws = [by_type[first : first + len(types)] for first in range(0, len(keys), len(types))]
     rooms = _rooms(types, draws, [len(each) for each in seeds], until is not None)
@@ -71,18 +72,17 @@ def sample_etype_hops_async(
         with space.lock:
             try:
                 batch = _launched(
-                    space, seeds, moments, until, types, idtype, replace, sms, draws, rooms
+                    space, seeds, moments, until, types, etypes.idtype, replace, sms, draws, rooms
                 )
                 return SampleFuture(batch.finish)
             except torch.cuda.OutOfMemoryError:
                 space.release()
-    return SampleFuture(partial(
-        hop_by_hop, seeds, moments, until, ends, graphs, num_rows, num_cols, idtype, weights, times,
-        fanouts, replace, keys, sms,
-    ))  # fmt: skip
+    return SampleFuture(
+        partial(hop_by_hop, seeds, moments, until, *etypes, fanouts, replace, keys, sms)
+    )
 
 
-@torch.library.impl(library, "sample_etype_hops", "CUDA")
+@sample_etype_hops_op.cuda
 def _sample_etype_hops(*arguments: Any) -> Hops:
     nodes, indptrs, sources, eids, sizes = sample_etype_hops_async(*arguments).result()
     # What an operator returns must not share memory, as the edges of types from one do.
@@ -187,13 +187,13 @@ class _Batch:
     ) -> None:
         self._space, self._seeds, self._until, self._types = space, seeds, until, types
         self._idtype, self._replace, self._sms = idtype, replace, sms
-        self._where = seeds[0].device
+        self._device = seeds[0].device
         counts = num_nodes(types)
         self._nodes = []
         for ntype, ids in enumerate(seeds):
             if until is not None:
                 ids = at_moments(ids, moments[ntype], counts[ntype])
-            nodes = torch.empty(room[ntype], dtype=ids.dtype, device=self._where)
+            nodes = torch.empty(room[ntype], dtype=ids.dtype, device=self._device)
             nodes[: len(ids)] = ids
             self._nodes.append(nodes)
         # How many there are, on the device; None where the host knows it.
@@ -211,26 +211,26 @@ class _Batch:
         most : sequence of int
             Of each node type, how many nodes are known at most.
         """
-        report = torch.zeros(self._words, dtype=torch.int64, device=self._where)
+        report = torch.zeros(self._words, dtype=torch.int64, device=self._device)
         self._reports.append(report)
         room = dict.fromkeys((each.source for each in self._types), 0)
         for each, (fanout, _) in zip(self._types, draw, strict=True):
             room[each.source] += most[each.target] * fanout
         found = {}
         for ntype, edges in room.items():
-            neighbors = torch.empty(edges, dtype=self._nodes[ntype].dtype, device=self._where)
-            eids = torch.empty(edges, dtype=self._idtype, device=self._where)
+            neighbors = torch.empty(edges, dtype=self._nodes[ntype].dtype, device=self._device)
+            eids = torch.empty(edges, dtype=self._idtype, device=self._device)
             first = len(self._types) * CONTROL + ntype * _NUMBERED
             found[ntype] = _Found(neighbors, eids, report[first : first + _NUMBERED])
         sampled = []
         end: dict[int, torch.Tensor] = {}
         for number, (each, (fanout, key)) in enumerate(zip(self._types, draw, strict=True)):
-            told = report[number * CONTROL : (number + 1) * CONTROL]
+            part = report[number * CONTROL : (number + 1) * CONTROL]
             one = self._sample(
-                each, most[each.target], fanout, key, end.get(each.source), found[each.source], told
+                each, most[each.target], fanout, key, end.get(each.source), found[each.source], part
             )
             if one.most:
-                end[each.source] = told[one.end :]
+                end[each.source] = part[one.end :]
             sampled.append(one)
         for ntype, of_type in found.items():
             if ntype in end:
@@ -259,18 +259,20 @@ class _Batch:
     ) -> _Sampled:
         seeds, known = self._nodes[of.target], self._known[of.target]
         if most == 0:
-            return _Sampled(of, most, torch.zeros(1, dtype=torch.int64, device=self._where), report)
+            return _Sampled(
+                of, most, torch.zeros(1, dtype=torch.int64, device=self._device), report
+            )
         if of.is_uniform:
-            indptr = torch.empty(most + 1, dtype=torch.int64, device=self._where)
+            indptr = torch.empty(most + 1, dtype=torch.int64, device=self._device)
             sample_hop(
-                self._space, seeds, most, known, of.graph, fanout, self._replace, key, indptr,
+                self._space, seeds, most, known, of.rows, fanout, self._replace, key, indptr,
                 start, found.neighbors, found.eids, report, self._sms, of.ordered_from,
             )  # fmt: skip
             return _Sampled(of, most, indptr, report)
-        weights = edge_weights(of.weights, of.weight_dtype, of.times, of.time_dtype, self._until)
-        targets, sources = (0, 0) if self._until is None else (of.graph[3], of.num_sources)
+        weights = edge_weights(of.weighting._replace(until=self._until))
+        targets, sources = (0, 0) if self._until is None else (of.rows.num_rows, of.num_sources)
         weighed = Weighed(
-            seeds, most, known, of.graph, self._idtype, weights, targets, fanout, self._replace,
+            seeds, most, known, of.rows, self._idtype, weights, targets, fanout, self._replace,
             report, self._sms,
         )  # fmt: skip
         weighed.fill(key, False, sources, start, found.neighbors, found.eids)
@@ -279,14 +281,14 @@ class _Batch:
     def expect_reports(self) -> None:
         """Have the GPU tell the host what it found, after the last hop."""
         on_device = torch.cat(self._reports)
-        self._told = device.driver.host_buffer(len(on_device))
-        self._told.copy_(on_device, non_blocking=True)
-        self._is_told = device.driver.mark(self._where)
+        self._host_report = gpu.driver.host_buffer(len(on_device))
+        self._host_report.copy_(on_device, non_blocking=True)
+        self._reported = gpu.driver.mark(self._device)
 
     def finish(self) -> Hops:
         """Wait for the GPU, and cut what it found to size."""
-        self._is_told.synchronize()
-        told = self._told.tolist()
+        self._reported.synchronize()
+        numbers = self._host_report.tolist()
         sizes = [[len(each) for each in self._seeds]]
         indptrs, sources, eids = [], [], []
         for hop, (sampled, found) in enumerate(self._hops):
@@ -294,7 +296,7 @@ class _Batch:
             end = dict.fromkeys(found, 0)
             spans = []
             for number, each in enumerate(sampled):
-                of, words = each.of, told[first + number * CONTROL :][:CONTROL]
+                of, words = each.of, numbers[first + number * CONTROL :][:CONTROL]
                 start = end[of.source]
                 if each.most:
                     self._raise_if_bad(each, words, hop)
@@ -312,7 +314,7 @@ class _Batch:
             first += len(sampled) * CONTROL
             known = list(sizes[-1])
             for ntype, ids in enumerate(self._nodes):
-                bad, _, count = told[first + ntype * _NUMBERED :][:_NUMBERED]
+                bad, _, count = numbers[first + ntype * _NUMBERED :][:_NUMBERED]
                 if count:
                     if bad >= 0:
                         raise_at_negative_id(int(ids[bad]), bad)
@@ -322,7 +324,7 @@ class _Batch:
         return nodes, indptrs, sources, eids, torch.tensor(sizes, device="cpu")
 
     def _raise_if_bad(self, sampled: _Sampled, words: list[int], hop: int) -> None:
-        of, rows = sampled.of, sampled.of.graph[3]
+        of, rows = sampled.of, sampled.of.rows.num_rows
         if sampled.weighed is None:
             raise_at_bad_id([words[0]], self._seeds[of.target], rows, "look up the edges of nodes")
         elif words[0] or words[1]:

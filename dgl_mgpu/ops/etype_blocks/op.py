@@ -138,7 +138,9 @@ def typed_hops_async(
     return future.then(sampled)
 
 
-def _operands(view: list[torch.Tensor], dtype: torch.dtype | None) -> Sequence[torch.Tensor | None]:
+def _operands(
+    view: Sequence[torch.Tensor], dtype: torch.dtype | None
+) -> Sequence[torch.Tensor | None]:
     return [None] * 4 if dtype is None else [*view, torch.empty(0, dtype=dtype)]
 
 
@@ -379,12 +381,12 @@ def _check_types(views: Mapping[tuple[str, str, str], GraphView]) -> GraphView:
     counts = _num_nodes(views)
     first = next(iter(views.values()))
     for etype, view in views.items():
-        where, first_where = view.tiers.device, first.tiers.device
-        if view.idtype != first.idtype or where != first_where:
+        device, first_device = view.tiers.device, first.tiers.device
+        if view.idtype != first.idtype or device != first_device:
             raise InvalidInputError(
                 _ASKED,
-                f"edge type {etype} has ids of {view.idtype} on '{where}', but another has ids of"
-                f" {first.idtype} on '{first_where}'",
+                f"edge type {etype} has ids of {view.idtype} on '{device}', but another has ids of"
+                f" {first.idtype} on '{first_device}'",
                 "give all edge types the same id type and device",
             )
         for ntype, found in ((etype[0], view.num_cols), (etype[2], view.num_rows)):

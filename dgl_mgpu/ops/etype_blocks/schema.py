@@ -11,10 +11,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import Operator, Sizes
+from dgl_mgpu.ops.sample_weighted.op import Weighting
+from dgl_mgpu.ops.view import TieredRows
 
 # By node type: `seeds`, and `moments`, the number of each seed's time in `until`; without times
 # both are left out. By edge type: `ends`, the numbers of its source and destination type; `graphs`,
@@ -23,43 +26,41 @@ from dgl_mgpu.ops.library import library
 # `fanouts` and `keys`; `indptrs`, `sources` and `eids`. `nodes` are those of the last hop by type,
 # as nodes at a time (int64) if there are times; those of other hops are beginnings of them, in
 # `sizes`, (hops + 1, node types) on the CPU.
-library.define(
-    "sample_etype_hops(Tensor[] seeds, Tensor[] moments, Tensor? until, int[] ends,"
-    " Tensor[] graphs, SymInt[] num_rows, SymInt[] num_cols, ScalarType idtype,"
-    " Tensor?[] weights, Tensor?[] times, int[] fanouts, bool replace, int[] keys, int sms=0,"
-    " int[] ordered_from=[])"
-    " -> (Tensor[] nodes, Tensor[] indptrs, Tensor[] sources, Tensor[] eids, Tensor sizes)"
-)
-
 #: What the operator returns.
 Hops = tuple[
     list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], list[torch.Tensor], torch.Tensor
 ]
 
 
-@torch.library.register_fake("dgl_mgpu::sample_etype_hops", lib=library)
-def _sample_etype_hops_fake(
-    seeds: list[torch.Tensor],
-    moments: list[torch.Tensor],
+class EdgeTypeArguments(NamedTuple):
+    """All edge types of a graph, as the operator takes them; see the comment above."""
+
+    ends: Sequence[int]
+    graphs: Sequence[torch.Tensor]
+    num_rows: Sizes
+    num_cols: Sizes
+    idtype: torch.dtype
+    weights: Sequence[torch.Tensor | None]
+    times: Sequence[torch.Tensor | None]
+
+
+@Operator
+def sample_etype_hops_op(
+    seeds: Sequence[torch.Tensor],
+    moments: Sequence[torch.Tensor],
     until: torch.Tensor | None,
-    ends: list[int],
-    graphs: list[torch.Tensor],
-    num_rows: list[int],
-    num_cols: list[int],
-    idtype: torch.dtype,
-    weights: list[torch.Tensor | None],
-    times: list[torch.Tensor | None],
-    fanouts: list[int],
+    etypes: EdgeTypeArguments,
+    fanouts: Sequence[int],
     replace: bool,
-    keys: list[int],
+    keys: Sequence[int],
     sms: int = 0,
     ordered_from: Sequence[int] = (),
 ) -> Hops:
     context = torch.library.get_ctx()
-    num_types = len(num_rows)
+    num_types, idtype = len(etypes.num_rows), etypes.idtype
     indptrs, sources, eids = [], [], []
     for hop in range(len(fanouts) // num_types):
-        for target in ends[1::2]:
+        for target in etypes.ends[1::2]:
             # A size has to be one of a tensor itself, not of one less.
             starts = context.new_dynamic_size() if hop else len(seeds[target]) + 1
             indptrs.append(seeds[0].new_empty(starts, dtype=torch.int64))
@@ -79,42 +80,30 @@ class EdgeType:
     ----------
     source, target : int
         Numbers of its node types.
-    graph : tuple
-        Tiers, pointers, position and number of rows.
+    rows : TieredRows
     num_sources : int
-    weights, times : list of Tensor
-        Tiers, pointers and position; empty where there are none.
-    weight_dtype, time_dtype : torch.dtype, optional
+    weighting : Weighting
+        Without ``until``, which all edge types share.
     ordered_from : int
-        So many nodes a GPU takes in the order of their edges' addresses; 0 for none.
+        Number of nodes from which a GPU takes them in the order of addresses; 0 for never.
     """
 
     source: int
     target: int
-    graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int]
+    rows: TieredRows
     num_sources: int
-    weights: list[torch.Tensor]
-    weight_dtype: torch.dtype | None
-    times: list[torch.Tensor]
-    time_dtype: torch.dtype | None
+    weighting: Weighting
     ordered_from: int = 0
 
     @property
     def is_uniform(self) -> bool:
         """Whether all edges are drawn alike."""
-        return self.weight_dtype is None and self.time_dtype is None
+        return self.weighting.weight_dtype is None and self.weighting.time_dtype is None
 
 
-def edge_types(
-    ends: Sequence[int],
-    graphs: Sequence[torch.Tensor],
-    num_rows: Sequence[int],
-    num_cols: Sequence[int],
-    weights: Sequence[torch.Tensor | None],
-    times: Sequence[torch.Tensor | None],
-    ordered_from: Sequence[int] = (),
-) -> list[EdgeType]:
+def edge_types(arguments: EdgeTypeArguments, ordered_from: Sequence[int] = ()) -> list[EdgeType]:
     """The edge types of the operator's arguments."""
+    ends, graphs, num_rows, num_cols, _, weights, times = arguments
     types = []
     for number, (rows, cols) in enumerate(zip(num_rows, num_cols, strict=True)):
         source, target = ends[2 * number : 2 * number + 2]
@@ -123,10 +112,13 @@ def edge_types(
             EdgeType(
                 source,
                 target,
-                (tiers, pointers, position, rows),
+                TieredRows(tiers, pointers, position, rows),
                 cols,
-                *_values(weights[4 * number : 4 * number + 4]),
-                *_values(times[4 * number : 4 * number + 4]),
+                Weighting(
+                    *_values(weights[4 * number : 4 * number + 4]),
+                    *_values(times[4 * number : 4 * number + 4]),
+                    None,
+                ),
                 ordered_from[number] if ordered_from else 0,
             )
         )
@@ -144,7 +136,7 @@ def num_nodes(types: Sequence[EdgeType]) -> dict[int, int]:
     """Nodes of each node type, by its number."""
     found = {}
     for each in types:
-        found[each.source], found[each.target] = each.num_sources, each.graph[3]
+        found[each.source], found[each.target] = each.num_sources, each.rows.num_rows
     return found
 
 

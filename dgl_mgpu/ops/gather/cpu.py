@@ -7,8 +7,8 @@ import torch
 
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import raise_at_bad_id
-from dgl_mgpu.ops.gather import op  # noqa: F401  (defines the schemas)
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.gather.op import DiskCache, GatherTuning, count_tiers_op, gather_rows_op
+from dgl_mgpu.ops.host_reads import HostCounters
 from dgl_mgpu.ops.memory import (
     CACHE_LINE,
     Rows,
@@ -21,7 +21,7 @@ from dgl_mgpu.ops.memory import (
     segment_in,
     segment_of,
 )
-from dgl_mgpu.ops.view import HOST_SMS, STOP, as_words
+from dgl_mgpu.ops.view import STOP, TieredRows, as_words
 
 #: Bytes copied per range of ids that are worth waking a thread for.
 _GRAIN_BYTES = 128 * 1024
@@ -102,29 +102,23 @@ def _count(
     return -1
 
 
-@torch.library.impl(library, "gather_rows", "CPU")
+@gather_rows_op.cpu
 def _gather_rows(
     out: torch.Tensor,
     ids: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    host_start: int = -1,
-    sms: int = 0,
-    host_sms: int = HOST_SMS,
-    host_share: float = 1.0,
-    stored: torch.dtype | None = None,
-    tags: torch.Tensor | None = None,
-    cache: torch.Tensor | None = None,
-    aside: torch.Tensor | None = None,
-    counted: torch.Tensor | None = None,
-    told: torch.Tensor | None = None,
+    table: TieredRows,
+    tuning: GatherTuning,
+    stored: torch.dtype | None,
+    disk: DiskCache | None,
+    counters: HostCounters | None,
 ) -> None:
+    tiers, pointers, position, num_rows = table
     stored = stored or out.dtype
-    if tags is None or cache is None or aside is None:
-        _gather_mapped(out, ids, rows_argument(tiers, pointers, position), num_rows, stored)
+    argument = rows_argument(tiers, pointers, position)
+    if disk is None:
+        _gather_mapped(out, ids, argument, num_rows, stored)
         return
+    tags, cache, miss_positions = disk
     bad = ((ids < 0) | (ids >= num_rows)).nonzero().flatten()
     raise_at_bad_id(bad[:1].tolist(), ids, num_rows, _ASKED)
     at = (position[ids] if position.numel() else ids).long()
@@ -134,11 +128,10 @@ def _gather_rows(
     on_disk = pointers[first + (at - start) % parts] == 0
     slot = at % len(tags)
     cached = on_disk & (tags[slot] == at)
-    aside.copy_(torch.where(on_disk & ~cached, at, -1))
+    miss_positions.copy_(torch.where(on_disk & ~cached, at, -1))
     mapped = (~on_disk).nonzero().flatten()
     rows = out.new_empty((len(mapped), *out.shape[1:]))
-    table = rows_argument(tiers, pointers, position)
-    _gather_mapped(rows, ids[mapped], table, num_rows, stored)
+    _gather_mapped(rows, ids[mapped], argument, num_rows, stored)
     words = as_words(out)
     words[mapped] = as_words(rows).view(words.dtype)
     rows = as_words(cache)[slot[cached]].view(stored).to(out.dtype)
@@ -175,7 +168,7 @@ def _gather_mapped(
             out[begin : begin + step] = held[: len(part)]
 
 
-@torch.library.impl(library, "count_tiers", "CPU")
+@count_tiers_op.cpu
 def _count_tiers(
     counts: torch.Tensor,
     ids: torch.Tensor,

@@ -8,12 +8,11 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.ops import device
-from dgl_mgpu.ops.buckets import buckets_of
-from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.gather import op  # noqa: F401  (defines the schemas)
-from dgl_mgpu.ops.library import cuda_kernel
-from dgl_mgpu.ops.view import HOST_SMS, LISTED_ROWS
+from dgl_mgpu.ops import device as gpu
+from dgl_mgpu.ops.device import Kernel, buckets_of, c_type, position_pointer, position_type
+from dgl_mgpu.ops.gather.op import DiskCache, GatherTuning, count_tiers_op, gather_rows_op
+from dgl_mgpu.ops.host_reads import HostCounters
+from dgl_mgpu.ops.view import LISTED_ROWS, TieredRows
 
 THREADS = 256
 _WARPS = THREADS // 32
@@ -72,27 +71,20 @@ def _gather_kernel(
     return _kernel("gather_cast", seed, position, *types, str(elements), str(UNROLL))
 
 
-@cuda_kernel("gather_rows")
+@gather_rows_op.cuda
 def _gather_rows(
     out: torch.Tensor,
     ids: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    host_start: int = -1,
-    sms: int = 0,
-    host_sms: int = HOST_SMS,
-    host_share: float = 1.0,
-    stored: torch.dtype | None = None,
-    tags: torch.Tensor | None = None,
-    cache: torch.Tensor | None = None,
-    aside: torch.Tensor | None = None,
-    counted: torch.Tensor | None = None,
-    told: torch.Tensor | None = None,
+    table: TieredRows,
+    tuning: GatherTuning,
+    stored: torch.dtype | None,
+    disk: DiskCache | None,
+    counters: HostCounters | None,
 ) -> None:
-    where = out.device
-    device.raise_faults(where, wait=False)
+    tiers, pointers, position, num_rows = table
+    host_start, sms, host_sms, host_share = tuning
+    device = out.device
+    gpu.raise_faults(device, wait=False)
     count = ids.numel()
     if out.numel() == 0:
         return
@@ -101,21 +93,21 @@ def _gather_rows(
     vector = _vector(out, elements, stored)
     types = ids.dtype, position_type(position)
     kernel = _gather_kernel(*types, stored, out.dtype, vector)
-    blocks, warp_rows = launch_shape(kernel, count, where, sms)
+    blocks, warp_rows = launch_shape(kernel, count, device, sms)
     host_blocks, host_rows = 0, (host_start, *_NOT_LISTED)
-    # Rows on disk lie behind those in host memory: with them these are read as they come.
-    worth = 0 <= host_start < num_rows and tags is None and LISTED_ROWS <= count < _TOO_MANY_ROWS
+    # Rows on disk follow those in host memory: with them, host rows are read unordered.
+    worth = 0 <= host_start < num_rows and disk is None and LISTED_ROWS <= count < _TOO_MANY_ROWS
     listed = worth and host_share * count >= LISTED_ROWS
     if listed:
-        host_rows = _host_rows(count, host_start, num_rows, where)
-        host_blocks = min(blocks, device.blocks_within(kernel, THREADS, count, where, host_sms))
-        if host_start == 0:  # nobody has anything else to read
+        host_rows = _host_rows(count, host_start, num_rows, device)
+        host_blocks = min(blocks, gpu.blocks_within(kernel, THREADS, count, device, host_sms))
+        if host_start == 0:  # no block reads anything else
             blocks = host_blocks
         else:
             # All are there at once, or some would begin when others end.
             host_blocks = min(host_blocks, max(1, blocks // 2))
             blocks = max(blocks, host_blocks + 1)
-    request = device.struct(
+    request = gpu.struct(
         out,
         ids,
         count,
@@ -129,28 +121,30 @@ def _gather_rows(
         warp_rows,
         *host_rows,
         host_blocks,
-        *((counted, told) if worth else (None, None)),
-        tags,
-        cache,
-        0 if tags is None else tags.shape[0],
-        aside,
-        device.fault_record(where),
+        *(counters if counters is not None and worth else (None, None)),
+        *((None, None, 0, None) if disk is None else _disk_cache(disk)),
+        gpu.fault_record(device),
     )
     if listed:
         counter, lister = _kernel("count_host_rows", *types), _kernel("list_host_rows", *types)
         wanted = -(-count // (_LOOKUPS * THREADS))
-        some = device.blocks_within(lister, THREADS, wanted, where, sms)
-        counter(some, THREADS, request, device=where)
-        lister(some, THREADS, request, device=where)
-    kernel(blocks, THREADS, request, device=where)
+        some = gpu.blocks_within(lister, THREADS, wanted, device, sms)
+        counter(some, THREADS, request, device=device)
+        lister(some, THREADS, request, device=device)
+    kernel(blocks, THREADS, request, device=device)
 
 
-def _host_rows(count: int, start: int, num_rows: int, where: torch.device) -> tuple[Any, ...]:
-    """Room for a list of a gather's rows in host memory: the kernels' ``HostRows``."""
+def _disk_cache(disk: DiskCache) -> tuple[Any, ...]:
+    """The kernels' ``DiskCache``."""
+    return disk.tags, disk.cache, disk.tags.shape[0], disk.miss_positions
+
+
+def _host_rows(count: int, start: int, num_rows: int, device: torch.device) -> tuple[Any, ...]:
+    """The kernels' ``HostRows``: buffers for a list of a gather's rows in host memory."""
     shift, buckets = buckets_of(num_rows - start)
-    counts = torch.zeros(buckets + 2, dtype=torch.int32, device=where)
+    counts = torch.zeros(buckets + 2, dtype=torch.int32, device=device)
     # Positions, of eight bytes, and behind them places, of four.
-    listed = torch.empty(3 * count, dtype=torch.int32, device=where)
+    listed = torch.empty(3 * count, dtype=torch.int32, device=device)
     return start, shift, buckets, counts, listed, listed.data_ptr() + 8 * count
 
 
@@ -173,14 +167,14 @@ def row_slots(row_bytes: int, vector: int) -> int:
     return lines * _LINE // vector
 
 
-def launch_shape(kernel: Kernel, count: int, where: torch.device, sms: int) -> tuple[int, int]:
-    """Blocks, and rows for a warp at a time: fewer where that keeps more warps busy."""
-    most = device.blocks_within(kernel, THREADS, count, where, sms)
+def launch_shape(kernel: Kernel, count: int, device: torch.device, sms: int) -> tuple[int, int]:
+    """Number of blocks, and of rows per warp: fewer where that keeps more warps busy."""
+    most = gpu.blocks_within(kernel, THREADS, count, device, sms)
     warp_rows = min(32, max(1, count // (most * _WARPS)))
     return max(1, min(most, -(-count // (warp_rows * _WARPS)))), warp_rows
 
 
-@cuda_kernel("count_tiers")
+@count_tiers_op.cuda
 def _count_tiers(
     counts: torch.Tensor,
     ids: torch.Tensor,
@@ -188,9 +182,9 @@ def _count_tiers(
     position: torch.Tensor,
     num_rows: int,
 ) -> None:
-    where, count = ids.device, ids.numel()
+    device, count = ids.device, ids.numel()
     kernel = _kernel("count_tiers", ids.dtype, position_type(position))
-    blocks = device.blocks_within(kernel, THREADS, -(-count // (4 * THREADS)), where)
+    blocks = gpu.blocks_within(kernel, THREADS, -(-count // (4 * THREADS)), device)
     kernel(
         blocks if count else 0,
         THREADS,
@@ -202,6 +196,6 @@ def _count_tiers(
         num_rows,
         len(counts),
         counts,
-        device.fault_record(where),
-        device=where,
+        gpu.fault_record(device),
+        device=device,
     )

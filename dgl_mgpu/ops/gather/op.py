@@ -1,55 +1,57 @@
-"""Row gather over tiers: the contract."""
+"""Row gather over tiers: specifications and public functions."""
 
 from __future__ import annotations
+
+from typing import NamedTuple
 
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids, check_integer
-from dgl_mgpu.ops.library import call, library
-from dgl_mgpu.ops.view import HOST_SMS, RowView
-
-library.define(
-    "gather_rows(Tensor(a!) out, Tensor ids, Tensor tiers, Tensor pointers, Tensor position,"
-    " SymInt num_rows, SymInt host_start=-1, int sms=0, int host_sms=4, float host_share=1.0,"
-    " ScalarType? stored=None, Tensor? tags=None, Tensor? cache=None, Tensor(b!)? aside=None,"
-    " Tensor(c!)? counted=None, Tensor(d!)? told=None) -> ()"
-)
-library.define(
-    "count_tiers(Tensor(a!) counts, Tensor ids, Tensor tiers, Tensor position, SymInt num_rows)"
-    " -> ()"
-)
+from dgl_mgpu.ops.host_reads import HostCounters
+from dgl_mgpu.ops.library import Operator, Size, Written, call
+from dgl_mgpu.ops.view import HOST_SMS, RowView, TieredRows
 
 
-@torch.library.register_fake("dgl_mgpu::gather_rows", lib=library)
-def _gather_rows_fake(
-    out: torch.Tensor,
+class GatherTuning(NamedTuple):
+    """How a GPU gathers; the fields are those of :class:`RowView`."""
+
+    host_start: Size = -1
+    sms: int = 0
+    host_sms: int = HOST_SMS
+    host_share: float = 1.0
+
+
+class DiskCache(NamedTuple):
+    """The cache of rows on disk (:class:`dgl_mgpu.ops.view.DiskRows`), and what it lacks.
+
+    Attributes
+    ----------
+    miss_positions : Tensor, int64, shape (n,)
+        For each row gathered, its position if it has to be read from disk, else -1.
+    """
+
+    tags: torch.Tensor
+    cache: torch.Tensor
+    miss_positions: Written
+
+
+@Operator
+def gather_rows_op(
+    out: Written,
     ids: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    host_start: int = -1,
-    sms: int = 0,
-    host_sms: int = HOST_SMS,
-    host_share: float = 1.0,
+    table: TieredRows,
+    tuning: GatherTuning,
     stored: torch.dtype | None = None,
-    tags: torch.Tensor | None = None,
-    cache: torch.Tensor | None = None,
-    aside: torch.Tensor | None = None,
-    counted: torch.Tensor | None = None,
-    told: torch.Tensor | None = None,
+    disk: DiskCache | None = None,
+    counters: HostCounters | None = None,
 ) -> None:
     return None
 
 
-@torch.library.register_fake("dgl_mgpu::count_tiers", lib=library)
-def _count_tiers_fake(
-    counts: torch.Tensor,
-    ids: torch.Tensor,
-    tiers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
+@Operator
+def count_tiers_op(
+    counts: Written, ids: torch.Tensor, tiers: torch.Tensor, position: torch.Tensor, num_rows: Size
 ) -> None:
     return None
 
@@ -59,9 +61,9 @@ CASTS_FROM = (
     torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e4m3fn,
     torch.float8_e5m2, torch.int8, torch.uint8, torch.int16, torch.int32, torch.int64, torch.bool,
 )  # fmt: skip
-#: What a gather is not given: a cache of rows on disk, and where to count.
-_NO_STAGING = (None, None, None)
-_NO_COUNTS = (None, None)
+#: ``DiskCache`` and ``HostCounters`` of a gather without them.
+_NO_DISK_CACHE = (None, None, None)
+_NO_COUNTERS = (None, None)
 CASTS_TO = (torch.float32, torch.float16, torch.bfloat16, torch.float64)
 
 
@@ -104,7 +106,7 @@ def gather_rows(
         cannot be cast to ``dtype``.
     IdOutOfRangeError
         If an id is negative or not smaller than ``view.num_rows``; it names the first one.  On a
-        GPU, which nobody waits for here, the row is zero and the error is raised by the next
+        GPU, which the host does not wait for, the row is zero and the error is raised by the next
         operator call on that device or by :func:`dgl_mgpu.ops.device.raise_faults`.
 
     Notes
@@ -138,21 +140,21 @@ def gather_rows(
     host_sms = sms if sms and view.host_start == 0 else view.host_sms
     tensors = (out, ids, view.tiers, view.pointers, view.position)
     host_share = view.host_share
-    counts: tuple[torch.Tensor | None, torch.Tensor | None] = _NO_COUNTS
+    counters: tuple[torch.Tensor | None, torch.Tensor | None] = _NO_COUNTERS
     reads = None if torch.compiler.is_compiling() else view.host_reads
     if reads is not None and view.host_start >= 0 and out.is_cuda:
-        host_share, counts = reads.share(host_share), reads.words(out.device)
+        host_share, counters = reads.share(host_share), reads.counters(out.device)
     others = (
         view.num_rows, view.host_start, sms or view.sms, host_sms, host_share,
         None if dtype == view.dtype else view.dtype,
     )  # fmt: skip
     if view.disk is None or out.numel() == 0:
-        call("gather_rows", tensors, *others, *_NO_STAGING, *counts)
+        call("gather_rows", tensors, *others, *_NO_DISK_CACHE, *counters)
         return out
     with view.disk.lock:
-        aside = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
-        call("gather_rows", tensors, *others, view.disk.tags, view.disk.cache, aside)
-        view.disk.fetch(out, aside)
+        miss_positions = torch.empty(ids.shape, dtype=torch.int64, device=ids.device)
+        call("gather_rows", tensors, *others, view.disk.tags, view.disk.cache, miss_positions)
+        view.disk.fetch(out, miss_positions)
     return out
 
 

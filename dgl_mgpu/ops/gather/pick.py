@@ -7,17 +7,15 @@ import math
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import check_ids, raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, c_type
 from dgl_mgpu.ops.gather.cuda import THREADS, UNROLL, VECTORS, launch_shape, row_slots
-from dgl_mgpu.ops.library import call, cuda_kernel, library
-
-library.define("pick_rows(Tensor(a!) out, Tensor rows, Tensor ids) -> ()")
+from dgl_mgpu.ops.library import Operator, Written, call
 
 
-@torch.library.register_fake("dgl_mgpu::pick_rows", lib=library)
-def _pick_rows_fake(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
+@Operator
+def pick_rows_op(out: Written, rows: torch.Tensor, ids: torch.Tensor) -> None:
     return None
 
 
@@ -56,27 +54,27 @@ def pick_rows(rows: torch.Tensor, ids: torch.Tensor, out: torch.Tensor) -> None:
     call("pick_rows", (out, rows, ids))
 
 
-@torch.library.impl(library, "pick_rows", "CPU")
+@pick_rows_op.cpu
 def _pick_rows_cpu(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
     bad = ((ids < 0) | (ids >= len(rows))).nonzero()[:1].flatten()
     raise_at_bad_id(bad.tolist(), ids, len(rows), "pick rows")
     torch.index_select(rows, 0, ids, out=out)
 
 
-@cuda_kernel("pick_rows")
+@pick_rows_op.cuda
 def _pick_rows(out: torch.Tensor, rows: torch.Tensor, ids: torch.Tensor) -> None:
     """See ``kernels/gather.cu``."""
-    where, count = out.device, len(ids)
-    device.raise_faults(where, wait=False)
+    device, count = out.device, len(ids)
+    gpu.raise_faults(device, wait=False)
     if not out.numel():
         return
     row_bytes = out.numel() // count * out.element_size()
     vector = math.gcd(row_bytes, out.data_ptr(), rows.data_ptr(), 16)
     types = f"{c_type(ids.dtype)}, {VECTORS[vector]}, {UNROLL}"
     kernel = Kernel("gather.cu", f"dgl_mgpu::pick<{types}>")
-    blocks, warp_rows = launch_shape(kernel, count, where, 0)
+    blocks, warp_rows = launch_shape(kernel, count, device, 0)
     slots = row_slots(row_bytes, vector)
     kernel(
         blocks, THREADS, out, rows, ids.contiguous(), count, len(rows), row_bytes, slots,
-        warp_rows, device.fault_record(where), device=where,
+        warp_rows, gpu.fault_record(device), device=device,
     )  # fmt: skip

@@ -8,16 +8,15 @@ import torch
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.edges import DEGREE, FIRST_EDGE, GRAIN, SEGMENT, find_edges
-from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.memory import Rows, kernel, load_id, prefetch, rows_argument
-from dgl_mgpu.ops.negative import op  # noqa: F401  (defines the schemas)
+from dgl_mgpu.ops.negative.op import negative_destinations_op, negative_edges_op
 from dgl_mgpu.ops.philox import (
     NEGATIVE_DESTINATION_STREAM,
     NEGATIVE_EDGE_STREAM,
     below,
     philox,
 )
-from dgl_mgpu.ops.view import INDICES
+from dgl_mgpu.ops.view import INDICES, TieredGraph
 
 #: Candidates whose destination's in-edges are asked for ahead.
 _AHEAD = 16
@@ -156,21 +155,12 @@ def _failed(
     return failed
 
 
-@torch.library.impl(library, "negative_edges", "CPU")
+@negative_edges_op.cpu
 def _negative_edges(
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
-    num: int,
-    replace: bool,
-    exclude_self_loops: bool,
-    max_tries: int,
-    key: int,
+    graph: TieredGraph, num: int, replace: bool, exclude_self_loops: bool, max_tries: int, key: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    graph = rows_argument(tiers, pointers, position)
+    tiers, pointers, position, num_rows, num_cols, idtype = graph
+    argument = rows_argument(tiers, pointers, position)
     sources, destinations = np.empty((2, num), dtype=np.int64)
     table = np.full(0 if replace else 1 << (2 * num).bit_length(), -1)
     pending = np.arange(num)
@@ -193,7 +183,7 @@ def _negative_edges(
             pending,
             sources,
             destinations,
-            graph,
+            argument,
             num_rows,
             idtype.itemsize,
             True,
@@ -210,27 +200,23 @@ def _negative_edges(
     )
 
 
-@torch.library.impl(library, "negative_destinations", "CPU")
+@negative_destinations_op.cpu
 def _negative_destinations(
     sources: torch.Tensor,
     numbers: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
+    graph: TieredGraph,
     k: int,
     avoid_existing: bool,
     exclude_self_loops: bool,
     max_tries: int,
     key: int,
 ) -> torch.Tensor:
+    tiers, pointers, position, num_rows, num_cols, idtype = graph
     outside = (sources < 0) | (sources >= num_cols)
     raise_at_bad_id(
         outside.nonzero()[:1, 0].tolist(), sources, num_cols, "sample negative destinations"
     )
-    graph = rows_argument(tiers, pointers, position)
+    argument = rows_argument(tiers, pointers, position)
     source_of = sources.long().repeat_interleave(k).numpy()
     blocks = (numbers[:, None] * k + torch.arange(k)).reshape(-1).numpy()
     destinations = np.empty(len(source_of), dtype=np.int64)
@@ -254,7 +240,7 @@ def _negative_destinations(
             pending,
             source_of,
             destinations,
-            graph,
+            argument,
             num_rows,
             idtype.itemsize,
             avoid_existing,

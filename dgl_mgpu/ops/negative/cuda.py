@@ -4,44 +4,35 @@ from __future__ import annotations
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type, position_pointer, position_type
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.negative import op  # noqa: F401  (defines the schemas)
+from dgl_mgpu.ops.negative.op import negative_destinations_op, negative_edges_op
+from dgl_mgpu.ops.view import TieredGraph
 from dgl_mgpu.ops.workspace import workspace
 
 _THREADS = 256
 _WARPS = _THREADS // 32
 
 
-@torch.library.impl(library, "negative_edges", "CUDA")
+@negative_edges_op.cuda
 def _negative_edges(
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
-    num: int,
-    replace: bool,
-    exclude_self_loops: bool,
-    max_tries: int,
-    key: int,
+    graph: TieredGraph, num: int, replace: bool, exclude_self_loops: bool, max_tries: int, key: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    where = tiers.device
-    device.raise_faults(where, wait=False)
+    tiers, pointers, position, num_rows, num_cols, idtype = graph
+    device = tiers.device
+    gpu.raise_faults(device, wait=False)
     kernel = Kernel(
         "negative.cu",
         f"dgl_mgpu::negative_edges<{c_type(idtype)}, {position_type(position)}>",
         cooperative=True,
     )
-    space = workspace(where)
-    blocks = blocks_within(kernel, _THREADS, -(-num // _WARPS), where)
-    drawn = torch.empty((2, num), dtype=idtype, device=where)
-    slots = torch.empty(num, dtype=torch.int64, device=where)
+    space = workspace(device)
+    blocks = blocks_within(kernel, _THREADS, -(-num // _WARPS), device)
+    drawn = torch.empty((2, num), dtype=idtype, device=device)
+    slots = torch.empty(num, dtype=torch.int64, device=device)
     # Not one piece: what an operator returns must not share memory.
-    sources, destinations = (torch.empty(num, dtype=idtype, device=where) for _ in range(2))
+    sources, destinations = (torch.empty(num, dtype=idtype, device=device) for _ in range(2))
     table_slots = 0 if replace else 1 << (2 * num).bit_length()
     with space.lock:
         kernel(
@@ -66,32 +57,28 @@ def _negative_edges(
             sources,
             destinations,
             space.report,
-            device=where,
+            device=device,
         )
         (total,) = space.read_report(1)
     return sources[:total], destinations[:total]
 
 
-@torch.library.impl(library, "negative_destinations", "CUDA")
+@negative_destinations_op.cuda
 def _negative_destinations(
     sources: torch.Tensor,
     numbers: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
+    graph: TieredGraph,
     k: int,
     avoid_existing: bool,
     exclude_self_loops: bool,
     max_tries: int,
     key: int,
 ) -> torch.Tensor:
-    where, count = sources.device, sources.numel()
-    device.raise_faults(where, wait=False)
-    destinations = torch.empty((count, k), dtype=idtype, device=where)
-    bad = torch.full((1,), -1, dtype=torch.int64, device=where)
+    tiers, pointers, position, num_rows, num_cols, idtype = graph
+    device, count = sources.device, sources.numel()
+    gpu.raise_faults(device, wait=False)
+    destinations = torch.empty((count, k), dtype=idtype, device=device)
+    bad = torch.full((1,), -1, dtype=torch.int64, device=device)
     kernel = Kernel(
         "negative.cu",
         f"dgl_mgpu::negative_destinations<{c_type(sources.dtype)}, {c_type(idtype)}, "
@@ -99,7 +86,7 @@ def _negative_destinations(
     )
     items = count * k
     kernel(
-        blocks_within(kernel, _THREADS, -(-items // _WARPS), where) if items else 0,
+        blocks_within(kernel, _THREADS, -(-items // _WARPS), device) if items else 0,
         _THREADS,
         sources,
         count,
@@ -117,9 +104,9 @@ def _negative_destinations(
         key,
         destinations,
         bad,
-        device=where,
+        device=device,
     )
-    report = device.driver.host_buffer(1).copy_(bad, non_blocking=True)
-    device.driver.synchronize(where)
+    report = gpu.driver.host_buffer(1).copy_(bad, non_blocking=True)
+    gpu.driver.synchronize(device)
     raise_at_bad_id(report.tolist(), sources, num_cols, "sample negative destinations")
     return destinations

@@ -13,58 +13,33 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids, check_integer
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import Operator, Size
 from dgl_mgpu.ops.philox import NEGATIVE_EDGE_STREAM, SampleKey
-from dgl_mgpu.ops.view import GraphView
+from dgl_mgpu.ops.view import GraphView, TieredGraph, tiered_graph
 from dgl_mgpu.ops.walk.op import occurrences
 
-library.define(
-    "negative_edges(Tensor tiers, Tensor pointers, Tensor position, SymInt num_rows,"
-    " SymInt num_cols, ScalarType idtype, SymInt num, bool replace, bool exclude_self_loops,"
-    " int max_tries, int key) -> (Tensor sources, Tensor destinations)"
-)
-library.define(
-    "negative_destinations(Tensor sources, Tensor numbers, Tensor tiers, Tensor pointers,"
-    " Tensor position, SymInt num_rows, SymInt num_cols, ScalarType idtype, SymInt k,"
-    " bool avoid_existing, bool exclude_self_loops, int max_tries, int key) -> Tensor"
-)
 
-
-@torch.library.register_fake("dgl_mgpu::negative_edges", lib=library)
-def _negative_edges_fake(
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
-    num: int,
-    replace: bool,
-    exclude_self_loops: bool,
-    max_tries: int,
-    key: int,
+@Operator
+def negative_edges_op(
+    graph: TieredGraph, num: Size, replace: bool, exclude_self_loops: bool, max_tries: int, key: int
 ) -> tuple[torch.Tensor, torch.Tensor]:
     total = torch.library.get_ctx().new_dynamic_size()
-    return tiers.new_empty(total, dtype=idtype), tiers.new_empty(total, dtype=idtype)
+    ends = [graph.tiers.new_empty(total, dtype=graph.idtype) for _ in range(2)]
+    return ends[0], ends[1]
 
 
-@torch.library.register_fake("dgl_mgpu::negative_destinations", lib=library)
-def _negative_destinations_fake(
+@Operator
+def negative_destinations_op(
     sources: torch.Tensor,
     numbers: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
-    num_cols: int,
-    idtype: torch.dtype,
-    k: int,
+    graph: TieredGraph,
+    k: Size,
     avoid_existing: bool,
     exclude_self_loops: bool,
     max_tries: int,
     key: int,
 ) -> torch.Tensor:
-    return sources.new_empty((sources.shape[0], k), dtype=idtype)
+    return sources.new_empty((sources.shape[0], k), dtype=graph.idtype)
 
 
 class NegativeEdges(NamedTuple):
@@ -147,17 +122,7 @@ def negative_edges(
     max_tries = _check_tries(view, max_tries, exclude_self_loops, asked)
     return NegativeEdges(
         *torch.ops.dgl_mgpu.negative_edges(
-            view.tiers,
-            view.pointers,
-            view.position,
-            view.num_rows,
-            view.num_cols,
-            view.idtype,
-            num,
-            replace,
-            exclude_self_loops,
-            max_tries,
-            key.fold(),
+            *tiered_graph(view), num, replace, exclude_self_loops, max_tries, key.fold()
         )
     )
 
@@ -218,12 +183,7 @@ def negative_destinations(
     return torch.ops.dgl_mgpu.negative_destinations(
         sources,
         occurrences(sources),
-        view.tiers,
-        view.pointers,
-        view.position,
-        view.num_rows,
-        view.num_cols,
-        view.idtype,
+        *tiered_graph(view),
         k,
         avoid_existing,
         exclude_self_loops,

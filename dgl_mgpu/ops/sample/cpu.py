@@ -21,7 +21,6 @@ from dgl_mgpu.ops.edges import (
     find_edges,
     stored_ids,
 )
-from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.memory import (
     CACHE_LINE,
     copy_bytes,
@@ -33,8 +32,8 @@ from dgl_mgpu.ops.memory import (
     store_id,
 )
 from dgl_mgpu.ops.philox import SAMPLE_STREAM, below, philox
-from dgl_mgpu.ops.sample import op  # noqa: F401  (defines the schema)
-from dgl_mgpu.ops.view import INDICES
+from dgl_mgpu.ops.sample.op import sample_neighbors_op
+from dgl_mgpu.ops.view import INDICES, TieredRows
 
 #: Seeds sampled together, and the draws they may need together.
 _SEEDS, _DRAWS = 64, 1024
@@ -202,26 +201,24 @@ def _fill(
                 at += (count + 1) // 2 * 2
 
 
-@torch.library.impl(library, "sample_neighbors", "CPU")
+@sample_neighbors_op.cpu
 def _sample_neighbors(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
+    rows: TieredRows,
     idtype: torch.dtype,
     fanout: int,
     replace: bool,
     key: int,
-    sms: int = 0,
+    sms: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    tiers, pointers, position, num_rows = rows
     graph = rows_argument(tiers, pointers, position)
     found = find_edges(seeds, graph, num_rows)
     replace = replace and fanout >= 0
     indptr = torch.zeros(seeds.numel() + 1, dtype=torch.int64)
     largest = _count(found, fanout, replace, indptr.numpy())
     if not replace and largest < fanout:
-        largest = 0  # nobody draws
+        largest = 0  # no seed draws
     total = int(indptr[-1])
     neighbors = torch.empty(total, dtype=idtype)
     eids = torch.empty(total, dtype=idtype)

@@ -7,16 +7,15 @@ from collections.abc import Callable
 
 import torch
 
-from dgl_mgpu.ops import device
-from dgl_mgpu.ops.buckets import buckets_of
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
-from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.sample import op  # noqa: F401  (defines the schema)
+from dgl_mgpu.ops.device import Kernel, buckets_of, c_type, position_pointer, position_type
+from dgl_mgpu.ops.sample.op import sample_neighbors_op
+from dgl_mgpu.ops.view import TieredRows
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
 _THREADS = 256
-#: Edges up to which room for the largest possible sample is made in advance.
+#: Edges up to which the largest possible sample is allocated in advance.
 _MOST_EDGES = 1 << 27
 
 
@@ -28,7 +27,7 @@ def _kernel(name: str, types: str) -> Kernel:
 def found_buffers(
     buffer: Callable[[str, int, torch.dtype], torch.Tensor], count: int
 ) -> tuple[torch.Tensor, ...]:
-    """Where the kernels keep what they found of each seed's edges, their ``Found``."""
+    """The kernels' struct ``Found``: buffers for the location of each seed's edges."""
     return (
         buffer("first", count, torch.int64),
         buffer("degree", count, torch.int64),
@@ -50,9 +49,9 @@ def seed_order(
     return seeds, shift, number, counts, ordered_from
 
 
-#: The same where seeds are taken as they come, and as a kernel's parameter.
+#: The same for unordered seeds, and as a kernel parameter.
 NO_ORDER = (0,) * 5
-_NO_ORDER_STRUCT = device.struct(*NO_ORDER)
+_NO_ORDER_STRUCT = gpu.struct(*NO_ORDER)
 
 
 def sample_hop(
@@ -60,7 +59,7 @@ def sample_hop(
     seeds: torch.Tensor,
     count: int,
     exact: torch.Tensor | None,
-    graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int],
+    rows: TieredRows,
     fanout: int,
     replace: bool,
     key: int,
@@ -74,15 +73,16 @@ def sample_hop(
 ) -> None:
     """Launch the sampling of one hop of at most ``count`` seeds; see ``kernels/sample.cu``.
 
-    So many as ``ordered_from`` are taken in the order of their edges' addresses; 0 for none.
+    From ``ordered_from`` seeds on, they are taken in the order of their edges' addresses; 0 for
+    never.
     """
-    tiers, pointers, position, num_rows = graph
+    tiers, pointers, position, num_rows = rows
     ordered = 0 < ordered_from <= count
     types = f"{c_type(seeds.dtype)}, {c_type(eids.dtype)}, {position_type(position)}"
     types += f", {'true' if ordered else 'false'}"
     order = _NO_ORDER_STRUCT
     if ordered:
-        order = device.struct(*seed_order(space.buffer, count, num_rows, ordered_from))
+        order = gpu.struct(*seed_order(space.buffer, count, num_rows, ordered_from))
     kernel = _kernel("sample_hop", types)
     blocks = _blocks(kernel, count, seeds.device, sms)
     kernel(
@@ -94,30 +94,28 @@ def sample_hop(
     )  # fmt: skip
 
 
-def _blocks(kernel: Kernel, count: int, where: torch.device, sms: int) -> int:
+def _blocks(kernel: Kernel, count: int, device: torch.device, sms: int) -> int:
     # A few lanes a seed.
-    return device.blocks_within(kernel, _THREADS, -(-8 * count // _THREADS), where, sms)
+    return gpu.blocks_within(kernel, _THREADS, -(-8 * count // _THREADS), device, sms)
 
 
-@torch.library.impl(library, "sample_neighbors", "CUDA")
+@sample_neighbors_op.cuda
 def _sample_neighbors(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
+    rows: TieredRows,
     idtype: torch.dtype,
     fanout: int,
     replace: bool,
     key: int,
-    sms: int = 0,
+    sms: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    where, count, space = seeds.device, seeds.numel(), workspace(seeds.device)
-    device.raise_faults(where, wait=False)
-    indptr = torch.empty(count + 1, dtype=torch.int64, device=where)
+    tiers, pointers, position, num_rows = rows
+    device, count, space = seeds.device, seeds.numel(), workspace(seeds.device)
+    gpu.raise_faults(device, wait=False)
+    indptr = torch.empty(count + 1, dtype=torch.int64, device=device)
 
     def room(edges: int) -> tuple[torch.Tensor, torch.Tensor]:
-        neighbors = torch.empty(edges, dtype=idtype, device=where)
+        neighbors = torch.empty(edges, dtype=idtype, device=device)
         return neighbors, torch.empty_like(neighbors)
 
     def read_report() -> int:
@@ -132,26 +130,25 @@ def _sample_neighbors(
             except torch.cuda.OutOfMemoryError:
                 pass  # the sample itself may be much smaller
             else:
-                graph = (tiers, pointers, position, num_rows)
                 sample_hop(
-                    space, seeds, count, None, graph, fanout, replace, key, indptr, None,
+                    space, seeds, count, None, rows, fanout, replace, key, indptr, None,
                     neighbors, eids, space.report, sms,
                 )  # fmt: skip
                 total = read_report()
                 return indptr, beginning(neighbors, total), beginning(eids, total)
         types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
         kernel = _kernel("count_edges", types)
-        blocks = _blocks(kernel, count, where, sms)
+        blocks = _blocks(kernel, count, device, sms)
         found = (*found_buffers(space.buffer, count), indptr)
         kernel(
             blocks, _THREADS, seeds, count, tiers, len(tiers), pointers,
             position_pointer(position), num_rows, fanout, replace, *found, space.control(blocks),
             space.report,
-            device=where,
+            device=device,
         )  # fmt: skip
         neighbors, eids = room(read_report())
         _kernel("fill_edges", types)(
             blocks, _THREADS, seeds, count, pointers, fanout, replace, key, *found, neighbors,
-            eids, device=where,
+            eids, device=device,
         )  # fmt: skip
     return indptr, neighbors, eids

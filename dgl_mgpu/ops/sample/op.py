@@ -10,25 +10,16 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids, check_integer
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import Operator
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_weighted.op import EdgeTimes, weighting
-from dgl_mgpu.ops.view import GraphView, RowView
-
-library.define(
-    "sample_neighbors(Tensor seeds, Tensor tiers, Tensor pointers, Tensor position,"
-    " SymInt num_rows, ScalarType idtype, int fanout, bool replace, int key, int sms=0)"
-    " -> (Tensor indptr, Tensor neighbors, Tensor eids)"
-)
+from dgl_mgpu.ops.view import GraphView, RowView, TieredRows, tiered_rows
 
 
-@torch.library.register_fake("dgl_mgpu::sample_neighbors", lib=library)
-def _sample_neighbors_fake(
+@Operator
+def sample_neighbors_op(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
+    rows: TieredRows,
     idtype: torch.dtype,
     fanout: int,
     replace: bool,
@@ -123,7 +114,7 @@ def sample_neighbors(
     asked = f"sample {fanout} neighbors"
     seeds = check_ids(seeds, asked, view.tiers.device)
     fanout = check_integer(fanout, "fanout", -1, asked)
-    graph = (seeds, view.tiers, view.pointers, view.position, view.num_rows, view.idtype)
+    graph = (seeds, *tiered_rows(view), view.idtype)
     draw = (fanout, replace, key.fold(), view.sms)
     if weights is None and times is None:
         return SampledNeighbors(*torch.ops.dgl_mgpu.sample_neighbors(*graph, *draw))

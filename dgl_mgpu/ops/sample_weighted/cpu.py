@@ -6,6 +6,8 @@ the sample sizes, fill.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
@@ -20,7 +22,6 @@ from dgl_mgpu.ops.edges import (
     find_edges,
     stored_ids,
 )
-from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.memory import (
     Rows,
     inline,
@@ -36,8 +37,13 @@ from dgl_mgpu.ops.memory import (
     store_id,
 )
 from dgl_mgpu.ops.philox import SAMPLE_STREAM, draw, exponential, mulhi64
-from dgl_mgpu.ops.sample_weighted.op import raise_bad_weight
-from dgl_mgpu.ops.view import INDICES
+from dgl_mgpu.ops.sample_weighted.op import (
+    Weighting,
+    check_weights_op,
+    raise_bad_weight,
+    sample_neighbors_weighted_op,
+)
+from dgl_mgpu.ops.view import INDICES, TieredRows
 
 #: Nodes checked at a time by ``check_weights``, to bound its memory.
 _CHECKED_TOGETHER = 1 << 20
@@ -313,13 +319,8 @@ def _checked(
     return found, positive, largest
 
 
-def _weights_argument(
-    weights: list[torch.Tensor],
-    weight_dtype: torch.dtype | None,
-    times: list[torch.Tensor],
-    time_dtype: torch.dtype | None,
-    until: torch.Tensor | None,
-) -> EdgeWeights:
+def _weights_argument(weighting: Weighting) -> EdgeWeights:
+    weights, weight_dtype, times, time_dtype, until = weighting
     size = time_size = address = 0
     if weight_dtype is not None:
         size = weight_dtype.itemsize
@@ -335,26 +336,20 @@ def _weights_argument(
     )
 
 
-@torch.library.impl(library, "sample_neighbors_weighted", "CPU")
+@sample_neighbors_weighted_op.cpu
 def _sample_neighbors_weighted(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
+    rows: TieredRows,
     idtype: torch.dtype,
-    weights: list[torch.Tensor],
-    weight_dtype: torch.dtype | None,
-    times: list[torch.Tensor],
-    time_dtype: torch.dtype | None,
-    until: torch.Tensor | None,
+    weighting: Weighting,
     fanout: int,
     replace: bool,
     key: int,
-    sms: int = 0,
+    sms: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    tiers, pointers, position, num_rows = rows
     graph = rows_argument(tiers, pointers, position)
-    edge_weights = _weights_argument(weights, weight_dtype, times, time_dtype, until)
+    edge_weights = _weights_argument(weighting)
     width = idtype.itemsize
     found, positive, largest = _checked(seeds, graph, num_rows, width, edge_weights)
     replace = replace and fanout >= 0
@@ -386,18 +381,16 @@ def _sample_neighbors_weighted(
     return indptr, neighbors, eids
 
 
-@torch.library.impl(library, "check_weights", "CPU")
+@check_weights_op.cpu
 def _check_weights(
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
+    rows: TieredRows,
     idtype: torch.dtype,
-    weights: list[torch.Tensor],
+    weights: Sequence[torch.Tensor],
     weight_dtype: torch.dtype,
 ) -> None:
+    tiers, pointers, position, num_rows = rows
     graph = rows_argument(tiers, pointers, position)
-    edge_weights = _weights_argument(weights, weight_dtype, [], None, None)
+    edge_weights = _weights_argument(Weighting(weights, weight_dtype, [], None, None))
     for start in range(0, num_rows, _CHECKED_TOGETHER):
         nodes = torch.arange(start, min(start + _CHECKED_TOGETHER, num_rows))
         _checked(nodes, graph, num_rows, idtype.itemsize, edge_weights)

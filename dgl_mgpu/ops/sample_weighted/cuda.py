@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type, position_pointer, position_type
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.sample_weighted.op import raise_bad_weight
+from dgl_mgpu.ops.sample_weighted.op import (
+    Weighting,
+    check_weights_op,
+    raise_bad_weight,
+    sample_neighbors_weighted_op,
+)
+from dgl_mgpu.ops.view import TieredRows
 
 _THREADS = 512
 #: Of what the kernels know of a seed, ``Found``: the int64 in it, and which is ``positive``.
@@ -35,22 +41,17 @@ _STORED = {
 }
 
 
-def edge_weights(
-    weights: list[torch.Tensor],
-    weight_dtype: torch.dtype | None,
-    times: list[torch.Tensor],
-    time_dtype: torch.dtype | None,
-    until: torch.Tensor | None,
-) -> np.ndarray:
+def edge_weights(weighting: Weighting) -> np.ndarray:
     """The kernels' struct ``EdgeWeights``: of two views of scalars, and the times of seeds.
 
     It has their addresses, so the tensors must be kept until the launch.
     """
+    weights, weight_dtype, times, time_dtype, until = weighting
     values = (*_edge_values(weights, weight_dtype), *_edge_values(times, time_dtype))
-    return device.struct(*values, until)
+    return gpu.struct(*values, until)
 
 
-def _edge_values(view: list[torch.Tensor], dtype: torch.dtype | None) -> tuple[Any, ...]:
+def _edge_values(view: Sequence[torch.Tensor], dtype: torch.dtype | None) -> tuple[Any, ...]:
     """The struct ``EdgeValues`` in it, of a view's tiers, pointers and position."""
     if dtype is None:
         return None, 0, None, None, 0, 0
@@ -66,7 +67,7 @@ def _edge_values(view: list[torch.Tensor], dtype: torch.dtype | None) -> tuple[A
 
 
 class Weighed:
-    """What is known of seeds whose edges have been weighed, all of it on the device.
+    """Seeds whose edges have been weighed; all results are on the device.
 
     Parameters
     ----------
@@ -87,7 +88,7 @@ class Weighed:
         seeds: torch.Tensor,
         count: int,
         exact: torch.Tensor | None,
-        graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int],
+        rows: TieredRows,
         idtype: torch.dtype,
         weights: np.ndarray,
         num_nodes: int,
@@ -96,31 +97,31 @@ class Weighed:
         control: torch.Tensor,
         sms: int = 0,
     ) -> None:
-        tiers, pointers, position, num_rows = graph
-        where = seeds.device
+        tiers, pointers, position, num_rows = rows
+        device = seeds.device
         self._seeds, self._count, self._exact, self._num_nodes = seeds, count, exact, num_nodes
-        self._pointers, self._weights, self._where, self._sms = pointers, weights, where, sms
+        self._pointers, self._weights, self._device, self._sms = pointers, weights, device, sms
         self._fanout, self._replace, self._control = fanout, replace, control
-        self.found = torch.empty((count, _FOUND), dtype=torch.int64, device=where)
-        self._hubs = torch.empty(count, dtype=torch.int64, device=where)
-        self.indptr = torch.zeros(count + 1, dtype=torch.int64, device=where)
+        self.found = torch.empty((count, _FOUND), dtype=torch.int64, device=device)
+        self._hubs = torch.empty(count, dtype=torch.int64, device=device)
+        self.indptr = torch.zeros(count + 1, dtype=torch.int64, device=device)
         types = f"{c_type(seeds.dtype)}, {c_type(idtype)}, {position_type(position)}"
         find = Kernel("weigh.cu", f"dgl_mgpu::find<{types}>")
         find(
-            blocks_within(find, _THREADS, -(-count // _THREADS), where, sms),
+            blocks_within(find, _THREADS, -(-count // _THREADS), device, sms),
             _THREADS,
             *(seeds, count, exact, num_nodes, tiers, len(tiers), pointers),
             *(position_pointer(position), num_rows, fanout, replace, self.found, self._hubs),
             control,
-            device=where,
+            device=device,
         )
         weigh = Kernel("weigh.cu", f"dgl_mgpu::weigh<{c_type(idtype)}>")
         weigh(
-            blocks_within(weigh, _THREADS, -(-32 * count // _THREADS), where, sms),
+            blocks_within(weigh, _THREADS, -(-32 * count // _THREADS), device, sms),
             _THREADS,
             *(count, exact, pointers, weights, fanout, replace, self.found, self._hubs),
             *(self.indptr, control),
-            device=where,
+            device=device,
         )
         self.indptr.cumsum_(0)
 
@@ -143,13 +144,13 @@ class Weighed:
         types = ", ".join(map(c_type, (self._seeds.dtype, eids.dtype, neighbors.dtype)))
         fill = Kernel("sample_weighted.cu", f"dgl_mgpu::fill<{types}>")
         wanted = -(-32 * self._count // _THREADS)
-        blocks = blocks_within(fill, _THREADS, wanted, self._where, self._sms)
+        blocks = blocks_within(fill, _THREADS, wanted, self._device, self._sms)
         candidates, room = None, 0
         if far:
             room = 1 << (self._fanout + _EDGES_TOGETHER - 1).bit_length()
             blocks = max(1, min(blocks, _MOST_CANDIDATES // (room * _CANDIDATE)))
             candidates = torch.empty(
-                blocks * room * _CANDIDATE, dtype=torch.uint8, device=self._where
+                blocks * room * _CANDIDATE, dtype=torch.uint8, device=self._device
             )
         fill(
             blocks,
@@ -157,14 +158,14 @@ class Weighed:
             *(self._seeds, self._count, self._exact, self._num_nodes, num_sources),
             *(self._pointers, self._weights, self._fanout, self._replace, key, self.found),
             *(self._hubs, self.indptr, candidates, room, start, neighbors, eids, self._control),
-            device=self._where,
+            device=self._device,
         )
 
 
 def raise_if_bad(
     control: list[int], count: int, seeds: torch.Tensor, num_rows: int, found: torch.Tensor
 ) -> None:
-    """Raise what the kernels have found wrong with one of at most ``count`` seeds."""
+    """Raise the error that the kernels reported for one of at most ``count`` seeds."""
     bad_seed, bad_weight = control[:2]
     if bad_seed:
         raise_at_bad_id([count - bad_seed], seeds, num_rows, "look up the edges of nodes")
@@ -175,7 +176,7 @@ def raise_if_bad(
 
 def _weigh(
     seeds: torch.Tensor,
-    graph: tuple[torch.Tensor, torch.Tensor, torch.Tensor, int],
+    rows: TieredRows,
     idtype: torch.dtype,
     weights: np.ndarray,
     fanout: int,
@@ -183,40 +184,32 @@ def _weigh(
     sms: int = 0,
 ) -> tuple[Weighed, int, bool]:
     """Weigh the edges of seeds, and wait for the size of the sample and whether it is far."""
-    where, count = seeds.device, seeds.numel()
-    control = torch.zeros(CONTROL, dtype=torch.int64, device=where)
-    weighed = Weighed(seeds, count, None, graph, idtype, weights, 0, fanout, replace, control, sms)
-    report = device.driver.host_buffer(CONTROL)
+    device, count = seeds.device, seeds.numel()
+    control = torch.zeros(CONTROL, dtype=torch.int64, device=device)
+    weighed = Weighed(seeds, count, None, rows, idtype, weights, 0, fanout, replace, control, sms)
+    report = gpu.driver.host_buffer(CONTROL)
     report.copy_(control, non_blocking=True)
-    device.driver.synchronize(where)
+    gpu.driver.synchronize(device)
     found = report.tolist()
-    raise_if_bad(found, count, seeds, graph[3], weighed.found)
+    raise_if_bad(found, count, seeds, rows.num_rows, weighed.found)
     return weighed, found[_TOTAL], bool(found[_FAR])
 
 
-@torch.library.impl(library, "sample_neighbors_weighted", "CUDA")
+@sample_neighbors_weighted_op.cuda
 def _sample_neighbors_weighted(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
+    rows: TieredRows,
     idtype: torch.dtype,
-    weights: list[torch.Tensor],
-    weight_dtype: torch.dtype | None,
-    times: list[torch.Tensor],
-    time_dtype: torch.dtype | None,
-    until: torch.Tensor | None,
+    weighting: Weighting,
     fanout: int,
     replace: bool,
     key: int,
-    sms: int = 0,
+    sms: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    device.raise_faults(seeds.device, wait=False)
+    gpu.raise_faults(seeds.device, wait=False)
     replace = replace and fanout >= 0
-    values = edge_weights(weights, weight_dtype, times, time_dtype, until)
-    graph = (tiers, pointers, position, num_rows)
-    weighed, total, far = _weigh(seeds, graph, idtype, values, fanout, replace, sms)
+    values = edge_weights(weighting)
+    weighed, total, far = _weigh(seeds, rows, idtype, values, fanout, replace, sms)
     neighbors = torch.empty(total, dtype=idtype, device=seeds.device)
     eids = torch.empty_like(neighbors)
     if total:
@@ -224,19 +217,17 @@ def _sample_neighbors_weighted(
     return weighed.indptr, neighbors, eids
 
 
-@torch.library.impl(library, "check_weights", "CUDA")
+@check_weights_op.cuda
 def _check_weights(
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
+    rows: TieredRows,
     idtype: torch.dtype,
-    weights: list[torch.Tensor],
+    weights: Sequence[torch.Tensor],
     weight_dtype: torch.dtype,
 ) -> None:
-    device.raise_faults(tiers.device, wait=False)
-    values = edge_weights(weights, weight_dtype, [], None, None)
-    for start in range(0, num_rows, _CHECKED_TOGETHER):
-        stop = min(start + _CHECKED_TOGETHER, num_rows)
-        nodes = torch.arange(start, stop, device=tiers.device)
-        _weigh(nodes, (tiers, pointers, position, num_rows), idtype, values, -1, False)
+    device = rows.tiers.device
+    gpu.raise_faults(device, wait=False)
+    values = edge_weights(Weighting(weights, weight_dtype, [], None, None))
+    for start in range(0, rows.num_rows, _CHECKED_TOGETHER):
+        stop = min(start + _CHECKED_TOGETHER, rows.num_rows)
+        nodes = torch.arange(start, stop, device=device)
+        _weigh(nodes, rows, idtype, values, -1, False)

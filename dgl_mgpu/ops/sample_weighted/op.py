@@ -23,53 +23,47 @@ have weight 1.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.view import GraphView, RowView
+from dgl_mgpu.ops.library import Operator
+from dgl_mgpu.ops.view import GraphView, RowView, TieredRows, tiered_rows
 
 _MASK_DTYPES = (torch.bool, torch.uint8)
 _WEIGHT_DTYPES = (torch.float32, torch.float64, *_MASK_DTYPES)
 _TIME_DTYPES = (torch.int32, torch.int64, torch.float32, torch.float64)
 
-#: What :func:`weighting` returns.
-Weighting = tuple[
-    list[torch.Tensor],
-    torch.dtype | None,
-    list[torch.Tensor],
-    torch.dtype | None,
-    torch.Tensor | None,
-]
 
-# `weights` and `times` are the tiers, pointers and position of a view, or empty without one.
-library.define(
-    "sample_neighbors_weighted(Tensor seeds, Tensor tiers, Tensor pointers, Tensor position,"
-    " SymInt num_rows, ScalarType idtype, Tensor[] weights, ScalarType? weight_dtype,"
-    " Tensor[] times, ScalarType? time_dtype, Tensor? until, int fanout, bool replace, int key,"
-    " int sms=0) -> (Tensor indptr, Tensor neighbors, Tensor eids)"
-)
-library.define(
-    "check_weights(Tensor tiers, Tensor pointers, Tensor position, SymInt num_rows,"
-    " ScalarType idtype, Tensor[] weights, ScalarType weight_dtype) -> ()"
-)
+class Weighting(NamedTuple):
+    """Weights and times as operators take them.
+
+    Attributes
+    ----------
+    weights, times : sequence of Tensor
+        Tiers, pointers and position of a view, or empty.
+    weight_dtype, time_dtype : torch.dtype, optional
+        None where there are none.
+    until : Tensor, int64 or float64, shape (n,), optional
+        Time of each seed.
+    """
+
+    weights: Sequence[torch.Tensor]
+    weight_dtype: torch.dtype | None
+    times: Sequence[torch.Tensor]
+    time_dtype: torch.dtype | None
+    until: torch.Tensor | None
 
 
-@torch.library.register_fake("dgl_mgpu::sample_neighbors_weighted", lib=library)
-def _sample_neighbors_weighted_fake(
+@Operator
+def sample_neighbors_weighted_op(
     seeds: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    num_rows: int,
+    rows: TieredRows,
     idtype: torch.dtype,
-    weights: list[torch.Tensor],
-    weight_dtype: torch.dtype | None,
-    times: list[torch.Tensor],
-    time_dtype: torch.dtype | None,
-    until: torch.Tensor | None,
+    weighting: Weighting,
     fanout: int,
     replace: bool,
     key: int,
@@ -81,6 +75,16 @@ def _sample_neighbors_weighted_fake(
         seeds.new_empty(total, dtype=idtype),
         seeds.new_empty(total, dtype=idtype),
     )
+
+
+@Operator
+def check_weights_op(
+    rows: TieredRows,
+    idtype: torch.dtype,
+    weights: Sequence[torch.Tensor],
+    weight_dtype: torch.dtype,
+) -> None:
+    return None
 
 
 @dataclass(frozen=True)
@@ -197,7 +201,7 @@ def weighting(
         timed, time_dtype = _tensors(times.edges), times.edges.dtype
         wide = torch.float64 if time_dtype.is_floating_point else torch.int64
         until = times.until.to(wide).contiguous()
-    return placed, weight_dtype, timed, time_dtype, until
+    return Weighting(placed, weight_dtype, timed, time_dtype, until)
 
 
 def raise_bad_weight(node: int, edge: int) -> None:
@@ -233,11 +237,5 @@ def check_weights(view: GraphView, weights: RowView) -> None:
     """
     check_weight_view(view, weights)
     torch.ops.dgl_mgpu.check_weights(
-        view.tiers,
-        view.pointers,
-        view.position,
-        view.num_rows,
-        view.idtype,
-        _tensors(weights),
-        weights.dtype,
+        *tiered_rows(view), view.idtype, _tensors(weights), weights.dtype
     )

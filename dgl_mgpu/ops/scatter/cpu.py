@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import raise_at_bad_id
-from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.memory import (
     Rows,
     copy_bytes,
@@ -19,6 +20,7 @@ from dgl_mgpu.ops.memory import (
     segment_of,
 )
 from dgl_mgpu.ops.scatter import op
+from dgl_mgpu.ops.scatter.op import WrittenRows, scatter_rows_op, update_rows_op
 
 #: Bytes written per range of ids that are worth waking a thread for.
 _GRAIN_BYTES = 64 * 1024
@@ -127,16 +129,9 @@ def _sorted(ids: torch.Tensor, num_rows: int, asked: str) -> tuple[torch.Tensor,
     return found, order
 
 
-@torch.library.impl(library, "scatter_rows", "CPU")
-def _scatter_rows(
-    ids: torch.Tensor,
-    rows: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    shares: torch.Tensor,
-    num_rows: int,
-) -> None:
+@scatter_rows_op.cpu
+def _scatter_rows(ids: torch.Tensor, rows: torch.Tensor, table: WrittenRows) -> None:
+    tiers, pointers, position, shares, num_rows = table
     count = ids.numel()
     if count == 0:
         return
@@ -156,18 +151,15 @@ def _scatter_rows(
     )
 
 
-@torch.library.impl(library, "update_rows", "CPU")
+@update_rows_op.cpu
 def _update_rows(
     ids: torch.Tensor,
     gradients: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    shares: torch.Tensor,
-    num_rows: int,
+    table: WrittenRows,
     rule: int,
-    settings: list[float],
+    settings: Sequence[float],
 ) -> None:
+    tiers, pointers, position, shares, num_rows = table
     count = ids.numel()
     if count == 0:
         return

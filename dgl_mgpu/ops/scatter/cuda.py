@@ -7,13 +7,14 @@ together, and one that did not would have other rows from then on.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.device import Kernel, c_type, position_pointer, position_type
-from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.scatter import op
+from dgl_mgpu.ops.scatter.op import WrittenRows, scatter_rows_op, update_rows_op
 
 _THREADS = 256
 _WARPS = _THREADS // 32
@@ -23,50 +24,38 @@ _RULES = {op.SGD.number: "SGD", op.Adagrad.number: "Adagrad", op.Adam.number: "A
 _NUM_SETTINGS = 4
 
 
-@torch.library.impl(library, "scatter_rows", "CUDA")
-def _scatter_rows(
-    ids: torch.Tensor,
-    rows: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    shares: torch.Tensor,
-    num_rows: int,
-) -> None:
+@scatter_rows_op.cuda
+def _scatter_rows(ids: torch.Tensor, rows: torch.Tensor, table: WrittenRows) -> None:
     count = ids.numel()
     row_bytes = 0 if count == 0 else rows.numel() // count * rows.element_size()
     if row_bytes == 0:
         return
     vector = _VECTORS[math.gcd(row_bytes, rows.data_ptr(), 16)]
     _launch(
-        f"scatter<{c_type(ids.dtype)}, {position_type(position)}, {vector}>",
+        f"scatter<{c_type(ids.dtype)}, {position_type(table.position)}, {vector}>",
         ids,
         rows,
-        (tiers, pointers, position, shares, num_rows),
+        table,
         row_bytes,
     )
 
 
-@torch.library.impl(library, "update_rows", "CUDA")
+@update_rows_op.cuda
 def _update_rows(
     ids: torch.Tensor,
     gradients: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    shares: torch.Tensor,
-    num_rows: int,
+    table: WrittenRows,
     rule: int,
-    settings: list[float],
+    settings: Sequence[float],
 ) -> None:
     count = ids.numel()
     if gradients.numel() == 0:
         return
     _launch(
-        f"update<{c_type(ids.dtype)}, {position_type(position)}, dgl_mgpu::{_RULES[rule]}>",
+        f"update<{c_type(ids.dtype)}, {position_type(table.position)}, dgl_mgpu::{_RULES[rule]}>",
         ids,
         gradients,
-        (tiers, pointers, position, shares, num_rows),
+        table,
         gradients.numel() // count,
         *settings,
         *[0.0] * (_NUM_SETTINGS - len(settings)),
@@ -77,15 +66,15 @@ def _launch(
     expression: str,
     ids: torch.Tensor,
     rows: torch.Tensor,
-    table: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int],
+    table: WrittenRows,
     *arguments: float,
 ) -> None:
     tiers, pointers, position, shares, num_rows = table
-    where, count = ids.device, ids.numel()
+    device, count = ids.device, ids.numel()
     found, order = torch.sort(ids, stable=True)
     kernel = Kernel("scatter.cu", f"dgl_mgpu::{expression}")
     kernel(
-        device.blocks_within(kernel, _THREADS, -(-count // _WARPS), where),
+        gpu.blocks_within(kernel, _THREADS, -(-count // _WARPS), device),
         _THREADS,
         found,
         order,
@@ -97,7 +86,7 @@ def _launch(
         position_pointer(position),
         shares if len(shares) else None,
         num_rows,
-        device.fault_record(where),
+        gpu.fault_record(device),
         *arguments,
-        device=where,
+        device=device,
     )

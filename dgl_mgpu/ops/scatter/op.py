@@ -13,51 +13,40 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import Operator, Size, Written
 from dgl_mgpu.ops.view import RowView
+
 
 # What is written lies behind the pointers: to torch that is a change of theirs, which keeps the
 # order of calls and the calls themselves.
-library.define(
-    "scatter_rows(Tensor ids, Tensor rows, Tensor tiers, Tensor(a!) pointers, Tensor position,"
-    " Tensor shares, SymInt num_rows) -> ()"
-)
-library.define(
-    "update_rows(Tensor ids, Tensor gradients, Tensor tiers, Tensor(a!) pointers,"
-    " Tensor position, Tensor shares, SymInt num_rows, int rule, float[] settings) -> ()"
-)
+class WrittenRows(NamedTuple):
+    """What operators that write rows take of a table: arguments of its view, and ``shares``."""
+
+    tiers: torch.Tensor
+    pointers: Written
+    position: torch.Tensor
+    shares: torch.Tensor
+    num_rows: Size
 
 
-@torch.library.register_fake("dgl_mgpu::scatter_rows", lib=library)
-def _scatter_rows_fake(
-    ids: torch.Tensor,
-    rows: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    shares: torch.Tensor,
-    num_rows: int,
-) -> None:
+@Operator
+def scatter_rows_op(ids: torch.Tensor, rows: torch.Tensor, table: WrittenRows) -> None:
     return None
 
 
-@torch.library.register_fake("dgl_mgpu::update_rows", lib=library)
-def _update_rows_fake(
+@Operator
+def update_rows_op(
     ids: torch.Tensor,
     gradients: torch.Tensor,
-    tiers: torch.Tensor,
-    pointers: torch.Tensor,
-    position: torch.Tensor,
-    shares: torch.Tensor,
-    num_rows: int,
+    table: WrittenRows,
     rule: int,
-    settings: list[float],
+    settings: Sequence[float],
 ) -> None:
     return None
 
@@ -234,14 +223,9 @@ def scatter_rows(
     _check_reachable(view, "the table", asked)
     ids = check_ids(ids, asked, view.tiers.device)
     rows = _checked_rows(rows, "rows", ids, view.row_shape, view.dtype, asked)
+    shares = _checked_shares(shares, view, asked)
     torch.ops.dgl_mgpu.scatter_rows(
-        ids,
-        rows,
-        view.tiers,
-        view.pointers,
-        view.position,
-        _checked_shares(shares, view, asked),
-        view.num_rows,
+        ids, rows, view.tiers, view.pointers, view.position, shares, view.num_rows
     )
 
 

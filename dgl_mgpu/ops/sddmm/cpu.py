@@ -7,8 +7,8 @@ from collections.abc import Mapping
 
 import torch
 
-from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.sddmm import op as contract
+from dgl_mgpu.ops.sddmm.op import sddmm_op
 
 #: Edges at a time: what is made on the way stays small.
 _EDGES = 1 << 16
@@ -21,7 +21,7 @@ _OPERATIONS = {
 }
 
 
-@torch.library.impl(library, "sddmm", "CPU")
+@sddmm_op.cpu
 def _sddmm(
     src: torch.Tensor,
     dst: torch.Tensor,

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import cuda_kernel
 from dgl_mgpu.ops.sddmm import op as contract
+from dgl_mgpu.ops.sddmm.op import sddmm_op
 
 _THREADS = 256
 #: What a block has under way at once: vectors of the output of a thread, dot products of lanes.
@@ -32,7 +32,7 @@ _OPERATIONS = {"copy_lhs": 0, "copy_rhs": 0, "add": 1, "sub": 2, "mul": 3, "div"
 
 @functools.cache
 def _offsets(
-    left: tuple[int, ...], right: tuple[int, ...], reduced: int, where: torch.device
+    left: tuple[int, ...], right: tuple[int, ...], reduced: int, device: torch.device
 ) -> torch.Tensor:
     """Which columns of the operands each column of the output comes from: the first of ``reduced``
     ones of a dot product.
@@ -44,7 +44,7 @@ def _offsets(
         reduced * torch.arange(math.prod(each), dtype=torch.int32).view(each).expand(shape)
         for each in (left, right)
     ]
-    return torch.stack(columns).to(where)
+    return torch.stack(columns).to(device)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +77,7 @@ class _Plan:
     block_edges: int
 
 
-@cuda_kernel("sddmm")
+@sddmm_op.cuda
 def _sddmm(
     src: torch.Tensor,
     dst: torch.Tensor,
@@ -90,7 +90,7 @@ def _sddmm(
     left, left_target = (rhs, rhs_target) if op == "copy_rhs" else (lhs, lhs_target)
     right, right_target = (None, "e") if op.startswith("copy") else (rhs, rhs_target)
     assert left is not None
-    where, num_edges = src.device, src.shape[0]
+    device, num_edges = src.device, src.shape[0]
     left_address = left.data_ptr()
     right_address = 0 if right is None else right.data_ptr()
     plan = _plan(
@@ -100,7 +100,7 @@ def _sddmm(
         left.shape[1:],
         left.shape[1:] if right is None else right.shape[1:],
         math.gcd(_VECTOR_BYTES, left_address, right_address),
-        where,
+        device,
     )
     out = left.new_empty((num_edges, *plan.shape))
     if out.numel() == 0:
@@ -108,14 +108,14 @@ def _sddmm(
     if plan.reduced == 0:
         return out.zero_()
     ids = {"u": src.data_ptr(), "e": 0, "v": dst.data_ptr()}
-    request = device.struct(
+    request = gpu.struct(
         left_address, ids[left_target], plan.left_columns,
         right_address, ids[right_target], plan.right_columns,
         out.data_ptr(), num_edges, plan.columns,
         0 if plan.offsets is None else plan.offsets.data_ptr(),
         _OPERATIONS[op], plan.reduced, plan.lanes, plan.block_edges,
     )  # fmt: skip
-    plan.kernel(-(-num_edges // plan.block_edges), _THREADS, request, device=where)
+    plan.kernel(-(-num_edges // plan.block_edges), _THREADS, request, device=device)
     return out
 
 
@@ -127,7 +127,7 @@ def _plan(
     left_shape: tuple[int, ...],
     right_shape: tuple[int, ...],
     alignment: int,
-    where: torch.device,
+    device: torch.device,
 ) -> _Plan:
     """For operands both of which begin at multiples of ``alignment`` bytes."""
     shape = contract.out_shape(op, left_shape, right_shape)
@@ -135,7 +135,7 @@ def _plan(
     reduced, offsets, lanes = left_shape[-1] if op == "dot" else 1, None, 1
     if left_shape != right_shape:
         outer = slice(0, -1 if op == "dot" else None)
-        offsets = _offsets(left_shape[outer], right_shape[outer], reduced, where)
+        offsets = _offsets(left_shape[outer], right_shape[outer], reduced, device)
     # How many make one vector, of up to 16 bytes.
     of_one = reduced if op == "dot" else 1 if offsets is not None else columns
     elements = max(1, math.gcd(alignment, of_one * dtype.itemsize) // dtype.itemsize)

@@ -8,20 +8,15 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids
-from dgl_mgpu.ops.library import call, library
-
-library.define(
-    "sddmm(Tensor src, Tensor dst, Tensor? lhs, Tensor? rhs, str op, str lhs_target,"
-    " str rhs_target) -> Tensor"
-)
+from dgl_mgpu.ops.library import Operator, call
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 OPERATIONS = ("add", "sub", "mul", "div", "dot", "copy_lhs", "copy_rhs")
 TARGETS = ("u", "e", "v")
 
 
-@torch.library.register_fake("dgl_mgpu::sddmm", lib=library)
-def _sddmm_fake(
+@Operator
+def sddmm_op(
     src: torch.Tensor,
     dst: torch.Tensor,
     lhs: torch.Tensor | None,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.memory import inline, kernel, load_id, store_id
 from dgl_mgpu.ops.spmm import op as contract
+from dgl_mgpu.ops.spmm.op import MessageOperands, add_spmm_op, spmm_op, spmm_shares_op
 
 #: Rows that are worth waking a thread for.
 _GRAIN = 64
@@ -81,17 +83,11 @@ def _spmm(
                 out[row, column] /= last - first
 
 
-@torch.library.impl(library, "spmm", "CPU")
+@spmm_op.cpu
 def _spmm_cpu(
-    indptr: torch.Tensor,
-    indices: torch.Tensor | None,
-    eids: torch.Tensor | None,
-    u: torch.Tensor | None,
-    e: torch.Tensor | None,
-    shape: list[int],
-    op: str,
-    reduce: str,
+    messages: MessageOperands, shape: Sequence[int], op: str, reduce: str
 ) -> list[torch.Tensor]:
+    indptr, indices, eids, u, e = messages
     out, arg_u, arg_e = contract.outputs(indptr, u, e, shape, reduce)
     indptr = indptr.contiguous()
     indices, eids = (None if ids is None else ids.contiguous() for ids in (indices, eids))
@@ -121,25 +117,17 @@ def _spmm_cpu(
     return [found for found in (out, arg_u, arg_e) if found is not None]
 
 
-@torch.library.impl(library, "add_spmm", "CPU")
-def _add_spmm_cpu(
-    out: torch.Tensor,
-    indptr: torch.Tensor,
-    indices: torch.Tensor | None,
-    eids: torch.Tensor | None,
-    u: torch.Tensor | None,
-    e: torch.Tensor | None,
-    op: str,
-) -> None:
-    out += _spmm_cpu(indptr, indices, eids, u, e, list(out.shape[1:]), op, "sum")[0]
+@add_spmm_op.cpu
+def _add_spmm_cpu(out: torch.Tensor, messages: MessageOperands, op: str) -> None:
+    out += _spmm_cpu(*messages, list(out.shape[1:]), op, "sum")[0]
 
 
-@torch.library.impl(library, "spmm_shares", "CPU")
+@spmm_shares_op.cpu
 def _spmm_shares_cpu(
     indptr: torch.Tensor, indices: torch.Tensor, bounds: torch.Tensor, u: torch.Tensor
 ) -> torch.Tensor:
     number = torch.float64 if u.dtype == torch.float64 else torch.float32
-    # Sources without entries have shares that nobody looks at.
+    # The shares of sources without entries are never read.
     shares = bounds.diff().to(number).reciprocal().view(-1, *[1] * (u.dim() - 1))
     rows, shape = u.detach().to(number) * shares, list(u.shape[1:])
     (out,) = _spmm_cpu(indptr, indices, None, rows, None, shape, "copy_lhs", "sum")
@@ -151,7 +139,7 @@ def _address(ids: torch.Tensor | None) -> int:
 
 
 def _rows(
-    operand: torch.Tensor | None, shape: list[int], number: torch.dtype
+    operand: torch.Tensor | None, shape: Sequence[int], number: torch.dtype
 ) -> tuple[np.ndarray, np.ndarray]:
     """An operand as a matrix, and its column for each column of the output."""
     if operand is None:

@@ -8,14 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import cuda_kernel
 from dgl_mgpu.ops.spmm import op as contract
 from dgl_mgpu.ops.spmm.layout import (
     ELEMENTS,
     VECTOR_BYTES,
-    Layout,
+    OperandLayout,
     at_lines,
     columns_in_cache,
     expanded,
@@ -24,6 +23,7 @@ from dgl_mgpu.ops.spmm.layout import (
     shares,
     shares_in_room,
 )
+from dgl_mgpu.ops.spmm.op import MessageOperands, add_spmm_op, spmm_op, spmm_shares_op
 
 _THREADS = 256
 _WARPS = _THREADS // 32
@@ -45,12 +45,12 @@ _ADDED = "Added"
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """What a product's types and shapes decide.
+    """The kernels and sizes of a product, as its types and shapes decide them.
 
     Attributes
     ----------
     product, join : Kernel
-    layout : Layout
+    layout : OperandLayout
     row_bytes : int
         Of the result.
     part_bytes : int
@@ -61,42 +61,28 @@ class _Plan:
 
     product: Kernel
     join: Kernel
-    layout: Layout
+    layout: OperandLayout
     row_bytes: int
     part_bytes: int
     share_bytes: int
 
 
-@cuda_kernel("spmm")
+@spmm_op.cuda
 def _spmm(
-    indptr: torch.Tensor,
-    indices: torch.Tensor | None,
-    eids: torch.Tensor | None,
-    u: torch.Tensor | None,
-    e: torch.Tensor | None,
-    shape: list[int],
-    op: str,
-    reduce: str,
+    messages: MessageOperands, shape: Sequence[int], op: str, reduce: str
 ) -> list[torch.Tensor]:
+    indptr, _, _, u, e = messages
     out, arg_u, arg_e = contract.outputs(indptr, u, e, shape, reduce)
-    _multiply(indptr, indices, eids, u, e, shape, op, _REDUCTIONS[reduce], out, arg_u, arg_e)
+    _multiply(*messages, shape, op, _REDUCTIONS[reduce], out, arg_u, arg_e)
     return [found for found in (out, arg_u, arg_e) if found is not None]
 
 
-@cuda_kernel("add_spmm")
-def _add_spmm(
-    out: torch.Tensor,
-    indptr: torch.Tensor,
-    indices: torch.Tensor | None,
-    eids: torch.Tensor | None,
-    u: torch.Tensor | None,
-    e: torch.Tensor | None,
-    op: str,
-) -> None:
-    _multiply(indptr, indices, eids, u, e, list(out.shape[1:]), op, _ADDED, out)
+@add_spmm_op.cuda
+def _add_spmm(out: torch.Tensor, messages: MessageOperands, op: str) -> None:
+    _multiply(*messages, list(out.shape[1:]), op, _ADDED, out)
 
 
-@cuda_kernel("spmm_shares")
+@spmm_shares_op.cuda
 def _spmm_shares(
     indptr: torch.Tensor, indices: torch.Tensor, bounds: torch.Tensor, u: torch.Tensor
 ) -> torch.Tensor:
@@ -120,7 +106,7 @@ def _multiply(
     arg_e: torch.Tensor | None = None,
     bounds: torch.Tensor | None = None,
 ) -> None:
-    """Fill ``out``, and what was chosen where the reduction chooses.
+    """Fill ``out``, and the choices of a reduction that chooses.
 
     For a mini-batch this takes the host longer than the GPU takes.
     """
@@ -157,14 +143,14 @@ def _multiply(
         left = at_lines(left, row_bytes)
     if bounds is not None:
         right = bounds.contiguous()
-    where, num_rows = out.device, out.shape[0]
+    device, num_rows = out.device, out.shape[0]
     length = num_rows + entries
     most = shares_in_room(plan.share_bytes, num_rows * plan.row_bytes)
-    share, num_shares = shares(length, plan.row_bytes, where, in_cache, most)
-    room = torch.empty(num_shares * plan.share_bytes, dtype=torch.uint8, device=where)
+    share, num_shares = shares(length, plan.row_bytes, device, in_cache, most)
+    room = torch.empty(num_shares * plan.share_bytes, dtype=torch.uint8, device=device)
     open_rows = room.data_ptr()
     parts = open_rows + 8 * num_shares
-    request = device.struct(
+    request = gpu.struct(
         indptr.data_ptr(),
         _address(left_ids),
         _address(right_ids),
@@ -181,9 +167,9 @@ def _multiply(
         num_shares,
         then=plan.layout.numbers,
     )
-    plan.product(-(-num_shares * plan.layout.tiles // _WARPS), _THREADS, request, device=where)
+    plan.product(-(-num_shares * plan.layout.tiles // _WARPS), _THREADS, request, device=device)
     blocks = joining_blocks(num_shares, plan.layout.width, _THREADS)
-    plan.join(blocks, _THREADS, request, device=where)
+    plan.join(blocks, _THREADS, request, device=device)
 
 
 def _address(tensor: torch.Tensor | None) -> int:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 
 #: Rows and entries that are worth a warp.
 _SHORTEST_SHARE = 64
@@ -51,8 +51,8 @@ ELEMENTS = {
 
 
 @dataclass(frozen=True)
-class Layout:
-    """What the types and shapes of a product decide.
+class OperandLayout:
+    """How a product's kernel lays out rows, as types and shapes decide it.
 
     Attributes
     ----------
@@ -89,7 +89,7 @@ def make_layout(
     right_offset: int,
     tile_bytes: int = _WIDEST_TILE,
     left_row_bytes: int = 0,
-) -> Layout:
+) -> OperandLayout:
     """The layout of a product of rows of these shapes, None where there is no right operand.
 
     Operands begin so many bytes behind where a vector might.  A warp takes columns of at most
@@ -124,7 +124,7 @@ def make_layout(
     lanes = min(_LANES, tile_bytes // (vector * dtype.itemsize))
     lanes = min(lanes, 1 << (-(-width // vector) - 1).bit_length())
     tiles = -(-width // (vector * lanes))
-    numbers = device.struct(
+    numbers = gpu.struct(
         tiles,
         width,
         max(math.prod(left_shape) * dtype.itemsize, 0 if expand else left_row_bytes),
@@ -132,7 +132,7 @@ def make_layout(
         len(dims),
         *_strides(dims),
     )
-    return Layout(expand, left, right, vector, lanes, tiles, width, numbers.tobytes())
+    return OperandLayout(expand, left, right, vector, lanes, tiles, width, numbers.tobytes())
 
 
 def columns_in_cache(rows: torch.Tensor | None, entries: int, whole: bool) -> tuple[int, bool, int]:
@@ -166,7 +166,7 @@ def columns_in_cache(rows: torch.Tensor | None, entries: int, whole: bool) -> tu
     many = entries >= _ENTRIES_TO_COPY * count
     if whole and many:
         row_bytes = _in_vectors(row_bytes)
-    room = _OF_CACHE * device.driver.cache_bytes(rows.device)
+    room = _OF_CACHE * gpu.driver.cache_bytes(rows.device)
     if room < count * row_bytes <= _WORTH_TILES * room:
         return _WIDEST_TILE, False, row_bytes
     tile = _WIDEST_TILE
@@ -191,7 +191,7 @@ def _in_vectors(row_bytes: int) -> int:
 
 
 def at_lines(rows: torch.Tensor, row_bytes: int) -> torch.Tensor:
-    """A copy of rows, so many bytes from one to the next."""
+    """A copy of rows with a given stride in bytes."""
     count = len(rows)
     flat = rows.view(count, -1)
     copied = flat.new_empty(count, row_bytes // flat.element_size())
@@ -202,7 +202,7 @@ def at_lines(rows: torch.Tensor, row_bytes: int) -> torch.Tensor:
 def shares(
     length: int,
     row_bytes: int,
-    where: torch.device,
+    device: torch.device,
     in_cache: bool = False,
     most: int | None = None,
 ) -> tuple[int, int]:
@@ -218,7 +218,7 @@ def shares(
         Shares that there is room for.
     """
     warps = min(_MOST_WARPS, max(_FEWEST_WARPS, _WARPS_PER_BYTE * row_bytes))
-    count = (_WARPS_IN_CACHE if in_cache else warps) * device.driver.num_sms(where)
+    count = (_WARPS_IN_CACHE if in_cache else warps) * gpu.driver.num_sms(device)
     if most is not None:
         count = min(count, most)
     share = min(_LONGEST_SHARE, max(_SHORTEST_SHARE, -(-length // count)))
@@ -232,7 +232,7 @@ def shares_in_room(part_bytes: int, result_bytes: int) -> int:
 
 
 def joining_blocks(num_shares: int, width: int, threads: int) -> int:
-    """Blocks of so many threads that join what several shares have of a row."""
+    """Number of blocks that join the parts of rows that several shares have."""
     if num_shares < 2:
         return 0
     turns = min(_MOST_TURNS, -(-width // _LANES))

@@ -5,24 +5,13 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import ID_DTYPES
-from dgl_mgpu.ops.library import call, library
-
-library.define(
-    "spmm(Tensor indptr, Tensor? indices, Tensor? eids, Tensor? u, Tensor? e, SymInt[] shape,"
-    " str op, str reduce) -> Tensor[]"
-)
-
-library.define(
-    "add_spmm(Tensor(a!) out, Tensor indptr, Tensor? indices, Tensor? eids, Tensor? u, Tensor? e,"
-    " str op) -> ()"
-)
-
-library.define("spmm_shares(Tensor indptr, Tensor indices, Tensor bounds, Tensor u) -> Tensor")
+from dgl_mgpu.ops.library import Operator, Sizes, Written, call
 
 OPS = ("add", "sub", "mul", "div", "copy_lhs", "copy_rhs")
 REDUCES = ("sum", "mean", "max", "min")
@@ -39,7 +28,7 @@ def outputs(
     shape: Sequence[int],
     reduce: str,
 ) -> tuple[torch.Tensor, torch.Tensor | None, torch.Tensor | None]:
-    """What the operator is to fill, and returns without the choices that there are not."""
+    """Allocate the operator's outputs; a choice is None where the reduction makes none."""
     out_shape = (indptr.shape[0] - 1, *shape)
     example: torch.Tensor = e if u is None else u  # type: ignore[assignment]
     out = example.new_empty(out_shape)
@@ -50,22 +39,29 @@ def outputs(
     return out, arg_u, arg_e
 
 
-@torch.library.register_fake("dgl_mgpu::spmm", lib=library)
-def _spmm_fake(
-    indptr: torch.Tensor,
-    indices: torch.Tensor | None,
-    eids: torch.Tensor | None,
-    u: torch.Tensor | None,
-    e: torch.Tensor | None,
-    shape: list[int],
-    op: str,
-    reduce: str,
-) -> list[torch.Tensor]:
+class MessageOperands(NamedTuple):
+    """Edges in CSC and the operands of their messages, as :func:`spmm` takes them."""
+
+    indptr: torch.Tensor
+    indices: torch.Tensor | None
+    eids: torch.Tensor | None
+    u: torch.Tensor | None
+    e: torch.Tensor | None
+
+
+@Operator
+def spmm_op(messages: MessageOperands, shape: Sizes, op: str, reduce: str) -> list[torch.Tensor]:
+    indptr, _, _, u, e = messages
     return [found for found in outputs(indptr, u, e, shape, reduce) if found is not None]
 
 
-@torch.library.register_fake("dgl_mgpu::spmm_shares", lib=library)
-def _spmm_shares_fake(
+@Operator
+def add_spmm_op(out: Written, messages: MessageOperands, op: str) -> None:
+    return None
+
+
+@Operator
+def spmm_shares_op(
     indptr: torch.Tensor, indices: torch.Tensor, bounds: torch.Tensor, u: torch.Tensor
 ) -> torch.Tensor:
     return u.new_empty(indptr.shape[0] - 1, *u.shape[1:])
@@ -236,7 +232,7 @@ RowType = tuple[torch.dtype, tuple[int, ...]]
 
 
 def row_type(operand: torch.Tensor | None) -> RowType | None:
-    """What checks of an operand go by; a program has few of these, so results are kept."""
+    """What checks of an operand depend on: a cache key, of which a program has few."""
     if operand is None:
         return None
     if not isinstance(operand, torch.Tensor) or operand.dim() == 0:

@@ -6,19 +6,15 @@ import ctypes
 
 import torch
 
-from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.spmm import add_spmm, spmm
 from dgl_mgpu.ops.spmm_remote import op as contract
+from dgl_mgpu.ops.spmm_remote.op import LocalEntries, RemoteEntries, spmm_remote_op
 
 
-@torch.library.impl(library, "spmm_remote", "CPU")
+@spmm_remote_op.cpu
 def _spmm_remote_cpu(
-    local_indptr: torch.Tensor,
-    local_columns: torch.Tensor,
-    local_weights: torch.Tensor | None,
-    remote_indptr: torch.Tensor,
-    remote_columns: torch.Tensor,
-    remote_weights: torch.Tensor | None,
+    local: LocalEntries,
+    remote: RemoteEntries,
     rows: torch.Tensor,
     bases: torch.Tensor,
     starts: torch.Tensor,
@@ -29,6 +25,8 @@ def _spmm_remote_cpu(
     wpb: int,
     alignment: int,
 ) -> torch.Tensor:
+    local_indptr, local_columns, local_weights = local
+    remote_indptr, remote_columns, remote_weights = remote
     out = contract.output(local_indptr, rows)
     if out.numel() == 0:
         return out
@@ -69,7 +67,7 @@ def _fetched(
 
 
 def _matrix_at(address: int, count: int, like: torch.Tensor) -> torch.Tensor:
-    """So many rows like others, which begin at an address of this process."""
+    """The rows at an address of this process, of the type and width of others."""
     num_bytes = count * like.shape[1] * like.element_size()
     memory = (ctypes.c_char * num_bytes).from_address(address)
     return torch.frombuffer(memory, dtype=like.dtype).view(count, like.shape[1])

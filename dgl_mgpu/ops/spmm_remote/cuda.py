@@ -6,24 +6,20 @@ import math
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import cuda_kernel
 from dgl_mgpu.ops.spmm.layout import ELEMENTS, VECTOR_BYTES, joining_blocks
 from dgl_mgpu.ops.spmm_remote import op as contract
+from dgl_mgpu.ops.spmm_remote.op import LocalEntries, RemoteEntries, spmm_remote_op
 
 _WARP = 32
 _JOINING_THREADS = 256
 
 
-@cuda_kernel("spmm_remote")
+@spmm_remote_op.cuda
 def _spmm_remote(
-    local_indptr: torch.Tensor,
-    local_columns: torch.Tensor,
-    local_weights: torch.Tensor | None,
-    remote_indptr: torch.Tensor,
-    remote_columns: torch.Tensor,
-    remote_weights: torch.Tensor | None,
+    local: LocalEntries,
+    remote: RemoteEntries,
     rows: torch.Tensor,
     bases: torch.Tensor,
     starts: torch.Tensor,
@@ -34,11 +30,13 @@ def _spmm_remote(
     wpb: int,
     alignment: int,
 ) -> torch.Tensor:
+    local_indptr, local_columns, local_weights = local
+    remote_indptr, remote_columns, remote_weights = remote
     out = contract.output(local_indptr, rows)
     if out.numel() == 0:
         return out
     number = torch.float64 if rows.dtype == torch.float64 else torch.float32
-    rows, width, where = rows.contiguous(), rows.shape[1], rows.device
+    rows, width, device = rows.contiguous(), rows.shape[1], rows.device
     num_weights = 1 if local_weights is None else local_weights.shape[1]
     per_weight = width // num_weights
     vector = math.gcd(
@@ -52,7 +50,7 @@ def _spmm_remote(
     num_runs = -(-num_pairs // dist)
     # Of a run two parts of rows and the row that it ends in.
     room = torch.empty(
-        num_runs * (8 + 2 * width * number.itemsize), dtype=torch.uint8, device=where
+        num_runs * (8 + 2 * width * number.itemsize), dtype=torch.uint8, device=device
     )
     open_rows = room.data_ptr()
     tensors = [
@@ -70,7 +68,7 @@ def _spmm_remote(
             starts,
         )
     ]
-    request = device.struct(
+    request = gpu.struct(
         *tensors,
         out,
         open_rows + 8 * num_runs,
@@ -92,8 +90,8 @@ def _spmm_remote(
         "spmm_remote.cu",
         f"dgl_mgpu::spmm_remote<{types}, {weighted}, {vector}, {lanes}, {wpb}>",
     )
-    sums(-(-num_runs * tiles // wpb), wpb * _WARP, request, device=where)
+    sums(-(-num_runs * tiles // wpb), wpb * _WARP, request, device=device)
     join = Kernel("spmm_remote.cu", f"dgl_mgpu::join_remote_parts<{types}>")
     blocks = joining_blocks(num_runs, width, _JOINING_THREADS)
-    join(blocks, _JOINING_THREADS, request, device=where)
+    join(blocks, _JOINING_THREADS, request, device=device)
     return out

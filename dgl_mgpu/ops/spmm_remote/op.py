@@ -9,14 +9,7 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import ID_DTYPES, check_integer
-from dgl_mgpu.ops.library import call, library
-
-library.define(
-    "spmm_remote(Tensor local_indptr, Tensor local_columns, Tensor? local_weights,"
-    " Tensor remote_indptr, Tensor remote_columns, Tensor? remote_weights, Tensor rows,"
-    " Tensor bases, Tensor starts, Tensor pairs, SymInt num_pairs, SymInt ps, SymInt dist,"
-    " SymInt wpb, SymInt alignment) -> Tensor"
-)
+from dgl_mgpu.ops.library import Operator, Size, call
 
 DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 _LONGEST_ROW = 1 << 32
@@ -125,29 +118,41 @@ def pair_up(local_indptr: torch.Tensor, remote_indptr: torch.Tensor, ps: int) ->
     return Pairs(before, int(before[-1]), ps)
 
 
-@torch.library.register_fake("dgl_mgpu::spmm_remote", lib=library)
-def _spmm_remote_fake(
-    local_indptr: torch.Tensor,
-    local_columns: torch.Tensor,
-    local_weights: torch.Tensor | None,
-    remote_indptr: torch.Tensor,
-    remote_columns: torch.Tensor,
-    remote_weights: torch.Tensor | None,
+class LocalEntries(NamedTuple):
+    """:class:`Entries` of rows in this rank's memory, as the operator takes them."""
+
+    local_indptr: torch.Tensor
+    local_columns: torch.Tensor
+    local_weights: torch.Tensor | None
+
+
+class RemoteEntries(NamedTuple):
+    """:class:`Entries` of rows in other memories, as the operator takes them."""
+
+    remote_indptr: torch.Tensor
+    remote_columns: torch.Tensor
+    remote_weights: torch.Tensor | None
+
+
+@Operator
+def spmm_remote_op(
+    local: LocalEntries,
+    remote: RemoteEntries,
     rows: torch.Tensor,
     bases: torch.Tensor,
     starts: torch.Tensor,
     pairs: torch.Tensor,
-    num_pairs: int,
-    ps: int,
-    dist: int,
-    wpb: int,
-    alignment: int,
+    num_pairs: Size,
+    ps: Size,
+    dist: Size,
+    wpb: Size,
+    alignment: Size,
 ) -> torch.Tensor:
-    return output(local_indptr, rows)
+    return output(local.local_indptr, rows)
 
 
 def output(indptr: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """What the operator is to fill."""
+    """Allocate the operator's output."""
     return rows.new_empty(indptr.shape[0] - 1, rows.shape[1])
 
 

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
-from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.spmm.layout import expanded
-from dgl_mgpu.ops.spmm_transposed import op  # noqa: F401  (defines the schema)
+from dgl_mgpu.ops.spmm_transposed.op import spmm_transposed_op
 
 #: Entries at a time: what is made on the way stays small.
 _ENTRIES = 1 << 16
 
 
-@torch.library.impl(library, "spmm_transposed", "CPU")
+@spmm_transposed_op.cpu
 def _spmm_transposed(
     indptr: torch.Tensor,
     indices: torch.Tensor,
@@ -20,7 +21,7 @@ def _spmm_transposed(
     v: torch.Tensor | None,
     e: torch.Tensor | None,
     num_cols: int,
-    shape: list[int],
+    shape: Sequence[int],
 ) -> torch.Tensor:
     example: torch.Tensor = e if v is None else v  # type: ignore[assignment]
     number = torch.float64 if example.dtype == torch.float64 else torch.float32

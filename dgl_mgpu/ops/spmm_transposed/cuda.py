@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import cuda_kernel
-from dgl_mgpu.ops.spmm.layout import ELEMENTS, VECTOR_BYTES, Layout, expanded, make_layout, shares
-from dgl_mgpu.ops.spmm_transposed import op  # noqa: F401  (defines the schema)
+from dgl_mgpu.ops.spmm.layout import (
+    ELEMENTS,
+    VECTOR_BYTES,
+    OperandLayout,
+    expanded,
+    make_layout,
+    shares,
+)
+from dgl_mgpu.ops.spmm_transposed.op import spmm_transposed_op
 
 _THREADS = 256
 _WARPS = _THREADS // 32
 
 
-@cuda_kernel("spmm_transposed")
+@spmm_transposed_op.cuda
 def _spmm_transposed(
     indptr: torch.Tensor,
     indices: torch.Tensor,
@@ -24,7 +31,7 @@ def _spmm_transposed(
     v: torch.Tensor | None,
     e: torch.Tensor | None,
     num_cols: int,
-    shape: list[int],
+    shape: Sequence[int],
 ) -> torch.Tensor:
     example: torch.Tensor = e if v is None else v  # type: ignore[assignment]
     number = torch.float64 if example.dtype == torch.float64 else torch.float32
@@ -46,7 +53,7 @@ def _spmm_transposed(
         num_rows = indptr.shape[0] - 1
         length, row_bytes = num_rows + indices.shape[0], layout.width * out.element_size()
         share, num_shares = shares(length, row_bytes, indptr.device)
-        request = device.struct(
+        request = gpu.struct(
             indptr, indices, eids, v, e, out, num_rows, share, num_shares, then=layout.numbers
         )
         kernel(-(-num_shares * layout.tiles // _WARPS), _THREADS, request, device=indptr.device)
@@ -62,7 +69,7 @@ def _plan(
     e_shape: tuple[int, ...] | None,
     v_offset: int,
     e_offset: int,
-) -> tuple[Kernel, Layout]:
+) -> tuple[Kernel, OperandLayout]:
     layout = make_layout(dtype, shape, v_shape or (), e_shape, v_offset, e_offset)
     left = "Absent" if v_shape is None else layout.left
     types = f"{c_type(id_dtype)}, {ELEMENTS[dtype]}, dgl_mgpu::{left}, dgl_mgpu::{layout.right}"

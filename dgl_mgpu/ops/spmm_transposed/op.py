@@ -11,27 +11,22 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError, UnavailableError
 from dgl_mgpu.ops.check import check_integer
-from dgl_mgpu.ops.library import call, library
+from dgl_mgpu.ops.library import Operator, Size, Sizes, call
 from dgl_mgpu.ops.spmm.op import check_entries, message_shape, row_type
-
-library.define(
-    "spmm_transposed(Tensor indptr, Tensor indices, Tensor? eids, Tensor? v, Tensor? e,"
-    " SymInt num_cols, SymInt[] shape) -> Tensor"
-)
 
 OPS = ("copy_lhs", "copy_rhs", "mul")
 _ASKED = "add messages up at the other ends of edges"
 
 
-@torch.library.register_fake("dgl_mgpu::spmm_transposed", lib=library)
-def _spmm_transposed_fake(
+@Operator
+def spmm_transposed_op(
     indptr: torch.Tensor,
     indices: torch.Tensor,
     eids: torch.Tensor | None,
     v: torch.Tensor | None,
     e: torch.Tensor | None,
-    num_cols: int,
-    shape: list[int],
+    num_cols: Size,
+    shape: Sizes,
 ) -> torch.Tensor:
     example: torch.Tensor = e if v is None else v  # type: ignore[assignment]
     return example.new_empty(num_cols, *shape)

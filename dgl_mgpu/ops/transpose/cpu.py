@@ -5,10 +5,8 @@ from __future__ import annotations
 import numpy as np
 import torch
 
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.memory import kernel, load_id, store_id
-from dgl_mgpu.ops.scratch import scratch
-from dgl_mgpu.ops.transpose.op import outputs
+from dgl_mgpu.ops.memory import kernel, load_id, scratch, store_id
+from dgl_mgpu.ops.transpose.op import outputs, transpose_op
 
 
 @kernel
@@ -57,7 +55,7 @@ def _group(
         store_id(eids, place, width, edge)
 
 
-@torch.library.impl(library, "transpose", "CPU")
+@transpose_op.cpu
 def _transpose(
     indptr: torch.Tensor, indices: torch.Tensor, eids: torch.Tensor | None, num_cols: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:

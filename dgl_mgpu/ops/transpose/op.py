@@ -6,19 +6,14 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids, check_integer
-from dgl_mgpu.ops.library import call, library
-
-library.define(
-    "transpose(Tensor indptr, Tensor indices, Tensor? eids, SymInt num_cols)"
-    " -> (Tensor, Tensor, Tensor)"
-)
+from dgl_mgpu.ops.library import Operator, Size, call
 
 _ASKED = "group edges by their other ends"
 
 
-@torch.library.register_fake("dgl_mgpu::transpose", lib=library)
-def _transpose_fake(
-    indptr: torch.Tensor, indices: torch.Tensor, eids: torch.Tensor | None, num_cols: int
+@Operator
+def transpose_op(
+    indptr: torch.Tensor, indices: torch.Tensor, eids: torch.Tensor | None, num_cols: Size
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return outputs(indices, num_cols)
 
@@ -26,7 +21,7 @@ def _transpose_fake(
 def outputs(
     indices: torch.Tensor, num_cols: int
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """What the operator is to fill."""
+    """Allocate the operator's outputs."""
     count = indices.shape[0]
     return indices.new_empty(num_cols + 1), indices.new_empty(count), indices.new_empty(count)
 
@@ -62,7 +57,7 @@ def transpose(
 
     Notes
     -----
-    The same bits on every run, those of a stable sort; nobody waits for a GPU.  While it works, it
+    The same bits on every run, those of a stable sort; no wait for a GPU.  While it works, it
     takes 24 bytes an entry there, and 16 on the CPU.
 
     What ``indptr``, ``indices`` and ``eids`` hold is not checked: with ids out of range it writes

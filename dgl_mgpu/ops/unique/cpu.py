@@ -14,10 +14,8 @@ import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import parallel
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.memory import count_bits, inline, kernel, load_id, store_id
-from dgl_mgpu.ops.scratch import scratch
-from dgl_mgpu.ops.unique import op  # noqa: F401  (defines the schema)
+from dgl_mgpu.ops.memory import count_bits, inline, kernel, load_id, scratch, store_id
+from dgl_mgpu.ops.unique.op import append_unique_op
 
 #: Ids that are worth waking a thread for.
 _GRAIN = 32768
@@ -200,7 +198,7 @@ def _number(
         store_id(local, index, width, number)
 
 
-@torch.library.impl(library, "append_unique", "CPU")
+@append_unique_op.cpu
 def _append_unique(
     seeds: torch.Tensor, neighbors: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:

@@ -7,10 +7,9 @@ import functools
 import torch
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.device import Kernel, c_type
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.unique import op  # noqa: F401  (defines the schema)
+from dgl_mgpu.ops.unique.op import append_unique_op
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
 _THREADS = 512
@@ -25,7 +24,7 @@ def _kernel(dtype: torch.dtype, ample: bool) -> Kernel:
 
 
 def table_size(nodes: int, dtype: torch.dtype) -> tuple[int, int]:
-    """How many words a hash table of so many nodes has, and the mask of its slots.
+    """Number of words of a hash table for a number of nodes, and the mask of its slots.
 
     Raises
     ------
@@ -43,7 +42,7 @@ def table_size(nodes: int, dtype: torch.dtype) -> tuple[int, int]:
 
 
 def hash_table(space: Workspace, nodes: int, dtype: torch.dtype) -> tuple[torch.Tensor, int]:
-    """Room for a hash table of so many nodes: its words, and the mask of its slots."""
+    """Allocate a hash table for a number of nodes: its words, and the mask of its slots."""
     words, mask = table_size(nodes, dtype)
     return space.buffer("table", words, torch.int64), mask
 
@@ -58,13 +57,13 @@ def number_nodes(
     room: int,
     report: torch.Tensor,
 ) -> None:
-    """Launch the numbering of ``local``, with a hash table of room for so many nodes.
+    """Launch the numbering of ``local``, with a hash table for at most this many nodes.
 
     See ``kernels/unique.cu``.
     """
-    where, num_neighbors = nodes.device, local.numel()
+    device, num_neighbors = nodes.device, local.numel()
     kernel = _kernel(nodes.dtype, exact_neighbors is not None)
-    blocks = device.blocks_within(kernel, _THREADS, -(-num_neighbors // _THREADS), where)
+    blocks = gpu.blocks_within(kernel, _THREADS, -(-num_neighbors // _THREADS), device)
     table, mask = hash_table(space, room, nodes.dtype)
     kernel(
         blocks,
@@ -81,7 +80,7 @@ def number_nodes(
         table,
         mask,
         report,
-        device=where,
+        device=device,
     )
 
 
@@ -94,15 +93,15 @@ def raise_at_negative_id(id: int, place: int) -> None:
     )
 
 
-@torch.library.impl(library, "append_unique", "CUDA")
+@append_unique_op.cuda
 def _append_unique(
     seeds: torch.Tensor, neighbors: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    where, num_seeds, space = seeds.device, seeds.numel(), workspace(seeds.device)
-    device.raise_faults(where, wait=False)
+    device, num_seeds, space = seeds.device, seeds.numel(), workspace(seeds.device)
+    gpu.raise_faults(device, wait=False)
     total = num_seeds + neighbors.numel()
     table_size(total, seeds.dtype)  # raises before anything is allocated
-    nodes = torch.empty(total, dtype=seeds.dtype, device=where)
+    nodes = torch.empty(total, dtype=seeds.dtype, device=device)
     room, full = total, True
     while full:
         nodes[:num_seeds] = seeds

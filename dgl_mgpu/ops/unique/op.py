@@ -6,13 +6,11 @@ import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids
-from dgl_mgpu.ops.library import library
-
-library.define("append_unique(Tensor seeds, Tensor neighbors) -> (Tensor nodes, Tensor local)")
+from dgl_mgpu.ops.library import Operator
 
 
-@torch.library.register_fake("dgl_mgpu::append_unique", lib=library)
-def _append_unique_fake(
+@Operator
+def append_unique_op(
     seeds: torch.Tensor, neighbors: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     total = torch.library.get_ctx().new_dynamic_size()

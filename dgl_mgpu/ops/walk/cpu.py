@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 import torch
 
 from dgl_mgpu.ops import parallel
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.edges import edge_id, row_bounds, stored_ids
-from dgl_mgpu.ops.library import library
 from dgl_mgpu.ops.memory import (
     Rows,
     kernel,
@@ -21,7 +22,7 @@ from dgl_mgpu.ops.memory import (
 )
 from dgl_mgpu.ops.philox import WALK_STREAM, below, philox
 from dgl_mgpu.ops.view import INDICES
-from dgl_mgpu.ops.walk import op  # noqa: F401  (defines the schemas)
+from dgl_mgpu.ops.walk.op import TieredPath, pinsage_neighbors_op, random_walk_op
 
 #: Walks, or seeds, that are worth waking a thread for.
 _GRAIN = 256
@@ -146,19 +147,16 @@ def _select(
                 visits[best] = 0
 
 
-@torch.library.impl(library, "random_walk", "CPU")
+@random_walk_op.cpu
 def _random_walk(
     starts: torch.Tensor,
     walks: torch.Tensor,
-    tiers: list[torch.Tensor],
-    pointers: list[torch.Tensor],
-    positions: list[torch.Tensor],
-    num_rows: list[int],
-    idtype: torch.dtype,
-    stops: list[int],
+    path: TieredPath,
+    stops: Sequence[int],
     key: int,
-    edges: torch.Tensor | None = None,
+    edges: torch.Tensor | None,
 ) -> torch.Tensor:
+    tiers, pointers, positions, num_rows, idtype = path
     outside = (starts < 0) | (starts >= num_rows[0])
     raise_at_bad_id(outside.nonzero()[:1, 0].tolist(), starts, num_rows[0], "walk")
     traces = torch.empty((starts.numel(), len(stops) + 1), dtype=torch.int64)
@@ -182,29 +180,22 @@ def _random_walk(
     return traces
 
 
-@torch.library.impl(library, "pinsage_neighbors", "CPU")
+@pinsage_neighbors_op.cpu
 def _pinsage_neighbors(
     seeds: torch.Tensor,
-    tiers: list[torch.Tensor],
-    pointers: list[torch.Tensor],
-    positions: list[torch.Tensor],
-    num_rows: list[int],
-    idtype: torch.dtype,
-    stops: list[int],
+    path: TieredPath,
+    stops: Sequence[int],
     num_walks: int,
     num_neighbors: int,
     key: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    outside = (seeds < 0) | (seeds >= num_rows[0])
-    raise_at_bad_id(outside.nonzero()[:1, 0].tolist(), seeds, num_rows[0], "walk")
+    num_nodes = path.num_rows[0]
+    outside = (seeds < 0) | (seeds >= num_nodes)
+    raise_at_bad_id(outside.nonzero()[:1, 0].tolist(), seeds, num_nodes, "walk")
     traces = _random_walk(
         seeds.repeat_interleave(num_walks),
         torch.arange(num_walks).repeat(seeds.numel()),
-        tiers,
-        pointers,
-        positions,
-        num_rows,
-        idtype,
+        *path,
         stops,
         key,
     )
@@ -216,11 +207,11 @@ def _pinsage_neighbors(
         _GRAIN,
         traces.numpy(),
         num_walks,
-        len(tiers),
+        len(path.tiers),
         neighbors.numpy(),
         counts.numpy(),
     )
     selected = counts > 0
     indptr = torch.zeros(seeds.numel() + 1, dtype=torch.int64)
     torch.cumsum(selected.sum(dim=1), dim=0, out=indptr[1:])
-    return indptr, neighbors[selected].to(idtype), counts[selected]
+    return indptr, neighbors[selected].to(path.idtype), counts[selected]

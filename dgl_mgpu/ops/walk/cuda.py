@@ -6,31 +6,30 @@ from collections.abc import Sequence
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.check import raise_at_bad_id
 from dgl_mgpu.ops.device import Kernel, blocks_within, c_type
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.walk import op  # noqa: F401  (defines the schemas)
+from dgl_mgpu.ops.walk.op import TieredPath, pinsage_neighbors_op, random_walk_op
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
 _THREADS, _SELECTORS = 128, 512
 
 
-def _launch(kernel: Kernel, items: int, *arguments: object, where: torch.device) -> None:
-    """Launch with a thread an item."""
-    blocks = blocks_within(kernel, _THREADS, -(-items // _THREADS), where) if items else 0
-    kernel(blocks, _THREADS, *arguments, device=where)
+def _launch(kernel: Kernel, items: int, *arguments: object, device: torch.device) -> None:
+    """Launch a kernel with one thread per item."""
+    blocks = blocks_within(kernel, _THREADS, -(-items // _THREADS), device) if items else 0
+    kernel(blocks, _THREADS, *arguments, device=device)
 
 
-class Walks:
-    """What all walks of a call go along, on the device.
+class WalkLauncher:
+    """Launches walks along one metapath on a device.
 
     Parameters are those of the operators.
     """
 
     def __init__(
         self,
-        where: torch.device,
+        device: torch.device,
         tiers: Sequence[torch.Tensor],
         pointers: Sequence[torch.Tensor],
         positions: Sequence[torch.Tensor],
@@ -47,10 +46,10 @@ class Walks:
                 position.data_ptr(),
                 position.element_size(),
             ]
-        host_table = device.driver.host_buffer(len(words)).copy_(torch.tensor(words))
-        self._table = host_table.to(where, non_blocking=True)
+        host_table = gpu.driver.host_buffer(len(words)).copy_(torch.tensor(words))
+        self._table = host_table.to(device, non_blocking=True)
         self.steps, self.views = len(stops), len(tiers)
-        self.where, self.num_rows, self.idtype = where, num_rows[0], idtype
+        self.device, self.num_rows, self.idtype = device, num_rows[0], idtype
 
     def trace(
         self,
@@ -66,13 +65,13 @@ class Walks:
         """Launch ``each`` walks from the first starts: ``count`` of them at most, and ``exact``,
         where that is a number on the device."""
         shape = count * each, self.steps + 1
-        traces = torch.empty(shape, dtype=torch.int64, device=self.where)
+        traces = torch.empty(shape, dtype=torch.int64, device=self.device)
         _launch(
             Kernel("walk.cu", f"dgl_mgpu::walk<{c_type(starts.dtype)}, {c_type(self.idtype)}>"),
             len(traces),
             *(starts, count, exact, numbers, each, self._table, self.steps),
             *(self._table[self.steps :], self.views, self.num_rows, key, traces, edges, bad),
-            where=self.where,
+            device=self.device,
         )
         return traces
 
@@ -107,71 +106,63 @@ class Walks:
         room = count * min(num_neighbors, visits)
 
         def new(count: int, dtype: torch.dtype) -> torch.Tensor:
-            return torch.empty(count, dtype=dtype, device=self.where)
+            return torch.empty(count, dtype=dtype, device=self.device)
 
         found = new(count + 1, torch.int64), new(room, self.idtype), new(room, torch.int64)
         name = f"dgl_mgpu::select_visited<{c_type(self.idtype)}>"
         kernel = Kernel("walk.cu", name, cooperative=True)
         wanted = -(-count * visits // _SELECTORS)
-        blocks = blocks_within(kernel, _SELECTORS, wanted, self.where)
+        blocks = blocks_within(kernel, _SELECTORS, wanted, self.device)
         kernel(
             blocks,
             _SELECTORS,
             *(traces, count, exact, num_walks, self.steps + 1, self.views, num_neighbors),
             *(new(count * visits, torch.int32), *found, space.control(blocks), end),
-            device=self.where,
+            device=self.device,
         )
         return found
 
 
-@torch.library.impl(library, "random_walk", "CUDA")
+@random_walk_op.cuda
 def _random_walk(
     starts: torch.Tensor,
     walks: torch.Tensor,
-    tiers: list[torch.Tensor],
-    pointers: list[torch.Tensor],
-    positions: list[torch.Tensor],
-    num_rows: list[int],
-    idtype: torch.dtype,
-    stops: list[int],
+    path: TieredPath,
+    stops: Sequence[int],
     key: int,
-    edges: torch.Tensor | None = None,
+    edges: torch.Tensor | None,
 ) -> torch.Tensor:
-    where = starts.device
-    device.raise_faults(where, wait=False)
-    bad = torch.full((1,), -1, dtype=torch.int64, device=where)
-    all_walks = Walks(where, tiers, pointers, positions, num_rows, idtype, stops)
+    device = starts.device
+    gpu.raise_faults(device, wait=False)
+    bad = torch.full((1,), -1, dtype=torch.int64, device=device)
+    all_walks = WalkLauncher(device, *path, stops)
     traces = all_walks.trace(starts, len(starts), None, walks, 1, key, edges, bad)
-    report = device.driver.host_buffer(1).copy_(bad, non_blocking=True)
-    device.driver.synchronize(where)
-    raise_at_bad_id(report.tolist(), starts, num_rows[0], "walk")
+    report = gpu.driver.host_buffer(1).copy_(bad, non_blocking=True)
+    gpu.driver.synchronize(device)
+    raise_at_bad_id(report.tolist(), starts, path.num_rows[0], "walk")
     return traces
 
 
-@torch.library.impl(library, "pinsage_neighbors", "CUDA")
+@pinsage_neighbors_op.cuda
 def _pinsage_neighbors(
     seeds: torch.Tensor,
-    tiers: list[torch.Tensor],
-    pointers: list[torch.Tensor],
-    positions: list[torch.Tensor],
-    num_rows: list[int],
-    idtype: torch.dtype,
-    stops: list[int],
+    path: TieredPath,
+    stops: Sequence[int],
     num_walks: int,
     num_neighbors: int,
     key: int,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    where = seeds.device
-    device.raise_faults(where, wait=False)
-    told = torch.full((2,), -1, dtype=torch.int64, device=where)
-    walks = Walks(where, tiers, pointers, positions, num_rows, idtype, stops)
-    space = workspace(where)
+    device = seeds.device
+    gpu.raise_faults(device, wait=False)
+    report = torch.full((2,), -1, dtype=torch.int64, device=device)
+    walks = WalkLauncher(device, *path, stops)
+    space = workspace(device)
     with space.lock:
         indptr, neighbors, counts = walks.visited_neighbors(
-            space, seeds, len(seeds), None, num_walks, num_neighbors, key, told, told[1:]
+            space, seeds, len(seeds), None, num_walks, num_neighbors, key, report, report[1:]
         )
-    report = device.driver.host_buffer(2).copy_(told, non_blocking=True)
-    device.driver.synchronize(where)
-    bad, total = report.tolist()
-    raise_at_bad_id([bad], seeds, num_rows[0], "walk")
+    host_report = gpu.driver.host_buffer(2).copy_(report, non_blocking=True)
+    gpu.driver.synchronize(device)
+    bad, total = host_report.tolist()
+    raise_at_bad_id([bad], seeds, path.num_rows[0], "walk")
     return indptr, beginning(neighbors, total), beginning(counts, total)

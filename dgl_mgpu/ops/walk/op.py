@@ -5,53 +5,44 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops.check import check_ids, check_integer
-from dgl_mgpu.ops.library import library
+from dgl_mgpu.ops.library import Operator, Sizes, Written
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.view import GraphView
 
-library.define(
-    "random_walk(Tensor starts, Tensor walks, Tensor[] tiers, Tensor[] pointers,"
-    " Tensor[] positions, SymInt[] num_rows, ScalarType idtype, int[] stops, int key,"
-    " Tensor(a!)? edges=None) -> Tensor"
-)
-library.define(
-    "pinsage_neighbors(Tensor seeds, Tensor[] tiers, Tensor[] pointers, Tensor[] positions,"
-    " SymInt[] num_rows, ScalarType idtype, int[] stops, int num_walks, int num_neighbors, int key)"
-    " -> (Tensor indptr, Tensor neighbors, Tensor counts)"
-)
+
+class TieredPath(NamedTuple):
+    """What operators take of a metapath: the arguments of each step's view."""
+
+    tiers: Sequence[torch.Tensor]
+    pointers: Sequence[torch.Tensor]
+    positions: Sequence[torch.Tensor]
+    num_rows: Sizes
+    idtype: torch.dtype
 
 
-@torch.library.register_fake("dgl_mgpu::random_walk", lib=library)
-def _random_walk_fake(
+@Operator
+def random_walk_op(
     starts: torch.Tensor,
     walks: torch.Tensor,
-    tiers: list[torch.Tensor],
-    pointers: list[torch.Tensor],
-    positions: list[torch.Tensor],
-    num_rows: list[int],
-    idtype: torch.dtype,
-    stops: list[int],
+    path: TieredPath,
+    stops: Sequence[int],
     key: int,
-    edges: torch.Tensor | None = None,
+    edges: Written | None = None,
 ) -> torch.Tensor:
     return starts.new_empty((starts.shape[0], len(stops) + 1), dtype=torch.int64)
 
 
-@torch.library.register_fake("dgl_mgpu::pinsage_neighbors", lib=library)
-def _pinsage_neighbors_fake(
+@Operator
+def pinsage_neighbors_op(
     seeds: torch.Tensor,
-    tiers: list[torch.Tensor],
-    pointers: list[torch.Tensor],
-    positions: list[torch.Tensor],
-    num_rows: list[int],
-    idtype: torch.dtype,
-    stops: list[int],
+    path: TieredPath,
+    stops: Sequence[int],
     num_walks: int,
     num_neighbors: int,
     key: int,
@@ -59,7 +50,7 @@ def _pinsage_neighbors_fake(
     total = torch.library.get_ctx().new_dynamic_size()
     return (
         seeds.new_empty(seeds.shape[0] + 1, dtype=torch.int64),
-        seeds.new_empty(total, dtype=idtype),
+        seeds.new_empty(total, dtype=path.idtype),
         seeds.new_empty(total, dtype=torch.int64),
     )
 
@@ -104,9 +95,9 @@ def _as_metapath(
     return path
 
 
-def graphs(path: list[GraphView]) -> tuple[Any, ...]:
+def graphs(path: list[GraphView]) -> TieredPath:
     """A metapath as operators take it."""
-    return (
+    return TieredPath(
         [view.tiers for view in path],
         [view.pointers for view in path],
         [view.position for view in path],
@@ -127,7 +118,7 @@ def _check_probability(value: float, name: str, asked: str) -> float:
 
 
 def occurrences(ids: torch.Tensor) -> torch.Tensor:
-    """How many equal ids come before each."""
+    """Number of equal ids before each id."""
     ordered, order = torch.sort(ids, stable=True)
     place = torch.arange(ids.numel(), device=ids.device)
     begins = torch.ones_like(place, dtype=torch.bool)

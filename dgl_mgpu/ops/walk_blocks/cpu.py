@@ -6,18 +6,14 @@ from collections.abc import Sequence
 
 import torch
 
-from dgl_mgpu.ops.library import library
-from dgl_mgpu.ops.walk_blocks.op import VisitedHops
+from dgl_mgpu.ops.walk.op import TieredPath
+from dgl_mgpu.ops.walk_blocks.op import VisitedHops, pinsage_hops_op
 
 
-@torch.library.impl(library, "pinsage_hops", "CPU")
+@pinsage_hops_op.cpu
 def hop_by_hop(
     seeds: torch.Tensor,
-    tiers: Sequence[torch.Tensor],
-    pointers: Sequence[torch.Tensor],
-    positions: Sequence[torch.Tensor],
-    num_rows: Sequence[int],
-    idtype: torch.dtype,
+    path: TieredPath,
     stops: Sequence[int],
     num_walks: int,
     num_neighbors: int,
@@ -26,12 +22,11 @@ def hop_by_hop(
     """``pinsage_hops`` on the device of ``seeds``, whatever it is."""
     nodes = seeds
     indptrs, sources, counts = [], [], []
-    graphs = (tiers, pointers, positions, num_rows, idtype)
     for key in keys:
-        visited = torch.ops.dgl_mgpu.pinsage_neighbors(
-            nodes, *graphs, stops, num_walks, num_neighbors, key
+        visited = torch.ops.dgl_mgpu.pinsage_neighbors.default(
+            nodes, *path, stops, num_walks, num_neighbors, key
         )
-        nodes, local = torch.ops.dgl_mgpu.append_unique(nodes, visited[1])
+        nodes, local = torch.ops.dgl_mgpu.append_unique.default(nodes, visited[1])
         indptrs.append(visited[0])
         sources.append(local)
         counts.append(visited[2])

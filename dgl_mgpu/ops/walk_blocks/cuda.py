@@ -12,33 +12,29 @@ from typing import Any
 
 import torch
 
-from dgl_mgpu.ops import device
+from dgl_mgpu.ops import device as gpu
 from dgl_mgpu.ops.blocks.padded import rooms
 from dgl_mgpu.ops.check import raise_at_bad_id
-from dgl_mgpu.ops.library import direct_cuda, library
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.unique.cuda import number_nodes
-from dgl_mgpu.ops.walk.cuda import Walks
+from dgl_mgpu.ops.walk.cuda import WalkLauncher
+from dgl_mgpu.ops.walk.op import TieredPath
 from dgl_mgpu.ops.walk_blocks.cpu import hop_by_hop
-from dgl_mgpu.ops.walk_blocks.op import VisitedHops
+from dgl_mgpu.ops.walk_blocks.op import VisitedHops, pinsage_hops_op
 from dgl_mgpu.ops.workspace import Workspace, beginning, workspace
 
 #: Nodes on the walks of all layers up to which room for the largest possible sample is made in
 #: advance; there are more of them than of edges and of nodes of the sample.
 _MOST_STEPS = 1 << 26
-#: Of what kernels tell of a layer, the number of words: edges, then the first bad place, overflow
-#: and nodes of numbering.
-_TOLD = 4
+#: Words of the kernels' report on a layer: edges, then the first bad index, the overflow and the
+#: nodes of the numbering.
+_REPORT_WORDS = 4
 
 
-@direct_cuda("pinsage_hops_async")
+@pinsage_hops_op.start
 def pinsage_hops_async(
     seeds: torch.Tensor,
-    tiers: Sequence[torch.Tensor],
-    pointers: Sequence[torch.Tensor],
-    positions: Sequence[torch.Tensor],
-    num_rows: Sequence[int],
-    idtype: torch.dtype,
+    path: TieredPath,
     stops: Sequence[int],
     num_walks: int,
     num_neighbors: int,
@@ -48,24 +44,25 @@ def pinsage_hops_async(
 
     Ask for the result on the same stream, or drop the future.
     """
-    where = seeds.device
-    device.raise_faults(where, wait=False)
-    graphs = (tiers, pointers, positions, num_rows, idtype, stops)
-    neighbors = min(num_neighbors, num_walks * (len(stops) // len(tiers)))
-    nodes, _ = rooms(len(seeds), [neighbors] * len(keys), num_rows[0])
+    device = seeds.device
+    gpu.raise_faults(device, wait=False)
+    neighbors = min(num_neighbors, num_walks * (len(stops) // len(path.tiers)))
+    nodes, _ = rooms(len(seeds), [neighbors] * len(keys), path.num_rows[0])
     if sum(nodes[:-1]) * num_walks * (len(stops) + 1) <= _MOST_STEPS:
-        space = workspace(where)
+        space = workspace(device)
         with space.lock:
             try:
-                walks = Walks(where, *graphs)
+                walks = WalkLauncher(device, *path, stops)
                 batch = _Batch(space, seeds, walks, num_walks, neighbors, keys, nodes)
                 return SampleFuture(batch.finish)
             except torch.cuda.OutOfMemoryError:
                 space.release()
-    return SampleFuture(partial(hop_by_hop, seeds, *graphs, num_walks, num_neighbors, keys))
+    return SampleFuture(
+        partial(hop_by_hop, seeds, *path, stops, num_walks, num_neighbors, keys)
+    )
 
 
-@torch.library.impl(library, "pinsage_hops", "CUDA")
+@pinsage_hops_op.cuda
 def _pinsage_hops(*arguments: Any) -> VisitedHops:
     return pinsage_hops_async(*arguments).result()
 
@@ -78,31 +75,31 @@ class _Batch:
         self,
         space: Workspace,
         seeds: torch.Tensor,
-        walks: Walks,
+        walks: WalkLauncher,
         num_walks: int,
         num_neighbors: int,
         keys: Sequence[int],
         rooms: Sequence[int],
     ) -> None:
         self._seeds, self._num_rows = seeds, walks.num_rows
-        words = 1 + _TOLD * len(keys)
-        told = torch.full((words,), -1, dtype=torch.int64, device=seeds.device)
+        words = 1 + _REPORT_WORDS * len(keys)
+        report = torch.full((words,), -1, dtype=torch.int64, device=seeds.device)
         self._nodes = torch.empty(rooms[-1], dtype=seeds.dtype, device=seeds.device)
         self._nodes[: len(seeds)] = seeds
         self._layers: list[tuple[torch.Tensor, ...]] = []
         known = None
         for layer, (key, most) in enumerate(zip(keys, rooms, strict=False)):
-            first = 1 + _TOLD * layer
-            end, numbered, after = told[first:], told[first + 1 :], told[first + 3 :]
+            first = 1 + _REPORT_WORDS * layer
+            end, numbered, after = report[first:], report[first + 1 :], report[first + 3 :]
             found = walks.visited_neighbors(
-                space, self._nodes, most, known, num_walks, num_neighbors, key, told, end
+                space, self._nodes, most, known, num_walks, num_neighbors, key, report, end
             )
             room = rooms[layer + 1]
             number_nodes(space, self._nodes, most, known, found[1], end, room, numbered)
             self._layers.append(found)
             known = after
-        self._told = device.driver.host_buffer(words).copy_(told, non_blocking=True)
-        self._is_told = device.driver.mark(seeds.device)
+        self._host_report = gpu.driver.host_buffer(words).copy_(report, non_blocking=True)
+        self._reported = gpu.driver.mark(seeds.device)
 
     def finish(self) -> VisitedHops:
         """Wait for the GPU, and cut what it found to size.
@@ -111,10 +108,11 @@ class _Batch:
         ------
         IdOutOfRangeError
         """
-        self._is_told.synchronize()
-        bad, *told = self._told.tolist()
+        self._reported.synchronize()
+        bad, *numbers = self._host_report.tolist()
         raise_at_bad_id([bad], self._seeds, self._num_rows, "walk")
-        num_edges, num_nodes = told[0::_TOLD], [len(self._seeds), *told[3::_TOLD]]
+        num_edges = numbers[0::_REPORT_WORDS]
+        num_nodes = [len(self._seeds), *numbers[3::_REPORT_WORDS]]
         indptrs, sources, counts = [], [], []
         for found, known, edges in zip(self._layers, num_nodes, num_edges, strict=False):
             indptrs.append(beginning(found[0], known + 1))

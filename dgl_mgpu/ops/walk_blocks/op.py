@@ -10,38 +10,28 @@ import torch
 
 from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.ops.etype_blocks.op import to_idtype
-from dgl_mgpu.ops.library import direct, library
+from dgl_mgpu.ops.library import Operator, direct
 from dgl_mgpu.ops.philox import SampleKey
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.ops.view import GraphView
-from dgl_mgpu.ops.walk.op import check_traversals, graphs
+from dgl_mgpu.ops.walk.op import TieredPath, check_traversals, graphs
 
 _ASKED = "sample PinSAGE blocks"
-
-library.define(
-    "pinsage_hops(Tensor seeds, Tensor[] tiers, Tensor[] pointers, Tensor[] positions,"
-    " SymInt[] num_rows, ScalarType idtype, int[] stops, int num_walks, int num_neighbors,"
-    " int[] keys) -> (Tensor nodes, Tensor[] indptrs, Tensor[] sources, Tensor[] counts)"
-)
 
 #: What the operator returns.
 VisitedHops = tuple[torch.Tensor, list[torch.Tensor], list[torch.Tensor], list[torch.Tensor]]
 
 
-@torch.library.register_fake("dgl_mgpu::pinsage_hops", lib=library)
-def _pinsage_hops_fake(
+@Operator
+def pinsage_hops_op(
     seeds: torch.Tensor,
-    tiers: Sequence[torch.Tensor],
-    pointers: Sequence[torch.Tensor],
-    positions: Sequence[torch.Tensor],
-    num_rows: Sequence[int],
-    idtype: torch.dtype,
+    path: TieredPath,
     stops: Sequence[int],
     num_walks: int,
     num_neighbors: int,
     keys: Sequence[int],
 ) -> VisitedHops:
-    context = torch.library.get_ctx()
+    context, idtype = torch.library.get_ctx(), path.idtype
     num_nodes: list[Any] = [seeds.shape[0], *(context.new_dynamic_size() for _ in keys)]
     num_edges: list[Any] = [context.new_dynamic_size() for _ in keys]
     return (

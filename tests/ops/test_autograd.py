@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops.once import differentiable_once
+from dgl_mgpu.ops.autograd import differentiable_once
 
 
 class _Product(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""Gradients that have no gradient themselves: whoever asks for one is told."""
+"""Gradients without a second derivative, which raise an error when one is asked for."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ Backward = Callable[..., tuple[torch.Tensor | None, ...]]
 
 
 def differentiable_once(what: str, fix: str) -> Callable[[Backward], Backward]:
-    """Have a backward pass of a ``torch.autograd.Function`` refuse second derivatives.
+    """Make the backward pass of a ``torch.autograd.Function`` refuse second derivatives.
 
-    torch's ``once_differentiable`` does so where its error is come by: its graph leads to no tensor
-    that gradients depend on, so that ``torch.autograd.grad`` of these goes past it, and of a second
-    derivative this part is missing without a word.
+    torch's ``once_differentiable`` only does so if autograd reaches its error: its graph leads to
+    no tensor that gradients depend on, so ``torch.autograd.grad`` of these bypasses it and silently
+    leaves this part out of a second derivative.
 
     Parameters
     ----------
     what : str
-        What was to be differentiated.
+        Name of what is differentiated, for the error message.
     fix : str
 
     Returns
     -------
     callable
-        Decorates ``backward``.  Gradients depend on what it was given and has saved.
+        Decorator of ``backward``.  Gradients depend on its arguments and saved tensors.
     """
 
     def decorated(backward: Backward) -> Backward:
@@ -37,7 +37,7 @@ def differentiable_once(what: str, fix: str) -> Callable[[Backward], Backward]:
         def once(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
             with torch.no_grad():
                 found = backward(ctx, *gradients)
-            if not torch.is_grad_enabled():  # nobody will ask
+            if not torch.is_grad_enabled():  # no second derivative can follow
                 return found
             read = [each for each in (*gradients, *ctx.saved_tensors) if each.requires_grad]
             places = [place for place, each in enumerate(found) if each is not None]
@@ -53,14 +53,14 @@ def differentiable_once(what: str, fix: str) -> Callable[[Backward], Backward]:
 
 
 class _Once(torch.autograd.Function):
-    """Some tensors as they are, and others that they are said to depend on."""
+    """Return the first tensors unchanged, but make them depend on all of them."""
 
     @staticmethod
     def forward(
         ctx: Any, about: tuple[str, str], count: int, *tensors: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         ctx.about = about
-        # Of a view that is made here autograd allows no change in place.
+        # Autograd allows no in-place change of a view that is made here.
         return tuple(each.detach() for each in tensors[:count])
 
     @staticmethod
