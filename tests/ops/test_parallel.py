@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -69,11 +70,9 @@ def test_an_error_reaches_the_caller(threads, monkeypatch, team):
 
 def test_concurrent_callers(threads):
     threads(2)
-    callers = [threading.Thread(target=check_cover, args=(5000, 3), daemon=True) for _ in range(4)]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
+    with ThreadPoolExecutor(4) as pool:
+        for caller in [pool.submit(check_cover, 5000, 3) for _ in range(4)]:
+            caller.result()  # raises what the thread's assertions raise
 
 
 def _in_child() -> None:
