@@ -34,11 +34,11 @@ from benchmarks.figures import Figure, Report
 from benchmarks.gpu import window
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import Runtime, choose_runtime
+from dgl_mgpu.config.store_options import parse_bytes
 from dgl_mgpu.ops import RowView, gather_rows
 from dgl_mgpu.ops.device import cupy, source_text
 from dgl_mgpu.store.memory.device import DeviceMemory
 from dgl_mgpu.store.memory.segment import SHARED_MEMORY, Segment
-from dgl_mgpu.store.planning import parse_bytes
 from dgl_mgpu.train.launch.launch import launch
 
 LINE_BYTES = 128

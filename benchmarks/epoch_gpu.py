@@ -44,9 +44,9 @@ from benchmarks.layouts import LAYOUTS
 from benchmarks.timed_epochs import SPARE, WAYS, Case, case_options
 from benchmarks.timed_training import SETTINGS, WARM_UP, Network, medians
 from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.config.store_options import NARROW_DTYPES, parse_bytes
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.report.profile import StepProfile
-from dgl_mgpu.store.planning import NARROW_DTYPES, parse_bytes
 from dgl_mgpu.train.launch.launch import launch
 
 #: Most times the model's time, with all in GPU memory and with a part of it in the host's.

@@ -21,9 +21,6 @@ from dgl_mgpu.errors import ConfigError, DeviceMemoryError, PeerAccessError, Una
 from dgl_mgpu.machine import Topology, probe
 from dgl_mgpu.ops.device import cupy
 
-#: Where a store may keep what its plan calls GPU memory.
-DEVICES = ("auto", "cpu", "cuda")
-
 # Allocations share a handle with their neighbours unless they fill pages of this size, which
 # are what the driver maps for another process.
 _PAGE = 2 << 20
@@ -258,7 +255,8 @@ def choose_runtime(device: str, ranks: Communicator) -> Runtime | None:
     Parameters
     ----------
     device : str
-        One of :data:`DEVICES`; 'auto' takes GPUs where every rank has one.
+        One of :data:`~dgl_mgpu.config.store_options.DEVICES`; 'auto' takes
+        GPUs where every rank has one.
     ranks : Ranks
 
     Raises

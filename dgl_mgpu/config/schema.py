@@ -20,6 +20,7 @@ from dgl_mgpu.config.sections import (
     StoreConfig,
     TrainerConfig,
 )
+from dgl_mgpu.config.store_options import StoreOptions
 from dgl_mgpu.data import HETEROGENEOUS
 from dgl_mgpu.errors import ConfigError
 
@@ -101,6 +102,20 @@ class Config:
         if self.task == "link_prediction":
             return self.trainer.batch_size * (2 + self.links.negatives)
         return self.trainer.batch_size
+
+    def store_options(self) -> StoreOptions:
+        """The store's options, with the mini-batch that times are modelled for.
+
+        Raises
+        ------
+        ConfigError
+            As :class:`~dgl_mgpu.config.store_options.StoreOptions`.
+        """
+        return StoreOptions(
+            batch_size=self.planned_seeds(),
+            fanouts=self.sampler.planned_fanouts(),
+            **asdict(self.store),
+        )
 
     def _check_ranges(self) -> None:
         trainer, sampler, model = self.trainer, self.sampler, self.model

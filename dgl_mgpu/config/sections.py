@@ -89,7 +89,10 @@ class SamplerConfig:
 
 @dataclass
 class StoreConfig:
-    """Where topology and features go; see :class:`dgl_mgpu.store.planning.StoreOptions`."""
+    """The keys of ``configs/store``, in types that Hydra can check.
+
+    :class:`dgl_mgpu.config.store_options.StoreOptions` defines them; the defaults are the same.
+    """
 
     policy: str = "auto"
     gpu_memory: str = "auto"

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from dgl_mgpu.errors import ConfigError, nearest
+from dgl_mgpu.errors import ConfigError
 
 #: Carries the options to child processes.
 VARIABLE = "_DGL_MGPU_RUNNER_OPTIONS"
@@ -85,7 +84,9 @@ def take_options(arguments: Sequence[str]) -> tuple[RunnerOptions | None, list[s
     switch = str(values.pop("", "on")).lower()
     if switch not in _SWITCH:
         raise ConfigError(f"set {_STORE}={switch}", "it is neither on nor off", "say on or off")
-    return RunnerOptions(_checked(values), _SWITCH[switch]), rest
+    from dgl_mgpu.config.store_options import options_as_written
+
+    return RunnerOptions(options_as_written(values, _STORE), _SWITCH[switch]), rest
 
 
 def hand_on(options: RunnerOptions) -> None:
@@ -173,56 +174,3 @@ def _from_file(path: str) -> dict[str, Any]:
     if not isinstance(settings, dict):
         return {"": settings}
     return {str(key).replace("-", "_"): value for key, value in settings.items()}
-
-
-def _checked(values: dict[str, Any]) -> dict[str, Any]:
-    """Options of a store, as far as they can be checked before there is one."""
-    from dgl_mgpu.store.planning import HOTNESS, StoreOptions
-
-    known = StoreOptions.__dataclass_fields__
-    for key, value in values.items():
-        if key not in known:
-            raise ConfigError(f"set {_STORE}.{key}", "there is no such key", nearest(key, known))
-        _check(key, value)
-    for key in ("disk_path", "hotness"):  # the script may go to another folder
-        if values.get(key) not in (None, *HOTNESS):
-            values[key] = str(Path(values[key]).absolute())
-    StoreOptions(**values)
-    return values
-
-
-def _check(key: str, value: Any) -> None:
-    from dgl_mgpu.machine import preset
-    from dgl_mgpu.placement import POLICIES
-    from dgl_mgpu.store.planning import parse_bytes
-
-    if key.endswith("_memory"):
-        parse_bytes(str(value), f"{_STORE}.{key}")  # as it was said, not counted
-    elif key == "links" and isinstance(value, str) and value != "auto":
-        preset(value)
-    holds: Callable[[Any], bool] | None
-    holds, fix = {
-        "policy": (lambda policy: policy in POLICIES, nearest(str(value), POLICIES)),
-        "disk_path": (lambda path: path is None or isinstance(path, str), "name a folder"),
-        "hotness": (lambda name: isinstance(name, str), "say degree, presample or name a file"),
-        "graph_ratio": (_is_share, "give a share in [0, 1], or auto"),
-        "feature_ratio": (_is_share, "give a share in [0, 1], or auto"),
-        "links": (_are_links, "say auto, name a preset or give pairs of ranks: [[0,1],[2,3]]"),
-        "batch_size": (lambda size: type(size) is int, "give a whole number"),
-    }.get(key, (None, ""))
-    if holds is not None and not holds(value):
-        raise ConfigError(f"set {_STORE}.{key}={value}", "it does not take this value", fix)
-
-
-def _is_share(value: Any) -> bool:
-    return value == "auto" or (type(value) in (int, float) and 0 <= value <= 1)
-
-
-def _are_links(value: Any) -> bool:
-    return isinstance(value, str) or (
-        isinstance(value, list)
-        and all(
-            isinstance(pair, list) and len(pair) == 2 and all(type(rank) is int for rank in pair)
-            for pair in value
-        )
-    )

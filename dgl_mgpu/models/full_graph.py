@@ -23,7 +23,7 @@ _DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 class LeanGCN(nn.Module):
-    """What `dgl_mgpu.models.homogeneous.GCN` is on a whole graph, computed by `GCN`.
+    """The mini-batch GCN (`build_model('gcn', …)`) on a whole graph, computed by `GCN`.
 
     Parameters
     ----------

@@ -15,13 +15,13 @@ from dgl import DGLGraph
 from dgl.frame import Frame
 
 from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.config.store_options import StoreOptions, parse_bytes
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, InvalidInputError
 from dgl_mgpu.machine import Topology
 from dgl_mgpu.store.content import Content, Embeddings, of_dataset, of_dgl, require_storable
 from dgl_mgpu.store.embedding.tables import EmbeddingSpec
 from dgl_mgpu.store.memory import TopologySource
-from dgl_mgpu.store.planning import StoreOptions, parse_bytes
 from dgl_mgpu.store.table_names import Nodes
 from dgl_mgpu.utils.types import CanonicalEtype
 

@@ -19,6 +19,7 @@ from typing import Protocol, TypeVar
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.config.store_options import StoreOptions
 from dgl_mgpu.errors import DeviceMemoryError
 from dgl_mgpu.ops import GraphView, RowView, SampleKey, device, gather_rows, sample_blocks
 from dgl_mgpu.ops.view import HOST_SMS, LISTED_ROWS
@@ -26,7 +27,6 @@ from dgl_mgpu.placement import HOST, Tier
 from dgl_mgpu.store.memory.format import CSCFormat
 from dgl_mgpu.store.memory.table import Table
 from dgl_mgpu.store.memory.tables import Store
-from dgl_mgpu.store.planning import StoreOptions
 from dgl_mgpu.utils.tuning_cache import TuningCache
 
 T = TypeVar("T")

@@ -12,6 +12,7 @@ import torch
 
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import DeviceInfo, Runtime, choose_runtime
+from dgl_mgpu.config.store_options import StoreOptions
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.errors import ConfigError, InvalidInputError, UnsupportedByStoreError, nearest
 from dgl_mgpu.machine import Topology, preset, probe_shared_memory
@@ -37,7 +38,7 @@ from dgl_mgpu.store.memory import Blueprint, Store, build
 from dgl_mgpu.store.memory.devices import topology_of_ranks
 from dgl_mgpu.store.memory.links import prove_access, with_access
 from dgl_mgpu.store.memory.tables import Source
-from dgl_mgpu.store.planning import StoreOptions, make_blueprint
+from dgl_mgpu.store.planning import make_blueprint
 from dgl_mgpu.store.table_names import Nodes, node_table, state_table
 
 #: What stores are built with beside `StoreOptions`.

@@ -23,7 +23,7 @@ from dgl_mgpu.ops import (
     sample_neighbors,
 )
 from dgl_mgpu.ops.sample_future import SampleFuture
-from dgl_mgpu.sampling.block_sampling import sample_hops_async, blank_blocks, dgl_blocks
+from dgl_mgpu.sampling.block_sampling import blank_blocks, dgl_blocks, sample_hops_async
 from dgl_mgpu.sampling.filter import IdFilter
 from dgl_mgpu.sampling.seed_edges import keep
 from dgl_mgpu.store.batch_keys import BatchKeys

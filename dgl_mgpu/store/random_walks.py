@@ -11,7 +11,7 @@ import dgl
 import torch
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.ops import pinsage_blocks_async, gather_rows, pinsage_neighbors, random_walk
+from dgl_mgpu.ops import gather_rows, pinsage_blocks_async, pinsage_neighbors, random_walk
 from dgl_mgpu.ops.check import check_integer
 from dgl_mgpu.ops.sample_future import SampleFuture
 from dgl_mgpu.sampling.block_sampling import dgl_blocks, visited_block

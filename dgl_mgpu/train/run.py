@@ -41,7 +41,6 @@ from dgl_mgpu.machine.shared_memory import lacks_shared_memory, unusable_shared_
 from dgl_mgpu.report import best_epoch
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
-from dgl_mgpu.store.planning import StoreOptions
 from dgl_mgpu.train.checkpoint.checkpoint import (
     Checkpoint,
     LastCheckpoint,
@@ -115,11 +114,7 @@ def check_start(config: Config) -> None:
     _check_restarts(config)
     check_options(config.data.name, config.data.options)
     if config.mode == "minibatch":
-        StoreOptions(
-            batch_size=config.planned_seeds(),
-            fanouts=config.sampler.planned_fanouts(),
-            **asdict(config.store),
-        )
+        config.store_options()  # which checks them
     if under_torchrun():
         return  # which has made the ranks, and the checkpoint may be on the first one's machine
     if config.topology == "auto":

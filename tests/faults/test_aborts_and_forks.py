@@ -91,15 +91,20 @@ def fork_while_sampling(number: int, results: Path) -> None:
     expected = sampled(loader_of(0))
     done = threading.Event()
 
+    errors: list[BaseException] = []
+
     def sample_on() -> None:
-        while not done.is_set():
-            for _ in loader_of(0):
-                pass
+        try:
+            while not done.is_set():
+                for _ in loader_of(0):
+                    pass
+        except BaseException as error:
+            errors.append(error)
 
     sys.setswitchinterval(1e-5)  # a fork comes within all that a thread does
     threads = [threading.Thread(target=sample_on, daemon=True) for _ in range(3)]
-    for each in threads:
-        each.start()
+    for thread in threads:
+        thread.start()
     with results.open("w", buffering=1) as lines:
         for _ in range(_BATCH):
             time.sleep(rng.random() * 0.05)
@@ -118,9 +123,10 @@ def fork_while_sampling(number: int, results: Path) -> None:
             status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
             names = {0: "sampled as its parent", -signal.SIGALRM: "HUNG", 3: "WRONG: other samples"}
             lines.write(names.get(status, f"WRONG: {status}") + "\n")
-    done.set()
-    for each in threads:
-        each.join()
+        done.set()
+        for thread in threads:
+            thread.join()
+        lines.writelines(f"WRONG: a thread raised {error!r}\n" for error in errors)
     os._exit(0)
 
 

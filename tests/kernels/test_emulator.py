@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -421,11 +421,8 @@ def test_launches_from_several_threads(emulated):
         for _ in range(10):
             emulated.run(WARPS, "shuffles", 1, 64, values, 1, 32, out)
 
-    callers = [threading.Thread(target=launch, args=(out,)) for out in outs]
-    for caller in callers:
-        caller.start()
-    for caller in callers:
-        caller.join()
+    with ThreadPoolExecutor(len(outs)) as pool:
+        list(pool.map(launch, outs))  # raises what a thread raises
     assert all(torch.equal(out, outs[0]) and out.any() for out in outs)
 
 

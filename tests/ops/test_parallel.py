@@ -70,9 +70,9 @@ def test_an_error_reaches_the_caller(threads, monkeypatch, team):
 
 def test_concurrent_callers(threads):
     threads(2)
-    with ThreadPoolExecutor(4) as callers:
-        for caller in [callers.submit(check_cover, 5000, 3) for _ in range(4)]:
-            caller.result()
+    with ThreadPoolExecutor(4) as pool:
+        for caller in [pool.submit(check_cover, 5000, 3) for _ in range(4)]:
+            caller.result()  # raises what the thread's assertions raise
 
 
 def _in_child() -> None:

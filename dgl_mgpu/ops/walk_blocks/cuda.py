@@ -57,9 +57,7 @@ def pinsage_hops_async(
                 return SampleFuture(batch.finish)
             except torch.cuda.OutOfMemoryError:
                 space.release()
-    return SampleFuture(
-        partial(hop_by_hop, seeds, *path, stops, num_walks, num_neighbors, keys)
-    )
+    return SampleFuture(partial(hop_by_hop, seeds, *path, stops, num_walks, num_neighbors, keys))
 
 
 @pinsage_hops_op.cuda

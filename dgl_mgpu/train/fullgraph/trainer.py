@@ -136,7 +136,7 @@ class FullGraphTrainer(Trainer):
             logits, labels = self._logits()[nodes], self._labels[nodes]
             # Also where a rank has no training node: others wait for its part of the backward pass.
             loss = self._classification.loss(logits, labels, "sum") / total
-            accuracy = self._classification.right(logits.detach(), labels) / total
+            accuracy = self._classification.num_correct(logits.detach(), labels) / total
         self.optimizer.zero_grad()
         with stage("backward"):
             loss.backward()

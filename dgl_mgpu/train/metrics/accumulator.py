@@ -1,4 +1,4 @@
-"""Sums over the steps of an epoch, kept where the model computes, so that nobody waits for them."""
+"""Sums over an epoch's steps, kept on the model's device so that the host does not wait."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import torch
 
 
 class MetricAccumulator:
-    """Loss and right answers of the steps so far.
+    """Loss and number of correct predictions of the steps so far.
 
     Parameters
     ----------
@@ -27,7 +27,7 @@ class MetricAccumulator:
         self._room = torch.empty(2, dtype=torch.float64, pin_memory=True) if on_gpu else None
         self._coming: tuple[int, torch.cuda.Event] | None = None
 
-    def add(self, mean: torch.Tensor, right: torch.Tensor, seeds: int) -> None:
+    def add(self, mean: torch.Tensor, num_correct: torch.Tensor, seeds: int) -> None:
         """Add a step.
 
         Parameters
@@ -35,17 +35,17 @@ class MetricAccumulator:
         mean : Tensor, shape ()
             Of the seeds' losses.
         right : Tensor, shape ()
-            How many seeds the model was right about.
+            Number of seeds predicted correctly.
         seeds : int
         """
-        self._sums += torch.stack([mean.detach().double() * seeds, right.double()])
+        self._sums += torch.stack([mean.detach().double() * seeds, num_correct.double()])
         self.seeds += seeds
         self.steps += 1
 
     def sums(self) -> tuple[float, float, int]:
-        """Loss, right answers and seeds so far; waits for the GPU."""
-        loss, right = self._sums.tolist()
-        return loss, right, self.seeds
+        """Loss, correct predictions and seeds so far; waits for the GPU."""
+        loss, num_correct = self._sums.tolist()
+        return loss, num_correct, self.seeds
 
     def latest(self) -> tuple[float, float]:
         """Mean loss and accuracy; on a GPU as they were some steps ago, and at first NaN."""
@@ -56,8 +56,8 @@ class MetricAccumulator:
             stream = torch.cuda.current_stream(self._sums.device)
             self._coming = self.seeds, stream.record_event()
         elif self._coming[1].query():
-            loss, right = self._room.tolist()
-            self._known = loss, right, self._coming[0]
+            loss, num_correct = self._room.tolist()
+            self._known = loss, num_correct, self._coming[0]
             self._coming = None
-        loss, right, seeds = self._known
-        return (loss / seeds, right / seeds) if seeds else (float("nan"), float("nan"))
+        loss, num_correct, seeds = self._known
+        return (loss / seeds, num_correct / seeds) if seeds else (float("nan"), float("nan"))

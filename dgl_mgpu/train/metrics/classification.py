@@ -1,4 +1,4 @@
-"""What is learned of nodes' labels: the loss of a model's rows, and how right these are."""
+"""What is learned of nodes' labels: the loss of a model's rows, and their metric."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from dgl_mgpu.report import ACCURACY, ROC_AUC
 from dgl_mgpu.train.metrics.roc_auc import areas_of_all_ranks, mean_area
 
 #: Rows that a model gives, and what is true of them.
-Answers = Iterable[tuple[torch.Tensor, torch.Tensor]]
+Predictions = Iterable[tuple[torch.Tensor, torch.Tensor]]
 
 
 class Classification(ABC):
     """How the rows that a model gives for nodes are compared with their labels."""
 
-    #: What `right` is a share of.
+    #: What `num_correct` is a share of.
     figure: ClassVar[str]
 
     @abstractmethod
@@ -33,16 +33,16 @@ class Classification(ABC):
         """Mean or sum over the nodes, shape ()."""
 
     @abstractmethod
-    def right(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """How many nodes the logits are right about, shape (); the host waits for nothing."""
+    def num_correct(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Number of nodes predicted correctly, shape (); the host does not wait."""
 
     @abstractmethod
     def predictions(self, logits: torch.Tensor) -> dict[str, torch.Tensor]:
         """What logits say of each node, by a name for it, and the logits."""
 
-    def score(self, answers: Answers, device: torch.device) -> float:
+    def score(self, predictions: Predictions, device: torch.device) -> float:
         """The figure of all ranks' nodes, of which each brings its own; collective."""
-        return share_of_right(self.right, answers, device)
+        return share_correct(self.num_correct, predictions, device)
 
 
 class SingleLabel(Classification):
@@ -58,7 +58,7 @@ class SingleLabel(Classification):
     ) -> torch.Tensor:
         return functional.cross_entropy(logits, labels, reduction=reduction)
 
-    def right(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def num_correct(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         return (logits.argmax(1) == labels).sum()
 
     def predictions(self, logits: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -99,7 +99,7 @@ class MultiLabel(Classification):
         )
         return total / len(labels) if reduction == "mean" else total
 
-    def right(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    def num_correct(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """The figure of these nodes alone, times as many: its mean over batches is an estimate."""
         return mean_area(logits, labels) * len(labels)
 
@@ -107,20 +107,20 @@ class MultiLabel(Classification):
         """The labels that a node rather has than not, as int8 of 1 and 0."""
         return {"labels": (logits > 0).to(torch.int8), "logits": logits}
 
-    def score(self, answers: Answers, device: torch.device) -> float:
-        return areas_of_all_ranks(answers, self._num_labels, device)
+    def score(self, predictions: Predictions, device: torch.device) -> float:
+        return areas_of_all_ranks(predictions, self._num_labels, device)
 
 
-def share_of_right(
-    right: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    answers: Answers,
+def share_correct(
+    num_correct: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    predictions: Predictions,
     device: torch.device,
 ) -> float:
-    """Of all ranks' answers, counted by ``right``; collective."""
+    """Of all ranks' answers, counted by ``num_correct``; collective."""
     counts = torch.zeros(2, dtype=torch.float64, device=device)
-    for outputs, truth in answers:
-        counts[0] += right(outputs, truth)
-        counts[1] += len(truth)
+    for outputs, targets in predictions:
+        counts[0] += num_correct(outputs, targets)
+        counts[1] += len(targets)
     if dist.is_initialized():
         dist.all_reduce(counts)
     correct, total = counts.tolist()

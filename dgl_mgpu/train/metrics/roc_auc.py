@@ -11,7 +11,7 @@ import torch.distributed as dist
 _AT_ONCE = 1 << 24
 
 
-def mean_area(scores: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+def mean_area(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The mean of the areas of labels that have one; a half where none has.
 
     Parameters
@@ -24,13 +24,13 @@ def mean_area(scores: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
     Tensor, float64, shape ()
         NaN if a score of such a label is; on the device, without waiting for it.
     """
-    found, is_told = areas(scores, truth)
+    found, is_told = areas(scores, targets)
     count = is_told.sum()
     mean = found.masked_fill(~is_told, 0).sum() / count.clamp(min=1)
     return mean.masked_fill(count == 0, 0.5)
 
 
-def areas(scores: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def areas(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The area under each label's ROC curve: how often one that has it scores above one without.
 
     Equal scores count a half: Mann and Whitney, «On a test of whether one of two random variables
@@ -49,7 +49,7 @@ def areas(scores: torch.Tensor, truth: torch.Tensor) -> tuple[torch.Tensor, torc
     is_told : Tensor, bool, shape (labels,)
         Whether some nodes have the label and others have it not.
     """
-    is_known, is_positive = truth >= 0, truth == 1
+    is_known, is_positive = targets >= 0, targets == 1
     known, positives = is_known.sum(0), is_positive.sum(0)
     negatives = known - positives
     # What is not known comes after all others, whose ranks it leaves as they are.
@@ -81,21 +81,21 @@ def areas_of_all_ranks(
         Where they are compared.
     """
     own_scores = [torch.empty(0, num_labels, device=device)]
-    own_truth = [torch.empty(0, num_labels, dtype=torch.int8, device=device)]
-    for scores, truth in parts:
+    own_targets = [torch.empty(0, num_labels, dtype=torch.int8, device=device)]
+    for scores, targets in parts:
         own_scores.append(scores.to(device, torch.float32))
-        own_truth.append(truth.to(device, torch.int8))
-    own = torch.cat(own_scores), torch.cat(own_truth)
+        own_targets.append(targets.to(device, torch.int8))
+    own = torch.cat(own_scores), torch.cat(own_targets)
     total = torch.zeros(2, dtype=torch.float64, device=device)
-    for scores, truth in _of_all_ranks(*own):
-        found, is_told = areas(scores, truth)
+    for scores, targets in _of_all_ranks(*own):
+        found, is_told = areas(scores, targets)
         total += torch.stack([found.masked_fill(~is_told, 0).sum(), is_told.sum()])
     summed, count = total.tolist()
     return summed / count if count else 0.5
 
 
 def _of_all_ranks(
-    scores: torch.Tensor, truth: torch.Tensor
+    scores: torch.Tensor, targets: torch.Tensor
 ) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """All ranks' nodes, some labels at a time."""
     num_ranks = dist.get_world_size() if dist.is_initialized() else 1
@@ -105,13 +105,13 @@ def _of_all_ranks(
     rows = int(most)
     step = max(1, _AT_ONCE // max(1, rows * num_ranks))
     for first in range(0, scores.shape[1], step):
-        both = scores[:, first : first + step], truth[:, first : first + step]
+        both = scores[:, first : first + step], targets[:, first : first + step]
         if num_ranks == 1:
             yield both
             continue
         width = both[0].shape[1]
         # Ranks send as much as each other: what a rank has not is of no known label.
-        padded = scores.new_zeros(rows, width), truth.new_full((rows, width), -1)
+        padded = scores.new_zeros(rows, width), targets.new_full((rows, width), -1)
         gathered = []
         for own, room in zip(both, padded, strict=True):
             room[: len(own)] = own

@@ -28,7 +28,9 @@ class AllNodes:
         self._labels = graph.get_node_storage("label")
         self._infer = RepeatedInference(model, graph, model.inputs, num_layers, graph.device)
 
-    def answers(self, batches: SeedBatches) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:
+    def predictions(
+        self, batches: SeedBatches
+    ) -> Iterator[tuple[torch.Tensor, torch.Tensor]] | None:
         """Logits and labels of the seeds, of each of this rank's batches.
 
         Every rank calls it.  None if memory is too small for rows of all nodes.

@@ -1,4 +1,4 @@
-"""What a model learns of mini-batches: its outputs for their seeds, and how right these are."""
+"""What a model learns of mini-batches: its outputs for their seeds, and their metric."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn import functional
 
 from dgl_mgpu.report import AUC
-from dgl_mgpu.train.metrics.classification import Answers, Classification, share_of_right
+from dgl_mgpu.train.metrics.classification import Classification, Predictions, share_correct
 
 
 class Objective(ABC):
@@ -24,31 +24,31 @@ class Objective(ABC):
     @property
     @abstractmethod
     def figure(self) -> str:
-        """What the share of right answers is called."""
+        """Name of the metric."""
 
     @abstractmethod
     def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
         """What the model says of each seed, shape (seeds, …)."""
 
     @abstractmethod
-    def truth(self, batch: Sequence[Any]) -> torch.Tensor:
+    def targets(self, batch: Sequence[Any]) -> torch.Tensor:
         """What is true of each seed, shape (seeds, …)."""
 
     @abstractmethod
-    def mean_loss(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    def mean_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """Mean over the seeds, shape ()."""
 
     @abstractmethod
-    def right(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        """How many seeds the outputs are right about, shape (); the host waits for nothing."""
+    def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Number of seeds predicted correctly, shape (); the host does not wait."""
 
     @abstractmethod
     def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """What the model's rows for nodes say of each, by a name for it."""
 
-    def score(self, answers: Answers, device: torch.device) -> float:
+    def score(self, predictions: Predictions, device: torch.device) -> float:
         """The figure of outputs and truths of all ranks' seeds; collective."""
-        return share_of_right(self.right, answers, device)
+        return share_correct(self.num_correct, predictions, device)
 
 
 class NodeClassification(Objective):
@@ -75,20 +75,20 @@ class NodeClassification(Objective):
     def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
         return _rows(model, batch[-1])
 
-    def truth(self, batch: Sequence[Any]) -> torch.Tensor:
+    def targets(self, batch: Sequence[Any]) -> torch.Tensor:
         return batch[-1][-1].dstnodes[self._target].data["label"]
 
-    def mean_loss(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        return self._classification.loss(outputs, truth)
+    def mean_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self._classification.loss(outputs, targets)
 
-    def right(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        return self._classification.right(outputs, truth)
+    def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self._classification.num_correct(outputs, targets)
 
     def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         return self._classification.predictions(rows)
 
-    def score(self, answers: Answers, device: torch.device) -> float:
-        return self._classification.score(answers, device)
+    def score(self, predictions: Predictions, device: torch.device) -> float:
+        return self._classification.score(predictions, device)
 
 
 class LinkPrediction(Objective):
@@ -113,7 +113,7 @@ class LinkPrediction(Objective):
         scores = [_products(pairs, rows).view(edges.num_edges(), -1) for pairs in (edges, others)]
         return torch.cat(scores, 1)
 
-    def truth(self, batch: Sequence[Any]) -> torch.Tensor:
+    def targets(self, batch: Sequence[Any]) -> torch.Tensor:
         """Which of these pairs are edges: the first ones, float32, of the same shape."""
         _, edges, others, _ = batch
         count = edges.num_edges()
@@ -121,10 +121,10 @@ class LinkPrediction(Objective):
         first = torch.arange(width, device=edges.device) == 0
         return first.float().expand(count, width)
 
-    def mean_loss(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        return functional.binary_cross_entropy_with_logits(outputs, truth)
+    def mean_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.binary_cross_entropy_with_logits(outputs, targets)
 
-    def right(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         edges, others = outputs[:, :1], outputs[:, 1:]
         return ((edges > others).double() + 0.5 * (edges == others)).mean(1).sum()
 

@@ -17,7 +17,7 @@ from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.store.embedding.tables import read_specs, require_in_memory
 from dgl_mgpu.store.global_store import machine, sources_of
-from dgl_mgpu.store.planning import StoreOptions, make_blueprint
+from dgl_mgpu.store.planning import make_blueprint
 from dgl_mgpu.train.minibatch.load import load
 from dgl_mgpu.train.minibatch.task import Task
 from dgl_mgpu.train.run import as_wanted
@@ -61,11 +61,7 @@ def plan_for(config: Config) -> Planned:
             "full-graph training has no store",
             "leave mode out, for the plan of a mini-batch run's store",
         )
-    options = StoreOptions(
-        batch_size=config.planned_seeds(),
-        fanouts=config.sampler.planned_fanouts(),
-        **dataclasses.asdict(config.store),
-    )
+    options = config.store_options()
     topology = _topology(config)
     on_gpus = options.device != "cpu" and topology.name != "cpu"
     # A machine known by name, or this one.

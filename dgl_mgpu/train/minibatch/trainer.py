@@ -114,9 +114,9 @@ class _Sums:
             totals[table, memory] = before[0] + rows, before[1] + nbytes
         return tuple(TierTraffic(memory, table, *sums) for (table, memory), sums in totals.items())
 
-    def add_steps(self, tally: MetricAccumulator) -> None:
-        loss, correct, seeds = tally.sums()
-        self.join(_Sums(loss=loss, correct=correct, seeds=seeds, steps=tally.steps))
+    def add_steps(self, accumulator: MetricAccumulator) -> None:
+        loss, correct, seeds = accumulator.sums()
+        self.join(_Sums(loss=loss, correct=correct, seeds=seeds, steps=accumulator.steps))
 
     @property
     def mean_loss(self) -> float:
@@ -216,13 +216,13 @@ class MiniBatchTrainer(Trainer):
             and normalised_batch(model) is None
         )
         #: Of the step before, where a captured one leaves it.
-        self._right = torch.zeros((), dtype=torch.float64, device=store.device)
+        self._num_correct = torch.zeros((), dtype=torch.float64, device=store.device)
         if cuda_graphs is True or (cuda_graphs == "auto" and can_be_captured):
             self._captured = CapturedStep(
                 model,
                 lambda blocks: self._outputs((blocks,)),
-                self._loss_and_right,
-                lambda blocks: objective.truth((blocks,)),
+                self._loss_and_num_correct,
+                lambda blocks: objective.targets((blocks,)),
                 required=cuda_graphs is True,
             )
         else:
@@ -308,14 +308,17 @@ class MiniBatchTrainer(Trainer):
         self.model.eval()
         self.store.graph.set_epoch(0)
         with self._autocast():
-            answers = None if split.all_nodes is None else split.all_nodes.answers(split.batches)
-        if answers is None:
+            predictions = (
+                None if split.all_nodes is None else split.all_nodes.predictions(split.batches)
+            )
+        if predictions is None:
             with _starting_workers():
                 batches = iter(self._make_loader(split))
-            answers = (
-                (self._evaluated_outputs(batch), self._objective.truth(batch)) for batch in batches
+            predictions = (
+                (self._evaluated_outputs(batch), self._objective.targets(batch))
+                for batch in batches
             )
-        return self._objective.score(answers, self._device)
+        return self._objective.score(predictions, self._device)
 
     def _evaluated_outputs(self, batch: Any) -> torch.Tensor:
         with stage("forward"):
@@ -346,10 +349,10 @@ class MiniBatchTrainer(Trainer):
         self.model.train()
         self.store.graph.set_epoch(self.epoch)
         self._train.batches.set_epoch(self.epoch, self._batches)
-        tally = MetricAccumulator(self._device)
+        accumulator = MetricAccumulator(self._device)
         with StageTimes(self._device) as times:
-            is_whole = self._train_rounds(sums, tally, on_step)
-        sums.add_steps(tally)
+            is_whole = self._train_rounds(sums, accumulator, on_step)
+        sums.add_steps(accumulator)
         traffic = self.store.graph.traffic.take()
         sums.add_traffic(traffic)
         spent = times.seconds()
@@ -364,7 +367,9 @@ class MiniBatchTrainer(Trainer):
         sums.add_seconds(**{name: spent.get(name, 0.0) for name in stages})
         return is_whole
 
-    def _train_rounds(self, sums: _Sums, tally: MetricAccumulator, on_step: StepCallback) -> bool:
+    def _train_rounds(
+        self, sums: _Sums, accumulator: MetricAccumulator, on_step: StepCallback
+    ) -> bool:
         captured = self._captured
         begin = iter if captured is None else captured.batches
         with _starting_workers():
@@ -374,7 +379,7 @@ class MiniBatchTrainer(Trainer):
                 batch = next(batches, None)
             if captured is None:
                 with stage("forward"):
-                    loss = self._loss(batch, round_size, tally)
+                    loss = self._loss(batch, round_size, accumulator)
                 self.optimizer.zero_grad()
                 with stage("backward"):
                     loss.backward()
@@ -383,31 +388,35 @@ class MiniBatchTrainer(Trainer):
                     take_first_ranks(self.model.buffers())
             else:
                 with stage("compute"):
-                    self._compute_captured(captured, batch, round_size, tally)
+                    self._compute_captured(captured, batch, round_size, accumulator)
             with stage("update"):
                 self.optimizer.step()
                 if self._embeddings is not None:
                     self._embeddings.step()
-            on_step(sums.steps + tally.steps, *tally.latest(), sums.seeds + tally.seeds)
+            on_step(
+                sums.steps + accumulator.steps,
+                *accumulator.latest(),
+                sums.seeds + accumulator.seeds,
+            )
             self._batches += self._train.batches.num_ranks
             if self.should_stop():
                 return False
         return True
 
-    def _loss(self, batch: Any, round_size: int, tally: MetricAccumulator) -> torch.Tensor:
+    def _loss(self, batch: Any, round_size: int, accumulator: MetricAccumulator) -> torch.Tensor:
         """What this rank adds to the mean loss over the ``round_size`` seeds of all ranks."""
         if batch is None:
             # The last round has no batch for this rank: it takes part in what others look up,
             # and its optimizer steps with theirs.
             return self.model([], {}).sum()
-        truth = self._objective.truth(batch)
+        targets = self._objective.targets(batch)
         outputs = self._outputs(batch)
-        mean = self._mean_loss(outputs, truth)
-        tally.add(mean, self._objective.right(outputs.detach(), truth), len(truth))
-        return mean * self._weight(len(truth), round_size)
+        mean = self._mean_loss(outputs, targets)
+        accumulator.add(mean, self._objective.num_correct(outputs.detach(), targets), len(targets))
+        return mean * self._weight(len(targets), round_size)
 
     def _compute_captured(
-        self, captured: CapturedStep, batch: Any, round_size: int, tally: MetricAccumulator
+        self, captured: CapturedStep, batch: Any, round_size: int, accumulator: MetricAccumulator
     ) -> None:
         """Have parameters the gradients of :meth:`_loss`, over all ranks."""
         if batch is None:
@@ -415,12 +424,12 @@ class MiniBatchTrainer(Trainer):
             return
         seeds = captured.num_seeds(batch)
         mean = captured(batch, self._weight(seeds, round_size))
-        tally.add(mean, self._right, seeds)
+        accumulator.add(mean, self._num_correct, seeds)
 
-    def _loss_and_right(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
-        """The mean loss; how many are right is found in the same graph, where there is one."""
-        self._right.copy_(self._objective.right(outputs.detach(), truth))
-        return self._mean_loss(outputs, truth)
+    def _loss_and_num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """The mean loss; the number correct is computed in the same CUDA graph, if there is one."""
+        self._num_correct.copy_(self._objective.num_correct(outputs.detach(), targets))
+        return self._mean_loss(outputs, targets)
 
     def _weight(self, seeds: int, round_size: int) -> float:
         """What makes the mean over ranks of their means that over the seeds of the round."""
@@ -430,9 +439,9 @@ class MiniBatchTrainer(Trainer):
         with self._autocast():
             return self._objective.outputs(self.model, batch)
 
-    def _mean_loss(self, outputs: torch.Tensor, truth: torch.Tensor) -> torch.Tensor:
+    def _mean_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with self._autocast():
-            return self._objective.mean_loss(outputs, truth)
+            return self._objective.mean_loss(outputs, targets)
 
     def _autocast(self) -> torch.autocast:
         enabled = self._precision != torch.float32

@@ -8,8 +8,8 @@ import multiprocessing as mp
 import os
 import pickle
 import signal
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dgl
@@ -575,20 +575,10 @@ def test_threads_that_sweep_free_each_block_once():
         counted.marks[1] = device_module._process_stamp(os.getpid())
         counted.memory._finalizer()
         counted.marks[1] = 0
-    errors = []
-
-    def sweeps() -> None:
-        try:
-            device_module.sweep()
-        except (KeyError, ValueError) as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=sweeps) for _ in range(8)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not errors and runtime.is_empty
+    with ThreadPoolExecutor(8) as pool:
+        for sweep in [pool.submit(device_module.sweep) for _ in range(8)]:
+            sweep.result()  # raises what the thread raises
+    assert runtime.is_empty
 
 
 def test_a_fork_that_closes_a_store_does_nothing(monkeypatch):

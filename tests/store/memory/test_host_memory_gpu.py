@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -45,14 +46,14 @@ def _watched() -> Iterator[list[tuple[float, int]]]:
         while not over.wait(0.005):
             seen.append((time.monotonic(), _used_bytes()))
 
-    watcher = threading.Thread(target=watch)
-    watcher.start()
-    try:
-        yield seen
-    finally:
-        over.set()
-        watcher.join()
-        seen.append((time.monotonic(), _used_bytes()))
+    with ThreadPoolExecutor(1) as pool:
+        watcher = pool.submit(watch)
+        try:
+            yield seen
+        finally:
+            over.set()
+    watcher.result()  # a watcher that failed has missed the peak
+    seen.append((time.monotonic(), _used_bytes()))
 
 
 def _peak_of_all(series: list[np.ndarray]) -> float:

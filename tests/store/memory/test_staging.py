@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import dgl
@@ -164,22 +164,16 @@ def test_threads_share_a_cache(where, monkeypatch):
     monkeypatch.setattr(staging, "_CHUNK_BYTES", 500)
     rows = FEATURES["wide"]
     view, _, _ = staged(rows, 4_000, where)
-    wrong: list[int] = []
 
     def gather(seed: int) -> None:
         stream = torch.cuda.Stream() if where.type == "cuda" else None
         for turn in range(20):
             ids = some_ids(50, 100 * seed + turn)
             with torch.cuda.stream(stream):
-                if not torch.equal(gather_rows(view, ids.to(where)).cpu(), rows[ids]):
-                    wrong.append(seed)
+                assert torch.equal(gather_rows(view, ids.to(where)).cpu(), rows[ids])
 
-    threads = [threading.Thread(target=gather, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(gather, range(4)))  # raises what a thread's assertions raise
 
 
 def test_a_failed_read_leaves_no_tags_of_rows_that_did_not_come(where, monkeypatch):

@@ -22,18 +22,23 @@ def steps(dtype=torch.float32):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_sums_are_those_of_all_seeds(dtype):
-    tally, logits, labels = MetricAccumulator(CPU), [], []
-    assert all(math.isnan(each) for each in tally.latest())
+    accumulator, logits, labels = MetricAccumulator(CPU), [], []
+    assert all(math.isnan(each) for each in accumulator.latest())
     for number, (each, of) in enumerate(steps(dtype), 1):
-        tally.add(cross_entropy(each, of), (each.argmax(1) == of).sum(), len(of))
+        accumulator.add(cross_entropy(each, of), (each.argmax(1) == of).sum(), len(of))
         logits.append(each)
         labels.append(of)
         ours, theirs = torch.cat(logits), torch.cat(labels)
-        right = (ours.argmax(1) == theirs).sum().item()
+        num_correct = (ours.argmax(1) == theirs).sum().item()
         tolerance = 1e-6 if dtype == torch.float32 else 1e-2
         total = cross_entropy(ours.float(), theirs, reduction="sum").item()
-        loss, found, seeds = tally.sums()
+        loss, found, seeds = accumulator.sums()
         assert loss == pytest.approx(total, rel=tolerance)
-        assert (found, seeds, tally.seeds, tally.steps) == (right, len(ours), len(ours), number)
-        assert tally.latest() == (loss / seeds, right / seeds)
-    assert not tally._sums.requires_grad
+        assert (found, seeds, accumulator.seeds, accumulator.steps) == (
+            num_correct,
+            len(ours),
+            len(ours),
+            number,
+        )
+        assert accumulator.latest() == (loss / seeds, num_correct / seeds)
+    assert not accumulator._sums.requires_grad

@@ -63,8 +63,10 @@ def test_logits_are_the_models_on_the_graph(data, model):
         expected = on_the_graph(config, trainer.model)
         trainer.model.train()
     dataset, _ = load(config)
-    right = expected.argmax(1)[dataset.valid] == torch.from_numpy(dataset.labels)[dataset.valid]
-    assert trainer.evaluate(trainer._valid) == pytest.approx(float(right.double().mean()))
+    is_correct = (
+        expected.argmax(1)[dataset.valid] == torch.from_numpy(dataset.labels)[dataset.valid]
+    )
+    assert trainer.evaluate(trainer._valid) == pytest.approx(float(is_correct.double().mean()))
     assert trainer.evaluate(trainer._valid) == by_blocks(trainer)
     trainer.store.close()
 

@@ -133,7 +133,7 @@ def test_a_step_is_that_of_plain_torch_without_the_batchs_edges(trainer, data):
 
         trainer.optimizer.zero_grad()
         outputs = trainer._outputs(batch)
-        ours = trainer._mean_loss(outputs, trainer._objective.truth(batch))
+        ours = trainer._mean_loss(outputs, trainer._objective.targets(batch))
         ours.backward()
         assert ours.item() == pytest.approx(loss.item(), rel=1e-5)
         for parameter, gradient in zip(trainer.model.parameters(), expected, strict=True):
@@ -156,13 +156,13 @@ def test_evaluation_is_the_share_of_pairs_in_which_the_edge_scores_higher(data, 
         compared = as_pairs(sources.repeat_interleave(3), others.flatten())
         for edges in (left, *(as_pairs(*each) for each in task.held_out.values())):
             assert not compared & edges
-        right = [
+        num_correct = [
             float(rows[s] @ rows[t] > rows[s] @ rows[other])
             for s, t, three in zip(sources, targets, others, strict=True)
             for other in three
         ]
         # Scores that are nearly equal may be compared otherwise.
-        assert trainer.evaluate(split) == pytest.approx(np.mean(right), abs=0.005)
+        assert trainer.evaluate(split) == pytest.approx(np.mean(num_correct), abs=0.005)
         assert trainer.evaluate(split) == trainer.evaluate(split)
     trainer.store.close()
 
@@ -202,11 +202,11 @@ def test_a_batch_leaves_out_all_edges_of_long_rings_once():
 def test_random_scores_are_right_half_the_time_and_ties_count_half():
     link = LinkPrediction()
     scores = torch.randn(4000, 3, generator=torch.Generator().manual_seed(0))
-    truth = torch.zeros_like(scores)
-    assert link.right(scores, truth).item() / 4000 == pytest.approx(0.5, abs=0.02)
-    assert link.right(torch.ones(7, 4), torch.zeros(7, 4)).item() == 3.5
+    targets = torch.zeros_like(scores)
+    assert link.num_correct(scores, targets).item() / 4000 == pytest.approx(0.5, abs=0.02)
+    assert link.num_correct(torch.ones(7, 4), torch.zeros(7, 4)).item() == 3.5
     by_hand = torch.tensor([[1.0, 0.0, 2.0], [1.0, 1.0, 0.0], [3.0, 1.0, 2.0]])
-    assert link.right(by_hand, torch.zeros(3, 3)).item() == 0.5 + 0.75 + 1
+    assert link.num_correct(by_hand, torch.zeros(3, 3)).item() == 0.5 + 0.75 + 1
 
 
 def epoch_of(config: Config, folder: Path | None = None) -> tuple[EpochReport, float]:

@@ -7,6 +7,7 @@ import pytest
 from scipy import sparse
 
 from dgl_mgpu.config.schema import Config, DataConfig, ModelConfig, StoreConfig
+from dgl_mgpu.config.store_options import StoreOptions
 from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES
 from dgl_mgpu.train.compose import compose
@@ -157,3 +158,9 @@ def test_a_plan_of_a_graph_to_be_generated_has_the_tables_of_its_store(tmp_path,
     finally:
         store.close()
     assert "modelled" in origin
+
+
+def test_a_configuration_and_a_store_have_the_same_options_and_defaults():
+    assert Config().store_options() == StoreOptions(batch_size=1024, fanouts=[10, 10])
+    of_batch = {"batch_size", "fanouts"}  # which the trainer and the sampler configure
+    assert vars(StoreConfig()).keys() == StoreOptions.__dataclass_fields__.keys() - of_batch
