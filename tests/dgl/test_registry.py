@@ -16,7 +16,7 @@ import torch
 from dgl_mgpu.dgl import importer, registry
 from dgl_mgpu.dgl.environment import VersionRange
 from dgl_mgpu.dgl.importer import implementation
-from dgl_mgpu.dgl.patches import autocast
+from dgl_mgpu.dgl.patches.backend.pytorch import sparse as autocast
 from dgl_mgpu.dgl.registry import REPLACEMENTS, SURROUNDINGS, Replacement, applies
 from dgl_mgpu.graph.originals import originals
 
