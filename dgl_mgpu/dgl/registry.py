@@ -176,6 +176,13 @@ REPLACEMENTS: tuple[Replacement, ...] = (
         "dgl.dataloading.dataloader:_PrefetchingIter.__next__ = next_batch",
     ),
     *_replace(
+        "samples hop by hop, each through a graph over all nodes, tells no graph that an epoch "
+        "begins, and makes views of blocks for nothing: most of a GPU's time is waiting",
+        "dgl.dataloading:DataLoader.__iter__ = iterate",
+        "dgl.dataloading:NeighborSampler.sample_blocks",
+        "dgl.dataloading:BlockSampler.assign_lazy_features",
+    ),
+    *_replace(
         "a worker that collects the garbage of its parent is aborted where CUDA events are in it",
         "dgl.dataloading.dataloader:WorkerInitWrapper.__call__ = begin_worker",
     ),
@@ -488,12 +495,6 @@ SURROUNDINGS: tuple[Surrounding, ...] = (
         "_ffi.base:abort_ends_the_process",
         (DGL,),
         "a process that aborts may wait for ever: libxsmm finalises itself within the signal",
-    ),
-    Surrounding(
-        "dgl.dataloading",
-        "dataloading:samplers_of_all_hops",
-        (DGL,),
-        "samples hop by hop, each through a graph over all nodes: most of a GPU's time is waiting",
     ),
     Surrounding(
         "dgl.sparse",

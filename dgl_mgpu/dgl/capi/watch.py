@@ -65,7 +65,7 @@ def profile_calls() -> Iterator[record.Profile]:
 def _targets() -> Iterator[tuple[Any, str, str, Place]]:
     seen = set()
     for name, entry in ENTRIES.items():
-        method = entry.by.removeprefix("structure.index:TensorIndex.")
+        method = entry.by.removeprefix("graph.index:TensorIndex.")
         is_method = isinstance(vars(TensorIndex).get(method), FunctionType)
         if method != entry.by and is_method and method not in seen:
             seen.add(method)
