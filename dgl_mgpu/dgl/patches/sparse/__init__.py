@@ -12,7 +12,7 @@ from dgl_mgpu.graph import sparse
 
 @contextmanager
 def operators_without_library() -> Iterator[None]:
-    """Execute ``dgl.sparse``, with operators of ours if there is no library for this torch.
+    """Execute ``dgl.sparse``, with this package's operators if there is no library for this torch.
 
     Loading the library is the last thing that the module does: if it is missing, all names of the
     module are there, and look for operators in ``torch.ops.dgl_sparse``.
