@@ -21,8 +21,7 @@ from dgl_mgpu.graph.errors import InvalidCallError
 from dgl_mgpu.graph.index import GraphSchema, TensorIndex
 from dgl_mgpu.graph.relation import Compressed, Coo, Relation
 from dgl_mgpu.ops.unique import append_unique
-
-CanonicalEtype = tuple[str, str, str]
+from dgl_mgpu.utils.types import CanonicalEtype
 
 #: What a column has that holds a tensor and nothing else, and one of ids.
 _PLAIN_COLUMN = dict(vars(Column(torch.empty(0))))

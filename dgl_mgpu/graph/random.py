@@ -90,7 +90,7 @@ def generator(device: torch.device) -> torch.Generator:
 
 
 def next_key() -> tuple[int, int]:
-    """The seed, and how many calls there were before this one: a key for a call of our samplers."""
+    """The seed and the number of calls before this one: a key for one call of a sampler."""
     return _current().next_key()
 
 

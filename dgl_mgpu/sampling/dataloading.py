@@ -52,34 +52,19 @@ _start_lock = freed_at_fork(threading.RLock())
 
 
 def serve_dataloading() -> None:
-    """Make DGL's classes use what this package's graphs offer; idempotent."""
+    """Replace three methods of a DGL whose import was not mended; the registry replaces them else.
+
+    Calling it again does nothing.
+    """
     if getattr(DataLoader.__iter__, "serves_stores", False):
         return
-    iterate, sample_blocks = DataLoader.__iter__, NeighborSampler.sample_blocks
+    iterate, original = DataLoader.__iter__, NeighborSampler.sample_blocks
 
     def __iter__(self: Any) -> Iterator:
         return _iterate(self, iterate)
 
     def _sample_blocks(self: Any, g: Any, seed_nodes: Any, exclude_eids: Any = None) -> Any:
-        future = sample_all_hops_async(self, g, seed_nodes, exclude_eids)
-        sampled = None if future is None else future.result()
-        if sampled is None:
-            return sample_blocks(self, g, seed_nodes, exclude_eids)
-        return finish_blocks(self, sampled)
-
-    def assign_lazy_features(self: Any, result: Any) -> Any:
-        require_layers(self)
-        _, _, blocks = result
-        first, last = blocks[0], blocks[-1]
-        # Each makes views of a block first, also where there is nothing to assign.
-        if self.prefetch_node_feats:
-            set_src_lazy_features(first, self.prefetch_node_feats)
-        if self.prefetch_labels:
-            set_dst_lazy_features(last, self.prefetch_labels)
-        if self.prefetch_edge_feats:
-            for block in blocks:
-                set_edge_lazy_features(block, self.prefetch_edge_feats)
-        return result
+        return sample_blocks(self, g, seed_nodes, exclude_eids, original)
 
     __iter__.serves_stores = True  # type: ignore[attr-defined]
     __iter__.dgls = iterate  # type: ignore[attr-defined]
@@ -87,6 +72,32 @@ def serve_dataloading() -> None:
     DataLoader.__iter__ = __iter__
     NeighborSampler.sample_blocks = _sample_blocks
     BlockSampler.assign_lazy_features = assign_lazy_features
+
+
+def sample_blocks(
+    sampler: Any, g: Any, seed_nodes: Any, exclude_eids: Any, original: Callable[..., Any]
+) -> Any:
+    """``NeighborSampler.sample_blocks``: all hops at once where a graph of this package can."""
+    future = sample_all_hops_async(sampler, g, seed_nodes, exclude_eids)
+    sampled = None if future is None else future.result()
+    if sampled is None:
+        return original(sampler, g, seed_nodes, exclude_eids)
+    return finish_blocks(sampler, sampled)
+
+
+def assign_lazy_features(self: Any, result: Any) -> Any:
+    """``BlockSampler.assign_lazy_features``, without views where there is nothing to assign."""
+    require_layers(self)
+    _, _, blocks = result
+    first, last = blocks[0], blocks[-1]
+    if self.prefetch_node_feats:
+        set_src_lazy_features(first, self.prefetch_node_feats)
+    if self.prefetch_labels:
+        set_dst_lazy_features(last, self.prefetch_labels)
+    if self.prefetch_edge_feats:
+        for block in blocks:
+            set_edge_lazy_features(block, self.prefetch_edge_feats)
+    return result
 
 
 def batches_into_slots(loader: Any, slots: BatchSlots) -> Iterator:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dgl_mgpu.dgl.patches import backend_choice
+from dgl_mgpu.dgl.patches import backend as backend_choice
 
 QUIET = """
 import os, sys, threading
@@ -67,7 +67,7 @@ else:
     raise SystemExit("DGL imports by itself: nothing to test")
 assert "dgl.backend.pytorch.sparse" in sys.modules
 import dgl_mgpu, dgl
-from dgl_mgpu.dgl.patches import autocast
+from dgl_mgpu.dgl.patches.backend.pytorch import sparse as autocast
 import dgl.backend.pytorch.sparse as sparse
 assert sparse._cast_if_autocast_enabled is autocast._cast_if_autocast_enabled
 assert dgl.graph(([0], [1])).num_nodes() == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import warnings
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 from dgl_mgpu.dgl import importer, registry
 from dgl_mgpu.dgl.environment import VersionRange
 from dgl_mgpu.dgl.importer import implementation
-from dgl_mgpu.dgl.patches import autocast
+from dgl_mgpu.dgl.patches.backend.pytorch import sparse as autocast
 from dgl_mgpu.dgl.registry import REPLACEMENTS, SURROUNDINGS, Replacement, applies
 from dgl_mgpu.graph.originals import originals
 
@@ -26,6 +27,10 @@ ARGUMENTS = {"where": 1, "from_numpy": 1, "range": 4}
 
 #: Parts of ogb that import packages which neither DGL nor this package needs.
 NEEDS_MORE = ("_pyg", "lsc.")
+
+
+#: Implementations that several modules share stand in the nearest package that has them all.
+SHARED = {"sampling:backend_for_samplers", "data:backend_for_files", "ogb:torch_for_ogb"}
 
 
 def import_target(entry: Replacement) -> ModuleType:
@@ -65,6 +70,23 @@ def test_replacement_is_in_force_with_the_signature_of_what_it_replaces(entry):
         assert replacement.__mro__[1:] == original.__mro__[1:]
     elif callable(original):
         assert parameters(replacement) == parameters(original)
+
+
+@pytest.mark.parametrize(
+    "entry", [*REPLACEMENTS, *SURROUNDINGS], ids=lambda e: getattr(e, "target", e.by)
+)
+def test_every_override_stands_in_the_file_that_mirrors_its_target(entry):
+    folder = importlib.import_module("dgl_mgpu.dgl.patches").__path__[0]
+    module, _, _ = entry.by.partition(":")
+    mirror = entry.module.removeprefix("dgl.")
+    if entry.by in SHARED:
+        assert mirror.startswith(f"{module}.")
+        mirror = module
+    assert module == mirror
+    is_package = importlib.util.find_spec(entry.module).submodule_search_locations is not None
+    path = Path(folder, *module.split("."))
+    if entry.by not in SHARED:
+        assert (path / "__init__.py" if is_package else path.with_suffix(".py")).is_file()
 
 
 @pytest.mark.parametrize("entry", SURROUNDINGS, ids=lambda e: e.module)

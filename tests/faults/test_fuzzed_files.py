@@ -33,7 +33,7 @@ from scipy import sparse
 from dgl_mgpu.comm.serialization import NotPlainError, dumps, loads
 from dgl_mgpu.comm.signing import SignedGroup
 from dgl_mgpu.data import load, ogb, ogb_hetero
-from dgl_mgpu.dgl.patches import ogb_load
+from dgl_mgpu.dgl.patches import ogb as ogb_load
 from dgl_mgpu.errors import DGLMGPUError
 from dgl_mgpu.machine import preset
 from dgl_mgpu.machine.topology import Topology

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.data import Dataset
-from dgl_mgpu.dgl.patches.gpu import _fetch_cuda
+from dgl_mgpu.dgl.patches.storages.pytorch_tensor import _fetch_cuda
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.view import RowView

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.data.planetoid import _read_pickle
-from dgl_mgpu.dgl.patches.ogb_load import load as load_of_ogb
+from dgl_mgpu.dgl.patches.ogb import load as load_of_ogb
 from dgl_mgpu.errors import DataFormatError
 
 _reconstruct = np.empty(0).__reduce__()[0]

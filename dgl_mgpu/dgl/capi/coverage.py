@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from dgl_mgpu.dgl.capi.table import ENTRIES, Place
+from dgl_mgpu.dgl.capi.table import ENTRIES, Implementation
 
 
 def coverage_report() -> str:
@@ -15,7 +15,7 @@ def coverage_report() -> str:
     for name in names:
         entry = ENTRIES[name]
         where = f"dgl_mgpu.{entry.by}" if entry.by else entry.reason
-        lines.append(f"{name:<{width}}  {entry.place.value:<14}  {where}")
-    counts = Counter(entry.place for entry in ENTRIES.values())
-    lines.append(", ".join(f"{counts[place]} {place.value}" for place in Place))
+        lines.append(f"{name:<{width}}  {entry.implementation.value:<14}  {where}")
+    counts = Counter(entry.implementation for entry in ENTRIES.values())
+    lines.append(", ".join(f"{counts[kind]} {kind.value}" for kind in Implementation))
     return "\n".join(lines)

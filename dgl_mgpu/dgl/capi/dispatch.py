@@ -1,8 +1,8 @@
 """Which calls of DGL's C functions come to this package.
 
-DGL's Python binds each C function to a module attribute by `get_global_func`; ours, in its place,
-gives a `Dispatcher`.  It is a DGL function itself, with the same C handle, so that whatever else
-DGL does with it works as before.
+DGL's Python binds each C function to a module attribute by `get_global_func`. Its replacement
+returns a `Dispatcher`: a DGL function with the same C handle, so that whatever else DGL does with
+it works as before.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dgl._ffi.function import Function
 from dgl_mgpu.dgl.capi import record
 from dgl_mgpu.dgl.capi.ids import CHECKS
 from dgl_mgpu.dgl.capi.libxsmm import make_safe
-from dgl_mgpu.dgl.capi.table import TAKE_HOST_GRAPHS, Place, find_entry
+from dgl_mgpu.dgl.capi.table import TAKE_HOST_GRAPHS, Implementation, find_entry
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.dispatch import CHECKED_TYPES, is_tensor_backed_argument
 from dgl_mgpu.graph.errors import as_dgl_error
@@ -37,39 +37,39 @@ class Dispatcher(Function):
     def __call__(self, *arguments: Any) -> Any:
         for argument in arguments:
             if isinstance(argument, CHECKED_TYPES) and is_tensor_backed_argument(argument):
-                return self._ours(arguments)
+                return self._call_tensor_backed(arguments)
         if self._check is not None:
             self._check(*arguments)
         return super().__call__(*arguments)
 
-    def _ours(self, arguments: tuple[Any, ...]) -> Any:
-        place, implementation = self._implementation
+    def _call_tensor_backed(self, arguments: tuple[Any, ...]) -> Any:
+        implementation, function = self._implementation
         try:
             if record.recording:
                 from dgl_mgpu.dgl.capi import watch
 
                 watch.start()  # with DGL_MGPU_LOG, when the first graph is made
-                with record.call(self.name, place):
-                    return implementation(*arguments)
-            return implementation(*arguments)
+                with record.call(self.name, implementation):
+                    return function(*arguments)
+            return function(*arguments)
         except InvalidInputError as error:
             raise as_dgl_error(error) from error
 
     @cached_property
-    def _implementation(self) -> tuple[Place, Callable[..., Any]]:
+    def _implementation(self) -> tuple[Implementation, Callable[..., Any]]:
         from dgl_mgpu.dgl.capi.roundtrip import on_host_graphs, refuse, through_cpu
 
         entry = find_entry(self.name)
         if entry.by:
-            module, _, function = entry.by.partition(":")
+            module, _, name = entry.by.partition(":")
             home = importlib.import_module(f"dgl_mgpu.{module}")
-            ours = attrgetter(function)(home)
+            function = attrgetter(name)(home)
             if module not in TAKE_HOST_GRAPHS:
-                ours = on_host_graphs(self.name, ours, super().__call__)
-            return entry.place, ours
-        if entry.place is Place.CPU:
-            return entry.place, through_cpu(self.name, super().__call__)
-        return entry.place, refuse(self.name, entry)
+                function = on_host_graphs(self.name, function, super().__call__)
+            return entry.implementation, function
+        if entry.implementation is Implementation.CPU:
+            return entry.implementation, through_cpu(self.name, super().__call__)
+        return entry.implementation, refuse(self.name, entry)
 
 
 class CopyDispatcher(Dispatcher):
@@ -78,7 +78,7 @@ class CopyDispatcher(Dispatcher):
     def __call__(self, *arguments: Any) -> Any:
         _, device_type, _ = arguments
         if device_type != 1:  # DGL's number of the CPU
-            return self._ours(arguments)
+            return self._call_tensor_backed(arguments)
         return super().__call__(*arguments)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
-from dgl_mgpu.dgl.capi.table import Place
+from dgl_mgpu.dgl.capi.table import Implementation
 
 log = logging.getLogger("dgl_mgpu.calls")
 
@@ -20,14 +20,14 @@ class CallStatistics:
 
     Attributes
     ----------
-    place : Place
+    place : Implementation
         Where they ran.
     calls : int
     seconds : float
         On the host; kernels may still run when a call returns.
     """
 
-    place: Place
+    place: Implementation
     calls: int = 0
     seconds: float = 0.0
 
@@ -44,7 +44,7 @@ class Profile:
 
     functions: dict[str, CallStatistics] = field(default_factory=dict)
 
-    def add(self, name: str, place: Place, seconds: float) -> None:
+    def add(self, name: str, place: Implementation, seconds: float) -> None:
         """Count one call."""
         statistics = self.functions.setdefault(name, CallStatistics(place))
         statistics.calls += 1
@@ -71,7 +71,7 @@ if _logs_calls:
 
 
 @contextmanager
-def call(name: str, place: Place) -> Iterator[None]:
+def call(name: str, place: Implementation) -> Iterator[None]:
     """Record the call of a C function that is made inside."""
     start = time.perf_counter()
     try:

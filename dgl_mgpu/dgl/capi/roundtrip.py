@@ -29,8 +29,8 @@ def through_cpu(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def on_host_graphs(name: str, ours: Callable[..., Any], function: Callable[..., Any]) -> Any:
-    """`ours`; for a graph in host memory with ids on a GPU, the C function with the ids copied.
+def on_host_graphs(name: str, on_tensors: Callable[..., Any], function: Callable[..., Any]) -> Any:
+    """`on_tensors`; for a graph in host memory with ids on a GPU, `function` with the ids copied.
 
     DGL allows that for graphs that are pinned.  What is copied is as much as is asked for: the
     graph stays where it is.
@@ -39,7 +39,7 @@ def on_host_graphs(name: str, ours: Callable[..., Any], function: Callable[..., 
     def call(*arguments: Any) -> Any:
         graph = arguments[0] if arguments else None
         if not isinstance(graph, HeteroGraphIndex) or isinstance(graph, TensorIndex):
-            return ours(*arguments)
+            return on_tensors(*arguments)
         device = _device(arguments)
         if not graph.is_pinned():
             raise InvalidInputError(
@@ -96,7 +96,7 @@ def _back(result: Any, device: torch.device) -> Any:
     if isinstance(result, nd.NDArray):
         return F.zerocopy_from_dgl_ndarray(result).to(device)
     if callable(result) and not isinstance(result, type):  # an array of results: a C function
-        return lambda place: _back(result(place), device)
+        return lambda index: _back(result(index), device)
     if (
         hasattr(result, "__len__")
         and hasattr(result, "__getitem__")

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from enum import Enum
 
 
-class Place(Enum):
-    """Where a function runs when it is given graphs or arrays on a GPU."""
+class Implementation(Enum):
+    """What runs when a C function is given graphs or arrays on a GPU."""
 
     NATIVE = "kernel"
     TORCH = "torch"
@@ -25,27 +25,26 @@ class Entry:
 
     Parameters
     ----------
-    place : Place
+    implementation : Implementation
     by : str
-        ``"module:function"`` in `dgl_mgpu`, for `Place.NATIVE` and `Place.TORCH`.
+        ``"module:function"`` in `dgl_mgpu`, for ``NATIVE`` and ``TORCH``.
     reason : str
-        Why it never sees a GPU, for `Place.NOT_APPLICABLE`; why it goes through the CPU, for
-        `Place.CPU`.
+        Why it never sees a GPU, for ``NOT_APPLICABLE``; why it goes through the CPU, for ``CPU``.
     """
 
-    place: Place
+    implementation: Implementation
     by: str = ""
     reason: str = ""
 
 
-_NATIVE, _TORCH, _CPU, _NONE = Place
+_NATIVE, _TORCH, _CPU, _NONE = Implementation
 
 _PARTITIONING = "partitions graphs for files on disk, once, on the host"
 _TRAVERSAL = "walks one node after the other; DGL's Python copies the graph to the CPU itself"
 _SAVING = "writes a file"
 
 # Namespace, then the function without its prefix.
-_SERVED: dict[str, dict[str, tuple[Place, str]]] = {
+_SERVED: dict[str, dict[str, tuple[Implementation, str]]] = {
     "capi": {
         "DGLToBlock": (_NATIVE, "graph.blocks:to_block"),
     },
@@ -378,14 +377,14 @@ _NOT_SERVED: dict[str, dict[str, str]] = {
 def _entries() -> dict[str, Entry]:
     entries = {}
     for namespace, functions in _SERVED.items():
-        for function, (place, what) in functions.items():
-            how = {"reason": what} if place is Place.CPU else {"by": what}
-            entries[f"{namespace}._CAPI_{function}"] = Entry(place, **how)
+        for function, (implementation, what) in functions.items():
+            how = {"reason": what} if implementation is Implementation.CPU else {"by": what}
+            entries[f"{namespace}._CAPI_{function}"] = Entry(implementation, **how)
     for reason, namespaces in _NOT_SERVED.items():
         for namespace, text in namespaces.items():
             for function in text.split():
                 entries[f"{namespace}._CAPI_{function}"] = Entry(
-                    Place.NOT_APPLICABLE, reason=reason
+                    Implementation.NOT_APPLICABLE, reason=reason
                 )
     return entries
 
@@ -396,4 +395,6 @@ ENTRIES = _entries()
 
 def find_entry(name: str) -> Entry:
     """The entry of a C function; one that a newer DGL adds goes through the CPU."""
-    return ENTRIES.get(name, Entry(Place.CPU, reason="unknown to this version of dgl_mgpu"))
+    return ENTRIES.get(
+        name, Entry(Implementation.CPU, reason="unknown to this version of dgl_mgpu")
+    )

@@ -13,7 +13,7 @@ from types import FunctionType
 from typing import Any
 
 from dgl_mgpu.dgl.capi import record
-from dgl_mgpu.dgl.capi.table import ENTRIES, Place
+from dgl_mgpu.dgl.capi.table import ENTRIES, Implementation
 from dgl_mgpu.graph.index import TensorIndex
 from dgl_mgpu.graph.message_passing import sparse_ops as message_passing
 
@@ -30,10 +30,10 @@ def start() -> None:
     """Cover the methods and operators; again does nothing."""
     if _covered:
         return
-    for home, attribute, name, place in _targets():
+    for home, attribute, name, implementation in _targets():
         function = vars(home)[attribute]
         _covered.append((home, attribute, function))
-        setattr(home, attribute, _recorded(function, name, place))
+        setattr(home, attribute, _recorded(function, name, implementation))
 
 
 def stop() -> None:
@@ -62,22 +62,24 @@ def profile_calls() -> Iterator[record.Profile]:
             stop()
 
 
-def _targets() -> Iterator[tuple[Any, str, str, Place]]:
+def _targets() -> Iterator[tuple[Any, str, str, Implementation]]:
     seen = set()
     for name, entry in ENTRIES.items():
         method = entry.by.removeprefix("graph.index:TensorIndex.")
         is_method = isinstance(vars(TensorIndex).get(method), FunctionType)
         if method != entry.by and is_method and method not in seen:
             seen.add(method)
-            yield TensorIndex, method, name, entry.place
+            yield TensorIndex, method, name, entry.implementation
     for operator, name in _OPERATORS.items():
-        yield message_passing, operator, name, ENTRIES[name].place
+        yield message_passing, operator, name, ENTRIES[name].implementation
 
 
-def _recorded(function: Callable[..., Any], name: str, place: Place) -> Callable[..., Any]:
+def _recorded(
+    function: Callable[..., Any], name: str, implementation: Implementation
+) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*arguments: Any, **options: Any) -> Any:
-        with record.call(name, place):
+        with record.call(name, implementation):
             return function(*arguments, **options)
 
     return call

@@ -7,7 +7,7 @@ from typing import Any
 from dgl_mgpu.graph.originals import originals
 
 
-def _spread(graph: Any) -> Any:
+def distributed_index(graph: Any) -> Any:
     """The graph's index, if other processes have parts of the graph."""
     from dgl_mgpu.graph.distributed import DistributedGraphIndex
 
@@ -22,7 +22,7 @@ def readout_nodes(
     graph: Any, feat: str, weight: str | None = None, *, op: str = "sum", ntype: Any = None
 ) -> Any:
     """In place of ``dgl.readout_nodes``."""
-    index = _spread(graph)
+    index = distributed_index(graph)
     if index is None:
         return originals["dgl.readout:readout_nodes"](graph, feat, weight, op=op, ntype=ntype)
     return index.readout(_weighted(graph.nodes[ntype].data, feat, weight), op)
@@ -32,7 +32,7 @@ def readout_edges(
     graph: Any, feat: str, weight: str | None = None, *, op: str = "sum", etype: Any = None
 ) -> Any:
     """In place of ``dgl.readout_edges``."""
-    index = _spread(graph)
+    index = distributed_index(graph)
     if index is None:
         return originals["dgl.readout:readout_edges"](graph, feat, weight, op=op, etype=etype)
     return index.readout(_weighted(graph.edges[etype].data, feat, weight), op)
@@ -40,7 +40,7 @@ def readout_edges(
 
 def softmax_nodes(graph: Any, feat: str, *, ntype: Any = None) -> Any:
     """In place of ``dgl.softmax_nodes``."""
-    index = _spread(graph)
+    index = distributed_index(graph)
     if index is None:
         return originals["dgl.readout:softmax_nodes"](graph, feat, ntype=ntype)
     return index.softmax(graph.nodes[ntype].data[feat])
@@ -48,7 +48,7 @@ def softmax_nodes(graph: Any, feat: str, *, ntype: Any = None) -> Any:
 
 def softmax_edges(graph: Any, feat: str, *, etype: Any = None) -> Any:
     """In place of ``dgl.softmax_edges``."""
-    index = _spread(graph)
+    index = distributed_index(graph)
     if index is None:
         return originals["dgl.readout:softmax_edges"](graph, feat, etype=etype)
     return index.softmax(graph.edges[etype].data[feat])
@@ -56,14 +56,14 @@ def softmax_edges(graph: Any, feat: str, *, etype: Any = None) -> Any:
 
 def broadcast_nodes(graph: Any, graph_feat: Any, *, ntype: Any = None) -> Any:
     """In place of ``dgl.broadcast_nodes``."""
-    if _spread(graph) is None:
+    if distributed_index(graph) is None:
         return originals["dgl.readout:broadcast_nodes"](graph, graph_feat, ntype=ntype)
     return _repeated(graph_feat, graph.num_nodes(ntype))
 
 
 def broadcast_edges(graph: Any, graph_feat: Any, *, etype: Any = None) -> Any:
     """In place of ``dgl.broadcast_edges``."""
-    if _spread(graph) is None:
+    if distributed_index(graph) is None:
         return originals["dgl.readout:broadcast_edges"](graph, graph_feat, etype=etype)
     return _repeated(graph_feat, graph.num_edges(etype))
 
@@ -83,39 +83,16 @@ def _topk_on(
     ntype_or_etype: Any,
 ) -> Any:
     """In place of what ``dgl.topk_nodes`` and ``dgl.topk_edges`` call."""
-    if _spread(graph) is not None:
-        raise _of_all(f"find the first of all {typestr}", "gather their rows, and use torch.topk")
+    if distributed_index(graph) is not None:
+        raise refuse_for_partition(
+            f"find the first of all {typestr}", "gather their rows, and use torch.topk"
+        )
     original = originals["dgl.readout:_topk_on"]
     return original(graph, typestr, feat, k, descending, sortby, ntype_or_etype)
 
 
-def _batch_size(self: Any) -> int:
-    if _spread(self) is not None:
-        return 1
-    return originals["dgl.heterograph:DGLGraph.batch_size"].fget(self)
-
-
-batch_size = property(_batch_size, doc="In place of ``DGLGraph.batch_size``.")
-
-
-def batch_num_nodes(self: Any, ntype: Any = None) -> Any:
-    """In place of ``DGLGraph.batch_num_nodes``: it is asked for by what works on whole graphs."""
-    if _spread(self) is not None:
-        raise _of_all(
-            "count the nodes of all graphs in a batch",
-            "use num_nodes() for this rank's, or ownership[ntype].num_nodes for all",
-        )
-    return originals["dgl.heterograph:DGLGraph.batch_num_nodes"](self, ntype)
-
-
-def batch_num_edges(self: Any, etype: Any = None) -> Any:
-    """In place of ``DGLGraph.batch_num_edges``."""
-    if _spread(self) is not None:
-        raise _of_all("count the edges of all graphs in a batch", "use num_edges() for this rank's")
-    return originals["dgl.heterograph:DGLGraph.batch_num_edges"](self, etype)
-
-
-def _of_all(asked: str, fix: str) -> Exception:
+def refuse_for_partition(asked: str, fix: str) -> Exception:
+    """The error of a call that needs the whole graph."""
     from dgl_mgpu.errors import UnsupportedByPartitionError
 
     found = "the graph is partitioned, and each rank has a part of it"

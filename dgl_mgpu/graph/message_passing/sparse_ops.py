@@ -339,6 +339,6 @@ def update_grad_minmax_hetero(
         if (reduced, kind) in done:
             continue
         done.add((reduced, kind))
-        ours = types[reduced] == kind
-        gradient = gradients[reduced] * ours
-        out[kind].scatter_add_(0, args[reduced].long() * ours, gradient)
+        is_of_type = types[reduced] == kind
+        gradient = gradients[reduced] * is_of_type
+        out[kind].scatter_add_(0, args[reduced].long() * is_of_type, gradient)

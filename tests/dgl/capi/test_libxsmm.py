@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dgl_mgpu.dgl.capi import dispatch, libxsmm
-from dgl_mgpu.dgl.patches.signals import abort_ends_the_process
+from dgl_mgpu.dgl.patches._ffi.base import abort_ends_the_process
 
 
 @pytest.fixture

@@ -12,7 +12,7 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.dgl.capi import record
-from dgl_mgpu.dgl.capi.table import Place
+from dgl_mgpu.dgl.capi.table import Implementation
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
 
@@ -29,7 +29,7 @@ def test_a_profile_counts_calls_and_says_where_they_ran(graph):
         for _ in range(3):
             dgl.in_subgraph(graph, ids)
     seen = profile.functions["subgraph._CAPI_DGLInSubgraph"]
-    assert (seen.calls, seen.place) == (3, Place.TORCH)
+    assert (seen.calls, seen.place) == (3, Implementation.TORCH)
     assert seen.seconds > 0
     assert "subgraph._CAPI_DGLInSubgraph" in str(profile)
     assert not record.recording
@@ -42,9 +42,9 @@ def test_methods_and_operators_are_counted_too(graph):
         dgl.ops.edge_softmax(graph, torch.ones(4, 1))
         graph.in_edges(torch.tensor([1]))
     for name, place in (
-        ("sparse._CAPI_DGLKernelSpMM", Place.NATIVE),
-        ("sparse._CAPI_DGLKernelEdge_softmax_forward", Place.NATIVE),
-        ("heterograph_index._CAPI_DGLHeteroInEdges_2", Place.TORCH),
+        ("sparse._CAPI_DGLKernelSpMM", Implementation.NATIVE),
+        ("sparse._CAPI_DGLKernelEdge_softmax_forward", Implementation.NATIVE),
+        ("heterograph_index._CAPI_DGLHeteroInEdges_2", Implementation.TORCH),
     ):
         assert (profile.functions[name].calls, profile.functions[name].place) == (1, place)
     before = dict(profile.functions)
@@ -74,7 +74,7 @@ def test_a_round_trip_is_right_counted_and_warned_of_once(graph, caplog, monkeyp
     pairs = [set(zip(*(end.tolist() for end in g.edges()), strict=True)) for g in (expected, found)]
     assert pairs[0] == pairs[1]
     name = "partition._CAPI_DGLReorderGraph_Hetero"
-    assert (profile.functions[name].calls, profile.functions[name].place) == (2, Place.CPU)
+    assert (profile.functions[name].calls, profile.functions[name].place) == (2, Implementation.CPU)
     assert [name in line.getMessage() for line in caplog.records] == [True]
 
 

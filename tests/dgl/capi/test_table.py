@@ -17,7 +17,7 @@ from dgl._ffi.function import list_global_func_names
 from dgl._ffi.runtime_ctypes import DGLContext
 from dgl.heterograph_index import HeteroGraphIndex
 
-from dgl_mgpu.dgl.capi.table import ENTRIES, TAKE_HOST_GRAPHS, Place
+from dgl_mgpu.dgl.capi.table import ENTRIES, TAKE_HOST_GRAPHS, Implementation
 from dgl_mgpu.graph import creation
 from dgl_mgpu.graph.index import TensorIndex
 
@@ -37,7 +37,7 @@ def test_the_table_has_the_functions_of_the_wheel_and_no_others():
 
 def test_every_entry_says_by_what_or_why():
     for name, entry in ENTRIES.items():
-        if entry.place in (Place.NATIVE, Place.TORCH):
+        if entry.implementation in (Implementation.NATIVE, Implementation.TORCH):
             assert entry.by and not entry.reason, name
         else:
             assert entry.reason and not entry.by, name

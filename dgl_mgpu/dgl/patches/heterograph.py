@@ -1,0 +1,133 @@
+"""Overrides in `dgl.heterograph`."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from dgl_mgpu.graph.dispatch import is_tensor_backed
+from dgl_mgpu.graph.originals import originals
+
+
+def out_degrees(self: Any, u: Any = "__ALL__", etype: Any = None) -> Any:
+    """In place of ``DGLGraph.out_degrees``: all nodes of a graph exist."""
+    from dgl.base import is_all
+
+    from dgl_mgpu.graph.index import TensorIndex
+
+    if not (is_all(u) and isinstance(self._graph, TensorIndex)):
+        return originals["dgl.heterograph:DGLGraph.out_degrees"](self, u, etype)
+    return self._graph.out_degrees(self.get_etype_id(etype), None)
+
+
+def in_degrees(self: Any, v: Any = "__ALL__", etype: Any = None) -> Any:
+    """In place of ``DGLGraph.in_degrees``."""
+    from dgl.base import is_all
+
+    from dgl_mgpu.graph.index import TensorIndex
+
+    if not (is_all(v) and isinstance(self._graph, TensorIndex)):
+        return originals["dgl.heterograph:DGLGraph.in_degrees"](self, v, etype)
+    return self._graph.in_degrees(self.get_etype_id(etype), None)
+
+
+def _set_n_repr(self: Any, ntid: int, u: Any, data: Any) -> None:
+    """In place of ``DGLGraph._set_n_repr``."""
+    index = self._graph
+    if is_tensor_backed(index) and _fit(u, data, index.num_nodes(ntid), index.device):
+        _update(self._node_frames[ntid], data)
+    else:
+        originals["dgl.heterograph:DGLGraph._set_n_repr"](self, ntid, u, data)
+
+
+def _set_e_repr(self: Any, etid: int, edges: Any, data: Any) -> None:
+    """In place of ``DGLGraph._set_e_repr``."""
+    index = self._graph
+    if is_tensor_backed(index) and _fit(edges, data, index.num_edges(etid), index.device):
+        _update(self._edge_frames[etid], data)
+    else:
+        originals["dgl.heterograph:DGLGraph._set_e_repr"](self, etid, edges, data)
+
+
+def _fit(rows: Any, data: Any, count: int, device: torch.device) -> bool:
+    """Whether tensors are the features of all nodes or edges; DGL raises where they are not."""
+    return (
+        isinstance(rows, str)
+        and rows == "__ALL__"
+        and type(data) is dict
+        and all(
+            isinstance(value, torch.Tensor)
+            and value.dim() > 0
+            and value.shape[0] == count
+            and value.device == device
+            for value in data.values()
+        )
+    )
+
+
+def _update(frame: Any, data: dict[str, torch.Tensor]) -> None:
+    for name, value in data.items():
+        frame.update_column(name, value)
+
+
+def update_all(
+    self: Any, message_func: Any, reduce_func: Any, apply_node_func: Any = None, etype: Any = None
+) -> None:
+    """In place of ``DGLGraph.update_all``: a graph of one relation is not sliced to that first."""
+    index = self._graph
+    if is_tensor_backed(index) and index.is_single:
+        from dgl_mgpu.graph.message_passing import operators
+
+        operators.update_all(self, message_func, reduce_func, apply_node_func, etype)
+    else:
+        original = originals["dgl.heterograph:DGLGraph.update_all"]
+        original(self, message_func, reduce_func, apply_node_func, etype)
+
+
+def apply_edges(self: Any, func: Any, edges: Any = "__ALL__", etype: Any = None) -> None:
+    """In place of ``DGLGraph.apply_edges``, for all edges of a graph of one relation."""
+    from dgl.base import is_all
+
+    index = self._graph
+    if is_tensor_backed(index) and index.is_single and etype is None and is_all(edges):
+        from dgl_mgpu.graph.message_passing import operators
+
+        if operators.is_message(func):
+            operators.apply_edges(self, func)
+            return
+    originals["dgl.heterograph:DGLGraph.apply_edges"](self, func, edges, etype)
+
+
+def _batch_size(self: Any) -> int:
+    from dgl_mgpu.dgl.patches.readout import distributed_index
+
+    if distributed_index(self) is not None:
+        return 1
+    return originals["dgl.heterograph:DGLGraph.batch_size"].fget(self)
+
+
+batch_size = property(_batch_size, doc="In place of ``DGLGraph.batch_size``.")
+
+
+def batch_num_nodes(self: Any, ntype: Any = None) -> Any:
+    """In place of ``DGLGraph.batch_num_nodes``: it is asked for by what works on whole graphs."""
+    from dgl_mgpu.dgl.patches.readout import distributed_index, refuse_for_partition
+
+    if distributed_index(self) is not None:
+        raise refuse_for_partition(
+            "count the nodes of all graphs in a batch",
+            "use num_nodes() for this rank's, or ownership[ntype].num_nodes for all",
+        )
+    return originals["dgl.heterograph:DGLGraph.batch_num_nodes"](self, ntype)
+
+
+def batch_num_edges(self: Any, etype: Any = None) -> Any:
+    """In place of ``DGLGraph.batch_num_edges``."""
+    from dgl_mgpu.dgl.patches.readout import distributed_index, refuse_for_partition
+
+    if distributed_index(self) is not None:
+        raise refuse_for_partition(
+            "count the edges of all graphs in a batch", "use num_edges() for this rank's"
+        )
+    return originals["dgl.heterograph:DGLGraph.batch_num_edges"](self, etype)

@@ -1,0 +1,12 @@
+"""GATv2Conv with residuals where there is no node: on a rank, or of some type in a block."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dgl_mgpu.dgl.patches.nn.pytorch.conv import forward_with_residual
+
+
+def forward(self: Any, graph: Any, feat: Any, get_attention: bool = False) -> Any:
+    """In place of ``GATv2Conv.forward``."""
+    return forward_with_residual("gatv2conv:GATv2Conv", self, graph, feat, get_attention)

@@ -1,0 +1,131 @@
+"""ogb on a torch whose `torch.load` refuses pickles, and on a machine without a network.
+
+ogb keeps its processed data sets as pickled NumPy arrays, which torch's ``weights_only``
+unpickler does not read (they are written with pickle protocol 4). They are read here with an
+unpickler of our own that resolves only the names such files hold: a file that names anything
+else, and so could run code, is refused."""
+
+from __future__ import annotations
+
+import os
+import pickle
+import sys
+import zipfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+from dgl_mgpu.dgl.patches.modules import module_with
+from dgl_mgpu.errors import DataFormatError
+from dgl_mgpu.utils.checksums import DAMAGE, damaged_part
+from dgl_mgpu.utils.safe_pickle import ARRAYS, with_arrays
+
+_ASKED = "read a processed ogb data set"
+
+
+_FIX = "delete the data set's folder 'processed' and let ogb write it again"
+
+
+_TENSORS = {
+    ("torch._utils", "_rebuild_tensor"),
+    ("torch._utils", "_rebuild_tensor_v2"),
+    ("collections", "OrderedDict"),
+}
+
+
+# The graphs of the PyG variants are plain containers of tensors.
+_GRAPHS = {
+    (f"torch_geometric.data.{module}", name)
+    for module, names in (
+        ("data", ("Data", "DataEdgeAttr", "DataTensorAttr")),
+        ("hetero_data", ("HeteroData",)),
+        ("storage", ("BaseStorage", "GlobalStorage", "NodeStorage", "EdgeStorage")),
+    )
+    for name in names
+}
+
+
+_ALLOWED = _TENSORS | _GRAPHS
+
+
+def _is_allowed(module: str, name: str) -> bool:
+    is_storage = module == "torch" and name.endswith("Storage") and name.isidentifier()
+    return is_storage or (module, name) in _ALLOWED
+
+
+class _ArrayUnpickler(pickle.Unpickler):
+    def find_class(self, module: str, name: str) -> Any:
+        if (module, name) in ARRAYS:
+            return ARRAYS[module, name]
+        if not _is_allowed(module, name):
+            raise pickle.UnpicklingError(f"it names {module}.{name}, which no ogb file holds")
+        return super().find_class(module, name)
+
+
+class _ArrayPickle:
+    """What torch.load takes as ``pickle_module``."""
+
+    __name__ = "pickle"
+    Unpickler = _ArrayUnpickler
+
+    @staticmethod
+    def load(file: Any, **options: Any) -> Any:
+        return _ArrayUnpickler(file, **options).load()
+
+
+def load(
+    f: Any,
+    map_location: Any = None,
+    pickle_module: Any = None,
+    *,
+    weights_only: bool | None = None,
+    mmap: bool | None = None,
+    **pickle_load_args: Any,
+) -> Any:
+    """torch.load, which reads pickled arrays too unless it is told how to read."""
+    if pickle_module is not None or weights_only is not None:
+        return torch.load(
+            f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args
+        )
+    is_path = isinstance(f, str | os.PathLike)
+    asked = f"{_ASKED}, {f}" if is_path else _ASKED
+    try:
+        if is_path and zipfile.is_zipfile(f):
+            with zipfile.ZipFile(f) as archive:
+                if part := damaged_part(archive):
+                    raise ValueError(f"its part {part} is damaged")
+        content = torch.load(
+            f, map_location, _ArrayPickle, weights_only=False, mmap=mmap, **pickle_load_args
+        )
+    except FileNotFoundError:
+        raise
+    except (pickle.UnpicklingError, *DAMAGE) as error:
+        found = f"it is damaged, or none ({str(error).partition(chr(10))[0]})"
+        raise DataFormatError(asked, found, _FIX) from error
+    return with_arrays(content)
+
+
+def from_numpy(array: np.ndarray, /) -> torch.Tensor:
+    """torch.from_numpy, which copies arrays that must not be written to, as pandas 3 gives out."""
+    return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+torch_for_ogb = module_with(torch, load=load, from_numpy=from_numpy)
+
+
+@contextmanager
+def without_version_check() -> Iterator[None]:
+    """Hide the package `outdated` from ogb, which then skips its version check by itself."""
+    missing = object()
+    before = sys.modules.get("outdated", missing)
+    sys.modules["outdated"] = None  # type: ignore[assignment]  # importing it raises ImportError
+    try:
+        yield
+    finally:
+        if before is missing:
+            del sys.modules["outdated"]
+        else:
+            sys.modules["outdated"] = before  # type: ignore[assignment]

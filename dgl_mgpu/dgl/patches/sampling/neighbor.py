@@ -1,0 +1,93 @@
+"""Neighbour sampling on GPUs and of a store's graphs."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+from typing import Any
+
+import torch
+
+from dgl_mgpu.dgl.patches.sampling import copy_edge_ids
+from dgl_mgpu.graph.originals import originals
+
+
+def select_topk(
+    g: Any,
+    k: int | dict[Any, int],
+    weight: str,
+    nodes: Any = None,
+    edge_dir: str = "in",
+    ascending: bool = False,
+    copy_ndata: bool = True,
+    copy_edata: bool = True,
+    output_device: Any = None,
+) -> Any:
+    """Select edges of the largest weights, by default of all nodes, also on a GPU.
+
+    Parameters and results are those of `dgl.sampling.select_topk`.
+    """
+    if nodes is None:
+        nodes = {ntype: g.nodes(ntype) for ntype in g.ntypes}
+    original = originals["dgl.sampling.neighbor:select_topk"]
+    return original(g, k, weight, nodes, edge_dir, ascending, copy_ndata, copy_edata, output_device)
+
+
+def sample_neighbors(
+    g: Any,
+    nodes: Any,
+    fanout: Any,
+    edge_dir: str = "in",
+    prob: Any = None,
+    replace: bool = False,
+    copy_ndata: bool = True,
+    copy_edata: bool = True,
+    _dist_training: bool = False,
+    exclude_edges: Any = None,
+    output_device: Any = None,
+) -> Any:
+    """Sample neighbors, also of a store's graph.
+
+    Parameters and results are those of `dgl.sampling.sample_neighbors`.
+    """
+    from dgl_mgpu.dgl.patches.dataloading.dataloader import is_in_a_store
+
+    original = partial(originals["dgl.sampling.neighbor:sample_neighbors"], g)
+    sample = g.sample_neighbors if is_in_a_store(g) else original
+    return sample(
+        nodes, fanout, edge_dir, prob, replace, copy_ndata, copy_edata, _dist_training,
+        exclude_edges, output_device,
+    )  # fmt: skip
+
+
+def _sample_neighbors(
+    g: Any,
+    nodes: Any,
+    fanout: Any,
+    edge_dir: str = "in",
+    prob: Any = None,
+    replace: bool = False,
+    copy_ndata: bool = True,
+    copy_edata: bool = True,
+    _dist_training: bool = False,
+    exclude_edges: Any = None,
+    fused: bool = False,
+    mapping: dict[str, list[torch.Tensor]] | None = None,
+) -> Any:
+    """Sample neighbors; of those that number them at once the numbers are of the ids' type.
+
+    Parameters and results are those of `dgl.sampling.sample_neighbors` and of its twin for all at
+    once, where ``mapping`` has room for numbers, which lasts from call to call.  ``exclude_edges``
+    stay as they are: DGL's C++ sorts the tensor it is given, whose numbers may be edges' ids.
+    """
+    if fused:
+        mapping = {} if mapping is None else mapping
+        own = f"__mapping{os.getpid()}"
+        if own not in mapping:
+            counts = [g.num_nodes(ntype) for ntype in g.ntypes]
+            mapping[own] = [torch.full((count,), -1, dtype=g.idtype) for count in counts]
+    original = originals["dgl.sampling.neighbor:_sample_neighbors"]
+    return original(
+        g, nodes, fanout, edge_dir, prob, replace, copy_ndata, copy_edata, _dist_training,
+        copy_edge_ids(exclude_edges), fused, mapping,
+    )  # fmt: skip

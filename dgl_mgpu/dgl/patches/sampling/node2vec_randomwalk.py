@@ -1,0 +1,36 @@
+"""node2vec's random walks on GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from dgl_mgpu.graph.originals import originals
+
+
+def node2vec_random_walk(
+    g: Any,
+    nodes: Any,
+    p: float,
+    q: float,
+    walk_length: int,
+    prob: str | None = None,
+    return_eids: bool = False,
+) -> Any:
+    """Generate random walk traces based on the node2vec model, also on a GPU.
+
+    Parameters and results are those of `dgl.sampling.node2vec_random_walk`.
+    """
+    from dgl import utils
+    from dgl.sampling import node2vec_randomwalk
+
+    from dgl_mgpu.graph.index import TensorIndex
+
+    if not isinstance(g._graph, TensorIndex):
+        original = originals["dgl.sampling.node2vec_randomwalk:node2vec_random_walk"]
+        return original(g, nodes, p, q, walk_length, prob, return_eids)
+    nodes = utils.prepare_tensor(g, nodes, "nodes")
+    weights = nodes.new_empty(0) if prob is None else g.edata[prob]
+    traces, eids = node2vec_randomwalk._CAPI_DGLSamplingNode2vec(
+        g._graph, nodes, p, q, walk_length, weights
+    )
+    return (traces, eids) if return_eids else traces
