@@ -19,7 +19,7 @@ from benchmarks.fullgraph import Shape, random_rows
 from dgl_mgpu.distributed.exchange.broadcast import Broadcast
 from dgl_mgpu.distributed.exchange.schedule import Arriving, CommSchedule, Returning, nothing
 from dgl_mgpu.distributed.index import PartitionedRelation
-from dgl_mgpu.models.gcn import GCN
+from dgl_mgpu.models.gcn import FullGraphGCN
 
 #: The largest errors of the loss and of gradients, relative to their size.
 TOLERANCES = {"fp32": 1e-4, "tf32": 1e-2, "bf16": 5e-2}
@@ -106,7 +106,7 @@ class Setting:
         model: torch.nn.Module = Stack(self.widths)
         if kind == "GCN":
             start = model.state_dict()
-            model = GCN(
+            model = FullGraphGCN(
                 self.widths,
                 keep_input_sums=contender.endswith(KEPT),
                 activation_dtype=torch.bfloat16 if precision == "bf16" else None,

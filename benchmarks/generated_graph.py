@@ -135,7 +135,7 @@ class MadeIndices:
 class MadeTopology(TopologySource):
     """A graph for a store whose edges are picked out where they were made."""
 
-    def edge_places(self, first: np.ndarray, counts: np.ndarray) -> Any:
+    def edge_positions(self, first: np.ndarray, counts: np.ndarray) -> Any:
         where = self.indices.data.device
         return ranges(torch.from_numpy(first).to(where), torch.from_numpy(counts).to(where))
 

@@ -48,7 +48,7 @@ from dgl_mgpu.distributed.exchange.schedule import CommSchedule
 from dgl_mgpu.distributed.exchange.tuner import Auto, Case
 from dgl_mgpu.distributed.graph import PartitionedGraph
 from dgl_mgpu.distributed.index import PartitionedRelation
-from dgl_mgpu.models.gcn import GCN
+from dgl_mgpu.models.gcn import FullGraphGCN
 from dgl_mgpu.train.launch.launch import launch
 
 WIDTH = 16
@@ -126,7 +126,7 @@ class Bench:
         own = spread.part.dst.nodes(spread.part.rank, job.device)
         x = random_rows(own, shape.features) - 0.5
         torch.manual_seed(0)
-        model = GCN((shape.features, WIDTH), allow_zero_in_degree=True).to(job.device)
+        model = FullGraphGCN((shape.features, WIDTH), allow_zero_in_degree=True).to(job.device)
         rows = x @ model.get_parameter("layers.0.weight").detach()
 
         contenders: dict[str, Callable[[Any], torch.Tensor]] = {}
@@ -223,7 +223,7 @@ class Bench:
         contenders: dict[str, Callable[[Any], torch.Tensor]],
         graph: PartitionedGraph,
         csc: tuple[torch.Tensor, torch.Tensor],
-        model: GCN,
+        model: FullGraphGCN,
     ) -> None:
         """Raise ValueError unless sums and layers are right."""
         device = self._job.device
@@ -282,7 +282,7 @@ def _sums(rounds: Summing, rows: torch.Tensor, _: Any) -> torch.Tensor:
 
 
 def _layer(
-    model: GCN,
+    model: FullGraphGCN,
     graph: PartitionedGraph,
     spread: PartitionedRelation,
     rounds: CommSchedule,

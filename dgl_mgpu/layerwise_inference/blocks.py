@@ -132,7 +132,7 @@ class Blocks:
                 block.dstnodes[ntype].data[dgl.NID] = each
             for etype in g.canonical_etypes:
                 block.edges[etype].data[dgl.EID] = none
-            g._add_block_rows(block)
+            g.add_features_to_block(block)
         return block.to(self.device)
 
     def for_layer(self, block: DGLGraph, layer: int) -> LayerBlock:

@@ -14,7 +14,7 @@ from dgl_mgpu.config.schema import FullGraphConfig, ModelConfig
 from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.models import homogeneous as models
 from dgl_mgpu.models.dropout import Dropout
-from dgl_mgpu.models.gcn import GCN
+from dgl_mgpu.models.gcn import FullGraphGCN
 from dgl_mgpu.models.gcn.dropout import dropped
 from dgl_mgpu.models.heterogeneous import HeteroInputs, RelationalModel, build_relational_model
 
@@ -23,7 +23,7 @@ _DTYPES = {"float32": None, "bfloat16": torch.bfloat16}
 
 
 class LeanGCN(nn.Module):
-    """The mini-batch GCN (`build_model('gcn', …)`) on a whole graph, computed by `GCN`.
+    """The mini-batch GCN (`build_model('gcn', …)`) on a whole graph, computed by `FullGraphGCN`.
 
     Parameters
     ----------
@@ -45,7 +45,7 @@ class LeanGCN(nn.Module):
     def __init__(self, widths: list[int], config: ModelConfig, options: FullGraphConfig) -> None:
         super().__init__()
         self.dropout = Dropout(config.dropout)
-        self.gcn = GCN(
+        self.gcn = FullGraphGCN(
             widths,
             dropout=config.dropout,
             keep_input_sums=options.keep_input_sums and not config.dropout,

@@ -20,7 +20,7 @@ from dgl_mgpu.store.feature_storage import Traffic
 from dgl_mgpu.store.graph_data import StoredData, StoredEdges, StoredNodes
 from dgl_mgpu.store.graph_features import GraphFeatures
 from dgl_mgpu.store.graph_structure import GraphStructure
-from dgl_mgpu.store.lazy_rows import RowsLater
+from dgl_mgpu.store.lazy_rows import LazyColumn
 from dgl_mgpu.store.memory import Store
 from dgl_mgpu.store.neighbor_sampling import StoreSampler
 from dgl_mgpu.store.random_walks import RandomWalker
@@ -242,10 +242,10 @@ class StoreGraph:
     check_weights = _delegate("_features", GraphFeatures.check_weights)
     weight_tables = _delegate("_features", GraphFeatures.weight_tables)
 
-    def _add_block_rows(self, block: dgl.DGLGraph) -> None:
+    def add_features_to_block(self, block: dgl.DGLGraph) -> None:
         self._features.add_to_block(block)
 
-    def _restore_rows(self, column: RowsLater) -> None:
+    def reattach_column(self, column: LazyColumn) -> None:
         self._features.reattach(column)
 
     @property

@@ -9,7 +9,7 @@ import torch
 from dgl.view import EdgeSpace, NodeSpace
 
 from dgl_mgpu.errors import InvalidInputError, UnsupportedByStoreError
-from dgl_mgpu.store.lazy_rows import Type
+from dgl_mgpu.store.lazy_rows import NodeOrEdgeType
 
 if TYPE_CHECKING:
     from dgl_mgpu.store.graph import StoreGraph
@@ -30,7 +30,7 @@ class StoredData(MutableMapping[str, Any]):
         Of the nodes or edges.
     """
 
-    def __init__(self, graph: StoreGraph, types: Sequence[Type]) -> None:
+    def __init__(self, graph: StoreGraph, types: Sequence[NodeOrEdgeType]) -> None:
         self._graph, self._types = graph, list(types)
         self._features = graph._features
 

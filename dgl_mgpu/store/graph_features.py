@@ -17,7 +17,7 @@ from dgl_mgpu.ops import check_weights
 from dgl_mgpu.ops.view import RowView
 from dgl_mgpu.store.feature_storage import TableStorage, Traffic
 from dgl_mgpu.store.graph_structure import GraphStructure
-from dgl_mgpu.store.lazy_rows import RowsLater, Type
+from dgl_mgpu.store.lazy_rows import LazyColumn, NodeOrEdgeType
 from dgl_mgpu.store.memory import Store, Table
 from dgl_mgpu.store.table_names import edge_table, feature_of, node_table
 from dgl_mgpu.utils.types import CanonicalEtype
@@ -39,9 +39,9 @@ class _Feature:
         self.like = torch.empty(storage.shape, dtype=storage.dtype, device="meta")
         self._scheme = Scheme(tuple(storage.shape[1:]), storage.dtype)
 
-    def column(self, ids: torch.Tensor | None) -> RowsLater:
+    def column(self, ids: torch.Tensor | None) -> LazyColumn:
         """A column of rows ``ids``, all if None, read when they are first looked at."""
-        return RowsLater.of(self.like, self._scheme, ids, self.read, self.table)
+        return LazyColumn.of(self.like, self._scheme, ids, self.read, self.table)
 
     def read(self, ids: torch.Tensor | None) -> torch.Tensor:
         if ids is None:
@@ -63,11 +63,11 @@ class GraphFeatures:
     def __init__(self, store: Store, structure: GraphStructure, traffic: Traffic) -> None:
         self._store, self._structure, self._traffic = store, structure, traffic
         #: By type, of those types that were looked up, and by name.
-        self._features: dict[Type, dict[str, _Feature]] = {}
+        self._features: dict[NodeOrEdgeType, dict[str, _Feature]] = {}
         #: Table versions of the edge features that are valid weights.
         self._valid_weights: dict[str, list[int]] = {}
 
-    def names(self, of: Type) -> list[str]:
+    def names(self, of: NodeOrEdgeType) -> list[str]:
         """Names of the features of a node type or of a canonical edge type."""
         prefix = _prefix(of)
         return [name.removeprefix(prefix) for name in self._store.tables if name.startswith(prefix)]
@@ -76,7 +76,7 @@ class GraphFeatures:
         """Whether nodes or edges of some type have a feature of this name."""
         return any(feature_of(name) == key for name in self._store.tables)
 
-    def find_storage(self, of: Type, name: str) -> TableStorage | None:
+    def find_storage(self, of: NodeOrEdgeType, name: str) -> TableStorage | None:
         """The storage of a feature of a type; None if there is no such feature."""
         table = self._store.tables.get(_prefix(of) + name)
         if table is None:
@@ -85,7 +85,7 @@ class GraphFeatures:
         name = name if self._structure.is_homogeneous else f"{shown}.{name}"
         return TableStorage(name, table, self._traffic)
 
-    def storage(self, of: Type, name: str) -> TableStorage:
+    def storage(self, of: NodeOrEdgeType, name: str) -> TableStorage:
         """The storage of a feature of a type.
 
         Raises
@@ -148,7 +148,7 @@ class GraphFeatures:
 
     # -- rows of sampled graphs -----------------------------------------------------------
 
-    def add_columns(self, frame: Frame, of: Type, ids_name: str | None = None) -> None:
+    def add_columns(self, frame: Frame, of: NodeOrEdgeType, ids_name: str | None = None) -> None:
         """Give a frame the features of a type.
 
         Parameters
@@ -186,15 +186,15 @@ class GraphFeatures:
         for etype, frame in zip(block.canonical_etypes, block._edge_frames, strict=True):
             self.add_columns(frame, etype, EID)
 
-    def reattach(self, column: RowsLater) -> None:
+    def reattach(self, column: LazyColumn) -> None:
         """Have a column that came from another process read its rows here."""
-        types: list[Type] = [*self._structure.ntypes, *self._structure.canonical_etypes]
+        types: list[NodeOrEdgeType] = [*self._structure.ntypes, *self._structure.canonical_etypes]
         for of in types:
             for feature in self._features_of(of).values():
                 if feature.table == column.table:
                     column.storage, column.read = feature.like, feature.read
 
-    def _features_of(self, of: Type) -> Mapping[str, _Feature]:
+    def _features_of(self, of: NodeOrEdgeType) -> Mapping[str, _Feature]:
         features = self._features.get(of)
         if features is None:
             features = self._features[of] = {
@@ -252,5 +252,5 @@ class GraphFeatures:
         return [self._store.tables[name] for name in names if name in self._store.tables]
 
 
-def _prefix(of: Type) -> str:
+def _prefix(of: NodeOrEdgeType) -> str:
     return node_table(of, "") if isinstance(of, str) else edge_table(of, "")

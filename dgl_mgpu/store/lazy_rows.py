@@ -11,14 +11,14 @@ from dgl.frame import Column, Scheme, _LazyIndex
 from dgl_mgpu.utils.types import CanonicalEtype
 
 #: A node type or a canonical edge type.
-Type = str | CanonicalEtype
+NodeOrEdgeType = str | CanonicalEtype
 #: Gives rows by their ids, or all.
 Read = Callable[[torch.Tensor | None], torch.Tensor]
 #: What a column has that holds a tensor and nothing else.
 _PLAIN_COLUMN = dict(vars(Column(torch.empty(0))))
 
 
-class RowsLater(Column):
+class LazyColumn(Column):
     """Rows of a feature, read when they are first looked at.
 
     DGL's own column reads them from a tensor that has all of the feature.
@@ -44,7 +44,7 @@ class RowsLater(Column):
         ids: torch.Tensor | None,
         read: Read,
         table: str | None = None,
-    ) -> RowsLater:
+    ) -> LazyColumn:
         """Rows ``ids`` of a feature, all if None, that has the shape and dtype of ``like``."""
         rows = cls.__new__(cls)
         # A batch has many of these, and DGL's constructor takes longer.
@@ -71,7 +71,7 @@ class RowsLater(Column):
         self.read = None
         Column.data.fset(self, value)
 
-    def astype(self, new_dtype: torch.dtype) -> RowsLater:
+    def astype(self, new_dtype: torch.dtype) -> LazyColumn:
         """The same in another type, when they are read."""
         if self.read is None:
             return super().astype(new_dtype)
@@ -83,13 +83,13 @@ class RowsLater(Column):
             some.deferred_dtype = new_dtype
         return some
 
-    def clone(self) -> RowsLater:
+    def clone(self) -> LazyColumn:
         """A shallow copy."""
         return self.subcolumn(None)
 
-    def subcolumn(self, rowids: torch.Tensor | None) -> RowsLater:
+    def subcolumn(self, rowids: torch.Tensor | None) -> LazyColumn:
         """Some of the rows, not read yet either."""
-        some = RowsLater(self.storage, self.scheme, self.index, self.device, self.deferred_dtype)
+        some = LazyColumn(self.storage, self.scheme, self.index, self.device, self.deferred_dtype)
         some.read, some.table = self.read, self.table
         if rowids is not None:
             index = self.index

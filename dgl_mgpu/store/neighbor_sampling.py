@@ -174,7 +174,7 @@ class StoreSampler:
 
         Parameters
         ----------
-        on_host : Tensor or dict of Tensor, optional
+        on_host : Tensor or dict of Tensor, shape (n,), optional
             The same nodes in host memory.  The key of a mini-batch depends on their ids, for which
             the host otherwise waits if ``nodes`` are on a GPU.
 

@@ -191,7 +191,7 @@ class TopologySource:
         """In-degrees of ``rows``, int64."""
         return self.indptr[rows + 1] - self.indptr[rows]
 
-    def edge_places(self, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    def edge_positions(self, first: np.ndarray, counts: np.ndarray) -> np.ndarray:
         """Places in ``indices`` of rows of edges, one after another, int64.
 
         Parameters

@@ -20,7 +20,7 @@ from tests.ops.views import Graph
     [
         ("dgl_mgpu.topology", "preset", "dgl_mgpu.machine"),
         ("dgl_mgpu.fullgraph.features", "HostRows", "dgl_mgpu.distributed.host_features"),
-        ("dgl_mgpu.fullgraph.gcn", "GCN", "dgl_mgpu.models.gcn"),
+        ("dgl_mgpu.fullgraph.gcn", "FullGraphGCN", "dgl_mgpu.models.gcn"),
         ("dgl_mgpu.fullgraph.ownership", "Ownership", "dgl_mgpu.distributed.partition"),
         ("dgl_mgpu.resources", "resource_folder", "dgl_mgpu.utils.resources"),
         ("dgl_mgpu.store.optimizer", "write_rows", "dgl_mgpu.store.row_updates"),
@@ -75,3 +75,10 @@ def test_what_old_names_return_is_called_for_the_result():
         wait = ops.begin_sample_blocks(*arguments)
     (block,), (expected,) = wait(), ops.sample_blocks_async(*arguments).result()
     assert torch.equal(block.eids, expected.eids) and len(block.eids) == 3
+
+
+def test_the_old_gcn_makes_the_new_one():
+    from dgl_mgpu.models import gcn
+
+    with pytest.warns(DeprecationWarning, match="FullGraphGCN"):
+        assert isinstance(gcn.GCN((3, 2)), gcn.FullGraphGCN)

@@ -12,7 +12,7 @@ from dgl.heterograph import DGLGraph
 
 from dgl_mgpu.graph.random import seeding
 from dgl_mgpu.store.global_store import GlobalStore
-from dgl_mgpu.store.lazy_rows import Type
+from dgl_mgpu.store.lazy_rows import NodeOrEdgeType
 
 
 class Snapshot:
@@ -70,10 +70,10 @@ class Stored:
     """
 
     store: GlobalStore
-    columns: Mapping[Type, Mapping[str, Snapshot]]
+    columns: Mapping[NodeOrEdgeType, Mapping[str, Snapshot]]
     passes: Passes
 
-    def name_of(self, of: Type, column: Column) -> str | None:
+    def name_of(self, of: NodeOrEdgeType, column: Column) -> str | None:
         """The name under which the store has a column; None if it has it not, or no more so.
 
         A tensor may have another name by now: ``g.ndata["h"] = g.ndata["feat"]``.

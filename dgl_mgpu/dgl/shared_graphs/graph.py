@@ -23,7 +23,7 @@ from dgl_mgpu.store.edges import EdgeQueries
 from dgl_mgpu.store.graph import GRAPH_NAMES, StoreGraph
 from dgl_mgpu.store.graph_features import GraphFeatures
 from dgl_mgpu.store.graph_structure import GraphStructure
-from dgl_mgpu.store.lazy_rows import RowsLater, Type
+from dgl_mgpu.store.lazy_rows import LazyColumn, NodeOrEdgeType
 from dgl_mgpu.store.memory import Store
 from dgl_mgpu.store.table_names import Nodes, edge_table
 from dgl_mgpu.utils.types import CanonicalEtype
@@ -72,13 +72,13 @@ class ScriptGraph:
             features.pin_memory_()
         return features
 
-    def frame(self, of: Type) -> Frame:
+    def frame(self, of: NodeOrEdgeType) -> Frame:
         """The features of a node type or of a canonical edge type."""
         if isinstance(of, str):
             return self.graph._node_frames[self.graph.get_ntype_id(of)]
         return self.graph._edge_frames[self.graph.get_etype_id(of)]
 
-    def columns(self, of: Type) -> dict[str, Any]:
+    def columns(self, of: NodeOrEdgeType) -> dict[str, Any]:
         """The columns of a type by name, as they are now."""
         return self.frame(of)._columns
 
@@ -111,12 +111,12 @@ class SharedFeatures(GraphFeatures):
         """The storage of an edge feature, likewise."""
         return self._storage_of(self._structure.to_canonical_etype(etype), key)
 
-    def _storage_of(self, of: Type, key: str) -> Any:
+    def _storage_of(self, of: NodeOrEdgeType, key: str) -> Any:
         column = self._script.columns(of)[key]
         name = self._stored.name_of(of, column)
         return self._script.pin(column) if name is None else self.storage(of, name)
 
-    def add_columns(self, frame: Frame, of: Type, ids_name: str | None = None) -> None:
+    def add_columns(self, frame: Frame, of: NodeOrEdgeType, ids_name: str | None = None) -> None:
         """Give a frame the features that the graph has now, of the rows that it names or of all."""
         original = self._script.frame(of)
         frame._initializers = original._initializers
@@ -124,13 +124,13 @@ class SharedFeatures(GraphFeatures):
         columns = frame._columns
         ids = None if ids_name is None else columns[ids_name].data
         added = {
-            name: RowsLater.of(column.storage, column.scheme, ids, partial(self._rows, of, column))
+            name: LazyColumn.of(column.storage, column.scheme, ids, partial(self._rows, of, column))
             for name, column in original._columns.items()
             if name not in columns
         }
         frame._columns = {**added, **columns}
 
-    def _rows(self, of: Type, column: Column, ids: torch.Tensor | None) -> torch.Tensor:
+    def _rows(self, of: NodeOrEdgeType, column: Column, ids: torch.Tensor | None) -> torch.Tensor:
         """Rows of a column of the script's graph, on the device of ``ids``; its own if None."""
         if ids is None:
             return column.data

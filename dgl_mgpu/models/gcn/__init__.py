@@ -1,9 +1,19 @@
 """A graph convolutional network with as few buffers as MG-GCN's, and exact gradients.
 
-The module is in `module`; what it remembers of its graph and input in `known`; forward and backward
-pass, and which buffers there are when, in `passes`; dropout that keeps no masks in `dropout`.
+The module is in `module`; what it remembers of its graph and input in `input_sums`; forward and
+backward pass, and which buffers there are when, in `passes`; dropout that keeps no masks in
+`dropout`.
 """
 
-from dgl_mgpu.models.gcn.module import GCN
+from typing import Any
 
-__all__ = ["GCN"]
+from dgl_mgpu.models.gcn.module import FullGraphGCN
+from dgl_mgpu.utils.deprecation import deprecated_alias
+
+__all__ = ["FullGraphGCN"]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "GCN":
+        return deprecated_alias(f"{__name__}.GCN", FullGraphGCN, f"{__name__}.FullGraphGCN")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -20,7 +20,7 @@ from dgl_mgpu.models.gcn.passes import Layers, Passes, has_room_for_sums
 _DTYPES = (torch.float32, torch.float64, torch.float16, torch.bfloat16)
 
 
-class GCN(nn.Module):
+class FullGraphGCN(nn.Module):
     """Layers of graph convolutions with ReLU and dropout between them, for the whole graph.
 
     The same numbers, but for rounding, as these modules one after the other::

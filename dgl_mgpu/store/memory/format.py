@@ -224,7 +224,7 @@ class CSCWriter:
             ends = written + np.cumsum(degrees)
             target.write(begin * self.format.bound_bytes, self._bounds(ends - degrees, ids))
             for first, counts in _edge_chunks(self._source.indptr[ids], degrees):
-                places = self._source.edge_places(first, counts)
+                places = self._source.edge_positions(first, counts)
                 target.write(indices_at + written * width, self._ids(self._source.indices[places]))
                 if self.format.edge_ids is EdgeIds.STORED:
                     eids = places if self._source.eids is None else self._source.eids[places]

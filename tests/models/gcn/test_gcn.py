@@ -21,7 +21,7 @@ from dgl.nn import GraphConv  # isort: skip
 
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
-from dgl_mgpu.models.gcn import GCN, passes
+from dgl_mgpu.models.gcn import FullGraphGCN, passes
 from dgl_mgpu.models.gcn.dropout import drop_
 from tests.distributed.graphs import homogeneous
 from tests.ranks import RankProcesses
@@ -56,13 +56,13 @@ class _Stack(torch.nn.Module):
 
 def _pair(
     widths: tuple[int, ...], norm: str = "both", bias: bool = True, **options: Any
-) -> tuple[GCN, _Stack]:
+) -> tuple[FullGraphGCN, _Stack]:
     """A GCN, and DGL's modules with the same parameters."""
     torch.manual_seed(1)
     stack = _Stack(widths, norm, bias).double()
     for parameter in stack.parameters():
         torch.nn.init.uniform_(parameter, -1, 1)
-    gcn = GCN(widths, norm, bias=bias, allow_zero_in_degree=True, **options).double()
+    gcn = FullGraphGCN(widths, norm, bias=bias, allow_zero_in_degree=True, **options).double()
     gcn.load_state_dict(stack.state_dict())
     return gcn, stack
 
@@ -146,7 +146,7 @@ def test_parameters_are_those_of_dgl_modules() -> None:
     torch.manual_seed(4)
     stack = _Stack((5, 4, 3))
     torch.manual_seed(4)
-    gcn = GCN((5, 4, 3))
+    gcn = FullGraphGCN((5, 4, 3))
     assert gcn.state_dict().keys() == stack.state_dict().keys()
     for name, parameter in gcn.state_dict().items():
         assert torch.equal(parameter, stack.state_dict()[name])
@@ -303,7 +303,7 @@ def test_half_activations_stay_close_to_exact_ones() -> None:
         exact, _ = _pair((5, 16, 3))
         args = g, g.ndata["x"].double(), _weights(g, 3)
         wanted = _results(exact, *args, of_input=True)
-        half = GCN((5, 16, 3), activation_dtype=torch.bfloat16, allow_zero_in_degree=True)
+        half = FullGraphGCN((5, 16, 3), activation_dtype=torch.bfloat16, allow_zero_in_degree=True)
         half.load_state_dict(exact.state_dict())
         found = _results(half, g, g.ndata["x"], _weights(g, 3).float())
     assert {each.dtype for each in found} == {torch.float32}
@@ -390,30 +390,35 @@ def _most_buffers(
 def test_training_takes_two_buffers_more_than_layers(num_layers: int) -> None:
     growing = tuple(64 + 16 * number for number in range(num_layers + 1))
     for widths in ((64,) * (num_layers + 1), growing, growing[::-1]):
-        most = _most_buffers(lambda widths=widths: GCN(widths), widths)
+        most = _most_buffers(lambda widths=widths: FullGraphGCN(widths), widths)
         assert most <= num_layers + 2
         if num_layers > 1:
             stack = _most_buffers(lambda widths=widths: _Stack(widths), widths)
             spared = num_layers - 1  # half of it where sums of the input stay
             assert stack >= most + (spared if len(set(widths)) == 1 else spared / 2)
-        dropping = _most_buffers(lambda widths=widths: GCN(widths, dropout=0.5), widths)
+        dropping = _most_buffers(lambda widths=widths: FullGraphGCN(widths, dropout=0.5), widths)
         assert dropping <= num_layers + 2
-        keeping = _most_buffers(lambda widths=widths: GCN(widths, keep_input_sums=True), widths)
+        keeping = _most_buffers(
+            lambda widths=widths: FullGraphGCN(widths, keep_input_sums=True), widths
+        )
         assert keeping <= num_layers + 2  # what was made before is not counted
-        assert _most_buffers(lambda widths=widths: GCN(widths), widths, True) <= num_layers + 2
+        assert (
+            _most_buffers(lambda widths=widths: FullGraphGCN(widths), widths, True)
+            <= num_layers + 2
+        )
 
 
 def test_recomputation_and_inference_take_fewer_buffers() -> None:
     widths = (64,) * 10
-    assert _most_buffers(lambda: GCN(widths), widths) == 9 + 2
+    assert _most_buffers(lambda: FullGraphGCN(widths), widths) == 9 + 2
     # Kept are layers 3 and 6; three more are made again at a time.
-    assert _most_buffers(lambda: GCN(widths, keep_every=3), widths) <= 2 + 2 + 4
-    assert _most_buffers(lambda: GCN(widths), widths, training=False) <= 3
+    assert _most_buffers(lambda: FullGraphGCN(widths, keep_every=3), widths) <= 2 + 2 + 4
+    assert _most_buffers(lambda: FullGraphGCN(widths), widths, training=False) <= 3
 
 
 def test_half_buffers_are_half_as_large() -> None:
     widths = (64, 64, 64)
-    half = _most_buffers(lambda: GCN(widths, activation_dtype=torch.bfloat16), widths)
+    half = _most_buffers(lambda: FullGraphGCN(widths, activation_dtype=torch.bfloat16), widths)
     assert half <= 3  # those of the loss: output, logarithms and a gradient
 
 
@@ -451,7 +456,7 @@ def test_a_backward_pass_frees_the_sums_that_stayed(monkeypatch: pytest.MonkeyPa
 
 def _check_second_derivatives(exchange: str) -> None:
     g = homogeneous()
-    model = GCN([5, 4, 3], allow_zero_in_degree=True).double()
+    model = FullGraphGCN([5, 4, 3], allow_zero_in_degree=True).double()
     for graph in (g, dgl_mgpu.partition_graph(g, exchange=exchange)):
         model.to(graph.device)
         x = graph.ndata["x"].clone().requires_grad_()
@@ -504,12 +509,12 @@ def test_a_changed_input_is_noticed() -> None:
 )
 def test_bad_options(widths: Any, options: dict[str, Any], found: str) -> None:
     with pytest.raises(InvalidInputError, match=found):
-        GCN(widths, **options)
+        FullGraphGCN(widths, **options)
 
 
 def test_bad_calls() -> None:
     g = dgl.add_self_loop(homogeneous("random"))
-    x, gcn = g.ndata["x"], GCN((5, 3)).double()
+    x, gcn = g.ndata["x"], FullGraphGCN((5, 3)).double()
     gcn(g, x)
     for rows in (x[:-1], x[:, :-1], x[0]):
         with pytest.raises(InvalidInputError, match="the rows have shape"):
@@ -560,7 +565,7 @@ def _check_buffers(exchange: str, num_layers: int) -> list[int]:
     by = torch.arange(rows * size) // rows  # as many nodes on every rank
     pg = dgl_mgpu.partition_graph(g, by=by, exchange=exchange)
     x, widths, found = torch.randn(rows, width), (width,) * (num_layers + 1), []
-    for model in (GCN(widths), _Stack(widths)):
+    for model in (FullGraphGCN(widths), _Stack(widths)):
         model(pg, x)
         with _Buffers(rows * width * 3, x) as buffers:  # nearly all rows are in a halo
             torch.autograd.grad(_loss(model(pg, x)), list(model.parameters()))
@@ -603,7 +608,7 @@ def _check_zero_in_degree() -> str:
     g = homogeneous("self-loops")
     g.remove_edges(torch.tensor([3]))
     pg = dgl_mgpu.partition_graph(g)
-    gcn = GCN((5, 3)).double()
+    gcn = FullGraphGCN((5, 3)).double()
     try:
         gcn(pg, pg.ndata["x"])
     except InvalidInputError:

@@ -19,7 +19,7 @@ import dgl_mgpu
 from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.distributed.host_features import host_rows as host
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
-from dgl_mgpu.models.gcn import GCN
+from dgl_mgpu.models.gcn import FullGraphGCN
 from dgl_mgpu.models.gcn.dropout import dropped
 from tests.distributed.graphs import homogeneous
 from tests.models.gcn.test_gcn import NORMS, _counted_sums, _loss, _pair, _require_same, _weights
@@ -156,7 +156,7 @@ def test_half_activations_stay_close_to_exact_ones() -> None:
             exact, _ = _pair(widths)
             wanted = _results(exact, g, g.ndata["x"].double(), _weights(g, 3))
             for keep in (False, True):
-                half = GCN(
+                half = FullGraphGCN(
                     widths,
                     activation_dtype=torch.bfloat16,
                     keep_input_sums=keep,
@@ -219,7 +219,7 @@ def _epoch(widths: tuple[int, ...], keep: bool, slab_width: int | None) -> _Made
         g.create_formats_()
     rows = torch.randn(NODES, widths[0])
     x = rows if slab_width is None else HostRows(rows, "cpu", slab_width)
-    model = GCN(widths, keep_input_sums=keep)
+    model = FullGraphGCN(widths, keep_input_sums=keep)
     model(g, x)
     gc.collect()
     with _Made() as found:
@@ -252,7 +252,7 @@ def test_of_the_input_and_its_sums_some_columns_are_there(
 
 def test_bad_calls() -> None:
     g = dgl.add_self_loop(homogeneous("random"))
-    x, gcn = g.ndata["x"], GCN((5, 3)).double()
+    x, gcn = g.ndata["x"], FullGraphGCN((5, 3)).double()
     gcn(g, HostRows(x, "cpu", 8))
     for rows, found in (
         (HostRows(x[:-1], "cpu", 8), "the rows have shape"),
@@ -336,7 +336,7 @@ def test_a_gpu_has_little_of_the_input(widths: tuple[int, ...], keep: bool) -> N
     rows = torch.randn(nodes, widths[0], generator=draw, dtype=torch.float64)
     x = HostRows(rows, g.device, slab_width)
     torch.manual_seed(5)
-    gcn = GCN(widths, keep_input_sums=keep).double().cuda()
+    gcn = FullGraphGCN(widths, keep_input_sums=keep).double().cuda()
     weights = torch.randn(nodes, widths[-1], generator=draw, dtype=torch.float64).cuda()
 
     def with_peak(run: Callable[[], Any]) -> tuple[Any, int]:

@@ -105,17 +105,17 @@ def restore_parent_storage_columns(item: Any, g: Any) -> Any:
     """In place of DGL's: rows of a store, which a worker has not read, are read here."""
     for rows in _rows_of_a_store(item, g):
         if rows.storage is None:
-            g._restore_rows(rows)
+            g.reattach_column(rows)
     return originals[f"{_HERE}:restore_parent_storage_columns"](item, g)
 
 
 def _rows_of_a_store(item: Any, g: Any) -> Iterator[Any]:
     """Columns of a part of a batch that was sampled from a store's graph."""
     if isinstance(item, DGLGraph) and is_in_a_store(g):
-        from dgl_mgpu.store.lazy_rows import RowsLater
+        from dgl_mgpu.store.lazy_rows import LazyColumn
 
         for frame in (*item._node_frames, *item._edge_frames):
-            yield from (each for each in frame._columns.values() if isinstance(each, RowsLater))
+            yield from (each for each in frame._columns.values() if isinstance(each, LazyColumn))
 
 
 def _prefetch_update_feats(
