@@ -15,7 +15,7 @@ from ..errors import DataFormatError
 from . import ogb
 from .checks import SPLITS
 from .csc import CSC
-from .files import derived_once, require_files
+from .files import derived_once, require_files, require_trusted
 from .hetero import CanonicalEtype, HeteroDataset, relation, with_reverse
 from .tables import read_table, read_texts, unpack_table
 
@@ -78,6 +78,7 @@ def load_folder(
     require_files(folder, files, meta["name"])
     key = ogb.digest([folder / name for name in files])
     cache = folder / "derived" if cache is None else Path(cache) / folder.name
+    require_trusted(cache)
     variant = "both" if add_reverse else "plain"
 
     def unpack(partial: Path) -> None:

@@ -22,7 +22,7 @@ from .checks import UNLABELLED
 from .checksums import unchanged_since_first_read
 from .csc import from_edges
 from .dataset import Dataset
-from .files import build_once, corrupt_file, download_zip, require_files
+from .files import build_once, corrupt_file, download_zip, require_files, require_trusted
 from .transform import add_self_loops, unique_edges
 
 _PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
@@ -102,6 +102,8 @@ def _find(name: str, root: Path) -> tuple[Path, str]:
         instead = f"put the files ind.{name}.{{{','.join(_PARTS)}}} into {folders[0]}"
         build_once(downloaded, lambda partial: download_zip(url, partial, instead))
     folder, prefix = _most_complete(name, folders) or (downloaded, f"ind.{_DOWNLOADS[name]}")
+    if folder != root:  # which the user names
+        require_trusted(folder)
     require_files(folder, [f"{prefix}.{part}" for part in _PARTS], name)
     return folder, prefix
 

@@ -18,7 +18,7 @@ from ..errors import DataFormatError
 from ..sums import DAMAGE
 from .csc import from_edges
 from .dataset import Dataset, as_labels
-from .files import build_once, corrupt_file, download_zip, require_files
+from .files import build_once, corrupt_file, download_zip, require_files, require_trusted
 from .transform import add_self_loops
 
 _GRAPH, _DATA = "reddit_graph.npz", "reddit_data.npz"
@@ -53,6 +53,7 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
         folder = Path(root) / "reddit"
         instead = f"put {_GRAPH} and {_DATA} into {folder}"
         build_once(folder, lambda partial: download_zip(_URL, partial, instead))
+    require_trusted(folder)
     require_files(folder, [_GRAPH, _DATA], "Reddit")
     with _content_of(folder / _GRAPH):
         graph = sparse.load_npz(folder / _GRAPH).tocoo()
