@@ -25,6 +25,8 @@ _PACKAGE = __name__.partition(".")[0]
 _HEAD = struct.Struct("!Q")
 _NUMERIC = "biufc"
 _DTYPES = {str(each): each for each in vars(torch).values() if isinstance(each, torch.dtype)}
+# Quantized ones are nothing without a scale, and a tensor of one ends the process that looks at it.
+_DTYPES = {name: each for name, each in _DTYPES.items() if not name.startswith("torch.q")}
 # Types that are no data classes: what makes plain data of one, and one of that.
 _registered: dict[type, tuple[Callable[[Any], Any], Callable[[Any], Any]]] = {}
 
@@ -122,7 +124,8 @@ def _encoded(value: Any, buffers: list[memoryview]) -> Any:
         buffers.append(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
         form = "array" if isinstance(value, np.ndarray) else "scalar"
         return {form: [len(buffers) - 1, value.dtype.str, list(value.shape)]}
-    if kind is torch.Tensor and value.device.type == "cpu" and value.layout == torch.strided:
+    is_dense = kind is torch.Tensor and value.layout == torch.strided and not value.is_quantized
+    if is_dense and value.device.type == "cpu":
         rows = value.detach().resolve_conj().resolve_neg().contiguous().reshape(-1)
         buffers.append(rows.view(torch.uint8).numpy().data)
         return {"tensor": [len(buffers) - 1, str(value.dtype), list(value.shape)]}

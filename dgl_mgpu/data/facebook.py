@@ -18,7 +18,7 @@ from scipy import sparse
 from dgl_mgpu.data.checksums import unchanged_since_first_read
 from dgl_mgpu.data.csc import from_edges
 from dgl_mgpu.data.dataset import Dataset
-from dgl_mgpu.data.files import corrupt_file, require_files
+from dgl_mgpu.data.files import corrupt_file, require_files, require_trusted
 from dgl_mgpu.data.transform import add_self_loops, unique_edges
 
 _EDGES, _TARGET, _FEATURES = "facebook_edges.csv", "facebook_target.csv", "facebook.json"
@@ -67,6 +67,8 @@ def load(
         files contradict one another.
     """
     folder = found(name, Path(root)) or Path(root)
+    if folder != Path(root):  # which the user names
+        require_trusted(folder)
     require_files(folder, [_EDGES, _TARGET, _FEATURES], "the Facebook page-page graph")
     files = [folder / each for each in (_EDGES, _TARGET, _FEATURES)]
     with unchanged_since_first_read(folder / _SUMS, files):

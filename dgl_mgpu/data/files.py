@@ -112,6 +112,19 @@ def _is_there(target: Path) -> bool:
     """Whether the folder is there, and made by somebody who is trusted."""
     if not target.is_dir():
         return False
+    require_trusted(target)
+    return True
+
+
+def require_trusted(target: Path) -> None:
+    """Check that nobody else has put a folder where anybody may, if it is there.
+
+    Raises
+    ------
+    OutputError
+    """
+    if not target.is_dir():
+        return
     entry, folder = target.lstat(), target.parent.stat()
     # Whoever may write to the folder has put it there; but the superuser, and whose the folder is,
     # could change it anyway.
@@ -122,7 +135,6 @@ def _is_there(target: Path) -> bool:
             "choose a data root of your own, or let only a group that you trust write to this one "
             "(chmod o-w)",
         )
-    return True
 
 
 def _discard(target: Path) -> None:

@@ -24,7 +24,13 @@ import numpy as np
 from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.data.csc import csc_from_chunks
 from dgl_mgpu.data.dataset import Dataset, as_labels
-from dgl_mgpu.data.files import build_once, derived_once, download_zip, require_files
+from dgl_mgpu.data.files import (
+    build_once,
+    derived_once,
+    download_zip,
+    require_files,
+    require_trusted,
+)
 from dgl_mgpu.data.npz import NpzReader
 from dgl_mgpu.data.tables import read_table, unpack_table
 from dgl_mgpu.data.transform import csc_with_self_loops, in_edge_means, in_folder
@@ -77,6 +83,7 @@ def official_folder(name: str, root: Path) -> tuple[Path, dict[str, str]]:
     """Return the folder of an official data set, downloaded if need be, and its properties."""
     folder = root / name.replace("-", "_")
     meta = _official_meta(name)
+    require_trusted(folder)
     if found(name, root) is None:
         build_once(folder, lambda partial: _download(meta, folder, partial))
     return folder, meta
@@ -163,6 +170,7 @@ def load_folder(
     files = _raw_files(folder, meta)
     key = digest(files)
     cache = folder / "derived" if cache is None else Path(cache) / folder.name
+    require_trusted(cache)
     unpack = _unpack_binary if binary else _unpack_csv
     arrays_folder = derived_once(
         cache / f"arrays-{key}",

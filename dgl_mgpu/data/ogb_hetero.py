@@ -14,7 +14,7 @@ import numpy as np
 from dgl_mgpu.data import ogb
 from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.data.csc import CSC
-from dgl_mgpu.data.files import derived_once, require_files
+from dgl_mgpu.data.files import derived_once, require_files, require_trusted
 from dgl_mgpu.data.hetero import CanonicalEtype, HeteroDataset, relation, with_reverse
 from dgl_mgpu.data.tables import read_table, read_texts, unpack_table
 from dgl_mgpu.errors import DataFormatError
@@ -78,6 +78,7 @@ def load_folder(
     require_files(folder, files, meta["name"])
     key = ogb.digest([folder / name for name in files])
     cache = folder / "derived" if cache is None else Path(cache) / folder.name
+    require_trusted(cache)
     variant = "both" if add_reverse else "plain"
 
     def unpack(partial: Path) -> None:

@@ -21,7 +21,13 @@ from dgl_mgpu.data.checks import UNLABELLED
 from dgl_mgpu.data.checksums import unchanged_since_first_read
 from dgl_mgpu.data.csc import from_edges
 from dgl_mgpu.data.dataset import Dataset
-from dgl_mgpu.data.files import build_once, corrupt_file, download_zip, require_files
+from dgl_mgpu.data.files import (
+    build_once,
+    corrupt_file,
+    download_zip,
+    require_files,
+    require_trusted,
+)
 from dgl_mgpu.data.transform import add_self_loops, unique_edges
 from dgl_mgpu.utils.safe_pickle import ARRAYS, with_arrays
 
@@ -102,6 +108,8 @@ def _find(name: str, root: Path) -> tuple[Path, str]:
         instead = f"put the files ind.{name}.{{{','.join(_PARTS)}}} into {folders[0]}"
         build_once(downloaded, lambda partial: download_zip(url, partial, instead))
     folder, prefix = _most_complete(name, folders) or (downloaded, f"ind.{_DOWNLOADS[name]}")
+    if folder != root:  # which the user names
+        require_trusted(folder)
     require_files(folder, [f"{prefix}.{part}" for part in _PARTS], name)
     return folder, prefix
 

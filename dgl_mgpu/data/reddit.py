@@ -16,7 +16,13 @@ from scipy import sparse
 
 from dgl_mgpu.data.csc import from_edges
 from dgl_mgpu.data.dataset import Dataset, as_labels
-from dgl_mgpu.data.files import build_once, corrupt_file, download_zip, require_files
+from dgl_mgpu.data.files import (
+    build_once,
+    corrupt_file,
+    download_zip,
+    require_files,
+    require_trusted,
+)
 from dgl_mgpu.data.transform import add_self_loops
 from dgl_mgpu.errors import DataFormatError
 from dgl_mgpu.utils.checksums import DAMAGE
@@ -53,6 +59,7 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
         folder = Path(root) / "reddit"
         instead = f"put {_GRAPH} and {_DATA} into {folder}"
         build_once(folder, lambda partial: download_zip(_URL, partial, instead))
+    require_trusted(folder)
     require_files(folder, [_GRAPH, _DATA], "Reddit")
     with _content_of(folder / _GRAPH):
         graph = sparse.load_npz(folder / _GRAPH).tocoo()

@@ -115,6 +115,12 @@ def test_nothing_else_is_written(value):
         dumps(value)
 
 
+@pytest.mark.filterwarnings("ignore:torch.quantize_per_tensor")
+def test_a_quantized_tensor_is_not_written():
+    with pytest.raises(NotPlainError):
+        dumps(torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8))
+
+
 def written(tree: Any, *buffers: bytes) -> bytes:
     """What somebody who knows the layout may write."""
     head = json.dumps([tree, [len(each) for each in buffers]]).encode()
@@ -140,6 +146,7 @@ def written(tree: Any, *buffers: bytes) -> bytes:
         written({"tensor": [0, "torch.float32", [1 << 40]]}, bytes(8)),
         written({"tensor": [0, "torch.float32", [-1, -2]]}, bytes(8)),
         written({"tensor": [0, "float32", [2]]}, bytes(8)), written({"eval": "1"}),
+        written({"tensor": [0, "torch.qint8", [8]]}, bytes(8)), written({"torch dtype": "quint8"}),
         written({"tuple": 1, "list": 2}), written({"dict": [[[], 1]]}),
     ],
 )  # fmt: skip

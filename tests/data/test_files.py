@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dgl_mgpu.data import files, load
+from dgl_mgpu.data import files, generate, load, load_hetero, ogb
 from dgl_mgpu.errors import ConfigError, DataFormatError, OutputError
 from dgl_mgpu.utils import timeouts
 
@@ -126,6 +126,39 @@ def test_what_another_user_has_put_where_anybody_may_is_refused(
     )
     with refused if is_refused else contextlib.nullcontext():
         files.build_once(root / "target", lambda folder: pytest.fail("it is there"))
+
+
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [
+        ("cora", "planetoid/ind.cora.x"),
+        ("facebook", "facebook_pages/x"),
+        ("reddit", "reddit/x"),
+        ("ogbn-arxiv", "ogbn_arxiv/raw"),
+        ("ogbn-mag", "ogbn_mag/raw"),
+    ],
+)
+def test_a_data_set_that_another_user_has_put_where_anybody_may_is_refused(
+    tmp_path, monkeypatch, name, planted
+):
+    (tmp_path / planted).parent.mkdir()
+    (tmp_path / planted).touch() if planted[-3:] != "raw" else (tmp_path / planted).mkdir()
+    tmp_path.chmod(0o1777)
+    lstat = SimpleNamespace(st_uid=os.getuid() + 1)
+    monkeypatch.setattr(Path, "lstat", lambda path: lstat)
+    with pytest.raises(OutputError, match=rf"use {tmp_path}/\w+: another user"):
+        (load_hetero if name == "ogbn-mag" else load)(name, tmp_path)
+
+
+def test_a_cache_that_another_user_has_put_where_anybody_may_is_refused(tmp_path, monkeypatch):
+    """Who has made the folder of caches may have put any into it."""
+    folder = generate.generate(generate.GraphSpec(30, 60, 2, 4), tmp_path)
+    (folder / "derived").mkdir()
+    folder.chmod(0o777)
+    lstat = SimpleNamespace(st_uid=os.getuid() + 1)
+    monkeypatch.setattr(Path, "lstat", lambda path: lstat)
+    with pytest.raises(OutputError, match=r"use .*/derived: another user"):
+        ogb.load_folder(folder, generate.meta_dict(folder))
 
 
 def test_one_of_several_processes_builds(tmp_path):

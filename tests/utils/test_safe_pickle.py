@@ -91,6 +91,27 @@ def test_numbers_come_back_as_they_were(tmp_path, code, protocol):
     assert pickle.loads(pickle.dumps(found["c"])).tolist() == rows.tolist()
 
 
+class Program(torch.nn.Module):
+    """Writes a line when torch reads it."""
+
+    @torch.jit.export
+    def __getstate__(self):
+        return (self.training,)
+
+    @torch.jit.export
+    def __setstate__(self, state: tuple[bool]):
+        print("it ran")
+        self.training = state[0]
+
+
+@pytest.mark.filterwarnings("ignore")  # TorchScript is deprecated
+def test_a_program_is_not_run(tmp_path, capfd):
+    torch.jit.script(Program()).save(tmp_path / "file")
+    with pytest.raises(DataFormatError, match="it is a TorchScript program"):
+        load_of_ogb(tmp_path / "file")
+    assert "it ran" not in capfd.readouterr().out
+
+
 def test_a_matrix_that_is_far_larger_than_its_file(tmp_path):
     from scipy import sparse
 

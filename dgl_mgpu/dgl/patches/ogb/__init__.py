@@ -27,8 +27,7 @@ _ASKED = "read a processed ogb data set"
 
 
 _FIX = "delete the data set's folder 'processed' and let ogb write it again"
-
-
+_ARCHIVE = b"PK\x03\x04"
 _TENSORS = {
     ("torch._utils", "_rebuild_tensor"),
     ("torch._utils", "_rebuild_tensor_v2"),
@@ -93,10 +92,13 @@ def load(
     is_path = isinstance(f, str | os.PathLike)
     asked = f"{_ASKED}, {f}" if is_path else _ASKED
     try:
-        if is_path and zipfile.is_zipfile(f):
+        if is_path and _begins_as_archive(f):
             with zipfile.ZipFile(f) as archive:
                 if part := damaged_part(archive):
                     raise ValueError(f"its part {part} is damaged")
+            # torch.load would run a program, so its own reader says whether it is one.
+            if "constants.pkl" in torch._C.PyTorchFileReader(os.fspath(f)).get_all_records():
+                raise ValueError("it is a TorchScript program")
         content = torch.load(
             f, map_location, _ArrayPickle, weights_only=False, mmap=mmap, **pickle_load_args
         )
@@ -106,6 +108,12 @@ def load(
         found = f"it is damaged, or none ({str(error).partition(chr(10))[0]})"
         raise DataFormatError(asked, found, _FIX) from error
     return with_arrays(content)
+
+
+def _begins_as_archive(path: str | os.PathLike[str]) -> bool:
+    """Whether torch.load takes a file for an archive."""
+    with open(path, "rb") as file:
+        return file.read(len(_ARCHIVE)) == _ARCHIVE
 
 
 def from_numpy(array: np.ndarray, /) -> torch.Tensor:
