@@ -18,7 +18,7 @@ _kept = Traffic()
 
 @pytest.mark.parametrize(
     "lock",
-    [_kept._lock, random._common._lock, dataloading._beginning, global_compiler_lock._lock],
+    [_kept._lock, random._common._lock, dataloading._start_lock, global_compiler_lock._lock],
     ids=["traffic", "random", "passes", "numba"],
 )
 def test_a_child_finds_locks_free(lock: Any):
