@@ -242,8 +242,8 @@ def with_reverse(
     found = dict(edges)
     for (src, etype, dst), csc in edges.items():
         targets = np.repeat(np.arange(num_nodes[dst]), np.diff(csc.indptr))
-        turned = relation(targets, csc.indices, num_nodes[dst], num_nodes[src])
-        found[dst, f"rev_{etype}", src] = turned
+        reversed_relation = relation(targets, csc.indices, num_nodes[dst], num_nodes[src])
+        found[dst, f"rev_{etype}", src] = reversed_relation
     return found
 
 

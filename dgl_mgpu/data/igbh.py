@@ -262,7 +262,7 @@ def generate_igbh(
         if kind.src == kind.dst:
             edges[kind.src, name, kind.dst] = _both_ways(drawn)
             continue
-        edges[kind.src, name, kind.dst] = _turned(drawn, dst.count)
+        edges[kind.src, name, kind.dst] = _reversed(drawn, dst.count)
         edges[kind.dst, f"rev_{name}", kind.src] = drawn
     edges = {etype: edges[etype] for etype in CANONICAL_ETYPES}
     return Igbh(
@@ -348,7 +348,7 @@ def _owners(csc: Csc) -> torch.Tensor:
     return rows.repeat_interleave(csc.indptr.diff(), output_size=len(csc.indices))
 
 
-def _turned(csc: Csc, num_rows: int) -> Csc:
+def _reversed(csc: Csc, num_rows: int) -> Csc:
     """The same edges by their other end."""
     return _grouped(csc.indices, _owners(csc), num_rows)
 

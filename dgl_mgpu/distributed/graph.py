@@ -360,14 +360,16 @@ def _window(group: dist.ProcessGroup | None, device: torch.device, exchange: str
 def _spread(
     part: Part, group: dist.ProcessGroup | None, window: Window | None, exchange: str
 ) -> PartitionedRelation:
-    ways = ExchangeStrategies(part, group, window)
+    strategies = ExchangeStrategies(part, group, window)
     rounds: CommSchedule
     if exchange == AUTO:
-        rounds = Auto(ways)
+        rounds = Auto(strategies)
     else:
-        way = ExchangeStrategy.named(exchange)
+        strategy = ExchangeStrategy.named(exchange)
         # A rank alone has nobody to read from.
-        rounds = ways[ways.default if way.pipeline is not None and window is None else way]
+        rounds = strategies[
+            strategies.default if strategy.pipeline is not None and window is None else strategy
+        ]
     again = partial(_spread, group=group, window=window, exchange=exchange)
     return PartitionedRelation(Halo(part, group, window), rounds, again)
 

@@ -48,7 +48,7 @@ class PartitionedRelation:
         self.rounds = rounds
         self.of = of
         self.graph = _graph_of(self.part.relation)
-        self.turned_graph = _graph_of(self.part.relation.reverse())
+        self.reversed_graph = _graph_of(self.part.relation.reverse())
 
     def with_halo(self, rows: torch.Tensor) -> torch.Tensor:
         """Own source rows and the halo's, shape (num_own_src + num_halo, \\*shape)."""
@@ -68,7 +68,7 @@ class PartitionedRelation:
         """For each own source, the highest of its edges' scores, on all ranks; no gradients."""
         from dgl.ops import gspmm
 
-        found = gspmm(self.turned_graph, "copy_rhs", "max", None, scores)
+        found = gspmm(self.reversed_graph, "copy_rhs", "max", None, scores)
         if not self.part.relation.num_edges:  # of no edges at all DGL's highest is 0
             found = found - torch.inf
         own = self.part.num_own_src
@@ -122,12 +122,12 @@ class PartitionedIndex(DistributedGraphIndex):
         schema: GraphSchema,
         owned: Sequence[Ownership],
         parts: Sequence[PartitionedRelation],
-        turned: bool = False,
+        is_reversed: bool = False,
     ) -> None:
         self.schema = schema
         self.owned = list(owned)
         self.parts = list(parts)
-        self.turned = turned
+        self.is_reversed = is_reversed
         #: What it was changed to, and reversed: models may do so in every pass.
         self._changed: dict[tuple[str, int], tuple[PartitionedIndex, torch.Tensor]] = {}
         self._reversed: PartitionedIndex | None = None
@@ -161,7 +161,7 @@ class PartitionedIndex(DistributedGraphIndex):
     number_of_edges = num_edges
 
     def __copy__(self) -> PartitionedIndex:
-        return PartitionedIndex(self.schema, self.owned, self.parts, self.turned)
+        return PartitionedIndex(self.schema, self.owned, self.parts, self.is_reversed)
 
     def get_relation_graph(self, etype: int) -> PartitionedIndex:
         src, dst = self.schema.ends[int(etype)]
@@ -170,13 +170,13 @@ class PartitionedIndex(DistributedGraphIndex):
             single_schema(len(ends)),
             [self.owned[end] for end in ends],
             [self.parts[int(etype)]],
-            self.turned,
+            self.is_reversed,
         )
 
     def reverse(self) -> PartitionedIndex:
         if self._reversed is None:
             reverse = self.schema.reverse
-            self._reversed = PartitionedIndex(reverse, self.owned, self.parts, not self.turned)
+            self._reversed = PartitionedIndex(reverse, self.owned, self.parts, not self.is_reversed)
         return self._reversed
 
     def copy_to(self, ctx: Any) -> HeteroGraphIndex:
@@ -225,10 +225,10 @@ class PartitionedIndex(DistributedGraphIndex):
     # -- queries ------------------------------------------------------------------------------
 
     def in_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
-        return self._degrees(etype, v, self.turned)
+        return self._degrees(etype, v, self.is_reversed)
 
     def out_degrees(self, etype: int, v: torch.Tensor | None) -> torch.Tensor:
-        return self._degrees(etype, v, not self.turned)
+        return self._degrees(etype, v, not self.is_reversed)
 
     def _degrees(self, etype: int, nodes: torch.Tensor | None, outgoing: bool) -> torch.Tensor:
         part = self.parts[etype].part
@@ -259,7 +259,7 @@ class PartitionedIndex(DistributedGraphIndex):
             part, edges = change(self.parts[etype].part)
             parts = list(self.parts)
             parts[etype] = parts[etype].of(part)
-            found = PartitionedIndex(self.schema, self.owned, parts, self.turned)
+            found = PartitionedIndex(self.schema, self.owned, parts, self.is_reversed)
             self._changed[name, etype] = found, edges
         return self._changed[name, etype]
 
@@ -274,7 +274,7 @@ class PartitionedIndex(DistributedGraphIndex):
         if _is_sum_of_rows(op, reduce, lhs, rhs):
             total = self._sum(lhs, rhs)
             return total if reduce == "sum" else self._shares(total)
-        if not self.turned:
+        if not self.is_reversed:
             if op != "copy_rhs":
                 lhs = spread.with_halo(lhs)
             if reduce in ("max", "min") and not spread.part.relation.num_edges:
@@ -291,13 +291,13 @@ class PartitionedIndex(DistributedGraphIndex):
                 "ranks",
                 "partition the reversed graph: dgl_mgpu.partition_graph(dgl.reverse(g))",
             )
-        total = spread.without_halo(gspmm(spread.turned_graph, op, "sum", lhs, rhs))
+        total = spread.without_halo(gspmm(spread.reversed_graph, op, "sum", lhs, rhs))
         return total if reduce == "sum" else self._shares(total)
 
     def _sum(self, rows: torch.Tensor, weights: Features) -> torch.Tensor:
         spread = self.parts[0]
         part = spread.part
-        if self.turned:
+        if self.is_reversed:
             _check_rows(rows, part.num_own_dst, "source node")
         else:
             _check_rows(rows, part.num_own_src, "source node")
@@ -305,7 +305,7 @@ class PartitionedIndex(DistributedGraphIndex):
             _check_rows(weights, part.relation.num_edges, "edge")
             missing = [1] * (rows.dim() - weights.dim())
             weights = weights.detach().view(len(weights), *missing, *weights.shape[1:])
-        return Sum.apply(spread.rounds, self.turned, weights, rows)
+        return Sum.apply(spread.rounds, self.is_reversed, weights, rows)
 
     def _shares(self, total: torch.Tensor) -> torch.Tensor:
         """Sums divided by the numbers of messages."""
@@ -350,12 +350,12 @@ class PartitionedIndex(DistributedGraphIndex):
         if len(self.parts) > 1:
             return self._gsddmm_over_relations(op, lhs, rhs, lhs_target, rhs_target)
         spread = self.parts[0]
-        far = "v" if self.turned else "u"
+        far = "v" if self.is_reversed else "u"
         if op != "copy_rhs" and lhs_target == far:
             lhs = spread.with_halo(lhs)
         if op != "copy_lhs" and rhs_target == far:
             rhs = spread.with_halo(rhs)
-        graph = spread.turned_graph if self.turned else spread.graph
+        graph = spread.reversed_graph if self.is_reversed else spread.graph
         return gsddmm(graph, op, lhs, rhs, lhs_target, rhs_target)
 
     def _gsddmm_over_relations(
@@ -379,9 +379,11 @@ class PartitionedIndex(DistributedGraphIndex):
         from dgl.ops import edge_softmax
 
         spread = self.parts[0]
-        if (norm_by == "src") == self.turned:  # by the part's own rows, which have all of theirs
+        if (
+            norm_by == "src"
+        ) == self.is_reversed:  # by the part's own rows, which have all of theirs
             return edge_softmax(spread.graph, scores)
-        outgoing = self if self.turned else self.reverse()
+        outgoing = self if self.is_reversed else self.reverse()
         highest = spread.highest(scores.detach())
         raised = torch.exp(scores - spread.of_sources(highest))
         total = outgoing.gspmm("copy_rhs", "sum", None, raised)
@@ -409,14 +411,14 @@ class PartitionedIndex(DistributedGraphIndex):
 
     def _highest(self, scores: torch.Tensor) -> torch.Tensor:
         """For each destination of the only relation, the highest of its edges' scores, or -inf."""
-        if self.turned:
+        if self.is_reversed:
             return self.parts[0].highest(scores)
         found = self.gspmm("copy_rhs", "max", None, scores)
         return found if self.parts[0].part.num_whole_edges else found - torch.inf
 
     def of_sources(self, rows: torch.Tensor) -> torch.Tensor:
         spread = self.parts[0]
-        if self.turned:
+        if self.is_reversed:
             return rows[spread.part.relation.coo().col.long()]
         return spread.of_sources(rows)
 
@@ -424,7 +426,7 @@ class PartitionedIndex(DistributedGraphIndex):
         return self.reverse().of_sources(rows)
 
     def edges_to(self, nodes: torch.Tensor, degree: int) -> torch.Tensor:
-        if self.turned:
+        if self.is_reversed:
             raise UnsupportedByPartitionError(
                 "reduce messages by a function on a reversed partitioned graph",
                 "messages to one node are on several ranks",

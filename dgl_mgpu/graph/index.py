@@ -64,9 +64,9 @@ class GraphSchema:
 
     @cached_property
     def reverse(self) -> GraphSchema:
-        turned = GraphSchema.of(self.num_ntypes, [(d, s) for s, d in self.ends])
-        turned.__dict__["reverse"] = self
-        return turned
+        reversed_schema = GraphSchema.of(self.num_ntypes, [(d, s) for s, d in self.ends])
+        reversed_schema.__dict__["reverse"] = self
+        return reversed_schema
 
 
 _SINGLE: list[GraphSchema] = []
@@ -243,13 +243,13 @@ class TensorIndex(HeteroGraphIndex, TensorBacked):
         )
 
     def reverse(self) -> TensorIndex:
-        turned = self._cache.get("reverse")
-        if turned is None:
-            turned = TensorIndex(
+        reversed_index = self._cache.get("reverse")
+        if reversed_index is None:
+            reversed_index = TensorIndex(
                 self.schema.reverse, self._num_nodes, [r.reverse() for r in self.relations]
             )
-            self._cache["reverse"] = turned
-        return turned
+            self._cache["reverse"] = reversed_index
+        return reversed_index
 
     # -- memory ----------------------------------------------------------------------------------
 

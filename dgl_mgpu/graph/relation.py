@@ -292,12 +292,12 @@ class Relation:
         Formats are shared, also those that either makes later: the CSC of one is the other's CSR.
         """
         swap = {"csr": "csc", "csc": "csr"}
-        turned = Relation.__new__(Relation)
-        turned.num_src, turned.num_dst = self.num_dst, self.num_src
-        turned.formats = tuple(swap.get(name, name) for name in self.formats)
-        turned._held = self._held
-        turned._reversed = not self._reversed
-        return turned
+        reversed_relation = Relation.__new__(Relation)
+        reversed_relation.num_src, reversed_relation.num_dst = self.num_dst, self.num_src
+        reversed_relation.formats = tuple(swap.get(name, name) for name in self.formats)
+        reversed_relation._held = self._held
+        reversed_relation._reversed = not self._reversed
+        return reversed_relation
 
     def to(self, device: torch.device | None = None, dtype: torch.dtype | None = None) -> Relation:
         """The relation on a device, with ids of a dtype; all formats that exist come along."""

@@ -44,7 +44,7 @@ class RepeatedInference:
         self._model, self._g, self._device = model, g, device
         self._num_layers = num_layers
         self._columns = as_columns(g, inputs)
-        self._team = InferenceGroup.of_job()
+        self._group = InferenceGroup.of_job()
         self._plan: InferencePlan | None = None
 
     def __call__(self) -> Tree | None:
@@ -57,15 +57,15 @@ class RepeatedInference:
         DGLMGPUError
             As :func:`dgl_mgpu.inference`.
         """
-        model, everyone = self._model, self._team.everyone
-        with evaluating(model), torch.no_grad(), self._team.first_ones_buffers(model):
+        model, everyone = self._model, self._group.everyone
+        with evaluating(model), torch.no_grad(), self._group.first_ones_buffers(model):
             plan = everyone.run_all(ASKED, self._planned)
             counts = {ntype: self._g.num_nodes(ntype) for ntype in self._g.ntypes}
             fits = plan.peak_bytes(counts) <= self._free_bytes() // 2
             if not all(everyone.all_gather(fits)):
                 return None
             run = partial(LayerByLayer, model, self._g, self._columns, plan, self._device)
-            return run(None, None, self._team).run()
+            return run(None, None, self._group).run()
 
     def _planned(self) -> InferencePlan:
         if self._plan is None:
@@ -75,6 +75,6 @@ class RepeatedInference:
 
     def _free_bytes(self) -> int:
         """Where layers' rows would be kept."""
-        if self._team.machine.size == 1:
+        if self._group.machine.size == 1:
             return free_host_bytes()
         return min(free_host_bytes(), free_shared_bytes())

@@ -115,12 +115,12 @@ def inference(
     """
     if isinstance(model, DistributedDataParallel):
         model = model.module  # ranks make different numbers of calls
-    team = (
+    group = (
         InferenceGroup.of_job()
         if isinstance(g, StoreGraph) and layerwise is not False
         else InferenceGroup()
     )
-    together = partial(team.everyone.run_all, ASKED)  # what is wrong on one rank ends all
+    together = partial(group.everyone.run_all, ASKED)  # what is wrong on one rank ends all
 
     def read() -> tuple[torch.device, Tree]:
         where = _device(model, g, device)
@@ -133,12 +133,12 @@ def inference(
         return pattern, num_layers or count_layers(model, pattern)
 
     where, columns = together(read)
-    with evaluating(model), torch.no_grad(), team.first_ones_buffers(model):
+    with evaluating(model), torch.no_grad(), group.first_ones_buffers(model):
         pattern, layers = together(look)
         at_once = AtOnce(model, g, columns, layers, where)
         if isinstance(g, PartitionedGraph):
             return at_once.run()
-        if layerwise is None and batch_size is None and team.size == 1:
+        if layerwise is None and batch_size is None and group.size == 1:
             layerwise = not at_once.fits(widest(model, pattern, layers))
             found = None if layerwise else unless_out_of_memory(at_once.run)
             if found is not None:
@@ -146,7 +146,7 @@ def inference(
         elif layerwise is False:
             return on_host(at_once.run())
         plan = together(lambda: checked_plan(model, pattern, layers))
-        return LayerByLayer(model, g, columns, plan, where, batch_size, folder, team).run()
+        return LayerByLayer(model, g, columns, plan, where, batch_size, folder, group).run()
 
 
 def _default_inputs(model: nn.Module) -> Sequence[str]:

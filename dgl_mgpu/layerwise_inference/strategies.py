@@ -84,28 +84,28 @@ class LayerByLayer:
         device: torch.device,
         batch_size: int | None,
         folder: str | os.PathLike | None,
-        team: InferenceGroup | None = None,
+        group: InferenceGroup | None = None,
     ) -> None:
         self.model, self.g, self.columns, self.plan = model, g, columns, plan
-        self.device, self.folder, self.team = device, folder, team or InferenceGroup()
+        self.device, self.folder, self.group = device, folder, group or InferenceGroup()
         self.blocks = Blocks(g, device)
         self.counts = {ntype: g.num_nodes(ntype) for ntype in g.ntypes}
         #: Batches are ranges of it, and of every type the same share.
         self.length = max(self.counts.values())
         self.may_shrink = batch_size is None
         # The same batches on every rank, and some for each.
-        everyone = self.team.everyone
+        everyone = self.group.everyone
         nodes = everyone.run_all(ASKED_LAYERS, lambda: batch_size or self._suitable_batch_size())
         nodes = min(everyone.all_gather(nodes))
         step = nodes * self.length // max(sum(self.counts.values()), 1)
-        self.dealt = max(1, min(step, -(-self.length // self.team.size)))
+        self.dealt = max(1, min(step, -(-self.length // self.group.size)))
         #: Less, where memory has turned out to be too small.
         self.step = self.dealt
         #: What calls have given: columns while somebody is to read them.
         self.kept: list[Tree] = [call.outline for call in plan.calls]
 
     def run(self) -> Tree:
-        output, together = None, self.team.everyone.run_all
+        output, together = None, self.group.everyone.run_all
         for layer in range(self.plan.num_layers):
             output = together(ASKED_LAYERS, partial(self._make_room, layer))
             together(ASKED_LAYERS, partial(self._run_layer, layer, output))
@@ -129,7 +129,7 @@ class LayerByLayer:
     def _run_layer(self, layer: int, output: Tree) -> None:
         """Do this rank's batches."""
         try:
-            for low, high in self.team.batches(self.length, self.dealt):
+            for low, high in self.group.batches(self.length, self.dealt):
                 self._run_range(layer, output, low, high)
         finally:
             if self.device.type == "cuda":
@@ -157,7 +157,7 @@ class LayerByLayer:
         given = [self.kept[n] for n, call in enumerate(self.plan.calls) if call.layer == layer]
         for column in leaves([*given, output]):
             if not isinstance(column, Outline):
-                self.team.bring(column.rows, self.length, self.dealt)
+                self.group.bring(column.rows, self.length, self.dealt)
 
     def _run_batch(self, layer: int, output: Tree, low: int, high: int) -> bool:
         plan, last = self.plan, self.plan.last_call(layer)
@@ -211,8 +211,8 @@ class LayerByLayer:
         """Room for a row of every node, in memory or in a file without a name."""
         shape = (self.counts[outline.ntype], *outline.row_shape)
         size, memory = math.prod(shape), None
-        if self.team.machine.size > 1:
-            memory = self.team.room(size * outline.dtype.itemsize, self.folder)
+        if self.group.machine.size > 1:
+            memory = self.group.room(size * outline.dtype.itemsize, self.folder)
             rows = torch.from_numpy(memory.bytes).view(outline.dtype).view(shape)
         elif self.folder is None or not size:
             rows = torch.empty(shape, dtype=outline.dtype)
@@ -221,7 +221,7 @@ class LayerByLayer:
         # A file's pages are not to stay in memory.
         if self.device.type == "cpu" or self.folder is not None or rows.nbytes < _PINNED_BYTES:
             return Column(outline.ntype, rows, None, memory)
-        pin = self.team.machine.run_all(ASKED_LAYERS, lambda: pin_memory_inplace(rows))
+        pin = self.group.machine.run_all(ASKED_LAYERS, lambda: pin_memory_inplace(rows))
         return Column(outline.ntype, rows, pin, memory)
 
     def _suitable_batch_size(self) -> int:
@@ -237,7 +237,7 @@ class LayerByLayer:
         per_node = _TENSORS_AT_ONCE * max(widest, 1) * (1 + edges / nodes)
         free = _free_memory(self.device) // 2
         if self.device.type == "cpu":
-            free = min(free // self.team.machine.size, _BATCH_BYTES_ON_CPU)
+            free = min(free // self.group.machine.size, _BATCH_BYTES_ON_CPU)
         return max(1, int(free / per_node))
 
 

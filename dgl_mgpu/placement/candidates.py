@@ -103,10 +103,10 @@ class AllSets:
     partitions of single sets.
     """
 
-    def __init__(self, topology: Topology, moves: np.ndarray) -> None:
+    def __init__(self, topology: Topology, automorphisms: np.ndarray) -> None:
         n = self._num_gpus = topology.num_gpus
-        self._moves = moves
-        self._sets = copy_sets(n, moves)
+        self._automorphisms = automorphisms
+        self._sets = copy_sets(n, automorphisms)
         self._count = count = len(self._sets)
         linked = topology.link_bandwidth > 0
         # [memory, candidate, reader]: 0 where the reader can use that memory.
@@ -144,4 +144,4 @@ class AllSets:
         if index >= 2 * self._count:
             return off_gpu("host" if index == 2 * self._count else "disk", n)
         holders = tuple(np.flatnonzero(self._sets[index % self._count]).tolist())
-        return spread(holders, tuple(HOST if j == n else j for j in source), self._moves)
+        return spread(holders, tuple(HOST if j == n else j for j in source), self._automorphisms)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from dgl_mgpu.placement.linear_program import NOWHERE, LinearProgram, Proposal, Run
+from dgl_mgpu.placement.linear_program import NOWHERE, LinearProgram, Proposal, RowRange
 from dgl_mgpu.placement.restricted_master import Mixture, RestrictedMaster
 
 #: Relative distance from the lower bound at which a placement is good enough.
@@ -47,7 +47,7 @@ class Solution:
         Time of the slowest GPU, and what no placement by these candidates can beat.
     """
 
-    runs: list[Run]
+    row_ranges: list[RowRange]
     overflow: int
     seconds: float
     lower_bound: float
@@ -86,10 +86,12 @@ def best_placement(linear_program: LinearProgram, exact: bool, cell_rows: int) -
         gap = _EXACT if exact else GAP * mixture.objective
         if mixture.objective - bound <= gap or not fresh:
             break
-    seconds, runs = _few_runs(linear_program, columns.used(mixture), cell_rows)
+    seconds, row_ranges = _few_row_ranges(linear_program, columns.used(mixture), cell_rows)
     scale = linear_program.time_scale
-    overflow = sum(run.end - run.begin for run in runs if run.pattern == NOWHERE)
-    return Solution(runs, overflow, seconds * scale, max(bound, 0.0) * scale)
+    overflow = sum(
+        row_range.end - row_range.begin for row_range in row_ranges if row_range.pattern == NOWHERE
+    )
+    return Solution(row_ranges, overflow, seconds * scale, max(bound, 0.0) * scale)
 
 
 def _first_proposals(linear_program: LinearProgram) -> list[Proposal]:
@@ -169,9 +171,9 @@ class _Columns:
         ])  # fmt: skip
 
 
-def _few_runs(
+def _few_row_ranges(
     linear_program: LinearProgram, used: np.ndarray, cell_rows: int
-) -> tuple[float, list[Run]]:
+) -> tuple[float, list[RowRange]]:
     """The time, and few runs of patterns that are used, beside each other in the order of rows.
 
     Pieces beside each other that all columns keep alike are one *cell*.  Cells are mixed once
@@ -180,7 +182,7 @@ def _few_runs(
     """
     changes = (used[1:] != used[:-1]).any(1).nonzero()[0] + 1
     starts = _of_enough_rows(linear_program, changes, cell_rows)
-    best: tuple[float, list[Run]] = (np.inf, [])
+    best: tuple[float, list[RowRange]] = (np.inf, [])
     for _ in range(_MAX_CUTS):
         block, patterns = _cell_patterns(linear_program, used, starts)
         taken, costs = linear_program.columns(starts, block, patterns)
@@ -194,8 +196,10 @@ def _few_runs(
             shares[block[column]][int(patterns[column])] = int(mixture.shares[column])
         for cell in mixture.nowhere.nonzero()[0].tolist():
             shares[cell][NOWHERE] = int(mixture.nowhere[cell])
-        runs = linear_program.runs(starts, shares)
-        best = min(best, (linear_program.seconds(runs), runs), key=lambda found: found[0])
+        row_ranges = linear_program.row_ranges(starts, shares)
+        best = min(
+            best, (linear_program.seconds(row_ranges), row_ranges), key=lambda found: found[0]
+        )
         stops = np.append(starts[1:], len(used))
         mixed = np.array([len(each) > 1 for each in shares]) & (stops > starts + 1)
         if best[0] <= mixture.objective * (1 + GAP / 2) or not mixed.any():

@@ -40,7 +40,7 @@ NOWHERE = -1
 
 
 @dataclass(frozen=True)
-class Run:
+class RowRange:
     """Rows of one table kept after one pattern, as a range of its bytes.
 
     Attributes
@@ -113,7 +113,7 @@ class LinearProgram:
         resources: Resources,
         specs: Sequence[TableSpec],
         candidates: Candidates,
-        moves: np.ndarray,
+        automorphisms: np.ndarray,
         budgets: np.ndarray,
         cuts: Sequence[int | None],
     ) -> None:
@@ -127,28 +127,31 @@ class LinearProgram:
         host[:, n] = 1.0
         load = sum(resources.load(spec, host * spec.total_accesses) for spec in specs)
         self.time_scale = max(float(resources.gpu_seconds(np.asarray(load)).max()), 1e-300)
-        self._fold_resources(resources, moves)
-        self._fold_memory(n, moves, budgets)
+        self._fold_resources(resources, automorphisms)
+        self._fold_memory(n, automorphisms, budgets)
         self._cut(cuts)
         #: Patterns that were proposed, by table: what a read of each loads, for the time rows.
         self._numbers: dict[tuple[int, Key], int] = {}
         self._keys: list[Key] = []
         self._brought: list[np.ndarray] = []
 
-    def _fold_resources(self, resources: Resources, moves: np.ndarray) -> None:
+    def _fold_resources(self, resources: Resources, automorphisms: np.ndarray) -> None:
         """Time rows: one for each orbit of resources and of the GPUs that wait for it.
 
         Beside the shares, the unknowns are for each orbit of GPUs the time of GPU memories and
         of the host, and the time of the slowest GPU.
         """
         n = resources.num_gpus
-        orbit = orbits(moves)
+        orbit = orbits(automorphisms)
         self._num_orbits = q = int(orbit.max()) + 1
         # Resources that symmetries turn into each other have the same readers and memories up
         # to renumbering: a random mark for each read makes the smallest image a fingerprint.
         mark = np.random.default_rng(0).integers(1 << 40, size=(n, n + 2))
         users = resources.users.astype(np.int64)
-        images = [(users * mark[np.ix_(move, [*move, n, n + 1])]).sum((1, 2)) for move in moves]
+        images = [
+            (users * mark[np.ix_(automorphism, [*automorphism, n, n + 1])]).sum((1, 2))
+            for automorphism in automorphisms
+        ]
         fingerprint = np.min(images, 0).tolist()
         groups: dict[tuple, list[int]] = {}
         for index, kind in enumerate(resources.link):
@@ -181,9 +184,9 @@ class LinearProgram:
         for owner in range(q):
             self.times[count + owner, [owner, q + owner, 2 * q]] = 1.0, 1.0, -1.0
 
-    def _fold_memory(self, n: int, moves: np.ndarray, budgets: np.ndarray) -> None:
+    def _fold_memory(self, n: int, automorphisms: np.ndarray, budgets: np.ndarray) -> None:
         """Memory rows: the mean over each orbit of GPUs, the host, the disk."""
-        orbit = orbits(moves)
+        orbit = orbits(automorphisms)
         members = [
             *((orbit == each).nonzero()[0] for each in range(self._num_orbits)),
             [n],
@@ -328,7 +331,7 @@ class LinearProgram:
         taken = np.concatenate([reads * brought, nbytes * self._storage[candidate]], axis=1)
         return taken, nbytes[:, 0] * self._storage_cost[candidate]
 
-    def runs(self, starts: np.ndarray, shares: Sequence[Mapping[int, int]]) -> list[Run]:
+    def row_ranges(self, starts: np.ndarray, shares: Sequence[Mapping[int, int]]) -> list[RowRange]:
         """Cells as runs of rows.
 
         Shares of a cell go beside equal neighbours, else from many copies to few.
@@ -341,10 +344,12 @@ class LinearProgram:
             Pattern → share of the cell, in any unit.
         """
         lasts = [*(starts[1:] - 1).tolist(), len(self.tables) - 1]
-        runs: list[Run] = []
+        row_ranges: list[RowRange] = []
         for index, (first, last) in enumerate(zip(starts.tolist(), lasts, strict=True)):
             table = int(self.tables[first])
-            before = runs[-1].pattern if runs and runs[-1].table == table else None
+            before = (
+                row_ranges[-1].pattern if row_ranges and row_ranges[-1].table == table else None
+            )
             after = shares[index + 1] if index + 1 < len(shares) else {}
             found = sorted(shares[index].items(), key=lambda s: self._rank(s[0], before, after))
             total, done = sum(shares[index].values()), 0
@@ -352,10 +357,16 @@ class LinearProgram:
             for pattern, value in found:
                 start = begin + _share(size, done, total)
                 done += value
-                if runs and runs[-1].table == table and runs[-1].pattern == pattern:
-                    start = runs.pop().begin
-                runs.append(Run(table, pattern, start, begin + _share(size, done, total)))
-        return runs
+                if (
+                    row_ranges
+                    and row_ranges[-1].table == table
+                    and row_ranges[-1].pattern == pattern
+                ):
+                    start = row_ranges.pop().begin
+                row_ranges.append(
+                    RowRange(table, pattern, start, begin + _share(size, done, total))
+                )
+        return row_ranges
 
     def _rank(
         self, pattern: int, before: int | None, after: Collection[int]
@@ -363,17 +374,17 @@ class LinearProgram:
         nowhere = pattern == NOWHERE
         return nowhere, pattern != before, pattern in after, -self.copies(pattern), pattern
 
-    def seconds(self, runs: Sequence[Run]) -> float:
+    def seconds(self, row_ranges: Sequence[RowRange]) -> float:
         """Time of the slowest GPU under runs as they lie, and the price of what overflows."""
         load, overflow = np.zeros(len(self.times)), 0.0
         for table, spec in enumerate(self._specs):
-            here = [run for run in runs if run.table == table]
-            for run, accesses in zip(here, run_accesses(spec, here), strict=True):
-                if run.pattern == NOWHERE:
-                    overflow += (run.end - run.begin) / self._byte_scale
+            here = [row_range for row_range in row_ranges if row_range.table == table]
+            for row_range, accesses in zip(here, range_accesses(spec, here), strict=True):
+                if row_range.pattern == NOWHERE:
+                    overflow += (row_range.end - row_range.begin) / self._byte_scale
                     overflow += accesses / self._accesses[table]
                 else:
-                    load += accesses * self._brought[run.pattern]
+                    load += accesses * self._brought[row_range.pattern]
         return float(self._slowest(load)) + _OVERFLOW_COST * overflow
 
     def _slowest(self, load: np.ndarray) -> float:
@@ -384,10 +395,10 @@ class LinearProgram:
         return max(float(load[self.times[:, last] < 0].max(initial=0.0)), 0.0)
 
 
-def run_accesses(spec: TableSpec, runs: Sequence[Run]) -> list[float]:
+def range_accesses(spec: TableSpec, row_ranges: Sequence[RowRange]) -> list[float]:
     """Expected accesses of each of a table's runs."""
-    begin = np.array([run.begin for run in runs])
-    end = np.array([run.end for run in runs])
+    begin = np.array([row_range.begin for row_range in row_ranges])
+    end = np.array([row_range.end for row_range in row_ranges])
     return (spec.accesses_before_bytes(end) - spec.accesses_before_bytes(begin)).tolist()
 
 

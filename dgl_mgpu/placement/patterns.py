@@ -39,7 +39,7 @@ def off_gpu(memory: Memory, num_gpus: int) -> ReplicationPattern:
     return ReplicationPattern(memory, ((),), ((HOST,),) * num_gpus)
 
 
-def symmetries(topology: Topology, budget: Sequence[float]) -> np.ndarray:
+def find_automorphisms(topology: Topology, budget: Sequence[float]) -> np.ndarray:
     """Renumberings of the GPUs that change nothing.
 
     Looks among the rotations and the bit flips of GPU numbers, whichever are more: real
@@ -56,33 +56,40 @@ def symmetries(topology: Topology, budget: Sequence[float]) -> np.ndarray:
     rotations = [(gpus + step) % n for step in range(n)]
     flips = [gpus ^ mask for mask in range(n) if (gpus ^ mask).max() < n]
     groups = [
-        np.array([move for move in moves if _unchanged(topology, budget, move)])
-        for moves in (rotations, flips)
+        np.array(
+            [
+                automorphism
+                for automorphism in automorphisms
+                if _unchanged(topology, budget, automorphism)
+            ]
+        )
+        for automorphisms in (rotations, flips)
     ]
     return max(groups, key=len)
 
 
-def _unchanged(topology: Topology, budget: Sequence[float], move: np.ndarray) -> bool:
+def _unchanged(topology: Topology, budget: Sequence[float], automorphism: np.ndarray) -> bool:
     links = topology.link_bandwidth
     per_gpu = (topology.ports(), topology.host_bandwidth, np.asarray(budget))
     groups = {(frozenset(group.gpus), group.bandwidth) for group in topology.host_groups}
     moved = {
-        (frozenset(int(move[gpu]) for gpu in members), bandwidth) for members, bandwidth in groups
+        (frozenset(int(automorphism[gpu]) for gpu in members), bandwidth)
+        for members, bandwidth in groups
     }
     return (
-        np.array_equal(links[np.ix_(move, move)], links)
-        and all(np.array_equal(values[move], values) for values in per_gpu)
+        np.array_equal(links[np.ix_(automorphism, automorphism)], links)
+        and all(np.array_equal(values[automorphism], values) for values in per_gpu)
         and moved == groups
     )
 
 
-def orbits(moves: np.ndarray) -> np.ndarray:
+def orbits(automorphisms: np.ndarray) -> np.ndarray:
     """Number of the orbit of each GPU under a group of permutations.  Shape (n,)."""
-    smallest = moves.min(0)
+    smallest = automorphisms.min(0)
     return np.unique(smallest, return_inverse=True)[1]
 
 
-def copy_sets(num_gpus: int, moves: np.ndarray) -> np.ndarray:
+def copy_sets(num_gpus: int, automorphisms: np.ndarray) -> np.ndarray:
     """Sets of GPUs to keep a part on, one of each orbit.
 
     All sets, for up to 8 GPUs; beyond that single GPUs, all GPUs, and every k-th GPU, which is
@@ -96,7 +103,7 @@ def copy_sets(num_gpus: int, moves: np.ndarray) -> np.ndarray:
     if num_gpus <= _ALL_SETS_UP_TO:
         codes = np.arange(1, 1 << num_gpus)
         sets = (codes[:, None] >> gpus & 1).astype(bool)
-        images = np.stack([sets[:, move] @ (1 << gpus) for move in moves])
+        images = np.stack([sets[:, automorphism] @ (1 << gpus) for automorphism in automorphisms])
         return sets[images.min(0) == codes]
     every = [
         (gpus - first) % step == 0
@@ -108,7 +115,7 @@ def copy_sets(num_gpus: int, moves: np.ndarray) -> np.ndarray:
 
 
 def spread(
-    holders: tuple[int, ...], source: tuple[int, ...], moves: np.ndarray
+    holders: tuple[int, ...], source: tuple[int, ...], automorphisms: np.ndarray
 ) -> ReplicationPattern:
     """One part and its readers, moved through all symmetries: each image is a part.
 
@@ -121,11 +128,11 @@ def spread(
     moves : ndarray, shape (k, n)
     """
     images = set()
-    for move in moves.tolist():
+    for automorphism in automorphisms.tolist():
         reads = [HOST] * len(source)
         for gpu, holder in enumerate(source):
-            reads[move[gpu]] = move[holder] if holder != HOST else HOST
-        images.add((tuple(sorted(move[gpu] for gpu in holders)), tuple(reads)))
+            reads[automorphism[gpu]] = automorphism[holder] if holder != HOST else HOST
+        images.add((tuple(sorted(automorphism[gpu] for gpu in holders)), tuple(reads)))
     parts = sorted(images)
     copies = tuple(holders for holders, _ in parts)
     return ReplicationPattern(

@@ -11,7 +11,7 @@ import numpy as np
 
 from dgl_mgpu.placement.candidates import Candidates
 from dgl_mgpu.placement.cost import over_tiers, tier_bytes
-from dgl_mgpu.placement.linear_program import NOWHERE, LinearProgram, Run, run_accesses
+from dgl_mgpu.placement.linear_program import NOWHERE, LinearProgram, RowRange, range_accesses
 from dgl_mgpu.placement.patterns import off_gpu
 from dgl_mgpu.placement.plan import TablePlan, Tier
 from dgl_mgpu.placement.table_spec import TableSpec
@@ -24,7 +24,7 @@ _MAX_STEPS = 200
 def whole_rows(
     specs: Sequence[TableSpec],
     linear_program: LinearProgram,
-    runs: Sequence[Run],
+    row_ranges: Sequence[RowRange],
     candidates: Candidates,
     more_copies: bool,
 ) -> dict[str, list[Tier]]:
@@ -35,31 +35,31 @@ def whole_rows(
     """
     tables = {}
     for index, spec in enumerate(specs):
-        here = [run for run in runs if run.table == index]
+        here = [row_range for row_range in row_ranges if row_range.table == index]
         mine = [
-            run
-            for run, accesses in zip(here, run_accesses(spec, here), strict=True)
-            if run.pattern != NOWHERE and not _is_sliver(spec, run, accesses)
+            row_range
+            for row_range, accesses in zip(here, range_accesses(spec, here), strict=True)
+            if row_range.pattern != NOWHERE and not _is_sliver(spec, row_range, accesses)
         ]
-        keys = [linear_program.key(run.pattern) for run in mine]
+        keys = [linear_program.key(row_range.pattern) for row_range in mine]
         stored = [float(candidates.storage[key[0]].sum()) for key in keys]
         tiers: list[Tier] = []
-        for place, run in enumerate(mine):
+        for place, row_range in enumerate(mine):
             start = tiers[-1].stop if tiers else 0
             if place + 1 == len(mine):
                 stop = spec.num_rows
             else:
                 fewer_after = stored[place + 1] < stored[place]
-                stop = spec.rows_in(run.end, "up" if fewer_after == more_copies else "down")
+                stop = spec.rows_in(row_range.end, "up" if fewer_after == more_copies else "down")
             if stop > start:
                 tiers.append(candidates.pattern(keys[place]).tier(start, stop))
         tables[spec.name] = _joined(tiers)
     return tables
 
 
-def _is_sliver(spec: TableSpec, run: Run, accesses: float) -> bool:
+def _is_sliver(spec: TableSpec, row_range: RowRange, accesses: float) -> bool:
     return (
-        run.end - run.begin < _SLIVER * spec.total_bytes
+        row_range.end - row_range.begin < _SLIVER * spec.total_bytes
         and accesses < _SLIVER * spec.total_accesses
     )
 

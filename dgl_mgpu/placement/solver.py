@@ -16,7 +16,7 @@ from dgl_mgpu.placement.candidates import AllSets, Candidates, FixedPatterns
 from dgl_mgpu.placement.column_generation import Solution, best_placement
 from dgl_mgpu.placement.cost import Estimate, Resources, estimate, table_load
 from dgl_mgpu.placement.linear_program import LinearProgram
-from dgl_mgpu.placement.patterns import symmetries
+from dgl_mgpu.placement.patterns import find_automorphisms
 from dgl_mgpu.placement.plan import Plan, TablePlan, Tier
 from dgl_mgpu.placement.policies import POLICIES, patterns_of
 from dgl_mgpu.placement.rounding import as_plans, fit, held_bytes, whole_rows
@@ -145,10 +145,10 @@ class _Problem:
         n = topology.num_gpus
         self._candidates: Candidates
         if policy == "auto":
-            self._moves = symmetries(topology, budgets[:n].tolist())
-            self._candidates = AllSets(topology, self._moves)
+            self._automorphisms = find_automorphisms(topology, budgets[:n].tolist())
+            self._candidates = AllSets(topology, self._automorphisms)
         else:
-            self._moves = np.arange(n)[None]
+            self._automorphisms = np.arange(n)[None]
             self._candidates = FixedPatterns(patterns_of(policy, topology), n)
 
     def plan(self) -> tuple[Plan, float]:
@@ -208,7 +208,7 @@ class _Problem:
                 may_leave = [ratios[spec.kind] is None for spec in specs]
                 for more_copies in (False, True):
                     tiers = whole_rows(
-                        specs, linear_program, solution.runs, self._candidates, more_copies
+                        specs, linear_program, solution.row_ranges, self._candidates, more_copies
                     )
                     if fit(specs, tiers, budgets, may_leave):
                         taken = self._seconds(specs, tiers)
@@ -235,9 +235,9 @@ class _Problem:
                 cuts.append(None)
             specs.append(table)
         linear_program = LinearProgram(
-            self._resources, specs, self._candidates, self._moves, budgets, cuts
+            self._resources, specs, self._candidates, self._automorphisms, budgets, cuts
         )
-        exact = self._policy != "auto" or len(self._moves) == self._topology.num_gpus
+        exact = self._policy != "auto" or len(self._automorphisms) == self._topology.num_gpus
         return specs, linear_program, best_placement(linear_program, exact, self._cell_rows)
 
     def _finished(self, tables: dict[str, TablePlan], found: Estimate) -> Plan:

@@ -81,8 +81,8 @@ def _partitioned(kind: str, by: str, first_alone: bool, idtype: torch.dtype) -> 
             g.edata[key] = torch.randint(0, 2, (g.num_edges(), *shape), generator=draw).to(dtype)
     g = g.int() if idtype == torch.int32 else g
     given = g if not first_alone or dist.get_rank() == 0 else None
-    way = torch.arange(g.num_nodes()) % dist.get_world_size() if by == "dealt" else by
-    _same_as_whole(dgl_mgpu.partition_graph(given, by=way, seed=7), g)
+    strategy = torch.arange(g.num_nodes()) % dist.get_world_size() if by == "dealt" else by
+    _same_as_whole(dgl_mgpu.partition_graph(given, by=strategy, seed=7), g)
 
 
 @on_gpus_too
@@ -100,10 +100,10 @@ def test_parts_have_all_of_the_graph(ranks, kind, by, first_alone):
 def _heterograph(by: str, first_alone: bool) -> None:
     g = heterogeneous()
     given = g if not first_alone or dist.get_rank() == 0 else None
-    way = (
+    strategy = (
         {ntype: torch.arange(g.num_nodes(ntype)) % 2 for ntype in g.ntypes} if by == "dealt" else by
     )
-    _same_as_whole(dgl_mgpu.partition_graph(given, by=way), g)
+    _same_as_whole(dgl_mgpu.partition_graph(given, by=strategy), g)
 
 
 @on_gpus_too

@@ -14,22 +14,22 @@ from tests.distributed.graphs import KINDS, edges
 _NUM_RANKS = 3
 
 
-def dealt(way: str, num_nodes: int, in_degrees: torch.Tensor) -> Ownership:
-    if way == "order":
+def dealt(strategy: str, num_nodes: int, in_degrees: torch.Tensor) -> Ownership:
+    if strategy == "order":
         return ranges(None, in_degrees, _NUM_RANKS)
-    if way == "shuffled":
+    if strategy == "shuffled":
         return ranges(shuffled(num_nodes, 2), in_degrees, _NUM_RANKS)
-    if way == "one rank has all":
+    if strategy == "one rank has all":
         return assigned(torch.ones(num_nodes, dtype=torch.int64), _NUM_RANKS)
     return assigned(torch.arange(num_nodes) % _NUM_RANKS, _NUM_RANKS)
 
 
 @pytest.mark.parametrize("idtype", [torch.int32, torch.int64])
-@pytest.mark.parametrize("way", ["order", "shuffled", "one rank has all", "dealt"])
+@pytest.mark.parametrize("strategy", ["order", "shuffled", "one rank has all", "dealt"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_part_has_the_in_edges_of_its_nodes(kind, way, idtype):
+def test_a_part_has_the_in_edges_of_its_nodes(kind, strategy, idtype):
     num_src, num_dst, src, dst = edges(kind)
-    of_dst = dealt(way, num_dst, torch.bincount(dst, minlength=num_dst))
+    of_dst = dealt(strategy, num_dst, torch.bincount(dst, minlength=num_dst))
     of_src = of_dst if num_src == num_dst else dealt("shuffled", num_src, torch.zeros(num_src))
     parts = [cut(src.to(idtype), dst.to(idtype), of_src, of_dst, r) for r in range(_NUM_RANKS)]
 

@@ -10,7 +10,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dgl_mgpu.config.schema import ModelConfig
 from dgl_mgpu.distributed.host_features import HostRows, placement
-from dgl_mgpu.distributed.host_features.offload_hooks import lent
+from dgl_mgpu.distributed.host_features.offload_hooks import offloaded_rows
 from dgl_mgpu.distributed.host_features.placement import are_for_host
 from dgl_mgpu.models.homogeneous import build_model
 from tests.distributed.graphs import homogeneous
@@ -42,7 +42,7 @@ def test_models_are_lent_their_features(name, dropout):
     logits = model(g, {"feat": g.ndata["x"]})
     wanted = [logits.detach(), *_gradients(logits, model)]
     torch.manual_seed(2)
-    with lent({"feat": HostRows(g.ndata["x"], "cpu", 24)}) as inputs:
+    with offloaded_rows({"feat": HostRows(g.ndata["x"], "cpu", 24)}) as inputs:
         logits = model(g, inputs)
     found = [logits.detach(), *_gradients(logits, model)]
     for one, other in zip(found, wanted, strict=True):
@@ -93,14 +93,14 @@ def test_features_are_there_in_the_first_layer_alone():
     features = HostRows(g.ndata["x"], "cpu", 24)
     with _Wide(g.ndata["x"].nbytes) as wide:
         model = _Waiting(wide).double()
-        with lent({"feat": features}) as inputs:
+        with offloaded_rows({"feat": features}) as inputs:
             logits = model(g, inputs)
         assert (model.between, wide.made) == (0, 1)
         assert not wide.alive()
         _gradients(logits, model)
         assert wide.made == 2 and not wide.alive()
         # Without gradients there is no need of them a second time.
-        with torch.no_grad(), lent({"feat": features}) as inputs:
+        with torch.no_grad(), offloaded_rows({"feat": features}) as inputs:
             model(g, inputs)
         assert wide.made == 3 and not wide.alive()
 
@@ -109,7 +109,7 @@ def test_views_are_put_away_and_other_tensors_stay():
     rows = torch.randn(7, 5, dtype=torch.float64)
     weight = torch.randn(3, 2, dtype=torch.float64, requires_grad=True)
     other = torch.randn(7, 2, dtype=torch.float64)
-    with lent({"feat": HostRows(rows, "cpu", 2), "deep": {"a": other}}) as inputs:
+    with offloaded_rows({"feat": HostRows(rows, "cpu", 2), "deep": {"a": other}}) as inputs:
         assert dict(inputs).keys() == {"feat", "deep"} and inputs["deep"]["a"] is other
         part = inputs["feat"][2:, 1:4]
         out = ((part @ weight).square() * inputs["deep"]["a"][2:]).sum()
@@ -125,7 +125,7 @@ def test_what_a_model_changes_in_place_is_kept():
     for rows in (g.ndata["x"], HostRows(g.ndata["x"], "cpu", 24)):
         torch.manual_seed(1)
         linear = torch.nn.Linear(_WIDTH, 3).double()
-        with lent({"feat": rows}) as inputs:
+        with offloaded_rows({"feat": rows}) as inputs:
             torch.manual_seed(2)
             changed = inputs["feat"] if isinstance(rows, HostRows) else inputs["feat"].clone()
             total = linear(torch.nn.functional.dropout(changed, 0.5, inplace=True)).square().sum()
@@ -137,7 +137,7 @@ def test_what_a_model_changes_in_place_is_kept():
 
 def test_inputs_without_host_rows_are_passed_on():
     inputs = {"feat": torch.zeros(2, 2)}
-    with lent(inputs) as found:
+    with offloaded_rows(inputs) as found:
         assert found is inputs
 
 

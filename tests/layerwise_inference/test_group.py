@@ -27,15 +27,15 @@ def _batches(expected: torch.Tensor, step: int, rank: int, size: int) -> Iterato
     return iter(list(expected.split(step))[rank::size])
 
 
-def _are_together(team: InferenceGroup) -> None:
-    rank, size = team.everyone.rank, team.size
+def _are_together(group: InferenceGroup) -> None:
+    rank, size = group.everyone.rank, group.size
     # In whole rounds, in rounds that leave ranks without a batch, and with batches for one alone.
     for length, step in ((12, 2), (13, 2), (7, 3), (2, 5)):
         expected = torch.arange(3.0 * length).view(length, 3)
-        found = team.collected(_batches(expected, step, rank, size), length, step)
+        found = group.collected(_batches(expected, step, rank, size), length, step)
         assert found.dtype == torch.float32 and torch.equal(found, expected)
         found += rank  # of which others see nothing
-        team.everyone.all_gather(0)
+        group.everyone.all_gather(0)
         assert torch.equal(found, expected + rank)
 
 
@@ -49,9 +49,9 @@ def test_one_rank_gets_its_own():
     assert torch.equal(InferenceGroup().collected(_batches(expected, 3, 0, 1), 7, 3), expected)
 
 
-def _fails(team: InferenceGroup, at: int) -> None:
+def _fails(group: InferenceGroup, at: int) -> None:
     expected = torch.rand(12, 2)
-    rank, size = team.everyone.rank, team.size
+    rank, size = group.everyone.rank, group.size
 
     def batches() -> Iterator[torch.Tensor]:
         for number, batch in enumerate(_batches(expected, 2, rank, size)):
@@ -60,15 +60,15 @@ def _fails(team: InferenceGroup, at: int) -> None:
             yield batch
 
     with pytest.raises(ValueError if rank == 1 else RankFailedError, match="no batch for me"):
-        team.collected(batches(), 12, 2)
+        group.collected(batches(), 12, 2)
 
 
-def _the_first_fails(team: InferenceGroup) -> None:
-    _fails(team, 0)
+def _the_first_fails(group: InferenceGroup) -> None:
+    _fails(group, 0)
 
 
-def _a_later_one_fails(team: InferenceGroup) -> None:
-    _fails(team, 1)
+def _a_later_one_fails(group: InferenceGroup) -> None:
+    _fails(group, 1)
 
 
 @pytest.mark.parametrize("check", [_the_first_fails, _a_later_one_fails])

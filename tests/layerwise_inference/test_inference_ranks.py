@@ -22,7 +22,7 @@ from dgl_mgpu.errors import (
     SharedMemoryError,
     UnsupportedByPartitionError,
 )
-from dgl_mgpu.layerwise_inference import group as team
+from dgl_mgpu.layerwise_inference import group as group
 from dgl_mgpu.layerwise_inference.rows import leaves
 from tests.distributed.graphs import heterogeneous, homogeneous
 from tests.layerwise_inference.inference_models import (
@@ -202,7 +202,7 @@ def _no_shared_memory() -> None:
         pytest.MonkeyPatch.context() as patch,
         dgl_mgpu.GlobalStore.from_dgl(homogeneous()) as store,
     ):
-        patch.setattr(team.Segment, "create", create)
+        patch.setattr(group.Segment, "create", create)
         with pytest.raises(told, match=r"in /dev/shm: .*free some there; or use one rank"):
             dgl_mgpu.inference(made(MODELS["gcn"]), store.graph, "x")
 

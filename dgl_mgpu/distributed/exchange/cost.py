@@ -1,7 +1,7 @@
-"""How long each way to exchange rows should take: an analytical model.
+"""How long each strategy to exchange rows should take: an analytical model.
 
-MGG's (section 4), of what its warps have to do, extended to the other ways.  It is there to tell
-what is worth trying: who is fastest is measured.
+MGG's (section 4), of what its warps have to do, extended to the other strategies.  It is there to
+tell what is worth trying: who is fastest is measured.
 """
 
 from __future__ import annotations
@@ -113,30 +113,30 @@ class Model:
     def __init__(self, loads: Sequence[RankLoad], rates: Rates, id_bytes: int) -> None:
         self._loads, self._rates, self._id_bytes = loads, rates, id_bytes
 
-    def seconds(self, way: ExchangeStrategy, row_bytes: int) -> float:
+    def seconds(self, strategy: ExchangeStrategy, row_bytes: int) -> float:
         """How long sums should take the slowest rank; their transposes move as much."""
-        of_rank = self._reading if way.pipeline is not None else self._in_rounds
-        return max(of_rank(way, rank, row_bytes) for rank in range(len(self._loads)))
+        of_rank = self._reading if strategy.pipeline is not None else self._in_rounds
+        return max(of_rank(strategy, rank, row_bytes) for rank in range(len(self._loads)))
 
-    def extra_bytes(self, way: ExchangeStrategy, row_bytes: int) -> int:
-        """What a way takes of a rank's memory, beside the part: tiles, and two rounds' rows.
+    def extra_bytes(self, strategy: ExchangeStrategy, row_bytes: int) -> int:
+        """What a strategy takes of a rank's memory, beside the part: tiles, and two rounds' rows.
 
         Also what it lends to others, in both halves of its window, and the parts of rows that a
         pipeline's warps share.
         """
         most = 0
         for rank, load in enumerate(self._loads):
-            rounds = self._rounds(way, rank)
+            rounds = self._rounds(strategy, rank)
             rows = sum(sorted(each.rows for each in rounds)[-2:])
-            rows += 0 if way == BROADCAST else 2 * load.sending
-            rows += load.own_src if way == HALO_BLOCKING else 0
+            rows += 0 if strategy == BROADCAST else 2 * load.sending
+            rows += load.own_src if strategy == HALO_BLOCKING else 0
             # Tiles and their transposes; where the part is the only tile, its transpose.
-            ids_of_edge = 1 if way == HALO_BLOCKING else 2
+            ids_of_edge = 1 if strategy == HALO_BLOCKING else 2
             tiles = (2 * ids_of_edge * self._id_bytes + _BYTES_OF_EDGE) * sum(load.edges)
             ends = 2 * self._id_bytes * (load.own_dst + load.own_src) * len(rounds)
-            if way.pipeline is not None:
-                pairs = load.own_dst + sum(load.edges) // way.pipeline.ps
-                rows += 2 * (1 + pairs // way.pipeline.dist)
+            if strategy.pipeline is not None:
+                pairs = load.own_dst + sum(load.edges) // strategy.pipeline.ps
+                rows += 2 * (1 + pairs // strategy.pipeline.dist)
             most = max(most, tiles + ends + row_bytes * rows)
         return most
 
@@ -150,17 +150,17 @@ class Model:
             blocks.append(pairs // (pipeline.dist * pipeline.wpb))
         return min(blocks) >= self._rates.multiprocessors
 
-    def _reading(self, way: ExchangeStrategy, rank: int, row_bytes: int) -> float:
+    def _reading(self, strategy: ExchangeStrategy, rank: int, row_bytes: int) -> float:
         load, rates = self._loads[rank], self._rates
         remote = sum(load.edges) - load.edges[rank]
         adding = (load.edges[rank] + load.own_dst) * row_bytes / rates.memory
         lending = 2 * load.own_src * row_bytes / rates.memory
         return rates.latency + lending + max(adding, remote * row_bytes / rates.link)
 
-    def _in_rounds(self, way: ExchangeStrategy, rank: int, row_bytes: int) -> float:
+    def _in_rounds(self, strategy: ExchangeStrategy, rank: int, row_bytes: int) -> float:
         """While a round's rows are added up, the next one's arrive."""
         load, rates = self._loads[rank], self._rates
-        rounds = self._rounds(way, rank)
+        rounds = self._rounds(strategy, rank)
         arriving = [
             rates.latency + each.rows * row_bytes / rates.link if each.rows else 0.0
             for each in rounds
@@ -170,19 +170,19 @@ class Model:
             (each.edges + load.own_dst * (2 if number else 1)) * row_bytes / rates.memory
             for number, each in enumerate(rounds)
         ]
-        picked = 0 if way == BROADCAST else load.sending
-        picked += load.own_src if way == HALO_BLOCKING else 0
+        picked = 0 if strategy == BROADCAST else load.sending
+        picked += load.own_src if strategy == HALO_BLOCKING else 0
         picking = 2 * picked * row_bytes / rates.memory
         overlapped = map(max, adding, [*arriving[1:], 0.0])
         return picking + arriving[0] + sum(overlapped)
 
-    def _rounds(self, way: ExchangeStrategy, rank: int) -> list[_Round]:
+    def _rounds(self, strategy: ExchangeStrategy, rank: int) -> list[_Round]:
         load, ranks = self._loads[rank], range(len(self._loads))
-        if way == BROADCAST:
+        if strategy == BROADCAST:
             return [_Round(self._loads[owner].own_src, load.edges[owner]) for owner in ranks]
-        if way == HALO_BLOCKING:
+        if strategy == HALO_BLOCKING:
             return [_Round(sum(load.wanted), sum(load.edges))]
-        chunks, steps = way.chunks or 1, len(self._loads) - 1
+        chunks, steps = strategy.chunks or 1, len(self._loads) - 1
         rounds = [_Round(0, load.edges[rank])] + [_Round(0, 0)] * chunks
         for step in range(steps):
             number, owner = 1 + step * chunks // steps, (rank + step + 1) % len(self._loads)

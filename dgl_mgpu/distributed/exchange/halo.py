@@ -30,7 +30,7 @@ class Halo:
         self, part: Part, group: dist.ProcessGroup | None, window: Window | None = None
     ) -> None:
         self.part = part
-        self._whole = halo_in_chunks(part, group, window, 1, lend_all=False)
+        self._whole = halo_in_chunks(part, group, window, 1, read_all=False)
 
     def fetch(self, rows: torch.Tensor) -> torch.Tensor:
         """The halo's rows.

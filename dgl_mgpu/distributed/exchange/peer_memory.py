@@ -40,23 +40,25 @@ class PeerChunks(Chunks):
     """
 
     def __init__(
-        self, part: Part, window: Window, num_chunks: int = 2, lend_all: bool = True
+        self, part: Part, window: Window, num_chunks: int = 2, read_all: bool = True
     ) -> None:
         super().__init__(part, window.group, num_chunks)
         self._window = window
         everyone = Communicator.of_all_machines().all_gather(
             (part.sending, part.wanted, part.num_own_src)
         )
-        most = _MOST if lend_all else math.inf
-        lent = [_Lent(sending, own, most) for sending, _, own in everyone]
-        self._lent = lent[part.rank]
+        most = _MOST if read_all else math.inf
+        shared_rows = [_SharedRows(sending, own, most) for sending, _, own in everyone]
+        self._shared_rows = shared_rows[part.rank]
         #: Of each other rank, where its rows for this one begin, and whether they are all it has.
-        self._lent_to_me = [(each.starts[part.rank], part.rank in each.wholly) for each in lent]
+        self._shared_with_me = [
+            (each.starts[part.rank], part.rank in each.wholly) for each in shared_rows
+        ]
         # Of each rank, by round, how many rows it gets of each one, and later gives back.
         passed = [
             [
                 [
-                    (everyone[owner][2] if reader in lent[owner].wholly else count)
+                    (everyone[owner][2] if reader in shared_rows[owner].wholly else count)
                     if self._round(reader, owner) == number
                     else 0
                     for owner, count in enumerate(wanted)
@@ -72,12 +74,14 @@ class PeerChunks(Chunks):
         self._returned_at = [
             [sum(of_rank[: part.rank]) for of_rank in of_round] for of_round in rounds
         ]
-        self._most_lent = max(each.num_rows for each in lent)
+        self._most_shared_rows = max(each.num_rows for each in shared_rows)
         self._most_returned = max(sum(of_rank) for of_round in rounds for of_rank in of_round)
         #: Own rows that are picked out for others.
         self._picked = part.sent
-        if self._lent.wholly:
-            picked = [rows for rank, rows in enumerate(self._sent) if rank not in self._lent.wholly]
+        if self._shared_rows.wholly:
+            picked = [
+                rows for rank, rows in enumerate(self._sent) if rank not in self._shared_rows.wholly
+            ]
             self._picked = torch.cat(picked)
         self._memory: Sequence[torch.Tensor] = []
 
@@ -91,7 +95,7 @@ class PeerChunks(Chunks):
                 if not count:
                     continue
                 halo = self.part.halo[halo_bounds[rank] : halo_bounds[rank + 1]]
-                if self._lent_to_me[rank][1]:
+                if self._shared_with_me[rank][1]:
                     found = halo - self.part.src.bounds[rank]
                 else:
                     found = torch.arange(count, device=halo.device)
@@ -113,17 +117,17 @@ class PeerChunks(Chunks):
                 self._window.wait_for_all()
             for rank, place in enumerate(room.split_with_sizes(counts)):
                 if len(place):
-                    start, _ = self._lent_to_me[rank]
+                    start, _ = self._shared_with_me[rank]
                     place.copy_(_rows_at(self._memory[rank], start, len(place), room))
         return partial(_arrived, self._window.done(room, rows), room)
 
     def _lend(self, rows: torch.Tensor) -> None:
-        self._memory = self._window.turn(self._most_lent * _row_bytes(rows))
+        self._memory = self._window.turn(self._most_shared_rows * _row_bytes(rows))
         mine, picked = self._memory[self.part.rank], self._picked
-        if self._lent.wholly:
+        if self._shared_rows.wholly:
             _rows_at(mine, 0, len(rows), rows).copy_(rows)
         if len(picked):
-            begin = self._lent.num_rows - len(picked)
+            begin = self._shared_rows.num_rows - len(picked)
             pick_rows(rows, picked, _rows_at(mine, begin, len(picked), rows))
 
     def start_return(self, number: int, rows: torch.Tensor, highest: bool = False) -> Returning:
@@ -145,7 +149,7 @@ class PeerChunks(Chunks):
             for rank, found in enumerate(room.split_with_sizes(counts)):
                 if not len(found):
                     continue
-                if rank in self._lent.wholly:
+                if rank in self._shared_rows.wholly:
                     own += found
                 else:
                     self._join(own, found, rank, highest)
@@ -153,7 +157,7 @@ class PeerChunks(Chunks):
         return Returning(wait, add)
 
 
-class _Lent:
+class _SharedRows:
     """What a rank lends to the others.
 
     Parameters
@@ -192,12 +196,12 @@ def halo_in_chunks(
     group: dist.ProcessGroup | None,
     window: Window | None,
     num_chunks: int,
-    lend_all: bool = True,
+    read_all: bool = True,
 ) -> Chunks:
     """The halo in chunks, from GPU to GPU where there is a window; see `PeerChunks`."""
     if window is None or group is None:
         return Chunks(part, group, num_chunks)
-    return PeerChunks(part, window, num_chunks, lend_all)
+    return PeerChunks(part, window, num_chunks, read_all)
 
 
 def _arrived(wait: Callable[[], None], room: torch.Tensor) -> torch.Tensor:

@@ -75,13 +75,13 @@ class RemoteReads(CommSchedule):
         total = spmm_remote(
             local,
             remote,
-            Sources(own, self._lent(own), self._starts),
+            Sources(own, self._shared_rows(own), self._starts),
             pairs=self._pairs(),
             pipeline=self.pipeline,
         )
         return total.view(self.part.num_own_dst, *shape)
 
-    def _lent(self, rows: torch.Tensor) -> torch.Tensor:
+    def _shared_rows(self, rows: torch.Tensor) -> torch.Tensor:
         """Addresses of all ranks' rows, once all have put theirs into their windows.
 
         Nothing hides that; what the kernel then reads of other GPUs cannot be told from its sums.

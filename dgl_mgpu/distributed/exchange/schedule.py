@@ -70,7 +70,7 @@ class Tile:
 
 
 class CommSchedule(ABC):
-    """One way to exchange rows for sums over in-edges.
+    """One strategy to exchange rows for sums over in-edges.
 
     All methods are collective: every rank of ``group`` calls them, in the same order.
 

@@ -1,4 +1,4 @@
-"""Which ways to exchange rows to time, and in which order, to find the fastest."""
+"""Which strategies to exchange rows to time, and in which order, to find the fastest."""
 
 from __future__ import annotations
 
@@ -8,55 +8,58 @@ from dataclasses import replace
 from dgl_mgpu.distributed.exchange.strategy import STEPS, ExchangeStrategy
 from dgl_mgpu.ops.spmm_remote import Pipeline
 
-#: How often a way is timed at first, and when it is one of the fastest.
+#: How often a strategy is timed at first, and when it is one of the fastest.
 _CALLS, _FINAL_CALLS = 3, 7
 #: Seconds below which a call's time is as much the host's, which is now and then held up: more
 #: calls are timed then, of which the fastest was not.
 _SHORT, _MORE_CALLS = 1e-3, 6
 #: So many are timed again, if they are this close to the fastest.
 _FINALISTS, _CLOSE = 3, 1.15
-#: Remote reads that take so many times as long as the fastest way are not searched any further.
+#: Remote reads that take so many times as long as the fastest strategy are not searched any
+#: further.
 _HOPELESS = 2.0
 
-#: Yields a way and how often to time it, is sent the least seconds of a call; returns the fastest
-#: way.
+#: Yields a strategy and how often to time it, is sent the least seconds of a call; returns the
+#: fastest strategy.
 Search = Generator[tuple[ExchangeStrategy, int], float, ExchangeStrategy]
 
 
 Condition = Callable[[Pipeline], bool]
 
 
-def search(ways: Sequence[ExchangeStrategy], fills: Condition, fits: Condition) -> Search:
-    """Time each way; the parameters of remote reads one by one; the fastest ways once more.
+def search(strategies: Sequence[ExchangeStrategy], fills: Condition, fits: Condition) -> Search:
+    """Time each strategy, remote reads' parameters one by one, and the fastest once more.
 
     Parameters
     ----------
-    ways : sequence of Way
+    strategies : sequence of ExchangeStrategy
         Of remote reads at most one.
     fills, fits : callable
         Whether a pipeline has work for the whole GPU, and whether there is memory for it.
     """
     seconds: dict[ExchangeStrategy, float] = {}
-    for way in ways:
-        seconds[way] = yield from _timed(way)
-    for way in ways:
-        if way.pipeline is not None and seconds[way] <= _HOPELESS * min(seconds.values()):
-            yield from _climb(way.pipeline, seconds, fills, fits)
+    for strategy in strategies:
+        seconds[strategy] = yield from _timed(strategy)
+    for strategy in strategies:
+        if strategy.pipeline is not None and seconds[strategy] <= _HOPELESS * min(seconds.values()):
+            yield from _climb(strategy.pipeline, seconds, fills, fits)
     in_order = sorted(seconds, key=seconds.__getitem__)
     finalists = [
-        way for way in in_order[:_FINALISTS] if seconds[way] <= _CLOSE * seconds[in_order[0]]
+        strategy
+        for strategy in in_order[:_FINALISTS]
+        if seconds[strategy] <= _CLOSE * seconds[in_order[0]]
     ]
     if len(finalists) == 1:
         return finalists[0]
-    for way in finalists:
-        seconds[way] = yield way, _FINAL_CALLS
+    for strategy in finalists:
+        seconds[strategy] = yield strategy, _FINAL_CALLS
     return min(finalists, key=seconds.__getitem__)
 
 
-def _timed(way: ExchangeStrategy) -> Generator[tuple[ExchangeStrategy, int], float, float]:
-    seconds = yield way, _CALLS
+def _timed(strategy: ExchangeStrategy) -> Generator[tuple[ExchangeStrategy, int], float, float]:
+    seconds = yield strategy, _CALLS
     if seconds < _SHORT:
-        seconds = min(seconds, (yield way, _MORE_CALLS))
+        seconds = min(seconds, (yield strategy, _MORE_CALLS))
     return seconds
 
 
@@ -69,9 +72,9 @@ def _climb(
     not help tries less; MGG's retreat is another turn with the parameters that others were found
     for.  What was timed is looked up.
     """
-    turned = None
-    while turned != best:
-        turned = best
+    before = None
+    while before != best:
+        before = best
         for name, steps in STEPS.items():
             for direction in (1, -1):
                 while True:
@@ -81,9 +84,9 @@ def _climb(
                     tried = replace(best, **{name: steps[place]})
                     if (direction > 0 and not fills(tried)) or not fits(tried):
                         break
-                    way = ExchangeStrategy(pipeline=tried)
-                    if way not in seconds:
-                        seconds[way] = yield from _timed(way)
-                    if seconds[way] >= seconds[ExchangeStrategy(pipeline=best)]:
+                    strategy = ExchangeStrategy(pipeline=tried)
+                    if strategy not in seconds:
+                        seconds[strategy] = yield from _timed(strategy)
+                    if seconds[strategy] >= seconds[ExchangeStrategy(pipeline=best)]:
                         break
                     best = tried

@@ -1,4 +1,4 @@
-"""The ways to exchange rows that a group of ranks has, each made when it is first taken."""
+"""The strategies to exchange rows that a group of ranks has, each made when it is first taken."""
 
 from __future__ import annotations
 
@@ -64,34 +64,34 @@ class ExchangeStrategies:
                 ExchangeStrategy(pipeline=Pipeline(*parameters))
                 for parameters in itertools.product(*STEPS.values())
             ]
-        self.by_name = {str(way): way for way in every}
+        self.by_name = {str(strategy): strategy for strategy in every}
         self._made: dict[ExchangeStrategy, CommSchedule] = {}
         #: By the size of partitions: their pairs are costly to make, the rest is shared.
         self._readers: dict[int, RemoteReads] = {}
 
-    def __getitem__(self, way: ExchangeStrategy) -> CommSchedule:
-        """What carries a way out; collective where it has not been made yet."""
-        if way.pipeline is not None:
-            reader = self._reader(way.pipeline.ps)
-            reader.pipeline = way.pipeline
+    def __getitem__(self, strategy: ExchangeStrategy) -> CommSchedule:
+        """What carries a strategy out; collective where it has not been made yet."""
+        if strategy.pipeline is not None:
+            reader = self._reader(strategy.pipeline.ps)
+            reader.pipeline = strategy.pipeline
             return reader
-        if way not in self._made:
-            self._made[way] = self._make(way)
-        return self._made[way]
+        if strategy not in self._made:
+            self._made[strategy] = self._make(strategy)
+        return self._made[strategy]
 
     def keep(self, wanted: Iterable[ExchangeStrategy]) -> None:
-        """Forget all that is made but some ways, with their tiles."""
+        """Forget all that is made but some strategies, with their tiles."""
         wanted = set(wanted)
-        self._made = {way: made for way, made in self._made.items() if way in wanted}
-        if all(way.pipeline is None for way in wanted):
+        self._made = {strategy: made for strategy, made in self._made.items() if strategy in wanted}
+        if all(strategy.pipeline is None for strategy in wanted):
             self._readers = {}
 
-    def _make(self, way: ExchangeStrategy) -> CommSchedule:
-        if way == BROADCAST:
+    def _make(self, strategy: ExchangeStrategy) -> CommSchedule:
+        if strategy == BROADCAST:
             return Broadcast(self.part, self.group)
-        if way == HALO_BLOCKING:
+        if strategy == HALO_BLOCKING:
             return WholeHalo(self._halo())
-        return halo_in_chunks(self.part, self.group, self._window, way.chunks)
+        return halo_in_chunks(self.part, self.group, self._window, strategy.chunks)
 
     def _reader(self, ps: int) -> RemoteReads:
         if ps not in self._readers:
@@ -107,4 +107,4 @@ class ExchangeStrategies:
 
     def _halo(self) -> Chunks:
         """In one chunk, each row once."""
-        return halo_in_chunks(self.part, self.group, self._window, 1, lend_all=False)
+        return halo_in_chunks(self.part, self.group, self._window, 1, read_all=False)

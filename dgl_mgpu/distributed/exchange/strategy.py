@@ -1,4 +1,4 @@
-"""The names of the ways to exchange rows."""
+"""The names of the strategies to exchange rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ STEPS = {"ps": (1, 2, 4, 8, 16, 32), "dist": (1, 2, 4, 8, 16), "wpb": (1, 2, 4, 
 _CHUNKS = 2
 _HALO = re.compile(r"halo in ([1-9]\d{0,8})")
 _REMOTE = re.compile(r"remote reads, " + " ".join(rf"{name}=(\d{{1,9}})" for name in STEPS))
-#: Instead of a way's name: whichever is the fastest.
+#: Instead of a strategy's name: whichever is the fastest.
 AUTO = "auto"
 
 
@@ -33,24 +33,24 @@ class ExchangeStrategy:
 
     chunks: int = 0
     pipeline: Pipeline | None = None
-    at_first: bool = False
+    is_blocking: bool = False
 
     def __str__(self) -> str:
         if self.pipeline is not None:
             steps = (f"{name}={getattr(self.pipeline, name)}" for name in STEPS)
             return f"remote reads, {' '.join(steps)}"
-        if self.at_first:
+        if self.is_blocking:
             return "halo at first"
         return f"halo in {self.chunks}" if self.chunks else "broadcast"
 
     @classmethod
     def named(cls, name: str) -> ExchangeStrategy:
-        """The way of a name: 'halo', 'broadcast', 'remote', or one in full, as ``str`` writes it.
+        """The strategy of a name: 'halo', 'broadcast', 'remote', or in full, as ``str`` writes it.
 
         Raises
         ------
         InvalidInputError
-            If a pipeline's parameter is out of its range, or there is no such way.
+            If a pipeline's parameter is out of its range, or there is no such strategy.
         """
         short = {"halo": cls(chunks=_CHUNKS), "remote": cls(pipeline=Pipeline())}
         others = {str(BROADCAST): BROADCAST, str(HALO_BLOCKING): HALO_BLOCKING}
@@ -63,10 +63,10 @@ class ExchangeStrategy:
         raise InvalidInputError(
             "exchange rows between ranks",
             f"there is no exchange={name!r}",
-            f"use {AUTO}, halo, broadcast, remote, or a way in full: 'halo at first', 'halo in 3', "
+            f"use {AUTO}, halo, broadcast, remote, or one in full: 'halo at first', 'halo in 3', "
             "'remote reads, ps=16 dist=8 wpb=2'",
         )
 
 
 BROADCAST = ExchangeStrategy()
-HALO_BLOCKING = ExchangeStrategy(at_first=True)
+HALO_BLOCKING = ExchangeStrategy(is_blocking=True)

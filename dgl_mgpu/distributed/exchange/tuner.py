@@ -1,4 +1,4 @@
-"""The fastest way to exchange rows, found while a model trains.
+"""The fastest strategy to exchange rows, found while a model trains.
 
 MGG, section 4: a model tells what is worth trying, and the first iterations try it.
 """
@@ -31,12 +31,12 @@ _WORTH_TRYING = 1.5
 #: Calls that are timed together: of one alone, the launch may take longer than the work.
 _CALLS = 4
 _ASKED = "choose how to exchange rows"
-#: Which way was the fastest.
+#: Which strategy was the fastest.
 FOUND = TuningCache("exchanges.json", 1, str)
 
 
 class Case(NamedTuple):
-    """What the fastest way depends on, beside the graph and the machine.
+    """What the fastest strategy depends on, beside the graph and the machine.
 
     Attributes
     ----------
@@ -56,10 +56,10 @@ class Case(NamedTuple):
         what = "transposed sums" if self.transposed else "sums"
         return f"{what} of {self.row_bytes} B, {self.dtype}, {self.num_weights} weights"
 
-    def allows(self, way: ExchangeStrategy) -> bool:
-        """Whether a way is one of its own: not all sums are a matter of reading rows."""
+    def allows(self, strategy: ExchangeStrategy) -> bool:
+        """Whether a strategy is one of its own: not all sums are a matter of reading rows."""
         may_be_read = not self.transposed and self.num_weights <= 1 and self.dtype in DTYPES
-        return way.pipeline is None or may_be_read
+        return strategy.pipeline is None or may_be_read
 
 
 class Stopwatch(Protocol):
@@ -75,7 +75,7 @@ class _Trials:
 
     Attributes
     ----------
-    way : Way
+    strategy : ExchangeStrategy
         What is tried now.
     watches : list of Stopwatch
         Of its calls so far.
@@ -86,7 +86,7 @@ class _Trials:
         self._begin(next(steps))
 
     def _begin(self, asked: tuple[ExchangeStrategy, int]) -> None:
-        self.way, self._calls = asked
+        self.strategy, self._calls = asked
         self.watches: list[Stopwatch] = []
 
     @property
@@ -94,7 +94,7 @@ class _Trials:
         return len(self.watches) == self._calls
 
     def go_on(self, seconds: float) -> ExchangeStrategy | None:
-        """Go on to the next way, after one that takes so long; the fastest if that was all."""
+        """Go on to the next strategy, after one that takes so long; the fastest if that was all."""
         try:
             self._begin(self._steps.send(seconds))
         except StopIteration as end:
@@ -103,19 +103,19 @@ class _Trials:
 
 
 class Auto(CommSchedule):
-    """Takes each way to exchange rows for some calls, and then the one that was the fastest.
+    """Takes each strategy to exchange rows for some calls, and then the one that was the fastest.
 
     Each width and type of rows, with weights or without, forwards and backwards, has its own.
-    Sums are right whatever way is taken, but have the same bits from one call to the next only once
-    it is found: ways differ in the order of additions.  A way that is named gives the same bits
-    always.
+    Sums are right whatever strategy is taken, but have the same bits from one call to the next only
+    once it is found: strategies differ in the order of additions.  A strategy that is named gives
+    the same bits always.
 
     What was found is kept in a file (`FOUND`) for the same graph, partitioned the same
-    way, on such a machine.
+    strategy, on such a machine.
 
     Parameters
     ----------
-    ways : Ways
+    strategies : Ways
         That there are between the ranks.
     stopwatch : callable, optional
         Makes what times a call, by default a `StageClock` of the part's device.
@@ -131,35 +131,35 @@ class Auto(CommSchedule):
 
     def __init__(
         self,
-        ways: ExchangeStrategies,
+        strategies: ExchangeStrategies,
         *,
         stopwatch: Callable[[], Stopwatch] | None = None,
         cached: bool = True,
     ) -> None:
-        super().__init__(ways.part, ways.group)
+        super().__init__(strategies.part, strategies.group)
         self.found: dict[Case, ExchangeStrategy] = {}
-        self._ways = ways
+        self._strategies = strategies
         self._trials: dict[Case, _Trials] = {}
-        self._device = ways.part.halo.device
+        self._device = strategies.part.halo.device
         self._stopwatch = stopwatch or partial(StageClock, self._device)
         self._cached = cached
         self._ranks = Communicator.of_all_machines()
-        loads = self._ranks.all_gather(RankLoad.of(ways.part))
+        loads = self._ranks.all_gather(RankLoad.of(strategies.part))
         rates = self._ranks.broadcast_from_rank0(
             _ASKED, lambda: Rates.of_this_machine(self._device)
         )
-        self.model = Model(loads, rates, ways.part.relation.idtype.itemsize)
+        self.model = Model(loads, rates, strategies.part.relation.idtype.itemsize)
         self._about = f"{_graph(loads)}; {_machine(self._ranks, self._device)}"
         self._known = self._ranks.broadcast_from_rank0(_ASKED, FOUND.read) if cached else {}
 
     def columns(self) -> tuple[torch.Tensor, torch.Tensor, list[int]]:
-        return self._ways[self._ways.default].columns()
+        return self._strategies[self._strategies.default].columns()
 
     def start(self, number: int, rows: torch.Tensor) -> Arriving:
-        return self._ways[self._ways.default].start(number, rows)
+        return self._strategies[self._strategies.default].start(number, rows)
 
     def start_return(self, number: int, rows: torch.Tensor) -> Returning:
-        return self._ways[self._ways.default].start_return(number, rows)
+        return self._strategies[self._strategies.default].start_return(number, rows)
 
     def sums(self, rows: torch.Tensor, weights: torch.Tensor | None = None) -> torch.Tensor:
         return self._summed(False, rows, weights)
@@ -176,12 +176,12 @@ class Auto(CommSchedule):
         num_weights = 0 if weights is None else math.prod(weights.shape[1:])
         case = Case(transposed, row_bytes, rows.dtype, num_weights)
 
-        def by(way: ExchangeStrategy) -> torch.Tensor:
-            rounds = self._ways[way]
+        def by(strategy: ExchangeStrategy) -> torch.Tensor:
+            rounds = self._strategies[strategy]
             return (rounds.transposed_sums if transposed else rounds.sums)(rows, weights)
 
         if self.part.num_ranks == 1 or row_bytes == 0:
-            return by(self._ways.default)
+            return by(self._strategies.default)
         if case not in self.found and case not in self._trials:
             self._begin(case)
         if case in self.found:
@@ -189,42 +189,42 @@ class Auto(CommSchedule):
         return self._tried(case, by)
 
     def _begin(self, case: Case) -> None:
-        before = self._ways.by_name.get(self._known.get(self._key(case), ""))
+        before = self._strategies.by_name.get(self._known.get(self._key(case), ""))
         if before is not None:
             self.found[case] = before
             return
         room = min(self._ranks.all_gather(free_bytes(self._device)))
-        ways = self._worth_trying(case, room)
-        if len(ways) == 1:
-            self.found[case] = ways[0]
+        strategies = self._worth_trying(case, room)
+        if len(strategies) == 1:
+            self.found[case] = strategies[0]
         else:
             fits = partial(self._fits, case.row_bytes, room)
-            self._trials[case] = _Trials(search(ways, self.model.fills, fits))
+            self._trials[case] = _Trials(search(strategies, self.model.fills, fits))
 
     def _fits(self, row_bytes: int, room: float, pipeline: Pipeline) -> bool:
         return self.model.extra_bytes(ExchangeStrategy(pipeline=pipeline), row_bytes) <= room
 
     def _worth_trying(self, case: Case, room: float) -> list[ExchangeStrategy]:
         """Ways that may be the fastest and have room, the most promising first."""
-        allowed = [way for way in self._ways.candidates if case.allows(way)]
-        needs = {way: self.model.extra_bytes(way, case.row_bytes) for way in allowed}
-        fitting = [way for way in allowed if needs[way] <= room]
+        allowed = [strategy for strategy in self._strategies.candidates if case.allows(strategy)]
+        needs = {strategy: self.model.extra_bytes(strategy, case.row_bytes) for strategy in allowed}
+        fitting = [strategy for strategy in allowed if needs[strategy] <= room]
         if not fitting:
             return [min(needs, key=needs.__getitem__)]
-        seconds = {way: self.model.seconds(way, case.row_bytes) for way in fitting}
+        seconds = {strategy: self.model.seconds(strategy, case.row_bytes) for strategy in fitting}
         in_order = sorted(seconds, key=seconds.__getitem__)
         limit = _WORTH_TRYING * seconds[in_order[0]]
-        return [way for way in in_order if seconds[way] <= limit]
+        return [strategy for strategy in in_order if seconds[strategy] <= limit]
 
     def _tried(self, case: Case, by: Callable[[ExchangeStrategy], torch.Tensor]) -> torch.Tensor:
         trials = self._trials[case]
         # Once before it is timed: that makes tiles and kernels, and keeps the GPU busy while the
         # host prepares what is timed, as it does in a training.
-        by(trials.way)
+        by(trials.strategy)
         self._line_up()
         watch = self._stopwatch()
         for _ in range(_CALLS):
-            total = by(trials.way)
+            total = by(trials.strategy)
         watch.ends("sums")
         trials.watches.append(watch)
         if trials.enough:
@@ -247,8 +247,8 @@ class Auto(CommSchedule):
             del self._trials[case]
             if self._cached and self._ranks.rank == 0:
                 FOUND.keep({self._key(case): str(fastest)})
-        tried_now = (other.way for other in self._trials.values())
-        self._ways.keep({*self.found.values(), *tried_now})
+        tried_now = (other.strategy for other in self._trials.values())
+        self._strategies.keep({*self.found.values(), *tried_now})
 
     def _key(self, case: Case) -> str:
         return f"{self._about}; {case}"

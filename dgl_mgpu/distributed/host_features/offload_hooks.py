@@ -13,7 +13,7 @@ from dgl_mgpu.distributed.host_features.host_rows import HostRows
 
 
 @contextlib.contextmanager
-def lent(inputs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+def offloaded_rows(inputs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     """A model's inputs, with tensors in place of `HostRows`, for its forward pass in this context.
 
     All of the rows are brought to the device whenever one is looked up, and again in the backward
@@ -30,7 +30,7 @@ def lent(inputs: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
     if not _any_host_rows(inputs):
         yield inputs
         return
-    inside = _Lent(inputs)
+    inside = _SharedRows(inputs)
     with torch.autograd.graph.saved_tensors_hooks(inside.put_away, inside.brought_again):
         yield inside
 
@@ -52,7 +52,7 @@ class _View:
         return self._rows.whole().as_strided(*self._as)
 
 
-class _Lent(Mapping[str, Any]):
+class _SharedRows(Mapping[str, Any]):
     def __init__(self, inputs: Mapping[str, Any]) -> None:
         self._inputs = inputs
         #: What was lent, as long as somebody has it, and its version then.

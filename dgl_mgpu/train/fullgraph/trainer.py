@@ -14,7 +14,7 @@ from torch import nn
 
 from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.distributed.graph import PartitionedGraph
-from dgl_mgpu.distributed.host_features.offload_hooks import lent
+from dgl_mgpu.distributed.host_features.offload_hooks import offloaded_rows
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.errors import InvalidCallError
 from dgl_mgpu.report import EpochReport, StageSeconds
@@ -149,7 +149,7 @@ class FullGraphTrainer(Trainer):
         """What the model gives for this rank's nodes."""
         if getattr(self.model, "takes_host_rows", False):
             return self.model(self._graph, self._inputs)
-        with lent(self._inputs) as inputs:
+        with offloaded_rows(self._inputs) as inputs:
             return self.model(self._graph, inputs)
 
     def _sum_over_ranks(self, *figures: torch.Tensor) -> list[torch.Tensor]:

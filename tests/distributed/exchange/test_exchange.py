@@ -19,14 +19,14 @@ from tests.ranks import on_gpus_too
 
 _CASES = [
     *((kind, "shuffled") for kind in KINDS),
-    *(("skewed", way) for way in ("order", "one rank has all")),
+    *(("skewed", strategy) for strategy in ("order", "one rank has all")),
 ]
 
 
-def _dealt(way: str, num_nodes: int, in_degrees: torch.Tensor, num_ranks: int) -> Ownership:
-    if way == "one rank has all":
+def _dealt(strategy: str, num_nodes: int, in_degrees: torch.Tensor, num_ranks: int) -> Ownership:
+    if strategy == "one rank has all":
         return assigned(torch.full((num_nodes,), num_ranks - 1), num_ranks)
-    order = shuffled(num_nodes, 1) if way == "shuffled" else None
+    order = shuffled(num_nodes, 1) if strategy == "shuffled" else None
     return ranges(order, in_degrees, num_ranks)
 
 
@@ -43,16 +43,16 @@ class _Whole:
     else is on the CPU.
     """
 
-    def __init__(self, kind: str, way: str, idtype: torch.dtype = torch.int64) -> None:
+    def __init__(self, kind: str, strategy: str, idtype: torch.dtype = torch.int64) -> None:
         self.group = dist.group.WORLD if dist.is_initialized() else None
         on_gpu = self.group is not None and torch.cuda.is_available()
         self.device = torch.device("cuda" if on_gpu else "cpu")
         self.rank, size = (dist.get_rank(), dist.get_world_size()) if self.group else (0, 1)
         num_src, num_dst, self.src, self.dst = edges(kind)
         degrees = torch.bincount(self.dst, minlength=num_dst)
-        self.of_dst = _dealt(way, num_dst, degrees, size)
+        self.of_dst = _dealt(strategy, num_dst, degrees, size)
         same = num_src == num_dst
-        self.of_src = self.of_dst if same else _dealt(way, num_src, torch.ones(num_src), size)
+        self.of_src = self.of_dst if same else _dealt(strategy, num_src, torch.ones(num_src), size)
         ends = [end.to(self.device, idtype) for end in (self.src, self.dst)]
         self.parts = [cut(*ends, self.of_src, self.of_dst, r) for r in range(size)]
         self.draw = torch.Generator().manual_seed(9)
@@ -91,21 +91,21 @@ class _Whole:
 
 
 def _every_way(whole: _Whole) -> list[tuple[str, CommSchedule]]:
-    ways: list[tuple[str, CommSchedule]] = [
+    strategies: list[tuple[str, CommSchedule]] = [
         ("broadcast", Broadcast(whole.part, whole.group)),
         ("halo at first", WholeHalo(Chunks(whole.part, whole.group, 1))),
     ]
     for chunks in sorted({1, 2, max(1, len(whole.parts) - 1), 7}):
-        ways.append((f"{chunks} chunks", Chunks(whole.part, whole.group, chunks)))
+        strategies.append((f"{chunks} chunks", Chunks(whole.part, whole.group, chunks)))
     window = whole.window()
     if window is not None:
         for chunks in (1, 2):
-            for lend_all in (True, False):
-                lent = PeerChunks(whole.part, window, chunks, lend_all)
-                ways.append((f"{chunks} lent chunks, {lend_all=}", lent))
-        halo = PeerChunks(whole.part, window, 1, lend_all=False)
-        ways.append(("lent halo at first", WholeHalo(halo)))
-    return ways
+            for read_all in (True, False):
+                shared_rows = PeerChunks(whole.part, window, chunks, read_all)
+                strategies.append((f"{chunks} lent chunks, {read_all=}", shared_rows))
+        halo = PeerChunks(whole.part, window, 1, read_all=False)
+        strategies.append(("lent halo at first", WholeHalo(halo)))
+    return strategies
 
 
 def _halos(whole: _Whole) -> list[Halo]:
@@ -119,8 +119,8 @@ def _halos(whole: _Whole) -> list[Halo]:
 # -- the halo -----------------------------------------------------------------------------------
 
 
-def _fetches(kind: str, way: str) -> None:
-    whole = _Whole(kind, way)
+def _fetches(kind: str, strategy: str) -> None:
+    whole = _Whole(kind, strategy)
     cases = [(torch.float64, shape) for shape in ((), (0,), (1,), (2, 0), (2, 3))]
     halos = _halos(whole)
     for dtype, shape in [*cases, *((dtype, (3,)) for dtype in _DTYPES)]:
@@ -132,13 +132,13 @@ def _fetches(kind: str, way: str) -> None:
 
 
 @on_gpus_too
-@pytest.mark.parametrize(("kind", "way"), _CASES)
-def test_the_halo_is_fetched(ranks, kind, way):
-    ranks.run(_fetches, kind, way)
+@pytest.mark.parametrize(("kind", "strategy"), _CASES)
+def test_the_halo_is_fetched(ranks, kind, strategy):
+    ranks.run(_fetches, kind, strategy)
 
 
-def _gives_back(kind: str, way: str) -> None:
-    whole = _Whole(kind, way)
+def _gives_back(kind: str, strategy: str) -> None:
+    whole = _Whole(kind, strategy)
     halos = _halos(whole)
     for shape in ((), (0,), (1,), (2, 3)):
         for dtype in (torch.float64, torch.float32, torch.float16, torch.bfloat16):
@@ -160,9 +160,9 @@ def _gives_back(kind: str, way: str) -> None:
 
 
 @on_gpus_too
-@pytest.mark.parametrize(("kind", "way"), _CASES)
-def test_rows_are_given_back(ranks, kind, way):
-    ranks.run(_gives_back, kind, way)
+@pytest.mark.parametrize(("kind", "strategy"), _CASES)
+def test_rows_are_given_back(ranks, kind, strategy):
+    ranks.run(_gives_back, kind, strategy)
 
 
 def _strided() -> None:
@@ -202,8 +202,8 @@ def test_what_comes_of_the_halo_is_differentiable_twice(ranks):
 # -- sums in rounds -----------------------------------------------------------------------------
 
 
-def _sums(kind: str, way: str, idtype: torch.dtype) -> None:
-    whole = _Whole(kind, way, idtype)
+def _sums(kind: str, strategy: str, idtype: torch.dtype) -> None:
+    whole = _Whole(kind, strategy, idtype)
     num_src, num_dst = whole.of_src.num_nodes, whole.of_dst.num_nodes
     for name, rounds in _every_way(whole):
         for weighted in (False, True):
@@ -223,9 +223,9 @@ def _sums(kind: str, way: str, idtype: torch.dtype) -> None:
 
 
 @on_gpus_too
-@pytest.mark.parametrize(("kind", "way"), _CASES)
-def test_sums_are_products_with_the_matrix(ranks, kind, way):
-    ranks.run(_sums, kind, way, torch.int64)
+@pytest.mark.parametrize(("kind", "strategy"), _CASES)
+def test_sums_are_products_with_the_matrix(ranks, kind, strategy):
+    ranks.run(_sums, kind, strategy, torch.int64)
 
 
 @on_gpus_too

@@ -45,8 +45,8 @@ def _remote(whole: _Whole, pipeline: Pipeline | None = None) -> tuple[RemoteRead
     return RemoteReads(halo, window, pipeline), window  # type: ignore[arg-type]
 
 
-def _sums(kind: str, way: str, idtype: torch.dtype) -> None:
-    whole = _Whole(kind, way, idtype)
+def _sums(kind: str, strategy: str, idtype: torch.dtype) -> None:
+    whole = _Whole(kind, strategy, idtype)
     remote, window = _remote(whole)
     num_src, num_dst = whole.of_src.num_nodes, whole.of_dst.num_nodes
     for weighted in (False, True):
@@ -65,10 +65,10 @@ def _sums(kind: str, way: str, idtype: torch.dtype) -> None:
 
 
 @on_gpus_too
-@pytest.mark.parametrize("way", ["shuffled", "order", "one rank has all"])
+@pytest.mark.parametrize("strategy", ["shuffled", "order", "one rank has all"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_sums_are_products_with_the_matrix(ranks, kind, way):
-    ranks.run(_sums, kind, way, torch.int64)
+def test_sums_are_products_with_the_matrix(ranks, kind, strategy):
+    ranks.run(_sums, kind, strategy, torch.int64)
 
 
 @on_gpus_too
@@ -81,11 +81,11 @@ def test_sums_on_one_rank(kind):
     _sums(kind, "shuffled", torch.int64)
 
 
-def _over_peers(lend_all: bool) -> None:
+def _over_peers(read_all: bool) -> None:
     whole = _Whole("random", "shuffled")
     window = whole.window()
     assert window is not None
-    remote = RemoteReads(PeerChunks(whole.part, window, 1, lend_all), window)
+    remote = RemoteReads(PeerChunks(whole.part, window, 1, read_all), window)
     matrix = whole.matrix()
     x, y = whole.rows(whole.of_src.num_nodes, 3), whole.rows(whole.of_dst.num_nodes, 3)
     for _ in range(2):
@@ -95,9 +95,9 @@ def _over_peers(lend_all: bool) -> None:
 
 
 @on_gpus_too
-@pytest.mark.parametrize("lend_all", [False, True])
-def test_rows_that_are_given_back_may_be_lent_wholly(ranks, lend_all):
-    ranks.run(_over_peers, lend_all)
+@pytest.mark.parametrize("read_all", [False, True])
+def test_rows_that_are_given_back_may_be_lent_wholly(ranks, read_all):
+    ranks.run(_over_peers, read_all)
 
 
 def _weights() -> None:

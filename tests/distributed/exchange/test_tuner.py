@@ -65,7 +65,7 @@ def test_a_search_finds_the_fastest_of_all():
     candidates = [BROADCAST, WHOLE, HALF, ExchangeStrategy(chunks=4), ExchangeStrategy(chunks=7)]
     for seed in range(50):
         draw = random.Random(seed)
-        cost = {way: draw.uniform(1, 2) for way in candidates}
+        cost = {strategy: draw.uniform(1, 2) for strategy in candidates}
         best, tried = _searched(candidates, cost.__getitem__)
         assert best == min(candidates, key=cost.__getitem__)
         assert set(tried) == set(candidates)
@@ -76,10 +76,10 @@ def test_a_search_of_pipelines_is_as_good_as_trying_all():
         draw = random.Random(seed)
         best_at = {name: draw.choice(steps) for name, steps in STEPS.items()}
 
-        def cost(way: ExchangeStrategy, best_at=best_at) -> float:
-            if way.pipeline is None:
+        def cost(strategy: ExchangeStrategy, best_at=best_at) -> float:
+            if strategy.pipeline is None:
                 return 1e3
-            ratios = (getattr(way.pipeline, name) / best for name, best in best_at.items())
+            ratios = (getattr(strategy.pipeline, name) / best for name, best in best_at.items())
             return sum(max(ratio, 1 / ratio) for ratio in ratios)
 
         best, tried = _searched([HALF, REMOTE], cost)
@@ -88,11 +88,13 @@ def test_a_search_of_pipelines_is_as_good_as_trying_all():
 
 
 def test_with_parameters_that_depend_on_each_other_the_best_is_come_close_to():
-    def cost(way: ExchangeStrategy) -> float:  # best at a product of 64, and then with a large ps
-        if way.pipeline is None:
+    def cost(
+        strategy: ExchangeStrategy,
+    ) -> float:  # best at a product of 64, and then with a large ps
+        if strategy.pipeline is None:
             return 100.0
-        product = way.pipeline.ps * way.pipeline.dist * way.pipeline.wpb
-        return max(product / 64, 64 / product) + 0.1 / way.pipeline.ps
+        product = strategy.pipeline.ps * strategy.pipeline.dist * strategy.pipeline.wpb
+        return max(product / 64, 64 / product) + 0.1 / strategy.pipeline.ps
 
     best, _ = _searched([HALF, REMOTE], cost)
     assert cost(best) <= 1.05 * min(map(cost, PIPELINES))
@@ -103,9 +105,9 @@ def test_what_comes_close_is_timed_once_more():
     later = {BROADCAST: 1.1, WHOLE: 1.05}
     found: dict[ExchangeStrategy, float] = {}
 
-    def cost(way: ExchangeStrategy) -> float:
-        seconds = later[way] if way in found else first[way]
-        found[way] = seconds
+    def cost(strategy: ExchangeStrategy) -> float:
+        seconds = later[strategy] if strategy in found else first[strategy]
+        found[strategy] = seconds
         return seconds
 
     best, tried = _searched(list(first), cost)
@@ -114,12 +116,12 @@ def test_what_comes_close_is_timed_once_more():
 
 def test_short_calls_are_timed_more_often_and_the_fastest_of_them_counts():
     slowed = {BROADCAST: iter([0.9e-3, 0.3e-3]), WHOLE: iter([0.5e-3, 0.6e-3])}
-    best, tried = _searched([BROADCAST, WHOLE], lambda way: next(slowed[way]))
+    best, tried = _searched([BROADCAST, WHOLE], lambda strategy: next(slowed[strategy]))
     assert best == BROADCAST and tried == [BROADCAST, BROADCAST, WHOLE, WHOLE]
 
 
 def test_hopeless_remote_reads_are_not_searched():
-    best, tried = _searched([HALF, REMOTE], lambda way: 1.0 if way == HALF else 2.5)
+    best, tried = _searched([HALF, REMOTE], lambda strategy: 1.0 if strategy == HALF else 2.5)
     assert best == HALF and tried == [HALF, REMOTE]
 
 
@@ -127,8 +129,10 @@ def test_pipelines_that_leave_multiprocessors_idle_are_not_tried():
     def fills(pipeline: Pipeline) -> bool:
         return pipeline.dist * pipeline.wpb <= 32
 
-    best, tried = _searched([REMOTE], lambda way: 1 / (way.pipeline.dist * way.pipeline.wpb), fills)
-    assert all(fills(way.pipeline) for way in tried)
+    best, tried = _searched(
+        [REMOTE], lambda strategy: 1 / (strategy.pipeline.dist * strategy.pipeline.wpb), fills
+    )
+    assert all(fills(strategy.pipeline) for strategy in tried)
     assert best.pipeline.dist * best.pipeline.wpb == 32
 
 
@@ -193,9 +197,9 @@ def test_estimates_are_of_the_slowest_rank():
     loads = list(model._loads)
     loads[2] = loads[2]._replace(edges=[10**8] * 4)
     slower = Model(loads, model._rates, 4)
-    for way in (BROADCAST, WHOLE, HALF, REMOTE):
-        assert slower.seconds(way, 256) > model.seconds(way, 256)
-        assert slower.extra_bytes(way, 256) > model.extra_bytes(way, 256)
+    for strategy in (BROADCAST, WHOLE, HALF, REMOTE):
+        assert slower.seconds(strategy, 256) > model.seconds(strategy, 256)
+        assert slower.extra_bytes(strategy, 256) > model.extra_bytes(strategy, 256)
 
 
 def test_a_broadcast_needs_room_for_whole_ranks():
@@ -214,11 +218,11 @@ def test_a_pipeline_without_room_is_not_tried():
     def fits(pipeline: Pipeline) -> bool:
         return pipeline.ps >= REMOTE.pipeline.ps and pipeline.dist >= REMOTE.pipeline.dist
 
-    def cost(way: ExchangeStrategy) -> float:  # the smaller the faster
-        return way.pipeline.ps + way.pipeline.dist + way.pipeline.wpb
+    def cost(strategy: ExchangeStrategy) -> float:  # the smaller the faster
+        return strategy.pipeline.ps + strategy.pipeline.dist + strategy.pipeline.wpb
 
     found, tried = _searched([REMOTE], cost, fits=fits)
-    assert all(fits(way.pipeline) for way in tried)
+    assert all(fits(strategy.pipeline) for strategy in tried)
     assert found.pipeline == Pipeline(REMOTE.pipeline.ps, REMOTE.pipeline.dist, 1)
 
 
@@ -241,7 +245,9 @@ def test_names_tell_ways_apart():
     part = _three_parts("random")[0]
     of_gpus = ExchangeStrategies(part, None, object())  # type: ignore[arg-type]
     assert len(of_gpus.by_name) == 4 + len(PIPELINES)
-    assert all(of_gpus.by_name[str(way)] == way for way in [*of_gpus.candidates, *PIPELINES])
+    assert all(
+        of_gpus.by_name[str(strategy)] == strategy for strategy in [*of_gpus.candidates, *PIPELINES]
+    )
     without = ExchangeStrategies(part, None)
     expected = [BROADCAST, HALO_BLOCKING, WHOLE, HALF]
     assert without.candidates == expected == list(without.by_name.values())
@@ -255,14 +261,14 @@ def _readers() -> None:
     x = whole.rows(whole.of_src.num_nodes, 4)
     expected = whole.own_dst(whole.matrix() @ x)
     made = []
-    for way in (
+    for strategy in (
         REMOTE,
         ExchangeStrategy(pipeline=Pipeline(ps=2, dist=1)),
         ExchangeStrategy(pipeline=Pipeline(ps=2)),
     ):
-        assert torch.equal(kinds[way].sums(whole.own_src(x)), expected)
-        assert kinds[way].pipeline == way.pipeline
-        made.append(kinds[way])
+        assert torch.equal(kinds[strategy].sums(whole.own_src(x)), expected)
+        assert kinds[strategy].pipeline == strategy.pipeline
+        made.append(kinds[strategy])
     assert made[0] is not made[1] is made[2]
     assert made[0].tiles is made[1].tiles
     # Neither disturbs the other's pairs.
@@ -302,10 +308,10 @@ class _TimedWays(ExchangeStrategies):
         self.alive = weakref.WeakSet()
         self._cost = cost
 
-    def __getitem__(self, way: ExchangeStrategy):
-        self.taken.append(way)
-        self.clock.now += self._cost(way, self.part.rank)
-        made = super().__getitem__(way)
+    def __getitem__(self, strategy: ExchangeStrategy):
+        self.taken.append(strategy)
+        self.clock.now += self._cost(strategy, self.part.rank)
+        made = super().__getitem__(strategy)
         self.alive.add(made)
         return made
 
@@ -348,7 +354,7 @@ def _slowest_decides() -> None:
         {BROADCAST: 9.0, WHOLE: 3.0, HALF: 5.0, HALO_BLOCKING: 3.8},
     ]
     whole = _Whole("random", "shuffled")
-    rounds, timed = _auto(whole, lambda way, rank: own[rank][way])
+    rounds, timed = _auto(whole, lambda strategy, rank: own[rank][strategy])
     rows = whole.own_src(whole.rows(whole.of_src.num_nodes, 3))
     assert _until_found(rounds, rows) == WHOLE
     found: list[list[ExchangeStrategy]] = [None] * 3  # type: ignore[list-item]
@@ -364,7 +370,7 @@ def _one_each() -> None:
     whole = _Whole("random", "shuffled")
     narrow = whole.own_src(whole.rows(whole.of_src.num_nodes, 2))
     fast = {"now": BROADCAST}
-    rounds, timed = _auto(whole, lambda way, _: 1.0 if way == fast["now"] else 2.0)
+    rounds, timed = _auto(whole, lambda strategy, _: 1.0 if strategy == fast["now"] else 2.0)
     assert _until_found(rounds, narrow) == BROADCAST
     fast["now"] = HALF
     assert _until_found(rounds, narrow.repeat(1, 2)) == HALF
@@ -414,10 +420,10 @@ def _remote() -> None:
     whole = _Whole("skewed", "shuffled")
     best = ExchangeStrategy(pipeline=Pipeline(ps=8, dist=4, wpb=4))
 
-    def cost(way: ExchangeStrategy, _: int) -> float:
-        if way.pipeline is None:
+    def cost(strategy: ExchangeStrategy, _: int) -> float:
+        if strategy.pipeline is None:
             return 8.0
-        ratios = (getattr(way.pipeline, name) / getattr(best.pipeline, name) for name in STEPS)
+        ratios = (getattr(strategy.pipeline, name) / getattr(best.pipeline, name) for name in STEPS)
         return sum(max(ratio, 1 / ratio) for ratio in ratios)
 
     rounds, timed = _auto(whole, cost, window=MappedWindow(whole.group))
@@ -430,7 +436,7 @@ def _remote() -> None:
     y = whole.own_dst(whole.rows(whole.of_dst.num_nodes, 3))
     before = len(timed.taken)
     assert _until_found(rounds, y, transposed=True).pipeline is None
-    assert all(way.pipeline is None for way in timed.taken[before:])
+    assert all(strategy.pipeline is None for strategy in timed.taken[before:])
 
 
 def test_pipelines_are_searched_while_sums_are_right(ranks):
@@ -439,7 +445,7 @@ def test_pipelines_are_searched_while_sums_are_right(ranks):
 
 def _bits() -> None:
     whole = _Whole("skewed", "shuffled")
-    rounds, _ = _auto(whole, lambda way, _: 1.0 + (way != HALF))
+    rounds, _ = _auto(whole, lambda strategy, _: 1.0 + (strategy != HALF))
     x = torch.randn(whole.part.num_own_src, 3, dtype=FLOAT64)
     assert _until_found(rounds, x) == HALF
     named = Chunks(whole.part, whole.group, 2)
@@ -453,7 +459,7 @@ def test_once_found_sums_have_the_bits_of_the_way_named(ranks):
 
 def _forgets() -> None:
     whole = _Whole("skewed", "shuffled")
-    rounds, timed = _auto(whole, lambda way, _: 1.0 + (way != WHOLE))
+    rounds, timed = _auto(whole, lambda strategy, _: 1.0 + (strategy != WHOLE))
     x = whole.own_src(whole.rows(whole.of_src.num_nodes, 3))
     assert _until_found(rounds, x) == WHOLE
     assert set(timed.taken) == set(timed.candidates)
@@ -467,7 +473,7 @@ def test_ways_that_lost_are_forgotten(ranks):
 
 def _nothing_to_choose() -> None:
     whole = _Whole("random", "shuffled")
-    rounds, timed = _auto(whole, lambda way, _: 1.0)
+    rounds, timed = _auto(whole, lambda strategy, _: 1.0)
     empty = whole.own_src(whole.rows(whole.of_src.num_nodes, 0))
     for _ in range(3):
         assert rounds.sums(empty).shape == (whole.part.num_own_dst, 0)
@@ -481,7 +487,7 @@ def test_rows_without_columns_need_no_choice(ranks):
 def test_one_rank_needs_no_choice():
     _nothing_to_choose()
     whole = _Whole("random", "shuffled")
-    rounds, timed = _auto(whole, lambda way, _: 1.0)
+    rounds, timed = _auto(whole, lambda strategy, _: 1.0)
     x = whole.rows(whole.of_src.num_nodes, 3)
     for _ in range(3):
         assert torch.equal(rounds.sums(whole.own_src(x)), whole.own_dst(whole.matrix() @ x))
@@ -494,9 +500,9 @@ def _no_room() -> None:
     # One rank has none, which all ranks have to know.
     auto.free_bytes = lambda _: 0.0 if whole.rank == 1 else 1e12
     try:
-        rounds, timed = _auto(whole, lambda way, _: 1.0)
+        rounds, timed = _auto(whole, lambda strategy, _: 1.0)
         x = whole.own_src(whole.rows(whole.of_src.num_nodes, 3))
-        needs = {way: rounds.model.extra_bytes(way, 24) for way in timed.candidates}
+        needs = {strategy: rounds.model.extra_bytes(strategy, 24) for strategy in timed.candidates}
         least = min(needs, key=needs.__getitem__)
         assert _until_found(rounds, x) == least and set(timed.taken) == {least}
     finally:
@@ -509,9 +515,9 @@ def test_without_room_for_any_way_the_one_that_needs_least_is_taken(ranks):
 
 def _hopeless_estimates() -> None:
     whole = _Whole("random", "shuffled")
-    rounds, timed = _auto(whole, lambda way, _: 1.0)
+    rounds, timed = _auto(whole, lambda strategy, _: 1.0)
     estimates = {BROADCAST: 1.6, WHOLE: 1.4, HALF: 1.0, HALO_BLOCKING: 1.6}
-    rounds.model.seconds = lambda way, _: estimates[way]  # type: ignore[method-assign]
+    rounds.model.seconds = lambda strategy, _: estimates[strategy]  # type: ignore[method-assign]
     _until_found(rounds, whole.own_src(whole.rows(whole.of_src.num_nodes, 3)))
     assert list(dict.fromkeys(timed.taken)) == [HALF, WHOLE]
 
@@ -535,7 +541,7 @@ def test_remote_reads_are_for_sums_of_rows():
 
 
 def _prefer(fast: ExchangeStrategy) -> Cost:
-    return lambda way, _: 1.0 if way == fast else 2.0
+    return lambda strategy, _: 1.0 if strategy == fast else 2.0
 
 
 def _round_trip(folder: str) -> None:
