@@ -78,7 +78,7 @@ class Setting:
     num_nodes : int
         Of the whole graph.
     widths : tuple of int
-    rounds : Rounds
+    rounds : CommSchedule
         How the graph exchanges rows.
     """
 
@@ -133,7 +133,7 @@ class Training:
     precision : {'fp32', 'tf32', 'bf16'}
         Of dense products.
     on : Setting
-    rounds : Rounds
+    rounds : CommSchedule
         How rows are exchanged.
     """
 

@@ -257,7 +257,7 @@ def choose_runtime(device: str, ranks: Communicator) -> Runtime | None:
     device : str
         One of :data:`~dgl_mgpu.config.store_options.DEVICES`; 'auto' takes
         GPUs where every rank has one.
-    ranks : Ranks
+    ranks : Communicator
 
     Raises
     ------

@@ -29,7 +29,7 @@ class PartitionedRelation:
     Parameters
     ----------
     halo : Halo
-    rounds : Rounds
+    rounds : CommSchedule
         How rows are exchanged for sums.
     of : callable
         Makes the same of another part; collective.
@@ -112,7 +112,7 @@ class PartitionedIndex(DistributedGraphIndex):
         Which rank has which nodes, of each type.
     parts : list of PartitionedRelation
         One an edge type.
-    turned : bool
+    is_reversed : bool
         Whether edges are turned round: then they are out-edges of the rank's own nodes in a graph
         whose edges they are not grouped by.
     """

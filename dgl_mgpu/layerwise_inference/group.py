@@ -28,10 +28,10 @@ class InferenceGroup:
 
     Attributes
     ----------
-    everyone : Ranks
-    machine : Ranks
+    everyone : Communicator
+    machine : Communicator
         Those of them that are on this machine, which share its memory.
-    firsts : Ranks
+    firsts : Communicator
         The first ones of all machines.
     machines : tuple of int
         Of each rank, the number of its machine, which is that of its first one in ``firsts``.

@@ -71,7 +71,7 @@ class LayerByLayer:
         Nodes of all types together.
     folder : path or None
         Where to keep results, if not in memory.
-    team : Team, optional
+    group : InferenceGroup, optional
         Ranks that take batches in turn; all of them make and run the same one.
     """
 

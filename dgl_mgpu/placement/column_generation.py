@@ -39,7 +39,7 @@ class Solution:
 
     Attributes
     ----------
-    runs : list of Run
+    runs : list of RowRange
         By table and position.
     overflow : int
         Bytes that fit nowhere.
@@ -58,7 +58,7 @@ def best_placement(linear_program: LinearProgram, exact: bool, cell_rows: int) -
 
     Parameters
     ----------
-    programme : Programme
+    linear_program : LinearProgram
     exact : bool
         Go on until nothing is better, not even by the memory that it takes.  Else stop within
         :data:`GAP` of the best: where GPUs are not all alike, the last steps gain next to nothing

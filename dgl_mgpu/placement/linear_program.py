@@ -88,7 +88,7 @@ class LinearProgram:
     resources : Resources
     specs : sequence of TableSpec
     candidates : Candidates
-    moves : ndarray, shape (k, n)
+    automorphisms : ndarray, shape (k, n)
         Symmetries that the candidates are folded by.
     budgets : ndarray, shape (n + 2,)
         Bytes of each GPU, of host memory and of the disk.

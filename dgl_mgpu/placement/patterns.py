@@ -125,7 +125,7 @@ def spread(
         GPUs that hold the part.
     source : tuple of int, length n
         Whose copy each GPU reads; ``HOST`` for the host's.
-    moves : ndarray, shape (k, n)
+    automorphisms : ndarray, shape (k, n)
     """
     images = set()
     for automorphism in automorphisms.tolist():

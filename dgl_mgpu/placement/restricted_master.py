@@ -64,7 +64,7 @@ class RestrictedMaster:
 
     Parameters
     ----------
-    programme : Programme
+    linear_program : LinearProgram
     nowhere_costs : ndarray, shape (blocks,)
         What it costs to keep each block nowhere.
     """

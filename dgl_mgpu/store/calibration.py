@@ -138,7 +138,7 @@ def calibrate(
     store : Store
     options : StoreOptions
         The first rank's count.  With a number as ``options.sms``, nothing is measured.
-    ranks : Ranks
+    ranks : Communicator
         Those that share the store.
     meter : Meter, optional
         By default the GPU's own clock.

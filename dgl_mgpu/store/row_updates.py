@@ -50,7 +50,7 @@ def write_rows(
         one of the last rank is kept.
     rows : Tensor, shape (n, *row_shape)
         Of the dtype of the rows that the table was built from.
-    ranks : Ranks, optional
+    ranks : Communicator, optional
         Those that take part, by default all ranks of the job, on all machines.
 
     Raises
@@ -99,7 +99,7 @@ class SparseOptimizer(ABC):
         Of float32 rows, in GPU or host memory.
     states : list of Table
         Placed as ``table`` is.
-    ranks : Ranks, optional
+    ranks : Communicator, optional
         Whose gradients are summed, by default those of all ranks of the job, on all machines.
 
     Attributes

@@ -35,7 +35,7 @@ class PeerChunks(Chunks):
     part : Part
     window : Window
     num_chunks : int
-    lend_all : bool
+    read_all : bool
         Whether rounds may have more rows than those of the halo for that.
     """
 

@@ -36,11 +36,11 @@ class ExchangeStrategies:
 
     Attributes
     ----------
-    default : Way
+    default : ExchangeStrategy
         What is taken where there is nothing to choose.
-    candidates : list of Way
+    candidates : list of ExchangeStrategy
         Of remote reads, those with the pipeline that a search begins with.
-    by_name : dict of str to Way
+    by_name : dict of str to ExchangeStrategy
         All that may be chosen, with all pipelines.
     """
 

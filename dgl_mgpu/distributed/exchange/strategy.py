@@ -27,7 +27,7 @@ class ExchangeStrategy:
     chunks : int
         0 for none.
     pipeline : Pipeline, optional
-    at_first : bool
+    is_blocking : bool
         Whether the halo comes before all sums.
     """
 

@@ -115,7 +115,7 @@ class Auto(CommSchedule):
 
     Parameters
     ----------
-    strategies : Ways
+    strategies : ExchangeStrategies
         That there are between the ranks.
     stopwatch : callable, optional
         Makes what times a call, by default a `StageClock` of the part's device.
@@ -124,7 +124,7 @@ class Auto(CommSchedule):
 
     Attributes
     ----------
-    found : dict of Case to Way
+    found : dict of Case to ExchangeStrategy
         The fastest, of what has been tried out.
     model : Model
     """

@@ -73,8 +73,8 @@ class Weighed:
     ----------
     seeds : Tensor
         Their first ``count`` at most; ``exact`` of them, where that is a number on the device.
-    graph : tuple
-        Tiers, pointers and position of the topology, and the number of its rows.
+    rows : TieredRows
+        Of the topology.
     weights : ndarray
         Made by :func:`edge_weights`.
     num_nodes : int

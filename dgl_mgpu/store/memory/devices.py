@@ -31,7 +31,7 @@ def topology_of_ranks(
         Its GPUs' memory is not looked at.
     seen : sequence of str
         Its GPUs, as numbered there.
-    seats : sequence of Seat
+    device_infos : sequence of DeviceInfo
         The GPU of each rank.
 
     Raises

@@ -42,7 +42,7 @@ class PeerMonitor:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
         All ranks of the job, on several machines.
     address : str
         Under which all machines reach that of the first rank.

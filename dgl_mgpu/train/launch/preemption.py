@@ -24,7 +24,7 @@ class PreemptionHandler:
 
     Parameters
     ----------
-    ranks : Ranks
+    ranks : Communicator
         All that stop together.
     """
 

@@ -34,7 +34,7 @@ class MetricAccumulator:
         ----------
         mean : Tensor, shape ()
             Of the seeds' losses.
-        right : Tensor, shape ()
+        num_correct : Tensor, shape ()
             Number of seeds predicted correctly.
         seeds : int
         """

@@ -16,7 +16,7 @@ def mean_area(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
 
     Parameters
     ----------
-    scores, truth
+    scores, targets
         See `areas`.
 
     Returns
@@ -39,7 +39,7 @@ def areas(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, to
     Parameters
     ----------
     scores : Tensor, floating, shape (nodes, labels)
-    truth : Tensor, integer, shape (nodes, labels)
+    targets : Tensor, integer, shape (nodes, labels)
         1 and 0; what is below is not known, and left aside.
 
     Returns
@@ -74,7 +74,7 @@ def areas_of_all_ranks(
 
     Parameters
     ----------
-    parts : iterable of (scores, truth)
+    parts : iterable of (scores, targets)
         This rank's, none or several; kept until all are there.
     num_labels : int
     device : torch.device
