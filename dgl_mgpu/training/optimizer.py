@@ -33,11 +33,36 @@ def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
     Where ranks share it, that of the first rank: the others have an empty one.
     """
-    if hasattr(optimizer, "consolidate_state_dict"):
-        optimizer.consolidate_state_dict(to=0)
-        if Ranks.of_all_machines().rank > 0:
-            return {}
-    return optimizer.state_dict()
+    if not hasattr(optimizer, "consolidate_state_dict"):
+        return optimizer.state_dict()
+    # That method of torch's unpickles what comes over the connections.
+    everyone, own = Ranks.of_all_machines(), optimizer.optim.state_dict()  # type: ignore[attr-defined]
+    states = [_sent_by(source, own, everyone) for source in range(everyone.size)]
+    if everyone.rank > 0:
+        return {}
+    optimizer._all_state_dicts = states  # type: ignore[attr-defined]
+    whole = optimizer.state_dict()
+    optimizer._all_state_dicts = []  # type: ignore[attr-defined]
+    return whole
+
+
+def _sent_by(source: int, own: dict[str, Any], everyone: Ranks) -> dict[str, Any]:
+    """One rank's state on all ranks, in the host's memory; collective."""
+    state, rooms, told = {}, {}, None
+    if everyone.rank == source:
+        for number, parts in own["state"].items():
+            state[number] = {k: v for k, v in parts.items() if not isinstance(v, torch.Tensor)}
+            for name in parts.keys() - state[number].keys():
+                rooms[number, name] = parts[name].cpu().contiguous()
+        shapes = [(*place, room.shape, room.dtype) for place, room in rooms.items()]
+        told = state, own["param_groups"], shapes
+    state, groups, shapes = everyone.all_gather(told)[source]
+    for number, name, shape, dtype in shapes:
+        room = rooms.get((number, name))
+        room = torch.empty(shape, dtype=dtype) if room is None else room
+        everyone.send(source, room)
+        state[number][name] = room
+    return {"state": state, "param_groups": groups}
 
 
 def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:
