@@ -48,7 +48,9 @@ def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
 def _sent_by(source: int, own: dict[str, Any], everyone: Ranks) -> dict[str, Any]:
     """One rank's state on all ranks, in the host's memory; collective."""
-    state, rooms, told = {}, {}, None
+    state: dict[int, dict[str, Any]] = {}
+    rooms: dict[tuple[int, str], torch.Tensor] = {}
+    told: Any = None
     if everyone.rank == source:
         for number, parts in own["state"].items():
             state[number] = {k: v for k, v in parts.items() if not isinstance(v, torch.Tensor)}
