@@ -33,11 +33,38 @@ def whole_state(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
 
     Where ranks share it, that of the first rank: the others have an empty one.
     """
-    if hasattr(optimizer, "consolidate_state_dict"):
-        optimizer.consolidate_state_dict(to=0)
-        if Communicator.of_all_machines().rank > 0:
-            return {}
-    return optimizer.state_dict()
+    if not hasattr(optimizer, "consolidate_state_dict"):
+        return optimizer.state_dict()
+    # That method of torch's unpickles what comes over the connections.
+    everyone, own = Communicator.of_all_machines(), optimizer.optim.state_dict()  # type: ignore[attr-defined]
+    states = [_sent_by(source, own, everyone) for source in range(everyone.size)]
+    if everyone.rank > 0:
+        return {}
+    optimizer._all_state_dicts = states  # type: ignore[attr-defined]
+    whole = optimizer.state_dict()
+    optimizer._all_state_dicts = []  # type: ignore[attr-defined]
+    return whole
+
+
+def _sent_by(source: int, own: dict[str, Any], everyone: Communicator) -> dict[str, Any]:
+    """One rank's state on all ranks, in the host's memory; collective."""
+    state: dict[int, dict[str, Any]] = {}
+    buffers: dict[tuple[int, str], torch.Tensor] = {}
+    message: Any = None
+    if everyone.rank == source:
+        for number, parts in own["state"].items():
+            state[number] = {k: v for k, v in parts.items() if not isinstance(v, torch.Tensor)}
+            for name in parts.keys() - state[number].keys():
+                buffers[number, name] = parts[name].cpu().contiguous()
+        shapes = [(*key, buffer.shape, buffer.dtype) for key, buffer in buffers.items()]
+        message = state, own["param_groups"], shapes
+    state, groups, shapes = everyone.all_gather(message)[source]
+    for number, name, shape, dtype in shapes:
+        buffer = buffers.get((number, name))
+        buffer = torch.empty(shape, dtype=dtype) if buffer is None else buffer
+        everyone.send(source, buffer)
+        state[number][name] = buffer
+    return {"state": state, "param_groups": groups}
 
 
 def take_state(optimizer: torch.optim.Optimizer, saved: dict[str, Any]) -> None:

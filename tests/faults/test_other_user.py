@@ -69,6 +69,25 @@ def mount(source: str, place: str, kind: str, flags: int, options: str = "") -> 
         raise OSError(ctypes.get_errno(), f"mount {place}")
 
 
+@pytest.fixture(scope="module", autouse=True)
+def compiled(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What is compiled for good is, where the job's user may not write beside the package."""
+    folder = tmp_path_factory.mktemp("compiled")
+    for num_ranks, workers in ((2, 0), (2, 2)):
+        words = [f"data.root={folder / 'data'}", f"sampler.num_workers={workers}"]
+        process = forkserver().Process(
+            target=_compile, args=(folder / str(workers), num_ranks, words)
+        )
+        process.start()
+        process.join()
+        assert process.exitcode == 0
+
+
+def _compile(folder: Path, num_ranks: int, words: list[str]) -> None:
+    jobs.fork_ranks()
+    jobs.train(folder, num_ranks, *words, "trainer.epochs=1")
+
+
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
     probe = forkserver().Process(target=enter_arena, args=(tmp_path,))

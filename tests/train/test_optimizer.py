@@ -60,6 +60,17 @@ def test_ranks_that_share_states_learn_the_same(tmp_path, data, mode):
     assert max(held) < 0.8 * parameters
 
 
+def _unpickle_nothing(trainer: Trainer) -> None:
+    def load(*arguments: object, **options: object) -> None:
+        raise AssertionError("a rank unpickles what another has sent")
+
+    torch.load = load  # of this rank's process
+
+
+def test_shared_states_are_not_pickled(tmp_path, data):
+    jobs.train(tmp_path, 3, "mode=fullgraph", data, SHARED, hook=_unpickle_nothing)
+
+
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("first_is_shared", [False, True])
 def test_a_resumed_run_may_share_states_or_not(tmp_path, data, mode, first_is_shared):
