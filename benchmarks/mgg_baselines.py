@@ -34,7 +34,7 @@ class SeparateReads:
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """As `RemoteReads.sums` of a matrix; collective."""
         reads = self._reads
-        sources = Sources(rows, reads._lent(rows), reads._starts)
+        sources = Sources(rows, reads._shared_rows(rows), reads._starts)
         of_local, of_remote = self._pairs
         if self._aside is None:
             own = spmm_remote(*self._local, sources, pairs=of_local, pipeline=reads.pipeline)
@@ -79,7 +79,7 @@ class RemoteEntries:
 
     def sums(self, rows: torch.Tensor) -> torch.Tensor:
         """As `RemoteReads.sums` of a matrix; collective."""
-        sources = Sources(rows, self._reads._lent(rows), self._reads._starts)
+        sources = Sources(rows, self._reads._shared_rows(rows), self._reads._starts)
         before, total, _ = self._pairs
         # Not by the function in front of it, whose pipelines have local entries, too.
         return torch.ops.dgl_mgpu.spmm_remote.default(

@@ -162,7 +162,7 @@ def train(make, *, ahead=True, late=0, stop=None, change=None):
     seen, dropped = [], []
     for _ in range(2):
         batches = iter(DataLoader(g, ids, sampler, device="cuda", batch_size=20, **options))
-        assert isinstance(batches, Prefetcher) and (batches._lane is not None) == ahead
+        assert isinstance(batches, Prefetcher) and (batches._side_stream is not None) == ahead
         for number, batch in enumerate(batches):
             torch.cuda._sleep(late)
             seen.append(copies(batch))
@@ -175,7 +175,7 @@ def train(make, *, ahead=True, late=0, stop=None, change=None):
                 break
         if change is None:
             # Nothing has made it stop on the way.
-            assert (batches._lane is not None) == ahead
+            assert (batches._side_stream is not None) == ahead
     torch.cuda.synchronize()
     if isinstance(g, dgl.DGLGraph) and g.is_pinned():
         g.unpin_memory_()
