@@ -23,11 +23,10 @@ from dgl_mgpu.data.checks import (
 from dgl_mgpu.data.csc import CSC, from_edges, index_dtype
 from dgl_mgpu.data.dataset import Dataset
 from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.utils.types import CanonicalEtype
 
 if TYPE_CHECKING:
     import dgl
-
-CanonicalEtype = tuple[str, str, str]
 
 
 @dataclass(frozen=True, eq=False)

@@ -37,8 +37,8 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.distributed import DistributedGraphIndex, widths_of_none
 from dgl_mgpu.graph.index import GraphSchema
 from dgl_mgpu.ops.check import check_integer
+from dgl_mgpu.utils.types import CanonicalEtype
 
-CanonicalEtype = tuple[str, str, str]
 By = str | torch.Tensor | np.ndarray | Mapping[str, torch.Tensor | np.ndarray]
 _Assigned = str | torch.Tensor | dict[str, torch.Tensor]
 

@@ -16,8 +16,7 @@ from dgl.heterograph import DGLBlock
 from dgl_mgpu.graph.dispatch import TensorBacked
 from dgl_mgpu.layerwise_inference.rows import Column, Graph
 from dgl_mgpu.store.graph import StoreGraph
-
-CanonicalEtype = tuple[str, str, str]
+from dgl_mgpu.utils.types import CanonicalEtype
 
 
 class LayerBlock(DGLBlock):

@@ -31,8 +31,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.models.dropout import Dropout
 from dgl_mgpu.ops import add_spmm, edge_softmax, edge_softmax_backward, sddmm, spmm
 from dgl_mgpu.ops.autograd import differentiable_once
-
-CanonicalEtype = tuple[str, str, str]
+from dgl_mgpu.utils.types import CanonicalEtype
 
 _MOST_INT32 = 2**31 - 1
 #: Pieces of rows that are multiplied side by side: at most, and the rows of one at least.

@@ -36,8 +36,8 @@ from dgl_mgpu.ops.check import narrow_indptr
 from dgl_mgpu.ops.sample_future import HopsFuture, SampleFuture
 from dgl_mgpu.sampling.seed_edges import new_key
 from dgl_mgpu.sampling.views import edges_view, scalars_view
+from dgl_mgpu.utils.types import CanonicalEtype
 
-CanonicalEtype = tuple[str, str, str]
 Nodes = torch.Tensor | Mapping[str, torch.Tensor]
 Fanout = int | Mapping[str | CanonicalEtype, int]
 #: Input nodes, output nodes and blocks.
