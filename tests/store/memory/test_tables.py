@@ -284,4 +284,5 @@ def test_four_ranks_hold_the_data_once(tmp_path):
     launch(_rank_counts_memory, 4, tmp_path, num_rows)
     held = sum(int((tmp_path / f"{rank}").read_text()) for rank in range(4))
     data = num_rows * 64 * 4
-    assert data <= held <= 1.1 * data
+    # The kernel rounds a process's share of each mapping down to whole KiB.
+    assert data - 64 * 1024 <= held <= 1.1 * data
