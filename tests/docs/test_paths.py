@@ -30,3 +30,10 @@ def test_a_file_is_where_a_page_says(page, path):
     else:
         folders = ("dgl_mgpu", "kernels", "tests", "benchmarks", "configs", "docs")
         assert any(any((ROOT / folder).rglob(path)) for folder in folders), path
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_a_folder_of_the_project_is_where_a_page_says(page):
+    folders = re.findall(r"\b(?:tests|dgl_mgpu)(?:/[a-z_]+)+(?![\w./*])", page.read_text())
+    missing = [path for path in folders if not (ROOT / path).is_dir()]
+    assert page.name == "extending.md" or not missing
