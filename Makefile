@@ -59,7 +59,7 @@ test-all: setup
 # environment to run in. Several tests may share the GPUs (with pytest-xdist,
 # ARGS="-n 8 --dist loadgroup"); those that measure them come after, one by one.
 GPU_PYTHON ?= $(BIN)/python
-GPU_TESTS := tests/kernels $(shell find tests -name "test_*_gpu.py") $(addprefix tests/, \
+GPU_TESTS := tests/kernels $(shell find tests -name "test_*_gpu.py" ! -path "tests/benchmarks/*") $(addprefix tests/, \
 	comm/test_communicator.py store/test_calibration.py store/test_row_updates.py store/memory/test_staging.py)
 # Their tests on a GPU have it in their names; the others run without one as well.
 GPU_TESTS_BY_NAME := $(addprefix tests/, distributed layerwise_inference models train/fullgraph graph sampling \

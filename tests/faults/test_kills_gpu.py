@@ -35,6 +35,7 @@ pytestmark = [
     ),
 ]
 
+TWO_GPUS = pytest.mark.skipif(torch.cuda.device_count() < 2, reason="2 ranks train on a GPU each")
 #: Of a GPU, which other things than memory of a job may take or give back meanwhile.
 SLACK_BYTES = 128 << 20
 _IN_USE = "import torch; print(sum(t - f for f, t in map(torch.cuda.mem_get_info, range({}))))"
@@ -138,11 +139,9 @@ def options_of(data: str, ranks: int) -> list[str]:
     ]  # fmt: skip
 
 
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=TWO_GPUS)])
 def test_training_on_gpus_is_killed_and_resumed(tmp_path, data, outcomes, rounds, rng, ranks):
     """On one GPU to the same bits; on several, that add up by NCCL, to its end."""
-    if torch.cuda.device_count() < ranks:
-        pytest.skip(f"{ranks} ranks train on a GPU each")
     options = options_of(data, ranks)
     if ranks == 1:
         with Job(tmp_path / "whole", *options, start="console") as whole:

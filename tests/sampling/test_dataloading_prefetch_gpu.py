@@ -319,7 +319,7 @@ def test_a_graph_that_is_given_up_with_its_loader_may_be_overwritten(lane_is_lat
         next(batches)
         torch.cuda._sleep(10 * LATE)  # also where others use the GPU meanwhile
         next(batches)
-        last = batches._queue[-1].mark
+        last = batches._queue[-1].event
         assert not last.query()
         del batches, g, ids
         assert last.query()
