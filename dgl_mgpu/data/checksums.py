@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from dgl_mgpu.errors import DataFormatError
+from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.checksums import with_sum, without_sum
 
@@ -52,7 +53,7 @@ def changed_file(folder: Path, sources: Iterable[Path] = ()) -> str | None:
         If a file cannot be read.
     """
     try:
-        content = json.loads((folder / _SUMS).read_text())
+        content = safe_json.loads((folder / _SUMS).read_text())
         expected = {str(name): [int(each) for each in of] for name, of in content["files"].items()}
         if content["chunk"] != _CHUNK_BYTES:
             return f"{_SUMS} is of another version"
@@ -120,14 +121,14 @@ def unchanged_since_first_read(record: Path, files: Iterable[Path]) -> Iterator[
 def _recorded(record: Path, names: Iterable[str]) -> dict[str, Any] | None:
     """The sums that were kept of the files of these names; None if they are to be kept anew."""
     try:
-        content = without_sum(json.loads(record.read_text()))
+        content = without_sum(safe_json.loads(record.read_text()))
         sums = content["files"] if content["chunk"] == _CHUNK_BYTES else {}
         if sums.keys() == set(names):
             return sums
         found = "it is of other files"
     except FileNotFoundError:
         return None
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         found = f"it is damaged ({error})"
     log.warning("%s: %s; it is made again, and nothing compared", record, found)
     return None
@@ -146,7 +147,7 @@ def _state(path: Path) -> list[int]:
 
 def _read_checked(folder: Path) -> dict[str, Any]:
     try:
-        checked = json.loads((folder / _CHECKED).read_text())
+        checked = safe_json.loads((folder / _CHECKED).read_text())
     except (OSError, ValueError):
         return {}
     return checked if isinstance(checked, dict) else {}

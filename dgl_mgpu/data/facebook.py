@@ -8,7 +8,6 @@ embedding», 2021.
 from __future__ import annotations
 
 import csv
-import json
 import math
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from dgl_mgpu.data.csc import from_edges
 from dgl_mgpu.data.dataset import Dataset
 from dgl_mgpu.data.files import corrupt_file, require_files, require_trusted
 from dgl_mgpu.data.transform import add_self_loops, unique_edges
+from dgl_mgpu.utils import safe_json
 
 _EDGES, _TARGET, _FEATURES = "facebook_edges.csv", "facebook_target.csv", "facebook.json"
 _SUMS = "facebook.checksums.json"
@@ -133,7 +133,7 @@ def _read_edges(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
 def _read_words(path: Path, num_nodes: int) -> sparse.csr_matrix:
     """Return which words each page has, one row per page and one column per word id."""
     try:
-        words_of = json.loads(path.read_text(encoding="utf-8"))
+        words_of = safe_json.loads(path.read_text(encoding="utf-8"))
         words = [words_of[str(node)] for node in range(num_nodes)]
         indptr = np.cumsum([0] + [len(of_page) for of_page in words])
         indices = np.array([word for of_page in words for word in of_page], np.int64)

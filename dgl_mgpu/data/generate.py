@@ -25,6 +25,7 @@ from dgl_mgpu.data.files import derived_once, require_space
 from dgl_mgpu.data.npz import NpzWriter
 from dgl_mgpu.data.published import PUBLISHED
 from dgl_mgpu.errors import ConfigError, DataFormatError, nearest
+from dgl_mgpu.utils import safe_json
 
 log = logging.getLogger(__name__)
 
@@ -280,7 +281,7 @@ def meta_dict(folder: Path) -> dict[str, str]:
     """Return what ``NodePropPredDataset(name=…, root=…, meta_dict=…)`` needs to read `folder`."""
     path = Path(folder) / _META_FILE
     try:
-        meta = json.loads(path.read_text())
+        meta = safe_json.loads(path.read_text())
         return {str(key): str(value) for key, value in meta.items()} | {"dir_path": str(folder)}
     except (OSError, ValueError, AttributeError) as error:
         raise DataFormatError(

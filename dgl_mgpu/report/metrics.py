@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 from dgl_mgpu.report.epoch import EpochReport
+from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.checksums import with_sum, without_sum
 
@@ -176,9 +177,9 @@ def read_metrics(
     summary: dict[str, Any] | None = None
     for number, line in enumerate(complete.splitlines(), start=1):
         try:
-            values = without_sum(json.loads(line))
+            values = without_sum(safe_json.loads(line))
             kind = values.pop("kind")
-        except (ValueError, KeyError, AttributeError, TypeError, RecursionError) as error:
+        except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise DataFormatError(
                 f"read line {number} of {path}",
                 f"it is not an object with a 'kind', or damaged ({type(error).__name__}: {error})",

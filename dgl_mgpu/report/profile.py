@@ -17,6 +17,7 @@ import torch
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError, OutputError
 from dgl_mgpu.report.timeline import Trace, busy_seconds, busy_share, draw_step, read_trace
+from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.checksums import with_sum, without_sum
 from dgl_mgpu.utils.stages import stage
 
@@ -222,7 +223,7 @@ def read_profile(folder: str | os.PathLike[str]) -> StepProfile | None:
     if not path.exists():
         return None
     try:
-        return StepProfile.from_dict(without_sum(json.loads(path.read_text(encoding="utf-8"))))
-    except (ValueError, RecursionError) as error:
+        return StepProfile.from_dict(without_sum(safe_json.loads(path.read_text(encoding="utf-8"))))
+    except ValueError as error:
         found = error.found if isinstance(error, DataFormatError) else str(error)
         raise DataFormatError(f"read {path}", found, "profile the run again") from error

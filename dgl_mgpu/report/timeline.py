@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import bisect
 import gzip
-import json
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -13,6 +12,7 @@ from typing import Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 from dgl_mgpu.report.colours import BLACK, GREY, STAGE_COLOURS, YELLOW
+from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.stages import PREFIX
 from dgl_mgpu.utils.units import human_seconds, human_share
 
@@ -114,7 +114,7 @@ def read_trace(path: str | os.PathLike[str]) -> Trace:
         raw = Path(path).read_bytes()
         if raw[:2] == b"\x1f\x8b":
             raw = gzip.decompress(raw)
-        events = [e for e in json.loads(raw)["traceEvents"] if e.get("ph") == "X"]
+        events = [e for e in safe_json.loads(raw)["traceEvents"] if e.get("ph") == "X"]
         return _trace(events)
     except (OSError, EOFError, ValueError, KeyError, TypeError, AttributeError) as error:
         if isinstance(error, DataFormatError):

@@ -28,8 +28,12 @@ def without_sum(values: Any) -> Any:
     if not isinstance(values, dict) or _KEY not in values:
         return values
     rest = {key: value for key, value in values.items() if key != _KEY}
-    if values[_KEY] != _sum(rest):
-        raise ValueError(f"its {_KEY} is {values[_KEY]!r:.20}, that of what it holds {_sum(rest)}")
+    try:
+        expected = _sum(rest)
+    except RecursionError as error:
+        raise ValueError("it is nested too deeply") from error
+    if values[_KEY] != expected:
+        raise ValueError(f"its {_KEY} is {values[_KEY]!r:.20}, that of what it holds {expected}")
     return rest
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.checksums import with_sum, without_sum
 
@@ -41,7 +42,7 @@ class TuningCache:
     def read(self) -> dict[str, Any]:
         """What was found before; nothing where the file is missing, damaged or an older one."""
         try:
-            kept = without_sum(json.loads(self.path.read_text()))
+            kept = without_sum(safe_json.loads(self.path.read_text()))
             found = kept["found"] if kept["format"] == self.format else {}
             return {case: value for case, value in found.items() if type(value) is self.kind}
         except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):

@@ -24,6 +24,7 @@ from dgl_mgpu.config.schema import config_of_run, flat
 from dgl_mgpu.errors import CheckpointError, ConfigError
 from dgl_mgpu.train.checkpoint.spilled_state import SpilledState
 from dgl_mgpu.train.checkpoint.validation import MEMBER, wrong_field
+from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.atomic_write import atomic_write
 from dgl_mgpu.utils.checksums import DAMAGE, damaged_part
 
@@ -186,8 +187,8 @@ class Checkpoint:
         values = {name: content[name] for name in _FIELDS}
         try:
             for name in _JSON:
-                values[name] = json.loads(values[name])
-        except (TypeError, ValueError, RecursionError) as error:
+                values[name] = safe_json.loads(values[name])
+        except (TypeError, ValueError) as error:
             raise CheckpointError(
                 asked, f"its field {name} is not JSON ({error})", _OTHER
             ) from error
@@ -253,7 +254,7 @@ def saved_config(path: Path) -> dict[str, Any]:
                         archive.read(name)  # torch checks no sums
             # Tensors stay in the file.
             content = torch.load(each, "cpu", weights_only=True, mmap=True)
-            saved = json.loads(content["config"])
+            saved = safe_json.loads(content["config"])
             config_of_run(saved)
             return saved
         except ConfigError as error:

@@ -24,6 +24,7 @@ from dgl_mgpu.comm.signing import job_secret
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.train.launch.handshake import accept, connect, listen
 from dgl_mgpu.train.launch.preemption import Stopped
+from dgl_mgpu.utils import safe_json
 
 # A connection is probed after so many idle seconds, then this often and so many times: a machine
 # is lost after 15 s.
@@ -32,6 +33,8 @@ _IDLE_SECONDS, _BETWEEN_SECONDS, _PROBES = 5, 2, 5
 _OWN_WORD_SECONDS = 5.0
 # What a rank says is a line: TCP may bring two of them at once, or one in two parts.
 _GOODBYE = b".\n"
+# Far more than an error and its advice take.
+_MAX_LINE_BYTES = 1 << 20
 _QUOTED_BYTES = 80
 
 
@@ -108,7 +111,7 @@ class PeerMonitor:
         rank = self._peers[peer]
         try:
             with peer.makefile("rb") as lines:
-                told = lines.readline()
+                told = lines.readline(_MAX_LINE_BYTES)
         except ConnectionResetError:
             told = b""
         except OSError as error:
@@ -117,13 +120,11 @@ class PeerMonitor:
             return
         if told == _GOODBYE:
             return
-        if told.endswith(b"\n"):
-            try:
-                asked, found, fix = json.loads(told)
-            except (ValueError, TypeError):
+        if told.endswith(b"\n") or len(told) == _MAX_LINE_BYTES:
+            failure = _failure_of(told)
+            if failure is None:
                 self._tell(rank, f"reports what is no error: {told[:_QUOTED_BYTES]!r}")
                 return
-            failure = RankFailedError(asked, found, fix)
             self._pass_on(failure, rank)
             self._on_loss(failure)
             return
@@ -156,6 +157,17 @@ class PeerMonitor:
         for peer in peers:
             with contextlib.suppress(OSError):  # it has ended, or is lost as well
                 peer.sendall(line)
+
+
+def _failure_of(line: bytes) -> RankFailedError | None:
+    """The error that a rank reports in a line; None if it is none."""
+    try:
+        parts = safe_json.loads(line)
+    except ValueError:
+        return None
+    if not (isinstance(parts, list) and len(parts) == 3 and all(type(x) is str for x in parts)):
+        return None
+    return RankFailedError(*parts)
 
 
 def _probe(peer: socket.socket) -> None:

@@ -215,7 +215,12 @@ def test_a_rank_reports_to_the_first(open_sockets):
         assert lines.readline() == LOSS
 
 
-@pytest.mark.parametrize("line", [b"{}\n", b"[1, 2]\n", b"no json\n", b"7\n"])
+@pytest.mark.parametrize(
+    "line",
+    [b"{}\n", b"[1, 2]\n", b"no json\n", b"7\n", b'["a", "b", {}]\n', b"[" * 200_000 + b"\n",
+     b'"' + b"x" * (2 << 20)],
+    ids=["object", "short", "no JSON", "number", "no text", "nested", "endless"],
+)  # fmt: skip
 def test_what_is_no_report_ends_the_job_as_well(open_sockets, line):
     def connect(address: tuple[str, int], key: bytes) -> None:
         open_sockets.append(joined(address, key))
