@@ -91,10 +91,10 @@ def skips(report: Path) -> dict[str, str]:
 def table(result: Mapping[str, Any]) -> str:
     """What was tried, and what came of it, a row for each test."""
     machine = result["machine"]
-    gpus = f", {', '.join(machine['gpus'])}" if machine["gpus"] else ", no GPU"
+    gpus = [f"{number} × {gpu}" for gpu, number in Counter(machine["gpus"]).items()]  # noqa: RUF001
     lines = [
-        f"The {result['form']}, seed {result['seed']}, on {machine['cores']} cores{gpus}, "
-        f"commit {machine['commit']}:",
+        f"The {result['form']}, seed {result['seed']}, on {machine['cores']} cores, "
+        f"{', '.join(gpus) or 'no GPU'}, commit {machine['commit']}:",
         "",
         row("what was tried", "what came of it, and how often", "longest, s"),
         row("---", "---", "---"),
