@@ -87,7 +87,7 @@ class Picture:
 def minibatch() -> Picture:
     """A seed's way to a loss."""
     draw = Picture(900, 430, "A seed node's way to a loss")
-    draw.text(24, 34, "made ahead of time, on a quarter of the GPU (the lane)", anchor="start")
+    draw.text(24, 34, "made ahead of time, on a quarter of the GPU (a side stream)", anchor="start")
     draw.box(24, 50, 150, 78, DATA, "seed nodes", "an epoch's order,", "dealt out to ranks")
     draw.box(
         220, 50, 210, 78, WORK, "sample the hops", "DGL's NeighborSampler", "→ ops.sample_blocks"

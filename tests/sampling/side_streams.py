@@ -1,4 +1,4 @@
-"""A lane without a GPU, which does its work at once and notes what it was asked, and poison."""
+"""A side stream without a GPU, which works at once and notes what it was asked, and poison."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from dgl_mgpu.sampling.side_stream import side_stream_of
 
 @dataclass(frozen=True, eq=False)
 class HostEvent:
-    """A event by its number, on the lane or on the script's stream."""
+    """An event by its number, on the side stream or on the script's stream."""
 
     number: int
     on_side_stream: bool
@@ -63,7 +63,7 @@ class HostStream:
 
 
 def poison(where: torch.device) -> None:
-    """Have memory of a GPU that nobody has written to read as NaN, on its lane and elsewhere."""
+    """Have memory of a GPU that nobody has written to read as NaN, on all streams."""
 
     def fill_and_give_back() -> None:
         sizes = [2**power for power in range(9, 25)] * 2

@@ -130,8 +130,8 @@ def where():
 
 
 @pytest.fixture
-def lane_is_late(monkeypatch, where):
-    """The lane takes its time between sampling and fetching."""
+def side_stream_is_late(monkeypatch, where):
+    """The side stream takes its time between sampling and fetching."""
     with side_stream_of(where).use():
         with_side_stream = torch.cuda.current_stream(where)
     assign = BlockSampler.assign_lazy_features
@@ -213,14 +213,14 @@ def test_batches_are_the_same(make, late, stop, without, where):
 
 @pytest.mark.parametrize("make", CASES)
 @pytest.mark.parametrize("late", [0, LATE])
-def test_batches_are_the_same_from_a_late_lane(make, late, without, request, where):
+def test_batches_are_the_same_from_a_late_side_stream(make, late, without, request, where):
     expected = without(make)
-    request.getfixturevalue("lane_is_late")
+    request.getfixturevalue("side_stream_is_late")
     poison(where)
     assert_same(train(make, late=late), expected)
 
 
-def test_batches_are_the_same_on_a_stream_of_the_scripts(without, lane_is_late, where):
+def test_batches_are_the_same_on_a_stream_of_the_scripts(without, side_stream_is_late, where):
     expected = without(on_gpu)
     poison(where)
     torch.cuda.synchronize()
@@ -257,7 +257,7 @@ def _replace(g, sampler):
     new = g.ndata.pop("feat") * 2
     torch.cuda._sleep(LATE)
     g.ndata["feat"] = new + 1
-    # Of what the lane reads, only the script's own hold was given up.
+    # Of what the side stream reads, only the script's own hold was given up.
     torch.full_like(new, torch.nan)
 
 
@@ -282,14 +282,14 @@ def _fanouts(g, sampler):
     ],
 )
 def test_what_the_script_changes_counts_from_the_next_batch_on(
-    make, change, without, lane_is_late, where
+    make, change, without, side_stream_is_late, where
 ):
     expected = without(make, change=change)
     poison(where)
     assert_same(train(make, late=LATE, change=change), expected)
 
 
-def test_two_loaders_interleaved(monkeypatch, lane_is_late, where):
+def test_two_loaders_interleaved(monkeypatch, side_stream_is_late, where):
     results = []
     for prefetch in ("0", "1"):
         monkeypatch.setenv("DGL_MGPU_PREFETCH", prefetch)
@@ -311,8 +311,8 @@ def test_two_loaders_interleaved(monkeypatch, lane_is_late, where):
     assert_same(*results)
 
 
-def test_a_graph_that_is_given_up_with_its_loader_may_be_overwritten(lane_is_late, where):
-    """Nothing on the lane reads the graph's memory any more when it is the allocator's again."""
+def test_a_graph_that_is_given_up_with_its_loader_may_be_overwritten(side_stream_is_late, where):
+    """Nothing on the side stream reads the graph's memory when it is the allocator's again."""
     for _ in range(5):
         g, ids, sampler, _ = on_gpu()
         batches = iter(DataLoader(g, ids, sampler, device="cuda", batch_size=20))
@@ -326,7 +326,7 @@ def test_a_graph_that_is_given_up_with_its_loader_may_be_overwritten(lane_is_lat
         poison(where)
 
 
-def test_formats_that_the_lane_makes_are_the_scripts_to_use(where, monkeypatch):
+def test_formats_that_the_side_stream_makes_are_the_scripts_to_use(where, monkeypatch):
     ends = torch.arange(50, device="cuda")
     g = dgl.heterograph({("a", "x", "a"): (ends, ends), ("b", "y", "b"): (ends, ends.flip(0))})
     eids = {(t, e, t): torch.arange(40, device="cuda") for t, e in (("a", "x"), ("b", "y"))}
@@ -342,7 +342,7 @@ def test_formats_that_the_lane_makes_are_the_scripts_to_use(where, monkeypatch):
     indptr, indices, eids = g.adj_tensors("csc", etype="y")
     assert torch.equal(indptr, torch.arange(51, device="cuda"))
     assert torch.equal(indices, ends.flip(0))
-    # Given up on the script's stream, which still reads it: the lane must not get it yet.
+    # Given up on the script's stream, which still reads it: the side stream must not get it yet.
     torch.cuda._sleep(LATE)
     kept = [indptr.clone(), indices.clone()]
     expected = [ends.new_tensor(range(51)), ends.flip(0)]

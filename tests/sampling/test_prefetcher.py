@@ -118,7 +118,7 @@ def test_batches_come_in_order_and_no_more_than_depth_are_made_ahead(depth, coun
         next(batches)
 
 
-def test_without_a_lane_a_batch_is_made_when_it_is_asked_for():
+def test_without_a_side_stream_a_batch_is_made_when_it_is_asked_for():
     source, batches = over(None)
     assert iter(batches) is batches
     for number, batch in enumerate(batches):
@@ -127,7 +127,7 @@ def test_without_a_lane_a_batch_is_made_when_it_is_asked_for():
     assert side_stream_of(CPU) is None
 
 
-def test_the_lane_follows_the_script_once_the_first_batch_is_made():
+def test_the_side_stream_follows_the_script_once_the_first_batch_is_made():
     side_stream = HostStream()
     _, batches = over(side_stream)
     list(batches)
@@ -179,7 +179,7 @@ def test_what_beginning_raises_is_raised_in_its_turn_and_no_memory_for_it_is_no_
     assert [n for what, n in side_stream.log if what == "finishes"] == [1, 4, 5]
 
 
-def test_what_is_begun_is_made_on_the_lane_before_it_rests():
+def test_what_is_begun_is_made_on_the_side_stream_before_it_rests():
     side_stream = HostStream()
     side_stream.is_idle = True
     list(over(side_stream, count=30)[1])
@@ -332,7 +332,7 @@ def test_the_pace_is_that_of_all_steps_and_not_only_of_those_where_the_gpu_was_i
     assert not tuner.is_on_demand
 
 
-def test_the_lane_follows_the_script_when_it_is_used_again():
+def test_the_side_stream_follows_the_script_when_it_is_used_again():
     side_stream = HostStream()
     side_stream.is_idle = True
     list(over(side_stream, count=60)[1])
@@ -380,7 +380,7 @@ def test_a_batch_whose_making_was_interrupted_is_made_in_its_turn():
         next(batches)
     assert [batch.number for batch in batches] == [2, 3, 4, 5]
     assert made(side_stream.log, "here") == [0, 2]
-    # Its seeds had come by the lane.
+    # Its seeds had come by the side stream.
     assert ("hands over", (102, None)) in side_stream.log
 
 
@@ -392,7 +392,8 @@ def test_what_a_change_makes_stale_is_made_again():
     side_stream.log.clear()
     found += batches
     assert [(b.number, b.seeds) for b in found] == [(n, (100 + n, int(n >= 2))) for n in range(6)]
-    # Two were made ahead and one begun: the script waits for the lane before it uses their seeds.
+    # Two were made ahead and one started: the script waits for the stream before it uses their
+    # seeds.
     assert [what for what, _ in side_stream.log[:6]] == ["waits", "hands over"] * 3
     assert [things for what, things in side_stream.log if what == "hands over"] == [
         (102,),
@@ -444,7 +445,7 @@ def test_what_a_batch_leaves_with_others_is_theirs_at_once():
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
-def test_the_lane_follows_the_script_that_has_left_something_with_batches(is_idle):
+def test_the_side_stream_follows_the_script_that_has_left_something_with_batches(is_idle):
     side_stream = HostStream()
     side_stream.is_idle = is_idle
     source, batches = over(side_stream)

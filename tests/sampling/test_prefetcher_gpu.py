@@ -1,4 +1,4 @@
-"""Batches made on a GPU's lane: nothing is read before it is there, or written while it is read."""
+"""Batches made on a side stream: nothing is read before it is there, or written while read."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def assert_right(source, sums):
         assert torch.equal(found, source.expected(number)), number
 
 
-def test_there_is_one_lane_a_gpu_and_it_comes_first(where):
+def test_there_is_one_side_stream_a_gpu_and_it_comes_first(where):
     side_stream = side_stream_of(where)
     assert side_stream is side_stream_of(torch.device("cuda", where.index))
     with side_stream.use():
@@ -118,7 +118,7 @@ def test_batches_made_again_are_right(changes, where):
         sums.append(batch.clone())
         del batch
         if number == changes:
-            # Written on the script's stream, after a while, into what the lane reads.
+            # Written on the script's stream, after a while, into what the side stream reads.
             source.table.neg_()
             source.version += 1
     torch.cuda.synchronize()
@@ -127,7 +127,7 @@ def test_batches_made_again_are_right(changes, where):
         assert torch.equal(found, -expected if number > changes else expected)
 
 
-def test_the_lane_waits_for_what_was_written_before_it_began(where):
+def test_the_side_stream_waits_for_what_was_written_before_it_began(where):
     def write(source):
         torch.cuda._sleep(LONG)
         source.table.copy_(source.later)

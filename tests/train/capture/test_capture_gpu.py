@@ -106,7 +106,7 @@ def test_in_place_training_is_that_of_the_loaders_blocks(name, idtype):
 
 
 def test_a_place_is_not_written_to_while_a_slow_model_reads_it():
-    """The lane is done long before the model, which reads its blocks late."""
+    """The side stream is done long before the model, which reads its blocks late."""
     torch.manual_seed(0)
     store = dgl_mgpu.GlobalStore.from_dgl(graph(torch.int32), device="cuda")
     features = {"prefetch_node_feats": ["feat"], "prefetch_labels": ["label"]}

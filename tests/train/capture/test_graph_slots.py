@@ -48,7 +48,7 @@ def on_tensors():
 
 @pytest.fixture(params=["one by one", "ahead"])
 def ahead(request, monkeypatch):
-    """With a lane, which works at once, batches are put while the one before is computed."""
+    """With a side stream, which works at once, batches are put while the one before is computed."""
     is_ahead = request.param == "ahead"
     monkeypatch.setattr(
         dataloading, "side_stream_of", lambda device: HostStream() if is_ahead else None
@@ -447,8 +447,8 @@ def test_without_memory_for_two_places_there_is_one(store, ahead, capturing, mon
     assert pools == ["a", "a", "b"] and replays == ["b"] * (32 - choice.WARM_UP)
 
 
-def test_a_loop_found_to_be_left_while_the_lane_works(store, capturing, monkeypatch):
-    """Its place was left when the step had computed it, and not on the lane."""
+def test_a_loop_found_to_be_left_while_the_side_stream_works(store, capturing, monkeypatch):
+    """Its place was left when the step had computed it, and not on the side stream."""
     side_stream = HostStream()
     monkeypatch.setattr(dataloading, "side_stream_of", lambda device: side_stream)
     streams = Streams(monkeypatch, side_stream)
