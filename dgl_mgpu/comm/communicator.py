@@ -53,7 +53,7 @@ class Communicator:
     ) -> None:
         self._gpu_group = gpu_group
         self._group: SignedGroup | None = None
-        self._lost = ""
+        self._lost: Exception | None = None
         self.rank = 0 if group is None else dist.get_rank(group)
         self.size = 1 if group is None else dist.get_world_size(group)
         if group is not None:
@@ -216,10 +216,10 @@ class Communicator:
             try:
                 return collective(self._group)
             except RankFailedError as error:  # what came is not another rank's
-                refused: RankFailedError | None = RankFailedError(*error.args)
+                self._lost = refused = RankFailedError(*error.args)
             except RuntimeError as error:  # gloo's, when a connection is lost
-                self._lost, refused = str(error).splitlines()[0], None
-                error.__traceback__ = None  # its frames hold the group
+                # As a cause: it may also be torch's, that a DataLoader worker was killed meanwhile.
+                self._lost, refused = error.with_traceback(None), None  # frames hold the group
             # Only the neighbours of a rank that is gone see its connection close.  They close
             # theirs, which the last reference to a group does, so that no rank waits for ever.
             dist.destroy_process_group(self._group.group)
@@ -228,9 +228,9 @@ class Communicator:
                 raise refused
         raise RankFailedError(
             "exchange with the machine's other ranks",
-            f"one of them is gone, or does not answer ({self._lost})",
+            f"one of them is gone, or does not answer ({str(self._lost).partition(chr(10))[0]})",
             "see why it ended, and start the run again",
-        )
+        ) from self._lost
 
 
 _groups: tuple[object, Communicator, Communicator, Communicator] | None = None

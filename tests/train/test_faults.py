@@ -29,6 +29,7 @@ from dgl_mgpu.errors import (
     DGLMGPUError,
     OutputError,
     RankFailedError,
+    SharedMemoryError,
     WorkerFailedError,
 )
 from dgl_mgpu.report import metrics, read_metrics
@@ -294,6 +295,21 @@ def test_a_worker_that_ends_while_its_rank_waits_for_others_is_told_of():
     with pytest.raises(WorkerFailedError, match=r"DataLoader worker \(pid 7\) is killed"):  # noqa: SIM117
         with workers.worker_losses_typed():
             raise told from torchs
+
+
+def test_a_worker_that_ends_while_its_rank_writes_a_checkpoint_is_told_of():
+    torchs = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
+    told = CheckpointError("write checkpoint a.pt", str(torchs), "free space there")
+    with pytest.raises(WorkerFailedError, match=r"DataLoader worker \(pid 7\) is killed"):  # noqa: SIM117
+        with workers.worker_losses_typed():
+            raise told from torchs
+
+
+def test_an_error_that_explains_a_workers_end_is_raised_as_it_is():
+    torchs = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. ")
+    told = SharedMemoryError("hand over", "no room in /dev/shm", "free some")
+    with pytest.raises(SharedMemoryError), workers.worker_losses_typed():
+        raise told from torchs
 
 
 def test_a_rank_that_is_gone_is_told_as_that():

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator
 from multiprocessing import connection, reduction
 
-from dgl_mgpu.errors import DGLMGPUError, RankFailedError, WorkerFailedError
+from dgl_mgpu.errors import DGLMGPUError, LimitError, SharedMemoryError, WorkerFailedError
 from dgl_mgpu.train.launch.heartbeat import stage_of
 
 # How long after a worker's connection is lost a busy system may take to tell of its end.
@@ -16,6 +16,9 @@ _SIGNAL_SECONDS = 5.0
 # What torch says of a worker that is gone, or cannot be heard.  Of an error that one raised it says
 # that it was «in DataLoader worker process 0».
 _OF_TORCH = "DataLoader worker (pid", "Too many open files. Communication with the workers"
+
+# What tells more than that a worker has ended.
+_EXPLAINED = WorkerFailedError, LimitError, SharedMemoryError
 
 
 @contextlib.contextmanager
@@ -29,9 +32,9 @@ def worker_losses_typed() -> Iterator[None]:
     try:
         yield
     except Exception as error:
-        # Torch raises of a worker wherever this process is, also while it waits for other ranks.
-        is_told = isinstance(error, DGLMGPUError) and not isinstance(error, RankFailedError)
-        lost = None if is_told else _lost_worker(error)
+        # Torch's handler of SIGCHLD raises wherever this process is: also while it waits for other
+        # ranks or writes a checkpoint, whose errors then say that this has failed.
+        lost = None if isinstance(error, _EXPLAINED) else _lost_worker(error)
         if lost is None:
             raise
         raise WorkerFailedError(
