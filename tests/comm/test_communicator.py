@@ -91,7 +91,7 @@ def _one_does_not_answer() -> None:
         waits = r"does not answer \(.*Timed out waiting 500ms"
         with pytest.raises(RankFailedError, match=waits) as raised:
             ranks.all_gather("here")
-        # It may be torch's word of a worker that was killed. Its frames would keep connections open.
+        # It may be torch's word of a killed worker. Its frames would keep connections open.
         cause = raised.value.__cause__
         assert isinstance(cause, RuntimeError) and cause.__traceback__ is None
     dist.barrier()
