@@ -1,15 +1,25 @@
 """Where each row goes: hotness, partition, cost model and solver; plain arithmetic."""
 
 from dgl_mgpu.placement.hotness import (
+    Degrees,
+    Reads,
     RowOrder,
     expected_reads,
     load_accesses,
+    minibatch_reads,
     order_by_hotness,
     save_accesses,
 )
-from dgl_mgpu.placement.partition import locate, part_sizes, position_of
-from dgl_mgpu.placement.plan import HOST, Load, Plan, TablePlan, Tier
-from dgl_mgpu.placement.reads import Degrees, Reads, minibatch_reads
+from dgl_mgpu.placement.plan import (
+    HOST,
+    Load,
+    Plan,
+    TablePlan,
+    Tier,
+    locate,
+    part_sizes,
+    position_of,
+)
 from dgl_mgpu.placement.solver import POLICIES, solve
 from dgl_mgpu.placement.table_spec import TableSpec
 

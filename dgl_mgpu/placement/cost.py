@@ -20,12 +20,12 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from typing import Any
 
 import numpy as np
 
 from dgl_mgpu.machine.topology import GB, Topology
-from dgl_mgpu.placement.partition import part_sizes
-from dgl_mgpu.placement.plan import HOST, Load, TablePlan, Tier
+from dgl_mgpu.placement.plan import HOST, Load, TablePlan, Tier, part_sizes
 from dgl_mgpu.placement.table_spec import TableSpec
 
 #: Share of a link's bandwidth that reads of a size (bytes) reach, random rows, measured with plain
@@ -52,28 +52,17 @@ def efficiency(link: str, request_bytes: float) -> float:
 
 @dataclass(frozen=True, eq=False)
 class Resources:
-    """What reads can be held up by, on one machine.
+    """The r resources of one machine.
 
     ``reads`` arguments are matrices of shape (n, n + 2): what each GPU reads from every GPU,
     then from the host, then from disk.
-
-    Attributes
-    ----------
-    num_gpus : int
-    users : ndarray, float64, shape (r, n, n + 2)
-        1 for the reads that load each resource.
-    seconds_per_byte : ndarray, shape (r,)
-    link : tuple of str, length r
-        Row of :data:`EFFICIENCY` that applies.
-    owners : ndarray of bool, shape (r, n)
-        GPUs that wait for each resource.
     """
 
     num_gpus: int
-    users: np.ndarray
-    seconds_per_byte: np.ndarray
-    link: tuple[str, ...]
-    owners: np.ndarray
+    users: np.ndarray  # float64, shape (r, n, n + 2): 1 for the reads that load each resource
+    seconds_per_byte: np.ndarray  # shape (r,)
+    link: tuple[str, ...]  # of each resource, the row of EFFICIENCY that applies
+    owners: np.ndarray  # bool, shape (r, n): GPUs that wait for each resource
 
     @classmethod
     def of(cls, topology: Topology) -> Resources:
@@ -81,36 +70,39 @@ class Resources:
         n = topology.num_gpus
         links = topology.link_bandwidth
         ports = topology.ports()
-        entries: list[tuple[str, float, list[int], list[tuple[int | slice, int | slice]]]] = []
-        for gpu in range(n):
-            entries.append(("local", links[gpu, gpu], [gpu], [(slice(None), gpu)]))
-            peers = topology.neighbors(gpu)
+        entries: list[tuple[str, float, list[int], np.ndarray]] = []
+
+        def add(kind: str, bandwidth: float, owners: list[int], readers: Any, holders: Any) -> None:
+            users = np.zeros((n, n + 2))
+            users[readers, holders] = 1.0
+            entries.append((kind, bandwidth, owners, users))
+
+        everyone = list(range(n))
+        off_gpu = slice(n, n + 2)
+        for gpu in everyone:
+            add("local", links[gpu, gpu], [gpu], everyone, gpu)
+            peers = list(topology.neighbors(gpu))
             for peer in peers:
-                entries.append(("peer", links[gpu, peer], [gpu], [(gpu, peer)]))
-            readers = [peer for peer in range(n) if peer != gpu and links[peer, gpu]]
+                add("peer", links[gpu, peer], [gpu], gpu, peer)
+            readers = [peer for peer in everyone if peer != gpu and links[peer, gpu]]
             # A port as wide as all its links together never holds anything up.
-            if links[gpu, list(peers)].sum() > ports[gpu]:
-                entries.append(("peer", ports[gpu], [gpu], [(gpu, peer) for peer in peers]))
+            if links[gpu, peers].sum() > ports[gpu]:
+                add("peer", ports[gpu], [gpu], gpu, peers)
             if links[readers, gpu].sum() > ports[gpu]:
-                entries.append(("peer", ports[gpu], [gpu], [(peer, gpu) for peer in readers]))
-            entries.append(("host", topology.host_bandwidth[gpu], [gpu], [(gpu, slice(n, n + 2))]))
+                add("peer", ports[gpu], [gpu], readers, gpu)
+            add("host", topology.host_bandwidth[gpu], [gpu], gpu, off_gpu)
         for group in topology.host_groups:
-            members = list(group.gpus)
-            reads: list[tuple[int | slice, int | slice]] = [
-                (gpu, slice(n, n + 2)) for gpu in members
-            ]
-            entries.append(("host", group.bandwidth, members, reads))
+            add("host", group.bandwidth, list(group.gpus), list(group.gpus), off_gpu)
         if topology.disk_bandwidth:
-            everyone = list(range(n))
-            entries.append(("disk", topology.disk_bandwidth, everyone, [(slice(None), n + 1)]))
-        users = np.zeros((len(entries), n, n + 2))
-        owners = np.zeros((len(entries), n), bool)
-        for index, (_, _, members, marks) in enumerate(entries):
-            owners[index, members] = True
-            for mark in marks:
-                users[index][mark] = 1.0
-        rates = np.array([1.0 / (bandwidth * GB) for _, bandwidth, _, _ in entries])
-        return cls(n, users, rates, tuple(entry[0] for entry in entries), owners)
+            add("disk", topology.disk_bandwidth, everyone, everyone, n + 1)
+        kinds, bandwidths, owners, users = zip(*entries, strict=True)
+        return cls(
+            num_gpus=n,
+            users=np.array(users),
+            seconds_per_byte=np.array([1.0 / (bandwidth * GB) for bandwidth in bandwidths]),
+            link=kinds,
+            owners=np.array([np.isin(everyone, gpus) for gpus in owners]),
+        )
 
     def access_seconds(self, table: TableSpec) -> np.ndarray:
         """Seconds that one access to a table takes of each resource.  Shape (r,)."""
@@ -131,20 +123,16 @@ class Resources:
 
     def loads(self, nbytes: np.ndarray, seconds: np.ndarray) -> tuple[Load, ...]:
         """Each resource with the bytes read over it and what they take, both of shape (r,)."""
-        readers = np.any(self.users, axis=2)
-        holders = np.any(self.users[:, :, : self.num_gpus], axis=1)
         return tuple(
             Load(
-                kind,
-                tuple(np.flatnonzero(reading).tolist()),
-                tuple(np.flatnonzero(holding).tolist()),
-                float(1.0 / (rate * GB)),
-                float(moved),
-                float(spent),
+                self.link[i],
+                tuple(np.flatnonzero(self.users[i].any(1)).tolist()),
+                tuple(np.flatnonzero(self.users[i, :, : self.num_gpus].any(0)).tolist()),
+                float(1.0 / (self.seconds_per_byte[i] * GB)),
+                float(nbytes[i]),
+                float(seconds[i]),
             )
-            for kind, reading, holding, rate, moved, spent in zip(
-                self.link, readers, holders, self.seconds_per_byte, nbytes, seconds, strict=True
-            )
+            for i in range(len(self.link))
         )
 
     @cached_property
@@ -170,11 +158,8 @@ class Estimate:
 
 
 def tier_reads(tier: Tier) -> np.ndarray:
-    """Share of a tier's accesses that each GPU sends to every GPU, the host and the disk.
-
-    Returns
-    -------
-    ndarray, float64, shape (n, n + 2)
+    """Share of a tier's accesses that each GPU sends to every GPU, the host and the disk: float64,
+    shape (n, n + 2).
     """
     n = len(tier.source)
     reads = np.zeros((n, n + 2))
@@ -191,18 +176,21 @@ def tier_reads(tier: Tier) -> np.ndarray:
 def tier_bytes(tier: Tier, nbytes: float) -> np.ndarray:
     """Bytes that a tier takes of each GPU, the host and the disk.  Shape (n + 2,)."""
     n = len(tier.source)
-    held = [0.0] * (n + 2)
+    held = np.zeros(n + 2)
     if tier.memory != "gpu":
         held[n if tier.memory == "host" else n + 1] = nbytes
-        return np.array(held)
-    kept_on_host = any(HOST in reads for reads in tier.source)
+        return held
     shares = (nbytes * part_sizes(tier) / tier.num_rows).tolist()
     for part, (share, holders) in enumerate(zip(shares, tier.copies, strict=True)):
-        for holder in holders:
-            held[holder] += share
-        if kept_on_host and tier.on_host(part):
+        held[list(holders)] += share
+        if tier.on_host(part):
             held[n] += share
-    return np.array(held)
+    return held
+
+
+def copies_per_row(tier: Tier) -> float:
+    """Copies on GPUs, on average."""
+    return sum(map(len, tier.copies)) / tier.parts
 
 
 def over_tiers(curve: Callable[[np.ndarray], np.ndarray], tiers: Sequence[Tier]) -> list[float]:
@@ -247,7 +235,7 @@ def estimate(
                 "memory": tier.memory,
                 "bytes": round(nbytes),
                 "accesses": accesses / max(spec.total_accesses, 1e-300),
-                "copies": sum(map(len, tier.copies)) / tier.parts if tier.memory == "gpu" else 1.0,
+                "copies": copies_per_row(tier) if tier.memory == "gpu" else 1.0,
                 "where": _where(tier),
                 "seconds": tuple(resources.gpu_seconds(tier_load).tolist()),
             })  # fmt: skip

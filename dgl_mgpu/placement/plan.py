@@ -1,13 +1,26 @@
-"""A placement: which rows lie in which memory, and from which copy each GPU reads them."""
+"""A placement: which rows lie in which memory, and from which copy each GPU reads them.
+
+A tier's positions are dealt out modulo over its parts (XGNN, section 4.3)::
+
+    part  = (position - start) %  parts
+    local = (position - start) // parts
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from dgl_mgpu.errors import DataFormatError, PlanDoesNotFitError, UnreachableError
+import numpy as np
+
+from dgl_mgpu.errors import (
+    DataFormatError,
+    IdOutOfRangeError,
+    PlanDoesNotFitError,
+    UnreachableError,
+)
 from dgl_mgpu.machine.topology import Topology
 
 Memory = Literal["gpu", "host", "disk"]
@@ -149,7 +162,7 @@ class Plan:
         return max(self.seconds)
 
     def describe(self) -> list[dict[str, Any]]:
-        """One row a tier, for a table on the screen.
+        """One row a tier, for printing.
 
         Each holds ``table``, ``rows``, ``memory``, ``bytes`` (of one copy), ``accesses`` (share
         of the table's), ``copies`` (per row on average), ``where`` (text) and ``seconds`` (per
@@ -162,9 +175,8 @@ class Plan:
         one, with the patterns they are kept under counted in ``where``."""
         groups: dict[tuple, list[Mapping[str, Any]]] = {}
         for row in self.rows:
-            groups.setdefault((row["table"], row["memory"], round(row["copies"], 2)), []).append(
-                row
-            )
+            key = (row["table"], row["memory"], round(row["copies"], 2))
+            groups.setdefault(key, []).append(row)
         result = []
         for (table, memory, copies), rows in groups.items():
             patterns = list(dict.fromkeys(row["where"] for row in rows))
@@ -172,9 +184,7 @@ class Plan:
                 "table": table,
                 "memory": memory,
                 "copies": copies,
-                "rows": sum(row["rows"] for row in rows),
-                "bytes": sum(row["bytes"] for row in rows),
-                "accesses": sum(row["accesses"] for row in rows),
+                **{key: sum(row[key] for row in rows) for key in ("rows", "bytes", "accesses")},
                 "where": patterns[0] if len(patterns) == 1 else f"{len(patterns)} patterns",
             })  # fmt: skip
         return result
@@ -206,19 +216,16 @@ class Plan:
             _check_tiers(table, self.num_gpus)
             for tier in table.tiers:
                 _check_reach(table.name, tier, topology)
-        self._check_budgets()
-
-    def _check_budgets(self) -> None:
         held = [
-            *((f"GPU {gpu}", *pair) for gpu, pair in
-              enumerate(zip(self.gpu_bytes, self.gpu_budget, strict=True))),
+            *zip(range(self.num_gpus), self.gpu_bytes, self.gpu_budget, strict=True),
             ("host memory", self.host_bytes, self.host_budget),
             ("the disk", self.disk_bytes, self.disk_budget),
-        ]  # fmt: skip
-        for where, needed, available in held:
+        ]
+        for memory, needed, available in held:
             if needed > available:
+                name = memory if isinstance(memory, str) else f"GPU {memory}"
                 raise PlanDoesNotFitError(
-                    f"keep {needed:,} bytes in {where}", f"its budget is {available:,} bytes",
+                    f"keep {needed:,} bytes in {name}", f"its budget is {available:,} bytes",
                     "lower a ratio or raise the budget", needed, available,
                 )  # fmt: skip
 
@@ -273,19 +280,20 @@ class Plan:
                     f"it has {plan.num_gpus} GPUs, but {sorted(lengths)} entries for them"
                 )
             plan.validate()
-        except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
-            raise _corrupt(f"it is damaged ({type(error).__name__}: {error})") from error
-        except (UnreachableError, PlanDoesNotFitError) as error:
-            raise _corrupt(f"it is damaged ({error})") from error
+        except (
+            LookupError, TypeError, ValueError, AttributeError, OverflowError,
+            UnreachableError, PlanDoesNotFitError,
+        ) as error:  # fmt: skip
+            raise DataFormatError(
+                "read a plan",
+                f"it is damaged ({type(error).__name__}: {error})",
+                "solve it again, or write it with to_dict()",
+            ) from error
         return plan
 
 
-def _corrupt(found: str) -> DataFormatError:
-    return DataFormatError("read a plan", found, "solve it again, or write it with to_dict()")
-
-
 def _ints(values: Iterable[Any]) -> tuple[int, ...]:
-    return tuple(_int(value) for value in values)
+    return tuple(map(_int, values))
 
 
 def _int(value: Any) -> int:
@@ -350,3 +358,59 @@ def _check_reach(table: str, tier: Tier, topology: Topology | None) -> None:
                     + ("" if linked else ", and the two are not linked"),
                     "solve the plan for this machine",
                 )
+
+
+def locate(
+    positions: np.ndarray, tiers: Sequence[Tier]
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Where rows are.
+
+    Parameters
+    ----------
+    positions : ndarray of int, shape (k,)
+    tiers : sequence of Tier
+        By ascending start, covering the table.
+
+    Returns
+    -------
+    tier, part, local : ndarray, int64, shape (k,)
+
+    Raises
+    ------
+    IdOutOfRangeError
+        If a position lies in no tier.
+    """
+    positions = np.asarray(positions, np.int64)
+    stops = np.array([tier.stop for tier in tiers], np.int64)
+    num_rows = int(stops[-1]) if len(stops) else 0
+    if len(positions) and (positions.min() < 0 or positions.max() >= num_rows):
+        bad = positions[(positions < 0) | (positions >= num_rows)][0]
+        raise IdOutOfRangeError(
+            "locate rows", f"there is no position {bad}, there are {num_rows} rows",
+            f"pass positions in [0, {num_rows})",
+        )  # fmt: skip
+    tier = np.searchsorted(stops, positions, side="right")
+    start, parts = _starts_and_parts(tiers)
+    offset = positions - start[tier]
+    return tier, offset % parts[tier], offset // parts[tier]
+
+
+def position_of(
+    tier: np.ndarray, part: np.ndarray, local: np.ndarray, tiers: Sequence[Tier]
+) -> np.ndarray:
+    """Inverse of :func:`locate`: positions, int64, shape (k,)."""
+    start, parts = _starts_and_parts(tiers)
+    tier = np.asarray(tier, np.int64)
+    return start[tier] + np.asarray(local, np.int64) * parts[tier] + np.asarray(part, np.int64)
+
+
+def part_sizes(tier: Tier) -> np.ndarray:
+    """Rows in each part of a tier, int64, shape (parts,)."""
+    return (tier.num_rows - np.arange(tier.parts) + tier.parts - 1) // tier.parts
+
+
+def _starts_and_parts(tiers: Sequence[Tier]) -> tuple[np.ndarray, np.ndarray]:
+    return (
+        np.array([tier.start for tier in tiers], np.int64),
+        np.array([tier.parts for tier in tiers], np.int64),
+    )

@@ -1,4 +1,11 @@
-"""From shares of bytes to whole rows that respect the budgets."""
+"""From shares of bytes to whole rows that respect the budgets, in a form that people can read.
+
+The linear program places ranges of bytes, and many placements are equally good: rows as hot as
+each other may lie in any order, and ranges under patterns of as many copies may alternate.  What
+it finds is therefore a patchwork.  :func:`simplify` puts a table's ranges in one order, more
+copies for hotter rows, then host memory, then disk, and makes ranges of as many copies one tier
+whose parts are a mixture of their patterns.
+"""
 
 from __future__ import annotations
 
@@ -9,81 +16,78 @@ from functools import lru_cache
 
 import numpy as np
 
-from dgl_mgpu.placement.candidates import Candidates
-from dgl_mgpu.placement.cost import over_tiers, tier_bytes
+from dgl_mgpu.placement.candidates import off_gpu, with_rows
+from dgl_mgpu.placement.cost import copies_per_row, over_tiers, tier_bytes
 from dgl_mgpu.placement.linear_program import NOWHERE, LinearProgram, RowRange, range_accesses
-from dgl_mgpu.placement.patterns import off_gpu
-from dgl_mgpu.placement.plan import TablePlan, Tier
+from dgl_mgpu.placement.plan import Tier
 from dgl_mgpu.placement.table_spec import TableSpec
 
 # Shares of a table (bytes and accesses) too small for a tier of their own.
 _SLIVER = 1e-4
 _MAX_STEPS = 200
+# Parts of one tier, at most: each is a segment on every GPU that holds a copy.
+_MAX_PARTS = 32
+# Relative error of the shares of patterns in a mixture.
+_MIXTURE_ERROR = 0.02
+# Rows that each part must at least get, on average.
+_ROWS_PER_PART = 8
 
 
 def whole_rows(
     specs: Sequence[TableSpec],
-    linear_program: LinearProgram,
+    program: LinearProgram,
     row_ranges: Sequence[RowRange],
-    candidates: Candidates,
     more_copies: bool,
 ) -> dict[str, list[Tier]]:
-    """Runs of bytes as tiers of whole rows.
+    """Ranges of bytes as tiers of whole rows.
 
-    A row that a boundary cuts goes to the side with more copies, or with fewer; runs too small to
-    be worth a tier, or to be dealt out evenly, join a neighbour.
+    A row that a boundary cuts goes to the side with more copies, or with fewer; ranges too small
+    to be worth a tier, or to be dealt out evenly, join a neighbour.
     """
     tables = {}
     for index, spec in enumerate(specs):
         here = [row_range for row_range in row_ranges if row_range.table == index]
-        mine = [
+        large = [
             row_range
             for row_range, accesses in zip(here, range_accesses(spec, here), strict=True)
-            if row_range.pattern != NOWHERE and not _is_sliver(spec, row_range, accesses)
+            if row_range.pattern != NOWHERE
+            and (
+                row_range.end - row_range.begin >= _SLIVER * spec.total_bytes
+                or accesses >= _SLIVER * spec.total_accesses
+            )
         ]
-        keys = [linear_program.key(row_range.pattern) for row_range in mine]
-        stored = [float(candidates.storage[key[0]].sum()) for key in keys]
+        keys = [program.keys[row_range.pattern] for row_range in large]
+        copies = [float(program.candidates.storage[key[0]].sum()) for key in keys]
         tiers: list[Tier] = []
-        for place, row_range in enumerate(mine):
-            start = tiers[-1].stop if tiers else 0
-            if place + 1 == len(mine):
+        start = 0
+        for i, row_range in enumerate(large):
+            if i + 1 == len(large):
                 stop = spec.num_rows
             else:
-                fewer_after = stored[place + 1] < stored[place]
+                fewer_after = copies[i + 1] < copies[i]
                 stop = spec.rows_in(row_range.end, "up" if fewer_after == more_copies else "down")
-            if stop > start:
-                tiers.append(candidates.pattern(keys[place]).tier(start, stop))
-        tables[spec.name] = _joined(tiers)
+            if stop <= start:
+                continue
+            tier = with_rows(program.candidates.pattern(keys[i]), start, stop)
+            if tiers and with_rows(tiers[-1], start, stop) == tier:
+                tiers[-1] = replace(tiers[-1], stop=stop)
+            else:
+                tiers.append(tier)
+            start = stop
+        tables[spec.name] = tiers
     return tables
 
 
-def _is_sliver(spec: TableSpec, row_range: RowRange, accesses: float) -> bool:
-    return (
-        row_range.end - row_range.begin < _SLIVER * spec.total_bytes
-        and accesses < _SLIVER * spec.total_accesses
-    )
-
-
-def _joined(tiers: Sequence[Tier]) -> list[Tier]:
-    """Tiers, neighbours that are kept alike as one."""
-    joined: list[Tier] = []
-    for tier in tiers:
-        last = joined[-1] if joined else tier
-        alike = (last.memory, last.copies, last.source) == (tier.memory, tier.copies, tier.source)
-        joined[-1:] = [replace(last, stop=tier.stop)] if alike else [last, tier]
-    return joined
-
-
-def held_bytes(
-    specs: Sequence[TableSpec], tables: Mapping[str, Sequence[Tier]], num_gpus: int
+def excess_bytes(
+    budgets: np.ndarray, specs: Sequence[TableSpec], tables: Mapping[str, Sequence[Tier]]
 ) -> np.ndarray:
-    """Bytes that tiers take of each GPU, the host and the disk.  Shape (n + 2,)."""
-    held = np.zeros(num_gpus + 2)
+    """Bytes over the budget that tiers take of each GPU, the host and the disk.  Shape (n + 2,)."""
+    held = np.zeros(len(budgets))
     for spec in specs:
         tiers = tables[spec.name]
         for tier, nbytes in zip(tiers, over_tiers(spec.bytes_before, tiers), strict=True):
             held += _tier_bytes(tier, nbytes)
-    return held
+    return np.ceil(held - 1e-6) - budgets
 
 
 def fit(
@@ -92,27 +96,15 @@ def fit(
     budgets: np.ndarray,
     may_leave: Sequence[bool],
 ) -> bool:
-    """Hand rows on until every budget is respected: rounding may have exceeded some by a few.
+    """Hand rows on until every budget is respected, since rounding may have exceeded some by a few.
 
     The coldest rows of a tier that takes too much go to the tier after it, and from the last
     one to the host, then to the disk.  Boundaries move towards hotter rows only, so this ends.
-
-    Parameters
-    ----------
-    tables : dict of str to list of Tier
-        Changed in place.
-    budgets : ndarray, shape (n + 2,)
-    may_leave : sequence of bool, one a table
-        Whether rows may leave the GPUs.
-
-    Returns
-    -------
-    bool
-        Whether it succeeded.
+    ``tables`` is changed in place; ``may_leave`` tells of each table whether rows may leave the
+    GPUs.  Returns whether it succeeded.
     """
-    n = len(budgets) - 2
     for _ in range(_MAX_STEPS):
-        excess = np.ceil(held_bytes(specs, tables, n) - 1e-6) - budgets
+        excess = excess_bytes(budgets, specs, tables)
         if (excess <= 0).all():
             return True
         if not _hand_on(specs, tables, excess, may_leave):
@@ -133,7 +125,9 @@ def _hand_on(
     coldest: tuple[float, TableSpec, int, float] | None = None
     for spec, may in zip(specs, may_leave, strict=True):
         tiers = tables[spec.name]
-        shares = [*(_shares(tier)[memory] for tier in tiers), float(memory == n + 1)]
+        # Share of each tier's rows that this memory holds, and of those after the last.
+        shares = [_tier_bytes(with_rows(tier, 0, tier.parts), 1.0)[memory] for tier in tiers]
+        shares.append(float(memory == n + 1))
         if tiers and tiers[-1].memory == "gpu" and not may:
             shares[-1] = shares[-2]
         bounds = [(max(tier.stop - 4 * n, tier.start), tier.stop) for tier in tiers]
@@ -154,7 +148,7 @@ def _hand_on(
     stop = max(min(stop, tier.stop - 1), tier.start)
     if index + 1 == len(tiers):
         colder = off_gpu("host" if tier.memory == "gpu" else "disk", n)
-        tiers.append(colder.tier(stop, tier.stop))
+        tiers.append(with_rows(colder, stop, tier.stop))
     else:
         tiers[index + 1] = replace(tiers[index + 1], start=stop)
     tiers[index] = replace(tier, stop=stop)
@@ -163,15 +157,75 @@ def _hand_on(
     return True
 
 
-def _shares(tier: Tier) -> np.ndarray:
-    """Share of a tier's rows that each GPU, the host and the disk hold."""
-    return _tier_bytes(replace(tier, start=0, stop=tier.parts), 1.0)
-
-
 # Handing rows on changes two tiers of many, and asks for all of them again.
 _tier_bytes = lru_cache(maxsize=4096)(tier_bytes)
 
 
-def as_plans(tables: Mapping[str, Sequence[Tier]]) -> dict[str, TablePlan]:
-    """Tiers as table plans."""
-    return {name: TablePlan(name, tuple(tiers)) for name, tiers in tables.items()}
+def simplify(spec: TableSpec, tiers: Sequence[Tier]) -> list[Tier]:
+    """The tiers of one table, each kind of memory and number of copies once.
+
+    Every kind keeps its bytes, up to whole rows; budgets and time have to be checked again.
+    """
+    kinds: dict[tuple[int, float, bool], list[tuple[Tier, float]]] = {}
+    for tier, nbytes in zip(tiers, over_tiers(spec.bytes_before, tiers), strict=True):
+        kinds.setdefault(_kind(tier), []).append((tier, nbytes))
+    result: list[Tier] = []
+    end_bytes, start = 0.0, 0
+    for index, kind in enumerate(sorted(kinds)):
+        members = kinds[kind]
+        end_bytes += sum(nbytes for _, nbytes in members)
+        stop = spec.rows_in(round(end_bytes), "nearest")
+        if index + 1 == len(kinds):
+            stop = spec.num_rows
+        if stop > start:
+            result.append(_mixture(members, start, stop))
+            start = stop
+    return result
+
+
+def _kind(tier: Tier) -> tuple[int, float, bool]:
+    """What tiers have in common that may be merged; sorts from near to far."""
+    if tier.memory != "gpu":
+        return (1 if tier.memory == "host" else 2), 0.0, False
+    return 0, -copies_per_row(tier), any(map(tier.on_host, range(tier.parts)))
+
+
+def _mixture(members: Sequence[tuple[Tier, float]], start: int, stop: int) -> Tier:
+    """One tier of the members' patterns, each with its share of the bytes."""
+    weights: dict[Tier, float] = {}
+    for tier, nbytes in members:
+        pattern = with_rows(tier, start, stop)
+        weights[pattern] = weights.get(pattern, 0.0) + nbytes
+    patterns = sorted(weights, key=lambda pattern: -weights[pattern])
+    most = min(_MAX_PARTS, (stop - start) // _ROWS_PER_PART)
+    while len(patterns) > 1 and sum(pattern.parts for pattern in patterns) > most:
+        patterns.pop()  # the one of the smallest share
+    parts = np.array([pattern.parts for pattern in patterns])
+    times = _multiplicities(
+        np.array([weights[pattern] for pattern in patterns]) / parts, parts, most
+    )
+    chosen = [pattern for pattern, count in zip(patterns, times, strict=True) for _ in range(count)]
+    return replace(
+        chosen[0],
+        parts=sum(pattern.parts for pattern in chosen),
+        copies=sum((pattern.copies for pattern in chosen), ()),
+        source=tuple(
+            sum(reads, ()) for reads in zip(*(pattern.source for pattern in chosen), strict=True)
+        ),
+    )
+
+
+def _multiplicities(shares: np.ndarray, parts: np.ndarray, most: int) -> list[int]:
+    """How often to repeat each pattern, so that its parts get about their share each."""
+    wanted = shares / shares.min()
+    best, error = np.ones(len(shares), int), np.inf
+    for scale in range(1, _MAX_PARTS + 1):
+        times = np.maximum(np.rint(wanted * scale), 1).astype(int)
+        if (times * parts).sum() > most:
+            break
+        off = float(np.abs(times / times.min() / (wanted / wanted.min()) - 1).max())
+        if off < error:
+            best, error = times, off
+        if error <= _MIXTURE_ERROR:
+            break
+    return best.tolist()

@@ -12,32 +12,34 @@ import numpy as np
 
 from dgl_mgpu.errors import ConfigError, InvalidInputError, PlanDoesNotFitError, nearest
 from dgl_mgpu.machine.topology import Topology
-from dgl_mgpu.placement.candidates import AllSets, Candidates, FixedPatterns
+from dgl_mgpu.placement.candidates import (
+    AllSets,
+    Candidates,
+    FixedPatterns,
+    find_automorphisms,
+)
 from dgl_mgpu.placement.column_generation import Solution, best_placement
-from dgl_mgpu.placement.cost import Estimate, Resources, estimate, table_load
+from dgl_mgpu.placement.cost import Resources, estimate, table_load
 from dgl_mgpu.placement.linear_program import LinearProgram
-from dgl_mgpu.placement.patterns import find_automorphisms
 from dgl_mgpu.placement.plan import Plan, TablePlan, Tier
 from dgl_mgpu.placement.policies import POLICIES, patterns_of
-from dgl_mgpu.placement.rounding import as_plans, fit, held_bytes, whole_rows
-from dgl_mgpu.placement.simplify import simplify
+from dgl_mgpu.placement.rounding import excess_bytes, fit, simplify, whole_rows
 from dgl_mgpu.placement.table_spec import TableSpec
 
 Ratio = float | Literal["auto"] | None
 
-# Shares of all bytes that may stay unplaced: the linear programme's rounding.
+# Share of all bytes that may stay unplaced: the linear program's rounding.
 _NOTHING = 1e-7
-# Rows that rounding to whole rows may take of each memory, where that is next to nothing.
+# Rows reserved of each memory for rounding to whole rows, where that is next to nothing.
 _ROUNDED_ROWS = 16
-# Rows that may be dealt out together, at least; and what to try where rounding spoilt a plan.
+# Rows that are dealt out together, at least; and what to try where rounding spoilt a plan, which
+# takes more than _ROUNDED_BADLY times the lower bound.
 _CELL_ROWS = 8
 _OTHER_CELL_ROWS = (1, 4, 16, 64)
-# Time over the lower bound at which rounding is taken to have spoilt a plan, and what to try
-# instead.
-_ROUNDED_BADLY = 1.01
-# Time over the lower bound that a plan may have to be readable instead of a patchwork.
-_TIDY = 1.004
 _SIMPLER = ("xgnn", "clique_opt", "replicated", "host")
+_ROUNDED_BADLY = 1.01
+# Time over the lower bound that a readable plan may take in place of a patchwork.
+_SIMPLE = 1.004
 
 
 def solve(
@@ -104,15 +106,15 @@ def solve(
         )
     plan, bound = _Problem(topology, tables, policy, budgets, ratios).plan()
     limit = _ROUNDED_BADLY * bound
-    # Few rows, or a row that is much of the whole: dealing them out is far from what the linear
-    # programme takes it for, and another way or a simpler plan may be better.
+    # With few rows, or one row that is much of the whole, dealing them out is far from what the
+    # linear program assumes: another granularity or a simpler policy may be better.
     others = [(policy, rows, limit) for rows in _OTHER_CELL_ROWS]
     if policy == "auto":
         others += [(name, _CELL_ROWS, np.inf) for name in _SIMPLER]
-    for name, rows, enough in others:
+    for name, rows, good_seconds in others:
         if plan.step_seconds <= limit:
             break
-        other = _Problem(topology, tables, name, budgets, ratios, rows, enough)
+        other = _Problem(topology, tables, name, budgets, ratios, rows, good_seconds)
         if other.fits():
             plan = min(plan, other.plan()[0], key=lambda plan: plan.step_seconds)
     return replace(plan, policy=policy)
@@ -121,7 +123,7 @@ def solve(
 class _Problem:
     """One call of :func:`solve`, its arguments checked.
 
-    More room than rounding needs is tried until a plan takes no more seconds than are ``enough``.
+    More room than rounding needs is tried until a plan takes at most ``good_seconds``.
     """
 
     def __init__(
@@ -132,14 +134,14 @@ class _Problem:
         budgets: np.ndarray,
         ratios: Mapping[str, float | None],
         cell_rows: int = _CELL_ROWS,
-        enough: float = np.inf,
+        good_seconds: float = np.inf,
     ) -> None:
         self._topology = topology
         self._policy = policy
         self._budgets = budgets
         self._ratios = ratios
         self._cell_rows = cell_rows
-        self._enough = enough
+        self._good_seconds = good_seconds
         self._tables = tables
         self._resources = Resources.of(topology)
         n = topology.num_gpus
@@ -156,35 +158,21 @@ class _Problem:
         specs, tiers, solution = self._placed
         if tiers is None:
             raise self._does_not_fit(solution.overflow)
-        tiers = self._tidied(specs, tiers, _TIDY * solution.lower_bound)
-        tables = as_plans(tiers)
-        found = estimate(self._resources, specs, tables)
-        return self._finished(tables, found), solution.lower_bound
-
-    def _seconds(self, specs: list[TableSpec], tiers: Mapping[str, list[Tier]]) -> float:
-        """Time of the slowest GPU."""
-        loads = [table_load(self._resources, spec, tiers[spec.name]) for spec in specs]
-        return float(self._resources.gpu_seconds(np.sum(loads, axis=0)).max())
-
-    def _tidied(
-        self, specs: list[TableSpec], tiers: dict[str, list[Tier]], limit: float
-    ) -> dict[str, list[Tier]]:
-        """The tiers in a readable form, table by table where that keeps the time below a limit."""
-        loads = {spec.name: table_load(self._resources, spec, tiers[spec.name]) for spec in specs}
+        tiers = self._simplify(specs, tiers, _SIMPLE * solution.lower_bound)
+        tables = {name: TablePlan(name, tuple(table)) for name, table in tiers.items()}
         n = self._topology.num_gpus
-        for spec in specs:
-            simple = {**tiers, spec.name: simplify(spec, tiers[spec.name])}
-            if len(simple[spec.name]) >= len(tiers[spec.name]):
-                continue
-            load = {
-                **loads, spec.name: table_load(self._resources, spec, simple[spec.name])
-            }  # fmt: skip
-            seconds = self._resources.gpu_seconds(np.sum(list(load.values()), axis=0)).max()
-            if seconds > limit:
-                continue
-            if (np.ceil(held_bytes(specs, simple, n) - 1e-6) <= self._budgets).all():
-                tiers, loads = simple, load
-        return tiers
+        gpu_budget, (host_budget, disk_budget) = self._budgets[:n], self._budgets[n:]
+        plan = Plan(
+            topology=self._topology.name,
+            num_gpus=n,
+            policy=self._policy,
+            tables=tables,
+            gpu_budget=tuple(int(budget) for budget in gpu_budget),
+            host_budget=int(host_budget),
+            disk_budget=int(disk_budget),
+            **vars(estimate(self._resources, specs, tables)),
+        )
+        return plan, solution.lower_bound
 
     def fits(self) -> bool:
         """Whether everything fits."""
@@ -194,27 +182,44 @@ class _Problem:
     def _placed(self) -> tuple[list[TableSpec], dict[str, list[Tier]] | None, Solution]:
         return self._place(self._budgets, self._ratios)
 
+    def _seconds(self, specs: list[TableSpec], tiers: Mapping[str, list[Tier]]) -> float:
+        """Time of the slowest GPU."""
+        loads = [table_load(self._resources, spec, tiers[spec.name]) for spec in specs]
+        return float(self._resources.gpu_seconds(np.sum(loads, axis=0)).max())
+
+    def _simplify(
+        self, specs: list[TableSpec], tiers: dict[str, list[Tier]], limit: float
+    ) -> dict[str, list[Tier]]:
+        """The tiers in a readable form, table by table where that keeps the time below a limit."""
+        for spec in specs:
+            simple = {**tiers, spec.name: simplify(spec, tiers[spec.name])}
+            if (
+                len(simple[spec.name]) < len(tiers[spec.name])
+                and self._seconds(specs, simple) <= limit
+                and (excess_bytes(self._budgets, specs, simple) <= 0).all()
+            ):
+                tiers = simple
+        return tiers
+
     def _place(
         self, budgets: np.ndarray, ratios: Mapping[str, float | None]
     ) -> tuple[list[TableSpec], dict[str, list[Tier]] | None, Solution]:
-        """Tables, their tiers if everything fits, and the solution behind them."""
+        """Tables, their tiers if everything fits, and the solution that these realize."""
         row_bytes = sum(table.total_bytes / max(table.num_rows, 1) for table in self._tables)
         reserve = _ROUNDED_ROWS * row_bytes
         next_to_nothing = np.where(reserve < 1e-3 * budgets, reserve, 0.0)
         best, seconds = None, np.inf
         for keep in (next_to_nothing, 0.0, reserve, 8 * reserve, 64 * reserve, 512 * reserve):
-            specs, linear_program, solution = self._solve(np.maximum(budgets - keep, 0.0), ratios)
+            specs, program, solution = self._solve(np.maximum(budgets - keep, 0.0), ratios)
             if solution.overflow <= _NOTHING * sum(spec.total_bytes for spec in specs):
                 may_leave = [ratios[spec.kind] is None for spec in specs]
                 for more_copies in (False, True):
-                    tiers = whole_rows(
-                        specs, linear_program, solution.row_ranges, self._candidates, more_copies
-                    )
-                    if fit(specs, tiers, budgets, may_leave):
-                        taken = self._seconds(specs, tiers)
-                        if taken < seconds:
-                            best, seconds = (specs, tiers, solution), taken
-                if best and seconds <= max(self._enough, solution.lower_bound):
+                    tiers = whole_rows(specs, program, solution.row_ranges, more_copies)
+                    if not fit(specs, tiers, budgets, may_leave):
+                        continue
+                    if (time := self._seconds(specs, tiers)) < seconds:
+                        best, seconds = (specs, tiers, solution), time
+                if best and seconds <= max(self._good_seconds, solution.lower_bound):
                     break
             elif np.all(keep == 0.0):  # less room will not help
                 break
@@ -226,38 +231,18 @@ class _Problem:
         specs: list[TableSpec] = []
         cuts: list[int | None] = []
         for table in self._tables:
-            ratio = ratios[table.kind]
+            ratio, cut = ratios[table.kind], None
             if ratio is not None:
                 position = round(ratio * table.num_rows)
                 table = table.with_breakpoint(position)
-                cuts.append(int(np.searchsorted(table.positions, position)))
-            else:
-                cuts.append(None)
+                cut = int(np.searchsorted(table.positions, position))
             specs.append(table)
-        linear_program = LinearProgram(
+            cuts.append(cut)
+        program = LinearProgram(
             self._resources, specs, self._candidates, self._automorphisms, budgets, cuts
         )
         exact = self._policy != "auto" or len(self._automorphisms) == self._topology.num_gpus
-        return specs, linear_program, best_placement(linear_program, exact, self._cell_rows)
-
-    def _finished(self, tables: dict[str, TablePlan], found: Estimate) -> Plan:
-        n = self._topology.num_gpus
-        return Plan(
-            topology=self._topology.name,
-            num_gpus=n,
-            policy=self._policy,
-            tables=tables,
-            gpu_budget=tuple(int(budget) for budget in self._budgets[:n]),
-            host_budget=int(self._budgets[n]),
-            disk_budget=int(self._budgets[n + 1]),
-            gpu_bytes=found.gpu_bytes,
-            host_bytes=found.host_bytes,
-            disk_bytes=found.disk_bytes,
-            seconds=found.seconds,
-            hit_rates=found.hit_rates,
-            rows=found.rows,
-            loads=found.loads,
-        )
+        return specs, program, best_placement(program, exact, self._cell_rows)
 
     # --- when it does not fit ------------------------------------------------------------
 
@@ -280,8 +265,8 @@ class _Problem:
         _, more = _bisect(lambda share: not self._fits(
             self._budgets + on_gpus * share * total, self._ratios
         ))  # fmt: skip
-        extra = math.ceil(more * total)
         budget = int(self._budgets[:n].min())
+        needed = budget + math.ceil(more * total)
         names = {"topology": "graph_ratio", "features": "feature_ratio"}
         shares = ", ".join(
             f"{names[kind]}={math.floor(ratio * scale * 1e3) / 1e3}"
@@ -289,20 +274,16 @@ class _Problem:
         )
         instead = "the policy 'auto'" if self._policy == "partitioned" else shares
         return PlanDoesNotFitError(
-            asked,
-            f"{missing} do not fit: each GPU has {budget:,} bytes and needs {budget + extra:,}",
-            f"give {extra:,} bytes more on each GPU, or use {instead}",
-            budget + extra,
-            budget,
-        )
+            asked, f"{missing} do not fit: each GPU has {budget:,} bytes and needs {needed:,}",
+            f"give {needed - budget:,} bytes more on each GPU, or use {instead}", needed, budget,
+        )  # fmt: skip
 
     def _fits(self, budgets: np.ndarray, ratios: Mapping[str, float | None]) -> bool:
         return self._place(budgets, ratios)[1] is not None
 
 
 def _bisect(holds: Callable[[float], bool]) -> tuple[float, float]:
-    """Shares in [0, 1] next to each other, to 1/1024: something holds up to the first, and
-    does not at the second."""
+    """Two shares in [0, 1], 1/1024 apart: ``holds`` is true up to the first, not at the second."""
     low, high = 0.0, 1.0
     for _ in range(10):
         middle = (low + high) / 2

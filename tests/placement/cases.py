@@ -15,7 +15,7 @@ import numpy as np
 
 from dgl_mgpu.machine import HostGroup, Topology, preset
 from dgl_mgpu.placement import POLICIES, Plan, TableSpec, minibatch_reads, solve
-from dgl_mgpu.placement.reads import Degrees
+from dgl_mgpu.placement.hotness import Degrees
 
 PRESETS = (
     "single", "dgx1-4gf", "dgx1-4gc", "dgx1-6g", "dgx1", "hgx-h200", "dgx-a100", "dgx-h100",

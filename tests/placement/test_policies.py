@@ -8,8 +8,7 @@ import pytest
 from dgl_mgpu.errors import UnreachableError
 from dgl_mgpu.machine import Topology, preset
 from dgl_mgpu.placement import TableSpec, solve
-from dgl_mgpu.placement.policies import clique_pattern, cliques
-from dgl_mgpu.placement.xgnn import xgnn_pattern
+from dgl_mgpu.placement.policies import clique_pattern, cliques, xgnn_pattern
 from tests.placement.oracle import connected_graphs, machine
 
 

@@ -5,7 +5,7 @@ import pytest
 
 from dgl_mgpu.machine import preset
 from dgl_mgpu.placement import TableSpec, Tier, solve
-from dgl_mgpu.placement.simplify import simplify
+from dgl_mgpu.placement.rounding import simplify
 
 
 def gpu(start: int, stop: int, *copies: tuple[int, ...]) -> Tier:
