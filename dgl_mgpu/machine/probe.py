@@ -1,4 +1,4 @@
-"""What this machine has: asked of torch and NVML, or measured."""
+"""What this machine has, according to torch and NVML, or measured."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import ArrayLike
 
 from dgl_mgpu.errors import ConfigError, UnsupportedEnvironmentError
 from dgl_mgpu.machine.presets import cpu_topology
@@ -17,13 +18,13 @@ from dgl_mgpu.machine.topology import GB, HostGroup, Topology
 if TYPE_CHECKING:
     import torch
 
-#: Device name contains → GB/s of its own memory, of one NVLink, and through its switch port.
-_DEVICES: tuple[tuple[str, float, float, float], ...] = (
-    ("H200", 2099.0, 22.0, 373.0),
-    ("H100", 1465.0, 22.0, 373.0),
-    ("A100", 1555.0, 20.8, 250.0),
-    ("V100", 900.0, 25.0, 150.0),
-)
+# Part of the device's name → GB/s of its own memory, of one NVLink, and through its switch port.
+_DEVICES = {
+    "H200": (2099.0, 22.0, 373.0),
+    "H100": (1465.0, 22.0, 373.0),
+    "A100": (1555.0, 20.8, 250.0),
+    "V100": (900.0, 25.0, 150.0),
+}
 _UNKNOWN_DEVICE = (700.0, 20.0, 250.0)
 # Over PCIe, to a peer and to the host (version 4; measure() knows better).
 _PCIE, _HOST = 22.0, 25.0
@@ -65,7 +66,10 @@ def probe(num_ranks: int | None = None, *, free_memory: bool = True) -> Topology
         )
     gpus = range(count if num_ranks is None else num_ranks)
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
-    local, nvlink, port = np.array([_device(name) for name in names]).T
+    local, nvlink, port = np.array([
+        next((rates for part, rates in _DEVICES.items() if part in name), _UNKNOWN_DEVICE)
+        for name in names
+    ]).T  # fmt: skip
     links = np.diag(local)
     counts = _nvlinks(gpus)
     for one in gpus:
@@ -74,11 +78,13 @@ def probe(num_ranks: int | None = None, *, free_memory: bool = True) -> Topology
                 width = counts[one, other] * nvlink[one]
                 links[one, other] = min(width, port[one]) if width else _PCIE
     through_nvlink = np.where((counts > 0).any(1), port, _PCIE)
-    if free_memory:
-        memory = _free_memory(len(gpus))
-    else:
-        memory = np.array([torch.cuda.get_device_properties(gpu).total_memory for gpu in gpus])
-    return _found(names, memory, links, np.full(len(gpus), _HOST), through_nvlink, ())
+    memory = [
+        torch.cuda.mem_get_info(gpu)[0]
+        if free_memory
+        else torch.cuda.get_device_properties(gpu).total_memory
+        for gpu in gpus
+    ]
+    return _topology(names, memory, links, np.full(len(gpus), _HOST), through_nvlink, ())
 
 
 def probe_shared_memory(num_ranks: int | None = None) -> Topology:
@@ -130,37 +136,20 @@ def measure(num_ranks: int | None = None) -> Topology:
     together = sum(_rates([(targets[gpu], host[gpu]) for gpu in gpus]))
     names = [torch.cuda.get_device_name(gpu) for gpu in gpus]
     groups = (HostGroup(tuple(gpus), together),)
-    return _found(names, known.gpu_memory, links, alone, port, groups)
+    return _topology(names, known.gpu_memory, links, alone, port, groups)
 
 
-def _found(
-    names: Sequence[str],
-    memory: np.ndarray,
-    links: np.ndarray,
-    host: np.ndarray,
-    port: np.ndarray,
-    groups: tuple[HostGroup, ...],
-) -> Topology:
+def _topology(
+    names: Sequence[str], memory: ArrayLike, links: np.ndarray, host: np.ndarray,
+    port: np.ndarray, groups: tuple[HostGroup, ...],
+) -> Topology:  # fmt: skip
     kinds = " + ".join(f"{names.count(name)}x {name}" for name in dict.fromkeys(names))
     shared, disk = SharedMemory.of_this_machine().room, shutil.disk_usage("/").free
-    return Topology(kinds, links, memory, host, shared, groups, port, 2.0, disk)
-
-
-def _free_memory(num_gpus: int) -> np.ndarray:
-    import torch
-
-    return np.array([torch.cuda.mem_get_info(gpu)[0] for gpu in range(num_gpus)])
-
-
-def _device(name: str) -> tuple[float, float, float]:
-    for part, *figures in _DEVICES:
-        if part in name:
-            return tuple(figures)  # type: ignore[return-value]
-    return _UNKNOWN_DEVICE
+    return Topology(kinds, links, np.array(memory), host, shared, groups, port, 2.0, disk)
 
 
 def _nvlinks(gpus: Sequence[int]) -> np.ndarray:
-    """NVLinks between GPUs, a switch counting for every pair; zeros where NVML cannot tell."""
+    """NVLinks between GPUs, a switch counting for every pair; zeros where NVML does not know."""
     count = np.zeros((len(gpus), len(gpus)))
     try:
         import pynvml

@@ -21,33 +21,22 @@ _READ_ONLY = "it is mounted read-only"
 
 @dataclass(frozen=True)
 class SharedMemory:
-    """Memory that processes share, as much as there is of it.
+    """Memory that processes share."""
 
-    Attributes
-    ----------
-    room : int
-        Bytes that may be taken.
-    ram : int
-        Bytes that it could be enlarged to, by a mount option or a container's.
-    """
-
-    room: int
-    ram: int
+    room: int  # bytes that may be taken
+    ram: int  # bytes that it could be enlarged to, by a mount option or a container's
 
     @classmethod
     def of_this_machine(cls) -> SharedMemory:
         """What is free of ``/dev/shm`` and of the host's memory, less a tenth for others.
 
-        Raises
-        ------
-        SharedMemoryError
-            If there is no ``/dev/shm``, or it is read-only.
+        Raises SharedMemoryError if there is no ``/dev/shm``, or it is read-only.
         """
         free, ram = free_shared_bytes(), int(free_host_bytes() * (1 - _SPARE))
         return cls(min(int(free * (1 - _SPARE)), ram), ram)
 
     def advice(self, nbytes: int) -> str:
-        """How to have room for so many bytes, which are too many."""
+        """How to make room for so many bytes, which do not fit."""
         if nbytes <= self.ram:
             return (
                 f"enlarge {SHARED_MEMORY} (docker run --shm-size=…; mount -o remount,size=… "
@@ -71,10 +60,7 @@ def free_host_bytes() -> int:
 def free_shared_bytes() -> int:
     """Bytes of ``/dev/shm`` that are free.
 
-    Raises
-    ------
-    SharedMemoryError
-        If there is no ``/dev/shm``, or it is read-only.
+    Raises SharedMemoryError if there is no ``/dev/shm``, or it is read-only.
     """
     try:
         status = os.statvfs(SHARED_MEMORY)
@@ -86,19 +72,15 @@ def free_shared_bytes() -> int:
 
 
 def lacks_shared_memory(error: BaseException) -> bool:
-    """Whether torch has no room there, or multiprocessing none for one of its semaphores."""
+    """Whether torch, or multiprocessing for a semaphore, ran out of room in ``/dev/shm``."""
     if "unable to allocate shared memory" in str(error):
         return True
-    frames = [frame for frame, _ in traceback.walk_tb(error.__traceback__)]
-    return (
-        isinstance(error, OSError)
-        and bool(frames)
-        and frames[-1].f_globals.get("__name__") == synchronize.__name__
-    )
+    modules = [f.f_globals.get("__name__") for f, _ in traceback.walk_tb(error.__traceback__)]
+    return isinstance(error, OSError) and modules[-1:] == [synchronize.__name__]
 
 
 def unusable_shared_memory(found: str) -> SharedMemoryError:
-    """What is raised where nothing at all can be placed in ``/dev/shm``."""
+    """The error for a ``/dev/shm`` in which nothing can be placed at all."""
     return SharedMemoryError(
         f"share memory between processes in {SHARED_MEMORY}",
         found,

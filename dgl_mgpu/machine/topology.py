@@ -1,9 +1,10 @@
-"""A machine as plain numbers; nothing here asks the hardware anything."""
+"""A machine as plain numbers; nothing here queries the hardware."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,7 +73,7 @@ class Topology:
     disk_memory: int = 0
 
     def __post_init__(self) -> None:
-        links = _frozen(self.link_bandwidth, np.float64)
+        links = np.array(self.link_bandwidth, np.float64)
         n = len(links)
         if links.shape != (n, n) or n == 0:
             raise self._error(f"link_bandwidth has shape {links.shape}", "make it n x n, n >= 1")
@@ -80,16 +81,17 @@ class Topology:
         port = np.maximum(remote.sum(0), remote.sum(1))
         if self.port_bandwidth is not None:
             port = np.minimum(port, np.broadcast_to(self.port_bandwidth, n))
-        fields = {
-            "link_bandwidth": links,
-            "gpu_memory": _frozen(np.broadcast_to(self.gpu_memory, n), np.int64),
-            "host_bandwidth": _frozen(np.broadcast_to(self.host_bandwidth, n), np.float64),
-            "port_bandwidth": _frozen(port, np.float64),
-            "host_groups": tuple(self.host_groups),
-        }
-        for name, value in fields.items():
-            object.__setattr__(self, name, value)
+        self._set("link_bandwidth", links, np.float64)
+        self._set("gpu_memory", np.broadcast_to(self.gpu_memory, n), np.int64)
+        self._set("host_bandwidth", np.broadcast_to(self.host_bandwidth, n), np.float64)
+        self._set("port_bandwidth", port, np.float64)
+        object.__setattr__(self, "host_groups", tuple(self.host_groups))
         self._validate()
+
+    def _set(self, name: str, value: np.ndarray, dtype: type) -> None:
+        array = np.array(value, dtype)
+        array.setflags(write=False)
+        object.__setattr__(self, name, array)
 
     def _validate(self) -> None:
         for name in ("link_bandwidth", "gpu_memory", "host_bandwidth", "port_bandwidth"):
@@ -160,16 +162,14 @@ class Topology:
             for group in self.host_groups
             if (kept := tuple(sorted(new[gpu] for gpu in group.gpus if gpu in new)))
         )
-        return Topology(
-            f"{self.name}[{','.join(map(str, chosen))}]",
-            self.link_bandwidth[np.ix_(chosen, chosen)],
-            self.gpu_memory[chosen],
-            self.host_bandwidth[chosen],
-            self.host_memory,
-            groups,
-            self.port_bandwidth[chosen],
-            self.disk_bandwidth,
-            self.disk_memory,
+        return replace(
+            self,
+            name=f"{self.name}[{','.join(map(str, chosen))}]",
+            link_bandwidth=self.link_bandwidth[np.ix_(chosen, chosen)],
+            gpu_memory=self.gpu_memory[chosen],
+            host_bandwidth=self.host_bandwidth[chosen],
+            host_groups=groups,
+            port_bandwidth=self.port_bandwidth[chosen],
         )
 
     def without_links(self, *pairs: tuple[int, int]) -> Topology:
@@ -190,24 +190,16 @@ class Topology:
                     "name two GPUs that are linked",
                 )
             links[one, other] = links[other, one] = 0.0
-        return _replaced(self, link_bandwidth=links)
+        return replace(self, link_bandwidth=links)
 
     def to_dict(self) -> dict[str, Any]:
         """Everything as JSON types."""
-        return {
-            "name": self.name,
-            "link_bandwidth": self.link_bandwidth.tolist(),
-            "gpu_memory": self.gpu_memory.tolist(),
-            "host_bandwidth": self.host_bandwidth.tolist(),
-            "host_memory": self.host_memory,
-            "host_groups": [
-                {"gpus": list(group.gpus), "bandwidth": group.bandwidth}
-                for group in self.host_groups
-            ],
-            "port_bandwidth": self.port_bandwidth.tolist(),
-            "disk_bandwidth": self.disk_bandwidth,
-            "disk_memory": self.disk_memory,
+        data = {
+            name: value.tolist() if isinstance(value, np.ndarray) else value
+            for name, value in vars(self).items()
         }
+        groups = [{**asdict(group), "gpus": list(group.gpus)} for group in self.host_groups]
+        return {**data, "host_groups": groups}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Topology:
@@ -221,20 +213,12 @@ class Topology:
             If the numbers do not describe a machine.
         """
         try:
-            return cls(
-                str(data["name"]),
-                np.array(data["link_bandwidth"], np.float64),
-                np.array(data["gpu_memory"], np.int64),
-                np.array(data["host_bandwidth"], np.float64),
-                int(data["host_memory"]),
-                tuple(
-                    HostGroup(tuple(map(int, group["gpus"])), float(group["bandwidth"]))
-                    for group in data["host_groups"]
-                ),
-                np.array(data["port_bandwidth"], np.float64),
-                float(data["disk_bandwidth"]),
-                int(data["disk_memory"]),
+            fields = {name: kind(data[name]) for name, kind in _JSON_TYPES.items()}
+            groups = tuple(
+                HostGroup(tuple(map(int, group["gpus"])), float(group["bandwidth"]))
+                for group in data["host_groups"]
             )
+            return cls(**fields, host_groups=groups)
         except ConfigError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError, OverflowError) as error:
@@ -250,11 +234,9 @@ class Topology:
     __hash__ = None  # type: ignore[assignment]
 
 
-def _frozen(value: Iterable[float] | np.ndarray, dtype: type) -> np.ndarray:
-    array: np.ndarray = np.array(value, dtype)
-    array.setflags(write=False)
-    return array
-
-
-def _replaced(topology: Topology, **fields: Any) -> Topology:
-    return Topology.from_dict({**topology.to_dict(), **fields})
+_FLOATS = partial(np.array, dtype=np.float64)
+_JSON_TYPES: dict[str, Callable[[Any], Any]] = {
+    "name": str, "link_bandwidth": _FLOATS, "gpu_memory": partial(np.array, dtype=np.int64),
+    "host_bandwidth": _FLOATS, "host_memory": int, "port_bandwidth": _FLOATS,
+    "disk_bandwidth": float, "disk_memory": int,
+}  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -128,13 +129,7 @@ def _restricted(topology: Topology, allowed: np.ndarray, reason: str) -> Topolog
     bandwidth = np.where(allowed, topology.link_bandwidth, 0.0)
     if np.array_equal(bandwidth, topology.link_bandwidth):
         return topology
-    return Topology.from_dict(
-        {
-            **topology.to_dict(),
-            "name": f"{topology.name} ({reason})",
-            "link_bandwidth": bandwidth.tolist(),
-        }
-    )
+    return replace(topology, name=f"{topology.name} ({reason})", link_bandwidth=bandwidth)
 
 
 def _pairs(links: Sequence[Sequence[int]], num_gpus: int) -> Iterable[tuple[int, int]]:
