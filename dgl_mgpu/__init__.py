@@ -36,7 +36,7 @@ RenamedModules(
 
 if TYPE_CHECKING:
     from dgl_mgpu.data import Dataset, load
-    from dgl_mgpu.dgl.capi.watch import profile_calls
+    from dgl_mgpu.dgl.capi.record import profile_calls
     from dgl_mgpu.distributed.graph import PartitionedGraph, partition_graph
     from dgl_mgpu.layerwise_inference import inference
     from dgl_mgpu.machine import Topology, preset, probe
@@ -58,7 +58,7 @@ if TYPE_CHECKING:
     from dgl_mgpu.train.trained_run import TrainedRun, load_run
 
 _HOME = {
-    "profile_calls": "dgl.capi.watch",
+    "profile_calls": "dgl.capi.record",
     "EmbeddingSpec": "store.embedding.tables",
     "SparseAdagrad": "store.embedding.optimizers",
     "SparseAdam": "store.embedding.optimizers",

@@ -461,7 +461,7 @@ def _topology(arguments: list[str]) -> int:
 
 def _doctor(arguments: list[str]) -> int:
     if arguments == ["--coverage"]:
-        from dgl_mgpu.dgl.capi.coverage import coverage_report
+        from dgl_mgpu.dgl.capi.table import coverage_report
 
         print(coverage_report())
         return 0

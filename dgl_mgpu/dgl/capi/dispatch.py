@@ -46,9 +46,7 @@ class Dispatcher(Function):
         implementation, function = self._implementation
         try:
             if record.recording:
-                from dgl_mgpu.dgl.capi import watch
-
-                watch.start()  # with DGL_MGPU_LOG, when the first graph is made
+                record.wrap_methods()  # with DGL_MGPU_LOG, when the first graph is made
                 with record.call(self.name, implementation):
                     return function(*arguments)
             return function(*arguments)
@@ -104,5 +102,5 @@ def get_global_func(name: str, allow_missing: bool = False) -> Function | None:
         return function
     # Both have the handle, and each would free it when the process ends.
     ctypes.pythonapi.Py_IncRef(ctypes.py_object(function))
-    made = _SPECIAL.get(name.partition("_CAPI_")[2], Dispatcher)
-    return made(name, function.handle)
+    dispatcher = _SPECIAL.get(name.partition("_CAPI_")[2], Dispatcher)
+    return dispatcher(name, function.handle)

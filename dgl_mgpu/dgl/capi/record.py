@@ -1,15 +1,22 @@
-"""What is seen of the calls: a log line each with ``DGL_MGPU_LOG=1``, and counts in a profile."""
+"""Records calls: a log line for each with ``DGL_MGPU_LOG=1``, and counts in a profile.
+
+Methods of `TensorIndex` and operators are called without a C function. While calls are recorded,
+functions that count them stand in their place.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from types import FunctionType
+from typing import Any
 
-from dgl_mgpu.dgl.capi.table import Implementation
+from dgl_mgpu.dgl.capi.table import ENTRIES, Implementation
 
 log = logging.getLogger("dgl_mgpu.calls")
 
@@ -21,7 +28,7 @@ class CallStatistics:
     Attributes
     ----------
     place : Implementation
-        Where they ran.
+        What ran them.
     calls : int
     seconds : float
         On the host; kernels may still run when a call returns.
@@ -52,13 +59,21 @@ class Profile:
 
     def __str__(self) -> str:
         lines = [f"{'function':<64} {'place':<14} {'calls':>8} {'host ms':>10}"]
-        for name, seen in sorted(self.functions.items(), key=lambda item: -item[1].seconds):
+        for name, calls in sorted(self.functions.items(), key=lambda item: -item[1].seconds):
             lines.append(
-                f"{name:<64} {seen.place.value:<14} {seen.calls:>8} {seen.seconds * 1e3:>10.2f}"
+                f"{name:<64} {calls.place.value:<14} {calls.calls:>8} {calls.seconds * 1e3:>10.2f}"
             )
         return "\n".join(lines)
 
 
+_OPERATORS = {
+    "gspmm": "SpMM",
+    "gsddmm": "SDDMM",
+    "edge_softmax": "Edge_softmax_forward",
+    "edge_softmax_backward": "Edge_softmax_backward",
+}
+# Owner, attribute and own function of what is wrapped.
+_wrapped: list[tuple[Any, str, Any]] = []
 _profiles: list[Profile] = []
 _logs_calls = os.environ.get("DGL_MGPU_LOG", "0") not in ("", "0")
 _warned: set[str] = set()
@@ -84,22 +99,64 @@ def call(name: str, place: Implementation) -> Iterator[None]:
             log.info("%s: %s, %.0f us on the host", name, place.value, seconds * 1e6)
 
 
-def begin(profile: Profile) -> None:
-    """Count calls in a profile from now on."""
+@contextmanager
+def profile_calls() -> Iterator[Profile]:
+    """Count the calls of DGL's C functions with graphs or arrays on a GPU, and time them.
+
+    Yields
+    ------
+    Profile
+        Filled while the block runs; ``print(profile)`` shows a table.
+    """
     global recording
+    profile = Profile()
     _profiles.append(profile)
     recording = True
+    wrap_methods()
+    try:
+        yield profile
+    finally:
+        _profiles.remove(profile)
+        recording = _logs_calls or bool(_profiles)
+        while _wrapped and not recording:
+            setattr(*_wrapped.pop())
 
 
-def end(profile: Profile) -> None:
-    """Count no more calls in it."""
-    global recording
-    _profiles.remove(profile)
-    recording = _logs_calls or bool(_profiles)
+def wrap_methods() -> None:
+    """Record methods and operators too; idempotent."""
+    for owner, attribute, name in () if _wrapped else _methods():
+        function = vars(owner)[attribute]
+        _wrapped.append((owner, attribute, function))
+        setattr(owner, attribute, _recorded(function, name))
+
+
+def _methods() -> Iterator[tuple[Any, str, str]]:
+    """Owner, attribute and C function of what is called without one."""
+    from dgl_mgpu.graph.index import TensorIndex  # needs DGL, which needs this module
+    from dgl_mgpu.graph.message_passing import sparse_ops
+
+    seen = set()
+    for name, entry in ENTRIES.items():
+        method = entry.by.removeprefix("graph.index:TensorIndex.")
+        is_method = isinstance(vars(TensorIndex).get(method), FunctionType)
+        if method != entry.by and is_method and method not in seen:
+            seen.add(method)
+            yield TensorIndex, method, name
+    for operator, kernel in _OPERATORS.items():
+        yield sparse_ops, operator, f"sparse._CAPI_DGLKernel{kernel}"
+
+
+def _recorded(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def recorded(*arguments: Any, **options: Any) -> Any:
+        with call(name, ENTRIES[name].implementation):
+            return function(*arguments, **options)
+
+    return recorded
 
 
 def warn_of_round_trip(name: str) -> None:
-    """Say once a process that a function goes through the CPU."""
+    """Log once a process that a function goes through the CPU."""
     if name not in _warned:
         _warned.add(name)
         log.warning(

@@ -1,4 +1,4 @@
-"""What has no implementation on GPUs: arguments to the CPU, DGL's C++, results back."""
+"""Round trips for what has no implementation on GPUs: arguments to the CPU, results back."""
 
 from __future__ import annotations
 
@@ -32,8 +32,7 @@ def through_cpu(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
 def on_host_graphs(name: str, on_tensors: Callable[..., Any], function: Callable[..., Any]) -> Any:
     """`on_tensors`; for a graph in host memory with ids on a GPU, `function` with the ids copied.
 
-    DGL allows that for graphs that are pinned.  What is copied is as much as is asked for: the
-    graph stays where it is.
+    DGL allows that for pinned graphs.  The graph itself is not copied.
     """
 
     def call(*arguments: Any) -> Any:
@@ -53,7 +52,7 @@ def on_host_graphs(name: str, on_tensors: Callable[..., Any], function: Callable
 
 
 def refuse(name: str, entry: Entry) -> Callable[..., NoReturn]:
-    """A function that says why a C function cannot be called with what is on a GPU."""
+    """A function that raises why a C function cannot be called with graphs or arrays on a GPU."""
 
     def call(*arguments: Any) -> NoReturn:
         raise UnavailableError(
@@ -97,10 +96,7 @@ def _back(result: Any, device: torch.device) -> Any:
         return F.zerocopy_from_dgl_ndarray(result).to(device)
     if callable(result) and not isinstance(result, type):  # an array of results: a C function
         return lambda index: _back(result(index), device)
-    if (
-        hasattr(result, "__len__")
-        and hasattr(result, "__getitem__")
-        and not isinstance(result, str)
-    ):
+    is_list = hasattr(result, "__len__") and hasattr(result, "__getitem__")
+    if is_list and not isinstance(result, str):
         return [_back(part, device) for part in result]
     return result

@@ -6,6 +6,7 @@ the installed wheel has.
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from enum import Enum
 
@@ -21,371 +22,249 @@ class Implementation(Enum):
 
 @dataclass(frozen=True)
 class Entry:
-    """How one C function is served.
-
-    Parameters
-    ----------
-    implementation : Implementation
-    by : str
-        ``"module:function"`` in `dgl_mgpu`, for ``NATIVE`` and ``TORCH``.
-    reason : str
-        Why it never sees a GPU, for ``NOT_APPLICABLE``; why it goes through the CPU, for ``CPU``.
-    """
+    """How one C function is served."""
 
     implementation: Implementation
-    by: str = ""
-    reason: str = ""
+    by: str = ""  # "module:function" in dgl_mgpu, for NATIVE and TORCH
+    reason: str = ""  # why it never sees a GPU (NOT_APPLICABLE) or goes through the CPU (CPU)
 
 
-_NATIVE, _TORCH, _CPU, _NONE = Implementation
+_NATIVE, _TORCH, _CPU, _NOT_APPLICABLE = Implementation
 
-_PARTITIONING = "partitions graphs for files on disk, once, on the host"
-_TRAVERSAL = "walks one node after the other; DGL's Python copies the graph to the CPU itself"
-_SAVING = "writes a file"
-
-# Namespace, then the function without its prefix.
-_SERVED: dict[str, dict[str, tuple[Implementation, str]]] = {
-    "capi": {
-        "DGLToBlock": (_NATIVE, "graph.blocks:to_block"),
+# By implementation: module or class in dgl_mgpu, or the reason why there is none; then namespaces
+# and functions without their prefix, with the names of what implements them.
+_TABLE: dict[Implementation, dict[str, str]] = {
+    _NATIVE: {
+        "graph.blocks:": "capi: DGLToBlock=to_block",
+        "graph.message_passing.segment:": "sparse: DGLKernelSegmentReduce=segment_reduce",
+        "graph.message_passing.sparse_ops:": """
+            sparse: DGLKernelEdge_softmax_backward=edge_softmax_backward_into
+                DGLKernelEdge_softmax_forward=edge_softmax_into DGLKernelSDDMM=sddmm_into
+                DGLKernelSDDMMHetero=sddmm_hetero_into DGLKernelSpMM=spmm_into
+                DGLKernelSpMMHetero=spmm_hetero_into
+        """,
+        "graph.pinning.pinning:": """
+            ndarray.uvm: DGLIndexScatterGPUToCPU=scatter_rows_to_host
+                DGLIndexSelectCPUFromGPU=gather_rows_of_host
+        """,
+        "sampling.neighbors:": """
+            sampling.negative: DGLGlobalUniformNegativeSampling=global_uniform_negative_sampling
+            sampling.neighbor: DGLSampleNeighbors=sample_neighbors
+                DGLSampleNeighborsFused=sample_neighbors_fused
+        """,
+        "sampling.picking:": """
+            sampling.neighbor: DGLSampleNeighborsBiased=sample_neighbors_biased
+                DGLSampleNeighborsEType=sample_neighbors_etype
+        """,
+        "sampling.walks:": """
+            sampling.randomwalks: DGLSamplingRandomWalk=random_walk
+                DGLSamplingRandomWalkWithRestart=random_walk_with_restart
+                DGLSamplingRandomWalkWithStepwiseRestart=random_walk_with_stepwise_restart
+        """,
     },
-    "data.heterograph_serialize": {
-        "MakeHeteroGraphData": (_CPU, _SAVING),
+    _TORCH: {
+        "graph.arrays:": "ndarray: DGLArrayCastToSigned=cast_to_signed",
+        "graph.batch:": """
+            heterograph_index: DGLHeteroDisjointPartitionBySizes_v2=disjoint_partition
+                DGLHeteroDisjointUnion_v2=disjoint_union
+                DGLHeteroGetFlattenedGraph=flatten_relations DGLHeteroJointUnion=joint_union
+                DGLHeteroSlice=slice_index
+        """,
+        "graph.checks:": "utils.checks: DGLCOOIsSorted=coo_is_sorted",
+        "graph.creation:": """
+            heterograph_index: DGLHeteroContext=context DGLHeteroCopyTo=copy_to
+                DGLHeteroCreateHeteroGraph=create_heterograph
+                DGLHeteroCreateHeteroGraphWithNumNodes=create_heterograph
+                DGLHeteroCreateUnitGraphFromCOO=create_from_coo
+                DGLHeteroCreateUnitGraphFromCSR=create_from_csr DGLHeteroDataType=dtype
+                DGLHeteroGetAdj=adjacency DGLHeteroGetMetaGraph=metagraph
+        """,
+        "graph.index:TensorIndex.": """
+            heterograph_index: DGLHeteroAddEdge=add_edge DGLHeteroAddEdges=add_edges
+                DGLHeteroAddVertices=add_nodes DGLHeteroAsNumBits=asbits DGLHeteroClear=clear
+                DGLHeteroCopyToSharedMem=shared_memory DGLHeteroCreateFormat=create_formats_
+                DGLHeteroEdgeIdsAll=edge_ids_all DGLHeteroEdgeIdsOne=edge_ids_one
+                DGLHeteroEdges=edges DGLHeteroFindEdges=find_edges DGLHeteroForkingPickle=__reduce__
+                DGLHeteroGetAllowedFormats=formats DGLHeteroGetCreatedFormats=formats
+                DGLHeteroGetFormatGraph=formats DGLHeteroGetRelationGraph=get_relation_graph
+                DGLHeteroHasEdgesBetween=has_edges_between DGLHeteroHasVertices=has_nodes
+                DGLHeteroInDegrees=in_degrees DGLHeteroInEdges_2=in_edges
+                DGLHeteroIsMetaGraphUniBipartite=is_metagraph_unibipartite
+                DGLHeteroIsMultigraph=is_multigraph DGLHeteroIsReadonly=is_readonly
+                DGLHeteroNumEdges=num_edges DGLHeteroNumVertices=num_nodes
+                DGLHeteroOutDegrees=out_degrees DGLHeteroOutEdges_2=out_edges
+                DGLHeteroPickle=__reduce__ DGLHeteroPredecessors=predecessors
+                DGLHeteroRecordStream=record_stream DGLHeteroReverse=reverse
+                DGLHeteroSuccessors=successors
+        """,
+        "graph.message_passing.csr:": "sparse: DGLCSRMM=csrmm DGLCSRMask=csrmask DGLCSRSum=csrsum",
+        "graph.message_passing.geometry:": """
+            geometry: FarthestPointSampler=farthest_point_sampler NeighborMatching=neighbor_matching
+            transform: DGLKNN=knn DGLNNDescent=nn_descent
+        """,
+        "graph.message_passing.segment:": """
+            sparse: DGLKernelBwdSegmentCmp=bwd_segment_cmp DGLKernelGATHERMM=gather_mm
+                DGLKernelGATHERMMSCATTER=gather_mm_scatter DGLKernelSEGMENTMM=segment_mm
+                DGLKernelSEGMENTMMBackwardB=segment_mm_backward_b DGLKernelScatterAdd=scatter_add
+        """,
+        "graph.message_passing.sparse_ops:": """
+            sparse: DGLKernelUpdateGradMinMaxHetero=update_grad_minmax_hetero
+        """,
+        "graph.partition:": """
+            partition: DGLNDArrayPartitionCreateRangeBased=NDArrayPartition
+                DGLNDArrayPartitionCreateRemainderBased=NDArrayPartition
+        """,
+        "graph.partition:NDArrayPartition.": """
+            partition: DGLNDArrayPartitionGeneratePermutation=generate_permutation
+                DGLNDArrayPartitionGetPartSize=local_size
+                DGLNDArrayPartitionMapToGlobal=map_to_global
+                DGLNDArrayPartitionMapToLocal=map_to_local
+        """,
+        "graph.pinning.pinned_graphs:": """
+            heterograph_index: DGLHeteroIsPinned=is_index_pinned DGLHeteroPinMemory=pin_copy
+                DGLHeteroPinMemory_=pin_index DGLHeteroUnpinMemory_=unpin_index
+        """,
+        "graph.random:": "rng: Choice=choice SetSeed=set_seed",
+        "graph.subgraph:": """
+            heterograph_index: DGLHeteroEdgeSubgraph=edge_subgraph
+                DGLHeteroVertexSubgraph=node_subgraph
+            subgraph: DGLInSubgraph=in_subgraph DGLOutSubgraph=out_subgraph
+        """,
+        "graph.transforms:": """
+            transform: DGLCompactGraphs=compact_graphs DGLHeteroLineGraph=line_graph
+                DGLHeteroSortInEdges=sort_in_edges DGLHeteroSortOutEdges=sort_out_edges
+                DGLToSimpleHetero=to_simple
+        """,
+        "sampling.filter:": """
+            utils.filter: DGLFilterCreateFromSet=create_from_set
+                DGLFilterFindExcludedIndices=find_excluded
+                DGLFilterFindIncludedIndices=find_included
+        """,
+        "sampling.neighbors:": """
+            sampling.labor: DGLSampleLabors=sample_labors
+            sampling.pinsage: DGLSamplingSelectPinSageNeighbors=select_pinsage_neighbors
+        """,
+        "sampling.picking:": "sampling.neighbor: DGLSampleNeighborsTopk=sample_neighbors_topk",
+        "sampling.walks:": """
+            sampling.randomwalks: DGLSamplingNode2vec=node2vec DGLSamplingPackTraces=pack_traces
+        """,
     },
-    "data.tensor_serialize": {
-        "SaveNDArrayDict": (_CPU, _SAVING),
+    _CPU: {
+        "writes a file": """
+            data.heterograph_serialize: MakeHeteroGraphData
+            data.tensor_serialize: SaveNDArrayDict
+        """,
+        "partitions graphs for files on disk, once, on the host": """
+            partition: DGLMakeSymmetric_Hetero DGLMetisPartition_Hetero DGLPartitionWithHalo_Hetero
+                DGLReassignEdges_Hetero DGLReorderGraph_Hetero GetHaloSubgraphInnerNodes_Hetero
+        """,
+        "walks one node after the other; DGL's Python copies the graph to the CPU itself": """
+            traversal: DGLBFSEdges_v2 DGLBFSNodes_v2 DGLDFSEdges_v2 DGLDFSLabeledEdges_v2
+                DGLTopologicalNodes_v2
+        """,
     },
-    "geometry": {
-        "FarthestPointSampler": (_TORCH, "graph.message_passing.geometry:farthest_point_sampler"),
-        "NeighborMatching": (_TORCH, "graph.message_passing.geometry:neighbor_matching"),
-    },
-    "heterograph_index": {
-        "DGLHeteroAddEdge": (_TORCH, "graph.index:TensorIndex.add_edge"),
-        "DGLHeteroAddEdges": (_TORCH, "graph.index:TensorIndex.add_edges"),
-        "DGLHeteroAddVertices": (_TORCH, "graph.index:TensorIndex.add_nodes"),
-        "DGLHeteroAsNumBits": (_TORCH, "graph.index:TensorIndex.asbits"),
-        "DGLHeteroClear": (_TORCH, "graph.index:TensorIndex.clear"),
-        "DGLHeteroContext": (_TORCH, "graph.creation:context"),
-        "DGLHeteroCopyTo": (_TORCH, "graph.creation:copy_to"),
-        "DGLHeteroCopyToSharedMem": (_TORCH, "graph.index:TensorIndex.shared_memory"),
-        "DGLHeteroCreateFormat": (_TORCH, "graph.index:TensorIndex.create_formats_"),
-        "DGLHeteroCreateHeteroGraph": (_TORCH, "graph.creation:create_heterograph"),
-        "DGLHeteroCreateHeteroGraphWithNumNodes": (
-            _TORCH,
-            "graph.creation:create_heterograph",
-        ),
-        "DGLHeteroCreateUnitGraphFromCOO": (_TORCH, "graph.creation:create_from_coo"),
-        "DGLHeteroCreateUnitGraphFromCSR": (_TORCH, "graph.creation:create_from_csr"),
-        "DGLHeteroDataType": (_TORCH, "graph.creation:dtype"),
-        "DGLHeteroDisjointPartitionBySizes_v2": (
-            _TORCH,
-            "graph.batch:disjoint_partition",
-        ),
-        "DGLHeteroDisjointUnion_v2": (_TORCH, "graph.batch:disjoint_union"),
-        "DGLHeteroEdgeIdsAll": (_TORCH, "graph.index:TensorIndex.edge_ids_all"),
-        "DGLHeteroEdgeIdsOne": (_TORCH, "graph.index:TensorIndex.edge_ids_one"),
-        "DGLHeteroEdgeSubgraph": (_TORCH, "graph.subgraph:edge_subgraph"),
-        "DGLHeteroEdges": (_TORCH, "graph.index:TensorIndex.edges"),
-        "DGLHeteroFindEdges": (_TORCH, "graph.index:TensorIndex.find_edges"),
-        "DGLHeteroForkingPickle": (_TORCH, "graph.index:TensorIndex.__reduce__"),
-        "DGLHeteroGetAdj": (_TORCH, "graph.creation:adjacency"),
-        "DGLHeteroGetAllowedFormats": (_TORCH, "graph.index:TensorIndex.formats"),
-        "DGLHeteroGetCreatedFormats": (_TORCH, "graph.index:TensorIndex.formats"),
-        "DGLHeteroGetFlattenedGraph": (_TORCH, "graph.batch:flatten_relations"),
-        "DGLHeteroGetFormatGraph": (_TORCH, "graph.index:TensorIndex.formats"),
-        "DGLHeteroGetMetaGraph": (_TORCH, "graph.creation:metagraph"),
-        "DGLHeteroGetRelationGraph": (
-            _TORCH,
-            "graph.index:TensorIndex.get_relation_graph",
-        ),
-        "DGLHeteroHasEdgesBetween": (_TORCH, "graph.index:TensorIndex.has_edges_between"),
-        "DGLHeteroHasVertices": (_TORCH, "graph.index:TensorIndex.has_nodes"),
-        "DGLHeteroInDegrees": (_TORCH, "graph.index:TensorIndex.in_degrees"),
-        "DGLHeteroInEdges_2": (_TORCH, "graph.index:TensorIndex.in_edges"),
-        "DGLHeteroIsMetaGraphUniBipartite": (
-            _TORCH,
-            "graph.index:TensorIndex.is_metagraph_unibipartite",
-        ),
-        "DGLHeteroIsMultigraph": (_TORCH, "graph.index:TensorIndex.is_multigraph"),
-        "DGLHeteroIsPinned": (_TORCH, "graph.pinning.pinned_graphs:is_index_pinned"),
-        "DGLHeteroIsReadonly": (_TORCH, "graph.index:TensorIndex.is_readonly"),
-        "DGLHeteroJointUnion": (_TORCH, "graph.batch:joint_union"),
-        "DGLHeteroNumEdges": (_TORCH, "graph.index:TensorIndex.num_edges"),
-        "DGLHeteroNumVertices": (_TORCH, "graph.index:TensorIndex.num_nodes"),
-        "DGLHeteroOutDegrees": (_TORCH, "graph.index:TensorIndex.out_degrees"),
-        "DGLHeteroOutEdges_2": (_TORCH, "graph.index:TensorIndex.out_edges"),
-        "DGLHeteroPickle": (_TORCH, "graph.index:TensorIndex.__reduce__"),
-        "DGLHeteroPinMemory": (_TORCH, "graph.pinning.pinned_graphs:pin_copy"),
-        "DGLHeteroPinMemory_": (_TORCH, "graph.pinning.pinned_graphs:pin_index"),
-        "DGLHeteroPredecessors": (_TORCH, "graph.index:TensorIndex.predecessors"),
-        "DGLHeteroRecordStream": (_TORCH, "graph.index:TensorIndex.record_stream"),
-        "DGLHeteroReverse": (_TORCH, "graph.index:TensorIndex.reverse"),
-        "DGLHeteroSlice": (_TORCH, "graph.batch:slice_index"),
-        "DGLHeteroSuccessors": (_TORCH, "graph.index:TensorIndex.successors"),
-        "DGLHeteroUnpinMemory_": (_TORCH, "graph.pinning.pinned_graphs:unpin_index"),
-        "DGLHeteroVertexSubgraph": (_TORCH, "graph.subgraph:node_subgraph"),
-    },
-    "ndarray": {
-        "DGLArrayCastToSigned": (_TORCH, "graph.arrays:cast_to_signed"),
-    },
-    "ndarray.uvm": {
-        "DGLIndexScatterGPUToCPU": (_NATIVE, "graph.pinning.pinning:scatter_rows_to_host"),
-        "DGLIndexSelectCPUFromGPU": (_NATIVE, "graph.pinning.pinning:gather_rows_of_host"),
-    },
-    "partition": {
-        "DGLMakeSymmetric_Hetero": (_CPU, _PARTITIONING),
-        "DGLMetisPartition_Hetero": (_CPU, _PARTITIONING),
-        "DGLNDArrayPartitionCreateRangeBased": (
-            _TORCH,
-            "graph.partition:NDArrayPartition",
-        ),
-        "DGLNDArrayPartitionCreateRemainderBased": (
-            _TORCH,
-            "graph.partition:NDArrayPartition",
-        ),
-        "DGLNDArrayPartitionGeneratePermutation": (
-            _TORCH,
-            "graph.partition:NDArrayPartition.generate_permutation",
-        ),
-        "DGLNDArrayPartitionGetPartSize": (
-            _TORCH,
-            "graph.partition:NDArrayPartition.local_size",
-        ),
-        "DGLNDArrayPartitionMapToGlobal": (
-            _TORCH,
-            "graph.partition:NDArrayPartition.map_to_global",
-        ),
-        "DGLNDArrayPartitionMapToLocal": (
-            _TORCH,
-            "graph.partition:NDArrayPartition.map_to_local",
-        ),
-        "DGLPartitionWithHalo_Hetero": (_CPU, _PARTITIONING),
-        "DGLReassignEdges_Hetero": (_CPU, _PARTITIONING),
-        "DGLReorderGraph_Hetero": (_CPU, _PARTITIONING),
-        "GetHaloSubgraphInnerNodes_Hetero": (_CPU, _PARTITIONING),
-    },
-    "rng": {
-        "Choice": (_TORCH, "graph.random:choice"),
-        "SetSeed": (_TORCH, "graph.random:set_seed"),
-    },
-    "sampling.labor": {
-        "DGLSampleLabors": (_TORCH, "sampling.neighbors:sample_labors"),
-    },
-    "sampling.negative": {
-        "DGLGlobalUniformNegativeSampling": (
-            _NATIVE,
-            "sampling.neighbors:global_uniform_negative_sampling",
-        ),
-    },
-    "sampling.neighbor": {
-        "DGLSampleNeighbors": (_NATIVE, "sampling.neighbors:sample_neighbors"),
-        "DGLSampleNeighborsBiased": (_NATIVE, "sampling.picking:sample_neighbors_biased"),
-        "DGLSampleNeighborsEType": (_NATIVE, "sampling.picking:sample_neighbors_etype"),
-        "DGLSampleNeighborsFused": (_NATIVE, "sampling.neighbors:sample_neighbors_fused"),
-        "DGLSampleNeighborsTopk": (_TORCH, "sampling.picking:sample_neighbors_topk"),
-    },
-    "sampling.pinsage": {
-        "DGLSamplingSelectPinSageNeighbors": (
-            _TORCH,
-            "sampling.neighbors:select_pinsage_neighbors",
-        ),
-    },
-    "sampling.randomwalks": {
-        "DGLSamplingNode2vec": (_TORCH, "sampling.walks:node2vec"),
-        "DGLSamplingPackTraces": (_TORCH, "sampling.walks:pack_traces"),
-        "DGLSamplingRandomWalk": (_NATIVE, "sampling.walks:random_walk"),
-        "DGLSamplingRandomWalkWithRestart": (_NATIVE, "sampling.walks:random_walk_with_restart"),
-        "DGLSamplingRandomWalkWithStepwiseRestart": (
-            _NATIVE,
-            "sampling.walks:random_walk_with_stepwise_restart",
-        ),
-    },
-    "sparse": {
-        "DGLCSRMM": (_TORCH, "graph.message_passing.csr:csrmm"),
-        "DGLCSRMask": (_TORCH, "graph.message_passing.csr:csrmask"),
-        "DGLCSRSum": (_TORCH, "graph.message_passing.csr:csrsum"),
-        "DGLKernelBwdSegmentCmp": (_TORCH, "graph.message_passing.segment:bwd_segment_cmp"),
-        "DGLKernelEdge_softmax_backward": (
-            _NATIVE,
-            "graph.message_passing.sparse_ops:edge_softmax_backward_into",
-        ),
-        "DGLKernelEdge_softmax_forward": (
-            _NATIVE,
-            "graph.message_passing.sparse_ops:edge_softmax_into",
-        ),
-        "DGLKernelGATHERMM": (_TORCH, "graph.message_passing.segment:gather_mm"),
-        "DGLKernelGATHERMMSCATTER": (_TORCH, "graph.message_passing.segment:gather_mm_scatter"),
-        "DGLKernelSDDMM": (_NATIVE, "graph.message_passing.sparse_ops:sddmm_into"),
-        "DGLKernelSDDMMHetero": (_NATIVE, "graph.message_passing.sparse_ops:sddmm_hetero_into"),
-        "DGLKernelSEGMENTMM": (_TORCH, "graph.message_passing.segment:segment_mm"),
-        "DGLKernelSEGMENTMMBackwardB": (
-            _TORCH,
-            "graph.message_passing.segment:segment_mm_backward_b",
-        ),
-        "DGLKernelScatterAdd": (_TORCH, "graph.message_passing.segment:scatter_add"),
-        "DGLKernelSegmentReduce": (_NATIVE, "graph.message_passing.segment:segment_reduce"),
-        "DGLKernelSpMM": (_NATIVE, "graph.message_passing.sparse_ops:spmm_into"),
-        "DGLKernelSpMMHetero": (_NATIVE, "graph.message_passing.sparse_ops:spmm_hetero_into"),
-        "DGLKernelUpdateGradMinMaxHetero": (
-            _TORCH,
-            "graph.message_passing.sparse_ops:update_grad_minmax_hetero",
-        ),
-    },
-    "subgraph": {
-        "DGLInSubgraph": (_TORCH, "graph.subgraph:in_subgraph"),
-        "DGLOutSubgraph": (_TORCH, "graph.subgraph:out_subgraph"),
-    },
-    "transform": {
-        "DGLCompactGraphs": (_TORCH, "graph.transforms:compact_graphs"),
-        "DGLHeteroLineGraph": (_TORCH, "graph.transforms:line_graph"),
-        "DGLHeteroSortInEdges": (_TORCH, "graph.transforms:sort_in_edges"),
-        "DGLHeteroSortOutEdges": (_TORCH, "graph.transforms:sort_out_edges"),
-        "DGLKNN": (_TORCH, "graph.message_passing.geometry:knn"),
-        "DGLNNDescent": (_TORCH, "graph.message_passing.geometry:nn_descent"),
-        "DGLToSimpleHetero": (_TORCH, "graph.transforms:to_simple"),
-    },
-    "traversal": {
-        "DGLBFSEdges_v2": (_CPU, _TRAVERSAL),
-        "DGLBFSNodes_v2": (_CPU, _TRAVERSAL),
-        "DGLDFSEdges_v2": (_CPU, _TRAVERSAL),
-        "DGLDFSLabeledEdges_v2": (_CPU, _TRAVERSAL),
-        "DGLTopologicalNodes_v2": (_CPU, _TRAVERSAL),
-    },
-    "utils.checks": {
-        "DGLCOOIsSorted": (_TORCH, "graph.checks:coo_is_sorted"),
-    },
-    "utils.filter": {
-        "DGLFilterCreateFromSet": (_TORCH, "sampling.filter:create_from_set"),
-        "DGLFilterFindExcludedIndices": (_TORCH, "sampling.filter:find_excluded"),
-        "DGLFilterFindIncludedIndices": (_TORCH, "sampling.filter:find_included"),
+    _NOT_APPLICABLE: {
+        "no Python of DGL 2.1 calls it": """
+            _deprecate.nodeflow: NodeFlowGetBlockAdj NodeFlowGetBlockOffsets NodeFlowGetEdgeMapping
+                NodeFlowGetGraph NodeFlowGetLayerOffsets NodeFlowGetNodeMapping
+            _deprecate.runtime.degree_bucketing: DGLDegreeBucketing DGLGroupEdgeByNodeDegree
+            data.graph_serialize: SaveDGLGraphs_V0
+            distributed.server_state: DGLRPCGetServerState
+            heterograph_index: DGLHeteroDisjointPartitionBySizes DGLHeteroEdgeId
+                DGLHeteroHasEdgeBetween DGLHeteroHasVertex DGLHeteroInDegree DGLHeteroInEdges_1
+                DGLHeteroNumBits DGLHeteroOutDegree DGLHeteroOutEdges_1
+            sampling: CreateUniformEdgeSampler CreateWeightedEdgeSampler FetchUniformEdgeSample
+                FetchWeightedEdgeSample GetEdgeSubgraphHead GetEdgeSubgraphTail GetNegEdgeExistence
+                LayerSampling NeighborSampling ResetUniformEdgeSample ResetWeightedEdgeSample
+                UniformSampling
+            sparse: DGLKernelGetEdgeMapping
+            transform: DGLAsHeteroGraph DGLAsImmutableGraph DGLMetisPartition DGLPartitionWithHalo
+                DGLReassignEdges DGLRemoveEdges DGLReorderGraph DGLToBidirectedImmutableGraph
+                DGLToBidirectedMutableGraph DGLToSimpleGraph
+            traversal: DGLBFSEdges DGLBFSNodes DGLDFSEdges DGLDFSLabeledEdges DGLTopologicalNodes
+        """,
+        "reads and writes files: graphs and tensors on the CPU": """
+            data.graph_serialize: DGLAsHeteroGraph GDataEdgeTensors GDataGraphHandle
+                GDataNodeTensors GetFileVersion LoadGraphFiles_V1 LoadGraphFiles_V2 LoadLabels_V2
+                MakeGraphData
+            data.heterograph_serialize: GetEDataFromHeteroGraphData GetEtypesFromHeteroGraphData
+                GetGindexFromHeteroGraphData GetNDataFromHeteroGraphData
+                GetNtypesFromHeteroGraphData SaveHeteroGraphData
+            data.tensor_serialize: LoadNDArrayDict
+        """,
+        "DGL's servers for graphs in pieces on several machines": """
+            distributed.id_map: DGLHeteroMapIds
+            distributed.rpc: DGLRPCConnectReceiver DGLRPCConnectReceiverFinalize
+                DGLRPCCreateEmptyRPCMessage DGLRPCCreateRPCMessage DGLRPCCreateReceiver
+                DGLRPCCreateSender DGLRPCFastPull DGLRPCFinalizeReceiver DGLRPCFinalizeSender
+                DGLRPCGetBarrierCount DGLRPCGetClient DGLRPCGetGlobalIDFromLocalPartition
+                DGLRPCGetGroupID DGLRPCGetMachineID DGLRPCGetMsgSeq DGLRPCGetNumClient
+                DGLRPCGetNumMachines DGLRPCGetNumServer DGLRPCGetNumServerPerMachine DGLRPCGetRank
+                DGLRPCHandleSignal DGLRPCIncrMsgSeq DGLRPCMessageGetClientId DGLRPCMessageGetData
+                DGLRPCMessageGetGroupId DGLRPCMessageGetMsgSeq DGLRPCMessageGetServerId
+                DGLRPCMessageGetServiceId DGLRPCMessageGetTensors DGLRPCRecvRPCMessage
+                DGLRPCRegisterClient DGLRPCReset DGLRPCSendRPCMessage DGLRPCSetBarrierCount
+                DGLRPCSetGroupID DGLRPCSetMachineID DGLRPCSetMsgSeq DGLRPCSetNumClient
+                DGLRPCSetNumMachines DGLRPCSetNumServer DGLRPCSetNumServerPerMachine DGLRPCSetRank
+                DGLRPCWaitForSenders
+        """,
+        "a setting of the host, or a question about the metagraph": """
+            global_config: DGLConfigGetLibxsmm DGLConfigSetLibxsmm
+            heterograph: DGLFindSrcDstNtypes
+            utils.internal: DGLGetOMPThreads DGLSetOMPThreads
+        """,
+        "DGL's index of the metagraph, which is on the CPU always": """
+            graph_index: DGLDisjointPartitionByNum DGLDisjointPartitionBySizes DGLDisjointUnion
+                DGLGetSubgraphWithHalo DGLGraphAddEdge DGLGraphAddEdges DGLGraphAddVertices
+                DGLGraphCSRCreate DGLGraphCSRCreateMMap DGLGraphClear DGLGraphContext DGLGraphCreate
+                DGLGraphCreateMutable DGLGraphEdgeId DGLGraphEdgeIds DGLGraphEdgeSubgraph
+                DGLGraphEdges DGLGraphFindEdge DGLGraphFindEdges DGLGraphGetAdj
+                DGLGraphHasEdgeBetween DGLGraphHasEdgesBetween DGLGraphHasVertex DGLGraphHasVertices
+                DGLGraphInDegree DGLGraphInDegrees DGLGraphInEdges_1 DGLGraphInEdges_2
+                DGLGraphIsMultigraph DGLGraphIsReadonly DGLGraphLineGraph DGLGraphNumBits
+                DGLGraphNumEdges DGLGraphNumVertices DGLGraphOutDegree DGLGraphOutDegrees
+                DGLGraphOutEdges_1 DGLGraphOutEdges_2 DGLGraphPredecessors DGLGraphSuccessors
+                DGLGraphVertexSubgraph DGLImmutableGraphAsNumBits DGLImmutableGraphCopyTo
+                DGLImmutableGraphCopyToSharedMem DGLMapSubgraphNID DGLSortAdj DGLSubgraphGetGraph
+                DGLSubgraphGetInducedEdges DGLSubgraphGetInducedVertices DGLToImmutable
+                GetHaloSubgraphInnerNodes
+        """,
+        "reads or makes a C++ object, which graphs on a GPU do not have": """
+            heterograph_index: DGLCreateHeteroPickleStates DGLCreateHeteroPickleStatesOld
+                DGLHeteroCreateFromSharedMem DGLHeteroForkingUnpickle DGLHeteroPickleStatesGetArrays
+                DGLHeteroPickleStatesGetArraysNum DGLHeteroPickleStatesGetMeta
+                DGLHeteroPickleStatesGetVersion DGLHeteroSubgraphGetGraph
+                DGLHeteroSubgraphGetInducedEdges DGLHeteroSubgraphGetInducedVertices
+                DGLHeteroUnpickle
+            ndarray: DGLCreateSparseMatrix DGLExistSharedMemArray DGLSparseMatrixGetFlags
+                DGLSparseMatrixGetFormat DGLSparseMatrixGetIndices DGLSparseMatrixGetNumCols
+                DGLSparseMatrixGetNumRows
+        """,
+        "DistGNN's partitioning of vertices, on CPUs": """
+            sparse: DGLLibra2dglBuildAdjlist DGLLibra2dglBuildDict DGLLibra2dglSetLR
+                DGLLibraVertexCut
+        """,
     },
 }
 
 #: Modules whose functions take DGL's own graphs too, in host memory.
-TAKE_HOST_GRAPHS = frozenset(
-    {
-        "graph.pinning.pinned_graphs",
-        "sampling.neighbors",
-        "sampling.picking",
-        "sampling.walks",
-        "graph.creation",
-    }
-)
-
-# Why, then namespace and functions.
-_NOT_SERVED: dict[str, dict[str, str]] = {
-    "no Python of DGL 2.1 calls it": {
-        "_deprecate.nodeflow": """
-            NodeFlowGetBlockAdj NodeFlowGetBlockOffsets NodeFlowGetEdgeMapping NodeFlowGetGraph
-            NodeFlowGetLayerOffsets NodeFlowGetNodeMapping
-        """,
-        "_deprecate.runtime.degree_bucketing": "DGLDegreeBucketing DGLGroupEdgeByNodeDegree",
-        "data.graph_serialize": "SaveDGLGraphs_V0",
-        "distributed.server_state": "DGLRPCGetServerState",
-        "heterograph_index": """
-            DGLHeteroDisjointPartitionBySizes DGLHeteroEdgeId DGLHeteroHasEdgeBetween
-            DGLHeteroHasVertex DGLHeteroInDegree DGLHeteroInEdges_1 DGLHeteroNumBits
-            DGLHeteroOutDegree DGLHeteroOutEdges_1
-        """,
-        "sampling": """
-            CreateUniformEdgeSampler CreateWeightedEdgeSampler FetchUniformEdgeSample
-            FetchWeightedEdgeSample GetEdgeSubgraphHead GetEdgeSubgraphTail GetNegEdgeExistence
-            LayerSampling NeighborSampling ResetUniformEdgeSample ResetWeightedEdgeSample
-            UniformSampling
-        """,
-        "sparse": "DGLKernelGetEdgeMapping",
-        "transform": """
-            DGLAsHeteroGraph DGLAsImmutableGraph DGLMetisPartition DGLPartitionWithHalo
-            DGLReassignEdges DGLRemoveEdges DGLReorderGraph DGLToBidirectedImmutableGraph
-            DGLToBidirectedMutableGraph DGLToSimpleGraph
-        """,
-        "traversal": """
-            DGLBFSEdges DGLBFSNodes DGLDFSEdges DGLDFSLabeledEdges DGLTopologicalNodes
-        """,
-    },
-    "reads and writes files: graphs and tensors on the CPU": {
-        "data.graph_serialize": """
-            DGLAsHeteroGraph GDataEdgeTensors GDataGraphHandle GDataNodeTensors GetFileVersion
-            LoadGraphFiles_V1 LoadGraphFiles_V2 LoadLabels_V2 MakeGraphData
-        """,
-        "data.heterograph_serialize": """
-            GetEDataFromHeteroGraphData GetEtypesFromHeteroGraphData GetGindexFromHeteroGraphData
-            GetNDataFromHeteroGraphData GetNtypesFromHeteroGraphData SaveHeteroGraphData
-        """,
-        "data.tensor_serialize": "LoadNDArrayDict",
-    },
-    "DGL's servers for graphs in pieces on several machines": {
-        "distributed.id_map": "DGLHeteroMapIds",
-        "distributed.rpc": """
-            DGLRPCConnectReceiver DGLRPCConnectReceiverFinalize DGLRPCCreateEmptyRPCMessage
-            DGLRPCCreateRPCMessage DGLRPCCreateReceiver DGLRPCCreateSender DGLRPCFastPull
-            DGLRPCFinalizeReceiver DGLRPCFinalizeSender DGLRPCGetBarrierCount DGLRPCGetClient
-            DGLRPCGetGlobalIDFromLocalPartition DGLRPCGetGroupID DGLRPCGetMachineID
-            DGLRPCGetMsgSeq DGLRPCGetNumClient DGLRPCGetNumMachines DGLRPCGetNumServer
-            DGLRPCGetNumServerPerMachine DGLRPCGetRank DGLRPCHandleSignal DGLRPCIncrMsgSeq
-            DGLRPCMessageGetClientId DGLRPCMessageGetData DGLRPCMessageGetGroupId
-            DGLRPCMessageGetMsgSeq DGLRPCMessageGetServerId DGLRPCMessageGetServiceId
-            DGLRPCMessageGetTensors DGLRPCRecvRPCMessage DGLRPCRegisterClient DGLRPCReset
-            DGLRPCSendRPCMessage DGLRPCSetBarrierCount DGLRPCSetGroupID DGLRPCSetMachineID
-            DGLRPCSetMsgSeq DGLRPCSetNumClient DGLRPCSetNumMachines DGLRPCSetNumServer
-            DGLRPCSetNumServerPerMachine DGLRPCSetRank DGLRPCWaitForSenders
-        """,
-    },
-    "a setting of the host, or a question about the metagraph": {
-        "global_config": "DGLConfigGetLibxsmm DGLConfigSetLibxsmm",
-        "heterograph": "DGLFindSrcDstNtypes",
-        "utils.internal": "DGLGetOMPThreads DGLSetOMPThreads",
-    },
-    "DGL's index of the metagraph, which is on the CPU always": {
-        "graph_index": """
-            DGLDisjointPartitionByNum DGLDisjointPartitionBySizes DGLDisjointUnion
-            DGLGetSubgraphWithHalo DGLGraphAddEdge DGLGraphAddEdges DGLGraphAddVertices
-            DGLGraphCSRCreate DGLGraphCSRCreateMMap DGLGraphClear DGLGraphContext DGLGraphCreate
-            DGLGraphCreateMutable DGLGraphEdgeId DGLGraphEdgeIds DGLGraphEdgeSubgraph
-            DGLGraphEdges DGLGraphFindEdge DGLGraphFindEdges DGLGraphGetAdj DGLGraphHasEdgeBetween
-            DGLGraphHasEdgesBetween DGLGraphHasVertex DGLGraphHasVertices DGLGraphInDegree
-            DGLGraphInDegrees DGLGraphInEdges_1 DGLGraphInEdges_2 DGLGraphIsMultigraph
-            DGLGraphIsReadonly DGLGraphLineGraph DGLGraphNumBits DGLGraphNumEdges
-            DGLGraphNumVertices DGLGraphOutDegree DGLGraphOutDegrees DGLGraphOutEdges_1
-            DGLGraphOutEdges_2 DGLGraphPredecessors DGLGraphSuccessors DGLGraphVertexSubgraph
-            DGLImmutableGraphAsNumBits DGLImmutableGraphCopyTo DGLImmutableGraphCopyToSharedMem
-            DGLMapSubgraphNID DGLSortAdj DGLSubgraphGetGraph DGLSubgraphGetInducedEdges
-            DGLSubgraphGetInducedVertices DGLToImmutable GetHaloSubgraphInnerNodes
-        """,
-    },
-    "reads or makes a C++ object, which graphs on a GPU do not have": {
-        "heterograph_index": """
-            DGLCreateHeteroPickleStates DGLCreateHeteroPickleStatesOld
-            DGLHeteroCreateFromSharedMem DGLHeteroForkingUnpickle DGLHeteroPickleStatesGetArrays
-            DGLHeteroPickleStatesGetArraysNum DGLHeteroPickleStatesGetMeta
-            DGLHeteroPickleStatesGetVersion DGLHeteroSubgraphGetGraph
-            DGLHeteroSubgraphGetInducedEdges DGLHeteroSubgraphGetInducedVertices DGLHeteroUnpickle
-        """,
-        "ndarray": """
-            DGLCreateSparseMatrix DGLExistSharedMemArray DGLSparseMatrixGetFlags
-            DGLSparseMatrixGetFormat DGLSparseMatrixGetIndices DGLSparseMatrixGetNumCols
-            DGLSparseMatrixGetNumRows
-        """,
-    },
-    "DistGNN's partitioning of vertices, on CPUs": {
-        "sparse": """
-            DGLLibra2dglBuildAdjlist DGLLibra2dglBuildDict DGLLibra2dglSetLR DGLLibraVertexCut
-        """,
-    },
-}
+TAKE_HOST_GRAPHS = frozenset({
+    "graph.creation", "graph.pinning.pinned_graphs", "sampling.neighbors", "sampling.picking",
+    "sampling.walks",
+})  # fmt: skip
 
 
 def _entries() -> dict[str, Entry]:
     entries = {}
-    for namespace, functions in _SERVED.items():
-        for function, (implementation, what) in functions.items():
-            how = {"reason": what} if implementation is Implementation.CPU else {"by": what}
-            entries[f"{namespace}._CAPI_{function}"] = Entry(implementation, **how)
-    for reason, namespaces in _NOT_SERVED.items():
-        for namespace, text in namespaces.items():
-            for function in text.split():
-                entries[f"{namespace}._CAPI_{function}"] = Entry(
-                    Implementation.NOT_APPLICABLE, reason=reason
-                )
+    for implementation, texts in _TABLE.items():
+        for key, text in texts.items():
+            for word in text.split():
+                if word.endswith(":"):
+                    namespace = word[:-1]
+                    continue
+                function, _, name = word.partition("=")
+                served = {"by": key + name} if name else {"reason": key}
+                entries[f"{namespace}._CAPI_{function}"] = Entry(implementation, **served)
     return entries
 
 
@@ -395,6 +274,17 @@ ENTRIES = _entries()
 
 def find_entry(name: str) -> Entry:
     """The entry of a C function; one that a newer DGL adds goes through the CPU."""
-    return ENTRIES.get(
-        name, Entry(Implementation.CPU, reason="unknown to this version of dgl_mgpu")
-    )
+    unknown = Entry(Implementation.CPU, reason="unknown to this version of dgl_mgpu")
+    return ENTRIES.get(name, unknown)
+
+
+def coverage_report() -> str:
+    """Where each C function runs for graphs on a GPU, one a line, and a summary."""
+    width = max(map(len, ENTRIES))
+    lines = []
+    for name, entry in sorted(ENTRIES.items()):
+        where = f"dgl_mgpu.{entry.by}" if entry.by else entry.reason
+        lines.append(f"{name:<{width}}  {entry.implementation.value:<14}  {where}")
+    counts = Counter(entry.implementation for entry in ENTRIES.values())
+    lines.append(", ".join(f"{counts[kind]} {kind.value}" for kind in Implementation))
+    return "\n".join(lines)
