@@ -27,15 +27,14 @@ _DGX1_LINKS = (
 
 def _machine(
     name: str, links: np.ndarray, memory: int, host: float, host_memory: int,
-    groups: Sequence[HostGroup] = (), port: float | None = None, disk: tuple[float, int] = (2, 7),
+    groups: Sequence[HostGroup] = (), port: float = np.inf, disk: tuple[float, int] = (2, 7),
 ) -> Topology:  # fmt: skip
     """A machine of equal GPUs; ``disk`` is its GB/s and TB."""
     n = len(links)
-    ports = None if port is None else np.full(n, port)
     return Topology(
         name, links, np.full(n, memory), np.full(n, host), host_memory, tuple(groups),
-        ports, float(disk[0]), disk[1] * 10**12,
-    )  # type: ignore[arg-type]  # fmt: skip
+        np.full(n, port), float(disk[0]), disk[1] * 10**12,
+    )  # fmt: skip
 
 
 def _links(gpus: int, local: float, link: float) -> np.ndarray:

@@ -89,7 +89,7 @@ class Topology:
         self._validate()
 
     def _set(self, name: str, value: np.ndarray, dtype: type) -> None:
-        array = np.array(value, dtype)
+        array: np.ndarray = np.array(value, dtype)
         array.setflags(write=False)
         object.__setattr__(self, name, array)
 
