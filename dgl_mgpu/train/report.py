@@ -124,8 +124,7 @@ class RunReport:
         return f"{self._config.model.name} on {self._config.data.name}"
 
     def _write_page(self, summary: Mapping[str, Any] | None = None) -> None:
-        from dgl_mgpu.report.environment import environment
-        from dgl_mgpu.report.html import write_report
+        from dgl_mgpu.report.html import environment, write_report
 
         with self._writing():
             configuration = flat(asdict(self._config))

@@ -17,8 +17,7 @@ from dgl_mgpu.errors import DataFormatError
 from dgl_mgpu.machine import Topology, preset
 from dgl_mgpu.placement import TableSpec, solve
 from dgl_mgpu.report import MetricsLog, StageSeconds, TierTraffic, read_metrics, summary_table
-from dgl_mgpu.report.environment import environment
-from dgl_mgpu.report.html import write_report
+from dgl_mgpu.report.html import environment, write_report
 from dgl_mgpu.report.profile import StepProfile
 from dgl_mgpu.report.timeline import draw_step, read_trace
 from tests.report.traces import gpu_events, write_trace
