@@ -1,30 +1,31 @@
-"""What one epoch did: the record that progress, metrics, tables and plots are made of."""
+"""The record of one epoch, from which progress, metrics, tables and plots are made."""
 
 from __future__ import annotations
 
 import math
 import statistics
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from typing import Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 
+#: Values of `EpochReport.figure`.
 ACCURACY, AUC, ROC_AUC = "accuracy", "AUC", "ROC AUC"
-"""What accuracies may be called, in reports of whose epochs :attr:`EpochReport.figure` says it."""
 
+#: What the figures mean that do not say it by their name.
 MEANINGS = {
     AUC: "AUC: how often an edge scores higher than another pair of its source that is no edge",
     ROC_AUC: "ROC AUC: how often a node with a label scores higher for it than one without, "
     "on average over the labels",
 }
-"""Of what does not say it by its name."""
 
+#: A picture is not scaled by times longer than this many medians.
 _FAR_LONGER = 4.0
-"""Times the median from which on a time is not one to scale a picture by."""
 
+#: Stages of `StageSeconds` that other stages include.  They are not added to these.
 WITHIN_OTHERS = frozenset({"exchange", "waiting"})
-"""Of :class:`StageSeconds`, what other stages include: not to be added to these."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,41 +34,23 @@ class StageSeconds:
 
     Stages that overlap each count in full, so the parts may add up to more than `total`.  Of
     several ranks each stage is the mean, `total` the slowest rank's.
-
-    Attributes
-    ----------
-    sample, gather : float or None
-        Seconds spent sampling blocks and gathering features and labels.
-    compute : float or None
-        Seconds of forward and backward, where they are not told apart, and of the optimizer step,
-        where there is no `update`.
-    forward, backward : float or None
-        Seconds of each, exchanging rows with other ranks included.
-    exchange : float or None
-        Of forward and backward, seconds in which rows were on their way between GPUs, waiting for
-        slower ranks included.  None on CPUs, where nobody sees how long that takes.
-    waiting : float or None
-        Of forward and backward, seconds in which nothing was computed for want of other ranks'
-        rows: what of the exchange was not hidden.
-    update : float or None
-        Seconds of adding up all ranks' gradients, waiting for theirs included, and of the optimizer
-        step.
-    evaluate : float
-        Seconds spent on validation and test accuracy.
-    total : float
-        Seconds of the whole epoch, `evaluate` included.
     """
 
     sample: float | None = None
-    gather: float | None = None
+    gather: float | None = None  # of features and labels
+    #: Forward and backward where they are not timed apart, and the optimizer without `update`.
     compute: float | None = None
-    forward: float | None = None
-    backward: float | None = None
+    forward: float | None = None  # with the exchange of rows
+    backward: float | None = None  # likewise
+    #: Part of forward and backward: rows are on their way between GPUs, or slower ranks are
+    #: waited for.  None on CPUs, where it cannot be measured.
     exchange: float | None = None
+    #: Part of forward and backward: the exchange that no computation hides.
     waiting: float | None = None
+    #: Adding up all ranks' gradients, waiting for theirs included, and the optimizer.
     update: float | None = None
-    evaluate: float
-    total: float
+    evaluate: float  # on validation and test data
+    total: float  # with evaluation
 
     def measured(self) -> dict[str, float]:
         """Seconds of the stages there are, `total` last."""
@@ -76,19 +59,9 @@ class StageSeconds:
 
 @dataclass(frozen=True)
 class TierTraffic:
-    """Rows of one table read from one tier of the store during an epoch.
+    """Rows of one table, such as "feat", read from one tier of the store during an epoch."""
 
-    Attributes
-    ----------
-    name : str
-        The tier: ``"device"``, ``"peer"``, ``"replica"``, ``"host"``, ``"disk"``.
-    table : str
-        The table read, such as ``"feat"`` or ``"topology"``.
-    rows, bytes : int
-        How many rows were read, and how many bytes they hold.
-    """
-
-    name: str
+    name: str  # "device", "peer", "replica", "host" or "disk"
     table: str
     rows: int
     bytes: int
@@ -96,48 +69,26 @@ class TierTraffic:
 
 @dataclass(frozen=True)
 class EpochReport:
-    """One epoch of training, of one rank or (after :func:`merge`) of all.
-
-    Attributes
-    ----------
-    epoch : int
-        Number of the epoch, counted from 1: what is shown is what is in the files.
-    steps : int
-        Optimizer steps.
-    seeds : int
-        Seed nodes (or edges) trained on.
-    loss : float
-        Mean training loss over the seeds; NaN and infinity are allowed, as they happen.
-    train_accuracy : float
-        Share of right answers on the seeds while training, in 0..1.
-    valid_accuracy, test_accuracy : float or None
-        The same of the other splits; None in epochs that were not evaluated.
-    seconds : StageSeconds
-        Time by stage.
-    tiers : tuple of TierTraffic
-        Rows and bytes by table and tier, at most one entry for each pair.
-    ranks : int
-        How many ranks this report stands for.
-    figure : str
-        What accuracies are called where they are shown: "accuracy", "ROC AUC" where nodes may have
-        several labels, or "AUC" of link prediction.
+    """One epoch of training, of one rank or (after `merge`) of all.
 
     Raises
     ------
     InvalidInputError
-        If `epoch` is smaller than 1.
+        `epoch` is smaller than 1.
     """
 
-    epoch: int
-    steps: int
-    seeds: int
-    loss: float
-    train_accuracy: float
-    valid_accuracy: float | None
+    epoch: int  # from 1
+    steps: int  # of the optimizer
+    seeds: int  # nodes or edges trained on
+    loss: float  # mean over the seeds; may be NaN or infinite
+    train_accuracy: float  # in 0..1, of the seeds while training
+    valid_accuracy: float | None  # None in epochs that were not evaluated
     test_accuracy: float | None
     seconds: StageSeconds
-    tiers: tuple[TierTraffic, ...]
-    ranks: int
+    tiers: tuple[TierTraffic, ...]  # at most one for each pair of tier and table
+    ranks: int  # that the report stands for
+    #: The metric that the accuracies are: ACCURACY, ROC_AUC where nodes may have several labels,
+    #: AUC of link prediction.
     figure: str = ACCURACY
 
     def __post_init__(self) -> None:
@@ -162,11 +113,11 @@ class EpochReport:
         return tuple(dict.fromkeys(tier.table for tier in self.tiers))
 
     def tier_rows(self, table: str | None = None) -> dict[str, int]:
-        """Rows read from each tier, of `table` or (None) of all tables together."""
+        """Rows read from each tier, of `table` or (None) of all tables."""
         return self._sum_by_tier(table, lambda tier: tier.rows)
 
     def tier_bytes(self, table: str | None = None) -> dict[str, int]:
-        """Bytes read from each tier, of `table` or (None) of all tables together."""
+        """Bytes read from each tier, of `table` or (None) of all tables."""
         return self._sum_by_tier(table, lambda tier: tier.bytes)
 
     def tier_shares(self, table: str | None = None) -> dict[str, float]:
@@ -179,10 +130,7 @@ class EpochReport:
         return {tier: count / total if total else 0.0 for tier, count in rows.items()}
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain numbers, strings, lists and dicts, ready for strict JSON.
-
-        A loss or accuracy that is not finite becomes None, because JSON has no word for it.
-        """
+        """Values for strict JSON: a loss or accuracy that is not finite becomes None."""
         values = asdict(self)
         values["seconds"] = self.seconds.measured()
         values["tiers"] = list(values["tiers"])
@@ -193,14 +141,12 @@ class EpochReport:
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> EpochReport:
-        """Read back what :meth:`to_dict` wrote; keys that it does not know are ignored.
-
-        A loss or training accuracy of None comes back as NaN.
+        """Read what `to_dict` wrote; unknown keys are ignored, a loss of None becomes NaN.
 
         Raises
         ------
         DataFormatError
-            If a key is missing or a value is of another type.
+            A key is missing or a value is of another type.
         """
         try:
             return cls(
@@ -224,49 +170,36 @@ class EpochReport:
                 ranks=whole(values["ranks"]),
                 figure=text(values.get("figure", ACCURACY)),  # earlier versions had no other
             )
-        except KeyError as error:
-            raise DataFormatError(
-                "read an epoch report", f"it lacks {error}", "pass what EpochReport.to_dict wrote"
-            ) from error
-        except (TypeError, ValueError, AttributeError, OverflowError) as error:
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            missing = isinstance(error, KeyError)
             raise DataFormatError(
                 "read an epoch report",
-                f"it is damaged ({error})",
+                f"it lacks {error}" if missing else f"it is damaged ({error})",
                 "pass what EpochReport.to_dict wrote",
             ) from error
 
     def _sum_by_tier(
         self, table: str | None, amount: Callable[[TierTraffic], int]
     ) -> dict[str, int]:
-        sums: dict[str, int] = {}
+        sums: Counter[str] = Counter()
         for tier in self.tiers:
-            if table is None or tier.table == table:
-                sums[tier.name] = sums.get(tier.name, 0) + amount(tier)
-        return sums
+            if table in (None, tier.table):
+                sums[tier.name] += amount(tier)
+        return dict(sums)
 
 
 def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
     """Combine the reports that all ranks made of the same epoch.
 
-    The slowest rank sets the time of the epoch and the number of steps; seeds, rows and bytes
-    add up; times of stages are means, since maxima, each of another rank maybe, would add up to
-    more than the epoch; loss and accuracies are means weighted by the seeds of each rank, over
-    the ranks that have the figure.  A figure that is global already (every rank holds the same
-    value) stays what it is.
-
-    Parameters
-    ----------
-    reports_of_ranks : sequence of EpochReport
-        One a rank, all of the same epoch.
-
-    Returns
-    -------
-    EpochReport
+    Steps and the total time are maxima, seeds, rows and bytes are sums.  Times of stages are means:
+    maxima, each perhaps of another rank, would add up to more than the epoch.  Loss and accuracies
+    are means weighted by seeds, over the ranks that have them; a value that all ranks share stays
+    exactly what it is.
 
     Raises
     ------
     InvalidInputError
-        If there is no report, or they are of different epochs.
+        There is no report, or they are of different epochs.
     """
     reports = list(reports_of_ranks)
     epochs = sorted({report.epoch for report in reports})
@@ -279,26 +212,27 @@ def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
     seeds = [report.seeds for report in reports]
     measured = [report.seconds.measured() for report in reports]
     ranks = [report.ranks for report in reports]
-    # One that goes on with what it was to do otherwise has other stages.
+    # Stages may differ between ranks whose tasks differ.
     stages = {
-        name: _weighted_mean([each.get(name, 0.0) for each in measured], ranks)
-        for name in dict.fromkeys(name for each in measured for name in each)
+        name: _weighted_mean([seconds.get(name, 0.0) for seconds in measured], ranks)
+        for name in dict.fromkeys(name for seconds in measured for name in seconds)
     }
-    traffic: dict[tuple[str, str], tuple[int, int]] = {}
+    stages["total"] = max(seconds["total"] for seconds in measured)
+    traffic: dict[tuple[str, str], list[TierTraffic]] = {}
     for tier in (tier for report in reports for tier in report.tiers):
-        rows, size = traffic.get((tier.table, tier.name), (0, 0))
-        traffic[tier.table, tier.name] = (rows + tier.rows, size + tier.bytes)
+        traffic.setdefault((tier.table, tier.name), []).append(tier)
     return EpochReport(
         epoch=epochs[0],
         steps=max(report.steps for report in reports),
         seeds=sum(seeds),
         loss=_weighted_mean([report.loss for report in reports], seeds),
         train_accuracy=_weighted_mean([report.train_accuracy for report in reports], seeds),
-        valid_accuracy=_weighted_mean_or_none([r.valid_accuracy for r in reports], seeds),
-        test_accuracy=_weighted_mean_or_none([r.test_accuracy for r in reports], seeds),
-        seconds=StageSeconds(**stages | {"total": max(each["total"] for each in measured)}),
+        valid_accuracy=_mean_of_known([report.valid_accuracy for report in reports], seeds),
+        test_accuracy=_mean_of_known([report.test_accuracy for report in reports], seeds),
+        seconds=StageSeconds(**stages),
         tiers=tuple(
-            TierTraffic(name, table, rows, size) for (table, name), (rows, size) in traffic.items()
+            TierTraffic(name, table, sum(t.rows for t in tiers), sum(t.bytes for t in tiers))
+            for (table, name), tiers in traffic.items()
         ),
         ranks=sum(ranks),
         figure=reports[0].figure,
@@ -306,10 +240,9 @@ def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
 
 
 def best_epoch(reports: Sequence[EpochReport]) -> EpochReport | None:
-    """The epoch to judge a run by: of highest validation accuracy, the first of equals.
+    """The first epoch of the highest validation accuracy, or training accuracy if none has one.
 
-    Where no epoch was validated the training accuracy decides.  None without any epoch of which
-    that, and the loss, are finite.
+    None if no epoch has a finite one and a finite loss.
     """
 
     def figure(report: EpochReport) -> float:
@@ -322,20 +255,21 @@ def best_epoch(reports: Sequence[EpochReport]) -> EpochReport | None:
 
 
 def stages_of(reports: Sequence[EpochReport]) -> list[str]:
-    """The stages that any of some epochs has, in their order, ``"total"`` last.
+    """The stages that any of the epochs has, in order, "total" last.
 
-    A run that another version began may have others in its first epochs.
+    The first epochs of a resumed run may have other ones than the last.
     """
-    there = {stage for report in reports for stage in report.seconds.measured()}
-    return [field.name for field in fields(StageSeconds) if field.name in there]
+    measured = {stage for report in reports for stage in report.seconds.measured()}
+    return [field.name for field in fields(StageSeconds) if field.name in measured]
 
 
 def usual_longest(seconds: Sequence[float]) -> float:
-    """The longest of some times, those left out that are far longer than most.
+    """The longest time that is not far longer than the median.
 
     The first epoch compiles and warms up, and may take a hundred times as long as the others.
     """
-    return max(each for each in seconds if each <= _FAR_LONGER * statistics.median(seconds))
+    limit = _FAR_LONGER * statistics.median(seconds)
+    return max(duration for duration in seconds if duration <= limit)
 
 
 def _stage_seconds(values: Mapping[str, Any]) -> StageSeconds:
@@ -348,31 +282,31 @@ def _float_or(value: Any, missing: Any) -> Any:
 
 
 def whole(value: Any) -> int:
-    """A whole number of a record, which is one already."""
+    """Check that a value of a record is an integer of at most 64 bits."""
     if type(value) is not int or abs(value) >= 2**63:
         raise TypeError(f"{value!r:.50} is no whole number")
     return value
 
 
 def number(value: Any) -> float:
-    """A number of a record."""
+    """Check that a value of a record is a number."""
     if type(value) not in (int, float):
         raise TypeError(f"{value!r:.50} is no number")
     return float(value)
 
 
 def text(value: Any) -> str:
-    """A name of a record."""
+    """Check that a value of a record is a string."""
     if type(value) is not str:
         raise TypeError(f"{value!r:.50} is no text")
     return value
 
 
 def _weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
-    """Mean weighted by seeds, or ranks; plain where no rank had any.
+    """Mean weighted by seeds, or ranks; plain where all weights are 0.
 
-    A rank without seeds has no loss either (NaN), so it is left out rather than weighted 0.
-    The result lies exactly on a value that all share, which keeps global figures exact.
+    A rank without seeds has a loss of NaN, so it is left out rather than weighted 0.  A value that
+    all share is returned exactly.
     """
     pairs = [(value, weight) for value, weight in zip(values, weights, strict=True) if weight > 0]
     pairs = pairs or [(value, 1) for value in values]
@@ -382,8 +316,6 @@ def _weighted_mean(values: Sequence[float], weights: Sequence[int]) -> float:
     return sum(value * weight for value, weight in pairs) / total
 
 
-def _weighted_mean_or_none(values: Sequence[float | None], weights: Sequence[int]) -> float | None:
-    measured = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None]
-    if not measured:
-        return None
-    return _weighted_mean([value for value, _ in measured], [weight for _, weight in measured])
+def _mean_of_known(values: Sequence[float | None], weights: Sequence[int]) -> float | None:
+    known = [(v, w) for v, w in zip(values, weights, strict=True) if v is not None]
+    return _weighted_mean([v for v, _ in known], [w for _, w in known]) if known else None

@@ -283,9 +283,7 @@ def _tiers(reports: Sequence[EpochReport]) -> _Table:
                     human_bytes(sum(sizes)),
                     _per_second(_rate(reports, sizes, _gathering)),
                 ])  # fmt: skip
-    return _Table(
-        ["table", "tier", "rows", "share", "", "bytes", "bytes/s while gathering"], rows
-    )
+    return _Table(["table", "tier", "rows", "share", "", "bytes", "bytes/s while gathering"], rows)
 
 
 def _bytes_by_epoch(reports: Sequence[EpochReport]) -> _Table:
@@ -328,16 +326,14 @@ def _links(reports: Sequence[EpochReport], plan: Plan | None) -> _Table:
 def _step_stages(profile: StepProfile) -> _Table:
     columns = profile.host_seconds, profile.work_seconds
     where = "on the CPU" if profile.busy_share is None else "on the GPU"
-    return _Table(
-        ["stage, of a step", "on the host", where],
+    rows: list[list[str | Bar]] = [
         [
-            [
-                stage or "no stage",
-                *(human_seconds(seconds[stage]) if stage in seconds else "-" for seconds in columns),
-            ]
-            for stage in dict.fromkeys([*profile.host_seconds, *profile.work_seconds])
-        ],
-    )
+            stage or "no stage",
+            *(human_seconds(times[stage]) if stage in times else "-" for times in columns),
+        ]
+        for stage in dict.fromkeys([*profile.host_seconds, *profile.work_seconds])
+    ]
+    return _Table(["stage, of a step", "on the host", where], rows)
 
 
 def _gathering(report: EpochReport) -> float:

@@ -7,7 +7,6 @@ import math
 import os
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
@@ -25,33 +24,24 @@ _RESTORE = "restore the file, or move it away to start it anew"
 
 
 class MetricsLog:
-    """Appends each epoch's report to ``metrics.jsonl`` and to TensorBoard events.
+    """Appends each epoch's report to ``metrics.jsonl`` and to TensorBoard events in a folder.
 
     Every line is on disk before the call that wrote it returns, so a killed run loses at
     most the line it was writing.  Use it as a context manager, on one rank only.
 
     Parameters
     ----------
-    folder : path
-        Run folder; created if need be.  Holds ``metrics.jsonl`` and the event files.
-    tensorboard : bool, default True
-        Whether to write TensorBoard events as well.
     resume_epoch : int, optional
         Continue the run in `folder` after this epoch (0: from its start): later epochs, and
         the summary, are dropped from the file, and TensorBoard hides them, so that no epoch
-        stands twice.  None starts a new run.
-
-    Attributes
-    ----------
-    history : list of EpochReport
-        The epochs in the file, those of before the resumption included.
+        appears twice.  None starts a new run.
 
     Raises
     ------
     InvalidInputError
-        If a new run is to start in a folder that holds epochs of another one.
+        A new run is to start in a folder that holds epochs of another one.
     DataFormatError
-        If the file to continue is damaged anywhere but in its last line.
+        The file to continue is damaged anywhere but in its last line.
     """
 
     def __init__(
@@ -62,30 +52,25 @@ class MetricsLog:
     ) -> None:
         self.path = Path(folder) / METRICS_FILE
         self.path.parent.mkdir(parents=True, exist_ok=True)
-        self.history: list[EpochReport] = []
+        self.history: list[EpochReport] = []  #: The epochs in the file.
         if resume_epoch is None:
             require_no_run(self.path.parent)
         if self.path.exists():
             earlier, _ = read_metrics(self.path)
             self.history = [r for r in earlier if r.epoch <= (resume_epoch or 0)]
-            replace_file(self.path, "".join(_epoch_line(report) for report in self.history))
+            with atomic_write(self.path) as file:
+                file.writelines(_epoch_line(report).encode() for report in self.history)
         self._file = self.path.open("a", encoding="utf-8")
         self._writer: SummaryWriter | None = None
         if tensorboard:
-            # Imported here: it costs a second that runs without TensorBoard need not wait.
+            # Imported here: it takes a second.
             from torch.utils.tensorboard import SummaryWriter
 
             purge = None if resume_epoch is None else resume_epoch + 1
             self._writer = SummaryWriter(str(self.path.parent), purge_step=purge)
 
     def append(self, report: EpochReport) -> None:
-        """Write one epoch (already merged over the ranks) and flush.
-
-        Raises
-        ------
-        InvalidInputError
-            If the epoch does not come after the last one in the file.
-        """
+        """Write one epoch, merged over the ranks; InvalidInputError if it is not the next one."""
         if self.history and report.epoch <= self.history[-1].epoch:
             raise InvalidInputError(
                 f"log epoch {report.epoch}",
@@ -100,11 +85,11 @@ class MetricsLog:
             self._writer.flush()
 
     def summary(self, values: Mapping[str, Any]) -> None:
-        """Write the one line that closes a run: any JSON-ready figures about all of it."""
+        """Write the line that closes a run: any figures about all of it."""
         self._write(_line({"kind": "summary", **_finite(dict(values))}))
 
     def close(self) -> None:
-        """Close both files; does nothing the second time."""
+        """Close both files; may be called again."""
         self._file.close()
         if self._writer is not None:
             self._writer.close()
@@ -112,12 +97,7 @@ class MetricsLog:
     def __enter__(self) -> MetricsLog:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         self.close()
 
     def _write(self, line: str) -> None:
@@ -129,18 +109,14 @@ class MetricsLog:
 def require_no_run(folder: str | os.PathLike[str], resumed: str | None = None) -> None:
     """Check that a run may start in a folder, which need not exist.
 
-    Parameters
-    ----------
-    folder : path
-    resumed : str, optional
-        What that run goes on from, which is not in this folder.
+    ``resumed`` names what the run continues from, if that is in another folder.
 
     Raises
     ------
     InvalidInputError
-        If it holds epochs or checkpoints of another one.
+        It holds epochs or checkpoints of another run.
     DataFormatError
-        If ``metrics.jsonl`` there is damaged.
+        ``metrics.jsonl`` there is damaged.
     """
     path = Path(folder) / METRICS_FILE
     earlier = read_metrics(path)[0] if path.exists() else []
@@ -163,59 +139,50 @@ def read_metrics(
 ) -> tuple[list[EpochReport], dict[str, Any] | None]:
     """Read a ``metrics.jsonl``: its epochs in order, and the summary if the run was closed.
 
-    A last line without its newline is what a kill left of an unfinished write; it is
-    dropped.  Any other damage is an error.
+    A last line without its newline is an unfinished write of a killed run; it is dropped.
 
     Raises
     ------
     DataFormatError
-        If a complete line is not JSON, not what was written, or neither an epoch nor a summary.
+        A complete line is damaged, or neither an epoch nor a summary.
     """
-    text = Path(path).read_bytes()
-    complete = text[: text.rfind(b"\n") + 1]
+    content = Path(path).read_bytes()
+    complete = content[: content.rfind(b"\n") + 1]
     reports: list[EpochReport] = []
     summary: dict[str, Any] | None = None
     for number, line in enumerate(complete.splitlines(), start=1):
+        asked = f"read line {number} of {path}"
         try:
             values = without_sum(safe_json.loads(line))
             kind = values.pop("kind")
         except (ValueError, KeyError, AttributeError, TypeError) as error:
             raise DataFormatError(
-                f"read line {number} of {path}",
+                asked,
                 f"it is not an object with a 'kind', or damaged ({type(error).__name__}: {error})",
                 _RESTORE,
             ) from error
         if kind == "epoch":
-            report = _epoch_of(values, f"read line {number} of {path}")
+            try:
+                report = EpochReport.from_dict(values)
+            except DataFormatError as error:
+                raise DataFormatError(asked, error.found, _RESTORE) from error
             if reports and report.epoch <= reports[-1].epoch:
-                raise DataFormatError(
-                    f"read line {number} of {path}",
-                    f"epoch {report.epoch} comes after epoch {reports[-1].epoch}",
-                    _RESTORE,
-                )
+                order = f"epoch {report.epoch} comes after epoch {reports[-1].epoch}"
+                raise DataFormatError(asked, order, _RESTORE)
             reports.append(report)
         elif kind == "summary":
             summary = values
         else:
             raise DataFormatError(
-                f"read line {number} of {path}",
-                f"its kind is {kind!r}",
-                "use the version of dgl_mgpu that wrote the file",
+                asked, f"its kind is {kind!r}", "use the version of dgl_mgpu that wrote the file"
             )
     return reports, summary
 
 
 def _epoch_line(report: EpochReport) -> str:
-    """One epoch as a line, with the derived figures a reader would otherwise compute."""
+    """One epoch as a line, with derived figures."""
     derived = {"seeds_per_second": report.seeds_per_second, "tier_shares": report.tier_shares()}
     return _line({"kind": "epoch", **report.to_dict(), **derived})
-
-
-def _epoch_of(values: Mapping[str, Any], asked: str) -> EpochReport:
-    try:
-        return EpochReport.from_dict(values)
-    except DataFormatError as error:
-        raise DataFormatError(asked, error.found, _RESTORE) from error
 
 
 def _line(values: Mapping[str, Any]) -> str:
@@ -238,8 +205,7 @@ def _scalars(report: EpochReport) -> dict[str, float]:
         scalars[f"{report.figure}/valid"] = report.valid_accuracy
     if report.test_accuracy is not None:
         scalars[f"{report.figure}/test"] = report.test_accuracy
-    for stage, seconds in report.seconds.measured().items():
-        scalars[f"time/{stage}_seconds"] = seconds
+    scalars |= {f"time/{name}_seconds": value for name, value in report.seconds.measured().items()}
     scalars["time/seeds_per_second"] = report.seeds_per_second
     for table in report.tables:
         for tier, share in report.tier_shares(table).items():
@@ -247,9 +213,3 @@ def _scalars(report: EpochReport) -> dict[str, float]:
         for tier, size in report.tier_bytes(table).items():
             scalars[f"tiers/{table}_{tier}_bytes"] = size
     return scalars
-
-
-def replace_file(path: Path, text: str) -> None:
-    """Write `text` to `path` so that a reader sees all of the old content or of the new."""
-    with atomic_write(path) as file:
-        file.write(text.encode())

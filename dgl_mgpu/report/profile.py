@@ -1,4 +1,4 @@
-"""A look at a few steps of a run: their trace, a picture of one, how busy the GPU was."""
+"""Tracing a few steps of a run: the trace, a picture of one step, how busy the GPU was."""
 
 from __future__ import annotations
 
@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import torch
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError, OutputError
-from dgl_mgpu.report.timeline import Trace, busy_seconds, busy_share, draw_step, read_trace
+from dgl_mgpu.report.timeline import Span, Trace, busy_seconds, busy_share, draw_step, read_trace
 from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.checksums import with_sum, without_sum
 from dgl_mgpu.utils.stages import stage
@@ -25,86 +24,69 @@ TRACE_FILE = "trace.json.gz"
 TIMELINE_FILE = "timeline.png"
 PROFILE_FILE = "profile.json"
 
-#: Steps before the first that is traced: kernels are compiled and buffers found in them.
+#: Steps before the first that is traced, which compile kernels and allocate buffers.
 WARM_UP = 4
 _MOST_OPERATIONS = 12
 
 
 @dataclass(frozen=True)
 class StepProfile:
-    """What the traced steps came to.
-
-    Attributes
-    ----------
-    steps : int
-    step_seconds : float
-        Median.
-    busy_share : float or None
-        Share of the steps' time in which the GPU ran a kernel or a copy; None without GPUs.
-    host_seconds : dict of str to float
-        Mean by stage, of a step, on the host.
-    work_seconds : dict of str to float
-        The same for what stages launched, on the GPU (on the CPU: in operators); ``""`` is what was
-        launched in no stage.  Stages whose work overlaps count in full.
-    operations : list of tuple (str, float, float)
-        The kernels, copies or operators that took the longest: name, calls and seconds of a step.
-    """
+    """Figures of the traced steps."""
 
     steps: int
-    step_seconds: float
+    step_seconds: float  # median
+    #: Share of the steps' time in which the GPU ran a kernel or a copy; None without GPUs.
     busy_share: float | None
+    #: Mean per step on the host, by stage.
     host_seconds: dict[str, float]
+    #: Mean per step on the GPU (without one, in the CPU's operators), by the stage that launched
+    #: it, "" for none.  Stages whose work overlaps count in full.
     work_seconds: dict[str, float]
+    #: The kernels, copies or operators that took longest: name, calls and seconds per step.
     operations: list[tuple[str, float, float]]
 
     @classmethod
     def of(cls, trace: Trace) -> StepProfile:
         """Measure a trace."""
         count = len(trace.steps)
-        work = [each for each in trace.work if each.device == trace.device]
-        stages = dict.fromkeys(each.name for each in trace.stages)
-        launchers = dict.fromkeys([*stages, *(each.stage or "" for each in work)])
-
-        def mean(spans: list[Any]) -> float:
-            return sum(busy_seconds(spans, step) for step in trace.steps) / count
-
+        work = [item for item in trace.work if item.device == trace.device]
+        host: dict[str, list[Span]] = {}
+        for span in trace.stages:
+            host.setdefault(span.name, []).append(span)
+        launched: dict[str, list[Span]] = {name: [] for name in host}
         calls: Counter[str] = Counter()
-        seconds: Counter[str] = Counter()
-        for each in work:
-            inside = sum(busy_seconds([each], step) for step in trace.steps)
+        seconds: dict[str, float] = {}
+        for item in work:
+            launched.setdefault(item.stage or "", []).append(item)
+            inside = sum(busy_seconds([item], step) for step in trace.steps)
             if inside > 0.0:
-                calls[each.name] += 1
-                seconds[each.name] += inside  # type: ignore[assignment]
-        host = {name: mean([s for s in trace.stages if s.name == name]) for name in stages}
-        launched = {
-            name: mean([each for each in work if (each.stage or "") == name]) for name in launchers
-        }
+                calls[item.name] += 1
+                seconds[item.name] = seconds.get(item.name, 0.0) + inside
+
+        def means(spans_of: Mapping[str, list[Span]]) -> dict[str, float]:
+            sums = {
+                name: sum(busy_seconds(spans, step) for step in trace.steps)
+                for name, spans in spans_of.items()
+            }
+            return {name: total / count for name, total in sums.items() if total}
+
+        longest = sorted(seconds.items(), key=lambda item: -item[1])[:_MOST_OPERATIONS]
         return cls(
             steps=count,
             step_seconds=statistics.median(step.seconds for step in trace.steps),
             busy_share=busy_share(trace),
-            host_seconds={name: value for name, value in host.items() if value},
-            work_seconds={name: value for name, value in launched.items() if value},
-            operations=[
-                (name, calls[name] / count, total / count)
-                for name, total in seconds.most_common(_MOST_OPERATIONS)
-            ],
+            host_seconds=means(host),
+            work_seconds=means(launched),
+            operations=[(name, calls[name] / count, total / count) for name, total in longest],
         )
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> StepProfile:
-        """Read back what ``asdict`` gave and JSON kept.
-
-        Raises
-        ------
-        DataFormatError
-            If a key is missing.
-        """
+        """Read what ``asdict`` gave and JSON kept; DataFormatError if a key is missing."""
         try:
-            found = cls(**{field.name: values[field.name] for field in fields(cls)})
-            return StepProfile(
-                **{**vars(found), "operations": [tuple(each) for each in found.operations]}
-            )
+            fields_there = {field.name: values[field.name] for field in fields(cls)}
+            operations = [tuple(operation) for operation in values["operations"]]
+            return cls(**fields_there | {"operations": operations})
         except (KeyError, TypeError) as error:
             raise DataFormatError(
                 "read a profile",
@@ -114,22 +96,16 @@ class StepProfile:
 
 
 class Profile:
-    """Traces some steps of a run, after a few that warm it up.
+    """Traces some steps of a run (0: none), after a few that warm it up.
 
     Used as a context manager around all epochs.  As soon as the steps are done, the folder has
     ``trace.json.gz`` (for ui.perfetto.dev or chrome://tracing), ``timeline.png`` (the step of
-    median duration) and ``profile.json`` (:class:`StepProfile`).  Tracing slows the host down.
-
-    Parameters
-    ----------
-    steps : int
-        How many; 0 for none.
-    folder : path
+    median duration) and ``profile.json`` (`StepProfile`).  Tracing slows the host down.
 
     Raises
     ------
     InvalidInputError
-        If `steps` is negative.
+        `steps` is negative.
     """
 
     def __init__(self, steps: int, folder: str | os.PathLike[str]) -> None:
@@ -148,7 +124,7 @@ class Profile:
                 kinds.append(torch.profiler.ProfilerActivity.CUDA)
             self._profiler = torch.profiler.profile(
                 activities=kinds,
-                # The last step before is traced and thrown away: to begin takes its time.
+                # The last step of the warm-up is traced and dropped: the start takes its time.
                 schedule=torch.profiler.schedule(
                     wait=WARM_UP - 1, warmup=1, active=self._steps, repeat=1
                 ),
@@ -158,7 +134,7 @@ class Profile:
         return self
 
     def step(self) -> None:
-        """Say that a step ends here, and the next one begins."""
+        """Mark the end of a step and the start of the next one."""
         if self._profiler is None:
             return
         self._profiler.step()
@@ -166,7 +142,7 @@ class Profile:
             self.close()
 
     def close(self) -> None:
-        """Trace no more; what was traced is written, if it was not."""
+        """Stop tracing, and write the trace if that was not done."""
         profiler, self._profiler = self._profiler, None
         if profiler is None:
             return
@@ -180,17 +156,12 @@ class Profile:
                 stacklevel=2,
             )
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self._failed = kind is not None
         self.close()
 
     def _write(self, profiler: torch.profiler.profile) -> None:
-        # The step that was begun when the run ended is none.
+        # The step that the end of the run interrupts does not count.
         complete = profiler.step_num - WARM_UP
         if self._failed or not complete:
             return
@@ -212,12 +183,9 @@ class Profile:
 
 
 def read_profile(folder: str | os.PathLike[str]) -> StepProfile | None:
-    """What :class:`Profile` measured of the run in a folder; None if it did not.
+    """What `Profile` measured of the run in a folder, None if it did not.
 
-    Raises
-    ------
-    DataFormatError
-        If ``profile.json`` is damaged.
+    Raises DataFormatError if ``profile.json`` is damaged.
     """
     path = Path(folder) / PROFILE_FILE
     if not path.exists():

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import textwrap
 import time
-from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
@@ -12,40 +11,25 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from dgl_mgpu.report.epoch import ACCURACY, WITHIN_OTHERS, EpochReport
 from dgl_mgpu.utils.units import human_bytes, human_count, human_seconds, human_share
 
+#: Columns of a line, whatever the terminal: logs are read elsewhere.
 LINE_WIDTH = 80
-"""Columns that every line fits in, whatever the terminal: logs are read in windows too."""
-
+#: With more tables than this, the lines of an epoch show all tables together.
 MOST_TABLES_SHOWN = 4
-"""With more tables than this the lines of an epoch show the tiers of all tables together."""
+#: Without bars, a long epoch prints a line this often.
+PLAIN_INTERVAL_SECONDS = 30.0
+#: Bars are redrawn this often at most.
+BARS_INTERVAL_SECONDS = 0.1
 
 _STAGE_NAMES = {"compute": "forward/backward", "evaluate": "eval"}
 
-PLAIN_INTERVAL_SECONDS = 30.0
-"""Where there is no bar, a long epoch prints a line this often, to show that it lives."""
-
-BARS_INTERVAL_SECONDS = 0.1
-"""Bars are drawn anew this often at most."""
-
 
 class TrainProgress:
-    """Shows a run while it trains; create it on rank 0 only and use it as a context manager.
+    """Shows a run while it trains; a context manager, to be created on rank 0 only.
 
-    On a terminal two bars (the run and its current epoch) stay below the lines of the epochs
-    done.  Elsewhere only plain lines are printed: those of each epoch and, every
-    30 seconds, where the epoch stands.
-
-    Parameters
-    ----------
-    epochs : int
-        Number of the last epoch; epochs count from 1.
-    steps_per_epoch : int
-        Steps of one epoch.
-    console : rich.console.Console, optional
-        Where to print; by default the standard output.
-    first_epoch : int, default 1
-        Number of the epoch that this process starts with: larger after resuming.
-    figure : str
-        As :attr:`EpochReport.figure`.
+    On a terminal two bars (the run and its current epoch) stay below the lines of finished epochs.
+    Elsewhere only lines are printed: those of each epoch and, every 30 seconds, the position in
+    it.  Epochs count from 1; `first_epoch` is larger after resuming; `figure` is
+    `EpochReport.figure`.
     """
 
     def __init__(
@@ -73,7 +57,7 @@ class TrainProgress:
                 TimeRemainingColumn(compact=True),
                 console=self._console,
                 expand=True,
-                # Not by a thread: one that writes would pass for a rank that advances.
+                # Not by a thread: its output would pass for progress of the rank.
                 auto_refresh=False,
             )
             self._run_bar = self._bars.add_task(
@@ -89,28 +73,14 @@ class TrainProgress:
         self._start_epoch_clock()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         if self._bars is not None:
             self._bars.stop()
 
     def update(self, step: int, loss: float, accuracy: float | None, seeds: int) -> None:
-        """Show where the current epoch stands.
+        """Show the position in the current epoch: steps, seeds trained on so far by all ranks.
 
-        Parameters
-        ----------
-        step : int
-            Steps done in this epoch.
-        loss : float
-            Training loss, of this step or the mean so far.
-        accuracy : float or None
-            Training accuracy in 0..1, likewise; None where there is none.
-        seeds : int
-            Seeds trained on so far **in this epoch** (by all ranks, if the caller knows).
+        Loss and accuracy are the last step's or the mean so far.
         """
         now = time.monotonic()
         interval = PLAIN_INTERVAL_SECONDS if self._bars is None else BARS_INTERVAL_SECONDS
@@ -135,7 +105,12 @@ class TrainProgress:
         self._print("\n".join(epoch_lines(report, self._epochs)))
         self._epoch = report.epoch + 1
         if self._bars is not None:
-            self._note_valid(report.valid_accuracy)
+            if report.valid_accuracy is not None:
+                best = report.valid_accuracy
+                if self._best_valid is not None:
+                    best = max(best, self._best_valid)
+                self._best_valid = best
+                self._bars.update(self._run_bar, status=f"best valid {human_share(best)}")
             self._bars.update(self._run_bar, completed=report.epoch)
             if self._epoch <= self._epochs:
                 self._bars.reset(self._epoch_bar, description=self._epoch_name, status="")
@@ -151,31 +126,19 @@ class TrainProgress:
     def _start_epoch_clock(self) -> None:
         self._epoch_start = self._last_line = time.monotonic()
 
-    def _note_valid(self, valid: float | None) -> None:
-        if self._bars is None or valid is None:
-            return
-        self._best_valid = valid if self._best_valid is None else max(valid, self._best_valid)
-        status = f"best valid {human_share(self._best_valid)}"
-        self._bars.update(self._run_bar, status=status)
-
     def _print(self, text: str) -> None:
-        # Unwrapped and unstyled: the lines carry their own layout, and a log stays greppable.
+        # The lines have their own layout, and logs stay free of control characters.
         self._console.print(text, soft_wrap=True, markup=False, highlight=False, emoji=False)
 
 
 def epoch_lines(report: EpochReport, epochs: int) -> list[str]:
-    """What an epoch did, as lines of at most 80 columns: accuracy, time by stage, tiers."""
+    """An epoch's accuracy, time by stage and tiers, as lines of at most 80 columns."""
     head = [f"epoch {report.epoch}/{epochs}", f"loss {report.loss:.4f}"]
-    accuracies = (
-        ("train", report.train_accuracy),
-        ("valid", report.valid_accuracy),
-        ("test", report.test_accuracy),
-    )
-    # In a line that names no other figure, these are accuracies.
     figure = "" if report.figure == ACCURACY else f" {report.figure}"
-    head += [
-        f"{name}{figure} {human_share(value)}" for name, value in accuracies if value is not None
-    ]
+    for split in ("train", "valid", "test"):
+        value = getattr(report, f"{split}_accuracy")
+        if value is not None:
+            head.append(f"{split}{figure} {human_share(value)}")
     head.append(f"{human_count(report.seeds_per_second)} seeds/s")
     shown = {
         stage: f"{_STAGE_NAMES.get(stage, stage)} {human_seconds(seconds)}"
@@ -191,19 +154,14 @@ def epoch_lines(report: EpochReport, epochs: int) -> list[str]:
     if within:
         lines += _wrapped("  of which ", within, ", ")
     tables: tuple[str | None, ...] = report.tables
-    if len(tables) > MOST_TABLES_SHOWN:
-        tables = (None,)
-    for table in tables:
-        lines += _wrapped(f"  {table or 'all'} rows: ", _tiers(report, table), ", ")
+    for table in tables if len(tables) <= MOST_TABLES_SHOWN else (None,):
+        sizes = report.tier_bytes(table)
+        tiers = [
+            f"{tier} {human_share(share)} ({human_bytes(sizes[tier])})"
+            for tier, share in report.tier_shares(table).items()
+        ]
+        lines += _wrapped(f"  {table or 'all'} rows: ", tiers, ", ")
     return lines
-
-
-def _tiers(report: EpochReport, table: str | None) -> list[str]:
-    sizes = report.tier_bytes(table)
-    return [
-        f"{tier} {human_share(share)} ({human_bytes(sizes[tier])})"
-        for tier, share in report.tier_shares(table).items()
-    ]
 
 
 def _wrapped(label: str, parts: list[str], separator: str) -> list[str]:

@@ -1,4 +1,4 @@
-"""What a GPU (or, without one, the CPU) does in a step: read from a trace, measured and drawn."""
+"""Timelines of steps, of a GPU or, without one, the CPU: read from a trace, measured and drawn."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dgl_mgpu.utils import safe_json
 from dgl_mgpu.utils.stages import PREFIX
 from dgl_mgpu.utils.units import human_seconds, human_share
 
-#: Stages that stand between epochs, and belong to no step.
+#: Stages between epochs, which belong to no step.
 BETWEEN_EPOCHS = frozenset({"evaluate", "checkpoint", "report"})
 
 _STEP = "ProfilerStep#"
@@ -27,14 +27,7 @@ _MOST_LANES = 12
 
 @dataclass(frozen=True)
 class Span:
-    """Something that takes its time.
-
-    Attributes
-    ----------
-    name : str
-    begin, end : float
-        Seconds since the trace began.
-    """
+    """An interval, in seconds since the trace began."""
 
     name: str
     begin: float
@@ -47,45 +40,22 @@ class Span:
 
 @dataclass(frozen=True)
 class Work(Span):
-    """A kernel, a copy, or an operator of the CPU that is within no other.
+    """A kernel, a copy, or an operator of the CPU that is not called by another operator."""
 
-    Attributes
-    ----------
-    kind : {'kernel', 'copy', 'operator'}
-    device : int or None
-        The GPU; None for the CPU.
-    lane : int
-        Number of the stream, or of the thread.
-    stage : str or None
-        The innermost stage in which it was launched, whenever it ran.
-    """
-
-    kind: str
-    device: int | None
-    lane: int
-    stage: str | None
+    kind: str  # "kernel", "copy" or "operator"
+    device: int | None  # the GPU; None for the CPU
+    lane: int  # number of the stream, or of the thread
+    stage: str | None  # the innermost stage that launched it, whenever it ran
 
 
 @dataclass(frozen=True)
 class Trace:
-    """Steps of a run, and what was done meanwhile.
+    """Steps of a run, and what was done meanwhile."""
 
-    Attributes
-    ----------
-    steps : tuple of Span
-        As the host went through them.  What stands between epochs is not in them.
-    stages : tuple of Span
-        Stages, on the host.
-    work : tuple of Work
-        Of GPUs; of the CPU, where no GPU did anything.
-    waits : tuple of Span
-        Calls in which the host waits for a GPU.
-    """
-
-    steps: tuple[Span, ...]
-    stages: tuple[Span, ...]
-    work: tuple[Work, ...]
-    waits: tuple[Span, ...]
+    steps: tuple[Span, ...]  # on the host, without what stands between epochs
+    stages: tuple[Span, ...]  # on the host, in the order of their beginnings
+    work: tuple[Work, ...]  # of GPUs; of the CPU, where no GPU did anything
+    waits: tuple[Span, ...]  # calls in which the host waits for a GPU
 
     @property
     def device(self) -> int | None:
@@ -103,12 +73,9 @@ class Trace:
 
 
 def read_trace(path: str | os.PathLike[str]) -> Trace:
-    """Read what torch's profiler wrote in Chrome's format, compressed or not.
+    """Read a trace of torch's profiler in Chrome's format, compressed with gzip or not.
 
-    Raises
-    ------
-    DataFormatError
-        If it is no such trace, or holds no step.
+    Raises DataFormatError if it is not such a trace, or holds no step.
     """
     try:
         raw = Path(path).read_bytes()
@@ -142,9 +109,9 @@ def _trace(events: Sequence[Mapping[str, Any]]) -> Trace:
         return Span(str(event["name"]), begin, begin + float(event.get("dur", 0.0)) * 1e-6)
 
     stages = _Stages(
-        replace(each, name=each.name.removeprefix(PREFIX))
-        for each in map(span, ranges)
-        if each.name.startswith(PREFIX)
+        replace(stage, name=stage.name.removeprefix(PREFIX))
+        for stage in map(span, ranges)
+        if stage.name.startswith(PREFIX)
     )
     launched = _launch_times(events, span)
     work = []
@@ -152,17 +119,18 @@ def _trace(events: Sequence[Mapping[str, Any]]) -> Trace:
         kind = _GPU_WORK.get(str(event.get("cat", "")).lower())
         if kind is None:
             continue
-        args, when = event.get("args", {}), span(event)
-        at = launched.get(("correlation", args.get("correlation")))
-        if at is None:
-            # Not every way to launch is recorded; the operator that did is.
-            at = launched.get(("External id", args.get("External id")))
-        stage = None if at is None else stages.at(at)
+        args, run = event.get("args", {}), span(event)
+        launch = launched.get(("correlation", args.get("correlation")))
+        if launch is None:
+            # Some launches are not recorded; the operators that made them are.
+            launch = launched.get(("External id", args.get("External id")))
+        stage = None if launch is None else stages.at(launch)
         device, stream = args.get("device", event["pid"]), args.get("stream", event["tid"])
-        work.append(Work(when.name, when.begin, when.end, kind, int(device), int(stream), stage))
+        work.append(Work(run.name, run.begin, run.end, kind, int(device), int(stream), stage))
+    steps = [_without_evaluation(span(window), stages.spans) for window in windows]
     return Trace(
-        steps=tuple(sorted(map(_without_evaluation(stages), map(span, windows)), key=_begin)),
-        stages=tuple(stages),
+        steps=tuple(sorted(steps, key=_begin)),
+        stages=tuple(stages.spans),
         work=tuple(sorted(work or _operators(events, span, stages), key=_begin)),
         waits=tuple(
             span(e) for e in events if e.get("cat") in _LAUNCHES and "Synchronize" in e["name"]
@@ -174,8 +142,13 @@ def _begin(span: Span) -> float:
     return span.begin
 
 
+def _outer_first(span: Span) -> tuple[float, float]:
+    """Sort key: of two that begin together, the longer one is the outer one."""
+    return span.begin, -span.end
+
+
 def _launch_times(events: Iterable[Mapping[str, Any]], span: Any) -> dict[tuple[str, Any], float]:
-    """When the host called what launched, by the number it shares with what was launched."""
+    """Times of the host's launches, by the kind and value of the number that the work shares."""
     times: dict[tuple[str, Any], float] = {}
     for event in events:
         args = event.get("args", {})
@@ -187,7 +160,7 @@ def _launch_times(events: Iterable[Mapping[str, Any]], span: Any) -> dict[tuple[
 
 
 def _operators(events: Iterable[Mapping[str, Any]], span: Any, stages: _Stages) -> list[Work]:
-    """The CPU's operators that are within no other of their thread."""
+    """The CPU's operators that are not within another one of their thread."""
     threads: dict[int, list[Span]] = {}
     for event in events:
         if event.get("cat") == "cpu_op":
@@ -195,69 +168,57 @@ def _operators(events: Iterable[Mapping[str, Any]], span: Any, stages: _Stages) 
     outer = []
     for thread, spans in threads.items():
         end = float("-inf")
-        # Of two that begin together the longer one is the outer one.
-        for each in sorted(spans, key=lambda span: (span.begin, -span.end)):
-            if each.begin < end:
-                continue
-            end = each.end
-            stage = stages.at(each.begin)
-            outer.append(Work(each.name, each.begin, end, "operator", None, thread, stage))
+        for operator in sorted(spans, key=_outer_first):
+            if operator.begin >= end:
+                begin, end = operator.begin, operator.end
+                stage = stages.at(begin)
+                outer.append(Work(operator.name, begin, end, "operator", None, thread, stage))
     return outer
 
 
-def _without_evaluation(stages: _Stages) -> Any:
-    """Has a step that begins with the last epoch's end begin with its own first stage."""
-
-    def trimmed(step: Span) -> Span:
-        within = [each for each in stages if step.begin <= each.begin < step.end]
-        between = [each.end for each in within if each.name in BETWEEN_EPOCHS]
-        if not between or max(between) >= step.end:
-            return step
-        own = (each.begin for each in within if each.begin >= max(between))
-        return replace(step, begin=min(own, default=max(between)))
-
-    return trimmed
+def _without_evaluation(step: Span, stages: Sequence[Span]) -> Span:
+    """The step without the end of the last epoch: it begins with its own first stage."""
+    within = [stage for stage in stages if step.begin <= stage.begin < step.end]
+    end = max((stage.end for stage in within if stage.name in BETWEEN_EPOCHS), default=step.end)
+    if end >= step.end:
+        return step
+    return replace(
+        step, begin=min((stage.begin for stage in within if stage.begin >= end), default=end)
+    )
 
 
-class _Stages(tuple[Span, ...]):
-    """Stages in the order in which they begin, to be asked for the innermost at some time."""
+class _Stages:
+    """Nested stages, in the order of their beginnings."""
 
-    def __new__(cls, stages: Iterable[Span]) -> _Stages:
-        made = super().__new__(cls, sorted(stages, key=lambda each: (each.begin, -each.end)))
-        made._begins = [each.begin for each in made]
-        made._outer = []
-        open_: list[int] = []
-        for number, each in enumerate(made):
-            while open_ and made[open_[-1]].end <= each.begin:
-                open_.pop()
-            made._outer.append(open_[-1] if open_ else -1)
-            open_.append(number)
-        return made
-
-    _begins: list[float]
-    #: The stage around each, -1 for none.
-    _outer: list[int]
-
-    def depth(self, number: int) -> int:
-        """How many stages are around a stage."""
-        return 0 if self._outer[number] < 0 else 1 + self.depth(self._outer[number])
+    def __init__(self, stages: Iterable[Span]) -> None:
+        self.spans = sorted(stages, key=_outer_first)
+        self._begins = [span.begin for span in self.spans]
+        self._outer: list[int] = []  # the stage around each, -1 for none
+        self.depths: list[int] = []  # how many stages are around each
+        around: list[int] = []
+        for number, span in enumerate(self.spans):
+            while around and self.spans[around[-1]].end <= span.begin:
+                around.pop()
+            self._outer.append(around[-1] if around else -1)
+            self.depths.append(len(around))
+            around.append(number)
 
     def has_inner(self, number: int) -> bool:
-        """Whether other stages are within a stage."""
         return number in self._outer
 
     def at(self, time: float) -> str | None:
+        """The name of the innermost stage at a time."""
         number = bisect.bisect_right(self._begins, time) - 1
-        while number >= 0 and self[number].end <= time:
+        while number >= 0 and self.spans[number].end <= time:
             number = self._outer[number]
-        return None if number < 0 else self[number].name
+        return None if number < 0 else self.spans[number].name
 
 
 def busy_seconds(work: Iterable[Span], window: Span) -> float:
-    """Seconds of a window in which any of the work was done, however much at a time."""
+    """Seconds of a window in which at least one item of the work ran."""
     busy, done = 0.0, window.begin
-    for each in sorted(work, key=_begin):
-        begin, end = max(each.begin, done), min(each.end, window.end)
+    for item in sorted(work, key=_begin):
+        begin, end = max(item.begin, done), min(item.end, window.end)
         if end > begin:
             busy += end - begin
             done = end
@@ -265,26 +226,16 @@ def busy_seconds(work: Iterable[Span], window: Span) -> float:
 
 
 def busy_share(trace: Trace, device: int | None = None) -> float | None:
-    """Share of its steps' time in which a GPU ran a kernel or a copy.
+    """Share, in 0..1, of the steps' time in which a GPU ran a kernel or a copy; None without GPUs.
 
-    It is what CUPTI recorded: the union of the intervals of all streams, over time, as WholeGraph's
-    figure 12 has it.  Recording slows the host down, so without it a share may be larger.
-
-    Parameters
-    ----------
-    trace : Trace
-    device : int, optional
-        By default the one that was busy for the longest.
-
-    Returns
-    -------
-    float or None
-        In 0..1; None without GPUs.
+    The union of the intervals that CUPTI recorded in all streams, as in WholeGraph's figure 12.
+    Recording slows the host down, so the share may be larger without it.  The default GPU is the
+    one that was busy for the longest.
     """
     device = trace.device if device is None else device
     if device is None:
         return None
-    work = [each for each in trace.work if each.device == device]
+    work = [item for item in trace.work if item.device == device]
     busy = sum(busy_seconds(work, step) for step in trace.steps)
     return busy / sum(step.seconds for step in trace.steps)
 
@@ -295,26 +246,14 @@ def draw_step(
     step: int | None = None,
     title: str = "One step",
 ) -> None:
-    """Draw the timeline of a step: stages, streams or threads, and when a GPU was busy.
+    """Draw the timeline of a step, 1500 pixels wide: stages, streams or threads, and busy times.
 
-    Bars have the colour of the stage that launched them, kernels and operators the full height of
-    their lane and copies half of it.  What is white was idle.
+    Bars have the colour of the stage that launched them; kernels and operators have the full height
+    of their lane, copies half of it.  The default is the step of median duration.
 
-    Parameters
-    ----------
-    trace : Trace
-    path_png : path
-        Picture to write, 1500 pixels wide.
-    step : int, optional
-        Which of the trace's steps; by default the one of median duration.
-    title : str
-
-    Raises
-    ------
-    InvalidInputError
-        If there is no such step.
+    Raises InvalidInputError if there is no such step.
     """
-    # Matplotlib takes a second to import, which who reads a trace need not wait for.
+    # Matplotlib takes a second to import, and reading a trace does not need it.
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.patches import Patch
@@ -369,31 +308,31 @@ def _lanes(trace: Trace, window: Span) -> dict[str, list[_Bar]]:
     lanes = {
         "stages": [
             _Bar(
-                each,
-                _colour(each.name),
-                0.8 * 0.6 ** stages.depth(number),
-                # Where others lie on it, its name would lie on theirs.
-                "" if stages.has_inner(number) else each.name,
+                stage,
+                _colour(stage.name),
+                0.8 * 0.6**depth,
+                # The names of inner stages would cover an outer one's.
+                "" if stages.has_inner(number) else stage.name,
             )
-            for number, each in enumerate(stages)
+            for number, (stage, depth) in enumerate(zip(stages.spans, stages.depths, strict=True))
         ]
     }
     if trace.device is not None:
-        lanes["host waits"] = [_Bar(each, BLACK, 0.4) for each in _within(trace.waits, window)]
+        lanes["host waits"] = [_Bar(wait, BLACK, 0.4) for wait in _within(trace.waits, window)]
     work = _within(trace.work, window)
     queues: dict[tuple[int, int], list[Work]] = {}
-    for each in work:
-        queues.setdefault((-1 if each.device is None else each.device, each.lane), []).append(each)
-    busiest = sorted(queues, key=lambda queue: sum(each.seconds for each in queues[queue]))
-    for number, queue in enumerate(sorted(busiest[-_MOST_LANES:]), start=1):
-        on_cpu, (device, stream) = queue[0] < 0, queue
-        lanes[f"thread {number}" if on_cpu else f"GPU {device}, stream {stream}"] = [
-            _Bar(each, _colour(each.stage), 0.4 if each.kind == "copy" else 0.8)
-            for each in queues[queue]
+    for item in work:
+        queues.setdefault((-1 if item.device is None else item.device, item.lane), []).append(item)
+    busiest = sorted(queues, key=lambda queue: sum(item.seconds for item in queues[queue]))
+    for number, (device, stream) in enumerate(sorted(busiest[-_MOST_LANES:]), start=1):
+        name = f"thread {number}" if device < 0 else f"GPU {device}, stream {stream}"
+        lanes[name] = [
+            _Bar(item, _colour(item.stage), 0.4 if item.kind == "copy" else 0.8)
+            for item in queues[device, stream]
         ]
     if trace.device is not None:
         lanes[f"GPU {trace.device} busy"] = [
-            _Bar(each, BLACK, 0.4) for each in work if each.device == trace.device
+            _Bar(item, BLACK, 0.4) for item in work if item.device == trace.device
         ]
     return lanes
 
@@ -407,7 +346,7 @@ def _draw_lane(axes: Any, bars: Sequence[_Bar], y: int, window: Span) -> None:
             [(1e3 * (b.span.begin - window.begin), 1e3 * b.span.seconds) for b in of_height],
             (y - height / 2, height),
             facecolors=[bar.colour for bar in of_height],
-            # An edge would hide the gaps, and make more of short kernels than they are.
+            # Edges would hide gaps and widen short kernels.
             linewidth=0,
         )
     for bar in bars:
@@ -419,17 +358,17 @@ def _draw_lane(axes: Any, bars: Sequence[_Bar], y: int, window: Span) -> None:
 
 
 def _within(spans: Iterable[Any], window: Span) -> list[Any]:
-    """What overlaps a window, cut to it."""
+    """The parts of spans that lie in a window."""
     return [
-        replace(each, begin=max(each.begin, window.begin), end=min(each.end, window.end))
-        for each in spans
-        if each.end > window.begin and each.begin < window.end
+        replace(span, begin=max(span.begin, window.begin), end=min(span.end, window.end))
+        for span in spans
+        if span.end > window.begin and span.begin < window.end
     ]
 
 
 def _stage_names(trace: Trace, window: Span) -> list[str]:
-    work = [each.stage for each in _within(trace.work, window) if each.stage is not None]
-    return list(dict.fromkeys([each.name for each in _within(trace.stages, window)] + work))
+    launchers = [work.stage for work in _within(trace.work, window) if work.stage is not None]
+    return list(dict.fromkeys([s.name for s in _within(trace.stages, window)] + launchers))
 
 
 def _colour(stage: str | None) -> str:
