@@ -354,7 +354,7 @@ def _seconds(text: str) -> float:
 def _plan(arguments: list[str]) -> int:
     from rich.console import Console
 
-    from dgl_mgpu.report.placement_table import placement_tables
+    from dgl_mgpu.report.placement import placement_tables
     from dgl_mgpu.train.minibatch.planned import plan_for
     from dgl_mgpu.train.run import check_start
 
@@ -442,7 +442,7 @@ def _topology(arguments: list[str]) -> int:
     from rich.console import Console
 
     from dgl_mgpu.machine import measure, preset, preset_names, probe
-    from dgl_mgpu.report.machine import machine_tables
+    from dgl_mgpu.report.tables import machine_tables
 
     if len(arguments) > 1:
         raise ConfigError(

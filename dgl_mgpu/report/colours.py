@@ -8,26 +8,9 @@ BLUE, RED, PURPLE, YELLOW = "#0072B2", "#D55E00", "#CC79A7", "#F0E442"
 GREY = "#999999"
 
 STAGE_COLOURS = {
-    "sample": ORANGE,
-    "gather": SKY,
-    "compute": GREEN,
-    "forward": GREEN,
-    "backward": BLUE,
-    "update": RED,
-    "evaluate": PURPLE,
-}
-TIER_COLOURS = {
-    "device": GREEN,
-    "replica": SKY,
-    "peer": BLUE,
-    "host": ORANGE,
-    "disk": RED,
-}
+    "sample": ORANGE, "gather": SKY, "compute": GREEN, "forward": GREEN, "backward": BLUE,
+    "update": RED, "evaluate": PURPLE,
+}  # fmt: skip
+TIER_COLOURS = {"device": GREEN, "replica": SKY, "peer": BLUE, "host": ORANGE, "disk": RED}
 # By how rows of a placement are kept, from near to far.
-KEPT_COLOURS = {
-    "every": GREEN,
-    "several": SKY,
-    "one": BLUE,
-    "host": ORANGE,
-    "disk": RED,
-}
+KEPT_COLOURS = {"every": GREEN, "several": SKY, "one": BLUE, "host": ORANGE, "disk": RED}

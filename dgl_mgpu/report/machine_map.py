@@ -1,4 +1,4 @@
-"""A machine as a map: GPUs in a row with what they hold, their links above, host and disk below."""
+"""A machine as a map: GPUs in a row with their contents, links above, host and disk below."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dgl_mgpu.report.colours import KEPT_COLOURS
 from dgl_mgpu.report.placement import Busy, bytes_kept, contents, is_on_cpu, is_shared, noun
 from dgl_mgpu.utils.units import human_bytes
 
-#: From an idle link to one that is busy all the time: lightness alone tells, so everybody sees it.
+#: From an idle link to one that is always busy.  Lightness alone tells, whatever one's eyes.
 BUSY = LinearSegmentedColormap.from_list("busy", ["#d9d9d9", "#c994c7", "#ce1256", "#3f0021"])
 
 _KEPT_LABELS = {
@@ -30,11 +30,11 @@ _HALF = 0.40  # of a GPU's box, whose middle is at its number
 # Heights, GPUs' boxes being from 0 to 1.
 _HUB, _WAY, _GROUP = 1.7, -0.42, -0.98
 _BOX = 0.42  # of host memory and disk
-_SLIVER = 0.04  # as long as this is what is held of a memory at least, to be seen
+_SLIVER = 0.04  # contents of a memory are drawn at least as long as this, to be seen
 
 
 class MachineMap:
-    """The map: GPUs in a row with what they hold, links above, ways to host and disk below."""
+    """Draws the map of a plan on axes."""
 
     def __init__(self, axes: Axes, plan: Plan, busy: Busy) -> None:
         self._axes = axes
@@ -44,6 +44,9 @@ class MachineMap:
         self._gpus = range(plan.num_gpus)
         self._small = 9 if plan.num_gpus <= _MOST_NAMES else 8
         self._left, self._right = -_HALF, plan.num_gpus - 1 + _HALF
+        self._middle = (self._left + self._right) / 2
+        # Nobody measures the bandwidth of shared memory.
+        self._assumed = " (assumed)" if is_on_cpu(plan) else ""
 
     def draw(self) -> None:
         plan, n = self._plan, self._plan.num_gpus
@@ -73,31 +76,26 @@ class MachineMap:
             return 1.1
         n = self._plan.num_gpus
         widths = {load.bandwidth for load in links}
-        through_ports = not np.isnan(self._busy.taken).all()
-        if (
-            len(widths) == 1
-            and len({_ends(load) for load in links}) == n * (n - 1) // 2
-            and (through_ports or n > 4)
-        ):
+        are_all_equal = len(widths) == 1 and len({_ends(x) for x in links}) == n * (n - 1) // 2
+        if are_all_equal and (n > 4 or not np.isnan(self._busy.taken).all()):
             return self._hub(min(widths))
         return self._arcs(links, max(widths))
 
     def _hub(self, bandwidth: float) -> float:
         """One bar in place of a link for every two GPUs."""
-        ports = [load.bandwidth for load in self._plan.loads if _is_port(load)]
+        ports = [
+            load.bandwidth
+            for load in self._plan.loads
+            if load.kind == "peer" and len(load.holders) > 1
+        ]
         together = f" from one, {min(ports):g} GB/s from all others together" if ports else ""
         for gpu in self._gpus:
             share = self._busy.of_peers(gpu)
-            self._line((gpu, gpu), (1.0, _HUB), share, 5.0)
+            self._line((gpu, gpu), (1.0, _HUB), _colour(share), 5)
             self._write(gpu + 0.06, (1 + _HUB) / 2, percent(share), size=9, align="left")
-        self._bar(_HUB, self._left, self._right, "0.25")
-        self._write(
-            (self._left + self._right) / 2,
-            _HUB + 0.22,
-            f"every {noun(self._plan)} reads every other's memory: {bandwidth:g} GB/s{together}"
-            + _assumed(self._plan),
-            size=10,
-        )
+        self._line((self._left, self._right), (_HUB, _HUB), "0.25", 7)
+        text = f"every {noun(self._plan)} reads every other's memory: {bandwidth:g} GB/s{together}"
+        self._write(self._middle, _HUB + 0.22, text + self._assumed, size=10)
         return _HUB + 0.4
 
     def _arcs(self, links: list[Load], widest: float) -> float:
@@ -105,36 +103,22 @@ class MachineMap:
         slots = _slots(links)
         top = 1.0
         for one, other in sorted({_ends(load) for load in links}):
-            both = [load for load in links if _ends(load) == (one, other)]
             share = np.nanmax([self._busy.links[one, other], self._busy.links[other, one]])
-            bandwidth = max(load.bandwidth for load in both)
+            bandwidth = max(load.bandwidth for load in links if _ends(load) == (one, other))
             left, right = one + slots[one, other], other + slots[other, one]
-            height = 0.42 * (other - one) ** 0.75
+            middle, height = (left + right) / 2, 0.42 * (other - one) ** 0.75
             self._axes.add_patch(
                 Arc(
-                    ((left + right) / 2, 1.0),
-                    right - left,
-                    2 * height,
-                    theta1=0,
-                    theta2=180,
-                    color=_colour(share),
-                    linewidth=1.5 + 3.5 * bandwidth / widest,
+                    (middle, 1.0), right - left, 2 * height, theta1=0, theta2=180,
+                    color=_colour(share), linewidth=1.5 + 3.5 * bandwidth / widest,
                 )
-            )
-            self._write(
-                (left + right) / 2, 1 + height, percent(share), size=self._small, boxed=True
-            )
+            )  # fmt: skip
+            self._write(middle, 1 + height, percent(share), size=self._small, boxed=True)
             top = max(top, 1 + height)
-        speeds = sorted({load.bandwidth for load in links})
-        self._write(
-            self._left,
-            top + 0.25,
-            f"links between {noun(self._plan)}s: " + " or ".join(f"{speed:g}" for speed in speeds)
-            + " GB/s each way" + (", thicker is faster" if len(speeds) > 1 else "")
-            + _assumed(self._plan),
-            size=10,
-            align="left",
-        )  # fmt: skip
+        speeds = [f"{speed:g}" for speed in sorted({load.bandwidth for load in links})]
+        text = f"links between {noun(self._plan)}s: {' or '.join(speeds)} GB/s each way"
+        text += ", thicker is faster" if len(speeds) > 1 else ""
+        self._write(self._left, top + 0.25, text + self._assumed, size=10, align="left")
         return top + 0.4
 
     def _host(self) -> float:
@@ -148,37 +132,37 @@ class MachineMap:
             gpu = load.readers[0]
             end = _GROUP if any(gpu in group.readers for group in groups) else top
             share = float(self._busy.host[gpu])
-            self._line((gpu, gpu), (_WAY, end), share, 4.0)
+            self._line((gpu, gpu), (_WAY, end), _colour(share), 4)
             text = f"{percent(share)}\n{load.bandwidth:g} GB/s"
             self._write(gpu + 0.06, _WAY - 0.22, text, size=self._small, align="left")
         for group in groups:
             share = self._busy.shared[group.readers]
             left, right = min(group.readers), max(group.readers)
             middle = (left + right) / 2
-            self._bar(_GROUP, left - 0.2, right + 0.2, _colour(share))
-            self._line((middle, middle), (_GROUP, top), share, 6.0)
+            self._line((left - 0.2, right + 0.2), (_GROUP, _GROUP), _colour(share), 7)
+            self._line((middle, middle), (_GROUP, top), _colour(share), 6)
             text = f"{percent(share)}, {group.bandwidth:g} GB/s shared"
             self._write(middle + 0.08, (_GROUP + top) / 2, text, size=self._small, align="left")
-        n = plan.num_gpus
-        return self._wide_memory(top, n, plan.host_bytes, plan.host_budget, "host memory")
+        return self._wide_memory(
+            top, plan.num_gpus, plan.host_bytes, plan.host_budget, "host memory"
+        )
 
     def _disk(self, host: float) -> float:
-        middle = (self._left + self._right) / 2
-        plan = self._plan
-        if not math.isnan(self._busy.disk):
-            self._line((middle, middle), (host, host - 0.5), self._busy.disk, 6.0)
+        plan, busy = self._plan, self._busy.disk
+        if not math.isnan(busy):
+            self._line((self._middle, self._middle), (host, host - 0.5), _colour(busy), 6)
             speed = next(load.bandwidth for load in plan.loads if load.kind == "disk")
-            text = f"{percent(self._busy.disk)}, {speed:g} GB/s"
-            self._write(middle + 0.08, host - 0.25, text, size=self._small, align="left")
-        n = plan.num_gpus
-        return self._wide_memory(host - 0.5, n + 1, plan.disk_bytes, plan.disk_budget, "disk")
+            text = f"{percent(busy)}, {speed:g} GB/s"
+            self._write(self._middle + 0.08, host - 0.25, text, size=self._small, align="left")
+        index = plan.num_gpus + 1
+        return self._wide_memory(host - 0.5, index, plan.disk_bytes, plan.disk_budget, "disk")
 
     def _wide_memory(self, top: float, index: int, held: int, most: int, name: str) -> float:
         """A box below all GPUs; its lower edge."""
         low, width = top - _BOX, self._right - self._left
         self._memory(self._left, low, width, _BOX, index, most, upwards=False)
         text = f"{name}: {human_bytes(held)} of {human_bytes(most)}"
-        self._write((self._left + self._right) / 2, low + _BOX / 2, text, size=10, boxed=True)
+        self._write(self._middle, low + _BOX / 2, text, size=10, boxed=True)
         return low
 
     def _memory(
@@ -192,13 +176,11 @@ class MachineMap:
         for kept, share in _seen(shares, _SLIVER / (height if upwards else width)).items():
             corner = (x, y + start * height) if upwards else (x + start * width, y)
             size = (width, share * height) if upwards else (share * width, height)
-            self._axes.add_patch(
-                Rectangle(corner, *size, facecolor=KEPT_COLOURS[kept], linewidth=0)
-            )
+            filled = Rectangle(corner, *size, facecolor=KEPT_COLOURS[kept], linewidth=0)
+            self._axes.add_patch(filled)
             start += share
-        self._axes.add_patch(
-            Rectangle((x, y), width, height, facecolor="none", edgecolor="0.25", linewidth=1.3)
-        )
+        frame = {"facecolor": "none", "edgecolor": "0.25", "linewidth": 1.3}
+        self._axes.add_patch(Rectangle((x, y), width, height, **frame))
 
     def _legend(self) -> None:
         handles = []
@@ -206,21 +188,18 @@ class MachineMap:
             held = [memory[kept] for memory in self._contents if kept in memory]
             if held:
                 handles.append(Patch(facecolor=colour, label=self._label(kept, held)))
+        # Two columns are not wider than the map.
         self._axes.legend(
-            handles=handles,
-            loc="upper center",
-            bbox_to_anchor=(0.5, 0.0),
-            ncols=2,  # which are not wider than the map
-            frameon=False,
-            fontsize=10,
-        )
+            handles=handles, loc="upper center", bbox_to_anchor=(0.5, 0.0), ncols=2,
+            frameon=False, fontsize=10,
+        )  # fmt: skip
 
     def _label(self, kept: str, held: list[float]) -> str:
-        """What a colour stands for, and bytes of it on the GPUs that have any."""
+        """The meaning of a colour, and its bytes on the GPUs that have any."""
         least, most = human_bytes(min(held)), human_bytes(max(held))
         size = most if min(held) > 0.99 * max(held) else f"{least} to {most}"
         if kept in ("host", "disk"):
-            # Rows on GPUs that others cannot reach, which read them there.
+            # Rows on GPUs that some GPUs cannot reach, which read them here.
             both = held[0] - sum(
                 bytes_kept(self._plan, table).get(kept, 0.0) for table in self._plan.tables
             )
@@ -232,12 +211,9 @@ class MachineMap:
         return f"{label}: {size}" + ("" if alone else f" a {name}")
 
     def _line(
-        self, x: tuple[float, float], y: tuple[float, float], share: float, width: float
+        self, x: tuple[float, float], y: tuple[float, float], colour: str, width: float
     ) -> None:
-        self._axes.plot(x, y, color=_colour(share), linewidth=width, solid_capstyle="butt")
-
-    def _bar(self, y: float, left: float, right: float, colour: str) -> None:
-        self._axes.plot((left, right), (y, y), color=colour, linewidth=7, solid_capstyle="butt")
+        self._axes.plot(x, y, color=colour, linewidth=width, solid_capstyle="butt")
 
     def _write(
         self, x: float, y: float, text: str, *, size: float, weight: str = "normal",
@@ -251,7 +227,7 @@ class MachineMap:
 
 
 def _seen(shares: dict[str, float], least: float) -> dict[str, float]:
-    """Shares of a box, so that each is seen: the largest gives what the small ones lack."""
+    """Shares of a box, at least `least` each, at the cost of the largest."""
     seen = {kept: max(share, least) for kept, share in shares.items()}
     if sum(seen.values()) > 1.0:
         largest = max(seen, key=seen.__getitem__)
@@ -260,17 +236,18 @@ def _seen(shares: dict[str, float], least: float) -> dict[str, float]:
 
 
 def _slots(links: list[Load]) -> dict[tuple[int, int], float]:
-    """Where on the upper edge of a GPU its link to another begins, so that arcs do not cross
-    more than they must: from its middle, in widths of a box."""
-    found = {}
+    """Where on a GPU's upper edge its link to another one begins, from the middle.
+
+    Those to the nearest GPUs lie outside, so that few arcs cross.
+    """
+    slots = {}
     for gpu in {end for load in links for end in _ends(load)}:
-        others = {sum(_ends(load)) - gpu for load in links if gpu in _ends(load)}
-        left = sorted((other for other in others if other < gpu), reverse=True)
-        right = sorted((other for other in others if other > gpu), reverse=True)
-        order = left + right
-        for place, other in enumerate(order):
-            found[gpu, other] = _HALF * ((2 * place + 1) / len(order) - 1)
-    return found
+        peers = {sum(_ends(load)) - gpu for load in links if gpu in _ends(load)}
+        left = sorted((peer for peer in peers if peer < gpu), reverse=True)
+        right = sorted((peer for peer in peers if peer > gpu), reverse=True)
+        for place, peer in enumerate(left + right):
+            slots[gpu, peer] = _HALF * ((2 * place + 1) / len(peers) - 1)
+    return slots
 
 
 def _ends(load: Load) -> tuple[int, int]:
@@ -278,17 +255,8 @@ def _ends(load: Load) -> tuple[int, int]:
     return min(one, other), max(one, other)
 
 
-def _is_port(load: Load) -> bool:
-    return load.kind == "peer" and len(load.holders) > 1
-
-
-def _assumed(plan: Plan) -> str:
-    """What to say of bandwidths: nobody measures those of shared memory."""
-    return " (assumed)" if is_on_cpu(plan) else ""
-
-
 def gpu_name(plan: Plan, gpu: int) -> str:
-    """Short where there are many."""
+    """A GPU's name, short where there are many."""
     return f"{noun(plan)} {gpu}" if plan.num_gpus <= _MOST_NAMES else str(gpu)
 
 
@@ -297,5 +265,5 @@ def _colour(share: float) -> str:
 
 
 def percent(share: float) -> str:
-    """A share in 0..1 without decimals, for which a map has no room."""
+    """A share in 0..1 without decimals."""
     return f"{100 * share:.0f}%"

@@ -1,57 +1,50 @@
-"""What a plan puts where, and how busy it is modelled to keep each link: the numbers to draw."""
+"""What a plan puts where, and how busy it is modelled to keep each link, as numbers and text."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from rich.console import RenderableType
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.machine.topology import GB
 from dgl_mgpu.placement import Load, Plan, Tier, part_sizes
 from dgl_mgpu.placement.cost import tier_bytes
+from dgl_mgpu.report.tables import joined, plan_table
 from dgl_mgpu.utils.units import human_seconds
 
 #: Ways to keep rows: on every GPU, on several, on one, and off them.
 KEPT = ("every", "several", "one", "host", "disk")
+#: Characters in a line of a table's name; longer ones are broken between their parts.
+_NAME_WIDTH = 20
 
 
 @dataclass(frozen=True)
 class Busy:
-    """Shares of a step's modelled time in which reads keep things busy; NaN for what is not there.
+    """Shares of a step's modelled time, that of its slowest GPU, in which reads keep links busy.
 
-    A step takes as long as its slowest GPU.
-
-    Attributes
-    ----------
-    links : ndarray, float64, shape (n, n)
-        Of the link by which the GPU of a row reads that of a column; its own memory, with what
-        others read of it, on the diagonal.
-    taken, served : ndarray, float64, shape (n,)
-        Of ports: by what a GPU takes in from all others, and serves to them.
-    host : ndarray, float64, shape (n,)
-        Of each GPU's own way to host memory.
-    shared : dict of tuple of int to float
-        Of ways to host memory that several GPUs share.
-    disk : float
+    NaN for what is not there.
     """
 
+    #: float64 (n, n): the link by which the GPU of a row reads that of a column; on the diagonal
+    #: its own memory, with what others read of it.
     links: np.ndarray
+    #: float64 (n,): ports, by what a GPU reads from all others, and what they read from it.
     taken: np.ndarray
     served: np.ndarray
-    host: np.ndarray
-    shared: dict[tuple[int, ...], float]
+    host: np.ndarray  # float64 (n,): each GPU's own way to host memory
+    shared: dict[tuple[int, ...], float]  # ways to host memory by the GPUs that share them
     disk: float
 
     @classmethod
     def of(cls, plan: Plan) -> Busy:
         """Of a plan's links.
 
-        Raises
-        ------
-        InvalidInputError
-            If the plan does not say how loaded they are: one that was made by hand or read from a
-            checkpoint of an earlier version.
+        Raises InvalidInputError if the plan lacks their loads, because it was made by hand or read
+        from a checkpoint of an earlier version.
         """
         if not plan.loads:
             raise InvalidInputError(
@@ -79,22 +72,19 @@ class Busy:
             elif len(load.readers) > 1:
                 served[load.holders[0]] = share
             else:
-                way = load.readers[0], load.holders[0]
-                links[way] = np.fmax(links[way], share)  # of two GPUs, a port is a link too
+                link = load.readers[0], load.holders[0]
+                links[link] = np.fmax(links[link], share)  # of two GPUs, a port is a link too
         return cls(links, taken, served, host, shared, disk)
 
     def of_peers(self, gpu: int) -> float:
-        """Of the busiest of the links and ports between a GPU and the others."""
-        others = np.arange(len(self.links)) != gpu
-        ways = [*self.links[gpu, others], *self.links[others, gpu]]
-        return float(np.nanmax([*ways, self.taken[gpu], self.served[gpu]]))
+        """The share of the busiest link or port between a GPU and the others."""
+        peers = np.arange(len(self.links)) != gpu
+        links = [*self.links[gpu, peers], *self.links[peers, gpu]]
+        return float(np.nanmax([*links, self.taken[gpu], self.served[gpu]]))
 
 
 def is_on_cpu(plan: Plan) -> bool:
-    """Whether the plan is for ranks that share a machine's memory, GPUs or not.
-
-    Its bandwidths are assumed then.
-    """
+    """Whether the plan's ranks share a machine's memory; its bandwidths are assumed then."""
     return plan.topology.split()[0] == "cpu"
 
 
@@ -104,7 +94,7 @@ def noun(plan: Plan) -> str:
 
 
 def short_name(table: str) -> str:
-    """A table's name without the types of a graph that has one of each, as DGL calls them."""
+    """A table's name without DGL's names for the only node and edge type."""
     return "/".join(part for part in table.split("/") if set(part.split(":")) - {"_N", "_E"})
 
 
@@ -134,19 +124,13 @@ def verdict(plan: Plan) -> str:
 
 
 def contents(plan: Plan) -> list[dict[str, float]]:
-    """Bytes by the way in which they are kept (:data:`KEPT`), zeros left out.
-
-    Returns
-    -------
-    list of dict, length ``num_gpus + 2``
-        Of each GPU, of host memory and of the disk.
-    """
+    """Bytes on each GPU, in host memory and on the disk, by their key of `KEPT`, zeros left out."""
     n = plan.num_gpus
-    found: list[dict[str, float]] = [{} for _ in range(n + 2)]
+    memories: list[dict[str, float]] = [{} for _ in range(n + 2)]
 
     def add(memory: int, kept: str, nbytes: float) -> None:
         if nbytes:
-            found[memory][kept] = found[memory].get(kept, 0.0) + nbytes
+            memories[memory][kept] = memories[memory].get(kept, 0.0) + nbytes
 
     for tier, nbytes in _tiers(plan):
         *_, host, disk = tier_bytes(tier, nbytes).tolist()
@@ -155,57 +139,57 @@ def contents(plan: Plan) -> list[dict[str, float]]:
         for holders, part in zip(tier.copies, nbytes * _part_shares(tier), strict=True):
             for holder in holders:
                 add(holder, _kept(len(holders), n), part)
-    return found
+    return memories
 
 
 def bytes_kept(plan: Plan, table: str) -> dict[str, float]:
-    """Bytes of one copy of a table's rows by the way in which they are kept, in that order."""
-    found = dict.fromkeys(KEPT, 0.0)
+    """Bytes of one copy of a table's rows, by the way in which they are kept, in KEPT's order."""
+    sizes = dict.fromkeys(KEPT, 0.0)
     for tier, nbytes in _tiers(plan, table):
         for holders, part in zip(tier.copies, nbytes * _part_shares(tier), strict=True):
             kept = _kept(len(holders), plan.num_gpus) if tier.memory == "gpu" else tier.memory
-            found[kept] += part
-    return {kept: nbytes for kept, nbytes in found.items() if nbytes}
+            sizes[kept] += part
+    return {kept: nbytes for kept, nbytes in sizes.items() if nbytes}
 
 
 def tier_bandwidths(plan: Plan) -> dict[str, float]:
-    """Bytes a second at which a GPU can read each tier, by the bandwidths a plan was made with.
+    """Bytes per second at which a GPU can read each tier, in a plan's model.
 
-    That of the GPU worst off, when all of them read; tiers that it has no way to are left out.
+    That of the GPU worst off when all of them read; tiers that it cannot reach are left out.
     """
     gpus = range(plan.num_gpus)
-    each = {
+    bandwidths = {
         "device": [min(load.bandwidth for load in plan.loads if load.kind == "local")],
         "peer": [_from_peers(plan, gpu) for gpu in gpus],
         "host": [_off_gpu(plan, "host", gpu) for gpu in gpus],
         "disk": [_off_gpu(plan, "disk", gpu) for gpu in gpus],
     }
-    return {tier: GB * min(widths) for tier, widths in each.items() if min(widths)}
+    return {tier: GB * min(widths) for tier, widths in bandwidths.items() if min(widths)}
 
 
 def _from_peers(plan: Plan, gpu: int) -> float:
-    ways = [load for load in plan.loads if load.kind == "peer" and load.readers == (gpu,)]
+    loads = [load for load in plan.loads if load.kind == "peer" and load.readers == (gpu,)]
     links: dict[int, float] = {}
-    for way in ways:
-        if len(way.holders) == 1:  # of two GPUs, a port is a link too
-            holder = way.holders[0]
-            links[holder] = min(way.bandwidth, links.get(holder, way.bandwidth))
-    return min([sum(links.values()), *(way.bandwidth for way in ways if len(way.holders) > 1)])
+    for load in loads:
+        if len(load.holders) == 1:  # of two GPUs, a port is a link too
+            holder = load.holders[0]
+            links[holder] = min(load.bandwidth, links.get(holder, load.bandwidth))
+    return min([sum(links.values()), *(load.bandwidth for load in loads if len(load.holders) > 1)])
 
 
 def _off_gpu(plan: Plan, kind: str, gpu: int) -> float:
-    ways = [load for load in plan.loads if load.kind == kind and gpu in load.readers]
-    return min((way.bandwidth / len(way.readers) for way in ways), default=0.0)
+    loads = [load for load in plan.loads if load.kind == kind and gpu in load.readers]
+    return min((load.bandwidth / len(load.readers) for load in loads), default=0.0)
 
 
 def _tiers(plan: Plan, only: str | None = None) -> list[tuple[Tier, float]]:
-    """Tiers and the bytes of one copy, of a table or of all that the plan counts."""
-    found: list[tuple[Tier, float]] = []
+    """Tiers and the bytes of one copy, of one table or of all that the plan counts."""
+    tiers: list[tuple[Tier, float]] = []
     for name, table in plan.tables.items():
         sizes = [row["bytes"] for row in plan.rows if row["table"] == name]
         if sizes and only in (None, name):
-            found += zip(table.tiers, sizes, strict=True)
-    return found
+            tiers += zip(table.tiers, sizes, strict=True)
+    return tiers
 
 
 def _part_shares(tier: Tier) -> np.ndarray:
@@ -214,3 +198,67 @@ def _part_shares(tier: Tier) -> np.ndarray:
 
 def _kept(copies: int, num_gpus: int) -> str:
     return "every" if copies == num_gpus else "one" if copies == 1 else "several"
+
+
+def placement_tables(
+    plan: Plan, title: str, seeds: int, fanouts: Sequence[int]
+) -> list[RenderableType]:
+    """What ``dgl-mgpu plan`` prints of a plan for mini-batches of some seeds and fanouts."""
+    rows, before = [], ""
+    for row in plan.summary():
+        name = str(row["table"])
+        memory = noun(plan) if row["memory"] == "gpu" else row["memory"]
+        # A name is printed once, to be easily read.
+        shown = "" if name == before else _in_lines(short_name(name))
+        rows.append({**row, "table": shown, "memory": memory})
+        before = name
+    table = plan_table(rows, title)
+    for column in table.columns:
+        if column.header == "table":
+            column.no_wrap = True
+        elif column.header == "accesses":
+            column.header = "reads"
+    table.title_justify = "left"
+    times = joined([f"{seconds * 1e3:.3g}" for seconds in plan.seconds])
+    of_each = f" (ms of each: {times})" if plan.num_gpus > 1 else ""
+    return [
+        table,
+        *_legend(plan),
+        f"{verdict(plan)}{of_each}",
+        f"a step: a mini-batch of {seeds:,} seeds with fanouts {list(fanouts)}",
+    ]
+
+
+def _legend(plan: Plan) -> list[str]:
+    """Explanations of the marks in the table."""
+    name, rows = noun(plan), plan.summary()
+    marks = " ".join(str(row["where"]) for row in rows)
+    memories = {row["memory"] for row in rows}
+    lines = []
+    if "gpu" in memories and name == "rank":
+        lines.append("rank: shared memory of the machine, of which each rank has a part")
+    if "+" in marks:
+        lines.append(f"0+1: {name}s 0 and 1 have a copy of each of these rows")
+    if "|" in marks:
+        lines.append(f"0 | 1: {name}s 0 and 1 share these rows out, each row on one of them")
+    if "+" in marks and "|" in marks:
+        lines.append("0+1 | 2+3: both, a half of the rows on 0 and 1, the other on 2 and 3")
+    if "(and host)" in marks:
+        lines.append(f"(and host): host memory has a copy too, for {name}s that reach no other")
+    if "patterns" in marks:
+        lines.append("2 patterns: some of these rows lie in one such way, the others in another")
+    if "gpu" in memories:
+        lines.append(
+            f"copies: on how many {name}s each row is; bytes: of one copy; reads: their share"
+        )
+    return lines
+
+
+def _in_lines(name: str) -> str:
+    """A name, broken between its parts if it is long."""
+    lines = [""]
+    for part in re.findall(r"[^/:]+[/:]?", name):
+        if lines[-1] and len(lines[-1] + part) > _NAME_WIDTH:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)

@@ -1,4 +1,4 @@
-"""The picture of a plan: the machine's links, what each memory holds, and how busy links are."""
+"""The picture of a plan: the contents of each memory, and how busy the links are."""
 
 from __future__ import annotations
 
@@ -30,48 +30,38 @@ _SERVED = {"local": "device", "peer": "peer", "host": "host", "disk": "disk"}
 _WIDTH, _HEIGHT = 12.5, 11.0  # inches of one plan's picture
 _MOST_TABLES = 6
 _FEWEST_ROWS = 6  # that the table of links has room for
-#: Of reads, whose colours say who serves them; without it they say how rows are kept.
+#: Hatching of reads, whose colours say who serves them.  Others say how rows are kept.
 _READS = "//"
 
 
 def plot_placements(
     plans: Sequence[Plan], file: str | os.PathLike[str] | BinaryIO, titles: Sequence[str]
 ) -> None:
-    """Draw plans side by side.
+    """Draw plans side by side, each with its title.
 
-    Of each: the machine with what every memory holds, and how busy the links are; the same shares
-    as numbers; and of every table, where its rows lie and where reads of them are served.
+    Of each: the machine with the contents of every memory and how busy the links are; the same
+    shares as numbers; and of every table, where its rows lie and where reads of them are served.
 
     Parameters
     ----------
-    plans : sequence of Plan
-        At least one, as :func:`~dgl_mgpu.placement.solve` made them.
     file : path or binary file
         A picture's name, which ends in .png, .svg or .pdf; PNG in a binary file.
-    titles : sequence of str
-        One for each plan.
 
     Raises
     ------
     InvalidInputError
-        If there is no plan, or one does not say how loaded the links are.
+        There is no plan, or one does not say how loaded the links are.
     ConfigError
-        If the file's name has another ending.
+        The file's name has another ending.
     OSError
-        If it cannot be written.
+        It cannot be written.
     """
     kind = picture_format(file) if isinstance(file, str | os.PathLike) else "png"
     placement_figure(plans, titles).savefig(file, format=kind)
 
 
 def placement_figure(plans: Sequence[Plan], titles: Sequence[str]) -> Figure:
-    """What :func:`plot_placements` draws, without writing it.
-
-    Raises
-    ------
-    InvalidInputError
-        As :func:`plot_placements`.
-    """
+    """What `plot_placements` draws, without writing it."""
     if not plans:
         raise InvalidInputError("draw placements", "there is no plan", "pass one or more")
     layout = ConstrainedLayoutEngine(w_pad=0.1, h_pad=0.1)
@@ -84,13 +74,7 @@ def placement_figure(plans: Sequence[Plan], titles: Sequence[str]) -> Figure:
 
 
 def picture_format(file: str | os.PathLike[str]) -> str:
-    """The format that a picture's name says.
-
-    Raises
-    ------
-    ConfigError
-        If it is none of :data:`FORMATS`.
-    """
+    """The format that a picture's name says; ConfigError if it is none of `FORMATS`."""
     kind = os.path.splitext(file)[1].lstrip(".").lower()
     if kind not in FORMATS:
         raise ConfigError(
@@ -103,11 +87,8 @@ def picture_format(file: str | os.PathLike[str]) -> str:
 
 def _draw(figure: SubFigure, plan: Plan, title: str) -> None:
     busy = Busy.of(plan)
-    panels = figure.subplot_mosaic(
-        [["machine", "machine"], ["links", "tables"]],
-        height_ratios=[1.25, 1.0],
-        width_ratios=[1.35, 1.0],
-    )
+    layout = [["machine", "machine"], ["links", "tables"]]
+    panels = figure.subplot_mosaic(layout, height_ratios=[1.25, 1.0], width_ratios=[1.35, 1.0])
     figure.suptitle(f"{title}\n{verdict(plan)}", fontsize=12)
     MachineMap(panels["machine"], plan, busy).draw()
     figure.colorbar(
@@ -122,7 +103,7 @@ def _draw(figure: SubFigure, plan: Plan, title: str) -> None:
 
 
 def _draw_links(axes: Axes, plan: Plan, busy: Busy) -> None:
-    """Shares of time as a table: a GPU a row, what it reads over in columns."""
+    """Shares of time as a table: a row for each GPU, a column for each link that it reads over."""
     n = plan.num_gpus
     columns: dict[str, np.ndarray] = {gpu_name(plan, gpu): busy.links[:, gpu] for gpu in range(n)}
     columns["all\nothers"], columns["serves\nothers"] = busy.taken, busy.served
@@ -161,25 +142,16 @@ def _draw_links(axes: Axes, plan: Plan, busy: Busy) -> None:
 def _draw_tables(axes: Axes, plan: Plan) -> None:
     """Where each table's bytes lie, and below where reads of it are served."""
     kept = {name: bytes_kept(plan, name) for name in plan.tables}
-    served = {"local": "own memory", "peer": f"other {noun(plan)}s", "host": "host memory"}
-    served["disk"] = "disk"
-    largest = sorted(
-        (name for name in kept if kept[name]), key=lambda name: -sum(kept[name].values())
-    )
-    names = largest[:_MOST_TABLES]
+    totals = {name: sum(sizes.values()) for name, sizes in kept.items() if sizes}
+    names = sorted(totals, key=lambda name: -totals[name])[:_MOST_TABLES]
     ticks: list[tuple[float, str]] = []
     for index, name in enumerate(names):
-        total = sum(kept[name].values())
-        rows = [(KEPT_COLOURS[way], nbytes / total) for way, nbytes in kept[name].items()]
-        reads = [
-            (TIER_COLOURS[tier], plan.hit_rates[name][source]) for source, tier in _SERVED.items()
-        ]
-        _stack(axes, 3.0 * index, rows)
-        _stack(axes, 3.0 * index + 1.0, reads, hatch=_READS)
-        ticks += [
-            (3.0 * index, f"{short_name(name)}:\n{human_bytes(total)}"),
-            (3.0 * index + 1, "reads of it"),
-        ]
+        y, total = 3.0 * index, totals[name]
+        _stack(axes, y, [(KEPT_COLOURS[way], size / total) for way, size in kept[name].items()])
+        rates = plan.hit_rates[name]
+        reads = [(TIER_COLOURS[tier], rates[source]) for source, tier in _SERVED.items()]
+        _stack(axes, y + 1.0, reads, hatch=_READS)
+        ticks += [(y, f"{short_name(name)}:\n{human_bytes(total)}"), (y + 1.0, "reads of it")]
     axes.set_ylim(3.0 * len(names) - 1.2, -0.8)
     axes.set_xlim(0, 1)
     axes.set_yticks([y for y, _ in ticks], [text for _, text in ticks], fontsize=9)
@@ -187,21 +159,19 @@ def _draw_tables(axes: Axes, plan: Plan) -> None:
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
     axes.set_title("where each table lies (colours as above),\nand what serves reads", fontsize=11)
+    labels = {"local": "own memory", "peer": f"other {noun(plan)}s", "host": "host memory"}
+    handles = [
+        Patch(
+            facecolor=TIER_COLOURS[tier], edgecolor="white", hatch=_READS,
+            label=labels.get(source, source),
+        )
+        for source, tier in _SERVED.items()
+        if any(plan.hit_rates[name][source] for name in names)
+    ]  # fmt: skip
     axes.legend(
-        handles=[
-            Patch(
-                facecolor=TIER_COLOURS[tier], edgecolor="white", hatch=_READS, label=served[source]
-            )
-            for source, tier in _SERVED.items()
-            if any(plan.hit_rates[name][source] for name in names)
-        ],
-        title="reads served by",
-        loc="upper center",
-        bbox_to_anchor=(0.5, 0.0),
-        ncols=4,
-        frameon=False,
-        fontsize=9,
-    )
+        handles=handles, title="reads served by", loc="upper center", bbox_to_anchor=(0.5, 0.0),
+        ncols=4, frameon=False, fontsize=9,
+    )  # fmt: skip
 
 
 def _stack(axes: Axes, y: float, parts: list[tuple[str, float]], hatch: str = "") -> None:

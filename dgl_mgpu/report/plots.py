@@ -1,8 +1,7 @@
-"""The picture of a run: loss, accuracy, time by stage and tiers over its epochs."""
+"""The picture of a run: loss, accuracy, time by stage and shares of tiers over its epochs."""
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Sequence
 from typing import BinaryIO
@@ -21,7 +20,7 @@ from dgl_mgpu.utils.units import human_seconds
 
 _MOST_BARS = 40
 _MOST_MARKERS = 30
-_MOST_CUT = 3  # bars longer than the picture that say how long
+_MOST_CUT = 3  # labels of bars that are longer than the picture
 
 
 def plot_curves(
@@ -29,21 +28,10 @@ def plot_curves(
     path_png: str | os.PathLike[str] | BinaryIO,
     title: str = "Training",
 ) -> None:
-    """Draw loss, accuracy, time by stage and, if any were read, share of rows by tier.
+    """Draw loss, accuracy, time by stage and, if any were read, shares of rows by tier.
 
-    Parameters
-    ----------
-    reports : sequence of EpochReport
-        At least one epoch, in order; merged over the ranks.
-    path_png : path or binary file
-        Picture to write, 1500 by 1050 pixels.
-    title : str
-        Printed above the panels.
-
-    Raises
-    ------
-    InvalidInputError
-        If there is no epoch to draw.
+    The picture has 1500 by 1050 pixels.  Reports are merged over the ranks; InvalidInputError if
+    there is none.
     """
     if not reports:
         raise InvalidInputError(
@@ -62,9 +50,9 @@ def plot_curves(
 
     _curve(loss, epochs, [report.loss for report in reports], "train", BLACK, "-")
     loss.set_title("Loss")
-    _curve(accuracy, epochs, [r.train_accuracy for r in reports], "train", BLACK, "-")
-    _curve(accuracy, epochs, [r.valid_accuracy for r in reports], "valid", BLUE, "--")
-    _curve(accuracy, epochs, [r.test_accuracy for r in reports], "test", RED, ":")
+    for split, colour, dashes in (("train", BLACK, "-"), ("valid", BLUE, "--"), ("test", RED, ":")):
+        values = [getattr(report, f"{split}_accuracy") for report in reports]
+        _curve(accuracy, epochs, values, split, colour, dashes)
     figure_name = reports[0].figure
     accuracy.set_title(figure_name[0].upper() + figure_name[1:])
     accuracy.yaxis.set_major_formatter(PercentFormatter(1.0))
@@ -95,14 +83,10 @@ def _draw_stages(axes: Axes, epochs: np.ndarray, reports: Sequence[EpochReport])
         return
     axes.set_ylim(0.0, 1.15 * top)
     for index in cut[:_MOST_CUT]:
-        axes.annotate(
-            human_seconds(totals[index]),
-            (epochs[index], 1.13 * top),
-            ha="center",
-            va="top",
-            fontsize=9,
-            bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
-        )
+        axes.text(
+            epochs[index], 1.13 * top, human_seconds(totals[index]), ha="center", va="top",
+            fontsize=9, bbox={"facecolor": "white", "edgecolor": "none", "pad": 1.0},
+        )  # fmt: skip
 
 
 def _draw_tiers(
@@ -130,22 +114,16 @@ def _curve(
     colour: str,
     dashes: str,
 ) -> None:
-    """One line over the epochs that have a finite figure; nothing if none has."""
-    heights = np.array([math.nan if value is None else value for value in values], dtype=float)
+    """One line through the finite values, which joins those of every fifth epoch, too."""
+    heights = np.array(values, dtype=float)  # None becomes NaN
     measured = np.isfinite(heights)
     if not measured.any():
         return
-    # A figure of every fifth epoch is still a curve: join what was measured.
-    few = measured.sum() <= _MOST_MARKERS
+    marker = "o" if measured.sum() <= _MOST_MARKERS else ""
     axes.plot(
-        epochs[measured],
-        heights[measured],
-        color=colour,
-        linestyle=dashes,
-        marker="o" if few else "",
-        markersize=4,
-        label=label,
-    )
+        epochs[measured], heights[measured], color=colour, linestyle=dashes, marker=marker,
+        markersize=4, label=label,
+    )  # fmt: skip
 
 
 def _stacked(
@@ -176,17 +154,10 @@ def _finish(axes: Axes, epochs: np.ndarray) -> None:
         axes.spines[side].set_visible(False)
     handles, labels = axes.get_legend_handles_labels()
     if len(handles) > 1:
+        columns = min(len(labels), 4)  # which are not wider than the panel
         axes.legend(
-            handles,
-            labels,
-            loc="upper center",
-            bbox_to_anchor=(0.5, -0.16),
-            # In lines of so few that they are not wider than the panel.
-            ncols=min(len(labels), 4),
-            frameon=False,
-            fontsize=9,
-            handlelength=1.6,
-            columnspacing=1.2,
-        )
+            handles, labels, loc="upper center", bbox_to_anchor=(0.5, -0.16), ncols=columns,
+            frameon=False, fontsize=9, handlelength=1.6, columnspacing=1.2,
+        )  # fmt: skip
     elif not handles:
         axes.text(0.5, 0.5, "nothing measured", transform=axes.transAxes, ha="center")

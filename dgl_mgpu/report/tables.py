@@ -1,18 +1,23 @@
-"""Tables for the terminal: the summary of a run and the plan of a placement."""
+"""Tables for the terminal: the summary of a run, a plan's rows, and a machine."""
 
 from __future__ import annotations
 
 import itertools
 import statistics
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.box import SIMPLE_HEAD
+from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
 from dgl_mgpu.report.epoch import MEANINGS, EpochReport, best_epoch, stages_of
 from dgl_mgpu.utils.units import human_bytes, human_count, human_seconds, human_share
+
+if TYPE_CHECKING:
+    from dgl_mgpu.machine import Topology
 
 _STAGE_NAMES = {
     "sample": "sampling",
@@ -27,8 +32,8 @@ _STAGE_NAMES = {
     "total": "whole epoch",
 }
 
+#: Columns of a plan whose cells are no longer than this keep them on one line.
 _UNBROKEN = 12
-"""Columns of a plan whose cells are no longer than this keep them on one line."""
 
 
 def summary_table(
@@ -36,24 +41,11 @@ def summary_table(
     title: str = "Training",
     test_accuracy: float | None = None,
 ) -> Table:
-    """The figures of a whole run, to be printed at its end.
+    """The figures of a whole run, merged over the ranks, to be printed at its end.
 
-    Parameters
-    ----------
-    reports : sequence of EpochReport
-        The epochs of the run, merged over the ranks; may be empty.
-    title : str
-        Printed above the table.
-    test_accuracy : float, optional
-        Accuracy in 0..1 of the best epoch's model, where it was tested once at the end; by
-        default what the best epoch's report holds.
-
-    Returns
-    -------
-    rich.table.Table
-        Two columns. The epoch of best validation accuracy with its loss and accuracies, the
-        median over the epochs of seeds/s and of the time of each stage (of several ranks, their
-        mean), and for each table the rows and bytes that each tier served in the whole run.
+    Two columns: the best epoch's loss and accuracies (`test_accuracy`, in 0..1, if its model was
+    tested once at the end), medians over the epochs of seeds/s and of each stage's time, and for
+    each table the rows and bytes that each tier served in the whole run.
     """
     table = Table(title=escape(title), show_header=False)
     table.add_column("figure", style="bold")
@@ -82,16 +74,24 @@ def summary_table(
     speed = statistics.median(report.seeds_per_second for report in reports)
     table.add_row("seeds/s (median)", human_count(speed))
     for stage in stages_of(reports):
-        each = [_seconds(report, stage) for report in reports]
-        spent = [seconds for seconds in each if seconds is not None]
+        # Not every epoch is evaluated.
+        spent = [
+            seconds[stage]
+            for report in reports
+            if stage in (seconds := report.seconds.measured())
+            and (stage != "evaluate" or report.valid_accuracy is not None)
+        ]
         if spent:
-            usual = human_seconds(statistics.median(spent))
-            table.add_row(f"{_STAGE_NAMES[stage]} (median)", usual)
+            median = human_seconds(statistics.median(spent))
+            table.add_row(f"{_STAGE_NAMES[stage]} (median)", median)
     table.add_section()
 
     for name in dict.fromkeys(name for report in reports for name in report.tables):
-        rows = _sum([report.tier_rows(name) for report in reports])
-        sizes = _sum([report.tier_bytes(name) for report in reports])
+        rows: Counter[str] = Counter()
+        sizes: Counter[str] = Counter()
+        for report in reports:
+            rows.update(report.tier_rows(name))
+            sizes.update(report.tier_bytes(name))
         total = sum(rows.values())
         for tier, count in rows.items():
             share = human_share(count / total if total else 0.0)
@@ -102,13 +102,6 @@ def summary_table(
     return table
 
 
-def _seconds(report: EpochReport, stage: str) -> float | None:
-    """Of a stage, if there was one: not every epoch is evaluated."""
-    if stage == "evaluate" and report.valid_accuracy is None:
-        return None
-    return report.seconds.measured().get(stage)
-
-
 def plan_table(rows: Sequence[Mapping[str, Any]], title: str = "Placement plan") -> Table:
     """Any list of dicts as a table, each number in the unit its key names.
 
@@ -116,13 +109,7 @@ def plan_table(rows: Sequence[Mapping[str, Any]], title: str = "Placement plan")
     ``fraction``, ``rate`` and ``accesses`` (a plan gives their share) percent; ``seconds``
     milliseconds.  Other integers get thousands separators and other floats four
     significant digits.  In a list, neighbours that read the same are counted: ``8 x 1.230``.
-
-    Parameters
-    ----------
-    rows : sequence of mapping
-        One a line; the columns are the union of their keys, in order of appearance.
-    title : str
-        Printed above the table.
+    The columns are the union of the rows' keys, in order of appearance.
     """
     # Without frames, because a plan's rows are wide and a terminal may have 80 columns.
     table = Table(title=escape(title), box=SIMPLE_HEAD, padding=(0, 1, 0, 0), show_edge=False)
@@ -190,9 +177,36 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-def _sum(counts: Sequence[Mapping[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
-    for count in counts:
-        for name, value in count.items():
-            sums[name] = sums.get(name, 0) + value
-    return sums
+def machine_tables(topology: Topology, names: Sequence[str]) -> list[RenderableType]:
+    """A table of a machine's GPUs and links, and lines with facts and all known machines' names."""
+    devices = range(topology.num_gpus)
+    links = Table(title=topology.name)
+    links.add_column("")
+    for column in devices:
+        links.add_column(str(column), justify="right")
+    links.add_column("host", justify="right")
+    links.add_column("memory", justify="right")
+    for row in devices:
+        reads = [f"{value:g}" if value else "-" for value in topology.link_bandwidth[row].round(1)]
+        links.add_row(
+            str(row),
+            *reads,
+            f"{topology.host_bandwidth[row]:g}",
+            human_bytes(float(topology.gpu_memory[row])),
+        )
+    shared = [
+        f"GPUs {', '.join(map(str, group.gpus))} share {group.bandwidth:g} GB/s to host memory"
+        for group in topology.host_groups
+    ]
+    explanation = (
+        "no GPU: GB/s at which ranks read each other's shared memory, which are assumed"
+        if topology.name == "cpu"
+        else "GB/s at which the GPU of a row reads the memory of a column's"
+    )
+    facts = [
+        explanation,
+        f"host memory {human_bytes(float(topology.host_memory))}",
+        *shared,
+        f"known by name: {', '.join(names)}",
+    ]
+    return [links, *facts]

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from dgl_mgpu.machine import preset, probe_shared_memory
 from dgl_mgpu.placement import TableSpec, solve
-from dgl_mgpu.report.placement_table import placement_tables
+from dgl_mgpu.report.placement import placement_tables
 
 NAMES = ("topology/_N:_E:_N", "node/_N/feat")
 
