@@ -13,19 +13,18 @@ from typing import Any, TypeVar
 from dgl_mgpu.data import (
     facebook,
     generate,
-    generated_igbh,
+    igbh,
     ogb,
     ogb_hetero,
     planetoid,
     reddit,
     relations,
 )
-from dgl_mgpu.data.checks import UNLABELLED
+from dgl_mgpu.data.checks import UNLABELLED, require_labelled_split, require_options
 from dgl_mgpu.data.csc import CSC, csc_from_chunks, from_edges
 from dgl_mgpu.data.dataset import Dataset
 from dgl_mgpu.data.generate import SHAPES, GraphSpec
 from dgl_mgpu.data.hetero import HeteroDataset, without_inputs
-from dgl_mgpu.data.split import require_labelled_split
 from dgl_mgpu.errors import ConfigError, nearest
 
 __all__ = [
@@ -59,7 +58,7 @@ _LOADERS: dict[str, Callable[..., Dataset]] = {
 _HETERO_LOADERS: dict[str, Callable[..., HeteroDataset]] = {
     "ogbn-mag": ogb_hetero.load,
     relations.NAME: relations.load,
-    generated_igbh.NAME: generated_igbh.load,
+    igbh.NAME: igbh.load,
 }
 
 #: Names of the data sets that have several types of nodes or edges.
@@ -110,7 +109,7 @@ def load_hetero(name: str, root: str | Path, **options: Any) -> HeteroDataset:
     root : str or Path
         Folder of the data, the same for all data sets.
     **options
-        Options of the data set's own ``load``: see `ogb_hetero`, `relations` and `generated_igbh`.
+        Options of the data set's own ``load``: see `ogb_hetero`, `relations` and `igbh`.
 
     Raises
     ------
@@ -125,38 +124,15 @@ def load_hetero(name: str, root: str | Path, **options: Any) -> HeteroDataset:
 def check_options(name: str, options: Mapping[str, Any]) -> None:
     """Check a data set's name and the options of its ``load``, before anything is read or made.
 
-    Raises
-    ------
-    ConfigError
-        The name or an option is unknown, or an option of a generated graph out of its range.
+    Raises ConfigError for an unknown name or option, and for a generator's option out of its range.
     """
-    loaders = {**_LOADERS, **_HETERO_LOADERS}
-    if name not in loaders:
-        raise ConfigError(
-            f"load data set {name!r}", "there is no data set of this name", nearest(name, loaders)
-        )
-    _check_names(name, loaders[name], options)
+    _loader({**_LOADERS, **_HETERO_LOADERS}, name, options)
     if name == relations.NAME:
         relations.named_spec(**options)
-    elif name == generated_igbh.NAME:
-        generated_igbh.named_spec(**options)
+    elif name == igbh.NAME:
+        igbh.named_spec(**options)
     elif name.startswith("generated"):
         generate.named_spec(name, **options)
-
-
-def _check_names(name: str, loader: Callable[..., Any], options: Mapping[str, Any]) -> None:
-    """Raise for an option that a loader does not know; one that takes any looks itself."""
-    parameters = inspect.signature(loader).parameters.values()
-    if any(option.kind is option.VAR_KEYWORD for option in parameters):
-        return
-    allowed = [option.name for option in parameters if option.kind is option.KEYWORD_ONLY]
-    for option in options:
-        if option not in allowed:
-            raise ConfigError(
-                f"load {name} with option {option!r}",
-                "there is no such option",
-                nearest(option, allowed),
-            )
 
 
 def _load(
@@ -165,11 +141,20 @@ def _load(
     root: str | Path,
     options: Mapping[str, Any],
 ) -> Loaded:
+    return _loader(loaders, name, options)(name, Path(root).expanduser(), **options)
+
+
+def _loader(
+    loaders: Mapping[str, Callable[..., Any]], name: str, options: Mapping[str, Any]
+) -> Callable[..., Any]:
+    """The loader of a name, which must know the options; one that takes any checks them itself."""
     if name not in loaders:
-        known = names() if loaders is _LOADERS else list(loaders)
+        known = list(_HETERO_LOADERS) if loaders is _HETERO_LOADERS else names()
         raise ConfigError(
             f"load data set {name!r}", "there is no data set of this name", nearest(name, known)
         )
-    loader = loaders[name]
-    _check_names(name, loader, options)
-    return loader(name, Path(root).expanduser(), **options)
+    parameters = inspect.signature(loaders[name]).parameters.values()
+    if not any(option.kind is option.VAR_KEYWORD for option in parameters):
+        allowed = [option.name for option in parameters if option.kind is option.KEYWORD_ONLY]
+        require_options(name, options, allowed)
+    return loaders[name]

@@ -45,7 +45,7 @@ _SUM_SD = np.float32(np.sqrt(4 * (2**32 - 1) / 12))
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _bits(key, place):
+def random_bits(key, place):
     """Return the 64 random bits at `place` of the stream `key`."""
     mixed = key + (np.uint64(place) + np.uint64(1)) * _GOLDEN
     mixed = (mixed ^ (mixed >> _S30)) * _MIX_1
@@ -54,7 +54,7 @@ def _bits(key, place):
 
 
 @njit(cache=True, nogil=True, inline="always")
-def _uniform(bits):
+def uniform(bits):
     """Return a float64 in [0, 1) from 64 random bits."""
     return float(bits >> _S11) * 2.0**-53
 
@@ -76,7 +76,7 @@ def _normal(bits):
 
 @njit(cache=True)
 def _stream(seed, purpose):
-    return _bits(_bits(np.uint64(seed), np.uint64(0)), np.uint64(purpose))
+    return random_bits(random_bits(np.uint64(seed), np.uint64(0)), np.uint64(purpose))
 
 
 def stream(seed: int, purpose: int) -> np.uint64:
@@ -88,7 +88,7 @@ def stream(seed: int, purpose: int) -> np.uint64:
 def _uniforms(key, count):
     out = np.empty(count, np.float64)
     for place in range(count):
-        out[place] = _uniform(_bits(key, place))
+        out[place] = uniform(random_bits(key, place))
     return out
 
 
@@ -100,9 +100,9 @@ def classes(num_nodes: int, num_classes: int, seed: int) -> np.ndarray:
 
 
 def labels_of_classes(num_classes: int, num_labels: int, seed: int) -> np.ndarray:
-    """Return which labels the nodes of each class have, int64 [num_classes, num_labels] of 0 and 1.
+    """Return which labels each class has, int64 [num_classes, num_labels] of 0 and 1.
 
-    Each label is that of half the classes, or one less.
+    Half of the classes, rounded down, have each label.
     """
     draws = _uniforms(stream(seed, LABEL), num_classes * num_labels)
     order = draws.reshape(num_classes, num_labels).argsort(0).argsort(0)
@@ -121,14 +121,7 @@ def split(num_nodes: int, fractions: tuple[float, float, float], seed: int) -> l
 def in_degrees(num_nodes: int, num_edges: int, exponent: float, seed: int) -> np.ndarray:
     """Return indptr, int64 [num_nodes + 1], with Pareto-distributed in-degrees.
 
-    Parameters
-    ----------
-    num_nodes, num_edges : int
-        Size of the graph.
-    exponent : float
-        Exponent of the tail of the distribution function, above 1.
-    seed : int
-        Seed of the graph.
+    The exponent, above 1, is that of the tail of the distribution function.
     """
     # A bounded Pareto distribution on [1, ratio] has this mean; the largest degree, ratio times
     # the smallest, is to be the number of nodes, which settles the ratio (a fixed point).
@@ -152,14 +145,9 @@ def in_degrees(num_nodes: int, num_edges: int, exponent: float, seed: int) -> np
 def members_by_rank(
     labels: np.ndarray, indptr: np.ndarray, num_classes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return every class's nodes by falling in-degree.
+    """Return the nodes by class and falling in-degree, and where each class begins.
 
-    Returns
-    -------
-    members : ndarray, int32 or int64 [num_nodes]
-        The nodes of class 0, then of class 1, and so on.
-    first : ndarray, int64 [num_classes + 1]
-        Where each class begins in `members`.
+    int32 or int64 [num_nodes], and int64 [num_classes + 1].
     """
     largest = int(np.diff(indptr).max()) + 1
     key = labels * largest  # one sort key instead of two: memory counts here
@@ -181,12 +169,12 @@ def sources(start, stop, indptr, labels, members, first, homophily, exponent, cl
         while indptr[node + 1] <= edge:
             node += 1
         cls = labels[node]
-        bits = _bits(class_key, edge)
+        bits = random_bits(class_key, edge)
         if float(bits >> _S32) * 2.0**-32 >= homophily:
             other = np.int64(((bits & _LOW_32) * num_others) >> _S32)
             cls = other if other < cls else other + 1
         begin, size = first[cls], first[cls + 1] - first[cls]
-        rank = np.int64(size * _uniform(_bits(rank_key, edge)) ** power)
+        rank = np.int64(size * uniform(random_bits(rank_key, edge)) ** power)
         out[edge - start] = members[begin + rank]
     return out
 
@@ -220,6 +208,6 @@ def features(start, stop, labels, centroid, noise_key):
         mean = centroid[labels[node]]
         for column in range(width):
             out[node - start, column] = mean[column] + _normal(
-                _bits(noise_key, node * width + column)
+                random_bits(noise_key, node * width + column)
             )
     return out

@@ -1,20 +1,54 @@
-"""What every data set is checked for; ``asked`` begins the errors, as in them."""
+"""Checks of data sets and of the options that make them; ``asked`` begins the error messages."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from numbers import Integral
-from typing import Any
+import dataclasses
+from collections.abc import Iterable, Mapping
+from numbers import Integral, Real
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from dgl_mgpu.data.csc import first_decrease, first_out_of_range, require_ids
-from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
+from dgl_mgpu.errors import ConfigError, IdOutOfRangeError, InvalidInputError, nearest
+
+if TYPE_CHECKING:
+    from dgl_mgpu.data.dataset import Dataset
+    from dgl_mgpu.data.hetero import HeteroDataset
 
 #: The label of a node without one.
 UNLABELLED = -1
 #: The parts of a split.
 SPLITS = ("train", "valid", "test")
+
+
+def require_options(name: str, options: Iterable[str], known: Iterable[str]) -> None:
+    """Raise ConfigError for an option that a data set's loader does not know."""
+    known = list(known)
+    for option in options:
+        if option not in known:
+            raise ConfigError(
+                f"load {name} with option {option!r}",
+                "there is no such option",
+                nearest(option, known),
+            )
+
+
+def require_ranges(spec: Any, what: str, ranges: Mapping[str, tuple[float, float]]) -> None:
+    """Raise ConfigError unless a generator's parameters are numbers in ``[low, high]``.
+
+    `spec` is a dataclass whose fields are annotated with "int" or "float".
+    """
+    whole = {field.name for field in dataclasses.fields(spec) if field.type == "int"}
+    for name, (low, high) in ranges.items():
+        value = getattr(spec, name)
+        kind = Integral if name in whole else Real
+        if not isinstance(value, kind) or not low <= float(value) <= high:
+            raise ConfigError(
+                asked=f"generate {what} with {name}={value!r}",
+                found=f"{name} takes a{' whole' * (name in whole)} number from {low} to {high}",
+                fix=f"choose one for {name} (data.options.{name} on a command line)",
+            )
 
 
 def require_array(asked: str, what: str, given: Any) -> None:
@@ -32,7 +66,7 @@ def require_count(asked: str, what: str, given: Any) -> None:
 
 
 def check_csc_shapes(asked: str, indptr: np.ndarray, indices: np.ndarray, num_rows: int) -> None:
-    """Check dtypes and ends of the in-edges of `num_rows` nodes, InvalidInputError if wrong."""
+    """Check dtypes, shapes and ends of the in-edges of `num_rows` nodes."""
     require_array(asked, "indptr", indptr)
     require_array(asked, "indices", indices)
     if indptr.dtype != np.int64 or indptr.shape != (num_rows + 1,):
@@ -56,15 +90,7 @@ def check_csc_shapes(asked: str, indptr: np.ndarray, indices: np.ndarray, num_ro
 
 
 def check_csc_contents(asked: str, indptr: np.ndarray, indices: np.ndarray, num_cols: int) -> None:
-    """Check all of the in-edges that come from `num_cols` nodes.
-
-    Raises
-    ------
-    InvalidInputError
-        `indptr` decreases.
-    IdOutOfRangeError
-        A source is no node.
-    """
+    """Check that `indptr` does not decrease, and that sources are ids of `num_cols` nodes."""
     bad = first_decrease(indptr)
     if bad >= 0:
         raise InvalidInputError(
@@ -74,7 +100,7 @@ def check_csc_contents(asked: str, indptr: np.ndarray, indices: np.ndarray, num_
 
 
 def check_labels_shape(asked: str, labels: np.ndarray, num_nodes: int, num_classes: int) -> None:
-    """Check that each node has an int64, or a row of int8; InvalidInputError if not."""
+    """Check that labels are an int64 for each node, or a row of int8."""
     require_array(asked, "labels", labels)
     if (labels.dtype, labels.shape) not in (
         (np.int64, (num_nodes,)),
@@ -89,12 +115,7 @@ def check_labels_shape(asked: str, labels: np.ndarray, num_nodes: int, num_class
 
 
 def check_labels_contents(asked: str, labels: np.ndarray, num_classes: int) -> None:
-    """Check that labels are classes, or 0 and 1 where a node may have several.
-
-    Raises
-    ------
-    IdOutOfRangeError
-    """
+    """Check that labels are classes, or 0 and 1 where a node may have several."""
     if labels.ndim == 1:
         check_range(asked, "labels", labels, num_classes, lowest=UNLABELLED)
     else:
@@ -102,10 +123,7 @@ def check_labels_contents(asked: str, labels: np.ndarray, num_classes: int) -> N
 
 
 def check_features(asked: str, of: str, rows: int, features: Mapping[str, Any]) -> None:
-    """Check that each feature has a row of numbers for each node or edge, InvalidInputError if not.
-
-    The numbers are of a type that torch has, in this machine's order of bytes.
-    """
+    """Check that each feature has a row for each node or edge, of a native dtype of torch."""
     for name, feature in features.items():
         if not hasattr(feature, "shape") or not hasattr(feature, "dtype"):
             raise InvalidInputError(
@@ -133,12 +151,7 @@ def check_features(asked: str, of: str, rows: int, features: Mapping[str, Any]) 
 
 
 def check_split(asked: str, parts: Mapping[str, np.ndarray], num_nodes: int) -> None:
-    """Check that the parts of a split are int64 node ids.
-
-    Raises
-    ------
-    InvalidInputError, IdOutOfRangeError
-    """
+    """Check that the parts of a split are int64 node ids."""
     for part, given in parts.items():
         require_array(asked, f"{part} ids", given)
         ids = require_ids(f"the {part} nodes", given)
@@ -154,3 +167,43 @@ def check_range(asked: str, what: str, ids: np.ndarray, stop: int, lowest: int =
         raise IdOutOfRangeError(
             asked, f"{what}[{bad}] is {ids[bad]}", f"use values in [{lowest}, {stop})"
         )
+
+
+def require_labelled_split(dataset: Dataset | HeteroDataset) -> None:
+    """Check that no part of a data set's split is empty, and that all nodes in it have a class.
+
+    Raises
+    ------
+    InvalidInputError
+        Training cannot use the split.
+    """
+    asked = f"train on data set {dataset.name!r}"
+    for part in SPLITS:
+        ids = np.asarray(getattr(dataset, part))
+        if not len(ids):
+            raise InvalidInputError(
+                asked,
+                f"there are no {part} nodes",
+                "give each part of its split (train, valid, test) at least one node",
+            )
+        labels = dataset.labels[ids]
+        if dataset.multi_label:
+            bad = np.flatnonzero((labels < 0).all(1))
+            problem, wanted = "all of whose labels are unknown", "labels of 0 and 1"
+        else:
+            bad = np.flatnonzero((labels < 0) | (labels >= dataset.num_classes))
+            problem = f"whose label is {labels[bad[0]]}" if len(bad) else ""
+            wanted = f"labels in [0, {dataset.num_classes})"
+        if len(bad):
+            raise InvalidInputError(
+                asked,
+                f"{len(bad)} of {len(ids)} {part} nodes have no class, such as node {ids[bad[0]]},"
+                f" {problem}",
+                f"give them {wanted}, or leave them out of the split",
+            )
+        if dataset.multi_label and not ((labels == 1).any(0) & (labels == 0).any(0)).any():
+            raise InvalidInputError(
+                asked,
+                f"there is no label that some {part} nodes have and others have not",
+                "split the nodes otherwise: the area under the ROC curve is of such labels",
+            )

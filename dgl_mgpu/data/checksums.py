@@ -1,11 +1,8 @@
-"""Checksums of the files that this package makes of data sets, which are mapped and not read.
+"""Checksums of files that are mapped and not read: of files made here, and of downloaded ones.
 
-They lie beside the files, in ``checksums.json``.  To compare them takes reading all of the files,
-so it is done once for each state of a file that the system tells apart (inode, size, times of
-change), and ``checked.json`` remembers which these were.
-
-Files from elsewhere that have no checksums of their own get some beside them when they are first
-read (`unchanged_since_first_read`).
+A folder made here has them in ``checksums.json``.  Comparing them takes reading all files, so it is
+done once for each state of a file (inode, size, times of change), which ``checked.json`` records.
+For other files they are recorded when they are first read (`unchanged_since_first_read`).
 """
 
 from __future__ import annotations
@@ -32,12 +29,7 @@ _CHUNK_BYTES = 1 << 24
 
 
 def write_checksums(folder: Path, sources: Iterable[Path] = ()) -> None:
-    """Write the checksums of all files in a folder, and of files elsewhere that go with them.
-
-    Raises
-    ------
-    OSError
-    """
+    """Write the checksums of all files in a folder, and of files elsewhere that it depends on."""
     inside = (path for path in folder.rglob("*") if path.is_file())
     names = {str(path.relative_to(folder)): path for path in inside} | _by_name(sources)
     content = {"chunk": _CHUNK_BYTES, "files": dict(zip(names, _sums(names.values()), strict=True))}
@@ -45,16 +37,12 @@ def write_checksums(folder: Path, sources: Iterable[Path] = ()) -> None:
 
 
 def changed_file(folder: Path, sources: Iterable[Path] = ()) -> str | None:
-    """The first file that is not as it was when its checksum was written, and in which way.
-
-    Raises
-    ------
-    OSError
-        If a file cannot be read.
-    """
+    """Name a file that is not as it was when its checksum was written, or return None."""
     try:
         content = safe_json.loads((folder / _SUMS).read_text())
-        expected = {str(name): [int(each) for each in of] for name, of in content["files"].items()}
+        expected = {
+            str(name): [int(value) for value in sums] for name, sums in content["files"].items()
+        }
         if content["chunk"] != _CHUNK_BYTES:
             return f"{_SUMS} is of another version"
     except FileNotFoundError:
@@ -64,48 +52,36 @@ def changed_file(folder: Path, sources: Iterable[Path] = ()) -> str | None:
     elsewhere = _by_name(sources)
     paths = {name: elsewhere.get(name, folder / name) for name in expected}
     try:
-        found = {name: _state(path) for name, path in paths.items()}
+        states = {name: _state(path) for name, path in paths.items()}
         checked = _read_checked(folder)
-        doubtful = [name for name in paths if found[name] != checked.get(name)]
+        doubtful = [name for name in paths if states[name] != checked.get(name)]
         for name, sums in zip(doubtful, _sums(paths[name] for name in doubtful), strict=True):
             if sums != expected[name]:
                 return f"{name} is not as it was made"
     except FileNotFoundError as error:
         return f"there is no {os.path.relpath(error.filename, folder)}"
     if doubtful:
-        # Where it cannot be remembered, it is done again.
+        # On a read-only disk, they are compared each time.
         with contextlib.suppress(OSError), atomic_write(folder / _CHECKED) as file:
-            file.write(json.dumps(found).encode())
+            file.write(json.dumps(states).encode())
     return None
 
 
 @contextlib.contextmanager
 def unchanged_since_first_read(record: Path, files: Iterable[Path]) -> Iterator[None]:
-    """Check that files are as they were when they were first read, or remember how they are.
+    """Check that files of a folder are as `record`, a file in it, says.
 
-    They are remembered once they have been read within, without an error, if their folder can be
-    written to.
-
-    Parameters
-    ----------
-    record : Path
-        What their checksums are kept in, beside them.
-    files : iterable of Path
-        In one folder.
-
-    Raises
-    ------
-    DataFormatError
-        If one has changed since, or is gone.
+    A missing record is written after the block, if that raises nothing and the folder can be
+    written.  Raises DataFormatError if a file has changed or is gone.
     """
     paths = {path.name: path for path in files}
     expected = _recorded(record, paths.keys())
     try:
-        found = dict(zip(paths, _sums(paths.values()), strict=True))
+        actual = dict(zip(paths, _sums(paths.values()), strict=True))
     except OSError as error:
         raise DataFormatError(f"read {error.filename}", str(error), "put the file there") from error
     for name, sums in (expected or {}).items():
-        if sums != found[name]:
+        if sums != actual[name]:
             raise DataFormatError(
                 f"read {paths[name]}",
                 f"it is not as it was when it was first read, says {record.name}",
@@ -113,24 +89,24 @@ def unchanged_since_first_read(record: Path, files: Iterable[Path]) -> Iterator[
             )
     yield
     if expected is None:
-        # Where they cannot be kept, as on a read-only disk, nothing is compared.
+        # On a read-only disk, nothing is compared.
         with contextlib.suppress(OSError), atomic_write(record) as file:
-            file.write(json.dumps(with_sum({"chunk": _CHUNK_BYTES, "files": found})).encode())
+            file.write(json.dumps(with_sum({"chunk": _CHUNK_BYTES, "files": actual})).encode())
 
 
 def _recorded(record: Path, names: Iterable[str]) -> dict[str, Any] | None:
-    """The sums that were kept of the files of these names; None if they are to be kept anew."""
+    """The recorded sums of the files of these names; None if there are none to compare."""
     try:
         content = without_sum(safe_json.loads(record.read_text()))
         sums = content["files"] if content["chunk"] == _CHUNK_BYTES else {}
         if sums.keys() == set(names):
             return sums
-        found = "it is of other files"
+        problem = "it is of other files"
     except FileNotFoundError:
         return None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        found = f"it is damaged ({error})"
-    log.warning("%s: %s; it is made again, and nothing compared", record, found)
+        problem = f"it is damaged ({error})"
+    log.warning("%s: %s; it is made again, and nothing compared", record, problem)
     return None
 
 
@@ -140,7 +116,7 @@ def _by_name(sources: Iterable[Path]) -> dict[str, Path]:
 
 
 def _state(path: Path) -> list[int]:
-    """What is another after any change; the time of change of an inode is the system's own."""
+    """What any change of a file changes; users cannot set the time of change of an inode."""
     stat = path.stat()
     return [stat.st_ino, stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns]
 
@@ -154,13 +130,13 @@ def _read_checked(folder: Path) -> dict[str, Any]:
 
 
 def _sums(paths: Iterable[Path]) -> list[list[int]]:
-    """Size and CRC-32 of each chunk of each file; zlib lets go of the interpreter meanwhile."""
+    """Size and CRC-32 of each chunk of each file; zlib releases the interpreter meanwhile."""
     with ThreadPoolExecutor(len(os.sched_getaffinity(0))) as pool:
         pending = [
             (size, [pool.submit(_sum, path, start) for start in range(0, size, _CHUNK_BYTES)])
             for path, size in ((path, path.stat().st_size) for path in paths)
         ]
-        return [[size, *(each.result() for each in chunks)] for size, chunks in pending]
+        return [[size, *(chunk.result() for chunk in chunks)] for size, chunks in pending]
 
 
 def _sum(path: Path, start: int) -> int:

@@ -1,9 +1,8 @@
-"""From edge lists to compressed sparse columns (CSC), without a Python object per edge.
+"""Compressed sparse columns (CSC) of edge lists.
 
 CSC lists the in-edges of every node: the in-neighbours of node ``v`` are
 ``indices[indptr[v]:indptr[v + 1]]``.  The order of the edges of one node is their order in the
-edge list (a stable counting sort), so that every run sees the same neighbours at the same
-places.
+edge list (a stable counting sort), so it is the same in every run.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from numba import njit
 
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 
-#: Makes an array to be filled: ``allocate(name, shape, dtype)``; in memory or in a file.
+#: ``allocate(name, shape, dtype)`` makes an array to be filled, in memory or in a file.
 Allocate = Callable[[str, tuple[int, ...], np.dtype], np.ndarray]
 
 
@@ -49,7 +48,7 @@ def index_dtype(num_nodes: int) -> np.dtype:
 
 
 def require_ids(what: str, ids: np.ndarray) -> np.ndarray:
-    """Return `ids` if it is a one-dimensional integer array, raise InvalidInputError if not."""
+    """Return `ids`; InvalidInputError unless it is a one-dimensional integer array."""
     if ids.ndim != 1 or ids.dtype.kind not in "iu":
         raise InvalidInputError(
             asked=f"read {what} as ids",

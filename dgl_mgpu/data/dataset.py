@@ -1,9 +1,10 @@
-"""The one form in which the rest of the package meets a data set."""
+"""Data sets of one type of nodes and edges."""
 
 from __future__ import annotations
 
+import contextlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -31,10 +32,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, eq=False)
 class Dataset:
-    """A graph with features, labels and a split, in memory or memory-mapped.
-
-    Nothing here depends on DGL, and every array may be a read-only memory map, so that a store
-    can be built by streaming from disk.
+    """A graph with features, labels and a split, in memory or in read-only memory maps.
 
     Attributes
     ----------
@@ -132,21 +130,18 @@ class Dataset:
         check_labels_shape(self._asked, self.labels, self.num_nodes, self.num_classes)
         if self.eids is not None:
             require_array(self._asked, "eids", self.eids)
-        if self.eids is not None and (
-            self.eids.dtype != np.int64 or self.eids.shape != (self.num_edges,)
-        ):
-            raise InvalidInputError(
-                self._asked,
-                f"eids has dtype {self.eids.dtype} and shape {self.eids.shape}",
-                f"pass int64 of shape ({self.num_edges},), or None",
-            )
+            if self.eids.dtype != np.int64 or self.eids.shape != (self.num_edges,):
+                raise InvalidInputError(
+                    self._asked,
+                    f"eids has dtype {self.eids.dtype} and shape {self.eids.shape}",
+                    f"pass int64 of shape ({self.num_edges},), or None",
+                )
         check_features(self._asked, "node", self.num_nodes, self.node_features)
         check_features(self._asked, "edge", self.num_edges, self.edge_features)
 
     def _check_contents(self) -> None:
         check_csc_contents(self._asked, self.indptr, self.indices, self.num_nodes)
-        parts = {part: getattr(self, part) for part in SPLITS}
-        check_split(self._asked, parts, self.num_nodes)
+        check_split(self._asked, {part: getattr(self, part) for part in SPLITS}, self.num_nodes)
         if self.eids is not None:
             check_range(self._asked, "eids", self.eids, self.num_edges)
             seen = np.zeros(self.num_edges, np.bool_)
@@ -169,16 +164,13 @@ class Dataset:
         eids = np.empty(0, np.int64) if self.eids is None else self.eids
         place, node = _first_bad_weight(self.indptr, eids, weight)
         if node >= 0:
-            found = (
+            problem = (
                 f"the weights of all in-edges of node {node} are zero"
                 if place < 0
                 else f"the weight of edge {place}, an in-edge of node {node}, is {weight[place]}"
             )
-            raise InvalidWeightError(
-                asked=self._asked,
-                found=found,
-                fix="pass finite weights of at least 0, with one above 0 at every node",
-            )
+            fix = "pass finite weights of at least 0, with one above 0 at every node"
+            raise InvalidWeightError(self._asked, problem, fix)
 
     def to_dgl(self) -> dgl.DGLGraph:
         """Return the data set as a DGLGraph on the CPU.
@@ -191,44 +183,46 @@ class Dataset:
         import dgl
         import torch
 
-        with warnings.catch_warnings():
-            # DGL does not write to these, so a read-only memory map may be shared.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        with shared_with_dgl():
             indices = torch.as_tensor(self.indices).long()
-            # DGL takes none for places, but then fails to add up features of edges on CPUs.
+            # Without ids, DGL fails to sum features of edges on CPUs.
             places = torch.arange(len(indices))
             eids = places if self.eids is None else torch.as_tensor(self.eids, dtype=torch.int64)
             graph = dgl.graph(
                 ("csc", (torch.as_tensor(self.indptr), indices, eids)), num_nodes=self.num_nodes
             )
-            graph.ndata["label"] = torch.as_tensor(self.labels)
             for name, feature in self.node_features.items():
                 graph.ndata[name] = torch.as_tensor(feature)
             for name, feature in self.edge_features.items():
                 graph.edata[name] = torch.as_tensor(feature)
-            for name, ids in (("train", self.train), ("val", self.valid), ("test", self.test)):
-                mask = torch.zeros(self.num_nodes, dtype=torch.bool)
-                mask[torch.as_tensor(ids)] = True
-                graph.ndata[f"{name}_mask"] = mask
+            graph.ndata.update(target_data(self, self.num_nodes))
         return graph
+
+
+@contextlib.contextmanager
+def shared_with_dgl() -> Iterator[None]:
+    """Make tensors of read-only memory maps without warnings: DGL does not write to them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+        yield
+
+
+def target_data(dataset: Any, num_nodes: int) -> dict[str, Any]:
+    """``label`` and the masks ``train_mask``, ``val_mask`` and ``test_mask`` of a data set."""
+    import torch
+
+    data = {"label": torch.as_tensor(dataset.labels)}
+    for name, ids in (("train", dataset.train), ("val", dataset.valid), ("test", dataset.test)):
+        data[f"{name}_mask"] = torch.zeros(num_nodes, dtype=torch.bool)
+        data[f"{name}_mask"][torch.as_tensor(ids)] = True
+    return data
 
 
 def as_labels(raw: np.ndarray) -> np.ndarray:
     """Return labels of any numeric dtype as a `Dataset` has them, NaN as -1.
 
-    Parameters
-    ----------
-    raw : ndarray [N], [N, 1] or [N, L]
-        A class for each node, or whether it has each of L > 1.
-
-    Returns
-    -------
-    ndarray, int64 [N] or int8 [N, L]
-
-    Raises
-    ------
-    InvalidInputError
-        They have another shape, or one is no such number.
+    ``raw`` has a class for each node, [N] or [N, 1], or whether it has each of L > 1, [N, L].
+    InvalidInputError if it has another shape, or holds other numbers.
     """
     if raw.ndim == 2 and raw.shape[1] == 1:
         raw = raw[:, 0]

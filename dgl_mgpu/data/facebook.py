@@ -15,10 +15,9 @@ import numpy as np
 from scipy import sparse
 
 from dgl_mgpu.data.checksums import unchanged_since_first_read
-from dgl_mgpu.data.csc import from_edges
 from dgl_mgpu.data.dataset import Dataset
-from dgl_mgpu.data.files import corrupt_file, require_files, require_trusted
-from dgl_mgpu.data.transform import add_self_loops, unique_edges
+from dgl_mgpu.data.files import corrupt_file, reading, require_files, require_trusted
+from dgl_mgpu.data.transform import from_edge_list, unique_edges
 from dgl_mgpu.utils import safe_json
 
 _EDGES, _TARGET, _FEATURES = "facebook_edges.csv", "facebook_target.csv", "facebook.json"
@@ -38,11 +37,10 @@ def load(
 ) -> Dataset:
     """Load the Facebook page-page graph.
 
-    Every edge is there once in each direction; the 179 self-loops of the source are left out,
-    and `self_loops` gives every node one.  The 4,714 distinct words are projected to
-    `num_features` dimensions by fixed random signs (Achlioptas, «Database-friendly random
-    projections», 2003), which keeps the distances of a dense float32 matrix of 4,714 columns
-    approximately, at a fraction of its 424 MB; then each row is scaled to a mean square of 1.
+    Every edge exists once in each direction; the 179 self-loops of the source are left out.  The
+    4,714 distinct words are projected to `num_features` dimensions by fixed random signs
+    (Achlioptas, «Database-friendly random projections», 2003), which approximately keeps the
+    distances of a dense matrix of 424 MB; then each row is scaled to a mean square of 1.
 
     Parameters
     ----------
@@ -59,18 +57,12 @@ def load(
         Give every node exactly one self-loop.
     seed : int
         Seed of the split, 60 % training, 20 % validation and 20 % test nodes.
-
-    Raises
-    ------
-    DataFormatError
-        A file is missing, truncated or corrupt, or has changed since it was first read, or the
-        files contradict one another.
     """
     folder = found(name, Path(root)) or Path(root)
-    if folder != Path(root):  # which the user names
+    if folder != Path(root):  # which the user chose
         require_trusted(folder)
     require_files(folder, [_EDGES, _TARGET, _FEATURES], "the Facebook page-page graph")
-    files = [folder / each for each in (_EDGES, _TARGET, _FEATURES)]
+    files = [folder / name for name in (_EDGES, _TARGET, _FEATURES)]
     with unchanged_since_first_read(folder / _SUMS, files):
         labels, categories = _read_labels(folder / _TARGET)
         num_nodes = len(labels)
@@ -79,17 +71,14 @@ def load(
     different = src != dst
     src, dst = src[different], dst[different]
     src, dst = unique_edges(np.concatenate([src, dst]), np.concatenate([dst, src]), num_nodes)
-    if self_loops:
-        src, dst = add_self_loops(src, dst, num_nodes)
-    csc = from_edges(src, dst, num_nodes)
     order = np.random.Generator(np.random.PCG64(seed)).permutation(num_nodes)
     train, valid, test = np.split(order, [num_nodes * 6 // 10, num_nodes * 8 // 10])
-    return Dataset(
+    return from_edge_list(
+        src,
+        dst,
+        self_loops,
         name=name,
-        num_nodes=num_nodes,
         num_classes=len(categories),
-        indptr=csc.indptr,
-        indices=csc.indices,
         labels=labels,
         train=np.sort(train),
         valid=np.sort(valid),
@@ -101,30 +90,24 @@ def load(
 
 
 def found(name: str, root: Path) -> Path | None:
-    """Return the folder of the files, None if they are not there."""
-    folders = (root / "facebook_pages", root)
-    there = (folder for folder in folders if folder.is_dir())
-    return next((folder for folder in there if folder != root or (root / _EDGES).is_file()), None)
+    """Return the folder of the files, None if there is none."""
+    folder = root / "facebook_pages"
+    return folder if folder.is_dir() else root if (root / _EDGES).is_file() else None
 
 
 def _read_labels(path: Path) -> tuple[np.ndarray, list[str]]:
     """Return the class of every node and the names of the classes, in alphabetical order."""
-    try:
-        with path.open(newline="", encoding="utf-8") as file:
-            category_of = {int(row["id"]): row["page_type"] for row in csv.DictReader(file)}
+    with reading(path), path.open(newline="", encoding="utf-8") as file:
+        category_of = {int(row["id"]): row["page_type"] for row in csv.DictReader(file)}
         categories = sorted(set(category_of.values()))
         labels = [categories.index(category_of[node]) for node in range(len(category_of))]
-    except (KeyError, TypeError, ValueError, csv.Error) as error:
-        raise corrupt_file(path, f"{type(error).__name__}: {error}") from error
     return np.array(labels, np.int64), categories
 
 
 def _read_edges(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    try:
+    with reading(path):
         edges = np.loadtxt(path, np.int64, delimiter=",", skiprows=1, ndmin=2)
         src, dst = edges.T
-    except ValueError as error:
-        raise corrupt_file(path, str(error)) from error
     if edges.size and (edges.min() < 0 or edges.max() >= num_nodes):
         raise corrupt_file(path, f"ids from {edges.min()} to {edges.max()} of {num_nodes} nodes")
     return src, dst
@@ -132,18 +115,16 @@ def _read_edges(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
 
 def _read_words(path: Path, num_nodes: int) -> sparse.csr_matrix:
     """Return which words each page has, one row per page and one column per word id."""
-    try:
+    with reading(path):
         words_of = safe_json.loads(path.read_text(encoding="utf-8"))
         words = [words_of[str(node)] for node in range(num_nodes)]
-        indptr = np.cumsum([0] + [len(of_page) for of_page in words])
-        indices = np.array([word for of_page in words for word in of_page], np.int64)
+        indptr = np.cumsum([0] + [len(page) for page in words])
+        indices = np.array([word for page in words for word in page], np.int64)
         if len(words_of) != num_nodes:
             raise ValueError(f"{len(words_of)} pages instead of {num_nodes}")
         if len(indices) and not 0 <= indices.min() <= indices.max() < _MAX_WORDS:
             raise ValueError(f"word ids from {indices.min()} to {indices.max()}")
         return sparse.csr_matrix((np.ones(len(indices), np.float32), indices, indptr))
-    except (AttributeError, KeyError, TypeError, ValueError, OverflowError) as error:
-        raise corrupt_file(path, f"{type(error).__name__}: {error}") from error
 
 
 def _project(words: sparse.csr_matrix, num_features: int, tfidf: bool) -> np.ndarray:

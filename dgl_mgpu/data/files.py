@@ -1,17 +1,20 @@
-"""Files that are complete or absent: folders built once, and downloads."""
+"""Folders that are built once and completely, downloads, and errors of damaged files."""
 
 from __future__ import annotations
 
+import contextlib
+import csv
 import glob
 import logging
 import os
+import pickle
 import shutil
 import stat
 import time
 import urllib.error
 import urllib.request
 import zipfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from tempfile import mkdtemp
@@ -19,38 +22,25 @@ from tempfile import mkdtemp
 from dgl_mgpu.data.checksums import changed_file, write_checksums
 from dgl_mgpu.errors import ConfigError, DataFormatError, DGLMGPUError, OutputError
 from dgl_mgpu.utils import timeouts
+from dgl_mgpu.utils.checksums import DAMAGE
 from dgl_mgpu.utils.file_lock import locked
 from dgl_mgpu.utils.units import human_bytes
 
 log = logging.getLogger(__name__)
 
-#: Seconds without a byte after which a download is given up.
+#: What to do about damaged files in OGB's format.
+FIX = "fetch or generate the data set again"
+#: Seconds without a byte after which a download fails.
 _TIMEOUT_S = 30
 _CHUNK_BYTES = 1 << 22
 _LOOK_SECONDS = 0.1
 _PARTIAL = ".partial"
 
 
-def _nothing(folder: Path) -> str | None:
-    return None
-
-
 def derived_once(target: Path, fill: Callable[[Path], None], sources: Sequence[Path] = ()) -> Path:
-    """Return `target` as `build_once`, with checksums of its files, which are compared first.
+    """Return `target` as `build_once`, which makes it again if its files have changed.
 
-    Files that changed since are told of, and the folder is made again.
-
-    Parameters
-    ----------
-    target, fill
-        As for `build_once`.
-    sources : sequence of Path
-        Files elsewhere that are to be as they were when `target` was made of them.
-
-    Raises
-    ------
-    OutputError
-        As `build_once`; also if a file cannot be read.
+    `sources` are files elsewhere that must not have changed either.
     """
 
     def fill_and_sum(folder: Path) -> None:
@@ -63,37 +53,28 @@ def derived_once(target: Path, fill: Callable[[Path], None], sources: Sequence[P
 def build_once(
     target: Path,
     fill: Callable[[Path], None],
-    wrong: Callable[[Path], str | None] = _nothing,
+    damage: Callable[[Path], str | None] = lambda folder: None,
 ) -> Path:
-    """Return `target`, a folder; let `fill` make its content if it is not there yet.
+    """Return `target`, a folder; let `fill` fill an empty folder if it is not there yet.
 
-    The folder is filled under another name and renamed when it is complete, so that an
-    interrupted run leaves nothing that looks complete.  Of several processes that want the same
-    folder, one builds it and the others wait.
-
-    Parameters
-    ----------
-    target : Path
-        The folder.  What it holds must follow from its name alone.
-    fill : callable
-        Called with an empty folder to fill.
-    wrong : callable
-        Says of a folder that is there what is wrong with it, so that it is made again.
+    The folder is renamed to `target` when it is complete, so that an interrupted run leaves nothing
+    that looks complete.  One process builds it, and others that want it wait.  Its content must
+    follow from its name.  If `damage` names a problem of a folder that is there, it is made again.
 
     Raises
     ------
     OutputError
-        The folder cannot be made or filled, or another process has not done so within
-        `timeouts.BUILD` seconds; or somebody else has put it where anybody may.
+        The folder cannot be made or filled, another process has not done so within
+        `timeouts.BUILD` seconds, or another user has put it where everybody may write.
     """
     try:
-        if _is_there(target) and wrong(target) is None:
+        if _is_there(target) and damage(target) is None:
             return target
         target.parent.mkdir(parents=True, exist_ok=True)
         with locked(target.with_name(f".{target.name}.lock"), _waiting(target)):
-            # Another process may have made it anew meanwhile.
-            if _is_there(target) and (found := wrong(target)) is not None:
-                log.warning("%s: %s; it is made again", target, found)
+            # Another process may have made it again meanwhile.
+            if _is_there(target) and (problem := damage(target)) is not None:
+                log.warning("%s: %s; it is made again", target, problem)
                 _discard(target)
             if not target.is_dir():
                 _build(target, fill)
@@ -109,25 +90,16 @@ def build_once(
 
 
 def _is_there(target: Path) -> bool:
-    """Whether the folder is there, and made by somebody who is trusted."""
-    if not target.is_dir():
-        return False
     require_trusted(target)
-    return True
+    return target.is_dir()
 
 
 def require_trusted(target: Path) -> None:
-    """Check that nobody else has put a folder where anybody may, if it is there.
-
-    Raises
-    ------
-    OutputError
-    """
+    """Raise OutputError if another user has put a folder where everybody may write."""
     if not target.is_dir():
         return
     entry, folder = target.lstat(), target.parent.stat()
-    # Whoever may write to the folder has put it there; but the superuser, and whose the folder is,
-    # could change it anyway.
+    # The superuser and the owner of the parent folder could change it anyway.
     if folder.st_mode & stat.S_IWOTH and entry.st_uid not in (os.getuid(), 0, folder.st_uid):
         raise OutputError(
             f"use {target}",
@@ -138,17 +110,17 @@ def require_trusted(target: Path) -> None:
 
 
 def _discard(target: Path) -> None:
-    """Remove a folder, whose name goes first: who has its files open or mapped keeps them."""
+    """Remove a folder, after its name: processes that have its files mapped keep them."""
     old = Path(mkdtemp(_PARTIAL, f".{target.name}.", target.parent))
     target.rename(old / "old")
     shutil.rmtree(old, ignore_errors=True)
 
 
 def _build(target: Path, fill: Callable[[Path], None]) -> None:
-    # Left by a run that was killed; another user's may not go away.
+    # Of killed runs; those of other users may stay.
     for left in target.parent.glob(f".{glob.escape(target.name)}.*{_PARTIAL}"):
         shutil.rmtree(left, ignore_errors=True)
-    # Nobody else can know its name before, nor look or write into it.
+    # Other users can neither guess its name nor read or write it.
     partial = Path(mkdtemp(_PARTIAL, f".{target.name}.", target.parent))
     try:
         filled = partial / "filled"
@@ -164,21 +136,21 @@ def _build(target: Path, fill: Callable[[Path], None]) -> None:
 
 
 def _waiting(target: Path) -> Callable[[str], None]:
-    """Wait for who makes `target`: say who that is, and give up in the end."""
+    """What to do while another process makes `target`: log which one, and give up in the end."""
     deadline = time.monotonic() + timeouts.BUILD
-    told = ""
+    logged = ""
 
     def busy(holder: str) -> None:
-        nonlocal told
+        nonlocal logged
         if time.monotonic() >= deadline:
             raise OutputError(
                 f"make {target}",
                 f"{holder} has been making it for {timeouts.BUILD:g} s and longer",
                 "see whether it still works, and end it if not; or choose another data root",
             )
-        if holder != told:
+        if holder != logged:
             log.warning("waiting for %s, which is making %s", holder, target)
-            told = holder
+            logged = holder
         time.sleep(_LOOK_SECONDS)
 
     return busy
@@ -208,16 +180,9 @@ def require_files(folder: Path, names: list[str], what: str) -> None:
 
 
 def download_zip(url: str, folder: Path, instead: str) -> None:
-    """Download a zip archive and extract it into `folder`.
+    """Download a zip archive and extract it into an existing folder.
 
-    Parameters
-    ----------
-    url : str
-        Address of the archive.
-    folder : Path
-        Existing folder for the archive's content.
-    instead : str
-        What the user can do where there is no network, for the error.
+    `instead` tells the user what to do without a network.
 
     Raises
     ------
@@ -257,8 +222,17 @@ def _fetch(url: str, path: Path) -> None:
             raise OSError(f"the connection ended after {done} of {total} bytes")
 
 
-def corrupt_file(path: Path, found: str) -> DataFormatError:
+def corrupt_file(path: Path, found: str, fix: str = "fetch the file again") -> DataFormatError:
     """The error of a file that does not hold what it should."""
-    return DataFormatError(
-        f"read {path}", f"the file is truncated or corrupt: {found}", "fetch the file again"
-    )
+    return DataFormatError(f"read {path}", f"the file is truncated or corrupt: {found}", fix)
+
+
+@contextlib.contextmanager
+def reading(path: Path, fix: str = "fetch the file again") -> Iterator[None]:
+    """Raise DataFormatError, which names the file, for whatever its bytes lead readers to raise."""
+    try:
+        yield
+    except DataFormatError:
+        raise
+    except (*DAMAGE, csv.Error, pickle.UnpicklingError, SyntaxError, MemoryError) as error:
+        raise corrupt_file(path, f"{type(error).__name__}: {error}", fix) from error

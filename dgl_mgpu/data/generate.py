@@ -1,7 +1,7 @@
 """Generated graphs of any size, written in OGB's on-disk format and read back through its loader.
 
-The model is described in `blockmodel`.  Everything is streamed: memory holds a few numbers per
-node (about 50 bytes) and a chunk of edges or features, whatever the number of edges.
+The model is described in `blockmodel`.  Everything is streamed: memory holds about 50 bytes per
+node and a chunk of edges or features.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from pathlib import Path
 import numpy as np
 
 from dgl_mgpu.data import blockmodel, ogb
-from dgl_mgpu.data.checks import SPLITS
+from dgl_mgpu.data.checks import SPLITS, require_options, require_ranges
 from dgl_mgpu.data.dataset import Dataset
 from dgl_mgpu.data.files import derived_once, require_space
 from dgl_mgpu.data.npz import NpzWriter
 from dgl_mgpu.data.published import PUBLISHED
-from dgl_mgpu.errors import ConfigError, DataFormatError, nearest
+from dgl_mgpu.errors import ConfigError, DataFormatError
 from dgl_mgpu.utils import safe_json
 
 log = logging.getLogger(__name__)
 
-#: Change it when the same parameters give another graph: old folders are then left aside.
+#: Part of the folders' names; to be changed when the same parameters give another graph.
 _FORMAT_VERSION = 1
 _CHUNK_EDGES = 1 << 22
 _CHUNK_ROWS = 1 << 15
@@ -85,30 +85,13 @@ class GraphSpec:
     num_labels: int = 0
 
     def __post_init__(self) -> None:
-        within = {
-            "num_nodes": (2, 2**40),
-            "num_edges": (1, 2**40),
-            "num_classes": (2, self.num_nodes),
-            "num_features": (1, 2**20),
-            "num_labels": (0, 2**16),
-            "exponent": (1.01, 100),
-            "homophily": (0, 1),
-            "signal": (0, 1000),
-            "train": (0, 1),
-            "valid": (0, 1),
-            "test": (0, 1),
-            "seed": (0, 2**63 - 1),
-        }
-        for name, (low, high) in within.items():
-            value = getattr(self, name)
-            whole = name.startswith("num_") or name == "seed"
-            kind = numbers.Integral if whole else numbers.Real
-            if not isinstance(value, kind) or not low <= float(value) <= high:
-                raise ConfigError(
-                    asked=f"generate a graph with {name}={value!r}",
-                    found=f"{name} takes a{' whole' * whole} number from {low} to {high}",
-                    fix=f"choose one for {name} (data.options.{name} on a command line)",
-                )
+        ranges = {
+            "num_nodes": (2, 2**40), "num_edges": (1, 2**40), "num_classes": (2, self.num_nodes),
+            "num_features": (1, 2**20), "num_labels": (0, 2**16), "exponent": (1.01, 100),
+            "homophily": (0, 1), "signal": (0, 1000), "train": (0, 1), "valid": (0, 1),
+            "test": (0, 1), "seed": (0, 2**63 - 1),
+        }  # fmt: skip
+        require_ranges(self, "a graph", ranges)
         if self.train + self.valid + self.test > 1 + 1e-9:
             raise ConfigError(
                 asked=f"split nodes into {self.train} + {self.valid} + {self.test}",
@@ -150,39 +133,31 @@ class GraphSpec:
         )
 
 
-def _shape(
-    name: str,
-    sizes: tuple[int, int, int, int],
-    split: tuple[float, float, float],
-    labels: int = 0,
-) -> GraphSpec:
-    train, valid, test = split
-    return GraphSpec(*sizes, train=train, valid=valid, test=test, shape=name, num_labels=labels)
-
-
 def _published(name: str) -> tuple[int, int, int, int]:
     sizes = PUBLISHED[name]
     return sizes.nodes, sizes.edges, sizes.width or sizes.edge_width, sizes.classes
 
 
-#: Sizes of graphs that papers measure on.  The split fractions of reddit, products, papers100M and
-#: proteins are those of the real data; the other three have no labels in reality: 64 classes
-#: are planted, and 1 % of the nodes are for training.  So are proteins' classes, which have 112
-#: labels; its features are in reality those of edges.
-SHAPES = {
-    spec.shape: spec
-    for spec in (
-        _shape("reddit", _published("reddit"), (0.66, 0.10, 0.24)),
-        _shape("products", _published("ogbn-products"), (0.08, 0.016, 0.904)),
-        _shape("papers100M", _published("ogbn-papers100M"), (0.011, 0.0011, 0.0019)),
-        _shape("twitter", (41_700_000, 1_500_000_000, 256, 64), (0.01, 0.001, 0.002)),
-        _shape("uk-2006", (77_700_000, 3_000_000_000, 256, 64), (0.01, 0.001, 0.002)),
-        _shape(
-            "proteins", (*_published("ogbn-proteins")[:3], 64), (0.653, 0.160, 0.187), labels=112
-        ),
-        _shape("friendster", (65_600_000, 3_600_000_000, 140, 64), (0.01, 0.001, 0.002)),
-    )
+_RARELY_LABELLED = (0.01, 0.001, 0.002)
+#: (nodes, edges, features, classes) and fractions of the split of graphs that papers measure on.
+#: In reality the last three have no labels, and proteins' classes are 112 labels, its features
+#: those of edges.
+_SIZES = {
+    "reddit": (_published("reddit"), (0.66, 0.10, 0.24)),
+    "products": (_published("ogbn-products"), (0.08, 0.016, 0.904)),
+    "papers100M": (_published("ogbn-papers100M"), (0.011, 0.0011, 0.0019)),
+    "twitter": ((41_700_000, 1_500_000_000, 256, 64), _RARELY_LABELLED),
+    "uk-2006": ((77_700_000, 3_000_000_000, 256, 64), _RARELY_LABELLED),
+    "proteins": ((*_published("ogbn-proteins")[:3], 64), (0.653, 0.160, 0.187)),
+    "friendster": ((65_600_000, 3_600_000_000, 140, 64), _RARELY_LABELLED),
 }
+SHAPES = {
+    name: GraphSpec(
+        *sizes, train=train, valid=valid, test=test, shape=name,
+        num_labels=PUBLISHED["ogbn-proteins"].classes if name == "proteins" else 0,
+    )
+    for name, (sizes, (train, valid, test)) in _SIZES.items()
+}  # fmt: skip
 
 
 def load(
@@ -208,19 +183,10 @@ def load(
         See `ogb.load_folder`.
     **parameters
         Fields of `GraphSpec` to change, before scaling.
-
-    Raises
-    ------
-    ConfigError
-        A parameter is unknown or out of range, or the disk is too small.
     """
-    spec = named_spec(
-        name, scale=scale, add_reverse=add_reverse, self_loops=self_loops, **parameters
-    )
-    folder = generate(spec, root)
-    return ogb.load_folder(
-        folder, meta_dict(folder), add_reverse=add_reverse, self_loops=self_loops
-    )
+    folder = generate(named_spec(name, scale=scale, **parameters), root)
+    meta = meta_dict(folder)
+    return ogb.load_folder(folder, meta, add_reverse=add_reverse, self_loops=self_loops)
 
 
 def named_spec(
@@ -231,46 +197,22 @@ def named_spec(
     self_loops: bool = False,
     **parameters: float,
 ) -> GraphSpec:
-    """Return what `load` generates for a name and its options, whatever is added to it then.
-
-    Raises
-    ------
-    ConfigError
-        A parameter is unknown or out of range.
-    """
+    """Return what `load` generates for a name and its options."""
     spec = SHAPES.get(name.removeprefix("generated-"), GraphSpec())
-    known = {field.name for field in dataclasses.fields(GraphSpec)} - {"shape", "scale"}
-    for key in parameters:
-        if key not in known:
-            raise ConfigError(
-                f"load {name} with option {key!r}",
-                "there is no such option",
-                nearest(key, {*known, "scale", "add_reverse", "self_loops"}),
-            )
+    known = {field.name for field in dataclasses.fields(GraphSpec)} - {"shape"}
+    require_options(name, parameters, [*known, "add_reverse", "self_loops"])
     spec = dataclasses.replace(spec, **parameters)  # type: ignore[arg-type]
-    if scale != 1:
-        spec = spec.scaled(scale)
-    return spec
+    return spec if scale == 1 else spec.scaled(scale)
 
 
 def generate(spec: GraphSpec, root: Path) -> Path:
-    """Write the graph in OGB's format, unless it is on disk already.
+    """Write the graph in OGB's format, unless it is on disk, and return its folder in `root`.
 
-    Parameters
-    ----------
-    spec : GraphSpec
-        What to generate.
-    root : Path
-        Folder for the graph's folder.
-
-    Returns
-    -------
-    Path
-        The graph's folder, whose name contains a digest of all parameters.
+    The folder's name contains a digest of all parameters.
     """
     fields = dataclasses.asdict(spec)
     if not spec.num_labels:
-        del fields["num_labels"]  # graphs of one class a node were there before it was
+        del fields["num_labels"]  # which digests of earlier versions lack
     parameters = json.dumps([_FORMAT_VERSION, fields], sort_keys=True)
     digest = hashlib.sha256(parameters.encode()).hexdigest()[:12]
     label = f"generated_{spec.shape or 'graph'}_{spec.num_nodes}n_{spec.num_edges}e_{digest}"
@@ -306,17 +248,13 @@ def _write(spec: GraphSpec, folder: Path) -> None:
         data.write("edge_index", shape, np.dtype(np.int64), _edges(spec, labels, indptr))
         shape = (spec.num_nodes, spec.num_features)
         data.write("node_feat", shape, np.dtype(np.float32), _features(spec, labels))
-        for of, count in (("nodes", spec.num_nodes), ("edges", spec.num_edges)):
-            data.write(f"num_{of}_list", (1,), np.dtype(np.int64), [np.array([count])])
+        for kind, count in (("nodes", spec.num_nodes), ("edges", spec.num_edges)):
+            data.write(f"num_{kind}_list", (1,), np.dtype(np.int64), [np.array([count])])
     with NpzWriter(folder / "raw" / "node-label.npz") as data:
         shape = (spec.num_nodes, spec.num_labels or 1)
         data.write("node_label", shape, np.dtype(np.int64), _labels(spec, labels))
-    fractions = (spec.train, spec.valid, spec.test)
-    for name, ids in zip(
-        SPLITS,
-        blockmodel.split(spec.num_nodes, fractions, spec.seed),
-        strict=True,
-    ):
+    parts = blockmodel.split(spec.num_nodes, (spec.train, spec.valid, spec.test), spec.seed)
+    for name, ids in zip(SPLITS, parts, strict=True):
         _write_ids(folder / "split" / _SPLIT_TYPE / f"{name}.csv.gz", ids)
     _write_texts(spec, folder)
     seconds = time.perf_counter() - started
@@ -330,17 +268,9 @@ def _edges(spec: GraphSpec, labels: np.ndarray, indptr: np.ndarray) -> Iterator[
     rank_key = blockmodel.stream(spec.seed, blockmodel.RANK_OF_SOURCE)
     for start, stop in _chunks(spec.num_edges, _CHUNK_EDGES):
         yield blockmodel.sources(
-            start,
-            stop,
-            indptr,
-            labels,
-            members,
-            first,
-            float(spec.homophily),
-            float(spec.exponent),
-            class_key,
-            rank_key,
-        )
+            start, stop, indptr, labels, members, first, float(spec.homophily),
+            float(spec.exponent), class_key, rank_key,
+        )  # fmt: skip
     for start, stop in _chunks(spec.num_edges, _CHUNK_EDGES):
         yield blockmodel.destinations(start, stop, indptr)
 
@@ -357,14 +287,13 @@ def _labels(spec: GraphSpec, labels: np.ndarray) -> Iterator[np.ndarray]:
     if not spec.num_labels:
         yield labels
         return
-    of_class = blockmodel.labels_of_classes(spec.num_classes, spec.num_labels, spec.seed)
+    labels_of = blockmodel.labels_of_classes(spec.num_classes, spec.num_labels, spec.seed)
     for start, stop in _chunks(spec.num_nodes, _CHUNK_ROWS):
-        yield of_class[labels[start:stop]]
+        yield labels_of[labels[start:stop]]
 
 
 def _chunks(total: int, step: int) -> Iterator[tuple[int, int]]:
-    for start in range(0, total, step):
-        yield start, min(start + step, total)
+    return ((start, min(start + step, total)) for start in range(0, total, step))
 
 
 def _write_ids(path: Path, ids: np.ndarray) -> None:

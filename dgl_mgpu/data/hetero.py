@@ -1,8 +1,7 @@
-"""Data sets of several types of nodes and edges, in the form the package meets them in."""
+"""Data sets of several types of nodes and edges."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -21,7 +20,7 @@ from dgl_mgpu.data.checks import (
     require_count,
 )
 from dgl_mgpu.data.csc import CSC, from_edges, index_dtype
-from dgl_mgpu.data.dataset import Dataset
+from dgl_mgpu.data.dataset import Dataset, shared_with_dgl, target_data
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.utils.types import CanonicalEtype
 
@@ -92,8 +91,7 @@ class HeteroDataset:
             return
         for etype, (indptr, indices, _) in self.edges.items():
             check_csc_contents(self._asked_of(etype), indptr, indices, self.num_nodes[etype[0]])
-        parts = {part: getattr(self, part) for part in SPLITS}
-        check_split(asked, parts, targets)
+        check_split(asked, {part: getattr(self, part) for part in SPLITS}, targets)
         check_labels_contents(asked, self.labels, self.num_classes)
 
     @property
@@ -166,64 +164,39 @@ class HeteroDataset:
         import torch
 
         idtype = torch.int32 if self.id_dtype == np.int32 else torch.int64
-        with warnings.catch_warnings():
-            # DGL does not write to these, so a read-only memory map may be shared.
-            warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-            graph = dgl.heterograph(
-                {
-                    etype: (
-                        "csc",
-                        (
-                            torch.as_tensor(csc.indptr).to(idtype),
-                            torch.as_tensor(csc.indices).to(idtype),
-                            # DGL takes none for places, but fails to add up edges' features.
-                            torch.arange(len(csc.indices), dtype=idtype),
-                        ),
-                    )
-                    for etype, csc in self.edges.items()
-                },
-                dict(self.num_nodes),
-                idtype=idtype,
-            )
+        with shared_with_dgl():
+            edges = {}
+            for etype, (indptr, indices, _) in self.edges.items():
+                # Without ids, DGL fails to sum features of edges on CPUs.
+                eids = torch.arange(len(indices), dtype=idtype)
+                ends = (torch.as_tensor(array).to(idtype) for array in (indptr, indices))
+                edges[etype] = ("csc", (*ends, eids))
+            graph = dgl.heterograph(edges, dict(self.num_nodes), idtype=idtype)
             for ntype, features in self.node_features.items():
                 for name, feature in features.items():
                     graph.nodes[ntype].data[name] = torch.as_tensor(feature)
-            data = graph.nodes[self.target].data
-            data["label"] = torch.as_tensor(self.labels)
-            for name, ids in (("train", self.train), ("val", self.valid), ("test", self.test)):
-                mask = torch.zeros(self.num_nodes[self.target], dtype=torch.bool)
-                mask[torch.as_tensor(ids)] = True
-                data[f"{name}_mask"] = mask
+            targets = self.num_nodes[self.target]
+            graph.nodes[self.target].data.update(target_data(self, targets))
         return graph
 
 
 def without_inputs(dataset: Dataset | HeteroDataset) -> Dataset | HeteroDataset:
     """The data set without the input features ``"feat"`` of any nodes."""
+
+    def without_feat(features: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: rows for name, rows in features.items() if name != "feat"}
+
+    features: Any = without_feat(dataset.node_features)
     if isinstance(dataset, HeteroDataset):
-        left: Any = {t: _without_feat(rows) for t, rows in dataset.node_features.items()}
-    else:
-        left = _without_feat(dataset.node_features)
+        features = {ntype: without_feat(rows) for ntype, rows in dataset.node_features.items()}
     description = f"{dataset.description}; without features"
-    return replace(dataset, node_features=left, description=description, checked=True)
-
-
-def _without_feat(features: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: rows for name, rows in features.items() if name != "feat"}
+    return replace(dataset, node_features=features, description=description, checked=True)
 
 
 def relation(src: np.ndarray, dst: np.ndarray, num_src: int, num_dst: int) -> CSC:
-    """The edges of a relation between nodes of two types, or of one, as CSC.
+    """The edges of a relation as CSC, from int arrays [num_edges] of sources and destinations.
 
-    Parameters
-    ----------
-    src, dst : ndarray, integer [num_edges]
-        Ids of the source and of the destination of every edge.
-    num_src, num_dst : int
-        Nodes of their types.
-
-    Raises
-    ------
-    InvalidInputError, IdOutOfRangeError
+    Raises IdOutOfRangeError if an id is not below the number of nodes of its type.
     """
     check_range("build a relation", "src", src, num_src)
     check_range("build a relation", "dst", dst, num_dst)
@@ -234,23 +207,20 @@ def relation(src: np.ndarray, dst: np.ndarray, num_src: int, num_dst: int) -> CS
 def with_reverse(
     edges: Mapping[CanonicalEtype, CSC], num_nodes: Mapping[str, int]
 ) -> dict[CanonicalEtype, CSC]:
-    """The relations, and then the reverse of each, whose name is ``rev_`` and its.
+    """The relations, and then the reverse of each, under its name with ``rev_`` before it.
 
-    That between nodes of one type has a reverse, too: to be cited is not to cite.
+    A relation between nodes of one type has a reverse, too: to be cited is not to cite.
     """
-    found = dict(edges)
+    both = dict(edges)
     for (src, etype, dst), csc in edges.items():
         targets = np.repeat(np.arange(num_nodes[dst]), np.diff(csc.indptr))
-        reversed_relation = relation(targets, csc.indices, num_nodes[dst], num_nodes[src])
-        found[dst, f"rev_{etype}", src] = reversed_relation
-    return found
+        reverse = relation(targets, csc.indices, num_nodes[dst], num_nodes[src])
+        both[dst, f"rev_{etype}", src] = reverse
+    return both
 
 
 def with_self_loops(dataset: HeteroDataset) -> HeteroDataset:
-    """The data set with a relation for each node type that joins every node to itself.
-
-    Its name is ``self_`` and the node type's.  It lets a node's own row be among its neighbours'.
-    """
+    """The data set with a relation ``self_<node type>`` that joins every node to itself."""
     loops = {}
     for ntype, count in dataset.num_nodes.items():
         nodes = np.arange(count + 1)

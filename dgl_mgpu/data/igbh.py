@@ -1,38 +1,44 @@
-"""Generated graphs of IGBH's schema and size, made where they are used: in a GPU's memory, say.
+"""Generated graphs of IGBH's schema and size, made in the memory of a device.
 
 IGBH (Khatua et al., «IGB: Addressing the gaps in labeling, features, heterogeneity, and size of
 public graph datasets for deep learning research», KDD 2023) has papers, authors, institutes and
 fields of study.  MLPerf Training's GNN benchmark trains on it with reverse relations; citations are
-one relation both ways, to which each paper's self loop is added before it is doubled, too.
+one relation both ways, to which each paper's self-loop is added before it is doubled, too.
 
-Here who is linked with whom is random:
+The edges are random:
 
-* A paper draws as many citations, authors and fields, and an author as many institutes, as a Pareto
-  distribution says.
-* Whom it draws is a matter of rank, with probability proportional to ``rank ** (-1 / exponent)``,
-  so that in-degrees have a power law, too.  Ids are ranks in random-like order.
+* The numbers of citations, authors and fields of a paper, and of institutes of an author, have
+  Pareto distributions.
+* A node is drawn with probability proportional to ``rank ** (-1 / exponent)``, so that in-degrees
+  have a power law, too.  Ids are ranks in a random-like order.
 * A node's class is its rank modulo the number of classes.  With probability ``homophily`` a node
   draws one of its own class.
 * Features are the class's centroid, of length ``signal * sqrt(2 ln classes)``, plus noise of unit
   variance per dimension.
 
-The numbers of nodes and edges follow those of IGBH's five sizes, between which they are
-interpolated.  The same seed gives the same graph on the same kind of device.
+The numbers of nodes and edges are interpolated between those of IGBH's five sizes.  The same seed
+gives the same graph on the same kind of device.
 """
 
 from __future__ import annotations
 
 import math
-import numbers
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from dgl_mgpu.data import blockmodel
-from dgl_mgpu.data.hetero import CanonicalEtype
+from dgl_mgpu.data.checks import require_options, require_ranges
+from dgl_mgpu.data.csc import CSC
+from dgl_mgpu.data.hetero import CanonicalEtype, HeteroDataset
 from dgl_mgpu.errors import ConfigError
+
+NAME = "generated-igbh"
+#: Shares of papers for training, validation and test, as in IGBH.
+_SPLIT = (0.6, 0.2, 0.2)
 
 NODE_TYPES = ("paper", "author", "institute", "fos")
 #: IGBH's tiny, small, medium, large and full: nodes by type, and edges without reverse ones.
@@ -52,15 +58,12 @@ _EDGES = {
 
 
 class _Kind(NamedTuple):
-    """Who draws whom in a relation, and how unevenly.
-
-    ``spread`` is the exponent of how many a node draws, ``fame`` that of how often one is drawn.
-    """
+    """A relation whose sources draw their destinations."""
 
     src: str
     dst: str
-    spread: float
-    fame: float
+    spread: float  # exponent of the number that a node draws
+    fame: float  # exponent of the number of times that a node is drawn
     has_classes: bool
 
 
@@ -74,9 +77,9 @@ KINDS = {
 
 #: All relations, reverse ones too.
 CANONICAL_ETYPES: tuple[CanonicalEtype, ...] = tuple(
-    each
+    etype
     for name, kind in KINDS.items()
-    for each in (
+    for etype in (
         (kind.src, name, kind.dst),
         *([] if kind.src == kind.dst else [(kind.dst, f"rev_{name}", kind.src)]),
     )
@@ -85,56 +88,27 @@ CANONICAL_ETYPES: tuple[CanonicalEtype, ...] = tuple(
 #: Edges that are drawn, and elements of features, at a time.
 _CHUNK = 1 << 26
 _FEATURE_TYPES = (torch.float16, torch.float8_e4m3fn, torch.bfloat16, torch.float32)
-#: Bytes that are kept of a node beside features: bounds of rows, labels and the like.
+#: Bytes of a node beside its features: bounds of rows, labels and the like.
 _NODE_BYTES = 64
 
 
 @dataclass(frozen=True)
 class IgbhSpec:
-    """What a graph is made of.
+    """Parameters of a graph; ConfigError if one is out of its range."""
 
-    Attributes
-    ----------
-    scale : float
-        Papers, of the 269,346,174 of IGBH's full size.
-    num_classes, num_features : int
-        2,983 and 1,024 in MLPerf's benchmark.
-    homophily, signal : float
-        See this module.
-    seed : int
-
-    Raises
-    ------
-    ConfigError
-        If a value is out of its range.
-    """
-
-    scale: float = 1.0
-    num_classes: int = 2983
+    scale: float = 1.0  # papers, of the 269,346,174 of IGBH's full size
+    num_classes: int = 2983  # as in MLPerf's benchmark
     num_features: int = 1024
     homophily: float = 0.7
     signal: float = 0.5
     seed: int = 0
 
     def __post_init__(self) -> None:
-        within = {
-            "scale": (1e-7, 4.0),
-            "num_classes": (2, 2**31),
-            "num_features": (1, 2**20),
-            "homophily": (0.0, 1.0),
-            "signal": (0.0, 1000.0),
-            "seed": (0, 2**63 - 1),
-        }
-        for name, (low, high) in within.items():
-            value = getattr(self, name)
-            kind = numbers.Integral if isinstance(low, int) else numbers.Real
-            if not isinstance(value, kind) or not low <= float(value) <= high:
-                whole = " whole" * isinstance(low, int)
-                raise ConfigError(
-                    asked=f"generate a graph like IGBH with {name}={value!r}",
-                    found=f"{name} takes a{whole} number from {low:g} to {high:g}",
-                    fix=f"choose one for {name} (data.options.{name} on a command line)",
-                )
+        ranges = {
+            "scale": (1e-7, 4.0), "num_classes": (2, 2**31), "num_features": (1, 2**20),
+            "homophily": (0.0, 1.0), "signal": (0.0, 1000.0), "seed": (0, 2**63 - 1),
+        }  # fmt: skip
+        require_ranges(self, "a graph like IGBH", ranges)
 
     @property
     def num_nodes(self) -> dict[str, int]:
@@ -143,22 +117,20 @@ class IgbhSpec:
 
     @property
     def num_edges(self) -> dict[CanonicalEtype, int]:
-        """Edges of each relation; what is generated has as many within a few per cent."""
-        found: dict[CanonicalEtype, int] = {}
+        """Edges of each relation; generated graphs have as many within a few per cent."""
+        counts: dict[CanonicalEtype, int] = {}
         for src, name, dst in CANONICAL_ETYPES:
             count = self._interpolated(_EDGES[name.removeprefix("rev_")])
-            loops = self.num_nodes[src] if src == dst else 0
-            found[src, name, dst] = 2 * (count + loops) if src == dst else count
-        return found
+            counts[src, name, dst] = 2 * (count + self.num_nodes[src]) if src == dst else count
+        return counts
 
     @property
     def most_ids(self) -> int:
-        """As many as there may be of the edges of a relation, or of nodes of a type."""
-        # With room for edges that are drawn beyond the number aimed at.
+        """An upper bound of the edges of a relation, and of the nodes of a type."""
         return round(1.05 * max(*self.num_edges.values(), *self.num_nodes.values()))
 
     def num_bytes(self, dtype: torch.dtype = torch.float16) -> int:
-        """Memory that the graph takes with 32-bit ids, features of ``dtype`` and all."""
+        """Memory of the graph with 32-bit ids and features of a dtype."""
         row = self.num_features * dtype.itemsize + _NODE_BYTES
         return sum(self.num_nodes.values()) * row + 4 * sum(self.num_edges.values())
 
@@ -173,7 +145,7 @@ class IgbhSpec:
 def largest_scale(
     num_bytes: int, dtype: torch.dtype = torch.float16, num_features: int = 1024
 ) -> float:
-    """The scale of the largest graph, up to IGBH's own size, that takes so much memory."""
+    """The scale of the largest graph, up to IGBH's own size, that fits so much memory."""
     low, high = 1e-7, 1.0
     for _ in range(50):
         middle = math.sqrt(low * high)
@@ -191,26 +163,16 @@ class Csc(NamedTuple):
 
 @dataclass(frozen=True)
 class Igbh:
-    """A generated graph, on one device.
-
-    Attributes
-    ----------
-    num_nodes : dict of str to int
-    edges : dict of (str, str, str) to Csc
-        int32, or int64 as asked for.
-    features : Tensor, shape (nodes of all types, num_features)
-        Of all types in the order of ``NODE_TYPES``, so that rows of all can be read together.
-    labels : Tensor, int64, shape (papers,)
-    """
+    """A generated graph, on one device."""
 
     num_nodes: dict[str, int]
-    edges: dict[CanonicalEtype, Csc]
-    features: torch.Tensor
-    labels: torch.Tensor
+    edges: dict[CanonicalEtype, Csc]  # int32 or int64
+    features: torch.Tensor  # (nodes of all types in the order of NODE_TYPES, num_features)
+    labels: torch.Tensor  # int64 (papers,)
 
     def features_of(self, ntype: str) -> torch.Tensor:
-        """Those of one node type, without a copy."""
-        counts = [self.num_nodes[each] for each in NODE_TYPES]
+        """Features of one node type, without a copy."""
+        counts = [self.num_nodes[name] for name in NODE_TYPES]
         return self.features.split(counts)[NODE_TYPES.index(ntype)]
 
 
@@ -220,23 +182,14 @@ def generate_igbh(
     dtype: torch.dtype = torch.float16,
     idtype: torch.dtype = torch.int32,
 ) -> Igbh:
-    """Make a graph in a device's memory.
+    """Make a graph in a device's memory, with features of one of four dtypes.
 
-    Needs beside what it returns, before there are features, about 40 bytes an edge of citations.
-
-    Parameters
-    ----------
-    spec : IgbhSpec
-    device : torch.device
-    dtype : torch.dtype
-        Of features: float16, float8_e4m3fn, bfloat16 or float32.
-    idtype : torch.dtype
-        int32 or int64.
+    Before features are made, it takes about 40 bytes per citation besides its result.
 
     Raises
     ------
     ConfigError
-        If ids do not fit ``idtype``, or ``dtype`` is another one.
+        Ids do not fit `idtype`, or a dtype is another one.
     """
     if dtype not in _FEATURE_TYPES or idtype not in (torch.int32, torch.int64):
         raise ConfigError(
@@ -258,23 +211,60 @@ def generate_igbh(
     edges: dict[CanonicalEtype, Csc] = {}
     for place, (name, kind) in enumerate(KINDS.items()):
         src, dst = nodes[kind.src], nodes[kind.dst]
-        drawn = _drawn(spec, kind, name, place, src, dst, idtype)
+        drawn = _draw(spec, kind, name, place, src, dst, idtype)
         if kind.src == kind.dst:
             edges[kind.src, name, kind.dst] = _both_ways(drawn)
-            continue
-        edges[kind.src, name, kind.dst] = _reversed(drawn, dst.count)
-        edges[kind.dst, f"rev_{name}", kind.src] = drawn
+        else:
+            edges[kind.src, name, kind.dst] = _group(drawn.indices, _owners(drawn), dst.count)
+            edges[kind.dst, f"rev_{name}", kind.src] = drawn
     edges = {etype: edges[etype] for etype in CANONICAL_ETYPES}
-    return Igbh(
-        spec.num_nodes, edges, _features(spec, nodes, device, dtype), nodes["paper"].labels()
+    features = _features(spec, nodes, device, dtype)
+    labels = nodes["paper"].classes(torch.arange(nodes["paper"].count, device=device))
+    return Igbh(spec.num_nodes, edges, features, labels)
+
+
+def named_spec(**parameters: float) -> IgbhSpec:
+    """Return what `load` generates for its options, fields of `IgbhSpec`.
+
+    By default it has a ten-thousandth of IGBH's papers, and the smaller of its two sets of classes.
+    """
+    require_options(NAME, parameters, [field.name for field in fields(IgbhSpec)])
+    return IgbhSpec(**{"scale": 1e-4, "num_classes": 19, **parameters})  # type: ignore[arg-type]
+
+
+def load(name: str, root: Path, **parameters: float) -> HeteroDataset:
+    """Generate the graph of `named_spec` in the host's memory, with float16 features.
+
+    `root` is not used.
+    """
+    spec = named_spec(**parameters)
+    is_narrow = spec.most_ids <= torch.iinfo(torch.int32).max
+    graph = generate_igbh(spec, idtype=torch.int32 if is_narrow else torch.int64)
+    train, valid, test = blockmodel.split(spec.num_nodes["paper"], _SPLIT, spec.seed)
+    return HeteroDataset(
+        name=NAME,
+        num_nodes=graph.num_nodes,
+        edges={
+            etype: CSC(indptr.long().numpy(), indices.numpy(), None)
+            for etype, (indptr, indices) in graph.edges.items()
+        },
+        target="paper",
+        num_classes=spec.num_classes,
+        labels=graph.labels.numpy(),
+        train=train,
+        valid=valid,
+        test=test,
+        node_features={ntype: {"feat": graph.features_of(ntype)} for ntype in NODE_TYPES},
+        description=f"generated, not real data, after IGBH's schema and size: {spec}",
+        checked=True,
     )
 
 
 class _Nodes:
-    """Nodes of one type: their ranks, from the most linked on, and ids."""
+    """Nodes of one type: their ranks, by falling degree, and ids."""
 
     def __init__(self, count: int, purpose: int, spec: IgbhSpec, device: torch.device) -> None:
-        self.count, self._classes, self._device = count, spec.num_classes, device
+        self.count, self.device, self._classes = count, device, spec.num_classes
         # Rank r has the id (r * factor + shift) % count: neighbours in rank lie far apart.
         draw = np.random.default_rng([spec.seed, purpose])
         self._factor, self._shift = 1, 0
@@ -293,33 +283,24 @@ class _Nodes:
         back = pow(self._factor, -1, self.count) if self.count > 1 else 1
         return (ids.long() - self._shift) * back % self.count % self._classes
 
-    def labels(self) -> torch.Tensor:
-        """The classes of all nodes."""
-        return self.classes(torch.arange(self.count, device=self._device))
-
 
 def _generator(spec: IgbhSpec, purpose: int, device: torch.device) -> torch.Generator:
     key = int(blockmodel.stream(spec.seed, purpose)) >> 1
     return torch.Generator(device).manual_seed(key)
 
 
-def _drawn(
-    spec: IgbhSpec,
-    kind: _Kind,
-    name: str,
-    place: int,
-    src: _Nodes,
-    dst: _Nodes,
+def _draw(
+    spec: IgbhSpec, kind: _Kind, name: str, place: int, src: _Nodes, dst: _Nodes,
     idtype: torch.dtype,
-) -> Csc:
-    """Whom every source draws: by source, which is by destination of the reverse relation."""
-    device = src._device
+) -> Csc:  # fmt: skip
+    """The reverse relation: by source, the destinations that it draws."""
+    device = src.device
     draw = _generator(spec, 100 + place, device)
 
     def uniform(count: int) -> torch.Tensor:
         return torch.rand(count, generator=draw, device=device, dtype=torch.float64)
 
-    # The smallest number is that for which the mean is right, and rounded at random.
+    # The smallest number gives the mean; numbers are rounded at random.
     mean = spec._interpolated(_EDGES[name]) / src.count
     least = mean * (kind.spread - 1) / kind.spread
     wanted = least * (1 - uniform(src.count)) ** (-1 / kind.spread) + uniform(src.count)
@@ -343,14 +324,9 @@ def _drawn(
 
 
 def _owners(csc: Csc) -> torch.Tensor:
-    """The row that each entry is of."""
+    """The row of each entry."""
     rows = torch.arange(len(csc.indptr) - 1, dtype=csc.indices.dtype, device=csc.indices.device)
     return rows.repeat_interleave(csc.indptr.diff(), output_size=len(csc.indices))
-
-
-def _reversed(csc: Csc, num_rows: int) -> Csc:
-    """The same edges by their other end."""
-    return _grouped(csc.indices, _owners(csc), num_rows)
 
 
 def _both_ways(drawn: Csc) -> Csc:
@@ -360,10 +336,10 @@ def _both_ways(drawn: Csc) -> Csc:
     citing = _owners(drawn)
     dst = torch.cat([citing, drawn.indices, own, own])
     src = torch.cat([drawn.indices, citing, own, own])
-    return _grouped(dst, src, num_rows)
+    return _group(dst, src, num_rows)
 
 
-def _grouped(dst: torch.Tensor, src: torch.Tensor, num_rows: int) -> Csc:
+def _group(dst: torch.Tensor, src: torch.Tensor, num_rows: int) -> Csc:
     ordered, order = torch.sort(dst, stable=True)
     indices = src[order]
     del order
@@ -379,14 +355,13 @@ def _features(
     centroids = torch.randn(shape, generator=draw, device=device)
     length = spec.signal * math.sqrt(2 * math.log(spec.num_classes))
     centroids *= length / torch.linalg.vector_norm(centroids, dim=1, keepdim=True)
-    total = sum(each.count for each in nodes.values())
-    found = torch.empty(total, spec.num_features, dtype=dtype, device=device)
+    counts = [kind.count for kind in nodes.values()]
+    features = torch.empty(sum(counts), spec.num_features, dtype=dtype, device=device)
     draw = _generator(spec, blockmodel.NOISE, device)
-    parts = found.split([each.count for each in nodes.values()])
-    most = max(1, _CHUNK // spec.num_features)
-    for of, rows in zip(nodes.values(), parts, strict=True):
-        for first in range(0, of.count, most):
-            ids = torch.arange(first, min(first + most, of.count), device=device)
+    step = max(1, _CHUNK // spec.num_features)
+    for kind, rows in zip(nodes.values(), features.split(counts), strict=True):
+        for first in range(0, kind.count, step):
+            ids = torch.arange(first, min(first + step, kind.count), device=device)
             chunk = torch.randn(len(ids), spec.num_features, generator=draw, device=device)
-            rows[first : first + most].copy_(chunk.add_(centroids[of.classes(ids)]))
-    return found
+            rows[first : first + step].copy_(chunk.add_(centroids[kind.classes(ids)]))
+    return features

@@ -1,4 +1,4 @@
-"""Edges that are kept from training, to be told from pairs of nodes that are none."""
+"""Link prediction: edges that are held out from training, and edges between the same nodes."""
 
 from __future__ import annotations
 
@@ -8,77 +8,60 @@ from typing import NamedTuple
 import numpy as np
 from numba import njit
 
+from dgl_mgpu.data.blockmodel import random_bits, uniform
 from dgl_mgpu.data.dataset import Dataset
 from dgl_mgpu.errors import InvalidInputError
 
-#: Edges that a figure of some worth is the mean over.
+#: Edges of a split, for a metric that means something.
 _FEWEST = 10
 #: Numbers of the parts that edges belong to.
 _TRAIN, _VALID, _TEST = 0, 1, 2
 
 
 class HeldOut(NamedTuple):
-    """A data set without the edges that were taken out of it.
+    """A data set without the edges of two splits, and these."""
 
-    Attributes
-    ----------
-    dataset : Dataset
-        With the other edges, whose ids are their places in the CSC, and their features.
-    valid, test : ndarray, the dtype of the data set's indices, shape (2, n)
-        Sources and destinations of the edges of each split, ordered by destination.
-    """
-
-    dataset: Dataset
+    dataset: Dataset  # edge ids are places in its CSC
+    #: Shape (2, n), the dtype of the data set's indices: sources and destinations, ordered by
+    #: destination.
     valid: np.ndarray
     test: np.ndarray
 
 
 def hold_out(dataset: Dataset, valid: float, test: float, seed: int) -> HeldOut:
-    """Take shares of the edges out of a graph.
+    """Take shares of the edges, above 0 and together below 1, out of a graph.
 
-    What is drawn, from the seed alone, are pairs of nodes: an edge goes with its reverse and with
-    others between the same two nodes, or a model would see what it is to predict.  Self-loops stay.
-
-    Parameters
-    ----------
-    dataset : Dataset
-    valid, test : float
-        Shares of the edges, above 0 and together below 1; about so many are drawn.
-    seed : int
-        In [0, 2**64).
-
-    Returns
-    -------
-    HeldOut
+    Pairs of nodes are drawn from the seed, in [0, 2**64), alone: an edge goes with its reverse and
+    others between the same nodes, or a model would see what it is to predict.  Self-loops stay.
 
     Raises
     ------
     InvalidInputError
-        If training is left without edges, or a split with fewer than ten.
+        Training is left without edges, or a split with fewer than ten.
     """
     parts = np.empty(dataset.num_edges, np.uint8)
     indptr = np.zeros_like(dataset.indptr)
     _draw_parts(dataset.indptr, dataset.indices, np.uint64(seed), valid, test, parts, indptr)
     np.cumsum(indptr, out=indptr)
-    stay = parts == _TRAIN
+    stays = parts == _TRAIN
     rest = dataclasses.replace(
         dataset,
         indptr=indptr,
-        indices=dataset.indices[stay],
+        indices=dataset.indices[stays],
         eids=None,
         edge_features={
-            name: rows[np.flatnonzero(stay) if dataset.eids is None else dataset.eids[stay]]
+            name: rows[np.flatnonzero(stays) if dataset.eids is None else dataset.eids[stays]]
             for name, rows in dataset.edge_features.items()
         },
         description=f"{dataset.description}; without edges held out: {valid:g} to validate on, "
         f"{test:g} to test on, seed {seed}",
         checked=True,
     )
-    found = HeldOut(rest, *(_ends(dataset, np.flatnonzero(parts == p)) for p in (_VALID, _TEST)))
+    held_out = HeldOut(rest, *(_ends(dataset, np.flatnonzero(parts == p)) for p in (_VALID, _TEST)))
     for part, count, needed in (
         ("training", len(edges_to_learn(rest)), 1),
-        ("validation", found.valid.shape[1], _FEWEST),
-        ("test", found.test.shape[1], _FEWEST),
+        ("validation", held_out.valid.shape[1], _FEWEST),
+        ("test", held_out.test.shape[1], _FEWEST),
     ):
         if count < needed:
             raise InvalidInputError(
@@ -88,43 +71,29 @@ def hold_out(dataset: Dataset, valid: float, test: float, seed: int) -> HeldOut:
                 f"choose other shares (links.valid, links.test) that leave it at least {needed}, or"
                 " a larger graph",
             )
-    return found
+    return held_out
 
 
 def edges_to_learn(dataset: Dataset) -> np.ndarray:
-    """Ids of the edges that are no self-loops, of a data set whose ids are places in the CSC.
+    """Ascending ids of the edges that are no self-loops, where ids are places in the CSC.
 
-    Returns
-    -------
-    ndarray, the data set's ``id_dtype``, ascending
+    Of the data set's ``id_dtype``.
     """
     edges = np.empty(dataset.num_edges, dataset.id_dtype)
     return edges[: _list_edges(dataset.indptr, dataset.indices, edges)]
 
 
 class Rings(NamedTuple):
-    """Edges between the same two nodes, in either direction, as rings.
+    """Edges between the same two nodes, in either direction, as rings."""
 
-    Attributes
-    ----------
-    next_edge : ndarray, the data set's ``id_dtype``, shape (num_edges,)
-        For each edge the next one in its ring, which is itself if there is no other, as of a
-        self-loop: of an undirected graph without parallel edges its reverse.
-    longest : int
-        Edges of the longest ring: one that is followed so often has been gone round.
-    """
-
+    #: The data set's ``id_dtype``, shape (num_edges,): the next edge in each edge's ring, itself if
+    #: there is no other.  In an undirected graph without parallel edges it is the reverse.
     next_edge: np.ndarray
-    longest: int
+    longest: int  # edges of the longest ring
 
 
 def rings_of_edges(dataset: Dataset) -> Rings:
-    """Which edges join the same nodes, of a data set whose edge ids are places in the CSC.
-
-    Returns
-    -------
-    Rings
-    """
+    """Which edges join the same nodes, of a data set whose edge ids are places in the CSC."""
     indptr, indices = dataset.indptr, dataset.indices
     next_edge = np.arange(dataset.num_edges, dtype=dataset.id_dtype)
     # Edges are listed by their lower ends, and then sorted by the higher ones a node at a time: to
@@ -144,15 +113,6 @@ def _ends(dataset: Dataset, places: np.ndarray) -> np.ndarray:
 
 
 @njit(cache=True, nogil=True)
-def _mixed(state):
-    """The output function of splitmix64."""
-    state = state + np.uint64(0x9E3779B97F4A7C15)
-    state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return state ^ (state >> np.uint64(31))
-
-
-@njit(cache=True, nogil=True)
 def _draw_parts(indptr, indices, seed, valid, test, parts, counts):
     """The part of every edge, and at ``counts[node + 1]`` how many in-edges are trained on."""
     for node in range(len(indptr) - 1):
@@ -161,8 +121,7 @@ def _draw_parts(indptr, indices, seed, valid, test, parts, counts):
             part = _TRAIN
             if source != node:
                 low, high = np.uint64(min(source, node)), np.uint64(max(source, node))
-                number = _mixed(_mixed(_mixed(seed) ^ low) ^ high)
-                share = np.float64(number >> np.uint64(11)) * 2.0**-53
+                share = uniform(random_bits(random_bits(random_bits(seed, 0) ^ low, 0) ^ high, 0))
                 if share < test:
                     part = _TEST
                 elif share < test + valid:
@@ -174,7 +133,7 @@ def _draw_parts(indptr, indices, seed, valid, test, parts, counts):
 
 @njit(cache=True, nogil=True)
 def _list_edges(indptr, indices, edges):
-    """Fill in the places of edges that are no self-loops; return how many there are."""
+    """List the places of edges that are no self-loops; return how many there are."""
     count = 0
     for node in range(len(indptr) - 1):
         for place in range(indptr[node], indptr[node + 1]):
@@ -186,7 +145,7 @@ def _list_edges(indptr, indices, edges):
 
 @njit(cache=True, nogil=True)
 def _count_by_lower_end(indptr, indices, counts):
-    """At ``counts[node + 1]`` how many edges, but self-loops, have it as their lower end."""
+    """Count at ``counts[node + 1]`` the edges with this lower end, without self-loops."""
     for node in range(len(indptr) - 1):
         for place in range(indptr[node], indptr[node + 1]):
             if indices[place] != node:
@@ -207,7 +166,7 @@ def _list_by_lower_end(indptr, indices, ends, edges, others):
 
 @njit(cache=True, nogil=True)
 def _join_rings(begins, edges, others, next_edge):
-    """Have edges with the same ends follow one another; the length of the longest ring."""
+    """Link edges with the same ends; return the length of the longest ring."""
     longest = 0
     for node in range(len(begins) - 1):
         listed = edges[begins[node] : begins[node + 1]]

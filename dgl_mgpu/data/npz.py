@@ -1,15 +1,15 @@
 """NumPy's .npz archives larger than memory: written as streams, read as memory maps.
 
-An .npz is a zip archive of .npy files.  A member that is stored without compression lies in the
-archive byte for byte and can be memory-mapped where it is; a compressed one has to be unpacked
-first.  ``numpy.load`` does neither: it copies every member into memory.
+An .npz is a zip archive of .npy files.  A member that is stored without compression can be
+memory-mapped within the archive; a compressed one has to be unpacked first.  ``numpy.load`` does
+neither: it copies every member into memory.
 """
 
 from __future__ import annotations
 
+import shutil
 import struct
 import zipfile
-import zlib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import IO
 
 import numpy as np
 
-from dgl_mgpu.errors import DataFormatError
+from dgl_mgpu.data.files import FIX, corrupt_file, reading
 
 _CHUNK_BYTES = 1 << 24
 #: Array data in archives written here begin at a multiple of this, the size of a page.
@@ -29,13 +29,7 @@ _PADDING_ID = 0xD935
 
 
 class NpzWriter:
-    """Writes an .npz archive array by array, and each array chunk by chunk.
-
-    Parameters
-    ----------
-    path : Path
-        The file to write.
-    """
+    """Writes an .npz archive array by array, and each array chunk by chunk."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("wb")
@@ -51,12 +45,10 @@ class NpzWriter:
     def write(
         self, name: str, shape: tuple[int, ...], dtype: np.dtype, chunks: Iterable[np.ndarray]
     ) -> None:
-        """Append the array `name`, whose content in row-major order is `chunks` in a row."""
+        """Append the array `name`, whose content in row-major order is that of all chunks."""
         info = zipfile.ZipInfo(f"{name}.npy")
-        start = (
-            self._file.tell() + _LOCAL_HEADER_BYTES + len(info.filename) + _ZIP64_RECORD_BYTES + 4
-        )
-        padding = -start % _ALIGNMENT
+        header_bytes = _LOCAL_HEADER_BYTES + len(info.filename) + _ZIP64_RECORD_BYTES + 4
+        padding = -(self._file.tell() + header_bytes) % _ALIGNMENT
         info.extra = struct.pack("<HH", _PADDING_ID, padding) + bytes(padding)
         description = {
             "descr": np.lib.format.dtype_to_descr(np.dtype(dtype)),
@@ -76,60 +68,32 @@ class NpzWriter:
 
 @dataclass(frozen=True)
 class Member:
-    """One array of an .npz archive.
-
-    Attributes
-    ----------
-    shape, dtype, fortran_order
-        What the array is.
-    offset : int or None
-        Byte of the archive at which its data begin, None where they are compressed.
-    """
+    """One array of an .npz archive."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
     fortran_order: bool
-    offset: int | None
+    offset: int | None  # of its data in the archive; None where they are compressed
 
     @property
     def is_mappable(self) -> bool:
-        """Whether the array can be used where it lies: uncompressed, and aligned by chance or by
-        `NpzWriter`.
-        """
+        """Whether the array is uncompressed and aligned, as those of `NpzWriter` are."""
         return self.offset is not None and self.offset % self.dtype.alignment == 0
 
 
 class NpzReader:
     """Reads the arrays of an .npz archive without copying them into memory.
 
-    Parameters
-    ----------
-    path : Path
-        The archive.
-
-    Raises
-    ------
-    DataFormatError
-        The file is truncated, corrupt or no .npz archive.
+    All methods raise DataFormatError if the file is truncated, corrupt or not such an archive.
     """
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        try:
-            with zipfile.ZipFile(path) as archive, path.open("rb") as file:
-                self.members = {
-                    info.filename.removesuffix(".npy"): self._describe(archive, file, info)
-                    for info in archive.infolist()
-                }
-        except _CORRUPT as error:
-            raise self._corrupt(str(error)) from error
-
-    def _corrupt(self, found: str) -> DataFormatError:
-        return DataFormatError(
-            asked=f"read {self.path}",
-            found=f"the file is truncated, corrupt or not an .npz archive ({found})",
-            fix="fetch or generate it again",
-        )
+        with reading(path, FIX), zipfile.ZipFile(path) as archive, path.open("rb") as file:
+            self.members = {
+                info.filename.removesuffix(".npy"): self._describe(archive, file, info)
+                for info in archive.infolist()
+            }
 
     @staticmethod
     def _describe(archive: zipfile.ZipFile, file: IO[bytes], info: zipfile.ZipInfo) -> Member:
@@ -156,14 +120,11 @@ class NpzReader:
 
     def verify(self) -> None:
         """Read every byte and compare with the checksums (about 1 GB/s)."""
-        try:
-            with zipfile.ZipFile(self.path) as archive:
-                for info in archive.infolist():
-                    with archive.open(info) as member:
-                        while member.read(_CHUNK_BYTES):
-                            pass
-        except _CORRUPT as error:
-            raise self._corrupt(str(error)) from error
+        with reading(self.path, FIX), zipfile.ZipFile(self.path) as archive:
+            for info in archive.infolist():
+                with archive.open(info) as member:
+                    while member.read(_CHUNK_BYTES):
+                        pass
 
     def map(self, name: str) -> np.ndarray:
         """Return the mappable array `name` as a read-only memory map."""
@@ -184,43 +145,21 @@ class NpzReader:
     def read(self, name: str) -> np.ndarray:
         """Read the array `name` into memory."""
         self._member(name)
-        try:
-            with np.load(self.path, allow_pickle=False) as archive:
-                return archive[name]
-        except _CORRUPT as error:
-            raise self._corrupt(str(error)) from error
+        with reading(self.path, FIX), np.load(self.path, allow_pickle=False) as archive:
+            return archive[name]
 
     def unpack(self, name: str, path: Path) -> None:
         """Write the array `name` to the .npy file `path`, a chunk at a time."""
         self._member(name)
-        try:
-            with (
-                zipfile.ZipFile(self.path) as archive,
-                archive.open(f"{name}.npy") as member,
-                path.open("wb") as file,
-            ):
-                while chunk := member.read(_CHUNK_BYTES):
-                    file.write(chunk)
-        except _CORRUPT as error:
-            raise self._corrupt(str(error)) from error
+        with (
+            reading(self.path, FIX),
+            zipfile.ZipFile(self.path) as archive,
+            archive.open(f"{name}.npy") as member,
+            path.open("wb") as file,
+        ):
+            shutil.copyfileobj(member, file, _CHUNK_BYTES)
 
     def _member(self, name: str) -> Member:
         if name not in self.members:
-            raise self._corrupt(f"it holds {', '.join(self.members)}, not {name}")
+            raise corrupt_file(self.path, f"it holds {', '.join(self.members)}, not {name}", FIX)
         return self.members[name]
-
-
-#: What zipfile, zlib and numpy raise for damaged content.
-_CORRUPT = (
-    zipfile.BadZipFile,
-    zlib.error,
-    EOFError,
-    ValueError,
-    KeyError,
-    NotImplementedError,
-    RuntimeError,
-    struct.error,
-    OSError,
-    SyntaxError,
-    OverflowError,
-)

@@ -1,10 +1,10 @@
 """Node-classification data sets in the on-disk format of the Open Graph Benchmark (OGB).
 
-Reads what ``ogb.nodeproppred.NodePropPredDataset`` reads, with the same result, but leaves
-aside its pickled cache, its questions on standard input and its copies in memory.  On first use
-the edges are sorted into CSC and what is compressed is unpacked, streaming, into .npy files
-beside the raw data; from then on everything is memory-mapped, and all processes of a machine
-share one copy in the page cache.
+Reads what ``ogb.nodeproppred.NodePropPredDataset`` reads, with the same result, but without its
+pickled cache, its questions on standard input and its copies in memory.  On first use the edges are
+sorted into CSC and what is compressed is unpacked, streaming, into .npy files beside the raw data;
+from then on everything is memory-mapped, and all processes of a machine share one copy in the page
+cache.
 
 Hu et al., «Open Graph Benchmark: Datasets for Machine Learning on Graphs», 2020.
 """
@@ -25,6 +25,7 @@ from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.data.csc import csc_from_chunks
 from dgl_mgpu.data.dataset import Dataset, as_labels
 from dgl_mgpu.data.files import (
+    FIX,
     build_once,
     derived_once,
     download_zip,
@@ -36,11 +37,9 @@ from dgl_mgpu.data.tables import read_table, unpack_table
 from dgl_mgpu.data.transform import csc_with_self_loops, in_edge_means, in_folder
 from dgl_mgpu.errors import ConfigError, DataFormatError, InvalidInputError, UnavailableError
 
-#: Change it when the content of the derived files changes: old ones are then left aside.
+#: To be changed when the content of the derived files changes.
 _CACHE_VERSION = 1
 _CHUNK_EDGES = 1 << 22
-#: What to do about files that make no sense.
-FIX = "fetch or generate the data set again"
 
 
 def load(
@@ -62,21 +61,12 @@ def load(
         Folder that holds, or will hold, OGB's folder of the data set (``ogbn_products``).
     add_reverse, self_loops, mean_edge_features, cache
         See `load_folder`.
-
-    Raises
-    ------
-    DataFormatError
-        The data set is neither on disk nor to be downloaded, or its files are damaged.
     """
     folder, meta = official_folder(name, root)
     return load_folder(
-        folder,
-        meta,
-        add_reverse=add_reverse,
-        self_loops=self_loops,
-        mean_edge_features=mean_edge_features,
-        cache=cache,
-    )
+        folder, meta, add_reverse=add_reverse, self_loops=self_loops,
+        mean_edge_features=mean_edge_features, cache=cache,
+    )  # fmt: skip
 
 
 def official_folder(name: str, root: Path) -> tuple[Path, dict[str, str]]:
@@ -90,7 +80,7 @@ def official_folder(name: str, root: Path) -> tuple[Path, dict[str, str]]:
 
 
 def found(name: str, root: Path) -> Path | None:
-    """Return the folder of an official data set's files, None if they are not there."""
+    """Return the folder of an official data set's files, None if there is none."""
     folder = root / name.replace("-", "_")
     return folder if (folder / "raw").is_dir() else None
 
@@ -102,9 +92,8 @@ def _official_meta(name: str) -> dict[str, str]:
     """
     package = importlib.util.find_spec("ogb")
     if package is None or not package.submodule_search_locations:
-        raise UnavailableError(
-            asked=f"load {name}", found="the package ogb is not installed", fix="pip install ogb"
-        )
+        found = "the package ogb is not installed"
+        raise UnavailableError(f"load {name}", found, "pip install ogb")
     table = Path(package.submodule_search_locations[0]) / "nodeproppred" / "master.csv"
     with table.open(newline="") as file:
         rows = list(csv.reader(file))
@@ -133,12 +122,12 @@ def load_folder(
     mean_edge_features: bool = False,
     cache: Path | None = None,
 ) -> Dataset:
-    """Load a data set from a folder in OGB's format.
+    """Load a data set from a folder in OGB's format, with ``raw`` and ``split``.
+
+    ``node_feat`` becomes the feature ``"feat"``, ``node_year`` ``"year"``, and so on.
 
     Parameters
     ----------
-    folder : Path
-        Folder with ``raw`` and ``split``.
     meta : mapping
         OGB's properties of the data set (the columns of its ``master.csv``), and ``name``.
     add_reverse : bool
@@ -148,21 +137,16 @@ def load_folder(
         Give every node exactly one self-loop.  Not for data sets with edge features.
     mean_edge_features : bool
         Give every node the mean of its in-edges' features as ``"feat"``, before there are
-        self-loops, and leave those of the edges away (ogbn-proteins has none of nodes).
+        self-loops, and drop those of the edges (ogbn-proteins has none of nodes).
     cache : Path, optional
         Folder for the derived files.  None: ``derived`` in `folder`.
-
-    Returns
-    -------
-    Dataset
-        ``node_feat`` becomes the feature ``"feat"``, ``node_year`` ``"year"``, and so on.
 
     Raises
     ------
     DataFormatError
         A file is missing, truncated or corrupt, or the files contradict one another.
     ConfigError
-        Self-loops for edges with features, or means of features that there are not.
+        Self-loops for edges with features, or means of features that do not exist.
     """
     folder = Path(folder)
     binary = meta["binary"] == "True"
@@ -187,11 +171,12 @@ def load_folder(
     if mean_edge_features:
         _require_edges_alone(name, arrays)
     variant = "both" * both_directions + "loops" * self_loops + "means" * mean_edge_features
-    # Those of nodes that become of edges are kept with the CSC that says which.
-    kept = {k: v for k, v in arrays.items() if not (mean_edge_features and k == "edge_feat")}
+    used = dict(arrays)
+    if mean_edge_features:
+        del used["edge_feat"]  # the means lie beside the CSC
 
     def sort_edges(partial: Path) -> None:
-        if self_loops and _eids(kept):
+        if self_loops and _has_edge_features(used):
             raise ConfigError(
                 asked=f"add self-loops to {name}",
                 found="its edges have features, and the new loops would have none",
@@ -199,32 +184,25 @@ def load_folder(
             )
         with content_of(folder / "raw" / "data.npz" if binary else folder):
             _write_csc(arrays, both_directions, self_loops, mean_edge_features, partial)
-            _assemble(meta, kept, open_arrays(partial), both_directions, checked=False)
+            _assemble(meta, used, open_arrays(partial), both_directions, checked=False)
 
     csc_folder = derived_once(cache / f"csc-{variant or 'plain'}-{key}", sort_edges)
-    return _assemble(meta, kept, open_arrays(csc_folder), both_directions, checked=True)
+    return _assemble(meta, used, open_arrays(csc_folder), both_directions, checked=True)
 
 
 def _require_edges_alone(name: str, arrays: Mapping[str, np.ndarray]) -> None:
-    """Raise ConfigError unless features of edges, and no others, can become those of nodes."""
-    of_edges = sorted(feature for of, feature, _ in _features(arrays) if of == "edge")
-    found = (
-        "its nodes have features already, which the means would replace"
-        if "node_feat" in arrays
-        else ""
-    )
-    if of_edges != ["feat"]:
-        found = (
-            f"it has the edge features {', '.join(of_edges)}"
-            if of_edges
-            else "it has no edge features"
-        )
-    if found:
-        raise ConfigError(
-            f"give nodes of {name} the means of their edges' features",
-            found,
-            "set mean_edge_features=false",
-        )
+    """Raise ConfigError unless edges have one feature and nodes none."""
+    edge_features = sorted(feature for kind, feature, _ in _features(arrays) if kind == "edge")
+    problem = ""
+    if not edge_features:
+        problem = "it has no edge features"
+    elif edge_features != ["feat"]:
+        problem = f"it has the edge features {', '.join(edge_features)}"
+    elif "node_feat" in arrays:
+        problem = "its nodes have features already, which the means would replace"
+    if problem:
+        asked = f"give nodes of {name} the means of their edges' features"
+        raise ConfigError(asked, problem, "set mean_edge_features=false")
 
 
 def _assemble(
@@ -235,11 +213,10 @@ def _assemble(
     checked: bool,
 ) -> Dataset:
     features: dict[str, dict[str, np.ndarray]] = {"node": {}, "edge": {}}
-    of_nodes = {name: csc[name] for name in ("node_feat",) if name in csc}
-    for of, feature, array in _features({**arrays, **of_nodes}):
-        if of == "edge" and both_directions:
+    for kind, feature, array in _features({**arrays, **csc}):
+        if kind == "edge" and both_directions:
             array = np.repeat(array, 2, axis=0)  # an edge and its reverse share their features
-        features[of][feature] = array
+        features[kind][feature] = array
     tasks = int(meta["num tasks"])
     return Dataset(
         name=meta["name"],
@@ -249,9 +226,7 @@ def _assemble(
         indices=csc["indices"],
         eids=csc.get("eids"),
         labels=arrays["labels"],
-        train=arrays["train"],
-        valid=arrays["valid"],
-        test=arrays["test"],
+        **{part: arrays[part] for part in SPLITS},
         node_features=features["node"],
         edge_features=features["edge"],
         description=meta.get("description", f"{meta['name']} of the Open Graph Benchmark"),
@@ -262,14 +237,13 @@ def _assemble(
 def _features(arrays: Mapping[str, np.ndarray]) -> Iterator[tuple[str, str, np.ndarray]]:
     """Yield ("node" or "edge", name, array) of every feature."""
     for name, array in arrays.items():
-        of, _, feature = name.partition("_")
-        if of in ("node", "edge") and name != "edge_index":
-            yield of, feature, array
+        kind, _, feature = name.partition("_")
+        if kind in ("node", "edge") and name != "edge_index":
+            yield kind, feature, array
 
 
-def _eids(arrays: Mapping[str, np.ndarray]) -> list[str]:
-    """The file of edge ids, if there is something to look up by them."""
-    return ["eids"] if any(of == "edge" for of, _, _ in _features(arrays)) else []
+def _has_edge_features(arrays: Mapping[str, np.ndarray]) -> bool:
+    return any(kind == "edge" for kind, _, _ in _features(arrays))
 
 
 def open_arrays(folder: Path) -> dict[str, np.ndarray]:
@@ -279,7 +253,7 @@ def open_arrays(folder: Path) -> dict[str, np.ndarray]:
 
 @contextmanager
 def content_of(path: Path) -> Iterator[None]:
-    """Turn complaints about arrays into complaints about the file that they came from."""
+    """Turn errors of arrays into errors of the file that they came from."""
     try:
         yield
     except InvalidInputError as error:
@@ -289,26 +263,21 @@ def content_of(path: Path) -> Iterator[None]:
 def _raw_files(folder: Path, meta: Mapping[str, str]) -> list[Path]:
     """Return the files that the data set needs, raise DataFormatError if one is missing."""
     if meta["binary"] == "True":
-        raw = ["data.npz", "node-label.npz"]
+        names = ["raw/data.npz", "raw/node-label.npz"]
     else:
-        raw = ["edge", "num-node-list", "num-edge-list", "node-label"]
-        raw += ["node-feat"] * (meta["has_node_attr"] == "True")
-        raw += ["edge-feat"] * (meta["has_edge_attr"] == "True")
-        raw += _additional(meta)
-        raw = [f"{name}.csv.gz" for name in raw]
-    names = [f"raw/{name}" for name in raw]
+        tables = ["edge", "num-node-list", "num-edge-list", "node-label"]
+        tables += ["node-feat"] * (meta["has_node_attr"] == "True")
+        tables += ["edge-feat"] * (meta["has_edge_attr"] == "True")
+        tables += additional(meta, "node") + additional(meta, "edge")
+        names = [f"raw/{table}.csv.gz" for table in tables]
     names += [f"split/{meta['split']}/{part}.csv.gz" for part in SPLITS]
     require_files(folder, names, meta["name"])
     return [folder / name for name in names]
 
 
-def _additional(meta: Mapping[str, str]) -> list[str]:
-    return [name for of in ("node", "edge") for name in additional(meta, of)]
-
-
-def additional(meta: Mapping[str, str], of: str) -> list[str]:
+def additional(meta: Mapping[str, str], kind: str) -> list[str]:
     """Return the names of further features of nodes or edges."""
-    names = meta[f"additional {of} files"]
+    names = meta[f"additional {kind} files"]
     return [] if names == "None" else names.split(",")
 
 
@@ -318,7 +287,7 @@ def digest(files: list[Path]) -> str:
     return hashlib.sha256(json.dumps([_CACHE_VERSION, state]).encode()).hexdigest()[:12]
 
 
-# Unpacking: whatever cannot be mapped where it is becomes a .npy file in `to`.
+# Unpacking: what cannot be mapped becomes a .npy file in `to`.
 
 
 def _unpack_binary(folder: Path, meta: Mapping[str, str], to: Path) -> None:
@@ -328,7 +297,7 @@ def _unpack_binary(folder: Path, meta: Mapping[str, str], to: Path) -> None:
         if not member.is_mappable:
             data.unpack(name, to / f"{name}.npy")
     num_nodes, num_edges = (
-        single(data.path, data.read(f"num_{of}_list")) for of in ("nodes", "edges")
+        single(data.path, data.read(f"num_{kind}_list")) for kind in ("nodes", "edges")
     )
     edge_index = data.members.get("edge_index")
     if edge_index is None or edge_index.shape != (2, num_edges) or edge_index.fortran_order:
@@ -342,20 +311,20 @@ def _unpack_binary(folder: Path, meta: Mapping[str, str], to: Path) -> None:
 
 def _unpack_csv(folder: Path, meta: Mapping[str, str], to: Path) -> None:
     raw = folder / "raw"
-    counts = [raw / f"num-{of}-list.csv.gz" for of in ("node", "edge")]
-    num_nodes, num_edges = (single(path, read_table(path)) for path in counts)
-    np.save(to / "num_nodes_list.npy", np.array([num_nodes]))
-    np.save(to / "num_edges_list.npy", np.array([num_edges]))
-
-    unpack_table(raw / "edge.csv.gz", to / "edge_index.npy", num_edges, np.int64, transpose=True)
-    rows = {"node": num_nodes, "edge": num_edges}
-    for of in ("node", "edge"):
-        if meta[f"has_{of}_attr"] == "True":
-            unpack_table(raw / f"{of}-feat.csv.gz", to / f"{of}_feat.npy", rows[of], np.float32)
-    for name in _additional(meta):
-        unpack_table(raw / f"{name}.csv.gz", to / f"{name}.npy", rows[name[:4]], None)
+    rows = {}
+    for kind in ("node", "edge"):
+        path = raw / f"num-{kind}-list.csv.gz"
+        rows[kind] = single(path, read_table(path))
+        np.save(to / f"num_{kind}s_list.npy", np.array([rows[kind]]))
+    edges = raw / "edge.csv.gz"
+    unpack_table(edges, to / "edge_index.npy", rows["edge"], np.int64, transpose=True)
+    for kind, count in rows.items():
+        if meta[f"has_{kind}_attr"] == "True":
+            unpack_table(raw / f"{kind}-feat.csv.gz", to / f"{kind}_feat.npy", count, np.float32)
+        for name in additional(meta, kind):
+            unpack_table(raw / f"{name}.csv.gz", to / f"{name}.npy", count)
     path = raw / "node-label.csv.gz"
-    save_labels(path, read_table(path), num_nodes, to)
+    save_labels(path, read_table(path), rows["node"], to)
     save_splits(folder / "split" / meta["split"], to)
 
 
@@ -376,7 +345,7 @@ def save_splits(folder: Path, to: Path) -> None:
 
 
 def single(path: Path, counts: np.ndarray) -> int:
-    """Return the one number in `counts`: an OGB node-classification set is one graph."""
+    """Return the one number in `counts`: these data sets are one graph each."""
     if counts.size != 1:
         raise DataFormatError(f"read {path}", f"it holds {counts.size} graphs instead of one", FIX)
     return int(counts.reshape(-1)[0])
@@ -402,7 +371,7 @@ def _write_csc(
         chunks,
         num_nodes,
         both_directions=both_directions,
-        with_eids=bool(_eids(arrays)),
+        with_eids=_has_edge_features(arrays),
         allocate=allocate,
     )
     indptr = csc.indptr
@@ -413,7 +382,7 @@ def _write_csc(
         np.save(to / "node_feat.npy", means)
         (to / "eids.npy").unlink()
     if self_loops:
-        # The first indices file is unlinked, not overwritten: the map of it stays readable.
+        # Unlinked, not overwritten: its map stays readable.
         (to / "indices.npy").unlink()
         indptr, _ = csc_with_self_loops(indptr, csc.indices, allocate)
     np.save(to / "indptr.npy", indptr)

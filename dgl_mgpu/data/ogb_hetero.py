@@ -14,7 +14,7 @@ import numpy as np
 from dgl_mgpu.data import ogb
 from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.data.csc import CSC
-from dgl_mgpu.data.files import derived_once, require_files, require_trusted
+from dgl_mgpu.data.files import FIX, derived_once, require_files, require_trusted
 from dgl_mgpu.data.hetero import CanonicalEtype, HeteroDataset, relation, with_reverse
 from dgl_mgpu.data.tables import read_table, read_texts, unpack_table
 from dgl_mgpu.errors import DataFormatError
@@ -33,11 +33,6 @@ def load(
         Folder that holds, or will hold, OGB's folder of the data set (``ogbn_mag``).
     add_reverse, cache
         See `load_folder`.
-
-    Raises
-    ------
-    DataFormatError
-        The data set is neither on disk nor to be downloaded, or its files are damaged.
     """
     folder, meta = ogb.official_folder(name, root)
     return load_folder(folder, meta, add_reverse=add_reverse, cache=cache)
@@ -46,25 +41,20 @@ def load(
 def load_folder(
     folder: Path, meta: Mapping[str, str], *, add_reverse: bool = True, cache: Path | None = None
 ) -> HeteroDataset:
-    """Load a data set from a folder in OGB's format for several types.
+    """Load a data set from a folder in OGB's format for several types, with ``raw`` and ``split``.
+
+    ``node-feat`` becomes the feature ``"feat"``, ``node_year`` ``"year"``, and so on, of the types
+    that have them.
 
     Parameters
     ----------
-    folder : Path
-        Folder with ``raw`` and ``split``.
     meta : mapping
         OGB's properties of the data set (the columns of its ``master.csv``), and ``name``.
     add_reverse : bool
-        Add the reverse of every relation, under its name with ``rev_`` before it, so that also
-        nodes of types that are only sources have in-edges.
+        Add the reverse of every relation, under its name with ``rev_`` before it, so that types
+        that are only sources have in-edges, too.
     cache : Path, optional
         Folder for the derived files.  None: ``derived`` in `folder`.
-
-    Returns
-    -------
-    HeteroDataset
-        ``node-feat`` becomes the feature ``"feat"``, ``node_year`` ``"year"``, and so on, of the
-        types that have them.
 
     Raises
     ------
@@ -86,8 +76,8 @@ def load_folder(
             raw.unpack(partial, add_reverse)
             raw.assemble(ogb.open_arrays(partial), checked=False)
 
-    made = derived_once(cache / f"hetero-{variant}-{key}", unpack)
-    return raw.assemble(ogb.open_arrays(made), checked=True)
+    arrays_folder = derived_once(cache / f"hetero-{variant}-{key}", unpack)
+    return raw.assemble(ogb.open_arrays(arrays_folder), checked=True)
 
 
 _HAS_LABEL = "raw/nodetype-has-label.csv.gz"
@@ -98,33 +88,33 @@ def _has_split(meta: Mapping[str, str]) -> str:
 
 
 def _overviews(meta: Mapping[str, str]) -> list[str]:
-    """Files that say which types there are, and of which there is what."""
+    """Files that name the node and edge types."""
     lists = [f"raw/{name}.csv.gz" for name in ("num-node-dict", "triplet-type-list")]
     return [*lists, _HAS_LABEL, _has_split(meta)]
 
 
 def _by_ntype(path: Path) -> dict[str, str]:
-    """What a table with a header says of each node type: OGB's set is one graph, so one row."""
+    """The one row of a table with a header of node types, by these."""
     rows = read_texts(path)
     if len(rows) != 2 or len(rows[0]) != len(rows[1]):
         raise DataFormatError(
-            f"read {path}", f"it has {len(rows)} rows instead of a header and one row", ogb.FIX
+            f"read {path}", f"it has {len(rows)} rows instead of a header and one row", FIX
         )
     return dict(zip(*rows, strict=True))
 
 
 def _target(path: Path) -> str:
-    """The one node type of which a table says that it has something."""
-    found = [ntype for ntype, has in _by_ntype(path).items() if has == "True"]
-    if len(found) != 1:
+    """The one node type that a table marks as True."""
+    marked = [ntype for ntype, has in _by_ntype(path).items() if has == "True"]
+    if len(marked) != 1:
         raise DataFormatError(
-            f"read {path}", f"it names the node types {found} instead of one", ogb.FIX
+            f"read {path}", f"it names the node types {marked} instead of one", FIX
         )
-    return found[0]
+    return marked[0]
 
 
 class _Raw:
-    """The files of a data set, and what its overviews say of it."""
+    """The files of a data set, and its types."""
 
     def __init__(self, folder: Path, meta: Mapping[str, str]) -> None:
         self._folder, self._meta = folder, meta
@@ -133,13 +123,13 @@ class _Raw:
         try:
             self._num_nodes = {ntype: int(count) for ntype, count in sorted(counts.items())}
         except ValueError as error:
-            raise DataFormatError(f"read {path}", str(error), ogb.FIX) from error
+            raise DataFormatError(f"read {path}", str(error), FIX) from error
         path = folder / "raw" / "triplet-type-list.csv.gz"
         self._etypes: list[CanonicalEtype] = []
         for row in sorted(read_texts(path)):
             if len(row) != 3 or not {row[0], row[2]} <= counts.keys():
                 raise DataFormatError(
-                    f"read {path}", f"{row} does not name the types of an edge", ogb.FIX
+                    f"read {path}", f"{row} does not name the types of an edge", FIX
                 )
             self._etypes.append((row[0], row[1], row[2]))
         labelled, split = (
@@ -149,7 +139,7 @@ class _Raw:
             raise DataFormatError(
                 f"read {meta['name']}",
                 f"the labels are of {labelled}, but the split is of {split}",
-                ogb.FIX,
+                FIX,
             )
         self._target = split
 
@@ -162,7 +152,7 @@ class _Raw:
             for ntype in self._num_nodes
             for feature, name in named.items()
         }
-        return {of: name for of, name in files.items() if (self._folder / name).is_file()}
+        return {key: name for key, name in files.items() if (self._folder / name).is_file()}
 
     def _relation(self, etype: CanonicalEtype, name: str) -> str:
         return f"raw/relations/{'___'.join(etype)}/{name}.csv.gz"
@@ -174,15 +164,15 @@ class _Raw:
         return f"split/{self._meta['split']}/{self._target}"
 
     def files(self) -> list[str]:
-        """What is read, overviews and all."""
-        found = [*_overviews(self._meta), self._label()]
-        found += [f"{self._split()}/{part}.csv.gz" for part in SPLITS]
+        """All files of the data set."""
+        names = [*_overviews(self._meta), self._label()]
+        names += [f"{self._split()}/{part}.csv.gz" for part in SPLITS]
         for etype in self._etypes:
-            found += [self._relation(etype, name) for name in ("edge", "num-edge-list")]
-        return found + list(self._features().values())
+            names += [self._relation(etype, name) for name in ("edge", "num-edge-list")]
+        return names + list(self._features().values())
 
     def unpack(self, to: Path, add_reverse: bool) -> None:
-        """Write what is read as .npy files."""
+        """Write the content of all files as .npy files."""
         edges = {}
         for etype in self._etypes:
             src, dst = self._ends(etype)
@@ -191,9 +181,9 @@ class _Raw:
             edges = with_reverse(edges, self._num_nodes)
         for etype, csc in edges.items():
             for name, array in (("indptr", csc.indptr), ("indices", csc.indices)):
-                np.save(to / f"{_file_of(name, *etype)}.npy", array)
+                np.save(to / f"{_stem(name, *etype)}.npy", array)
         for (ntype, feature), name in self._features().items():
-            path = to / f"{_file_of('node', ntype, feature)}.npy"
+            path = to / f"{_stem('node', ntype, feature)}.npy"
             dtype = np.float32 if feature == "feat" else None
             unpack_table(self._folder / name, path, self._num_nodes[ntype], dtype)
         path = self._folder / self._label()
@@ -211,21 +201,21 @@ class _Raw:
             raise DataFormatError(
                 f"read {path}",
                 f"it holds a table of shape {ends.shape} for {num_edges} edges",
-                ogb.FIX,
+                FIX,
             )
         return ends.T
 
     def assemble(self, arrays: Mapping[str, np.ndarray], checked: bool) -> HeteroDataset:
-        """The data set of the arrays in those files."""
+        """The data set of the arrays that `unpack` wrote."""
         edges: dict[CanonicalEtype, CSC] = {}
         features: dict[str, dict[str, np.ndarray]] = {}
         for name, array in arrays.items():
-            kind, *of = name.split("___")
-            if kind == "indptr":
-                src, etype, dst = of
-                edges[src, etype, dst] = CSC(array, arrays[_file_of("indices", *of)], None)
-            elif kind == "node":
-                features.setdefault(of[0], {})[of[1]] = array
+            match name.split("___"):
+                case "indptr", src, etype, dst:
+                    indices = arrays[_stem("indices", src, etype, dst)]
+                    edges[src, etype, dst] = CSC(array, indices, None)
+                case "node", ntype, feature:
+                    features.setdefault(ntype, {})[feature] = array
         return HeteroDataset(
             name=self._meta["name"],
             num_nodes=self._num_nodes,
@@ -240,6 +230,6 @@ class _Raw:
         )
 
 
-def _file_of(*parts: str) -> str:
-    """The stem of a derived file: what it holds, and of which types."""
+def _stem(*parts: str) -> str:
+    """The stem of a derived file: its content and types."""
     return "___".join(parts)

@@ -1,9 +1,8 @@
-"""Data sets in outline: their sizes as known before there is any data, and degrees by a model.
+"""Data sets in outline: their sizes before there is any data, and degrees by a model.
 
-What a plan needs of a graph is how many rows there are, how long each is and how often it is read.
-Sizes are published (`published`), or those that a generated graph is to have.  Degrees are drawn
-from the power law of generated graphs (`blockmodel.in_degrees`).  Arrays that nothing is known of
-have a shape and take no memory.
+A plan depends on the number of rows, their length and how often they are read.  Sizes are published
+(`published`), or those that a generated graph will have.  Degrees follow the power law of generated
+graphs (`blockmodel.in_degrees`).  Arrays of unknown content have a shape and take no memory.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from dgl_mgpu.data import blockmodel, facebook, generated_igbh, ogb, planetoid, reddit
+from dgl_mgpu.data import blockmodel, facebook, igbh, ogb, planetoid, reddit
 from dgl_mgpu.data.csc import CSC, index_dtype
 from dgl_mgpu.data.dataset import Dataset
 from dgl_mgpu.data.generate import SHAPES, GraphSpec, named_spec
@@ -33,7 +32,7 @@ _MODELLED = (
 
 @dataclass(frozen=True)
 class _Relation:
-    """Edges between nodes of two types, or of one, and how uneven degrees are at either end."""
+    """The number of edges of a relation, and the exponents of in- and out-degrees."""
 
     edges: int
     exponent: float = GraphSpec.exponent
@@ -42,15 +41,9 @@ class _Relation:
 
 @dataclass(frozen=True)
 class Outline:
-    """What is known of a data set without its data.
+    """What is known of a data set without its data."""
 
-    Attributes
-    ----------
-    origin : str
-        Where the sizes are from, and what is modelled, in a sentence.
-    """
-
-    origin: str
+    origin: str  # of the sizes, and what is modelled, in a sentence
     _name: str
     _nodes: Mapping[str, int]
     _relations: Mapping[CanonicalEtype, _Relation]
@@ -62,25 +55,18 @@ class Outline:
     _seed: int = 0
 
     def draw(self) -> tuple[Dataset | HeteroDataset, dict[str, np.ndarray]]:
-        """The data set, with nothing in its arrays but degrees, and how hot nodes are.
+        """The data set, with empty arrays but for degrees, and how hot its nodes are.
 
-        Returns
-        -------
-        Dataset or HeteroDataset
-            Nodes come by falling degree.  Nothing is in the split.
-        dict of ndarray, int64, shape (num_nodes,)
-            By node type, how often each node is another's neighbour.
+        Nodes come by falling degree, and the split is empty.  The dict has by node type how often
+        each node is another's neighbour, int64 (num_nodes,).
         """
         hotness = {ntype: np.zeros(count, np.int64) for ntype, count in self._nodes.items()}
         edges: dict[CanonicalEtype, CSC] = {}
         for (src, etype, dst), relation in self._relations.items():
             into = self._degrees(self._nodes[dst], relation.edges, relation.exponent)
-            same = src == dst and relation.exponent == relation.exponent_out
-            out = (
-                into
-                if same
-                else self._degrees(self._nodes[src], relation.edges, relation.exponent_out)
-            )
+            out = into
+            if src != dst or relation.exponent != relation.exponent_out:
+                out = self._degrees(self._nodes[src], relation.edges, relation.exponent_out)
             hotness[src] += out
             indptr = np.zeros(self._nodes[dst] + 1, np.int64)
             np.cumsum(into, out=indptr[1:])
@@ -95,7 +81,7 @@ class Outline:
             "checked": True,
         }
         features = {
-            ntype: {name: _nothing(*of[:-1], dtype=of[-1]) for name, of in named.items()}
+            ntype: {name: _nothing(*shape, dtype=dtype) for name, (*shape, dtype) in named.items()}
             for ntype, named in self._features.items()
         }
         if self._target is not None:
@@ -117,13 +103,11 @@ class Outline:
     def _degrees(self, num_nodes: int, num_edges: int, exponent: float) -> np.ndarray:
         """Falling degrees, int64, shape (num_nodes,)."""
         indptr = blockmodel.in_degrees(num_nodes, num_edges, exponent, self._seed)
-        degrees = np.diff(indptr)
-        degrees.sort()
-        return degrees[::-1]
+        return np.sort(np.diff(indptr))[::-1]
 
 
 def files_of(name: str, root: str | Path) -> Path | None:
-    """The folder that a real data set's files are in; None where they would be downloaded."""
+    """The folder of a real data set's files; None where they would be downloaded."""
     root = Path(root).expanduser()
     if name in PUBLISHED_HETERO or name.startswith("ogbn-"):
         return ogb.found(name, root)
@@ -132,25 +116,13 @@ def files_of(name: str, root: str | Path) -> Path | None:
 
 
 def outline(name: str, options: Mapping[str, Any]) -> Outline | None:
-    """A data set of this name and these options in outline; None where sizes are not known.
-
-    Parameters
-    ----------
-    name : str
-    options : mapping
-        Of the data set's loader, as `check_options` takes them.
-
-    Raises
-    ------
-    ConfigError
-        An option of a generated graph is out of its range.
-    """
+    """A data set in outline, given the options of its loader; None if its sizes are not known."""
     if name in PUBLISHED:
         return _published(name, PUBLISHED[name], options)
     if name in PUBLISHED_HETERO:
         return _published_hetero(name, PUBLISHED_HETERO[name], options)
-    if name == generated_igbh.NAME:
-        return _igbh(generated_igbh.named_spec(**options))
+    if name == igbh.NAME:
+        return _igbh(igbh.named_spec(**options))
     if name == "generated" or name.removeprefix("generated-") in SHAPES:
         return _generated(name, named_spec(name, **options), options)
     return None
@@ -177,21 +149,21 @@ def _published(name: str, sizes: Sizes, options: Mapping[str, Any]) -> Outline:
 def _published_hetero(name: str, sizes: HeteroSizes, options: Mapping[str, Any]) -> Outline:
     relations = {etype: _Relation(count) for etype, count in sizes.edges.items()}
     if options.get("add_reverse", True):
-        relations |= {(dst, f"rev_{e}", src): each for (src, e, dst), each in relations.items()}
+        relations |= {(dst, f"rev_{e}", src): edges for (src, e, dst), edges in relations.items()}
     nodes = ", ".join(f"{count:,} of {ntype}" for ntype, count in sizes.nodes.items())
-    ntypes = {*sizes.widths, *sizes.others}
+    features = {
+        ntype: _of_nodes(
+            sizes.nodes[ntype], sizes.widths.get(ntype, 0), sizes.others.get(ntype, ())
+        )
+        for ntype in sorted({*sizes.widths, *sizes.others})
+    }
     return Outline(
         f"sizes as published (nodes: {nodes}; {sum(sizes.edges.values()):,} edges without reverse "
         f"ones: {sizes.source}); {_MODELLED.format(exponent=GraphSpec.exponent)}",
         name,
         sizes.nodes,
         relations,
-        {
-            ntype: _of_nodes(
-                sizes.nodes[ntype], sizes.widths.get(ntype, 0), sizes.others.get(ntype, ())
-            )
-            for ntype in sorted(ntypes)
-        },
+        features,
         (sizes.nodes[sizes.target], np.int64),
         sizes.classes,
         sizes.target,
@@ -231,7 +203,7 @@ def _igbh(spec: IgbhSpec) -> Outline:
         f"sizes of the graph as it would be generated ({sum(nodes.values()):,} nodes, "
         f"{sum(spec.num_edges.values()):,} edges, {spec.num_features} features a node); degrees "
         "and how often each row is read are modelled by power laws, not counted",
-        generated_igbh.NAME,
+        igbh.NAME,
         nodes,
         relations,
         {ntype: {"feat": (nodes[ntype], *row)} for ntype in NODE_TYPES},
@@ -256,8 +228,8 @@ def _of_nodes(
     num_nodes: int, width: int, others: tuple[str, ...] = ()
 ) -> dict[str, tuple[Any, ...]]:
     """Shapes and dtypes of features, by name."""
-    found: dict[str, tuple[Any, ...]] = {"feat": (num_nodes, width, np.float32)} if width else {}
-    return found | {name: (num_nodes, 1, np.int64) for name in others}
+    features: dict[str, tuple[Any, ...]] = {name: (num_nodes, 1, np.int64) for name in others}
+    return ({"feat": (num_nodes, width, np.float32)} if width else {}) | features
 
 
 def _nothing(*shape: int, dtype: Any) -> np.ndarray:

@@ -1,8 +1,7 @@
 """Cora, CiteSeer and PubMed from the raw files of Planetoid.
 
-The files are pickles that Python 2 made of NumPy arrays, SciPy matrices and a dictionary.
-Unpickling can run any code, so they are read by an unpickler that knows the few constructors
-these files need and refuses everything else.
+The files are pickles of Python 2, of NumPy arrays, SciPy matrices and a dictionary.  Unpickling
+can run any code, so the unpickler here refuses all constructors but the few that these files need.
 
 Yang, Cohen and Salakhutdinov, «Revisiting Semi-Supervised Learning with Graph Embeddings», 2016.
 """
@@ -19,16 +18,16 @@ from scipy import sparse
 
 from dgl_mgpu.data.checks import UNLABELLED
 from dgl_mgpu.data.checksums import unchanged_since_first_read
-from dgl_mgpu.data.csc import from_edges
 from dgl_mgpu.data.dataset import Dataset
 from dgl_mgpu.data.files import (
     build_once,
     corrupt_file,
     download_zip,
+    reading,
     require_files,
     require_trusted,
 )
-from dgl_mgpu.data.transform import add_self_loops, unique_edges
+from dgl_mgpu.data.transform import from_edge_list, unique_edges
 from dgl_mgpu.utils.safe_pickle import ARRAYS, with_arrays
 
 _PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")
@@ -46,8 +45,8 @@ def load(
 ) -> Dataset:
     """Load a Planetoid data set with its standard split.
 
-    Every edge is there once in each direction.  The 15 isolated test nodes that CiteSeer's files
-    leave out are there without label, with zero features, and in no part of the split.
+    Every edge exists once in each direction.  The 15 isolated test nodes that CiteSeer's files
+    leave out have no label, zero features, and are in no part of the split.
 
     Parameters
     ----------
@@ -60,12 +59,6 @@ def load(
         Let every node's features sum to 1, as Kipf and Welling do.
     self_loops : bool
         Give every node exactly one self-loop.
-
-    Raises
-    ------
-    DataFormatError
-        The files are neither on disk nor to be downloaded, or one is truncated or corrupt, or has
-        changed since it was first read.
     """
     folder, prefix = _find(name, Path(root))
     paths = {part: folder / f"{prefix}.{part}" for part in _PARTS}
@@ -76,17 +69,14 @@ def load(
         if num_train + _NUM_VALID > num_nodes:
             raise corrupt_file(paths["y"], f"{num_train} training labels for {num_nodes} nodes")
         src, dst = _edges(paths["graph"], num_nodes)
-    if self_loops:
-        src, dst = add_self_loops(src, dst, num_nodes)
     if normalize_features:
         features /= np.maximum(features.sum(axis=1, keepdims=True), 1e-12)
-    csc = from_edges(src, dst, num_nodes)
-    return Dataset(
+    return from_edge_list(
+        src,
+        dst,
+        self_loops,
         name=name,
-        num_nodes=num_nodes,
         num_classes=int(labels.max()) + 1,
-        indptr=csc.indptr,
-        indices=csc.indices,
         labels=labels,
         train=np.arange(num_train),
         valid=np.arange(num_train, num_train + _NUM_VALID),
@@ -97,10 +87,7 @@ def load(
 
 
 def _find(name: str, root: Path) -> tuple[Path, str]:
-    """Return the folder of the files and the beginning of their names.
-
-    Where there are none, they are downloaded.
-    """
+    """Return the folder of the files, downloaded if need be, and the beginning of their names."""
     folders = _folders(name, root)
     downloaded = folders[-1]
     if _most_complete(name, folders) is None:
@@ -108,25 +95,25 @@ def _find(name: str, root: Path) -> tuple[Path, str]:
         instead = f"put the files ind.{name}.{{{','.join(_PARTS)}}} into {folders[0]}"
         build_once(downloaded, lambda partial: download_zip(url, partial, instead))
     folder, prefix = _most_complete(name, folders) or (downloaded, f"ind.{_DOWNLOADS[name]}")
-    if folder != root:  # which the user names
+    if folder != root:  # which the user chose
         require_trusted(folder)
     require_files(folder, [f"{prefix}.{part}" for part in _PARTS], name)
     return folder, prefix
 
 
 def _folders(name: str, root: Path) -> tuple[Path, ...]:
-    """Where files may be, last where they would be downloaded to."""
+    """Where the files may be; the last one is for downloads."""
     return root / "planetoid", root, root / f"planetoid_{name}"
 
 
 def found(name: str, root: Path) -> Path | None:
-    """Return the folder of the files, None if they are not there."""
+    """Return the folder of the files, None if there is none."""
     best = _most_complete(name, _folders(name, root))
     return best and best[0]
 
 
 def _most_complete(name: str, folders: tuple[Path, ...]) -> tuple[Path, str] | None:
-    """Return the folder and prefix that most of the files are there for, None if none is."""
+    """Return the folder and prefix of which most files exist, None if none does."""
 
     def count(candidate: tuple[Path, str]) -> int:
         folder, prefix = candidate
@@ -143,7 +130,8 @@ def _nodes(paths: dict[str, Path]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Return features float32 [N, F], labels int64 [N] and the test nodes int64."""
     known_features, test_features = _matrix(paths["allx"]), _matrix(paths["tx"])
     known_labels, test_labels = _matrix(paths["ally"]), _matrix(paths["ty"])
-    test = _read_test_index(paths["test.index"])
+    with reading(paths["test.index"]):
+        test = np.array(paths["test.index"].read_text().split(), np.int64)
     num_known = len(known_features)
     for part, rows, expected in (
         ("ally", len(known_labels), num_known),
@@ -177,23 +165,14 @@ def _edges(path: Path, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
     graph = _read_pickle(path)
     if not isinstance(graph, dict):
         raise corrupt_file(path, f"a {type(graph).__name__} instead of a dictionary of neighbours")
-    try:
+    with reading(path):
         degrees = [len(neighbours) for neighbours in graph.values()]
         nodes = np.repeat(np.array(list(graph), np.int64), degrees)
         neighbours = np.array([node for nodes in graph.values() for node in nodes], np.int64)
-    except (TypeError, ValueError, OverflowError) as error:
-        raise corrupt_file(path, f"neighbours that are no lists of numbers ({error})") from error
     ids = np.concatenate([nodes, neighbours])
     if len(ids) and (ids.min() < 0 or ids.max() >= num_nodes):
         raise corrupt_file(path, f"node ids from {ids.min()} to {ids.max()} of {num_nodes} nodes")
     return unique_edges(ids, np.concatenate([neighbours, nodes]), num_nodes)
-
-
-def _read_test_index(path: Path) -> np.ndarray:
-    try:
-        return np.array(path.read_text().split(), np.int64)
-    except (OSError, ValueError, OverflowError) as error:
-        raise corrupt_file(path, str(error)) from error
 
 
 class _SparseParts:
@@ -219,12 +198,8 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 def _read_pickle(path: Path) -> Any:
-    try:
-        with path.open("rb") as file:
-            return _RestrictedUnpickler(file, encoding="latin1").load()
-    # The unpickler and the constructors raise whatever damaged bytes lead to; nothing else runs.
-    except Exception as error:
-        raise corrupt_file(path, f"{type(error).__name__}: {error}") from error
+    with reading(path), path.open("rb") as file:
+        return _RestrictedUnpickler(file, encoding="latin1").load()
 
 
 def _matrix(path: Path) -> np.ndarray:
@@ -232,7 +207,7 @@ def _matrix(path: Path) -> np.ndarray:
     content = with_arrays(_read_pickle(path))
     if isinstance(content, _SparseParts):
         state = content.__dict__
-        try:
+        with reading(path):
             parts = [np.asarray(state[part]) for part in ("data", "indices", "indptr")]
             matrix = sparse.csr_matrix(tuple(parts), shape=state["_shape"])
             matrix.check_format(full_check=True)
@@ -240,8 +215,6 @@ def _matrix(path: Path) -> np.ndarray:
             if rows * columns > _DENSEST * path.stat().st_size:
                 raise ValueError(f"{rows} x {columns} values in {path.stat().st_size} bytes")
             content = matrix.toarray()
-        except (KeyError, TypeError, ValueError, MemoryError, OverflowError) as error:
-            raise corrupt_file(path, f"no well-formed sparse matrix ({error})") from error
     if not isinstance(content, np.ndarray) or content.ndim != 2 or content.dtype.kind not in "iuf":
         raise corrupt_file(path, "no numeric matrix")
     return content

@@ -1,4 +1,4 @@
-"""Published sizes of real data sets: what plans and generated graphs of their shapes go by.
+"""Published sizes of real data sets, for plans and generated graphs of their shapes.
 
 Edges are as the loaders give them by default: each direction of an undirected graph counted.
 
@@ -23,64 +23,29 @@ PLANETOID = "PyTorch Geometric's table of Planetoid's data sets"
 
 
 class Sizes(NamedTuple):
-    """A data set of one type of nodes and edges.
-
-    Attributes
-    ----------
-    nodes, edges : int
-    width : int
-        float32 features of a node; 0: none.
-    classes : int
-        Of nodes, or labels of which a node may have several.
-    source : str
-        Who published them.
-    edge_width : int
-        float32 features of an edge.
-    others : tuple of str
-        Further features of nodes, an int64 each.
-    several : bool
-        Whether a node may have several labels.
-    directed : bool
-        Whether edges have no reverse, so that the loader may add them.
-    """
+    """A data set of one type of nodes and edges."""
 
     nodes: int
     edges: int
-    width: int
-    classes: int
-    source: str
-    edge_width: int = 0
-    others: tuple[str, ...] = ()
-    several: bool = False
-    directed: bool = False
+    width: int  # float32 features of a node; 0: none
+    classes: int  # or labels of which a node may have several
+    source: str  # who published them
+    edge_width: int = 0  # float32 features of an edge
+    others: tuple[str, ...] = ()  # further features of nodes, an int64 each
+    several: bool = False  # whether a node may have several labels
+    directed: bool = False  # whether edges have no reverse, so that the loader may add them
 
 
 class HeteroSizes(NamedTuple):
-    """A data set of several types.
-
-    Attributes
-    ----------
-    nodes : mapping of str to int
-    edges : mapping of (source type, edge type, destination type) to int
-        Without reverse ones.
-    widths : mapping of str to int
-        float32 features, of the node types that have some.
-    target : str
-        The type that is classified.
-    classes : int
-    source : str
-        Who published them.
-    others : mapping of str to tuple of str
-        Further features of nodes, an int64 each.
-    """
+    """A data set of several types of nodes and edges."""
 
     nodes: Mapping[str, int]
-    edges: Mapping[CanonicalEtype, int]
-    widths: Mapping[str, int]
-    target: str
+    edges: Mapping[CanonicalEtype, int]  # without reverse ones
+    widths: Mapping[str, int]  # float32 features of node types
+    target: str  # the type that is classified
     classes: int
-    source: str
-    others: Mapping[str, tuple[str, ...]]
+    source: str  # who published them
+    others: Mapping[str, tuple[str, ...]]  # further features of nodes, an int64 each
 
 
 #: By name, of one type of nodes and edges.

@@ -6,32 +6,28 @@ days.  Hamilton, Ying and Leskovec, «Inductive Representation Learning on Large
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 from scipy import sparse
 
-from dgl_mgpu.data.csc import from_edges
 from dgl_mgpu.data.dataset import Dataset, as_labels
 from dgl_mgpu.data.files import (
     build_once,
-    corrupt_file,
     download_zip,
+    reading,
     require_files,
     require_trusted,
 )
-from dgl_mgpu.data.transform import add_self_loops
+from dgl_mgpu.data.transform import from_edge_list
 from dgl_mgpu.errors import DataFormatError
-from dgl_mgpu.utils.checksums import DAMAGE
 
 _GRAPH, _DATA = "reddit_graph.npz", "reddit_data.npz"
 _URL = "https://data.dgl.ai/dataset/reddit.zip"
-#: What DGL calls the folder that it unpacks this archive into.
+#: The folder that DGL unpacks this archive into.
 _DGLS_FOLDER = f"reddit_{hashlib.sha1(_URL.encode()).hexdigest()[:8]}"
-#: What ``node_types`` has for nodes of training, validation and test.
+#: Values of ``node_types`` for nodes of training, validation and test.
 _PARTS = 1, 2, 3
 
 
@@ -47,12 +43,6 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
         the one that DGL has unpacked them into.  Where there is none, DGL's archive is downloaded.
     self_loops : bool
         Give every node exactly one self-loop.
-
-    Raises
-    ------
-    DataFormatError
-        A file is missing and cannot be downloaded, is truncated or corrupt, or the files
-        contradict one another.
     """
     folder = found(name, Path(root))
     if folder is None:
@@ -61,9 +51,9 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
         build_once(folder, lambda partial: download_zip(_URL, partial, instead))
     require_trusted(folder)
     require_files(folder, [_GRAPH, _DATA], "Reddit")
-    with _content_of(folder / _GRAPH):
+    with reading(folder / _GRAPH):
         graph = sparse.load_npz(folder / _GRAPH).tocoo()
-    with _content_of(folder / _DATA), np.load(folder / _DATA) as arrays:
+    with reading(folder / _DATA), np.load(folder / _DATA) as arrays:
         features, labels, part_of = (arrays[array] for array in ("feature", "label", "node_types"))
         labels = as_labels(labels)
         num_nodes = len(labels)
@@ -74,18 +64,14 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
             f"and a graph of shape {graph.shape}",
             "fetch the files again",
         )
-    src, dst = graph.row, graph.col
-    if self_loops:
-        src, dst = add_self_loops(src, dst, num_nodes)
-    csc = from_edges(src, dst, num_nodes)
     train, valid, test = (np.flatnonzero(part_of == number) for number in _PARTS)
-    with _content_of(folder / _DATA):
-        return Dataset(
+    with reading(folder / _DATA):
+        return from_edge_list(
+            graph.row,
+            graph.col,
+            self_loops,
             name=name,
-            num_nodes=num_nodes,
             num_classes=int(labels.max(initial=0)) + 1,
-            indptr=csc.indptr,
-            indices=csc.indices,
             labels=labels,
             train=train,
             valid=valid,
@@ -95,16 +81,7 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
         )
 
 
-@contextlib.contextmanager
-def _content_of(path: Path) -> Iterator[None]:
-    """Raise what reading a file raises as the error that names it."""
-    try:
-        yield
-    except DAMAGE as error:
-        raise corrupt_file(path, str(error)) from error
-
-
 def found(name: str, root: Path) -> Path | None:
-    """Return the folder of the files, None if they are not there."""
+    """Return the folder of the files, None if there is none."""
     folders = (root / _DGLS_FOLDER, root / "reddit")
     return next((folder for folder in folders if folder.is_dir()), None)

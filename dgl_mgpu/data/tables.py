@@ -1,82 +1,43 @@
-"""OGB's tables: numbers in CSV without a header, compressed with gzip."""
+"""OGB's tables: CSV without a header, compressed with gzip; DataFormatError if damaged."""
 
 from __future__ import annotations
 
 import csv
 import gzip
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dgl_mgpu.data.files import FIX, reading
 from dgl_mgpu.errors import DataFormatError
 
 _CHUNK_ROWS = 1 << 16
 
 
 def read_table(path: Path, dtype: Any = None) -> np.ndarray:
-    """Read a table into memory.
+    """Read a ``.csv.gz`` table of numbers into memory, [rows, columns].
 
-    Parameters
-    ----------
-    path : Path
-        The ``.csv.gz`` file.
-    dtype : dtype, optional
-        Type of the result.  None: int64 where all numbers are whole, float32 otherwise, as the
-        ogb package does.
-
-    Returns
-    -------
-    ndarray [rows, columns]
-
-    Raises
-    ------
-    DataFormatError
-        The file is truncated or corrupt, or holds something else.
+    Without `dtype` the result is int64 where all numbers are whole, float32 otherwise, as in the
+    ogb package.
     """
     chunks = list(_chunks(path, dtype)) or [np.empty((0, 1), dtype or np.int64)]
     return np.concatenate(chunks)
 
 
 def read_texts(path: Path) -> list[list[str]]:
-    """Read a small table of texts: the cells of its rows.
-
-    Raises
-    ------
-    DataFormatError
-        The file is truncated or corrupt.
-    """
-    try:
-        with gzip.open(path, "rt", newline="") as file:
-            return list(csv.reader(file))
-    except (OSError, EOFError, zlib.error, csv.Error, UnicodeDecodeError) as error:
-        raise _wrong(path, f"the file is truncated or corrupt ({error})") from error
+    """Read a small table of texts: the cells of its rows."""
+    with reading(path, FIX), gzip.open(path, "rt", newline="") as file:
+        return list(csv.reader(file))
 
 
 def unpack_table(
     path: Path, to: Path, rows: int, dtype: Any = None, transpose: bool = False
 ) -> None:
-    """Write a table as .npy file, a chunk at a time.
+    """Write a table of so many rows as .npy file, a chunk at a time; see `read_table`.
 
-    Parameters
-    ----------
-    path : Path
-        The ``.csv.gz`` file.
-    to : Path
-        The ``.npy`` file.
-    rows : int
-        Number of rows that the table must have.
-    dtype : dtype, optional
-        See `read_table`.
-    transpose : bool
-        Write the table's columns as rows.
-
-    Raises
-    ------
-    DataFormatError
-        The file is truncated or corrupt, or has another number of rows.
+    With `transpose` the table's columns become rows.
     """
     done = 0
     out = np.empty((0, 0))
@@ -100,24 +61,24 @@ def unpack_table(
 def _chunks(path: Path, dtype: Any) -> Iterator[np.ndarray]:
     import pandas as pd  # slow to import, and only tables need it
 
-    try:
-        with pd.read_csv(path, compression="gzip", header=None, chunksize=_CHUNK_ROWS) as frames:
+    with reading(path, FIX):
+        try:
+            reader = pd.read_csv(path, compression="gzip", header=None, chunksize=_CHUNK_ROWS)
+        except pd.errors.EmptyDataError:
+            return
+        with reader as frames:
             for frame in frames:
                 yield _cast(path, frame.to_numpy(), dtype)
-    except pd.errors.EmptyDataError:
-        return
-    except (OSError, EOFError, zlib.error, pd.errors.ParserError, UnicodeDecodeError) as error:
-        raise _wrong(path, f"the file is truncated or corrupt ({error})") from error
 
 
 def _cast(path: Path, chunk: np.ndarray, dtype: Any) -> np.ndarray:
     if chunk.dtype.kind not in "iuf":
         raise _wrong(path, "it holds something that is not a number")
-    whole = chunk.dtype.kind in "iu"
-    if dtype is np.int64 and not whole:
+    is_whole = chunk.dtype.kind in "iu"
+    if dtype is np.int64 and not is_whole:
         raise _wrong(path, "it holds numbers that are not whole, or empty cells")
-    return chunk.astype(dtype or (np.int64 if whole else np.float32))
+    return chunk.astype(dtype or (np.int64 if is_whole else np.float32))
 
 
 def _wrong(path: Path, found: str) -> DataFormatError:
-    return DataFormatError(f"read {path}", found, "fetch or generate the data set again")
+    return DataFormatError(f"read {path}", found, FIX)

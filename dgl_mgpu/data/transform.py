@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numba import njit
 
-from dgl_mgpu.data.csc import Allocate, in_memory
+from dgl_mgpu.data.csc import Allocate, from_edges, in_memory
 from dgl_mgpu.data.dataset import Dataset
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 
@@ -18,52 +18,30 @@ _CHUNK_BYTES = 1 << 26
 
 
 def add_reverse(src: np.ndarray, dst: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Append the reverse of every edge: edge ``e`` becomes ``e`` and ``e + num_edges``.
-
-    Parameters
-    ----------
-    src, dst : ndarray, integer [num_edges]
-        Edge list.
-
-    Returns
-    -------
-    src, dst : ndarray [2 * num_edges]
-    """
+    """Append the reverse of every edge: edge ``e`` becomes ``e`` and ``e + num_edges``."""
     return np.concatenate([src, dst]), np.concatenate([dst, src])
 
 
 def add_self_loops(
     src: np.ndarray, dst: np.ndarray, num_nodes: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Give every node exactly one self-loop; loops that are there are replaced.
-
-    Parameters
-    ----------
-    src, dst : ndarray, integer [num_edges]
-        Edge list.
-    num_nodes : int
-        Number of nodes.
-
-    Returns
-    -------
-    src, dst : ndarray
-        The edges between different nodes in their order, then the loops by node.
-    """
+    """Return the edges between different nodes in their order, then a self-loop for each node."""
     keep = src != dst
     loops = np.arange(num_nodes, dtype=src.dtype)
     return np.concatenate([src[keep], loops]), np.concatenate([dst[keep], loops])
 
 
-def unique_edges(src: np.ndarray, dst: np.ndarray, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return each edge once, ordered by destination and then source.
+def from_edge_list(src: np.ndarray, dst: np.ndarray, self_loops: bool, **fields: Any) -> Dataset:
+    """Return the data set of an edge list and of all other fields of `Dataset`."""
+    num_nodes = len(fields["labels"])
+    if self_loops:
+        src, dst = add_self_loops(src, dst, num_nodes)
+    csc = from_edges(src, dst, num_nodes)
+    return Dataset(num_nodes=num_nodes, indptr=csc.indptr, indices=csc.indices, **fields)
 
-    Parameters
-    ----------
-    src, dst : ndarray, integer [num_edges]
-        Edge list, ids below `num_nodes`, which must be below 2**31.
-    num_nodes : int
-        Number of nodes.
-    """
+
+def unique_edges(src: np.ndarray, dst: np.ndarray, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return each edge once, ordered by destination and then source; at most 2**31 nodes."""
     key = np.unique(dst.astype(np.int64) * num_nodes + src)
     return key % num_nodes, key // num_nodes
 
@@ -71,15 +49,7 @@ def unique_edges(src: np.ndarray, dst: np.ndarray, num_nodes: int) -> tuple[np.n
 def csc_with_self_loops(
     indptr: np.ndarray, indices: np.ndarray, allocate: Allocate = in_memory
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Give every node exactly one self-loop, its last in-edge; see `add_self_loops`.
-
-    Parameters
-    ----------
-    indptr, indices : ndarray
-        The graph in CSC.
-    allocate : callable
-        Makes the new `indices`, so that it can be a file.
-    """
+    """Give every node of a CSC exactly one self-loop, its last in-edge."""
     new_indptr = _indptr_with_self_loops(indptr, indices)
     new_indices = allocate("indices", (int(new_indptr[-1]),), indices.dtype)
     _indices_with_self_loops(indptr, indices, new_indptr, new_indices)
@@ -89,21 +59,10 @@ def csc_with_self_loops(
 def in_edge_means(
     indptr: np.ndarray, eids: np.ndarray, rows: np.ndarray, *, both_directions: bool = False
 ) -> np.ndarray:
-    """Return the mean of the rows of each node's in-edges, zeros where there are none.
+    """Return the mean, float32 [num_nodes, F], of the rows of each node's in-edges, or zeros.
 
-    Parameters
-    ----------
-    indptr, eids : ndarray
-        The graph in CSC.
-    rows : ndarray [rows, F]
-        Of edges, by id.
-    both_directions : bool
-        Whether edges ``2 e`` and ``2 e + 1`` share row ``e``, as those that are added in reverse.
-
-    Returns
-    -------
-    ndarray, float32 [num_nodes, F]
-        Summed in float64.
+    ``rows`` [., F] are those of edge ids.  With `both_directions` edges ``2 e`` and ``2 e + 1``
+    share row ``e``, as an edge and its added reverse do.  Sums are float64.
     """
     means = np.zeros((len(indptr) - 1, rows.shape[1]), np.float32)
     _in_edge_means(indptr, eids, rows, int(both_directions), means)
@@ -159,27 +118,23 @@ def reorder(
 
     Parameters
     ----------
-    dataset : Dataset
-        The data set.
     order : ndarray, integer [num_nodes]
         A permutation of the node ids.
     folder : Path, optional
         Write the new indices and node features to .npy files here and memory-map them, for data
-        larger than memory.  None: keep them in memory.
+        larger than memory.
 
     Returns
     -------
     dataset : Dataset
-        The same graph under other names.
+        The relabelled graph.
     rank : ndarray, int64 [num_nodes]
         New id of every old node, the inverse of `order`.
 
     Raises
     ------
-    InvalidInputError
+    InvalidInputError, IdOutOfRangeError
         `order` is no permutation.
-    IdOutOfRangeError
-        `order` holds an id that is no node.
     """
     rank = _inverse(dataset, np.asarray(order))
     allocate = in_memory if folder is None else in_folder(folder)
@@ -234,12 +189,11 @@ def _inverse(dataset: Dataset, order: np.ndarray) -> np.ndarray:
     asked = f"reorder the {dataset.num_nodes} nodes of {dataset.name!r}"
     fix = "pass every node id exactly once"
     if order.dtype.kind not in "iu" or order.shape != (dataset.num_nodes,):
-        found = f"the order has dtype {order.dtype} and shape {order.shape}"
-        raise InvalidInputError(asked, found, fix)
+        problem = f"the order has dtype {order.dtype} and shape {order.shape}"
+        raise InvalidInputError(asked, problem, fix)
     if len(order) and (order.min() < 0 or order.max() >= dataset.num_nodes):
-        raise IdOutOfRangeError(
-            asked, f"the order has ids from {order.min()} to {order.max()}", fix
-        )
+        problem = f"the order has ids from {order.min()} to {order.max()}"
+        raise IdOutOfRangeError(asked, problem, fix)
     rank = np.full(dataset.num_nodes, -1, np.int64)
     rank[order] = np.arange(dataset.num_nodes)
     if (rank < 0).any():
