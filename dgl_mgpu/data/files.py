@@ -7,7 +7,6 @@ import csv
 import glob
 import logging
 import os
-import pickle
 import shutil
 import stat
 import time
@@ -234,5 +233,5 @@ def reading(path: Path, fix: str = "fetch the file again") -> Iterator[None]:
         yield
     except DataFormatError:
         raise
-    except (*DAMAGE, csv.Error, pickle.UnpicklingError, SyntaxError, MemoryError) as error:
+    except (*DAMAGE, csv.Error, SyntaxError, MemoryError) as error:
         raise corrupt_file(path, f"{type(error).__name__}: {error}", fix) from error

@@ -189,15 +189,9 @@ def load(
     return ogb.load_folder(folder, meta, add_reverse=add_reverse, self_loops=self_loops)
 
 
-def named_spec(
-    name: str,
-    *,
-    scale: float = 1.0,
-    add_reverse: bool = False,
-    self_loops: bool = False,
-    **parameters: float,
-) -> GraphSpec:
+def named_spec(name: str, *, scale: float = 1.0, **parameters: float) -> GraphSpec:
     """Return what `load` generates for a name and its options."""
+    parameters = {k: v for k, v in parameters.items() if k not in ("add_reverse", "self_loops")}
     spec = SHAPES.get(name.removeprefix("generated-"), GraphSpec())
     known = {field.name for field in dataclasses.fields(GraphSpec)} - {"shape"}
     require_options(name, parameters, [*known, "add_reverse", "self_loops"])

@@ -152,10 +152,9 @@ def _published_hetero(name: str, sizes: HeteroSizes, options: Mapping[str, Any])
         relations |= {(dst, f"rev_{e}", src): edges for (src, e, dst), edges in relations.items()}
     nodes = ", ".join(f"{count:,} of {ntype}" for ntype, count in sizes.nodes.items())
     features = {
-        ntype: _of_nodes(
-            sizes.nodes[ntype], sizes.widths.get(ntype, 0), sizes.others.get(ntype, ())
-        )
-        for ntype in sorted({*sizes.widths, *sizes.others})
+        ntype: _of_nodes(count, sizes.widths.get(ntype, 0), sizes.others.get(ntype, ()))
+        for ntype, count in sorted(sizes.nodes.items())
+        if ntype in {*sizes.widths, *sizes.others}
     }
     return Outline(
         f"sizes as published (nodes: {nodes}; {sum(sizes.edges.values()):,} edges without reverse "

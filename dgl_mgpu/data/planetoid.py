@@ -198,8 +198,12 @@ class _RestrictedUnpickler(pickle.Unpickler):
 
 
 def _read_pickle(path: Path) -> Any:
-    with reading(path), path.open("rb") as file:
-        return _RestrictedUnpickler(file, encoding="latin1").load()
+    try:
+        with path.open("rb") as file:
+            return _RestrictedUnpickler(file, encoding="latin1").load()
+    # Damaged bytes may raise anything; no other code runs here.
+    except Exception as error:
+        raise corrupt_file(path, f"{type(error).__name__}: {error}") from error
 
 
 def _matrix(path: Path) -> np.ndarray:

@@ -179,8 +179,8 @@ class MachineMap:
             filled = Rectangle(corner, *size, facecolor=KEPT_COLOURS[kept], linewidth=0)
             self._axes.add_patch(filled)
             start += share
-        frame = {"facecolor": "none", "edgecolor": "0.25", "linewidth": 1.3}
-        self._axes.add_patch(Rectangle((x, y), width, height, **frame))
+        frame = Rectangle((x, y), width, height, fill=False, edgecolor="0.25", linewidth=1.3)
+        self._axes.add_patch(frame)
 
     def _legend(self) -> None:
         handles = []

@@ -87,8 +87,10 @@ def picture_format(file: str | os.PathLike[str]) -> str:
 
 def _draw(figure: SubFigure, plan: Plan, title: str) -> None:
     busy = Busy.of(plan)
-    layout = [["machine", "machine"], ["links", "tables"]]
-    panels = figure.subplot_mosaic(layout, height_ratios=[1.25, 1.0], width_ratios=[1.35, 1.0])
+    panels = figure.subplot_mosaic(
+        [["machine", "machine"], ["links", "tables"]],
+        height_ratios=[1.25, 1.0], width_ratios=[1.35, 1.0],
+    )  # fmt: skip
     figure.suptitle(f"{title}\n{verdict(plan)}", fontsize=12)
     MachineMap(panels["machine"], plan, busy).draw()
     figure.colorbar(
