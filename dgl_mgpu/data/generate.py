@@ -190,7 +190,7 @@ def load(
 
 
 def named_spec(name: str, *, scale: float = 1.0, **parameters: float) -> GraphSpec:
-    """Return what `load` generates for a name and its options."""
+    """Return what `load` generates for a name and its options, before edges are added to it."""
     parameters = {k: v for k, v in parameters.items() if k not in ("add_reverse", "self_loops")}
     spec = SHAPES.get(name.removeprefix("generated-"), GraphSpec())
     known = {field.name for field in dataclasses.fields(GraphSpec)} - {"shape"}
