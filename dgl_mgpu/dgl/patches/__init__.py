@@ -2,3 +2,47 @@
 
 A file is imported when the module that it mirrors has been executed, and not before.
 """
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from functools import cache, wraps
+from typing import Any
+
+from dgl_mgpu.errors import InvalidInputError
+from dgl_mgpu.graph.originals import originals
+
+TENSORS = "graph.dispatch:TensorBacked"
+TENSOR_INDEX = "graph.index:TensorIndex"
+DISTRIBUTED = "graph.distributed:DistributedGraphIndex"
+
+
+def override(target: str, kind: str, *, takes_index: bool = False) -> Callable[..., Any]:
+    """Decorates what replaces `target` for graphs with one kind of index; DGL's own has the others.
+
+    `kind` is ``"module:class"`` in dgl_mgpu.  The first argument is a graph, or with `takes_index`
+    its index.  Errors of the input are also DGL's.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Callable[..., Any]:
+        @wraps(function)
+        def call(graph: Any, *arguments: Any, **options: Any) -> Any:
+            index = graph if takes_index else graph._graph
+            chosen = function if isinstance(index, _imported(kind)) else originals[target]
+            try:
+                return chosen(graph, *arguments, **options)
+            except InvalidInputError as error:
+                from dgl_mgpu.graph.errors import as_dgl_error
+
+                raise as_dgl_error(error) from error
+
+        return call
+
+    return decorate
+
+
+@cache
+def _imported(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(importlib.import_module(f"dgl_mgpu.{module}"), attribute)

@@ -4,26 +4,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from dgl_mgpu.graph.dispatch import is_tensor_backed
-from dgl_mgpu.graph.errors import raising_dgl_errors
-from dgl_mgpu.graph.originals import originals
+from dgl_mgpu.dgl.patches import TENSORS, override
 
 
-@raising_dgl_errors
+@override("dgl._sparse_ops:_gspmm", TENSORS, takes_index=True)
 def _gspmm(gidx: Any, op: str, reduce_op: str, u: Any, e: Any) -> Any:
-    if not is_tensor_backed(gidx):
-        return originals["dgl._sparse_ops:_gspmm"](gidx, op, reduce_op, u, e)
-    from dgl_mgpu.graph.message_passing import sparse_ops as message_passing
+    from dgl_mgpu.graph.message_passing import sparse_ops
 
-    return message_passing.gspmm(gidx, op, reduce_op, u, e)
+    return sparse_ops.gspmm(gidx, op, reduce_op, u, e)
 
 
-@raising_dgl_errors
+@override("dgl._sparse_ops:_gsddmm", TENSORS, takes_index=True)
 def _gsddmm(
     gidx: Any, op: str, lhs: Any, rhs: Any, lhs_target: str = "u", rhs_target: str = "v"
 ) -> Any:
-    if not is_tensor_backed(gidx):
-        return originals["dgl._sparse_ops:_gsddmm"](gidx, op, lhs, rhs, lhs_target, rhs_target)
-    from dgl_mgpu.graph.message_passing import sparse_ops as message_passing
+    from dgl_mgpu.graph.message_passing import sparse_ops
 
-    return message_passing.gsddmm(gidx, op, lhs, rhs, lhs_target, rhs_target)
+    return sparse_ops.gsddmm(gidx, op, lhs, rhs, lhs_target, rhs_target)

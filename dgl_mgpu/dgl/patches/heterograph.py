@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from dgl_mgpu.dgl.patches import DISTRIBUTED, override
 from dgl_mgpu.graph.dispatch import is_tensor_backed
 from dgl_mgpu.graph.originals import originals
 
@@ -100,9 +101,9 @@ def apply_edges(self: Any, func: Any, edges: Any = "__ALL__", etype: Any = None)
 
 
 def _batch_size(self: Any) -> int:
-    from dgl_mgpu.dgl.patches.readout import distributed_index
+    from dgl_mgpu.graph.distributed import DistributedGraphIndex
 
-    if distributed_index(self) is not None:
+    if isinstance(self._graph, DistributedGraphIndex):
         return 1
     return originals["dgl.heterograph:DGLGraph.batch_size"].fget(self)
 
@@ -110,24 +111,22 @@ def _batch_size(self: Any) -> int:
 batch_size = property(_batch_size, doc="In place of ``DGLGraph.batch_size``.")
 
 
+@override("dgl.heterograph:DGLGraph.batch_num_nodes", DISTRIBUTED)
 def batch_num_nodes(self: Any, ntype: Any = None) -> Any:
-    """In place of ``DGLGraph.batch_num_nodes``: it is asked for by what works on whole graphs."""
-    from dgl_mgpu.dgl.patches.readout import distributed_index, refuse_for_partition
+    """In place of ``DGLGraph.batch_num_nodes``, which operations on whole graphs call."""
+    from dgl_mgpu.dgl.patches.readout import refuse_for_partition
 
-    if distributed_index(self) is not None:
-        raise refuse_for_partition(
-            "count the nodes of all graphs in a batch",
-            "use num_nodes() for this rank's, or ownership[ntype].num_nodes for all",
-        )
-    return originals["dgl.heterograph:DGLGraph.batch_num_nodes"](self, ntype)
+    raise refuse_for_partition(
+        "count the nodes of all graphs in a batch",
+        "use num_nodes() for this rank's, or ownership[ntype].num_nodes for all",
+    )
 
 
+@override("dgl.heterograph:DGLGraph.batch_num_edges", DISTRIBUTED)
 def batch_num_edges(self: Any, etype: Any = None) -> Any:
     """In place of ``DGLGraph.batch_num_edges``."""
-    from dgl_mgpu.dgl.patches.readout import distributed_index, refuse_for_partition
+    from dgl_mgpu.dgl.patches.readout import refuse_for_partition
 
-    if distributed_index(self) is not None:
-        raise refuse_for_partition(
-            "count the edges of all graphs in a batch", "use num_edges() for this rank's"
-        )
-    return originals["dgl.heterograph:DGLGraph.batch_num_edges"](self, etype)
+    raise refuse_for_partition(
+        "count the edges of all graphs in a batch", "use num_edges() for this rank's"
+    )

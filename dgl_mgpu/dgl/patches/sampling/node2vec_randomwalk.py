@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from dgl_mgpu.graph.originals import originals
+from dgl_mgpu.dgl.patches import TENSOR_INDEX, override
 
 
+@override("dgl.sampling.node2vec_randomwalk:node2vec_random_walk", TENSOR_INDEX)
 def node2vec_random_walk(
     g: Any,
     nodes: Any,
@@ -23,11 +24,6 @@ def node2vec_random_walk(
     from dgl import utils
     from dgl.sampling import node2vec_randomwalk
 
-    from dgl_mgpu.graph.index import TensorIndex
-
-    if not isinstance(g._graph, TensorIndex):
-        original = originals["dgl.sampling.node2vec_randomwalk:node2vec_random_walk"]
-        return original(g, nodes, p, q, walk_length, prob, return_eids)
     nodes = utils.prepare_tensor(g, nodes, "nodes")
     weights = nodes.new_empty(0) if prob is None else g.edata[prob]
     traces, eids = node2vec_randomwalk._CAPI_DGLSamplingNode2vec(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from dgl_mgpu.dgl.patches import TENSOR_INDEX, override
 from dgl_mgpu.graph.originals import originals
 
 _FUNCTIONS = "dgl.transforms.functional:"
@@ -71,16 +72,13 @@ def _may_have_loops(g: Any, etype: Any) -> bool:
     return source == destination
 
 
+@override(_FUNCTIONS + "line_graph", TENSOR_INDEX)
 def line_graph(g: Any, backtracking: bool = True, shared: bool = False) -> Any:
     """In place of ``dgl.line_graph``: a graph on a GPU stays there."""
     from dgl import DGLGraph, utils
     from dgl.base import DGLError
     from dgl.transforms import functional
 
-    from dgl_mgpu.graph.index import TensorIndex
-
-    if not isinstance(g._graph, TensorIndex):
-        return originals[_FUNCTIONS + "line_graph"](g, backtracking, shared)
     if not g.is_homogeneous:
         raise DGLError("only homogeneous graph is supported")
     lines = DGLGraph(functional._CAPI_DGLHeteroLineGraph(g._graph, backtracking))
@@ -89,6 +87,7 @@ def line_graph(g: Any, backtracking: bool = True, shared: bool = False) -> Any:
     return lines
 
 
+@override(_FUNCTIONS + "to_simple", TENSOR_INDEX)
 def to_simple(
     g: Any,
     return_counts: str | None = "count",
@@ -102,12 +101,6 @@ def to_simple(
     from dgl.base import DGLError
     from dgl.transforms import functional
 
-    from dgl_mgpu.graph.index import TensorIndex
-
-    if not isinstance(g._graph, TensorIndex):
-        return originals[_FUNCTIONS + "to_simple"](
-            g, return_counts, writeback_mapping, copy_ndata, copy_edata, aggregator
-        )
     if g.is_block:
         raise DGLError("Cannot convert a block graph to a simple graph.")
     index, counts, edge_maps = functional._CAPI_DGLToSimpleHetero(g._graph)
