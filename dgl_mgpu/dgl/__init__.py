@@ -1,13 +1,13 @@
 """Makes ``import dgl`` work with a torch that is newer than DGL's binaries.
 
 DGL's newest wheel on PyPI (2.1.0) carries C++ libraries for torch 2.0 to 2.2. Its core,
-``libdgl.so``, does not depend on torch and works with any; what fails is the Python around it.
-`install` registers an import hook that mends DGL's modules as they are imported. Nothing on
-disk, in the user's files or in the environment is changed.
+``libdgl.so``, works with any torch; what fails is the Python around it. `install` registers an
+import hook that mends DGL's modules as they are imported. Nothing on disk, in the user's files or
+in the environment is changed.
 
-`registry` lists every change with its reason; `importer` carries them out; `patches` holds
-their code; `unavailable` stands in for what cannot work; `child` carries the hook into the
-processes that ``python -m dgl_mgpu`` starts.
+`registry` lists every change with its reason; `importer` carries them out; `patches` holds their
+code; `unavailable` replaces parts that cannot work; `child` carries the hook into the processes
+that ``python -m dgl_mgpu`` starts.
 """
 
 from __future__ import annotations

@@ -17,17 +17,9 @@ Version = tuple[int, ...]
 
 @dataclass(frozen=True)
 class VersionRange:
-    """The versions ``since <= version < before`` of one package.
+    """The versions ``since <= version < before`` of one package."""
 
-    Parameters
-    ----------
-    package : str
-        The distribution's name, or ``"python"``.
-    since, before : str
-        Release numbers such as ``"2.4"``; ``before`` itself is outside.
-    """
-
-    package: str
+    package: str  # the distribution's name, or "python"
     since: str
     before: str
 
@@ -71,20 +63,13 @@ def installed_version(package: str) -> str | None:
 
 
 def check_environment() -> None:
-    """Raise unless Python, torch and DGL are installed in supported versions.
-
-    Raises
-    ------
-    UnsupportedEnvironmentError
-        Naming the first package that is missing or outside its range.
-    """
+    """Raise UnsupportedEnvironmentError unless supported versions of all packages are installed."""
     for supported in SUPPORTED:
-        version = installed_version(supported.package)
+        package = supported.package
+        version = installed_version(package)
         if version is None or not supported.holds(version):
             raise UnsupportedEnvironmentError(
-                asked=f"use dgl_mgpu without {supported}",
-                found=f"{supported.package} {version} is installed"
-                if version
-                else "it is not installed",
-                fix=_FIX[supported.package],
+                f"use dgl_mgpu without {supported}",
+                f"{package} {version} is installed" if version else "it is not installed",
+                _FIX[package],
             )

@@ -1,7 +1,7 @@
 """The import hook: acts when DGL's or ogb's modules are first imported, and never before.
 
-A finder at the head of `sys.meta_path` lets the ordinary finders locate a module, and then puts
-what the registry says around its execution.
+A finder at the head of `sys.meta_path` lets the ordinary finders locate a module, and applies the
+registry around its execution.
 """
 
 from __future__ import annotations
@@ -25,16 +25,10 @@ _UNAVAILABLE = {part.module: part for part in UNAVAILABLE}
 
 
 class CompatFinder:
-    """Meta-path finder for the modules that the registry names.
-
-    Parameters
-    ----------
-    packages : set of str
-        Top-level packages to mend, of ``"dgl"`` and ``"ogb"``.
-    """
+    """Meta-path finder for the modules that the registry names."""
 
     def __init__(self, packages: set[str]) -> None:
-        self.packages = packages
+        self.packages = packages  # to mend, of "dgl" and "ogb"
 
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
@@ -48,7 +42,9 @@ class CompatFinder:
             raise _loader(parent).error(child)
         if name != "dgl" and name not in _TARGETS:
             return None
-        spec = self._find_as_usual(name, path, target)
+        finders = (finder for finder in sys.meta_path if finder is not self)
+        specs = (finder.find_spec(name, path, target) for finder in finders)
+        spec = next((spec for spec in specs if spec is not None), None)
         if spec is None:
             return None
         if name == "dgl" and spec.origin and dgl_works_by_itself(Path(spec.origin).parent):
@@ -56,15 +52,6 @@ class CompatFinder:
         elif name in _TARGETS:
             _mend_on_execution(name, spec.loader)
         return spec
-
-    def _find_as_usual(
-        self, name: str, path: Sequence[str] | None, target: ModuleType | None
-    ) -> ModuleSpec | None:
-        for finder in sys.meta_path:
-            spec = finder.find_spec(name, path, target) if finder is not self else None
-            if spec is not None:
-                return spec
-        return None
 
 
 def _loader(module: str) -> Any:
@@ -84,8 +71,7 @@ def _unavailable_spec(name: str) -> ModuleSpec | None:
 def _mend_on_execution(name: str, loader: Any) -> None:
     """Make `loader` execute the module inside its surroundings and then replace its names.
 
-    The loader keeps its type and every other method: only this one instance's ``exec_module``
-    is covered.
+    Only ``exec_module`` of this one instance is replaced.
     """
     execute: Callable[[ModuleType], None] = loader.exec_module
 
@@ -110,18 +96,14 @@ def replace_names(module: ModuleType) -> None:
     """Apply every replacement whose target lies in `module`, once."""
     for entry in REPLACEMENTS:
         if entry.module == module.__name__ and applies(entry):
-            _replace(module, entry)
-
-
-def _replace(module: ModuleType, entry: Replacement) -> None:
-    owner, name = place(module, entry)
-    replacement, present = implementation(entry.by), vars(owner)[name]
-    if present is not replacement:
-        originals[entry.target] = present
-        setattr(owner, name, replacement)
+            owner, name = place(module, entry)
+            replacement, present = implementation(entry.by), vars(owner)[name]
+            if present is not replacement:
+                originals[entry.target] = present
+                setattr(owner, name, replacement)
 
 
 def place(module: ModuleType, entry: Replacement) -> tuple[Any, str]:
-    """What has the replaced name, a module or a class in it, and the name."""
+    """The module, or the class in it, that has the replaced name, and the name."""
     *classes, name = entry.target.partition(":")[2].split(".")
     return functools.reduce(getattr, classes, module), name

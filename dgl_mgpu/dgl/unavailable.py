@@ -21,7 +21,7 @@ from dgl_mgpu.errors import UnavailableError
 
 
 def why_unavailable(part: Unavailable, dgl_folder: Path) -> str | None:
-    """Why `part` cannot work with the installed torch, in words; None if it can."""
+    """Why `part` cannot work with the installed torch; None if it can."""
     if not _has_library(part.library, dgl_folder):
         torch = _torch_version()
         folder, _, name = part.library.rpartition("/")
@@ -69,11 +69,8 @@ class UnavailableLoader:
         self.folder = dgl_folder / part.module.rpartition(".")[2]
 
     def error(self, name: str) -> UnavailableError:
-        return UnavailableError(
-            asked=f"use {self.part.module}.{name}",
-            found=self.reason,
-            fix=self.part.instead[0].upper() + self.part.instead[1:],
-        )
+        instead = self.part.instead[0].upper() + self.part.instead[1:]
+        return UnavailableError(f"use {self.part.module}.{name}", self.reason, instead)
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return None

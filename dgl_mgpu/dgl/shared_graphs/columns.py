@@ -27,28 +27,22 @@ class Snapshot:
 
 
 def is_watched(tensor: torch.Tensor) -> bool:
-    """Whether torch counts what is written to a tensor: not of one that is learned, or in
-    inference mode."""
+    """Whether torch counts writes to a tensor: not if it is learned, or made in inference mode."""
     return not (tensor.is_inference() or tensor.requires_grad)
 
 
 class Passes:
-    """Which passes over a graph's DataLoaders there were.
+    """Counts passes over a graph's DataLoaders, to give each random numbers of its own.
 
-    As in DGL, where all draw from one sequence of random numbers, each is another experiment, and
-    ``dgl.seed`` begins anew.
-
-    Parameters
-    ----------
-    seed : int
-        Until then.
+    ``dgl.seed`` sets the seed and restarts the count, as in DGL, where all passes draw from one
+    sequence.
     """
 
     def __init__(self, seed: int) -> None:
         self._seed, self._seeding, self._count = seed, seeding()[0], 0
 
     def next(self) -> tuple[int, int]:
-        """The seed and the number of a pass that begins."""
+        """The seed and the number of a new pass."""
         times, seed = seeding()
         if times != self._seeding and seed is not None:
             self._seed, self._seeding, self._count = seed, times, 0
@@ -58,23 +52,14 @@ class Passes:
 
 @dataclass(frozen=True)
 class Stored:
-    """The store of a graph, kept with its index: whose graph the memory is, is told by that.
-
-    Attributes
-    ----------
-    store : GlobalStore
-    columns : dict
-        By type, each column that is stored as it was then, by its name.
-    passes : Passes
-        Over all of the graph's loaders.
-    """
+    """The store of a graph, an attribute of the graph's index, which tells whose memory it is."""
 
     store: GlobalStore
-    columns: Mapping[NodeOrEdgeType, Mapping[str, Snapshot]]
-    passes: Passes
+    columns: Mapping[NodeOrEdgeType, Mapping[str, Snapshot]]  # as they were stored, by name
+    passes: Passes  # over all of the graph's loaders
 
     def name_of(self, of: NodeOrEdgeType, column: Column) -> str | None:
-        """The name under which the store has a column; None if it has it not, or no more so.
+        """The name under which the store has a column; None if it lacks it, or has old values.
 
         A tensor may have another name by now: ``g.ndata["h"] = g.ndata["feat"]``.
         """

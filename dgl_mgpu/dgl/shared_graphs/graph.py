@@ -1,4 +1,4 @@
-"""The graph that DataLoaders get in place of a script's."""
+"""The graph that DataLoaders get in place of the script's."""
 
 from __future__ import annotations
 
@@ -29,13 +29,10 @@ from dgl_mgpu.store.table_names import Nodes, edge_table
 from dgl_mgpu.utils.types import CanonicalEtype
 
 #: What can be read of a DGLGraph without pinning its memory for a GPU.
-_NEEDS_NO_PINNING = {"_node_frames", "_edge_frames", "node_attr_schemes", "edge_attr_schemes"} | {
-    "get_ntype_id",
-    "get_etype_id",
-    "srctypes",
-    "dsttypes",
-    "is_block",
-}
+_NEEDS_NO_PINNING = {
+    "_node_frames", "_edge_frames", "node_attr_schemes", "edge_attr_schemes", "get_ntype_id",
+    "get_etype_id", "srctypes", "dsttypes", "is_block",
+}  # fmt: skip
 
 
 def _of_original(name: str) -> Any:
@@ -46,20 +43,13 @@ FrameOrColumn = TypeVar("FrameOrColumn", Frame, Column)
 
 
 class ScriptGraph:
-    """A script's graph, pinned where a GPU is to read it.
-
-    Parameters
-    ----------
-    graph : DGLGraph
-    device : torch.device
-        Where the graph is sampled.
-    """
+    """A script's graph, pinned where a GPU samples it or reads its features."""
 
     def __init__(self, graph: DGLGraph, device: torch.device) -> None:
         self.graph, self._device = graph, device
 
     def pinned(self) -> DGLGraph:
-        """The graph as GPUs can use it."""
+        """The graph, readable by GPUs."""
         graph = self.graph
         if self._device.type == "cuda" and not graph.is_pinned():
             graph.create_formats_()
@@ -67,7 +57,7 @@ class ScriptGraph:
         return graph
 
     def pin(self, features: FrameOrColumn) -> FrameOrColumn:
-        """Features of the graph where they are, as GPUs can read them."""
+        """Features of the graph, pinned in place."""
         if self._device.type == "cuda":
             features.pin_memory_()
         return features
@@ -84,23 +74,14 @@ class ScriptGraph:
 
 
 class SharedFeatures(GraphFeatures):
-    """Features of a script's graph: the store's, where its columns are still those of the store.
-
-    Parameters
-    ----------
-    store : Store
-    structure : GraphStructure
-    stored : Stored
-    script : ScriptGraph
-    """
+    """Features of a script's graph: from the store, unless the columns have changed since."""
 
     def __init__(
         self, store: Store, structure: GraphStructure, stored: Stored, script: ScriptGraph
     ) -> None:
         super().__init__(store, structure, stored.store.graph.traffic)
         self._stored, self._script = stored, script
-        #: For each name of weights, the tensors that were checked and whether the store can use
-        #: them.
+        # By name of weights, the tensors that were checked and whether the store can use them.
         self._weights_seen: dict[str, tuple[list[Snapshot | None], bool]] = {}
 
     def get_node_storage(self, key: str, ntype: str | None = None) -> Any:
@@ -193,21 +174,14 @@ class SharedFeatures(GraphFeatures):
 
 
 class SharedEdgeQueries(EdgeQueries):
-    """Edges of a script's graph: the store's, or else the graph's own.
-
-    Parameters
-    ----------
-    store : Store
-    structure : GraphStructure
-    script : ScriptGraph
-    """
+    """Edges of a script's graph: the store's, or else the graph's own."""
 
     def __init__(self, store: Store, structure: GraphStructure, script: ScriptGraph) -> None:
         super().__init__(store, structure)
         self._script = script
 
     def find_edges(self, eid: Any, etype: str | CanonicalEtype | None = None) -> Any:
-        """The ends of edges, from the store if it can find them."""
+        """The ends of edges, from the store if it has them."""
         try:
             return super().find_edges(eid, etype)
         except UnsupportedByStoreError:  # it was built for a loader that needs none
@@ -221,19 +195,9 @@ class SharedEdgeQueries(EdgeQueries):
 class SharedGraph(StoreGraph):
     """A script's graph whose topology and features are in the store.
 
-    The script's graph answers what the store does not serve: other methods, edges by source,
-    weights that the store refuses and DGL takes.  It is pinned then, if it is sampled on a GPU.
-
-    Parameters
-    ----------
-    stored : Stored
-    original : DGLGraph
-        The script's.  Its columns count, as they are when they are read.
-
-    Attributes
-    ----------
-    features_are_stored : bool
-        False: blocks have rows of the features that the script's graph has.
+    The script's graph serves what the store does not: other methods, edges by source, weights that
+    the store refuses and DGL takes.  It is pinned then, if it is sampled on a GPU.  Features are
+    those that ``original``, the script's graph, has when they are read.
     """
 
     features_are_stored = False
@@ -263,7 +227,7 @@ class SharedGraph(StoreGraph):
         copied._share(self._stored, self._script, self._index)
         return copied
 
-    # What a store's graph would answer from the store.
+    # A store's graph has these from the store.
     ndata, edata, nodes, edges, srcdata, dstdata, srcnodes, dstnodes = (
         _of_original(name)
         for name in (
@@ -279,10 +243,7 @@ class SharedGraph(StoreGraph):
     def start_epoch(self, shared: StoreGraph) -> None:
         """Go to the next epoch since ``dgl.seed``, of all loaders of the script's graph.
 
-        Raises
-        ------
-        InvalidInputError
-            If nodes or edges were added to the script's graph, or removed.
+        Raises InvalidInputError if nodes or edges were added to the script's graph, or removed.
         """
         if self.original._graph is not self._index:
             raise InvalidInputError(
@@ -303,15 +264,9 @@ class SharedGraph(StoreGraph):
         return features.can_weigh(prob)
 
     def sample_blocks_async(  # type: ignore[override]
-        self,
-        nodes: Nodes,
-        fanouts: Any,
-        prob: str | None = None,
-        replace: bool = False,
-        exclude_edges: Any = None,
-        *,
-        on_host: Nodes | None = None,
-    ) -> Any:
+        self, nodes: Nodes, fanouts: Any, prob: str | None = None, replace: bool = False,
+        exclude_edges: Any = None, *, on_host: Nodes | None = None,
+    ) -> Any:  # fmt: skip
         """As :meth:`StoreGraph.sample_blocks_async`; None where DGL is to sample."""
         if not self._can_weigh(prob):
             return None
@@ -320,18 +275,10 @@ class SharedGraph(StoreGraph):
         )
 
     def sample_neighbors(
-        self,
-        nodes: Nodes,
-        fanout: Any,
-        edge_dir: str = "in",
-        prob: str | None = None,
-        replace: bool = False,
-        copy_ndata: bool = True,
-        copy_edata: bool = True,
-        _dist_training: bool = False,
-        exclude_edges: Any = None,
-        output_device: Any = None,
-    ) -> DGLGraph:
+        self, nodes: Nodes, fanout: Any, edge_dir: str = "in", prob: str | None = None,
+        replace: bool = False, copy_ndata: bool = True, copy_edata: bool = True,
+        _dist_training: bool = False, exclude_edges: Any = None, output_device: Any = None,
+    ) -> DGLGraph:  # fmt: skip
         """As ``dgl.sampling.sample_neighbors`` of the script's graph."""
         rest = prob, replace, copy_ndata, copy_edata, _dist_training, exclude_edges, output_device
         if edge_dir != "in" or not self._can_weigh(prob):
@@ -355,13 +302,9 @@ class SharedGraph(StoreGraph):
         return frontier if output_device is None else frontier.to(output_device)
 
     def edge_subgraph(
-        self,
-        edges: Any,
-        *,
-        relabel_nodes: bool = True,
-        store_ids: bool = True,
+        self, edges: Any, *, relabel_nodes: bool = True, store_ids: bool = True,
         output_device: Any = None,
-    ) -> DGLGraph:
+    ) -> DGLGraph:  # fmt: skip
         """The subgraph of edges, as ``dgl.edge_subgraph`` makes it of the script's graph."""
         if relabel_nodes or not store_ids:
             return self._script.pinned().edge_subgraph(

@@ -1,4 +1,4 @@
-"""Whether a DataLoader is to have its graph from a store, and the building of that store."""
+"""Decides whether a DataLoader gets its graph from a store, and builds that store."""
 
 from __future__ import annotations
 
@@ -26,36 +26,30 @@ from dgl_mgpu.graph.random import next_key
 from dgl_mgpu.store.agreement import frames, graph_facts, require_same
 from dgl_mgpu.store.global_store import GlobalStore
 
-#: Samplers that use a graph by its methods alone.  The code of others may do anything with it.
+# Samplers that use only a graph's methods.  Others may do anything with it.
 _SERVED = NeighborSampler, MultiLayerFullNeighborSampler, LaborSampler, ShaDowKHopSampler
-_ASKED = "share a graph among ranks (DataLoader with use_uva=True)"
+_ACTION = "share a graph among ranks (DataLoader with use_uva=True)"
 _OFF = "run python -m dgl_mgpu --store=off, which has each rank pin its own"
 
 
 def is_shared(graph: Any, sampler: Any, use_ddp: bool) -> bool:
-    """Whether a DataLoader with ``use_uva=True`` is to have its graph from the store.
+    """Whether a DataLoader with ``use_uva=True`` gets its graph from the store.
 
     Warns if the runner was given options, and the sampler is one that needs the graph itself.
-
-    Raises
-    ------
-    ConfigError
-        If the runner's options cannot be read.
+    Raises ConfigError if the runner's options cannot be read.
     """
     if type(graph) is not DGLGraph or graph.is_block or graph.device.type != "cpu":
         return False
-    told = runner_options.told()
-    if not told.uses_store:
+    options = runner_options.told()
+    if not options.uses_store:
         return False
-    if dist.is_initialized() and dist.get_world_size() > 1:
-        is_asked_for = use_ddp or stored_of(graph) is not None
-    else:
-        is_asked_for = told.store is not None or stored_of(graph) is not None
-    if not is_asked_for:
+    has_ranks = dist.is_initialized() and dist.get_world_size() > 1
+    is_requested = use_ddp if has_ranks else options.store is not None
+    if not is_requested and stored_of(graph) is None:
         return False
     if can_be_served(sampler):
         return True
-    if told.store is not None:
+    if options.store is not None:
         warnings.warn(
             f"the graph of a DataLoader is pinned in each process, and not kept in the store: "
             f"{type(_of_nodes(sampler)).__name__} may need more of it than a store has",
@@ -65,7 +59,7 @@ def is_shared(graph: Any, sampler: Any, use_ddp: bool) -> bool:
 
 
 def can_be_served(sampler: Any) -> bool:
-    """Whether all that a DataLoader's sampler needs of a graph is in a store."""
+    """Whether a store has all that a DataLoader's sampler needs of a graph."""
     return type(_of_nodes(sampler)) in _SERVED
 
 
@@ -91,24 +85,16 @@ class _Unpinned(DGLGraph):
 def share(loader: Any, graph: DGLGraph, indices: Any, batch_size: int) -> None:
     """Give a DataLoader its graph from the store, which is built if there is none yet.
 
-    Collective where it is built.
-
-    Parameters
-    ----------
-    loader : DataLoader
-        Made of ``unpinned(graph)``.
-    graph : DGLGraph
-    indices : Tensor or mapping of Tensor, or any data set
-        What mini-batches begin with.
-    batch_size : int
-        The mini-batch that the store is planned for, where the runner was not told of another.
+    Collective where it is built.  ``loader`` was made of ``unpinned(graph)``; ``indices`` are the
+    seeds of mini-batches, ids of one type or of several, or any data set.  ``batch_size`` is what
+    the store is planned for, unless the runner's options say another.
 
     Raises
     ------
     InvalidInputError
         If the ranks of the machine have different graphs.
     ConfigError
-        If the store is elsewhere than the loader samples.
+        If the store is on another device than the loader samples on.
     DGLMGPUError
         As :meth:`~dgl_mgpu.store.global_store.GlobalStore.from_dgl`.
     """
@@ -150,7 +136,7 @@ def _is_storable(rows: Any) -> bool:
 
 
 def _options(loader: Any, batch_size: int) -> dict[str, Any]:
-    """How to build a store for a loader: as the runner was told, and for its mini-batches."""
+    """Options of a loader's store: the runner's, and those of its mini-batches."""
     sampler, of_edges = loader.graph_sampler, type(loader.graph_sampler) is EdgePredictionSampler
     options: dict[str, Any] = {"batch_size": batch_size, "edges": of_edges}
     fanouts = list(getattr(sampler.sampler if of_edges else sampler, "fanouts", ()))
@@ -166,11 +152,11 @@ def _store(graph: DGLGraph, options: dict[str, Any], indices: Any, device: torch
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         # A machine's ranks build a store of their own.
         ranks = Communicator.of_this_machine()
-        kept = ranks.run_all(_ASKED, lambda: _storable(graph))
+        kept = ranks.run_all(_ACTION, lambda: _storable(graph))
         fix = f"load the same graph on all ranks, or {_OFF}"
-        require_same(_ASKED, ranks.all_gather(graph_facts(kept)), fix)
-        # What is said to the first rank holds for all, as its data do.
-        seed, options = ranks.broadcast_from_rank0(_ASKED, lambda: (next_key()[0], options))
+        require_same(_ACTION, ranks.all_gather(graph_facts(kept)), fix)
+        # The first rank's options hold for all, as its data do.
+        seed, options = ranks.broadcast_from_rank0(_ACTION, lambda: (next_key()[0], options))
         if options.get("hotness") == "presample" and not options["edges"]:
             options["seeds"] = _seeds(indices)
         store = GlobalStore.from_dgl(kept if ranks.rank == 0 else None, seed=seed, **options)
@@ -182,7 +168,7 @@ def _store(graph: DGLGraph, options: dict[str, Any], indices: Any, device: torch
 
 
 def _seeds(indices: Any) -> Any:
-    """The nodes that mini-batches begin with; None, for all, where that is not seen."""
+    """The nodes that mini-batches begin with; None, for all, where these are unknown."""
     if isinstance(indices, Mapping):
         seeds = {ntype: _seeds(ids) for ntype, ids in indices.items()}
         return None if any(ids is None for ids in seeds.values()) else seeds

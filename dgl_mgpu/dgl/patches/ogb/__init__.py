@@ -1,9 +1,9 @@
 """ogb on a torch whose `torch.load` refuses pickles, and on a machine without a network.
 
 ogb keeps its processed data sets as pickled NumPy arrays, which torch's ``weights_only``
-unpickler does not read (they are written with pickle protocol 4). They are read here with an
-unpickler of our own that resolves only the names such files hold: a file that names anything
-else, and so could run code, is refused."""
+unpickler does not read (they are written with pickle protocol 4). An unpickler of our own reads
+them, which resolves only the names that such files hold: a file that names anything else, and so
+could run code, is refused."""
 
 from __future__ import annotations
 
@@ -23,9 +23,7 @@ from dgl_mgpu.errors import DataFormatError
 from dgl_mgpu.utils.checksums import DAMAGE, damaged_part
 from dgl_mgpu.utils.safe_pickle import ARRAYS, with_arrays
 
-_ASKED = "read a processed ogb data set"
-
-
+_ACTION = "read a processed ogb data set"
 _FIX = "delete the data set's folder 'processed' and let ogb write it again"
 _ARCHIVE = b"PK\x03\x04"
 _TENSORS = {
@@ -33,8 +31,6 @@ _TENSORS = {
     ("torch._utils", "_rebuild_tensor_v2"),
     ("collections", "OrderedDict"),
 }
-
-
 # The graphs of the PyG variants are plain containers of tensors.
 _GRAPHS = {
     (f"torch_geometric.data.{module}", name)
@@ -47,19 +43,12 @@ _GRAPHS = {
 }
 
 
-_ALLOWED = _TENSORS | _GRAPHS
-
-
-def _is_allowed(module: str, name: str) -> bool:
-    is_storage = module == "torch" and name.endswith("Storage") and name.isidentifier()
-    return is_storage or (module, name) in _ALLOWED
-
-
 class _ArrayUnpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) in ARRAYS:
             return ARRAYS[module, name]
-        if not _is_allowed(module, name):
+        is_storage = module == "torch" and name.endswith("Storage") and name.isidentifier()
+        if not is_storage and (module, name) not in _TENSORS | _GRAPHS:
             raise pickle.UnpicklingError(f"it names {module}.{name}, which no ogb file holds")
         return super().find_class(module, name)
 
@@ -90,7 +79,7 @@ def load(
             f, map_location, pickle_module, weights_only=weights_only, mmap=mmap, **pickle_load_args
         )
     is_path = isinstance(f, str | os.PathLike)
-    asked = f"{_ASKED}, {f}" if is_path else _ASKED
+    action = f"{_ACTION}, {f}" if is_path else _ACTION
     try:
         if is_path and _begins_as_archive(f):
             with zipfile.ZipFile(f) as archive:
@@ -106,7 +95,7 @@ def load(
         raise
     except (pickle.UnpicklingError, *DAMAGE) as error:
         found = f"it is damaged, or none ({str(error).partition(chr(10))[0]})"
-        raise DataFormatError(asked, found, _FIX) from error
+        raise DataFormatError(action, found, _FIX) from error
     return with_arrays(content)
 
 
@@ -127,13 +116,11 @@ torch_for_ogb = module_with(torch, load=load, from_numpy=from_numpy)
 @contextmanager
 def without_version_check() -> Iterator[None]:
     """Hide the package `outdated` from ogb, which then skips its version check by itself."""
-    missing = object()
-    before = sys.modules.get("outdated", missing)
+    before = sys.modules.pop("outdated", None)
     sys.modules["outdated"] = None  # type: ignore[assignment]  # importing it raises ImportError
     try:
         yield
     finally:
-        if before is missing:
-            del sys.modules["outdated"]
-        else:
-            sys.modules["outdated"] = before  # type: ignore[assignment]
+        del sys.modules["outdated"]
+        if before is not None:
+            sys.modules["outdated"] = before

@@ -11,10 +11,7 @@ from dgl_mgpu.dgl.patches.modules import module_with
 def where_once(condition: NDArray[np.bool_]) -> tuple[NDArray[np.intp], ...]:
     """`numpy.where` for a condition that holds once: 0-dimensional indices, fit for ``int()``.
 
-    Raises
-    ------
-    ValueError
-        If it does not hold exactly once.
+    Raises ValueError if it does not hold exactly once.
     """
     return tuple(index.reshape(()) for index in np.where(condition))
 
