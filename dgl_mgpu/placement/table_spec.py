@@ -14,8 +14,8 @@ TableKind = Literal["topology", "features"]
 
 #: Points that a curve is kept at, whatever the number of rows.
 MAX_BREAKPOINTS = 256
-# Rows of neighbours differ in size: of fewer between breakpoints than these, those that happen to
-# be short would be told from those beside them, and placed apart.
+# Rows of neighbours between breakpoints, at least: fewer would be placed apart from others beside
+# them only because they happen to be short.
 _ROWS_TOGETHER = 32
 # Positions that breakpoints are chosen from: one by one at first, then in geometric steps.
 _CANDIDATES = 4096
@@ -61,17 +61,13 @@ class TableSpec:
         rising = all((np.diff(curve) >= 0).all() and curve[0] == 0 for curve in curves)
         finite = all(np.isfinite(curve).all() for curve in curves)
         if len(shapes) != 1 or not rising or not finite or not (np.diff(self.positions) > 0).all():
-            raise InvalidInputError(
-                f"describe table '{self.name}'",
-                "its curves do not rise from 0 over the same breakpoints",
+            raise _error(
+                self.name, "its curves do not rise from 0 over the same breakpoints",
                 "build it with TableSpec.features or TableSpec.topology",
-            )
+            )  # fmt: skip
         if not (0 < self.access_bytes < np.inf and 0 < self.request_bytes < np.inf):
-            raise InvalidInputError(
-                f"describe table '{self.name}'",
-                f"an access has {self.access_bytes} bytes and a read {self.request_bytes}",
-                "pass positive sizes",
-            )
+            found = f"an access has {self.access_bytes} bytes and a read {self.request_bytes}"
+            raise _error(self.name, found, "pass positive sizes")
 
     @property
     def num_rows(self) -> int:
@@ -153,11 +149,7 @@ class TableSpec:
             If sizes are not positive or the hotness is negative, NaN or not one number a row.
         """
         if row_bytes <= 0:
-            raise InvalidInputError(
-                f"describe table '{name}'",
-                f"its rows have {row_bytes} bytes",
-                "pass a positive size",
-            )
+            raise _error(name, f"its rows have {row_bytes} bytes", "pass a positive size")
         sizes = np.broadcast_to(np.float64(row_bytes), (num_rows,))
         return _spec(name, "features", sizes, hotness, accesses_per_step, row_bytes, row_bytes)
 
@@ -198,8 +190,8 @@ class TableSpec:
         """
         degrees = np.asarray(degrees)
         if degrees.ndim != 1 or (len(degrees) and degrees.min() < 0) or id_bytes <= 0:
-            raise InvalidInputError(
-                f"describe table '{name}'",
+            raise _error(
+                name,
                 "some degrees are negative, there is not one for each row, or an id has no size",
                 "pass the in-degrees by position and positive sizes",
             )
@@ -217,55 +209,42 @@ class TableSpec:
         )  # fmt: skip
 
 
+def _error(name: str, found: str, fix: str) -> InvalidInputError:
+    return InvalidInputError(f"describe table '{name}'", found, fix)
+
+
 def _spec(
-    name: str,
-    kind: TableKind,
-    sizes: np.ndarray,
-    hotness: np.ndarray | None,
-    accesses_per_step: float | None,
-    access_bytes: float,
-    request_bytes: float,
-    scale: float = 1.0,
-    offset: float = 0.0,
-) -> TableSpec:
+    name: str, kind: TableKind, sizes: np.ndarray, hotness: np.ndarray | None,
+    accesses_per_step: float | None, access_bytes: float, request_bytes: float,
+    scale: float = 1.0, offset: float = 0.0,
+) -> TableSpec:  # fmt: skip
     """A table of rows of ``scale * sizes + offset`` bytes."""
     num_rows = len(sizes)
     uniform = hotness is None
     hotness = np.asarray(np.broadcast_to(1.0, num_rows) if hotness is None else hotness)
-    sums = np.zeros(1)
-    if hotness.shape == (num_rows,):
-        at = _candidates(num_rows)
-        sums = _running_sum(hotness, at)
-    if hotness.shape != (num_rows,) or not np.isfinite(sums).all() or _negative(hotness):
-        raise InvalidInputError(
-            f"describe table '{name}'",
-            f"the hotness has shape {hotness.shape}, or holds NaN or negative values",
+    at = _candidates(num_rows)
+    sums = _running_sum(hotness, at) if hotness.shape == (num_rows,) else np.array([np.nan])
+    if not np.isfinite(sums).all() or hotness.min(initial=0) < 0:
+        raise _error(
+            name, f"the hotness has shape {hotness.shape}, or holds NaN or negative values",
             f"pass {num_rows} numbers >= 0, one for each position",
-        )
+        )  # fmt: skip
     if accesses_per_step is None:
         accesses_per_step = 1.0 if uniform else float(sums[-1])
     if not 0 <= accesses_per_step < np.inf:
-        raise InvalidInputError(
-            f"describe table '{name}'",
-            f"accesses_per_step is {accesses_per_step}",
-            "pass a number >= 0",
-        )
+        raise _error(name, f"accesses_per_step is {accesses_per_step}", "pass a number >= 0")
     nbytes = scale * _running_sum(sizes, at) + offset * at
     if sums[-1] == 0:  # rows that were never read are all equally hot
         sums = at.astype(np.float64)
     accesses = sums * (accesses_per_step / sums[-1]) if num_rows else sums
-    most = MAX_BREAKPOINTS
-    if kind == "topology":
-        most = min(most, 2 + num_rows // _ROWS_TOGETHER)
-    keep = _breakpoints(nbytes, accesses, most)
-    return TableSpec(
-        name, kind, at[keep], nbytes[keep], accesses[keep], float(access_bytes),
-        float(request_bytes),
-    )  # fmt: skip
+    together = _ROWS_TOGETHER if kind == "topology" else 1
+    keep = _breakpoints(nbytes, accesses, min(MAX_BREAKPOINTS, 2 + num_rows // together))
+    curves = at[keep], nbytes[keep], accesses[keep]
+    return TableSpec(name, kind, *curves, float(access_bytes), float(request_bytes))
 
 
 def _sectors(degrees: np.ndarray, hotness: np.ndarray, fanout: float, id_bytes: int) -> float:
-    """Mean number of sectors in which the drawn ids of a row lie, of rows as often as they are hot.
+    """Mean number of sectors in which the drawn ids of a row lie, over rows weighted by hotness.
 
     All that a row has if all are drawn; of few from a long one, a sector for each.
     """
@@ -285,7 +264,7 @@ def _sectors(degrees: np.ndarray, hotness: np.ndarray, fanout: float, id_bytes: 
 def _between(
     at: float | Sequence[int] | np.ndarray, points: np.ndarray, values: np.ndarray
 ) -> np.ndarray:
-    """Values between points, on straight lines, by operations that round alike everywhere."""
+    """Linear interpolation, by operations that round alike on every processor."""
     at = np.asarray(at, np.float64)
     if len(points) == 1:
         return np.broadcast_to(values[0], at.shape)
@@ -294,10 +273,6 @@ def _between(
     share = (at - points[index]) / np.where(length > 0, length, 1.0)
     share = np.minimum(np.maximum(share, 0.0), 1.0)
     return values[index] + share * (values[index + 1] - values[index])
-
-
-def _negative(values: np.ndarray) -> bool:
-    return bool(len(values)) and bool(values.min() < 0)
 
 
 def _candidates(num_rows: int) -> np.ndarray:
@@ -319,8 +294,7 @@ def _running_sum(values: np.ndarray, at: np.ndarray) -> np.ndarray:
 
 
 def _breakpoints(nbytes: np.ndarray, accesses: np.ndarray, most: int) -> np.ndarray:
-    """Candidates that split bytes and accesses most evenly: both curves rise by little
-    between one and the next."""
+    """Candidates that split bytes and accesses most evenly."""
     if len(nbytes) <= most:
         return np.arange(len(nbytes))
     progress = nbytes / max(nbytes[-1], 1e-300) + accesses / max(accesses[-1], 1e-300)
