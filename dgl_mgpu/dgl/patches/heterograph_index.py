@@ -10,11 +10,8 @@ from dgl_mgpu.graph.originals import originals
 if TYPE_CHECKING:
     from dgl.heterograph_index import HeteroGraphIndex, HeteroPickleStates
 
-
 _INDEX = "dgl.heterograph_index:"
-
-
-#: Ends the metadata of a pickled graph that is pinned; DGL's C++ reads no further than its own.
+# Ends the metadata of a pickled graph that is pinned; DGL's C++ ignores what follows its own.
 _MARK = b"dgl_mgpu: pinned"
 
 
@@ -40,13 +37,13 @@ def unpin_index(*arguments: HeteroGraphIndex) -> HeteroGraphIndex:
 
 
 def is_index_pinned(*arguments: HeteroGraphIndex) -> bool:
-    """Whether a graph is pinned; none is before what pins was imported."""
+    """Whether a graph is pinned; none is before the module that pins was imported."""
     pinned_graphs = sys.modules.get("dgl_mgpu.graph.pinning.pinned_graphs")
     return pinned_graphs is not None and pinned_graphs.is_index_pinned(*arguments)
 
 
 def pickle_states(*arguments: HeteroGraphIndex) -> HeteroPickleStates:
-    """What a graph is pickled as, and that it is pinned."""
+    """The pickled graph, marked if it is pinned."""
     (index,) = arguments
     return _marked(index, originals[_INDEX + "_CAPI_DGLHeteroPickle"](index))
 

@@ -25,15 +25,15 @@ def array(arr: Any, ctx: Any = _CPU) -> Any:
     return torch.as_tensor(arr, device=F.to_backend_ctx(ctx))
 
 
-#: The process that made memory of a name last, and the file that it is.
-_made: dict[str, tuple[int, int]] = {}
+# By name of memory, the process that created it last, and its file's inode.
+_created: dict[str, tuple[int, int]] = {}
 
 
 def create_shared_mem_array(name: str, shape: Any, dtype: Any) -> Any:
     """In place of DGL's, which unlinks it with the last tensor: at exit some are never freed."""
     array = originals["dgl.ndarray:create_shared_mem_array"](name, shape, dtype)
-    is_known = _made.get(name, (0, 0))[0] == os.getpid()
-    _made[name] = os.getpid(), _file(name).stat().st_ino
+    is_known = _created.get(name, (0, 0))[0] == os.getpid()
+    _created[name] = os.getpid(), _file(name).stat().st_ino
     if not is_known:
         # Also run in processes of multiprocessing, which leave without atexit's functions.
         Finalize(None, _unlink, (name,), exitpriority=0)
@@ -43,7 +43,7 @@ def create_shared_mem_array(name: str, shape: Any, dtype: Any) -> Any:
 def _unlink(name: str) -> None:
     """Remove the memory, unless DGL has, and another process has made some of this name."""
     with suppress(FileNotFoundError):
-        if _file(name).stat().st_ino == _made[name][1]:
+        if _file(name).stat().st_ino == _created[name][1]:
             _file(name).unlink()
 
 

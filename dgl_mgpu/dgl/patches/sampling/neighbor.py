@@ -13,20 +13,11 @@ from dgl_mgpu.graph.originals import originals
 
 
 def select_topk(
-    g: Any,
-    k: int | dict[Any, int],
-    weight: str,
-    nodes: Any = None,
-    edge_dir: str = "in",
-    ascending: bool = False,
-    copy_ndata: bool = True,
-    copy_edata: bool = True,
+    g: Any, k: int | dict[Any, int], weight: str, nodes: Any = None, edge_dir: str = "in",
+    ascending: bool = False, copy_ndata: bool = True, copy_edata: bool = True,
     output_device: Any = None,
-) -> Any:
-    """Select edges of the largest weights, by default of all nodes, also on a GPU.
-
-    Parameters and results are those of `dgl.sampling.select_topk`.
-    """
+) -> Any:  # fmt: skip
+    """As `dgl.sampling.select_topk`; all nodes, the default, may be on a GPU."""
     if nodes is None:
         nodes = {ntype: g.nodes(ntype) for ntype in g.ntypes}
     original = originals["dgl.sampling.neighbor:select_topk"]
@@ -34,22 +25,11 @@ def select_topk(
 
 
 def sample_neighbors(
-    g: Any,
-    nodes: Any,
-    fanout: Any,
-    edge_dir: str = "in",
-    prob: Any = None,
-    replace: bool = False,
-    copy_ndata: bool = True,
-    copy_edata: bool = True,
-    _dist_training: bool = False,
-    exclude_edges: Any = None,
-    output_device: Any = None,
-) -> Any:
-    """Sample neighbors, also of a store's graph.
-
-    Parameters and results are those of `dgl.sampling.sample_neighbors`.
-    """
+    g: Any, nodes: Any, fanout: Any, edge_dir: str = "in", prob: Any = None,
+    replace: bool = False, copy_ndata: bool = True, copy_edata: bool = True,
+    _dist_training: bool = False, exclude_edges: Any = None, output_device: Any = None,
+) -> Any:  # fmt: skip
+    """As `dgl.sampling.sample_neighbors`, also of a store's graph."""
     from dgl_mgpu.dgl.patches.dataloading.dataloader import is_in_a_store
 
     original = partial(originals["dgl.sampling.neighbor:sample_neighbors"], g)
@@ -61,24 +41,15 @@ def sample_neighbors(
 
 
 def _sample_neighbors(
-    g: Any,
-    nodes: Any,
-    fanout: Any,
-    edge_dir: str = "in",
-    prob: Any = None,
-    replace: bool = False,
-    copy_ndata: bool = True,
-    copy_edata: bool = True,
-    _dist_training: bool = False,
-    exclude_edges: Any = None,
-    fused: bool = False,
+    g: Any, nodes: Any, fanout: Any, edge_dir: str = "in", prob: Any = None,
+    replace: bool = False, copy_ndata: bool = True, copy_edata: bool = True,
+    _dist_training: bool = False, exclude_edges: Any = None, fused: bool = False,
     mapping: dict[str, list[torch.Tensor]] | None = None,
-) -> Any:
-    """Sample neighbors; of those that number them at once the numbers are of the ids' type.
+) -> Any:  # fmt: skip
+    """As DGL's for `sample_neighbors` and `sample_neighbors_fused`, with numbers of the ids' type.
 
-    Parameters and results are those of `dgl.sampling.sample_neighbors` and of its twin for all at
-    once, where ``mapping`` has room for numbers, which lasts from call to call.  ``exclude_edges``
-    stay as they are: DGL's C++ sorts the tensor it is given, whose numbers may be edges' ids.
+    ``mapping`` has room for these numbers of nodes, which lasts from call to call.  Of
+    ``exclude_edges`` DGL's C++ gets a copy, since it sorts the tensor, which may be edges' ids.
     """
     if fused:
         mapping = {} if mapping is None else mapping

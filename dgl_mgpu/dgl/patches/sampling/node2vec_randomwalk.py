@@ -9,18 +9,10 @@ from dgl_mgpu.dgl.patches import TENSOR_INDEX, override
 
 @override("dgl.sampling.node2vec_randomwalk:node2vec_random_walk", TENSOR_INDEX)
 def node2vec_random_walk(
-    g: Any,
-    nodes: Any,
-    p: float,
-    q: float,
-    walk_length: int,
-    prob: str | None = None,
+    g: Any, nodes: Any, p: float, q: float, walk_length: int, prob: str | None = None,
     return_eids: bool = False,
-) -> Any:
-    """Generate random walk traces based on the node2vec model, also on a GPU.
-
-    Parameters and results are those of `dgl.sampling.node2vec_random_walk`.
-    """
+) -> Any:  # fmt: skip
+    """As `dgl.sampling.node2vec_random_walk`, on a GPU."""
     from dgl import utils
     from dgl.sampling import node2vec_randomwalk
 

@@ -11,22 +11,18 @@ _FUNCTIONS = "dgl.transforms.functional:"
 
 
 def reverse(
-    g: Any,
-    copy_ndata: bool = True,
-    copy_edata: bool = False,
-    *,
-    share_ndata: bool | None = None,
-    share_edata: bool | None = None,
-) -> Any:
+    g: Any, copy_ndata: bool = True, copy_edata: bool = False, *,
+    share_ndata: bool | None = None, share_edata: bool | None = None,
+) -> Any:  # fmt: skip
     """In place of ``dgl.reverse``: a part of a graph is one of the reversed graph."""
     from dgl_mgpu.graph.distributed import DistributedGraphIndex
 
-    found = originals[_FUNCTIONS + "reverse"](
+    reversed_graph = originals[_FUNCTIONS + "reverse"](
         g, copy_ndata, copy_edata, share_ndata=share_ndata, share_edata=share_edata
     )
     if isinstance(g._graph, DistributedGraphIndex):
-        found.__class__ = type(g)
-    return found
+        reversed_graph.__class__ = type(g)
+    return reversed_graph
 
 
 def remove_self_loop(g: Any, etype: Any = None) -> Any:
@@ -89,13 +85,9 @@ def line_graph(g: Any, backtracking: bool = True, shared: bool = False) -> Any:
 
 @override(_FUNCTIONS + "to_simple", TENSOR_INDEX)
 def to_simple(
-    g: Any,
-    return_counts: str | None = "count",
-    writeback_mapping: bool = False,
-    copy_ndata: bool = True,
-    copy_edata: bool = False,
-    aggregator: str = "arbitrary",
-) -> Any:
+    g: Any, return_counts: str | None = "count", writeback_mapping: bool = False,
+    copy_ndata: bool = True, copy_edata: bool = False, aggregator: str = "arbitrary",
+) -> Any:  # fmt: skip
     """In place of ``dgl.to_simple``: also for a graph on a GPU."""
     from dgl import DGLGraph, utils
     from dgl.base import DGLError

@@ -19,12 +19,9 @@ def networkx2tensor(
 
 
 def networkxbipartite2tensors(
-    nx_graph: networkx.Graph,
-    idtype: Any,
-    top_map: Any,
-    bottom_map: Any,
+    nx_graph: networkx.Graph, idtype: Any, top_map: Any, bottom_map: Any,
     edge_id_attr_name: str | None = None,
-) -> Any:
+) -> Any:  # fmt: skip
     """The same of a bipartite graph."""
     original = originals["dgl.utils.data:networkxbipartite2tensors"]
     graph = _with_int_ids(nx_graph, edge_id_attr_name)

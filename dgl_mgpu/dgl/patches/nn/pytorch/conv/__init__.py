@@ -1,4 +1,4 @@
-"""What several of DGL's convolutions share: residuals without nodes, batch normalisation."""
+"""Shared by several of DGL's convolutions: residuals without nodes, batch normalisation."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ def forward_with_residual(name: str, module: Any, graph: Any, feat: Any, *others
     residual = module.res_fc
     if residual is None or graph.num_dst_nodes():
         return original(module, graph, feat, *others)
-    # DGL views residuals as rows of so many heads, of which there is no telling without rows.
+    # DGL views residuals as rows of so many heads, a number that no rows do not determine.
     without = copy.copy(module)
     without._modules = {**module._modules, "res_fc": None}
-    found = original(without, graph, feat, *others)
-    # Its parameters have a gradient, as those of other ranks: of zeros.
-    nothing = 0 * residual((feat[1] if isinstance(feat, tuple) else feat)[:0]).sum()
-    return (found[0] + nothing, *found[1:]) if isinstance(found, tuple) else found + nothing
+    result = original(without, graph, feat, *others)
+    # Gives its parameters a gradient of zeros, since on other ranks they have one.
+    zero = 0 * residual((feat[1] if isinstance(feat, tuple) else feat)[:0]).sum()
+    return (result[0] + zero, *result[1:]) if isinstance(result, tuple) else result + zero
 
 
 def forward_over_all_rows(name: str, module: Any, graph: Any, *features: Any) -> Any:
@@ -50,16 +50,11 @@ class _OverAllRows(TorchFunctionMode):
         return (self._normalised if func is batch_norm else func)(*args, **(kwargs or {}))
 
     def _normalised(
-        self,
-        rows: torch.Tensor,
-        running_mean: torch.Tensor | None,
-        running_var: torch.Tensor | None,
-        weight: torch.Tensor | None = None,
-        bias: torch.Tensor | None = None,
-        training: bool = False,
-        momentum: float = 0.1,
+        self, rows: torch.Tensor, running_mean: torch.Tensor | None,
+        running_var: torch.Tensor | None, weight: torch.Tensor | None = None,
+        bias: torch.Tensor | None = None, training: bool = False, momentum: float = 0.1,
         eps: float = 1e-5,
-    ) -> torch.Tensor:
+    ) -> torch.Tensor:  # fmt: skip
         """As ``torch.nn.functional.batch_norm`` of rows of shape (n, channels)."""
         if not training:
             return batch_norm(rows, running_mean, running_var, weight, bias, False, momentum, eps)
@@ -75,7 +70,7 @@ class _OverAllRows(TorchFunctionMode):
                 running_mean.lerp_(mean[0].to(running_mean.dtype), momentum)
                 unbiased = variance[0] * (count / (count - 1))
                 running_var.lerp_(unbiased.to(running_var.dtype), momentum)
-        found = centred * torch.rsqrt(variance + eps)
+        result = centred * torch.rsqrt(variance + eps)
         if weight is not None:
-            found = found * weight
-        return found if bias is None else found + bias
+            result = result * weight
+        return result if bias is None else result + bias
