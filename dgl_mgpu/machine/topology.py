@@ -158,9 +158,9 @@ class Topology:
             )
         new = {gpu: index for index, gpu in enumerate(chosen)}
         groups = tuple(
-            HostGroup(kept, group.bandwidth)
+            HostGroup(members, group.bandwidth)
             for group in self.host_groups
-            if (kept := tuple(sorted(new[gpu] for gpu in group.gpus if gpu in new)))
+            if (members := tuple(sorted(new[gpu] for gpu in group.gpus if gpu in new)))
         )
         return replace(
             self,

@@ -155,8 +155,8 @@ def find_automorphisms(topology: Topology, budget: Sequence[float]) -> np.ndarra
         [(gpus + step) % len(gpus) for step in gpus],
         [flip for flip in flips if flip.max() < len(gpus)],
     )
-    kept = ([p for p in group if _is_automorphism(topology, budget, p)] for group in groups)
-    return np.array(max(kept, key=len))
+    valid = ([p for p in group if _is_automorphism(topology, budget, p)] for group in groups)
+    return np.array(max(valid, key=len))
 
 
 def _is_automorphism(topology: Topology, budget: Sequence[float], permutation: np.ndarray) -> bool:

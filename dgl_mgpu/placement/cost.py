@@ -1,4 +1,4 @@
-"""The cost model: how long each GPU needs for one step's reads, given who reads what where.
+"""The cost model: how long each GPU needs for one step's reads.
 
 Every GPU makes the same expected accesses in a step.  What it reads from each memory loads the
 *resources* on the way, and time is load over bandwidth:
@@ -146,7 +146,7 @@ class Resources:
 
 @dataclass(frozen=True)
 class Estimate:
-    """What the cost model says of a placement; the fields are those of ``Plan``."""
+    """Modelled time and memory of a placement; the fields are those of ``Plan``."""
 
     seconds: tuple[float, ...]
     gpu_bytes: tuple[int, ...]

@@ -9,7 +9,7 @@ A tier's positions are dealt out modulo over its parts (XGNN, section 4.3)::
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -251,29 +251,9 @@ class Plan:
         try:
             if data["format"] != 1:
                 raise ValueError(f"its format is {data['format']!r}, not 1")
-            plan = cls(
-                topology=str(data["topology"]),
-                num_gpus=int(data["num_gpus"]),
-                policy=str(data["policy"]),
-                tables={
-                    str(name): TablePlan(str(name), tuple(map(_tier, tiers)))
-                    for name, tiers in data["tables"].items()
-                },
-                gpu_budget=_ints(data["gpu_budget"]),
-                host_budget=int(data["host_budget"]),
-                disk_budget=int(data["disk_budget"]),
-                gpu_bytes=_ints(data["gpu_bytes"]),
-                host_bytes=int(data["host_bytes"]),
-                disk_bytes=int(data["disk_bytes"]),
-                seconds=tuple(map(float, data["seconds"])),
-                hit_rates={
-                    str(name): {str(key): float(rate) for key, rate in rates.items()}
-                    for name, rates in data["hit_rates"].items()
-                },
-                rows=tuple(dict(row) for row in data["rows"]),
-                # Plans of checkpoints written before there were any have none.
-                loads=tuple(map(_load, data.get("loads", ()))),
-            )
+            # Plans of old checkpoints have no loads.
+            fields = {name: read(data[name]) for name, read in _FROM_JSON.items()}
+            plan = cls(**fields, loads=tuple(map(_load, data.get("loads", ()))))
             lengths = {len(plan.gpu_budget), len(plan.gpu_bytes), len(plan.seconds)}
             if lengths != {plan.num_gpus}:
                 raise ValueError(
@@ -316,6 +296,24 @@ def _load(data: Mapping[str, Any]) -> Load:
         str(data["kind"]), _ints(data["readers"]), _ints(data["holders"]),
         float(data["bandwidth"]), float(data["nbytes"]), float(data["seconds"]),
     )  # fmt: skip
+
+
+_FROM_JSON: dict[str, Callable[[Any], Any]] = {
+    "topology": str,
+    "num_gpus": int,
+    "policy": str,
+    "tables": lambda tables: {
+        str(name): TablePlan(str(name), tuple(map(_tier, tiers))) for name, tiers in tables.items()
+    },
+    **dict.fromkeys(("gpu_budget", "gpu_bytes"), _ints),
+    **dict.fromkeys(("host_budget", "disk_budget", "host_bytes", "disk_bytes"), int),
+    "seconds": lambda seconds: tuple(map(float, seconds)),
+    "hit_rates": lambda tables: {
+        str(name): {str(kind): float(rate) for kind, rate in rates.items()}
+        for name, rates in tables.items()
+    },
+    "rows": lambda rows: tuple(map(dict, rows)),
+}
 
 
 def _check_tiers(table: TablePlan, num_gpus: int) -> None:

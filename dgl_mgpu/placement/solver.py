@@ -250,11 +250,11 @@ class _Problem:
         n = self._topology.num_gpus
         total = math.ceil(sum(table.total_bytes for table in self._tables))
         missing = f"{max(math.ceil(overflow), 1):,} bytes"
-        asked = f"place {total:,} bytes on '{self._topology.name}' by the policy '{self._policy}'"
+        action = f"place {total:,} bytes on '{self._topology.name}' by the policy '{self._policy}'"
         fixed = {kind: ratio for kind, ratio in self._ratios.items() if ratio is not None}
         if not fixed:
             return PlanDoesNotFitError(
-                asked, f"{missing} do not fit into all memories together",
+                action, f"{missing} do not fit into all memories together",
                 f"raise host_budget by {missing} or allow the disk",
                 total, total - math.ceil(overflow),
             )  # fmt: skip
@@ -274,7 +274,7 @@ class _Problem:
         )
         instead = "the policy 'auto'" if self._policy == "partitioned" else shares
         return PlanDoesNotFitError(
-            asked, f"{missing} do not fit: each GPU has {budget:,} bytes and needs {needed:,}",
+            action, f"{missing} do not fit: each GPU has {budget:,} bytes and needs {needed:,}",
             f"give {needed - budget:,} bytes more on each GPU, or use {instead}", needed, budget,
         )  # fmt: skip
 

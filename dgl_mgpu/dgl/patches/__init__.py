@@ -42,6 +42,15 @@ def override(target: str, kind: str, *, takes_index: bool = False) -> Callable[.
     return decorate
 
 
+def imported_at_call(name: str) -> Callable[..., Any]:
+    """A function that calls ``"module:function"`` of dgl_mgpu, imported at the first call."""
+
+    def call(*arguments: Any) -> Any:
+        return _imported(name)(*arguments)
+
+    return call
+
+
 @cache
 def _imported(name: str) -> Any:
     module, _, attribute = name.partition(":")

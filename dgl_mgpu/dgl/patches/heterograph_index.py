@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from typing import TYPE_CHECKING, Any
 
+from dgl_mgpu.dgl.patches import imported_at_call
 from dgl_mgpu.graph.originals import originals
 
 if TYPE_CHECKING:
@@ -15,25 +16,9 @@ _INDEX = "dgl.heterograph_index:"
 _MARK = b"dgl_mgpu: pinned"
 
 
-def pin_index(*arguments: HeteroGraphIndex) -> HeteroGraphIndex:
-    """`dgl_mgpu.graph.pinning.pinned_graphs.pin_index`."""
-    from dgl_mgpu.graph.pinning import pinned_graphs
-
-    return pinned_graphs.pin_index(*arguments)
-
-
-def pin_copy(*arguments: HeteroGraphIndex) -> HeteroGraphIndex:
-    """`dgl_mgpu.graph.pinning.pinned_graphs.pin_copy`."""
-    from dgl_mgpu.graph.pinning import pinned_graphs
-
-    return pinned_graphs.pin_copy(*arguments)
-
-
-def unpin_index(*arguments: HeteroGraphIndex) -> HeteroGraphIndex:
-    """`dgl_mgpu.graph.pinning.pinned_graphs.unpin_index`."""
-    from dgl_mgpu.graph.pinning import pinned_graphs
-
-    return pinned_graphs.unpin_index(*arguments)
+pin_index = imported_at_call("graph.pinning.pinned_graphs:pin_index")
+pin_copy = imported_at_call("graph.pinning.pinned_graphs:pin_copy")
+unpin_index = imported_at_call("graph.pinning.pinned_graphs:unpin_index")
 
 
 def is_index_pinned(*arguments: HeteroGraphIndex) -> bool:

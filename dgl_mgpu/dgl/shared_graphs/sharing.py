@@ -116,13 +116,13 @@ def _storable(graph: DGLGraph) -> DGLGraph:
     for _, frame in frames(graph):
         for column in frame._columns.values():
             _ = column.data  # rows of another graph's column
-    kept = graph.local_var()
-    for _, frame in frames(kept):
+    storable = graph.local_var()
+    for _, frame in frames(storable):
         for name, column in list(frame._columns.items()):
             # DGL's frames take anything; a table is of tensors with rows.
             if not (isinstance(column, Column) and _is_storable(column.storage)):
                 del frame._columns[name]
-    return kept
+    return storable
 
 
 def _is_storable(rows: Any) -> bool:
@@ -152,17 +152,17 @@ def _store(graph: DGLGraph, options: dict[str, Any], indices: Any, device: torch
     with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
         # A machine's ranks build a store of their own.
         ranks = Communicator.of_this_machine()
-        kept = ranks.run_all(_ACTION, lambda: _storable(graph))
+        storable = ranks.run_all(_ACTION, lambda: _storable(graph))
         fix = f"load the same graph on all ranks, or {_OFF}"
-        require_same(_ACTION, ranks.all_gather(graph_facts(kept)), fix)
+        require_same(_ACTION, ranks.all_gather(graph_facts(storable)), fix)
         # The first rank's options hold for all, as its data do.
         seed, options = ranks.broadcast_from_rank0(_ACTION, lambda: (next_key()[0], options))
         if options.get("hotness") == "presample" and not options["edges"]:
             options["seeds"] = _seeds(indices)
-        store = GlobalStore.from_dgl(kept if ranks.rank == 0 else None, seed=seed, **options)
+        store = GlobalStore.from_dgl(storable if ranks.rank == 0 else None, seed=seed, **options)
     columns = {
         of: {name: Snapshot(column.storage) for name, column in frame._columns.items()}
-        for of, frame in frames(kept)
+        for of, frame in frames(storable)
     }
     return Stored(store, columns, Passes(seed))
 

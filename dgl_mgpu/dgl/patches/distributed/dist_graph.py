@@ -9,9 +9,8 @@ from typing import Any
 class _GraphboltTypes:
     """`dgl.graphbolt` as seen by `dgl.distributed.dist_graph`.
 
-    The one question asked of every partition is whether it is a `FusedCSCSamplingGraph`; without
-    graphbolt none is, so the class is one that nothing is an instance of. Everything else raises
-    as `dgl.graphbolt` does.
+    Every partition is checked for being a `FusedCSCSamplingGraph`. Without graphbolt none is: the
+    class has no instances. Everything else raises as `dgl.graphbolt` does.
     """
 
     class FusedCSCSamplingGraph:

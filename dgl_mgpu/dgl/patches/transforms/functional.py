@@ -37,7 +37,7 @@ def remove_self_loop(g: Any, etype: Any = None) -> Any:
 def add_self_loop(
     g: Any, edge_feat_names: Any = None, fill_data: Any = 1.0, etype: Any = None
 ) -> Any:
-    """In place of ``dgl.add_self_loop``: which edge it is, a part of a graph knows by itself."""
+    """In place of ``dgl.add_self_loop``: a part of a graph sets the ids of its edges itself."""
     from dgl.base import EID
 
     from dgl_mgpu.graph.distributed import DistributedGraphIndex
