@@ -1,4 +1,4 @@
-"""Compressed sparse columns (CSC) of edge lists.
+"""Edge lists and compressed sparse columns (CSC).
 
 CSC lists the in-edges of every node: the in-neighbours of node ``v`` are
 ``indices[indptr[v]:indptr[v + 1]]``.  The order of the edges of one node is their order in the
@@ -8,6 +8,7 @@ edge list (a stable counting sort), so it is the same in every run.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -40,6 +41,18 @@ class CSC(NamedTuple):
 def in_memory(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
     """Allocate an array in memory (the default `Allocate`)."""
     return np.empty(shape, dtype)
+
+
+def in_folder(folder: Path) -> Allocate:
+    """Return an `Allocate` that makes memory-mapped .npy files in `folder`."""
+
+    def allocate(name: str, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        if 0 in shape:  # an empty file cannot be mapped
+            np.save(folder / f"{name}.npy", np.empty(shape, dtype))
+            return np.empty(shape, dtype)
+        return np.lib.format.open_memmap(folder / f"{name}.npy", "w+", dtype, shape)
+
+    return allocate
 
 
 def index_dtype(num_nodes: int) -> np.dtype:
@@ -187,3 +200,79 @@ def from_edges(src: np.ndarray, dst: np.ndarray, num_nodes: int, *, with_eids: b
     """
     src, dst = np.asarray(src), np.asarray(dst)
     return csc_from_chunks(lambda: [(src, dst)], num_nodes, with_eids=with_eids)
+
+
+def add_self_loops(
+    src: np.ndarray, dst: np.ndarray, num_nodes: int
+) -> tuple[np.ndarray, np.ndarray]:
+    """Return the edges between different nodes in their order, then a self-loop for each node."""
+    keep = src != dst
+    loops = np.arange(num_nodes, dtype=src.dtype)
+    return np.concatenate([src[keep], loops]), np.concatenate([dst[keep], loops])
+
+
+def unique_edges(src: np.ndarray, dst: np.ndarray, num_nodes: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return each edge once, ordered by destination and then source; at most 2**31 nodes."""
+    key = np.unique(dst.astype(np.int64) * num_nodes + src)
+    return key % num_nodes, key // num_nodes
+
+
+def csc_with_self_loops(
+    indptr: np.ndarray, indices: np.ndarray, allocate: Allocate = in_memory
+) -> tuple[np.ndarray, np.ndarray]:
+    """Give every node of a CSC exactly one self-loop, its last in-edge."""
+    new_indptr = _indptr_with_self_loops(indptr, indices)
+    new_indices = allocate("indices", (int(new_indptr[-1]),), indices.dtype)
+    _indices_with_self_loops(indptr, indices, new_indptr, new_indices)
+    return new_indptr, new_indices
+
+
+def in_edge_means(
+    indptr: np.ndarray, eids: np.ndarray, rows: np.ndarray, *, both_directions: bool = False
+) -> np.ndarray:
+    """Return the mean, float32 [num_nodes, F], of the rows of each node's in-edges, or zeros.
+
+    ``rows`` [., F] are those of edge ids.  With `both_directions` edges ``2 e`` and ``2 e + 1``
+    share row ``e``, as an edge and its added reverse do.  Sums are float64.
+    """
+    means = np.zeros((len(indptr) - 1, rows.shape[1]), np.float32)
+    _in_edge_means(indptr, eids, rows, int(both_directions), means)
+    return means
+
+
+@njit(cache=True, nogil=True)
+def _in_edge_means(indptr, eids, rows, shift, means):
+    for node in range(len(indptr) - 1):
+        degree = indptr[node + 1] - indptr[node]
+        if degree == 0:
+            continue
+        total = np.zeros(rows.shape[1], np.float64)
+        for place in range(indptr[node], indptr[node + 1]):
+            row = eids[place] >> shift
+            for column in range(rows.shape[1]):
+                total[column] += rows[row, column]
+        for column in range(rows.shape[1]):
+            means[node, column] = total[column] / degree
+
+
+@njit(cache=True, nogil=True)
+def _indptr_with_self_loops(indptr, indices):
+    new_indptr = np.zeros(len(indptr), np.int64)
+    for node in range(len(indptr) - 1):
+        degree = 1
+        for place in range(indptr[node], indptr[node + 1]):
+            if indices[place] != node:
+                degree += 1
+        new_indptr[node + 1] = new_indptr[node] + degree
+    return new_indptr
+
+
+@njit(cache=True, nogil=True)
+def _indices_with_self_loops(indptr, indices, new_indptr, new_indices):
+    for node in range(len(indptr) - 1):
+        to = new_indptr[node]
+        for place in range(indptr[node], indptr[node + 1]):
+            if indices[place] != node:
+                new_indices[to] = indices[place]
+                to += 1
+        new_indices[to] = node

@@ -24,6 +24,7 @@ from dgl_mgpu.data.checks import (
     require_array,
     require_count,
 )
+from dgl_mgpu.data.csc import add_self_loops, from_edges
 from dgl_mgpu.errors import InvalidInputError, InvalidWeightError
 
 if TYPE_CHECKING:
@@ -216,6 +217,15 @@ def target_data(dataset: Any, num_nodes: int) -> dict[str, Any]:
         data[f"{name}_mask"] = torch.zeros(num_nodes, dtype=torch.bool)
         data[f"{name}_mask"][torch.as_tensor(ids)] = True
     return data
+
+
+def from_edge_list(src: np.ndarray, dst: np.ndarray, self_loops: bool, **fields: Any) -> Dataset:
+    """Return the data set of an edge list and of all other fields of `Dataset`."""
+    num_nodes = len(fields["labels"])
+    if self_loops:
+        src, dst = add_self_loops(src, dst, num_nodes)
+    csc = from_edges(src, dst, num_nodes)
+    return Dataset(num_nodes=num_nodes, indptr=csc.indptr, indices=csc.indices, **fields)
 
 
 def as_labels(raw: np.ndarray) -> np.ndarray:

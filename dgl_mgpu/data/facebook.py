@@ -15,9 +15,9 @@ import numpy as np
 from scipy import sparse
 
 from dgl_mgpu.data.checksums import unchanged_since_first_read
-from dgl_mgpu.data.dataset import Dataset
+from dgl_mgpu.data.csc import unique_edges
+from dgl_mgpu.data.dataset import Dataset, from_edge_list
 from dgl_mgpu.data.files import corrupt_file, reading, require_files, require_trusted
-from dgl_mgpu.data.transform import from_edge_list, unique_edges
 from dgl_mgpu.utils import safe_json
 
 _EDGES, _TARGET, _FEATURES = "facebook_edges.csv", "facebook_target.csv", "facebook.json"

@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from dgl_mgpu.data.checks import SPLITS
-from dgl_mgpu.data.csc import csc_from_chunks
+from dgl_mgpu.data.csc import csc_from_chunks, csc_with_self_loops, in_edge_means, in_folder
 from dgl_mgpu.data.dataset import Dataset, as_labels
 from dgl_mgpu.data.files import (
     FIX,
@@ -34,7 +34,6 @@ from dgl_mgpu.data.files import (
 )
 from dgl_mgpu.data.npz import NpzReader
 from dgl_mgpu.data.tables import read_table, unpack_table
-from dgl_mgpu.data.transform import csc_with_self_loops, in_edge_means, in_folder
 from dgl_mgpu.errors import ConfigError, DataFormatError, InvalidInputError, UnavailableError
 
 #: To be changed when the content of the derived files changes.

@@ -18,7 +18,8 @@ from scipy import sparse
 
 from dgl_mgpu.data.checks import UNLABELLED
 from dgl_mgpu.data.checksums import unchanged_since_first_read
-from dgl_mgpu.data.dataset import Dataset
+from dgl_mgpu.data.csc import unique_edges
+from dgl_mgpu.data.dataset import Dataset, from_edge_list
 from dgl_mgpu.data.files import (
     build_once,
     corrupt_file,
@@ -27,7 +28,6 @@ from dgl_mgpu.data.files import (
     require_files,
     require_trusted,
 )
-from dgl_mgpu.data.transform import from_edge_list, unique_edges
 from dgl_mgpu.utils.safe_pickle import ARRAYS, with_arrays
 
 _PARTS = ("x", "tx", "allx", "y", "ty", "ally", "graph", "test.index")

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 from scipy import sparse
 
-from dgl_mgpu.data.dataset import Dataset, as_labels
+from dgl_mgpu.data.dataset import Dataset, as_labels, from_edge_list
 from dgl_mgpu.data.files import (
     build_once,
     download_zip,
@@ -20,7 +20,6 @@ from dgl_mgpu.data.files import (
     require_files,
     require_trusted,
 )
-from dgl_mgpu.data.transform import from_edge_list
 from dgl_mgpu.errors import DataFormatError
 
 _GRAPH, _DATA = "reddit_graph.npz", "reddit_data.npz"

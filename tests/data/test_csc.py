@@ -6,7 +6,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import sparse
 
-from dgl_mgpu.data.csc import csc_from_chunks, from_edges, index_dtype
+from dgl_mgpu.data.csc import (
+    add_self_loops,
+    csc_from_chunks,
+    csc_with_self_loops,
+    from_edges,
+    index_dtype,
+    unique_edges,
+)
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 
 
@@ -68,3 +75,28 @@ def test_ids_out_of_range(src, dst):
 def test_no_ids(src, dst, found):
     with pytest.raises(InvalidInputError, match=found):
         from_edges(src, dst, 5)
+
+
+def dense(indptr, indices) -> np.ndarray:
+    size = len(indptr) - 1
+    return sparse.csc_matrix((np.ones(len(indices)), indices, indptr), (size, size)).toarray()
+
+
+def test_self_loops_exactly_one_each(edges):
+    src, dst, num_nodes = edges
+    assert (src == dst).any()
+    listed = from_edges(*add_self_loops(src, dst, num_nodes), num_nodes)
+    csc = from_edges(src, dst, num_nodes)
+    direct = csc_with_self_loops(csc.indptr, csc.indices)
+    np.testing.assert_array_equal(listed.indptr, direct[0])
+    np.testing.assert_array_equal(listed.indices, direct[1])
+    expected = dense(csc.indptr, csc.indices)
+    np.fill_diagonal(expected, 1)
+    np.testing.assert_array_equal(dense(*direct), expected)
+
+
+def test_unique_edges(edges):
+    src, dst, num_nodes = edges
+    unique = unique_edges(src, dst, num_nodes)
+    expected = sorted(set(zip(dst.tolist(), src.tolist(), strict=True)))
+    assert list(zip(unique[1].tolist(), unique[0].tolist(), strict=True)) == expected
