@@ -11,10 +11,10 @@ from typing import Any
 
 from dgl_mgpu.errors import DataFormatError, InvalidInputError
 
-#: Values of `EpochReport.figure`.
+#: Values of `EpochReport.metric_name`.
 ACCURACY, AUC, ROC_AUC = "accuracy", "AUC", "ROC AUC"
 
-#: What the figures mean that do not say it by their name.
+#: Explanations of metrics.
 MEANINGS = {
     AUC: "AUC: how often an edge scores higher than another pair of its source that is no edge",
     ROC_AUC: "ROC AUC: how often a node with a label scores higher for it than one without, "
@@ -89,7 +89,7 @@ class EpochReport:
     ranks: int  # that the report stands for
     #: The metric that the accuracies are: ACCURACY, ROC_AUC where nodes may have several labels,
     #: AUC of link prediction.
-    figure: str = ACCURACY
+    metric_name: str = ACCURACY
 
     def __post_init__(self) -> None:
         if self.epoch < 1:
@@ -132,6 +132,7 @@ class EpochReport:
     def to_dict(self) -> dict[str, Any]:
         """Values for strict JSON: a loss or accuracy that is not finite becomes None."""
         values = asdict(self)
+        values["figure"] = values.pop("metric_name")  # its name in files
         values["seconds"] = self.seconds.measured()
         values["tiers"] = list(values["tiers"])
         for name in ("loss", "train_accuracy", "valid_accuracy", "test_accuracy"):
@@ -168,7 +169,7 @@ class EpochReport:
                     for tier in values["tiers"]
                 ),
                 ranks=whole(values["ranks"]),
-                figure=text(values.get("figure", ACCURACY)),  # earlier versions had no other
+                metric_name=text(values.get("figure", ACCURACY)),  # earlier versions had no other
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             missing = isinstance(error, KeyError)
@@ -235,7 +236,7 @@ def merge(reports_of_ranks: Sequence[EpochReport]) -> EpochReport:
             for (table, name), tiers in traffic.items()
         ),
         ranks=sum(ranks),
-        figure=reports[0].figure,
+        metric_name=reports[0].metric_name,
     )
 
 
@@ -245,13 +246,13 @@ def best_epoch(reports: Sequence[EpochReport]) -> EpochReport | None:
     None if no epoch has a finite one and a finite loss.
     """
 
-    def figure(report: EpochReport) -> float:
+    def score(report: EpochReport) -> float:
         value = report.valid_accuracy if validated else report.train_accuracy
         return value if value is not None and math.isfinite(report.loss) else math.nan
 
     validated = any(report.valid_accuracy is not None for report in reports)
-    finite = [report for report in reports if math.isfinite(figure(report))]
-    return max(finite, key=figure, default=None)
+    finite = [report for report in reports if math.isfinite(score(report))]
+    return max(finite, key=score, default=None)
 
 
 def stages_of(reports: Sequence[EpochReport]) -> list[str]:

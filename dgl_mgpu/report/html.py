@@ -115,7 +115,7 @@ def write_report(
     if reports:
         content |= {
             "curves": _picture(lambda file: plot_curves(reports, file, title)),
-            "meaning": MEANINGS.get(reports[0].figure),
+            "meaning": MEANINGS.get(reports[0].metric_name),
             "epochs": _epochs(reports),
             "stages": _stages(reports),
         }
@@ -199,8 +199,8 @@ def _overview(
             "ranks": f"{best.ranks}",
             "best epoch": f"{best.epoch}",
             "loss": f"{best.loss:.4f}",
-            f"valid {best.figure}": _accuracy(best.valid_accuracy),
-            f"test {best.figure}": _accuracy(best.test_accuracy if test is None else test),
+            f"valid {best.metric_name}": _accuracy(best.valid_accuracy),
+            f"test {best.metric_name}": _accuracy(best.test_accuracy if test is None else test),
             "seeds/s (median)": human_count(statistics.median(r.seeds_per_second for r in reports)),
             "epoch (median)": human_seconds(statistics.median(r.seconds.total for r in reports)),
         }

@@ -200,11 +200,11 @@ def _finite(value: Any) -> Any:
 
 def _scalars(report: EpochReport) -> dict[str, float]:
     """TensorBoard's scalars of one epoch; the part before the slash groups the charts."""
-    scalars = {"loss/train": report.loss, f"{report.figure}/train": report.train_accuracy}
+    scalars = {"loss/train": report.loss, f"{report.metric_name}/train": report.train_accuracy}
     if report.valid_accuracy is not None:
-        scalars[f"{report.figure}/valid"] = report.valid_accuracy
+        scalars[f"{report.metric_name}/valid"] = report.valid_accuracy
     if report.test_accuracy is not None:
-        scalars[f"{report.figure}/test"] = report.test_accuracy
+        scalars[f"{report.metric_name}/test"] = report.test_accuracy
     scalars |= {f"time/{name}_seconds": value for name, value in report.seconds.measured().items()}
     scalars["time/seeds_per_second"] = report.seeds_per_second
     for table in report.tables:

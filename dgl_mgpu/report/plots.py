@@ -53,8 +53,8 @@ def plot_curves(
     for split, colour, dashes in (("train", BLACK, "-"), ("valid", BLUE, "--"), ("test", RED, ":")):
         values = [getattr(report, f"{split}_accuracy") for report in reports]
         _curve(accuracy, epochs, values, split, colour, dashes)
-    figure_name = reports[0].figure
-    accuracy.set_title(figure_name[0].upper() + figure_name[1:])
+    metric = reports[0].metric_name
+    accuracy.set_title(metric[0].upper() + metric[1:])
     accuracy.yaxis.set_major_formatter(PercentFormatter(1.0))
 
     _draw_stages(stages, epochs, reports)

@@ -28,8 +28,8 @@ class TrainProgress:
 
     On a terminal two bars (the run and its current epoch) stay below the lines of finished epochs.
     Elsewhere only lines are printed: those of each epoch and, every 30 seconds, the position in
-    it.  Epochs count from 1; `first_epoch` is larger after resuming; `figure` is
-    `EpochReport.figure`.
+    it.  Epochs count from 1; `first_epoch` is larger after resuming; `metric_name` is
+    `EpochReport.metric_name`.
     """
 
     def __init__(
@@ -38,13 +38,13 @@ class TrainProgress:
         steps_per_epoch: int,
         console: Console | None = None,
         first_epoch: int = 1,
-        figure: str = ACCURACY,
+        metric_name: str = ACCURACY,
     ) -> None:
         self._console = console or Console()
         self._epochs = epochs
         self._steps_per_epoch = steps_per_epoch
         self._epoch = first_epoch
-        self._figure = "acc" if figure == ACCURACY else figure
+        self._metric = "acc" if metric_name == ACCURACY else metric_name
         self._epoch_start = self._last_line = time.monotonic()
         self._best_valid: float | None = None
         self._bars: Progress | None = None
@@ -92,7 +92,7 @@ class TrainProgress:
         rate = seeds / max(now - self._epoch_start, 1e-9)
         figures = [f"loss {loss:.4f}"]
         if accuracy is not None:
-            figures.append(f"{self._figure} {human_share(accuracy)}")
+            figures.append(f"{self._metric} {human_share(accuracy)}")
         figures.append(f"{human_count(rate)} seeds/s")
         status = "  ".join(figures)
         if self._bars is not None:
@@ -134,11 +134,11 @@ class TrainProgress:
 def epoch_lines(report: EpochReport, epochs: int) -> list[str]:
     """An epoch's accuracy, time by stage and tiers, as lines of at most 80 columns."""
     head = [f"epoch {report.epoch}/{epochs}", f"loss {report.loss:.4f}"]
-    figure = "" if report.figure == ACCURACY else f" {report.figure}"
+    metric = "" if report.metric_name == ACCURACY else f" {report.metric_name}"
     for split in ("train", "valid", "test"):
         value = getattr(report, f"{split}_accuracy")
         if value is not None:
-            head.append(f"{split}{figure} {human_share(value)}")
+            head.append(f"{split}{metric} {human_share(value)}")
     head.append(f"{human_count(report.seeds_per_second)} seeds/s")
     shown = {
         stage: f"{_STAGE_NAMES.get(stage, stage)} {human_seconds(seconds)}"

@@ -56,16 +56,16 @@ def summary_table(
         return table
     table.add_row("ranks", f"{best.ranks}", end_section=True)
     notes = ["stages: mean of the ranks; whole epoch: the slowest"] if best.ranks > 1 else []
-    if best.figure in MEANINGS:
-        notes.append(MEANINGS[best.figure])
+    if best.metric_name in MEANINGS:
+        notes.append(MEANINGS[best.metric_name])
     table.caption = "\n".join(notes) or None
 
     table.add_row("best epoch", f"{best.epoch}")
     table.add_row("loss", f"{best.loss:.4f}")
     accuracies = {
-        f"train {best.figure}": best.train_accuracy,
-        f"valid {best.figure}": best.valid_accuracy,
-        f"test {best.figure}": best.test_accuracy if test_accuracy is None else test_accuracy,
+        f"train {best.metric_name}": best.train_accuracy,
+        f"valid {best.metric_name}": best.valid_accuracy,
+        f"test {best.metric_name}": best.test_accuracy if test_accuracy is None else test_accuracy,
     }
     for name, value in accuracies.items():
         table.add_row(name, "-" if value is None else f"{100 * value:.2f}%")

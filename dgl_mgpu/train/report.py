@@ -54,7 +54,7 @@ class RunReport:
             trainer.steps_per_epoch,
             self._console,
             first_epoch=trainer.epoch + 1,
-            figure=trainer.figure,
+            metric_name=trainer.figure,
         )
         self._shown = contextlib.ExitStack()
         self.on_step = self._progress.update

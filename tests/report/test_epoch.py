@@ -184,9 +184,9 @@ def test_best_epoch(make_report):
 
 
 def test_what_accuracies_are_called_is_kept(make_report):
-    report = make_report(figure="AUC")
+    report = make_report(metric_name="AUC")
     assert EpochReport.from_dict(report.to_dict()) == report
-    assert merge([report, report]).figure == "AUC"
+    assert merge([report, report]).metric_name == "AUC"
     earlier = make_report().to_dict()
     del earlier["figure"]
-    assert EpochReport.from_dict(earlier).figure == "accuracy"
+    assert EpochReport.from_dict(earlier).metric_name == "accuracy"

@@ -38,10 +38,10 @@ def test_epoch_lines_say_what_the_epoch_did(make_report):
 
 
 def test_a_figure_that_is_no_accuracy_is_named(make_report, clock):
-    line = epoch_lines(make_report(2, figure="AUC"), 10)[0]
+    line = epoch_lines(make_report(2, metric_name="AUC"), 10)[0]
     assert line.startswith("epoch 2/10  loss 1.0000  train AUC 50.0%  valid AUC 40.0%")
     console = _console(terminal=False)
-    with TrainProgress(1, 10, console, figure="AUC") as progress:
+    with TrainProgress(1, 10, console, metric_name="AUC") as progress:
         clock.now += progress_module.PLAIN_INTERVAL_SECONDS
         progress.update(1, 0.5, 0.75, 10)
     assert "AUC 75.0%" in console.file.getvalue()

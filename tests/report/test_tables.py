@@ -138,7 +138,7 @@ def test_tables_fit_the_terminal(make_report, width):
 
 
 def test_a_figure_that_is_no_accuracy_is_named_and_said(make_report):
-    table = summary_table([make_report(figure="AUC", ranks=2)])
+    table = summary_table([make_report(metric_name="AUC", ranks=2)])
     names = [name for name, *_ in _cells(table)]
     assert "valid AUC" in names and not any("accuracy" in name for name in names)
     assert "mean of the ranks" in table.caption and "AUC: how often" in table.caption

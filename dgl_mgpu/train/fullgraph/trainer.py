@@ -113,7 +113,7 @@ class FullGraphTrainer(Trainer):
             seconds=StageSeconds(**stages, evaluate=end - evaluate, total=end - begin),
             tiers=(),
             ranks=1,
-            figure=self.figure,
+            metric_name=self.figure,
         )
 
     def _unbounded(self) -> contextlib.AbstractContextManager:

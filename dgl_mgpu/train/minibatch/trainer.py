@@ -290,7 +290,7 @@ class MiniBatchTrainer(Trainer):
             seconds=StageSeconds(**sums.seconds),
             tiers=sums.tier_traffic(),
             ranks=1,
-            figure=self.figure,
+            metric_name=self.figure,
         )
 
     def _test(self) -> float:

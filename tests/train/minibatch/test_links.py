@@ -273,7 +273,7 @@ def test_a_run_says_what_its_figures_are(tmp_path, data, capsys):
     page = (folder / "report.html").read_text()
     assert "<dt>test AUC</dt>" in page and "AUC: how often" in page and "accuracy" not in page
     reports, summary = read_metrics(folder / "metrics.jsonl")
-    assert [report.figure for report in reports] == ["AUC", "AUC"]
+    assert [report.metric_name for report in reports] == ["AUC", "AUC"]
     assert reports[0].valid_accuracy != 0.5 and 0 < summary["test_accuracy"] < 1
 
 

@@ -55,7 +55,7 @@ def test_a_runs_figure_is_that_of_its_predictions(tmp_path, data, capsys, overri
         assert "test ROC AUC" in shown and "accuracy" not in shown
         assert "ROC AUC: how often" in shown
     reports, tested = figures_of(tmp_path / "run")
-    assert {report.figure for report in reports} == {"ROC AUC"}
+    assert {report.metric_name for report in reports} == {"ROC AUC"}
     assert reports[-1].loss < reports[0].loss
     # Half is what guessing gets.
     assert reports[-1].train_accuracy > 0.6 and tested > 0.6
