@@ -58,7 +58,7 @@ def load(
     seed : int
         Seed of the split, 60 % training, 20 % validation and 20 % test nodes.
     """
-    folder = found(name, Path(root)) or Path(root)
+    folder = find_folder(name, Path(root)) or Path(root)
     if folder != Path(root):  # which the user chose
         require_trusted(folder)
     require_files(folder, [_EDGES, _TARGET, _FEATURES], "the Facebook page-page graph")
@@ -89,7 +89,7 @@ def load(
     )
 
 
-def found(name: str, root: Path) -> Path | None:
+def find_folder(name: str, root: Path) -> Path | None:
     """Return the folder of the files, None if there is none."""
     folder = root / "facebook_pages"
     return folder if folder.is_dir() else root if (root / _EDGES).is_file() else None

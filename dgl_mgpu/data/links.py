@@ -101,9 +101,9 @@ def rings_of_edges(dataset: Dataset) -> Rings:
     begins = np.zeros(dataset.num_nodes + 1, np.int64)
     _count_by_lower_end(indptr, indices, begins)
     np.cumsum(begins, out=begins)
-    edges, others = np.empty(begins[-1], next_edge.dtype), np.empty(begins[-1], indices.dtype)
-    _list_by_lower_end(indptr, indices, begins[:-1].copy(), edges, others)
-    return Rings(next_edge, max(1, _join_rings(begins, edges, others, next_edge)))
+    edges, higher_ends = np.empty(begins[-1], next_edge.dtype), np.empty(begins[-1], indices.dtype)
+    _list_by_lower_end(indptr, indices, begins[:-1].copy(), edges, higher_ends)
+    return Rings(next_edge, max(1, _join_rings(begins, edges, higher_ends, next_edge)))
 
 
 def _ends(dataset: Dataset, places: np.ndarray) -> np.ndarray:
@@ -153,24 +153,24 @@ def _count_by_lower_end(indptr, indices, counts):
 
 
 @njit(cache=True, nogil=True)
-def _list_by_lower_end(indptr, indices, ends, edges, others):
+def _list_by_lower_end(indptr, indices, ends, edges, higher_ends):
     """Places and higher ends of edges by their lower ends, whose lists begin at ``ends``."""
     for node in range(len(indptr) - 1):
         for place in range(indptr[node], indptr[node + 1]):
             source = indices[place]
             if source != node:
                 at = ends[min(source, node)]
-                edges[at], others[at] = place, max(source, node)
+                edges[at], higher_ends[at] = place, max(source, node)
                 ends[min(source, node)] = at + 1
 
 
 @njit(cache=True, nogil=True)
-def _join_rings(begins, edges, others, next_edge):
+def _join_rings(begins, edges, higher_ends, next_edge):
     """Link edges with the same ends; return the length of the longest ring."""
     longest = 0
     for node in range(len(begins) - 1):
         listed = edges[begins[node] : begins[node + 1]]
-        highers = others[begins[node] : begins[node + 1]]
+        highers = higher_ends[begins[node] : begins[node + 1]]
         order = np.argsort(highers, kind="mergesort")
         first = 0
         for at in range(len(order)):

@@ -25,16 +25,16 @@ from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.data.csc import csc_from_chunks, csc_with_self_loops, in_edge_means, in_folder
 from dgl_mgpu.data.dataset import Dataset, as_labels
 from dgl_mgpu.data.files import (
-    FIX,
     build_once,
     derived_once,
     download_zip,
     require_files,
     require_trusted,
+    wrong_content,
 )
 from dgl_mgpu.data.npz import NpzReader
 from dgl_mgpu.data.tables import read_table, unpack_table
-from dgl_mgpu.errors import ConfigError, DataFormatError, InvalidInputError, UnavailableError
+from dgl_mgpu.errors import ConfigError, InvalidInputError, UnavailableError
 
 #: To be changed when the content of the derived files changes.
 _CACHE_VERSION = 1
@@ -73,12 +73,12 @@ def official_folder(name: str, root: Path) -> tuple[Path, dict[str, str]]:
     folder = root / name.replace("-", "_")
     meta = _official_meta(name)
     require_trusted(folder)
-    if found(name, root) is None:
+    if find_folder(name, root) is None:
         build_once(folder, lambda partial: _download(meta, folder, partial))
     return folder, meta
 
 
-def found(name: str, root: Path) -> Path | None:
+def find_folder(name: str, root: Path) -> Path | None:
     """Return the folder of an official data set's files, None if there is none."""
     folder = root / name.replace("-", "_")
     return folder if (folder / "raw").is_dir() else None
@@ -256,7 +256,7 @@ def content_of(path: Path) -> Iterator[None]:
     try:
         yield
     except InvalidInputError as error:
-        raise DataFormatError(f"read {path}", error.found, FIX) from error
+        raise wrong_content(path, error.found) from error
 
 
 def _raw_files(folder: Path, meta: Mapping[str, str]) -> list[Path]:
@@ -301,9 +301,8 @@ def _unpack_binary(folder: Path, meta: Mapping[str, str], to: Path) -> None:
     edge_index = data.members.get("edge_index")
     if edge_index is None or edge_index.shape != (2, num_edges) or edge_index.fortran_order:
         found = "no edge_index" if edge_index is None else f"an edge_index {edge_index.shape}"
-        raise DataFormatError(
-            f"read {data.path}", f"it holds {found} for {num_edges} edges in row-major order", FIX
-        )
+        problem = f"it holds {found} for {num_edges} edges in row-major order"
+        raise wrong_content(data.path, problem)
     save_labels(labels.path, labels.read("node_label"), num_nodes, to)
     save_splits(folder / "split" / meta["split"], to)
 
@@ -331,7 +330,7 @@ def save_labels(path: Path, raw: np.ndarray, num_nodes: int, to: Path) -> None:
     """Write the labels that `path` holds to ``labels.npy``."""
     if raw.shape[:1] != (num_nodes,):
         found = f"{len(raw)}" if raw.ndim else "one number, and no"
-        raise DataFormatError(f"read {path}", f"it holds {found} labels for {num_nodes} nodes", FIX)
+        raise wrong_content(path, f"it holds {found} labels for {num_nodes} nodes")
     with content_of(path):
         np.save(to / "labels.npy", as_labels(raw))
 
@@ -346,7 +345,7 @@ def save_splits(folder: Path, to: Path) -> None:
 def single(path: Path, counts: np.ndarray) -> int:
     """Return the one number in `counts`: these data sets are one graph each."""
     if counts.size != 1:
-        raise DataFormatError(f"read {path}", f"it holds {counts.size} graphs instead of one", FIX)
+        raise wrong_content(path, f"it holds {counts.size} graphs instead of one")
     return int(counts.reshape(-1)[0])
 
 
@@ -367,12 +366,9 @@ def _write_csc(
 
     allocate = in_folder(to)
     csc = csc_from_chunks(
-        chunks,
-        num_nodes,
-        both_directions=both_directions,
+        chunks, num_nodes, both_directions=both_directions, allocate=allocate,
         with_eids=_has_edge_features(arrays),
-        allocate=allocate,
-    )
+    )  # fmt: skip
     indptr = csc.indptr
     if mean_edge_features:
         assert csc.eids is not None  # there are edge features

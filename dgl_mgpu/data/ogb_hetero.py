@@ -14,7 +14,14 @@ import numpy as np
 from dgl_mgpu.data import ogb
 from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.data.csc import CSC
-from dgl_mgpu.data.files import FIX, derived_once, require_files, require_trusted
+from dgl_mgpu.data.files import (
+    FIX,
+    derived_once,
+    reading,
+    require_files,
+    require_trusted,
+    wrong_content,
+)
 from dgl_mgpu.data.hetero import CanonicalEtype, HeteroDataset, relation, with_reverse
 from dgl_mgpu.data.tables import read_table, read_texts, unpack_table
 from dgl_mgpu.errors import DataFormatError
@@ -62,7 +69,6 @@ def load_folder(
         A file is missing, truncated or corrupt, or the files contradict one another.
     """
     folder = Path(folder)
-    require_files(folder, _overviews(meta), meta["name"])
     raw = _Raw(folder, meta)
     files = raw.files()
     require_files(folder, files, meta["name"])
@@ -80,26 +86,11 @@ def load_folder(
     return raw.assemble(ogb.open_arrays(arrays_folder), checked=True)
 
 
-_HAS_LABEL = "raw/nodetype-has-label.csv.gz"
-
-
-def _has_split(meta: Mapping[str, str]) -> str:
-    return f"split/{meta['split']}/nodetype-has-split.csv.gz"
-
-
-def _overviews(meta: Mapping[str, str]) -> list[str]:
-    """Files that name the node and edge types."""
-    lists = [f"raw/{name}.csv.gz" for name in ("num-node-dict", "triplet-type-list")]
-    return [*lists, _HAS_LABEL, _has_split(meta)]
-
-
 def _by_ntype(path: Path) -> dict[str, str]:
     """The one row of a table with a header of node types, by these."""
     rows = read_texts(path)
     if len(rows) != 2 or len(rows[0]) != len(rows[1]):
-        raise DataFormatError(
-            f"read {path}", f"it has {len(rows)} rows instead of a header and one row", FIX
-        )
+        raise wrong_content(path, f"it has {len(rows)} rows instead of a header and one row")
     return dict(zip(*rows, strict=True))
 
 
@@ -107,9 +98,7 @@ def _target(path: Path) -> str:
     """The one node type that a table marks as True."""
     marked = [ntype for ntype, has in _by_ntype(path).items() if has == "True"]
     if len(marked) != 1:
-        raise DataFormatError(
-            f"read {path}", f"it names the node types {marked} instead of one", FIX
-        )
+        raise wrong_content(path, f"it names the node types {marked} instead of one")
     return marked[0]
 
 
@@ -118,30 +107,31 @@ class _Raw:
 
     def __init__(self, folder: Path, meta: Mapping[str, str]) -> None:
         self._folder, self._meta = folder, meta
-        path = folder / "raw" / "num-node-dict.csv.gz"
-        counts = _by_ntype(path)
-        try:
-            self._num_nodes = {ntype: int(count) for ntype, count in sorted(counts.items())}
-        except ValueError as error:
-            raise DataFormatError(f"read {path}", str(error), FIX) from error
-        path = folder / "raw" / "triplet-type-list.csv.gz"
-        self._etypes: list[CanonicalEtype] = []
-        for row in sorted(read_texts(path)):
-            if len(row) != 3 or not {row[0], row[2]} <= counts.keys():
-                raise DataFormatError(
-                    f"read {path}", f"{row} does not name the types of an edge", FIX
-                )
-            self._etypes.append((row[0], row[1], row[2]))
-        labelled, split = (
-            _target(path) for path in (folder / _HAS_LABEL, folder / _has_split(meta))
+        #: Files that name the types.
+        counts, etypes, has_label, has_split = self._overviews = (
+            "raw/num-node-dict.csv.gz",
+            "raw/triplet-type-list.csv.gz",
+            "raw/nodetype-has-label.csv.gz",
+            f"split/{meta['split']}/nodetype-has-split.csv.gz",
         )
-        if labelled != split or split not in self._num_nodes:
+        require_files(folder, list(self._overviews), meta["name"])
+        with reading(folder / counts, FIX):
+            nodes = {ntype: int(count) for ntype, count in _by_ntype(folder / counts).items()}
+        self._num_nodes = dict(sorted(nodes.items()))
+        self._etypes: list[CanonicalEtype] = []
+        for row in sorted(read_texts(folder / etypes)):
+            if len(row) != 3 or not {row[0], row[2]} <= nodes.keys():
+                raise wrong_content(folder / etypes, f"{row} does not name the types of an edge")
+            self._etypes.append((row[0], row[1], row[2]))
+        labelled, self._target = _target(folder / has_label), _target(folder / has_split)
+        if labelled != self._target or labelled not in nodes:
             raise DataFormatError(
                 f"read {meta['name']}",
-                f"the labels are of {labelled}, but the split is of {split}",
+                f"the labels are of {labelled}, but the split is of {self._target}",
                 FIX,
             )
-        self._target = split
+        self._label = f"raw/node-label/{labelled}/node-label.csv.gz"
+        self._split = f"split/{meta['split']}/{labelled}"
 
     def _features(self) -> dict[tuple[str, str], str]:
         """Files of node features, by node type and name; OGB lists none of them."""
@@ -157,16 +147,10 @@ class _Raw:
     def _relation(self, etype: CanonicalEtype, name: str) -> str:
         return f"raw/relations/{'___'.join(etype)}/{name}.csv.gz"
 
-    def _label(self) -> str:
-        return f"raw/node-label/{self._target}/node-label.csv.gz"
-
-    def _split(self) -> str:
-        return f"split/{self._meta['split']}/{self._target}"
-
     def files(self) -> list[str]:
         """All files of the data set."""
-        names = [*_overviews(self._meta), self._label()]
-        names += [f"{self._split()}/{part}.csv.gz" for part in SPLITS]
+        names = [*self._overviews, self._label]
+        names += [f"{self._split}/{part}.csv.gz" for part in SPLITS]
         for etype in self._etypes:
             names += [self._relation(etype, name) for name in ("edge", "num-edge-list")]
         return names + list(self._features().values())
@@ -186,9 +170,9 @@ class _Raw:
             path = to / f"{_stem('node', ntype, feature)}.npy"
             dtype = np.float32 if feature == "feat" else None
             unpack_table(self._folder / name, path, self._num_nodes[ntype], dtype)
-        path = self._folder / self._label()
+        path = self._folder / self._label
         ogb.save_labels(path, read_table(path), self._num_nodes[self._target], to)
-        ogb.save_splits(self._folder / self._split(), to)
+        ogb.save_splits(self._folder / self._split, to)
 
     def _ends(self, etype: CanonicalEtype) -> np.ndarray:
         """Sources and destinations of a relation's edges, int64 [2, num_edges]."""
@@ -198,11 +182,8 @@ class _Raw:
         ends = read_table(path, np.int64)
         num_edges = ogb.single(count, read_table(count))
         if ends.shape != (num_edges, 2):
-            raise DataFormatError(
-                f"read {path}",
-                f"it holds a table of shape {ends.shape} for {num_edges} edges",
-                FIX,
-            )
+            problem = f"it holds a table of shape {ends.shape} for {num_edges} edges"
+            raise wrong_content(path, problem)
         return ends.T
 
     def assemble(self, arrays: Mapping[str, np.ndarray], checked: bool) -> HeteroDataset:

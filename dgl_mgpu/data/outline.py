@@ -106,13 +106,13 @@ class Outline:
         return np.sort(np.diff(indptr))[::-1]
 
 
-def files_of(name: str, root: str | Path) -> Path | None:
+def data_folder(name: str, root: str | Path) -> Path | None:
     """The folder of a real data set's files; None where they would be downloaded."""
     root = Path(root).expanduser()
     if name in PUBLISHED_HETERO or name.startswith("ogbn-"):
-        return ogb.found(name, root)
-    find = {"reddit": reddit.found, "facebook": facebook.found}.get(name, planetoid.found)
-    return find(name, root)
+        return ogb.find_folder(name, root)
+    module = {"reddit": reddit, "facebook": facebook}.get(name, planetoid)
+    return module.find_folder(name, root)
 
 
 def outline(name: str, options: Mapping[str, Any]) -> Outline | None:
@@ -138,9 +138,9 @@ def _published(name: str, sizes: Sizes, options: Mapping[str, Any]) -> Outline:
         f"node: {sizes.source}); {_MODELLED.format(exponent=GraphSpec.exponent)}",
         name,
         {_NTYPE: sizes.nodes},
-        _of_one_type(sizes.nodes, edges, options),
-        {_NTYPE: _of_nodes(sizes.nodes, width, sizes.others)},
-        (sizes.nodes, sizes.classes, np.int8) if sizes.several else (sizes.nodes, np.int64),
+        _only_relation(sizes.nodes, edges, options),
+        {_NTYPE: _feature_shapes(sizes.nodes, width, sizes.int_features)},
+        (sizes.nodes, sizes.classes, np.int8) if sizes.multi_label else (sizes.nodes, np.int64),
         sizes.classes,
         _edge_width=0 if means else sizes.edge_width,
     )
@@ -152,9 +152,9 @@ def _published_hetero(name: str, sizes: HeteroSizes, options: Mapping[str, Any])
         relations |= {(dst, f"rev_{e}", src): edges for (src, e, dst), edges in relations.items()}
     nodes = ", ".join(f"{count:,} of {ntype}" for ntype, count in sizes.nodes.items())
     features = {
-        ntype: _of_nodes(count, sizes.widths.get(ntype, 0), sizes.others.get(ntype, ()))
+        ntype: _feature_shapes(count, sizes.widths.get(ntype, 0), sizes.int_features.get(ntype, ()))
         for ntype, count in sorted(sizes.nodes.items())
-        if ntype in {*sizes.widths, *sizes.others}
+        if ntype in {*sizes.widths, *sizes.int_features}
     }
     return Outline(
         f"sizes as published (nodes: {nodes}; {sum(sizes.edges.values()):,} edges without reverse "
@@ -177,8 +177,8 @@ def _generated(name: str, spec: GraphSpec, options: Mapping[str, Any]) -> Outlin
         f"{_MODELLED.format(exponent=spec.exponent)}",
         name,
         {_NTYPE: spec.num_nodes},
-        _of_one_type(spec.num_nodes, edges, options, spec.exponent),
-        {_NTYPE: _of_nodes(spec.num_nodes, spec.num_features)},
+        _only_relation(spec.num_nodes, edges, options, spec.exponent),
+        {_NTYPE: _feature_shapes(spec.num_nodes, spec.num_features)},
         (spec.num_nodes, spec.num_labels, np.int8)
         if spec.num_labels
         else (spec.num_nodes, np.int64),
@@ -213,7 +213,7 @@ def _igbh(spec: IgbhSpec) -> Outline:
     )
 
 
-def _of_one_type(
+def _only_relation(
     num_nodes: int,
     num_edges: int,
     options: Mapping[str, Any],
@@ -223,11 +223,11 @@ def _of_one_type(
     return {(_NTYPE, "_E", _NTYPE): _Relation(num_edges + loops, exponent, exponent)}
 
 
-def _of_nodes(
-    num_nodes: int, width: int, others: tuple[str, ...] = ()
+def _feature_shapes(
+    num_nodes: int, width: int, int_features: tuple[str, ...] = ()
 ) -> dict[str, tuple[Any, ...]]:
     """Shapes and dtypes of features, by name."""
-    features: dict[str, tuple[Any, ...]] = {name: (num_nodes, 1, np.int64) for name in others}
+    features: dict[str, tuple[Any, ...]] = {name: (num_nodes, 1, np.int64) for name in int_features}
     return ({"feat": (num_nodes, width, np.float32)} if width else {}) | features
 
 

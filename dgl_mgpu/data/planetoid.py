@@ -106,7 +106,7 @@ def _folders(name: str, root: Path) -> tuple[Path, ...]:
     return root / "planetoid", root, root / f"planetoid_{name}"
 
 
-def found(name: str, root: Path) -> Path | None:
+def find_folder(name: str, root: Path) -> Path | None:
     """Return the folder of the files, None if there is none."""
     best = _most_complete(name, _folders(name, root))
     return best and best[0]

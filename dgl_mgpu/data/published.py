@@ -31,8 +31,8 @@ class Sizes(NamedTuple):
     classes: int  # or labels of which a node may have several
     source: str  # who published them
     edge_width: int = 0  # float32 features of an edge
-    others: tuple[str, ...] = ()  # further features of nodes, an int64 each
-    several: bool = False  # whether a node may have several labels
+    int_features: tuple[str, ...] = ()  # further features of nodes, an int64 each
+    multi_label: bool = False  # whether a node may have several labels
     directed: bool = False  # whether edges have no reverse, so that the loader may add them
 
 
@@ -45,7 +45,7 @@ class HeteroSizes(NamedTuple):
     target: str  # the type that is classified
     classes: int
     source: str  # who published them
-    others: Mapping[str, tuple[str, ...]]  # further features of nodes, an int64 each
+    int_features: Mapping[str, tuple[str, ...]]  # further features of nodes, an int64 each
 
 
 #: By name, of one type of nodes and edges.
@@ -56,14 +56,21 @@ PUBLISHED: dict[str, Sizes] = {
     # 171,002 links, of which 179 are self-loops; words are projected to 128 numbers.
     "facebook": Sizes(22_470, 2 * (171_002 - 179), 128, 4, "Rozemberczki et al., 2021"),
     "reddit": Sizes(232_965, 114_615_892, 602, 41, "DGL's RedditDataset"),
-    "ogbn-arxiv": Sizes(169_343, 1_166_243, 128, 40, OGB, others=("year",), directed=True),
+    "ogbn-arxiv": Sizes(169_343, 1_166_243, 128, 40, OGB, int_features=("year",), directed=True),
     "ogbn-products": Sizes(2_449_029, 2 * 61_859_140, 100, 47, OGB),
     "ogbn-papers100M": Sizes(
-        111_059_956, 1_615_685_872, 128, 172, OGB, others=("year",), directed=True
+        111_059_956, 1_615_685_872, 128, 172, OGB, int_features=("year",), directed=True
     ),
     "ogbn-proteins": Sizes(
-        132_534, 2 * 39_561_252, 0, 112, OGB, edge_width=8, others=("species",), several=True
-    ),
+        132_534,
+        2 * 39_561_252,
+        0,
+        112,
+        OGB,
+        edge_width=8,
+        int_features=("species",),
+        multi_label=True,
+    ),  # fmt: skip
 }
 
 #: By name, of several types.
@@ -85,6 +92,6 @@ PUBLISHED_HETERO: dict[str, HeteroSizes] = {
         target="paper",
         classes=349,
         source=OGB,
-        others={"paper": ("year",)},
+        int_features={"paper": ("year",)},
     )
 }

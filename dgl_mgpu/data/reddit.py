@@ -43,7 +43,7 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
     self_loops : bool
         Give every node exactly one self-loop.
     """
-    folder = found(name, Path(root))
+    folder = find_folder(name, Path(root))
     if folder is None:
         folder = Path(root) / "reddit"
         instead = f"put {_GRAPH} and {_DATA} into {folder}"
@@ -80,7 +80,7 @@ def load(name: str, root: Path, *, self_loops: bool = False) -> Dataset:
         )
 
 
-def found(name: str, root: Path) -> Path | None:
+def find_folder(name: str, root: Path) -> Path | None:
     """Return the folder of the files, None if there is none."""
     folders = (root / _DGLS_FOLDER, root / "reddit")
     return next((folder for folder in folders if folder.is_dir()), None)

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from dgl_mgpu.data.files import FIX, reading
-from dgl_mgpu.errors import DataFormatError
+from dgl_mgpu.data.files import FIX, reading, wrong_content
 
 _CHUNK_ROWS = 1 << 16
 
@@ -49,13 +48,15 @@ def unpack_table(
             )
             out = out.T if transpose else out
         if chunk.dtype != out.dtype:
-            raise _wrong(path, "it holds whole numbers in some rows and others in other rows")
+            raise wrong_content(
+                path, "it holds whole numbers in some rows and others in other rows"
+            )
         if done + len(chunk) > rows:
-            raise _wrong(path, f"it has more than {rows} rows")
+            raise wrong_content(path, f"it has more than {rows} rows")
         out[done : done + len(chunk)] = chunk
         done += len(chunk)
     if done < rows:
-        raise _wrong(path, f"it has {done} rows instead of {rows}")
+        raise wrong_content(path, f"it has {done} rows instead of {rows}")
 
 
 def _chunks(path: Path, dtype: Any) -> Iterator[np.ndarray]:
@@ -73,12 +74,8 @@ def _chunks(path: Path, dtype: Any) -> Iterator[np.ndarray]:
 
 def _cast(path: Path, chunk: np.ndarray, dtype: Any) -> np.ndarray:
     if chunk.dtype.kind not in "iuf":
-        raise _wrong(path, "it holds something that is not a number")
+        raise wrong_content(path, "it holds something that is not a number")
     is_whole = chunk.dtype.kind in "iu"
     if dtype is np.int64 and not is_whole:
-        raise _wrong(path, "it holds numbers that are not whole, or empty cells")
+        raise wrong_content(path, "it holds numbers that are not whole, or empty cells")
     return chunk.astype(dtype or (np.int64 if is_whole else np.float32))
-
-
-def _wrong(path: Path, found: str) -> DataFormatError:
-    return DataFormatError(f"read {path}", found, FIX)

@@ -150,26 +150,27 @@ class EpochReport:
             A key is missing or a value is of another type.
         """
         try:
+            seconds = values["seconds"]
+            stages = [field.name for field in fields(StageSeconds) if field.name in seconds]
+            tiers = [
+                TierTraffic(
+                    require_str(tier["name"]), require_str(tier["table"]),
+                    require_int(tier["rows"]), require_int(tier["bytes"]),
+                )
+                for tier in values["tiers"]
+            ]  # fmt: skip
             return cls(
-                epoch=whole(values["epoch"]),
-                steps=whole(values["steps"]),
-                seeds=whole(values["seeds"]),
-                loss=_float_or(values["loss"], math.nan),
-                train_accuracy=_float_or(values["train_accuracy"], math.nan),
-                valid_accuracy=_float_or(values["valid_accuracy"], None),
-                test_accuracy=_float_or(values["test_accuracy"], None),
-                seconds=_stage_seconds(values["seconds"]),
-                tiers=tuple(
-                    TierTraffic(
-                        name=text(tier["name"]),
-                        table=text(tier["table"]),
-                        rows=whole(tier["rows"]),
-                        bytes=whole(tier["bytes"]),
-                    )
-                    for tier in values["tiers"]
-                ),
-                ranks=whole(values["ranks"]),
-                metric_name=text(values.get("figure", ACCURACY)),  # earlier versions had no other
+                **{
+                    name: require_int(values[name]) for name in ("epoch", "steps", "seeds", "ranks")
+                },
+                loss=_number_or(values["loss"], math.nan),
+                train_accuracy=_number_or(values["train_accuracy"], math.nan),
+                valid_accuracy=_number_or(values["valid_accuracy"], None),
+                test_accuracy=_number_or(values["test_accuracy"], None),
+                seconds=StageSeconds(**{name: require_number(seconds[name]) for name in stages}),
+                tiers=tuple(tiers),
+                # Earlier versions knew no other metric.
+                metric_name=require_str(values.get("figure", ACCURACY)),
             )
         except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
             missing = isinstance(error, KeyError)
@@ -255,7 +256,7 @@ def best_epoch(reports: Sequence[EpochReport]) -> EpochReport | None:
     return max(finite, key=score, default=None)
 
 
-def stages_of(reports: Sequence[EpochReport]) -> list[str]:
+def stage_names(reports: Sequence[EpochReport]) -> list[str]:
     """The stages that any of the epochs has, in order, "total" last.
 
     The first epochs of a resumed run may have other ones than the last.
@@ -273,30 +274,25 @@ def usual_longest(seconds: Sequence[float]) -> float:
     return max(duration for duration in seconds if duration <= limit)
 
 
-def _stage_seconds(values: Mapping[str, Any]) -> StageSeconds:
-    known = (field.name for field in fields(StageSeconds))
-    return StageSeconds(**{stage: number(values[stage]) for stage in known if stage in values})
+def _number_or(value: Any, missing: Any) -> Any:
+    return missing if value is None else require_number(value)
 
 
-def _float_or(value: Any, missing: Any) -> Any:
-    return missing if value is None else number(value)
-
-
-def whole(value: Any) -> int:
+def require_int(value: Any) -> int:
     """Check that a value of a record is an integer of at most 64 bits."""
     if type(value) is not int or abs(value) >= 2**63:
         raise TypeError(f"{value!r:.50} is no whole number")
     return value
 
 
-def number(value: Any) -> float:
+def require_number(value: Any) -> float:
     """Check that a value of a record is a number."""
     if type(value) not in (int, float):
         raise TypeError(f"{value!r:.50} is no number")
     return float(value)
 
 
-def text(value: Any) -> str:
+def require_str(value: Any) -> str:
     """Check that a value of a record is a string."""
     if type(value) is not str:
         raise TypeError(f"{value!r:.50} is no text")

@@ -22,7 +22,7 @@ from dgl_mgpu.report.epoch import (
     WITHIN_OTHERS,
     EpochReport,
     best_epoch,
-    stages_of,
+    stage_names,
     usual_longest,
 )
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
@@ -103,7 +103,7 @@ def write_report(
         "reports": reports,
         "overview": _overview(reports, summary or last_line or {}, profile),
         "several_ranks": any(report.ranks > 1 for report in reports),
-        "within_others": not WITHIN_OTHERS.isdisjoint(stages_of(reports)),
+        "within_others": not WITHIN_OTHERS.isdisjoint(stage_names(reports)),
         "placement": None,
         "tiers": _tiers(reports),
         "links": _links(reports, plan),
@@ -212,7 +212,7 @@ def _overview(
 
 
 def _epochs(reports: Sequence[EpochReport]) -> _Table:
-    stages = [stage for stage in stages_of(reports) if stage != "total"]
+    stages = [stage for stage in stage_names(reports) if stage != "total"]
     parts = [stage for stage in stages if stage not in WITHIN_OTHERS]
     measured = [report.seconds.measured() for report in reports]
     # The sum may be longer than the total, where stages overlap.
@@ -243,7 +243,7 @@ def _epochs(reports: Sequence[EpochReport]) -> _Table:
 
 def _stages(reports: Sequence[EpochReport]) -> _Table:
     rows: list[list[str | Bar]] = []
-    for stage in stages_of(reports):
+    for stage in stage_names(reports):
         if stage in ("evaluate", "total"):  # not a part of training
             continue
         spent = [(r, s) for r in reports if (s := getattr(r.seconds, stage)) is not None]

@@ -90,7 +90,7 @@ class MachineMap:
         ]
         together = f" from one, {min(ports):g} GB/s from all others together" if ports else ""
         for gpu in self._gpus:
-            share = self._busy.of_peers(gpu)
+            share = self._busy.peer_share(gpu)
             self._line((gpu, gpu), (1.0, _HUB), _colour(share), 5)
             self._write(gpu + 0.06, (1 + _HUB) / 2, percent(share), size=9, align="left")
         self._line((self._left, self._right), (_HUB, _HUB), "0.25", 7)

@@ -40,8 +40,8 @@ class Busy:
     disk: float
 
     @classmethod
-    def of(cls, plan: Plan) -> Busy:
-        """Of a plan's links.
+    def from_plan(cls, plan: Plan) -> Busy:
+        """The shares of a plan's links.
 
         Raises InvalidInputError if the plan lacks their loads, because it was made by hand or read
         from a checkpoint of an earlier version.
@@ -76,7 +76,7 @@ class Busy:
                 links[link] = np.fmax(links[link], share)  # of two GPUs, a port is a link too
         return cls(links, taken, served, host, shared, disk)
 
-    def of_peers(self, gpu: int) -> float:
+    def peer_share(self, gpu: int) -> float:
         """The share of the busiest link or port between a GPU and the others."""
         peers = np.arange(len(self.links)) != gpu
         links = [*self.links[gpu, peers], *self.links[peers, gpu]]

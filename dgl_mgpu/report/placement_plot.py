@@ -86,7 +86,7 @@ def picture_format(file: str | os.PathLike[str]) -> str:
 
 
 def _draw(figure: SubFigure, plan: Plan, title: str) -> None:
-    busy = Busy.of(plan)
+    busy = Busy.from_plan(plan)
     panels = figure.subplot_mosaic(
         [["machine", "machine"], ["links", "tables"]],
         height_ratios=[1.25, 1.0], width_ratios=[1.35, 1.0],

@@ -15,7 +15,7 @@ from matplotlib.ticker import MaxNLocator, PercentFormatter
 
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.report.colours import BLACK, BLUE, GREY, RED, STAGE_COLOURS, TIER_COLOURS
-from dgl_mgpu.report.epoch import EpochReport, stages_of, usual_longest
+from dgl_mgpu.report.epoch import EpochReport, stage_names, usual_longest
 from dgl_mgpu.utils.units import human_seconds
 
 _MOST_BARS = 40
@@ -68,7 +68,7 @@ def plot_curves(
 def _draw_stages(axes: Axes, epochs: np.ndarray, reports: Sequence[EpochReport]) -> None:
     parts = {
         stage: np.array([getattr(report.seconds, stage) or 0.0 for report in reports])
-        for stage in stages_of(reports)
+        for stage in stage_names(reports)
         if stage in STAGE_COLOURS
     }
     totals = np.array([report.seconds.total for report in reports])

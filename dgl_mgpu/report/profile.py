@@ -46,7 +46,7 @@ class StepProfile:
     operations: list[tuple[str, float, float]]
 
     @classmethod
-    def of(cls, trace: Trace) -> StepProfile:
+    def from_trace(cls, trace: Trace) -> StepProfile:
         """Measure a trace."""
         count = len(trace.steps)
         work = [item for item in trace.work if item.device == trace.device]
@@ -172,7 +172,7 @@ class Profile:
                 trace = read_trace(self._folder / TRACE_FILE)
                 trace = replace(trace, steps=trace.steps[:complete])
                 draw_step(trace, self._folder / TIMELINE_FILE)
-                text = json.dumps(with_sum(asdict(StepProfile.of(trace))), indent=1)
+                text = json.dumps(with_sum(asdict(StepProfile.from_trace(trace))), indent=1)
                 (self._folder / PROFILE_FILE).write_text(text + "\n", encoding="utf-8")
         except OSError as error:
             raise OutputError(

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 from rich.markup import escape
 from rich.table import Table
 
-from dgl_mgpu.report.epoch import MEANINGS, EpochReport, best_epoch, stages_of
+from dgl_mgpu.report.epoch import MEANINGS, EpochReport, best_epoch, stage_names
 from dgl_mgpu.utils.units import human_bytes, human_count, human_seconds, human_share
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def summary_table(
 
     speed = statistics.median(report.seeds_per_second for report in reports)
     table.add_row("seeds/s (median)", human_count(speed))
-    for stage in stages_of(reports):
+    for stage in stage_names(reports):
         # Not every epoch is evaluated.
         spent = [
             seconds[stage]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dgl_mgpu.data import HETEROGENEOUS, check_options, load, load_hetero, names
-from dgl_mgpu.data.outline import files_of, outline
+from dgl_mgpu.data.outline import data_folder, outline
 from dgl_mgpu.data.published import PUBLISHED, PUBLISHED_HETERO
 from dgl_mgpu.errors import ConfigError
 
@@ -33,13 +33,13 @@ def test_what_ogb_says_of_its_data(name, master):
     assert sizes.classes == (labels if labels > 1 else int(of["num classes"]))
     others = of["additional node files"].replace("None", "").replace("node_", "")
     if name in PUBLISHED_HETERO:
-        assert sizes.others == {sizes.target: tuple(others.split(","))}
+        assert sizes.int_features == {sizes.target: tuple(others.split(","))}
         return
-    assert sizes.several == (labels > 1)
+    assert sizes.multi_label == (labels > 1)
     assert bool(sizes.width) == (of["has_node_attr"] == "True")
     assert bool(sizes.edge_width) == (of["has_edge_attr"] == "True")
     assert sizes.directed == (of["add_inverse_edge"] == "False")
-    assert ",".join(sizes.others) == others
+    assert ",".join(sizes.int_features) == others
 
 
 def test_sums_that_ogbs_paper_gives_of_mag():
@@ -114,8 +114,8 @@ def test_edges_with_features_have_ids_until_nodes_have_their_means():
 
 @pytest.mark.parametrize("name", [*PUBLISHED, *PUBLISHED_HETERO])
 def test_files_that_are_not_there(name, tmp_path):
-    assert files_of(name, tmp_path) is None
-    assert files_of(name, tmp_path / "nothing") is None
+    assert data_folder(name, tmp_path) is None
+    assert data_folder(name, tmp_path / "nothing") is None
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_files_that_are_there(name, folder, files, tmp_path):
     for file in files:
         (tmp_path / folder / file).parent.mkdir(exist_ok=True)
         (tmp_path / folder / file).touch()
-    assert files_of(name, tmp_path) == tmp_path / folder
+    assert data_folder(name, tmp_path) == tmp_path / folder
 
 
 @pytest.mark.parametrize(

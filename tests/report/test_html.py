@@ -82,7 +82,7 @@ def _write(folder, reports, summary=None, **options):
 def _profiled(folder):
     trace = read_trace(write_trace(folder / "trace.json.gz", gpu_events()))
     draw_step(trace, folder / "timeline.png")
-    (folder / "profile.json").write_text(json.dumps(asdict(StepProfile.of(trace))))
+    (folder / "profile.json").write_text(json.dumps(asdict(StepProfile.from_trace(trace))))
 
 
 def test_one_file_without_scripts_that_needs_no_other(tmp_path, make_report):

@@ -122,7 +122,7 @@ def test_loads_row_by_row(plan):
 
 
 def test_busy_shares_are_bytes_over_bandwidth_over_time(plan):
-    busy = Busy.of(plan)
+    busy = Busy.from_plan(plan)
     spent = {(load.kind, load.readers, load.holders): load for load in plan.loads}
     for (kind, readers, holders), load in spent.items():
         share = load.nbytes / (load.bandwidth * 1e9 * efficiency(kind, ROW_BYTES))
@@ -141,25 +141,25 @@ def test_busy_shares_are_bytes_over_bandwidth_over_time(plan):
 def test_a_step_by_hand():
     even = [table(np.ones(ROWS))]
     dealt = solve(two_gpus(), even, "partitioned")
-    busy = Busy.of(dealt)
+    busy = Busy.from_plan(dealt)
     # 500 rows over 50 GB/s; a GPU's memory serves its own 500 and the other's at 900 GB/s.
     assert dealt.step_seconds == pytest.approx(500 * 4096 / 50e9)
     assert busy.links == pytest.approx(np.array([[1 / 9, 1.0], [1.0, 1 / 9]]))
-    assert busy.of_peers(0) == pytest.approx(1.0)
+    assert busy.peer_share(0) == pytest.approx(1.0)
     # All 2000 rows of both come over the 30 GB/s that they share, of which reads reach 95 %.
-    off = Busy.of(solve(two_gpus(), even, "host"))
+    off = Busy.from_plan(solve(two_gpus(), even, "host"))
     assert off.shared == {(0, 1): pytest.approx(1.0)}
     assert off.host == pytest.approx([30 / 50, 30 / 40])
     # Half of the rows on the disk: 1000 rows at 4 GB/s, after 2000 at 28.5.
     disk = solve(two_gpus(), even, "host", host_budget=120 * 4096, allow_disk=True)
     times = 2000 * 4096 / 28.5e9, 1000 * 4096 / 4e9
     assert disk.step_seconds == pytest.approx(sum(times))
-    assert Busy.of(disk).disk == pytest.approx(times[1] / sum(times))
-    assert Busy.of(disk).shared[0, 1] == pytest.approx(times[0] / sum(times))
+    assert Busy.from_plan(disk).disk == pytest.approx(times[1] / sum(times))
+    assert Busy.from_plan(disk).shared[0, 1] == pytest.approx(times[0] / sum(times))
 
 
 def test_what_a_switch_serves_and_takes():
-    busy = Busy.of(solve(preset("hgx-h200"), [table(np.ones(ROWS))], "partitioned"))
+    busy = Busy.from_plan(solve(preset("hgx-h200"), [table(np.ones(ROWS))], "partitioned"))
     # Seven links of 396 GB/s behind ports of 373.
     assert busy.taken == pytest.approx(np.ones(8))
     assert busy.served == pytest.approx(np.ones(8))
@@ -183,7 +183,7 @@ def _map(plan):
     figure = Figure(figsize=(12.0, 6.0), dpi=100)
     FigureCanvasAgg(figure)
     axes = figure.add_axes((0.0, 0.08, 0.93, 0.9))
-    MachineMap(axes, plan, Busy.of(plan)).draw()
+    MachineMap(axes, plan, Busy.from_plan(plan)).draw()
     return figure, axes
 
 

@@ -48,7 +48,7 @@ def test_a_profile_may_take_as_long_as_it_writes(tmp_path, monkeypatch):
 
 def test_figures_of_a_gpu_by_hand(tmp_path):
     trace = read_trace(write_trace(tmp_path / "trace.json.gz", gpu_events()))
-    found = StepProfile.of(trace)
+    found = StepProfile.from_trace(trace)
     assert (found.steps, found.step_seconds) == (2, pytest.approx(900e-6, abs=1e-8))
     assert found.busy_share == pytest.approx(1050 / 1800, abs=1e-5)
     # Means over both steps, of what lies within them.

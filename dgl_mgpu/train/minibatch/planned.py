@@ -9,7 +9,7 @@ import numpy as np
 
 from dgl_mgpu.config.schema import Config
 from dgl_mgpu.data import HETEROGENEOUS, Dataset, HeteroDataset
-from dgl_mgpu.data.outline import Outline, files_of, outline
+from dgl_mgpu.data.outline import Outline, data_folder, outline
 from dgl_mgpu.errors import ConfigError
 from dgl_mgpu.machine import Topology, preset, probe, probe_shared_memory
 from dgl_mgpu.machine.shared_memory import SharedMemory
@@ -105,7 +105,7 @@ def _known(config: Config) -> tuple[Outline | None, str]:
         return None, "sizes, degrees and hotness are counted in the graph as it is generated"
     if data.name.startswith("generated"):
         return found, found.origin
-    files = files_of(data.name, data.root)
+    files = data_folder(data.name, data.root)
     if files is not None:
         return None, f"sizes, degrees and hotness are counted in the files in {files}"
     return found, f"{data.name} is not in {data.root} (no plan downloads it): {found.origin}"

@@ -23,7 +23,7 @@ from dgl_mgpu.layerwise_inference.group import InferenceGroup
 from dgl_mgpu.models.homogeneous import NodeModel
 from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import EpochReport, StageSeconds, TierTraffic
-from dgl_mgpu.report.epoch import number, text, whole
+from dgl_mgpu.report.epoch import require_int, require_number, require_str
 from dgl_mgpu.store.embedding.optimizers import EmbeddingOptimizer
 from dgl_mgpu.store.feature_storage import Traffic
 from dgl_mgpu.store.global_store import GlobalStore
@@ -78,13 +78,13 @@ class _Sums:
             If it is none.
         """
         return cls(
-            loss=number(part["loss"]),
-            correct=number(part["correct"]),
-            seeds=whole(part["seeds"]),
-            steps=whole(part["steps"]),
-            seconds={name: number(spent) for name, spent in part["seconds"].items()},
+            loss=require_number(part["loss"]),
+            correct=require_number(part["correct"]),
+            seeds=require_int(part["seeds"]),
+            steps=require_int(part["steps"]),
+            seconds={name: require_number(spent) for name, spent in part["seconds"].items()},
             tiers=[
-                (text(table), text(memory), whole(rows), whole(nbytes))
+                (require_str(table), require_str(memory), require_int(rows), require_int(nbytes))
                 for table, memory, rows, nbytes in part["tiers"]
             ],
         )
