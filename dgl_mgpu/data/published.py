@@ -70,7 +70,7 @@ PUBLISHED: dict[str, Sizes] = {
         edge_width=8,
         int_features=("species",),
         multi_label=True,
-    ),  # fmt: skip
+    ),
 }
 
 #: By name, of several types.
