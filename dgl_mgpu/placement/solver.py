@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -120,38 +120,31 @@ def solve(
     return replace(plan, policy=policy)
 
 
+@dataclass
 class _Problem:
     """One call of :func:`solve`, its arguments checked.
 
     More room than rounding needs is tried until a plan takes at most ``good_seconds``.
     """
 
-    def __init__(
-        self,
-        topology: Topology,
-        tables: Sequence[TableSpec],
-        policy: str,
-        budgets: np.ndarray,
-        ratios: Mapping[str, float | None],
-        cell_rows: int = _CELL_ROWS,
-        good_seconds: float = np.inf,
-    ) -> None:
-        self._topology = topology
-        self._policy = policy
-        self._budgets = budgets
-        self._ratios = ratios
-        self._cell_rows = cell_rows
-        self._good_seconds = good_seconds
-        self._tables = tables
-        self._resources = Resources.of(topology)
-        n = topology.num_gpus
+    topology: Topology
+    tables: Sequence[TableSpec]
+    policy: str
+    budgets: np.ndarray
+    ratios: Mapping[str, float | None]
+    cell_rows: int = _CELL_ROWS
+    good_seconds: float = np.inf
+
+    def __post_init__(self) -> None:
+        self._resources = Resources.of(self.topology)
+        n = self.topology.num_gpus
         self._candidates: Candidates
-        if policy == "auto":
-            self._automorphisms = find_automorphisms(topology, budgets[:n].tolist())
-            self._candidates = AllSets(topology, self._automorphisms)
+        if self.policy == "auto":
+            self._automorphisms = find_automorphisms(self.topology, self.budgets[:n].tolist())
+            self._candidates = AllSets(self.topology, self._automorphisms)
         else:
             self._automorphisms = np.arange(n)[None]
-            self._candidates = FixedPatterns(patterns_of(policy, topology), n)
+            self._candidates = FixedPatterns(patterns_of(self.policy, self.topology), n)
 
     def plan(self) -> tuple[Plan, float]:
         """The plan, in whole rows, and the seconds that no plan by these candidates beats."""
@@ -160,12 +153,12 @@ class _Problem:
             raise self._does_not_fit(solution.overflow)
         tiers = self._simplify(specs, tiers, _SIMPLE * solution.lower_bound)
         tables = {name: TablePlan(name, tuple(table)) for name, table in tiers.items()}
-        n = self._topology.num_gpus
-        gpu_budget, (host_budget, disk_budget) = self._budgets[:n], self._budgets[n:]
+        n = self.topology.num_gpus
+        gpu_budget, (host_budget, disk_budget) = self.budgets[:n], self.budgets[n:]
         plan = Plan(
-            topology=self._topology.name,
+            topology=self.topology.name,
             num_gpus=n,
-            policy=self._policy,
+            policy=self.policy,
             tables=tables,
             gpu_budget=tuple(int(budget) for budget in gpu_budget),
             host_budget=int(host_budget),
@@ -180,7 +173,7 @@ class _Problem:
 
     @cached_property
     def _placed(self) -> tuple[list[TableSpec], dict[str, list[Tier]] | None, Solution]:
-        return self._place(self._budgets, self._ratios)
+        return self._place(self.budgets, self.ratios)
 
     def _seconds(self, specs: list[TableSpec], tiers: Mapping[str, list[Tier]]) -> float:
         """Time of the slowest GPU."""
@@ -196,7 +189,7 @@ class _Problem:
             if (
                 len(simple[spec.name]) < len(tiers[spec.name])
                 and self._seconds(specs, simple) <= limit
-                and (excess_bytes(self._budgets, specs, simple) <= 0).all()
+                and (excess_bytes(self.budgets, specs, simple) <= 0).all()
             ):
                 tiers = simple
         return tiers
@@ -205,7 +198,7 @@ class _Problem:
         self, budgets: np.ndarray, ratios: Mapping[str, float | None]
     ) -> tuple[list[TableSpec], dict[str, list[Tier]] | None, Solution]:
         """Tables, their tiers if everything fits, and the solution that these realize."""
-        row_bytes = sum(table.total_bytes / max(table.num_rows, 1) for table in self._tables)
+        row_bytes = sum(table.total_bytes / max(table.num_rows, 1) for table in self.tables)
         reserve = _ROUNDED_ROWS * row_bytes
         next_to_nothing = np.where(reserve < 1e-3 * budgets, reserve, 0.0)
         best, seconds = None, np.inf
@@ -219,7 +212,7 @@ class _Problem:
                         continue
                     if (time := self._seconds(specs, tiers)) < seconds:
                         best, seconds = (specs, tiers, solution), time
-                if best and seconds <= max(self._good_seconds, solution.lower_bound):
+                if best and seconds <= max(self.good_seconds, solution.lower_bound):
                     break
             elif np.all(keep == 0.0):  # less room will not help
                 break
@@ -230,7 +223,7 @@ class _Problem:
     ) -> tuple[list[TableSpec], LinearProgram, Solution]:
         specs: list[TableSpec] = []
         cuts: list[int | None] = []
-        for table in self._tables:
+        for table in self.tables:
             ratio, cut = ratios[table.kind], None
             if ratio is not None:
                 position = round(ratio * table.num_rows)
@@ -241,17 +234,17 @@ class _Problem:
         program = LinearProgram(
             self._resources, specs, self._candidates, self._automorphisms, budgets, cuts
         )
-        exact = self._policy != "auto" or len(self._automorphisms) == self._topology.num_gpus
-        return specs, program, best_placement(program, exact, self._cell_rows)
+        exact = self.policy != "auto" or len(self._automorphisms) == self.topology.num_gpus
+        return specs, program, best_placement(program, exact, self.cell_rows)
 
     # --- when it does not fit ------------------------------------------------------------
 
     def _does_not_fit(self, overflow: float) -> PlanDoesNotFitError:
-        n = self._topology.num_gpus
-        total = math.ceil(sum(table.total_bytes for table in self._tables))
+        n = self.topology.num_gpus
+        total = math.ceil(sum(table.total_bytes for table in self.tables))
         missing = f"{max(math.ceil(overflow), 1):,} bytes"
-        action = f"place {total:,} bytes on '{self._topology.name}' by the policy '{self._policy}'"
-        fixed = {kind: ratio for kind, ratio in self._ratios.items() if ratio is not None}
+        action = f"place {total:,} bytes on '{self.topology.name}' by the policy '{self.policy}'"
+        fixed = {kind: ratio for kind, ratio in self.ratios.items() if ratio is not None}
         if not fixed:
             return PlanDoesNotFitError(
                 action, f"{missing} do not fit into all memories together",
@@ -259,20 +252,20 @@ class _Problem:
                 total, total - math.ceil(overflow),
             )  # fmt: skip
         scale, _ = _bisect(lambda share: self._fits(
-            self._budgets, {kind: ratio and ratio * share for kind, ratio in self._ratios.items()}
+            self.budgets, {kind: ratio and ratio * share for kind, ratio in self.ratios.items()}
         ))  # fmt: skip
         on_gpus = np.arange(n + 2) < n
         _, more = _bisect(lambda share: not self._fits(
-            self._budgets + on_gpus * share * total, self._ratios
+            self.budgets + on_gpus * share * total, self.ratios
         ))  # fmt: skip
-        budget = int(self._budgets[:n].min())
+        budget = int(self.budgets[:n].min())
         needed = budget + math.ceil(more * total)
         names = {"topology": "graph_ratio", "features": "feature_ratio"}
         shares = ", ".join(
             f"{names[kind]}={math.floor(ratio * scale * 1e3) / 1e3}"
             for kind, ratio in fixed.items()
         )
-        instead = "the policy 'auto'" if self._policy == "partitioned" else shares
+        instead = "the policy 'auto'" if self.policy == "partitioned" else shares
         return PlanDoesNotFitError(
             action, f"{missing} do not fit: each GPU has {budget:,} bytes and needs {needed:,}",
             f"give {needed - budget:,} bytes more on each GPU, or use {instead}", needed, budget,
