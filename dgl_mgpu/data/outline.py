@@ -47,8 +47,8 @@ class Outline:
     _name: str
     _nodes: Mapping[str, int]
     _relations: Mapping[CanonicalEtype, _Relation]
-    _features: Mapping[str, Mapping[str, tuple[Any, ...]]]
-    _labels: tuple[Any, ...]
+    _features: Mapping[str, Mapping[str, np.ndarray]]  # by node type and name, without memory
+    _labels: np.ndarray  # likewise
     _classes: int
     _target: str | None = None
     _edge_width: int = 0
@@ -70,34 +70,30 @@ class Outline:
             hotness[src] += out
             indptr = np.zeros(self._nodes[dst] + 1, np.int64)
             np.cumsum(into, out=indptr[1:])
-            indices = _nothing(relation.edges, dtype=index_dtype(self._nodes[src]))
+            indices = _no_memory(relation.edges, dtype=index_dtype(self._nodes[src]))
             edges[src, etype, dst] = CSC(indptr, indices, None)
         shared: dict[str, Any] = {
             "name": self._name,
             "num_classes": self._classes,
-            "labels": _nothing(*self._labels[:-1], dtype=self._labels[-1]),
+            "labels": self._labels,
             **dict.fromkeys(("train", "valid", "test"), np.empty(0, np.int64)),
             "description": self.origin,
             "checked": True,
         }
-        features = {
-            ntype: {name: _nothing(*shape, dtype=dtype) for name, (*shape, dtype) in named.items()}
-            for ntype, named in self._features.items()
-        }
         if self._target is not None:
             return HeteroDataset(
                 num_nodes=self._nodes, edges=edges, target=self._target,
-                node_features=features, **shared,
+                node_features=self._features, **shared,
             ), hotness  # fmt: skip
         (csc,) = edges.values()
-        num_edges = len(csc.indices)
-        with_ids: dict[str, Any] = {
-            "edge_features": {"feat": _nothing(num_edges, self._edge_width, dtype=np.float32)},
-            "eids": _nothing(num_edges, dtype=np.int64),
-        }
+        if self._edge_width:
+            num_edges = len(csc.indices)
+            rows = _no_memory(num_edges, self._edge_width, dtype=np.float32)
+            eids = _no_memory(num_edges, dtype=np.int64)
+            shared |= {"edge_features": {"feat": rows}, "eids": eids}
         return Dataset(
             num_nodes=self._nodes[_NTYPE], indptr=csc.indptr, indices=csc.indices,
-            node_features=features[_NTYPE], **(with_ids if self._edge_width else {}), **shared,
+            node_features=self._features[_NTYPE], **shared,
         ), hotness  # fmt: skip
 
     def _degrees(self, num_nodes: int, num_edges: int, exponent: float) -> np.ndarray:
@@ -139,8 +135,8 @@ def _published(name: str, sizes: Sizes, options: Mapping[str, Any]) -> Outline:
         name,
         {_NTYPE: sizes.nodes},
         _only_relation(sizes.nodes, edges, options),
-        {_NTYPE: _feature_shapes(sizes.nodes, width, sizes.int_features)},
-        (sizes.nodes, sizes.classes, np.int8) if sizes.multi_label else (sizes.nodes, np.int64),
+        {_NTYPE: _node_features(sizes.nodes, width, sizes.int_features)},
+        _labels(sizes.nodes, sizes.classes if sizes.multi_label else 0),
         sizes.classes,
         _edge_width=0 if means else sizes.edge_width,
     )
@@ -152,7 +148,7 @@ def _published_hetero(name: str, sizes: HeteroSizes, options: Mapping[str, Any])
         relations |= {(dst, f"rev_{e}", src): edges for (src, e, dst), edges in relations.items()}
     nodes = ", ".join(f"{count:,} of {ntype}" for ntype, count in sizes.nodes.items())
     features = {
-        ntype: _feature_shapes(count, sizes.widths.get(ntype, 0), sizes.int_features.get(ntype, ()))
+        ntype: _node_features(count, sizes.widths.get(ntype, 0), sizes.int_features.get(ntype, ()))
         for ntype, count in sorted(sizes.nodes.items())
         if ntype in {*sizes.widths, *sizes.int_features}
     }
@@ -163,7 +159,7 @@ def _published_hetero(name: str, sizes: HeteroSizes, options: Mapping[str, Any])
         sizes.nodes,
         relations,
         features,
-        (sizes.nodes[sizes.target], np.int64),
+        _labels(sizes.nodes[sizes.target]),
         sizes.classes,
         sizes.target,
     )
@@ -178,10 +174,8 @@ def _generated(name: str, spec: GraphSpec, options: Mapping[str, Any]) -> Outlin
         name,
         {_NTYPE: spec.num_nodes},
         _only_relation(spec.num_nodes, edges, options, spec.exponent),
-        {_NTYPE: _feature_shapes(spec.num_nodes, spec.num_features)},
-        (spec.num_nodes, spec.num_labels, np.int8)
-        if spec.num_labels
-        else (spec.num_nodes, np.int64),
+        {_NTYPE: _node_features(spec.num_nodes, spec.num_features)},
+        _labels(spec.num_nodes, spec.num_labels),
         spec.num_labels or spec.num_classes,
         _seed=spec.seed,
     )
@@ -197,7 +191,10 @@ def _igbh(spec: IgbhSpec) -> Outline:
         elif etype.startswith("rev_"):
             into, out = out, into
         relations[src, etype, dst] = _Relation(count, into, out)
-    row = spec.num_features, np.float16
+    features = {
+        ntype: {"feat": _no_memory(nodes[ntype], spec.num_features, dtype=np.float16)}
+        for ntype in NODE_TYPES
+    }
     return Outline(
         f"sizes of the graph as it would be generated ({sum(nodes.values()):,} nodes, "
         f"{sum(spec.num_edges.values()):,} edges, {spec.num_features} features a node); degrees "
@@ -205,8 +202,8 @@ def _igbh(spec: IgbhSpec) -> Outline:
         igbh.NAME,
         nodes,
         relations,
-        {ntype: {"feat": (nodes[ntype], *row)} for ntype in NODE_TYPES},
-        (nodes["paper"], np.int64),
+        features,
+        _labels(nodes["paper"]),
         spec.num_classes,
         "paper",
         _seed=spec.seed,
@@ -223,14 +220,20 @@ def _only_relation(
     return {(_NTYPE, "_E", _NTYPE): _Relation(num_edges + loops, exponent, exponent)}
 
 
-def _feature_shapes(
+def _labels(num_nodes: int, num_labels: int = 0) -> np.ndarray:
+    """Classes, or as many labels as a node may have."""
+    if num_labels:
+        return _no_memory(num_nodes, num_labels, dtype=np.int8)
+    return _no_memory(num_nodes, dtype=np.int64)
+
+
+def _node_features(
     num_nodes: int, width: int, int_features: tuple[str, ...] = ()
-) -> dict[str, tuple[Any, ...]]:
-    """Shapes and dtypes of features, by name."""
-    features: dict[str, tuple[Any, ...]] = {name: (num_nodes, 1, np.int64) for name in int_features}
-    return ({"feat": (num_nodes, width, np.float32)} if width else {}) | features
+) -> dict[str, np.ndarray]:
+    features = {"feat": _no_memory(num_nodes, width, dtype=np.float32)} if width else {}
+    return features | {name: _no_memory(num_nodes, 1, dtype=np.int64) for name in int_features}
 
 
-def _nothing(*shape: int, dtype: Any) -> np.ndarray:
+def _no_memory(*shape: int, dtype: Any) -> np.ndarray:
     """Zeros that take no memory."""
     return np.broadcast_to(np.zeros((), dtype), shape)
