@@ -238,5 +238,5 @@ def reading(path: Path, fix: str = "fetch the file again") -> Iterator[None]:
         yield
     except DataFormatError:
         raise
-    except (*DAMAGE, csv.Error, SyntaxError, MemoryError) as error:
+    except (*DAMAGE, csv.Error, SyntaxError) as error:
         raise corrupt_file(path, f"{type(error).__name__}: {error}", fix) from error
