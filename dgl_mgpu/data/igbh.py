@@ -57,7 +57,7 @@ _EDGES = {
 }
 
 
-class _Kind(NamedTuple):
+class _Relation(NamedTuple):
     """A relation whose sources draw their destinations."""
 
     src: str
@@ -68,20 +68,20 @@ class _Kind(NamedTuple):
 
 
 #: Relations, without reverse ones.
-KINDS = {
-    "cites": _Kind("paper", "paper", 2.0, 2.0, True),
-    "written_by": _Kind("paper", "author", 2.5, 2.0, True),
-    "topic": _Kind("paper", "fos", 3.0, 1.3, True),
-    "affiliated_to": _Kind("author", "institute", 3.0, 1.5, False),
+RELATIONS = {
+    "cites": _Relation("paper", "paper", 2.0, 2.0, True),
+    "written_by": _Relation("paper", "author", 2.5, 2.0, True),
+    "topic": _Relation("paper", "fos", 3.0, 1.3, True),
+    "affiliated_to": _Relation("author", "institute", 3.0, 1.5, False),
 }
 
 #: All relations, reverse ones too.
 CANONICAL_ETYPES: tuple[CanonicalEtype, ...] = tuple(
     etype
-    for name, kind in KINDS.items()
+    for name, relation in RELATIONS.items()
     for etype in (
-        (kind.src, name, kind.dst),
-        *([] if kind.src == kind.dst else [(kind.dst, f"rev_{name}", kind.src)]),
+        (relation.src, name, relation.dst),
+        *([] if relation.src == relation.dst else [(relation.dst, f"rev_{name}", relation.src)]),
     )
 )
 
@@ -125,7 +125,7 @@ class IgbhSpec:
         return counts
 
     @property
-    def most_ids(self) -> int:
+    def max_ids(self) -> int:
         """An upper bound of the edges of a relation, and of the nodes of a type."""
         return round(1.05 * max(*self.num_edges.values(), *self.num_nodes.values()))
 
@@ -154,7 +154,7 @@ def largest_scale(
     return low
 
 
-class Csc(NamedTuple):
+class TensorCSC(NamedTuple):
     """A relation's edges by destination: edge ``i`` of the graph is entry ``i``."""
 
     indptr: torch.Tensor
@@ -166,7 +166,7 @@ class Igbh:
     """A generated graph, on one device."""
 
     num_nodes: dict[str, int]
-    edges: dict[CanonicalEtype, Csc]  # int32 or int64
+    edges: dict[CanonicalEtype, TensorCSC]  # int32 or int64
     features: torch.Tensor  # (nodes of all types in the order of NODE_TYPES, num_features)
     labels: torch.Tensor  # int64 (papers,)
 
@@ -197,10 +197,10 @@ def generate_igbh(
             found="IGBH does not come in this type",
             fix=f"choose one of {', '.join(map(str, _FEATURE_TYPES))}, and int32 or int64",
         )
-    if spec.most_ids > torch.iinfo(idtype).max:
+    if spec.max_ids > torch.iinfo(idtype).max:
         raise ConfigError(
             asked=f"generate a graph like IGBH at scale {spec.scale:g} with ids of {idtype}",
-            found=f"a relation may have {spec.most_ids:.3g} edges, more than these ids can count",
+            found=f"a relation may have {spec.max_ids:.3g} edges, more than these ids can count",
             fix="choose int64, or a smaller scale",
         )
     device = torch.device(device)
@@ -208,15 +208,16 @@ def generate_igbh(
         ntype: _Nodes(count, place, spec, device)
         for place, (ntype, count) in enumerate(spec.num_nodes.items())
     }
-    edges: dict[CanonicalEtype, Csc] = {}
-    for place, (name, kind) in enumerate(KINDS.items()):
-        src, dst = nodes[kind.src], nodes[kind.dst]
-        drawn = _draw(spec, kind, name, place, src, dst, idtype)
-        if kind.src == kind.dst:
-            edges[kind.src, name, kind.dst] = _both_ways(drawn)
+    edges: dict[CanonicalEtype, TensorCSC] = {}
+    for place, (name, relation) in enumerate(RELATIONS.items()):
+        src, dst = nodes[relation.src], nodes[relation.dst]
+        drawn = _draw(spec, relation, name, place, src, dst, idtype)
+        if relation.src == relation.dst:
+            edges[relation.src, name, relation.dst] = _both_ways(drawn)
         else:
-            edges[kind.src, name, kind.dst] = _group(drawn.indices, _owners(drawn), dst.count)
-            edges[kind.dst, f"rev_{name}", kind.src] = drawn
+            forward = _group(drawn.indices, _owners(drawn), dst.count)
+            edges[relation.src, name, relation.dst] = forward
+            edges[relation.dst, f"rev_{name}", relation.src] = drawn
     edges = {etype: edges[etype] for etype in CANONICAL_ETYPES}
     features = _features(spec, nodes, device, dtype)
     labels = nodes["paper"].classes(torch.arange(nodes["paper"].count, device=device))
@@ -238,7 +239,7 @@ def load(name: str, root: Path, **parameters: float) -> HeteroDataset:
     `root` is not used.
     """
     spec = named_spec(**parameters)
-    is_narrow = spec.most_ids <= torch.iinfo(torch.int32).max
+    is_narrow = spec.max_ids <= torch.iinfo(torch.int32).max
     graph = generate_igbh(spec, idtype=torch.int32 if is_narrow else torch.int64)
     train, valid, test = blockmodel.split(spec.num_nodes["paper"], _SPLIT, spec.seed)
     return HeteroDataset(
@@ -290,9 +291,9 @@ def _generator(spec: IgbhSpec, purpose: int, device: torch.device) -> torch.Gene
 
 
 def _draw(
-    spec: IgbhSpec, kind: _Kind, name: str, place: int, src: _Nodes, dst: _Nodes,
+    spec: IgbhSpec, relation: _Relation, name: str, place: int, src: _Nodes, dst: _Nodes,
     idtype: torch.dtype,
-) -> Csc:  # fmt: skip
+) -> TensorCSC:  # fmt: skip
     """The reverse relation: by source, the destinations that it draws."""
     device = src.device
     draw = _generator(spec, 100 + place, device)
@@ -302,17 +303,17 @@ def _draw(
 
     # The smallest number gives the mean; numbers are rounded at random.
     mean = spec._interpolated(_EDGES[name]) / src.count
-    least = mean * (kind.spread - 1) / kind.spread
-    wanted = least * (1 - uniform(src.count)) ** (-1 / kind.spread) + uniform(src.count)
+    least = mean * (relation.spread - 1) / relation.spread
+    wanted = least * (1 - uniform(src.count)) ** (-1 / relation.spread) + uniform(src.count)
     indptr = torch.zeros(src.count + 1, dtype=torch.int64, device=device)
     torch.cumsum(wanted.long().clamp_(max=dst.count), 0, out=indptr[1:])
     del wanted
     indices = torch.empty(int(indptr[-1]), dtype=idtype, device=device)
-    bend = kind.fame / (kind.fame - 1)
+    bend = relation.fame / (relation.fame - 1)
     for start in range(0, len(indices), _CHUNK):
         part = indices[start : start + _CHUNK]
         ranks = (dst.count * uniform(len(part)) ** bend).long().clamp_(max=dst.count - 1)
-        if kind.has_classes:
+        if relation.has_classes:
             owner = torch.arange(start, start + len(part), device=device)
             owner = torch.searchsorted(indptr, owner, right=True) - 1
             alike = ranks - ranks % spec.num_classes + src.classes(owner)
@@ -320,16 +321,16 @@ def _draw(
             same = (uniform(len(part)) < spec.homophily) & (alike >= 0)
             ranks = torch.where(same, alike, ranks)
         part.copy_(dst.ids(ranks))
-    return Csc(indptr.to(idtype), indices)
+    return TensorCSC(indptr.to(idtype), indices)
 
 
-def _owners(csc: Csc) -> torch.Tensor:
+def _owners(csc: TensorCSC) -> torch.Tensor:
     """The row of each entry."""
     rows = torch.arange(len(csc.indptr) - 1, dtype=csc.indices.dtype, device=csc.indices.device)
     return rows.repeat_interleave(csc.indptr.diff(), output_size=len(csc.indices))
 
 
-def _both_ways(drawn: Csc) -> Csc:
+def _both_ways(drawn: TensorCSC) -> TensorCSC:
     """Edges both ways, and each node's to itself twice."""
     num_rows = len(drawn.indptr) - 1
     own = torch.arange(num_rows, dtype=drawn.indices.dtype, device=drawn.indices.device)
@@ -339,12 +340,12 @@ def _both_ways(drawn: Csc) -> Csc:
     return _group(dst, src, num_rows)
 
 
-def _group(dst: torch.Tensor, src: torch.Tensor, num_rows: int) -> Csc:
+def _group(dst: torch.Tensor, src: torch.Tensor, num_rows: int) -> TensorCSC:
     ordered, order = torch.sort(dst, stable=True)
     indices = src[order]
     del order
     rows = torch.arange(num_rows + 1, dtype=dst.dtype, device=dst.device)
-    return Csc(torch.searchsorted(ordered, rows, out_int32=dst.dtype == torch.int32), indices)
+    return TensorCSC(torch.searchsorted(ordered, rows, out_int32=dst.dtype == torch.int32), indices)
 
 
 def _features(
@@ -355,13 +356,13 @@ def _features(
     centroids = torch.randn(shape, generator=draw, device=device)
     length = spec.signal * math.sqrt(2 * math.log(spec.num_classes))
     centroids *= length / torch.linalg.vector_norm(centroids, dim=1, keepdim=True)
-    counts = [kind.count for kind in nodes.values()]
+    counts = [ntype_nodes.count for ntype_nodes in nodes.values()]
     features = torch.empty(sum(counts), spec.num_features, dtype=dtype, device=device)
     draw = _generator(spec, blockmodel.NOISE, device)
     step = max(1, _CHUNK // spec.num_features)
-    for kind, rows in zip(nodes.values(), features.split(counts), strict=True):
-        for first in range(0, kind.count, step):
-            ids = torch.arange(first, min(first + step, kind.count), device=device)
+    for ntype_nodes, rows in zip(nodes.values(), features.split(counts), strict=True):
+        for first in range(0, ntype_nodes.count, step):
+            ids = torch.arange(first, min(first + step, ntype_nodes.count), device=device)
             chunk = torch.randn(len(ids), spec.num_features, generator=draw, device=device)
-            rows[first : first + step].copy_(chunk.add_(centroids[kind.classes(ids)]))
+            rows[first : first + step].copy_(chunk.add_(centroids[ntype_nodes.classes(ids)]))
     return features

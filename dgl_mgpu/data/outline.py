@@ -19,7 +19,7 @@ from dgl_mgpu.data.csc import CSC, index_dtype
 from dgl_mgpu.data.dataset import Dataset
 from dgl_mgpu.data.generate import SHAPES, GraphSpec, named_spec
 from dgl_mgpu.data.hetero import CanonicalEtype, HeteroDataset
-from dgl_mgpu.data.igbh import KINDS, NODE_TYPES, IgbhSpec
+from dgl_mgpu.data.igbh import NODE_TYPES, RELATIONS, IgbhSpec
 from dgl_mgpu.data.published import PUBLISHED, PUBLISHED_HETERO, HeteroSizes, Sizes
 
 #: DGL's name of the only type of nodes.
@@ -184,8 +184,8 @@ def _generated(name: str, spec: GraphSpec, options: Mapping[str, Any]) -> Outlin
 def _igbh(spec: IgbhSpec) -> Outline:
     nodes, relations = spec.num_nodes, {}
     for (src, etype, dst), count in spec.num_edges.items():
-        kind = KINDS[etype.removeprefix("rev_")]
-        into, out = kind.fame, kind.spread
+        relation = RELATIONS[etype.removeprefix("rev_")]
+        into, out = relation.fame, relation.spread
         if src == dst:
             out = into  # both ways
         elif etype.startswith("rev_"):
