@@ -55,25 +55,14 @@ _STYLES = {"ok": "green", "warning": "yellow", "problem": "bold red", "absent": 
 
 @dataclass(frozen=True)
 class Check:
-    """The outcome of one check.
+    """The outcome of one check."""
 
-    Attributes
-    ----------
-    name : str
-        What was checked.
-    status : {'ok', 'warning', 'problem', 'absent'}
-        ``problem``: training will fail; ``warning``: it may, or runs slower than it could;
-        ``absent``: an optional part is not there.
-    found : str
-        What was found.
-    fix : str
-        What to do about it; empty where there is nothing to do.
-    """
-
-    name: str
+    name: str  # What was checked
+    # {'ok', 'warning', 'problem', 'absent'}: ``problem``: training will fail; ``warning``: it may,
+    # or runs slower than it could; ``absent``: an optional part is not there
     status: Status
-    found: str
-    fix: str
+    found: str  # What was found
+    fix: str  # What to do about it; empty where there is nothing to do
 
 
 def run_checks() -> list[Check]:
@@ -373,10 +362,7 @@ def _register_with_cuda() -> str:
 def _read_in_child(tensors: list[torch.Tensor]) -> list[bool]:
     """Whether another process, handed `tensors`, reads the pattern from each.
 
-    Raises
-    ------
-    RuntimeError
-        If the process ends or stays silent, or with the error it met.
+    Raises RuntimeError if the process ends or stays silent, or with the error it met.
     """
     # Registers how tensors travel: CUDA ones as IPC handles, CPU ones as shared memory.
     importlib.import_module("torch.multiprocessing")

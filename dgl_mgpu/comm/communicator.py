@@ -38,12 +38,8 @@ _NCCL_TIMEOUT = timedelta(seconds=30)
 class Communicator:
     """A group of ranks: those that share one store, or all of a job.
 
-    Parameters
-    ----------
-    group : torch.distributed.ProcessGroup, optional
-        A gloo group; ``None`` for a single process.
-    gpu_group : torch.distributed.ProcessGroup, optional
-        An NCCL group of the same ranks, for tensors on GPUs.
+    ``group``: a gloo group; ``None`` for a single process. ``gpu_group``: an NCCL group of the same
+    ranks, for tensors on GPUs.
     """
 
     def __init__(
@@ -85,15 +81,8 @@ class Communicator:
     def all_gather(self, value: T) -> list[T]:
         """What every rank passed, by rank.
 
-        Parameters
-        ----------
-        value : object
-            Plain data (:func:`dgl_mgpu.comm.serialization.dumps`).
-
-        Raises
-        ------
-        RankFailedError
-            If a rank is gone.
+        ``value``: plain data (:func:`dgl_mgpu.comm.serialization.dumps`). Raises RankFailedError if
+        a rank is gone.
         """
         if self.size == 1:
             return [value]
@@ -103,25 +92,9 @@ class Communicator:
         """Each tensor with those of the other ranks in its place, one rank after the other.
 
         From GPU to GPU (NCCL) where every rank's tensors are on a GPU of its own, else over the
-        hosts (gloo).
-
-        Parameters
-        ----------
-        asked : str
-            What for, should it fail.
-        tensors : sequence of Tensor, shape (n, ...)
-            On one device.  Of the same dtypes and row shapes on all ranks; ``n`` may differ, also
-            between tensors, and be 0.
-
-        Returns
-        -------
-        list of Tensor
-            On the device of ``tensors``.
-
-        Raises
-        ------
-        RankFailedError
-            If a rank is gone, or has too little memory.
+        hosts (gloo).  Tensors of shape (n, ...) are on one device, and have the same dtypes and row
+        shapes on all ranks; ``n`` may differ, also between tensors, and be 0.  ``asked`` says what
+        for, should it fail.  Raises RankFailedError if a rank is gone, or has too little memory.
         """
         if self.size == 1:
             return list(tensors)
@@ -146,11 +119,8 @@ class Communicator:
     def broadcast_from_rank0(self, asked: str, step: Callable[[], T]) -> T:
         """Run ``step`` on the first rank and return its result, plain data, on every rank.
 
-        Raises
-        ------
-        RankFailedError
-            On the other ranks, when it failed; on the first, the original error.  On all, if a
-            rank is gone.
+        Raises RankFailedError on the other ranks, when it failed; on the first, the original error.
+        On all, if a rank is gone.
         """
         if self.size == 1:
             return step()
@@ -171,17 +141,8 @@ class Communicator:
     def send(self, source: int, rows: torch.Tensor) -> None:
         """Give every rank one rank's numbers, in place.
 
-        Parameters
-        ----------
-        source : int
-            The rank that has them.
-        rows : Tensor
-            In the host's memory, contiguous; of the same shape and dtype on all ranks.
-
-        Raises
-        ------
-        RankFailedError
-            If a rank is gone.
+        ``source``: the rank that has them. ``rows``: in the host's memory, contiguous; of the same
+        shape and dtype on all ranks. Raises RankFailedError if a rank is gone.
         """
         if self.size > 1 and rows.numel():
             numbers = rows.flatten().view(torch.uint8)
@@ -192,14 +153,10 @@ class Communicator:
     def run_all(self, asked: str, step: Callable[[], T]) -> T:
         """Run ``step`` on every rank and return this rank's result, or raise on every rank.
 
-        A rank whose step raises still takes part in the exchange, so that the others learn
-        the reason instead of waiting for it.
-
-        Raises
-        ------
-        RankFailedError
-            On the ranks whose own step went well, when another's did not; where it failed,
-            the original error.  On all, if a rank is gone.
+        A rank whose step raises still takes part in the exchange, so that the others learn the
+        reason instead of waiting for it. Raises RankFailedError on the ranks whose own step went
+        well, when another's did not; where it failed, the original error. On all, if a rank is
+        gone.
         """
         try:
             result = step()
@@ -327,18 +284,9 @@ def _send(sent: _Sent, gpu_group: dist.ProcessGroup | None, group: SignedGroup) 
 class _Sent:
     """A tensor on its way to all ranks: as bytes, and each rank's as long as the longest.
 
-    Parameters
-    ----------
-    tensor : Tensor, shape (n, ...)
-    lengths : sequence of int
-        ``n`` of every rank.
-
-    Attributes
-    ----------
-    mine : Tensor, uint8, shape (bytes of the longest,)
-        What this rank sends.
-    every : Tensor, uint8, shape (ranks, bytes of the longest)
-        What it receives.
+    ``tensor``: Tensor, shape (n, ...). ``lengths``: ``n`` of every rank. ``mine`` (Tensor, uint8,
+    shape (bytes of the longest,)): what this rank sends. ``every`` (Tensor, uint8, shape (ranks,
+    bytes of the longest)): what it receives.
     """
 
     def __init__(self, tensor: torch.Tensor, lengths: Sequence[int]) -> None:

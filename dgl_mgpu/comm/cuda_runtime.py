@@ -32,17 +32,10 @@ _REGISTERED_ADDRESS_IS_DEVICE_ADDRESS = 91
 
 @dataclass(frozen=True)
 class DeviceInfo:
-    """A GPU as a rank finds it.
+    """A GPU as a rank finds it."""
 
-    Attributes
-    ----------
-    gpu : str
-        The same for all ranks that use it, whatever number they know it by.
-    free, total : int
-        Bytes.
-    """
-
-    gpu: str
+    gpu: str  # The same for all ranks that use it, whatever number they know it by
+    # Bytes
     free: int
     total: int
 
@@ -50,10 +43,7 @@ class DeviceInfo:
 class Runtime(Protocol):
     """Memory of one rank's GPU.  Tests put a machine without GPUs in its place.
 
-    Attributes
-    ----------
-    device : torch.device
-        Where the tensors of views go, which decides what device operators run on.
+    ``device``: where the tensors of views go, which decides what device operators run on.
     """
 
     device: torch.device
@@ -111,11 +101,8 @@ class Runtime(Protocol):
 class CudaRuntime:
     """The CUDA device that is torch's current one at the time.
 
-    Raises
-    ------
-    UnavailableError
-        If CuPy cannot be imported, or the driver gives registered host memory another
-        address.
+    Raises UnavailableError if CuPy cannot be imported, or the driver gives registered host memory
+    another address.
     """
 
     def __init__(self) -> None:
@@ -239,10 +226,7 @@ def _name_of(index: int) -> str:
 def find_runtime() -> Runtime | None:
     """The runtime of this process's GPU, or None where torch sees none.
 
-    Raises
-    ------
-    UnavailableError
-        As :class:`CudaRuntime`.
+    Raises UnavailableError, as :class:`CudaRuntime`.
     """
     return CudaRuntime() if torch.cuda.is_available() else None
 
@@ -250,21 +234,9 @@ def find_runtime() -> Runtime | None:
 def choose_runtime(device: str, ranks: Communicator) -> Runtime | None:
     """The GPU memory that all ranks keep their part of a store in, or None for shared memory.
 
-    Collective.
-
-    Parameters
-    ----------
-    device : str
-        One of :data:`~dgl_mgpu.config.store_options.DEVICES`; 'auto' takes
-        GPUs where every rank has one.
-    ranks : Communicator
-
-    Raises
-    ------
-    ConfigError
-        If ranks ask for different devices.
-    UnavailableError
-        If 'cuda' is asked for and a rank has no GPU or no CuPy.
+    Collective. ``device``: one of :data:`~dgl_mgpu.config.store_options.DEVICES`; 'auto' takes GPUs
+    where every rank has one. Raises ConfigError if ranks ask for different devices;
+    UnavailableError if 'cuda' is asked for and a rank has no GPU or no CuPy.
     """
 
     def look() -> tuple[Runtime | None, str]:

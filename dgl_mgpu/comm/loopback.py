@@ -38,16 +38,8 @@ class _Socket(NamedTuple):
 def connections_are_ours(count: int) -> Iterator[None]:
     """Raise unless what this process connects to inside, on this machine, is this user's too.
 
-    Other machines' ends are theirs to look at.
-
-    Parameters
-    ----------
-    count : int
-        How many connections are made inside, at least.
-
-    Raises
-    ------
-    RankFailedError
+    Other machines' ends are theirs to look at. ``count``: how many connections are made inside, at
+    least. Raises RankFailedError.
     """
     before = _own_inodes()
     yield

@@ -38,13 +38,8 @@ class NotPlainError(TypeError):
 def register(kind: type, to_plain: Callable[[Any], Any], of_plain: Callable[[Any], Any]) -> None:
     """Have a class of this package written and read.
 
-    Parameters
-    ----------
-    kind : type
-    to_plain : callable
-        What makes plain data of an object.
-    of_plain : callable
-        What makes an object of that.  It gets whatever bytes say, so it must run nothing of it.
+    ``to_plain``: what makes plain data of an object. ``of_plain``: what makes an object of that. It
+    gets whatever bytes say, so it must run nothing of it.
     """
     _registered[kind] = to_plain, of_plain
 
@@ -52,19 +47,10 @@ def register(kind: type, to_plain: Callable[[Any], Any], of_plain: Callable[[Any
 def dumps(value: Any) -> bytes:
     """Bytes from which :func:`loads` makes an equal value.
 
-    Parameters
-    ----------
-    value : object
-        None, bool, int, float, complex, str, bytes; tuple, list, dict,
-        OrderedDict, set, frozenset, slice;
-        paths; NumPy's numeric arrays, scalars and dtypes; torch's dense tensors in the host's
-        memory, sizes, dtypes and devices; enumerations, named tuples and data classes of this
-        package; of these in any depth.
-
-    Raises
-    ------
-    NotPlainError
-        If it is, or holds, anything else.
+    ``value``: None, bool, int, float, complex, str, bytes; tuple, list, dict, OrderedDict, set,
+    frozenset, slice; paths; NumPy's numeric arrays, scalars and dtypes; torch's dense tensors in
+    the host's memory, sizes, dtypes and devices; enumerations, named tuples and data classes of
+    this package; of these in any depth. Raises NotPlainError if it is, or holds, anything else.
     """
     buffers: list[memoryview] = []
     tree = _encoded(value, buffers)
@@ -75,12 +61,8 @@ def dumps(value: Any) -> bytes:
 def loads(data: bytes | memoryview) -> Any:
     """The value that was written.
 
-    Arrays and tensors have memory of their own.
-
-    Raises
-    ------
-    NotPlainError
-        If the bytes were not written by :func:`dumps`.
+    Arrays and tensors have memory of their own. Raises NotPlainError if the bytes were not written
+    by :func:`dumps`.
     """
     try:
         view = memoryview(data)

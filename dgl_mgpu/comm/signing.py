@@ -51,18 +51,9 @@ def job_secret() -> bytes:
 class SignedGroup:
     """A gloo group whose ranks exchange plain data.
 
-    Collective: all ranks make it, and make the same calls in the same order.
-
-    Parameters
-    ----------
-    group : torch.distributed.ProcessGroup
-
-    Raises
-    ------
-    RankFailedError
-        In each method, if a message is no rank's, or of one that has another secret.
-    RuntimeError
-        Gloo's, in each method, if a rank is gone.
+    Collective: all ranks make it, and make the same calls in the same order. Every method raises
+    RankFailedError if a message is no rank's, or of one that has another secret, and Gloo's
+    RuntimeError if a rank is gone.
     """
 
     def __init__(self, group: dist.ProcessGroup) -> None:

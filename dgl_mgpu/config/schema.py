@@ -70,12 +70,7 @@ class Config:
     topology: str = "auto"
 
     def check(self) -> None:
-        """Check values that no type can.
-
-        Raises
-        ------
-        ConfigError
-        """
+        """Check values that no type can. Raises ConfigError."""
         self._check_ranges()
         self._check_names()
         sampler = self.sampler
@@ -106,10 +101,7 @@ class Config:
     def store_options(self) -> StoreOptions:
         """The store's options, with the mini-batch that times are modelled for.
 
-        Raises
-        ------
-        ConfigError
-            As :class:`~dgl_mgpu.config.store_options.StoreOptions`.
+        Raises ConfigError, as :class:`~dgl_mgpu.config.store_options.StoreOptions`.
         """
         return StoreOptions(
             batch_size=self.planned_seeds(),
@@ -343,12 +335,7 @@ def _is_fanout(given: Any) -> bool:
 
 
 def to_config(raw: Any) -> Config:
-    """Merge a composed configuration into its schema and check its values.
-
-    Raises
-    ------
-    ConfigError
-    """
+    """Merge a composed configuration into its schema and check its values. Raises ConfigError."""
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -374,10 +361,7 @@ def config_of_run(saved: Any) -> Config:
     """The configuration that a run has kept, which may be someone else's: plain values alone.
 
     Nothing is looked up for it, as OmegaConf would for ``${oc.env:HOME}``, and no key names code.
-
-    Raises
-    ------
-    ConfigError
+    Raises ConfigError.
     """
     if not isinstance(saved, Mapping):
         raise ConfigError(

@@ -37,11 +37,8 @@ _SIZE = re.compile(r"\s*(\d+(?:\.\d+)?)\s*([KMGT]?)i?B?\s*", re.IGNORECASE)
 def parse_bytes(text: str | int, asked: str) -> int | None:
     """A number of bytes: ``16GiB``, ``512MB`` (powers of 1024 both), or None for ``auto``.
 
-    Raises
-    ------
-    ConfigError
-        If it is no size, or a number without a unit that is too small to be one of bytes;
-        ``asked`` says of what.
+    Raises ConfigError if it is no size, or a number without a unit that is too small to be one of
+    bytes; ``asked`` says of what.
     """
     if text == "auto":
         return None
@@ -202,19 +199,10 @@ def options_as_written(values: dict[str, Any], prefix: str) -> dict[str, Any]:
     """Check options from a command line or a YAML file, before there is a store.
 
     They are stricter than those of a program: a size is text, and a value has the type that YAML
-    gives it.  Relative paths become absolute, since the script may change its folder.
-
-    Parameters
-    ----------
-    values : dict
-        Options by the names of :class:`StoreOptions`.
-    prefix : str
-        What stands before a key on the command line, for messages: ``--store``.
-
-    Raises
-    ------
-    ConfigError
-        If a key is unknown, or a value is none that the store takes.
+    gives it. Relative paths become absolute, since the script may change its folder. ``values``:
+    options by the names of :class:`StoreOptions`. ``prefix``: what stands before a key on the
+    command line, for messages: ``--store``. Raises ConfigError if a key is unknown, or a value is
+    none that the store takes.
     """
     known = StoreOptions.__dataclass_fields__
     for key, value in values.items():

@@ -19,24 +19,13 @@ from dgl_mgpu.models.rgat import RGAT, CanonicalEtype
 
 @dataclass(frozen=True)
 class HeteroInputs:
-    """What a model has to know of a heterogeneous graph and its features.
-
-    Attributes
-    ----------
-    ntypes : sequence of str
-    canonical_etypes : sequence of (str, str, str)
-    target : str
-        The node type that logits are of.
-    widths : mapping of str to int
-        Numbers in a row of features, of the node types that have some.
-    embeddings : mapping of str to nn.Module
-        For each other node type, what gives rows for node ids.
-    """
+    """What a model has to know of a heterogeneous graph and its features."""
 
     ntypes: Sequence[str]
     canonical_etypes: Sequence[CanonicalEtype]
-    target: str
-    widths: Mapping[str, int]
+    target: str  # The node type that logits are of
+    widths: Mapping[str, int]  # Numbers in a row of features, of the node types that have some
+    # For each other node type, what gives rows for node ids
     embeddings: Mapping[str, nn.Module] = field(default_factory=dict)
 
 
@@ -67,11 +56,6 @@ class InputRows(nn.Module):
 
     Features of another width go through a linear map, one a node type; nodes of types without
     features have rows of embeddings.
-
-    Parameters
-    ----------
-    inputs : HeteroInputs
-    width : int
     """
 
     def __init__(self, inputs: HeteroInputs, width: int) -> None:
@@ -89,11 +73,7 @@ class InputRows(nn.Module):
     def forward(self, inputs: Mapping[str, Any], dtype: torch.dtype) -> dict[str, torch.Tensor]:
         """Rows by node type, each of shape (nodes, width).
 
-        Parameters
-        ----------
-        inputs : dict of dict of Tensor
-            By node type, ``"feat"`` and the ids ``dgl.NID`` of input nodes.
-        dtype : torch.dtype
+        ``inputs``: by node type, ``"feat"`` and the ids ``dgl.NID`` of input nodes.
         """
         features, nodes = (self._by_ntype(inputs.get(key, {})) for key in ("feat", dgl.NID))
         return {ntype: self._of(ntype, features, nodes, dtype) for ntype in self._ntypes}
@@ -116,13 +96,7 @@ class InputRows(nn.Module):
 
 
 class RelationalModel(nn.Module):
-    """R-GCN or R-GAT, and what makes its input rows.
-
-    Parameters
-    ----------
-    rows : InputRows
-    layers : RGCN or RGAT
-    """
+    """R-GCN or R-GAT, and what makes its input rows."""
 
     inputs = ("feat",)
 
@@ -136,14 +110,8 @@ class RelationalModel(nn.Module):
     ) -> torch.Tensor:
         """Logits of the target's nodes, those of the last block, shape (nodes, classes).
 
-        Without blocks there is no output, shape (0, 1), but gradients, all zero.
-
-        Parameters
-        ----------
-        graphs : DGLGraph, or sequence of it
-            A graph, or a block for each layer.
-        inputs : dict of dict of Tensor
-            As for `InputRows`.
+        Without blocks there is no output, shape (0, 1), but gradients, all zero. ``graphs``: a
+        graph, or a block for each layer. ``inputs``: as for `InputRows`.
         """
         if not isinstance(graphs, dgl.DGLGraph) and not graphs:
             return no_logits(self)
@@ -156,20 +124,8 @@ def build_relational_model(
 ) -> RelationalModel:
     """The model that a configuration names, for a heterogeneous graph.
 
-    Parameters
-    ----------
-    config : ModelConfig
-    width : int
-        Of input rows (`common_width`).
-    num_classes, num_layers : int
-    inputs : HeteroInputs
-
-    Raises
-    ------
-    ConfigError
-        If it is no model of such graphs.
-    InvalidInputError
-        If R-GAT's heads do not divide its width, or no relation leads to a node type.
+    ``width``: of input rows (`common_width`). Raises ConfigError if it is no model of such graphs;
+    InvalidInputError if R-GAT's heads do not divide its width, or no relation leads to a node type.
     """
     etypes, target = list(inputs.canonical_etypes), inputs.target
     layers: RGCN | RGAT

@@ -33,14 +33,8 @@ Features = Any
 class NodeModel(nn.Module):
     """A stack of convolutions with an activation and dropout between them.
 
-    Parameters
-    ----------
-    convolutions : list of nn.Module
-        One for each layer.
-    dropout : float
-        Share of activations dropped before each convolution.
-    drop_input : bool
-        Whether that includes the input features.
+    ``convolutions``: one for each layer. ``dropout``: share of activations dropped before each
+    convolution. ``drop_input``: whether that includes the input features.
     """
 
     inputs: tuple[str, ...] = ("feat",)
@@ -65,16 +59,11 @@ class NodeModel(nn.Module):
     ) -> torch.Tensor:
         """Logits of the seed nodes, or of a graph's nodes, shape (nodes, classes).
 
-        Without blocks there is no output, shape (0, 1), but gradients, all zero.
-
-        Parameters
-        ----------
-        graphs : DGLGraph, or list of it
-            A graph, or a block for each layer.
-        inputs : dict of Tensor
-            Features of its nodes, or of the first block's source nodes: ``"feat"``, and on blocks
-            what `inputs` names beside it.  By node type, each a dict, where there are several.
-            For a model with an embedding ids in the whole graph, `dgl.NID`, in place of features.
+        Without blocks there is no output, shape (0, 1), but gradients, all zero. ``graphs``: a
+        graph, or a block for each layer. ``inputs``: features of its nodes, or of the first block's
+        source nodes: ``"feat"``, and on blocks what `inputs` names beside it. By node type, each a
+        dict, where there are several. For a model with an embedding ids in the whole graph,
+        `dgl.NID`, in place of features.
         """
         if isinstance(graphs, dgl.DGLGraph):
             graphs = [graphs] * len(self.convolutions)
@@ -248,14 +237,8 @@ class _RelationalConv(nn.Module):
 class RGCN(NodeModel):
     """R-GCN (Schlichtkrull et al., 2018), on graphs of one type of nodes or many.
 
-    Parameters
-    ----------
-    widths : list of int
-    config : ModelConfig
-    etypes : sequence of str or (str, str, str)
-        The graph's edge types, by names or canonically.
-    target : str
-        The node type that logits are of.
+    ``etypes``: the graph's edge types, by names or canonically. ``target``: the node type that
+    logits are of.
     """
 
     def __init__(
@@ -294,10 +277,7 @@ def build_model(
 ) -> NodeModel:
     """The model that a configuration names, whose nodes have features or rows of an embedding.
 
-    Raises
-    ------
-    ConfigError
-        If there is none of that name.
+    Raises ConfigError if there is none of that name.
     """
     if config.name not in _MODELS:
         raise ConfigError(

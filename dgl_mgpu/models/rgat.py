@@ -40,55 +40,28 @@ _MOST_PIECES, _LEAST_PIECE = 64, 1024
 
 @dataclass(frozen=True)
 class _Group:
-    """A relation that reaches nodes, among all of a graph.
+    """A relation that reaches nodes, among all of a graph."""
 
-    Attributes
-    ----------
-    relation : int
-        Its number.
-    groups : slice
-        Its destinations among the groups of edges.
-    targets : slice
-        The same nodes among the rows of the result.
-    """
-
-    relation: int
-    groups: slice
-    targets: slice
+    relation: int  # Its number
+    groups: slice  # Its destinations among the groups of edges
+    targets: slice  # The same nodes among the rows of the result
 
 
 @dataclass(frozen=True)
 class RelationEdges:
-    """The edges of all relations of a block or graph, in groups: one a relation and destination.
+    """The edges of all relations of a block or graph, in groups: one a relation and destination."""
 
-    Attributes
-    ----------
-    sources : tuple of int
-        Where the rows of each source node type begin, and the end of the last.
-    targets : tuple of int
-        The same of destination node types, in the result.
-    groups : tuple of _Group
-        Of relations whose destination type has nodes.
-    indptr : Tensor, shape (num_groups + 1,)
-        Where the edges of each group begin.
-    indices : Tensor, shape (num_edges,)
-        Row of each edge's source.
-    owners : Tensor, shape (num_edges,)
-        Group of each edge.
-    source_cells : Tensor, shape (num_edges,)
-        Where each edge's source has its score for the relation: cell ``(row, relation, 0)`` of
-        ``(rows, relations, 2)``.
-    target_cells : Tensor, shape (num_groups,)
-        Where each group's destination has its: cell ``(row, relation, 1)``.
-    """
-
+    # Where the rows of each source node type begin, and the end of the last
     sources: tuple[int, ...]
-    targets: tuple[int, ...]
-    groups: tuple[_Group, ...]
-    indptr: torch.Tensor
-    indices: torch.Tensor
-    owners: torch.Tensor
+    targets: tuple[int, ...]  # The same of destination node types, in the result
+    groups: tuple[_Group, ...]  # Of relations whose destination type has nodes
+    indptr: torch.Tensor  # shape (num_groups + 1,): where the edges of each group begin
+    indices: torch.Tensor  # shape (num_edges,): row of each edge's source
+    owners: torch.Tensor  # shape (num_edges,): group of each edge
+    # Shape (num_edges,): where each edge's source has its score for the relation: cell ``(row,
+    # relation, 0)`` of ``(rows, relations, 2)``
     source_cells: torch.Tensor
+    # Shape (num_groups,): where each group's destination has its: cell ``(row, relation, 1)``
     target_cells: torch.Tensor
 
     @classmethod
@@ -169,17 +142,11 @@ class _Attention(torch.autograd.Function):
     ) -> torch.Tensor:
         """Sums of rows, projected and weighted.
 
-        Parameters
-        ----------
-        rows : Tensor, shape (n, width_in)
-        weight : Tensor, dtype of ``rows``, shape (relations, heads, width_out, width_in)
-        scorers : Tensor, dtype of ``rows``, shape (relations, 2, heads, width_in)
-            Of sources and of destinations.
-        bias : Tensor, dtype of ``rows``, shape (node types, heads, 1, width_out)
-
-        Returns
-        -------
-        Tensor, shape (num_dst, heads, width_out)
+        ``rows``: Tensor, shape (n, width_in). ``weight``: Tensor, dtype of ``rows``, shape
+        (relations, heads, width_out, width_in). ``scorers`` (Tensor, dtype of ``rows``, shape
+        (relations, 2, heads, width_in)): of sources and of destinations. ``bias``: Tensor, dtype of
+        ``rows``, shape (node types, heads, 1, width_out). Returns Tensor, shape (num_dst, heads,
+        width_out).
         """
         heads, width_in = scorers.shape[2:]
         scores = rows @ scorers.view(-1, width_in).t()
@@ -292,24 +259,10 @@ class RelationalAttention(nn.Module):
     """A layer of R-GAT: an attention over the in-edges of every relation, summed over relations.
 
     The same as ``HeteroGraphConv`` with ``GATConv(..., allow_zero_in_degree=True)`` for each
-    relation and the aggregator ``"sum"``.
-
-    Parameters
-    ----------
-    ntypes : sequence of str
-        In the graph's order.
-    canonical_etypes : sequence of (str, str, str)
-        In the graph's order.  Every node type has to be a destination.
-    width_in, width_out : int
-        Of a row, and of a head's result.
-    heads : int
-    negative_slope : float
-        Of the leaky ReLU of scores.
-
-    Raises
-    ------
-    InvalidInputError
-        If a node type is no relation's destination.
+    relation and the aggregator ``"sum"``. ``ntypes``: in the graph's order. ``canonical_etypes``:
+    in the graph's order. Every node type has to be a destination. ``width_in``, ``width_out``: of a
+    row, and of a head's result. ``negative_slope``: of the leaky ReLU of scores. Raises
+    InvalidInputError if a node type is no relation's destination.
     """
 
     def __init__(
@@ -359,16 +312,9 @@ class RelationalAttention(nn.Module):
     def forward(self, edges: RelationEdges, rows: torch.Tensor) -> torch.Tensor:
         """One row for each destination, shape (num_dst, heads * width_out).
 
-        Parameters
-        ----------
-        edges : RelationEdges
-        rows : Tensor, shape (num_src, width_in)
-            Of all node types, in their order.  Under autocast all is computed in its dtype.
-
-        Raises
-        ------
-        InvalidInputError
-            If there are more or fewer rows than sources.
+        ``rows`` (Tensor, shape (num_src, width_in)): of all node types, in their order. Under
+        autocast all is computed in its dtype. Raises InvalidInputError if there are more or fewer
+        rows than sources.
         """
         if len(rows) != edges.sources[-1]:
             raise InvalidInputError(
@@ -396,25 +342,10 @@ class RGAT(nn.Module):
     """R-GAT for the classification of nodes of one type, as in MLPerf Training's GNN benchmark.
 
     Between layers are a leaky ReLU and dropout, and behind the last a linear map to classes.
-
-    Parameters
-    ----------
-    ntypes, canonical_etypes : sequence
-        Of the graph, as for :class:`RelationalAttention`.
-    target : str
-        The node type that logits are of.
-    width_in : int
-        Of features, of all types of nodes.
-    num_classes : int
-    hidden : int
-        Width of all heads together.
-    num_layers, heads : int
-    dropout : float
-
-    Raises
-    ------
-    InvalidInputError
-        If heads do not divide ``hidden``, a type is unknown or no relation's destination.
+    ``ntypes``, ``canonical_etypes``: of the graph, as for :class:`RelationalAttention`. ``target``:
+    the node type that logits are of. ``width_in``: of features, of all types of nodes. ``hidden``:
+    width of all heads together. Raises InvalidInputError if heads do not divide ``hidden``, a type
+    is unknown or no relation's destination.
     """
 
     def __init__(
@@ -459,13 +390,8 @@ class RGAT(nn.Module):
     ) -> torch.Tensor:
         """Logits of the target's nodes, shape (nodes, classes).
 
-        Parameters
-        ----------
-        graphs : DGLGraph, or sequence of it
-            A graph, or a block for each layer.
-        rows : Tensor, or dict of Tensor by node type
-            Features of its nodes, or of the first block's source nodes.  One tensor, of all types
-            in the graph's order, saves a copy.
+        ``graphs``: a graph, or a block for each layer. ``rows``: features of its nodes, or of the
+        first block's source nodes. One tensor, of all types in the graph's order, saves a copy.
         """
         if isinstance(graphs, dgl.DGLGraph):
             edges = [RelationEdges.of(graphs, self._ntypes, self._etypes)] * len(self.layers)

@@ -25,13 +25,8 @@ def hydras_words(arguments: list[str]) -> list[str]:
     """The command line of a run as Hydra takes it, checked.
 
     Of a run that goes on, the configuration is that of the run before, but for what is said anew.
-
-    Raises
-    ------
-    ConfigError
-        For what is no key, group or flag.
-    CheckpointError
-        If the configuration of the run before cannot be read.
+    Raises ConfigError for what is no key, group or flag; CheckpointError if the configuration of
+    the run before cannot be read.
     """
     _check_flags(arguments)
     flags, overrides = _parted(check_overrides(arguments))
@@ -44,9 +39,7 @@ def hydras_words(arguments: list[str]) -> list[str]:
 def compose(overrides: list[str]) -> Any:
     """The :class:`~dgl_mgpu.config.schema.Config` of a command line; flags are left out.
 
-    Raises
-    ------
-    ConfigError
+    Raises ConfigError.
     """
     from dgl_mgpu.config.schema import to_config
 
@@ -70,13 +63,9 @@ def _check_flags(arguments: list[str]) -> None:
 def check_overrides(arguments: list[str]) -> list[str]:
     """Check that every ``key=value`` names a key or group that is there; return all arguments.
 
-    Options of a data set are those of its loader, not listed in ``configs/``: they come back
-    in the form in which Hydra takes keys whether they are new or not.
-
-    Raises
-    ------
-    ConfigError
-        With the nearest name.
+    Options of a data set are those of its loader, not listed in ``configs/``: they come back in the
+    form in which Hydra takes keys whether they are new or not. Raises ConfigError with the nearest
+    name.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException

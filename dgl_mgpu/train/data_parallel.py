@@ -17,10 +17,7 @@ import torch.distributed as dist
 def take_first_ranks(tensors: Iterable[torch.Tensor]) -> None:
     """Have parameters or buffers be those of the first rank; collective.
 
-    Parameters
-    ----------
-    tensors : iterable of Tensor
-        Of the same shapes and dtypes on all ranks.
+    ``tensors``: of the same shapes and dtypes on all ranks.
     """
     if dist.is_initialized():
         for each in tensors:
@@ -36,14 +33,9 @@ def flattened_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
 def average_gradients(parameters: Sequence[torch.Tensor], flat: torch.Tensor | None = None) -> None:
     """Have gradients be the mean over ranks, zeros where none has any; collective.
 
-    The same gradients give the same bits, whatever was computed before.
-
-    Parameters
-    ----------
-    parameters : sequence of Tensor
-        The same on all ranks, of floating-point dtypes.
-    flat : Tensor, shape (numbers of all parameters,), optional
-        :func:`flattened_gradients`, where that is there already; overwritten.
+    The same gradients give the same bits, whatever was computed before. ``parameters``: the same on
+    all ranks, of floating-point dtypes. ``flat`` (Tensor, shape (numbers of all parameters,)):
+    :func:`flattened_gradients`, where that is there already; overwritten.
     """
     if not dist.is_initialized():
         return

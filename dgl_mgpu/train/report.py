@@ -20,21 +20,9 @@ from dgl_mgpu.train.trainer import Trainer
 class RunReport:
     """A run's progress on the screen; metrics, curves and summary in its folder.
 
-    Used as a context manager while epochs run.
-
-    Parameters
-    ----------
-    config : Config
-    folder : Path
-    trainer : Trainer
-        With the epochs of before, where it resumed.
-    restarts : int
-        How often the run was started again.
-
-    Raises
-    ------
-    OutputError
-        Here and in all methods, if the folder is full or cannot be written.
+    Used as a context manager while epochs run. ``trainer``: with the epochs of before, where it
+    resumed. ``restarts``: how often the run was started again. Raises OutputError here and in all
+    methods, if the folder is full or cannot be written.
     """
 
     def __init__(self, config: Config, folder: Path, trainer: Trainer, restarts: int = 0) -> None:

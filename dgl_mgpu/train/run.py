@@ -105,12 +105,7 @@ def ranks_of_this_machine(config: Config) -> int:
 
 
 def check_start(config: Config) -> None:
-    """Check what can be told without data and ranks, before there are any.
-
-    Raises
-    ------
-    DGLMGPUError
-    """
+    """Check what can be told without data and ranks, before there are any. Raises DGLMGPUError."""
     _check_restarts(config)
     check_options(config.data.name, config.data.options)
     if config.mode == "minibatch":
@@ -138,9 +133,7 @@ def _check_restarts(config: Config) -> None:
 def require_room(num_ranks: int, command: str = "train") -> None:
     """Refuse to start far more ranks for a command than this machine has cores or GPUs for.
 
-    Raises
-    ------
-    ConfigError
+    Raises ConfigError.
     """
     cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
     most = max(_RANKS_ANYWHERE, _RANKS_PER_CORE * cores, gpus)
@@ -157,20 +150,9 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
     """Train on ``trainer.ranks`` ranks; metrics, curves and checkpoints go to ``folder``.
 
     When a rank is lost, or one of its workers, all are started again ``trainer.max_restarts`` times
-    at most, and go on from the run's last checkpoint.
-
-    Parameters
-    ----------
-    make_trainer : callable
-        Makes a rank's trainer; collective, and a module's function, which other processes import.
-    config : Config
-    folder : Path
-
-    Raises
-    ------
-    DGLMGPUError
-    Stopped
-        After SIGTERM, SIGHUP or Ctrl-C; the checkpoint says where.
+    at most, and go on from the run's last checkpoint. ``make_trainer``: makes a rank's trainer;
+    collective, and a module's function, which other processes import. Raises DGLMGPUError; Stopped
+    after SIGTERM, SIGHUP or Ctrl-C; the checkpoint says where.
     """
     warn_of_time()
     last = LastCheckpoint(folder, config.trainer.resume)
@@ -274,10 +256,8 @@ def _train(
 def load_dataset(config: Config) -> Dataset | HeteroDataset:
     """The configured data set, with the self-loops and input features that the model wants.
 
-    Raises
-    ------
-    DGLMGPUError
-        As :func:`dgl_mgpu.data.load`, and if a node of its split has no class that is learned.
+    Raises DGLMGPUError, as :func:`dgl_mgpu.data.load`, and if a node of its split has no class that
+    is learned.
     """
     return as_wanted(config, _load_dataset(config))
 
@@ -329,11 +309,7 @@ def typed_memory(asked: str, fix: str) -> Iterator[None]:
     """Raise what is raised where memory is too small as the error that says what to do.
 
     So are open files and processes, of which there may be so many, and the semaphores by which
-    processes wait for each other.
-
-    Raises
-    ------
-    DeviceMemoryError, LimitError, SharedMemoryError
+    processes wait for each other. Raises DeviceMemoryError, LimitError, SharedMemoryError.
     """
     try:
         yield

@@ -155,24 +155,12 @@ def load_run(
 def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "cpu") -> str:
     """Write what a run's model gives for all nodes; return what that is, in words.
 
-    In a job of several ranks, all of them call it, and the first one writes.
-
-    Parameters
-    ----------
-    folder, device
-        As for :func:`load_run`.
-    out : path
-        A NumPy archive: ``classes``, int64, and ``logits``, float32, with a row for each node;
-        ``labels``, int8 of 1 and 0, in place of classes where nodes may have several; or
-        ``embeddings``, float32, of a run of link prediction.  It takes the place of a file of that
-        name.
-
-    Raises
-    ------
-    OutputError
-        If it cannot be written.
-    DGLMGPUError
-        As :func:`load_run` and :meth:`TrainedRun.predict`.
+    In a job of several ranks, all of them call it, and the first one writes. ``folder``,
+    ``device``: as for :func:`load_run`. ``out``: a NumPy archive: ``classes``, int64, and
+    ``logits``, float32, with a row for each node; ``labels``, int8 of 1 and 0, in place of classes
+    where nodes may have several; or ``embeddings``, float32, of a run of link prediction. It takes
+    the place of a file of that name. Raises OutputError if it cannot be written; DGLMGPUError, as
+    :func:`load_run` and :meth:`TrainedRun.predict`.
     """
     asked = f"write predictions to {out}"
     if out.is_dir():

@@ -29,25 +29,11 @@ StepCallback = Callable[[int, float, float, int], None]
 class Trainer(ABC):
     """Trains a model on one rank, together with the others, epoch by epoch.
 
-    Parameters
-    ----------
-    model : nn.Module
-    optimizer : torch.optim.Optimizer
-    device : torch.device
-        Where the model computes.
-    eval_every : int
-        Epochs between validations; the last epoch is always validated.
-
-    Attributes
-    ----------
-    reports : list of EpochReport
-        Of the epochs done, all ranks together.
-    best_model : dict
-        State dict of the epoch of best validation accuracy.
-    should_stop : callable
-        Asked after each step within an epoch, after the same ones on all ranks.
-    terminate_on_nan : bool
-        Whether a loss that is NaN or infinite ends the run; if not, it is warned of.
+    ``device``: where the model computes. ``eval_every``: epochs between validations; the last epoch
+    is always validated. ``reports``: of the epochs done, all ranks together. ``best_model``: state
+    dict of the epoch of best validation accuracy. ``should_stop``: asked after each step within an
+    epoch, after the same ones on all ranks. ``terminate_on_nan``: whether a loss that is NaN or
+    infinite ends the run; if not, it is warned of.
     """
 
     def __init__(
@@ -110,18 +96,9 @@ class Trainer(ABC):
     def run_epoch(self, last: bool, on_step: StepCallback) -> EpochReport | None:
         """Train one epoch, validate, and return the report of all ranks together.
 
-        None if training stopped before; the next call goes on.
-
-        Parameters
-        ----------
-        last : bool
-            Whether this is the last epoch of the run.
-        on_step : callable
-
-        Raises
-        ------
-        NonFiniteLossError
-            With ``terminate_on_nan``, as soon as a loss is seen that is NaN or infinite.
+        None if training stopped before; the next call goes on. ``last``: whether this is the last
+        epoch of the run. Raises NonFiniteLossError with ``terminate_on_nan``, as soon as a loss is
+        seen that is NaN or infinite.
         """
         number = self.epoch + 1
         validate = last or number % self._eval_every == 0
@@ -165,10 +142,7 @@ class Trainer(ABC):
     def resume(self, checkpoint: Checkpoint) -> None:
         """Go on from a checkpoint, which any number of ranks may have written.
 
-        Raises
-        ------
-        CheckpointError
-            If its states are not those of this model and optimizer.
+        Raises CheckpointError if its states are not those of this model and optimizer.
         """
         try:
             for state in (checkpoint.best_model, checkpoint.model):
@@ -248,12 +222,7 @@ class Trainer(ABC):
 class _LossWatch:
     """Tells of the first loss in an epoch that is not finite, from what is shown of steps anyway.
 
-    Parameters
-    ----------
-    number : int
-        The epoch's.
-    raises : bool
-        Whether it is an error.
+    ``number``: the epoch's. ``raises``: whether it is an error.
     """
 
     def __init__(self, number: int, raises: bool) -> None:

@@ -19,13 +19,9 @@ _ENDING = ".partial"
 def atomic_write(path: Path) -> Iterator[BinaryIO]:
     """A file to write, and read again, that appears under its name when it is complete and on disk.
 
-    Its folder is made if need be.  If anything is raised within, nothing is left of it, and what
-    was there under its name before is as it was.  What a killed process leaves of it, the next one
-    to write it here removes.
-
-    Raises
-    ------
-    OSError
+    Its folder is made if need be. If anything is raised within, nothing is left of it, and what was
+    there under its name before is as it was. What a killed process leaves of it, the next one to
+    write it here removes. Raises OSError.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.exists() and not path.is_file():  # a folder, or a device, whose place it would take

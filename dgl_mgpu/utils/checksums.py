@@ -20,10 +20,7 @@ def with_sum(values: Mapping[str, Any]) -> dict[str, Any]:
 def without_sum(values: Any) -> Any:
     """What `with_sum` was given.  Values without a sum, of earlier versions, stay as they are.
 
-    Raises
-    ------
-    ValueError
-        If it was given something else.
+    Raises ValueError if it was given something else.
     """
     if not isinstance(values, dict) or _KEY not in values:
         return values
@@ -44,10 +41,7 @@ def _sum(values: Mapping[str, Any]) -> int:
 def damaged_part(archive: zipfile.ZipFile) -> str | None:
     """The first part of an archive that is not as it was written; torch does not look.
 
-    Raises
-    ------
-    Exception
-        Whatever damaged bytes lead to (`DAMAGE`).
+    Raises whatever damaged bytes lead to (`DAMAGE`).
     """
     return archive.testzip() or _no_file(archive)
 

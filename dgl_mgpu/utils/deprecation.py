@@ -19,11 +19,7 @@ R = TypeVar("R")
 def deprecated_alias(old: str, function: Callable[P, R], new: str) -> Callable[P, R]:
     """A function under its old name, which warns at each call.
 
-    Parameters
-    ----------
-    old, new : str
-        The names as users write them, such as 'dgl_mgpu.ops.sample_blocks_async'.
-    function : callable
+    ``old``, ``new``: the names as users write them, such as 'dgl_mgpu.ops.sample_blocks_async'.
     """
 
     @functools.wraps(function)
@@ -43,13 +39,8 @@ def deprecated_alias(old: str, function: Callable[P, R], new: str) -> Callable[P
 def renamed_method(old: str, method: Callable[..., R], until: str) -> Callable[..., R]:
     """A method under its old name: warns, and calls what has the new name.
 
-    Parameters
-    ----------
-    old : str
-    method : callable
-        The method of the same class; subclasses may override it.
-    until : str
-        The version that no longer has the old name.
+    ``method``: the method of the same class; subclasses may override it. ``until``: the version
+    that no longer has the old name.
     """
     new = method.__name__
 
@@ -71,12 +62,7 @@ def renamed_method(old: str, method: Callable[..., R], until: str) -> Callable[.
 class RenamedModules(MetaPathFinder, Loader):
     """Imports modules by the names that they had before.
 
-    Parameters
-    ----------
-    names : mapping of str to str
-        Old to new full names.
-    until : str
-        The version that no longer has the old names.
+    ``names``: old to new full names. ``until``: the version that no longer has the old names.
     """
 
     def __init__(self, names: Mapping[str, str], until: str) -> None:

@@ -26,25 +26,11 @@ _held: set[int] = set()
 def locked(path: Path, busy: Callable[[str], None]) -> Iterator[str]:
     """Hold an exclusive lock on a file, which is made if need be and is gone afterwards.
 
-    Only this process holds it, and none that it forks.  Other users may lock the file as well,
-    also where its holder was killed and it is still there.
-
-    Parameters
-    ----------
-    path : Path
-        The file, in a folder that exists.
-    busy : callable
-        Called while another one holds the lock, with who that is: its process, host and since
-        when.  It raises, or returns after a while, and then the lock is tried again.
-
-    Yields
-    ------
-    str
-        Who held it before and ended without taking the file away, since it was killed; or "".
-
-    Raises
-    ------
-    OSError
+    Only this process holds it, and none that it forks. Other users may lock the file as well, also
+    where its holder was killed and it is still there. ``path``: the file, in a folder that exists.
+    ``busy``: called while another one holds the lock, with who that is: its process, host and since
+    when. It raises, or returns after a while, and then the lock is tried again. Who held it before
+    and ended without taking the file away, since it was killed; or "". Raises OSError.
     """
     while True:
         descriptor = _opened(path)

@@ -32,10 +32,7 @@ _ECHO_SECONDS = 0.3
 class Stopped(SystemExit):
     """Ends a process that was told to stop and has done so, with the exit status this has.
 
-    Parameters
-    ----------
-    signum : int
-        The signal that told it.
+    ``signum``: the signal that told it.
     """
 
     def __init__(self, signum: int = signal.SIGTERM) -> None:
@@ -47,20 +44,10 @@ class StopSignals:
     """Takes the signals `STOPPING`, within ``with``, for a wish to stop.
 
     One that is ignored stays so: SIGHUP by ``nohup``, SIGINT by a shell for a command in the
-    background.  On another than the main thread, which hears no signals, nothing is done.
-
-    Parameters
-    ----------
-    notify : callable, optional
-        Called after each signal, in its handler.
-
-    Attributes
-    ----------
-    first : int or None
-        The signal that came first.
-    again : bool
-        Whether Ctrl-C came after that, which is to end the process at once.  Where `Interrupts`
-        hears it, too, that does so.
+    background. On another than the main thread, which hears no signals, nothing is done.
+    ``notify``: called after each signal, in its handler. ``first``: the signal that came first.
+    ``again``: whether Ctrl-C came after that, which is to end the process at once. Where
+    `Interrupts` hears it, too, that does so.
     """
 
     def __init__(self, notify: Callable[[], None] = lambda: None) -> None:
@@ -108,24 +95,11 @@ class Interrupts:
     """Hears Ctrl-C within ``with``: the first raises KeyboardInterrupt, a second ends at once.
 
     So does the first, after `timeouts.INTERRUPT` seconds, if the process is still within; unless
-    `StopSignals` has heard it.  SIGQUIT, Ctrl-\\, ends at once, too.  On another than the main
-    thread, and where SIGINT is not Python's to handle (a shell has a command in the background
-    ignore it), nothing is done.
-
-    Parameters
-    ----------
-    last_words : callable
-        What to say before the process is ended by a signal; called on another thread.
-
-    Attributes
-    ----------
-    heard : bool
-        Whether Ctrl-C was heard, whatever has become of the KeyboardInterrupt.
-
-    Raises
-    ------
-    RuntimeError
-        If no thread can be started.
+    `StopSignals` has heard it. SIGQUIT, Ctrl-\\, ends at once, too. On another than the main thread,
+    and where SIGINT is not Python's to handle (a shell has a command in the background ignore it),
+    nothing is done. ``last_words``: what to say before the process is ended by a signal; called on
+    another thread. ``heard``: whether Ctrl-C was heard, whatever has become of the
+    KeyboardInterrupt. Raises RuntimeError if no thread can be started.
     """
 
     def __init__(self, last_words: Callable[[int], str]) -> None:

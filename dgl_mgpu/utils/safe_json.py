@@ -9,10 +9,7 @@ from typing import Any
 def loads(text: str | bytes) -> Any:
     """What ``json.loads`` returns.
 
-    Raises
-    ------
-    ValueError
-        If it is not JSON, or nested so deeply that Python's parser gives up.
+    Raises ValueError if it is not JSON, or nested so deeply that Python's parser gives up.
     """
     try:
         return json.loads(text)

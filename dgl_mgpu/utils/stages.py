@@ -19,12 +19,8 @@ class stage:  # as a function in a ``with``
     """What is done within is stage ``name`` of a step; stages may stand within others.
 
     An NVTX range where a GPU is in use, which costs next to nothing while no tool listens, and a
-    range of torch's profiler while that runs.
-
-    Parameters
-    ----------
-    name : str
-        ``"sample"``, ``"gather"``, ``"forward"``, ``"backward"``, ``"update"``, ``"evaluate"``, ….
+    range of torch's profiler while that runs. ``name``: ``"sample"``, ``"gather"``, ``"forward"``,
+    ``"backward"``, ``"update"``, ``"evaluate"``, ….
     """
 
     # Not a generator: several stages a step, in which a GPU may wait for the host.
@@ -72,10 +68,6 @@ class StageTimes:
 
     Listens within ``with``.  Stages that overlap count in full, and so does the time in which a GPU
     waits for the host within one.
-
-    Parameters
-    ----------
-    device : torch.device
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -119,10 +111,7 @@ class StageTimes:
 class StageClock:
     """How long stages take that follow on each other, without waiting for them.
 
-    Parameters
-    ----------
-    device : torch.device
-        On a GPU what its current stream does is timed, elsewhere the host.
+    ``device``: on a GPU what its current stream does is timed, elsewhere the host.
     """
 
     def __init__(self, device: torch.device) -> None:

@@ -34,11 +34,8 @@ _life = contextlib.ExitStack()
 def temporary_folder(place: Path) -> Iterator[Path]:
     """A new folder of this process alone, which is removed afterwards.
 
-    Those that killed processes of the same user left in the same place are removed first.
-
-    Raises
-    ------
-    OSError
+    Those that killed processes of the same user left in the same place are removed first. Raises
+    OSError.
     """
     for each in place.glob(f"{_PREFIX}*"):
         if _is_own_folder(each) and killed_holder(each / _LOCK):
@@ -57,12 +54,8 @@ def keep_together() -> None:
     """Have multiprocessing keep its files in a folder of this process, from now until its end.
 
     Children share it: sockets by which DataLoader workers hand over tensors, which lie in a folder
-    of each (``pymp-…``) otherwise, where that of a worker that is killed stays.  Semaphores, which
-    have names in ``/dev/shm`` for a moment, are named after the folder.
-
-    Raises
-    ------
-    OutputError
+    of each (``pymp-…``) otherwise, where that of a worker that is killed stays. Semaphores, which
+    have names in ``/dev/shm`` for a moment, are named after the folder. Raises OutputError.
     """
     config = multiprocessing.current_process()._config  # type: ignore[attr-defined]
     if config.get("tempdir") is not None:  # the job's, which this is a process of

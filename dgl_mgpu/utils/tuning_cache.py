@@ -17,21 +17,11 @@ from dgl_mgpu.utils.checksums import with_sum, without_sum
 
 @dataclass(frozen=True)
 class TuningCache:
-    """A file of what was found, by what it was found for.
+    """A file of what was found, by what it was found for."""
 
-    Attributes
-    ----------
-    name : str
-        The file's.
-    format : int
-        A higher number when older findings no longer hold.
-    kind : type
-        Of a finding; others in the file are left out.
-    """
-
-    name: str
-    format: int
-    kind: type
+    name: str  # The file's
+    format: int  # A higher number when older findings no longer hold
+    kind: type  # Of a finding; others in the file are left out
 
     @property
     def path(self) -> Path:

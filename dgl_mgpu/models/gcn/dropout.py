@@ -19,18 +19,10 @@ def drop_(
 ) -> None:
     """Set elements to 0 with a chance of ``rate``, and raise the others so that means stay.
 
-    Parameters
-    ----------
-    rows : Tensor, shape (num_nodes, width)
-        Changed in place.
-    nodes : Tensor, int64, shape (num_nodes,)
-        Which elements are taken depends on these, on the column and on ``key`` alone.
-    key : int
-        Signed, 64 bits.
-    rate : float
-        In [0, 1).
-    first_column : int
-        Number of the first of the columns, where rows have more of them than these.
+    ``rows`` (Tensor, shape (num_nodes, width)): changed in place. ``nodes`` (Tensor, int64, shape
+    (num_nodes,)): which elements are taken depends on these, on the column and on ``key`` alone.
+    ``key``: signed, 64 bits. ``rate``: in [0, 1). ``first_column``: number of the first of the
+    columns, where rows have more of them than these.
     """
     width = rows.shape[1]
     low, high = _signed(key), _signed(key >> 32)

@@ -41,38 +41,23 @@ class Passes:
     Parameters are a weight a layer, then a bias a layer but the last, or none.  A layer's input is
     already multiplied with ``left`` where the layer sums first, but for the first layer's, which
     is not ours.
-
-    Attributes
-    ----------
-    index : HeteroGraphIndex
-    dtype : torch.dtype
-        Of buffers.
-    left, right : Tensor, shape (num_nodes, 1), or None
-        What rows are multiplied with before and after sums over in-edges.
-    sums_first : tuple of bool
-        Of each layer.
-    dropout : float
-    key : int
-        Which elements dropout takes.
-    nodes : Tensor, int64, shape (num_nodes,), or None
-        Ids in the whole graph, for dropout.
-    keep_every : int
-    keeps_sums : bool
-        Whether hidden layers that sum first leave their sums behind.
-    input_sums : Tensor or HostRows, shape (num_nodes, widths[0]), or None
-        Normalised sums of the input, where they are kept: they take its place.
     """
 
     index: HeteroGraphIndex
-    dtype: torch.dtype
+    dtype: torch.dtype  # Of buffers
+    # Shape (num_nodes, 1), or None: what rows are multiplied with before and after sums over
+    # in-edges
     left: torch.Tensor | None
     right: torch.Tensor | None
-    sums_first: tuple[bool, ...]
+    sums_first: tuple[bool, ...]  # Of each layer
     dropout: float
-    key: int
+    key: int  # Which elements dropout takes
+    # int64, shape (num_nodes,), or None: ids in the whole graph, for dropout
     nodes: torch.Tensor | None
     keep_every: int
-    keeps_sums: bool = False
+    keeps_sums: bool = False  # Whether hidden layers that sum first leave their sums behind
+    # Tensor or HostRows, shape (num_nodes, widths[0]), or None: normalised sums of the input, where
+    # they are kept: they take its place
     input_sums: Input | None = None
 
     def with_input_sums(self, sums: Input) -> Passes:

@@ -42,63 +42,31 @@ class _Damaged(Exception):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything a run needs to go on as if it had never stopped.
+    """Everything a run needs to go on as if it had never stopped."""
 
-    Attributes
-    ----------
-    epoch : int
-        Epochs done; training goes on with the next.
-    model, optimizer : dict
-        State dicts.  What is too large for memory is a `SpilledState` in them.
-    best_model : dict
-        State dict of the epoch of best validation accuracy.
-    random : list of Tensor, uint8
-        States of each rank's generators, that of the device its model is on and the CPU's.
-    reports : list of dict
-        The report of each epoch so far.
-    config : dict
-        The run's configuration.
-    plan : dict
-        Where the store kept what; empty where there was none.
-    batches : int
-        Batches of the next epoch that all ranks together have done already.
-    parts : list of dict
-        What each rank has to report of them.
-    captured : list of dict
-        What decides which of each rank's steps are CUDA graphs, empty for one without any.
-    """
-
-    epoch: int
+    epoch: int  # Epochs done; training goes on with the next
+    # State dicts. What is too large for memory is a `SpilledState` in them.
     model: dict[str, Any]
     optimizer: dict[str, Any]
-    best_model: dict[str, Any]
+    best_model: dict[str, Any]  # State dict of the epoch of best validation accuracy
+    # uint8: states of each rank's generators, that of the device its model is on and the CPU's
     random: list[torch.Tensor]
-    reports: list[dict]
-    config: dict
-    plan: dict
-    batches: int = 0
-    parts: list[dict] = field(default_factory=list)
+    reports: list[dict]  # The report of each epoch so far
+    config: dict  # The run's configuration
+    plan: dict  # Where the store kept what; empty where there was none
+    batches: int = 0  # Batches of the next epoch that all ranks together have done already
+    parts: list[dict] = field(default_factory=list)  # What each rank has to report of them
+    # What decides which of each rank's steps are CUDA graphs, empty for one without any
     captured: list[dict] = field(default_factory=list)
 
     def save(self, folder: Path, keep: int = 1, best: int | None = None) -> Path:
         """Write ``folder/epoch-NNNN.pt`` and drop what is not to be kept; return its path.
 
-        The file appears under its name only when it is complete and on disk, so a crash or a
-        full disk at any moment leaves the last good checkpoint as it was.  Those of later epochs,
-        which a run has that goes on from an earlier one, are dropped.
-
-        Parameters
-        ----------
-        folder : Path
-        keep : int
-            How many are kept, this one and those before it.
-        best : int, optional
-            The best epoch so far: the first checkpoint with its model is kept, too.
-
-        Raises
-        ------
-        CheckpointError
-            If it cannot be written.
+        The file appears under its name only when it is complete and on disk, so a crash or a full
+        disk at any moment leaves the last good checkpoint as it was. Those of later epochs, which a
+        run has that goes on from an earlier one, are dropped. ``keep``: how many are kept, this one
+        and those before it. ``best``: the best epoch so far: the first checkpoint with its model is
+        kept, too. Raises CheckpointError if it cannot be written.
         """
         path = folder / f"epoch-{self.epoch:04d}.pt"
         content = {"format": _FORMAT} | {name: getattr(self, name) for name in _FIELDS}
@@ -138,12 +106,8 @@ class Checkpoint:
         """Read a checkpoint: a file, or the last one of a run's folder that is whole.
 
         Of one that is damaged and has one before it in the folder, that is told as a warning.
-
-        Raises
-        ------
-        CheckpointError
-            If there is none, or it is truncated, corrupt or of another format, a field holds what
-            it cannot, or there is no space for what it has of files.
+        Raises CheckpointError if there is none, or it is truncated, corrupt or of another format, a
+        field holds what it cannot, or there is no space for what it has of files.
         """
         found = _find(Path(path))
         damages = []
@@ -210,13 +174,10 @@ class Checkpoint:
     def require_same_run(self, config: Mapping[str, Any]) -> None:
         """Check that ``config`` continues the run this was saved by.
 
-        What a run may change when it resumes is how it is carried out: ranks, workers, where
-        the data lies and where the store keeps it, though not in which types, how ranks part and
-        exchange a graph, whether steps are captured, and the number of epochs.
-
-        Raises
-        ------
-        CheckpointError
+        What a run may change when it resumes is how it is carried out: ranks, workers, where the
+        data lies and where the store keeps it, though not in which types, how ranks part and
+        exchange a graph, whether steps are captured, and the number of epochs. Raises
+        CheckpointError.
         """
         _require_same_run(self.config, config)
 
@@ -224,9 +185,7 @@ class Checkpoint:
 def require_resumable(path: Path, config: Mapping[str, Any]) -> None:
     """Check that there is a checkpoint, of the run that ``config`` continues.
 
-    Raises
-    ------
-    CheckpointError
+    Raises CheckpointError.
     """
     _require_same_run(saved_config(path), config)
 
@@ -234,15 +193,8 @@ def require_resumable(path: Path, config: Mapping[str, Any]) -> None:
 def saved_config(path: Path) -> dict[str, Any]:
     """The configuration that a checkpoint has; nothing of its states is read for it.
 
-    Parameters
-    ----------
-    path : Path
-        A checkpoint, or a run's folder: the last one whose configuration is whole.
-
-    Raises
-    ------
-    CheckpointError
-        If it is damaged, or not plain values of a run of this package.
+    ``path``: a checkpoint, or a run's folder: the last one whose configuration is whole. Raises
+    CheckpointError if it is damaged, or not plain values of a run of this package.
     """
     damage = None
     for each in _find(path):
@@ -302,12 +254,8 @@ def _epoch(path: Path) -> int:
 class LastCheckpoint:
     """The last checkpoint of a run that begins now, from which it can go on.
 
-    Parameters
-    ----------
-    folder : Path
-        The run's, which may have checkpoints of another one.
-    resumed : str, optional
-        What the run goes on from.
+    ``folder``: the run's, which may have checkpoints of another one. ``resumed``: what the run goes
+    on from.
     """
 
     def __init__(self, folder: Path, resumed: str | None) -> None:

@@ -35,10 +35,7 @@ class _Refused(BaseException):
 def folders_kept() -> Iterator[None]:
     """Run Hydra's job within, in a folder that is locked until the end.
 
-    Raises
-    ------
-    DGLMGPUError
-        Of `FolderGuard`.
+    Raises DGLMGPUError of `FolderGuard`.
     """
     with _locks:
         try:
@@ -51,14 +48,8 @@ def folders_kept() -> Iterator[None]:
 class FolderGuard(Callback):
     """Hydra's callback that locks a run's folder before anything is written there.
 
-    Raises
-    ------
-    OutputError
-        If another job has the folder, or it cannot be made.
-    InvalidInputError
-        If it is another run's than the one that goes on.
-    ConfigError
-        If its name cannot be made out.
+    Raises OutputError if another job has the folder, or it cannot be made; InvalidInputError if it
+    is another run's than the one that goes on; ConfigError if its name cannot be made out.
     """
 
     def on_run_start(self, config: DictConfig, **kwargs: Any) -> None:

@@ -17,13 +17,9 @@ _PIECE_BYTES = 16 << 20
 class SpilledState:
     """A part of a state dict, in a file without a name, which goes with the last reference to it.
 
-    Copies of the state dict share it.  It lies in ``TMPDIR``, or else in ``/var/tmp``: ``/tmp`` may
-    be memory.  Of a job's ranks the first one has it: what it sends the others is empty.
-
-    Parameters
-    ----------
-    file : binary file, optional
-        Open for reading, and changed by nobody.
+    Copies of the state dict share it. It lies in ``TMPDIR``, or else in ``/var/tmp``: ``/tmp`` may
+    be memory. Of a job's ranks the first one has it: what it sends the others is empty. ``file``:
+    open for reading, and changed by nobody.
     """
 
     def __init__(self, file: IO[bytes] | None = None) -> None:
@@ -33,9 +29,7 @@ class SpilledState:
     def written_by(cls, write: Callable[[Path], None]) -> SpilledState:
         """What ``write`` writes to the path that it is given; empty if it makes no file there.
 
-        Raises
-        ------
-        OSError
+        Raises OSError.
         """
         place = os.environ.get("TMPDIR", "/var/tmp")
         with temporary_folder(Path(place)) as folder:
@@ -45,12 +39,7 @@ class SpilledState:
 
     @classmethod
     def copy_of(cls, source: IO[bytes]) -> SpilledState:
-        """What is left to read of a file.
-
-        Raises
-        ------
-        OSError
-        """
+        """What is left to read of a file. Raises OSError."""
 
         def write(path: Path) -> None:
             with open(path, "wb") as file:
@@ -64,12 +53,7 @@ class SpilledState:
         return Path(os.devnull if self._file is None else f"/proc/self/fd/{self._file.fileno()}")
 
     def copy_to(self, target: IO[bytes]) -> None:
-        """Write all of it to a file, a piece at a time.
-
-        Raises
-        ------
-        OSError
-        """
+        """Write all of it to a file, a piece at a time. Raises OSError."""
         with open(self.path, "rb") as source:
             shutil.copyfileobj(source, target, _PIECE_BYTES)
 

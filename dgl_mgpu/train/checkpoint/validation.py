@@ -49,9 +49,7 @@ def wrong_field(values: Mapping[str, Any]) -> tuple[str, str] | None:
 def require_dtypes(model: nn.Module, state: Mapping[str, Any]) -> None:
     """Check that the tensors of a state have the dtypes of a model's, to which torch would cast.
 
-    Raises
-    ------
-    TypeError
+    Raises TypeError.
     """
     for name, own in (*model.named_parameters(), *model.named_buffers()):
         found = state.get(name)

@@ -39,10 +39,7 @@ _NTYPE = "_N"
 def train(config: Config, folder: Path) -> None:
     """Train as configured; metrics, curves and checkpoints go to ``folder``.
 
-    Raises
-    ------
-    DGLMGPUError
-        Whatever is wrong, before work starts where that can be known.
+    Raises DGLMGPUError whatever is wrong, before work starts where that can be known.
     """
     config = ranks_of_job(config)
     config.check()
@@ -73,22 +70,12 @@ def _check_gpus(num_ranks: int) -> None:
 
 @dataclass(frozen=True)
 class _Content:
-    """What all ranks know of a data set, which the first one reads.
-
-    Attributes
-    ----------
-    num_classes : int
-    num_nodes : dict of str to int
-        By node type.
-    widths : dict of str to int
-        Of features, of each node type that has some.
-    target : str or None
-        The node type that is classified in a heterogeneous graph, None in one of one type.
-    """
+    """What all ranks know of a data set, which the first one reads."""
 
     num_classes: int
-    num_nodes: Mapping[str, int]
-    widths: Mapping[str, int]
+    num_nodes: Mapping[str, int]  # By node type
+    widths: Mapping[str, int]  # Of features, of each node type that has some
+    # The node type that is classified in a heterogeneous graph, None in one of one type
     target: str | None
 
     @classmethod

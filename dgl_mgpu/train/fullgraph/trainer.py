@@ -28,37 +28,20 @@ from dgl_mgpu.utils.stages import StageTimes, stage
 class FullGraphTrainer(Trainer):
     """Trains a model on a partitioned graph, with the gradients of training on the whole graph.
 
-    The loss is the mean over the training nodes of all ranks.  All ranks begin with the first one's
-    parameters, and take the same steps.
-
-    Parameters
-    ----------
-    model : nn.Module
-        Called with the graph and ``inputs``; gives the logits of this rank's nodes, of the type
-        that is classified.
-    optimizer : torch.optim.Optimizer
-    graph : DGLGraph
-        This rank's part (:func:`dgl_mgpu.partition_graph`), or the whole graph on a single rank.
-    inputs : dict
-        Features of this rank's nodes, as the model takes them.  In place of a tensor there may be
-        `HostRows`; a model that does not say of itself that it ``takes_host_rows`` is lent them.
-    labels : Tensor, int64, shape (num_nodes of this rank,)
-        Or int8, shape (num_nodes of this rank, num_classes), where a node may have several, as
-        :class:`~dgl_mgpu.data.Dataset` has them.
-    masks : dict of Tensor, bool, shape (num_nodes of this rank,)
-        Which nodes are ``"train"``, ``"valid"`` and ``"test"``.
-    target : str, optional
-        The type that is classified, where there are several.
-    eval_every : int
-        Epochs between validations; the last epoch is always validated.
-
-    Raises
-    ------
-    InvalidInputError
-        If a part of the split is empty on all ranks together.
-    DGLError
-        If a node has no in-edge and a convolution forbids that.  On all ranks: one that raised in
-        its first forward pass would leave the others waiting.
+    The loss is the mean over the training nodes of all ranks. All ranks begin with the first one's
+    parameters, and take the same steps. ``model``: called with the graph and ``inputs``; gives the
+    logits of this rank's nodes, of the type that is classified. ``graph``: this rank's part
+    (:func:`dgl_mgpu.partition_graph`), or the whole graph on a single rank. ``inputs``: features of
+    this rank's nodes, as the model takes them. In place of a tensor there may be `HostRows`; a
+    model that does not say of itself that it ``takes_host_rows`` is lent them. ``labels`` (Tensor,
+    int64, shape (num_nodes of this rank,)): or int8, shape (num_nodes of this rank, num_classes),
+    where a node may have several, as :class:`~dgl_mgpu.data.Dataset` has them. ``masks`` (dict of
+    Tensor, bool, shape (num_nodes of this rank,)): which nodes are ``"train"``, ``"valid"`` and
+    ``"test"``. ``target``: the type that is classified, where there are several. ``eval_every``:
+    epochs between validations; the last epoch is always validated. Raises InvalidInputError if a
+    part of the split is empty on all ranks together; DGLError if a node has no in-edge and a
+    convolution forbids that. On all ranks: one that raised in its first forward pass would leave
+    the others waiting.
     """
 
     def __init__(

@@ -36,20 +36,7 @@ def listen() -> socket.socket:
 
 
 def connect(address: str, port: int, key: bytes, rank: int) -> socket.socket:
-    """Connect to the first rank.
-
-    Parameters
-    ----------
-    address : str
-    port : int
-    key : bytes
-    rank : int
-        This one's number.
-
-    Raises
-    ------
-    RankFailedError
-    """
+    """Connect to the first rank. ``rank``: this one's number. Raises RankFailedError."""
     try:
         peer = socket.create_connection((address, port), timeout=_CONNECT_SECONDS)
         with peer.makefile("rb") as asks:
@@ -65,13 +52,8 @@ def connect(address: str, port: int, key: bytes, rank: int) -> socket.socket:
 def accept(listener: socket.socket, key: bytes, count: int) -> dict[socket.socket, int]:
     """Connections of ``count`` ranks that know the key, and their numbers.
 
-    The listener is closed.  All who connect are heard at once: one that says nothing keeps no
-    other waiting.
-
-    Raises
-    ------
-    RankFailedError
-        If they do not all come within 30 s.
+    The listener is closed. All who connect are heard at once: one that says nothing keeps no other
+    waiting. Raises RankFailedError if they do not all come within 30 s.
     """
     deadline = time.monotonic() + _CONNECT_SECONDS
     with listener, _Callers(listener, key) as callers:

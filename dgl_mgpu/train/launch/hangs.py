@@ -56,13 +56,8 @@ _STOPPED = "is stopped (by SIGSTOP or a debugger)"
 class HangMonitor:
     """Looks at the heartbeats of a machine's ranks.
 
-    Parameters
-    ----------
-    heartbeats : sequence of Heartbeat
-    hang_after : float
-        Seconds in which no rank advances, after which all are taken to hang.
-    ranks : sequence of int, optional
-        The ranks' numbers in the job; by default from 0 on.
+    ``hang_after``: seconds in which no rank advances, after which all are taken to hang. ``ranks``:
+    the ranks' numbers in the job; by default from 0 on.
     """
 
     def __init__(
@@ -128,13 +123,7 @@ class HangMonitor:
 class HangWatch:
     """Looks at heartbeats on a thread of its own, while it is used as a context manager.
 
-    Parameters
-    ----------
-    monitor : HangMonitor
-    own : Heartbeat
-        This process's.
-    on_hang : callable
-        Called with the error, on that thread.
+    ``own``: this process's. ``on_hang``: called with the error, on that thread.
     """
 
     def __init__(
@@ -161,15 +150,7 @@ class HangWatch:
 
 @dataclass
 class _Seen:
-    """What a rank was found at.
-
-    Attributes
-    ----------
-    stacks : str
-        Of all its threads, and of a worker that it waits for.
-    quoted : str
-        The innermost frames of where it is, for the end of a sentence.
-    """
+    """What a rank was found at."""
 
     rank: int
     stage: str
@@ -177,8 +158,8 @@ class _Seen:
     is_stopped: bool = False
     is_waiting: bool = False
     reason: str = "it hangs"
-    stacks: str = ""
-    quoted: str = ""
+    stacks: str = ""  # Of all its threads, and of a worker that it waits for
+    quoted: str = ""  # The innermost frames of where it is, for the end of a sentence
 
 
 @dataclass

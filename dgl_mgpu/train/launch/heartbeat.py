@@ -31,22 +31,12 @@ _STAGE_BYTES = 80
 class Heartbeat(ctypes.Structure):
     """One rank's, in memory that others read.
 
-    Attributes
-    ----------
-    process : int
-        The rank's; 0 before it has one.
-    stacks : int
-        The descriptor of the file to which it writes its stacks at `STACK_SIGNAL`; 0 before and
-        after.
-    watcher : int
-        Its thread that looks at heartbeats, whose own work is no advance; 0 without one.
-    beats : int
-        How often it has entered or left a stage.
-    steps : int
-        How often it has entered one of an epoch that is in no other; ranks enter the same ones.
-    in_step : bool
-        Whether it enters a stage within seconds or minutes, as the steps of an epoch do.
-    stage : bytes
+    ``process``: the rank's; 0 before it has one. ``stacks``: the descriptor of the file to which it
+    writes its stacks at `STACK_SIGNAL`; 0 before and after. ``watcher``: its thread that looks at
+    heartbeats, whose own work is no advance; 0 without one. ``beats``: how often it has entered or
+    left a stage. ``steps``: how often it has entered one of an epoch that is in no other; ranks
+    enter the same ones. ``in_step``: whether it enters a stage within seconds or minutes, as the
+    steps of an epoch do.
     """
 
     _fields_ = (
@@ -77,15 +67,8 @@ def own_heartbeat() -> Heartbeat:
 class Heartbeats:
     """Those of all ranks of a machine, in memory that they share.
 
-    Parameters
-    ----------
-    count : int
-    path : Path, optional
-        Where another process of this user has them; else they are made.
-
-    Raises
-    ------
-    SharedMemoryError
+    ``path``: where another process of this user has them; else they are made. Raises
+    SharedMemoryError.
     """
 
     def __init__(self, count: int, path: Path | None = None) -> None:
@@ -107,12 +90,8 @@ class Heartbeats:
 class StageTracker(StageTimes):
     """Follows the stages that this process is in, within ``with``.
 
-    An exception that leaves a stage has a note of it (:func:`stage_of`).
-
-    Parameters
-    ----------
-    heartbeat : Heartbeat, optional
-        Shows them to others as well.
+    An exception that leaves a stage has a note of it (:func:`stage_of`). ``heartbeat``: shows them
+    to others as well.
     """
 
     def __init__(self, heartbeat: Heartbeat | None = None) -> None:

@@ -133,27 +133,15 @@ def launch(
 
     With ``hang_after``, a job ends in which no rank advances for so many seconds: in the steps of
     an epoch none enters another `stage`, and before and between epochs none uses its cores, reads
-    or writes.  A rank that is this process, and hangs in C code that holds Python's lock, is not
-    noticed.
-
-    Raises
-    ------
-    RankFailedError
-        With the reason of the rank that failed first, and its stage; the others have been ended.
-        Also of one that was told to stop and did not, in time and well; and of one that hangs,
-        with its stack.  Where that is this process, the error is printed, and the process ends.
-        A typed error of this package that a rank raised is raised as it is, and so is any error
-        of a rank that runs here.
-    SharedMemoryError
-        If there is no shared memory for several ranks, or it is read-only.
-    WorkerFailedError
-        If a process that samples for a rank was killed.
-    OutputError
-        If there is no place for temporary files.
-    Stopped
-        After SIGTERM, SIGHUP or Ctrl-C.
-    KeyboardInterrupt
-        After a second Ctrl-C.
+    or writes. A rank that is this process, and hangs in C code that holds Python's lock, is not
+    noticed. Raises RankFailedError with the reason of the rank that failed first, and its stage;
+    the others have been ended. Also of one that was told to stop and did not, in time and well; and
+    of one that hangs, with its stack. Where that is this process, the error is printed, and the
+    process ends. A typed error of this package that a rank raised is raised as it is, and so is any
+    error of a rank that runs here; SharedMemoryError if there is no shared memory for several
+    ranks, or it is read-only; WorkerFailedError if a process that samples for a rank was killed;
+    OutputError if there is no place for temporary files; Stopped after SIGTERM, SIGHUP or Ctrl-C;
+    KeyboardInterrupt after a second Ctrl-C.
     """
     keep_together()
     if under_torchrun():
@@ -256,10 +244,7 @@ def _let_stop(
 def _others_watched(hang_after: float | None) -> Iterator[Heartbeat]:
     """Leave at once when another machine is lost, or a rank hangs: nothing else ends the wait.
 
-    Yields
-    ------
-    Heartbeat
-        This rank's.
+    This rank's.
     """
     everyone, here = Communicator.of_all_machines(), Communicator.of_this_machine()
     made: list[Heartbeats] = []
@@ -411,10 +396,7 @@ def _hear(
 ) -> RankFailedError | None:
     """Add the last words of ranks: None of one that left without, none of those that run on.
 
-    Returns
-    -------
-    RankFailedError or None
-        If ranks hang, instead of waiting on.
+    If ranks hang, instead of waiting on.
     """
     end = math.inf if deadline is None else deadline
     while len(outcomes) < len(ranks):

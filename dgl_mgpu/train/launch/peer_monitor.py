@@ -41,22 +41,10 @@ _QUOTED_BYTES = 80
 class PeerMonitor:
     """Watches the ranks of the job on other machines, while it is used as a context manager.
 
-    Collective.
-
-    Parameters
-    ----------
-    ranks : Communicator
-        All ranks of the job, on several machines.
-    address : str
-        Under which all machines reach that of the first rank.
-    on_loss : callable
-        Called on a thread of its own with the error that says who is lost: on all ranks that can
-        still be told.
-
-    Raises
-    ------
-    RankFailedError
-        If a rank cannot reach the first one.
+    Collective. ``ranks``: all ranks of the job, on several machines. ``address``: under which all
+    machines reach that of the first rank. ``on_loss``: called on a thread of its own with the error
+    that says who is lost: on all ranks that can still be told. Raises RankFailedError if a rank
+    cannot reach the first one.
     """
 
     def __init__(

@@ -22,10 +22,7 @@ _LOOK_SECONDS = 1.0
 class PreemptionHandler:
     """Whether some rank was told to stop; all ranks learn of it at the same step.
 
-    Parameters
-    ----------
-    ranks : Communicator
-        All that stop together.
+    ``ranks``: all that stop together.
     """
 
     def __init__(self, ranks: Communicator) -> None:
@@ -91,13 +88,8 @@ class DeferredSignals:
 
     A handler that raises does so anywhere: between the start of a process and its place in the list
     of those to be ended, or in a callback of ``fork``, where Python prints what is raised and drops
-    it.
-
-    Attributes
-    ----------
-    sign : list of int
-        For ``multiprocessing.connection.wait``: can be read when there is something to be asked
-        for.  Empty on another thread than the main one, which hears no signals.
+    it. ``sign``: for ``multiprocessing.connection.wait``: can be read when there is something to be
+    asked for. Empty on another thread than the main one, which hears no signals.
     """
 
     def __init__(self) -> None:
@@ -127,13 +119,8 @@ class DeferredSignals:
     def check(self) -> None:
         """Raise what was heard since, each once.
 
-        A repeated SIGTERM is to interrupt nothing: ranks stop, and then are cleared away.
-
-        Raises
-        ------
-        Stopped
-        KeyboardInterrupt
-            Of Ctrl-C while ranks stop.
+        A repeated SIGTERM is to interrupt nothing: ranks stop, and then are cleared away. Raises
+        Stopped; KeyboardInterrupt of Ctrl-C while ranks stop.
         """
         for each in self.sign:
             with contextlib.suppress(BlockingIOError):
@@ -169,14 +156,8 @@ def outlive_sigterm(rank: int, worker: int) -> None:
     multiprocessing sends it again at its end.
 
     It ends, too, when its rank was killed, which torch's workers notice only if that happens after
-    they have begun.
-
-    Parameters
-    ----------
-    rank : int
-        The rank's process.
-    worker : int
-        The worker's number, with which a DataLoader calls its ``worker_init_fn``.
+    they have begun. ``rank``: the rank's process. ``worker``: the worker's number, with which a
+    DataLoader calls its ``worker_init_fn``.
     """
     # Here, too: what a process starts with is not what it was started within, if it was spawned.
     signal.pthread_sigmask(signal.SIG_BLOCK, STOPPING)

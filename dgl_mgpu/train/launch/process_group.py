@@ -25,10 +25,7 @@ _LOOK_SECONDS = 0.005
 def kill_group(leader: int) -> list[int]:
     """Kill the process group that a process leads; the members it had, the leader among them.
 
-    Raises
-    ------
-    ProcessLookupError
-        The process leads no group.
+    Raises ProcessLookupError if the process leads no group.
     """
     # Stopped, they make no more processes that the list would lack.
     os.killpg(leader, signal.SIGSTOP)
@@ -41,13 +38,8 @@ def kill_group(leader: int) -> list[int]:
 def await_killed(process: Any, name: str, deadline: float) -> None:
     """Wait until a killed process of multiprocessing has ended; at the deadline, say so and go on.
 
-    Parameters
-    ----------
-    process : multiprocessing.Process
-    name : str
-        What it is, for who reads the warning.
-    deadline : float
-        In the time of `time.monotonic`, `timeouts.END` seconds after it was killed.
+    ``name``: what it is, for who reads the warning. ``deadline``: in the time of `time.monotonic`,
+    `timeouts.END` seconds after it was killed.
     """
     process.join(max(deadline - time.monotonic(), 0.0))
     if process.exitcode is None:

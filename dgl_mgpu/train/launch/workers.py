@@ -25,9 +25,7 @@ _EXPLAINED = WorkerFailedError, LimitError, SharedMemoryError
 def worker_losses_typed() -> Iterator[None]:
     """Raise what torch raises of a worker that was killed as the error that says what to do.
 
-    Raises
-    ------
-    WorkerFailedError
+    Raises WorkerFailedError.
     """
     try:
         yield

@@ -8,14 +8,7 @@ import torch
 class MetricAccumulator:
     """Loss and number of correct predictions of the steps so far.
 
-    Parameters
-    ----------
-    device : torch.device
-
-    Attributes
-    ----------
-    steps, seeds : int
-        That were added.
+    ``steps``, ``seeds``: that were added.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -30,13 +23,8 @@ class MetricAccumulator:
     def add(self, mean: torch.Tensor, num_correct: torch.Tensor, seeds: int) -> None:
         """Add a step.
 
-        Parameters
-        ----------
-        mean : Tensor, shape ()
-            Of the seeds' losses.
-        num_correct : Tensor, shape ()
-            Number of seeds predicted correctly.
-        seeds : int
+        ``mean`` (Tensor, shape ()): of the seeds' losses. ``num_correct`` (Tensor, shape ()):
+        number of seeds predicted correctly.
         """
         self._sums += torch.stack([mean.detach().double() * seeds, num_correct.double()])
         self.seeds += seeds

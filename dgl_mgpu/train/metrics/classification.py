@@ -72,10 +72,6 @@ class MultiLabel(Classification):
     the mean over its known labels.  The figure is the area under the ROC curve of each label that
     some nodes have and others have not, the mean over these labels, as ogbn-proteins is judged.
     Hu et al., «Open Graph Benchmark: Datasets for Machine Learning on Graphs», 2020, section 4.
-
-    Parameters
-    ----------
-    num_labels : int
     """
 
     figure = ROC_AUC

@@ -14,15 +14,8 @@ _AT_ONCE = 1 << 24
 def mean_area(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     """The mean of the areas of labels that have one; a half where none has.
 
-    Parameters
-    ----------
-    scores, targets
-        See `areas`.
-
-    Returns
-    -------
-    Tensor, float64, shape ()
-        NaN if a score of such a label is; on the device, without waiting for it.
+    float64, shape (), on the device, without waiting for it; NaN if a score of such a label is.
+    ``scores`` and ``targets`` are those of `areas`.
     """
     found, is_told = areas(scores, targets)
     count = is_told.sum()
@@ -34,20 +27,11 @@ def areas(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, to
     """The area under each label's ROC curve: how often one that has it scores above one without.
 
     Equal scores count a half: Mann and Whitney, «On a test of whether one of two random variables
-    is stochastically larger than the other», 1947.
-
-    Parameters
-    ----------
-    scores : Tensor, floating, shape (nodes, labels)
-    targets : Tensor, integer, shape (nodes, labels)
-        1 and 0; what is below is not known, and left aside.
-
-    Returns
-    -------
-    areas : Tensor, float64, shape (labels,)
-        Anything where there is none, and NaN of scores that are NaN.
-    is_told : Tensor, bool, shape (labels,)
-        Whether some nodes have the label and others have it not.
+    is stochastically larger than the other», 1947. ``scores``: Tensor, floating, shape (nodes,
+    labels). ``targets`` (Tensor, integer, shape (nodes, labels)): 1 and 0; what is below is not
+    known, and left aside. ``areas`` (Tensor, float64, shape (labels,)): anything where there is
+    none, and NaN of scores that are NaN. ``is_told`` (Tensor, bool, shape (labels,)): whether some
+    nodes have the label and others have it not.
     """
     is_known, is_positive = targets >= 0, targets == 1
     known, positives = is_known.sum(0), is_positive.sum(0)
@@ -72,13 +56,8 @@ def areas_of_all_ranks(
 ) -> float:
     """The mean area, as `mean_area`, over the nodes of all ranks; collective.
 
-    Parameters
-    ----------
-    parts : iterable of (scores, targets)
-        This rank's, none or several; kept until all are there.
-    num_labels : int
-    device : torch.device
-        Where they are compared.
+    ``parts``: this rank's, none or several; kept until all are there. ``device``: where they are
+    compared.
     """
     own_scores = [torch.empty(0, num_labels, device=device)]
     own_targets = [torch.empty(0, num_labels, dtype=torch.int8, device=device)]

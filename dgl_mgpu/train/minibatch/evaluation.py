@@ -16,12 +16,7 @@ from dgl_mgpu.train.minibatch.seeds import SeedBatches
 class AllNodes:
     """Logits of all nodes, layer by layer, in place of those of a split's seeds by blocks.
 
-    Parameters
-    ----------
-    model : NodeModel
-        Where the store's graph is.
-    graph : StoreGraph
-    num_layers : int
+    ``model``: where the store's graph is.
     """
 
     def __init__(self, model: NodeModel, graph: StoreGraph, num_layers: int) -> None:

@@ -20,10 +20,6 @@ class LearnedRows(nn.Module):
     They are in a file there, and not in memory: the job's first rank has what
     `StoreEmbedding.save` writes, the others nothing.  To ask for that state or to load it is
     collective.
-
-    Parameters
-    ----------
-    embedding : StoreEmbedding
     """
 
     def __init__(self, embedding: StoreEmbedding) -> None:
@@ -39,10 +35,7 @@ class LearnedRows(nn.Module):
     def get_extra_state(self) -> SpilledState:
         """The embedding's state, the same file until that changes.
 
-        Raises
-        ------
-        OutputError
-            If there is no place for it.
+        Raises OutputError if there is no place for it.
         """
         version = self.embedding.version
         if self._saved is None or self._saved[0] != version:

@@ -28,25 +28,14 @@ class LinkTask(Task):
     """To tell the edges of a graph from pairs of nodes that are none.
 
     Seeds are ids of edges in training; else their numbers among those held out.
-
-    Attributes
-    ----------
-    held_out : dict of Tensor, shape (2, n)
-        Sources and destinations of the edges of a split, in the graph's id type.
-    next_edge : Tensor, shape (num_edges,)
-    longest_ring : int
-        Edges between the same nodes (:class:`dgl_mgpu.data.links.Rings`).
-    negatives : int
-        Pairs that are compared with each edge.
-    seed : int
-        Which ones, of edges that are held out.
     """
 
+    # Shape (2, n): sources and destinations of the edges of a split, in the graph's id type
     held_out: dict[str, torch.Tensor]
-    next_edge: torch.Tensor
-    longest_ring: int
-    negatives: int
-    seed: int
+    next_edge: torch.Tensor  # shape (num_edges,)
+    longest_ring: int  # Edges between the same nodes (:class:`dgl_mgpu.data.links.Rings`)
+    negatives: int  # Pairs that are compared with each edge
+    seed: int  # Which ones, of edges that are held out
 
     @classmethod
     def of_links(cls, config: Config, links: HeldOut) -> LinkTask:
@@ -113,13 +102,8 @@ class WithParallels:
     """For DGL's edge samplers: which edges a mini-batch must not see, its own and all beside them.
 
     DGL's ``exclude="reverse_id"`` knows one edge beside each; a graph may have several between two
-    nodes, each of which tells of the others.
-
-    Parameters
-    ----------
-    next_edge : Tensor, the graph's idtype, shape (num_edges,)
-    longest_ring : int
-        As :class:`dgl_mgpu.data.links.Rings` has them.
+    nodes, each of which tells of the others. ``next_edge``: Tensor, the graph's idtype, shape
+    (num_edges,). ``longest_ring``: as :class:`dgl_mgpu.data.links.Rings` has them.
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`.
@@ -147,11 +131,7 @@ class OtherDestinations:
 
     Unlike those of DGL's ``negative_sampler.Uniform`` they depend on the store's seed, the epoch
     and the batch alone: any number of ranks and workers draws the same, and a run that resumes.
-
-    Parameters
-    ----------
-    k : int
-        Pairs for each edge.
+    ``k``: pairs for each edge.
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`.
@@ -170,14 +150,9 @@ class OtherDestinations:
 class HeldOutEdges(Sampler):
     """Mini-batches of edges that the graph does not have, by their numbers.
 
-    Parameters
-    ----------
-    edges : Tensor, the graph's idtype, shape (2, n)
-        Sources and destinations.
-    others : Tensor, the graph's idtype, shape (n, k)
-        For each edge, destinations that its source is compared with.
-    blocks : BlockSampler
-        Of what the model sees of their ends.
+    ``edges`` (Tensor, the graph's idtype, shape (2, n)): sources and destinations. ``others``
+    (Tensor, the graph's idtype, shape (n, k)): for each edge, destinations that its source is
+    compared with. ``blocks``: of what the model sees of their ends.
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`.

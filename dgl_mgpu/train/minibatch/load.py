@@ -18,13 +18,9 @@ from dgl_mgpu.train.run import load_dataset
 def load(config: Config) -> tuple[Dataset | HeteroDataset, Task]:
     """The data set, with the features and self-loops that its model wants, and the task.
 
-    For link prediction without the edges that are held out.
-
-    Raises
-    ------
-    DGLMGPUError
-        As :func:`dgl_mgpu.train.run.load_dataset`, :meth:`Task.of` and
-        :func:`dgl_mgpu.data.links.hold_out`.
+    For link prediction without the edges that are held out. Raises DGLMGPUError, as
+    :func:`dgl_mgpu.train.run.load_dataset`, :meth:`Task.of` and
+    :func:`dgl_mgpu.data.links.hold_out`.
     """
     dataset = load_dataset(config)
     if isinstance(dataset, HeteroDataset):

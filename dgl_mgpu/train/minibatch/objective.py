@@ -54,12 +54,7 @@ class Objective(ABC):
 class NodeClassification(Objective):
     """Classes of nodes.
 
-    Parameters
-    ----------
-    target : str
-        The type of the seeds, which have ``"label"``.
-    classification : Classification
-        Of these labels.
+    ``target``: the type of the seeds, which have ``"label"``. ``classification``: of these labels.
     """
 
     can_be_captured = True

@@ -15,17 +15,8 @@ from dgl_mgpu.store.graph import StoreGraph
 class RandomWalkSampler(BlockSampler):
     """Blocks of important neighbours (Ying et al., 2018; XGNN, section 6.1).
 
-    Parameters
-    ----------
-    num_layers : int
-    num_neighbors : int
-        Neighbours of a node in each layer.
-    num_walks : int
-        Walks from each node.
-    walk_length : int
-        Steps of a walk.
-    **prefetch
-        As in ``dgl.dataloading.BlockSampler``.
+    ``num_neighbors``: neighbours of a node in each layer. ``num_walks``: walks from each node.
+    ``walk_length``: steps of a walk. ``**prefetch``: as in ``dgl.dataloading.BlockSampler``.
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`: samples depend on attributes and the graph alone.

@@ -24,36 +24,23 @@ from dgl_mgpu.train.run import as_wanted
 
 
 class Planned(NamedTuple):
-    """A plan, and what it goes by.
-
-    Attributes
-    ----------
-    plan : Plan
-    origin : str
-        Where sizes are from, and whether hotness is counted or modelled, in a sentence.
-    """
+    """A plan, and what it goes by."""
 
     plan: Plan
-    origin: str
+    origin: str  # Where sizes are from, and whether hotness is counted or modelled, in a sentence
 
 
 def plan_for(config: Config) -> Planned:
     """Solve the placement of a configuration's topology and features.
 
-    Nothing is downloaded for it.  A real data set whose files are there is read and counted; of
+    Nothing is downloaded for it. A real data set whose files are there is read and counted; of
     others the published sizes count, and of a generated graph those that it would have, with
-    degrees by a model.
-    The machine is a preset (used whole when ``trainer.ranks`` is 1), or this one with its GPUs.
-    Unless ``store.device`` is 'cpu', GPUs hold the store, and what it has there beside its tables
-    counts as :class:`~dgl_mgpu.store.planning.StoreOptions` says.
-
-    Raises
-    ------
-    ConfigError
-        If rows are to be ordered by counts, for which the graph would have to be there; if
-        learned rows would go to disk; or if a whole graph is trained on, which no store keeps.
-    DGLMGPUError
-        As :func:`dgl_mgpu.train.minibatch.run.train`.
+    degrees by a model. The machine is a preset (used whole when ``trainer.ranks`` is 1), or this
+    one with its GPUs. Unless ``store.device`` is 'cpu', GPUs hold the store, and what it has there
+    beside its tables counts as :class:`~dgl_mgpu.store.planning.StoreOptions` says. Raises
+    ConfigError if rows are to be ordered by counts, for which the graph would have to be there; if
+    learned rows would go to disk; or if a whole graph is trained on, which no store keeps;
+    DGLMGPUError, as :func:`dgl_mgpu.train.minibatch.run.train`.
     """
     if config.mode == "fullgraph":
         raise ConfigError(

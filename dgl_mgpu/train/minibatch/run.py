@@ -32,10 +32,7 @@ from dgl_mgpu.train.run import check_start, ranks_of_job, ranks_of_this_machine,
 def train(config: Config, folder: Path) -> None:
     """Train as configured; metrics, curves and checkpoints go to ``folder``.
 
-    Raises
-    ------
-    DGLMGPUError
-        Whatever is wrong, before work starts where that can be known.
+    Raises DGLMGPUError whatever is wrong, before work starts where that can be known.
     """
     config = ranks_of_job(config)
     config.check()

@@ -14,27 +14,12 @@ from dgl_mgpu.errors import InvalidInputError
 class SeedBatches(IterableDataset):
     """One rank's mini-batches of seeds, for DGL's DataLoader.
 
-    An epoch is one sequence of batches, drawn from the seed and the epoch alone; rank ``r``
-    of ``n`` takes batches ``r``, ``r + n``, …, and its workers take those in turn.  An epoch that
-    was begun by another number of ranks can go on at any batch.
-
-    Parameters
-    ----------
-    seeds : Tensor, int32 or int64, shape (n,)
-        Distinct nodes, or edges.
-    batch_size : int
-    shuffle : bool
-        Whether epochs visit them in random order.
-    seed : int
-        Where that order comes from.
-    rank, num_ranks : int
-    ntype : str, optional
-        Their type in a heterogeneous graph, where batches are dicts.
-
-    Raises
-    ------
-    InvalidInputError
-        If there are none.
+    An epoch is one sequence of batches, drawn from the seed and the epoch alone; rank ``r`` of
+    ``n`` takes batches ``r``, ``r + n``, …, and its workers take those in turn. An epoch that was
+    begun by another number of ranks can go on at any batch. ``seeds`` (Tensor, int32 or int64,
+    shape (n,)): distinct nodes, or edges. ``shuffle``: whether epochs visit them in random order.
+    ``seed``: where that order comes from. ``ntype``: their type in a heterogeneous graph, where
+    batches are dicts. Raises InvalidInputError if there are none.
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`: batches depend on nothing that goes on meanwhile.

@@ -28,42 +28,23 @@ ONE_NTYPE = "_N"
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What all ranks know of a data set, which the first one reads: to learn classes of nodes.
+    """What all ranks know of a data set, which the first one reads: to learn classes of nodes."""
 
-    Attributes
-    ----------
-    seeds : dict of Tensor
-        The nodes of each split, in the graph's id type.
-    num_outputs : int
-        Numbers that a model gives for a seed.
-    multi_label : bool
-        Whether a seed may have several classes.
-    width : int
-        Numbers in a row that goes into a model's first layer.
-    target : str or None
-        The type of the seeds in a heterogeneous graph, None in one of one type.
-    widths : dict of str to int
-        Of features, of each node type of a heterogeneous graph that has some.
-    learned : tuple of str
-        The types without features, whose nodes learn a row each.
-    """
-
-    seeds: dict[str, torch.Tensor]
-    num_outputs: int
-    width: int
-    multi_label: bool = False
+    seeds: dict[str, torch.Tensor]  # The nodes of each split, in the graph's id type
+    num_outputs: int  # Numbers that a model gives for a seed
+    width: int  # Numbers in a row that goes into a model's first layer
+    multi_label: bool = False  # Whether a seed may have several classes
+    # The type of the seeds in a heterogeneous graph, None in one of one type
     target: str | None = None
+    # Of features, of each node type of a heterogeneous graph that has some
     widths: Mapping[str, int] = field(default_factory=dict)
-    learned: tuple[str, ...] = ()
+    learned: tuple[str, ...] = ()  # The types without features, whose nodes learn a row each
 
     @classmethod
     def of(cls, config: Config, dataset: Dataset | HeteroDataset) -> Task:
         """What is to be learned from a data set.
 
-        Raises
-        ------
-        ConfigError
-            If fanouts by edge type are not for the graph's types.
+        Raises ConfigError if fanouts by edge type are not for the graph's types.
         """
         if isinstance(dataset, Dataset):
             return cls(
@@ -92,10 +73,8 @@ class Task:
     def prefetched(self, inputs: tuple[str, ...]) -> dict[str, Any]:
         """What a sampler has fetched, by the names of its parameters.
 
-        Parameters
-        ----------
-        inputs : tuple of str
-            The node features that a model wants in a graph of one type; ids are there anyway.
+        ``inputs``: the node features that a model wants in a graph of one type; ids are there
+        anyway.
         """
         if self.target is None:
             return {"prefetch_node_feats": _features(inputs), "prefetch_labels": ["label"]}
@@ -112,12 +91,7 @@ class Task:
     def sampler(self, split: str, blocks: Sampler, graph: StoreGraph) -> Sampler:
         """What makes mini-batches of a split's seeds.
 
-        Parameters
-        ----------
-        split : str
-        blocks : Sampler
-            Of blocks, for nodes of the graph.
-        graph : StoreGraph
+        ``blocks``: of blocks, for nodes of the graph.
         """
         return blocks
 

@@ -70,13 +70,7 @@ class _Sums:
 
     @classmethod
     def read(cls, part: dict[str, Any]) -> _Sums:
-        """What a checkpoint has of some.
-
-        Raises
-        ------
-        TypeError, ValueError, KeyError
-            If it is none.
-        """
+        """What a checkpoint has of some. Raises TypeError, ValueError, KeyError if it is none."""
         return cls(
             loss=require_number(part["loss"]),
             correct=require_number(part["correct"]),
@@ -132,41 +126,16 @@ class MiniBatchTrainer(Trainer):
 
     On a GPU nothing waits for a step's result: the host queues one after the other, batches are
     made while the model works on those before, and what is shown of a step is some steps old.
-
-    Parameters
-    ----------
-    model : nn.Module
-        On the store's device; called with the blocks of a mini-batch and the data of its input
-        nodes, gives a row for each node that these end with; of nothing, no row and gradients of
-        zeros.
-    optimizer : torch.optim.Optimizer
-    store : GlobalStore
-    train, valid, test : Split
-    objective : Objective
-        What is asked of the model for the seeds.
-    embeddings : EmbeddingOptimizer, optional
-        Trains the store's rows that the model looks up.
-    num_workers : int
-        Processes that sample, for each rank; none for a store on GPUs, which sample themselves.
-    eval_every : int
-        Epochs between validations; the last epoch is always validated.
-    count_accesses : bool
-        Whether to count how often training reads each node.
-    precision : torch.dtype
-        float32, or bfloat16 for what autocast computes in it.
-    cuda_graphs : bool or 'auto'
-        Whether steps on a GPU are captured (:class:`dgl_mgpu.CapturedStep`); 'auto': where they can
-        be.
-
-    Attributes
-    ----------
-    accesses : Accesses or None
-        These counts.
-
-    Raises
-    ------
-    InvalidInputError
-        If workers are to read a store on GPUs, or steps cannot be captured.
+    ``model``: on the store's device; called with the blocks of a mini-batch and the data of its
+    input nodes, gives a row for each node that these end with; of nothing, no row and gradients of
+    zeros. ``objective``: what is asked of the model for the seeds. ``embeddings``: trains the
+    store's rows that the model looks up. ``num_workers``: processes that sample, for each rank;
+    none for a store on GPUs, which sample themselves. ``eval_every``: epochs between validations;
+    the last epoch is always validated. ``count_accesses``: whether to count how often training
+    reads each node. ``precision``: float32, or bfloat16 for what autocast computes in it.
+    ``cuda_graphs``: whether steps on a GPU are captured (:class:`dgl_mgpu.CapturedStep`); 'auto':
+    where they can be. ``accesses``: these counts. Raises InvalidInputError if workers are to read a
+    store on GPUs, or steps cannot be captured.
     """
 
     def __init__(
