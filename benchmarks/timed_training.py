@@ -34,7 +34,7 @@ from dgl_mgpu.models.homogeneous import build_model
 from dgl_mgpu.report.profile import Profile, StepProfile, read_profile
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.capture import CapturedStep
-from dgl_mgpu.train.minibatch.pinsage_sampler import RandomWalkSampler
+from dgl_mgpu.train.minibatch.samplers import RandomWalkSampler
 from dgl_mgpu.utils.stages import stage
 
 #: Steps of a pass before those that are timed.

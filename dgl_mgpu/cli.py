@@ -144,7 +144,7 @@ def main(arguments: list[str] | None = None) -> int:
         try:
             interrupts = ending.enter_context(Interrupts(partial(_ended, name)))
         except RuntimeError as error:  # of a thread that cannot be started
-            from dgl_mgpu.train.launch.resource_limits import processes_limit
+            from dgl_mgpu.train.launch.typed_errors import processes_limit
 
             found = f"{error}; {processes_limit()}"
             limit = LimitError(f"run the command '{name}'", found, "raise it (ulimit -u)")
@@ -305,7 +305,7 @@ def _predict(arguments: list[str]) -> int:
 
 def _predict_on_rank(folder: str, out: Path, device: str) -> None:
     from dgl_mgpu.comm.communicator import Communicator
-    from dgl_mgpu.train.run import typed_memory
+    from dgl_mgpu.train.launch.typed_errors import typed_memory
     from dgl_mgpu.train.trained_run import write_predictions
 
     with typed_memory(f"predict by {folder}", "use more ranks, or device=cpu"):

@@ -13,10 +13,10 @@ from torch import nn
 from dgl_mgpu.config.schema import FullGraphConfig, ModelConfig
 from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.models import homogeneous as models
-from dgl_mgpu.models.dropout import Dropout
 from dgl_mgpu.models.gcn import FullGraphGCN
-from dgl_mgpu.models.gcn.dropout import dropped
+from dgl_mgpu.models.gcn.passes import dropped
 from dgl_mgpu.models.heterogeneous import HeteroInputs, RelationalModel, build_relational_model
+from dgl_mgpu.models.homogeneous import Dropout
 
 #: Of activations, None for that of the features.
 _DTYPES = {"float32": None, "bfloat16": torch.bfloat16}

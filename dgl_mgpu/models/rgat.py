@@ -28,7 +28,7 @@ from dgl.nn import GATConv
 from torch import nn
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.models.dropout import Dropout
+from dgl_mgpu.models.homogeneous import Dropout
 from dgl_mgpu.ops import add_spmm, edge_softmax, edge_softmax_backward, sddmm, spmm
 from dgl_mgpu.ops.autograd import differentiable_once
 from dgl_mgpu.utils.types import CanonicalEtype

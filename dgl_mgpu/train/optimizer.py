@@ -1,11 +1,12 @@
-"""The optimizer of a run, whose states ranks may share, and its states in checkpoints."""
+"""The optimizer of a run and the mean of its ranks' gradients."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from dgl_mgpu.comm.communicator import Communicator
@@ -113,3 +114,41 @@ def _require_alike(
                     f"{name} of parameter {number} has shape {tuple(found.shape)} and "
                     f"{found.dtype}, not {tuple(own.shape)} and {own.dtype}"
                 )
+
+
+def take_first_ranks(tensors: Iterable[torch.Tensor]) -> None:
+    """Have parameters or buffers be those of the first rank; collective.
+
+    ``tensors``: of the same shapes and dtypes on all ranks.
+    """
+    if dist.is_initialized():
+        for each in tensors:
+            dist.broadcast(each.detach(), 0)
+
+
+def flattened_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
+    """One after another, also of those that have none: other ranks' mini-batches may differ."""
+    gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
+    return torch.cat([each.flatten() for each in gradients])
+
+
+def average_gradients(parameters: Sequence[torch.Tensor], flat: torch.Tensor | None = None) -> None:
+    """Have gradients be the mean over ranks, zeros where none has any; collective.
+
+    The same gradients give the same bits, whatever was computed before: they are exchanged in one
+    message, in the order of the parameters, which are the same on all ranks.  Torch's
+    DistributedDataParallel builds its buckets anew after its first step; where a number lies in a
+    bucket decides in which order ranks' numbers are added up, so a run that was resumed on three
+    ranks differed in last digits from one that had not stopped.
+
+    ``flat``, overwritten, is :func:`flattened_gradients` where that is there already.
+    """
+    if not dist.is_initialized():
+        return
+    if flat is None:
+        flat = flattened_gradients(parameters)
+    dist.all_reduce(flat)
+    flat /= dist.get_world_size()
+    parts = flat.split_with_sizes([each.numel() for each in parameters])
+    for parameter, part in zip(parameters, parts, strict=True):
+        parameter.grad = part.view_as(parameter).to(parameter.dtype)

@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-import torch.distributed as dist
 from torch import nn
 
 from dgl_mgpu.comm.communicator import Communicator
@@ -31,13 +30,9 @@ from dgl_mgpu.data import (
 from dgl_mgpu.data.hetero import with_self_loops
 from dgl_mgpu.errors import (
     ConfigError,
-    DeviceMemoryError,
-    DGLMGPUError,
-    LimitError,
     RankFailedError,
     WorkerFailedError,
 )
-from dgl_mgpu.machine.shared_memory import lacks_shared_memory, unusable_shared_memory
 from dgl_mgpu.report import best_epoch
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
@@ -47,17 +42,9 @@ from dgl_mgpu.train.checkpoint.checkpoint import (
     require_resumable,
     run_folder,
 )
-from dgl_mgpu.train.launch.heartbeat import stage_of
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.launch.preemption import PreemptionHandler
-from dgl_mgpu.train.launch.resource_limits import (
-    files_limit,
-    is_of_files,
-    is_of_processes,
-    memory_limit,
-    processes_limit,
-    warn_of_time,
-)
+from dgl_mgpu.train.launch.typed_errors import typed_memory, warn_of_time
 from dgl_mgpu.train.optimizer import make_optimizer
 from dgl_mgpu.train.report import RunReport
 from dgl_mgpu.train.trainer import StepCallback, Trainer
@@ -302,40 +289,6 @@ def seeded_model(
     model = model.to(device)
     torch.manual_seed(trainer.seed * 1_000_003 + Communicator.of_all_machines().rank)
     return model, make_optimizer(trainer, model.parameters(), device)
-
-
-@contextlib.contextmanager
-def typed_memory(asked: str, fix: str) -> Iterator[None]:
-    """Raise what is raised where memory is too small as the error that says what to do.
-
-    So are open files and processes, of which there may be so many, and the semaphores by which
-    processes wait for each other. Raises DeviceMemoryError, LimitError, SharedMemoryError.
-    """
-    try:
-        yield
-    except (RuntimeError, MemoryError, OSError) as error:
-        if isinstance(error, DGLMGPUError):
-            raise
-        asked = f"{asked} on rank {dist.get_rank() if dist.is_initialized() else 0}"
-        found = (str(error).splitlines() or ["too little memory"])[0] + stage_of(error)
-        if is_of_files(error):
-            fix = "raise it (ulimit -n 65536), or use fewer ranks and sampler.num_workers"
-            raise LimitError(asked, f"{found}; {files_limit()}", fix) from error
-        if is_of_processes(error):
-            fix = "raise it (ulimit -u, ulimit -v), or use fewer ranks and sampler.num_workers"
-            raise LimitError(asked, f"{found}; {processes_limit()}", fix) from error
-        if lacks_shared_memory(error):
-            raise unusable_shared_memory(found) from error
-        if not _is_of_memory(error):
-            raise
-        raise DeviceMemoryError(asked, found + memory_limit(), fix) from error
-
-
-def _is_of_memory(error: Exception) -> bool:
-    # torch has a type for this only where it is a GPU's, and none for maps of files.
-    kinds = MemoryError, torch.OutOfMemoryError
-    words = "DefaultCPUAllocator", "std::bad_alloc", "Cannot allocate memory"
-    return isinstance(error, kinds) or any(each in str(error) for each in words)
 
 
 def _require_one_configuration(ranks: Communicator, config: Config) -> None:

@@ -95,11 +95,13 @@ class Interrupts:
     """Hears Ctrl-C within ``with``: the first raises KeyboardInterrupt, a second ends at once.
 
     So does the first, after `timeouts.INTERRUPT` seconds, if the process is still within; unless
-    `StopSignals` has heard it. SIGQUIT, Ctrl-\\, ends at once, too. On another than the main thread,
-    and where SIGINT is not Python's to handle (a shell has a command in the background ignore it),
-    nothing is done. ``last_words``: what to say before the process is ended by a signal; called on
-    another thread. ``heard``: whether Ctrl-C was heard, whatever has become of the
-    KeyboardInterrupt. Raises RuntimeError if no thread can be started.
+    `StopSignals` has heard it.  SIGQUIT, Ctrl-\\, ends at once, too.  On another than the main
+    thread, and where SIGINT is not Python's to handle (a shell has a command in the background
+    ignore it), nothing is done.
+
+    ``last_words``, called on another thread, is what to say before a signal ends the process.
+    ``heard`` says whether Ctrl-C was heard, whatever has become of the KeyboardInterrupt.  Raises
+    RuntimeError if no thread can be started.
     """
 
     def __init__(self, last_words: Callable[[int], str]) -> None:

@@ -31,7 +31,7 @@ from benchmarks.convergence_epochs import (
 from dgl_mgpu.cli import main
 from dgl_mgpu.config.schema import ModelConfig
 from dgl_mgpu.models.homogeneous import build_model
-from dgl_mgpu.train.minibatch.seeds import SeedBatches
+from dgl_mgpu.train.minibatch.samplers import SeedBatches
 from tests.benchmarks.ogb_files import NAME, write_papers
 
 

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import nn
 
-from dgl_mgpu.models.dropout import Dropout
+from dgl_mgpu.models.homogeneous import Dropout
 
 #: A test of chance is wrong this often, were numbers not the same in every run.
 RARE = 1e-4

@@ -28,7 +28,7 @@ from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.sampling import dataloading
 from dgl_mgpu.sampling.prefetcher import Prefetcher
 from dgl_mgpu.store.row_updates import write_rows
-from dgl_mgpu.train.minibatch.pinsage_sampler import RandomWalkSampler
+from dgl_mgpu.train.minibatch.samplers import RandomWalkSampler
 from tests.docs.pages import ROOT
 from tests.docs.pages import blocks as blocks_of
 from tests.sampling.loaders import link_graph, node_graph, typed_graph

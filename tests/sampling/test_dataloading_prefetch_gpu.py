@@ -25,7 +25,7 @@ from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.random import BatchDraws
 from dgl_mgpu.sampling.prefetcher import Prefetcher
 from dgl_mgpu.sampling.side_stream import side_stream_of
-from dgl_mgpu.train.minibatch.pinsage_sampler import RandomWalkSampler
+from dgl_mgpu.train.minibatch.samplers import RandomWalkSampler
 from tests.sampling.loaders import link_graph, node_graph, typed_graph
 from tests.sampling.side_streams import poison
 

@@ -38,9 +38,10 @@ from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.compose import check_overrides, compose
 from dgl_mgpu.train.launch import launch as launching
 from dgl_mgpu.train.launch import peer_monitor as watch
-from dgl_mgpu.train.launch import workers
+from dgl_mgpu.train.launch import typed_errors
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.launch.preemption import Stopped
+from dgl_mgpu.train.launch.typed_errors import typed_worker_losses
 from dgl_mgpu.train.report import RunReport
 from dgl_mgpu.train.run import _require_one_configuration
 from dgl_mgpu.train.trainer import Trainer
@@ -271,21 +272,21 @@ def test_the_end_of_a_workers_connection_is_told_as_its_end(is_signalled, monkey
         if is_signalled:
             raise RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
 
-    monkeypatch.setattr(workers.time, "sleep", torchs_handler)
+    monkeypatch.setattr(typed_errors.time, "sleep", torchs_handler)
     lost = r"DataLoader worker \(pid 7\) is killed by signal: Killed"
     told = lost if is_signalled else r"the connection to one was lost \(EOFError\(\)\)"
     here, there = mp.Pipe()
     there.close()
     with pytest.raises(WorkerFailedError, match=f"processes: {told}; see why"):  # noqa: SIM117
-        with workers.worker_losses_typed():
+        with typed_worker_losses():
             here.recv()
 
 
 def test_a_worker_ends_before_it_has_handed_a_tensor_over(monkeypatch):
-    monkeypatch.setattr(workers.time, "sleep", lambda seconds: None)
+    monkeypatch.setattr(typed_errors.time, "sleep", lambda seconds: None)
     here, there = mp.Pipe()
     there.close()
-    with pytest.raises(WorkerFailedError, match="lost"), workers.worker_losses_typed():
+    with pytest.raises(WorkerFailedError, match="lost"), typed_worker_losses():
         reduction.recv_handle(here)
 
 
@@ -293,7 +294,7 @@ def test_a_worker_that_ends_while_its_rank_waits_for_others_is_told_of():
     torchs = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
     told = RankFailedError("exchange", f"one of them is gone ({torchs})", "see why it ended")
     with pytest.raises(WorkerFailedError, match=r"DataLoader worker \(pid 7\) is killed"):  # noqa: SIM117
-        with workers.worker_losses_typed():
+        with typed_worker_losses():
             raise told from torchs
 
 
@@ -301,21 +302,21 @@ def test_a_worker_that_ends_while_its_rank_writes_a_checkpoint_is_told_of():
     torchs = RuntimeError("DataLoader worker (pid 7) is killed by signal: Killed. ")
     told = CheckpointError("write checkpoint a.pt", str(torchs), "free space there")
     with pytest.raises(WorkerFailedError, match=r"DataLoader worker \(pid 7\) is killed"):  # noqa: SIM117
-        with workers.worker_losses_typed():
+        with typed_worker_losses():
             raise told from torchs
 
 
 def test_an_error_that_explains_a_workers_end_is_raised_as_it_is():
     torchs = RuntimeError("DataLoader worker (pid 7) is killed by signal: Bus error. ")
     told = SharedMemoryError("hand over", "no room in /dev/shm", "free some")
-    with pytest.raises(SharedMemoryError), workers.worker_losses_typed():
+    with pytest.raises(SharedMemoryError), typed_worker_losses():
         raise told from torchs
 
 
 def test_a_rank_that_is_gone_is_told_as_that():
     gloos = RuntimeError("[../gloo/transport/tcp/pair.cc:534] Connection closed by peer")
     told = RankFailedError("exchange", f"one of them is gone ({gloos})", "see why it ended")
-    with pytest.raises(RankFailedError), workers.worker_losses_typed():
+    with pytest.raises(RankFailedError), typed_worker_losses():
         raise told from gloos
 
 
@@ -323,7 +324,10 @@ def test_a_rank_that_has_no_file_left_for_its_workers_is_told_so():
     torchs = (
         "Too many open files. Communication with the workers is no longer possible. Please increase"
     )
-    with pytest.raises(WorkerFailedError, match="Too many open"), workers.worker_losses_typed():
+    with (
+        pytest.raises(WorkerFailedError, match="Too many open"),
+        typed_worker_losses(),
+    ):
         raise RuntimeError(torchs)
 
 
@@ -336,7 +340,7 @@ def test_a_rank_that_has_no_file_left_for_its_workers_is_told_so():
     ],
 )
 def test_what_is_no_workers_end_is_raised_as_it_is(error):
-    with pytest.raises(type(error)) as raised, workers.worker_losses_typed():
+    with pytest.raises(type(error)) as raised, typed_worker_losses():
         raise error
     assert raised.value is error
 
@@ -378,7 +382,7 @@ def test_memory_is_too_small_for_a_full_graph(tmp_path, data):
 )
 def test_torchrun_is_told_of_causes_alone(tmp_path, monkeypatch, error, told):
     monkeypatch.setenv("TORCHELASTIC_ERROR_FILE", str(tmp_path / "error.json"))
-    with pytest.raises(DGLMGPUError), launching._told_to_torchrun(3):
+    with pytest.raises(DGLMGPUError), launching._reporting_to_torchrun(3):
         raise error
     assert (tmp_path / "error.json").exists() == (told is not None)
     if told is not None:

@@ -1,8 +1,7 @@
 """A graph convolutional network with as few buffers as MG-GCN's, and exact gradients.
 
-The module is in `module`; what it remembers of its graph and input in `input_sums`; forward and
-backward pass, and which buffers there are when, in `passes`; dropout that keeps no masks in
-`dropout`.
+`module` has the module and what it remembers of its graph and input; `passes` has the forward and
+the backward pass, which buffers there are when, and dropout that keeps no masks.
 """
 
 from typing import Any

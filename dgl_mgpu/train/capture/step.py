@@ -33,7 +33,7 @@ from dgl_mgpu.train.capture.graph_slots import (
 from dgl_mgpu.train.capture.passes import Blocks, Pass, normalised_batch
 from dgl_mgpu.train.capture.policy import CapturePolicy
 from dgl_mgpu.train.capture.static_buffers import Sizes, StaticBuffers
-from dgl_mgpu.train.data_parallel import average_gradients, flattened_gradients, take_first_ranks
+from dgl_mgpu.train.optimizer import average_gradients, flattened_gradients, take_first_ranks
 
 #: One slot computes while the next mini-batch is loaded into the other.  A third one changed no
 #: step's time by more than runs differ, also where mini-batches wait for host memory.

@@ -18,9 +18,9 @@ from dgl_mgpu.distributed.host_features.offload_hooks import offloaded_rows
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.graph.errors import InvalidCallError
 from dgl_mgpu.report import EpochReport, StageSeconds
-from dgl_mgpu.train.data_parallel import take_first_ranks
 from dgl_mgpu.train.launch.heartbeat import WHOLE_GRAPH
-from dgl_mgpu.train.metrics.classification import MultiLabel, SingleLabel
+from dgl_mgpu.train.metrics import MultiLabel, SingleLabel
+from dgl_mgpu.train.optimizer import take_first_ranks
 from dgl_mgpu.train.trainer import StepCallback, Trainer
 from dgl_mgpu.utils.stages import StageTimes, stage
 

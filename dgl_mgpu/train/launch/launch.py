@@ -44,13 +44,14 @@ from dgl_mgpu.train.launch.heartbeat import (
 from dgl_mgpu.train.launch.peer_monitor import PeerMonitor
 from dgl_mgpu.train.launch.preemption import DeferredSignals, Stopped, blocked
 from dgl_mgpu.train.launch.process_group import await_killed, children_of, kill_group, remove_shared
-from dgl_mgpu.train.launch.resource_limits import (
+from dgl_mgpu.train.launch.typed_errors import (
     crash_reasons,
     is_of_processes,
     kill_reasons,
     processes_limit,
+    typed_rank_losses,
+    typed_worker_losses,
 )
-from dgl_mgpu.train.launch.workers import worker_losses_typed
 from dgl_mgpu.utils import timeouts
 from dgl_mgpu.utils.temporary_folder import keep_together
 from dgl_mgpu.utils.torchrun import under_torchrun
@@ -69,53 +70,8 @@ _OTHER_MACHINES_SECONDS = 10.0
 _EARLIEST_SECONDS = 1.5
 # Characters of an error that are passed on.
 _MAX_TEXT = 20_000
-# How many bytes a rank's last word has, which come next.
+# How many bytes a rank's outcome has, which come next.
 _LENGTH = struct.Struct("!Q")
-
-
-@dataclass(frozen=True)
-class _Outcome:
-    """A rank's last word: that it is done, or why not."""
-
-    done: bool
-    stopped: bool = False
-    follows: bool = False
-    when: float = 0.0
-    error: Exception | str = ""
-    trace: str = ""
-
-
-@dataclass(frozen=True)
-class _Rank:
-    """A rank's process, and where its last word and its last stage are to be read."""
-
-    process: Any
-    report: Connection
-    heartbeat: Heartbeat
-    read: bytearray = field(default_factory=bytearray)
-
-    def hear(self) -> bool:
-        """Read what there is of its last word, without waiting for more; whether more may come.
-
-        A rank may be killed within its word while its children hold the pipe open.
-        """
-        os.set_blocking(self.report.fileno(), False)
-        with contextlib.suppress(BlockingIOError):
-            while part := os.read(self.report.fileno(), 1 << 16):
-                self.read.extend(part)
-            return False
-        return True
-
-    def word(self) -> _Outcome | None:
-        """Its last word, if all of it has been read."""
-        start = _LENGTH.size
-        if len(self.read) < start or len(self.read) < start + _LENGTH.unpack_from(self.read)[0]:
-            return None
-        return pickle.loads(self.read[start:])
-
-    def has_ended(self, ready: list[Any]) -> bool:
-        """Whether it has, which its sentinel may not tell while its children hold that open."""
-        return self.process.sentinel in ready or self.process.exitcode is not None
 
 
 def launch(
@@ -123,35 +79,35 @@ def launch(
 ) -> None:
     """Call ``work(*args)`` on ``num_ranks`` ranks of a torch.distributed job.
 
-    One rank runs here, in this process and without torch.distributed.  Several are processes
-    of their own, joined by gloo (NCCL for CUDA tensors).  Under torchrun, which has made the
-    processes already, this process is the rank that its environment names.
+    One rank runs here, in this process and without torch.distributed.  Several are processes of
+    their own, joined by gloo (NCCL for CUDA tensors).  Under torchrun, which has made the processes
+    already, this process is the rank that its environment names.
 
     SIGTERM, SIGHUP and Ctrl-C have ranks stop, by SIGTERM: they may raise `Stopped` within 25
-    seconds; then all end.  One that is told before it listens (`PreemptionHandler`) ends at once.
-    A second Ctrl-C ends all at once.
+    seconds; then all end.  A rank that gets it before it listens (`PreemptionHandler`) ends at
+    once.  A second Ctrl-C ends all at once, and raises KeyboardInterrupt.
 
     With ``hang_after``, a job ends in which no rank advances for so many seconds: in the steps of
     an epoch none enters another `stage`, and before and between epochs none uses its cores, reads
-    or writes. A rank that is this process, and hangs in C code that holds Python's lock, is not
-    noticed. Raises RankFailedError with the reason of the rank that failed first, and its stage;
-    the others have been ended. Also of one that was told to stop and did not, in time and well; and
-    of one that hangs, with its stack. Where that is this process, the error is printed, and the
-    process ends. A typed error of this package that a rank raised is raised as it is, and so is any
-    error of a rank that runs here; SharedMemoryError if there is no shared memory for several
-    ranks, or it is read-only; WorkerFailedError if a process that samples for a rank was killed;
-    OutputError if there is no place for temporary files; Stopped after SIGTERM, SIGHUP or Ctrl-C;
-    KeyboardInterrupt after a second Ctrl-C.
+    or writes.  A rank that is this process, and hangs in C code that holds Python's lock, is not
+    noticed.
+
+    A typed error of this package that a rank raised is raised as it is, and so is any error of a
+    rank that runs here.  Else RankFailedError has the reason of the rank that failed first, and its
+    stage, or the stack of one that hangs; the other ranks have been ended.  Where the rank that
+    hangs is this process, the error is printed, and the process ends.  Beside these there are
+    SharedMemoryError, without shared memory for several ranks; WorkerFailedError, if a process that
+    samples for a rank was killed; and OutputError, without a place for temporary files.
     """
     keep_together()
     if under_torchrun():
         rank = int(os.environ["RANK"])
-        with _told_to_torchrun(rank), _typed_losses():
+        with _reporting_to_torchrun(rank), typed_rank_losses():
             _join_job(rank, int(os.environ["WORLD_SIZE"]), "env://", hang_after)
             try:
                 with (
-                    _others_watched(hang_after) as heartbeat,
-                    worker_losses_typed(),
+                    _watching_others(hang_after) as heartbeat,
+                    typed_worker_losses(),
                     StageTracker(heartbeat),
                 ):
                     work(*args)
@@ -162,12 +118,62 @@ def launch(
         monitor = None if hang_after is None else HangMonitor([heartbeat], hang_after)
         with (
             contextlib.nullcontext() if monitor is None else HangWatch(monitor, heartbeat, _leave),
-            worker_losses_typed(),
+            typed_worker_losses(),
             StageTracker(heartbeat),
         ):
             work(*args)
     else:
         _run_processes(work, num_ranks, args, hang_after)
+
+
+# -- the process that starts ranks -----------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Outcome:
+    """What a rank reports when it ends: that it is done, or why not."""
+
+    done: bool
+    stopped: bool = False
+    follows: bool = False  # whether it failed only because another rank did
+    when: float = 0.0
+    error: Exception | str = ""
+    trace: str = ""
+
+
+@dataclass(frozen=True)
+class _Rank:
+    """A rank's process, and where its outcome and its last stage are to be read."""
+
+    process: Any
+    pipe: Connection
+    heartbeat: Heartbeat
+    received: bytearray = field(default_factory=bytearray)
+
+    def receive(self) -> bool:
+        """Read what there is of its outcome, without waiting for more; whether more may come.
+
+        A rank may be killed while it writes, and its children hold the pipe open.
+        """
+        os.set_blocking(self.pipe.fileno(), False)
+        with contextlib.suppress(BlockingIOError):
+            while part := os.read(self.pipe.fileno(), 1 << 16):
+                self.received.extend(part)
+            return False
+        return True
+
+    def outcome(self) -> _Outcome | None:
+        """Its outcome, if all of it has been read."""
+        content = self.received[_LENGTH.size :]
+        is_whole = (
+            len(self.received) >= _LENGTH.size
+            and len(content) >= _LENGTH.unpack_from(self.received)[0]
+        )
+        return pickle.loads(content) if is_whole else None
+
+    def has_ended(self, ready: list[Any]) -> bool:
+        """Whether it has, which its sentinel may not tell while its children hold that open."""
+        return self.process.sentinel in ready or self.process.exitcode is not None
 
 
 def _run_processes(
@@ -176,27 +182,27 @@ def _run_processes(
     free_shared_bytes()  # what ranks and this process share has to lie somewhere
     log.info("starting %d ranks", num_ranks)
     context = mp.get_context("spawn")
-    ranks: list[_Rank] = []
     heartbeats = Heartbeats(num_ranks)
     monitor = None if hang_after is None else HangMonitor(heartbeats.ranks, hang_after)
     with (
-        DeferredSignals() as told,
+        DeferredSignals() as signals,
         tempfile.TemporaryFile() as file,
         contextlib.ExitStack() as ending,
     ):
-        ending.callback(_end, ranks)
+        job = _Job(signals)
+        ending.callback(job.end)
         # It has no name, so that nothing is left of it whatever ends this process.
         meeting_point = f"file:///proc/{os.getpid()}/fd/{file.fileno()}"
         # Over a pipe, so that nobody else can read the secret.
-        job = num_ranks, meeting_point, os.getpid(), secrets.token_bytes(32)
+        common = num_ranks, meeting_point, os.getpid(), secrets.token_bytes(32)
         for rank in range(num_ranks):
             receiver, sender = context.Pipe(duplex=False)
             process = context.Process(
                 target=_rank_main,
-                args=(work, rank, *job, sender, heartbeats.path, hang_after, args),
+                args=(work, rank, *common, sender, heartbeats.path, hang_after, args),
                 name=f"rank {rank}",
             )
-            told.check()
+            signals.check()
             # Ctrl-C is for all processes of a terminal; a rank leaves it to this one, also while it
             # imports what it runs.  The tracker's start, if it is yet to come, would end the block.
             resource_tracker.ensure_running()
@@ -204,268 +210,142 @@ def _run_processes(
                 process.start()
             sender.close()
             heartbeats.ranks[rank].process = process.pid or 0
-            ranks.append(_Rank(process, receiver, heartbeats.ranks[rank]))
-        words: dict[int, _Outcome | None] = {}
+            job.ranks.append(_Rank(process, receiver, heartbeats.ranks[rank]))
         try:
-            end = _await(ranks, words, told, monitor)
+            end = job.wait(monitor)
         except Stopped as stopped:
-            end = _let_stop(ranks, words, told) or stopped
+            end = job.stop() or stopped
     if end is not None:
         raise end
 
 
-def _let_stop(
-    ranks: list[_Rank], outcomes: dict[int, _Outcome | None], told: DeferredSignals
-) -> DGLMGPUError | None:
-    """Have all ranks stop by themselves; the error of one that did not.
+class _Job:
+    """The ranks of a job, and the outcomes of those that have ended: None of one without any."""
 
-    ``outcomes`` are the last words of those that have left before.
-    """
-    for each in ranks:
-        each.process.terminate()
-    _hear(ranks, outcomes, told, time.monotonic() + timeouts.STOP)
-    for rank, each in enumerate(ranks):
-        if rank in outcomes and outcomes[rank] is None:
-            each.process.join(timeouts.CAUSE)
-            # It did not listen yet, and there was nothing to keep; or it was done, and its word
-            # was being read when SIGTERM came.  SIGHUP may have been sent to all.
-            if each.process.exitcode in (-signal.SIGTERM, -signal.SIGHUP, 0):
-                outcomes[rank] = _Outcome(True, stopped=True)
-    if any(word is None or not (word.done or word.follows) for word in outcomes.values()):
-        return _cause(ranks, outcomes)
-    for rank, each in enumerate(ranks):
-        if rank not in outcomes:
-            where = each.heartbeat.last_stage()
-            return _rank_failed(rank, f"it ran on for {timeouts.STOP:g} s after SIGTERM{where}")
-    return None
+    def __init__(self, signals: DeferredSignals) -> None:
+        self.ranks: list[_Rank] = []
+        self._outcomes: dict[int, _Outcome | None] = {}
+        self._signals = signals
 
-
-@contextlib.contextmanager
-def _others_watched(hang_after: float | None) -> Iterator[Heartbeat]:
-    """Leave at once when another machine is lost, or a rank hangs: nothing else ends the wait.
-
-    This rank's.
-    """
-    everyone, here = Communicator.of_all_machines(), Communicator.of_this_machine()
-    made: list[Heartbeats] = []
-
-    def make() -> Path:
-        made.append(Heartbeats(here.size))
-        return made[0].path
-
-    path = here.broadcast_from_rank0("share heartbeats", make)
-    heartbeats = here.run_all(
-        "share heartbeats", lambda: made[0] if made else Heartbeats(here.size, path)
-    )
-    own = heartbeats.ranks[here.rank]
-    numbers = here.all_gather(everyone.rank)
-    others: PeerMonitor | None = None
-    with contextlib.ExitStack() as watching:
-        if here.size < everyone.size:
-            others = watching.enter_context(
-                PeerMonitor(everyone, os.environ["MASTER_ADDR"], _leave)
-            )
-        if hang_after is not None:
-            # Another rank looks where the first itself hangs, with Python's lock say.
-            after = hang_after + _TURN_SECONDS * here.rank
-            monitor = HangMonitor(heartbeats.ranks, after, numbers)
-
-            def end_all(error: RankFailedError) -> None:
-                if others is not None and monitor.all_wait:
-                    time.sleep(_OTHER_MACHINES_SECONDS)  # they say who it is, and all leave
-                if others is not None:
-                    others.report(error)
-                mine = os.getpid()
-                # Where a rank is done, another process may have its number.
-                there = [each.process for each in heartbeats.ranks if each.stacks]
-                _leave(error, [process for process in there if process != mine])
-
-            watching.enter_context(HangWatch(monitor, own, end_all))
-        yield own
-
-
-@contextlib.contextmanager
-def _told_to_torchrun(rank: int) -> Iterator[None]:
-    """Raise what a rank raises as a typed error that names it, and have torchrun report it.
-
-    A rank that failed only because another did leaves the report to that one.
-    """
-    try:
-        yield
-    except RankFailedError:
-        raise
-    except DGLMGPUError as error:
-        _record(error)
-        raise
-    except Exception as error:
-        traceback.print_exc()  # the typed error is shown in a line
-        failure = _rank_failed(rank, f"it raised {_text(error)}")
-        _record(failure)
-        raise failure from error
-
-
-def _record(error: DGLMGPUError) -> None:
-    """Write an error where torchrun looks for it, if that has room."""
-    try:
-        raise error from None  # what is written is what is being handled
-    except DGLMGPUError:
-        with contextlib.suppress(OSError):
-            get_error_handler().record_exception(error)
-
-
-def _leave(error: RankFailedError, ranks: Sequence[int] = ()) -> NoReturn:
-    """End this process now, whatever its threads wait for, and the processes of other ranks."""
-    _record(error)
-    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
-    workers = children_of(os.getpid())
-    _kill_each(workers)
-    remove_shared(workers)
-    if ranks:
-        time.sleep(_EARLIEST_SECONDS)
-        # From here on no other thread runs: the main one would record that the others are gone.
-        sys.setswitchinterval(timeouts.END)
-        _kill_each(ranks)
-    os._exit(1)
-
-
-def _kill_each(processes: Iterable[int]) -> None:
-    for process in processes:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(process, signal.SIGKILL)
-
-
-@contextlib.contextmanager
-def _typed_losses() -> Iterator[None]:
-    """Raise what gloo and NCCL raise of a rank that is gone as the error that it is."""
-    try:
-        yield
-    except RuntimeError as error:
-        if isinstance(error, DGLMGPUError) or not _is_of_communication(error):
-            raise
-        raise RankFailedError(
-            "exchange with the other ranks",
-            f"one of them is gone, or does not answer ({str(error).partition(chr(10))[0]}"
-            f"{stage_of(error)})",
-            "see why it ended, and start the run again",
-        ) from error
-
-
-def _is_of_communication(error: RuntimeError) -> bool:
-    # gloo's have no type of their own, but name the file they are of.
-    return isinstance(error, dist.DistError) or "/gloo/" in str(error)
-
-
-def _await(
-    ranks: list[_Rank],
-    outcomes: dict[int, _Outcome | None],
-    told: DeferredSignals,
-    monitor: HangMonitor | None,
-) -> DGLMGPUError | Stopped | None:
-    """Wait for all ranks to end well, or for the first to fail; ``outcomes`` get their words."""
-    if (hang := _hear(ranks, outcomes, told, monitor=monitor)) is not None:
-        return hang
-    if len(outcomes) == len(ranks) and all(o is not None and o.done for o in outcomes.values()):
-        _await_ends(ranks, told)
-        return Stopped() if any(o is not None and o.stopped for o in outcomes.values()) else None
-    return _cause(ranks, outcomes)
-
-
-def _await_ends(ranks: list[_Rank], told: DeferredSignals) -> None:
-    """Wait for the processes of ranks that are done; those that stay are killed later."""
-    running = {each.process.sentinel: (rank, each) for rank, each in enumerate(ranks)}
-    deadline = time.monotonic() + timeouts.LEAVE
-    while running and time.monotonic() < deadline:
-        ready = wait([*running, *told.sign], _LOOK_SECONDS)
-        told.check()
-        for sentinel, (_, each) in list(running.items()):
-            if each.has_ended(ready):
-                del running[sentinel]
-    for rank, each in running.values():
-        log.warning(
-            "rank %d (process %d) was done %g s ago and has not ended%s: it is killed",
-            rank, each.process.pid, timeouts.LEAVE, each.heartbeat.last_stage(),
-        )  # fmt: skip
-
-
-def _hear(
-    ranks: list[_Rank],
-    outcomes: dict[int, _Outcome | None],
-    told: DeferredSignals,
-    deadline: float | None = None,
-    monitor: HangMonitor | None = None,
-) -> RankFailedError | None:
-    """Add the last words of ranks: None of one that left without, none of those that run on.
-
-    If ranks hang, instead of waiting on.
-    """
-    end = math.inf if deadline is None else deadline
-    while len(outcomes) < len(ranks):
-        running = {rank: each for rank, each in enumerate(ranks) if rank not in outcomes}
-        left = end - time.monotonic()
-        signs = [w for each in running.values() for w in (each.report, each.process.sentinel)]
-        ready = wait([*signs, *told.sign], min(max(left, 0.0), _LOOK_SECONDS))
-        told.check()
-        for rank, each in running.items():
-            # Asked first: all that a rank has written that has ended is there to be read.
-            has_ended = each.has_ended(ready)
-            # A rank's report is its last word: read at once, since it may fill the pipe.
-            if each.report in ready or has_ended:
-                may_say_more = each.hear() and not has_ended
-                word = each.word()
-                if word is not None or not may_say_more:
-                    outcomes[rank] = word
-        if not ready and left <= 0:
-            break
-        if monitor is not None and (hang := monitor.look()) is not None:
+    def wait(self, monitor: HangMonitor | None) -> DGLMGPUError | Stopped | None:
+        """Wait for all ranks to end well, or for the first to fail."""
+        if (hang := self._receive(monitor=monitor)) is not None:
             return hang
-        failed = [outcome for outcome in outcomes.values() if outcome is None or not outcome.done]
-        if deadline is None and failed:
-            # The others fail of it within moments; the cause is the earliest report, or a rank
-            # that was killed before it could write one.
-            is_known = any(outcome is None or not outcome.follows for outcome in failed)
-            more = timeouts.REPORTS if is_known else timeouts.CAUSE
-            end = min(end, time.monotonic() + more)
-    return None
+        outcomes = self._outcomes.values()
+        if len(outcomes) == len(self.ranks) and all(o is not None and o.done for o in outcomes):
+            self._wait_for_ends()
+            return Stopped() if any(o is not None and o.stopped for o in outcomes) else None
+        return self._cause()
 
+    def stop(self) -> DGLMGPUError | None:
+        """Have all ranks stop by themselves; the error of one that did not."""
+        outcomes = self._outcomes
+        for rank in self.ranks:
+            rank.process.terminate()
+        self._receive(time.monotonic() + timeouts.STOP)
+        for number, rank in enumerate(self.ranks):
+            if number in outcomes and outcomes[number] is None:
+                rank.process.join(timeouts.CAUSE)
+                # It did not listen yet, and there was nothing to keep; or it was done, and its
+                # outcome was being read when SIGTERM came.  SIGHUP may have been sent to all.
+                if rank.process.exitcode in (-signal.SIGTERM, -signal.SIGHUP, 0):
+                    outcomes[number] = _Outcome(True, stopped=True)
+        if any(o is None or not (o.done or o.follows) for o in outcomes.values()):
+            return self._cause()
+        for number, rank in enumerate(self.ranks):
+            if number not in outcomes:
+                where = rank.heartbeat.last_stage()
+                found = f"it ran on for {timeouts.STOP:g} s after SIGTERM{where}"
+                return _rank_failed(number, found)
+        return None
 
-def _cause(ranks: list[_Rank], outcomes: dict[int, _Outcome | None]) -> DGLMGPUError:
-    silent = {rank: ranks[rank] for rank, outcome in outcomes.items() if outcome is None}
-    for rank, each in silent.items():
-        each.process.join(timeouts.CAUSE)
-        code = each.process.exitcode
-        if code is not None and code < 0:
-            name = signal.Signals(-code).name
-            hint = f" ({kill_reasons()})" if name == "SIGKILL" else crash_reasons()
-            return _rank_failed(rank, f"it was killed by {name}{each.heartbeat.last_stage()}{hint}")
-    for rank, each in silent.items():
-        code = each.process.exitcode
-        where = each.heartbeat.last_stage()
-        left = f"it left before its work was done{where}, with exit code {code}"
-        return _rank_failed(rank, left + crash_reasons())  # libgomp leaves so without a thread
-    failed = [(outcome, rank) for rank, outcome in outcomes.items() if outcome and not outcome.done]
-    # A rank that failed only because another did says so, and may be first to say it.
-    first, rank = min(failed, key=lambda item: (item[0].follows, item[0].when))
-    if isinstance(first.error, DGLMGPUError):
-        return first.error
-    if not first.follows:  # a typed error says it all
-        print(first.trace, file=sys.stderr, end="")
-    return _rank_failed(rank, f"it raised {first.error}")
+    def end(self) -> None:
+        """Kill ranks that still run, and remove what they leave."""
+        killed = [p for rank in self.ranks if rank.process.is_alive() for p in _kill(rank.process)]
+        deadline = time.monotonic() + timeouts.END
+        for number, rank in enumerate(self.ranks):
+            await_killed(rank.process, f"rank {number}", deadline)
+        remove_shared(killed)
+
+    def _receive(
+        self, deadline: float | None = None, monitor: HangMonitor | None = None
+    ) -> RankFailedError | None:
+        """Receive outcomes until all ranks have ended, one fails, or the deadline; or ranks hang,
+        of which the error is returned."""
+        end = math.inf if deadline is None else deadline
+        outcomes = self._outcomes
+        while len(outcomes) < len(self.ranks):
+            running = {n: rank for n, rank in enumerate(self.ranks) if n not in outcomes}
+            left = end - time.monotonic()
+            signs = [s for rank in running.values() for s in (rank.pipe, rank.process.sentinel)]
+            ready = wait([*signs, *self._signals.sign], min(max(left, 0.0), _LOOK_SECONDS))
+            self._signals.check()
+            for number, rank in running.items():
+                # Asked first: all that a rank has written that has ended is there to be read.
+                has_ended = rank.has_ended(ready)
+                # Read at once, since a rank's outcome may fill the pipe.
+                if rank.pipe in ready or has_ended:
+                    may_send_more = rank.receive() and not has_ended
+                    outcome = rank.outcome()
+                    if outcome is not None or not may_send_more:
+                        outcomes[number] = outcome
+            if not ready and left <= 0:
+                break
+            if monitor is not None and (hang := monitor.look()) is not None:
+                return hang
+            failed = [o for o in outcomes.values() if o is None or not o.done]
+            if deadline is None and failed:
+                # The others fail of it within moments; the cause is the earliest report, or a rank
+                # that was killed before it could write one.
+                is_known = any(o is None or not o.follows for o in failed)
+                more = timeouts.REPORTS if is_known else timeouts.CAUSE
+                end = min(end, time.monotonic() + more)
+        return None
+
+    def _wait_for_ends(self) -> None:
+        """Wait for the processes of ranks that are done; those that stay are killed later."""
+        running = {rank.process.sentinel: (n, rank) for n, rank in enumerate(self.ranks)}
+        deadline = time.monotonic() + timeouts.LEAVE
+        while running and time.monotonic() < deadline:
+            ready = wait([*running, *self._signals.sign], _LOOK_SECONDS)
+            self._signals.check()
+            running = {s: item for s, item in running.items() if not item[1].has_ended(ready)}
+        for number, rank in running.values():
+            log.warning(
+                "rank %d (process %d) was done %g s ago and has not ended%s: it is killed",
+                number, rank.process.pid, timeouts.LEAVE, rank.heartbeat.last_stage(),
+            )  # fmt: skip
+
+    def _cause(self) -> DGLMGPUError:
+        silent = {n: self.ranks[n] for n, outcome in self._outcomes.items() if outcome is None}
+        for number, rank in silent.items():
+            rank.process.join(timeouts.CAUSE)
+            code = rank.process.exitcode
+            if code is not None and code < 0:
+                name = signal.Signals(-code).name
+                hint = f" ({kill_reasons()})" if name == "SIGKILL" else crash_reasons()
+                found = f"it was killed by {name}{rank.heartbeat.last_stage()}{hint}"
+                return _rank_failed(number, found)
+        for number, rank in silent.items():
+            found = f"it left before its work was done{rank.heartbeat.last_stage()}, with exit code"
+            # libgomp leaves so without a thread.
+            return _rank_failed(number, f"{found} {rank.process.exitcode}{crash_reasons()}")
+        failed = [(o, n) for n, o in self._outcomes.items() if o and not o.done]
+        # A rank that failed only because another did says so, and may be first to say it.
+        first, number = min(failed, key=lambda item: (item[0].follows, item[0].when))
+        if isinstance(first.error, DGLMGPUError):
+            return first.error
+        if not first.follows:  # a typed error says it all
+            print(first.trace, file=sys.stderr, end="")
+        return _rank_failed(number, f"it raised {first.error}")
 
 
 def _rank_failed(rank: int, found: str) -> RankFailedError:
     return RankFailedError(
         f"run rank {rank}",
         found,
-        "mend the cause; training goes on from its last epoch with trainer.resume",
+        "fix the cause; training continues from its last epoch with trainer.resume",
     )
-
-
-def _end(ranks: list[_Rank]) -> None:
-    killed = [number for each in ranks if each.process.is_alive() for number in _kill(each.process)]
-    deadline = time.monotonic() + timeouts.END
-    for rank, each in enumerate(ranks):
-        await_killed(each.process, f"rank {rank}", deadline)
-    remove_shared(killed)
 
 
 def _kill(process: Any) -> list[int]:
@@ -476,6 +356,9 @@ def _kill(process: Any) -> list[int]:
     except ProcessLookupError:  # it has not come to lead its group yet, and has no children
         process.kill()
         return []
+
+
+# -- ranks that this package has started -----------------------------------------------------------
 
 
 def _rank_main(
@@ -503,13 +386,13 @@ def _rank_main(
     stopped = False
     try:
         torch.set_num_threads(max(1, (os.cpu_count() or 1) // num_ranks))
-        with _typed_losses():
+        with typed_rank_losses():
             set_job_secret(secret)
             # From here on it can say where it is, also of a rank that does not come to join.
             with StageTracker(Heartbeats(num_ranks, heartbeats).ranks[rank]):
                 _join_job(rank, num_ranks, meeting_point, hang_after)
                 try:
-                    with worker_losses_typed():
+                    with typed_worker_losses():
                         work(*args)
                 except Stopped:
                     stopped = True
@@ -518,15 +401,15 @@ def _rank_main(
         follows = isinstance(error, RankFailedError)
         trace = traceback.format_exc()[-_MAX_TEXT:]
         when = time.monotonic()
-        _say(sender, _Outcome(False, False, follows, when, _portable(error), trace))
+        _send(sender, _Outcome(False, False, follows, when, _portable(error), trace))
         sender.close()
         # Without the interpreter's shutdown, which may wait for ranks that are gone.
         os._exit(1)
-    _say(sender, _Outcome(True, stopped))
+    _send(sender, _Outcome(True, stopped))
 
 
-def _say(sender: Connection, word: _Outcome) -> None:
-    content = pickle.dumps(word)
+def _send(sender: Connection, outcome: _Outcome) -> None:
+    content = pickle.dumps(outcome)
     with open(sender.fileno(), "wb", closefd=False) as pipe:
         pipe.write(_LENGTH.pack(len(content)) + content)
 
@@ -583,3 +466,100 @@ def _join_job(
             f"({str(error).partition(chr(10))[0]})",
             "see why the others did not start, and start the run again",
         ) from error
+
+
+# -- ranks of torchrun -----------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _watching_others(hang_after: float | None) -> Iterator[Heartbeat]:
+    """Leave at once when another machine is lost, or a rank hangs: nothing else ends the wait.
+
+    Yields this rank's heartbeat.
+    """
+    everyone, here = Communicator.of_all_machines(), Communicator.of_this_machine()
+    made: list[Heartbeats] = []
+
+    def make() -> Path:
+        made.append(Heartbeats(here.size))
+        return made[0].path
+
+    path = here.broadcast_from_rank0("share heartbeats", make)
+    heartbeats = here.run_all(
+        "share heartbeats", lambda: made[0] if made else Heartbeats(here.size, path)
+    )
+    own = heartbeats.ranks[here.rank]
+    numbers = here.all_gather(everyone.rank)
+    others: PeerMonitor | None = None
+    with contextlib.ExitStack() as watching:
+        if here.size < everyone.size:
+            others = watching.enter_context(
+                PeerMonitor(everyone, os.environ["MASTER_ADDR"], _leave)
+            )
+        if hang_after is not None:
+            # Another rank looks where the first itself hangs, with Python's lock say.
+            after = hang_after + _TURN_SECONDS * here.rank
+            monitor = HangMonitor(heartbeats.ranks, after, numbers)
+
+            def end_all(error: RankFailedError) -> None:
+                if others is not None and monitor.all_wait:
+                    time.sleep(_OTHER_MACHINES_SECONDS)  # they say who it is, and all leave
+                if others is not None:
+                    others.report(error)
+                mine = os.getpid()
+                # Where a rank is done, another process may have its number.
+                there = [each.process for each in heartbeats.ranks if each.stacks]
+                _leave(error, [process for process in there if process != mine])
+
+            watching.enter_context(HangWatch(monitor, own, end_all))
+        yield own
+
+
+@contextlib.contextmanager
+def _reporting_to_torchrun(rank: int) -> Iterator[None]:
+    """Raise what a rank raises as a typed error that names it, and have torchrun report it.
+
+    A rank that failed only because another did leaves the report to that one.
+    """
+    try:
+        yield
+    except RankFailedError:
+        raise
+    except DGLMGPUError as error:
+        _record(error)
+        raise
+    except Exception as error:
+        traceback.print_exc()  # the typed error is shown in a line
+        failure = _rank_failed(rank, f"it raised {_text(error)}")
+        _record(failure)
+        raise failure from error
+
+
+def _record(error: DGLMGPUError) -> None:
+    """Write an error where torchrun looks for it, if that has room."""
+    try:
+        raise error from None  # what is written is what is being handled
+    except DGLMGPUError:
+        with contextlib.suppress(OSError):
+            get_error_handler().record_exception(error)
+
+
+def _leave(error: RankFailedError, ranks: Sequence[int] = ()) -> NoReturn:
+    """End this process now, whatever its threads wait for, and the processes of other ranks."""
+    _record(error)
+    print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)
+    workers = children_of(os.getpid())
+    _kill_each(workers)
+    remove_shared(workers)
+    if ranks:
+        time.sleep(_EARLIEST_SECONDS)
+        # From here on no other thread runs: the main one would record that the others are gone.
+        sys.setswitchinterval(timeouts.END)
+        _kill_each(ranks)
+    os._exit(1)
+
+
+def _kill_each(processes: Iterable[int]) -> None:
+    for process in processes:
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(process, signal.SIGKILL)

@@ -10,7 +10,7 @@ import torch
 from dgl_mgpu.layerwise_inference import RepeatedInference
 from dgl_mgpu.models.homogeneous import NodeModel
 from dgl_mgpu.store.graph import StoreGraph
-from dgl_mgpu.train.minibatch.seeds import SeedBatches
+from dgl_mgpu.train.minibatch.samplers import SeedBatches
 
 
 class AllNodes:

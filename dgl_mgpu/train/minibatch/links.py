@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -9,15 +10,17 @@ import dgl
 import numpy as np
 import torch
 from dgl.dataloading import BlockSampler, Sampler, as_edge_prediction_sampler
+from torch import nn
+from torch.nn import functional
 
 from dgl_mgpu.config.schema import Config
 from dgl_mgpu.data.checks import SPLITS
 from dgl_mgpu.data.links import HeldOut, edges_to_learn, rings_of_edges
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import SampleKey
+from dgl_mgpu.report import AUC
 from dgl_mgpu.store.graph import StoreGraph
-from dgl_mgpu.train.minibatch.objective import LinkPrediction, Objective
-from dgl_mgpu.train.minibatch.task import Task, input_rows
+from dgl_mgpu.train.minibatch.task import Objective, Task, input_rows, model_rows
 
 #: How often pairs that turn out to be edges are drawn anew.
 _ATTEMPTS = 20
@@ -96,6 +99,54 @@ class LinkTask(Task):
             f"the sources of {int(is_edge.any(1).sum())} edges seem to have edges to all nodes",
             "choose a graph that is not nearly complete, or smaller links.valid and links.test",
         )
+
+
+class LinkPrediction(Objective):
+    """Edges, told from pairs that are none by the product of their ends' rows.
+
+    A batch is what ``dgl.dataloading.as_edge_prediction_sampler`` gives: input nodes, the graph of
+    the edges, that of the other pairs, as many for each edge and of its source, and blocks.  Edges
+    and other pairs count alike in the loss, a binary cross entropy.  An edge is right by the share
+    of its other pairs that score lower, of equal scores a half: the mean over edges estimates that
+    of the areas under the ROC curves of their sources' pairs.
+    """
+
+    @property
+    def figure(self) -> str:
+        return AUC
+
+    def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
+        """Scores, of each edge and then of its other pairs, float32, shape (edges, 1 + others)."""
+        _, edges, others, blocks = batch
+        # Products of 16-bit numbers are often equal.
+        rows = model_rows(model, blocks).float()
+        scores = [_products(pairs, rows).view(edges.num_edges(), -1) for pairs in (edges, others)]
+        return torch.cat(scores, 1)
+
+    def targets(self, batch: Sequence[Any]) -> torch.Tensor:
+        """Which of these pairs are edges: the first ones, float32, of the same shape."""
+        _, edges, others, _ = batch
+        count = edges.num_edges()
+        width = 1 + others.num_edges() // count
+        first = torch.arange(width, device=edges.device) == 0
+        return first.float().expand(count, width)
+
+    def mean_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return functional.binary_cross_entropy_with_logits(outputs, targets)
+
+    def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        edges, others = outputs[:, :1], outputs[:, 1:]
+        return ((edges > others).double() + 0.5 * (edges == others)).mean(1).sum()
+
+    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Embeddings, of which the product of two is the score of a pair."""
+        return {"embeddings": rows}
+
+
+def _products(pairs: dgl.DGLGraph, rows: torch.Tensor) -> torch.Tensor:
+    """Of the rows at the ends of each pair, shape (pairs,)."""
+    sources, destinations = pairs.edges()
+    return (rows[sources.long()] * rows[destinations.long()]).sum(1)
 
 
 class WithParallels:

@@ -18,7 +18,7 @@ from dgl_mgpu.placement import Plan
 from dgl_mgpu.store.embedding.tables import read_specs, require_in_memory
 from dgl_mgpu.store.global_store import machine, sources_of
 from dgl_mgpu.store.planning import make_blueprint
-from dgl_mgpu.train.minibatch.load import load
+from dgl_mgpu.train.minibatch.run import load
 from dgl_mgpu.train.minibatch.task import Task
 from dgl_mgpu.train.run import as_wanted
 

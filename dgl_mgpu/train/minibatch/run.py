@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from dgl.dataloading import NeighborSampler, Sampler
 
@@ -15,18 +17,24 @@ from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.comm.cuda_runtime import choose_runtime
 from dgl_mgpu.config.schema import Config, ModelConfig
 from dgl_mgpu.data import Dataset, HeteroDataset
+from dgl_mgpu.data.links import hold_out
 from dgl_mgpu.models.heterogeneous import HeteroInputs, RelationalModel, build_relational_model
-from dgl_mgpu.models.homogeneous import NodeModel, build_model
+from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES, NodeModel, build_model
 from dgl_mgpu.store.embedding.optimizers import SparseAdam
 from dgl_mgpu.store.global_store import GlobalStore, machine
 from dgl_mgpu.train.minibatch.evaluation import AllNodes, is_cheaper_for_all_nodes
-from dgl_mgpu.train.minibatch.learned_inputs import LearnedRows
-from dgl_mgpu.train.minibatch.load import load
-from dgl_mgpu.train.minibatch.pinsage_sampler import RandomWalkSampler
-from dgl_mgpu.train.minibatch.seeds import SeedBatches
-from dgl_mgpu.train.minibatch.task import LEARNED, SPLITS, Task
+from dgl_mgpu.train.minibatch.links import LinkTask
+from dgl_mgpu.train.minibatch.samplers import RandomWalkSampler, SeedBatches
+from dgl_mgpu.train.minibatch.task import LEARNED, SPLITS, LearnedRows, Task
 from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer, Split
-from dgl_mgpu.train.run import check_start, ranks_of_job, ranks_of_this_machine, run, seeded_model
+from dgl_mgpu.train.run import (
+    check_start,
+    load_dataset,
+    ranks_of_job,
+    ranks_of_this_machine,
+    run,
+    seeded_model,
+)
 
 
 def train(config: Config, folder: Path) -> None:
@@ -75,6 +83,39 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
         precision=getattr(torch, config.trainer.precision),
         cuda_graphs=config.trainer.cuda_graphs,
     )
+
+
+def load(config: Config) -> tuple[Dataset | HeteroDataset, Task]:
+    """The data set, with the features and self-loops that its model wants, and the task.
+
+    For link prediction without the edges that are held out. Raises DGLMGPUError, as
+    :func:`dgl_mgpu.train.run.load_dataset`, :meth:`Task.of` and
+    :func:`dgl_mgpu.data.links.hold_out`.
+    """
+    dataset = load_dataset(config)
+    if isinstance(dataset, HeteroDataset):
+        return dataset, Task.of(config, dataset)
+    if config.task == "link_prediction":
+        held_out = hold_out(dataset, config.links.valid, config.links.test, config.trainer.seed)
+        # Mini-batches start from all nodes, which the store may count reads by.
+        dataset = dataclasses.replace(
+            held_out.dataset, train=np.arange(dataset.num_nodes), checked=True
+        )
+        task: Task = LinkTask.of_links(config, held_out)
+    else:
+        task = Task.of(config, dataset)
+    if config.model.name == "gcn":
+        degrees = {INV_SQRT_DEGREES: _inv_sqrt_degrees(dataset)}
+        features = {**dataset.node_features, **degrees}
+        dataset = dataclasses.replace(dataset, node_features=features, checked=True)
+    return dataset, task
+
+
+def _inv_sqrt_degrees(dataset: Dataset) -> np.ndarray:
+    """1 / sqrt of every node's out-degree and in-degree, float32, shape (num_nodes, 2)."""
+    outgoing = np.bincount(dataset.indices, minlength=dataset.num_nodes)
+    degrees = np.stack([outgoing, np.diff(dataset.indptr)], 1)
+    return (1 / np.sqrt(np.maximum(degrees, 1))).astype(np.float32)
 
 
 def _make_store(config: Config, dataset: Dataset | HeteroDataset | None, task: Task) -> GlobalStore:

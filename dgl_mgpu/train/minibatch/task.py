@@ -1,44 +1,130 @@
-"""What is learned in a run on mini-batches: classes of nodes, of one type or of several."""
+"""What a run on mini-batches learns: its seeds, what it asks of a model, and learned inputs."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 import dgl
 import numpy as np
 import torch
 from dgl.dataloading import Sampler
+from torch import nn
 
 from dgl_mgpu.config.schema import Config
 from dgl_mgpu.data import Dataset, HeteroDataset
 from dgl_mgpu.data.checks import SPLITS
-from dgl_mgpu.errors import ConfigError
+from dgl_mgpu.errors import CheckpointError, ConfigError, OutputError
 from dgl_mgpu.models.heterogeneous import common_width
+from dgl_mgpu.store.embedding.layer import StoreEmbedding
 from dgl_mgpu.store.graph import StoreGraph
-from dgl_mgpu.train.metrics.classification import MultiLabel, SingleLabel
-from dgl_mgpu.train.minibatch.objective import NodeClassification, Objective
+from dgl_mgpu.train.checkpoint.spilled_state import SpilledState
+from dgl_mgpu.train.metrics import (
+    Classification,
+    MultiLabel,
+    Predictions,
+    SingleLabel,
+    share_correct,
+)
+from dgl_mgpu.utils.stages import stage
 
 #: What the store calls the rows that nodes without features learn.
 LEARNED = "learned"
 #: DGL's name of the only type of nodes.
 ONE_NTYPE = "_N"
+#: The stage, within a model's, in which it reads learned rows; features were gathered before.
+LOOKUP = "look up"
+
+
+class Objective(ABC):
+    """What is asked of a model for the seeds of a mini-batch, whose last item is its blocks."""
+
+    #: Whether a step that learns it can be captured as a CUDA graph.
+    can_be_captured: ClassVar[bool] = False
+
+    @property
+    @abstractmethod
+    def figure(self) -> str:
+        """Name of the metric."""
+
+    @abstractmethod
+    def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
+        """What the model says of each seed, shape (seeds, …)."""
+
+    @abstractmethod
+    def targets(self, batch: Sequence[Any]) -> torch.Tensor:
+        """What is true of each seed, shape (seeds, …)."""
+
+    @abstractmethod
+    def mean_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Mean over the seeds, shape ()."""
+
+    @abstractmethod
+    def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Number of seeds predicted correctly, shape (); the host does not wait."""
+
+    @abstractmethod
+    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What the model's rows for nodes say of each, by a name for it."""
+
+    def score(self, predictions: Predictions, device: torch.device) -> float:
+        """The metric of outputs and targets of all ranks' seeds; collective."""
+        return share_correct(self.num_correct, predictions, device)
+
+
+class NodeClassification(Objective):
+    """Classes of nodes of type ``target``, which have ``"label"``."""
+
+    can_be_captured = True
+
+    def __init__(self, target: str, classification: Classification) -> None:
+        self._target = target
+        self._classification = classification
+
+    @property
+    def figure(self) -> str:
+        return self._classification.figure
+
+    def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
+        return model_rows(model, batch[-1])
+
+    def targets(self, batch: Sequence[Any]) -> torch.Tensor:
+        return batch[-1][-1].dstnodes[self._target].data["label"]
+
+    def mean_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self._classification.loss(outputs, targets)
+
+    def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return self._classification.num_correct(outputs, targets)
+
+    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        return self._classification.predictions(rows)
+
+    def score(self, predictions: Predictions, device: torch.device) -> float:
+        return self._classification.score(predictions, device)
+
+
+def model_rows(model: nn.Module, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:
+    """What a model gives for the nodes that blocks end with."""
+    data = blocks[0].srcdata
+    # To iterate over all data would fetch features that the model does not want.
+    inputs: Any = getattr(model, "module", model).inputs
+    return model(blocks, {name: data[name] for name in (dgl.NID, *inputs) if name in data})
 
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
     """What all ranks know of a data set, which the first one reads: to learn classes of nodes."""
 
-    seeds: dict[str, torch.Tensor]  # The nodes of each split, in the graph's id type
-    num_outputs: int  # Numbers that a model gives for a seed
-    width: int  # Numbers in a row that goes into a model's first layer
-    multi_label: bool = False  # Whether a seed may have several classes
-    # The type of the seeds in a heterogeneous graph, None in one of one type
-    target: str | None = None
-    # Of features, of each node type of a heterogeneous graph that has some
-    widths: Mapping[str, int] = field(default_factory=dict)
-    learned: tuple[str, ...] = ()  # The types without features, whose nodes learn a row each
+    seeds: dict[str, torch.Tensor]  # the nodes of each split, in the graph's id type
+    num_outputs: int  # numbers that a model gives for a seed
+    width: int  # numbers in a row that goes into a model's first layer
+    multi_label: bool = False  # whether a seed may have several classes
+    target: str | None = None  # type of the seeds; None in a graph of one type
+    widths: Mapping[str, int] = field(default_factory=dict)  # of features, by node type
+    learned: tuple[str, ...] = ()  # types without features, whose nodes learn a row each
 
     @classmethod
     def of(cls, config: Config, dataset: Dataset | HeteroDataset) -> Task:
@@ -46,19 +132,20 @@ class Task:
 
         Raises ConfigError if fanouts by edge type are not for the graph's types.
         """
+        common: dict[str, Any] = {
+            "seeds": {
+                name: torch.from_numpy(np.asarray(getattr(dataset, name)).astype(dataset.id_dtype))
+                for name in SPLITS
+            },
+            "num_outputs": dataset.num_classes,
+            "multi_label": dataset.multi_label,
+        }
         if isinstance(dataset, Dataset):
-            return cls(
-                seeds=_seeds(dataset),
-                num_outputs=dataset.num_classes,
-                multi_label=dataset.multi_label,
-                **input_rows(config, dataset),
-            )
+            return cls(**common, **input_rows(config, dataset))
         _check_fanouts(config, dataset)
         widths, ntypes = dataset.widths, list(dataset.num_nodes)
         return cls(
-            seeds=_seeds(dataset),
-            num_outputs=dataset.num_classes,
-            multi_label=dataset.multi_label,
+            **common,
             width=common_width(ntypes, widths, config.model.hidden),
             target=dataset.target,
             widths=widths,
@@ -67,17 +154,17 @@ class Task:
 
     @property
     def embeddings(self) -> dict[str, dict[str, int]]:
-        """What a store is to keep of learned rows: their width, by node type and name."""
+        """Width of the learned rows that a store keeps, by node type and name."""
         return {ntype: {LEARNED: self.width} for ntype in self.learned}
 
     def prefetched(self, inputs: tuple[str, ...]) -> dict[str, Any]:
-        """What a sampler has fetched, by the names of its parameters.
+        """What a sampler fetches, by the names of its parameters.
 
-        ``inputs``: the node features that a model wants in a graph of one type; ids are there
-        anyway.
+        ``inputs`` are the node features that a model wants in a graph of one type.
         """
         if self.target is None:
-            return {"prefetch_node_feats": _features(inputs), "prefetch_labels": ["label"]}
+            features = [name for name in inputs if name != dgl.NID]  # ids are there anyway
+            return {"prefetch_node_feats": features, "prefetch_labels": ["label"]}
         return {
             "prefetch_node_feats": {ntype: ["feat"] for ntype in self.widths},
             "prefetch_labels": {self.target: ["label"]},
@@ -89,10 +176,7 @@ class Task:
         return NodeClassification(self.target or graph.ntypes[0], labels)
 
     def sampler(self, split: str, blocks: Sampler, graph: StoreGraph) -> Sampler:
-        """What makes mini-batches of a split's seeds.
-
-        ``blocks``: of blocks, for nodes of the graph.
-        """
+        """The sampler of a split's seeds, by way of one of blocks for nodes of the graph."""
         return blocks
 
 
@@ -103,12 +187,8 @@ def input_rows(config: Config, dataset: Dataset) -> dict[str, Any]:
     return {"width": config.model.hidden, "learned": (ONE_NTYPE,)}
 
 
-def _features(inputs: tuple[str, ...]) -> list[str]:
-    return [name for name in inputs if name != dgl.NID]
-
-
 def _check_fanouts(config: Config, dataset: HeteroDataset) -> None:
-    """Validation would ask for its own after an epoch, and training after the store is built."""
+    """Check before the store is built, after which samplers would raise one after the other."""
     etypes = sorted({etype for _, etype, _ in dataset.edges})
     sampler = config.sampler
     for name, fanouts in (
@@ -124,8 +204,42 @@ def _check_fanouts(config: Config, dataset: HeteroDataset) -> None:
                 )
 
 
-def _seeds(dataset: Dataset | HeteroDataset) -> dict[str, torch.Tensor]:
-    return {
-        name: torch.from_numpy(np.asarray(getattr(dataset, name)).astype(dataset.id_dtype))
-        for name in SPLITS
-    }
+class LearnedRows(nn.Module):
+    """Rows of a store's embedding as part of a model.
+
+    The model's state dict has them, with their optimizer's state, in a file and not in memory: the
+    job's first rank has what `StoreEmbedding.save` writes, the others nothing.  To ask for that
+    state or to load it is collective.
+    """
+
+    def __init__(self, embedding: StoreEmbedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self._saved: tuple[int, SpilledState] | None = None
+
+    def forward(self, nodes: torch.Tensor) -> torch.Tensor:
+        """Rows of nodes, float32, shape (n, embedding_dim)."""
+        with stage(LOOKUP):
+            return self.embedding(nodes)
+
+    def get_extra_state(self) -> SpilledState:
+        """The embedding's state, the same file until that changes.
+
+        Raises OutputError if there is no place for it.
+        """
+        version = self.embedding.version
+        if self._saved is None or self._saved[0] != version:
+            try:
+                self._saved = version, SpilledState.written_by(self.embedding.save)
+            except (OSError, CheckpointError) as error:
+                raise OutputError(
+                    "keep learned rows in a file",
+                    error.found if isinstance(error, CheckpointError) else str(error),
+                    "set TMPDIR to a folder that can be written and has space",
+                ) from error
+        return self._saved[1]
+
+    def set_extra_state(self, state: SpilledState) -> None:
+        """Take the embedding's state; that of ranks but the first is not looked at."""
+        self.embedding.load(state.path)
+        self._saved = self.embedding.version, state

@@ -28,14 +28,12 @@ from dgl_mgpu.store.embedding.optimizers import EmbeddingOptimizer
 from dgl_mgpu.store.feature_storage import Traffic
 from dgl_mgpu.store.global_store import GlobalStore
 from dgl_mgpu.train.capture import CapturedStep, normalised_batch
-from dgl_mgpu.train.data_parallel import average_gradients, take_first_ranks
 from dgl_mgpu.train.launch.preemption import blocked, outlive_sigterm
-from dgl_mgpu.train.metrics.accumulator import MetricAccumulator
+from dgl_mgpu.train.metrics import MetricAccumulator
 from dgl_mgpu.train.minibatch.evaluation import AllNodes
-from dgl_mgpu.train.minibatch.learned_inputs import LOOKUP
-from dgl_mgpu.train.minibatch.objective import Objective
-from dgl_mgpu.train.minibatch.pinsage_sampler import RandomWalkSampler
-from dgl_mgpu.train.minibatch.seeds import SeedBatches
+from dgl_mgpu.train.minibatch.samplers import RandomWalkSampler, SeedBatches
+from dgl_mgpu.train.minibatch.task import LOOKUP, Objective
+from dgl_mgpu.train.optimizer import average_gradients, take_first_ranks
 from dgl_mgpu.train.trainer import StepCallback, Trainer
 from dgl_mgpu.utils.interrupts import STOPPING
 from dgl_mgpu.utils.stages import StageTimes, stage

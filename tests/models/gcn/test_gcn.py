@@ -22,7 +22,7 @@ from dgl.nn import GraphConv  # isort: skip
 from dgl_mgpu.errors import InvalidInputError, RankFailedError
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.models.gcn import FullGraphGCN, passes
-from dgl_mgpu.models.gcn.dropout import drop_
+from dgl_mgpu.models.gcn.passes import drop_
 from tests.distributed.graphs import homogeneous
 from tests.ranks import RankProcesses
 

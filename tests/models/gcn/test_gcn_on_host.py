@@ -20,7 +20,7 @@ from dgl_mgpu.distributed.host_features import HostRows
 from dgl_mgpu.distributed.host_features import host_rows as host
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.models.gcn import FullGraphGCN
-from dgl_mgpu.models.gcn.dropout import dropped
+from dgl_mgpu.models.gcn.passes import dropped
 from tests.distributed.graphs import homogeneous
 from tests.models.gcn.test_gcn import NORMS, _counted_sums, _loss, _pair, _require_same, _weights
 from tests.ranks import RankProcesses, on_gpus_too

@@ -353,11 +353,11 @@ def _one_is_killed_within_its_word(folder: Path) -> None:
             os._exit(0)
         (folder / "child").write_text(str(child))
 
-        def say(sender, word):
+        def send(sender, outcome):
             os.write(sender.fileno(), launching._LENGTH.pack(1000) + b"not all of it")
             os.kill(os.getpid(), signal.SIGKILL)
 
-        launching._say = say
+        launching._send = send
     else:
         until((folder / "child").exists)
 

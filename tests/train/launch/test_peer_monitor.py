@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 from dgl_mgpu.errors import RankFailedError
-from dgl_mgpu.train.launch import handshake as hello
 from dgl_mgpu.train.launch import peer_monitor as watch
 from dgl_mgpu.train.launch.peer_monitor import PeerMonitor
 
@@ -57,13 +56,13 @@ def open_sockets():
 def asked(address: tuple[str, int]) -> tuple[socket.socket, bytes]:
     """A connection, and the nonce that the first rank asks with."""
     peer = socket.create_connection(address)
-    return peer, peer.recv(hello._NONCE_BYTES, socket.MSG_WAITALL)
+    return peer, peer.recv(watch._NONCE_BYTES, socket.MSG_WAITALL)
 
 
 def joined(address: tuple[str, int], key: bytes) -> socket.socket:
     """The connection of a rank that has said what it has to."""
     peer, nonce = asked(address)
-    peer.sendall(hello._hello(key, nonce, 1))
+    peer.sendall(watch._hello(key, nonce, 1))
     return peer
 
 
@@ -123,12 +122,12 @@ def test_a_goodbye_is_no_loss_and_an_end_without_one_is(open_sockets, monkeypatc
 
 
 def test_a_hello_may_come_in_parts(open_sockets, monkeypatch):
-    monkeypatch.setattr(hello, "_HELLO_SECONDS", 60)
+    monkeypatch.setattr(watch, "_HELLO_SECONDS", 60)
 
     def connect(address: tuple[str, int], key: bytes) -> None:
         peer, nonce = asked(address)
         open_sockets.append(peer)
-        says = hello._hello(key, nonce, 1)
+        says = watch._hello(key, nonce, 1)
         in_parts(peer, says[:5], says[5:33], says[33:])
 
     own, _ = watching(connect)
@@ -136,10 +135,10 @@ def test_a_hello_may_come_in_parts(open_sockets, monkeypatch):
 
 
 def test_who_is_no_rank_neither_joins_nor_ends_the_job(open_sockets, monkeypatch):
-    monkeypatch.setattr(hello, "_HELLO_SECONDS", 0.2)
+    monkeypatch.setattr(watch, "_HELLO_SECONDS", 0.2)
 
     def connect(address: tuple[str, int], key: bytes) -> None:
-        seen = hello._hello(key, asked(address)[1], 1)
+        seen = watch._hello(key, asked(address)[1], 1)
         for says in (b"", b"GET / HTTP/1.1\r\n\r\n", bytes(len(seen)), seen):
             peer, nonce = asked(address)
             open_sockets.append(peer)
@@ -147,7 +146,7 @@ def test_who_is_no_rank_neither_joins_nor_ends_the_job(open_sockets, monkeypatch
         reset = socket.create_connection(address)
         reset.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, b"\1\0\0\0\0\0\0\0")
         reset.close()
-        for says in (hello._hello(key, nonce, 1), hello._hello(bytes(32), nonce, 1)):
+        for says in (watch._hello(key, nonce, 1), watch._hello(bytes(32), nonce, 1)):
             peer, _ = asked(address)  # and answers what another one was asked
             open_sockets.append(peer)
             peer.sendall(says)
@@ -160,8 +159,8 @@ def test_who_is_no_rank_neither_joins_nor_ends_the_job(open_sockets, monkeypatch
 
 def test_who_says_nothing_keeps_no_rank_waiting(open_sockets, monkeypatch):
     """However many they are: those who wait the longest give way."""
-    monkeypatch.setattr(hello, "_HELLO_SECONDS", 600.0)
-    monkeypatch.setattr(hello, "_MOST_STRANGERS", 4)
+    monkeypatch.setattr(watch, "_HELLO_SECONDS", 600.0)
+    monkeypatch.setattr(watch, "_MOST_STRANGERS", 4)
 
     def connect(address: tuple[str, int], key: bytes) -> None:
         open_sockets.extend(asked(address)[0] for _ in range(30))
@@ -173,7 +172,7 @@ def test_who_says_nothing_keeps_no_rank_waiting(open_sockets, monkeypatch):
 
 
 def test_a_rank_that_does_not_come_is_told(monkeypatch):
-    monkeypatch.setattr(hello, "_CONNECT_SECONDS", 0.1)
+    monkeypatch.setattr(watch, "_CONNECT_SECONDS", 0.1)
     with pytest.raises(RankFailedError, match=r"0 came within 0\.1 s.*MASTER_ADDR"):
         watching(lambda address, key: None)
 
@@ -187,7 +186,7 @@ def test_what_one_rank_reports_the_first_passes_on_to_the_others(monkeypatch):
     def connect(address: tuple[str, int], key: bytes) -> None:
         for rank in (1, 2):
             peer, nonce = asked(address)
-            peer.sendall(hello._hello(key, nonce, rank))
+            peer.sendall(watch._hello(key, nonce, rank))
             others.append(peer)
 
     heard: queue.Queue[RankFailedError] = queue.Queue()

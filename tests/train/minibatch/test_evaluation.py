@@ -15,8 +15,7 @@ from dgl_mgpu.models.homogeneous import NodeModel
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch import run
 from dgl_mgpu.train.minibatch.evaluation import edges_of_blocks, is_cheaper_for_all_nodes
-from dgl_mgpu.train.minibatch.load import load
-from dgl_mgpu.train.minibatch.run import _make_trainer
+from dgl_mgpu.train.minibatch.run import _make_trainer, load
 from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer
 from tests.train.jobs import reports_of, train
 

@@ -20,9 +20,9 @@ from dgl_mgpu.placement import Plan
 from dgl_mgpu.report import read_metrics
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.compose import compose
-from dgl_mgpu.train.minibatch.load import load as load_task
 from dgl_mgpu.train.minibatch.planned import plan_for
 from dgl_mgpu.train.minibatch.run import _make_trainer
+from dgl_mgpu.train.minibatch.run import load as load_task
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 

@@ -9,7 +9,7 @@ import torch
 
 import dgl_mgpu
 from dgl_mgpu.errors import OutputError
-from dgl_mgpu.train.minibatch.learned_inputs import LearnedRows
+from dgl_mgpu.train.minibatch.task import LearnedRows
 
 
 def test_a_state_is_a_file_until_the_rows_change():

@@ -22,10 +22,8 @@ from dgl_mgpu.sampling.prefetch_safety import is_pure
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.launch.launch import launch
-from dgl_mgpu.train.minibatch.links import LinkTask, WithParallels
-from dgl_mgpu.train.minibatch.load import load
-from dgl_mgpu.train.minibatch.objective import LinkPrediction
-from dgl_mgpu.train.minibatch.run import _make_trainer
+from dgl_mgpu.train.minibatch.links import LinkPrediction, LinkTask, WithParallels
+from dgl_mgpu.train.minibatch.run import _make_trainer, load
 from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer
 from dgl_mgpu.train.run import load_dataset
 

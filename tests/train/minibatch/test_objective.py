@@ -8,7 +8,7 @@ from torch import nn
 
 import dgl_mgpu
 from dgl_mgpu.comm import cuda_runtime
-from dgl_mgpu.train.minibatch.objective import LinkPrediction
+from dgl_mgpu.train.minibatch.links import LinkPrediction
 from tests.sampling.loaders import node_graph
 
 

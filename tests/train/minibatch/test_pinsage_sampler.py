@@ -10,7 +10,7 @@ import dgl_mgpu
 from dgl_mgpu.errors import IdOutOfRangeError, InvalidInputError
 from dgl_mgpu.graph.dispatch import tensor_backed_graphs
 from dgl_mgpu.graph.index import TensorIndex
-from dgl_mgpu.train.minibatch.pinsage_sampler import RandomWalkSampler
+from dgl_mgpu.train.minibatch.samplers import RandomWalkSampler
 from tests.store.test_graph import hetero_graph, power_law_graph
 
 WALKS, LENGTH, NEIGHBORS = 4, 3, 5

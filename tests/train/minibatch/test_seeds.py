@@ -5,7 +5,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from dgl_mgpu.errors import InvalidInputError
-from dgl_mgpu.train.minibatch.seeds import SeedBatches
+from dgl_mgpu.train.minibatch.samplers import SeedBatches
 
 SEEDS = torch.arange(100, 1100, dtype=torch.int32)
 

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from dgl_mgpu.errors import DeviceMemoryError, LimitError
-from dgl_mgpu.train.launch import resource_limits as rlimits
-from dgl_mgpu.train.run import typed_memory
+from dgl_mgpu.train.launch import typed_errors as rlimits
+from dgl_mgpu.train.launch.typed_errors import typed_memory
 
 
 @pytest.fixture

@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from dgl_mgpu.train.metrics import roc_auc as auc
-from dgl_mgpu.train.metrics.classification import MultiLabel, SingleLabel
+from dgl_mgpu.train import metrics as auc
+from dgl_mgpu.train.metrics import MultiLabel, SingleLabel
 from tests.roc import roc_auc
 
 CPU = torch.device("cpu")

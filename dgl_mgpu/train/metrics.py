@@ -1,0 +1,259 @@
+"""Losses and metrics of predictions, and their sums over an epoch's steps."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
+from typing import ClassVar, Literal
+
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+
+from dgl_mgpu.report import ACCURACY, ROC_AUC
+
+#: Rows that a model gives, and what is true of them.
+Predictions = Iterable[tuple[torch.Tensor, torch.Tensor]]
+#: Scores that are ranked at a time, which takes some 60 bytes each.
+_AT_ONCE = 1 << 24
+
+
+class Classification(ABC):
+    """How the rows that a model gives for nodes are compared with their labels."""
+
+    #: What `num_correct` is a share of.
+    figure: ClassVar[str]
+
+    @abstractmethod
+    def loss(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> torch.Tensor:
+        """Mean or sum over the nodes, shape ()."""
+
+    @abstractmethod
+    def num_correct(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Number of nodes predicted correctly, shape (); the host does not wait."""
+
+    @abstractmethod
+    def predictions(self, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What logits say of each node, by a name for it, and the logits."""
+
+    def score(self, predictions: Predictions, device: torch.device) -> float:
+        """The figure of all ranks' nodes, of which each brings its own; collective."""
+        return share_correct(self.num_correct, predictions, device)
+
+
+class SingleLabel(Classification):
+    """The one class of each node, by cross entropy: logits, shape (nodes, classes), and int64."""
+
+    figure = ACCURACY
+
+    def loss(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> torch.Tensor:
+        return functional.cross_entropy(logits, labels, reduction=reduction)
+
+    def num_correct(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        return (logits.argmax(1) == labels).sum()
+
+    def predictions(self, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"classes": logits.argmax(1), "logits": logits}
+
+
+class MultiLabel(Classification):
+    """Which labels each node has, by binary cross entropy.
+
+    Logits and int8 of 1, 0 and -1, which is unknown, of shape (nodes, labels).  A node's loss is
+    the mean over its known labels.  The figure is the area under the ROC curve of each label that
+    some nodes have and others have not, the mean over these labels, as ogbn-proteins is judged.
+    Hu et al., «Open Graph Benchmark: Datasets for Machine Learning on Graphs», 2020, section 4.
+    """
+
+    figure = ROC_AUC
+
+    def __init__(self, num_labels: int) -> None:
+        self._num_labels = num_labels
+
+    def loss(
+        self,
+        logits: torch.Tensor,
+        labels: torch.Tensor,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> torch.Tensor:
+        dtype = torch.promote_types(logits.dtype, torch.float32)
+        is_known = (labels >= 0).to(dtype)
+        total = functional.binary_cross_entropy_with_logits(
+            logits.to(dtype),
+            labels.clamp(min=0).to(dtype),
+            is_known / is_known.sum(1, keepdim=True).clamp_(min=1),
+            reduction="sum",
+        )
+        return total / len(labels) if reduction == "mean" else total
+
+    def num_correct(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """The figure of these nodes alone, times as many: its mean over batches is an estimate."""
+        return mean_area(logits, labels) * len(labels)
+
+    def predictions(self, logits: torch.Tensor) -> dict[str, torch.Tensor]:
+        """The labels that a node rather has than not, as int8 of 1 and 0."""
+        return {"labels": (logits > 0).to(torch.int8), "logits": logits}
+
+    def score(self, predictions: Predictions, device: torch.device) -> float:
+        return areas_of_all_ranks(predictions, self._num_labels, device)
+
+
+def share_correct(
+    num_correct: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
+    predictions: Predictions,
+    device: torch.device,
+) -> float:
+    """Of all ranks' answers, counted by ``num_correct``; collective."""
+    counts = torch.zeros(2, dtype=torch.float64, device=device)
+    for outputs, targets in predictions:
+        counts[0] += num_correct(outputs, targets)
+        counts[1] += len(targets)
+    if dist.is_initialized():
+        dist.all_reduce(counts)
+    correct, total = counts.tolist()
+    return correct / total
+
+
+class MetricAccumulator:
+    """Loss and number of correct predictions of the steps so far.
+
+    ``steps``, ``seeds``: that were added.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self._sums = torch.zeros(2, dtype=torch.float64, device=device)
+        self.steps = self.seeds = 0
+        self._known = 0.0, 0.0, 0
+        # What is on its way to the host: sums, of so many seeds, there when the event has come.
+        on_gpu = device.type == "cuda"
+        self._room = torch.empty(2, dtype=torch.float64, pin_memory=True) if on_gpu else None
+        self._coming: tuple[int, torch.cuda.Event] | None = None
+
+    def add(self, mean: torch.Tensor, num_correct: torch.Tensor, seeds: int) -> None:
+        """Add a step.
+
+        ``mean`` (Tensor, shape ()): of the seeds' losses. ``num_correct`` (Tensor, shape ()):
+        number of seeds predicted correctly.
+        """
+        self._sums += torch.stack([mean.detach().double() * seeds, num_correct.double()])
+        self.seeds += seeds
+        self.steps += 1
+
+    def sums(self) -> tuple[float, float, int]:
+        """Loss, correct predictions and seeds so far; waits for the GPU."""
+        loss, num_correct = self._sums.tolist()
+        return loss, num_correct, self.seeds
+
+    def latest(self) -> tuple[float, float]:
+        """Mean loss and accuracy; on a GPU as they were some steps ago, and at first NaN."""
+        if self._room is None:
+            self._known = self.sums()
+        elif self._coming is None:
+            self._room.copy_(self._sums, non_blocking=True)
+            stream = torch.cuda.current_stream(self._sums.device)
+            self._coming = self.seeds, stream.record_event()
+        elif self._coming[1].query():
+            loss, num_correct = self._room.tolist()
+            self._known = loss, num_correct, self._coming[0]
+            self._coming = None
+        loss, num_correct, seeds = self._known
+        return (loss / seeds, num_correct / seeds) if seeds else (float("nan"), float("nan"))
+
+
+def mean_area(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """The mean of the areas of labels that have one; a half where none has.
+
+    float64, shape (), on the device, without waiting for it; NaN if a score of such a label is.
+    ``scores`` and ``targets`` are those of `areas`.
+    """
+    found, is_told = areas(scores, targets)
+    count = is_told.sum()
+    mean = found.masked_fill(~is_told, 0).sum() / count.clamp(min=1)
+    return mean.masked_fill(count == 0, 0.5)
+
+
+def areas(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """The area under each label's ROC curve: how often one that has it scores above one without.
+
+    Equal scores count a half: Mann and Whitney, «On a test of whether one of two random variables
+    is stochastically larger than the other», 1947. ``scores``: Tensor, floating, shape (nodes,
+    labels). ``targets`` (Tensor, integer, shape (nodes, labels)): 1 and 0; what is below is not
+    known, and left aside. ``areas`` (Tensor, float64, shape (labels,)): anything where there is
+    none, and NaN of scores that are NaN. ``is_told`` (Tensor, bool, shape (labels,)): whether some
+    nodes have the label and others have it not.
+    """
+    is_known, is_positive = targets >= 0, targets == 1
+    known, positives = is_known.sum(0), is_positive.sum(0)
+    negatives = known - positives
+    # What is not known comes after all others, whose ranks it leaves as they are.
+    scores = scores.float().masked_fill(~is_known, torch.inf).T.contiguous()
+    ordered, order = scores.sort(1)
+    # Looked up in their order, neighbours look at the same places.
+    below = torch.searchsorted(ordered, ordered)
+    not_above = torch.searchsorted(ordered, ordered, right=True).minimum(known[:, None])
+    # Twice the mean rank of equal scores, counted from 1.
+    ranks = ((below + not_above + 1) * is_positive.T.gather(1, order)).sum(1)
+    wins = (ranks - positives * (positives + 1)).double() / 2
+    # NaNs come last in order, and are above and below nothing.
+    wins = wins.masked_fill(ordered[:, -1:].isnan().any(1), torch.nan)
+    pairs = positives.double() * negatives
+    return wins / pairs, pairs > 0
+
+
+def areas_of_all_ranks(
+    parts: Iterable[tuple[torch.Tensor, torch.Tensor]], num_labels: int, device: torch.device
+) -> float:
+    """The mean area, as `mean_area`, over the nodes of all ranks; collective.
+
+    ``parts``: this rank's, none or several; kept until all are there. ``device``: where they are
+    compared.
+    """
+    own_scores = [torch.empty(0, num_labels, device=device)]
+    own_targets = [torch.empty(0, num_labels, dtype=torch.int8, device=device)]
+    for scores, targets in parts:
+        own_scores.append(scores.to(device, torch.float32))
+        own_targets.append(targets.to(device, torch.int8))
+    own = torch.cat(own_scores), torch.cat(own_targets)
+    total = torch.zeros(2, dtype=torch.float64, device=device)
+    for scores, targets in _of_all_ranks(*own):
+        found, is_told = areas(scores, targets)
+        total += torch.stack([found.masked_fill(~is_told, 0).sum(), is_told.sum()])
+    summed, count = total.tolist()
+    return summed / count if count else 0.5
+
+
+def _of_all_ranks(
+    scores: torch.Tensor, targets: torch.Tensor
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """All ranks' nodes, some labels at a time."""
+    num_ranks = dist.get_world_size() if dist.is_initialized() else 1
+    most = torch.tensor(len(scores), device=scores.device)
+    if num_ranks > 1:
+        dist.all_reduce(most, dist.ReduceOp.MAX)
+    rows = int(most)
+    step = max(1, _AT_ONCE // max(1, rows * num_ranks))
+    for first in range(0, scores.shape[1], step):
+        both = scores[:, first : first + step], targets[:, first : first + step]
+        if num_ranks == 1:
+            yield both
+            continue
+        width = both[0].shape[1]
+        # Ranks send as much as each other: what a rank has not is of no known label.
+        padded = scores.new_zeros(rows, width), targets.new_full((rows, width), -1)
+        gathered = []
+        for own, room in zip(both, padded, strict=True):
+            room[: len(own)] = own
+            of_all = room.new_empty(num_ranks, rows, width)
+            dist.all_gather(list(of_all), room)
+            gathered.append(of_all.flatten(0, 1))
+        yield gathered[0], gathered[1]
