@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import ClassVar, Literal
 
 import torch
@@ -18,35 +18,42 @@ Predictions = Iterable[tuple[torch.Tensor, torch.Tensor]]
 _AT_ONCE = 1 << 24
 
 
-class Classification(ABC):
-    """How the rows that a model gives for nodes are compared with their labels."""
+class Criterion(ABC):
+    """How the rows that a model gives for seeds are compared with what is true of them."""
 
-    #: What `num_correct` is a share of.
+    #: The metric's name in reports.
     figure: ClassVar[str]
 
     @abstractmethod
     def loss(
         self,
-        logits: torch.Tensor,
-        labels: torch.Tensor,
+        outputs: torch.Tensor,
+        targets: torch.Tensor,
         reduction: Literal["mean", "sum"] = "mean",
     ) -> torch.Tensor:
-        """Mean or sum over the nodes, shape ()."""
+        """Mean or sum over the seeds, shape ()."""
 
     @abstractmethod
-    def num_correct(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Number of nodes predicted correctly, shape (); the host does not wait."""
+    def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        """Number of seeds predicted correctly, shape (); the host does not wait."""
 
     @abstractmethod
-    def predictions(self, logits: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What logits say of each node, by a name for it, and the logits."""
+    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """What a model's rows say of each node, by a name for it."""
 
     def score(self, predictions: Predictions, device: torch.device) -> float:
-        """The figure of all ranks' nodes, of which each brings its own; collective."""
-        return share_correct(self.num_correct, predictions, device)
+        """The metric of all ranks' seeds, of which each brings its own; collective."""
+        counts = torch.zeros(2, dtype=torch.float64, device=device)
+        for outputs, targets in predictions:
+            counts[0] += self.num_correct(outputs, targets)
+            counts[1] += len(targets)
+        if dist.is_initialized():
+            dist.all_reduce(counts)
+        correct, total = counts.tolist()
+        return correct / total
 
 
-class SingleLabel(Classification):
+class SingleLabel(Criterion):
     """The one class of each node, by cross entropy: logits, shape (nodes, classes), and int64."""
 
     figure = ACCURACY
@@ -66,7 +73,7 @@ class SingleLabel(Classification):
         return {"classes": logits.argmax(1), "logits": logits}
 
 
-class MultiLabel(Classification):
+class MultiLabel(Criterion):
     """Which labels each node has, by binary cross entropy.
 
     Logits and int8 of 1, 0 and -1, which is unknown, of shape (nodes, labels).  A node's loss is
@@ -97,7 +104,7 @@ class MultiLabel(Classification):
         return total / len(labels) if reduction == "mean" else total
 
     def num_correct(self, logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """The figure of these nodes alone, times as many: its mean over batches is an estimate."""
+        """The metric of these nodes times their number: its mean over batches is an estimate."""
         return mean_area(logits, labels) * len(labels)
 
     def predictions(self, logits: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -106,22 +113,6 @@ class MultiLabel(Classification):
 
     def score(self, predictions: Predictions, device: torch.device) -> float:
         return areas_of_all_ranks(predictions, self._num_labels, device)
-
-
-def share_correct(
-    num_correct: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    predictions: Predictions,
-    device: torch.device,
-) -> float:
-    """Of all ranks' answers, counted by ``num_correct``; collective."""
-    counts = torch.zeros(2, dtype=torch.float64, device=device)
-    for outputs, targets in predictions:
-        counts[0] += num_correct(outputs, targets)
-        counts[1] += len(targets)
-    if dist.is_initialized():
-        dist.all_reduce(counts)
-    correct, total = counts.tolist()
-    return correct / total
 
 
 class MetricAccumulator:
@@ -133,11 +124,11 @@ class MetricAccumulator:
     def __init__(self, device: torch.device) -> None:
         self._sums = torch.zeros(2, dtype=torch.float64, device=device)
         self.steps = self.seeds = 0
-        self._known = 0.0, 0.0, 0
-        # What is on its way to the host: sums, of so many seeds, there when the event has come.
+        self._latest = 0.0, 0.0, 0
+        # Sums on their way to the host, of so many seeds; they are there after the event.
         on_gpu = device.type == "cuda"
-        self._room = torch.empty(2, dtype=torch.float64, pin_memory=True) if on_gpu else None
-        self._coming: tuple[int, torch.cuda.Event] | None = None
+        self._on_host = torch.empty(2, dtype=torch.float64, pin_memory=True) if on_gpu else None
+        self._pending: tuple[int, torch.cuda.Event] | None = None
 
     def add(self, mean: torch.Tensor, num_correct: torch.Tensor, seeds: int) -> None:
         """Add a step.
@@ -156,17 +147,17 @@ class MetricAccumulator:
 
     def latest(self) -> tuple[float, float]:
         """Mean loss and accuracy; on a GPU as they were some steps ago, and at first NaN."""
-        if self._room is None:
-            self._known = self.sums()
-        elif self._coming is None:
-            self._room.copy_(self._sums, non_blocking=True)
+        if self._on_host is None:
+            self._latest = self.sums()
+        elif self._pending is None:
+            self._on_host.copy_(self._sums, non_blocking=True)
             stream = torch.cuda.current_stream(self._sums.device)
-            self._coming = self.seeds, stream.record_event()
-        elif self._coming[1].query():
-            loss, num_correct = self._room.tolist()
-            self._known = loss, num_correct, self._coming[0]
-            self._coming = None
-        loss, num_correct, seeds = self._known
+            self._pending = self.seeds, stream.record_event()
+        elif self._pending[1].query():
+            loss, num_correct = self._on_host.tolist()
+            self._latest = loss, num_correct, self._pending[0]
+            self._pending = None
+        loss, num_correct, seeds = self._latest
         return (loss / seeds, num_correct / seeds) if seeds else (float("nan"), float("nan"))
 
 
@@ -176,9 +167,9 @@ def mean_area(scores: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
     float64, shape (), on the device, without waiting for it; NaN if a score of such a label is.
     ``scores`` and ``targets`` are those of `areas`.
     """
-    found, is_told = areas(scores, targets)
-    count = is_told.sum()
-    mean = found.masked_fill(~is_told, 0).sum() / count.clamp(min=1)
+    areas_, has_area = areas(scores, targets)
+    count = has_area.sum()
+    mean = areas_.masked_fill(~has_area, 0).sum() / count.clamp(min=1)
     return mean.masked_fill(count == 0, 0.5)
 
 
@@ -189,7 +180,7 @@ def areas(scores: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, to
     is stochastically larger than the other», 1947. ``scores``: Tensor, floating, shape (nodes,
     labels). ``targets`` (Tensor, integer, shape (nodes, labels)): 1 and 0; what is below is not
     known, and left aside. ``areas`` (Tensor, float64, shape (labels,)): anything where there is
-    none, and NaN of scores that are NaN. ``is_told`` (Tensor, bool, shape (labels,)): whether some
+    none, and NaN of scores that are NaN. ``has_area`` (Tensor, bool, shape (labels,)): whether some
     nodes have the label and others have it not.
     """
     is_known, is_positive = targets >= 0, targets == 1
@@ -226,8 +217,8 @@ def areas_of_all_ranks(
     own = torch.cat(own_scores), torch.cat(own_targets)
     total = torch.zeros(2, dtype=torch.float64, device=device)
     for scores, targets in _of_all_ranks(*own):
-        found, is_told = areas(scores, targets)
-        total += torch.stack([found.masked_fill(~is_told, 0).sum(), is_told.sum()])
+        areas_, has_area = areas(scores, targets)
+        total += torch.stack([areas_.masked_fill(~has_area, 0).sum(), has_area.sum()])
     summed, count = total.tolist()
     return summed / count if count else 0.5
 

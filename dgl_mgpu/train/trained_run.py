@@ -171,7 +171,7 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
         # What cannot be written is told before it is computed.
         with atomic_write(out) if is_first else contextlib.nullcontext() as file:
             rows = run.predict()
-            found = run._trainer.predictions(rows)
+            found = run._trainer.criterion.predictions(rows)
             if file is not None:
                 arrays: dict[str, Any] = {name: each.numpy() for name, each in found.items()}
                 with stage("report"):  # which may take as long as it writes

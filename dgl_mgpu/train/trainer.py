@@ -17,9 +17,10 @@ from torch import nn
 from dgl_mgpu.comm.communicator import Communicator
 from dgl_mgpu.errors import CheckpointError, NonFiniteLossError
 from dgl_mgpu.placement import Plan
-from dgl_mgpu.report import ACCURACY, EpochReport, best_epoch, merge
+from dgl_mgpu.report import EpochReport, best_epoch, merge
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.checkpoint.validation import OF_OTHER_STATES, require_dtypes
+from dgl_mgpu.train.metrics import Criterion
 from dgl_mgpu.train.optimizer import take_state, whole_state
 
 #: Called after each step with step, loss, accuracy and seeds so far in the epoch.
@@ -29,11 +30,8 @@ StepCallback = Callable[[int, float, float, int], None]
 class Trainer(ABC):
     """Trains a model on one rank, together with the others, epoch by epoch.
 
-    ``device``: where the model computes. ``eval_every``: epochs between validations; the last epoch
-    is always validated. ``reports``: of the epochs done, all ranks together. ``best_model``: state
-    dict of the epoch of best validation accuracy. ``should_stop``: asked after each step within an
-    epoch, after the same ones on all ranks. ``terminate_on_nan``: whether a loss that is NaN or
-    infinite ends the run; if not, it is warned of.
+    The model computes on ``device``.  Every ``eval_every`` epochs, and after the last, it is
+    validated, by the metric of ``criterion``.
     """
 
     def __init__(
@@ -42,12 +40,18 @@ class Trainer(ABC):
         optimizer: torch.optim.Optimizer,
         device: torch.device,
         eval_every: int,
+        criterion: Criterion,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
+        self.criterion = criterion
+        #: Of the epochs done, all ranks together.
         self.reports: list[EpochReport] = []
+        #: State dict of the epoch of best validation accuracy.
         self.best_model: dict[str, Any] = copy.deepcopy(model.state_dict())
+        #: Asked after each step within an epoch, after the same ones on all ranks.
         self.should_stop: Callable[[], bool] = lambda: False
+        #: Whether a loss that is NaN or infinite ends the run; if not, it is warned of.
         self.terminate_on_nan = False
         self._batches = 0  # of all ranks, done in the epoch begun
         self._ranks = Communicator.of_all_machines()
@@ -58,11 +62,6 @@ class Trainer(ABC):
     def epoch(self) -> int:
         """Epochs done."""
         return len(self.reports)
-
-    @property
-    def figure(self) -> str:
-        """What the share of right answers is called, which reports have as accuracies."""
-        return ACCURACY
 
     @property
     def plan(self) -> Plan | None:
@@ -80,14 +79,10 @@ class Trainer(ABC):
 
     @abstractmethod
     def predict(self) -> torch.Tensor:
-        """What the model gives for all nodes of the target's type, float32; collective.
+        """What the model gives for all nodes of the target's type, float32, in the host's memory.
 
-        On every rank, in the host's memory.
+        Collective.
         """
-
-    @abstractmethod
-    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What :meth:`predict` says of each node, by a name for it."""
 
     @abstractmethod
     def _test(self) -> float:
@@ -96,8 +91,8 @@ class Trainer(ABC):
     def run_epoch(self, last: bool, on_step: StepCallback) -> EpochReport | None:
         """Train one epoch, validate, and return the report of all ranks together.
 
-        None if training stopped before; the next call goes on. ``last``: whether this is the last
-        epoch of the run. Raises NonFiniteLossError with ``terminate_on_nan``, as soon as a loss is
+        None if training stopped before; the next call continues.  ``last`` says that this is the
+        run's last epoch.  Raises NonFiniteLossError with ``terminate_on_nan``, as soon as a loss is
         seen that is NaN or infinite.
         """
         number = self.epoch + 1
@@ -220,15 +215,12 @@ class Trainer(ABC):
 
 
 class _LossWatch:
-    """Tells of the first loss in an epoch that is not finite, from what is shown of steps anyway.
+    """Warns of the first loss in an epoch that is not finite, or raises NonFiniteLossError."""
 
-    ``number``: the epoch's. ``raises``: whether it is an error.
-    """
-
-    def __init__(self, number: int, raises: bool) -> None:
-        self._epoch = number
+    def __init__(self, epoch: int, raises: bool) -> None:
+        self._epoch = epoch
         self._raises = raises
-        self._told = False
+        self._has_warned = False
 
     def step(
         self, on_step: StepCallback, step: int, loss: float, accuracy: float, seeds: int
@@ -244,9 +236,9 @@ class _LossWatch:
         self._look(loss, "by its end")
 
     def _look(self, loss: float, when: str) -> None:
-        if math.isfinite(loss) or self._told:
+        if math.isfinite(loss) or self._has_warned:
             return
-        self._told = True
+        self._has_warned = True
         asked, found = f"train epoch {self._epoch}", f"the loss is {loss} {when}"
         fix = "lower trainer.lr, use trainer.precision=float32, and look for NaN in the features"
         if self._raises:

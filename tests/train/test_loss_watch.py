@@ -13,6 +13,7 @@ from torch import nn
 
 from dgl_mgpu.errors import NonFiniteLossError
 from dgl_mgpu.report import EpochReport, StageSeconds, best_epoch
+from dgl_mgpu.train.metrics import SingleLabel
 from dgl_mgpu.train.trainer import StepCallback, Trainer
 from tests.train.jobs import train
 
@@ -30,11 +31,11 @@ class _Told(Trainer):
     def __init__(self, epochs: Any) -> None:
         model = nn.Linear(1, 1, bias=False)
         optimizer = torch.optim.SGD(model.parameters(), 0.1)
-        super().__init__(model, optimizer, torch.device("cpu"), 1)
+        super().__init__(model, optimizer, torch.device("cpu"), 1, SingleLabel())
         self._epochs = epochs
 
     steps_per_epoch = 2
-    predict = predictions = _test = None
+    predict = _test = None
 
     def _run_epoch(self, number: int, validate: bool, on_step: StepCallback) -> EpochReport:
         loss, valid = self._epochs[number - 1]

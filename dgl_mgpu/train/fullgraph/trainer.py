@@ -28,20 +28,21 @@ from dgl_mgpu.utils.stages import StageTimes, stage
 class FullGraphTrainer(Trainer):
     """Trains a model on a partitioned graph, with the gradients of training on the whole graph.
 
-    The loss is the mean over the training nodes of all ranks. All ranks begin with the first one's
-    parameters, and take the same steps. ``model``: called with the graph and ``inputs``; gives the
-    logits of this rank's nodes, of the type that is classified. ``graph``: this rank's part
-    (:func:`dgl_mgpu.partition_graph`), or the whole graph on a single rank. ``inputs``: features of
-    this rank's nodes, as the model takes them. In place of a tensor there may be `HostRows`; a
-    model that does not say of itself that it ``takes_host_rows`` is lent them. ``labels`` (Tensor,
-    int64, shape (num_nodes of this rank,)): or int8, shape (num_nodes of this rank, num_classes),
-    where a node may have several, as :class:`~dgl_mgpu.data.Dataset` has them. ``masks`` (dict of
-    Tensor, bool, shape (num_nodes of this rank,)): which nodes are ``"train"``, ``"valid"`` and
-    ``"test"``. ``target``: the type that is classified, where there are several. ``eval_every``:
-    epochs between validations; the last epoch is always validated. Raises InvalidInputError if a
-    part of the split is empty on all ranks together; DGLError if a node has no in-edge and a
-    convolution forbids that. On all ranks: one that raised in its first forward pass would leave
-    the others waiting.
+    The loss is the mean over the training nodes of all ranks.  All ranks begin with the first one's
+    parameters, and take the same steps.
+
+    ``model`` is called with the graph and ``inputs``, and gives the logits of this rank's nodes, of
+    type ``target`` where there are several.  ``graph`` is this rank's part
+    (:func:`dgl_mgpu.partition_graph`), or the whole graph on a single rank.  ``inputs`` are
+    features of this rank's nodes; in place of a tensor there may be `HostRows`, of which a model gets
+    tensors unless it says of itself that it ``takes_host_rows``.  ``labels`` are int64, of shape
+    (num_nodes of this rank,), or, where a node may have several, int8 of shape (num_nodes of this
+    rank, num_classes), as :class:`~dgl_mgpu.data.Dataset` has them.  ``masks``, bool and of shape
+    (num_nodes of this rank,), say which nodes are ``"train"``, ``"valid"`` and ``"test"``.
+
+    Raises InvalidInputError if a part of the split is empty on all ranks together; and DGLError if
+    a node has no in-edge and a convolution forbids that, on all ranks: one that raised in its first
+    forward pass would leave the others waiting.
     """
 
     def __init__(
@@ -56,21 +57,17 @@ class FullGraphTrainer(Trainer):
         target: str | None = None,
         eval_every: int = 1,
     ) -> None:
-        super().__init__(model, optimizer, graph.device, eval_every)
+        criterion = MultiLabel(labels.shape[1]) if labels.dim() == 2 else SingleLabel()
+        super().__init__(model, optimizer, graph.device, eval_every, criterion)
         self._graph = graph
         self._target = target
         self._inputs = inputs
         self._labels = labels
-        self._classification = MultiLabel(labels.shape[1]) if labels.dim() == 2 else SingleLabel()
         self._nodes = {name: masks[name].nonzero().squeeze(1) for name in SPLITS}
         self._totals = self._count_nodes()
         self._check_in_degrees()
         self._parameters = [p for p in model.parameters() if p.requires_grad]
         take_first_ranks(model.state_dict().values())
-
-    @property
-    def figure(self) -> str:
-        return self._classification.figure
 
     @property
     def steps_per_epoch(self) -> int:
@@ -96,7 +93,7 @@ class FullGraphTrainer(Trainer):
             seconds=StageSeconds(**stages, evaluate=end - evaluate, total=end - begin),
             tiers=(),
             ranks=1,
-            metric_name=self.figure,
+            metric_name=self.criterion.figure,
         )
 
     def _unbounded(self) -> contextlib.AbstractContextManager:
@@ -109,8 +106,8 @@ class FullGraphTrainer(Trainer):
         self.model.train()
         with StageTimes(self._device) as times:
             loss, accuracy = self._change_model()
-        figures = torch.stack([loss, accuracy]).tolist()
-        return figures[0], figures[1], times.seconds()
+        metrics = torch.stack([loss, accuracy]).tolist()
+        return metrics[0], metrics[1], times.seconds()
 
     def _change_model(self) -> list[torch.Tensor]:
         """Loss and accuracy of all ranks, before the change."""
@@ -118,15 +115,15 @@ class FullGraphTrainer(Trainer):
         with stage("forward"):
             logits, labels = self._logits()[nodes], self._labels[nodes]
             # Also where a rank has no training node: others wait for its part of the backward pass.
-            loss = self._classification.loss(logits, labels, "sum") / total
-            accuracy = self._classification.num_correct(logits.detach(), labels) / total
+            loss = self.criterion.loss(logits, labels, "sum") / total
+            accuracy = self.criterion.num_correct(logits.detach(), labels) / total
         self.optimizer.zero_grad()
         with stage("backward"):
             loss.backward()
         with stage("update"):
-            figures = self._sum_over_ranks(loss.detach(), accuracy.to(loss.dtype))
+            metrics = self._sum_over_ranks(loss.detach(), accuracy.to(loss.dtype))
             self.optimizer.step()
-        return figures
+        return metrics
 
     def _logits(self) -> torch.Tensor:
         """What the model gives for this rank's nodes."""
@@ -135,30 +132,30 @@ class FullGraphTrainer(Trainer):
         with offloaded_rows(self._inputs) as inputs:
             return self.model(self._graph, inputs)
 
-    def _sum_over_ranks(self, *figures: torch.Tensor) -> list[torch.Tensor]:
-        """Sum the gradients of all ranks, and some figures with them, in one exchange."""
+    def _sum_over_ranks(self, *metrics: torch.Tensor) -> list[torch.Tensor]:
+        """Sum the gradients of all ranks, and some metrics with them, in one exchange."""
         if self._ranks.size == 1:
-            return list(figures)
+            return list(metrics)
         for parameter in self._parameters:
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
-        summed = [p.grad for p in self._parameters if p.grad is not None] + list(figures)
+        summed = [p.grad for p in self._parameters if p.grad is not None] + list(metrics)
         bucket = torch.cat([each.flatten() for each in summed])
         dist.all_reduce(bucket)
         parts = bucket.split([each.numel() for each in summed])
         for each, part in zip(summed, parts, strict=True):
             each.copy_(part.view_as(each))
-        return list(figures)
+        return list(metrics)
 
     @torch.no_grad()
     def evaluate(self) -> dict[str, float]:
-        """The figure of all ranks' validation and of their test nodes."""
+        """The metric of all ranks' validation and of their test nodes."""
         self.model.eval()
         with self._unbounded():
             logits = self._logits()
         nodes = {name: self._nodes[name] for name in SPLITS[1:]}
         return {
-            name: self._classification.score([(logits[of], self._labels[of])], self._device)
+            name: self.criterion.score([(logits[of], self._labels[of])], self._device)
             for name, of in nodes.items()
         }
 
@@ -170,9 +167,6 @@ class FullGraphTrainer(Trainer):
         if isinstance(self._graph, PartitionedGraph):
             logits = self._graph.gather(logits, self._target)
         return logits.cpu()
-
-    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self._classification.predictions(rows)
 
     def _test(self) -> float:
         return self.evaluate()["test"]
@@ -195,11 +189,11 @@ class FullGraphTrainer(Trainer):
         forbidding = next((m for m in self.model.modules() if _forbids_zero_in_degree(m)), None)
         if forbidding is None:
             return
-        lonely = [
+        isolated = [
             int((self._graph.in_degrees(etype=etype) == 0).sum())
             for etype in self._graph.canonical_etypes
         ]
-        total = sum(sum(of_rank) for of_rank in self._ranks.all_gather(lonely))
+        total = sum(sum(of_rank) for of_rank in self._ranks.all_gather(isolated))
         if total:
             raise InvalidCallError(
                 "train on a graph",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 import dgl
 import numpy as np
@@ -20,6 +20,7 @@ from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.ops import SampleKey
 from dgl_mgpu.report import AUC
 from dgl_mgpu.store.graph import StoreGraph
+from dgl_mgpu.train.metrics import Criterion
 from dgl_mgpu.train.minibatch.task import Objective, Task, input_rows, model_rows
 
 #: How often pairs that turn out to be edges are drawn anew.
@@ -101,19 +102,42 @@ class LinkTask(Task):
         )
 
 
+class PairRanking(Criterion):
+    """Scores of each edge and then of its other pairs, shape (edges, 1 + others).
+
+    Edges and other pairs count alike in the loss, a binary cross entropy.  An edge is right by the
+    share of its other pairs that score lower, of equal scores a half: the mean over edges estimates
+    that of the areas under the ROC curves of their sources' pairs.
+    """
+
+    figure = AUC
+
+    def loss(
+        self,
+        outputs: torch.Tensor,
+        targets: torch.Tensor,
+        reduction: Literal["mean", "sum"] = "mean",
+    ) -> torch.Tensor:
+        return functional.binary_cross_entropy_with_logits(outputs, targets, reduction=reduction)
+
+    def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        edges, others = outputs[:, :1], outputs[:, 1:]
+        return ((edges > others).double() + 0.5 * (edges == others)).mean(1).sum()
+
+    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Embeddings, of which the product of two is the score of a pair."""
+        return {"embeddings": rows}
+
+
 class LinkPrediction(Objective):
     """Edges, told from pairs that are none by the product of their ends' rows.
 
     A batch is what ``dgl.dataloading.as_edge_prediction_sampler`` gives: input nodes, the graph of
-    the edges, that of the other pairs, as many for each edge and of its source, and blocks.  Edges
-    and other pairs count alike in the loss, a binary cross entropy.  An edge is right by the share
-    of its other pairs that score lower, of equal scores a half: the mean over edges estimates that
-    of the areas under the ROC curves of their sources' pairs.
+    the edges, that of the other pairs, as many for each edge and of its source, and blocks.
     """
 
-    @property
-    def figure(self) -> str:
-        return AUC
+    def __init__(self) -> None:
+        super().__init__(PairRanking())
 
     def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
         """Scores, of each edge and then of its other pairs, float32, shape (edges, 1 + others)."""
@@ -131,17 +155,6 @@ class LinkPrediction(Objective):
         first = torch.arange(width, device=edges.device) == 0
         return first.float().expand(count, width)
 
-    def mean_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return functional.binary_cross_entropy_with_logits(outputs, targets)
-
-    def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        edges, others = outputs[:, :1], outputs[:, 1:]
-        return ((edges > others).double() + 0.5 * (edges == others)).mean(1).sum()
-
-    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Embeddings, of which the product of two is the score of a pair."""
-        return {"embeddings": rows}
-
 
 def _products(pairs: dgl.DGLGraph, rows: torch.Tensor) -> torch.Tensor:
     """Of the rows at the ends of each pair, shape (pairs,)."""
@@ -153,8 +166,8 @@ class WithParallels:
     """For DGL's edge samplers: which edges a mini-batch must not see, its own and all beside them.
 
     DGL's ``exclude="reverse_id"`` knows one edge beside each; a graph may have several between two
-    nodes, each of which tells of the others. ``next_edge``: Tensor, the graph's idtype, shape
-    (num_edges,). ``longest_ring``: as :class:`dgl_mgpu.data.links.Rings` has them.
+    nodes, each of which tells of the others.  ``next_edge``, in the graph's idtype and of shape
+    (num_edges,), and ``longest_ring`` are those of :class:`dgl_mgpu.data.links.Rings`.
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`.
@@ -165,16 +178,16 @@ class WithParallels:
 
     def __call__(self, eids: torch.Tensor) -> torch.Tensor:
         """Ids of the edges that join the same nodes as some edges, some of them repeated."""
-        found, begin, now = [eids], eids, self._next_edge[eids]
+        rings, begin, now = [eids], eids, self._next_edge[eids]
         for turn in range(1, self._longest_ring):
             if turn > 1:  # most rings have two edges, and few have many
                 goes_on = now != begin
                 begin, now = begin[goes_on], now[goes_on]
                 if not len(now):
                     break
-            found.append(now)
+            rings.append(now)
             now = self._next_edge[now]
-        return torch.cat(found)
+        return torch.cat(rings)
 
 
 class OtherDestinations:
@@ -201,9 +214,9 @@ class OtherDestinations:
 class HeldOutEdges(Sampler):
     """Mini-batches of edges that the graph does not have, by their numbers.
 
-    ``edges`` (Tensor, the graph's idtype, shape (2, n)): sources and destinations. ``others``
-    (Tensor, the graph's idtype, shape (n, k)): for each edge, destinations that its source is
-    compared with. ``blocks``: of what the model sees of their ends.
+    ``edges``, shape (2, n), are sources and destinations, and ``others``, shape (n, k), for each
+    edge the destinations that its source is compared with; both in the graph's idtype.  ``blocks``
+    samples what the model sees of their ends.
     """
 
     #: For `dgl_mgpu.sampling.prefetch_safety`.

@@ -71,17 +71,13 @@ def _make_trainer(config: Config) -> MiniBatchTrainer:
     model, optimizer = _make_model(config, store, task)
     learned = [store.embedding(LEARNED, ntype) for ntype in task.learned]
     return MiniBatchTrainer(
+        config,
         model,
         optimizer,
         store,
-        *(_split(config, task, store, model, name) for name in SPLITS),
-        objective=task.objective(store.graph),
-        embeddings=SparseAdam(learned, config.trainer.lr) if learned else None,
-        num_workers=config.sampler.num_workers,
-        eval_every=config.trainer.eval_every,
-        count_accesses=config.trainer.count_accesses,
-        precision=getattr(torch, config.trainer.precision),
-        cuda_graphs=config.trainer.cuda_graphs,
+        [_split(config, task, store, model, name) for name in SPLITS],
+        task.objective(store.graph),
+        SparseAdam(learned, config.trainer.lr) if learned else None,
     )
 
 

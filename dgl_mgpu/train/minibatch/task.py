@@ -21,13 +21,7 @@ from dgl_mgpu.models.heterogeneous import common_width
 from dgl_mgpu.store.embedding.layer import StoreEmbedding
 from dgl_mgpu.store.graph import StoreGraph
 from dgl_mgpu.train.checkpoint.spilled_state import SpilledState
-from dgl_mgpu.train.metrics import (
-    Classification,
-    MultiLabel,
-    Predictions,
-    SingleLabel,
-    share_correct,
-)
+from dgl_mgpu.train.metrics import Criterion, MultiLabel, SingleLabel
 from dgl_mgpu.utils.stages import stage
 
 #: What the store calls the rows that nodes without features learn.
@@ -44,10 +38,8 @@ class Objective(ABC):
     #: Whether a step that learns it can be captured as a CUDA graph.
     can_be_captured: ClassVar[bool] = False
 
-    @property
-    @abstractmethod
-    def figure(self) -> str:
-        """Name of the metric."""
+    def __init__(self, criterion: Criterion) -> None:
+        self.criterion = criterion
 
     @abstractmethod
     def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
@@ -57,53 +49,21 @@ class Objective(ABC):
     def targets(self, batch: Sequence[Any]) -> torch.Tensor:
         """What is true of each seed, shape (seeds, …)."""
 
-    @abstractmethod
-    def mean_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Mean over the seeds, shape ()."""
-
-    @abstractmethod
-    def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        """Number of seeds predicted correctly, shape (); the host does not wait."""
-
-    @abstractmethod
-    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        """What the model's rows for nodes say of each, by a name for it."""
-
-    def score(self, predictions: Predictions, device: torch.device) -> float:
-        """The metric of outputs and targets of all ranks' seeds; collective."""
-        return share_correct(self.num_correct, predictions, device)
-
 
 class NodeClassification(Objective):
     """Classes of nodes of type ``target``, which have ``"label"``."""
 
     can_be_captured = True
 
-    def __init__(self, target: str, classification: Classification) -> None:
+    def __init__(self, target: str, criterion: Criterion) -> None:
+        super().__init__(criterion)
         self._target = target
-        self._classification = classification
-
-    @property
-    def figure(self) -> str:
-        return self._classification.figure
 
     def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
         return model_rows(model, batch[-1])
 
     def targets(self, batch: Sequence[Any]) -> torch.Tensor:
         return batch[-1][-1].dstnodes[self._target].data["label"]
-
-    def mean_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self._classification.loss(outputs, targets)
-
-    def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return self._classification.num_correct(outputs, targets)
-
-    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self._classification.predictions(rows)
-
-    def score(self, predictions: Predictions, device: torch.device) -> float:
-        return self._classification.score(predictions, device)
 
 
 def model_rows(model: nn.Module, blocks: Sequence[dgl.DGLGraph]) -> torch.Tensor:

@@ -10,13 +10,14 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import dgl
 import torch
 from dgl.dataloading import DataLoader
 from torch import nn
 
+from dgl_mgpu.config.schema import Config
 from dgl_mgpu.errors import InvalidInputError
 from dgl_mgpu.layerwise_inference import inference
 from dgl_mgpu.layerwise_inference.group import InferenceGroup
@@ -122,38 +123,29 @@ class _Sums:
 class MiniBatchTrainer(Trainer):
     """Trains a model on mini-batches of a store's graph, where the model and the store are.
 
+    ``model``, called with the blocks of a mini-batch and the data of its input nodes, gives a row
+    for each node that these end with; of nothing, no row and gradients of zeros.  ``splits`` are
+    those of training, validation and test.  ``embeddings`` trains the store's rows that the model
+    looks up.
+
     On a GPU nothing waits for a step's result: the host queues one after the other, batches are
     made while the model works on those before, and what is shown of a step is some steps old.
-    ``model``: on the store's device; called with the blocks of a mini-batch and the data of its
-    input nodes, gives a row for each node that these end with; of nothing, no row and gradients of
-    zeros. ``objective``: what is asked of the model for the seeds. ``embeddings``: trains the
-    store's rows that the model looks up. ``num_workers``: processes that sample, for each rank;
-    none for a store on GPUs, which sample themselves. ``eval_every``: epochs between validations;
-    the last epoch is always validated. ``count_accesses``: whether to count how often training
-    reads each node. ``precision``: float32, or bfloat16 for what autocast computes in it.
-    ``cuda_graphs``: whether steps on a GPU are captured (:class:`dgl_mgpu.CapturedStep`); 'auto':
-    where they can be. ``accesses``: these counts. Raises InvalidInputError if workers are to read a
-    store on GPUs, or steps cannot be captured.
+
+    Raises InvalidInputError if workers are to read a store on GPUs, or steps cannot be captured.
     """
 
     def __init__(
         self,
+        config: Config,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         store: GlobalStore,
-        train: Split,
-        valid: Split,
-        test: Split,
-        *,
+        splits: Sequence[Split],
         objective: Objective,
         embeddings: EmbeddingOptimizer | None = None,
-        num_workers: int = 0,
-        eval_every: int = 1,
-        count_accesses: bool = False,
-        precision: torch.dtype = torch.float32,
-        cuda_graphs: bool | Literal["auto"] = "auto",
     ) -> None:
-        super().__init__(model, optimizer, store.device, eval_every)
+        options, num_workers = config.trainer, config.sampler.num_workers
+        super().__init__(model, optimizer, store.device, options.eval_every, objective.criterion)
         self._on_gpu = store.device.type == "cuda"
         if num_workers and self._on_gpu:
             raise InvalidInputError(
@@ -161,20 +153,21 @@ class MiniBatchTrainer(Trainer):
                 "the store is on GPUs, which sample faster than processes on the CPU",
                 "use sampler.num_workers=0, or store.device=cpu",
             )
-        if cuda_graphs is True and embeddings is not None:
+        if options.cuda_graphs is True and embeddings is not None:
             raise InvalidInputError(
                 "capture training steps",
                 "the model learns rows, which the ranks look up and train together at every step",
                 "use trainer.cuda_graphs=false",
             )
         self.store = store
-        self.accesses = store.count_accesses() if count_accesses else None
-        self._train, self._valid, self._test_split = train, valid, test
+        #: How often training reads each node, where that is counted.
+        self.accesses = store.count_accesses() if options.count_accesses else None
+        self._train, self._valid, self._test_split = splits
         self._objective = objective
         self._embeddings = embeddings
         self._parameters = [each for each in model.parameters() if each.requires_grad]
         self._num_workers = num_workers
-        self._precision = precision
+        self._precision = getattr(torch, options.precision)
         self._captured: CapturedStep | None = None
         can_be_captured = (
             self._on_gpu
@@ -184,22 +177,18 @@ class MiniBatchTrainer(Trainer):
         )
         #: Of the step before, where a captured one leaves it.
         self._num_correct = torch.zeros((), dtype=torch.float64, device=store.device)
-        if cuda_graphs is True or (cuda_graphs == "auto" and can_be_captured):
+        if options.cuda_graphs is True or (options.cuda_graphs == "auto" and can_be_captured):
             self._captured = CapturedStep(
                 model,
                 lambda blocks: self._outputs((blocks,)),
                 self._loss_and_num_correct,
                 lambda blocks: objective.targets((blocks,)),
-                required=cuda_graphs is True,
+                required=options.cuda_graphs is True,
             )
         else:
             take_first_ranks((*model.parameters(), *model.buffers()))
-        self._loader = self._make_loader(train)
+        self._loader = self._make_loader(self._train)
         self._sums = _Sums()
-
-    @property
-    def figure(self) -> str:
-        return self._objective.figure
 
     @property
     def plan(self) -> Plan:
@@ -257,7 +246,7 @@ class MiniBatchTrainer(Trainer):
             seconds=StageSeconds(**sums.seconds),
             tiers=sums.tier_traffic(),
             ranks=1,
-            metric_name=self.figure,
+            metric_name=self.criterion.figure,
         )
 
     def _test(self) -> float:
@@ -271,7 +260,7 @@ class MiniBatchTrainer(Trainer):
 
     @torch.no_grad()
     def evaluate(self, split: Split) -> float:
-        """The objective's figure of a split's seeds, over all ranks."""
+        """The metric of a split's seeds, over all ranks."""
         self.model.eval()
         self.store.graph.set_epoch(0)
         with self._autocast():
@@ -285,7 +274,7 @@ class MiniBatchTrainer(Trainer):
                 (self._evaluated_outputs(batch), self._objective.targets(batch))
                 for batch in batches
             )
-        return self._objective.score(predictions, self._device)
+        return self.criterion.score(predictions, self._device)
 
     def _evaluated_outputs(self, batch: Any) -> torch.Tensor:
         with stage("forward"):
@@ -307,9 +296,6 @@ class MiniBatchTrainer(Trainer):
             batches = iter(self._make_loader(replace(split, batches=seeds)))
         rows = (self._evaluated_outputs(batch).float() for batch in batches)
         return InferenceGroup.of_job().collected(rows, len(nodes), seeds.batch_size)
-
-    def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
-        return self._objective.predictions(rows)
 
     def _train_epoch(self, sums: _Sums, on_step: StepCallback) -> bool:
         """Train on what is left of the epoch; whether that was all of it."""
@@ -379,7 +365,7 @@ class MiniBatchTrainer(Trainer):
         targets = self._objective.targets(batch)
         outputs = self._outputs(batch)
         mean = self._mean_loss(outputs, targets)
-        accumulator.add(mean, self._objective.num_correct(outputs.detach(), targets), len(targets))
+        accumulator.add(mean, self.criterion.num_correct(outputs.detach(), targets), len(targets))
         return mean * self._weight(len(targets), round_size)
 
     def _compute_captured(
@@ -395,7 +381,7 @@ class MiniBatchTrainer(Trainer):
 
     def _loss_and_num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean loss; the number correct is computed in the same CUDA graph, if there is one."""
-        self._num_correct.copy_(self._objective.num_correct(outputs.detach(), targets))
+        self._num_correct.copy_(self.criterion.num_correct(outputs.detach(), targets))
         return self._mean_loss(outputs, targets)
 
     def _weight(self, seeds: int, round_size: int) -> float:
@@ -408,7 +394,7 @@ class MiniBatchTrainer(Trainer):
 
     def _mean_loss(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         with self._autocast():
-            return self._objective.mean_loss(outputs, targets)
+            return self.criterion.loss(outputs, targets)
 
     def _autocast(self) -> torch.autocast:
         enabled = self._precision != torch.float32

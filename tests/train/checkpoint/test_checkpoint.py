@@ -20,6 +20,7 @@ from dgl_mgpu.report import EpochReport, StageSeconds
 from dgl_mgpu.train.checkpoint import spilled_state as statefile
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint, checkpoints, require_resumable
 from dgl_mgpu.train.checkpoint.spilled_state import SpilledState
+from dgl_mgpu.train.metrics import SingleLabel
 from dgl_mgpu.train.trainer import Trainer
 
 CONFIG = {
@@ -272,7 +273,7 @@ class _Resumes(Trainer):
         torch.manual_seed(0)
         model = torch.nn.Linear(4, 3)
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1, fused=fused)
-        super().__init__(model, optimizer, torch.device("cpu"), 1)
+        super().__init__(model, optimizer, torch.device("cpu"), 1, SingleLabel())
 
     def step(self) -> None:
         self.optimizer.zero_grad()
@@ -283,9 +284,6 @@ class _Resumes(Trainer):
         raise NotImplementedError
 
     def predict(self):
-        raise NotImplementedError
-
-    def predictions(self, rows):
         raise NotImplementedError
 
     def _test(self):

@@ -198,7 +198,7 @@ def test_a_batch_leaves_out_all_edges_of_long_rings_once():
 
 
 def test_random_scores_are_right_half_the_time_and_ties_count_half():
-    link = LinkPrediction()
+    link = LinkPrediction().criterion
     scores = torch.randn(4000, 3, generator=torch.Generator().manual_seed(0))
     targets = torch.zeros_like(scores)
     assert link.num_correct(scores, targets).item() / 4000 == pytest.approx(0.5, abs=0.02)
