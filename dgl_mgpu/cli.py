@@ -35,7 +35,7 @@ dgl-mgpu COMMAND [key=value ...]
              GPU holds and how busy its links are, into placement.png or --plot=FILE (.svg, .pdf)
   topology   what this machine is (topology measure: with timed copies between its GPUs), or
              one known by name:   dgl-mgpu topology dgx1
-  doctor     what works here, and how to mend what does not (doctor --coverage: which of DGL's
+  doctor     what works here, and how to fix what fails (doctor --coverage: which of DGL's
              C functions run on GPUs)
 
 dgl-mgpu COMMAND --help: all that a command takes. dgl-mgpu --version: this package's version.
@@ -105,7 +105,7 @@ examples:
     "doctor": """\
 dgl-mgpu doctor [--coverage]
 
-  Say what works in this environment, and how to mend what does not.
+  Say what works in this environment, and how to fix what fails.
 
   --coverage      which of DGL's C functions run on GPUs, in place of that
 

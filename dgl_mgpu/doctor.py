@@ -1,4 +1,4 @@
-"""What works on this machine, and how to mend what does not.
+"""What works on this machine, and how to fix what fails.
 
 Each check tries the thing itself (compiles a function, copies between two GPUs, maps a
 segment in another process) rather than asking whether it should work.  What is checked is
@@ -75,7 +75,7 @@ def checks_table(checks: list[Check]) -> Table:
     table = Table(title="dgl-mgpu doctor")
     table.add_column("check")
     table.add_column("status")
-    table.add_column("found, and how to mend it", overflow="fold")
+    table.add_column("found, and how to fix it", overflow="fold")
     for check in checks:
         text = escape(check.found)
         if check.fix:
@@ -125,7 +125,7 @@ def _dgl() -> Finding:
     if graph.ndata["y"].tolist() != [4.0, 0.0, 3.0]:
         return "problem", f"message passing gave {graph.ndata['y'].tolist()}", "reinstall dgl"
     replaced = sum(target.startswith("dgl.") for target in originals)
-    state = f"mended for torch {torch.__version__}" if replaced else "works unchanged"
+    state = f"patched for torch {torch.__version__}" if replaced else "works unchanged"
     return "ok", f"dgl {dgl.__version__}, {state} ({replaced} names replaced)", ""
 
 

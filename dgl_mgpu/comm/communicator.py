@@ -172,22 +172,30 @@ class Communicator:
         if self._group is not None:
             try:
                 return collective(self._group)
-            except RankFailedError as error:  # what came is not another rank's
-                self._lost = refused = RankFailedError(*error.args)
-            except RuntimeError as error:  # gloo's, when a connection is lost
-                # As a cause: it may also be torch's, that a DataLoader worker was killed meanwhile.
-                self._lost, refused = error.with_traceback(None), None  # frames hold the group
+            # Gloo's, when a connection is lost; torch's, that a DataLoader worker was killed
+            # meanwhile; or ours, of a message that is not another rank's.
+            except RuntimeError as error:
+                self._lost = _without_frames(error)  # which hold the group
             # Only the neighbours of a rank that is gone see its connection close.  They close
             # theirs, which the last reference to a group does, so that no rank waits for ever.
             dist.destroy_process_group(self._group.group)
             self._group = None
-            if refused is not None:
-                raise refused
+            if isinstance(self._lost, RankFailedError):
+                raise self._lost
         raise RankFailedError(
             "exchange with the machine's other ranks",
             f"one of them is gone, or does not answer ({str(self._lost).partition(chr(10))[0]})",
             "see why it ended, and start the run again",
         ) from self._lost
+
+
+def _without_frames(error: Exception) -> Exception:
+    """The same error without tracebacks, also of what it came of."""
+    link: BaseException | None = error
+    while link is not None:
+        link.__traceback__ = None
+        link = link.__cause__ or link.__context__
+    return error
 
 
 _groups: tuple[object, Communicator, Communicator, Communicator] | None = None
@@ -282,11 +290,10 @@ def _send(sent: _Sent, gpu_group: dist.ProcessGroup | None, group: SignedGroup) 
 
 
 class _Sent:
-    """A tensor on its way to all ranks: as bytes, and each rank's as long as the longest.
+    """A tensor of shape (n, …) on its way to all ranks, as bytes; ``lengths`` has all ranks' n.
 
-    ``tensor``: Tensor, shape (n, ...). ``lengths``: ``n`` of every rank. ``mine`` (Tensor, uint8,
-    shape (bytes of the longest,)): what this rank sends. ``every`` (Tensor, uint8, shape (ranks,
-    bytes of the longest)): what it receives.
+    ``mine``, uint8 and as long as the longest, is what this rank sends; ``every``, with a row for
+    each rank, what it receives.
     """
 
     def __init__(self, tensor: torch.Tensor, lengths: Sequence[int]) -> None:
@@ -307,7 +314,7 @@ class _Sent:
 def rank_failed(asked: str, rank: int, reason: str) -> RankFailedError:
     """What the other ranks raise when one failed."""
     return RankFailedError(
-        asked, f"rank {rank} failed with {reason}", f"mend the cause on rank {rank}"
+        asked, f"rank {rank} failed with {reason}", f"fix the cause on rank {rank}"
     )
 
 

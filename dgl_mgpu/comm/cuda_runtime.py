@@ -264,7 +264,7 @@ def choose_runtime(device: str, ranks: Communicator) -> Runtime | None:
             raise UnavailableError(
                 "keep a store on GPUs",
                 f"rank {rank} cannot use one ({reason})",
-                "mend that, or use device 'auto'",
+                "fix that, or use device 'auto'",
             )
     return None if any(reason for _, reason in found) else runtime
 

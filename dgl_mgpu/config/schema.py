@@ -17,10 +17,9 @@ from dgl_mgpu.config.sections import (
     LinksConfig,
     ModelConfig,
     SamplerConfig,
-    StoreConfig,
     TrainerConfig,
 )
-from dgl_mgpu.config.store_options import StoreOptions
+from dgl_mgpu.config.store_options import StoreConfig, StoreOptions
 from dgl_mgpu.data import HETEROGENEOUS
 from dgl_mgpu.errors import ConfigError
 

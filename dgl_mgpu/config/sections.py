@@ -88,27 +88,6 @@ class SamplerConfig:
 
 
 @dataclass
-class StoreConfig:
-    """The keys of ``configs/store``, in types that Hydra can check.
-
-    :class:`dgl_mgpu.config.store_options.StoreOptions` defines them; the defaults are the same.
-    """
-
-    policy: str = "auto"
-    gpu_memory: str = "auto"
-    host_memory: str = "auto"
-    disk_path: str | None = None
-    staging_memory: str = "256MiB"
-    graph_ratio: Any = "auto"
-    feature_ratio: Any = "auto"
-    feature_dtypes: dict[str, str] = field(default_factory=dict)
-    hotness: str = "degree"
-    device: str = "auto"
-    links: Any = "auto"
-    sms: Any = "auto"
-
-
-@dataclass
 class FullGraphConfig:
     """How ranks share a graph that is trained on whole; see :func:`dgl_mgpu.partition_graph`.
 

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, make_dataclass
 from numbers import Integral
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -193,6 +193,29 @@ class StoreOptions:
         return minibatch_reads(
             hotness, topologies, self.batch_size, self.fanouts, distinct=self.hotness != "degree"
         )
+
+
+# Keys of a store in files and on command lines that hold something else than a text.
+_NOT_TEXT: dict[str, Any] = {
+    "disk_path": str | None,
+    "feature_dtypes": dict[str, str],
+    **dict.fromkeys(("graph_ratio", "feature_ratio", "links", "sms"), Any),
+}
+if TYPE_CHECKING:
+    StoreConfig = StoreOptions
+else:
+    #: The keys of ``configs/store``: `StoreOptions` in types that Hydra can check, without the
+    #: mini-batch, which a run has elsewhere.
+    StoreConfig = make_dataclass(
+        "StoreConfig",
+        [
+            (option.name, _NOT_TEXT.get(option.name, str), field(
+                default=option.default, default_factory=option.default_factory))
+            for option in fields(StoreOptions)
+            if option.name not in ("batch_size", "fanouts")
+        ],
+        namespace={"__module__": __name__},
+    )  # fmt: skip
 
 
 def options_as_written(values: dict[str, Any], prefix: str) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -196,11 +196,11 @@ def _checkpoint(asked: str, folder: Path) -> Checkpoint:
 def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> Config:
     """A run's configuration for ranks that train nothing."""
     config = config_of_run(saved)
-    config.topology = config.store.links = "auto"  # of the run's machine and its ranks
+    config.topology = "auto"  # this and the links were of the run's machine and its ranks
+    config.store = replace(config.store, links="auto", device=device, hotness="degree")
     config.trainer.ranks, config.trainer.resume = num_ranks, None
     config.trainer.count_accesses = config.trainer.cuda_graphs = False
     config.sampler.num_workers = 0
-    config.store.device, config.store.hotness = device, "degree"
     config.fullgraph.exchange = FullGraphConfig.exchange  # others may be for GPUs alone
     return config
 

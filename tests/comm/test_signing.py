@@ -8,6 +8,7 @@ import torch.distributed as dist
 
 from dgl_mgpu.comm import signing
 from dgl_mgpu.comm.communicator import Communicator
+from dgl_mgpu.comm.serialization import NotPlainError
 from dgl_mgpu.comm.signing import SignedGroup
 from dgl_mgpu.errors import RankFailedError
 from dgl_mgpu.train.launch.launch import launch
@@ -76,6 +77,22 @@ CHANGES = {"secret": _other_key, "altered": _alter, "repeated": _repeat, "sender
 @pytest.mark.parametrize("change", CHANGES)
 def test_what_is_not_a_ranks_own_next_message_is_refused(change):
     launch(_send_what_is_not_right, 2, change)
+
+
+def _one_sends_what_is_no_plain_data() -> None:
+    ranks = Communicator.of_all_machines()
+    if ranks.rank == 1:
+        signing.dumps = lambda value: b"no plain data"
+    with pytest.raises(RankFailedError, match="message of rank 1 cannot be read") as raised:
+        ranks.all_gather(0)
+    assert isinstance(raised.value.__cause__, NotPlainError)
+    with pytest.raises(RankFailedError, match="is gone, or does not answer") as later:
+        ranks.all_gather(0)
+    assert later.value.__cause__ is raised.value
+
+
+def test_the_cause_of_a_refusal_is_kept():
+    launch(_one_sends_what_is_no_plain_data, 2)
 
 
 def _have_other_secrets() -> None:

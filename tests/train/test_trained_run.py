@@ -207,7 +207,7 @@ def test_learned_rows_are_not_of_other_data(tmp_path, ranks):
 def _refuses_its_rows(run: Path) -> None:
     refused = r"load the run .*: its model does not fit this data \('rows' has shape \(800, 12\)"
     if dist.is_initialized() and dist.get_rank() == 1:
-        with pytest.raises(RankFailedError, match="mend the cause on rank 0"):
+        with pytest.raises(RankFailedError, match="fix the cause on rank 0"):
             dgl_mgpu.load_run(run)
     else:
         with pytest.raises(CheckpointError, match=refused + ".*name the data that the run was"):

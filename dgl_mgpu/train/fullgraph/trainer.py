@@ -34,8 +34,8 @@ class FullGraphTrainer(Trainer):
     ``model`` is called with the graph and ``inputs``, and gives the logits of this rank's nodes, of
     type ``target`` where there are several.  ``graph`` is this rank's part
     (:func:`dgl_mgpu.partition_graph`), or the whole graph on a single rank.  ``inputs`` are
-    features of this rank's nodes; in place of a tensor there may be `HostRows`, of which a model gets
-    tensors unless it says of itself that it ``takes_host_rows``.  ``labels`` are int64, of shape
+    features of this rank's nodes; in place of a tensor there may be `HostRows`, of which a model
+    gets tensors unless it says of itself that it ``takes_host_rows``.  ``labels`` are int64, shape
     (num_nodes of this rank,), or, where a node may have several, int8 of shape (num_nodes of this
     rank, num_classes), as :class:`~dgl_mgpu.data.Dataset` has them.  ``masks``, bool and of shape
     (num_nodes of this rank,), say which nodes are ``"train"``, ``"valid"`` and ``"test"``.
