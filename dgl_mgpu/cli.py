@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from dgl_mgpu.errors import ConfigError, DGLMGPUError, LimitError, OutputError, nearest
-from dgl_mgpu.train.compose import check_overrides, compose, errors_of_hydra, hydras_words
+from dgl_mgpu.train.compose import check_overrides, compose, hydra_arguments, typed_hydra_errors
 from dgl_mgpu.utils.interrupts import STATUS, Interrupts, Stopped
 from dgl_mgpu.utils.resources import resource_folder
 from dgl_mgpu.utils.standard_output import drop, is_of_stdout, lasting_stdout, open_standard_files
@@ -234,7 +234,7 @@ def _train(arguments: list[str]) -> int:
         remove_unused,
     )
 
-    words = hydras_words(arguments)
+    words = hydra_arguments(arguments)
     failures: list[Exception] = []
 
     @hydra.main(
@@ -276,7 +276,7 @@ def _train(arguments: list[str]) -> int:
     sys.argv = ["dgl-mgpu train", *words]
     os.environ["HYDRA_FULL_ERROR"] = "1"  # else it prints errors of its own, and exits
     try:
-        with folders_kept(), errors_of_hydra("train as the command line says"):
+        with folders_kept(), typed_hydra_errors("train as the command line says"):
             job()
     except OSError as error:
         if isinstance(error, DGLMGPUError):

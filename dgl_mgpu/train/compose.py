@@ -1,4 +1,4 @@
-"""The configuration of a run: what is in ``configs/``, as the command line has it otherwise."""
+"""The configuration of a run: ``configs/``, changed by the command line."""
 
 from __future__ import annotations
 
@@ -13,65 +13,62 @@ from dgl_mgpu.errors import ConfigError, nearest
 from dgl_mgpu.utils.resources import resource_folder
 from dgl_mgpu.utils.torchrun import under_torchrun
 
-#: Below these, keys are of one's own.
+#: Any key is valid below these.
 _OPEN = ("data.options.", "store.feature_dtypes.")
 #: Keys that are lists.
 _LISTS = ("sampler.fanouts", "sampler.eval_fanouts")
-#: The name, in Hydra's own store, of the configuration of a run that goes on.
-_GOES_ON = "run_that_goes_on"
+#: The name, in Hydra's own store, of the configuration of a run that is resumed.
+_RESUMED = "resumed_run"
 
 
-def hydras_words(arguments: list[str]) -> list[str]:
-    """The command line of a run as Hydra takes it, checked.
+def hydra_arguments(arguments: list[str]) -> list[str]:
+    """The checked command line of a run, as Hydra takes it.
 
-    Of a run that goes on, the configuration is that of the run before, but for what is said anew.
+    A run that is resumed has the configuration that it had, but for what the command line says.
     Raises ConfigError for what is no key, group or flag; CheckpointError if the configuration of
-    the run before cannot be read.
+    the resumed run cannot be read.
     """
-    _check_flags(arguments)
-    flags, overrides = _parted(check_overrides(arguments))
-    if (before := _configuration_before(overrides)) is not None:
-        flags, overrides = _going_on(before, flags, overrides)
+    from omegaconf import OmegaConf
+
+    options = [word for word in arguments if word.startswith("--")]
+    for key in sorted(_keys(OmegaConf.to_container(_compose([])))) if options else ():
+        for option in options:  # others may be Hydra's
+            if option[2:].partition("=")[0].replace("-", "_") in (key, key.rpartition(".")[2]):
+                raise ConfigError(
+                    f"train with {option}", "it is a key, not an option", f"write {key}=VALUE"
+                )
+    flags, overrides = _split(check_overrides(arguments))
+    if (saved := _resumed_configuration(overrides)) is not None:
+        flags, overrides = _based_on(saved, flags, overrides)
+    # Ranks of torchrun but the first have no folder and no log: the run's folder is the first's.
+    folder = ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
+    if not under_torchrun() or os.environ["RANK"] == "0":
+        guard = "dgl_mgpu.train.checkpoint.run_folder.FolderGuard"
+        folder = [f"++hydra.callbacks.run_folder._target_={guard}"]
     # Overrides have to stand in one place, before flags or after them.
-    return [*overrides, *_of_folder(), *flags]
+    return [*overrides, *folder, *flags]
 
 
 def compose(overrides: list[str]) -> Any:
-    """The :class:`~dgl_mgpu.config.schema.Config` of a command line; flags are left out.
-
-    Raises ConfigError.
-    """
+    """The :class:`~dgl_mgpu.config.schema.Config` of a command line; flags are left out."""
     from dgl_mgpu.config.schema import to_config
 
     words = [word for word in check_overrides(overrides) if not word.startswith("-")]
     return to_config(_compose(words))
 
 
-def _check_flags(arguments: list[str]) -> None:
-    """Raise for a key that is written like an option; others may be Hydra's."""
-    from omegaconf import OmegaConf
-
-    flags = [word for word in arguments if word.startswith("--")]
-    for key in sorted(_keys(OmegaConf.to_container(_compose([])))) if flags else ():
-        for flag in flags:
-            if flag[2:].partition("=")[0].replace("-", "_") in (key, key.rpartition(".")[2]):
-                raise ConfigError(
-                    f"train with {flag}", "it is a key, not an option", f"write {key}=VALUE"
-                )
-
-
 def check_overrides(arguments: list[str]) -> list[str]:
     """Check that every ``key=value`` names a key or group that is there; return all arguments.
 
     Options of a data set are those of its loader, not listed in ``configs/``: they come back in the
-    form in which Hydra takes keys whether they are new or not. Raises ConfigError with the nearest
+    form in which Hydra takes keys whether they are new or not.  Raises ConfigError with the nearest
     name.
     """
     from hydra.core.override_parser.overrides_parser import OverridesParser
     from hydra.errors import HydraException
     from omegaconf import OmegaConf
 
-    flags, words = _parted(arguments)
+    flags, words = _split(arguments)
     groups = _groups(flags)
     overrides = []
     for word in words:
@@ -82,33 +79,25 @@ def check_overrides(arguments: list[str]) -> list[str]:
                 f"read '{word}'", "it is not a key=value", "write key=value"
             ) from error
     _check_lists(overrides)
-    chosen = [each for each in overrides if each.key_or_group in groups]
+    # Where several values of a group are to be tried, Hydra checks them.
+    chosen = [o for o in overrides if o.key_or_group in groups and not o.is_sweep_override()]
     for override in chosen:
-        options = groups[override.key_or_group]
-        if not override.is_sweep_override() and override.value() not in options:
+        if override.value() not in groups[override.key_or_group]:
             raise ConfigError(
                 f"set {override.key_or_group}={override.value()}",
                 f"there is no {override.key_or_group} of this name",
-                nearest(str(override.value()), options),
+                nearest(str(override.value()), groups[override.key_or_group]),
             )
-    known = _keys(
-        OmegaConf.to_container(
-            _compose(
-                [str(o.input_line) for o in chosen if not o.is_sweep_override()],
-                _own_folder(flags),
-            )
-        )
-    )
+    composed = _compose([str(o.input_line) for o in chosen], _own_folder(flags))
+    known = groups.keys() | _keys(OmegaConf.to_container(composed))
     renamed: dict[str | None, str] = {}
     for override in overrides:
         key = override.key_or_group
         if f"{key}.".startswith(_OPEN) and not override.is_delete():
             # However often, one or all, and whether a file has it or not: the last one wins.
             renamed[override.input_line] = f"++{str(override.input_line).lstrip('+')}"
-        elif key not in groups.keys() | known and not key.startswith(("hydra.", "hydra/", *_OPEN)):
-            raise ConfigError(
-                f"set {key}", "there is no such key", nearest(key, groups.keys() | known)
-            )
+        elif key not in known and not key.startswith(("hydra.", "hydra/", *_OPEN)):
+            raise ConfigError(f"set {key}", "there is no such key", nearest(key, known))
     return [renamed.get(word, word) for word in arguments]
 
 
@@ -120,7 +109,7 @@ def _check_lists(overrides: list[Any]) -> None:
         value = override.value()
         if override.key_or_group not in _LISTS or not isinstance(value, ChoiceSweep):
             continue
-        if not any(isinstance(each, list) for each in value.list):
+        if not any(isinstance(choice, list) for choice in value.list):
             key, _, values = override.input_line.partition("=")
             raise ConfigError(
                 f"set {override.input_line}",
@@ -129,11 +118,11 @@ def _check_lists(overrides: list[Any]) -> None:
             )
 
 
-def _configuration_before(overrides: list[str]) -> dict[str, Any] | None:
+def _resumed_configuration(overrides: list[str]) -> dict[str, Any] | None:
     """The configuration of the run that is to be resumed, as its checkpoint has it.
 
     None if there is no checkpoint here: of a job's machines the first may be the only one that has
-    it, and tells if it has none either.
+    it, and raises if it has none either.
     """
     resume = _by_key(overrides).get("trainer.resume")
     if resume is None or not (resume.is_sweep_override() or resume.value()):
@@ -146,14 +135,14 @@ def _configuration_before(overrides: list[str]) -> dict[str, Any] | None:
         )
     from dgl_mgpu.train.checkpoint.checkpoint import has_checkpoint, saved_config
 
-    resumed = Path(str(resume.value()))
-    return saved_config(resumed) if has_checkpoint(resumed) else None
+    path = Path(str(resume.value()))
+    return saved_config(path) if has_checkpoint(path) else None
 
 
-def _going_on(
-    before: dict[str, Any], flags: list[str], overrides: list[str]
+def _based_on(
+    saved: dict[str, Any], flags: list[str], overrides: list[str]
 ) -> tuple[list[str], list[str]]:
-    """Flags and overrides of a run that goes on: with its configuration, but for what is said anew.
+    """Flags and overrides with which Hydra changes a saved configuration.
 
     The configuration is taken over whole, since the files that it was made of may be others by now.
     A group that is chosen anew, store=mine, comes in place of the run's.  Options of Hydra's, which
@@ -162,39 +151,24 @@ def _going_on(
     from hydra.core.config_store import ConfigStore
     from omegaconf import OmegaConf
 
-    groups, own_folder = _groups(flags), _own_folder(flags)
-    chosen = {key: each for key, each in _by_key(overrides).items() if key in groups}
-    kept = {key: value for key, value in before.items() if key not in chosen}
-    base = {"defaults": [_of_hydra(flags).config_name or "config", "_self_"]}
-    ConfigStore.instance().store(_GOES_ON, base)
-    words = [str(each.input_line) for each in chosen.values() if not each.is_sweep_override()]
-    below = _keys(OmegaConf.to_container(_compose(words, own_folder, base=_GOES_ON)))
-    had = _keys(before)
-    ConfigStore.instance().store(_GOES_ON, {**base, **kept})
+    groups = _groups(flags)
+    chosen = {key: o for key, o in _by_key(overrides).items() if key in groups}
+    kept = {key: value for key, value in saved.items() if key not in chosen}
+    base = {"defaults": [_hydra_flags(flags).config_name or "config", "_self_"]}
+    ConfigStore.instance().store(_RESUMED, base)
+    words = [str(o.input_line) for o in chosen.values() if not o.is_sweep_override()]
+    below = _keys(OmegaConf.to_container(_compose(words, _own_folder(flags), base=_RESUMED)))
+    ConfigStore.instance().store(_RESUMED, {**base, **kept})
     # Keys of one's own would be merged with those below, which the run has not had.
     dropped = [
         f"~{key}"
-        for key in sorted(below - had)
+        for key in sorted(below - _keys(saved))
         if key.startswith(_OPEN) and key.count(".") == 2 and key.partition(".")[0] in kept
     ]
-    again = [*flags, f"--config-name={_GOES_ON}", *dropped, *overrides]
-    return _parted(check_overrides(again))
+    return _split(check_overrides([*flags, f"--config-name={_RESUMED}", *dropped, *overrides]))
 
 
-def _of_folder() -> list[str]:
-    """What has Hydra ask before it makes a run's folder; or makes it keep from that.
-
-    Ranks of torchrun but the first, which read a command line each, have no folder and no log: the
-    run's folder is the first one's.
-    """
-    if not under_torchrun() or os.environ["RANK"] == "0":
-        return [
-            "++hydra.callbacks.run_folder._target_=dgl_mgpu.train.checkpoint.run_folder.FolderGuard"
-        ]
-    return ["hydra.run.dir=.", "hydra.output_subdir=null", "hydra/job_logging=stdout"]
-
-
-def _parted(arguments: list[str]) -> tuple[list[str], list[str]]:
+def _split(arguments: list[str]) -> tuple[list[str], list[str]]:
     """Flags of Hydra's with their values, and overrides."""
     flags: list[str] = []
     overrides: list[str] = []
@@ -208,29 +182,27 @@ def _by_key(overrides: list[str]) -> dict[str, Any]:
     """The last override of each key or group."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parsed = OverridesParser.create().parse_overrides(overrides)
-    return {each.key_or_group: each for each in parsed}
+    return {o.key_or_group: o for o in OverridesParser.create().parse_overrides(overrides)}
 
 
-def _of_hydra(flags: list[str]) -> Any:
-    """Hydra's flags and their values."""
+def _hydra_flags(flags: list[str]) -> Any:
     from hydra.main import get_args_parser
 
     return get_args_parser().parse_known_args(flags)[0]
 
 
 def _groups(flags: list[str]) -> dict[str, list[str]]:
-    """What there is to choose from: the options of each group, also those of ``--config-dir``."""
-    found: dict[str, set[str]] = {}
+    """The options of each group, also those of ``--config-dir``."""
+    groups: dict[str, set[str]] = {}
     for folder in (resource_folder("configs"), *_own_folder(flags)):
         for path in folder.glob("*/*.yaml"):
-            found.setdefault(path.parent.name, set()).add(path.stem)
-    return {group: sorted(options) for group, options in found.items()}
+            groups.setdefault(path.parent.name, set()).add(path.stem)
+    return {group: sorted(options) for group, options in groups.items()}
 
 
 def _own_folder(flags: list[str]) -> list[Path]:
-    """What ``--config-dir`` names, if it does."""
-    folder = _of_hydra(flags).config_dir
+    """The folder that ``--config-dir`` names, if any."""
+    folder = _hydra_flags(flags).config_dir
     return [] if folder is None else [Path(folder).absolute()]
 
 
@@ -246,7 +218,7 @@ def _compose(overrides: list[str], own_folder: Sequence[Path] = (), base: str = 
     from hydra import initialize_config_dir
 
     with (
-        errors_of_hydra(f"compose the configuration with {overrides}"),
+        typed_hydra_errors(f"compose the configuration with {overrides}"),
         initialize_config_dir(str(resource_folder("configs")), version_base="1.3"),
     ):
         path = [f"hydra.searchpath=['file://{folder}']" for folder in own_folder]
@@ -254,7 +226,7 @@ def _compose(overrides: list[str], own_folder: Sequence[Path] = (), base: str = 
 
 
 @contextlib.contextmanager
-def errors_of_hydra(asked: str) -> Iterator[None]:
+def typed_hydra_errors(asked: str) -> Iterator[None]:
     """Raise what Hydra finds wrong with a configuration as ConfigError."""
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException

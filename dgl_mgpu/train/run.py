@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import nn
@@ -28,11 +28,7 @@ from dgl_mgpu.data import (
     without_inputs,
 )
 from dgl_mgpu.data.hetero import with_self_loops
-from dgl_mgpu.errors import (
-    ConfigError,
-    RankFailedError,
-    WorkerFailedError,
-)
+from dgl_mgpu.errors import ConfigError, RankFailedError, WorkerFailedError
 from dgl_mgpu.report import best_epoch
 from dgl_mgpu.report.metrics import METRICS_FILE, read_metrics
 from dgl_mgpu.report.profile import Profile
@@ -47,7 +43,7 @@ from dgl_mgpu.train.launch.preemption import PreemptionHandler
 from dgl_mgpu.train.launch.typed_errors import typed_memory, warn_of_time
 from dgl_mgpu.train.optimizer import make_optimizer
 from dgl_mgpu.train.report import RunReport
-from dgl_mgpu.train.trainer import StepCallback, Trainer
+from dgl_mgpu.train.trainer import Trainer
 from dgl_mgpu.utils.stages import stage
 from dgl_mgpu.utils.torchrun import under_torchrun
 
@@ -58,42 +54,29 @@ Model = TypeVar("Model", bound=nn.Module)
 _RANKS_ANYWHERE, _RANKS_PER_CORE = 16, 4
 # What may differ between the machines of a run.
 _OF_A_MACHINE = {
-    "data.root",
-    "sampler.num_workers",
-    "store.disk_path",
-    "topology",
-    "trainer.resume",
-}
-
-
-def ranks_of_job(config: Config) -> Config:
-    """The configuration with the number of ranks there are, where torchrun made them."""
-    if under_torchrun():
-        config.trainer.ranks = int(os.environ["WORLD_SIZE"])
-    return config
-
-
-def _as_told(config: Config) -> dict[str, Any]:
-    """The configuration for a run that goes on, on as many ranks as its own command line says.
-
-    How many torchrun made is no matter of the configuration's.
-    """
-    if under_torchrun():
-        trainer = replace(config.trainer, ranks=TrainerConfig().ranks)
-        config = replace(config, trainer=trainer)
-    return asdict(config)
+    "data.root", "sampler.num_workers", "store.disk_path", "topology", "trainer.resume",
+}  # fmt: skip
 
 
 def ranks_of_this_machine(config: Config) -> int:
     """How many of the job's ranks are on this machine."""
-    if under_torchrun():
-        return int(os.environ["LOCAL_WORLD_SIZE"])
-    return config.trainer.ranks
+    return int(os.environ["LOCAL_WORLD_SIZE"]) if under_torchrun() else config.trainer.ranks
 
 
 def check_start(config: Config) -> None:
-    """Check what can be told without data and ranks, before there are any. Raises DGLMGPUError."""
-    _check_restarts(config)
+    """Check what can be checked without data and ranks; ``trainer.ranks`` is what torchrun says."""
+    if under_torchrun():
+        config.trainer.ranks = int(os.environ["WORLD_SIZE"])
+    config.check()
+    asked = f"trainer.max_restarts={config.trainer.max_restarts}"
+    if config.trainer.max_restarts and under_torchrun():
+        raise ConfigError(asked, "torchrun starts the ranks", "leave it out")
+    if config.trainer.max_restarts and config.trainer.ranks == 1:
+        raise ConfigError(
+            asked,
+            "the only rank is this process, and nothing is left to start it again",
+            "use two ranks or more, or run the command again with trainer.resume",
+        )
     check_options(config.data.name, config.data.options)
     if config.mode == "minibatch":
         config.store_options()  # which checks them
@@ -105,23 +88,8 @@ def check_start(config: Config) -> None:
         require_resumable(Path(config.trainer.resume), asdict(config))
 
 
-def _check_restarts(config: Config) -> None:
-    asked = f"trainer.max_restarts={config.trainer.max_restarts}"
-    if config.trainer.max_restarts and under_torchrun():
-        raise ConfigError(asked, "torchrun starts the ranks", "leave it out")
-    if config.trainer.max_restarts and config.trainer.ranks == 1:
-        raise ConfigError(
-            asked,
-            "the only rank is this process, and nothing is left to start it again",
-            "use two ranks or more, or run the command again with trainer.resume",
-        )
-
-
 def require_room(num_ranks: int, command: str = "train") -> None:
-    """Refuse to start far more ranks for a command than this machine has cores or GPUs for.
-
-    Raises ConfigError.
-    """
+    """Raise ConfigError for far more ranks than this machine has cores or GPUs for."""
     cores, gpus = len(os.sched_getaffinity(0)), torch.cuda.device_count()
     most = max(_RANKS_ANYWHERE, _RANKS_PER_CORE * cores, gpus)
     if num_ranks > most:
@@ -137,9 +105,9 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
     """Train on ``trainer.ranks`` ranks; metrics, curves and checkpoints go to ``folder``.
 
     When a rank is lost, or one of its workers, all are started again ``trainer.max_restarts`` times
-    at most, and go on from the run's last checkpoint. ``make_trainer``: makes a rank's trainer;
-    collective, and a module's function, which other processes import. Raises DGLMGPUError; Stopped
-    after SIGTERM, SIGHUP or Ctrl-C; the checkpoint says where.
+    at most, and continue from the run's last checkpoint.  ``make_trainer`` makes a rank's trainer;
+    it is collective, and a module's function, which other processes import.  Raises Stopped after
+    SIGTERM, SIGHUP or Ctrl-C; the checkpoint says where.
     """
     warn_of_time()
     last = LastCheckpoint(folder, config.trainer.resume)
@@ -157,7 +125,7 @@ def run(make_trainer: Callable[[Config], Trainer], config: Config, folder: Path)
                 raise
             resume = config.trainer.resume if last.path is None else str(last.path)
             log.warning(
-                "cannot %s: %s; restart %d of %d goes on from %s",
+                "cannot %s: %s; restart %d of %d continues from %s",
                 error.asked, error.found, restarts + 1, most, resume or "the beginning",
             )  # fmt: skip
             config = replace(config, trainer=replace(config.trainer, resume=resume))
@@ -204,7 +172,11 @@ def _train(
 
         def save() -> None:
             with stage("checkpoint"):
-                state = trainer.checkpoint(_as_told(config))
+                saved = config
+                if under_torchrun():  # how many ranks it made is no matter of the configuration's
+                    trainer_options = replace(config.trainer, ranks=TrainerConfig.ranks)
+                    saved = replace(config, trainer=trainer_options)
+                state = trainer.checkpoint(asdict(saved))
                 best = best_epoch(trainer.reports)
                 write = partial(
                     state.save,
@@ -214,10 +186,14 @@ def _train(
                 )
                 everyone.broadcast_from_rank0("write a checkpoint", write)
 
+        def on_step(step: int, loss: float, accuracy: float, seeds: int) -> None:
+            if report:
+                report.on_step(step, loss, accuracy, seeds)
+            profile.step()
+
         if trainer.epoch == config.trainer.epochs:
             save()  # nothing is left to train, and the folder may be another one
         for epoch in range(trainer.epoch + 1, config.trainer.epochs + 1):
-            on_step = _each_step(report.on_step if report else _no_report, profile)
             last = epoch == config.trainer.epochs
             done = trainer.run_epoch(last, on_step)
             stops = done is None or (stop.after_epoch() and not last)
@@ -243,31 +219,26 @@ def _train(
 def load_dataset(config: Config) -> Dataset | HeteroDataset:
     """The configured data set, with the self-loops and input features that the model wants.
 
-    Raises DGLMGPUError, as :func:`dgl_mgpu.data.load`, and if a node of its split has no class that
-    is learned.
+    Raises as :func:`dgl_mgpu.data.load`, and if a node of its split has no class that is learned.
     """
-    return as_wanted(config, _load_dataset(config))
+    options = dict(config.data.options)
+    dataset: Dataset | HeteroDataset
+    if config.data.name in HETEROGENEOUS:
+        dataset = load_hetero(config.data.name, config.data.root, **options)
+    else:
+        if config.model.self_loops:
+            options["self_loops"] = True
+        dataset = load(config.data.name, config.data.root, **options)
+    if config.task == "node_classification":
+        require_labelled_split(dataset)
+    return adapt_to_model(config, dataset)
 
 
-def as_wanted(config: Config, dataset: Dataset | HeteroDataset) -> Dataset | HeteroDataset:
+def adapt_to_model(config: Config, dataset: Dataset | HeteroDataset) -> Dataset | HeteroDataset:
     """A data set with the relations of self-loops and the input features that the model wants."""
     if isinstance(dataset, HeteroDataset) and config.model.self_loops:
         dataset = with_self_loops(dataset)
     return without_inputs(dataset) if config.model.inputs == "learned" else dataset
-
-
-def _load_dataset(config: Config) -> Dataset | HeteroDataset:
-    options = dict(config.data.options)
-    if config.data.name in HETEROGENEOUS:
-        several = load_hetero(config.data.name, config.data.root, **options)
-        require_labelled_split(several)
-        return several
-    if config.model.self_loops:
-        options["self_loops"] = True
-    dataset = load(config.data.name, config.data.root, **options)
-    if config.task == "node_classification":
-        require_labelled_split(dataset)
-    return dataset
 
 
 def seeded_model(
@@ -292,13 +263,13 @@ def seeded_model(
 
 
 def _require_one_configuration(ranks: Communicator, config: Config) -> None:
-    """Check that all ranks were told the same: those of torchrun read a command line each."""
-    told = ranks.all_gather(flat(asdict(config)))
-    for rank, other in enumerate(told):
-        for key in sorted((told[0].keys() | other.keys()) - _OF_A_MACHINE):
-            if told[0].get(key) != other.get(key):
+    """Check that all ranks have the same: those of torchrun read a command line each."""
+    first, *others = ranks.all_gather(flat(asdict(config)))
+    for rank, other in enumerate(others, 1):
+        for key in sorted((first.keys() | other.keys()) - _OF_A_MACHINE):
+            if first.get(key) != other.get(key):
                 raise ConfigError(
-                    f"train with {key}={told[0].get(key)} on every rank",
+                    f"train with {key}={first.get(key)} on every rank",
                     f"rank {rank} has {key}={other.get(key)}",
                     "give all ranks the same options; where a machine lacks the folder of the run"
                     " that is resumed, give it that run's options too",
@@ -327,15 +298,3 @@ def _is_complete(resumed: str) -> bool:
     """Whether the run that is to be resumed has written all that a run writes."""
     file = run_folder(resumed) / METRICS_FILE
     return file.exists() and read_metrics(file)[1] is not None
-
-
-def _each_step(report: StepCallback, profile: Profile) -> StepCallback:
-    def on_step(step: int, loss: float, accuracy: float, seeds: int) -> None:
-        report(step, loss, accuracy, seeds)
-        profile.step()
-
-    return on_step
-
-
-def _no_report(step: int, loss: float, accuracy: float, seeds: int) -> None:
-    pass

@@ -208,9 +208,9 @@ def _carried_out_here(saved: Mapping[str, Any], device: str, num_ranks: int) -> 
 def _restored(config: Config, device: torch.device) -> Trainer:
     """What trained a run, with its model as it began."""
     if config.mode == "fullgraph":
-        from dgl_mgpu.train.fullgraph.run import untrained
+        from dgl_mgpu.train.fullgraph import run as fullgraph
 
-        return untrained(config, device)
-    from dgl_mgpu.train.minibatch.run import untrained as of_minibatches
+        return fullgraph.make_trainer(config, device)
+    from dgl_mgpu.train.minibatch import run as minibatch
 
-    return of_minibatches(config)
+    return minibatch.make_trainer(config)

@@ -42,8 +42,8 @@ from dgl_mgpu.placement.hotness import load_accesses, save_accesses
 from dgl_mgpu.report import MetricsLog, read_metrics
 from dgl_mgpu.report.profile import StepProfile, read_profile
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
-from dgl_mgpu.train.compose import compose, hydras_words
-from dgl_mgpu.train.minibatch.run import _make_trainer
+from dgl_mgpu.train.compose import compose, hydra_arguments
+from dgl_mgpu.train.minibatch.run import make_trainer
 from dgl_mgpu.utils.checksums import with_sum
 from dgl_mgpu.utils.tuning_cache import TuningCache
 from tests.data import test_ogb, test_ogb_hetero
@@ -154,13 +154,13 @@ def write_run(folder: Path) -> None:
 
 @functools.cache
 def trainer():
-    return _make_trainer(compose(run_words()))
+    return make_trainer(compose(run_words()))
 
 
 def read_run(folder: Path) -> Any:
     """What a run that goes on begins with, and what it knows of the run before."""
     path = folder / "checkpoints"
-    words = [each for each in hydras_words([f"trainer.resume={path}"]) if str(path) not in each]
+    words = [each for each in hydra_arguments([f"trainer.resume={path}"]) if str(path) not in each]
     checkpoint = Checkpoint.load(path)
     trainer().resume(checkpoint)
     state = trainer().checkpoint(checkpoint.config)

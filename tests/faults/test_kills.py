@@ -211,7 +211,7 @@ def test_a_run_whose_ranks_are_killed_starts_them_again(
         restarts = summary["restarts"]
         # Of a rank or a worker whose work was done, or two at one time, one restart or none.
         assert restarts <= lost, job.told()
-        assert job.errors().count("of 3 goes on from") == restarts, job.told()
+        assert job.errors().count("of 3 continues from") == restarts, job.told()
         outcomes.counts["processes killed"] += lost
         outcomes.counts["restarts"] += restarts
         outcomes.add("runs that went on by themselves and came to the same bits")

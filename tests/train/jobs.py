@@ -96,7 +96,7 @@ def _rank_of_torchrun(config: Config, folder: Path, hook: Hook | None) -> None:
 
 def _work(config: Config, folder: Path, hook: Hook | None) -> None:
     with _nothing_drawn():
-        _run_rank(partial(_make_trainer, hook), config, folder)
+        _run_rank(partial(make_trainer, hook), config, folder)
 
 
 @contextlib.contextmanager
@@ -159,9 +159,9 @@ class _ForkedRank(mp.get_context("fork").Process):
         super().run()
 
 
-def _make_trainer(hook: Hook | None, config: Config) -> Trainer:
+def make_trainer(hook: Hook | None, config: Config) -> Trainer:
     module = dgl_mgpu.train.fullgraph if config.mode == "fullgraph" else dgl_mgpu.train.minibatch
-    trainer = module.run._make_trainer(config)
+    trainer = module.run.make_trainer(config)
     if hook is not None:
         hook(trainer)
     return trainer

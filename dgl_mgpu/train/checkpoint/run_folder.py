@@ -16,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from dgl_mgpu.errors import OutputError
 from dgl_mgpu.report.metrics import METRICS_FILE, require_no_run
-from dgl_mgpu.train.compose import errors_of_hydra
+from dgl_mgpu.train.compose import typed_hydra_errors
 from dgl_mgpu.utils.file_lock import killed_holder, locked
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ class FolderGuard(Callback):
 
     def _take(self, config: DictConfig, key: str, check: Callable[[Path], None]) -> None:
         try:
-            with errors_of_hydra("name the run's folder"), _hydras(config):
+            with typed_hydra_errors("name the run's folder"), _hydras(config):
                 folder = Path(str(OmegaConf.select(config, key)))
             folder.mkdir(parents=True, exist_ok=True)
             if holder := _locks.enter_context(locked(folder / _LOCK, _in_use(folder))):

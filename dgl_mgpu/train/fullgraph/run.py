@@ -26,7 +26,6 @@ from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
 from dgl_mgpu.train.run import (
     check_start,
     load_dataset,
-    ranks_of_job,
     ranks_of_this_machine,
     run,
     seeded_model,
@@ -39,22 +38,13 @@ _NTYPE = "_N"
 def train(config: Config, folder: Path) -> None:
     """Train as configured; metrics, curves and checkpoints go to ``folder``.
 
-    Raises DGLMGPUError whatever is wrong, before work starts where that can be known.
+    Raises typed errors, before work starts where that can be known.
     """
-    config = ranks_of_job(config)
-    config.check()
     check_start(config)
     if config.fullgraph.exchange != AUTO:
         ExchangeStrategy.named(config.fullgraph.exchange)
     _check_gpus(ranks_of_this_machine(config))
-    run(_make_trainer, config, folder)
-
-
-def untrained(config: Config, device: torch.device) -> FullGraphTrainer:
-    """What trains a run's model, as it begins; collective."""
-    if device.type == "cuda":
-        _check_gpus(Communicator.of_this_machine().size)
-    return _make_trainer(config, device)
+    run(make_trainer, config, folder)
 
 
 def _check_gpus(num_ranks: int) -> None:
@@ -95,7 +85,10 @@ class _Content:
         return cls(dataset.num_classes, {_NTYPE: dataset.num_nodes}, {_NTYPE: width}, None)
 
 
-def _make_trainer(config: Config, device: torch.device | None = None) -> FullGraphTrainer:
+def make_trainer(config: Config, device: torch.device | None = None) -> FullGraphTrainer:
+    """The trainer of a run that begins, by default on this rank's GPU, if any; collective."""
+    if device is not None and device.type == "cuda":
+        _check_gpus(Communicator.of_this_machine().size)
     ranks = Communicator.of_all_machines()
     dataset = ranks.run_all(
         "load the data", lambda: load_dataset(config) if ranks.rank == 0 else None

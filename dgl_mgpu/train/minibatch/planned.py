@@ -20,7 +20,7 @@ from dgl_mgpu.store.global_store import machine, sources_of
 from dgl_mgpu.store.planning import make_blueprint
 from dgl_mgpu.train.minibatch.run import load
 from dgl_mgpu.train.minibatch.task import Task
-from dgl_mgpu.train.run import as_wanted
+from dgl_mgpu.train.run import adapt_to_model
 
 
 class Planned(NamedTuple):
@@ -101,7 +101,7 @@ def _known(config: Config) -> tuple[Outline | None, str]:
 def _drawn(config: Config, known: Outline) -> tuple[Dataset | HeteroDataset, dict[str, np.ndarray]]:
     """A data set in outline, with the features and self-loops that its model wants."""
     dataset, hotness = known.draw()
-    dataset = as_wanted(config, dataset)
+    dataset = adapt_to_model(config, dataset)
     if isinstance(dataset, HeteroDataset):
         if config.model.self_loops:
             hotness = {ntype: hot + 1 for ntype, hot in hotness.items()}

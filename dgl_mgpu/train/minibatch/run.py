@@ -30,7 +30,6 @@ from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer, Split
 from dgl_mgpu.train.run import (
     check_start,
     load_dataset,
-    ranks_of_job,
     ranks_of_this_machine,
     run,
     seeded_model,
@@ -40,21 +39,15 @@ from dgl_mgpu.train.run import (
 def train(config: Config, folder: Path) -> None:
     """Train as configured; metrics, curves and checkpoints go to ``folder``.
 
-    Raises DGLMGPUError whatever is wrong, before work starts where that can be known.
+    Raises typed errors, before work starts where that can be known.
     """
-    config = ranks_of_job(config)
-    config.check()
     check_start(config)
     machine(config.topology, ranks_of_this_machine(config))  # raises if it has fewer GPUs
-    run(_make_trainer, config, folder)
+    run(make_trainer, config, folder)
 
 
-def untrained(config: Config) -> MiniBatchTrainer:
-    """What trains a run's model, as it begins; collective."""
-    return _make_trainer(config)
-
-
-def _make_trainer(config: Config) -> MiniBatchTrainer:
+def make_trainer(config: Config) -> MiniBatchTrainer:
+    """The trainer of a run that begins; collective."""
     ranks = Communicator.of_this_machine()
     if config.store.device == "cuda":
         choose_runtime("cuda", ranks)  # raises without GPUs, before data is read or generated

@@ -17,7 +17,7 @@ from dgl_mgpu.machine.topology import Topology
 from dgl_mgpu.placement import Plan, TableSpec, solve
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint, checkpoints
 from dgl_mgpu.train.compose import compose
-from dgl_mgpu.train.minibatch.run import _make_trainer
+from dgl_mgpu.train.minibatch.run import make_trainer
 from dgl_mgpu.train.trained_run import load_run
 
 SMALL = [
@@ -36,7 +36,7 @@ def run(tmp_path_factory):
     """A trainer of a small run, to be given other states, and its checkpoint after an epoch."""
     folder = tmp_path_factory.mktemp("run")
     config = compose([*SMALL, f"data.root={folder / 'data'}", "trainer.epochs=2"])
-    trainer = _make_trainer(config)
+    trainer = make_trainer(config)
     assert trainer.run_epoch(False, lambda *step: None) is not None
     yield trainer, trainer.checkpoint(dataclasses.asdict(config)).save(folder / "checkpoints")
     trainer.finish(folder)

@@ -185,7 +185,7 @@ def _resumes_from_the_first_machines_folder(config: Config, folder: Path) -> Non
     if dist.get_rank() == 1:
         folder = Path("/proc/not/here")
         config.trainer.resume = str(folder)
-    _run_rank(minibatch_run._make_trainer, config, folder)
+    _run_rank(minibatch_run.make_trainer, config, folder)
 
 
 @pytest.mark.usefixtures("forked_ranks")

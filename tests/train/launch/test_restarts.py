@@ -15,7 +15,7 @@ from dgl_mgpu.report import read_metrics
 from dgl_mgpu.train import run as running
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.compose import compose
-from tests.train.jobs import SMALL, _make_trainer, at_step, equal_states, train
+from tests.train.jobs import SMALL, at_step, equal_states, make_trainer, train
 
 
 def killed_once(mark: Path) -> None:
@@ -30,10 +30,10 @@ def test_a_run_goes_on_by_itself_from_its_last_checkpoint(tmp_path, data, caplog
     # About 360 training nodes, so 2 steps an epoch: in the third one.
     hook = partial(at_step, 5, 1, partial(killed_once, tmp_path / "was killed"))
     folder = tmp_path / "run"
-    running.run(partial(_make_trainer, hook), compose(options), folder)
+    running.run(partial(make_trainer, hook), compose(options), folder)
     (told,) = [each.message for each in caplog.records if "restart" in each.message]
     assert "run rank 1: it was killed by SIGKILL" in told
-    assert f"restart 1 of 1 goes on from {folder / 'checkpoints' / 'epoch-000'}" in told
+    assert f"restart 1 of 1 continues from {folder / 'checkpoints' / 'epoch-000'}" in told
     whole = train(tmp_path / "whole", 2, *options)
     assert equal_states(Checkpoint.load(folder).model, Checkpoint.load(whole).model)
     (reports, summary), (expected, others) = (
@@ -74,9 +74,9 @@ def test_a_lost_rank_is_started_again_a_few_times(tmp_path, monkeypatch, errors,
     config = compose(["trainer.ranks=2", f"trainer.max_restarts={most}"])
     if len(errors) == times:
         with pytest.raises(type(errors[-1])):
-            running.run(_make_trainer, config, tmp_path)
+            running.run(make_trainer, config, tmp_path)
     else:
-        running.run(_make_trainer, config, tmp_path)
+        running.run(make_trainer, config, tmp_path)
     assert resumed == [None] * times  # there is no checkpoint
 
 
@@ -84,6 +84,7 @@ def test_a_lost_rank_is_started_again_a_few_times(tmp_path, monkeypatch, errors,
 def test_a_run_that_nothing_would_start_again_is_refused(monkeypatch, ranks, rank):
     if rank is not None:
         monkeypatch.setattr(running, "under_torchrun", lambda: True)
+        monkeypatch.setenv("WORLD_SIZE", str(ranks))
     config = compose([f"trainer.ranks={ranks}", "trainer.max_restarts=1"])
     with pytest.raises(ConfigError, match=r"trainer\.max_restarts=1"):
         running.check_start(config)

@@ -15,7 +15,7 @@ from dgl_mgpu.models.homogeneous import NodeModel
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch import run
 from dgl_mgpu.train.minibatch.evaluation import edges_of_blocks, is_cheaper_for_all_nodes
-from dgl_mgpu.train.minibatch.run import _make_trainer, load
+from dgl_mgpu.train.minibatch.run import load, make_trainer
 from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer
 from tests.train.jobs import reports_of, train
 
@@ -49,7 +49,7 @@ def by_blocks(trainer: MiniBatchTrainer) -> float:
 @pytest.mark.parametrize("model", ["graphsage", "gcn", "gat", "gin", "rgcn"])
 def test_logits_are_the_models_on_the_graph(data, model):
     config = config_of(data, f"model={model}")
-    trainer = _make_trainer(config)
+    trainer = make_trainer(config)
     all_nodes = trainer._valid.all_nodes
     assert all_nodes is not None and trainer._train.all_nodes is None
     expected = on_the_graph(config, trainer.model)
@@ -71,7 +71,7 @@ def test_logits_are_the_models_on_the_graph(data, model):
 
 
 def test_in_half_precision_it_is_what_blocks_give(data):
-    trainer = _make_trainer(config_of(data, "trainer.precision=bfloat16"))
+    trainer = make_trainer(config_of(data, "trainer.precision=bfloat16"))
     found, expected = trainer.evaluate(trainer._valid), by_blocks(trainer)
     assert found == pytest.approx(expected, abs=0.01)
     with trainer._autocast():
@@ -80,7 +80,7 @@ def test_in_half_precision_it_is_what_blocks_give(data):
 
 
 def test_blocks_are_used_where_memory_is_too_small(data, monkeypatch):
-    trainer = _make_trainer(config_of(data))
+    trainer = make_trainer(config_of(data))
     expected = trainer.evaluate(trainer._valid)
     # Two layers' rows of 12 float32.
     needed = NODES * 4 * 2 * 12
@@ -104,7 +104,7 @@ def test_blocks_are_used_where_memory_is_too_small(data, monkeypatch):
     ids=["a fanout", "random walks", "one batch"],
 )
 def test_what_is_evaluated_by_blocks(data, overrides):
-    trainer = _make_trainer(config_of(data, *overrides))
+    trainer = make_trainer(config_of(data, *overrides))
     assert trainer._valid.all_nodes is None and trainer._test_split.all_nodes is None
     trainer.store.close()
 

@@ -22,7 +22,7 @@ from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.minibatch.planned import plan_for
-from dgl_mgpu.train.minibatch.run import _make_trainer
+from dgl_mgpu.train.minibatch.run import make_trainer
 from dgl_mgpu.train.report import RunReport
 from dgl_mgpu.train.run import _run_rank
 
@@ -121,7 +121,7 @@ def runs(folder: Path, num_ranks: int, names: list[str]) -> None:
         for name in names:
             config.trainer.epochs = 1 if name == "half" else 2
             config.trainer.resume = str(folder / "half") if name == "resumed" else None
-            _run_rank(_make_trainer, config, folder / name)
+            _run_rank(make_trainer, config, folder / name)
 
 
 def test_ranks_train_as_one_does_and_go_on_as_if_they_had_not_ended(tmp_path):
@@ -144,7 +144,7 @@ def test_ranks_train_as_one_does_and_go_on_as_if_they_had_not_ended(tmp_path):
     assert not np.array_equal(learned_rows(before.model), learned_rows(theirs.model))
 
     # And what two ranks have saved, one can load.
-    trainer = _make_trainer(config_of(1))
+    trainer = make_trainer(config_of(1))
     trainer.resume(before)
     rows = trainer.store.embedding("learned", "tag")(torch.arange(40)).detach().numpy()
     trainer.store.close()
@@ -201,7 +201,7 @@ def test_a_plan_without_a_run_is_that_of_the_run(monkeypatch, model):
     # What is kept in shared memory is planned alike where there are GPUs.
     monkeypatch.setattr("dgl_mgpu.train.minibatch.planned.probe", lambda _: preset("single"))
     config = compose([*SMALL, f"model={model}", "data.options.num_items=300"])
-    planned, trainer = plan_for(config).plan, _make_trainer(config)
+    planned, trainer = plan_for(config).plan, make_trainer(config)
     trainer.store.close()
     assert {*planned.tables, *OPTIMIZERS} == {*trainer.plan.tables}
     assert planned.rows == trainer.plan.rows and planned.gpu_bytes == trainer.plan.gpu_bytes
@@ -215,7 +215,7 @@ def test_learned_rows_on_disk_are_refused_alike_in_a_plan_and_in_a_run(tmp_path)
         ]
     )  # fmt: skip
     errors = []
-    for begin in (plan_for, _make_trainer):
+    for begin in (plan_for, make_trainer):
         with pytest.raises(ConfigError, match="part of it goes to disk") as error:
             begin(config)
         errors.append(str(error.value))

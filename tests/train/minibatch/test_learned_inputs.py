@@ -21,8 +21,8 @@ from dgl_mgpu.report import read_metrics
 from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.planned import plan_for
-from dgl_mgpu.train.minibatch.run import _make_trainer
 from dgl_mgpu.train.minibatch.run import load as load_task
+from dgl_mgpu.train.minibatch.run import make_trainer
 
 pytestmark = pytest.mark.usefixtures("without_pictures")
 
@@ -53,7 +53,7 @@ def parameters_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 @pytest.mark.parametrize("name", ["graphsage", "gcn", "gat", "gin", "rgcn"])
 def test_steps_are_those_of_an_embedding_of_torchs(name, data):
     config = compose([*SMALL, data, f"model={name}", "model.hidden=12", "model.dropout=0"])
-    trainer = _make_trainer(config)
+    trainer = make_trainer(config)
     dataset, task = load_task(config)
     assert "feat" not in dataset.node_features and task.width == 12
     graph = dataset.to_dgl()
@@ -97,7 +97,7 @@ def test_steps_are_those_of_an_embedding_of_torchs(name, data):
 @pytest.mark.parametrize("name", ["graphsage", "gcn"])
 def test_all_nodes_at_once_are_validated_as_by_blocks(name, data):
     config = compose([*SMALL, data, f"model={name}", "trainer.batch_size=20"])
-    trainer = _make_trainer(config)
+    trainer = make_trainer(config)
     trainer.run_epoch(False, lambda *step: None)
     assert trainer._valid.all_nodes is not None
     at_once = trainer.evaluate(trainer._valid)
@@ -114,7 +114,7 @@ def test_all_nodes_at_once_are_validated_as_by_blocks(name, data):
 
 
 def test_nodes_of_a_subgraph_have_their_rows(data):
-    trainer = _make_trainer(compose([*SMALL, data, "model=graphsage"]))
+    trainer = make_trainer(compose([*SMALL, data, "model=graphsage"]))
     graph = load_task(compose([*SMALL, data]))[0].to_dgl()
     some = dgl.node_subgraph(graph, torch.arange(300, 500))
     with torch.no_grad():
@@ -172,7 +172,7 @@ def test_nodes_of_all_types_may_learn(tmp_path):
         assert main(["train", *words, f"mode={mode}", f"hydra.run.dir={folder}"]) == 0
         rows = dgl_mgpu.load_run(folder).predict()
         assert len(rows) == sizes["num_items"]
-    trainer = _make_trainer(compose(words))
+    trainer = make_trainer(compose(words))
     for ntype, count in load_hetero("generated-relations", tmp_path, **sizes).num_nodes.items():
         assert trainer.store.embedding("learned", ntype).num_embeddings == count
     trainer.store.close()

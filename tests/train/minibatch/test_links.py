@@ -23,7 +23,7 @@ from dgl_mgpu.train.checkpoint.checkpoint import Checkpoint
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.launch.launch import launch
 from dgl_mgpu.train.minibatch.links import LinkPrediction, LinkTask, WithParallels
-from dgl_mgpu.train.minibatch.run import _make_trainer, load
+from dgl_mgpu.train.minibatch.run import load, make_trainer
 from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer
 from dgl_mgpu.train.run import load_dataset
 
@@ -46,7 +46,7 @@ def config_of(*overrides: str) -> Config:
 
 @pytest.fixture
 def trainer(data) -> MiniBatchTrainer:
-    made = _make_trainer(config_of(data))
+    made = make_trainer(config_of(data))
     yield made
     made.store.close()
 
@@ -142,7 +142,7 @@ def test_a_step_is_that_of_plain_torch_without_the_batchs_edges(trainer, data):
 @pytest.mark.parametrize("model", ["graphsage", "gcn", "gat", "gin", "rgcn"])
 def test_evaluation_is_the_share_of_pairs_in_which_the_edge_scores_higher(data, model):
     config = config_of(data, f"model={model}", "model.dropout=0")
-    trainer = _make_trainer(config)
+    trainer = make_trainer(config)
     dataset, task = load(config)
     left = as_pairs(*edges_of(dataset))
     for name, split in (("valid", trainer._valid), ("test", trainer._test_split)):
@@ -209,7 +209,7 @@ def test_random_scores_are_right_half_the_time_and_ties_count_half():
 
 def epoch_of(config: Config, folder: Path | None = None) -> tuple[EpochReport, float]:
     """An epoch's report and the test after it; the first rank keeps them."""
-    trainer = _make_trainer(config)
+    trainer = make_trainer(config)
     report = trainer.run_epoch(True, lambda *step: None)
     test = trainer.test()
     trainer.store.close()
@@ -238,15 +238,15 @@ def test_ranks_and_workers_have_the_batches_of_one(tmp_path, data):
 @pytest.mark.parametrize("workers", [0, 1])
 def test_a_run_that_stops_in_an_epoch_goes_on_as_if_it_had_not(tmp_path, data, workers):
     config = config_of(data, "model.dropout=0.5", f"sampler.num_workers={workers}")
-    whole = _make_trainer(config)
+    whole = make_trainer(config)
     reports = [whole.run_epoch(last, lambda *step: None) for last in (False, True)]
-    begun = _make_trainer(config)
+    begun = make_trainer(config)
     begun.run_epoch(False, lambda *step: None)
     steps = iter([False, False, True])
     begun.should_stop = lambda: next(steps)
     assert begun.run_epoch(True, lambda *step: None) is None
     begun.checkpoint(asdict(config)).save(tmp_path / "checkpoints")
-    rest = _make_trainer(config)
+    rest = make_trainer(config)
     rest.resume(Checkpoint.load(tmp_path))
     report = rest.run_epoch(True, lambda *step: None)
     assert report.seeds == reports[1].seeds

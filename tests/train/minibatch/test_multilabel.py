@@ -17,7 +17,7 @@ from dgl_mgpu.cli import main
 from dgl_mgpu.data import load, load_hetero
 from dgl_mgpu.report import read_metrics
 from dgl_mgpu.train.compose import compose
-from dgl_mgpu.train.minibatch.run import _make_trainer
+from dgl_mgpu.train.minibatch.run import make_trainer
 from tests.roc import roc_auc
 
 SIZE = {"num_nodes": 900, "num_edges": 7000, "num_labels": 6, "signal": 0.5}
@@ -74,7 +74,7 @@ def test_losses_are_those_of_dgl_and_torch(data):
     config = compose([
         data, *OPTIONS, "sampler.fanouts=[-1,-1]", "trainer.batch_size=900", "model.dropout=0",
     ])  # fmt: skip
-    trainer = _make_trainer(config)
+    trainer = make_trainer(config)
     model = copy.deepcopy(trainer.model)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.02)
     dataset = load("generated", data.partition("=")[2], **SIZE)
@@ -99,7 +99,7 @@ def test_losses_are_those_of_dgl_and_torch(data):
 
 def test_all_nodes_at_once_are_as_right_as_blocks(data):
     config = compose([data, *OPTIONS, "sampler.fanouts=[3,3,3]", "trainer.batch_size=32"])
-    trainer = _make_trainer(config)
+    trainer = make_trainer(config)
     assert trainer._valid.all_nodes is not None
     found = trainer.evaluate(trainer._valid)
     blocks = trainer.evaluate(dataclasses.replace(trainer._valid, all_nodes=None))

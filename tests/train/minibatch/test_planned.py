@@ -12,7 +12,7 @@ from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.models.homogeneous import INV_SQRT_DEGREES
 from dgl_mgpu.train.compose import compose
 from dgl_mgpu.train.minibatch.planned import plan_for
-from dgl_mgpu.train.minibatch.run import _make_trainer
+from dgl_mgpu.train.minibatch.run import make_trainer
 
 NODES = 20_000
 
@@ -146,7 +146,7 @@ def test_a_plan_of_a_graph_to_be_generated_has_the_tables_of_its_store(tmp_path,
     words = [f"data.options={options}".replace("'", ""), f"model={model}", f"data.root={tmp_path}"]
     config = compose([*words, "store.device=cpu", "model.self_loops=false"])
     planned, origin = plan_for(config)
-    store = _make_trainer(config).store
+    store = make_trainer(config).store
     try:
         assert planned.tables.keys() == store.plan.tables.keys()
         for table in planned.tables:
