@@ -43,9 +43,7 @@ class Communicator:
     """
 
     def __init__(
-        self,
-        group: dist.ProcessGroup | None = None,
-        gpu_group: dist.ProcessGroup | None = None,
+        self, group: dist.ProcessGroup | None = None, gpu_group: dist.ProcessGroup | None = None
     ) -> None:
         self._gpu_group = gpu_group
         self._group: SignedGroup | None = None

@@ -155,13 +155,7 @@ class _Attention(torch.autograd.Function):
         raw = sddmm(edges.source_cells, at_targets, scores, scores, "add", "u", "v")
         shares = edge_softmax(edges.indptr, None, torch.nn.functional.leaky_relu(raw, slope))
         sums, _, _ = spmm(
-            edges.indptr,
-            edges.indices,
-            None,
-            rows.unsqueeze(1),
-            shares.unsqueeze(2),
-            "mul",
-            "sum",
+            edges.indptr, edges.indices, None, rows.unsqueeze(1), shares.unsqueeze(2), "mul", "sum"
         )
         out = rows.new_empty(edges.targets[-1], heads, weight.shape[2])
         for ntype, (begin, end) in enumerate(itertools.pairwise(edges.targets)):

@@ -59,10 +59,7 @@ class SingleLabel(Criterion):
     figure = ACCURACY
 
     def loss(
-        self,
-        logits: torch.Tensor,
-        labels: torch.Tensor,
-        reduction: Literal["mean", "sum"] = "mean",
+        self, logits: torch.Tensor, labels: torch.Tensor, reduction: Literal["mean", "sum"] = "mean"
     ) -> torch.Tensor:
         return functional.cross_entropy(logits, labels, reduction=reduction)
 
@@ -88,10 +85,7 @@ class MultiLabel(Criterion):
         self._num_labels = num_labels
 
     def loss(
-        self,
-        logits: torch.Tensor,
-        labels: torch.Tensor,
-        reduction: Literal["mean", "sum"] = "mean",
+        self, logits: torch.Tensor, labels: torch.Tensor, reduction: Literal["mean", "sum"] = "mean"
     ) -> torch.Tensor:
         dtype = torch.promote_types(logits.dtype, torch.float32)
         is_known = (labels >= 0).to(dtype)

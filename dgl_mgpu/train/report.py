@@ -102,9 +102,7 @@ class RunReport:
             self._log.summary(summary)  # last: it says that the run is complete
         self._console.print(summary_table(reports, title, test_accuracy))
         self._console.print(
-            f"report.html, metrics and checkpoint: {self._folder}",
-            highlight=False,
-            soft_wrap=True,
+            f"report.html, metrics and checkpoint: {self._folder}", highlight=False, soft_wrap=True
         )
 
     @property

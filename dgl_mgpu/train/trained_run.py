@@ -129,13 +129,7 @@ def load_run(
         memory = SharedMemory.of_this_machine()
         if error.needed > memory.room:
             fix += f", or {memory.advice(error.needed)}"
-        raise PlanDoesNotFitError(
-            asked,
-            error.found,
-            fix,
-            error.needed,
-            error.available,
-        ) from error
+        raise PlanDoesNotFitError(asked, error.found, fix, error.needed, error.available) from error
     try:
         require_dtypes(trainer.model, checkpoint.best_model)
         trainer.model.load_state_dict(checkpoint.best_model)

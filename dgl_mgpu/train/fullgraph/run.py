@@ -23,13 +23,7 @@ from dgl_mgpu.errors import ConfigError, InvalidInputError
 from dgl_mgpu.models.full_graph import build_model, build_whole_relational_model
 from dgl_mgpu.models.heterogeneous import HeteroInputs, common_width
 from dgl_mgpu.train.fullgraph.trainer import FullGraphTrainer
-from dgl_mgpu.train.run import (
-    check_start,
-    load_dataset,
-    ranks_of_this_machine,
-    run,
-    seeded_model,
-)
+from dgl_mgpu.train.run import check_start, load_dataset, ranks_of_this_machine, run, seeded_model
 
 #: DGL's name of the only type of nodes.
 _NTYPE = "_N"

@@ -61,10 +61,7 @@ class HangMonitor:
     """
 
     def __init__(
-        self,
-        heartbeats: Sequence[Heartbeat],
-        hang_after: float,
-        ranks: Sequence[int] | None = None,
+        self, heartbeats: Sequence[Heartbeat], hang_after: float, ranks: Sequence[int] | None = None
     ) -> None:
         numbers = range(len(heartbeats)) if ranks is None else ranks
         self._ranks = [_Watched(*each) for each in zip(numbers, heartbeats, strict=True)]

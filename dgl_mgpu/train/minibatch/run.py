@@ -27,13 +27,7 @@ from dgl_mgpu.train.minibatch.links import LinkTask
 from dgl_mgpu.train.minibatch.samplers import RandomWalkSampler, SeedBatches
 from dgl_mgpu.train.minibatch.task import LEARNED, SPLITS, LearnedRows, Task
 from dgl_mgpu.train.minibatch.trainer import MiniBatchTrainer, Split
-from dgl_mgpu.train.run import (
-    check_start,
-    load_dataset,
-    ranks_of_this_machine,
-    run,
-    seeded_model,
-)
+from dgl_mgpu.train.run import check_start, load_dataset, ranks_of_this_machine, run, seeded_model
 
 
 def train(config: Config, folder: Path) -> None:
