@@ -11,7 +11,6 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 import torch
@@ -34,75 +33,17 @@ _REGISTERED_ADDRESS_IS_DEVICE_ADDRESS = 91
 class DeviceInfo:
     """A GPU as a rank finds it."""
 
-    gpu: str  # The same for all ranks that use it, whatever number they know it by
-    # Bytes
-    free: int
+    gpu: str  # the same for all ranks that use it, whatever number they know it by
+    free: int  # bytes
     total: int
 
 
-class Runtime(Protocol):
-    """Memory of one rank's GPU.  Tests put a machine without GPUs in its place.
+class Runtime:
+    """Memory of one rank's GPU, torch's current device.  Tests put a machine without GPUs here.
 
-    ``device``: where the tensors of views go, which decides what device operators run on.
-    """
-
-    device: torch.device
-
-    def device_info(self) -> DeviceInfo:
-        """The GPU of this rank."""
-
-    def gpus(self) -> list[str]:
-        """All GPUs that this process sees, by what :attr:`DeviceInfo.gpu` is."""
-
-    def machine(self) -> Topology:
-        """The machine they are in, numbered as :meth:`gpus`, with all memory that they have.
-
-        Uses no memory of theirs.
-        """
-
-    def allocate(self, nbytes: int) -> int:
-        """The address of new memory; :class:`DeviceMemoryError` if there is too little."""
-
-    def free(self, address: int) -> None:
-        """Give memory back, once no other process maps it."""
-
-    def share(self, address: int) -> bytes:
-        """A handle of allocated memory, for other processes; :class:`PeerAccessError` if there
-        are none here."""
-
-    def open(self, handle: bytes) -> int:
-        """Map another process's memory; :class:`PeerAccessError` if it cannot be."""
-
-    def close(self, address: int) -> None:
-        """Unmap it."""
-
-    def register(self, address: int, nbytes: int) -> None:
-        """Let kernels use host memory at the address that the host knows it by."""
-
-    def unregister(self, address: int) -> None:
-        """Take that back."""
-
-    def upload(self, address: int, data: np.ndarray) -> None:
-        """Copy contiguous host memory to the GPU, and wait."""
-
-    def download(self, address: int, nbytes: int) -> np.ndarray:
-        """A copy of GPU memory, uint8."""
-
-    def copy(self, target: int, source: int, nbytes: int) -> None:
-        """Copy between two addresses this GPU reaches."""
-
-    def synchronize(self) -> None:
-        """Wait for all work on the GPU."""
-
-    def trim(self) -> None:
-        """Give back what allocators keep for later."""
-
-
-class CudaRuntime:
-    """The CUDA device that is torch's current one at the time.
-
-    Raises UnavailableError if CuPy cannot be imported, or the driver gives registered host memory
-    another address.
+    ``device`` is where the tensors of views go, which decides what device operators run on.  Raises
+    UnavailableError if CuPy cannot be imported, or the driver gives registered host memory another
+    address.
     """
 
     def __init__(self) -> None:
@@ -120,12 +61,15 @@ class CudaRuntime:
         return DeviceInfo(_name_of(self._index), *torch.cuda.mem_get_info(self._index))
 
     def gpus(self) -> list[str]:
+        """All GPUs that this process sees, by what `DeviceInfo.gpu` is."""
         return [_name_of(index) for index in range(torch.cuda.device_count())]
 
     def machine(self) -> Topology:
+        """The machine they are in, numbered as in `gpus`, with all of their memory; uses none."""
         return probe(free_memory=False)
 
     def allocate(self, nbytes: int) -> int:
+        """The address of new memory; DeviceMemoryError if there is too little."""
         with self._on_device():
             try:
                 return self._runtime.malloc(-(-nbytes // _PAGE) * _PAGE)
@@ -135,10 +79,12 @@ class CudaRuntime:
         raise out_of_memory(str(self.device), nbytes, torch.cuda.mem_get_info(self._index)[0])
 
     def free(self, address: int) -> None:
+        """Give memory back, once no other process maps it."""
         with self._on_device():
             self._runtime.free(address)
 
     def share(self, address: int) -> bytes:
+        """A handle of allocated memory, for other processes; PeerAccessError if there are none."""
         with self._on_device():
             try:
                 return self._runtime.ipcGetMemHandle(address)
@@ -150,6 +96,7 @@ class CudaRuntime:
                 ) from error
 
     def open(self, handle: bytes) -> int:
+        """Map another process's memory; PeerAccessError if it cannot be."""
         with self._on_device():
             try:
                 return self._runtime.ipcOpenMemHandle(handle)
@@ -165,6 +112,7 @@ class CudaRuntime:
             self._runtime.ipcCloseMemHandle(address)
 
     def register(self, address: int, nbytes: int) -> None:
+        """Let kernels use host memory at the address that the host knows it by."""
         with self._on_device():
             try:
                 self._runtime.hostRegister(address, nbytes, _REGISTER_PORTABLE_MAPPED)
@@ -182,6 +130,7 @@ class CudaRuntime:
             self._runtime.hostUnregister(address)
 
     def upload(self, address: int, data: np.ndarray) -> None:
+        """Copy contiguous host memory to the GPU, and wait."""
         with self._on_device():
             runtime = self._runtime
             runtime.memcpy(address, data.ctypes.data, data.nbytes, runtime.memcpyHostToDevice)
@@ -189,6 +138,7 @@ class CudaRuntime:
             runtime.streamSynchronize(0)
 
     def download(self, address: int, nbytes: int) -> np.ndarray:
+        """A copy of GPU memory, uint8."""
         data = np.empty(nbytes, np.uint8)
         with self._on_device():
             runtime = self._runtime
@@ -196,6 +146,7 @@ class CudaRuntime:
         return data
 
     def copy(self, target: int, source: int, nbytes: int) -> None:
+        """Copy between two addresses that this GPU reaches."""
         with self._on_device():
             self._runtime.memcpy(target, source, nbytes, self._runtime.memcpyDefault)
             self._runtime.streamSynchronize(0)
@@ -205,6 +156,7 @@ class CudaRuntime:
             self._runtime.deviceSynchronize()
 
     def trim(self) -> None:
+        """Give back what torch's allocator keeps for later."""
         torch.cuda.empty_cache()
 
     @contextmanager
@@ -226,16 +178,16 @@ def _name_of(index: int) -> str:
 def find_runtime() -> Runtime | None:
     """The runtime of this process's GPU, or None where torch sees none.
 
-    Raises UnavailableError, as :class:`CudaRuntime`.
+    Raises UnavailableError, as :class:`Runtime`.
     """
-    return CudaRuntime() if torch.cuda.is_available() else None
+    return Runtime() if torch.cuda.is_available() else None
 
 
 def choose_runtime(device: str, ranks: Communicator) -> Runtime | None:
     """The GPU memory that all ranks keep their part of a store in, or None for shared memory.
 
-    Collective. ``device``: one of :data:`~dgl_mgpu.config.store_options.DEVICES`; 'auto' takes GPUs
-    where every rank has one. Raises ConfigError if ranks ask for different devices;
+    Collective.  Of the devices (`dgl_mgpu.config.store_options.DEVICES`) 'auto' takes GPUs where
+    every rank has one.  Raises ConfigError if ranks ask for different devices;
     UnavailableError if 'cuda' is asked for and a rank has no GPU or no CuPy.
     """
 
@@ -251,22 +203,22 @@ def choose_runtime(device: str, ranks: Communicator) -> Runtime | None:
         return runtime, "" if runtime is not None else "torch sees no GPU"
 
     runtime, missing = ranks.run_all("find the ranks' GPUs", look)
-    found = ranks.all_gather((device, missing))
-    asked = {device for device, _ in found}
-    if len(asked) > 1:
+    answers = ranks.all_gather((device, missing))
+    devices = {device for device, _ in answers}
+    if len(devices) > 1:
         raise ConfigError(
             "choose the store's device",
-            f"the ranks ask for different ones, {sorted(asked)}",
+            f"the ranks ask for different ones, {sorted(devices)}",
             "pass the same device on every rank",
         )
-    for rank, (_, reason) in enumerate(found):
+    for rank, (_, reason) in enumerate(answers):
         if reason and device == "cuda":
             raise UnavailableError(
                 "keep a store on GPUs",
                 f"rank {rank} cannot use one ({reason})",
                 "fix that, or use device 'auto'",
             )
-    return None if any(reason for _, reason in found) else runtime
+    return None if any(reason for _, reason in answers) else runtime
 
 
 def out_of_memory(where: str, needed: int, available: int) -> DeviceMemoryError:

@@ -7,6 +7,7 @@ value of the wrong type or an unknown key is an error before anything starts.
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -45,6 +46,18 @@ ACTIVATIONS = PRECISIONS = ("float32", "bfloat16")
 SAMPLERS = ("neighbor", "random_walk")
 #: What a model's first layer takes of a node.
 INPUTS = ("features", "learned")
+_MOST = 10**6  # of what multiplies weights; far larger numbers end in overflow
+#: Keys by the least value that they take and the least that they do not.
+_RANGES = {
+    (1, math.inf): "trainer.ranks trainer.epochs trainer.batch_size trainer.eval_every "
+    "trainer.checkpoint_every trainer.keep_checkpoints trainer.hang_after fullgraph.keep_every "
+    "links.negatives sampler.num_neighbors sampler.num_walks sampler.walk_length model.hidden "
+    "model.heads",
+    (0, math.inf): "trainer.profile trainer.max_restarts sampler.num_workers",
+    (0, _MOST): "trainer.lr trainer.weight_decay",
+    (0, 2**32): "trainer.seed",
+    (0, 1): "links.valid links.test model.dropout",
+}
 
 
 @dataclass
@@ -109,44 +122,15 @@ class Config:
         )
 
     def _check_ranges(self) -> None:
-        trainer, sampler, model = self.trainer, self.sampler, self.model
-        infinity = float("inf")
-        most = 10**6  # of what multiplies weights; far larger numbers end in overflow
-        for name, value, least, below in (
-            ("trainer.ranks", trainer.ranks, 1, infinity),
-            ("trainer.epochs", trainer.epochs, 1, infinity),
-            ("trainer.batch_size", trainer.batch_size, 1, infinity),
-            ("trainer.eval_every", trainer.eval_every, 1, infinity),
-            ("trainer.checkpoint_every", trainer.checkpoint_every, 1, infinity),
-            ("trainer.keep_checkpoints", trainer.keep_checkpoints, 1, infinity),
-            ("trainer.profile", trainer.profile, 0, infinity),
-            ("trainer.max_restarts", trainer.max_restarts, 0, infinity),
-            (
-                "trainer.hang_after",
-                1 if trainer.hang_after is None else trainer.hang_after,
-                1,
-                infinity,
-            ),
-            ("trainer.lr", trainer.lr, 0, most),
-            ("trainer.weight_decay", trainer.weight_decay, 0, most),
-            ("trainer.seed", trainer.seed, 0, 2**32),
-            ("fullgraph.keep_every", self.fullgraph.keep_every, 1, infinity),
-            ("links.negatives", self.links.negatives, 1, infinity),
-            ("links.valid", self.links.valid, 0, 1),
-            ("links.test", self.links.test, 0, 1),
-            ("sampler.num_workers", sampler.num_workers, 0, infinity),
-            ("sampler.num_neighbors", sampler.num_neighbors, 1, infinity),
-            ("sampler.num_walks", sampler.num_walks, 1, infinity),
-            ("sampler.walk_length", sampler.walk_length, 1, infinity),
-            ("model.hidden", model.hidden, 1, infinity),
-            ("model.heads", model.heads, 1, infinity),
-            ("model.dropout", model.dropout, 0, 1),
-        ):
-            if not least <= value < below:
-                end = "" if below == infinity else f", below {below}"
-                raise ConfigError(
-                    f"{name}={value}", "it is out of its range", f"use {least} or more{end}"
-                )
+        values = flat(asdict(self))
+        for (least, below), names in _RANGES.items():
+            for name in names.split():
+                value = values[name]
+                if value is not None and not least <= value < below:
+                    end = "" if below == math.inf else f", below {below}"
+                    raise ConfigError(
+                        f"{name}={value}", "it is out of its range", f"use {least} or more{end}"
+                    )
 
     def _check_names(self) -> None:
         model, sampler = self.model.name, self.sampler.name

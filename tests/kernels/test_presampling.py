@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import dgl_mgpu
-from dgl_mgpu.comm.cuda_runtime import CudaRuntime, Runtime
+from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.errors import IdOutOfRangeError
 from dgl_mgpu.ops import device
 from dgl_mgpu.ops.blocks.cuda import _sample_hops
@@ -44,7 +44,7 @@ needs_gpu = pytest.mark.skipif(
 def runtime_of(where: torch.device) -> Iterator[Runtime]:
     """A GPU; under the emulator, operators on CPU tensors launch kernels meanwhile."""
     if where.type == "cuda":
-        yield CudaRuntime()
+        yield Runtime()
         return
     with torch.library._scoped_library("dgl_mgpu", "IMPL") as library:
         for name, operator in OPERATORS.items():
@@ -75,7 +75,7 @@ def test_the_gpu_counts_what_the_cpu_counts(where, g, seeds, fanouts, monkeypatc
 @needs_gpu
 @pytest.mark.alone
 def test_presampling_gives_all_memory_back():
-    runtime = CudaRuntime()
+    runtime = Runtime()
     presampled(*GRAPHS[0], [3, 4], runtime)  # kernels are loaded at the first use, and stay
     runtime.synchronize()
     free = runtime.device_info().free

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from dgl_mgpu.comm.cuda_runtime import CudaRuntime
+from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.errors import ConfigError, UnsupportedEnvironmentError
 from dgl_mgpu.machine import measure, probe
 
@@ -63,7 +63,7 @@ def test_a_stores_machine_opens_no_gpu_of_another_rank(four_gpus):
     )
     machine = probe(free_memory=False)
     assert machine.gpu_memory.tolist() == [143, 144, 145, 146]
-    runtime = object.__new__(CudaRuntime)
+    runtime = object.__new__(Runtime)
     assert runtime.gpus() == [f"uuid-{gpu}" for gpu in range(4)]
     assert runtime.machine().neighbors(0) == (1, 3)
 

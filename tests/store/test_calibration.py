@@ -16,7 +16,7 @@ import torch
 import dgl_mgpu
 from dgl_mgpu.comm import cuda_runtime
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.comm.cuda_runtime import CudaRuntime
+from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.errors import ConfigError, DeviceMemoryError, RankFailedError
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.ops.view import HOST_SMS, LISTED_ROWS
@@ -412,7 +412,7 @@ def test_on_a_gpu(monkeypatch, tmp_path) -> None:
     blueprint = Blueprint(
         {"rows": FeatureSource(rows, "node")}, {"node": order}, plan_of(1, {"rows": tiers})
     )
-    store = build(blueprint, Communicator(), CudaRuntime())
+    store = build(blueprint, Communicator(), Runtime())
     calibrate(store, OPTIONS, Communicator())
     view = store.tables["rows"].view
     num_sms = torch.cuda.get_device_properties(store.device).multi_processor_count

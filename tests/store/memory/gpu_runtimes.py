@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.comm.cuda_runtime import CudaRuntime
+from dgl_mgpu.comm.cuda_runtime import Runtime
 from tests.store.memory.fake_gpu import FakeRuntime
 
 #: What a test of GPUs that needs no real ones runs on.
@@ -33,7 +33,7 @@ _INVALID_RESOURCE_HANDLE = 400
 _NAMELESS = re.compile(r"/dev/shm/#\d+")
 
 
-class CountingRuntime(CudaRuntime):
+class CountingRuntime(Runtime):
     """CUDA, and what this process holds of it.
 
     What is free on a GPU tells of every process that uses it.

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.comm.cuda_runtime import CudaRuntime
+from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.train.launch.launch import launch
 from tests.store.memory.test_store_gpu import RANKS, SCENARIOS, reads_all_rows
 
@@ -32,11 +32,11 @@ def _free_bytes(ranks: Communicator) -> int:
     return free
 
 
-def _frees_all_after(scenario: Callable[[Communicator, CudaRuntime], None]) -> None:
+def _frees_all_after(scenario: Callable[[Communicator, Runtime], None]) -> None:
     ranks = Communicator.of_this_machine()
-    reads_all_rows(ranks, CudaRuntime())  # contexts and kernels are loaded at the first use
+    reads_all_rows(ranks, Runtime())  # contexts and kernels are loaded at the first use
     before = _free_bytes(ranks)
-    scenario(ranks, CudaRuntime())
+    scenario(ranks, Runtime())
     assert _free_bytes(ranks) == before
 
 

@@ -299,7 +299,7 @@ class _Refusing:
 
 
 def test_memory_that_cuda_does_not_share_is_a_typed_error():
-    runtime = object.__new__(cuda_runtime.CudaRuntime)
+    runtime = object.__new__(cuda_runtime.Runtime)
     runtime._runtime, runtime._index, runtime.device = _Refusing(), 0, torch.device("cuda", 0)
     with pytest.raises(PeerAccessError, match=r"cuda:0.*NotSupported.*store\.links"):
         runtime.share(4096)

@@ -18,7 +18,7 @@ import torch
 import dgl_mgpu
 from dgl_mgpu.comm import cuda_runtime
 from dgl_mgpu.comm.communicator import Communicator
-from dgl_mgpu.comm.cuda_runtime import CudaRuntime
+from dgl_mgpu.comm.cuda_runtime import Runtime
 from dgl_mgpu.errors import DeviceMemoryError, RankFailedError
 from dgl_mgpu.ops import gather_rows
 from dgl_mgpu.placement import Tier
@@ -38,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 RANKS = [1, 2, 4]
 
 
-def reads_all_rows(ranks: Communicator, runtime: CudaRuntime) -> None:
+def reads_all_rows(ranks: Communicator, runtime: Runtime) -> None:
     torch.manual_seed(0)
     blueprint = make_blueprint(ranks.size, three_tiers(ranks.size), Path("/none"))
     store = build(blueprint if ranks.rank == 0 else None, ranks, runtime)
@@ -54,7 +54,7 @@ def reads_all_rows(ranks: Communicator, runtime: CudaRuntime) -> None:
     store.close()
 
 
-def asks_for_more_than_there_is(ranks: Communicator, runtime: CudaRuntime) -> None:
+def asks_for_more_than_there_is(ranks: Communicator, runtime: Runtime) -> None:
     num_rows = torch.cuda.mem_get_info()[1] // (1 << 20) * ranks.size
     rows = np.broadcast_to(np.zeros(1, np.uint8), (num_rows, 1 << 20))
     blueprint = Blueprint(
@@ -67,7 +67,7 @@ def asks_for_more_than_there_is(ranks: Communicator, runtime: CudaRuntime) -> No
     assert caught.value.needed > caught.value.available > 0
 
 
-def is_told_late_that_memory_is_short(ranks: Communicator, runtime: CudaRuntime) -> None:
+def is_told_late_that_memory_is_short(ranks: Communicator, runtime: Runtime) -> None:
     """Another process takes the memory between the store's look at it and its allocation."""
     device_info = runtime.device_info()
     runtime.device_info = lambda: cuda_runtime.DeviceInfo(
@@ -82,7 +82,7 @@ def is_told_late_that_memory_is_short(ranks: Communicator, runtime: CudaRuntime)
         build(blueprint if ranks.rank == 0 else None, ranks, runtime)
 
 
-def fails_half_way(ranks: Communicator, runtime: CudaRuntime) -> None:
+def fails_half_way(ranks: Communicator, runtime: Runtime) -> None:
     if ranks.rank == ranks.size - 1:
         runtime.upload = fail  # type: ignore[method-assign]
     rows = np.ones((100_000, 16), np.float32)
@@ -103,7 +103,7 @@ SCENARIOS = [
 ]
 
 
-def _holds_nothing_after(scenario: Callable[[Communicator, CudaRuntime], None]) -> None:
+def _holds_nothing_after(scenario: Callable[[Communicator, Runtime], None]) -> None:
     ranks = Communicator.of_this_machine()
     reads_all_rows(ranks, CountingRuntime())  # what kernels keep is allocated at the first use
     gc.collect()
