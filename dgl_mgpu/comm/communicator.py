@@ -97,22 +97,22 @@ class Communicator:
         if self.size == 1:
             return list(tensors)
         device = tensors[0].device
-        found = self.all_gather((_gpu_of(device), [len(tensor) for tensor in tensors]))
+        all_ranks = self.all_gather((_gpu_of(device), [len(tensor) for tensor in tensors]))
         # NCCL does not serve two ranks on one GPU.
-        gpus = {gpu for gpu, _ in found}
+        gpus = {gpu for gpu, _ in all_ranks}
         direct = self._gpu_group is not None and "" not in gpus and len(gpus) == self.size
-        lengths = list(zip(*(of_rank for _, of_rank in found), strict=True))
-        sent = self.run_all(
+        lengths = list(zip(*(of_rank for _, of_rank in all_ranks), strict=True))
+        messages = self.run_all(
             asked,
             lambda: [
                 _Sent(tensor if direct else tensor.cpu(), counts)
                 for tensor, counts in zip(tensors, lengths, strict=True)
             ],
         )
-        for each in sent:
-            if len(each.mine):
-                self._exchange(partial(_send, each, self._gpu_group if direct else None))
-        return [each.joined().to(device) for each in sent]
+        for message in messages:
+            if len(message.mine):
+                self._exchange(partial(_send, message, self._gpu_group if direct else None))
+        return [message.joined().to(device) for message in messages]
 
     def broadcast_from_rank0(self, asked: str, step: Callable[[], T]) -> T:
         """Run ``step`` on the first rank and return its result, plain data, on every rank.
@@ -214,9 +214,9 @@ def _known_groups() -> tuple[Communicator, Communicator, Communicator]:
         group = _gloo_group(None)
         everyone = Communicator(group)
         here = everyone.run_all("find the ranks of one machine", _machine_id)
-        found = everyone.all_gather((here, _has_nccl()))
-        machines = [machine for machine, _ in found]
-        has_nccl = all(has for _, has in found)
+        places = everyone.all_gather((here, _has_nccl()))
+        machines = [machine for machine, _ in places]
+        has_nccl = all(has for _, has in places)
         everyone._gpu_group = _nccl_group(None) if has_nccl else None
         mine, firsts = Communicator(), Communicator()
         for machine in dict.fromkeys(machines):
@@ -256,9 +256,9 @@ def _gloo_group(members: list[int] | None) -> dist.ProcessGroup:
     # Its ranks may wait for one that makes a data set.
     limit = timedelta(seconds=timeouts.BUILD)
     everyone = range(dist.get_world_size()) if members is None else members
-    others = len(everyone) - 1 if dist.get_rank() in everyone else 0
+    connections = len(everyone) - 1 if dist.get_rank() in everyone else 0
     try:
-        with connections_are_ours(others):
+        with connections_are_ours(connections):
             return dist.new_group(members, backend="gloo", timeout=limit)
     except RankFailedError:
         raise

@@ -43,30 +43,30 @@ def connections_are_ours(count: int) -> Iterator[None]:
     """
     before = _own_inodes()
     yield
-    made = _own_inodes() - before
+    inodes = _own_inodes() - before
     deadline = time.monotonic() + _ACCEPT_SECONDS
     while True:
         sockets = _sockets()
-        ends = {(each.local, each.remote): each for each in sockets}
-        ours = [each for each in sockets if each.inode in made and each.state == _ESTABLISHED]
-        others = [ends.get((each.remote, each.local)) for each in ours]
+        ends = {(end.local, end.remote): end for end in sockets}
+        own = [end for end in sockets if end.inode in inodes and end.state == _ESTABLISHED]
+        peers = [ends.get((end.remote, end.local)) for end in own]
         # Until a process has accepted a connection, and when it has closed it, the kernel lists
         # the socket as nobody's: user 0, no inode.
         waits = any(
-            (other is None or not other.inode) and _is_of_this_machine(each)
-            for each, other in zip(ours, others, strict=True)
+            (other is None or not other.inode) and _is_of_this_machine(end)
+            for end, other in zip(own, peers, strict=True)
         )
         if not waits or time.monotonic() > deadline:
             break
         time.sleep(_LOOK_SECONDS)
-    if len(ours) < count:
+    if len(own) < count:
         raise RankFailedError(
             _ASKED,
-            f"{len(ours)} of {count} connections are there once the group is made, so that nobody "
+            f"{len(own)} of {count} connections are there once the group is made, so that nobody "
             "can tell yet who is at their other ends",
             "see why a rank ended; or unset TORCH_GLOO_LAZY_INIT, which has gloo connect later",
         )
-    strangers = {other.user for other in others if other and other.inode} - {os.geteuid()}
+    strangers = {other.user for other in peers if other and other.inode} - {os.geteuid()}
     if strangers:
         raise RankFailedError(
             _ASKED,
@@ -83,25 +83,25 @@ def connections_are_ours(count: int) -> Iterator[None]:
 
 def _own_inodes() -> set[int]:
     """Inodes of the sockets that this process has."""
-    found = set()
+    inodes = set()
     for descriptor in os.listdir("/proc/self/fd"):
         with contextlib.suppress(OSError):  # closed meanwhile, by another thread
             kind, _, inode = os.readlink(f"/proc/self/fd/{descriptor}").partition(":[")
             if kind == "socket":
-                found.add(int(inode.rstrip("]")))
-    return found
+                inodes.add(int(inode.rstrip("]")))
+    return inodes
 
 
 def _sockets() -> list[_Socket]:
-    found = []
+    sockets = []
     for table in _TABLES:
         with contextlib.suppress(FileNotFoundError):  # a kernel without IPv6
             for line in table.read_text().splitlines()[1:]:
                 _, local, remote, state, _, _, _, user, _, inode, *_ = line.split()
-                found.append(
+                sockets.append(
                     _Socket(_end(local), _end(remote), int(state, 16), int(user), int(inode))
                 )
-    return found
+    return sockets
 
 
 def _end(text: str) -> tuple[str, int]:
@@ -109,9 +109,9 @@ def _end(text: str) -> tuple[str, int]:
     address, _, port = text.partition(":")
     words = bytes.fromhex(address)
     packed = b"".join(words[at : at + 4][::-1] for at in range(0, len(words), 4))
-    found = ipaddress.ip_address(packed)
-    mapped = getattr(found, "ipv4_mapped", None)
-    return str(mapped or found), int(port, 16)
+    ip = ipaddress.ip_address(packed)
+    mapped = getattr(ip, "ipv4_mapped", None)
+    return str(mapped or ip), int(port, 16)
 
 
 def _is_of_this_machine(connection: _Socket) -> bool:

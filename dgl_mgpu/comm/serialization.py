@@ -54,7 +54,7 @@ def dumps(value: Any) -> bytes:
     """
     buffers: list[memoryview] = []
     tree = _encoded(value, buffers)
-    head = json.dumps([tree, [each.nbytes for each in buffers]]).encode()
+    head = json.dumps([tree, [buffer.nbytes for buffer in buffers]]).encode()
     return b"".join([_HEAD.pack(len(head)), head, *buffers])
 
 
@@ -91,11 +91,11 @@ def _encoded(value: Any, buffers: list[memoryview]) -> Any:
     if value is None or kind in (bool, int, float, str):
         return value
     if kind is list:
-        return [_encoded(each, buffers) for each in value]
+        return [_encoded(entry, buffers) for entry in value]
     if kind in _CONTAINERS:
-        return {_CONTAINERS[kind]: [_encoded(each, buffers) for each in value]}
+        return {_CONTAINERS[kind]: [_encoded(entry, buffers) for entry in value]}
     if kind in _DICTS:
-        items = [[_encoded(each, buffers) for each in item] for item in value.items()]
+        items = [[_encoded(entry, buffers) for entry in item] for item in value.items()]
         return {_DICTS[kind]: items}
     if kind in _FORMS:
         return {_FORMS[kind][0]: _encoded(_FORMS[kind][1](value), buffers)}
@@ -128,10 +128,10 @@ def _encoded_object(value: Any, buffers: list[memoryview]) -> Any:
     if isinstance(value, enum.Enum):
         return {"enum": [name, value.name]}
     if isinstance(value, tuple) and hasattr(kind, "_fields"):
-        return {"record": [name, [_encoded(each, buffers) for each in value]]}
+        return {"record": [name, [_encoded(entry, buffers) for entry in value]]}
     if dataclasses.is_dataclass(value):
-        fields = [getattr(value, each.name) for each in dataclasses.fields(value)]
-        return {"record": [name, [_encoded(each, buffers) for each in fields]]}
+        fields = [getattr(value, entry.name) for entry in dataclasses.fields(value)]
+        return {"record": [name, [_encoded(entry, buffers) for entry in fields]]}
     raise NotPlainError(f"{kind.__module__}.{kind.__qualname__} is no plain data")
 
 
@@ -139,16 +139,16 @@ def _class(module: str, name: str) -> type | None:
     """A class that this package has and has loaded; nothing is imported because bytes name it."""
     if module.partition(".")[0] != _PACKAGE:
         return None
-    found: Any = sys.modules.get(module)
+    item: Any = sys.modules.get(module)
     for part in name.split("."):
-        found = getattr(found, part, None)
-    is_its_own = isinstance(found, type) and found.__module__ == module
-    return found if is_its_own else None
+        item = getattr(item, part, None)
+    is_its_own = isinstance(item, type) and item.__module__ == module
+    return item if is_its_own else None
 
 
 def _decoded(tree: Any, buffers: Sequence[memoryview]) -> Any:
     if isinstance(tree, list):
-        return [_decoded(each, buffers) for each in tree]
+        return [_decoded(entry, buffers) for entry in tree]
     if not isinstance(tree, dict):
         return tree
     ((form, content),) = tree.items()
@@ -186,16 +186,16 @@ def _decoded_object(form: str, content: Any, buffers: Sequence[memoryview]) -> A
         if not issubclass(kind, enum.Enum):
             raise NotPlainError(f"{kind.__qualname__} is no enumeration")
         return kind[inside]
-    values = [_decoded(each, buffers) for each in inside]
+    values = [_decoded(entry, buffers) for entry in inside]
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return kind._make(values)
     if not dataclasses.is_dataclass(kind):
         raise NotPlainError(f"{kind.__qualname__} is no data class")
     fields = dataclasses.fields(kind)
-    made: Any = object.__new__(cls)
+    instance: Any = object.__new__(cls)
     for field, value in zip(fields, values, strict=True):
-        object.__setattr__(made, field.name, value)
-    return made
+        object.__setattr__(instance, field.name, value)
+    return instance
 
 
 def _numeric_dtype(name: Any) -> np.dtype:

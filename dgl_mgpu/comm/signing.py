@@ -80,12 +80,12 @@ class SignedGroup:
             mine[: len(data)] = _tensor(data)
             rests = torch.empty(self._size, longest, dtype=torch.uint8)
             dist.all_gather(list(rests), mine, group=self.group)
-        found = [
+        values = [
             self._read(rank, frames[rank], rests[rank, :length])
             for rank, length in enumerate(lengths)
         ]
         self._count += 1
-        return found
+        return values
 
     def broadcast(self, value: Any) -> Any:
         """Plain data of the first rank on all others; there, the value itself."""
@@ -99,9 +99,9 @@ class SignedGroup:
         if length > len(rest):
             rest = _tensor(data) if first else torch.empty(length, dtype=torch.uint8)
             dist.broadcast(rest, src=source, group=self.group)
-        found = value if first else self._read(0, frame, rest[:length])
+        received = value if first else self._read(0, frame, rest[:length])
         self._count += 1
-        return found
+        return received
 
     def _frame(self, data: bytes) -> torch.Tensor:
         frame = bytearray(_FRAME_BYTES)
@@ -113,8 +113,8 @@ class SignedGroup:
         return torch.frombuffer(frame, dtype=torch.uint8)
 
     def _signature(self, sender: int, length: int, digest: bytes) -> bytes:
-        told = struct.pack("!QQQ32s", self._count, sender, length, digest)
-        return hmac.digest(self._key, told, "sha256")
+        content = struct.pack("!QQQ32s", self._count, sender, length, digest)
+        return hmac.digest(self._key, content, "sha256")
 
     def _length(self, sender: int, frame: torch.Tensor) -> int:
         signature, length, digest = _HEAD.unpack_from(frame.numpy().data)

@@ -40,17 +40,19 @@ def keys(path: Path, group: str = "") -> list[Key]:
 
 def run_keys() -> list[Key]:
     """All keys of a run's configuration."""
-    found = keys(resource_folder("configs") / "config.yaml")
+    all_keys = keys(resource_folder("configs") / "config.yaml")
     for group, paths in files_by_group().items():
-        found += keys_of_group(group, paths)
-    return found
+        all_keys += keys_of_group(group, paths)
+    return all_keys
 
 
 def files_by_group() -> dict[str, list[Path]]:
     """The files of each group of ``configs/``, in the order of its defaults, the default first."""
     folder = resource_folder("configs")
     composed = yaml.safe_load((folder / "config.yaml").read_text())["defaults"]
-    chosen = {group: name for each in composed if each != "_self_" for group, name in each.items()}
+    chosen = {
+        group: name for choice in composed if choice != "_self_" for group, name in choice.items()
+    }
     return {
         group: sorted((folder / group).glob("*.yaml"), key=lambda p: (p.stem != default, p.stem))
         for group, default in chosen.items()
@@ -59,13 +61,13 @@ def files_by_group() -> dict[str, list[Path]]:
 
 def keys_of_group(group: str, paths: list[Path]) -> list[Key]:
     """The keys of the default file, then those that the schema has beside them."""
-    found = {key.name: key for key in keys(paths[0], group)}
-    others = [key for path in paths[1:] for key in keys(path, group)]
-    comments = {key.name: key.comment for key in reversed(others)}
+    by_name = {key.name: key for key in keys(paths[0], group)}
+    further = [key for path in paths[1:] for key in keys(path, group)]
+    comments = {key.name: key.comment for key in reversed(further)}
     for name, value in asdict(Config())[group].items():
         name = f"{group}.{name}"
-        found.setdefault(name, Key(name, str(value), comments.get(name, "")))
-    return list(found.values())
+        by_name.setdefault(name, Key(name, str(value), comments.get(name, "")))
+    return list(by_name.values())
 
 
 def header(path: Path) -> str:

@@ -227,7 +227,7 @@ class Config:
                     "the model is for graphs of several relations, and this graph has one",
                     f"choose model=gat, or data={' or data='.join(HETEROGENEOUS)}",
                 )
-            if any(isinstance(each, Mapping) for each in self.sampler.fanouts):
+            if any(isinstance(fanout, Mapping) for fanout in self.sampler.fanouts):
                 raise ConfigError(
                     f"data.name={data} sampler.fanouts={self.sampler.fanouts}",
                     "the fanouts are by edge type, and this graph has only one",
@@ -297,12 +297,16 @@ class Config:
 
     def _check_used(self) -> None:
         """Check that nothing is said of what the run does not do."""
-        for of, options, defaults, is_done in (
+        for section, options, defaults, is_done in (
             ("links", self.links, LinksConfig(), "task=link_prediction"),
             ("fullgraph", self.fullgraph, FullGraphConfig(), "mode=fullgraph"),
         ):
-            said, unsaid = asdict(options), asdict(defaults)
-            given = [f"{of}.{key}={said[key]}" for key in said if said[key] != unsaid[key]]
+            values, default_values = asdict(options), asdict(defaults)
+            given = [
+                f"{section}.{key}={values[key]}"
+                for key in values
+                if values[key] != default_values[key]
+            ]
             if given and is_done not in (f"mode={self.mode}", f"task={self.task}"):
                 raise ConfigError(
                     " ".join(given),

@@ -72,7 +72,7 @@ class SamplerConfig:
 
     def evaluates_all_neighbors(self) -> bool:
         """Whether validation and test take the graph as it is."""
-        return self.name == "neighbor" and all(each == -1 for each in self.evaluated_fanouts())
+        return self.name == "neighbor" and all(fanout == -1 for fanout in self.evaluated_fanouts())
 
     def planned_fanouts(self) -> list[int]:
         """A number for each layer, that times are modelled for: the largest of its edge types',
@@ -80,10 +80,10 @@ class SamplerConfig:
         if self.name == "random_walk":
             return [self.num_neighbors] * len(self.fanouts)
         return [
-            (-1 if -1 in each.values() else max(each.values()))
-            if isinstance(each, Mapping)
-            else each
-            for each in self.fanouts
+            (-1 if -1 in fanout.values() else max(fanout.values()))
+            if isinstance(fanout, Mapping)
+            else fanout
+            for fanout in self.fanouts
         ]
 
 

@@ -177,15 +177,15 @@ class StoreOptions:
             raise ConfigError(
                 asked, "it does not give types by name", "write them like {feat: float16}"
             )
-        found = {}
+        dtypes = {}
         for name, dtype in named.items():
             word = str(dtype).removeprefix("torch.")
             if word not in NARROW_DTYPES:
                 raise ConfigError(
                     asked, f"'{name}' cannot be kept as {word}", nearest(word, NARROW_DTYPES)
                 )
-            found[str(name)] = getattr(torch, word)  # also of a number, as YAML has keys
-        return found
+            dtypes[str(name)] = getattr(torch, word)  # also of a number, as YAML has keys
+        return dtypes
 
     def reads(self, hotness: Mapping[str, np.ndarray], topologies: Collection[Degrees]) -> Reads:
         """Expected reads of one mini-batch, by :func:`~dgl_mgpu.placement.minibatch_reads`."""

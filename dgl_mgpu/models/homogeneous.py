@@ -48,8 +48,8 @@ class Dropout(nn.Dropout):
             return super().forward(rows)
         words = torch.empty(-(-rows.numel() // 4), dtype=torch.int64, device=rows.device)
         draws = words.random_(torch.iinfo(torch.int64).min, None).view(torch.int16)
-        kept = draws[: rows.numel()].view(rows.shape) >= taken - _CHANCES // 2
-        return rows * kept.to(rows.dtype).mul_(_CHANCES / (_CHANCES - taken))
+        keep = draws[: rows.numel()].view(rows.shape) >= taken - _CHANCES // 2
+        return rows * keep.to(rows.dtype).mul_(_CHANCES / (_CHANCES - taken))
 
 
 class NodeModel(nn.Module):
@@ -248,10 +248,10 @@ class _RelationalConv(nn.Module):
     def forward(
         self, graph: dgl.DGLGraph, hidden: dict[str, torch.Tensor]
     ) -> dict[str, torch.Tensor]:
-        found = self.relations(graph, hidden)
+        sums = self.relations(graph, hidden)
         own = {ntype: rows[: graph.num_dst_nodes(ntype)] for ntype, rows in hidden.items()}
         return {
-            ntype: self.own(rows) + found[ntype] if ntype in found else self.own(rows)
+            ntype: self.own(rows) + sums[ntype] if ntype in sums else self.own(rows)
             for ntype, rows in own.items()
         }
 
@@ -276,8 +276,8 @@ class RGCN(NodeModel):
     def convolve(self, layer: int, graph: dgl.DGLGraph, hidden: Features, inputs: dict) -> Features:
         if isinstance(hidden, torch.Tensor):
             hidden = {self._target: hidden}
-        found = self.convolutions[layer](graph, hidden)
-        return found[self._target] if layer == len(self.convolutions) - 1 else found
+        out = self.convolutions[layer](graph, hidden)
+        return out[self._target] if layer == len(self.convolutions) - 1 else out
 
 
 _MODELS: dict[str, Callable[[list[int], ModelConfig], NodeModel]] = {

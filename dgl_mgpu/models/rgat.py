@@ -100,16 +100,16 @@ class RelationEdges:
                 "pass a graph or block with destinations",
             )
         if max(width * sources[-1], num_edges) > _MOST_INT32:
-            indptrs, indices = ([each.long() for each in part] for part in (indptrs, indices))
+            indptrs, indices = ([item.long() for item in part] for part in (indptrs, indices))
         device, dtype = indices[0].device, indices[0].dtype
         cells = torch._foreach_mul(indices, width)
         torch._foreach_add_(cells, first_source_cells)
-        bounds = torch._foreach_add([each[:-1] for each in indptrs], first_edges)
+        bounds = torch._foreach_add([item[:-1] for item in indptrs], first_edges)
         last = torch.full((1,), num_edges, dtype=dtype, device=device)
         indptr = torch.cat([*bounds, last])
         numbers = torch.arange(num_groups, dtype=dtype, device=device)
         target_cells = numbers * width
-        sizes = [each.groups.stop - each.groups.start for each in groups]
+        sizes = [item.groups.stop - item.groups.start for item in groups]
         torch._foreach_add_(list(target_cells.split(sizes)), first_target_cells)
         return cls(
             sources,
@@ -161,10 +161,10 @@ class _Attention(torch.autograd.Function):
         for ntype, (begin, end) in enumerate(itertools.pairwise(edges.targets)):
             if begin < end:
                 out[begin:end].transpose(0, 1).copy_(bias[ntype].expand(-1, end - begin, -1))
-        for each in edges.groups:
-            part = out[each.targets].transpose(0, 1)
-            matrix = weight[each.relation].transpose(1, 2)
-            part.baddbmm_(sums[each.groups].transpose(0, 1), matrix)
+        for group in edges.groups:
+            part = out[group.targets].transpose(0, 1)
+            matrix = weight[group.relation].transpose(1, 2)
+            part.baddbmm_(sums[group.groups].transpose(0, 1), matrix)
         ctx.edges, ctx.slope = edges, slope
         ctx.save_for_backward(rows, weight, scorers, raw, shares, sums)
         return out
@@ -177,17 +177,17 @@ class _Attention(torch.autograd.Function):
         heads, width_in = scorers.shape[2:]
         d_bias = torch.stack([grad[a:b].sum(0) for a, b in itertools.pairwise(edges.targets)])
         d_sums, d_weight = torch.empty_like(sums), torch.zeros_like(weight)
-        for each in edges.groups:
-            part = grad[each.targets].transpose(0, 1)
-            matrix = weight[each.relation]
-            torch.bmm(part, matrix, out=d_sums[each.groups].transpose(0, 1))
+        for group in edges.groups:
+            part = grad[group.targets].transpose(0, 1)
+            matrix = weight[group.relation]
+            torch.bmm(part, matrix, out=d_sums[group.groups].transpose(0, 1))
             if _pieces(part.shape[1]) == 1:
-                summed = sums[each.groups].transpose(0, 1)
-                torch.bmm(part.transpose(1, 2), summed, out=d_weight[each.relation])
+                summed = sums[group.groups].transpose(0, 1)
+                torch.bmm(part.transpose(1, 2), summed, out=d_weight[group.relation])
                 continue
             for head in range(heads):
-                d_weight[each.relation, head] = _product_over_rows(
-                    grad[each.targets, head], sums[each.groups, head]
+                d_weight[group.relation, head] = _product_over_rows(
+                    grad[group.targets, head], sums[group.groups, head]
                 )
         d_shares = sddmm(
             edges.indices, edges.owners, rows.unsqueeze(1), d_sums, "dot", "u", "v"
@@ -321,7 +321,7 @@ class RelationalAttention(nn.Module):
         with torch.autocast(kind, enabled=False):
             scorers = (self.attention @ self.weight).transpose(1, 2)
             bias = (self._reached @ self.bias.flatten(1)).view(-1, *self.bias.shape[1:])
-            found = _Attention.apply(
+            out = _Attention.apply(
                 edges,
                 self._slope,
                 rows.to(dtype),
@@ -329,7 +329,7 @@ class RelationalAttention(nn.Module):
                 scorers.to(dtype).contiguous(),
                 bias.unsqueeze(2).to(dtype),
             )
-        return found.flatten(1)
+        return out.flatten(1)
 
 
 class RGAT(nn.Module):
@@ -390,7 +390,7 @@ class RGAT(nn.Module):
         if isinstance(graphs, dgl.DGLGraph):
             edges = [RelationEdges.of(graphs, self._ntypes, self._etypes)] * len(self.layers)
         else:
-            edges = [RelationEdges.of(each, self._ntypes, self._etypes) for each in graphs]
+            edges = [RelationEdges.of(graph, self._ntypes, self._etypes) for graph in graphs]
         hidden = (
             torch.cat([rows[ntype] for ntype in self._ntypes])
             if isinstance(rows, Mapping)

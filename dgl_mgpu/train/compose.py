@@ -153,17 +153,17 @@ def _based_on(
 
     groups = _groups(flags)
     chosen = {key: o for key, o in _by_key(overrides).items() if key in groups}
-    kept = {key: value for key, value in saved.items() if key not in chosen}
+    unchanged = {key: value for key, value in saved.items() if key not in chosen}
     base = {"defaults": [_hydra_flags(flags).config_name or "config", "_self_"]}
     ConfigStore.instance().store(_RESUMED, base)
     words = [str(o.input_line) for o in chosen.values() if not o.is_sweep_override()]
     below = _keys(OmegaConf.to_container(_compose(words, _own_folder(flags), base=_RESUMED)))
-    ConfigStore.instance().store(_RESUMED, {**base, **kept})
+    ConfigStore.instance().store(_RESUMED, {**base, **unchanged})
     # Keys of one's own would be merged with those below, which the run has not had.
     dropped = [
         f"~{key}"
         for key in sorted(below - _keys(saved))
-        if key.startswith(_OPEN) and key.count(".") == 2 and key.partition(".")[0] in kept
+        if key.startswith(_OPEN) and key.count(".") == 2 and key.partition(".")[0] in unchanged
     ]
     return _split(check_overrides([*flags, f"--config-name={_RESUMED}", *dropped, *overrides]))
 

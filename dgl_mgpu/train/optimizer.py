@@ -94,7 +94,7 @@ def _require_alike(
     optimizer: torch.optim.Optimizer, groups: list[dict[str, Any]], state: dict[int, Any]
 ) -> None:
     """Check that a state is that of these parameters: torch takes any, and fails later."""
-    parameters = [each for group in optimizer.param_groups for each in group["params"]]
+    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
     numbers = [number for group in groups for number in group["params"]]
     if numbers != list(range(len(parameters))):
         raise ValueError(f"the optimizer's state is of parameters {numbers}")
@@ -104,15 +104,15 @@ def _require_alike(
         if number not in numbers or wanted not in (None, parts.keys()):
             raise ValueError(f"the optimizer has {[*parts]} of parameter {number}")
         own = parameters[number]
-        for name, found in parts.items():
-            found = torch.as_tensor(found)
+        for name, value in parts.items():
+            value = torch.as_tensor(value)
             if name == "step":
-                if found.ndim or not (found >= 0 and found.isfinite()):
-                    raise ValueError(f"the optimizer took {found} steps of parameter {number}")
-            elif (found.shape, found.dtype) != (own.shape, own.dtype):
+                if value.ndim or not (value >= 0 and value.isfinite()):
+                    raise ValueError(f"the optimizer took {value} steps of parameter {number}")
+            elif (value.shape, value.dtype) != (own.shape, own.dtype):
                 raise ValueError(
-                    f"{name} of parameter {number} has shape {tuple(found.shape)} and "
-                    f"{found.dtype}, not {tuple(own.shape)} and {own.dtype}"
+                    f"{name} of parameter {number} has shape {tuple(value.shape)} and "
+                    f"{value.dtype}, not {tuple(own.shape)} and {own.dtype}"
                 )
 
 
@@ -122,14 +122,14 @@ def take_first_ranks(tensors: Iterable[torch.Tensor]) -> None:
     ``tensors``: of the same shapes and dtypes on all ranks.
     """
     if dist.is_initialized():
-        for each in tensors:
-            dist.broadcast(each.detach(), 0)
+        for tensor in tensors:
+            dist.broadcast(tensor.detach(), 0)
 
 
 def flattened_gradients(parameters: Iterable[torch.Tensor]) -> torch.Tensor:
     """One after another, also of those that have none: other ranks' mini-batches may differ."""
     gradients = (torch.zeros_like(p) if p.grad is None else p.grad for p in parameters)
-    return torch.cat([each.flatten() for each in gradients])
+    return torch.cat([gradient.flatten() for gradient in gradients])
 
 
 def average_gradients(parameters: Sequence[torch.Tensor], flat: torch.Tensor | None = None) -> None:
@@ -149,6 +149,6 @@ def average_gradients(parameters: Sequence[torch.Tensor], flat: torch.Tensor | N
         flat = flattened_gradients(parameters)
     dist.all_reduce(flat)
     flat /= dist.get_world_size()
-    parts = flat.split_with_sizes([each.numel() for each in parameters])
+    parts = flat.split_with_sizes([p.numel() for p in parameters])
     for parameter, part in zip(parameters, parts, strict=True):
         parameter.grad = part.view_as(parameter).to(parameter.dtype)

@@ -136,8 +136,8 @@ def load_run(
     except OF_OTHER_STATES as error:  # ours, torch's, or of learned rows
         if isinstance(error, RankFailedError):
             raise
-        told = str(error).splitlines() or [type(error).__name__]
-        why = error.found if isinstance(error, CheckpointError) else told[-1]
+        lines = str(error).splitlines() or [type(error).__name__]
+        why = error.found if isinstance(error, CheckpointError) else lines[-1]
         raise CheckpointError(
             asked,
             f"its model does not fit this data ({why.strip()})",
@@ -165,16 +165,18 @@ def write_predictions(folder: str | os.PathLike[str], out: Path, device: str = "
         # What cannot be written is told before it is computed.
         with atomic_write(out) if is_first else contextlib.nullcontext() as file:
             rows = run.predict()
-            found = run._trainer.criterion.predictions(rows)
+            predictions = run._trainer.criterion.predictions(rows)
             if file is not None:
-                arrays: dict[str, Any] = {name: each.numpy() for name, each in found.items()}
+                arrays: dict[str, Any] = {
+                    name: values.numpy() for name, values in predictions.items()
+                }
                 with stage("report"):  # which may take as long as it writes
                     np.savez(file, **arrays)
     except OSError as error:
         if isinstance(error, DGLMGPUError):
             raise
         raise OutputError(asked, str(error), "name a file that can be written") from error
-    return f"{' and '.join(found)} of {len(rows):,} nodes"
+    return f"{' and '.join(predictions)} of {len(rows):,} nodes"
 
 
 def _checkpoint(asked: str, folder: Path) -> Checkpoint:

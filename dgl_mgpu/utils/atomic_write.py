@@ -47,7 +47,7 @@ def atomic_write(path: Path) -> Iterator[BinaryIO]:
 
 def _remove_abandoned(folder: Path, beginning: str) -> None:
     """Remove the files with a name of this beginning whose processes are gone."""
-    for each in folder.glob(f"{glob.escape(beginning)}*{_ENDING}"):
-        process = each.name[len(beginning) :].partition(".")[0]
+    for partial in folder.glob(f"{glob.escape(beginning)}*{_ENDING}"):
+        process = partial.name[len(beginning) :].partition(".")[0]
         if process.isdecimal() and not os.path.exists(f"/proc/{process}"):
-            each.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)

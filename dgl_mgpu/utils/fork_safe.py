@@ -10,8 +10,8 @@ _locks: WeakSet[Any] = WeakSet()
 
 
 def _release() -> None:
-    for each in _locks:
-        each._at_fork_reinit()
+    for lock in _locks:
+        lock._at_fork_reinit()
 
 
 os.register_at_fork(after_in_child=_release)

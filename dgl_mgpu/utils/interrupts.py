@@ -60,11 +60,11 @@ class StopSignals:
         if threading.current_thread() is not threading.main_thread():
             return self
         self._is_alone = signal.getsignal(signal.SIGINT) is signal.default_int_handler
-        for each in STOPPING:
-            before = signal.getsignal(each)
-            if before is not signal.SIG_IGN or each == signal.SIGTERM:
-                self._restoring.callback(signal.signal, each, before)
-                signal.signal(each, self._hear)
+        for signum in STOPPING:
+            before = signal.getsignal(signum)
+            if before is not signal.SIG_IGN or signum == signal.SIGTERM:
+                self._restoring.callback(signal.signal, signum, before)
+                signal.signal(signum, self._hear)
         return self
 
     def __exit__(self, *exception: object) -> None:
@@ -143,17 +143,19 @@ class Interrupts:
         while True:
             left = None if limit is None else max(limit - time.monotonic(), 0.0)
             ready, _, _ = select.select([self._reader], [], [], left)
-            told = os.read(self._reader, 4096) if ready else b""
-            if _DONE in told:
+            received = os.read(self._reader, 4096) if ready else b""
+            if _DONE in received:
                 break
-            if signal.SIGQUIT in told:
+            if signal.SIGQUIT in received:
                 self._end(signal.SIGQUIT)
             elif first is None:
-                if signal.SIGINT in told:
+                if signal.SIGINT in received:
                     first = time.monotonic()
                     if signal.getsignal(signal.SIGINT) == self._hear:
                         self.heard, limit = True, first + timeouts.INTERRUPT
-            elif not ready or (signal.SIGINT in told and time.monotonic() > first + _ECHO_SECONDS):
+            elif not ready or (
+                signal.SIGINT in received and time.monotonic() > first + _ECHO_SECONDS
+            ):
                 self._end(signal.SIGINT)
         os.close(self._reader)
 

@@ -48,8 +48,8 @@ class _Array(np.ndarray):
         if not isinstance(content, bytes | str):
             raise pickle.UnpicklingError("it asks for arrays of objects, which are no numbers")
         # NumPy compares the shape with the bytes that there are.
-        made: Any = (version, shape, _real(dtype), fortran_order, content)
-        super().__setstate__(made)
+        checked: Any = (version, shape, _real(dtype), fortran_order, content)
+        super().__setstate__(checked)
 
 
 def _reconstruct(kind: Any, shape: Any, code: Any) -> np.ndarray:

@@ -37,9 +37,9 @@ def temporary_folder(place: Path) -> Iterator[Path]:
     Those that killed processes of the same user left in the same place are removed first. Raises
     OSError.
     """
-    for each in place.glob(f"{_PREFIX}*"):
-        if _is_own_folder(each) and killed_holder(each / _LOCK):
-            _remove(each)
+    for left_over in place.glob(f"{_PREFIX}*"):
+        if _is_own_folder(left_over) and killed_holder(left_over / _LOCK):
+            _remove(left_over)
     owner = os.getpid()
     folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=place))
     try:
@@ -92,8 +92,8 @@ def note_sharing() -> None:
 
 
 def _remove(folder: Path) -> None:
-    for each in folder.glob(f"{_SHARES}*"):
-        process = each.name.removeprefix(_SHARES)
+    for share in folder.glob(f"{_SHARES}*"):
+        process = share.name.removeprefix(_SHARES)
         if process.isdecimal() and not os.path.exists(f"/proc/{process}"):
             for tensor in _SHARED_MEMORY.glob(f"torch_{process}_*"):
                 with contextlib.suppress(OSError):  # another user's process had that number

@@ -32,16 +32,16 @@ class TuningCache:
     def read(self) -> dict[str, Any]:
         """What was found before; nothing where the file is missing, damaged or an older one."""
         try:
-            kept = without_sum(safe_json.loads(self.path.read_text()))
-            found = kept["found"] if kept["format"] == self.format else {}
-            return {case: value for case, value in found.items() if type(value) is self.kind}
+            content = without_sum(safe_json.loads(self.path.read_text()))
+            values = content["found"] if content["format"] == self.format else {}
+            return {case: value for case, value in values.items() if type(value) is self.kind}
         except (OSError, RuntimeError, ValueError, LookupError, TypeError, AttributeError):
             return {}
 
-    def keep(self, found: Mapping[str, Any]) -> None:
+    def keep(self, values: Mapping[str, Any]) -> None:
         """Keep what was found, beside what others have found meanwhile."""
         try:
-            whole = with_sum({"format": self.format, "found": {**self.read(), **found}})
+            whole = with_sum({"format": self.format, "found": {**self.read(), **values}})
             with atomic_write(self.path) as file:
                 file.write((json.dumps(whole, indent=1) + "\n").encode())
         except (OSError, RuntimeError) as error:

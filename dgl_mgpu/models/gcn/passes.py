@@ -168,20 +168,20 @@ class Passes:
         multiplied here.
         """
         num_layers = len(self.sums_first)
-        found: dict[int, torch.Tensor] = {}
+        gradients: dict[int, torch.Tensor] = {}
         transposed = self.index.reverse()
         for number in reversed(range(num_layers)):
             weight, bias = self._of_layer(number, parameters)
             right = self._right(number)
             if bias is not None:
-                found[num_layers + number] = gradient.sum(0, dtype=parameters[-1].dtype)
+                gradients[num_layers + number] = gradient.sum(0, dtype=parameters[-1].dtype)
             goes_on = of_input or number > 0
             rows = self._input(number, x, parameters, hidden)
             total = sums.pop(number, None)
             if total is None and self._repeats_sums(number, weight, goes_on):
                 total = self.normalised_sums(number, rows)
             if total is not None:
-                found[number] = _transposed_product(total, gradient)
+                gradients[number] = _transposed_product(total, gradient)
                 del total
                 if goes_on:
                     gradient = gradient.mm(weight.t())
@@ -192,7 +192,7 @@ class Passes:
                 has_left = self.sums_first[number] and number > 0
                 if not has_left:
                     _scale_(gradient, self.left)
-                found[number] = _transposed_product(rows, gradient)
+                gradients[number] = _transposed_product(rows, gradient)
                 if has_left:
                     _scale_(gradient, self.left)
                 if goes_on:
@@ -204,7 +204,7 @@ class Passes:
                     gradient *= 1 / (1 - self.dropout)
             del rows
         of_parameters = [
-            found[number].to(parameter.dtype) for number, parameter in enumerate(parameters)
+            gradients[number].to(parameter.dtype) for number, parameter in enumerate(parameters)
         ]
         return (gradient.to(x.dtype) if of_input else None), of_parameters
 
@@ -229,7 +229,7 @@ class Passes:
         """A layer's input, made again from the closest that is kept, and no longer kept."""
         if number == 0:
             return self._first_input(x)
-        start = max((kept for kept in hidden if kept <= number), default=0)
+        start = max((layer for layer in hidden if layer <= number), default=0)
         rows = hidden[start] if start else self._first_input(x)
         for before in range(start, number):
             rows = hidden[before + 1] = self._output(before, rows, parameters)
@@ -246,8 +246,8 @@ def has_room_for_sums(widths: Sequence[int], layers: Sequence[int]) -> bool:
     """
     *before, last = widths
     multiplied = before[-1] if len(before) > 1 else 0
-    kept = sum(before[1:]) + sum(widths[layer] for layer in layers)
-    return kept + 2 * last + max(last, multiplied) <= (len(before) + 2) * max(widths)
+    columns = sum(before[1:]) + sum(widths[layer] for layer in layers)
+    return columns + 2 * last + max(last, multiplied) <= (len(before) + 2) * max(widths)
 
 
 class Layers(torch.autograd.Function):
@@ -333,9 +333,9 @@ def drop_(
     columns = _mix_(columns.bitwise_xor_(high))
     highest = min(int(rate * (1 << 32)), (1 << 32) - 1) - (1 << 31)
     at_once = max(1, _AT_ONCE // width)
-    for some, ids in zip(rows.split(at_once), nodes.split(at_once), strict=True):
+    for part, ids in zip(rows.split(at_once), nodes.split(at_once), strict=True):
         words = _mix_(ids.to(torch.int32).bitwise_xor_(low)).unsqueeze(1) + columns
-        some.masked_fill_(_mix_(words) < highest, 0)
+        part.masked_fill_(_mix_(words) < highest, 0)
     rows *= 1 / (1 - rate)
 
 

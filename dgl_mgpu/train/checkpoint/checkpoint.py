@@ -94,12 +94,12 @@ class Checkpoint:
         return path
 
     def _dropped(self, folder: Path, keep: int, best: int | None) -> list[Path]:
-        found = checkpoints(folder)
-        so_far = [path for path in found if _epoch(path) <= self.epoch]
-        kept = so_far[-keep:]
+        paths = checkpoints(folder)
+        so_far = [path for path in paths if _epoch(path) <= self.epoch]
+        needed = so_far[-keep:]
         if best is not None:
-            kept += [path for path in so_far if _epoch(path) >= best][:1]
-        return [path for path in found if path not in kept]
+            needed += [path for path in so_far if _epoch(path) >= best][:1]
+        return [path for path in paths if path not in needed]
 
     @classmethod
     def load(cls, path: Path) -> Checkpoint:
@@ -109,19 +109,19 @@ class Checkpoint:
         Raises CheckpointError if there is none, or it is truncated, corrupt or of another format, a
         field holds what it cannot, or there is no space for what it has of files.
         """
-        found = _find(Path(path))
+        paths = _find(Path(path))
         damages = []
-        for each in found:
+        for file in paths:
             try:
-                checkpoint = cls._read(each)
+                checkpoint = cls._read(file)
             except _Damaged as damage:
                 damages.append(str(damage))
                 continue
-            for bad, why in zip(found, damages, strict=False):
-                log.warning("%s is left out, %s; %s is taken instead", bad, why, each)
+            for bad, why in zip(paths, damages, strict=False):
+                log.warning("%s is left out, %s; %s is taken instead", bad, why, file)
             return checkpoint
-        others = f", and so are the {len(found) - 1} before it" if len(found) > 1 else ""
-        raise CheckpointError(f"resume from {found[0]}", damages[0] + others, _OTHER)
+        also = f", and so are the {len(paths) - 1} before it" if len(paths) > 1 else ""
+        raise CheckpointError(f"resume from {paths[0]}", damages[0] + also, _OTHER)
 
     @classmethod
     def _read(cls, path: Path) -> Checkpoint:
@@ -157,8 +157,8 @@ class Checkpoint:
                 asked, f"its field {name} is not JSON ({error})", _OTHER
             ) from error
         if (wrong := wrong_field(values)) is not None:
-            name, found = wrong
-            raise CheckpointError(asked, f"its field {name} {found}", _OTHER)
+            name, problem = wrong
+            raise CheckpointError(asked, f"its field {name} {problem}", _OTHER)
         try:
             _take_files(path, [values[name] for name in _STATES])
         except OSError as error:
@@ -197,15 +197,15 @@ def saved_config(path: Path) -> dict[str, Any]:
     CheckpointError if it is damaged, or not plain values of a run of this package.
     """
     damage = None
-    for each in _find(path):
-        asked = f"resume from {each}"
+    for file in _find(path):
+        asked = f"resume from {file}"
         try:
-            with zipfile.ZipFile(each) as archive:
+            with zipfile.ZipFile(file) as archive:
                 for name in archive.namelist():
                     if name.endswith("/data.pkl"):
                         archive.read(name)  # torch checks no sums
             # Tensors stay in the file.
-            content = torch.load(each, "cpu", weights_only=True, mmap=True)
+            content = torch.load(file, "cpu", weights_only=True, mmap=True)
             saved = safe_json.loads(content["config"])
             config_of_run(saved)
             return saved
@@ -243,8 +243,8 @@ _FREE = re.compile(
 
 def checkpoints(folder: Path) -> list[Path]:
     """Complete checkpoints in a folder, oldest first."""
-    found = (path for path in folder.glob("epoch-*.pt") if _NAME.fullmatch(path.name))
-    return sorted(found, key=_epoch)
+    paths = (path for path in folder.glob("epoch-*.pt") if _NAME.fullmatch(path.name))
+    return sorted(paths, key=_epoch)
 
 
 def _epoch(path: Path) -> int:
@@ -312,10 +312,10 @@ def has_checkpoint(path: Path) -> bool:
 def _find(path: Path) -> list[Path]:
     """A checkpoint, or all of a folder, the last one first."""
     if path.is_dir():
-        found = checkpoints(path) or checkpoints(path / "checkpoints")
-        if not found:
+        paths = checkpoints(path) or checkpoints(path / "checkpoints")
+        if not paths:
             raise CheckpointError(f"resume from {path}", "the folder holds no checkpoint", _OTHER)
-        return found[::-1]
+        return paths[::-1]
     if not path.exists():
         raise CheckpointError(
             f"resume from {path}", "there is no such file or folder", "check trainer.resume"
@@ -355,9 +355,9 @@ def _take_files(path: Path, states: list[dict[str, Any]]) -> None:
 def _append(file: BinaryIO, files: Mapping[SpilledState, int]) -> None:
     """Add members to an archive."""
     with zipfile.ZipFile(file, "a") as archive:
-        for each, number in files.items():
+        for state, number in files.items():
             with archive.open(_member(archive, number), "w", force_zip64=True) as member:
-                each.copy_to(member)
+                state.copy_to(member)
 
 
 def _member(archive: zipfile.ZipFile, number: int) -> str:

@@ -127,8 +127,8 @@ def is_as_hydra_made_it(folder: Path, log: Path) -> bool:
     options = folder / ".hydra"
     if not options.is_dir():
         return False
-    made = {options / name for name in ("config.yaml", "hydra.yaml", "overrides.yaml")}
-    return {*folder.iterdir(), *options.iterdir()} <= {*made, options, log, folder / _LOCK}
+    option_files = {options / name for name in ("config.yaml", "hydra.yaml", "overrides.yaml")}
+    return {*folder.iterdir(), *options.iterdir()} <= {*option_files, options, log, folder / _LOCK}
 
 
 def remove_unused(folder: Path, log: Path) -> None:
@@ -143,7 +143,7 @@ def remove_unused(folder: Path, log: Path) -> None:
         shutil.rmtree(folder / ".hydra")
         for file in (log, folder / _LOCK):
             file.unlink(missing_ok=True)
-        for each in (folder, *folder.parents):
-            if each != folder and here not in each.parents:
+        for parent in (folder, *folder.parents):
+            if parent != folder and here not in parent.parents:
                 break
-            each.rmdir()
+            parent.rmdir()

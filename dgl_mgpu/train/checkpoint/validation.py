@@ -29,16 +29,16 @@ def wrong_field(values: Mapping[str, Any]) -> tuple[str, str] | None:
     """The first field of a checkpoint that does not hold what it should, and what is wrong."""
     for name, check in _CHECKS.items():
         try:
-            found = check(values[name])
+            problem = check(values[name])
         except (ConfigError, DataFormatError, InvalidInputError) as error:
-            found = _told(error)
+            problem = _told(error)
         except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
-            found = f"cannot be read ({type(error).__name__}: {error})"
+            problem = f"cannot be read ({type(error).__name__}: {error})"
         except RecursionError:
-            found = "is nested too deeply"
-        if found is not None:
-            return name, found
-    epoch, numbers = values["epoch"], [each["epoch"] for each in values["reports"]]
+            problem = "is nested too deeply"
+        if problem is not None:
+            return name, problem
+    epoch, numbers = values["epoch"], [report["epoch"] for report in values["reports"]]
     if numbers != list(range(1, epoch + 1)):
         return "reports", f"are of {len(numbers)} epochs, and {epoch} are done"
     if bool(values["parts"]) != bool(values["batches"]):
@@ -52,9 +52,9 @@ def require_dtypes(model: nn.Module, state: Mapping[str, Any]) -> None:
     Raises TypeError.
     """
     for name, own in (*model.named_parameters(), *model.named_buffers()):
-        found = state.get(name)
-        if isinstance(found, torch.Tensor) and found.dtype != own.dtype:
-            raise TypeError(f"{name} is {found.dtype}, and {own.dtype} in this model")
+        saved = state.get(name)
+        if isinstance(saved, torch.Tensor) and saved.dtype != own.dtype:
+            raise TypeError(f"{name} is {saved.dtype}, and {own.dtype} in this model")
 
 
 def _told(error: DGLMGPUError) -> str:
@@ -70,11 +70,13 @@ def _is_mapping(value: Any) -> str | None:
     return None if isinstance(value, Mapping) else f"is a {type(value).__name__}, not a dictionary"
 
 
-def _list_of(each: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
+def _list_of(check_entry: Callable[[Any], str | None]) -> Callable[[Any], str | None]:
     def check(value: Any) -> str | None:
         if not isinstance(value, list):
             return f"is a {type(value).__name__}, not a list"
-        return next((f"has an entry that {w}" for w in map(each, value) if w is not None), None)
+        return next(
+            (f"has an entry that {w}" for w in map(check_entry, value) if w is not None), None
+        )
 
     return check
 

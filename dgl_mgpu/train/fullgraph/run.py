@@ -134,11 +134,11 @@ def _dealt(
     on_host = are_for_host(
         config.fullgraph.features, columns * torch.float32.itemsize, graph.device
     )
-    found: dict[str, torch.Tensor | HostRows] = {}
+    features_here: dict[str, torch.Tensor | HostRows] = {}
     for ntype, of_all in features.items():
         rows = graph.scatter(of_all, ntype, "cpu" if on_host else None).float()
-        found[ntype] = HostRows.of_nodes(graph, rows, ntype) if on_host else rows
-    return found
+        features_here[ntype] = HostRows.of_nodes(graph, rows, ntype) if on_host else rows
+    return features_here
 
 
 def _make_model(

@@ -140,11 +140,11 @@ class FullGraphTrainer(Trainer):
             if parameter.grad is None:
                 parameter.grad = torch.zeros_like(parameter)
         summed = [p.grad for p in self._parameters if p.grad is not None] + list(metrics)
-        bucket = torch.cat([each.flatten() for each in summed])
+        bucket = torch.cat([tensor.flatten() for tensor in summed])
         dist.all_reduce(bucket)
-        parts = bucket.split([each.numel() for each in summed])
-        for each, part in zip(summed, parts, strict=True):
-            each.copy_(part.view_as(each))
+        parts = bucket.split([tensor.numel() for tensor in summed])
+        for tensor, part in zip(summed, parts, strict=True):
+            tensor.copy_(part.view_as(tensor))
         return list(metrics)
 
     @torch.no_grad()
@@ -155,8 +155,8 @@ class FullGraphTrainer(Trainer):
             logits = self._logits()
         nodes = {name: self._nodes[name] for name in SPLITS[1:]}
         return {
-            name: self.criterion.score([(logits[of], self._labels[of])], self._device)
-            for name, of in nodes.items()
+            name: self.criterion.score([(logits[ids], self._labels[ids])], self._device)
+            for name, ids in nodes.items()
         }
 
     @torch.no_grad()

@@ -64,7 +64,9 @@ class HangMonitor:
         self, heartbeats: Sequence[Heartbeat], hang_after: float, ranks: Sequence[int] | None = None
     ) -> None:
         numbers = range(len(heartbeats)) if ranks is None else ranks
-        self._ranks = [_Watched(*each) for each in zip(numbers, heartbeats, strict=True)]
+        self._ranks = [
+            _Watched(rank, heartbeat) for rank, heartbeat in zip(numbers, heartbeats, strict=True)
+        ]
         self._hang_after = hang_after
         self._looked = time.monotonic()
         self._idle_seconds = 0.0
@@ -89,29 +91,24 @@ class HangMonitor:
         return self._hang() if self._idle_seconds >= self._hang_after else None
 
     def _hang(self) -> RankFailedError:
-        # Others are done, or did not begin; if that is so of all, it is told of all.
+        # Others are done, or did not begin; if that is so of all, the error is of all.
         there = [rank for rank in self._ranks if runs(rank.heartbeat.process)] or self._ranks
-        found = [rank.seen() for rank in there]
-        for each in found:
-            log.error("rank %d%s:\n%s", each.rank, each.stage, each.stacks or each.reason)
-        suspects = [each for each in found if each.is_stopped]
-        suspects = suspects or [each for each in found if not each.is_waiting]
+        states = [rank.state() for rank in there]
+        for state in states:
+            log.error("rank %d%s:\n%s", state.rank, state.stage, state.stacks or state.reason)
+        suspects = [state for state in states if state.is_stopped]
+        suspects = suspects or [state for state in states if not state.is_waiting]
         self.all_wait = not suspects
-        fewest = min((each.steps for each in suspects), default=0)
-        suspects = [each for each in suspects if each.steps == fewest]
-        others = "; ".join(
-            f"rank {each.rank} waits{each.stage}" for each in found if each not in suspects
-        )
-        asked = "run rank " + " and ".join(str(each.rank) for each in suspects or found)
-        several = len(suspects) > 1
-        reasons = "; ".join(
-            f"{f'rank {each.rank}: ' * several}{each.reason}{each.stage}{each.quoted}"
-            for each in suspects
-        )
+        fewest = min((state.steps for state in suspects), default=0)
+        suspects = [state for state in suspects if state.steps == fewest]
+        reasons = [
+            (f"rank {s.rank}: " if len(suspects) > 1 else "") + s.reason + s.stage + s.quoted
+            for s in suspects
+        ] or ["all ranks wait for each other"]
+        reasons += [f"rank {s.rank} waits{s.stage}" for s in states if s not in suspects]
         return RankFailedError(
-            asked,
-            f"nothing has advanced for {self._hang_after:g} s: "
-            + "; ".join(filter(None, [reasons or "all ranks wait for each other", others])),
+            "run rank " + " and ".join(str(state.rank) for state in suspects or states),
+            f"nothing has advanced for {self._hang_after:g} s: {'; '.join(reasons)}",
             "fix the cause; training continues from its last checkpoint with trainer.resume; if a "
             "step may take longer, raise trainer.hang_after (of dgl-mgpu predict: hang_after)",
         )
@@ -146,8 +143,8 @@ class HangWatch:
 
 
 @dataclass
-class _Seen:
-    """What a rank was found at."""
+class _State:
+    """What a rank does when it is looked at."""
 
     rank: int
     stage: str
@@ -178,37 +175,37 @@ class _Watched:
         used = self._work[0] - before[0]
         return beats != shown.beats or self._work[1] != before[1] or used > _IDLE_SHARE * seconds
 
-    def seen(self) -> _Seen:
+    def state(self) -> _State:
         shown = self.heartbeat
-        seen = _Seen(self.rank, shown.last_stage(), shown.steps)
+        state = _State(self.rank, shown.last_stage(), shown.steps)
         workers = children_of(shown.process)
-        seen.is_stopped = state_of(shown.process) in ("T", "t")
-        if seen.is_stopped:
-            seen.reason = f"it {_STOPPED}"
-        seen.stacks = stacks_of(shown.process, shown)
-        frames = _main_frames(seen.stacks)
-        seen.quoted = _quote(frames)
+        state.is_stopped = state_of(shown.process) in ("T", "t")
+        if state.is_stopped:
+            state.reason = f"it {_STOPPED}"
+        state.stacks = stacks_of(shown.process, shown)
+        frames = _main_frames(state.stacks)
+        state.quoted = _quote(frames)
         if not shown.stacks:
-            seen.reason = "it has not begun"
-        elif not seen.stacks:
-            seen.reason += f" and does not answer (its state is {state_of(shown.process)})"
-        elif not seen.is_stopped:
-            seen.is_waiting = _is_in(frames, _WAITING, _THROUGH)
-            if not seen.is_waiting and any(_LOADING in file for file, _, _ in frames):
-                self._look_at_workers(seen, workers)
-        return seen
+            state.reason = "it has not begun"
+        elif not state.stacks:
+            state.reason += f" and does not answer (its state is {state_of(shown.process)})"
+        elif not state.is_stopped:
+            state.is_waiting = _is_in(frames, _WAITING, _THROUGH)
+            if not state.is_waiting and any(_LOADING in file for file, _, _ in frames):
+                self._look_at_workers(state, workers)
+        return state
 
-    def _look_at_workers(self, seen: _Seen, workers: list[int]) -> None:
+    def _look_at_workers(self, state: _State, workers: list[int]) -> None:
         for worker in workers:
             is_stopped = state_of(worker) in ("T", "t")
             stacks = stacks_of(worker, self.heartbeat)
             frames = _main_frames(stacks)
             if is_stopped or (frames and not _is_in(frames, _IDLE_WORKER)):
                 how = _STOPPED if is_stopped else "hangs"
-                seen.is_stopped |= is_stopped
-                seen.reason = f"its DataLoader worker (process {worker}) {how}"
-                seen.quoted = _quote(frames)
-                seen.stacks += f"\nits DataLoader worker, process {worker}:\n{stacks}"
+                state.is_stopped |= is_stopped
+                state.reason = f"its DataLoader worker (process {worker}) {how}"
+                state.quoted = _quote(frames)
+                state.stacks += f"\nits DataLoader worker, process {worker}:\n{stacks}"
                 return
 
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from datetime import timedelta
 from multiprocessing import resource_tracker
@@ -478,38 +478,38 @@ def _watching_others(hang_after: float | None) -> Iterator[Heartbeat]:
     Yields this rank's heartbeat.
     """
     everyone, here = Communicator.of_all_machines(), Communicator.of_this_machine()
-    made: list[Heartbeats] = []
+    created: list[Heartbeats] = []
 
     def make() -> Path:
-        made.append(Heartbeats(here.size))
-        return made[0].path
+        created.append(Heartbeats(here.size))
+        return created[0].path
 
     path = here.broadcast_from_rank0("share heartbeats", make)
     heartbeats = here.run_all(
-        "share heartbeats", lambda: made[0] if made else Heartbeats(here.size, path)
+        "share heartbeats", lambda: created[0] if created else Heartbeats(here.size, path)
     )
     own = heartbeats.ranks[here.rank]
     numbers = here.all_gather(everyone.rank)
-    others: PeerMonitor | None = None
+    peers: PeerMonitor | None = None
     with contextlib.ExitStack() as watching:
         if here.size < everyone.size:
-            others = watching.enter_context(
-                PeerMonitor(everyone, os.environ["MASTER_ADDR"], _leave)
-            )
+            peers = watching.enter_context(PeerMonitor(everyone, os.environ["MASTER_ADDR"], _leave))
         if hang_after is not None:
             # Another rank looks where the first itself hangs, with Python's lock say.
             after = hang_after + _TURN_SECONDS * here.rank
             monitor = HangMonitor(heartbeats.ranks, after, numbers)
 
             def end_all(error: RankFailedError) -> None:
-                if others is not None and monitor.all_wait:
+                if peers is not None and monitor.all_wait:
                     time.sleep(_OTHER_MACHINES_SECONDS)  # they say who it is, and all leave
-                if others is not None:
-                    others.report(error)
+                if peers is not None:
+                    peers.report(error)
                 mine = os.getpid()
                 # Where a rank is done, another process may have its number.
-                there = [each.process for each in heartbeats.ranks if each.stacks]
-                _leave(error, [process for process in there if process != mine])
+                processes = [
+                    heartbeat.process for heartbeat in heartbeats.ranks if heartbeat.stacks
+                ]
+                _leave(error, [process for process in processes if process != mine])
 
             watching.enter_context(HangWatch(monitor, own, end_all))
         yield own
@@ -544,7 +544,7 @@ def _record(error: DGLMGPUError) -> None:
             get_error_handler().record_exception(error)
 
 
-def _leave(error: RankFailedError, ranks: Sequence[int] = ()) -> NoReturn:
+def _leave(error: RankFailedError, ranks: Collection[int] = ()) -> NoReturn:
     """End this process now, whatever its threads wait for, and the processes of other ranks."""
     _record(error)
     print(f"{type(error).__name__}: {error}", file=sys.stderr, flush=True)

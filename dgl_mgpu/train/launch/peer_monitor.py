@@ -110,19 +110,19 @@ class PeerMonitor:
         rank = self._peers[peer]
         try:
             with peer.makefile("rb") as lines:
-                told = lines.readline(_MAX_LINE_BYTES)
+                line = lines.readline(_MAX_LINE_BYTES)
         except ConnectionResetError:
-            told = b""
+            line = b""
         except OSError as error:
             lost = "its machine, or the way to it, is lost"
             self._tell(rank, f"is silent ({error.strerror}): {lost}")
             return
-        if told == _GOODBYE:
+        if line == _GOODBYE:
             return
-        if told.endswith(b"\n") or len(told) == _MAX_LINE_BYTES:
-            failure = _failure_of(told)
+        if line.endswith(b"\n") or len(line) == _MAX_LINE_BYTES:
+            failure = _failure_of(line)
             if failure is None:
-                self._tell(rank, f"reports what is no error: {told[:_QUOTED_BYTES]!r}")
+                self._tell(rank, f"reports what is no error: {line[:_QUOTED_BYTES]!r}")
                 return
             self._pass_on(failure, rank)
             self._on_loss(failure)
@@ -259,7 +259,7 @@ class _Callers:
             elif key.fileobj in self._asked:
                 self._hear(key.fileobj)
         now = time.monotonic()
-        late = [peer for peer, asked in self._asked.items() if now > asked.until]
+        late = [peer for peer, caller in self._asked.items() if now > caller.until]
         for peer in late or list(self._asked)[: max(0, len(self._asked) - most)]:
             self._turn_away(peer)
 
@@ -276,13 +276,13 @@ class _Callers:
             peer.send(nonce)
 
     def _hear(self, peer: Any) -> None:
-        asked, part = self._asked[peer], b""
+        caller, part = self._asked[peer], b""
         with contextlib.suppress(OSError):
-            part = peer.recv(_HELLO.size - len(asked.hello))
-        asked.hello += part
-        if len(asked.hello) == _HELLO.size:
-            rank = _HELLO.unpack(asked.hello)[1]
-            if hmac.compare_digest(asked.hello, _hello(self._key, asked.nonce, rank)):
+            part = peer.recv(_HELLO.size - len(caller.hello))
+        caller.hello += part
+        if len(caller.hello) == _HELLO.size:
+            rank = _HELLO.unpack(caller.hello)[1]
+            if hmac.compare_digest(caller.hello, _hello(self._key, caller.nonce, rank)):
                 self.known[peer] = rank
                 self._ready.unregister(peer)
                 del self._asked[peer]

@@ -61,10 +61,10 @@ class PreemptionHandler:
         """
         if self._ranks.size == 1:
             return self._heard
-        asked, self._asked = self._asked, self._ask()
-        if asked is None:
+        pending, self._asked = self._asked, self._ask()
+        if pending is None:
             return False
-        count, under_way = asked
+        count, under_way = pending
         under_way.wait()
         return bool(count)
 
@@ -122,9 +122,9 @@ class DeferredSignals:
         A repeated SIGTERM is to interrupt nothing: ranks stop, and then are cleared away. Raises
         Stopped; KeyboardInterrupt of Ctrl-C while ranks stop.
         """
-        for each in self.sign:
+        for descriptor in self.sign:
             with contextlib.suppress(BlockingIOError):
-                os.read(each, 4096)
+                os.read(descriptor, 4096)
         if self._signals.again:
             self._signals.again = False
             raise KeyboardInterrupt
@@ -168,7 +168,7 @@ def outlive_sigterm(rank: int, worker: int) -> None:
 def _end_when_told_by(process: int) -> None:
     while os.getppid() == process:
         # Who waits for a signal learns who sent it.
-        told = signal.sigtimedwait({signal.SIGTERM}, _LOOK_SECONDS)
-        if told is not None and told.si_pid == process:
+        received = signal.sigtimedwait({signal.SIGTERM}, _LOOK_SECONDS)
+        if received is not None and received.si_pid == process:
             break
     os._exit(0)

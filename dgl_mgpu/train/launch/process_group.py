@@ -75,8 +75,8 @@ def children_of(process: int) -> list[int]:
             for thread in threads_of(process)
         ]
     except OSError:  # a kernel without these files; or a thread that has just ended
-        return [each for each, status in _all_statuses() if int(status[1]) == process]
-    return [int(each) for of_thread in started for each in of_thread.split()]
+        return [child for child, status in _all_statuses() if int(status[1]) == process]
+    return [int(child) for of_thread in started for child in of_thread.split()]
 
 
 def state_of(process: int) -> str:
@@ -101,7 +101,7 @@ def cpu_seconds(process: int, thread: int | None = None) -> float:
 
 
 def _members(leader: int) -> list[int]:
-    return [each for each, status in _all_statuses() if int(status[2]) == leader]
+    return [member for member, status in _all_statuses() if int(status[2]) == leader]
 
 
 def _all_statuses() -> Iterator[tuple[int, list[str]]]:

@@ -47,8 +47,8 @@ class LinkTask(Task):
         rest = links.dataset
         next_edge, longest_ring = rings_of_edges(rest)
 
-        def ids(of: np.ndarray) -> torch.Tensor:
-            return torch.from_numpy(of.astype(rest.id_dtype, copy=False))
+        def ids(array: np.ndarray) -> torch.Tensor:
+            return torch.from_numpy(array.astype(rest.id_dtype, copy=False))
 
         held_out = {"valid": ids(links.valid), "test": ids(links.test)}
         seeds = {name: torch.arange(edges.shape[1]) for name, edges in held_out.items()}
@@ -82,19 +82,19 @@ class LinkTask(Task):
     def _others(self, split: str, sources: torch.Tensor, graph: StoreGraph) -> torch.Tensor:
         """Destinations to which the sources of a split have no edge, held out or not."""
         ends = torch.cat(list(self.held_out.values()), 1).long().to(graph.device)
-        known, of = ends[0] * graph.num_nodes() + ends[1], sources.long()[:, None]
+        known, rows = ends[0] * graph.num_nodes() + ends[1], sources.long()[:, None]
 
-        def drawn(attempt: int) -> torch.Tensor:
+        def draw(attempt: int) -> torch.Tensor:
             # No mini-batch's: numbers that a pass draws are of its epoch, and alike for all ranks.
             key = SampleKey(self.seed, batch=SPLITS.index(split), hop=attempt)
             return graph.negative_destinations(sources, self.negatives, key=key)
 
-        others = drawn(0)
+        negatives = draw(0)
         for attempt in range(1, _ATTEMPTS):
-            is_edge = torch.isin(of * graph.num_nodes() + others, known)
+            is_edge = torch.isin(rows * graph.num_nodes() + negatives, known)
             if not is_edge.any():
-                return others
-            others = torch.where(is_edge, drawn(attempt), others)
+                return negatives
+            negatives = torch.where(is_edge, draw(attempt), negatives)
         raise InvalidInputError(
             f"compare edges of the {split} split with pairs that are none",
             f"the sources of {int(is_edge.any(1).sum())} edges seem to have edges to all nodes",
@@ -121,8 +121,8 @@ class PairRanking(Criterion):
         return functional.binary_cross_entropy_with_logits(outputs, targets, reduction=reduction)
 
     def num_correct(self, outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        edges, others = outputs[:, :1], outputs[:, 1:]
-        return ((edges > others).double() + 0.5 * (edges == others)).mean(1).sum()
+        positive, negative = outputs[:, :1], outputs[:, 1:]
+        return ((positive > negative).double() + 0.5 * (positive == negative)).mean(1).sum()
 
     def predictions(self, rows: torch.Tensor) -> dict[str, torch.Tensor]:
         """Embeddings, of which the product of two is the score of a pair."""
@@ -141,17 +141,19 @@ class LinkPrediction(Objective):
 
     def outputs(self, model: nn.Module, batch: Sequence[Any]) -> torch.Tensor:
         """Scores, of each edge and then of its other pairs, float32, shape (edges, 1 + others)."""
-        _, edges, others, blocks = batch
+        _, edges, negatives, blocks = batch
         # Products of 16-bit numbers are often equal.
         rows = model_rows(model, blocks).float()
-        scores = [_products(pairs, rows).view(edges.num_edges(), -1) for pairs in (edges, others)]
+        scores = [
+            _products(pairs, rows).view(edges.num_edges(), -1) for pairs in (edges, negatives)
+        ]
         return torch.cat(scores, 1)
 
     def targets(self, batch: Sequence[Any]) -> torch.Tensor:
         """Which of these pairs are edges: the first ones, float32, of the same shape."""
-        _, edges, others, _ = batch
+        _, edges, negatives, _ = batch
         count = edges.num_edges()
-        width = 1 + others.num_edges() // count
+        width = 1 + negatives.num_edges() // count
         first = torch.arange(width, device=edges.device) == 0
         return first.float().expand(count, width)
 
@@ -207,8 +209,8 @@ class OtherDestinations:
     def __call__(self, g: StoreGraph, eids: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """Sources and destinations, shape (k * len(eids),), an edge's one after another."""
         sources, _ = g.find_edges(eids)
-        others = g.negative_destinations(sources, self._k)
-        return sources.repeat_interleave(self._k), others.flatten()
+        destinations = g.negative_destinations(sources, self._k)
+        return sources.repeat_interleave(self._k), destinations.flatten()
 
 
 class HeldOutEdges(Sampler):
@@ -222,18 +224,18 @@ class HeldOutEdges(Sampler):
     #: For `dgl_mgpu.sampling.prefetch_safety`.
     prefetch_safe = True
 
-    def __init__(self, edges: torch.Tensor, others: torch.Tensor, blocks: BlockSampler) -> None:
+    def __init__(self, edges: torch.Tensor, negatives: torch.Tensor, blocks: BlockSampler) -> None:
         super().__init__()
-        self._edges, self._others, self._blocks = edges, others, blocks
+        self._edges, self._others, self._blocks = edges, negatives, blocks
 
     def sample(
         self, g: StoreGraph, numbers: torch.Tensor
     ) -> tuple[torch.Tensor, dgl.DGLGraph, dgl.DGLGraph, list[dgl.DGLGraph]]:
         """Input nodes, the edges, the other pairs and blocks, as DGL's edge samplers give."""
-        (sources, destinations), others = self._edges[:, numbers], self._others[numbers]
+        (sources, destinations), negatives = self._edges[:, numbers], self._others[numbers]
         pairs = (
             (sources, destinations),
-            (sources.repeat_interleave(others.shape[1]), others.flatten()),
+            (sources.repeat_interleave(negatives.shape[1]), negatives.flatten()),
         )
         graphs = [dgl.graph(ends, num_nodes=g.num_nodes()) for ends in pairs]
         edges, other_pairs = dgl.compact_graphs(graphs)

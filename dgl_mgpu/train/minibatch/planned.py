@@ -87,15 +87,15 @@ def _known(config: Config) -> tuple[Outline | None, str]:
     options = dict(data.options)
     if config.model.self_loops and data.name not in HETEROGENEOUS:
         options["self_loops"] = True
-    found = outline(data.name, options)
-    if found is None:
+    sketch = outline(data.name, options)
+    if sketch is None:
         return None, "sizes, degrees and hotness are counted in the graph as it is generated"
     if data.name.startswith("generated"):
-        return found, found.origin
+        return sketch, sketch.origin
     files = data_folder(data.name, data.root)
     if files is not None:
         return None, f"sizes, degrees and hotness are counted in the files in {files}"
-    return found, f"{data.name} is not in {data.root} (no plan downloads it): {found.origin}"
+    return sketch, f"{data.name} is not in {data.root} (no plan downloads it): {sketch.origin}"
 
 
 def _drawn(config: Config, known: Outline) -> tuple[Dataset | HeteroDataset, dict[str, np.ndarray]]:
@@ -114,8 +114,8 @@ def _drawn(config: Config, known: Outline) -> tuple[Dataset | HeteroDataset, dic
 
 def _topology(config: Config) -> Topology:
     if config.topology == "auto":
-        found = probe_shared_memory if config.store.device == "cpu" else probe
-        return found(config.trainer.ranks)
+        find = probe_shared_memory if config.store.device == "cpu" else probe
+        return find(config.trainer.ranks)
     if config.trainer.ranks == 1:
         return preset(config.topology)
     return machine(config.topology, config.trainer.ranks)

@@ -165,7 +165,7 @@ class MiniBatchTrainer(Trainer):
         self._train, self._valid, self._test_split = splits
         self._objective = objective
         self._embeddings = embeddings
-        self._parameters = [each for each in model.parameters() if each.requires_grad]
+        self._parameters = [p for p in model.parameters() if p.requires_grad]
         self._num_workers = num_workers
         self._precision = getattr(torch, options.precision)
         self._captured: CapturedStep | None = None
